@@ -1,0 +1,1 @@
+"""FedCodist: federated learning of heterogeneous models by knowledge distillation, in JAX."""

@@ -1,0 +1,101 @@
+"""How client results become one aggregate, and how trees are summed over devices."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+PyTree = Any
+
+
+class ClientResult(NamedTuple):
+    """What one client returns.
+
+    Attributes:
+      update: pytree like the parameters; for FedAvg the parameters received minus the parameters
+        after local training, so it has a gradient's sign.
+      mutable: the client's mutable state (such as BatchNorm statistics) after local training.
+      weight: scalar weight in the aggregate, such as the number of examples.
+      row: what the client keeps for its next participation, or None.
+      metrics: dict of scalars, `num_steps` among them.
+    """
+
+    update: PyTree
+    mutable: PyTree
+    weight: jax.Array
+    row: PyTree
+    metrics: dict[str, jax.Array]
+
+
+class Aggregate(NamedTuple):
+    """What the server learns of a cohort: a pseudo-gradient and averaged mutable state."""
+
+    pseudo_gradient: PyTree
+    mutable: PyTree
+    weight: jax.Array
+
+
+class Reduce(NamedTuple):
+    """A reduction over clients: `finalize(sum of prepare(result))`.
+
+    Sums work alike under a scan, over a vmapped axis and across devices, and they are what secure
+    aggregation can protect: what must happen on a client goes into `prepare` (clipping,
+    compression, masks), what the server does to the sum into `finalize` (unmasking, noise).
+
+    Attributes:
+      prepare: ClientResult -> pytree of arrays to be summed.
+      finalize: (sum, message) -> Aggregate; message is what was broadcast.
+    """
+
+    prepare: Callable[[ClientResult], PyTree]
+    finalize: Callable[[PyTree, PyTree], Aggregate]
+
+
+def weighted_mean() -> Reduce:
+    """The weighted mean of updates and mutable state, FedAvg's aggregate.
+
+    If no client has any weight, the pseudo-gradient is zero and the mutable state is the one that
+    was broadcast.
+    """
+
+    def prepare(result):
+        weigh = lambda leaf: leaf * result.weight.astype(leaf.dtype)  # noqa: E731
+        return (
+            jax.tree.map(weigh, result.update),
+            jax.tree.map(weigh, result.mutable),
+            result.weight,
+        )
+
+    def finalize(total, message):
+        update, mutable, weight = total
+        safe = jnp.where(weight > 0, weight, 1)
+        pseudo_gradient = jax.tree.map(lambda leaf: leaf / safe.astype(leaf.dtype), update)
+        mutable = jax.tree.map(
+            lambda leaf, old: jnp.where(weight > 0, leaf / safe.astype(leaf.dtype), old),
+            mutable,
+            message.mutable,
+        )
+        return Aggregate(pseudo_gradient, mutable, weight)
+
+    return Reduce(prepare, finalize)
+
+
+def sum_over_devices(tree: PyTree, axis_name: str | None) -> PyTree:
+    """Sums a pytree over a named mesh axis in one collective per dtype.
+
+    One flat all-reduce has one latency, and on virtual CPU devices several independent ones can
+    each hold a thread that another is waiting for.
+    """
+    if axis_name is None:
+        return tree
+    leaves, structure = jax.tree.flatten(tree)
+    summed = list(leaves)
+    for dtype in dict.fromkeys(leaf.dtype for leaf in leaves):
+        index = [i for i, leaf in enumerate(leaves) if leaf.dtype == dtype]
+        flat = jax.lax.psum(jnp.concatenate([leaves[i].reshape(-1) for i in index]), axis_name)
+        start = 0
+        for i in index:
+            summed[i] = flat[start : start + leaves[i].size].reshape(leaves[i].shape)
+            start += leaves[i].size
+    return jax.tree.unflatten(structure, summed)

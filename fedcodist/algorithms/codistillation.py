@@ -1,0 +1,188 @@
+"""What PeriodicCodist and MergedCodist share: settings, targets, and one codistillation.
+
+Knowledge Codistillation (Lichtarge et al.): pools of clients, one federated model each, whose server
+models teach each other on unlabelled data. Clients are untouched.
+"""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedcodist import keys
+from fedcodist.algorithms.pools import Pool, check_pools
+from fedcodist.cohort import Rows
+from fedcodist.distillation import (
+    Distillation,
+    Distilled,
+    codistillation_target,
+    distill,
+    kl_divergence,
+)
+from fedcodist.model import Variables
+from fedcodist.shuffling import stream_positions
+
+PyTree = Any
+UNLABELLED = "unlabelled"
+
+
+class TeachingHyper(NamedTuple):
+    """One pool's floats in codistillation, as student and as teacher; traced.
+
+    Attributes:
+      learning_rate: the student's learning rate in round 0.
+      decay: gamma, the share of it that is left after the last round.
+      interpolation: lambda, the share of the student's own initial prediction in its targets.
+      self_teacher_temperature: temperature of that prediction.
+      temperature: temperature of this pool's model as a teacher.
+      weight: weight of this pool's model among a student's teachers, with more than two pools.
+    """
+
+    learning_rate: Any = 1e-3
+    decay: Any = 0.1
+    interpolation: Any = 0.05
+    self_teacher_temperature: Any = 1.0
+    temperature: Any = 1.0
+    weight: Any = 1.0
+
+
+class CodistillationHyper(NamedTuple):
+    """All floats of a codistillation.
+
+    Attributes:
+      methods: pool -> the hyper-parameters of its method.
+      teaching: pool -> TeachingHyper.
+    """
+
+    methods: Mapping[str, PyTree]
+    teaching: Mapping[str, TeachingHyper]
+
+
+def check_codistillation(
+    pools: Mapping[str, Pool],
+    distillation: Distillation,
+    teaching: Mapping[str, TeachingHyper] | None,
+    num_rounds: int,
+    num_unlabelled: int,
+) -> tuple[dict[str, Pool], CodistillationHyper]:
+    """Returns checked pools and complete hyper-parameters, or raises one clear line."""
+    pools = check_pools(pools)
+    if len(pools) < 2:
+        raise ValueError(f"pools must hold at least two pools to codistil, got {list(pools)}.")
+    teaching = dict(teaching or {})
+    if unknown := set(teaching) - set(pools):
+        raise ValueError(f"teaching names {sorted(unknown)}, but the pools are {list(pools)}.")
+    teaching = {name: teaching.get(name, TeachingHyper()) for name in pools}
+    for name, hyper in teaching.items():
+        where = f"teaching[{name!r}]"
+        check_number(f"{where}.learning_rate", hyper.learning_rate, low=0)
+        check_number(f"{where}.decay", hyper.decay, low=0, high=1)
+        check_number(f"{where}.interpolation", hyper.interpolation, low=0, high=1)
+        check_number(f"{where}.temperature", hyper.temperature, above=0)
+        check_number(f"{where}.self_teacher_temperature", hyper.self_teacher_temperature, above=0)
+        check_number(f"{where}.weight", hyper.weight, low=0)
+    for name in pools:
+        if not any(teaching[other].weight > 0 for other in pools if other != name):
+            raise ValueError(f"teaching gives no teacher of {name!r} a weight above 0.")
+    classes = {name: pool.method.model.num_classes for name, pool in pools.items()}
+    if len(set(classes.values())) > 1:
+        raise ValueError(
+            f"pools must have models of equal class counts to teach each other, got {classes}."
+        )
+    if distillation.steps < 0:
+        raise ValueError(f"distillation.steps must be at least 0, got {distillation.steps}.")
+    if distillation.batch_size < 1:
+        raise ValueError(
+            f"distillation.batch_size must be at least 1, got {distillation.batch_size}."
+        )
+    if num_rounds < 1:
+        raise ValueError(f"num_rounds must be at least 1, got {num_rounds}.")
+    if num_unlabelled < 1:
+        raise ValueError(f"num_unlabelled must be at least 1, got {num_unlabelled}.")
+    check_number("distillation.mixup_beta", distillation.mixup_beta, low=0)
+    kl_divergence(distillation.direction)
+    methods = {name: pool.method.hyper for name, pool in pools.items()}
+    return pools, CodistillationHyper(methods, teaching)
+
+
+def check_number(
+    name: str, value: Any, low: float = -np.inf, high: float = np.inf, above: float = -np.inf
+) -> None:
+    """Raises one line unless value is a finite number in [low, high] and above `above`."""
+    if isinstance(value, jax.core.Tracer):
+        return
+    limits = [f"at least {low:g}"] * (low > -np.inf) + [f"at most {high:g}"] * (high < np.inf)
+    limits += [f"above {above:g}"] * (above > -np.inf)
+    allowed = " and ".join(limits) or "finite"
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        raise TypeError(f"{name} must be a number {allowed}, got {value!r}.") from None
+    if (
+        isinstance(value, bool)
+        or not np.isfinite(number)
+        or not low <= number <= high
+        or number <= above
+    ):
+        raise ValueError(f"{name} must be {allowed}, got {value!r}.")
+
+
+def unlabelled_rows(
+    key: jax.Array, count: jax.Array, distillation: Distillation, num_unlabelled: int
+) -> jax.Array:
+    """The rows of codistillation number `count`, int32 [steps, batch_size].
+
+    The unlabelled data is one endless reshuffled stream over the whole run, so a codistillation goes
+    on where the one before it stopped.
+    """
+    size = distillation.steps * distillation.batch_size
+    start = jnp.asarray(count, jnp.uint32) * size
+    rows = stream_positions(keys.derive(key, "unlabelled"), start, size, num_unlabelled)
+    return rows.reshape(distillation.steps, distillation.batch_size)
+
+
+def codistil(
+    pools: Mapping[str, Pool],
+    starts: Mapping[str, Variables],
+    unlabelled: Rows,
+    round: jax.Array,
+    key: jax.Array,
+    teaching: Mapping[str, TeachingHyper],
+    distillation: Distillation,
+    num_rounds: int,
+    axis_name: str | None,
+) -> Distilled:
+    """Every pool's model learns from frozen copies of all the others, and of itself.
+
+    Section 3: students start from `starts`; teachers are frozen copies of the same values.
+    """
+    progress = round / num_rounds
+    rates = {
+        name: hyper.learning_rate * (1 - (1 - hyper.decay) * progress)
+        for name, hyper in teaching.items()
+    }
+
+    def targets(student, logits):
+        others = [name for name in pools if name != student]
+        return codistillation_target(
+            teachers={name: logits[name] for name in others},
+            temperatures={name: teaching[name].temperature for name in others},
+            weights={name: teaching[name].weight for name in others},
+            initial=logits[student],
+            interpolation=teaching[student].interpolation,
+            self_teacher_temperature=teaching[student].self_teacher_temperature,
+        )
+
+    return distill(
+        models={name: pool.method.model for name, pool in pools.items()},
+        students=starts,
+        frozen=starts,
+        targets=targets,
+        unlabelled=unlabelled,
+        key=keys.derive(key, "distillation", round),
+        learning_rates=rates,
+        settings=distillation,
+        axis_name=axis_name,
+    )

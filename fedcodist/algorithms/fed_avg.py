@@ -1,0 +1,116 @@
+"""Federated averaging (McMahan et al., 2017) with any server optimizer (FedOpt, Reddi et al., 2021)."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from fedcodist.aggregation import ClientResult, weighted_mean
+from fedcodist.client_training import LocalTraining, OptimizerFactory, train_client
+from fedcodist.federated_algorithm import FederatedMethod
+from fedcodist.model import Model, Variables
+
+PyTree = Any
+Schedule = Callable[[Any, jax.Array], jax.Array]  # (initial value, round) -> value
+
+
+class FedAvgHyper(NamedTuple):
+    """Learning rates, traced."""
+
+    client_learning_rate: Any = 0.05
+    server_learning_rate: Any = 1e-3
+
+
+class FedAvgServer(NamedTuple):
+    """The global model and the server optimizer's state."""
+
+    params: PyTree
+    mutable: PyTree
+    optimizer_state: PyTree
+
+
+def fed_avg(
+    model: Model,
+    training: LocalTraining = LocalTraining(),
+    server_optimizer: OptimizerFactory = lambda rate: optax.adam(rate, eps=1e-5),
+    schedule: Schedule = lambda rate, round: rate,
+    hyper: FedAvgHyper = FedAvgHyper(),
+) -> FederatedMethod:
+    """FedAvg as a method: clients train locally, the server optimizer takes their mean update.
+
+    The pseudo-gradient is the example-weighted mean of (received - trained) parameters. With server
+    SGD of learning rate 1 the new model is the weighted mean of the clients' models.
+
+    Args:
+      model: the network.
+      training: local optimizer (learning rate -> optax optimizer), batch size, epochs, preprocessing.
+      server_optimizer: learning rate -> any optax optimizer.
+      schedule: (server learning rate, round from 0) -> learning rate of that round. It is applied
+        outside of the optimizer's state, so that resetting moments does not reset the schedule.
+      hyper: learning rates.
+
+    >>> import flax.linen as nn
+    >>> from fedcodist.model import from_flax_linen
+    >>> method = fed_avg(from_flax_linen(nn.Dense(10), jnp.zeros((1, 64))))
+    >>> server = method.init(jax.random.key(0))
+    """
+    for name, factory in (
+        ("training.optimizer", training.optimizer),
+        ("server_optimizer", server_optimizer),
+    ):
+        if isinstance(factory, optax.GradientTransformation):
+            raise TypeError(
+                f"{name} must be a function of the learning rate, such as optax.sgd itself or "
+                "lambda rate: optax.adam(rate, eps=1e-5), got an optimizer already made."
+            )
+    for name in ("batch_size", "epochs"):
+        if getattr(training, name) < 1:
+            raise ValueError(f"training.{name} must be at least 1, got {getattr(training, name)}.")
+
+    def init(key):
+        params, mutable = model.init(key)
+        return FedAvgServer(params, mutable, server_optimizer(0.0).init(params))
+
+    def client_update(message, row, data, key, hyper):
+        trained = train_client(model, training, message, data, key, hyper.client_learning_rate)
+        return ClientResult(
+            update=jax.tree.map(jnp.subtract, message.params, trained.variables.params),
+            mutable=trained.variables.mutable,
+            weight=data.size.astype(jnp.float32),
+            row=row,
+            metrics={"loss": trained.loss, "num_steps": trained.num_steps},
+        )
+
+    def server_update(server, aggregate, round, hyper):
+        optimizer = server_optimizer(schedule(hyper.server_learning_rate, round))
+        updates, optimizer_state = optimizer.update(
+            aggregate.pseudo_gradient, server.optimizer_state, server.params
+        )
+        params = optax.apply_updates(server.params, updates)
+        return FedAvgServer(params, aggregate.mutable, optimizer_state)
+
+    return FederatedMethod(
+        model=model,
+        hyper=hyper,
+        init=init,
+        broadcast=lambda server: Variables(server.params, server.mutable),
+        client_update=client_update,
+        reduce=weighted_mean(),
+        server_update=server_update,
+        variables=lambda server: Variables(server.params, server.mutable),
+        replace_model=lambda server, new: FedAvgServer(
+            *new, server_optimizer(0.0).init(new.params)
+        ),
+    )
+
+
+def linear_decay(num_rounds: int) -> Schedule:
+    """rate (1 - t / T) for rounds t = 0 .. T - 1."""
+    return lambda rate, round: rate * (1 - round / num_rounds)
+
+
+def constant(rate: Any, round: jax.Array) -> Any:
+    """The same rate in every round."""
+    return rate

@@ -1,0 +1,128 @@
+"""MergedCodist (Knowledge Codistillation, algorithm 2)."""
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fedcodist.algorithms.codistillation import (
+    UNLABELLED,
+    CodistillationHyper,
+    TeachingHyper,
+    check_codistillation,
+    check_number,
+    codistil,
+    unlabelled_rows,
+)
+from fedcodist.algorithms.pools import Pool, assemble, train_pools, update_servers
+from fedcodist.distillation import Distillation
+from fedcodist.federated_algorithm import FederatedAlgorithm
+from fedcodist.for_each_client import Execution
+from fedcodist.gradient_merging import merge_gradients
+
+
+class MergedHyper(NamedTuple):
+    """All floats of MergedCodist; traced.
+
+    Attributes:
+      codistillation: methods' and teaching hyper-parameters.
+      alpha: pool -> weight of the clients' pseudo-gradient, in [0, 1].
+      skip: 1 leaves distillation out in rounds whose alphas are all 1, where it would be computed
+        and weighted by nothing; 0 computes it all the same.
+    """
+
+    codistillation: CodistillationHyper
+    alpha: Mapping[str, Any]
+    skip: Any = 0.0
+
+
+def merged_codistillation(
+    pools: Mapping[str, Pool],
+    columns: Mapping[str, Any],
+    num_unlabelled: int,
+    num_rounds: int,
+    alpha: float | Mapping[str, float] = 0.7,
+    alpha_schedule: Callable[[Any, jax.Array], Any] = lambda alpha, round: alpha,
+    skip_at_alpha_one: bool = False,
+    distillation: Distillation = Distillation(steps=32),
+    teaching: Mapping[str, TeachingHyper] | None = None,
+    execution: Execution = Execution(),
+) -> FederatedAlgorithm:
+    """Every round merges the clients' pseudo-gradient with a step towards the other models.
+
+    Frozen copies of the models *before* the round's update teach students that start from the same
+    values. The way a student went, rescaled to the length of its pool's pseudo-gradient, is mixed
+    into it: alpha g + (1 - alpha) d ||g|| / ||d||, and the server optimizer takes that in place of g.
+    Batch statistics are the client aggregate's; the students' are discarded.
+
+    Args:
+      pools: name -> Pool, two or more, composed of any single-model methods.
+      columns: the federated data's columns, for counting bytes.
+      num_unlabelled: rows of the unlabelled data.
+      num_rounds: rounds T of the whole run, for the decay of distillation learning rates.
+      alpha: weight of the pseudo-gradient in [0, 1], one for all pools or pool -> weight.
+      alpha_schedule: (alpha, round from 0) -> alpha of that round.
+      skip_at_alpha_one: leave distillation out in rounds in which every alpha is 1.
+      distillation: steps, batch size, optimizer, augmentation.
+      teaching: pool -> TeachingHyper, the defaults where not given.
+      execution: how clients are executed.
+
+    Raises:
+      ValueError: a pool, number or class count that makes no sense; names it.
+    """
+    pools, codistillation = check_codistillation(
+        pools, distillation, teaching, num_rounds, num_unlabelled
+    )
+    alpha = dict(alpha) if isinstance(alpha, Mapping) else dict.fromkeys(pools, alpha)
+    if set(alpha) != set(pools):
+        raise ValueError(f"alpha must name every pool of {list(pools)}, got {list(alpha)}.")
+    for name, value in alpha.items():
+        check_number(f"alpha[{name!r}]" if len(set(alpha.values())) > 1 else "alpha", value, 0, 1)
+    hyper = MergedHyper(codistillation, alpha, float(skip_at_alpha_one))
+
+    def select_rows(round, key):
+        return {UNLABELLED: unlabelled_rows(key, round, distillation, num_unlabelled)}
+
+    def round_(state, rows, inputs, round, key, hyper, axis_name=None):
+        methods, teaching = hyper.codistillation
+        aggregates, rows, metrics = train_pools(
+            pools, state, rows, inputs, round, key, methods, execution, axis_name
+        )
+        before = {name: pool.method.variables(state[name]) for name, pool in pools.items()}
+        alphas = {name: alpha_schedule(value, round) for name, value in hyper.alpha.items()}
+
+        def distance():
+            students = codistil(
+                pools,
+                before,
+                inputs.rows[UNLABELLED],
+                round,
+                key,
+                teaching,
+                distillation,
+                num_rounds,
+                axis_name,
+            ).students
+            return {
+                name: jax.tree.map(jnp.subtract, before[name].params, students[name].params)
+                for name in pools
+            }
+
+        def nothing():
+            return {name: jax.tree.map(jnp.zeros_like, before[name].params) for name in pools}
+
+        all_one = jnp.all(jnp.stack([jnp.asarray(value) for value in alphas.values()]) == 1)
+        skipped = jnp.logical_and(hyper.skip > 0, all_one)
+        directions = jax.lax.cond(skipped, nothing, distance)
+        merged = {
+            name: aggregate._replace(
+                pseudo_gradient=merge_gradients(
+                    aggregate.pseudo_gradient, directions[name], alphas[name]
+                )
+            )
+            for name, aggregate in aggregates.items()
+        }
+        return update_servers(pools, state, merged, round, methods), rows, metrics
+
+    return assemble("merged_codistillation", pools, columns, hyper, round_, select_rows)

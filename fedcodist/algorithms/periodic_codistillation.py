@@ -1,0 +1,104 @@
+"""PeriodicCodist (Knowledge Codistillation, algorithm 1)."""
+
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from fedcodist.algorithms.codistillation import (
+    UNLABELLED,
+    TeachingHyper,
+    check_codistillation,
+    codistil,
+    unlabelled_rows,
+)
+from fedcodist.algorithms.pools import Pool, assemble, train_pools, update_servers
+from fedcodist.distillation import Distillation
+from fedcodist.federated_algorithm import FederatedAlgorithm
+from fedcodist.for_each_client import Execution
+
+
+def periodic_codistillation(
+    pools: Mapping[str, Pool],
+    columns: Mapping[str, Any],
+    num_unlabelled: int,
+    num_rounds: int,
+    period: int = 200,
+    distillation: Distillation = Distillation(steps=200),
+    teaching: Mapping[str, TeachingHyper] | None = None,
+    execution: Execution = Execution(),
+) -> FederatedAlgorithm:
+    """Every `period` rounds the pools' models are replaced by students of each other.
+
+    Each round is one round of every pool's own method. After rounds period, 2 period, ... (counted
+    from 1) frozen copies of the updated models teach students that start from the same values; the
+    students replace the models, and the server optimizers' moments start afresh. Learning-rate
+    schedules go on.
+
+    Args:
+      pools: name -> Pool, two or more, composed of any single-model methods.
+      columns: the federated data's columns, for counting bytes.
+      num_unlabelled: rows of the unlabelled data.
+      num_rounds: rounds T of the whole run, for the decay of distillation learning rates.
+      period: rounds from one codistillation to the next.
+      distillation: steps, batch size, optimizer, augmentation.
+      teaching: pool -> TeachingHyper, the defaults where not given.
+      execution: how clients are executed.
+
+    Raises:
+      ValueError: a pool, number or class count that makes no sense; names it.
+    """
+    pools, hyper = check_codistillation(pools, distillation, teaching, num_rounds, num_unlabelled)
+    if period < 1:
+        raise ValueError(f"period must be at least 1, got {period}.")
+    if period > num_rounds:
+        warnings.warn(
+            f"period={period} is longer than the run of {num_rounds} rounds: nothing will be distilled.",
+            stacklevel=2,
+        )
+
+    def is_due(round):
+        return (round + 1) % period == 0
+
+    def select_rows(round, key):
+        size = (distillation.steps, distillation.batch_size)
+        rows = jax.lax.cond(
+            is_due(round),
+            lambda: unlabelled_rows(key, round // period, distillation, num_unlabelled),
+            lambda: jnp.full(size, -1, jnp.int32),
+        )
+        return {UNLABELLED: rows}
+
+    def round_(state, rows, inputs, round, key, hyper, axis_name=None):
+        aggregates, rows, metrics = train_pools(
+            pools, state, rows, inputs, round, key, hyper.methods, execution, axis_name
+        )
+        state = update_servers(pools, state, aggregates, round, hyper.methods)
+
+        def replace_models(state):
+            updated = {name: pool.method.variables(state[name]) for name, pool in pools.items()}
+            students = codistil(
+                pools,
+                updated,
+                inputs.rows[UNLABELLED],
+                round,
+                key,
+                hyper.teaching,
+                distillation,
+                num_rounds,
+                axis_name,
+            ).students
+            return {
+                name: pool.method.replace_model(state[name], students[name])
+                for name, pool in pools.items()
+            }
+
+        return (
+            jax.lax.cond(is_due(round), replace_models, lambda state: state, state),
+            rows,
+            metrics,
+        )
+
+    return assemble("periodic_codistillation", pools, columns, hyper, round_, select_rows)

@@ -1,0 +1,181 @@
+"""Pools of clients, one federated model each: what FedAvg baselines and codistillation share."""
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from fedcodist import keys
+from fedcodist.aggregation import Aggregate
+from fedcodist.cohort import Inputs, Selection
+from fedcodist.federated_algorithm import (
+    FederatedAlgorithm,
+    FederatedMethod,
+    client_key,
+    communication_of,
+    single_model,
+)
+from fedcodist.for_each_client import Execution, for_each_client
+from fedcodist.shuffling import sample_without_replacement
+
+PyTree = Any
+
+
+class Pool(NamedTuple):
+    """Clients that train one model.
+
+    Attributes:
+      method: any single-model method.
+      clients: int [pool], the clients' indices in the federated data. Pools may overlap.
+      cohort_size: clients drawn per round, without replacement, independently of other pools.
+    """
+
+    method: FederatedMethod
+    clients: np.ndarray
+    cohort_size: int
+
+
+def independent_pools(
+    pools: Mapping[str, Pool],
+    columns: Mapping[str, Any],
+    execution: Execution = Execution(),
+    name: str = "fed_avg",
+) -> FederatedAlgorithm:
+    """Every pool on its own: the baseline that codistillation is compared with.
+
+    Args:
+      pools: name -> Pool.
+      columns: the federated data's columns (arrays or shapes), for counting bytes.
+      execution: how clients are executed.
+      name: the method's name in tables.
+    """
+    pools = check_pools(pools)
+
+    def round_(state, rows, inputs, round, key, hyper, axis_name=None):
+        aggregates, rows, metrics = train_pools(
+            pools, state, rows, inputs, round, key, hyper, execution, axis_name
+        )
+        return update_servers(pools, state, aggregates, round, hyper), rows, metrics
+
+    return assemble(
+        name, pools, columns, {n: pool.method.hyper for n, pool in pools.items()}, round_
+    )
+
+
+def assemble(
+    name: str,
+    pools: Mapping[str, Pool],
+    columns: Mapping[str, Any],
+    hyper: PyTree,
+    round_: Callable[..., Any],
+    select_rows: Callable[[jax.Array, jax.Array], dict[str, jax.Array]] = lambda round, key: {},
+) -> FederatedAlgorithm:
+    """Makes an algorithm of pools and a round; `select_rows` adds what is not client data."""
+
+    def init(key):
+        state = {n: pool.method.init(keys.derive(key, "init", n)) for n, pool in pools.items()}
+        return state, {n: _initial_rows(pool) for n, pool in pools.items()}
+
+    def select(round, key):
+        clients = {}
+        for n, pool in pools.items():
+            draw = keys.derive(key, "cohort", round, n)
+            chosen = sample_without_replacement(draw, len(pool.clients), pool.cohort_size)
+            clients[n] = jnp.asarray(pool.clients)[chosen]
+        return Selection(clients, select_rows(round, key))
+
+    def predictor(n, method):
+        return single_model(method.model, lambda state: method.variables(state[n]))
+
+    return FederatedAlgorithm(
+        name=name,
+        hyper=hyper,
+        init=init,
+        select=select,
+        round=round_,
+        predictors={n: predictor(n, pool.method) for n, pool in pools.items()},
+        communication={n: communication_of(pool.method, columns) for n, pool in pools.items()},
+    )
+
+
+def train_pools(
+    pools: Mapping[str, Pool],
+    state: Mapping[str, PyTree],
+    rows: Mapping[str, PyTree],
+    inputs: Inputs,
+    round: jax.Array,
+    key: jax.Array,
+    hyper: Mapping[str, PyTree],
+    execution: Execution,
+    axis_name: str | None,
+) -> tuple[dict[str, Aggregate], dict[str, PyTree], dict[str, jax.Array]]:
+    """Runs one cohort per pool; returns aggregates, updated client rows and metrics."""
+    aggregates, new_rows, metrics = {}, {}, {}
+    for name, pool in pools.items():
+        method, cohort = pool.method, inputs.cohorts[name]
+        message = method.broadcast(state[name])
+        slots = jnp.searchsorted(jnp.asarray(pool.clients), cohort.clients)
+        result = for_each_client(
+            lambda message, row, data, key, m=method, h=hyper[name]: m.client_update(
+                message, row, data, key, h
+            ),
+            method.reduce,
+            message,
+            jax.tree.map(lambda leaf: leaf[slots], rows[name]),
+            cohort,
+            client_key(key, round, name),
+            execution._replace(axis_name=axis_name),
+        )
+        aggregates[name] = method.reduce.finalize(result.total, message)
+        new_rows[name] = jax.tree.map(
+            lambda store, row: store.at[slots].set(row), rows[name], result.rows
+        )
+        norm = optax.tree.norm(aggregates[name].pseudo_gradient)
+        metrics[f"{name}/pseudo_gradient_norm"] = norm
+        metrics[f"{name}/finite"] = jnp.isfinite(norm)
+        metrics |= {f"{name}/client_{k}": jnp.mean(v) for k, v in result.metrics.items()}
+    return aggregates, new_rows, metrics
+
+
+def update_servers(
+    pools: Mapping[str, Pool],
+    state: Mapping[str, PyTree],
+    aggregates: Mapping[str, Aggregate],
+    round: jax.Array,
+    hyper: Mapping[str, PyTree],
+) -> dict[str, PyTree]:
+    """Lets every pool's server optimizer consume its aggregate."""
+    return {
+        name: pool.method.server_update(state[name], aggregates[name], round, hyper[name])
+        for name, pool in pools.items()
+    }
+
+
+def check_pools(pools: Mapping[str, Pool]) -> dict[str, Pool]:
+    """Returns the pools with sorted clients, or raises one line that names what is wrong."""
+    if not pools:
+        raise ValueError("pools must hold at least one pool, got none.")
+    checked = {}
+    for name, pool in pools.items():
+        clients = np.unique(np.asarray(pool.clients))
+        if clients.size == 0:
+            raise ValueError(f"pools[{name!r}].clients must not be empty.")
+        if clients.size != np.size(pool.clients):
+            raise ValueError(f"pools[{name!r}].clients must not repeat a client.")
+        if not 1 <= pool.cohort_size <= clients.size:
+            raise ValueError(
+                f"pools[{name!r}].cohort_size must be between 1 and the pool's {clients.size} "
+                f"clients, got {pool.cohort_size}."
+            )
+        checked[name] = pool._replace(clients=clients.astype(np.int32))
+    return checked
+
+
+def _initial_rows(pool: Pool) -> PyTree:
+    return jax.tree.map(
+        lambda leaf: jnp.broadcast_to(leaf, (len(pool.clients), *jnp.shape(leaf))),
+        pool.method.init_row(),
+    )

@@ -1,0 +1,102 @@
+"""Preprocessing on the device, on batches that may be one device's part of a larger batch.
+
+Every function takes `positions`, the examples' places in the whole batch, and draws each example's
+randomness from (key, position): so a batch that is sharded over devices is augmented as it would be
+on one.
+"""
+
+from collections.abc import Callable, Sequence
+
+import jax
+import jax.numpy as jnp
+
+from fedcodist import keys
+
+# (images [batch, height, width, channels], key, positions [batch]) -> images
+ImageTransform = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
+
+
+def normalise(
+    mean: Sequence[float], standard_deviation: Sequence[float], scale: float = 255.0
+) -> ImageTransform:
+    """(x / scale - mean) / standard deviation, per channel, as float32."""
+
+    def transform(images, key, positions):
+        scaled = images.astype(jnp.float32) / scale
+        return (scaled - jnp.asarray(mean)) / jnp.asarray(standard_deviation)
+
+    return transform
+
+
+def random_crop(height: int, width: int) -> ImageTransform:
+    """One random window of height x width per image."""
+
+    def transform(images, key, positions):
+        _, full_height, full_width, channels = images.shape
+        limits = jnp.array([full_height - height + 1, full_width - width + 1])
+        offsets = jax.vmap(lambda k: jax.random.randint(k, (2,), 0, limits))(
+            _each(key, "crop", positions)
+        )
+
+        def crop(image, offset):
+            return jax.lax.dynamic_slice(image, (*offset, 0), (height, width, channels))
+
+        return jax.vmap(crop)(images, offsets)
+
+    return transform
+
+
+def centre_crop(height: int, width: int) -> ImageTransform:
+    """The central window of height x width."""
+
+    def transform(images, key, positions):
+        top, left = (images.shape[1] - height) // 2, (images.shape[2] - width) // 2
+        return images[:, top : top + height, left : left + width]
+
+    return transform
+
+
+def random_horizontal_flip(images: jax.Array, key: jax.Array, positions: jax.Array) -> jax.Array:
+    """Each image is flipped left to right with probability one half."""
+    return jnp.where(_coin(key, "flip", positions), images[:, :, ::-1], images)
+
+
+def random_axis_flip(images: jax.Array, key: jax.Array, positions: jax.Array) -> jax.Array:
+    """With probability one half each image is flipped, along an axis that is chosen evenly.
+
+    Codistillation's "horizontal or vertical flip" on unlabelled images (appendix C.1).
+    """
+    axis = _coin(key, "flip axis", positions)
+    flipped = jnp.where(axis, images[:, :, ::-1], images[:, ::-1])
+    return jnp.where(_coin(key, "flip", positions), flipped, images)
+
+
+def image_preprocess(*transforms: ImageTransform, image: str = "image"):
+    """Chains image transforms into a batch preprocessor: (batch, key, positions) -> batch."""
+
+    def preprocess(batch, key, positions):
+        images = batch[image]
+        for index, transform in enumerate(transforms):
+            images = transform(images, keys.derive(key, index), positions)
+        return {**batch, image: images}
+
+    return preprocess
+
+
+def mixup(inputs: jax.Array, partners: jax.Array, coefficient: jax.Array | float) -> jax.Array:
+    """coefficient x inputs + (1 - coefficient) x partners (Zhang et al., 2018), inputs only."""
+    return coefficient * inputs + (1 - coefficient) * partners
+
+
+def mixup_coefficient(key: jax.Array, beta: float) -> jax.Array:
+    """One coefficient per batch, Beta(beta, beta)."""
+    return jax.random.beta(key, beta, beta)
+
+
+def _each(key, purpose, positions):
+    return jax.vmap(lambda position: keys.derive(key, purpose, position))(positions)
+
+
+def _coin(key, purpose, positions):
+    flips = jax.vmap(jax.random.bernoulli)(_each(key, purpose, positions))
+    return flips[:, None, None, None]

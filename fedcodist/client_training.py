@@ -1,0 +1,123 @@
+"""Local training: epochs of mini-batch descent on one client, with hooks for a method's own terms."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from fedcodist import keys
+from fedcodist.cohort import ClientData
+from fedcodist.model import Batch, Model, Variables
+from fedcodist.shuffling import permuted_positions
+
+PyTree = Any
+OptimizerFactory = Callable[[Any], optax.GradientTransformation]
+# (batch, key, positions in the batch) -> batch; runs on the device, on raw columns.
+Preprocess = Callable[[dict[str, jax.Array], jax.Array, jax.Array], dict[str, jax.Array]]
+
+
+class LocalTraining(NamedTuple):
+    """How a client trains.
+
+    Attributes:
+      optimizer: learning rate -> optax optimizer.
+      batch_size: examples per step; the last batch of an epoch may be smaller (it is masked).
+      epochs: passes over the client's examples.
+      preprocess: (batch, key, positions) -> batch, for example decoding and augmentation.
+    """
+
+    optimizer: OptimizerFactory = optax.sgd
+    batch_size: int = 20
+    epochs: int = 1
+    preprocess: Preprocess = lambda batch, key, positions: batch
+
+
+class TrainedClient(NamedTuple):
+    """The outcome: variables after training, steps taken, and the mean training loss."""
+
+    variables: Variables
+    num_steps: jax.Array
+    loss: jax.Array
+
+
+def train_client(
+    model: Model,
+    training: LocalTraining,
+    variables: Variables,
+    data: ClientData,
+    key: jax.Array,
+    learning_rate: jax.Array | float,
+    gradient_hook: Callable[[PyTree, PyTree], PyTree] = lambda gradient, params: gradient,
+    loss_hook: Callable[[Any, Batch], jax.Array] | None = None,
+) -> TrainedClient:
+    """Trains a copy of `variables` on one client's examples.
+
+    Each epoch visits every example once in a random order. Steps that exist only because clients of
+    different sizes are handled together change nothing, and padded examples have no weight in
+    losses and batch statistics.
+
+    Args:
+      model: the network.
+      training: optimizer, batch size, epochs and preprocessing.
+      variables: where training starts.
+      data: the client's rows.
+      key: drives the order of examples, preprocessing and dropout.
+      learning_rate: client learning rate, may be traced.
+      gradient_hook: (gradient, params) -> gradient, such as FedProx's or SCAFFOLD's term.
+      loss_hook: (outputs, batch) -> per-example loss [batch] in place of the model's.
+
+    Returns:
+      The trained variables; the loss is averaged over steps, each at its own parameters.
+    """
+    batch_size, epochs = training.batch_size, training.epochs
+    optimizer = training.optimizer(learning_rate)
+    loss_of = loss_hook or model.loss
+    order = _example_order(keys.derive(key, "order"), data, batch_size, epochs)
+    steps_per_epoch = -(-data.size // batch_size)
+    num_steps = epochs * steps_per_epoch
+
+    def loss(params, mutable, batch, mask, dropout_key):
+        outputs, mutable = model.apply(
+            Variables(params, mutable), batch, train=True, key=dropout_key, mask=mask
+        )
+        per_example = loss_of(outputs, batch)
+        return jnp.sum(per_example * mask) / jnp.maximum(jnp.sum(mask), 1), mutable
+
+    def step(index, carry):
+        params, mutable, optimizer_state, loss_sum = carry
+        step_in_epoch = index % jnp.maximum(steps_per_epoch, 1)
+        first = step_in_epoch * batch_size
+        epoch = jnp.minimum(index // jnp.maximum(steps_per_epoch, 1), epochs - 1)
+        rows = jax.lax.dynamic_slice(order, (epoch, first), (1, batch_size))[0]
+        mask = (first + jnp.arange(batch_size) < data.size).astype(jnp.float32)
+        step_key = keys.derive(key, "step", index)
+        batch = {name: column[rows] for name, column in data.columns.items()}
+        batch = training.preprocess(batch, keys.derive(step_key, "input"), jnp.arange(batch_size))
+        (value, new_mutable), gradient = jax.value_and_grad(loss, has_aux=True)(
+            params, mutable, batch, mask, keys.derive(step_key, "dropout")
+        )
+        gradient = gradient_hook(gradient, params)
+        updates, new_state = optimizer.update(gradient, optimizer_state, params)
+        new = (optax.apply_updates(params, updates), new_mutable, new_state, loss_sum + value)
+        if not data.ragged:
+            return new
+        return jax.tree.map(
+            lambda after, before: jnp.where(index < num_steps, after, before), new, carry
+        )
+
+    bound = epochs * -(-data.bound // batch_size)
+    start = (*variables, optimizer.init(variables.params), jnp.zeros((), jnp.float32))
+    params, mutable, _, loss_sum = jax.lax.fori_loop(0, bound, step, start)
+    return TrainedClient(
+        Variables(params, mutable), num_steps, loss_sum / jnp.maximum(num_steps, 1)
+    )
+
+
+def _example_order(key, data: ClientData, batch_size: int, epochs: int) -> jax.Array:
+    """Returns the rows of every epoch in visiting order, int32 [epochs, padded capacity]."""
+    padded = -(-data.capacity // batch_size) * batch_size
+    positions = jnp.broadcast_to(jnp.arange(padded), (epochs, padded))
+    order = permuted_positions(key, positions, data.size, epoch=jnp.arange(epochs)[:, None])
+    return data.start + order

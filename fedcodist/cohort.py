@@ -1,0 +1,82 @@
+"""A cohort is a view: flat columns, and where each invited client's rows lie in them."""
+
+from collections.abc import Mapping
+
+import flax.struct
+import jax
+
+
+@flax.struct.dataclass
+class ClientData:
+    """One client's examples: rows start .. start + size of flat columns.
+
+    Attributes:
+      columns: name -> array [rows, ...], shared by all clients and never copied per client.
+      start: int32 scalar, the client's first row.
+      size: int32 scalar, its number of examples; 0 for a slot that only fills a chunk.
+      bound: int32 scalar, the largest size among the clients handled together with this one.
+      capacity: the largest size of any client of the pool.
+      ragged: whether bound may exceed size, so that some steps must change nothing.
+    """
+
+    columns: Mapping[str, jax.Array]
+    start: jax.Array
+    size: jax.Array
+    bound: jax.Array
+    capacity: int = flax.struct.field(pytree_node=False)
+    ragged: bool = flax.struct.field(pytree_node=False)
+
+
+@flax.struct.dataclass
+class Cohort:
+    """The clients invited to one round of one pool.
+
+    Attributes:
+      columns: name -> array [rows, ...]: the whole data set on the device, or a buffer with the
+        cohort's rows when data is streamed from the host.
+      clients: int32 [cohort], global client indices; random keys follow these.
+      starts: int32 [cohort], first row of each client in `columns`.
+      sizes: int32 [cohort], examples of each client.
+      capacity: the largest size of any client of the pool.
+    """
+
+    columns: Mapping[str, jax.Array]
+    clients: jax.Array
+    starts: jax.Array
+    sizes: jax.Array
+    capacity: int = flax.struct.field(pytree_node=False)
+
+
+@flax.struct.dataclass
+class Rows:
+    """Examples without clients, such as the server's unlabelled data.
+
+    Attributes:
+      columns: name -> array [rows, ...].
+      indices: int32 [steps, batch], the rows of each step's batch; -1 everywhere in a round that
+        does not use them.
+    """
+
+    columns: Mapping[str, jax.Array]
+    indices: jax.Array
+
+
+@flax.struct.dataclass
+class Selection:
+    """What a round uses, as small integer arrays.
+
+    Attributes:
+      clients: pool -> int32 [cohort], client indices.
+      rows: data set -> int32 [steps, batch].
+    """
+
+    clients: Mapping[str, jax.Array]
+    rows: Mapping[str, jax.Array]
+
+
+@flax.struct.dataclass
+class Inputs:
+    """What a round reads: a cohort per pool and rows per data set."""
+
+    cohorts: Mapping[str, Cohort]
+    rows: Mapping[str, Rows]

@@ -1,0 +1,38 @@
+"""Federated data sets: columns with client offsets, partitions, prepared folders and adapters."""
+
+from fedcodist.data.digits import load_digits, load_digits_federated
+from fedcodist.data.federated_data import FederatedData
+from fedcodist.data.partition import (
+    by_id,
+    capacity_pools,
+    dirichlet,
+    iid,
+    pachinko,
+    pools_from_ids,
+    shards,
+    split_clients,
+)
+from fedcodist.data.prepared import PreparedDataError, load_prepared, manifest, save_prepared
+from fedcodist.data.tfds import from_tfds
+from fedcodist.data.tff import from_client_data, from_sqlite
+
+__all__ = [
+    "FederatedData",
+    "PreparedDataError",
+    "by_id",
+    "capacity_pools",
+    "dirichlet",
+    "from_client_data",
+    "from_sqlite",
+    "from_tfds",
+    "iid",
+    "load_digits",
+    "load_digits_federated",
+    "load_prepared",
+    "manifest",
+    "pachinko",
+    "pools_from_ids",
+    "save_prepared",
+    "shards",
+    "split_clients",
+]

@@ -1,0 +1,446 @@
+"""Federated data sets as columns: one array per feature, and the rows of each client side by side.
+
+The rows of client `i` are `offsets[i]:offsets[i + 1]` of every column, so a data set of a million
+clients is a handful of arrays, in memory or memory-mapped, and reading a client copies nothing.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+_COLUMN_KINDS = "biufcSU"  # bool, integers, floats, complex, byte strings and text
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class FederatedData:
+    """A fixed set of clients, each with a contiguous block of rows in every column.
+
+    `columns`: name -> array `[num_examples, ...]` of any numeric, bool or fixed-width string dtype
+    (`np.memmap` included; values are kept as given, images stay uint8). `offsets`: int64
+    `[num_clients + 1]`, from 0 to `num_examples`. `client_ids`: the clients' natural ids, str
+    `[num_clients]`. Client *indices*, used by samplers and pools, are positions in `client_ids`.
+
+    Raises ValueError or TypeError where the three do not fit together, and for a client without
+    examples unless `allow_empty`.
+    """
+
+    columns: dict[str, np.ndarray]
+    offsets: np.ndarray
+    client_ids: np.ndarray
+    allow_empty: bool = False
+
+    def __post_init__(self) -> None:
+        columns = _checked_columns(self.columns)
+        num_examples = len(next(iter(columns.values())))
+        offsets = _checked_offsets(self.offsets, num_examples)
+        client_ids = _checked_client_ids(self.client_ids, len(offsets) - 1)
+        if not self.allow_empty:
+            _check_every_client_has_examples(offsets, client_ids)
+        object.__setattr__(self, "columns", columns)
+        object.__setattr__(self, "offsets", offsets)
+        object.__setattr__(self, "client_ids", client_ids)
+
+    @classmethod
+    def from_arrays(
+        cls,
+        columns: Mapping[str, Any],
+        *,
+        client_of_row: Any = None,
+        partition: Sequence[Any] | None = None,
+        offsets: Any = None,
+        client_ids: Sequence[str] | np.ndarray | None = None,
+        allow_empty: bool = False,
+    ) -> FederatedData:
+        """Makes federated data of arrays `[rows, ...]` and one description of who owns which row.
+
+        Exactly one of these is given:
+        `client_of_row`: `[rows]`, either natural ids (str; clients are then sorted by id) or client
+        indices (integers from 0; natural ids that are integers must be passed as str);
+        `partition`: for each client an integer array of its rows, as the functions of
+        `fedcodist.data.partition` return them; rows that occur in none are left out;
+        `offsets`: int `[num_clients + 1]`, for rows that lie client by client already.
+
+        `client_ids` names the clients in index order; by default the natural ids, or "0", "1", ...
+        Raises ValueError or TypeError for arrays that do not fit together.
+        """
+        given = {"client_of_row": client_of_row, "partition": partition, "offsets": offsets}
+        named = [name for name, value in given.items() if value is not None]
+        if len(named) != 1:
+            raise ValueError(
+                "from_arrays needs exactly one of client_of_row, partition and offsets, "
+                f"but got {' and '.join(named) if named else 'none of them'}"
+            )
+        columns = _checked_columns(columns)
+        num_rows = len(next(iter(columns.values())))
+        if offsets is not None:
+            order = None
+        elif partition is not None:
+            order, offsets = _order_of_partition(partition, num_rows)
+        else:
+            order, offsets, natural_ids = _order_of_client_of_row(
+                client_of_row, num_rows, client_ids, allow_empty
+            )
+            client_ids = natural_ids if client_ids is None else client_ids
+        if client_ids is None:
+            client_ids = default_client_ids(len(offsets) - 1)
+        if order is not None:
+            columns = {name: _take_rows(column, order) for name, column in columns.items()}
+        return cls(columns, offsets, client_id_array(client_ids), allow_empty)
+
+    @classmethod
+    def from_client_dict(
+        cls, clients: Mapping[str, Mapping[str, Any]], *, allow_empty: bool = False
+    ) -> FederatedData:
+        """Makes federated data of `{client id: {column: array [rows, ...]}}`, in that order.
+
+        Raises ValueError when there is no client, and naming the client whose columns, shapes or
+        dtypes differ from the first client's.
+        """
+        if not isinstance(clients, Mapping) or not clients:
+            raise ValueError(
+                f"clients must be a non-empty mapping from id to columns, got {clients!r:.60}"
+            )
+        tables = {
+            client_id: {name: np.asarray(column) for name, column in table.items()}
+            for client_id, table in clients.items()
+        }
+        first_id, first = next(iter(tables.items()))
+        for client_id, table in tables.items():
+            _check_same_columns(client_id, table, first_id, first)
+        sizes = [len(next(iter(table.values()))) for table in tables.values()]
+        columns = {
+            name: np.concatenate([table[name] for table in tables.values()]) for name in first
+        }
+        return cls(columns, _offsets_of_sizes(sizes), client_id_array(list(tables)), allow_empty)
+
+    @property
+    def num_clients(self) -> int:
+        """Number of clients, those without examples included."""
+        return len(self.client_ids)
+
+    @property
+    def num_examples(self) -> int:
+        """Number of rows over all clients."""
+        return int(self.offsets[-1])
+
+    @functools.cached_property
+    def client_sizes(self) -> np.ndarray:
+        """Number of examples of each client, int64 `[num_clients]`."""
+        sizes = np.diff(self.offsets)
+        sizes.setflags(write=False)
+        return sizes
+
+    @functools.cached_property
+    def _index_of_id(self) -> dict[str, int]:
+        return {client_id: index for index, client_id in enumerate(self.client_ids.tolist())}
+
+    def client_index(self, client_id: str) -> int:
+        """Position of a natural id. Raises ValueError for an id that is not in this data set."""
+        try:
+            return self._index_of_id[client_id]
+        except (KeyError, TypeError):
+            raise ValueError(
+                f"client_id {client_id!r} is not among the {self.num_clients} clients of this data "
+                f"(the first is {str(self.client_ids[0])!r})"
+            ) from None
+
+    def client(self, index: int) -> dict[str, np.ndarray]:
+        """Columns of the client at `index`, as views. Raises ValueError outside 0..num_clients-1."""
+        if not 0 <= index < self.num_clients:
+            raise ValueError(f"index must be in 0..{self.num_clients - 1}, got {index}")
+        rows = slice(int(self.offsets[index]), int(self.offsets[index + 1]))
+        return {name: column[rows] for name, column in self.columns.items()}
+
+    def get_client(self, client_id: str) -> dict[str, np.ndarray]:
+        """Columns of the client with this natural id, as views. Raises ValueError if unknown."""
+        return self.client(self.client_index(client_id))
+
+    def get_clients(self, client_ids: Iterable[str]) -> Iterator[tuple[str, dict[str, np.ndarray]]]:
+        """Iterates over `(id, columns)` of the named clients, in the order given."""
+        for client_id in client_ids:
+            yield client_id, self.get_client(client_id)
+
+    def clients(self) -> Iterator[tuple[str, dict[str, np.ndarray]]]:
+        """Iterates over `(id, columns)` of all clients, in index order."""
+        for index, client_id in enumerate(self.client_ids.tolist()):
+            yield client_id, self.client(index)
+
+    def select(self, client_indices: Any) -> FederatedData:
+        """The data of some clients only, in the order of `client_indices` (int `[n]`, distinct).
+
+        Consecutive clients are a view; anything else is gathered into memory. Raises ValueError for
+        an empty selection, an index outside 0..num_clients-1 or one that is repeated.
+        """
+        indices = _checked_indices("client_indices", client_indices, self.num_clients)
+        starts, sizes = self.offsets[indices], self.client_sizes[indices]
+        if np.all(np.diff(indices) == 1):
+            rows: slice | np.ndarray = slice(int(starts[0]), int(self.offsets[indices[-1] + 1]))
+        else:
+            within = np.arange(sizes.sum()) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+            rows = np.repeat(starts, sizes) + within
+        columns = {name: column[rows] for name, column in self.columns.items()}
+        return FederatedData(
+            columns, _offsets_of_sizes(sizes), self.client_ids[indices], self.allow_empty
+        )
+
+    def keep(self, names: str | Iterable[str]) -> FederatedData:
+        """The same clients with the named columns only. Raises ValueError for an unknown column."""
+        names = self._checked_names(names)
+        columns = {name: column for name, column in self.columns.items() if name in names}
+        return FederatedData(columns, self.offsets, self.client_ids, self.allow_empty)
+
+    def drop(self, names: str | Iterable[str]) -> FederatedData:
+        """The same clients without the named columns. Raises ValueError for an unknown column."""
+        names = self._checked_names(names)
+        return self.keep([name for name in self.columns if name not in names])
+
+    def pooled(self) -> dict[str, np.ndarray]:
+        """All rows of all clients as one table, `{column: [num_examples, ...]}`, without copying."""
+        return dict(self.columns)
+
+    def _checked_names(self, names: str | Iterable[str]) -> set[str]:
+        wanted = {names} if isinstance(names, str) else set(names)
+        unknown = sorted(wanted - set(self.columns))
+        if unknown:
+            raise ValueError(f"no column {unknown[0]!r}; the columns are {sorted(self.columns)}")
+        return wanted
+
+    def __repr__(self) -> str:
+        columns = ", ".join(
+            f"{name}: {column.dtype}{list(column.shape[1:])}"
+            for name, column in self.columns.items()
+        )
+        return (
+            f"FederatedData({self.num_clients} clients, {self.num_examples} examples, "
+            f"columns {{{columns}}})"
+        )
+
+
+def default_client_ids(num_clients: int) -> np.ndarray:
+    """The ids of clients that have no natural ones: their indices, str `[num_clients]`."""
+    return np.arange(num_clients).astype(str)
+
+
+def client_id_array(client_ids: Iterable[str] | np.ndarray) -> np.ndarray:
+    """Natural ids as an array of text. Raises TypeError or ValueError for what is not an id."""
+    if isinstance(client_ids, np.ndarray):
+        if client_ids.dtype.kind != "U":
+            raise TypeError(f"client_ids must be strings, got {client_ids.dtype}")
+        return client_ids
+    ids = list(client_ids)
+    for client_id in ids:
+        if not isinstance(client_id, str):
+            raise TypeError(f"client_ids must be strings, got {client_id!r}")
+        # Fixed-width text is padded with NUL, so a trailing one would be lost without a word.
+        if client_id.endswith("\0"):
+            raise ValueError(f"client_ids must not end in a NUL character, got {client_id!r}")
+    return np.array(ids, dtype=np.str_)
+
+
+def _checked_columns(columns: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    if not isinstance(columns, Mapping):
+        raise TypeError(
+            f"columns must be a mapping from name to array, got {type(columns).__name__}"
+        )
+    if not columns:
+        raise ValueError("columns must not be empty")
+    checked = {}
+    for name, column in columns.items():
+        if not isinstance(name, str) or not name:
+            raise TypeError(f"column names must be non-empty strings, got {name!r}")
+        array = column if isinstance(column, np.ndarray) else np.asarray(column)
+        if array.ndim == 0:
+            raise ValueError(f"column {name!r} must have rows on its leading axis, got a scalar")
+        if array.dtype.kind not in _COLUMN_KINDS or not array.dtype.isnative:
+            raise ValueError(
+                f"column {name!r} must be numeric, bool or fixed-width strings in native byte "
+                f"order, got dtype {array.dtype}"
+            )
+        checked[name] = array
+    sizes = {name: len(array) for name, array in checked.items()}
+    if len(set(sizes.values())) > 1:
+        raise ValueError(f"columns must have equal numbers of rows, got {sizes}")
+    return checked
+
+
+def _checked_offsets(offsets: Any, num_examples: int) -> np.ndarray:
+    array = np.asarray(offsets)
+    if array.ndim != 1 or array.dtype.kind not in "iu" or len(array) < 2:
+        raise ValueError(
+            "offsets must be integers [num_clients + 1] with at least one client, "
+            f"got {array.dtype} {list(array.shape)}"
+        )
+    array = array.astype(np.int64)
+    if array[0] != 0 or array[-1] != num_examples:
+        raise ValueError(
+            f"offsets must run from 0 to the number of rows, {num_examples}, "
+            f"got {array[0]} to {array[-1]}"
+        )
+    decreasing = np.flatnonzero(np.diff(array) < 0)
+    if len(decreasing):
+        index = int(decreasing[0])
+        raise ValueError(
+            f"offsets must not decrease, got {array[index]} then {array[index + 1]} "
+            f"at client index {index}"
+        )
+    array.setflags(write=False)
+    return array
+
+
+def _checked_client_ids(client_ids: Any, num_clients: int) -> np.ndarray:
+    array = client_id_array(client_ids).copy()
+    if array.shape != (num_clients,):
+        raise ValueError(
+            f"client_ids must name each of the {num_clients} clients once, "
+            f"got shape {list(array.shape)}"
+        )
+    values, counts = np.unique(array, return_counts=True)
+    if len(values) < num_clients:
+        raise ValueError(f"client_ids must be unique, got {str(values[counts > 1][0])!r} twice")
+    if num_clients and not values[0]:
+        raise ValueError("client_ids must not contain an empty string")
+    array.setflags(write=False)
+    return array
+
+
+def _check_every_client_has_examples(offsets: np.ndarray, client_ids: np.ndarray) -> None:
+    empty = np.flatnonzero(np.diff(offsets) == 0)
+    if len(empty):
+        raise ValueError(
+            f"client {str(client_ids[empty[0]])!r} has no examples "
+            f"({len(empty)} of {len(client_ids)} clients; allow_empty=True keeps such clients)"
+        )
+
+
+def _check_same_columns(
+    client_id: str,
+    table: dict[str, np.ndarray],
+    first_id: str,
+    first: dict[str, np.ndarray],
+) -> None:
+    if not table:
+        raise ValueError(f"client {client_id!r} has no columns")
+    if set(table) != set(first):
+        raise ValueError(
+            f"client {client_id!r} has columns {sorted(table)}, client {first_id!r} {sorted(first)}"
+        )
+    sizes = set()
+    for name, column in table.items():
+        if column.ndim == 0:
+            raise ValueError(f"client {client_id!r}: column {name!r} must have rows, got a scalar")
+        sizes.add(len(column))
+        expected = first[name]
+        # Strings of different widths are one dtype to the user; concatenating takes the widest.
+        same_dtype = column.dtype == expected.dtype or (
+            column.dtype.kind == expected.dtype.kind and column.dtype.kind in "SU"
+        )
+        if column.shape[1:] != expected.shape[1:] or not same_dtype:
+            raise ValueError(
+                f"client {client_id!r}: column {name!r} is {column.dtype} "
+                f"{list(column.shape[1:])} per example, but {expected.dtype} "
+                f"{list(expected.shape[1:])} for client {first_id!r}"
+            )
+    if len(sizes) > 1:
+        raise ValueError(
+            f"client {client_id!r}: columns must have equal numbers of rows, "
+            f"got { {name: len(column) for name, column in table.items()} }"
+        )
+
+
+def _order_of_partition(partition: Sequence[Any], num_rows: int) -> tuple[np.ndarray, np.ndarray]:
+    if len(partition) == 0:
+        raise ValueError("partition must hold the rows of at least one client")
+    parts = [np.asarray(rows) for rows in partition]
+    for index, rows in enumerate(parts):
+        if rows.ndim != 1 or (len(rows) and rows.dtype.kind not in "iu"):
+            raise ValueError(
+                f"partition[{index}] must be a vector of row numbers, "
+                f"got {rows.dtype} {list(rows.shape)}"
+            )
+    order = np.concatenate(parts).astype(np.int64)
+    outside = order[(order < 0) | (order >= num_rows)]
+    if len(outside):
+        raise ValueError(f"partition must hold rows in 0..{num_rows - 1}, got {outside[0]}")
+    repeated = np.flatnonzero(np.bincount(order, minlength=1) > 1)
+    if len(repeated):
+        raise ValueError(f"partition must use every row at most once, got row {repeated[0]} twice")
+    return order, _offsets_of_sizes([len(rows) for rows in parts])
+
+
+def _order_of_client_of_row(
+    client_of_row: Any,
+    num_rows: int,
+    client_ids: Sequence[str] | np.ndarray | None,
+    allow_empty: bool,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    owners = np.asarray(client_of_row)
+    if owners.shape != (num_rows,):
+        raise ValueError(
+            f"client_of_row must name a client for each of the {num_rows} rows, "
+            f"got shape {list(owners.shape)}"
+        )
+    if owners.dtype.kind == "U":
+        if client_ids is not None:
+            raise ValueError("client_ids cannot be given when client_of_row holds natural ids")
+        natural_ids, owners = np.unique(owners, return_inverse=True)
+        num_clients = len(natural_ids)
+    elif owners.dtype.kind in "iu":
+        if num_rows and owners.min() < 0:
+            raise ValueError(f"client_of_row must not be negative, got {owners.min()}")
+        largest = int(owners.max()) if num_rows else -1
+        if client_ids is not None:
+            num_clients = len(client_ids)
+            if largest >= num_clients:
+                raise ValueError(
+                    f"client_of_row must be below the number of client_ids, {num_clients}, "
+                    f"got {largest}"
+                )
+        elif allow_empty:
+            raise ValueError(
+                "client_ids must be given with integer client_of_row and allow_empty=True: "
+                "they say how many clients there are"
+            )
+        else:
+            num_clients = largest + 1
+            if num_clients > num_rows:
+                raise ValueError(
+                    f"client_of_row holds client index {largest} but there are only {num_rows} "
+                    "rows, so some client has no examples; pass natural ids as strings"
+                )
+        natural_ids = default_client_ids(num_clients)
+    else:
+        raise TypeError(f"client_of_row must be integers or strings, got {owners.dtype}")
+    order = np.argsort(owners, kind="stable")
+    return order, _offsets_of_sizes(np.bincount(owners, minlength=num_clients)), natural_ids
+
+
+def _offsets_of_sizes(sizes: Any) -> np.ndarray:
+    return np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)]).astype(np.int64)
+
+
+def _take_rows(column: np.ndarray, order: np.ndarray) -> np.ndarray:
+    # Rows that lie in order already stay a view: a memory-mapped column is then not read.
+    if np.array_equal(order, np.arange(len(order))):
+        return column[: len(order)]
+    return column[order]
+
+
+def _checked_indices(name: str, indices: Any, num_clients: int) -> np.ndarray:
+    array = np.asarray(indices)
+    if array.ndim != 1 or len(array) == 0 or array.dtype.kind not in "iu":
+        raise ValueError(
+            f"{name} must be a non-empty vector of client indices, "
+            f"got {array.dtype} {list(array.shape)}"
+        )
+    array = array.astype(np.int64)
+    outside = array[(array < 0) | (array >= num_clients)]
+    if len(outside):
+        raise ValueError(f"{name} must be in 0..{num_clients - 1}, got {outside[0]}")
+    if len(np.unique(array)) < len(array):
+        raise ValueError(f"{name} must be distinct, got a repeated index")
+    return array

@@ -1,0 +1,362 @@
+"""Who owns which example: partitions of rows among clients, and pools of clients.
+
+Every partitioner returns a list with one int64 array of row numbers per client, for
+`FederatedData.from_arrays(columns, partition=...)`. No row is used twice; all rows are used, except
+by `pachinko` when it is asked for fewer. The same integer seed gives the same partition.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+
+from fedcodist.data.federated_data import FederatedData
+
+
+def iid(num_examples: int, num_clients: int, seed: int) -> list[np.ndarray]:
+    """Deals shuffled rows evenly; client sizes differ by at most one.
+
+    Raises ValueError unless 1 <= num_clients <= num_examples.
+    """
+    _check_num_clients(num_clients, num_examples)
+    return np.array_split(_generator(seed).permutation(num_examples), num_clients)
+
+
+def dirichlet(
+    labels: Any, num_clients: int, concentration: float, seed: int, min_size: int = 1
+) -> list[np.ndarray]:
+    """Splits each label's rows in proportions drawn from a symmetric Dirichlet over the clients.
+
+    `labels`: int `[rows]`. A large `concentration` gives every client the same mix of labels, a
+    small one few labels each. A client left with fewer than `min_size` rows gets random rows of the
+    client that is then the largest: redrawing everything until none is left, as others do, may
+    never end when there are many clients.
+
+    Raises ValueError for concentration <= 0, or fewer than `num_clients * min_size` rows.
+    """
+    labels = _checked_labels("labels", labels)
+    _check_num_clients(num_clients, len(labels))
+    _check_positive("concentration", concentration)
+    if not _is_integer(min_size) or min_size < 1 or min_size * num_clients > len(labels):
+        raise ValueError(
+            f"min_size must be in 1..{len(labels) // num_clients} for {num_clients} clients and "
+            f"{len(labels)} examples, got {min_size}"
+        )
+    rng = _generator(seed)
+    owner = np.empty(len(labels), np.int64)
+    for label in np.unique(labels):
+        rows = rng.permutation(np.flatnonzero(labels == label))
+        shares = _dirichlet_draw(rng, concentration, num_clients)
+        cuts = np.rint(np.cumsum(shares)[:-1] * len(rows)).astype(np.int64)
+        for client, part in enumerate(np.split(rows, cuts)):
+            owner[part] = client
+    return _with_min_size(_rows_of_owner(owner, num_clients), min_size, rng)
+
+
+def pachinko(
+    fine_labels: Any,
+    coarse_labels: Any,
+    num_clients: int,
+    examples_per_client: int,
+    seed: int,
+    root_concentration: float = 0.1,
+    leaf_concentration: float = 10.0,
+) -> list[np.ndarray]:
+    """Pachinko allocation over a two-level label tree, as in TFF's federated CIFAR-100.
+
+    `fine_labels`, `coarse_labels`: int `[rows]`; every fine label belongs to one coarse label. Each
+    client draws a Dirichlet(`root_concentration`) over coarse labels and, within each, a
+    Dirichlet(`leaf_concentration`) over its fine labels, then draws `examples_per_client` rows
+    without replacement, coarse label first. A label whose rows are used up is removed from the tree
+    and the remaining probabilities are renormalised; so the last clients find fewer labels.
+
+    Raises ValueError for concentrations <= 0, too few rows, or labels that are not a tree.
+    """
+    fine = _checked_labels("fine_labels", fine_labels)
+    coarse = _checked_labels("coarse_labels", coarse_labels)
+    if len(fine) != len(coarse):
+        raise ValueError(
+            f"fine_labels and coarse_labels must have equal lengths, got {len(fine)} and "
+            f"{len(coarse)}"
+        )
+    _check_num_clients(num_clients, len(fine))
+    per_client_is_valid = _is_integer(examples_per_client) and examples_per_client >= 1
+    if not per_client_is_valid or examples_per_client * num_clients > len(fine):
+        raise ValueError(
+            f"examples_per_client must be in 1..{len(fine) // num_clients} for {num_clients} "
+            f"clients and {len(fine)} examples, got {examples_per_client}"
+        )
+    _check_positive("root_concentration", root_concentration)
+    _check_positive("leaf_concentration", leaf_concentration)
+    tree = _label_tree(fine, coarse)
+    rng = _generator(seed)
+    unused = {
+        label: rng.permutation(np.flatnonzero(fine == label)).tolist() for label in np.unique(fine)
+    }
+    return [
+        _draw_pachinko_client(
+            tree, unused, examples_per_client, root_concentration, leaf_concentration, rng
+        )
+        for _ in range(num_clients)
+    ]
+
+
+def shards(labels: Any, num_clients: int, shards_per_client: int, seed: int) -> list[np.ndarray]:
+    """Sorts rows by label, cuts them into equal shards and deals `shards_per_client` to each client.
+
+    `labels`: int `[rows]`. A client sees few labels: about one for each shard. Shard sizes differ
+    by at most one. Raises ValueError when there are fewer rows than shards.
+    """
+    labels = _checked_labels("labels", labels)
+    _check_num_clients(num_clients, len(labels))
+    if (
+        not _is_integer(shards_per_client)
+        or not 1 <= shards_per_client <= len(labels) // num_clients
+    ):
+        raise ValueError(
+            f"shards_per_client must be in 1..{len(labels) // num_clients} for {num_clients} "
+            f"clients and {len(labels)} examples, got {shards_per_client!r}"
+        )
+    num_shards = num_clients * shards_per_client
+    rng = _generator(seed)
+    shuffled = rng.permutation(len(labels))
+    by_label = shuffled[np.argsort(labels[shuffled], kind="stable")]
+    pieces = np.array_split(by_label, num_shards)
+    dealt = rng.permutation(num_shards).reshape(num_clients, shards_per_client)
+    return [np.concatenate([pieces[shard] for shard in hand]) for hand in dealt]
+
+
+def by_id(ids: Any) -> tuple[np.ndarray, list[np.ndarray]]:
+    """Groups rows by their natural client. `ids`: `[rows]` of str or integers.
+
+    Returns the sorted ids, str `[num_clients]`, and the rows of each in their original order.
+    Raises ValueError or TypeError for ids that are not a non-empty vector of strings or integers.
+    """
+    array = np.asarray(ids)
+    if array.dtype.kind not in "Uiu":
+        raise TypeError(f"ids must be strings or integers, got {array.dtype}")
+    if array.ndim != 1 or len(array) == 0:
+        raise ValueError(f"ids must be a non-empty vector, got shape {list(array.shape)}")
+    values, owner = np.unique(array, return_inverse=True)
+    return values.astype(str), _rows_of_owner(owner, len(values))
+
+
+def split_clients(num_clients: int, counts: Mapping[str, int], seed: int) -> dict[str, np.ndarray]:
+    """Draws disjoint groups of whole clients: name -> sorted int32 client indices.
+
+    For the paper's CIFAR-100: `split_clients(500, {"distillation": 135, "train": 315,
+    "held_out": 50}, seed)`, then `data.select(groups["train"])`. Clients beyond the sum of `counts`
+    are in no group. Raises ValueError for a count below 1 or a sum above `num_clients`.
+    """
+    if not counts:
+        raise ValueError("counts must name at least one group")
+    for name, count in counts.items():
+        if not _is_integer(count) or count < 1:
+            raise ValueError(f"counts[{name!r}] must be an integer of at least 1, got {count!r}")
+    if sum(counts.values()) > num_clients:
+        raise ValueError(
+            f"counts must sum to at most the {num_clients} clients, got {sum(counts.values())}"
+        )
+    order = _generator(seed).permutation(num_clients).astype(np.int32)
+    ends = np.cumsum(list(counts.values()))
+    return {
+        name: np.sort(order[end - count : end])
+        for (name, count), end in zip(counts.items(), ends, strict=True)
+    }
+
+
+def capacity_pools(
+    num_clients: int, fraction: float | Mapping[str, float], seed: int, nested: bool = True
+) -> dict[str, np.ndarray]:
+    """Draws capacity pools: name -> sorted int32 client indices.
+
+    With a number, `fraction` is the share of high-capacity clients, rounded down (0.1 of 315 is
+    31): pool "large" is that many random clients, and "small" is everyone (`nested`, the paper's
+    setting) or everyone else. With a mapping, each pool has its own fraction; nested pools are
+    prefixes of one random order, so a pool of a smaller fraction lies inside every larger one.
+
+    Raises ValueError for a fraction outside (0, 1], an empty pool, or disjoint pools that need more
+    clients than there are.
+    """
+    if not _is_integer(num_clients) or num_clients < 1:
+        raise ValueError(f"num_clients must be an integer of at least 1, got {num_clients!r}")
+    if isinstance(fraction, Mapping):
+        if not fraction:
+            raise ValueError("fraction must name at least one pool")
+        sizes = {
+            name: _pool_size(f"fraction[{name!r}]", share, num_clients)
+            for name, share in fraction.items()
+        }
+    else:
+        large = _pool_size("fraction", fraction, num_clients)
+        sizes = {"small": num_clients if nested else num_clients - large, "large": large}
+    for name, size in sizes.items():
+        if size < 1:
+            raise ValueError(
+                f"pool {name!r} is empty: fraction={fraction!r} of {num_clients} clients"
+            )
+    if not nested:
+        return split_clients(num_clients, sizes, seed)
+    order = _generator(seed).permutation(num_clients).astype(np.int32)
+    return {name: np.sort(order[:size]) for name, size in sizes.items()}
+
+
+def pools_from_ids(
+    pools: Mapping[str, Iterable[str]], data: FederatedData
+) -> dict[str, np.ndarray]:
+    """Turns pools of natural ids into pools of sorted int32 client indices of `data`.
+
+    The pools may be nested, disjoint or overlap. Raises ValueError for no pool, an empty pool, an
+    id that `data` does not have, or one that is repeated within a pool.
+    """
+    if not pools:
+        raise ValueError("pools must name at least one pool")
+    result = {}
+    for name, ids in pools.items():
+        if isinstance(ids, str):
+            raise TypeError(f"pools[{name!r}] must be a collection of client ids, got {ids!r}")
+        ids = [str(client_id) for client_id in ids]
+        if not ids:
+            raise ValueError(f"pool {name!r} is empty")
+        try:
+            indices = [data.client_index(client_id) for client_id in ids]
+        except ValueError as error:
+            raise ValueError(f"pool {name!r}: {error}") from None
+        unique = np.unique(np.asarray(indices, np.int32))
+        if len(unique) < len(indices):
+            raise ValueError(f"pool {name!r} names a client twice")
+        result[name] = unique
+    return result
+
+
+def _generator(seed: int) -> np.random.Generator:
+    if not _is_integer(seed) or seed < 0:
+        raise ValueError(f"seed must be a non-negative integer, got {seed!r}")
+    return np.random.default_rng(int(seed))
+
+
+def _is_integer(value: Any) -> bool:
+    return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+
+
+def _is_number(value: Any) -> bool:
+    return _is_integer(value) or isinstance(value, (float, np.floating))
+
+
+def _check_num_clients(num_clients: int, num_examples: int) -> None:
+    if not _is_integer(num_clients) or not 1 <= num_clients <= num_examples:
+        raise ValueError(
+            f"num_clients must be an integer in 1..{num_examples}, the number of examples, "
+            f"got {num_clients!r}"
+        )
+
+
+def _check_positive(name: str, value: float) -> None:
+    if not _is_number(value) or not 0 < value < math.inf:
+        raise ValueError(f"{name} must be a finite number above 0, got {value!r}")
+
+
+def _checked_labels(name: str, labels: Any) -> np.ndarray:
+    array = np.asarray(labels)
+    if array.ndim != 1 or array.dtype.kind not in "iu":
+        raise ValueError(
+            f"{name} must be a vector of integers, got {array.dtype} {list(array.shape)}"
+        )
+    return array
+
+
+def _pool_size(name: str, fraction: float, num_clients: int) -> int:
+    if not _is_number(fraction) or not 0 < fraction <= 1:
+        raise ValueError(f"{name} must be in (0, 1], got {fraction!r}")
+    # 0.29 * 100 is 28.999999999999996: the margin keeps what the user wrote.
+    return math.floor(fraction * num_clients + 1e-9)
+
+
+def _dirichlet_draw(rng: np.random.Generator, concentration: float, size: int) -> np.ndarray:
+    shares = rng.dirichlet(np.full(size, concentration))
+    if np.isfinite(shares).all() and shares.sum() > 0:
+        return shares
+    # Out of floating-point range: the limit is one winner for small concentrations and equal shares
+    # for large ones.
+    if concentration > 1:
+        return np.full(size, 1 / size)
+    return np.eye(size)[rng.integers(size)]
+
+
+def _rows_of_owner(owner: np.ndarray, num_clients: int) -> list[np.ndarray]:
+    order = np.argsort(owner, kind="stable")
+    return np.split(order, np.cumsum(np.bincount(owner, minlength=num_clients))[:-1])
+
+
+def _with_min_size(
+    partition: list[np.ndarray], min_size: int, rng: np.random.Generator
+) -> list[np.ndarray]:
+    sizes = np.array([len(rows) for rows in partition])
+    for client in np.flatnonzero(sizes < min_size):
+        while sizes[client] < min_size:
+            donor = int(np.argmax(sizes))
+            position = int(rng.integers(sizes[donor]))
+            moved = partition[donor][position]
+            partition[donor] = np.delete(partition[donor], position)
+            partition[client] = np.append(partition[client], moved)
+            sizes[donor] -= 1
+            sizes[client] += 1
+    return partition
+
+
+def _label_tree(fine: np.ndarray, coarse: np.ndarray) -> dict[int, list[int]]:
+    edges = np.unique(np.stack([fine, coarse]), axis=1)
+    repeated = np.flatnonzero(np.diff(edges[0]) == 0)
+    if len(repeated):
+        label = edges[0, repeated[0]]
+        parents = edges[1, edges[0] == label].tolist()
+        raise ValueError(
+            f"coarse_labels must be one for each fine label, but fine label {label} is under "
+            f"{parents}"
+        )
+    tree: dict[int, list[int]] = {}
+    for leaf, branch in edges.T.tolist():
+        tree.setdefault(branch, []).append(leaf)
+    return tree
+
+
+def _draw_pachinko_client(
+    tree: dict[int, list[int]],
+    unused: dict[int, list[int]],
+    examples_per_client: int,
+    root_concentration: float,
+    leaf_concentration: float,
+    rng: np.random.Generator,
+) -> np.ndarray:
+    branches = list(tree)
+    branch_shares = _dirichlet_draw(rng, root_concentration, len(branches))
+    leaf_shares = {
+        branch: _dirichlet_draw(rng, leaf_concentration, len(tree[branch])) for branch in branches
+    }
+    rows = []
+    for _ in range(examples_per_client):
+        position = _draw_index(rng, branch_shares)
+        branch = branches[position]
+        leaf_position = _draw_index(rng, leaf_shares[branch])
+        leaf = tree[branch][leaf_position]
+        rows.append(unused[leaf].pop())
+        if not unused[leaf]:
+            tree[branch].pop(leaf_position)
+            leaf_shares[branch] = np.delete(leaf_shares[branch], leaf_position)
+        if not tree[branch]:
+            del tree[branch]
+            branches.pop(position)
+            branch_shares = np.delete(branch_shares, position)
+    return np.asarray(rows, np.int64)
+
+
+def _draw_index(rng: np.random.Generator, shares: np.ndarray) -> int:
+    # Not normalised: scaling the uniform number by the total is the renormalisation.
+    cumulative = np.cumsum(shares)
+    if cumulative[-1] <= 0:  # the labels that had all the probability are used up
+        return int(rng.integers(len(shares)))
+    drawn = rng.random() * cumulative[-1]
+    return min(int(np.searchsorted(cumulative, drawn, side="right")), len(shares) - 1)

@@ -1,0 +1,124 @@
+"""Columns from TensorFlow Datasets' random-access sources; TensorFlow itself is not needed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+
+def from_tfds(
+    source: Any,
+    split: str | None = None,
+    columns: Iterable[str] | Mapping[str, str] | None = None,
+    data_dir: str | None = None,
+) -> dict[str, np.ndarray]:
+    """Reads one split into columns, `{name: array [rows, ...]}`; a partitioner makes clients of them.
+
+    `source`: the name of a TFDS data set ("cifar100"), which is downloaded and prepared if need be;
+    or a data source that `tfds.data_source` returned, or any sequence of dicts (then without
+    `split`); or a mapping from split to such a sequence. `columns`: the features to read, or a
+    mapping from our column's name to the feature's; all by default. `data_dir` is TFDS's.
+
+    Raises ImportError with one line on what to install; ValueError or TypeError for an unknown
+    split or feature, no example at all, or an example unlike the first.
+    """
+    if isinstance(source, str):
+        if split is None:
+            raise ValueError(f"split must be given with the name of a data set, {source!r}")
+        examples = _named_source(source, split, data_dir)
+    elif isinstance(source, Mapping):
+        if split not in source:
+            raise ValueError(f"split must be one of {sorted(source)}, got {split!r}")
+        examples = source[split]
+    else:
+        if split is not None:
+            raise ValueError(
+                f"split must be left out for a data source of a single split, got {split!r}"
+            )
+        examples = source
+    if not hasattr(examples, "__len__") or not hasattr(examples, "__getitem__"):
+        raise TypeError(
+            "source must be a name, a data source or a sequence of dicts, "
+            f"got {type(examples).__name__}"
+        )
+    return _read_columns(examples, columns)
+
+
+def _named_source(name: str, split: str, data_dir: str | None) -> Any:
+    try:
+        import tensorflow_datasets as tfds
+    except ImportError:
+        raise ImportError(
+            f"reading {name!r} needs TensorFlow Datasets: pip install 'fedcodist[tfds]'"
+        ) from None
+    return tfds.data_source(name, split=split, data_dir=data_dir)
+
+
+def _read_columns(
+    examples: Sequence[Mapping[str, Any]], columns: Iterable[str] | Mapping[str, str] | None
+) -> dict[str, np.ndarray]:
+    num_rows = len(examples)
+    if num_rows == 0:
+        raise ValueError("source has no examples")
+    first = examples[0]
+    if not isinstance(first, Mapping):
+        raise TypeError(f"source must hold dicts of features, got {type(first).__name__}")
+    if columns is None:
+        columns = list(first)
+    if isinstance(columns, str):
+        columns = [columns]
+    feature_of = dict(columns) if isinstance(columns, Mapping) else {name: name for name in columns}
+    unknown = [feature for feature in feature_of.values() if feature not in first]
+    if unknown:
+        raise ValueError(f"columns: no feature {unknown[0]!r}; the features are {sorted(first)}")
+    if not feature_of:
+        raise ValueError("columns must not be empty")
+
+    filled: dict[str, Any] = {}
+    for name, feature in feature_of.items():
+        value = _as_array(first[feature], name)
+        # Text varies in width, so its array is made at the end; the rest is filled in place.
+        filled[name] = (
+            [] if value.dtype.kind in "SU" else np.empty((num_rows, *value.shape), value.dtype)
+        )
+    shapes = {name: np.shape(first[feature]) for name, feature in feature_of.items()}
+    for row in range(num_rows):
+        example = first if row == 0 else examples[row]
+        for name, feature in feature_of.items():
+            if feature not in example:
+                raise ValueError(f"example {row} has no feature {feature!r}")
+            value = _as_array(example[feature], name)
+            target = filled[name]
+            is_text = isinstance(target, list)
+            if value.shape != shapes[name] or is_text != (value.dtype.kind in "SU"):
+                raise ValueError(
+                    f"feature {feature!r} of example {row} is {value.dtype} {list(value.shape)}, "
+                    f"unlike {list(shapes[name])} of example 0; leave it out with columns=..."
+                )
+            if is_text:
+                target.append(value)
+            elif value.dtype != target.dtype:
+                raise ValueError(
+                    f"feature {feature!r} of example {row} is {value.dtype}, "
+                    f"but {target.dtype} in example 0"
+                )
+            else:
+                target[row] = value
+    return {
+        name: np.stack(column) if isinstance(column, list) else column
+        for name, column in filled.items()
+    }
+
+
+def _as_array(value: Any, name: str) -> np.ndarray:
+    array = np.asarray(value)
+    if array.dtype.kind == "O" and all(isinstance(item, bytes) for item in array.flat):
+        array = array.astype(np.bytes_)
+    if array.dtype.kind not in "biufSU":
+        raise TypeError(
+            f"feature {name!r} is not an array of numbers or text but "
+            f"{type(value).__name__}; choose features with columns=..."
+        )
+    return array

@@ -1,0 +1,215 @@
+"""Distillation: soft targets, losses, and the scanned loop in which students learn from teachers."""
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import chex
+import jax
+import jax.numpy as jnp
+import optax
+
+from fedcodist import augmentation, keys
+from fedcodist.aggregation import sum_over_devices
+from fedcodist.client_training import OptimizerFactory, Preprocess
+from fedcodist.cohort import Rows
+from fedcodist.model import Model, Variables
+from fedcodist.shuffling import permuted_positions
+
+PyTree = Any
+# name of student -> (frozen outputs of every model on a batch) -> target probabilities
+Targets = Callable[[str, Mapping[str, jax.Array]], jax.Array]
+
+
+class Distillation(NamedTuple):
+    """How students are trained on unlabelled data.
+
+    Attributes:
+      steps: optimizer steps of one distillation.
+      batch_size: unlabelled examples per step.
+      optimizer: learning rate -> optax optimizer; its state is fresh in every distillation.
+      direction: 'forward' KL(target || student) or 'reverse' KL(student || target).
+      mixup_beta: mixup coefficients are Beta(beta, beta); 0 switches mixup off.
+      preprocess: (batch, key, positions) -> batch, before mixup.
+      inputs: the batch's key of the network's inputs.
+    """
+
+    steps: int
+    batch_size: int = 128
+    optimizer: OptimizerFactory = lambda rate: optax.adam(rate, eps=1e-5)
+    direction: str = "forward"
+    mixup_beta: float = 2.0
+    preprocess: Preprocess = lambda batch, key, positions: batch
+    inputs: str = "image"
+
+
+class Distilled(NamedTuple):
+    """The students after distillation, and each one's loss in the first and the last step."""
+
+    students: dict[str, Variables]
+    first_loss: dict[str, jax.Array]
+    last_loss: dict[str, jax.Array]
+
+
+def distill(
+    models: Mapping[str, Model],
+    students: Mapping[str, Variables],
+    frozen: Mapping[str, Variables],
+    targets: Targets,
+    unlabelled: Rows,
+    key: jax.Array,
+    learning_rates: Mapping[str, Any],
+    settings: Distillation,
+    axis_name: str | None = None,
+) -> Distilled:
+    """Trains every student towards soft targets made of the frozen models' outputs.
+
+    All students see the same augmented batches, so a frozen model is evaluated once per batch
+    however many students it teaches. With `axis_name` each device handles its part of every batch,
+    and one all-reduce per step sums the gradients of all students. Frozen models are evaluated in
+    evaluation mode, students in training mode; frozen models get no gradient.
+
+    Args:
+      models: name -> model, for students and frozen models alike.
+      students: name -> variables at which the students start.
+      frozen: name -> variables of the models whose outputs the targets use.
+      targets: (student's name, frozen outputs) -> probabilities [batch, classes].
+      unlabelled: rows of each step's batch, int32 [steps, batch_size].
+      key: drives augmentation and mixup.
+      learning_rates: student's name -> learning rate, may be traced.
+      settings: steps, batch size, optimizer and augmentation.
+      axis_name: mesh axis over which the batch is dealt, or None.
+    """
+    chex.assert_shape(unlabelled.indices, (settings.steps, settings.batch_size))
+    optimizers = {name: settings.optimizer(learning_rates[name]) for name in students}
+    loss_of = kl_divergence(settings.direction)
+
+    def step(carry, index):
+        variables, optimizer_states = carry
+        batch, mask = _batch(unlabelled, index, keys.derive(key, index), settings, axis_name)
+        outputs = {
+            name: jax.lax.stop_gradient(models[name].apply(values, batch)[0])
+            for name, values in frozen.items()
+        }
+        batch_targets = {name: targets(name, outputs) for name in students}
+
+        def loss(params):
+            losses, mutable = {}, {}
+            for name in students:
+                student_outputs, mutable[name] = models[name].apply(
+                    Variables(params[name], variables[name].mutable),
+                    batch,
+                    train=True,
+                    key=keys.derive(key, index, "dropout", name),
+                    mask=mask,
+                    axis_name=axis_name,
+                )
+                per_example = loss_of(student_outputs, batch_targets[name])
+                losses[name] = jnp.sum(per_example * mask) / settings.batch_size
+            return sum(losses.values()), (losses, mutable)
+
+        params = {name: variables[name].params for name in students}
+        # Each student's loss depends on its own parameters alone: the gradient of the sum is each
+        # one's gradient.
+        gradients, (losses, mutable) = jax.grad(loss, has_aux=True)(params)
+        gradients, losses = sum_over_devices((gradients, losses), axis_name)
+        updated, states = {}, {}
+        for name in students:
+            updates, states[name] = optimizers[name].update(
+                gradients[name], optimizer_states[name], params[name]
+            )
+            updated[name] = Variables(optax.apply_updates(params[name], updates), mutable[name])
+        return (updated, states), losses
+
+    start = (
+        dict(students),
+        {name: optimizers[name].init(values.params) for name, values in students.items()},
+    )
+    if settings.steps == 0:
+        nothing = {name: jnp.zeros(()) for name in students}
+        return Distilled(dict(students), nothing, nothing)
+    (students, _), losses = jax.lax.scan(step, start, jnp.arange(settings.steps))
+    return Distilled(
+        students,
+        {name: values[0] for name, values in losses.items()},
+        {name: values[-1] for name, values in losses.items()},
+    )
+
+
+def codistillation_target(
+    teachers: Mapping[str, jax.Array],
+    temperatures: Mapping[str, Any],
+    weights: Mapping[str, Any],
+    initial: jax.Array,
+    interpolation: Any,
+    self_teacher_temperature: Any = 1.0,
+) -> jax.Array:
+    """The target q = (1 - lambda) sum_j w_j softmax(z_j / T_j) + lambda softmax(z_init / T_self).
+
+    Args:
+      teachers: teacher's name -> logits [batch, classes].
+      temperatures: teacher's name -> temperature > 0.
+      weights: teacher's name -> weight; they are normalised to sum to 1.
+      initial: logits [batch, classes] of the student's own copy before distillation.
+      interpolation: lambda in [0, 1], the share of the student's own initial prediction.
+      self_teacher_temperature: the temperature of that prediction.
+
+    Returns:
+      Probabilities [batch, classes].
+    """
+    chex.assert_equal_shape([initial, *teachers.values()])
+    total = sum(weights[name] for name in teachers)
+    taught = sum(
+        (weights[name] / total) * jax.nn.softmax(logits / temperatures[name])
+        for name, logits in teachers.items()
+    )
+    own = jax.nn.softmax(initial / self_teacher_temperature)
+    return (1 - interpolation) * taught + interpolation * own
+
+
+def kl_divergence(direction: str) -> Callable[[jax.Array, jax.Array], jax.Array]:
+    """Returns the loss (student logits, target probabilities) -> KL divergence per example.
+
+    'forward' is KL(target || student), the soft cross-entropy up to a constant; 'reverse' is
+    KL(student || target).
+    """
+    if direction == "forward":
+        return lambda logits, target: optax.kl_divergence(jax.nn.log_softmax(logits), target)
+    if direction == "reverse":
+
+        def reverse(logits, target):
+            # Targets may underflow to 0, where the divergence would be infinite.
+            log_target = jnp.log(jnp.maximum(target, jnp.finfo(target.dtype).tiny))
+            return optax.kl_divergence(log_target, jax.nn.softmax(logits))
+
+        return reverse
+    raise ValueError(f"direction must be 'forward' or 'reverse', got {direction!r}.")
+
+
+def _batch(unlabelled, index, key, settings, axis_name):
+    """Returns this device's part of a step's batch, augmented and mixed, and its mask."""
+    size = settings.batch_size
+    devices, device = 1, 0
+    if axis_name is not None:
+        devices, device = jax.lax.axis_size(axis_name), jax.lax.axis_index(axis_name)
+    share = -(-size // devices)
+    positions = device * share + jnp.arange(share)
+    mask = (positions < size).astype(jnp.float32)
+    positions = jnp.minimum(positions, size - 1)
+
+    def part(positions):
+        rows = unlabelled.indices[index][positions]
+        batch = {name: column[rows] for name, column in unlabelled.columns.items()}
+        return settings.preprocess(batch, keys.derive(key, "input"), positions)
+
+    batch = part(positions)
+    if settings.mixup_beta > 0:
+        # Partners come from the whole batch, not from this device's part of it.
+        partners = permuted_positions(keys.derive(key, "partner"), positions, size)
+        coefficient = augmentation.mixup_coefficient(
+            keys.derive(key, "mixup"), settings.mixup_beta
+        ).astype(batch[settings.inputs].dtype)
+        mixed = augmentation.mixup(
+            batch[settings.inputs], part(partners)[settings.inputs], coefficient
+        )
+        batch = {**batch, settings.inputs: mixed}
+    return batch, mask

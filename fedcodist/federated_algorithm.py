@@ -1,0 +1,182 @@
+"""What a federated method is, and what the experiment loop sees of an algorithm."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedcodist import keys
+from fedcodist.aggregation import Aggregate, ClientResult, Reduce
+from fedcodist.cohort import ClientData, Cohort, Inputs, Selection
+from fedcodist.communication import Communication, tree_bytes
+from fedcodist.for_each_client import Execution, for_each_client
+from fedcodist.model import Model, Variables
+
+PyTree = Any
+
+
+class FederatedMethod(NamedTuple):
+    """A single-model method (FedAvg, FedProx, ...) as small pure functions.
+
+    Distillation between pools composes with any method: it reads `variables`, changes the
+    aggregate's pseudo-gradient before `server_update`, or replaces the model after it.
+
+    Attributes:
+      model: the network.
+      hyper: default hyper-parameters, a pytree of floats; traced, so other values do not recompile.
+      init: key -> server state.
+      broadcast: server -> message, what a client downloads; has a `mutable` attribute.
+      client_update: (message, row, data, key, hyper) -> ClientResult.
+      reduce: how results are summed and what the server makes of the sum.
+      server_update: (server, aggregate, round, hyper) -> server. Schedules are functions of round.
+      variables: server -> the model's Variables.
+      replace_model: (server, Variables) -> server with that model and a fresh server optimizer.
+      init_row: () -> what a client keeps before its first participation; None if nothing.
+    """
+
+    model: Model
+    hyper: PyTree
+    init: Callable[[jax.Array], PyTree]
+    broadcast: Callable[[PyTree], PyTree]
+    client_update: Callable[[PyTree, PyTree, ClientData, jax.Array, PyTree], ClientResult]
+    reduce: Reduce
+    server_update: Callable[[PyTree, Aggregate, jax.Array, PyTree], PyTree]
+    variables: Callable[[PyTree], Variables]
+    replace_model: Callable[[PyTree, Variables], PyTree]
+    init_row: Callable[[], PyTree] = lambda: None
+
+
+class Predictor(NamedTuple):
+    """A model, or an ensemble, that can be evaluated.
+
+    Attributes:
+      model: gives loss and metrics of the outputs.
+      variables: algorithm state -> Variables (stacked, for an ensemble).
+      predict: (Variables, batch) -> outputs, in evaluation mode.
+    """
+
+    model: Model
+    variables: Callable[[PyTree], Variables]
+    predict: Callable[[Variables, Mapping[str, jax.Array]], Any]
+
+
+class FederatedAlgorithm(NamedTuple):
+    """A whole algorithm, as the experiment loop sees it. Every function is pure.
+
+    Attributes:
+      name: the method's name, for tables.
+      hyper: default hyper-parameters, a pytree of floats.
+      init: key -> (state, client_rows).
+      select: (round, key) -> Selection. It never looks at the model, so it can run ahead on a host
+        that streams data. Everything it draws is a function of (round, key), so there is no sampler
+        state to carry or to checkpoint.
+      round: (state, client_rows, inputs, round, key, hyper, axis_name) -> (state, client_rows,
+        metrics). `round` counts from 0. Metrics are scalars; `<pool>/finite` must be among them.
+      predictors: name -> Predictor.
+      communication: pool -> bytes of one participation.
+    """
+
+    name: str
+    hyper: PyTree
+    init: Callable[[jax.Array], tuple[PyTree, PyTree]]
+    select: Callable[[jax.Array, jax.Array], Selection]
+    round: Callable[..., tuple[PyTree, PyTree, dict[str, jax.Array]]]
+    predictors: Mapping[str, Predictor]
+    communication: Mapping[str, Communication]
+
+
+def single_model(model: Model, variables: Callable[[PyTree], Variables]) -> Predictor:
+    """The predictor that is one model."""
+    return Predictor(model, variables, lambda values, batch: model.apply(values, batch)[0])
+
+
+def communication_of(method: FederatedMethod, columns: Mapping[str, Any]) -> Communication:
+    """Counts one participation's bytes from the shapes that a method exchanges.
+
+    The client uploads its update, its mutable state and its weight.
+
+    Args:
+      method: any method.
+      columns: the federated data's columns, arrays or shapes.
+    """
+    scalar = jax.ShapeDtypeStruct((), jnp.int32)
+    data = ClientData(
+        {name: jax.ShapeDtypeStruct(v.shape, v.dtype) for name, v in columns.items()},
+        *([scalar] * 3),
+        capacity=1,
+        ragged=False,
+    )
+
+    def participate(key, data):
+        message = method.broadcast(method.init(key))
+        return message, method.client_update(message, method.init_row(), data, key, method.hyper)
+
+    message, result = jax.eval_shape(participate, jax.eval_shape(lambda: jax.random.key(0)), data)
+    return Communication(
+        down=tree_bytes(message), up=tree_bytes((result.update, result.mutable, result.weight))
+    )
+
+
+class FedJAXAlgorithm(NamedTuple):
+    """FedJAX's view of an algorithm: `init(key)` and `apply(server_state, clients)`."""
+
+    init: Callable[[jax.Array], PyTree]
+    apply: Callable[..., tuple[PyTree, dict[str, dict[str, float]]]]
+
+
+def as_fedjax(
+    method: FederatedMethod, hyper: PyTree = None, execution: Execution = Execution("eager")
+) -> FedJAXAlgorithm:
+    """Offers a method the way FedJAX does, one call per round, for debugging and for old notebooks.
+
+    `apply(server_state, clients, round=0)` takes a sequence of (client_id, columns, key) and returns
+    (server_state, diagnostics) with diagnostics[client_id] = that client's metrics. By default
+    clients run eagerly, so prints and debuggers work inside `client_update`.
+    """
+    hyper = method.hyper if hyper is None else hyper
+
+    def apply(
+        server_state, clients: Sequence[tuple[Any, Mapping[str, np.ndarray], jax.Array]], round=0
+    ):
+        if not clients:
+            raise ValueError("clients must hold at least one (client_id, columns, key), got none.")
+        ids, datasets, client_keys = zip(*clients, strict=True)
+        sizes = np.array([len(next(iter(columns.values()))) for columns in datasets], np.int32)
+        names = datasets[0].keys()
+        cohort = Cohort(
+            columns={n: jnp.concatenate([jnp.asarray(d[n]) for d in datasets]) for n in names},
+            clients=jnp.arange(len(ids), dtype=jnp.int32),
+            starts=jnp.asarray(np.concatenate([[0], np.cumsum(sizes)[:-1]]), jnp.int32),
+            sizes=jnp.asarray(sizes),
+            capacity=int(sizes.max()),
+        )
+        own_keys = jnp.stack(client_keys)
+        message = method.broadcast(server_state)
+        rows = jax.tree.map(
+            lambda leaf: jnp.broadcast_to(leaf, (len(ids), *jnp.shape(leaf))), method.init_row()
+        )
+
+        def client_update(message, row, data, key):
+            # FedJAX gives every client its own key: find it by where the client's rows start.
+            index = jnp.argmax(cohort.starts == data.start)
+            return method.client_update(message, row, data, own_keys[index], hyper)
+
+        result = for_each_client(
+            client_update, method.reduce, message, rows, cohort, jax.random.key(0), execution
+        )
+        aggregate = method.reduce.finalize(result.total, message)
+        server_state = method.server_update(server_state, aggregate, jnp.asarray(round), hyper)
+        diagnostics = {
+            name: {metric: float(values[i]) for metric, values in result.metrics.items()}
+            for i, name in enumerate(ids)
+        }
+        return server_state, diagnostics
+
+    return FedJAXAlgorithm(method.init, apply)
+
+
+def client_key(root: jax.Array, round: jax.Array, pool: str) -> jax.Array:
+    """The key of a pool's clients in a round, the same whether the pool runs alone or not."""
+    return keys.derive(root, "client_update", round, pool)

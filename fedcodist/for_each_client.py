@@ -1,0 +1,166 @@
+"""How a per-client function is executed over a cohort, and its results reduced."""
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import chex
+import jax
+import jax.numpy as jnp
+
+from fedcodist import keys
+from fedcodist.aggregation import ClientResult, Reduce, sum_over_devices
+from fedcodist.cohort import ClientData, Cohort
+
+PyTree = Any
+# (message, row, data, key) -> ClientResult
+ClientUpdate = Callable[[PyTree, PyTree, ClientData, jax.Array], ClientResult]
+
+
+class Execution(NamedTuple):
+    """How clients are executed. Results agree up to float reassociation.
+
+    Attributes:
+      loop: 'scan' one client after another, 'vmap' `chunk_size` clients at once, or 'eager' a Python
+        loop outside of any compilation, for debugging with prints.
+      chunk_size: clients per chunk of 'vmap'.
+      axis_name: the mesh axis over which clients are dealt when the caller runs inside `shard_map`
+        or `pmap`; None on one device.
+    """
+
+    loop: str = "scan"
+    chunk_size: int = 1
+    axis_name: str | None = None
+
+
+class CohortResult(NamedTuple):
+    """The outcome of a cohort.
+
+    Attributes:
+      total: the sum of `reduce.prepare` over the cohort, the same on every device.
+      rows: what clients keep, in the cohort's order, or None.
+      metrics: name -> [cohort], in the cohort's order.
+      results: every client's ClientResult stacked in the cohort's order, where asked for.
+    """
+
+    total: PyTree
+    rows: PyTree
+    metrics: dict[str, jax.Array]
+    results: ClientResult | None
+
+
+def for_each_client(
+    client_update: ClientUpdate,
+    reduce: Reduce,
+    message: PyTree,
+    rows: PyTree,
+    cohort: Cohort,
+    key: jax.Array,
+    execution: Execution = Execution(),
+    individual_results: bool = False,
+) -> CohortResult:
+    """Runs `client_update` on every client of a cohort and reduces the results.
+
+    Clients are ordered by size before they are dealt to devices and chunks, so that clients which
+    share a chunk need about the same number of steps. A cohort that does not divide by devices and
+    chunk is filled up with slots of no examples and no weight.
+
+    Args:
+      client_update: (message, row, data, key) -> ClientResult; pure.
+      reduce: the reduction.
+      message: what every client downloads.
+      rows: client rows with a leading axis [cohort], or None.
+      cohort: who takes part, and where their data lie.
+      key: the round's key of this pool; each client's is derived from it and the client's index.
+      execution: scan, vmap or eager, and the mesh axis.
+      individual_results: whether to return every client's result too (FedDF, FedBE, ...).
+    """
+    chex.assert_equal_shape([cohort.clients, cohort.starts, cohort.sizes])
+    if execution.loop not in ("scan", "vmap", "eager"):
+        raise ValueError(
+            f"execution.loop must be 'scan', 'vmap' or 'eager', got {execution.loop!r}."
+        )
+    if execution.chunk_size < 1:
+        raise ValueError(f"execution.chunk_size must be at least 1, got {execution.chunk_size}.")
+
+    chunk_of = functools.partial(
+        _run_slots, client_update, reduce, message, rows, cohort, key, execution.loop
+    )
+    if execution.loop == "eager":
+        with jax.disable_jit():
+            outcomes = [chunk_of(jnp.array([slot])) for slot in range(len(cohort.clients))]
+        totals, results = zip(*outcomes, strict=True)
+        total = jax.tree.map(lambda *leaves: sum(leaves[1:], leaves[0]), *totals)
+        stacked = jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *results)
+    else:
+        slots = _deal(cohort.sizes, execution)
+        shape, _ = jax.eval_shape(chunk_of, slots[0])
+        start = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shape)
+
+        def step(total, slots):
+            chunk_total, result = chunk_of(slots)
+            if not individual_results:
+                result = result._replace(update=None, mutable=None, weight=None)
+            return jax.tree.map(jnp.add, total, chunk_total), result
+
+        total, dealt = jax.lax.scan(step, start, slots)
+        stacked = jax.tree.map(lambda leaf: _undeal(leaf, slots, len(cohort.clients)), dealt)
+        total, stacked = sum_over_devices((total, stacked), execution.axis_name)
+    return CohortResult(
+        total, stacked.row, stacked.metrics, stacked if individual_results else None
+    )
+
+
+def _run_slots(client_update, reduce, message, rows, cohort, key, loop, slots):
+    """Runs the clients of some slots; returns their prepared sum and their results [slots, ...]."""
+    clients = len(cohort.clients)
+    real = slots < clients
+    safe = jnp.minimum(slots, clients - 1)
+    sizes = jnp.where(real, cohort.sizes[safe], 0)
+    data = ClientData(
+        columns=cohort.columns,
+        start=cohort.starts[safe],
+        size=sizes,
+        bound=jnp.max(sizes),
+        capacity=cohort.capacity,
+        ragged=loop == "vmap" and len(slots) > 1,
+    )
+    client_keys = jax.vmap(lambda client: keys.derive(key, client))(cohort.clients[safe])
+    slot_rows = jax.tree.map(lambda leaf: leaf[safe], rows)
+
+    def one(start, size, client_key, row, is_real):
+        result = client_update(message, row, data.replace(start=start, size=size), client_key)
+        result = result._replace(weight=jnp.where(is_real, result.weight, 0))
+        return reduce.prepare(result), result
+
+    arguments = (data.start, sizes, client_keys, slot_rows, real)
+    if len(slots) == 1:
+        prepared, result = one(*jax.tree.map(lambda leaf: leaf[0], arguments))
+        return prepared, jax.tree.map(lambda leaf: leaf[None], result)
+    prepared, result = jax.vmap(one)(*arguments)
+    return jax.tree.map(lambda leaf: jnp.sum(leaf, axis=0), prepared), result
+
+
+def _deal(sizes: jax.Array, execution: Execution) -> jax.Array:
+    """Returns this device's slots, int32 [chunks, chunk]; slots >= cohort are fillers."""
+    chunk = execution.chunk_size if execution.loop == "vmap" else 1
+    devices, device = 1, 0
+    if execution.axis_name is not None:
+        devices = jax.lax.axis_size(execution.axis_name)
+        device = jax.lax.axis_index(execution.axis_name)
+    cohort = len(sizes)
+    chunk = min(chunk, -(-cohort // devices))
+    rounds = -(-cohort // (devices * chunk))
+    by_size = jnp.argsort(-sizes, stable=True)
+    filled = jnp.concatenate([by_size, jnp.full((rounds * devices * chunk - cohort,), cohort)])
+    return filled.astype(jnp.int32).reshape(rounds, devices, chunk)[:, device]
+
+
+def _undeal(leaf: jax.Array, slots: jax.Array, cohort: int) -> jax.Array:
+    """Puts results [chunks, chunk, ...] of this device at their clients' places [cohort, ...]."""
+    flat = leaf.reshape(-1, *leaf.shape[2:])
+    return (
+        jnp.zeros((cohort, *flat.shape[1:]), flat.dtype)
+        .at[slots.reshape(-1)]
+        .set(flat, mode="drop")
+    )

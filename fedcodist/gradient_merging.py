@@ -1,0 +1,34 @@
+"""MergedCodist's combination of a pseudo-gradient with a distillation direction."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+PyTree = Any
+
+
+def merge_gradients(pseudo_gradient: PyTree, direction: PyTree, alpha: jax.Array | float) -> PyTree:
+    """Returns alpha g + (1 - alpha) d ||g|| / ||d|| (Knowledge Codistillation, algorithm 2).
+
+    The direction is rescaled to the pseudo-gradient's length, so the server optimizer sees values
+    of the size it is tuned for. Norms are over the whole tree. Where d vanishes the result is
+    alpha g: there is nothing to rescale.
+
+    Args:
+      pseudo_gradient: g, the clients' aggregate.
+      direction: d, parameters before distillation minus parameters after, like g.
+      alpha: weight of the clients' part, in [0, 1].
+    """
+    gradient_norm = optax.tree.norm(pseudo_gradient)
+    direction_norm = optax.tree.norm(direction)
+    tiny = jnp.finfo(direction_norm.dtype).tiny
+    present = direction_norm > tiny
+    scale = jnp.where(present, gradient_norm / jnp.where(present, direction_norm, 1), 0)
+
+    def merge(gradient, towards):
+        share = jnp.asarray(alpha, gradient.dtype)
+        return share * gradient + (1 - share) * scale.astype(gradient.dtype) * towards
+
+    return jax.tree.map(merge, pseudo_gradient, direction)

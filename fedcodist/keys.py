@@ -1,0 +1,22 @@
+"""Random keys: every draw is derived from one root key by what it is for."""
+
+import zlib
+
+import jax
+
+
+def derive(key: jax.Array, *path: str | int | jax.Array) -> jax.Array:
+    """Returns the key for one purpose, such as `derive(root, 'clients', round, pool, client)`.
+
+    Keys depend on nothing but the root and the path: not on how many draws came before, on which
+    device they happen, or on which other pools exist. So methods that share a root share their
+    cohorts and batch orders, and a resumed run draws what an uninterrupted one would.
+
+    Args:
+      key: a JAX random key.
+      path: names (hashed with CRC-32, the same on every machine) and integers, traced or not.
+    """
+    for part in path:
+        data = zlib.crc32(part.encode()) if isinstance(part, str) else part
+        key = jax.random.fold_in(key, data)
+    return key

@@ -1,0 +1,81 @@
+"""Metrics as sums: `init`, `evaluate` a batch, `merge`, `compute`."""
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+Batch = Mapping[str, jax.Array]
+# What is averaged: (outputs, batch) -> (values [batch], weights [batch]).
+Statistic = Callable[[Any, Batch], tuple[jax.Array, jax.Array]]
+
+
+class Metric(NamedTuple):
+    """A metric whose accumulator is a pytree that may be summed over batches and devices.
+
+    Attributes:
+      init: () -> accumulator of no examples.
+      evaluate: (outputs, batch, mask [batch]) -> accumulator of one batch.
+      merge: (accumulator, accumulator) -> accumulator.
+      compute: accumulator -> scalar or array; NaN where there were no examples.
+    """
+
+    init: Callable[[], Any]
+    evaluate: Callable[[Any, Batch, jax.Array], Any]
+    merge: Callable[[Any, Any], Any]
+    compute: Callable[[Any], jax.Array]
+
+
+def accuracy(label: str = "label") -> Statistic:
+    """Share of examples whose largest logit is at their label."""
+
+    def statistic(outputs, batch):
+        correct = (jnp.argmax(outputs, axis=-1) == batch[label]).astype(jnp.float32)
+        return correct, jnp.ones_like(correct)
+
+    return statistic
+
+
+def mean(statistic: Statistic) -> Metric:
+    """The weighted mean of a statistic over all examples."""
+
+    def evaluate(outputs, batch, mask):
+        values, weights = statistic(outputs, batch)
+        weights = weights * mask
+        return jnp.sum(values * weights), jnp.sum(weights)
+
+    return Metric(lambda: (jnp.zeros(()), jnp.zeros(())), evaluate, _add, _ratio)
+
+
+def grouped_mean(
+    statistic: Statistic, group: Callable[[Batch], jax.Array], num_groups: int
+) -> Metric:
+    """The mean of a statistic within groups: per label, per client, per domain.
+
+    Args:
+      statistic: what is averaged.
+      group: batch -> int [batch], each example's group in [0, num_groups).
+      num_groups: number of groups; `compute` returns an array [num_groups].
+    """
+
+    def init():
+        return jnp.zeros((num_groups,)), jnp.zeros((num_groups,))
+
+    def evaluate(outputs, batch, mask):
+        values, weights = statistic(outputs, batch)
+        weights = weights * mask
+        index = group(batch)
+        total = jax.ops.segment_sum(values * weights, index, num_groups)
+        return total, jax.ops.segment_sum(weights, index, num_groups)
+
+    return Metric(init, evaluate, _add, _ratio)
+
+
+def _add(left, right):
+    return jax.tree.map(jnp.add, left, right)
+
+
+def _ratio(accumulator):
+    total, weight = accumulator
+    return jnp.where(weight > 0, total / jnp.where(weight > 0, weight, 1), jnp.nan)

@@ -1,0 +1,190 @@
+"""A live line about a running experiment: round, speed, time left and current accuracies.
+
+with progress("digits", total_rounds=100) as show:
+    show(20, {"small": 0.831, "large": 0.799})
+"""
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Protocol
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+SECONDS_BETWEEN_LINES = 2.0
+
+
+class Show(Protocol):
+    """What `progress` hands out: call it once after every block of rounds."""
+
+    def __call__(self, round: int, accuracies: Mapping[str, float], note: str = "") -> None: ...
+
+
+@contextmanager
+def progress(
+    name: str,
+    total_rounds: int,
+    start_round: int = 0,
+    enabled: bool = True,
+    *,
+    console: Console | None = None,
+    clock: Callable[[], float] = time.monotonic,
+) -> Iterator[Show]:
+    """Shows how far an experiment is, and yields the function that moves the display on.
+
+    A terminal gets a live bar; anything else (a file, a CI log) gets plain lines, at most one every
+    two seconds besides the last; `enabled=False` shows nothing. The speed leaves
+    out the time until the first call that reports new rounds, which is mostly compilation, as soon
+    as there is a second such call. `accuracies` are fractions in [0, 1] by model; a model left out
+    of a call keeps its last value.
+
+    Raises ValueError if `total_rounds` < 1 or `start_round` is not in [0, `total_rounds`].
+    """
+    if total_rounds < 1:
+        raise ValueError(f"total_rounds must be at least 1, got {total_rounds}")
+    if not 0 <= start_round <= total_rounds:
+        raise ValueError(f"start_round must be in [0, {total_rounds}], got {start_round}")
+    if not enabled:
+        yield _show_nothing
+        return
+    console = console or Console()
+    state = _State(name, total_rounds, start_round, clock)
+    # FORCE_COLOR makes rich take a pipe for a terminal; cursor movements would litter the log.
+    if console.is_interactive and console.file.isatty():
+        with Live(state, console=console, refresh_per_second=4) as live:
+
+            def show_live(round: int, accuracies: Mapping[str, float], note: str = "") -> None:
+                state.update(round, accuracies, note)
+                live.refresh()
+
+            yield show_live
+        return
+    lines = _Lines(state, console, clock)
+    try:
+        yield lines.show
+    finally:
+        lines.print_pending()
+
+
+def _show_nothing(round: int, accuracies: Mapping[str, float], note: str = "") -> None:
+    del round, accuracies, note
+
+
+class _State:
+    """What is known about the run so far, and how it looks in a terminal."""
+
+    def __init__(
+        self, name: str, total_rounds: int, start_round: int, clock: Callable[[], float]
+    ) -> None:
+        self.name = name
+        self.total_rounds = total_rounds
+        self.round = start_round
+        self.accuracies: dict[str, float] = {}
+        self.note = ""
+        self.clock = clock
+        self.started = clock()
+        self.start_round = start_round
+        self.first: tuple[int, float] | None = None  # round and time of the first new rounds
+        self.last: tuple[int, float] = (start_round, self.started)
+
+    def update(self, round: int, accuracies: Mapping[str, float], note: str) -> None:
+        now = self.clock()
+        if round > self.last[0]:
+            self.first = self.first or (round, now)
+            self.last = (round, now)
+        self.round = round
+        self.accuracies.update({model: float(value) for model, value in accuracies.items()})
+        self.note = note
+
+    def rounds_per_second(self) -> float | None:
+        """Speed up to the last report; None before the first."""
+        if self.first is None:
+            return None
+        only_one = self.last == self.first
+        origin_round, origin = (self.start_round, self.started) if only_one else self.first
+        elapsed = self.last[1] - origin
+        return (self.last[0] - origin_round) / elapsed if elapsed > 0 else None
+
+    def seconds_left(self) -> float | None:
+        speed = self.rounds_per_second()
+        if not speed:
+            return None
+        since_report = self.clock() - self.last[1]
+        return max(0.0, (self.total_rounds - self.round) / speed - since_report)
+
+    def finished(self) -> bool:
+        return self.round >= self.total_rounds
+
+    def speed_text(self) -> str:
+        speed = self.rounds_per_second()
+        if speed is None:
+            return "" if self.finished() else "compiling"
+        return f"{speed:.1f} rounds/s" if speed >= 1 else f"{1 / speed:.1f} s/round"
+
+    def time_text(self) -> str:
+        if self.finished():
+            return f"done in {_duration(self.last[1] - self.started)}"
+        left = self.seconds_left()
+        return "" if left is None else f"ETA {_duration(left)}"
+
+    def accuracy_text(self) -> str:
+        return " · ".join(
+            f"{model} {100 * accuracy:.1f} %" for model, accuracy in self.accuracies.items()
+        )
+
+    def line(self) -> str:
+        counted = f"round {self.round:>{len(str(self.total_rounds))}}/{self.total_rounds}"
+        parts = [self.name, counted, self.speed_text(), self.time_text()]
+        return "  ".join(part for part in [*parts, self.accuracy_text(), self.note] if part)
+
+    def __rich__(self) -> Group:
+        bar = ProgressBar(total=self.total_rounds, completed=self.round, width=24)
+        row = Table.grid(padding=(0, 2, 0, 0))
+        row.add_row(
+            Text(self.name, style="bold"),
+            bar,
+            Text(f"{self.round}/{self.total_rounds}", style="cyan"),
+            Text(self.speed_text()),
+            Text(self.time_text()),
+        )
+        below = "  ".join(part for part in (self.accuracy_text(), self.note) if part)
+        return Group(row, Text(f"  {below}", style="green")) if below else Group(row)
+
+
+class _Lines:
+    """The display for logs: whole lines, never too many of them."""
+
+    def __init__(self, state: _State, console: Console, clock: Callable[[], float]) -> None:
+        self.state = state
+        self.console = console
+        self.clock = clock
+        self.printed_at: float | None = None
+        self.pending = False
+
+    def show(self, round: int, accuracies: Mapping[str, float], note: str = "") -> None:
+        self.state.update(round, accuracies, note)
+        self.pending = True
+        due = self.printed_at is None or self.clock() - self.printed_at >= SECONDS_BETWEEN_LINES
+        if due:
+            self.print_pending()
+
+    def print_pending(self) -> None:
+        if not self.pending:
+            return
+        # soft_wrap keeps a long line whole: rich would otherwise fold it at 80 columns.
+        self.console.print(
+            self.state.line(), soft_wrap=True, markup=False, highlight=False, emoji=False
+        )
+        self.console.file.flush()
+        self.printed_at = self.clock()
+        self.pending = False
+
+
+def _duration(seconds: float) -> str:
+    minutes, second = divmod(round(seconds), 60)
+    hours, minute = divmod(minutes, 60)
+    return f"{hours}:{minute:02d}:{second:02d}" if hours else f"{minute}:{second:02d}"

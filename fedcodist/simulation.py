@@ -1,0 +1,234 @@
+"""The compiled programs of an experiment: initialise, train many rounds, evaluate.
+
+Everything a round does, sampling and reading included, runs inside one `shard_map` over the mesh
+axis `clients`; arguments and results are replicated. On one device there is no mesh.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from fedcodist import metrics as metrics_lib
+from fedcodist.aggregation import sum_over_devices
+from fedcodist.client_training import Preprocess
+from fedcodist.cohort import Inputs
+from fedcodist.data.federated_data import FederatedData
+from fedcodist.federated_algorithm import FederatedAlgorithm, Predictor
+from fedcodist.sources import ResidentData
+
+PyTree = Any
+AXIS = "clients"
+
+
+class Programs(NamedTuple):
+    """Jitted functions; `state` and everything else has a leading axis of seeds.
+
+    Attributes:
+      init: seeds uint32 [S] -> (state, client_rows).
+      train: (state, client_rows, seeds, first round, number of rounds, hyper, ResidentData)
+        -> (state, client_rows, history). History: metric -> [S, interval], of which the first
+        `number of rounds` entries are filled. One compilation serves any number of rounds up to the
+        interval. State and client rows are donated.
+      train_streamed: (state, client_rows, seeds, round, hyper, Inputs [S, ...]) -> the same, for one
+        round of streamed inputs.
+      select: (seed, round) -> Selection.
+      evaluate: (state, EvaluationData) -> split -> predictor -> metric -> [S, ...].
+    """
+
+    init: Callable[..., Any]
+    train: Callable[..., Any]
+    train_streamed: Callable[..., Any]
+    select: Callable[..., Any]
+    evaluate: Callable[..., Any]
+
+
+class EvaluationSplit(NamedTuple):
+    """Examples on which predictors are evaluated, and whose they are.
+
+    Attributes:
+      columns: name -> [rows, ...].
+      client: int32 [rows], the index of each row's client within the split.
+      num_clients: a dummy of shape [clients], so that the number is part of the shape.
+    """
+
+    columns: Mapping[str, Any]
+    client: Any
+    num_clients: Any
+
+
+def evaluation_split(data: FederatedData) -> EvaluationSplit:
+    """Prepares a split for `Programs.evaluate`."""
+    client = np.repeat(np.arange(data.num_clients, dtype=np.int32), data.client_sizes)
+    return EvaluationSplit(dict(data.columns), client, np.zeros(data.num_clients, np.int8))
+
+
+def all_devices() -> Mesh | None:
+    """A mesh of all devices of all processes along `clients`; None if there is only one."""
+    devices = np.array(jax.devices())
+    return None if devices.size == 1 else Mesh(devices, (AXIS,))
+
+
+def replicate(tree: PyTree, mesh: Mesh | None) -> PyTree:
+    """Puts a pytree of host arrays on every device; each process supplies its own copy."""
+    if mesh is None:
+        return jax.tree.map(jnp.asarray, tree)
+    sharding = NamedSharding(mesh, PartitionSpec())
+
+    def put(leaf):
+        leaf = np.asarray(leaf)
+        return jax.make_array_from_callback(leaf.shape, sharding, lambda index: leaf[index])
+
+    return jax.tree.map(put, tree)
+
+
+def build_programs(
+    algorithm: FederatedAlgorithm,
+    interval: int,
+    mesh: Mesh | None = None,
+    seeds_loop: str = "map",
+    evaluation_batch_size: int = 500,
+    evaluation_preprocess: Preprocess = lambda batch, key, positions: batch,
+) -> Programs:
+    """Builds the programs; nothing compiles before the first call.
+
+    Args:
+      algorithm: what to run.
+      interval: the largest number of rounds of one call of `train`.
+      mesh: devices over which clients, distillation batches and evaluation are dealt.
+      seeds_loop: 'map' trains seeds one after another inside the program, 'vmap' at once.
+      evaluation_batch_size: examples per device and step in evaluation.
+      evaluation_preprocess: (batch, key, positions) -> batch, on the device; draws nothing.
+    """
+    axis = None if mesh is None else AXIS
+    over_seeds = {"map": _map_seeds, "vmap": jax.vmap}[seeds_loop]
+
+    def train_round(state, rows, root, round, hyper, inputs):
+        return algorithm.round(state, rows, inputs, round, root, hyper, axis)
+
+    def init(seeds):
+        return over_seeds(lambda seed: algorithm.init(jax.random.key(seed)))(seeds)
+
+    def train(state, rows, seeds, first, count, hyper, data: ResidentData):
+        def one_seed(state, rows, seed):
+            root = jax.random.key(seed)
+
+            def one_round(index, carry):
+                state, rows, history = carry
+                inputs = data.read(algorithm.select(first + index, root))
+                state, rows, metrics = train_round(state, rows, root, first + index, hyper, inputs)
+                history = {name: history[name].at[index].set(metrics[name]) for name in history}
+                return state, rows, history
+
+            shapes = jax.eval_shape(
+                lambda s, r: train_round(
+                    s, r, root, first, hyper, data.read(algorithm.select(first, root))
+                )[2],
+                state,
+                rows,
+            )
+            history = {n: jnp.zeros((interval, *v.shape), v.dtype) for n, v in shapes.items()}
+            return jax.lax.fori_loop(0, count, one_round, (state, rows, history))
+
+        return over_seeds(one_seed)(state, rows, seeds)
+
+    def train_streamed(state, rows, seeds, round, hyper, inputs: Inputs):
+        def one_seed(state, rows, seed, inputs):
+            root = jax.random.key(seed)
+            state, rows, metrics = train_round(state, rows, root, round, hyper, inputs)
+            return state, rows, jax.tree.map(lambda value: value[None], metrics)
+
+        return over_seeds(one_seed)(state, rows, seeds, inputs)
+
+    def evaluate(state, splits):
+        def one_seed(state):
+            return {
+                split: {
+                    name: _evaluate(
+                        predictor,
+                        predictor.variables(state),
+                        examples,
+                        evaluation_batch_size,
+                        evaluation_preprocess,
+                        axis,
+                    )
+                    for name, predictor in algorithm.predictors.items()
+                }
+                for split, examples in splits.items()
+            }
+
+        return over_seeds(one_seed)(state)
+
+    def compiled(function, **options):
+        if mesh is not None:
+            replicated = PartitionSpec()
+            function = jax.shard_map(
+                function, mesh=mesh, in_specs=replicated, out_specs=replicated, check_vma=False
+            )
+        return jax.jit(function, **options)
+
+    return Programs(
+        init=compiled(init),
+        train=compiled(train, donate_argnums=(0, 1)),
+        train_streamed=compiled(train_streamed, donate_argnums=(0, 1)),
+        select=jax.jit(lambda seed, round: algorithm.select(round, jax.random.key(seed))),
+        evaluate=compiled(evaluate),
+    )
+
+
+def _map_seeds(function):
+    return lambda *arguments: jax.lax.map(lambda each: function(*each), arguments)
+
+
+def _evaluate(
+    predictor: Predictor,
+    variables: PyTree,
+    split: EvaluationSplit,
+    batch_size: int,
+    preprocess: Preprocess,
+    axis: str | None,
+) -> dict[str, jax.Array]:
+    """Every metric of one predictor on one split, and its accuracy per label and per client."""
+    model = predictor.model
+    statistics = {
+        "loss": lambda outputs, batch: (model.loss(outputs, batch), jnp.ones(len(batch["client"])))
+    } | dict(model.metrics)
+    parts = {name: metrics_lib.mean(statistic) for name, statistic in statistics.items()}
+    clients = split.num_clients.shape[0]
+    for name, statistic in model.metrics.items():
+        if "label" in split.columns and split.columns["label"].ndim == 1:
+            parts[f"{name}_per_label"] = metrics_lib.grouped_mean(
+                statistic, lambda batch: batch["label"], model.num_classes
+            )
+        if clients > 1:
+            parts[f"{name}_per_client"] = metrics_lib.grouped_mean(
+                statistic, lambda batch: batch["client"], clients
+            )
+
+    rows = split.client.shape[0]
+    devices = 1 if axis is None else jax.lax.axis_size(axis)
+    device = 0 if axis is None else jax.lax.axis_index(axis)
+    batch_size = min(batch_size, -(-rows // devices))
+    steps = -(-rows // (batch_size * devices))
+
+    def step(index, accumulators):
+        positions = (index * devices + device) * batch_size + jnp.arange(batch_size)
+        mask = (positions < rows).astype(jnp.float32)
+        positions = jnp.minimum(positions, rows - 1)
+        batch = {name: column[positions] for name, column in split.columns.items()}
+        batch = preprocess(
+            batch | {"client": split.client[positions]}, jax.random.key(0), positions
+        )
+        outputs = predictor.predict(variables, batch)
+        return {
+            name: metric.merge(accumulators[name], metric.evaluate(outputs, batch, mask))
+            for name, metric in parts.items()
+        }
+
+    accumulators = {name: metric.init() for name, metric in parts.items()}
+    accumulators = jax.lax.fori_loop(0, steps, step, accumulators)
+    accumulators = sum_over_devices(accumulators, axis)
+    return {name: metric.compute(accumulators[name]) for name, metric in parts.items()}

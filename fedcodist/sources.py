@@ -1,0 +1,148 @@
+"""Where a round's inputs come from: data held on the device, or streamed from the host."""
+
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import flax.struct
+import jax
+import numpy as np
+
+from fedcodist.cohort import Cohort, Inputs, Rows, Selection
+from fedcodist.data.federated_data import FederatedData
+
+
+@flax.struct.dataclass
+class ResidentData:
+    """All data on the device, columns as they are stored (uint8 images stay uint8).
+
+    Attributes:
+      columns: name -> [rows, ...], the clients' examples.
+      starts: int32 [clients], first row of each client.
+      sizes: int32 [clients], examples of each client.
+      rows: data set -> columns of examples without clients.
+      capacity: the largest size of any client.
+    """
+
+    columns: Mapping[str, Any]
+    starts: Any
+    sizes: Any
+    rows: Mapping[str, Mapping[str, Any]]
+    capacity: int = flax.struct.field(pytree_node=False)
+
+    def read(self, selection: Selection) -> Inputs:
+        """A view of what was selected; nothing is copied. Works inside jit."""
+        cohorts = {
+            pool: Cohort(
+                self.columns, clients, self.starts[clients], self.sizes[clients], self.capacity
+            )
+            for pool, clients in selection.clients.items()
+        }
+        rows = {name: Rows(self.rows[name], indices) for name, indices in selection.rows.items()}
+        return Inputs(cohorts, rows)
+
+
+def resident_data(
+    federated: FederatedData, rows: Mapping[str, Mapping[str, np.ndarray]] | None = None
+) -> ResidentData:
+    """Prepares federated data, and data sets without clients, to be moved to the device.
+
+    Args:
+      federated: the clients' examples.
+      rows: data set -> columns, such as `{'unlabelled': {'image': images}}`.
+    """
+    _check_addressable(federated)
+    return ResidentData(
+        columns=dict(federated.columns),
+        starts=federated.offsets[:-1].astype(np.int32),
+        sizes=federated.client_sizes.astype(np.int32),
+        rows={name: dict(columns) for name, columns in (rows or {}).items()},
+        capacity=int(federated.client_sizes.max()),
+    )
+
+
+class StreamedData:
+    """Data that stays on the host, in memory or memory-mapped; each round's rows are gathered.
+
+    The same selections read the same examples in the same order as from `ResidentData`. The next
+    round's rows are gathered while the device works on the present one.
+    """
+
+    def __init__(
+        self,
+        federated: FederatedData,
+        rows: Mapping[str, Mapping[str, np.ndarray]] | None = None,
+    ):
+        _check_addressable(federated)
+        self._federated = federated
+        self._rows = dict(rows or {})
+        self._largest_first = np.sort(federated.client_sizes)[::-1]
+
+    def read(self, selection: Selection) -> Inputs:
+        """Gathers what was selected into buffers whose shapes are the same in every round."""
+        cohorts = {
+            pool: self._cohort(np.asarray(clients)) for pool, clients in selection.clients.items()
+        }
+        rows = {
+            name: self._gather(name, np.asarray(indices))
+            for name, indices in selection.rows.items()
+        }
+        return Inputs(cohorts, rows)
+
+    def ahead(self, selections: Iterator[Selection]) -> Iterator[Inputs]:
+        """Reads selections in order, one round ahead of the consumer."""
+        with ThreadPoolExecutor(max_workers=1) as executor:
+            pending = None
+            for selection in selections:
+                following = executor.submit(self.read, selection)
+                if pending is not None:
+                    yield pending.result()
+                pending = following
+            if pending is not None:
+                yield pending.result()
+
+    def _cohort(self, clients: np.ndarray) -> Cohort:
+        offsets = self._federated.offsets
+        sizes = self._federated.client_sizes[clients]
+        # Room for the largest cohort possible, so that every round has one shape.
+        room = int(self._largest_first[: len(clients)].sum())
+        starts = np.concatenate([[0], np.cumsum(sizes)[:-1]])
+        columns = {}
+        for name, column in self._federated.columns.items():
+            buffer = np.zeros((room, *column.shape[1:]), column.dtype)
+            for client, start, size in zip(clients, starts, sizes, strict=True):
+                buffer[start : start + size] = column[offsets[client] : offsets[client] + size]
+            columns[name] = buffer
+        return Cohort(
+            columns,
+            clients.astype(np.int32),
+            starts.astype(np.int32),
+            sizes.astype(np.int32),
+            int(self._largest_first[0]),
+        )
+
+    def _gather(self, name: str, indices: np.ndarray) -> Rows:
+        used = np.maximum(indices.reshape(-1), 0)
+        columns = {
+            column: np.asarray(values[used])
+            if indices.size and indices.flat[0] >= 0
+            else np.zeros((len(used), *values.shape[1:]), values.dtype)
+            for column, values in self._rows[name].items()
+        }
+        positions = np.arange(indices.size, dtype=np.int32).reshape(indices.shape)
+        return Rows(columns, positions if indices.size and indices.flat[0] >= 0 else indices)
+
+
+def stack_inputs(inputs: list[Inputs]) -> Inputs:
+    """Stacks the inputs of several seeds on a new leading axis."""
+    return jax.tree.map(lambda *leaves: np.stack(leaves), *inputs)
+
+
+def _check_addressable(federated: FederatedData) -> None:
+    if federated.num_examples >= 2**31:
+        raise ValueError(
+            f"federated data must have fewer than 2**31 examples, got {federated.num_examples}."
+        )
+    if (federated.client_sizes == 0).any():
+        empty = federated.client_ids[int(np.argmin(federated.client_sizes))]
+        raise ValueError(f"every client must have at least one example, client {empty!r} has none.")

@@ -1,0 +1,9 @@
+"""Every test process has eight virtual CPU devices; set before jax is imported anywhere."""
+
+import os
+
+os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=8")
+# XLA runs all virtual devices on one pool of threads, and a collective blocks the thread it runs on:
+# with more threads than devices can block, none starves.
+os.environ.setdefault("NPROC", "32")
+os.environ.setdefault("JAX_PLATFORMS", "cpu")

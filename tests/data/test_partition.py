@@ -1,0 +1,325 @@
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedcodist.data import (
+    FederatedData,
+    by_id,
+    capacity_pools,
+    dirichlet,
+    iid,
+    pachinko,
+    pools_from_ids,
+    shards,
+    split_clients,
+)
+
+CIFAR_FINE = np.repeat(np.arange(100), 500)
+CIFAR_COARSE = CIFAR_FINE // 5
+
+
+@st.composite
+def label_cases(draw):
+    labels = np.array(draw(st.lists(st.integers(0, 5), min_size=1, max_size=80)))
+    return labels, draw(st.integers(1, len(labels))), draw(st.integers(0, 2**31))
+
+
+def assert_partition(parts, num_examples):
+    """Every row exactly once, every client has some."""
+    assert all(len(part) for part in parts)
+    np.testing.assert_array_equal(np.sort(np.concatenate(parts)), np.arange(num_examples))
+
+
+def assert_same(first, second):
+    assert len(first) == len(second)
+    for one, other in zip(first, second, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def differs(first, second):
+    return any(not np.array_equal(a, b) for a, b in zip(first, second, strict=True))
+
+
+def label_table(parts, labels, num_labels):
+    return np.stack([np.bincount(labels[part], minlength=num_labels) for part in parts])
+
+
+@settings(max_examples=50, deadline=None)
+@given(label_cases())
+def test_iid_is_an_even_partition(case):
+    labels, num_clients, seed = case
+    parts = iid(len(labels), num_clients, seed)
+    assert len(parts) == num_clients
+    assert_partition(parts, len(labels))
+    sizes = [len(part) for part in parts]
+    assert max(sizes) - min(sizes) <= 1
+    assert_same(parts, iid(len(labels), num_clients, seed))
+
+
+@settings(max_examples=80, deadline=None)
+@given(label_cases(), st.sampled_from([1e-300, 1e-4, 0.1, 1.0, 100.0, 1e300]), st.data())
+def test_dirichlet_is_a_partition_with_minimum_sizes(case, concentration, data):
+    labels, num_clients, seed = case
+    min_size = data.draw(st.integers(1, len(labels) // num_clients))
+    parts = dirichlet(labels, num_clients, concentration, seed, min_size)
+    assert len(parts) == num_clients
+    assert_partition(parts, len(labels))
+    assert min(len(part) for part in parts) >= min_size
+    assert_same(parts, dirichlet(labels, num_clients, concentration, seed, min_size))
+
+
+@settings(max_examples=50, deadline=None)
+@given(label_cases(), st.data())
+def test_shards_is_an_even_partition_of_few_labels(case, data):
+    labels, num_clients, seed = case
+    shards_per_client = data.draw(st.integers(1, len(labels) // num_clients))
+    parts = shards(labels, num_clients, shards_per_client, seed)
+    assert len(parts) == num_clients
+    assert_partition(parts, len(labels))
+    sizes = [len(part) for part in parts]
+    assert max(sizes) - min(sizes) <= shards_per_client
+    assert_same(parts, shards(labels, num_clients, shards_per_client, seed))
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    st.lists(st.integers(0, 7), min_size=1, max_size=60),
+    st.sampled_from([1, 2, 3]),
+    st.floats(0.01, 100),
+    st.floats(0.01, 100),
+    st.integers(0, 2**31),
+    st.data(),
+)
+def test_pachinko_uses_no_row_twice(fine, branching, root, leaf, seed, data):
+    fine = np.array(fine)
+    num_clients = data.draw(st.integers(1, len(fine)))
+    per_client = data.draw(st.integers(1, len(fine) // num_clients))
+    arguments = (fine, fine // branching, num_clients, per_client, seed, root, leaf)
+    parts = pachinko(*arguments)
+    assert [len(part) for part in parts] == [per_client] * num_clients
+    used = np.concatenate(parts)
+    assert len(np.unique(used)) == len(used) and used.min() >= 0 and used.max() < len(fine)
+    assert_same(parts, pachinko(*arguments))
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.sampled_from(["anna", "ben", "cleo"]), min_size=1), st.booleans())
+def test_by_id_groups_rows(ids, as_integers):
+    ids = np.array([len(name) for name in ids] if as_integers else ids)
+    names, parts = by_id(ids)
+    assert_partition(parts, len(ids))
+    for name, part in zip(names, parts, strict=True):
+        assert set(ids[part].astype(str)) == {name}
+        assert (np.diff(part) > 0).all()
+    data = FederatedData.from_arrays({"id": ids}, partition=parts, client_ids=names)
+    assert data.num_clients == len(set(ids.tolist()))
+
+
+def test_other_seed_other_partition():
+    labels = np.repeat(np.arange(10), 50)
+    for make in (
+        lambda seed: iid(500, 10, seed),
+        lambda seed: dirichlet(labels, 10, 1.0, seed),
+        lambda seed: shards(labels, 10, 2, seed),
+        lambda seed: pachinko(labels, labels // 2, 10, 50, seed),
+        lambda seed: list(capacity_pools(50, 0.3, seed).values()),
+    ):
+        assert differs(make(0), make(1))
+
+
+def test_iid_rows_carry_no_order():
+    """Chi-square of labels over clients, 81 degrees of freedom: mean 81, standard deviation 13."""
+    labels = np.repeat(np.arange(10), 500)
+    statistics = []
+    for seed in range(20):
+        table = label_table(iid(5000, 10, seed), labels, 10)
+        statistics.append(((table - 50) ** 2 / 50).sum())
+    # All 5,000 rows are dealt, so the mean over 20 seeds is 81 (as 5000/4999) with error 2.8.
+    assert 70 < np.mean(statistics) < 92
+
+
+def test_dirichlet_shares_have_the_distribution_asked_for():
+    """Shares of a label over n clients: mean 1/n, variance (n-1) / (n^2 (n a + 1))."""
+    labels = np.repeat(np.arange(200), 1000)
+    num_clients = 5
+    for concentration in (0.1, 1.0, 10.0):
+        parts = dirichlet(labels, num_clients, concentration, seed=3)
+        shares = label_table(parts, labels, 200) / 1000
+        expected = (num_clients - 1) / (num_clients**2 * (num_clients * concentration + 1))
+        np.testing.assert_allclose(shares.mean(axis=1), 1 / num_clients, atol=0.08)
+        np.testing.assert_allclose(shares.var(), expected, rtol=0.2)
+
+
+def test_dirichlet_limits():
+    labels = np.repeat(np.arange(10), 400)
+    uniform = label_table(dirichlet(labels, 8, 1e6, 0), labels, 10)
+    assert np.abs(uniform - 50).max() <= 2
+    skewed = label_table(dirichlet(labels, 8, 1e-3, 0), labels, 10)
+    # Each label belongs to a single client; clients left empty were given a row of another.
+    assert ((skewed > 50).sum(axis=0) == 1).all()
+    assert skewed.max(axis=0).sum() > 0.98 * len(labels)
+
+
+def test_dirichlet_ends_where_redrawing_would_not():
+    labels = np.zeros(1000, int)
+    parts = dirichlet(labels, 500, 1e-3, seed=0, min_size=2)
+    assert_partition(parts, 1000)
+    assert {len(part) for part in parts} == {2}
+
+
+def test_shards_give_each_client_few_labels():
+    labels = np.random.default_rng(0).permutation(np.repeat(np.arange(10), 100))
+    parts = shards(labels, 50, 2, seed=0)
+    counts = [len(np.unique(labels[part])) for part in parts]
+    # 100 shards of 10 rows: none spans two labels; both shards of a client share one with p = 9/99.
+    assert max(counts) == 2 and 40 <= sum(count == 2 for count in counts) <= 50
+
+
+def test_pachinko_on_cifar100_labels():
+    parts = pachinko(CIFAR_FINE, CIFAR_COARSE, 500, 100, seed=0)
+    assert_partition(parts, 50_000)
+    assert {len(part) for part in parts} == {100}
+
+
+def test_pachinko_distribution_of_labels():
+    """Before labels run out, numbers of labels per client follow the two Dirichlet distributions."""
+    tables, fine_tables = [], []
+    for seed in range(40):  # the first clients of many trees: nothing is used up yet
+        parts = pachinko(CIFAR_FINE, CIFAR_COARSE, 5, 100, seed)
+        tables.append(label_table(parts, CIFAR_COARSE, 20))
+        fine_tables.append(label_table(parts, CIFAR_FINE, 100))
+    coarse, fine = np.concatenate(tables), np.concatenate(fine_tables)
+    # A coarse share is Beta(0.1, 1.9), so a label is absent from 100 draws with probability
+    # B(0.1, 101.9) / B(0.1, 1.9) = prod_{i<100} (1.9 + i) / (2 + i); 20 such labels.
+    steps = np.arange(100)
+    expected_labels = 20 * (1 - np.prod((1.9 + steps) / (2 + steps)))
+    np.testing.assert_allclose((coarse > 0).sum(axis=1).mean(), expected_labels, rtol=0.08)
+    np.testing.assert_allclose(coarse.mean(axis=0), 5, rtol=0.5)
+    # A Dirichlet-multinomial count of 100 draws over 20 labels of concentration 0.1 each.
+    expected_variance = 100 * 0.05 * 0.95 * (100 + 2) / (1 + 2)
+    np.testing.assert_allclose(coarse.var(), expected_variance, rtol=0.15)
+    # Within a coarse label of n draws, variance n (1/5) (4/5) (n + 50) / 51 for concentration 10.
+    by_coarse = fine.reshape(len(fine), 20, 5)
+    drawn = coarse[..., None]
+    excess = (by_coarse - drawn / 5) ** 2
+    expected = drawn * 0.16 * (drawn + 50) / 51
+    np.testing.assert_allclose(excess.sum() / (5 * expected.sum()), 1, rtol=0.15)
+
+
+def test_pachinko_concentrations_matter():
+    wide = pachinko(CIFAR_FINE, CIFAR_COARSE, 20, 100, 0, root_concentration=1e5)
+    narrow = pachinko(CIFAR_FINE, CIFAR_COARSE, 4, 100, 0, root_concentration=1e-4)
+    assert np.mean([len(np.unique(CIFAR_COARSE[part])) for part in wide]) > 19
+    assert np.mean([len(np.unique(CIFAR_COARSE[part])) for part in narrow]) < 1.5
+    one_leaf = pachinko(CIFAR_FINE, CIFAR_COARSE, 2, 100, 0, 1e-4, 1e-4)
+    assert np.mean([len(np.unique(CIFAR_FINE[part])) for part in one_leaf]) < 1.5
+
+
+def test_capacity_pools_of_the_paper():
+    for fraction, size in [(0.1, 31), (0.15, 47), (0.2, 63)]:
+        pools = capacity_pools(315, fraction, seed=0)
+        np.testing.assert_array_equal(pools["small"], np.arange(315))
+        assert len(pools["large"]) == size and pools["large"].dtype == np.int32
+
+
+def test_a_fraction_is_what_the_user_wrote():
+    assert len(capacity_pools(100, 0.29, 0)["large"]) == 29
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.integers(10, 200), st.floats(0.1, 0.9), st.integers(0, 1000))
+def test_capacity_pools_are_nested_or_disjoint(num_clients, fraction, seed):
+    nested = capacity_pools(num_clients, fraction, seed)
+    assert set(nested["large"]) < set(nested["small"])
+    disjoint = capacity_pools(num_clients, fraction, seed, nested=False)
+    together = np.concatenate([disjoint["small"], disjoint["large"]])
+    np.testing.assert_array_equal(np.sort(together), np.arange(num_clients))
+    for pools in (nested, disjoint):
+        for pool in pools.values():
+            assert (np.diff(pool) > 0).all() and pool.dtype == np.int32
+
+
+def test_three_pools():
+    pools = capacity_pools(100, {"small": 1.0, "medium": 0.5, "large": 0.1}, seed=2)
+    assert [len(pool) for pool in pools.values()] == [100, 50, 10]
+    assert set(pools["large"]) < set(pools["medium"]) < set(pools["small"])
+    pools = capacity_pools(100, {"a": 0.3, "b": 0.3, "c": 0.4}, seed=2, nested=False)
+    np.testing.assert_array_equal(np.sort(np.concatenate(list(pools.values()))), np.arange(100))
+
+
+def test_every_client_is_equally_likely_to_be_of_high_capacity():
+    counts = np.zeros(20)
+    for seed in range(400):
+        counts[capacity_pools(20, 0.25, seed)["large"]] += 1
+    assert np.abs(counts - 100).max() < 4.5 * np.sqrt(400 * 0.25 * 0.75)
+
+
+def test_split_clients_of_the_paper():
+    groups = split_clients(500, {"distillation": 135, "train": 315, "held_out": 50}, seed=0)
+    assert {name: len(group) for name, group in groups.items()} == {
+        "distillation": 135,
+        "train": 315,
+        "held_out": 50,
+    }
+    np.testing.assert_array_equal(np.sort(np.concatenate(list(groups.values()))), np.arange(500))
+
+
+def three_clients():
+    return FederatedData.from_arrays({"x": np.arange(3)}, client_of_row=np.array(["a", "b", "c"]))
+
+
+def test_pools_from_ids():
+    pools = pools_from_ids({"small": ["c", "a", "b"], "large": ["b"]}, three_clients())
+    np.testing.assert_array_equal(pools["small"], [0, 1, 2])
+    np.testing.assert_array_equal(pools["large"], [1])
+    assert pools["large"].dtype == np.int32
+
+
+LABELS = np.repeat(np.arange(2), 5)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: iid(3, 4, 0), r"num_clients must be an integer in 1\.\.3"),
+        (lambda: iid(3, 0, 0), "num_clients"),
+        (lambda: iid(3, 2.0, 0), "num_clients"),
+        (lambda: iid(3, 2, -1), "seed must be a non-negative integer, got -1"),
+        (lambda: iid(3, 2, 0.5), "seed"),
+        (lambda: dirichlet(LABELS, 2, 0.0, 0), "concentration must be a finite number above 0"),
+        (lambda: dirichlet(LABELS, 2, float("nan"), 0), "concentration"),
+        (lambda: dirichlet(LABELS, 2, float("inf"), 0), "concentration"),
+        (lambda: dirichlet(LABELS, 2, "1", 0), "concentration"),
+        (lambda: dirichlet(LABELS, 11, 1.0, 0), r"num_clients must be an integer in 1\.\.10"),
+        (lambda: dirichlet(LABELS, 2, 1.0, 0, min_size=6), r"min_size must be in 1\.\.5"),
+        (lambda: dirichlet(LABELS, 2, 1.0, 0, min_size=0), "min_size"),
+        (lambda: dirichlet(LABELS * 1.0, 2, 1.0, 0), "labels must be a vector of integers"),
+        (lambda: shards(LABELS, 3, 4, 0), r"shards_per_client must be in 1\.\.3"),
+        (lambda: pachinko(LABELS, LABELS, 2, 6, 0), r"examples_per_client must be in 1\.\.5"),
+        (lambda: pachinko(LABELS, LABELS[:5], 2, 2, 0), "equal lengths, got 10 and 5"),
+        (lambda: pachinko(LABELS, np.arange(10), 2, 2, 0), "fine label 0 is under"),
+        (lambda: pachinko(LABELS, LABELS, 2, 2, 0, root_concentration=-1), "root_concentration"),
+        (lambda: pachinko(LABELS, LABELS, 2, 2, 0, leaf_concentration=0), "leaf_concentration"),
+        (lambda: by_id([]), "ids"),
+        (lambda: capacity_pools(10, 0.0, 0), r"fraction must be in \(0, 1\], got 0\.0"),
+        (lambda: capacity_pools(10, 1.5, 0), r"fraction must be in \(0, 1\], got 1\.5"),
+        (lambda: capacity_pools(10, float("nan"), 0), "fraction"),
+        (lambda: capacity_pools(10, 0.05, 0), "pool 'large' is empty"),
+        (lambda: capacity_pools(10, 1.0, 0, nested=False), "pool 'small' is empty"),
+        (lambda: capacity_pools(10, {"a": 2}, 0), r"fraction\['a'\]"),
+        (lambda: capacity_pools(10, {"a": 0.6, "b": 0.6}, 0, nested=False), "at most the 10"),
+        (lambda: capacity_pools(10, {}, 0), "at least one pool"),
+        (lambda: split_clients(10, {"a": 0}, 0), r"counts\['a'\]"),
+        (lambda: split_clients(10, {"a": 11}, 0), "at most the 10 clients, got 11"),
+        (lambda: pools_from_ids({}, three_clients()), "at least one pool"),
+        (lambda: pools_from_ids({"large": []}, three_clients()), "pool 'large' is empty"),
+        (lambda: pools_from_ids({"large": ["z"]}, three_clients()), "pool 'large': client_id 'z'"),
+        (lambda: pools_from_ids({"large": ["a", "a"]}, three_clients()), "names a client twice"),
+        (lambda: pools_from_ids({"large": "abc"}, three_clients()), "collection of client ids"),
+    ],
+)
+def test_clear_errors(call, message):
+    with pytest.raises((ValueError, TypeError), match=message) as error:
+        call()
+    assert "\n" not in str(error.value)

@@ -1,0 +1,395 @@
+"""The report, on made-up run folders."""
+
+import base64
+import io
+import json
+import math
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from experiments import report
+
+ROOT = Path(report.__file__).resolve().parent.parent
+PARAMETERS = {"small": 5_000, "large": 20_000}
+
+
+def write_run(
+    folder,
+    algorithm="fedavg",
+    *,
+    seed=0,
+    seeds=1,
+    final=None,
+    rounds=100,
+    last_round=None,
+    finished=True,
+    splits=("held_out", "test"),
+    name="digits",
+    **settings,
+):
+    """A run folder whose accuracies rise linearly to `final[model]` (+ 0.02 per seed)."""
+    folder.mkdir(parents=True)
+    final = final or {"small": 0.8, "large": 0.7}
+    config = {
+        "name": name,
+        "algorithm": {"name": algorithm, **settings},
+        "rounds": rounds,
+        "seed": seed,
+        "seeds": seeds,
+        "pools": {"small": {"fraction": 1.0}, "large": {"fraction": 0.33}},
+    }
+    (folder / "config.json").write_text(json.dumps(config))
+    lines = []
+    for round in range(0, (last_round or rounds) + 1, 20):
+        for model, accuracy in final.items():
+            for one in range(seed, seed + seeds):
+                head = {"round": round, "model": model, "seed": one}
+                test = (accuracy + 0.02 * one) * round / rounds
+                for split in splits:
+                    value = test if split == "test" else test - 0.01
+                    lines.append(
+                        {
+                            **head,
+                            "split": split,
+                            "accuracy": value,
+                            "loss": 2.3 - 2 * value,
+                            "per_client": {"accuracy_mean": value, "accuracy_p10": value / 2},
+                            "per_label_accuracy": [value] * 9 + [None],
+                        }
+                    )
+                lines.append({**head, "split": "train", "loss": 2.0 - test, "norm": [1, 2]})
+    text = "".join(json.dumps(line) + "\n" for line in lines)
+    (folder / "metrics.jsonl").write_text(text)
+    (folder / "environment.json").write_text(
+        json.dumps({"versions": {"jax": "0.10.2"}, "device": "<cpu> & co", "date": f"day {seed}"})
+    )
+    if finished:
+        models = {
+            model: {
+                "parameters": PARAMETERS[model],
+                "bytes_up_per_participation": 4 * PARAMETERS[model],
+                "bytes_down_per_participation": 8 * PARAMETERS[model],
+            }
+            for model in final
+        }
+        summary = {"algorithm": algorithm, "models": models, "final": {}, "seconds": 12.3}
+        summary |= {"rounds": rounds, "finished": True}
+        (folder / "summary.json").write_text(json.dumps(summary))
+    return folder
+
+
+def three_methods(parent):
+    write_run(parent / "merged", "merged_codistillation", final={"small": 0.85, "large": 0.75})
+    write_run(parent / "periodic", "periodic_codistillation", period=40)
+    write_run(parent / "fedavg", "fedavg", final={"small": 0.7912, "large": 0.6})
+    return parent
+
+
+def printed(collection, title="digits"):
+    console = Console(width=200, record=True, file=io.StringIO())
+    console.print(report.table(collection, title))
+    return console.export_text()
+
+
+def cells(collection, method, model):
+    """The words of one row, found by the method's block and the model's name."""
+    (row,) = [
+        row for row in report.result_rows(collection) if row.method == method and row.model == model
+    ]
+    return row
+
+
+def final(collection, method, model, split="test"):
+    return cells(collection, method, model).accuracy[split]
+
+
+def test_table_has_a_row_per_method_and_model(tmp_path):
+    collection = report.collect([three_methods(tmp_path)])
+    rows = [(row.method, row.model) for row in report.result_rows(collection)]
+    assert rows == [
+        (method, model)
+        for method in ("FedAvg", "PeriodicCodist", "MergedCodist")
+        for model in ("small", "large")
+    ]
+    text = printed(collection)
+    (line,) = [line for line in text.splitlines() if "FedAvg" in line]
+    assert line.split() == ["FedAvg", "small", "79.12", "78.12", "20.0", "kB", "40.0", "kB", "100"]
+    assert "digits" in text and "test" in text and "held out" in text
+    assert "Seeds" not in text and "±" not in text
+    assert not collection.notes
+
+
+def test_smaller_model_comes_first_whatever_the_order_of_the_lines(tmp_path):
+    write_run(tmp_path / "run", final={"large": 0.7, "small": 0.8})
+    assert report.collect([tmp_path]).models == ("small", "large")
+
+
+def test_runs_that_differ_in_the_seed_are_one_method(tmp_path):
+    for seed in (0, 1, 5):
+        write_run(tmp_path / f"seed{seed}", seed=seed, name=f"digits_{seed}")
+    write_run(tmp_path / "other", "merged_codistillation")
+    collection = report.collect([tmp_path])
+    assert [method.label for method in collection.methods] == ["FedAvg", "MergedCodist"]
+    values = [0.8, 0.82, 0.9]
+    mean = sum(values) / 3
+    spread = math.sqrt(sum((value - mean) ** 2 for value in values) / 2)
+    statistic = final(collection, "FedAvg", "small")
+    assert statistic.seeds == 3
+    assert statistic.mean == pytest.approx(mean)
+    assert statistic.spread == pytest.approx(spread)
+    assert "84.00 ± 5.29" in printed(collection)
+    assert final(collection, "MergedCodist", "small").spread is None
+
+
+def test_seeds_inside_a_run_and_of_other_runs_count_together(tmp_path):
+    write_run(tmp_path / "a", seed=0, seeds=3)
+    write_run(tmp_path / "b", seed=3, seeds=1)
+    assert final(report.collect([tmp_path]), "FedAvg", "large").seeds == 4
+
+
+def test_a_repeated_seed_counts_once(tmp_path):
+    write_run(tmp_path / "a", seed=0, seeds=3)
+    write_run(tmp_path / "b", seed=1)
+    collection = report.collect([tmp_path])
+    assert final(collection, "FedAvg", "small").seeds == 3
+    (note,) = collection.notes
+    assert "repeats seed 1" in note
+
+
+def test_seeds_counted_from_zero_inside_each_run_are_told_apart(tmp_path):
+    for seed in (0, 7):
+        run = write_run(tmp_path / f"{seed}", seed=seed)
+        metrics = run / "metrics.jsonl"
+        metrics.write_text(metrics.read_text().replace('"seed": 7', '"seed": 0'))
+    assert final(report.collect([tmp_path]), "FedAvg", "small").seeds == 2
+
+
+def test_runs_with_other_settings_are_methods_of_their_own(tmp_path):
+    write_run(tmp_path / "a", "merged_codistillation", alpha=0.5)
+    write_run(tmp_path / "b", "merged_codistillation", alpha=0.9, seed=1)
+    labels = [method.label for method in report.collect([tmp_path]).methods]
+    assert labels == ["MergedCodist (alpha=0.5)", "MergedCodist (alpha=0.9)"]
+
+
+def test_half_written_last_line_is_left_out(tmp_path):
+    run = write_run(tmp_path / "run", last_round=60, finished=False)
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write('{"round": 80, "model": "small", "split": "te')
+    collection = report.collect([run])
+    row = cells(collection, "FedAvg", "small")
+    assert row.accuracy["test"].mean == pytest.approx(0.8 * 0.6)
+    assert row.rounds == "60 of 100, unfinished"
+    assert row.bytes_up is None
+    assert [note for note in collection.notes if "unfinished (60 of 100 rounds)" in note]
+    assert not [note for note in collection.notes if "no evaluation" in note]
+
+
+def test_half_written_evaluation_does_not_mix_rounds(tmp_path):
+    run = write_run(tmp_path / "run", last_round=60, finished=False)
+    with (run / "metrics.jsonl").open("a") as file:
+        line = {"round": 80, "model": "small", "split": "held_out", "seed": 0, "accuracy": 0.99}
+        file.write(json.dumps(line) + "\n\n")
+    row = cells(report.collect([run]), "FedAvg", "small")
+    assert row.rounds.startswith("60 of")
+    assert row.accuracy["held_out"].mean == pytest.approx(0.8 * 0.6 - 0.01)
+
+
+def test_broken_line_in_the_middle_is_noted(tmp_path):
+    run = write_run(tmp_path / "run")
+    metrics = run / "metrics.jsonl"
+    metrics.write_text("\0\0[1]\n" + metrics.read_text())
+    (note,) = report.collect([run]).notes
+    assert "metrics.jsonl line 1" in note
+
+
+def test_a_round_evaluated_twice_counts_as_evaluated_last(tmp_path):
+    run = write_run(tmp_path / "run")
+    with (run / "metrics.jsonl").open("a") as file:
+        line = {"round": 100, "model": "small", "split": "test", "seed": 0, "accuracy": 0.5}
+        file.write(json.dumps(line) + "\n")
+    assert final(report.collect([run]), "FedAvg", "small").mean == 0.5
+
+
+def test_unfinished_run_does_not_enter_the_mean_of_finished_ones(tmp_path):
+    write_run(tmp_path / "a", seed=0)
+    write_run(tmp_path / "b", seed=1, last_round=40, finished=False)
+    collection = report.collect([tmp_path])
+    assert final(collection, "FedAvg", "small") == report.Statistic(0.8, None, 1)
+    (note,) = collection.notes
+    assert "left out" in note
+
+
+def test_final_accuracies_from_the_summary_where_the_metrics_are_gone(tmp_path):
+    run = write_run(tmp_path / "run", seeds=2)
+    (run / "metrics.jsonl").unlink()
+    summary = json.loads((run / "summary.json").read_text())
+    summary["final"] = {"small": {"test": {"accuracy": [0.25, 0.75]}}}
+    (run / "summary.json").write_text(json.dumps(summary))
+    assert final(report.collect([run]), "FedAvg", "small").mean == 0.5
+
+
+def test_non_finite_accuracy_is_shown_as_such(tmp_path):
+    run = write_run(tmp_path / "run", splits=("test",))
+    with (run / "metrics.jsonl").open("a") as file:
+        line = {"round": 100, "model": "small", "split": "test", "seed": 0, "accuracy": None}
+        file.write(json.dumps(line) + "\n")
+    collection = report.collect([run])
+    assert math.isnan(final(collection, "FedAvg", "small").mean)
+    report.write_report(collection, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [
+        (None, "–"),
+        (0, "0 B"),
+        (999, "999 B"),
+        (437_392, "437.4 kB"),
+        (999_960, "1.0 MB"),
+        (1_640_336, "1.6 MB"),
+        (5_000_000_000_000, "5.0 TB"),
+    ],
+)
+def test_human_bytes(count, text):
+    assert report.human_bytes(count) == text
+
+
+def test_report_is_one_file_with_everything_in_it(tmp_path):
+    collection = report.collect([three_methods(tmp_path / "runs")])
+    files = report.write_report(collection, tmp_path / "out", "A <title>")
+    assert [path.name for path in files.plots] == [
+        "accuracy.png",
+        "loss.png",
+        "per_label_accuracy.png",
+    ]
+    for path in files.plots:
+        assert path.read_bytes().startswith(b"\x89PNG")
+    html = files.html.read_text()
+    sources = re.findall(r"""(?:src|href|url)\s*[=(]\s*["']?([^"')\s>]*)""", html)
+    assert len(sources) == 3
+    assert all(source.startswith("data:image/png;base64,") for source in sources)
+    assert base64.b64decode(sources[0].split(",")[1]) == files.plots[0].read_bytes()
+    assert not re.search(r"https?://|<script|<link|@import", html)
+    assert "A &lt;title&gt;" in html and "<title>A <title>" not in html
+    for text in ("PeriodicCodist", "algorithm.period", "&lt;cpu&gt; &amp; co", "versions.jax"):
+        assert text in html
+    assert "10th percentile" in html and "12.3 s" in html
+
+
+def test_curve_is_over_the_rounds_that_every_seed_has(tmp_path):
+    write_run(tmp_path / "a", seed=0, last_round=60, finished=False)
+    write_run(tmp_path / "b", seed=1, last_round=40, finished=False)
+    (method,) = report.collect([tmp_path]).methods
+    one = report.curve(method, "small", "test", "accuracy")
+    assert one.rounds == (0, 20, 40)
+    assert one.statistics[2].mean == pytest.approx((0.8 + 0.82) / 2 * 0.4)
+
+
+def test_command_prints_the_table_and_where_the_files_are(tmp_path, capsys):
+    three_methods(tmp_path)
+    (tmp_path / "notes").mkdir()
+    assert report.main([str(tmp_path), "--title", "three [methods]"]) == 0
+    output = capsys.readouterr().out
+    assert "three [methods]" in output and "MergedCodist" in output
+    for name in ("accuracy.png", "loss.png", "report.html"):
+        assert f"wrote {tmp_path / name}" in output
+        assert (tmp_path / name).stat().st_size > 1000
+
+
+def test_command_writes_above_several_runs(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    three_methods(tmp_path / "runs")
+    (tmp_path / "runs" / "report.html").write_text("what a glob also finds")
+    assert report.main(["runs/fedavg", "runs/merged", "runs/report.html"]) == 0
+    assert "base64" in (tmp_path / "runs" / "report.html").read_text()
+
+
+def test_output_folder_is_created(tmp_path):
+    three_methods(tmp_path / "runs")
+    output = tmp_path / "deep" / "out"
+    assert report.main([str(tmp_path / "runs"), "--output", str(output)]) == 0
+    assert (output / "report.html").exists()
+    assert not (tmp_path / "runs" / "report.html").exists()
+
+
+def one_line_and_status_2(arguments, capsys):
+    assert report.main([str(argument) for argument in arguments]) == 2
+    captured = capsys.readouterr()
+    assert captured.err.count("\n") == 1
+    assert not captured.out
+    return captured.err
+
+
+def test_no_run_found(tmp_path, capsys):
+    (tmp_path / "config.json").write_text("{}")
+    assert "no run" in one_line_and_status_2([tmp_path], capsys)
+
+
+def test_missing_folder(tmp_path, capsys):
+    assert "no such folder" in one_line_and_status_2([tmp_path / "nothing"], capsys)
+
+
+@pytest.mark.parametrize("config", ["{", "[1]", "\xff"])
+def test_only_a_broken_run(tmp_path, capsys, config):
+    run = write_run(tmp_path / "run")
+    (run / "config.json").write_text(config, encoding="latin-1")
+    assert "config.json" in one_line_and_status_2([tmp_path], capsys)
+
+
+def test_run_killed_before_its_first_evaluation(tmp_path, capsys):
+    run = write_run(tmp_path / "run", finished=False)
+    (run / "metrics.jsonl").write_text('{"round": 20, "mod')
+    assert "no evaluation yet" in one_line_and_status_2([run], capsys)
+
+
+def test_folders_without_a_run_are_noted(tmp_path):
+    write_run(tmp_path / "run")
+    (tmp_path / "empty").mkdir()
+    collection = report.collect([tmp_path / "run", tmp_path / "empty", tmp_path / "run"])
+    (note,) = collection.notes
+    assert "empty" in note
+    assert len(collection.methods[0].runs) == 1
+
+
+def test_output_that_is_a_file(tmp_path, capsys):
+    write_run(tmp_path / "run")
+    (tmp_path / "file").write_text("")
+    assert report.main([str(tmp_path / "run"), "--output", str(tmp_path / "file")]) == 2
+    assert "cannot write" in capsys.readouterr().err
+
+
+def test_without_matplotlib_the_table_and_a_hint(tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    three_methods(tmp_path)
+    assert report.main([str(tmp_path)]) == 0
+    output = capsys.readouterr().out
+    assert "MergedCodist" in output
+    assert [line for line in output.splitlines() if "fedcodist[plot]" in line]
+    assert not list(tmp_path.glob("*.png"))
+    assert "MergedCodist" in (tmp_path / "report.html").read_text()
+
+
+def test_loss_only_runs_have_a_loss_plot(tmp_path):
+    run = write_run(tmp_path / "run")
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    kept = [{k: v for k, v in line.items() if k != "accuracy"} for line in lines]
+    (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in kept))
+    files = report.write_report(report.collect([run]), tmp_path)
+    assert [path.name for path in files.plots] == ["loss.png"]
+
+
+def test_command_starts_without_jax_and_ends_with_its_status(tmp_path):
+    code = (
+        "import sys; from experiments import report; status = report.main(sys.argv[1:]);"
+        "assert 'jax' not in sys.modules; sys.exit(status)"
+    )
+    run = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, cwd=ROOT
+    )
+    assert run.returncode == 2
+    assert "Traceback" not in run.stderr

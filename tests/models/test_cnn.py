@@ -1,0 +1,115 @@
+"""The paper's networks: parameter totals, and equality with plain flax.linen layers."""
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedcodist.models import cnn, digits
+
+
+class PlainCNN(nn.Module):
+    """The same network from flax.linen's own layers."""
+
+    filters: tuple[int, ...]
+    hidden: tuple[int, ...]
+    padding: str
+    pooled: tuple[int, ...]
+
+    @nn.compact
+    def __call__(self, x):
+        for i, features in enumerate(self.filters):
+            x = nn.Conv(features, (3, 3), padding=self.padding, name=f"conv{i + 1}")(x)
+            x = nn.relu(x)
+            if i in self.pooled:
+                x = nn.max_pool(x, (2, 2), strides=(2, 2))
+        x = x.reshape(len(x), -1)
+        for i, features in enumerate(self.hidden):
+            x = nn.relu(nn.Dense(features, name=f"dense{i + 1}")(x))
+        return nn.Dense(100, name="output")(x)
+
+
+def count(variables):
+    return sum(leaf.size for leaf in jax.tree.leaves(variables))
+
+
+@pytest.mark.parametrize("input_size", [24, 32])
+@pytest.mark.parametrize(("make", "total"), [(cnn.small_cnn, 109_348), (cnn.large_cnn, 410_084)])
+def test_parameter_totals(make, total, input_size):
+    images = jnp.zeros((1, input_size, input_size, 3))
+    shapes = jax.eval_shape(make(input_size=input_size).init, jax.random.key(0), images)
+    assert count(shapes) == total
+
+
+@pytest.mark.parametrize("input_size", [24, 32])
+@pytest.mark.parametrize("make", [cnn.small_cnn, cnn.large_cnn])
+def test_equals_the_network_of_plain_layers(make, input_size):
+    with jax.enable_x64(True):
+        ours = make(input_size=input_size)
+        plain = PlainCNN(
+            ours.filters,
+            ours.hidden,
+            *(("SAME", (0, 1)) if input_size == 24 else ("VALID", (1, 2))),
+        )
+        images = jax.random.normal(jax.random.key(1), (3, input_size, input_size, 3), "float64")
+        variables = plain.init(jax.random.key(0), images)
+        same_start = ours.init(jax.random.key(0), images)
+        jax.tree.map(np.testing.assert_array_equal, same_start, variables)
+        # Non-zero biases, so that a bias added at the wrong place shows.
+        variables = jax.tree.map(lambda leaf: leaf.astype("float64") + 0.01, variables)
+
+        def gradient(module):
+            return jax.grad(lambda v: jnp.sum(jnp.sin(module.apply(v, images))))(variables)
+
+        np.testing.assert_allclose(
+            ours.apply(variables, images), plain.apply(variables, images), rtol=1e-9, atol=1e-12
+        )
+        jax.tree.map(
+            lambda a, b: np.testing.assert_allclose(a, b, atol=1e-10 * np.linalg.norm(b)),
+            gradient(ours),
+            gradient(plain),
+        )
+
+
+def test_float32_gradient_is_close_to_the_plain_one():
+    ours, images = cnn.large_cnn(), jax.random.normal(jax.random.key(1), (20, 24, 24, 3))
+    plain = PlainCNN(ours.filters, ours.hidden, "SAME", (0, 1))
+    variables = plain.init(jax.random.key(0), images)
+
+    def gradient(module):
+        return jax.grad(lambda v: jnp.mean(jnp.square(module.apply(v, images))))(variables)
+
+    jax.tree.map(
+        lambda a, b: np.testing.assert_array_less(
+            np.linalg.norm(a - b), 1e-4 * np.linalg.norm(b) + 1e-12
+        ),
+        jax.jit(gradient, static_argnums=0)(ours),
+        jax.jit(gradient, static_argnums=0)(plain),
+    )
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: cnn.small_cnn(input_size=28), "input_size must be 24 or 32, got 28"),
+        (lambda: cnn.small_cnn(classes=1), "classes must be at least 2, got 1"),
+        (
+            lambda: cnn.small_cnn().init(jax.random.key(0), jnp.zeros((1, 32, 32, 3))),
+            r"x must be \[B, 24, 24, channels\]",
+        ),
+    ],
+)
+def test_bad_input_is_named(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()
+
+
+def test_digits_networks():
+    images = jnp.ones((2, 8, 8, 1))
+    sizes = []
+    for module in (digits.small_digits(), digits.large_digits()):
+        variables = module.init(jax.random.key(0), images)
+        assert module.apply(variables, images).shape == (2, 10)
+        sizes.append(count(variables))
+    assert sizes == [2_410, 17_226]

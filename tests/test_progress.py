@@ -1,0 +1,134 @@
+"""The progress display, on a made-up clock."""
+
+import io
+
+import pytest
+from rich.console import Console
+
+from fedcodist.progress import progress
+
+
+class Clock:
+    def __init__(self):
+        self.seconds = 0.0
+
+    def __call__(self):
+        return self.seconds
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def log():
+    return Console(file=io.StringIO(), width=40)
+
+
+def terminal():
+    return Console(file=Terminal(), width=100, force_terminal=True)
+
+
+def test_log_gets_one_line_per_update():
+    clock, console = Clock(), log()
+    with progress("digits", 100, console=console, clock=clock) as show:
+        clock.seconds = 30.0  # of which 28 compile
+        show(20, {"small": 0.8312, "large": 0.799})
+        clock.seconds = 32.0
+        show(40, {"small": 0.85, "large": 0.81}, "codistilled")
+    lines = console.file.getvalue().splitlines()
+    assert lines == [
+        "digits  round  20/100  1.5 s/round  ETA 2:00  small 83.1 % · large 79.9 %",
+        "digits  round  40/100  10.0 rounds/s  ETA 0:06  small 85.0 % · large 81.0 %  codistilled",
+    ]
+
+
+def test_log_is_not_flooded_and_ends_with_the_last_round():
+    clock, console = Clock(), log()
+    with progress("digits", 1000, console=console, clock=clock) as show:
+        for round in range(1, 1001):
+            clock.seconds += 0.01
+            show(round, {"small": round / 1000})
+    lines = console.file.getvalue().splitlines()
+    assert 5 <= len(lines) <= 7
+    assert "1000/1000" in lines[-1] and "done in 0:10" in lines[-1]
+
+
+def test_log_of_an_aborted_run_shows_its_last_update():
+    clock, console = Clock(), log()
+    with (
+        pytest.raises(RuntimeError),
+        progress("digits", 100, console=console, clock=clock) as show,
+    ):
+        for round in (1, 2, 3):
+            show(round, {})
+        raise RuntimeError
+    lines = console.file.getvalue().splitlines()
+    assert [line.split()[2] for line in lines] == ["1/100", "3/100"]
+
+
+def test_resumed_run_counts_its_own_rounds_only():
+    clock, console = Clock(), log()
+    with progress("digits", 100, start_round=60, console=console, clock=clock) as show:
+        clock.seconds = 10.0
+        show(60, {"small": 0.5})  # the evaluation before any round
+        clock.seconds = 20.0
+        show(70, {"small": 0.6})
+        clock.seconds = 22.5
+        show(80, {"small": 0.7})
+    lines = console.file.getvalue().splitlines()
+    assert "compiling" in lines[0] and "ETA" not in lines[0]
+    assert "2.0 s/round  ETA 1:00" in lines[1]
+    assert "4.0 rounds/s  ETA 0:05" in lines[2]
+
+
+def test_model_left_out_keeps_its_last_accuracy():
+    console = log()
+    with progress("digits", 2, console=console) as show:
+        show(1, {"small": 0.5, "large": 0.25})
+        show(2, {"large": 0.75})
+    assert "small 50.0 % · large 75.0 %" in console.file.getvalue()
+
+
+def test_terminal_gets_a_live_bar():
+    clock, console = Clock(), terminal()
+    with progress("digits", 100, console=console, clock=clock) as show:
+        assert "compiling" in console.file.getvalue()
+        for round in (20, 40):
+            clock.seconds += 10.0
+            show(round, {"small": 0.8312, "large": 0.799}, note="note [x]")
+    output = console.file.getvalue()
+    for text in ("digits", "40/100", "2.0 rounds/s", "ETA 0:30", "note [x]"):
+        assert text in output
+    assert "small 83.1 % · large 79.9 %" in output
+    assert "\x1b[?25h" in output  # the cursor is back
+
+
+def test_no_control_codes_where_colours_are_forced_on_a_file(monkeypatch):
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    console = Console(file=io.StringIO())
+    with progress("digits", 10, console=console) as show:
+        show(10, {"small": 1.0})
+    assert "\x1b" not in console.file.getvalue()
+
+
+def test_disabled_shows_nothing(capsys):
+    with progress("digits", 10, enabled=False) as show:
+        show(10, {"small": 1.0}, note="note")
+    captured = capsys.readouterr()
+    assert captured.out == captured.err == ""
+
+
+def test_nothing_left_to_do(capsys):
+    with progress("digits", 10, start_round=10) as show:
+        show(10, {"small": 1.0})
+    assert "done in 0:00" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("total", "start", "message"),
+    [(0, 0, "total_rounds"), (10, -1, "start_round"), (10, 11, "start_round")],
+)
+def test_bad_rounds(total, start, message):
+    with pytest.raises(ValueError, match=message), progress("digits", total, start):
+        pass
