@@ -32,7 +32,7 @@ INSTALL_PLOTS = "no plots: matplotlib is missing, install it with: pip install '
 
 # In this order in tables and legends: the baseline first.
 METHOD_NAMES = {
-    "fedavg": "FedAvg",
+    "fed_avg": "FedAvg",
     "fedopt": "FedOpt",
     "periodic_codistillation": "PeriodicCodist",
     "merged_codistillation": "MergedCodist",

@@ -100,7 +100,8 @@ def train_client(
         )
         gradient = gradient_hook(gradient, params)
         updates, new_state = optimizer.update(gradient, optimizer_state, params)
-        new = (optax.apply_updates(params, updates), new_mutable, new_state, loss_sum + value)
+        loss_sum = loss_sum + value.astype(loss_sum.dtype)
+        new = (optax.apply_updates(params, updates), new_mutable, new_state, loss_sum)
         if not data.ragged:
             return new
         return jax.tree.map(

@@ -1,7 +1,7 @@
 """Where a round's inputs come from: data held on the device, or streamed from the host."""
 
-from collections.abc import Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import flax.struct
@@ -89,12 +89,12 @@ class StreamedData:
         }
         return Inputs(cohorts, rows)
 
-    def ahead(self, selections: Iterator[Selection]) -> Iterator[Inputs]:
-        """Reads selections in order, one round ahead of the consumer."""
+    def ahead(self, read: Callable[[int], Inputs], rounds: Iterable[int]) -> Iterator[Inputs]:
+        """Calls `read` for each round, one round ahead of the consumer."""
         with ThreadPoolExecutor(max_workers=1) as executor:
-            pending = None
-            for selection in selections:
-                following = executor.submit(self.read, selection)
+            pending: Future[Inputs] | None = None
+            for round in rounds:
+                following = executor.submit(read, round)
                 if pending is not None:
                     yield pending.result()
                 pending = following

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from fedcodist.data.federated_data import FederatedData
-from fedcodist.data.partition import dirichlet
+from fedcodist.data.partition import dirichlet, iid
 
 
 def load_digits() -> dict[str, np.ndarray]:
@@ -55,7 +55,7 @@ def load_digits_federated(
         raise ValueError(f"fractions must sum to less than 1 to leave training data: {fractions}")
     columns = load_digits()
     num_images = len(columns["label"])
-    order = np.random.default_rng(seed).permutation(num_images)
+    (order,) = iid(num_images, 1, seed)  # all rows, shuffled
     splits = {}
     for name, fraction in fractions.items():
         count = round(fraction * num_images)

@@ -150,7 +150,7 @@ class FederatedData:
             ) from None
 
     def client(self, index: int) -> dict[str, np.ndarray]:
-        """Columns of the client at `index`, as views. Raises ValueError outside 0..num_clients-1."""
+        """Columns of the client at `index`, as views. Raises ValueError if out of range."""
         if not 0 <= index < self.num_clients:
             raise ValueError(f"index must be in 0..{self.num_clients - 1}, got {index}")
         rows = slice(int(self.offsets[index]), int(self.offsets[index + 1]))
@@ -200,7 +200,7 @@ class FederatedData:
         return self.keep([name for name in self.columns if name not in names])
 
     def pooled(self) -> dict[str, np.ndarray]:
-        """All rows of all clients as one table, `{column: [num_examples, ...]}`, without copying."""
+        """All rows of all clients as one table, `{column: [num_examples, ...]}`, not copied."""
         return dict(self.columns)
 
     def _checked_names(self, names: str | Iterable[str]) -> set[str]:

@@ -51,8 +51,7 @@ def dirichlet(
         rows = rng.permutation(np.flatnonzero(labels == label))
         shares = _dirichlet_draw(rng, concentration, num_clients)
         cuts = np.rint(np.cumsum(shares)[:-1] * len(rows)).astype(np.int64)
-        for client, part in enumerate(np.split(rows, cuts)):
-            owner[part] = client
+        owner[rows] = np.searchsorted(cuts, np.arange(len(rows)), side="right")
     return _with_min_size(_rows_of_owner(owner, num_clients), min_size, rng)
 
 
@@ -105,7 +104,7 @@ def pachinko(
 
 
 def shards(labels: Any, num_clients: int, shards_per_client: int, seed: int) -> list[np.ndarray]:
-    """Sorts rows by label, cuts them into equal shards and deals `shards_per_client` to each client.
+    """Sorts rows by label, cuts them into equal shards, deals `shards_per_client` to each client.
 
     `labels`: int `[rows]`. A client sees few labels: about one for each shard. Shard sizes differ
     by at most one. Raises ValueError when there are fewer rows than shards.

@@ -1,6 +1,6 @@
-"""Prepared data sets: a folder of `.npy` columns that is written once and memory-mapped afterwards.
+"""Prepared data sets: a folder of `.npy` columns, written once and memory-mapped afterwards.
 
-    manifest.json               what is there: splits, dtypes, shapes, sizes, sha256, source, licence
+    manifest.json               splits, dtypes, shapes, sizes, sha256, source, licence
     <split>/<column>.npy        rows of all clients, client by client
     <split>/offsets.npy         int64 [num_clients + 1]
     <split>/client_ids.npy      text [num_clients]
@@ -171,14 +171,14 @@ def manifest(folder: str | os.PathLike[str]) -> dict[str, Any]:
     if checksum != _content_sha256(content):
         raise PreparedDataError(f"{path} was changed after it was written: its sha256 differs")
     splits = content.get("splits")
-    names_are_safe = isinstance(splits, dict) and all(
-        _FILE_NAME.fullmatch(name)
-        for split, entry in splits.items()
-        for name in (split, *entry.get("files", {}))
-    )
-    if not names_are_safe:
+    if not isinstance(splits, dict) or not all(map(_is_split_entry, splits, splits.values())):
         raise PreparedDataError(f"{path}: its splits are not described as expected")
     return content
+
+
+def _is_split_entry(split: str, entry: Any) -> bool:
+    files = entry.get("files") if isinstance(entry, dict) else None
+    return isinstance(files, dict) and all(_FILE_NAME.fullmatch(name) for name in (split, *files))
 
 
 def _check_names(what: str, names: Mapping[str, Any]) -> None:

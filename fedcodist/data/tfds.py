@@ -14,7 +14,7 @@ def from_tfds(
     columns: Iterable[str] | Mapping[str, str] | None = None,
     data_dir: str | None = None,
 ) -> dict[str, np.ndarray]:
-    """Reads one split into columns, `{name: array [rows, ...]}`; a partitioner makes clients of them.
+    """Reads one split into columns, `{name: array [rows, ...]}`, for a partitioner to deal out.
 
     `source`: the name of a TFDS data set ("cifar100"), which is downloaded and prepared if need be;
     or a data source that `tfds.data_source` returned, or any sequence of dicts (then without

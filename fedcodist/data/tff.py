@@ -31,8 +31,8 @@ def from_client_data(
 ) -> FederatedData:
     """Reads every client of an object with TFF's ClientData interface, in its order of ids.
 
-    `client_data` has `client_ids` and `create_tf_dataset_for_client(id)`, which gives an iterable of
-    single examples, each a mapping from name to array or eager tensor (or a data set with
+    `client_data` has `client_ids` and `create_tf_dataset_for_client(id)`, an iterable of single
+    examples, each a mapping from name to array or eager tensor (or a data set that has
     `as_numpy_iterator`). `columns` names those to keep; all by default.
 
     Raises TypeError for an object without that interface, and ValueError or TypeError naming the
@@ -41,8 +41,8 @@ def from_client_data(
     for attribute in ("client_ids", "create_tf_dataset_for_client"):
         if not hasattr(client_data, attribute):
             raise TypeError(
-                f"client_data must have TFF's ClientData interface, but {type(client_data).__name__}"
-                f" has no {attribute}"
+                f"client_data must have TFF's ClientData interface, "
+                f"but {type(client_data).__name__} has no {attribute}"
             )
     names = None if columns is None else [columns] if isinstance(columns, str) else list(columns)
     table = _Table(names)
@@ -109,7 +109,7 @@ def from_sqlite(
 
 
 def decode_example(blob: bytes) -> dict[str, list[bytes] | np.ndarray]:
-    """Decodes a serialised `tf.train.Example`: feature -> list of bytes, or a float32 or int64 vector.
+    """Decodes a serialised `tf.train.Example`: feature -> bytes list, or float32 or int64 vector.
 
     Packed and unpacked lists are read; unknown fields are skipped, as protocol buffers ask; a
     feature without any list is an empty list. Raises ValueError where the blob is malformed.
@@ -259,9 +259,7 @@ def _number_array(name: str, values: np.ndarray, dtype: np.dtype) -> np.ndarray:
 def _check_client_metadata(
     connection: sqlite3.Connection, path: Path, split: str, sizes: Mapping[str, int]
 ) -> None:
-    tables = connection.execute(
-        "SELECT name FROM sqlite_master WHERE type IN ('table', 'view') AND name = 'client_metadata'"
-    )
+    tables = connection.execute("SELECT name FROM sqlite_master WHERE name = 'client_metadata'")
     if tables.fetchone() is None:
         return
     expected = connection.execute(

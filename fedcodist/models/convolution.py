@@ -1,11 +1,13 @@
 """3x3 convolution and 2x2 max-pooling, lowered per platform.
 
-XLA's CPU convolution is slow inside loops, and so is the stock gradient of max-pooling
-(select-and-scatter). On a CPU a convolution is therefore patches times a matrix and the pool's
-gradient is a comparison with the maximum; elsewhere both are the stock operations.
+On a CPU the stock gradients of a convolution are very slow inside loops, and so is that of
+max-pooling (select-and-scatter) everywhere. There both gradients of a convolution are written as
+plain convolutions, which XLA:CPU sends to fast kernels, and the pool's gradient is a comparison
+with the maximum. Elsewhere all are the stock operations. First derivatives in reverse mode only.
 """
 
 import functools
+from collections.abc import Callable
 from typing import Literal
 
 import jax
@@ -90,8 +92,11 @@ def _convolution(inputs: jax.Array, kernel: jax.Array, padding: Padding) -> jax.
     return jax.lax.platform_dependent(
         inputs,
         kernel,
-        cpu=lambda x, w: _times(_patches(x, padding), w),
-        default=lambda x, w: _stock_convolution(x, w, padding),
+        cpu=_on_cpu(
+            functools.partial(_outputs_by_convolution, padding=padding),
+            functools.partial(_outputs_by_patches, padding=padding),
+        ),
+        default=functools.partial(_correlate, padding=padding),
     )
 
 
@@ -102,39 +107,151 @@ def _convolution_forward(inputs, kernel, padding):
 def _convolution_backward(padding, residuals, cotangent):
     # Two separate platform switches: where the images need no gradient, theirs is dead code.
     inputs, kernel = residuals
-
-    def inputs_stock(x, w, g):
-        return jax.vjp(lambda x: _stock_convolution(x, w, padding), x)[1](g)[0]
-
-    def kernel_stock(x, w, g):
-        return jax.vjp(lambda w: _stock_convolution(x, w, padding), w)[1](g)[0]
-
-    def inputs_cpu(x, w, g):
-        # The transpose of a correlation is a correlation with the mirrored kernel.
-        full = jnp.pad(g, ((0, 0), (1, 1), (1, 1), (0, 0))) if padding == "VALID" else g
-        return _times(_patches(full, "SAME"), w[::-1, ::-1].swapaxes(2, 3))
-
-    def kernel_cpu(x, w, g):
-        patches = _patches(x, padding)
-        rows = patches.reshape(-1, patches.shape[-1])
-        # Contracting the rows of (g, patches) and transposing the small result is faster on a CPU
-        # than contracting (patches, g).
-        product = jax.lax.dot_general(g.reshape(-1, g.shape[-1]), rows, (((0,), (0,)), ((), ())))
-        return product.T.reshape(w.shape)
-
     return (
-        jax.lax.platform_dependent(inputs, kernel, cotangent, cpu=inputs_cpu, default=inputs_stock),
-        jax.lax.platform_dependent(inputs, kernel, cotangent, cpu=kernel_cpu, default=kernel_stock),
+        jax.lax.platform_dependent(
+            cotangent,
+            kernel,
+            cpu=_on_cpu(
+                functools.partial(_inputs_by_convolution, padding=padding),
+                functools.partial(_inputs_by_patches, padding=padding),
+            ),
+            default=functools.partial(_inputs_by_convolution, padding=padding),
+        ),
+        jax.lax.platform_dependent(
+            inputs,
+            cotangent,
+            cpu=_on_cpu(
+                functools.partial(_kernel_by_convolution, padding=padding),
+                functools.partial(_kernel_by_patches, padding=padding),
+            ),
+            default=functools.partial(_kernel_stock, padding=padding),
+        ),
     )
 
 
 _convolution.defvjp(_convolution_forward, _convolution_backward)
 
 
-def _stock_convolution(inputs: jax.Array, kernel: jax.Array, padding: Padding) -> jax.Array:
+def _on_cpu(
+    by_convolution: Callable[[jax.Array, jax.Array], jax.Array],
+    by_patches: Callable[[jax.Array, jax.Array], jax.Array],
+) -> Callable[[jax.Array, jax.Array], jax.Array]:
+    """Chooses between the two CPU lowerings of a function of two arrays.
+
+    XLA:CPU sends a float32 convolution to fast kernels only where it is a plain one: batch and
+    spatial dimensions first, channels last, no groups, no dilation. Mapping over kernels would make
+    it a grouped one, and other types take a slow path, so those are patches times a matrix.
+    """
+    plain = jax.custom_batching.custom_vmap(by_convolution)
+
+    @plain.def_vmap
+    def mapped(axis_size, batched, left, right):
+        del axis_size
+        axes = tuple(0 if is_batched else None for is_batched in batched)
+        return jax.vmap(by_patches, axes)(left, right), True
+
+    def choose(left: jax.Array, right: jax.Array) -> jax.Array:
+        return (plain if left.dtype == jnp.float32 else by_patches)(left, right)
+
+    return choose
+
+
+def _outputs_by_convolution(inputs: jax.Array, kernel: jax.Array, padding: Padding) -> jax.Array:
+    channels, features = kernel.shape[2:]
+    width = inputs.shape[2] - (2 if padding == "VALID" else 0)
+    # Colour images: 3 channels fill no vector. Two neighbouring columns as one pixel of 6 channels
+    # give two output columns at once. 20 images 24x24x3, one core, for 16 and 32 features: 0.22 and
+    # 0.35 ms instead of 0.77 and 0.88 ms.
+    if channels >= 8 or width % 2:
+        return _correlate(inputs, kernel, padding)
+    if padding == "SAME":
+        inputs = jnp.pad(inputs, ((0, 0), (1, 1), (1, 1), (0, 0)))
+    batch, height = inputs.shape[:2]
+    pairs = inputs.reshape(batch, height, width // 2 + 1, 2 * channels)
+    shifted = [
+        jnp.pad(kernel, ((0, 0), (column, 1 - column), (0, 0), (0, 0))) for column in range(2)
+    ]
+    wide = jnp.concatenate(shifted, axis=-1).reshape(3, 2, 2 * channels, 2 * features)
+    return _correlate(pairs, wide, "VALID").reshape(batch, height - 2, width, features)
+
+
+def _inputs_by_convolution(cotangent: jax.Array, kernel: jax.Array, padding: Padding) -> jax.Array:
+    # The transpose of a correlation is the correlation with the mirrored kernel.
+    margin = 1 if padding == "SAME" else 2
+    return _correlate(cotangent, _mirrored(kernel), ((margin, margin), (margin, margin)))
+
+
+def _kernel_by_convolution(inputs: jax.Array, cotangent: jax.Array, padding: Padding) -> jax.Array:
+    """Correlates images with cotangents, examples in the role of channels and channels of examples.
+
+    The cotangents are the window of that correlation. Chunks of examples keep it in the cache:
+    128 images 24x24x32 take 2.3 ms in chunks instead of 8.8 ms.
+    """
+    batch, height, width, features = cotangent.shape
+    largest = max(1, _WINDOW_BYTES // (height * width * features * cotangent.dtype.itemsize))
+    chunks = max(1, -(-batch // largest))
+    size = max(1, -(-batch // chunks))
+    margin = (1, 1) if padding == "SAME" else (0, 0)
+
+    def kernel_of(pair):
+        images, cotangents = pair
+        columns = _correlate(
+            images.transpose(3, 1, 2, 0), cotangents.transpose(1, 2, 0, 3), (margin, margin)
+        )
+        return columns.transpose(1, 2, 0, 3)
+
+    if chunks == 1:
+        return kernel_of((inputs, cotangent))
+
+    def split(array):
+        fill = [(0, chunks * size - batch)] + [(0, 0)] * (array.ndim - 1)
+        return jnp.pad(array, fill).reshape(chunks, size, *array.shape[1:])
+
+    return jnp.sum(jax.lax.map(kernel_of, (split(inputs), split(cotangent))), axis=0)
+
+
+_WINDOW_BYTES = 768 * 1024  # with the images it fits a megabyte of second-level cache
+
+
+def _outputs_by_patches(inputs: jax.Array, kernel: jax.Array, padding: Padding) -> jax.Array:
+    return _patches(inputs, padding) @ kernel.reshape(-1, kernel.shape[-1])
+
+
+def _inputs_by_patches(cotangent: jax.Array, kernel: jax.Array, padding: Padding) -> jax.Array:
+    if padding == "VALID":
+        cotangent = jnp.pad(cotangent, ((0, 0), (1, 1), (1, 1), (0, 0)))
+    return _outputs_by_patches(cotangent, _mirrored(kernel), "SAME")
+
+
+def _kernel_by_patches(inputs: jax.Array, cotangent: jax.Array, padding: Padding) -> jax.Array:
+    # Contracting the rows of (cotangent, patches) and transposing the small result is faster on a
+    # CPU than contracting (patches, cotangent).
+    patches = _patches(inputs, padding)
+    channels, features = inputs.shape[-1], cotangent.shape[-1]
+    product = jax.lax.dot_general(
+        cotangent.reshape(-1, features),
+        patches.reshape(-1, 9 * channels),
+        (((0,), (0,)), ((), ())),
+    )
+    return product.T.reshape(3, 3, channels, features)
+
+
+def _kernel_stock(inputs: jax.Array, cotangent: jax.Array, padding: Padding) -> jax.Array:
+    kernel = jax.ShapeDtypeStruct((3, 3, inputs.shape[-1], cotangent.shape[-1]), inputs.dtype)
+    transpose = jax.linear_transpose(lambda w: _correlate(inputs, w, padding), kernel)
+    return transpose(cotangent)[0]
+
+
+def _correlate(
+    inputs: jax.Array, kernel: jax.Array, padding: Padding | tuple[tuple[int, int], ...]
+) -> jax.Array:
     return jax.lax.conv_general_dilated(
         inputs, kernel, (1, 1), padding, dimension_numbers=("NHWC", "HWIO", "NHWC")
     )
+
+
+def _mirrored(kernel: jax.Array) -> jax.Array:
+    return kernel[::-1, ::-1].swapaxes(2, 3)
 
 
 def _patches(inputs: jax.Array, padding: Padding) -> jax.Array:
@@ -145,10 +262,6 @@ def _patches(inputs: jax.Array, padding: Padding) -> jax.Array:
     return jnp.concatenate(
         [inputs[:, i : i + height, j : j + width] for i in range(3) for j in range(3)], axis=-1
     )
-
-
-def _times(patches: jax.Array, kernel: jax.Array) -> jax.Array:
-    return patches @ kernel.reshape(-1, kernel.shape[-1])
 
 
 @jax.custom_vjp

@@ -155,7 +155,7 @@ def test_dirichlet_limits():
     labels = np.repeat(np.arange(10), 400)
     uniform = label_table(dirichlet(labels, 8, 1e6, 0), labels, 10)
     assert np.abs(uniform - 50).max() <= 2
-    skewed = label_table(dirichlet(labels, 8, 1e-3, 0), labels, 10)
+    skewed = label_table(dirichlet(labels, 8, 1e-5, 0), labels, 10)
     # Each label belongs to a single client; clients left empty were given a row of another.
     assert ((skewed > 50).sum(axis=0) == 1).all()
     assert skewed.max(axis=0).sum() > 0.98 * len(labels)
@@ -183,7 +183,7 @@ def test_pachinko_on_cifar100_labels():
 
 
 def test_pachinko_distribution_of_labels():
-    """Before labels run out, numbers of labels per client follow the two Dirichlet distributions."""
+    """Before labels run out, labels per client follow the two Dirichlet distributions."""
     tables, fine_tables = [], []
     for seed in range(40):  # the first clients of many trees: nothing is used up yet
         parts = pachinko(CIFAR_FINE, CIFAR_COARSE, 5, 100, seed)
@@ -205,6 +205,29 @@ def test_pachinko_distribution_of_labels():
     excess = (by_coarse - drawn / 5) ** 2
     expected = drawn * 0.16 * (drawn + 50) / 51
     np.testing.assert_allclose(excess.sum() / (5 * expected.sum()), 1, rtol=0.15)
+
+
+def test_pachinko_renormalises_when_a_label_is_used_up():
+    """Labels 0, 1, 2 are equally likely; when label 0 is used up, 1 and 2 still are."""
+    fine = np.repeat([0, 1, 2], [10, 2000, 2000])
+    for coarse in (np.zeros_like(fine), fine):  # the label is a leaf, or a whole branch
+        (part,) = pachinko(fine, coarse, 1, 2010, 0, 1e6, 1e6)
+        counts = np.bincount(fine[part])
+        assert counts[0] == 10
+        assert abs(counts[1] - 1000) < 4 * np.sqrt(2000) / 2
+
+
+def test_rows_of_a_label_are_dealt_at_random():
+    """Data may lie in an order that means something, so each client's rows must spread over it."""
+    labels = np.zeros(4000, int)
+    for parts in (
+        dirichlet(labels, 4, 1e3, seed=0),
+        pachinko(labels, labels, 4, 1000, seed=0),
+        shards(labels, 4, 1, seed=0),
+    ):
+        for part in parts:
+            # The mean of 1,000 of 4,000 rows has standard error 32.
+            assert abs(part.mean() - 2000) < 150
 
 
 def test_pachinko_concentrations_matter():

@@ -12,7 +12,7 @@ from jax.sharding import PartitionSpec
 
 from fedcodist.models import convolution
 
-SHAPES = st.tuples(st.integers(1, 3), st.integers(3, 9), st.integers(3, 9), st.integers(1, 4))
+SHAPES = st.tuples(st.integers(1, 3), st.integers(3, 9), st.integers(3, 9), st.integers(1, 9))
 
 
 @pytest.fixture(autouse=True)
@@ -47,17 +47,41 @@ def assert_close(actual, expected, tolerance):
 def value_and_gradients(function, *arguments):
     """The output and, for a fixed random cotangent, the gradient of every argument."""
     outputs, pullback = jax.vjp(function, *arguments)
-    return (outputs, *pullback(normal(9, *outputs.shape, dtype=outputs.dtype)))
+    return (outputs, *pullback(normal(9, *outputs.shape).astype("float32").astype(outputs.dtype)))
 
 
-@settings(max_examples=10, deadline=None)
-@given(SHAPES, st.integers(1, 5), st.sampled_from(["SAME", "VALID"]), st.integers(0, 2**31))
-def test_convolution_and_its_gradients_equal_the_stock_one(shape, features, padding, seed):
-    inputs, kernel = normal(seed, *shape), normal(seed + 1, 3, 3, shape[-1], features)
+@settings(max_examples=12, deadline=None)
+@given(
+    SHAPES,
+    st.integers(1, 5),
+    st.sampled_from(["SAME", "VALID"]),
+    st.sampled_from(["float32", "float64"]),  # two lowerings
+    st.integers(0, 2**31),
+)
+def test_convolution_and_its_gradients_equal_the_stock_one(shape, features, padding, dtype, seed):
+    inputs = normal(seed, *shape, dtype=dtype)
+    kernel = normal(seed + 1, 3, 3, shape[-1], features, dtype=dtype)
+    assert_equals_stock(inputs, kernel, padding)
+
+
+@pytest.mark.parametrize("batch", [1, 4, 5])
+def test_kernel_gradient_in_chunks_of_examples(batch, monkeypatch):
+    monkeypatch.setattr(convolution, "_WINDOW_BYTES", 2 * 6 * 6 * 4 * 4)
+    inputs, kernel = (
+        normal(0, batch, 6, 6, 3, dtype="float32"),
+        normal(1, 3, 3, 3, 4, dtype="float32"),
+    )
+    assert_equals_stock(inputs, kernel, "SAME")
+
+
+def assert_equals_stock(inputs, kernel, padding):
+    wide = inputs.astype("float64"), kernel.astype("float64")
     ours = value_and_gradients(lambda x, w: convolution.conv3x3(x, w, padding), inputs, kernel)
-    stock = value_and_gradients(lambda x, w: stock_convolution(x, w, padding), inputs, kernel)
+    stock = value_and_gradients(lambda x, w: stock_convolution(x, w, padding), *wide)
     for actual, expected in zip(ours, stock, strict=True):
-        assert_close(actual, expected, 1e-12)
+        assert actual.dtype == inputs.dtype
+        tolerance = 1e-12 if inputs.dtype == np.float64 else 1e-5
+        assert_close(actual.astype("float64"), expected, tolerance)
 
 
 @settings(max_examples=10, deadline=None)
@@ -99,18 +123,23 @@ def loss(convolve, pool, kernel, inputs, padding="SAME"):
 
 OURS = functools.partial(loss, convolution.conv3x3, convolution.max_pool_2x2)
 STOCK = functools.partial(loss, stock_convolution, stock_pool)
+BOTH = pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 1e-5), ("float64", 1e-12)])
 
 
-def test_vmapped_over_kernels_under_jit():
-    kernels, inputs = normal(0, 3, 3, 3, 2, 4), normal(1, 3, 2, 6, 6, 2)
+@BOTH
+def test_vmapped_over_kernels_under_jit(dtype, tolerance):
+    kernels = normal(0, 3, 3, 3, 2, 4, dtype=dtype)
+    inputs = normal(1, 3, 2, 6, 6, 2, dtype=dtype)
     ours = jax.jit(jax.vmap(jax.grad(OURS)))(kernels, inputs)
-    assert_close(ours, jax.vmap(jax.grad(STOCK))(kernels, inputs), 1e-12)
+    assert_close(ours, jax.vmap(jax.grad(STOCK))(kernels, inputs), tolerance)
     one_kernel = jax.vmap(jax.grad(OURS), (None, 0))(kernels[0], inputs)
-    assert_close(one_kernel, jax.vmap(jax.grad(STOCK), (None, 0))(kernels[0], inputs), 1e-12)
+    assert_close(one_kernel, jax.vmap(jax.grad(STOCK), (None, 0))(kernels[0], inputs), tolerance)
 
 
-def test_inside_scan():
-    kernel, inputs = normal(0, 3, 3, 2, 4), normal(1, 3, 2, 6, 6, 2)
+@BOTH
+def test_inside_scan(dtype, tolerance):
+    kernel = normal(0, 3, 3, 2, 4, dtype=dtype)
+    inputs = normal(1, 3, 2, 6, 6, 2, dtype=dtype)
 
     def train(loss):
         def step(kernel, inputs):
@@ -118,13 +147,15 @@ def test_inside_scan():
 
         return jax.jit(lambda kernel: jax.lax.scan(step, kernel, inputs)[0])(kernel)
 
-    assert_close(train(OURS), train(STOCK), 1e-12)
+    assert_close(train(OURS), train(STOCK), tolerance)
 
 
+@BOTH
 @pytest.mark.parametrize("check_vma", [True, False])
-def test_inside_shard_map_with_replicated_kernel(check_vma):
+def test_inside_shard_map_with_replicated_kernel(check_vma, dtype, tolerance):
     mesh = jax.sharding.Mesh(np.array(jax.devices()), ("clients",))
-    kernel, inputs = normal(0, 3, 3, 2, 4), normal(1, mesh.size * 2, 6, 6, 2)
+    kernel = normal(0, 3, 3, 2, 4, dtype=dtype)
+    inputs = normal(1, mesh.size * 2, 6, 6, 2, dtype=dtype)
 
     def local(kernel, inputs):
         gradient = jax.grad(OURS)(kernel, inputs)
@@ -137,11 +168,13 @@ def test_inside_shard_map_with_replicated_kernel(check_vma):
         out_specs=PartitionSpec(),
         check_vma=check_vma,
     )(kernel, inputs)
-    assert_close(ours, jax.grad(STOCK)(kernel, inputs), 1e-12)
+    assert_close(ours, jax.grad(STOCK)(kernel, inputs), tolerance)
 
 
-def test_gradient_of_inputs_is_not_computed_when_unused():
-    kernel, inputs = normal(0, 3, 3, 5, 7), normal(1, 2, 6, 6, 5)
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_gradient_of_inputs_is_not_computed_when_unused(dtype):
+    kernel = normal(0, 3, 3, 5, 7, dtype=dtype)
+    inputs = normal(1, 2, 6, 6, 5, dtype=dtype)
 
     def flops(argnums):
         function = jax.grad(lambda w, x: jnp.sum(jnp.sin(convolution.conv3x3(x, w))), argnums)

@@ -1,0 +1,405 @@
+"""The one training loop: compiled blocks of rounds, evaluation, checkpoints, logging."""
+
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from fedcodist import simulation
+from fedcodist.checkpoint import load_checkpoint, save_checkpoint
+from fedcodist.client_training import Preprocess
+from fedcodist.data.federated_data import FederatedData
+from fedcodist.federated_algorithm import FederatedAlgorithm
+from fedcodist.model import Variables, parameter_count
+from fedcodist.progress import progress
+from fedcodist.run_folder import RunFolder
+from fedcodist.sources import ResidentData, StreamedData, stack_inputs
+
+PyTree = Any
+Record = dict[str, Any]
+Callback = Callable[[Sequence[Record]], None]
+# The progress display moves at least this often, by ending a block of rounds before an evaluation.
+_SECONDS_PER_BLOCK = 2.0
+
+
+class TrainingDiverged(RuntimeError):
+    """A pseudo-gradient was not finite; the message names the round and the pool."""
+
+
+class Experiment(NamedTuple):
+    """Everything that determines a run's results.
+
+    Attributes:
+      algorithm: what is run.
+      data: clients' examples and unlabelled data, on the device or streamed.
+      splits: name -> examples for evaluation.
+      rounds: number of rounds.
+      evaluate_every: rounds from one evaluation to the next; the last round is always evaluated.
+      checkpoint_every: rounds from one checkpoint to the next, a multiple of evaluate_every.
+      seed: the first seed.
+      seeds: number of seeds, trained as one more axis of the same program.
+      seeds_loop: 'map' one seed after another inside the program, 'vmap' all at once.
+      evaluation_batch_size: examples per device and step in evaluation.
+      evaluation_preprocess: (batch, key, positions) -> batch for evaluation.
+    """
+
+    algorithm: FederatedAlgorithm
+    data: ResidentData | StreamedData
+    splits: Mapping[str, FederatedData]
+    rounds: int
+    evaluate_every: int = 10
+    checkpoint_every: int | None = None
+    seed: int = 0
+    seeds: int = 1
+    seeds_loop: str = "map"
+    evaluation_batch_size: int = 500
+    evaluation_preprocess: Preprocess = lambda batch, key, positions: batch
+
+
+class Outcome(NamedTuple):
+    """What a run leaves.
+
+    Attributes:
+      records: one dictionary per evaluation, model, split and seed, as in metrics.jsonl.
+      variables: model -> trained Variables with a leading axis of seeds, on the host.
+      summary: as in summary.json.
+    """
+
+    records: list[Record]
+    variables: dict[str, Variables]
+    summary: dict[str, Any]
+
+
+def run_experiment(
+    experiment: Experiment,
+    workdir: str | Path | None = None,
+    config: Mapping[str, Any] | None = None,
+    plan: Mapping[str, Any] | None = None,
+    change_plan: bool = False,
+    callbacks: Sequence[Callback] = (),
+    show_progress: bool = True,
+    name: str = "",
+) -> Outcome:
+    """Trains, evaluates and logs; continues where a killed run with the same workdir stopped.
+
+    Args:
+      experiment: what to run.
+      workdir: run folder; None keeps everything in memory.
+      config: written to config.json, and what a resumed run is compared with.
+      plan: how it is executed; resuming under another plan needs `change_plan`.
+      change_plan: see plan.
+      callbacks: called with the records of every evaluation, for a logger of one's own.
+      show_progress: a live bar in a terminal, plain lines elsewhere.
+      name: shown beside the progress.
+
+    Raises:
+      ValueError: settings that make no sense, before anything compiles.
+      TrainingDiverged: a non-finite update; the last good checkpoint stays.
+      CheckpointError, RunFolderError: the folder cannot be written or belongs to another run.
+    """
+    checkpoint_every = check_experiment(experiment)
+    is_writer = jax.process_index() == 0
+    folder = None
+    if workdir is not None:
+        folder = RunFolder(workdir, writes=is_writer)
+        if is_writer:
+            folder.claim(config or {}, plan or {}, change_plan)
+
+    mesh = simulation.all_devices()
+    algorithm, seeds = experiment.algorithm, np.arange(experiment.seeds, dtype=np.uint32)
+    seeds += np.uint32(experiment.seed)
+    programs = simulation.build_programs(
+        algorithm,
+        experiment.evaluate_every,
+        mesh,
+        experiment.seeds_loop,
+        experiment.evaluation_batch_size,
+        experiment.evaluation_preprocess,
+    )
+    device_seeds = simulation.replicate(seeds, mesh)
+    hyper = simulation.replicate(jax.tree.map(_as_float, algorithm.hyper), mesh)
+    splits = simulation.replicate(
+        {split: simulation.evaluation_split(data) for split, data in experiment.splits.items()},
+        mesh,
+    )
+    state, first_round, log = _start(programs, device_seeds, mesh, folder, experiment)
+    train = _training(programs, experiment, mesh, device_seeds, hyper)
+
+    records: list[Record] = folder.records() if folder and is_writer else []
+    started, seconds_before = time.monotonic(), log["seconds"]
+    with progress(
+        name or algorithm.name, experiment.rounds, first_round, show_progress and is_writer
+    ) as show:
+        round, history = first_round, []
+        while True:
+            is_new = round > first_round or round == 0
+            if is_new and (round % experiment.evaluate_every == 0 or round == experiment.rounds):
+                evaluation = jax.tree.map(np.asarray, programs.evaluate(state[0], splits))
+                new = _evaluation_records(round, evaluation, seeds)
+                new += _training_records(round, history, seeds)
+                history = []
+                records += new
+                if folder:
+                    log["metrics_length"] = folder.append_metrics(new)
+                for callback in callbacks if is_writer else ():
+                    callback(new)
+                show(round, _accuracies(new))
+                if (
+                    folder
+                    and round
+                    and (round % checkpoint_every == 0 or round == experiment.rounds)
+                ):
+                    log["seconds"] = seconds_before + time.monotonic() - started
+                    if is_writer:
+                        save_checkpoint(folder.checkpoints, round, _on_host(state), log)
+            if round == experiment.rounds:
+                break
+            until = round - round % experiment.evaluate_every + experiment.evaluate_every
+            state, block = train(state, round, min(until, experiment.rounds) - round)
+            _check_finite(round, block, seeds, algorithm)
+            history.append(block)
+            round += next(iter(block.values())).shape[1]
+            if round % experiment.evaluate_every and round < experiment.rounds:
+                show(round, {})
+
+    variables = {
+        model: _on_host(jax.vmap(predictor.variables)(state[0]))
+        for model, predictor in algorithm.predictors.items()
+    }
+    seconds = seconds_before + time.monotonic() - started
+    summary = _summary(experiment, records, variables, seconds)
+    if folder:
+        folder.write_summary(summary)
+    return Outcome(records, variables, summary)
+
+
+def check_experiment(experiment: Experiment) -> int:
+    """Raises ValueError, one line, for a setting that makes no sense.
+
+    Returns:
+      Rounds between checkpoints.
+    """
+    for name in ("rounds", "evaluate_every", "seeds", "evaluation_batch_size"):
+        if getattr(experiment, name) < 1:
+            raise ValueError(f"{name} must be at least 1, got {getattr(experiment, name)}.")
+    if experiment.seed < 0:
+        raise ValueError(f"seed must be at least 0, got {experiment.seed}.")
+    if experiment.seeds_loop not in ("map", "vmap"):
+        raise ValueError(f"seeds_loop must be 'map' or 'vmap', got {experiment.seeds_loop!r}.")
+    if not experiment.splits:
+        raise ValueError("splits must name at least one split to evaluate, got none.")
+    every = experiment.checkpoint_every or experiment.evaluate_every
+    if every < 1 or every % experiment.evaluate_every:
+        raise ValueError(
+            f"checkpoint_every must be a multiple of evaluate_every={experiment.evaluate_every}, "
+            f"got {every}."
+        )
+    return every
+
+
+def _start(programs, seeds, mesh, folder, experiment):
+    """The state to start from: a checkpoint's where there is one, else the initial one."""
+    log = {"seconds": 0.0, "metrics_length": 0}
+    state = programs.init(seeds)
+    saved = load_checkpoint(folder.checkpoints, _shapes(state)) if folder else None
+    if saved is None:
+        if folder:
+            folder.keep_metrics(0)
+        return state, 0, log
+    folder.keep_metrics(saved.notes["metrics_length"])
+    return simulation.replicate(saved.state, mesh), saved.round, dict(saved.notes)
+
+
+def _training(programs, experiment, mesh, seeds, hyper):
+    """Returns (state, round, at most) -> (state, history on the host), for data of either kind."""
+    if isinstance(experiment.data, StreamedData):
+        return _streamed_training(programs, experiment, mesh, seeds, hyper)
+    data = simulation.replicate(experiment.data, mesh)
+    rounds_per_second = None
+
+    def train(state, round, at_most):
+        nonlocal rounds_per_second
+        count = at_most
+        if rounds_per_second is not None:
+            count = max(1, min(at_most, int(rounds_per_second * _SECONDS_PER_BLOCK)))
+        count = _agreed(count)
+        began = time.monotonic()
+        *state, history = programs.train(
+            *state, seeds, np.int32(round), np.int32(count), hyper, data
+        )
+        history = {name: np.asarray(values)[:, :count] for name, values in history.items()}
+        # The first block's time is mostly compilation.
+        if rounds_per_second is not None or programs.train._cache_size() == 1:
+            rounds_per_second = count / max(time.monotonic() - began, 1e-6)
+        return tuple(state), history
+
+    return train
+
+
+def _streamed_training(programs, experiment, mesh, seeds, hyper):
+    """One round per dispatch; the next round's rows are gathered meanwhile."""
+    ahead = None
+    host_seeds = [int(seed) for seed in np.asarray(seeds)]
+
+    def inputs_from(round):
+        def read(at):
+            each = [
+                experiment.data.read(jax.tree.map(np.asarray, programs.select(seed, at)))
+                for seed in host_seeds
+            ]
+            return stack_inputs(each)
+
+        return experiment.data.ahead(read, range(round, experiment.rounds))
+
+    def train(state, round, at_most):
+        nonlocal ahead
+        ahead = ahead or inputs_from(round)
+        blocks = []
+        for index in range(at_most):
+            inputs = simulation.replicate(next(ahead), mesh)
+            *state, history = programs.train_streamed(
+                *state, seeds, np.int32(round + index), hyper, inputs
+            )
+            blocks.append(history)
+        history = {
+            name: np.concatenate([np.asarray(block[name]) for block in blocks], axis=1)
+            for name in blocks[0]
+        }
+        return tuple(state), history
+
+    return train
+
+
+def _agreed(count: int) -> int:
+    """The same number on every process, which a clock alone would not give."""
+    if jax.process_count() == 1:
+        return count
+    from jax.experimental import multihost_utils
+
+    return int(multihost_utils.broadcast_one_to_all(np.int32(count)))
+
+
+def _check_finite(round, history, seeds, algorithm):
+    for pool in algorithm.communication:
+        bad = np.argwhere(~history[f"{pool}/finite"])
+        if len(bad):
+            seed, index = bad[np.argmin(bad[:, 1])]
+            raise TrainingDiverged(
+                f"non-finite update in round {round + index + 1}, pool {pool!r}, seed {seeds[seed]}: "
+                "training stopped, the last good checkpoint stays. Lower learning rates may help."
+            )
+
+
+def _evaluation_records(round: int, evaluation: Mapping[str, Any], seeds) -> list[Record]:
+    records = []
+    for split, models in evaluation.items():
+        for model, metrics in models.items():
+            for index, seed in enumerate(seeds):
+                record: Record = {
+                    "round": round,
+                    "model": model,
+                    "split": split,
+                    "seed": int(seed),
+                }
+                for name, values in metrics.items():
+                    if name.endswith("_per_client"):
+                        metric = name.removesuffix("_per_client")
+                        record.setdefault("per_client", {}).update(_spread(metric, values[index]))
+                    elif values[index].ndim:
+                        metric = name.removesuffix("_per_label")
+                        record[f"per_label_{metric}"] = _plain(values[index])
+                    else:
+                        record[name] = _plain(values[index])
+                records.append(record)
+    return records
+
+
+def _spread(metric: str, values: np.ndarray) -> Record:
+    """How a metric differs between clients."""
+    values = values[np.isfinite(values)].astype(np.float64)
+    return {
+        f"{metric}_mean": _plain(values.mean()),
+        f"{metric}_p10": _plain(np.percentile(values, 10)),
+        f"{metric}_min": _plain(values.min()),
+    }
+
+
+def _training_records(
+    round: int, history: Iterable[Mapping[str, np.ndarray]], seeds
+) -> list[Record]:
+    """Means of the rounds' own metrics since the last evaluation, per pool."""
+    blocks = list(history)
+    if not blocks:
+        return []
+    records = {}
+    for key in blocks[0]:
+        pool, name = key.split("/")
+        values = np.concatenate([block[key] for block in blocks], axis=1).astype(np.float64)
+        for index, seed in enumerate(seeds):
+            record = records.setdefault(
+                (pool, int(seed)),
+                {"round": round, "model": pool, "split": "clients", "seed": int(seed)},
+            )
+            if name != "finite":
+                record[name] = _plain(values[index].mean())
+    return list(records.values())
+
+
+def _accuracies(records: Iterable[Record]) -> dict[str, float]:
+    """Each model's accuracy on the first split that has one, averaged over seeds."""
+    first: dict[str, tuple[str, list[float]]] = {}
+    for record in records:
+        if record.get("accuracy") is not None:
+            split, values = first.setdefault(record["model"], (record["split"], []))
+            if split == record["split"]:
+                values.append(record["accuracy"])
+    return {model: float(np.mean(values)) for model, (_, values) in first.items()}
+
+
+def _summary(experiment, records, variables, seconds) -> dict[str, Any]:
+    final: dict[str, Any] = {}
+    for record in records:
+        if record["round"] == experiment.rounds and "loss" in record:
+            metrics = final.setdefault(record["model"], {}).setdefault(record["split"], {})
+            for name in ("accuracy", "loss"):
+                if name in record:
+                    metrics.setdefault(name, []).append(record[name])
+    return {
+        "algorithm": experiment.algorithm.name,
+        "rounds": experiment.rounds,
+        "models": {
+            name: {
+                "parameters": parameter_count(variables[name].params) // experiment.seeds,
+                "bytes_down_per_participation": communication.down,
+                "bytes_up_per_participation": communication.up,
+            }
+            for name, communication in experiment.algorithm.communication.items()
+        },
+        "final": final,
+        "seconds": round(seconds, 3),
+        "finished": True,
+    }
+
+
+def _plain(value: Any) -> Any:
+    """JSON numbers; what is not finite becomes null."""
+    value = np.asarray(value, np.float64)
+    if value.ndim:
+        return [_plain(each) for each in value]
+    # Seven digits are what float32 holds.
+    return float(f"{value:.7g}") if np.isfinite(value) else None
+
+
+def _as_float(value: Any) -> np.ndarray:
+    return np.asarray(value, jax.dtypes.canonicalize_dtype(float))
+
+
+def _shapes(tree: PyTree) -> PyTree:
+    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), tree)
+
+
+def _on_host(tree: PyTree) -> PyTree:
+    return jax.tree.map(np.asarray, tree)

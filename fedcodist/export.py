@@ -1,0 +1,55 @@
+"""Trained models as safetensors files, readable without this library."""
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import numpy as np
+import safetensors
+import safetensors.numpy
+
+from fedcodist.model import Variables
+
+
+def save_model(
+    path: str | os.PathLike[str], variables: Variables, metadata: Mapping[str, str] | None = None
+) -> None:
+    """Writes parameters and mutable state to one safetensors file.
+
+    Tensors are named by their path, such as `params/Dense_0/kernel` and
+    `mutable/batch_stats/BatchNorm_0/mean`.
+
+    Args:
+      path: the file.
+      variables: nested dictionaries of arrays.
+      metadata: strings kept in the file's header.
+    """
+    tensors = {
+        "/".join((part, *(str(key.key) for key in keys))): np.ascontiguousarray(leaf)
+        for part, tree in zip(("params", "mutable"), variables, strict=True)
+        for keys, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]
+    }
+    safetensors.numpy.save_file(tensors, path, dict(metadata or {}))
+
+
+def load_model(path: str | os.PathLike[str]) -> Variables:
+    """Reads what `save_model` wrote, as nested dictionaries of NumPy arrays.
+
+    Raises:
+      ValueError: the file is truncated or no safetensors file, or was not written by `save_model`.
+    """
+    try:
+        tensors = safetensors.numpy.load_file(path)
+    except (safetensors.SafetensorError, FileNotFoundError) as error:
+        raise ValueError(f"cannot read a model from {os.fspath(path)}: {error}.") from error
+    trees: dict[str, Any] = {"params": {}, "mutable": {}}
+    for name, tensor in tensors.items():
+        part, *keys, last = name.split("/")
+        if part not in trees:
+            raise ValueError(f"{os.fspath(path)} holds {name!r}, which is no model of fedcodist.")
+        branch = trees[part]
+        for key in keys:
+            branch = branch.setdefault(key, {})
+        branch[last] = tensor
+    return Variables(trees["params"], trees["mutable"])

@@ -1,0 +1,264 @@
+"""Whole rounds of both codistillations against loops in NumPy, on the very batches the library draws."""
+
+from typing import Any, NamedTuple
+
+import codistillation_reference as reference
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedcodist import augmentation, keys
+from fedcodist.algorithms.codistillation import UNLABELLED, TeachingHyper
+from fedcodist.algorithms.fed_avg import FedAvgHyper, fed_avg, linear_decay
+from fedcodist.algorithms.merged_codistillation import merged_codistillation
+from fedcodist.algorithms.periodic_codistillation import periodic_codistillation
+from fedcodist.algorithms.pools import Pool
+from fedcodist.client_training import LocalTraining, _example_order
+from fedcodist.cohort import ClientData
+from fedcodist.data.federated_data import FederatedData
+from fedcodist.distillation import Distillation, _batch
+from fedcodist.federated_algorithm import client_key
+from fedcodist.model import Variables, from_flax_linen
+from fedcodist.models.digits import MLP
+from fedcodist.sources import resident_data
+
+CLIENT_SIZES = (1, 9, 4, 7, 2, 5, 3, 8)
+NUM_UNLABELLED = 11  # less than two rounds use, so that the stream goes through several passes
+HIDDEN = {"small": (5,), "large": (8,), "third": (4, 4)}
+CLIENTS = {"small": range(8), "large": (1, 3, 4, 6, 7), "third": (0, 2, 3, 5)}
+TRAINING = LocalTraining(batch_size=4, epochs=2)  # most clients' last batch is partial
+TEACHING = {
+    "small": TeachingHyper(0.02, 0.3, 0.2, 1.0, 2.0, 1.0),
+    "large": TeachingHyper(0.01, 0.5, 0.05, 3.0, 0.5, 3.0),
+    "third": TeachingHyper(0.03, 0.1, 0.4, 0.7, 1.0, 0.5),
+}
+RATES = {
+    "small": FedAvgHyper(0.3, 0.05),
+    "large": FedAvgHyper(0.3, 0.03),
+    "third": FedAvgHyper(0.3, 0.04),
+}
+
+
+class Case(NamedTuple):
+    method: str
+    pools: tuple[str, ...]
+    rounds: int
+    total: int  # T of the schedules
+    direction: str
+    options: dict[str, Any]
+
+
+CASES = {
+    "merged": Case(
+        "merged", ("small", "large"), 3, 7, "forward", {"alpha": {"small": 0.6, "large": 0.3}}
+    ),
+    "merged, three pools, reverse": Case(
+        "merged",
+        ("small", "large", "third"),
+        2,
+        7,
+        "reverse",
+        {"alpha": 0.8, "alpha_schedule": lambda alpha, round: alpha * (1 - round / 7)},
+    ),
+    "periodic, period 2": Case("periodic", ("small", "large"), 4, 7, "forward", {"period": 2}),
+    "periodic, three pools, reverse": Case(
+        "periodic", ("small", "large", "third"), 2, 3, "reverse", {"period": 1}
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"), [(np.float64, 1e-8), (np.float32, 1e-3)], ids=["float64", "float32"]
+)
+def test_rounds_agree_with_the_reference(case, dtype, tolerance):
+    with jax.enable_x64(dtype == np.float64):
+        ours, rounds = _run_library(case, dtype)
+    theirs = reference.run(
+        case.method,
+        _starts(case),
+        rounds,
+        {name: _reference_settings(name, case) for name in case.pools},
+        num_rounds=case.total,
+        period=case.options.get("period"),
+    )
+    for round, expected in enumerate(theirs):
+        for name in case.pools:
+            for layer, (actual, wanted) in enumerate(
+                zip(ours[round][name], expected[name], strict=True)
+            ):
+                for got, want in zip(actual, wanted, strict=True):
+                    assert got.dtype == dtype
+                    error = np.linalg.norm(got - want) / np.linalg.norm(want)
+                    assert error < tolerance, (round, name, layer, error)
+
+
+def test_the_runs_compared_are_not_trivial():
+    """Clients differ in size, partial batches and every pool's teaching occur, models move apart."""
+    case = CASES["merged"]
+    ours, rounds = _run_library(case, np.float32)
+    examples = [client.num_examples for r in rounds for client in r.clients["small"]]
+    assert len(set(examples)) > 2
+    assert any(len(client.batches[-1][1]) < 4 for r in rounds for client in r.clients["small"])
+    for name, start in _starts(case).items():
+        assert np.linalg.norm(ours[-1][name][0][0] - start[0][0]) > 0.05
+
+
+def _run_library(case: Case, dtype):
+    """Runs rounds; returns every round's parameters and the reference's inputs."""
+    data = _federated(dtype)
+    unlabelled = {"image": np.random.default_rng(5).normal(size=(NUM_UNLABELLED, 2, 3, 1))}
+    unlabelled = {name: column.astype(dtype) for name, column in unlabelled.items()}
+    example = jnp.zeros((1, 2, 3, 1))
+    pools = {
+        name: Pool(
+            fed_avg(
+                from_flax_linen(MLP(hidden=HIDDEN[name], classes=3), example),
+                TRAINING,
+                schedule=linear_decay(case.total),
+                hyper=RATES[name],
+            ),
+            np.array(CLIENTS[name]),
+            3,
+        )
+        for name in case.pools
+    }
+    settings = Distillation(
+        steps=3,
+        batch_size=5,
+        direction=case.direction,
+        preprocess=augmentation.image_preprocess(augmentation.random_axis_flip),
+    )
+    build = {"merged": merged_codistillation, "periodic": periodic_codistillation}[case.method]
+    algorithm = build(
+        pools,
+        data.columns,
+        NUM_UNLABELLED,
+        case.total,
+        distillation=settings,
+        teaching={name: TEACHING[name] for name in case.pools},
+        **case.options,
+    )
+    resident = jax.tree.map(jnp.asarray, resident_data(data, {UNLABELLED: unlabelled}))
+    root = jax.random.key(3)
+    state, client_rows = algorithm.init(root)
+    for name, start in _starts(case).items():
+        state[name] = pools[name].method.replace_model(
+            state[name], Variables(_to_flax(start, dtype), {})
+        )
+
+    @jax.jit
+    def one_round(state, round, hyper):
+        selection = algorithm.select(round, root)
+        inputs = resident.read(selection)
+        key = keys.derive(root, "distillation", round)
+        batches = [
+            _batch(inputs.rows[UNLABELLED], step, keys.derive(key, step), settings, None)[0]
+            for step in range(settings.steps)
+        ]
+        orders = {
+            name: jax.vmap(lambda *client: _client_order(root, round, name, *client))(
+                cohort.clients, cohort.starts, cohort.sizes
+            )
+            for name, cohort in inputs.cohorts.items()
+        }
+        state = algorithm.round(state, client_rows, inputs, round, root, hyper)[0]
+        return state, selection, orders, [batch["image"] for batch in batches]
+
+    trajectory, rounds = [], []
+    for round in range(case.rounds):
+        state, selection, orders, batches = jax.tree.map(
+            np.asarray, one_round(state, round, algorithm.hyper)
+        )
+        clients = {
+            name: [
+                _client_round(data, int(data.client_sizes[client]), order)
+                for client, order in zip(selection.clients[name], orders[name], strict=True)
+            ]
+            for name in pools
+        }
+        distils = selection.rows[UNLABELLED][0, 0] >= 0
+        rounds.append(
+            reference.RoundInputs(clients, dict.fromkeys(pools, batches if distils else []))
+        )
+        trajectory.append({name: _from_flax(state[name].params) for name in pools})
+    return trajectory, rounds
+
+
+def _client_order(root, round, pool, client, start, size):
+    key = keys.derive(client_key(root, round, pool), client, "order")
+    rows = ClientData({}, start, size, size, max(CLIENT_SIZES), False)
+    return _example_order(key, rows, TRAINING.batch_size, TRAINING.epochs)
+
+
+def _client_round(data, size, order):
+    batches = []
+    for epoch in order[:, :size]:
+        for first in range(0, size, TRAINING.batch_size):
+            chosen = epoch[first : first + TRAINING.batch_size]
+            batches.append((data.columns["image"][chosen], data.columns["label"][chosen]))
+    return reference.ClientRound(batches, size)
+
+
+def _reference_settings(name, case):
+    teaching, rates = TEACHING[name], RATES[name]
+    others = {other: TEACHING[other].weight for other in case.pools if other != name}
+    alpha = case.options.get("alpha", 1.0)
+    alpha = alpha[name] if isinstance(alpha, dict) else alpha
+    schedule = case.options.get("alpha_schedule", lambda alpha, round: alpha)
+    return reference.PoolSettings(
+        client_learning_rate=rates.client_learning_rate,
+        server_learning_rate=rates.server_learning_rate,
+        distillation_learning_rate=teaching.learning_rate,
+        distillation_decay=teaching.decay,
+        teacher_temperature=teaching.temperature,
+        self_teacher_weight=teaching.interpolation,
+        self_teacher_temperature=teaching.self_teacher_temperature,
+        teacher_weights={other: w / sum(others.values()) for other, w in others.items()},
+        kl_direction=case.direction,
+        alpha=lambda round: schedule(alpha, round),
+    )
+
+
+def _federated(dtype):
+    generator = np.random.default_rng(4)
+    rows = sum(CLIENT_SIZES)
+    return FederatedData.from_arrays(
+        {
+            "image": generator.normal(size=(rows, 2, 3, 1)).astype(dtype),
+            "label": generator.integers(0, 3, rows).astype(np.int32),
+        },
+        offsets=np.concatenate([[0], np.cumsum(CLIENT_SIZES)]),
+    )
+
+
+def _starts(case):
+    """Models that differ clearly: otherwise before and after an update teach the same."""
+    starts = {}
+    for index, name in enumerate(case.pools):
+        generator = np.random.default_rng(10 + index)
+        widths = (6, *HIDDEN[name], 3)
+        # Drawn in float32, so that every precision starts from the same values.
+        starts[name] = [
+            (
+                generator.normal(size=(before, after)).astype(np.float32),
+                generator.normal(size=after).astype(np.float32) * np.float32(0.3),
+            )
+            for before, after in zip(widths[:-1], widths[1:], strict=True)
+        ]
+    return starts
+
+
+def _to_flax(layers, dtype):
+    return {
+        f"Dense_{index}": {"kernel": kernel.astype(dtype), "bias": bias.astype(dtype)}
+        for index, (kernel, bias) in enumerate(layers)
+    }
+
+
+def _from_flax(params):
+    return [
+        (np.asarray(params[f"Dense_{i}"]["kernel"]), np.asarray(params[f"Dense_{i}"]["bias"]))
+        for i in range(len(params))
+    ]
