@@ -1,5 +1,7 @@
 """Packaging of fedcodist. Lower bounds are the oldest versions that the tests were run with."""
 
+from pathlib import Path
+
 from setuptools import find_packages, setup
 
 EXTRAS = {
@@ -23,7 +25,7 @@ setup(
     name="fedcodist",
     version="0.1.0",
     description="Federated learning of heterogeneous models by knowledge distillation, in JAX",
-    long_description=open("README.md", encoding="utf-8").read(),
+    long_description=Path("README.md").read_text(encoding="utf-8"),
     long_description_content_type="text/markdown",
     license="Apache-2.0",
     packages=find_packages(include=["fedcodist", "fedcodist.*"]),

@@ -21,7 +21,7 @@ from fedcodist.data.federated_data import FederatedData
 from fedcodist.data.partition import capacity_pools
 from fedcodist.data.prepared import load_prepared
 from fedcodist.distillation import Distillation
-from fedcodist.experiment import Experiment
+from fedcodist.experiment import Experiment, check_integer
 from fedcodist.federated_algorithm import FederatedAlgorithm
 from fedcodist.for_each_client import Execution
 from fedcodist.model import Model, from_flax_linen
@@ -43,8 +43,7 @@ def build_experiment(config: ConfigDict) -> Experiment:
     Raises:
       ValueError, TypeError: one line that names the setting and what is allowed.
     """
-    if config.rounds < 1:
-        raise ValueError(f"rounds must be at least 1, got {config.rounds}.")
+    check_integer("rounds", config.rounds, low=1)
     splits, preprocess, evaluation_preprocess = _data(config.data)
     unlabelled = {"image": splits.pop("distillation").columns["image"]}
     clients = splits["train"]

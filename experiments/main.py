@@ -6,15 +6,17 @@
 The same command continues a run that was stopped. On a CPU it starts one process per core.
 """
 
+import argparse
+import difflib
 import os
 import sys
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from absl import flags
-from ml_collections import config_flags
+from ml_collections import ConfigDict, config_flags
 
 from fedcodist import launch
 
@@ -31,14 +33,28 @@ _CHANGE_PLAN = flags.DEFINE_bool(
 )
 
 
+# What a config file, which is Python, can raise besides.
+_CONFIG_FILE_ERRORS = (
+    ValueError,
+    TypeError,
+    LookupError,
+    AttributeError,
+    ArithmeticError,
+    NameError,
+    SyntaxError,
+    ImportError,
+    OSError,
+)
+
+
 def main(arguments: list[str]) -> int:
     """Runs the command; returns its exit status. A mistake of the user's is one line and status 2."""
     try:
         _parse(arguments)
         processes = _processes()
-    except (flags.Error, ValueError, TypeError, KeyError, AttributeError, OSError) as error:
+    except (flags.Error, *_CONFIG_FILE_ERRORS) as error:
         return _refuse(error)
-    if launch.RANK in os.environ or _DISTRIBUTED.value:
+    if launch.is_child() or _DISTRIBUTED.value:
         return _run()
     command = [sys.executable, "-m", "experiments.main", *arguments[1:]]
     workdir = Path(_WORKDIR.value)
@@ -48,12 +64,41 @@ def main(arguments: list[str]) -> int:
 
 
 def _parse(arguments: list[str]) -> None:
-    unknown = flags.FLAGS(arguments)[1:]
+    given = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    given.add_argument("--config", default="")
+    path = given.parse_known_args(arguments[1:])[0].config
+    if path and not Path(path.split(":")[0]).is_file():
+        raise ValueError(f"--config must be an existing file, got {path!r}.")
+    try:
+        unknown = flags.FLAGS(arguments)[1:]
+    except (LookupError, AttributeError):
+        if path:
+            _check_settings(arguments, flags.FLAGS["config"].parser.parse(path))
+        raise
     if unknown:
         raise ValueError(f"unexpected argument {unknown[0]!r}; settings are --config.name=value.")
     for flag in (_CONFIG, _WORKDIR):
         if not flag.value:
             raise ValueError(f"--{flag.name} must be given.")
+
+
+def _check_settings(arguments: list[str], config: ConfigDict) -> None:
+    """Raises ValueError for an unknown setting; ml_collections names only the last part of it."""
+    names = list(_names(config))
+    for argument in arguments:
+        name = argument.split("=")[0]
+        if name.startswith("--config.") and name.removeprefix("--config.") not in names:
+            (nearest,) = difflib.get_close_matches(
+                name, [f"--config.{each}" for each in names], n=1, cutoff=0
+            )
+            raise ValueError(f"{name} is no setting of the config; did you mean {nearest}?")
+
+
+def _names(config: ConfigDict, prefix: str = "") -> Iterator[str]:
+    for name, value in config.items():
+        yield prefix + name
+        if isinstance(value, ConfigDict):
+            yield from _names(value, f"{prefix}{name}.")
 
 
 def _processes() -> int:
@@ -89,7 +134,12 @@ def _run() -> int:
     try:
         experiment = build_experiment(config)
         check_experiment(experiment)
-    except (ValueError, TypeError, ImportError) as error:
+    except (ValueError, TypeError, ImportError, OSError, KeyError) as error:
+        return _refuse(error)
+    except AttributeError as error:
+        # ConfigDict's way of saying that a setting is missing; any other is a fault of the program.
+        if not isinstance(error.args[0], KeyError):
+            raise
         return _refuse(error)
     plan = {
         "processes": jax.process_count(),
@@ -142,7 +192,9 @@ def tensorboard(folder: Path) -> Callable[[Sequence[Mapping[str, Any]]], None] |
 
 def _refuse(error: Exception) -> int:
     """Prints one line; returns the status of a user's mistake."""
-    text = error.args[0] if isinstance(error, KeyError) and error.args else error
+    while error.args and isinstance(error.args[0], Exception):
+        error = error.args[0]
+    text = f"the config lacks {error.args[0]}" if isinstance(error, KeyError) else error
     print(f"error: {' '.join(str(text).split())}", file=sys.stderr, flush=True)
     return launch.USER_ERROR
 
@@ -159,7 +211,7 @@ def _newest_checkpoint(workdir: Path) -> str | None:
 
 if __name__ == "__main__":
     status = main(sys.argv)
-    if status and launch.RANK in os.environ:
+    if status and launch.is_child():
         # A process that failed must not wait for the others at jax.distributed's exit barrier.
         sys.stdout.flush()
         os._exit(status)

@@ -60,7 +60,7 @@ def weighted_mean() -> Reduce:
     """
 
     def prepare(result):
-        weigh = lambda leaf: leaf * result.weight.astype(leaf.dtype)  # noqa: E731
+        weigh = lambda leaf: leaf * result.weight.astype(leaf.dtype)
         return (
             jax.tree.map(weigh, result.update),
             jax.tree.map(weigh, result.mutable),
@@ -96,6 +96,7 @@ def sum_over_devices(tree: PyTree, axis_name: str | None) -> PyTree:
         flat = jax.lax.psum(jnp.concatenate([leaves[i].reshape(-1) for i in index]), axis_name)
         start = 0
         for i in index:
-            summed[i] = flat[start : start + leaves[i].size].reshape(leaves[i].shape)
+            part = flat[start : start + leaves[i].size].reshape(leaves[i].shape)
+            summed[i] = part.astype(dtype)  # sums of bools come back as integers
             start += leaves[i].size
     return jax.tree.unflatten(structure, summed)

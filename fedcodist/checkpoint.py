@@ -52,7 +52,8 @@ def save_checkpoint(folder: Path, round: int, state: PyTree, notes: dict[str, An
         write_atomically(path, _MAGIC + hashlib.sha256(payload).digest() + payload)
     except OSError as error:
         raise CheckpointError(f"cannot write checkpoint {path}: {error.strerror}.") from error
-    for old in sorted(folder.glob("round_*.msgpack"))[:-_KEPT]:
+    # The hidden ones are what processes killed while writing left.
+    for old in (*sorted(folder.glob("round_*.msgpack"))[:-_KEPT], *folder.glob(".round_*")):
         old.unlink()
     return path
 

@@ -127,9 +127,9 @@ def distill(
     if settings.steps == 0:
         nothing = {name: jnp.zeros(()) for name in students}
         return Distilled(dict(students), nothing, nothing)
-    (students, _), losses = jax.lax.scan(step, start, jnp.arange(settings.steps))
+    (trained, _), losses = jax.lax.scan(step, start, jnp.arange(settings.steps))
     return Distilled(
-        students,
+        trained,
         {name: values[0] for name, values in losses.items()},
         {name: values[-1] for name, values in losses.items()},
     )
@@ -188,7 +188,7 @@ def kl_divergence(direction: str) -> Callable[[jax.Array, jax.Array], jax.Array]
 def _batch(unlabelled, index, key, settings, axis_name):
     """Returns this device's part of a step's batch, augmented and mixed, and its mask."""
     size = settings.batch_size
-    devices, device = 1, 0
+    devices, device = 1, jnp.zeros((), jnp.int32)
     if axis_name is not None:
         devices, device = jax.lax.axis_size(axis_name), jax.lax.axis_index(axis_name)
     share = -(-size // devices)

@@ -23,10 +23,11 @@ Record = dict[str, Any]
 Callback = Callable[[Sequence[Record]], None]
 # The progress display moves at least this often, by ending a block of rounds before an evaluation.
 _SECONDS_PER_BLOCK = 2.0
+_STOPPED = "training stopped, the last good checkpoint stays. Lower learning rates may help."
 
 
 class TrainingDiverged(RuntimeError):
-    """A pseudo-gradient was not finite; the message names the round and the pool."""
+    """An update was not finite; the message names the round and the pool."""
 
 
 class Experiment(NamedTuple):
@@ -133,10 +134,12 @@ def run_experiment(
     with progress(
         name or algorithm.name, experiment.rounds, first_round, show_progress and is_writer
     ) as show:
-        round, history = first_round, []
+        round = first_round
+        history: list[dict[str, np.ndarray]] = []
         while True:
             is_new = round > first_round or round == 0
             if is_new and (round % experiment.evaluate_every == 0 or round == experiment.rounds):
+                _check_finite_models(round, state[0], seeds, algorithm)
                 evaluation = jax.tree.map(np.asarray, programs.evaluate(state[0], splits))
                 new = _evaluation_records(round, evaluation, seeds)
                 new += _training_records(round, history, seeds)
@@ -183,21 +186,30 @@ def check_experiment(experiment: Experiment) -> int:
       Rounds between checkpoints.
     """
     for name in ("rounds", "evaluate_every", "seeds", "evaluation_batch_size"):
-        if getattr(experiment, name) < 1:
-            raise ValueError(f"{name} must be at least 1, got {getattr(experiment, name)}.")
-    if experiment.seed < 0:
-        raise ValueError(f"seed must be at least 0, got {experiment.seed}.")
+        check_integer(name, getattr(experiment, name), low=1)
+    check_integer("seed", experiment.seed, low=0)
     if experiment.seeds_loop not in ("map", "vmap"):
         raise ValueError(f"seeds_loop must be 'map' or 'vmap', got {experiment.seeds_loop!r}.")
     if not experiment.splits:
         raise ValueError("splits must name at least one split to evaluate, got none.")
-    every = experiment.checkpoint_every or experiment.evaluate_every
-    if every < 1 or every % experiment.evaluate_every:
+    every = experiment.evaluate_every
+    if experiment.checkpoint_every is not None:
+        every = experiment.checkpoint_every
+        check_integer("checkpoint_every", every, low=1)
+    if every % experiment.evaluate_every:
         raise ValueError(
             f"checkpoint_every must be a multiple of evaluate_every={experiment.evaluate_every}, "
             f"got {every}."
         )
     return every
+
+
+def check_integer(name: str, value: Any, low: int) -> None:
+    """Raises one line unless value is an integer of at least `low`."""
+    if not isinstance(value, int | np.integer) or isinstance(value, bool):
+        raise TypeError(f"{name} must be an integer of at least {low}, got {value!r}.")
+    if value < low:
+        raise ValueError(f"{name} must be at least {low}, got {value}.")
 
 
 def _start(programs, seeds, mesh, folder, experiment):
@@ -289,8 +301,20 @@ def _check_finite(round, history, seeds, algorithm):
             seed, index = bad[np.argmin(bad[:, 1])]
             raise TrainingDiverged(
                 f"non-finite update in round {round + index + 1}, pool {pool!r}, seed {seeds[seed]}: "
-                "training stopped, the last good checkpoint stays. Lower learning rates may help."
+                f"{_STOPPED}"
             )
+
+
+def _check_finite_models(round, state, seeds, algorithm):
+    """What a pseudo-gradient does not tell: a codistillation or a server update that diverged."""
+    for model, predictor in algorithm.predictors.items():
+        for leaf in jax.tree.leaves(_on_host(jax.vmap(predictor.variables)(state))):
+            bad = ~np.isfinite(leaf).reshape(len(seeds), -1).all(axis=1)
+            if bad.any():
+                raise TrainingDiverged(
+                    f"non-finite update by round {round}, pool {model!r}, "
+                    f"seed {seeds[np.argmax(bad)]}: {_STOPPED}"
+                )
 
 
 def _evaluation_records(round: int, evaluation: Mapping[str, Any], seeds) -> list[Record]:
@@ -334,7 +358,7 @@ def _training_records(
     blocks = list(history)
     if not blocks:
         return []
-    records = {}
+    records: dict[tuple[str, int], Record] = {}
     for key in blocks[0]:
         pool, name = key.split("/")
         values = np.concatenate([block[key] for block in blocks], axis=1).astype(np.float64)

@@ -1,6 +1,7 @@
 """Trained models as safetensors files, readable without this library."""
 
 import os
+import urllib.parse
 from collections.abc import Mapping
 from typing import Any
 
@@ -18,7 +19,8 @@ def save_model(
     """Writes parameters and mutable state to one safetensors file.
 
     Tensors are named by their path, such as `params/Dense_0/kernel` and
-    `mutable/batch_stats/BatchNorm_0/mean`.
+    `mutable/batch_stats/BatchNorm_0/mean`; a slash inside a name, as in Haiku's `mlp/~/linear_0`, is
+    written `%2F`, and a number, as in NNX's lists of layers, `[0]`.
 
     Args:
       path: the file.
@@ -26,7 +28,7 @@ def save_model(
       metadata: strings kept in the file's header.
     """
     tensors = {
-        "/".join((part, *(str(key.key) for key in keys))): np.ascontiguousarray(leaf)
+        "/".join((part, *(_written(key.key) for key in keys))): np.ascontiguousarray(leaf)
         for part, tree in zip(("params", "mutable"), variables, strict=True)
         for keys, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]
     }
@@ -41,15 +43,29 @@ def load_model(path: str | os.PathLike[str]) -> Variables:
     """
     try:
         tensors = safetensors.numpy.load_file(path)
-    except (safetensors.SafetensorError, FileNotFoundError) as error:
+    except (safetensors.SafetensorError, OSError) as error:
         raise ValueError(f"cannot read a model from {os.fspath(path)}: {error}.") from error
     trees: dict[str, Any] = {"params": {}, "mutable": {}}
     for name, tensor in tensors.items():
-        part, *keys, last = name.split("/")
-        if part not in trees:
+        part, *keys = (_read(key) for key in name.split("/"))
+        if part not in trees or not keys:
             raise ValueError(f"{os.fspath(path)} holds {name!r}, which is no model of fedcodist.")
         branch = trees[part]
-        for key in keys:
+        for key in keys[:-1]:
             branch = branch.setdefault(key, {})
-        branch[last] = tensor
+        branch[keys[-1]] = tensor
     return Variables(trees["params"], trees["mutable"])
+
+
+# What would end a name, or be taken for a number, is written as in addresses on the web.
+_ESCAPES = {"%": "%25", "/": "%2F", "[": "%5B"}
+
+
+def _written(key: str | int) -> str:
+    if isinstance(key, int):
+        return f"[{key}]"
+    return "".join(_ESCAPES.get(character, character) for character in key)
+
+
+def _read(text: str) -> str | int:
+    return int(text[1:-1]) if text.startswith("[") else urllib.parse.unquote(text)

@@ -9,7 +9,7 @@ import numpy as np
 
 from fedcodist import keys
 from fedcodist.aggregation import Aggregate, ClientResult, Reduce
-from fedcodist.cohort import ClientData, Cohort, Inputs, Selection
+from fedcodist.cohort import ClientData, Cohort, Selection
 from fedcodist.communication import Communication, tree_bytes
 from fedcodist.for_each_client import Execution, for_each_client
 from fedcodist.model import Model, Variables
@@ -101,13 +101,9 @@ def communication_of(method: FederatedMethod, columns: Mapping[str, Any]) -> Com
       method: any method.
       columns: the federated data's columns, arrays or shapes.
     """
-    scalar = jax.ShapeDtypeStruct((), jnp.int32)
-    data = ClientData(
-        {name: jax.ShapeDtypeStruct(v.shape, v.dtype) for name, v in columns.items()},
-        *([scalar] * 3),
-        capacity=1,
-        ragged=False,
-    )
+    scalar: Any = jax.ShapeDtypeStruct((), jnp.int32)
+    shapes: Any = {name: jax.ShapeDtypeStruct(v.shape, v.dtype) for name, v in columns.items()}
+    data = ClientData(shapes, scalar, scalar, scalar, capacity=1, ragged=False)
 
     def participate(key, data):
         message = method.broadcast(method.init(key))

@@ -1,5 +1,6 @@
 """How a per-client function is executed over a cohort, and its results reduced."""
 
+import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -129,9 +130,15 @@ def _run_slots(client_update, reduce, message, rows, cohort, key, loop, slots):
     slot_rows = jax.tree.map(lambda leaf: leaf[safe], rows)
 
     def one(start, size, client_key, row, is_real):
-        result = client_update(message, row, data.replace(start=start, size=size), client_key)
+        result = client_update(
+            message, row, dataclasses.replace(data, start=start, size=size), client_key
+        )
         result = result._replace(weight=jnp.where(is_real, result.weight, 0))
-        return reduce.prepare(result), result
+        # Not by weight alone: a reduction may ignore weights, and no steps may give no number.
+        prepared = jax.tree.map(
+            lambda leaf: jnp.where(is_real, leaf, jnp.zeros_like(leaf)), reduce.prepare(result)
+        )
+        return prepared, result
 
     arguments = (data.start, sizes, client_keys, slot_rows, real)
     if len(slots) == 1:
@@ -144,7 +151,7 @@ def _run_slots(client_update, reduce, message, rows, cohort, key, loop, slots):
 def _deal(sizes: jax.Array, execution: Execution) -> jax.Array:
     """Returns this device's slots, int32 [chunks, chunk]; slots >= cohort are fillers."""
     chunk = execution.chunk_size if execution.loop == "vmap" else 1
-    devices, device = 1, 0
+    devices, device = 1, jnp.zeros((), jnp.int32)
     if execution.axis_name is not None:
         devices = jax.lax.axis_size(execution.axis_name)
         device = jax.lax.axis_index(execution.axis_name)
@@ -158,7 +165,7 @@ def _deal(sizes: jax.Array, execution: Execution) -> jax.Array:
 
 def _undeal(leaf: jax.Array, slots: jax.Array, cohort: int) -> jax.Array:
     """Puts results [chunks, chunk, ...] of this device at their clients' places [cohort, ...]."""
-    flat = leaf.reshape(-1, *leaf.shape[2:])
+    flat = leaf.reshape(leaf.shape[0] * leaf.shape[1], *leaf.shape[2:])
     return (
         jnp.zeros((cohort, *flat.shape[1:]), flat.dtype)
         .at[slots.reshape(-1)]

@@ -42,6 +42,11 @@ def default_processes() -> int:
     return 1 if chosen or accelerated or sys.platform != "linux" else len(_cores())
 
 
+def is_child() -> bool:
+    """Whether this process was started by `supervise`."""
+    return RANK in os.environ
+
+
 def join() -> None:
     """Makes this process part of the run that `supervise` started; call it before any use of JAX.
 
@@ -92,6 +97,8 @@ def supervise(
         finally:
             _stop(children)
         if status >= 0:
+            if status and logs is not None and children[0].returncode <= 0:
+                print(f"error: a process ended with status {status}: see {logs}.", file=sys.stderr)
             return status
         newest = newest_checkpoint()
         attempts = attempts + 1 if newest == seen else 1
@@ -110,21 +117,23 @@ def _start(command, rank, processes, port, logs):
         COUNT: str(processes),
         COORDINATOR: f"127.0.0.1:{port}",
     }
-    output = None
-    if rank > 0:
-        output = subprocess.DEVNULL
-        if logs is not None:
-            logs.mkdir(parents=True, exist_ok=True)
-            output = open(logs / f"process_{rank}.log", "ab")
     parent = os.getpid()
-    return subprocess.Popen(
-        command,
-        env=environment,
-        stdout=output,
-        stderr=output,
-        stdin=subprocess.DEVNULL,
-        preexec_fn=lambda: _end_with(parent),
-    )
+    with contextlib.ExitStack() as opened:
+        output = None
+        if rank > 0:
+            path = Path(os.devnull)
+            if logs is not None:
+                logs.mkdir(parents=True, exist_ok=True)
+                path = logs / f"process_{rank}.log"
+            output = opened.enter_context(open(path, "ab"))
+        return subprocess.Popen(
+            command,
+            env=environment,
+            stdout=output,
+            stderr=output,
+            stdin=subprocess.DEVNULL,
+            preexec_fn=lambda: _end_with(parent),
+        )
 
 
 def _wait(children: Sequence[subprocess.Popen]) -> int:
@@ -136,10 +145,11 @@ def _wait(children: Sequence[subprocess.Popen]) -> int:
         if any(codes):
             break
         time.sleep(0.02)
-    # The first process tells a user's mistake; a signal that stopped one makes others fail too.
+    # The first process's output is what the user sees: it gets the time to say what is wrong, which
+    # is mostly the same in all. A signal that stopped one process makes others fail too.
     deadline = time.monotonic() + 3
     while time.monotonic() < deadline and any(child.poll() is None for child in children):
-        if USER_ERROR in (child.poll() for child in children):
+        if children[0].poll() == USER_ERROR:
             break
         time.sleep(0.02)
     codes = [child.poll() for child in children]

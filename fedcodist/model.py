@@ -119,33 +119,29 @@ def from_flax_nnx(
     """
     from flax import nnx
 
-    template = nnx.eval_shape(lambda: create(nnx.Rngs(0)))
+    template: Any = nnx.eval_shape(lambda: create(nnx.Rngs(0)))
     accepted = set(inspect.signature(type(template).__call__).parameters)
-    graphs = {}
+    graphs: dict[bool, Any] = {}
     for train in (True, False):
         template.train() if train else template.eval()
-        graphs[train], _, random_state, _ = nnx.split(template, nnx.Param, nnx.RngState, ...)
+        graphs[train] = _nnx_split(template)[0]
 
     def init(key):
-        _, params, _, mutable = nnx.split(create(nnx.Rngs(key)), nnx.Param, nnx.RngState, ...)
+        _, params, _, mutable = _nnx_split(create(nnx.Rngs(key)))
         return Variables(nnx.to_pure_dict(params), nnx.to_pure_dict(mutable))
 
     def apply(variables, batch, *, train=False, key=None, mask=None, axis_name=None):
         # The generator's state is drawn anew from `key`: it must not live in the model's variables.
-        fresh = nnx.split(
-            create(nnx.Rngs(jax.random.key(0) if key is None else key)), nnx.RngState, ...
-        )[1]
-        states = [
-            _nnx_state(shape, values)
-            for shape, values in zip(_nnx_shapes(template), variables, strict=True)
-        ]
-        network = nnx.merge(graphs[train], states[0], fresh, states[1])
+        rngs = nnx.Rngs(jax.random.key(0) if key is None else key)
+        _, params, random_state, mutable = _nnx_split(create(rngs))
+        nnx.replace_by_pure_dict(params, variables.params)
+        nnx.replace_by_pure_dict(mutable, variables.mutable)
+        network = nnx.merge(graphs[train], params, random_state, mutable)
         arguments = _accepted_arguments(accepted, mask=mask, axis_name=axis_name)
         outputs = network(batch[inputs], **arguments)
         if not train:
             return outputs, variables.mutable
-        mutable = nnx.split(network, nnx.Param, nnx.RngState, ...)[3]
-        return outputs, nnx.to_pure_dict(mutable)
+        return outputs, nnx.to_pure_dict(_nnx_split(network)[3])
 
     return _finish(init, apply, loss, metrics, {inputs: example})
 
@@ -219,16 +215,8 @@ def _accepted_arguments(accepted: set[str], **available) -> dict[str, Any]:
     return {name: value for name, value in available.items() if name in accepted}
 
 
-def _nnx_shapes(template):
+def _nnx_split(module: Any) -> Any:
+    """Returns (graph, parameters, random state, everything else)."""
     from flax import nnx
 
-    _, params, _, mutable = nnx.split(template, nnx.Param, nnx.RngState, ...)
-    return params, mutable
-
-
-def _nnx_state(shape, values):
-    from flax import nnx
-
-    state = jax.tree.map(lambda leaf: leaf, shape)
-    nnx.replace_by_pure_dict(state, values)
-    return state
+    return nnx.split(module, nnx.Param, nnx.RngState, ...)

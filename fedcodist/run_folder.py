@@ -41,6 +41,8 @@ class RunFolder:
           RunFolderError: config.json is another experiment's, or the execution plan differs (the
             bits would) and `change_plan` does not allow it.
         """
+        if self.path.exists() and not self.path.is_dir():
+            raise RunFolderError(f"run folder {self.path} is a file.")
         config, plan = json.loads(json.dumps(config)), json.loads(json.dumps(plan))
         for unfinished in self.path.glob(".*.json.*"):
             unfinished.unlink()
@@ -63,14 +65,21 @@ class RunFolder:
         self._write("environment.json", _environment(plan))
 
     def append_metrics(self, records: Iterable[Mapping[str, Any]]) -> int:
-        """Appends one line per record; returns the length of the file."""
+        """Appends one line per record; returns the length of the file.
+
+        Raises:
+          RunFolderError: the disk is full or the file cannot be written.
+        """
         if not self._writes:
             return 0
-        with open(self.metrics, "a", encoding="utf-8") as file:
-            file.writelines(json.dumps(record) + "\n" for record in records)
-            file.flush()
-            os.fsync(file.fileno())
-            return file.tell()
+        try:
+            with open(self.metrics, "a", encoding="utf-8") as file:
+                file.writelines(json.dumps(record) + "\n" for record in records)
+                file.flush()
+                os.fsync(file.fileno())
+                return file.tell()
+        except OSError as error:
+            raise RunFolderError(f"cannot write {self.metrics}: {error.strerror}.") from error
 
     def keep_metrics(self, length: int) -> None:
         """Cuts off what was written after the checkpoint that a run resumes from."""
@@ -125,7 +134,7 @@ def _first_difference(theirs: Any, ours: Any, where: str = "") -> str | None:
 
 
 def _environment(plan: Mapping[str, Any]) -> dict[str, Any]:
-    versions = {}
+    versions: dict[str, str | None] = {}
     for package in _PACKAGES:
         try:
             versions[package] = importlib.metadata.version(package)

@@ -107,30 +107,26 @@ class StreamedData:
         # Room for the largest cohort possible, so that every round has one shape.
         room = int(self._largest_first[: len(clients)].sum())
         starts = np.concatenate([[0], np.cumsum(sizes)[:-1]])
-        columns = {}
+        columns: dict[str, Any] = {}
         for name, column in self._federated.columns.items():
             buffer = np.zeros((room, *column.shape[1:]), column.dtype)
             for client, start, size in zip(clients, starts, sizes, strict=True):
                 buffer[start : start + size] = column[offsets[client] : offsets[client] + size]
             columns[name] = buffer
-        return Cohort(
-            columns,
-            clients.astype(np.int32),
-            starts.astype(np.int32),
-            sizes.astype(np.int32),
-            int(self._largest_first[0]),
-        )
+        where: list[Any] = [part.astype(np.int32) for part in (clients, starts, sizes)]
+        return Cohort(columns, where[0], where[1], where[2], int(self._largest_first[0]))
 
-    def _gather(self, name: str, indices: np.ndarray) -> Rows:
-        used = np.maximum(indices.reshape(-1), 0)
-        columns = {
-            column: np.asarray(values[used])
-            if indices.size and indices.flat[0] >= 0
-            else np.zeros((len(used), *values.shape[1:]), values.dtype)
+    def _gather(self, name: str, indices: Any) -> Rows:
+        wanted = indices.reshape(-1)
+        is_used = bool((wanted >= 0).all())
+        columns: dict[str, Any] = {
+            column: np.asarray(values[wanted])
+            if is_used
+            else np.zeros((len(wanted), *values.shape[1:]), values.dtype)
             for column, values in self._rows[name].items()
         }
-        positions = np.arange(indices.size, dtype=np.int32).reshape(indices.shape)
-        return Rows(columns, positions if indices.size and indices.flat[0] >= 0 else indices)
+        positions: Any = np.arange(indices.size, dtype=np.int32).reshape(indices.shape)
+        return Rows(columns, positions if is_used else indices)
 
 
 def stack_inputs(inputs: list[Inputs]) -> Inputs:

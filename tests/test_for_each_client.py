@@ -22,8 +22,8 @@ from fedcodist.data.federated_data import FederatedData
 from fedcodist.distillation import Distillation
 from fedcodist.federated_algorithm import FederatedMethod
 from fedcodist.for_each_client import Execution, for_each_client
-from fedcodist.model import Model, Variables, cross_entropy, from_flax_linen
-from fedcodist.models.digits import BatchNormMLP, MLP
+from fedcodist.model import Model, Variables, from_flax_linen
+from fedcodist.models.digits import MLP, BatchNormMLP
 from fedcodist.sources import resident_data
 
 AXIS = "clients"
@@ -48,11 +48,12 @@ FAST = [
 ]
 
 
-@pytest.fixture
-def compile_quickly():
-    """These programs run for milliseconds and compile for seconds."""
+@pytest.fixture(autouse=True)
+def compile_quickly(request):
+    """These programs run for milliseconds and compile for seconds; the slow suite optimises."""
     before = jax.config.values["jax_disable_most_optimizations"]
-    jax.config.update("jax_disable_most_optimizations", True)
+    quickly = request.node.get_closest_marker("slow") is None
+    jax.config.update("jax_disable_most_optimizations", quickly)
     yield
     jax.config.update("jax_disable_most_optimizations", before)
 
@@ -80,7 +81,13 @@ def over_devices(function, devices, how="shard_map"):
     if devices is None:
         run = jax.jit(lambda *arguments: jax.tree.map(lambda x: x[None], function(*arguments)))
     elif how == "pmap":
-        run = jax.pmap(function, axis_name=AXIS, in_axes=None, devices=jax.devices()[:devices])
+        mapped = jax.pmap(
+            lambda _, arguments: function(*arguments),
+            axis_name=AXIS,
+            in_axes=(0, None),
+            devices=jax.devices()[:devices],
+        )
+        run = lambda *arguments: mapped(jnp.arange(devices), arguments)
     else:
         mesh = Mesh(np.array(jax.devices()[:devices]), (AXIS,))
         run = jax.jit(
@@ -190,13 +197,11 @@ def check_rounds(kind, batch_norm, loop, chunk, devices, how="shard_map"):
     assert_close(actual, rounds_by_scan(kind, batch_norm))
 
 
-@pytest.mark.usefixtures("compile_quickly")
 @pytest.mark.parametrize("kind, loop, chunk, devices", FAST)
 def test_rounds_are_the_same_under_every_execution(kind, loop, chunk, devices):
     check_rounds(kind, True, loop, chunk, devices)
 
 
-@pytest.mark.usefixtures("compile_quickly")
 def test_a_merged_round_is_the_same_under_pmap():
     check_rounds("merged", True, "vmap", 2, 3, "pmap")
 
@@ -234,7 +239,6 @@ def test_all_algorithms_eagerly(kind):
     assert_close((state, metrics), rounds_by_scan(kind, True))
 
 
-@pytest.mark.usefixtures("compile_quickly")
 def test_the_rounds_compared_do_something():
     """Distillation, batch statistics and clients all leave traces in what is compared above."""
     initial, _ = start(True)
@@ -244,6 +248,7 @@ def test_the_rounds_compared_do_something():
             moved = jax.tree.map(
                 lambda a, b: np.abs(a - b).max(), state[pool][:2], initial[pool][:2]
             )
+            del moved[0]["Dense_0"]["bias"]  # BatchNorm follows: its gradient is zero
             assert min(jax.tree.leaves(moved)) > 1e-3
         weights = [state[pool].params["Dense_1"]["kernel"] for state in states.values()]
         for left, right in ((0, 1), (0, 2), (1, 2)):
@@ -440,7 +445,7 @@ def test_client_rows_are_gathered_and_scattered(loop, chunk, devices):
 
     rows, selected = same_on_every_device(over_devices(run, devices)(5))
     for name, pool in pools.items():
-        expected = {client: (0, -1, -1) for client in pool.clients.tolist()}
+        expected = dict.fromkeys(pool.clients.tolist(), (0, -1, -1))
         for round, clients in enumerate(selected[name].tolist()):
             assert len(set(clients)) == pool.cohort_size
             for client in clients:
@@ -455,7 +460,7 @@ def test_rows_may_hold_any_dtype_and_shape():
     clients = COHORTS["uneven"]
 
     def update(message, row, data, key):
-        row = {name: value for name, value in row.items()} | {"flag": ~row["flag"]}
+        row = row | {"flag": ~row["flag"]}
         return ClientResult({}, {}, data.size.astype(jnp.float32), row, {})
 
     def run(clients):
@@ -523,7 +528,7 @@ def test_a_small_client_is_the_same_beside_a_much_larger_one(optimizer):
             jax.tree.map(lambda leaf, i=index: leaf[i], together),
             jax.tree.map(lambda leaf: leaf[0], alone),
             rtol=1e-5,
-            atol=1e-6,
+            atol=3e-6,
         )
         running = alone.mutable["batch_stats"]["BatchNorm_0"]["mean"]
         assert np.abs(running).max() > 1e-3

@@ -116,10 +116,13 @@ def check_number(
     limits = [f"at least {low:g}"] * (low > -np.inf) + [f"at most {high:g}"] * (high < np.inf)
     limits += [f"above {above:g}"] * (above > -np.inf)
     allowed = " and ".join(limits) or "finite"
+    wrong_type = f"{name} must be a number {allowed}, got {value!r}."
+    if isinstance(value, str):
+        raise TypeError(wrong_type)
     try:
         number = float(value)
     except (TypeError, ValueError):
-        raise TypeError(f"{name} must be a number {allowed}, got {value!r}.") from None
+        raise TypeError(wrong_type) from None
     if (
         isinstance(value, bool)
         or not np.isfinite(number)

@@ -74,12 +74,14 @@ def merged_codistillation(
     pools, codistillation = check_codistillation(
         pools, distillation, teaching, num_rounds, num_unlabelled
     )
-    alpha = dict(alpha) if isinstance(alpha, Mapping) else dict.fromkeys(pools, alpha)
-    if set(alpha) != set(pools):
-        raise ValueError(f"alpha must name every pool of {list(pools)}, got {list(alpha)}.")
-    for name, value in alpha.items():
-        check_number(f"alpha[{name!r}]" if len(set(alpha.values())) > 1 else "alpha", value, 0, 1)
-    hyper = MergedHyper(codistillation, alpha, float(skip_at_alpha_one))
+    alphas: dict[str, Any] = dict.fromkeys(pools, alpha)
+    if isinstance(alpha, Mapping):
+        alphas = dict(alpha)
+    if set(alphas) != set(pools):
+        raise ValueError(f"alpha must name every pool of {list(pools)}, got {list(alphas)}.")
+    for name, value in alphas.items():
+        check_number("alpha" if len(set(alphas.values())) == 1 else f"alpha[{name!r}]", value, 0, 1)
+    hyper = MergedHyper(codistillation, alphas, float(skip_at_alpha_one))
 
     def select_rows(round, key):
         return {UNLABELLED: unlabelled_rows(key, round, distillation, num_unlabelled)}
@@ -90,7 +92,7 @@ def merged_codistillation(
             pools, state, rows, inputs, round, key, methods, execution, axis_name
         )
         before = {name: pool.method.variables(state[name]) for name, pool in pools.items()}
-        alphas = {name: alpha_schedule(value, round) for name, value in hyper.alpha.items()}
+        scheduled = {name: alpha_schedule(value, round) for name, value in hyper.alpha.items()}
 
         def distance():
             students = codistil(
@@ -112,13 +114,13 @@ def merged_codistillation(
         def nothing():
             return {name: jax.tree.map(jnp.zeros_like, before[name].params) for name in pools}
 
-        all_one = jnp.all(jnp.stack([jnp.asarray(value) for value in alphas.values()]) == 1)
+        all_one = jnp.all(jnp.stack([jnp.asarray(value) for value in scheduled.values()]) == 1)
         skipped = jnp.logical_and(hyper.skip > 0, all_one)
         directions = jax.lax.cond(skipped, nothing, distance)
         merged = {
             name: aggregate._replace(
                 pseudo_gradient=merge_gradients(
-                    aggregate.pseudo_gradient, directions[name], alphas[name]
+                    aggregate.pseudo_gradient, directions[name], scheduled[name]
                 )
             )
             for name, aggregate in aggregates.items()

@@ -1,5 +1,6 @@
 """Pools of clients, one federated model each: what FedAvg baselines and codistillation share."""
 
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -119,20 +120,16 @@ def train_pools(
         message = method.broadcast(state[name])
         slots = jnp.searchsorted(jnp.asarray(pool.clients), cohort.clients)
         result = for_each_client(
-            lambda message, row, data, key, m=method, h=hyper[name]: m.client_update(
-                message, row, data, key, h
-            ),
+            functools.partial(_client_update, method, hyper[name]),
             method.reduce,
             message,
-            jax.tree.map(lambda leaf: leaf[slots], rows[name]),
+            _gather(rows[name], slots),
             cohort,
             client_key(key, round, name),
             execution._replace(axis_name=axis_name),
         )
         aggregates[name] = method.reduce.finalize(result.total, message)
-        new_rows[name] = jax.tree.map(
-            lambda store, row: store.at[slots].set(row), rows[name], result.rows
-        )
+        new_rows[name] = _scatter(rows[name], slots, result.rows)
         norm = optax.tree.norm(aggregates[name].pseudo_gradient)
         metrics[f"{name}/pseudo_gradient_norm"] = norm
         metrics[f"{name}/finite"] = jnp.isfinite(norm)
@@ -172,6 +169,18 @@ def check_pools(pools: Mapping[str, Pool]) -> dict[str, Pool]:
             )
         checked[name] = pool._replace(clients=clients.astype(np.int32))
     return checked
+
+
+def _gather(store: PyTree, slots: jax.Array) -> PyTree:
+    return jax.tree.map(lambda leaf: leaf[slots], store)
+
+
+def _scatter(store: PyTree, slots: jax.Array, rows: PyTree) -> PyTree:
+    return jax.tree.map(lambda leaf, row: leaf.at[slots].set(row), store, rows)
+
+
+def _client_update(method, hyper, message, row, data, key):
+    return method.client_update(message, row, data, key, hyper)
 
 
 def _initial_rows(pool: Pool) -> PyTree:

@@ -49,7 +49,8 @@ class CNN(nn.Module):
             raise ValueError(
                 f"x must be [B, {self.input_size}, {self.input_size}, channels], got {x.shape}"
             )
-        padding, pooled = ("SAME", (0, 1)) if self.input_size == 24 else ("VALID", (1, 2))
+        padding: convolution.Padding = "SAME" if self.input_size == 24 else "VALID"
+        pooled = (0, 1) if self.input_size == 24 else (1, 2)
         for layer, features in enumerate(self.filters):
             x = Convolution(features, padding, name=f"conv{layer + 1}")(x)
             x = nn.relu(x)

@@ -181,7 +181,7 @@ def test_gradient_of_inputs_is_not_computed_when_unused(dtype):
         return jax.jit(function).lower(kernel, inputs).compile().cost_analysis()["flops"]
 
     one_convolution = 2 * 2 * 6 * 6 * 9 * 5 * 7
-    assert flops((0, 1)) - flops(0) > 0.9 * one_convolution
+    assert flops((0, 1)) - flops(0) > 0.7 * one_convolution
     assert flops(0) < 2.5 * one_convolution
 
 

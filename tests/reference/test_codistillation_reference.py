@@ -195,7 +195,7 @@ def test_periodic_round_written_out():
 
 def test_equal_models_teach_nothing_before_the_update_and_something_after():
     models, rounds = _problem(8)
-    models = {pool: models["small"] for pool in models}
+    models = dict.fromkeys(models, models["small"])
     # lambda = 0 makes the target equal the prediction to the last bit. With a mixture, rounding
     # errors of 1e-17 grow by up to learning rate / epsilon a step, and become a direction.
     plain = dataclasses.replace(BASE, alpha=0.6, server_optimizer="sgd", self_teacher_weight=0.0)

@@ -1,0 +1,240 @@
+"""Bad arguments of algorithms and pools: one line names them and says what is allowed."""
+
+import jax
+import numpy as np
+import pytest
+
+from fedcodist.algorithms.codistillation import TeachingHyper
+from fedcodist.algorithms.fed_avg import fed_avg
+from fedcodist.algorithms.merged_codistillation import merged_codistillation
+from fedcodist.algorithms.periodic_codistillation import periodic_codistillation
+from fedcodist.algorithms.pools import Pool, independent_pools
+from fedcodist.client_training import LocalTraining
+from fedcodist.data.federated_data import FederatedData
+from fedcodist.distillation import Distillation
+from fedcodist.model import from_flax_linen
+from fedcodist.models.digits import MLP
+from fedcodist.sources import resident_data
+
+COLUMNS = {"image": np.zeros((8, 6), np.float32), "label": np.zeros(8, np.int32)}
+STEPS = Distillation(steps=2, batch_size=4)
+
+
+def _method(classes=3, **training):
+    model = from_flax_linen(MLP(hidden=(5,), classes=classes), np.zeros((1, 6), np.float32))
+    return fed_avg(model, LocalTraining(**training))
+
+
+def _valid_pools(**changes):
+    small = Pool(_method(), np.arange(8), 3)._replace(**changes)
+    return {"small": small, "large": Pool(_method(), np.arange(4), 2)}
+
+
+def _merged(pools=None, num_unlabelled=10, num_rounds=5, **options):
+    options = {"distillation": STEPS} | options
+    return merged_codistillation(
+        pools or _valid_pools(), COLUMNS, num_unlabelled, num_rounds, **options
+    )
+
+
+def _periodic(pools=None, num_unlabelled=10, num_rounds=5, **options):
+    options = {"distillation": STEPS, "period": 2} | options
+    return periodic_codistillation(
+        pools or _valid_pools(), COLUMNS, num_unlabelled, num_rounds, **options
+    )
+
+
+def _assert_one_line(error, *fragments):
+    message = str(error.value)
+    assert "\n" not in message
+    assert len(message) < 200
+    for fragment in fragments:
+        assert fragment in message, message
+
+
+@pytest.fixture(autouse=True)
+def nothing_compiles():
+    compiled = []
+
+    def listen(event, duration, **_):
+        if event == "/jax/core/compile/backend_compile_duration":
+            compiled.append(duration)
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    yield
+    jax.monitoring.unregister_event_duration_listener(listen)
+    assert not compiled
+
+
+def test_compilations_would_be_noticed(nothing_compiles):
+    with pytest.raises(AssertionError):
+        listener = _Listener()
+        listener.check()
+
+
+BUILDERS = pytest.mark.parametrize("build", [_merged, _periodic], ids=["merged", "periodic"])
+
+
+@pytest.mark.parametrize(
+    "build",
+    [_merged, _periodic, lambda pools: independent_pools(pools, COLUMNS)],
+    ids=["merged", "periodic", "independent"],
+)
+class TestPools:
+    def test_empty(self, build):
+        with pytest.raises(ValueError) as error:
+            build(_valid_pools(clients=np.array([], int)))
+        _assert_one_line(error, "pools['small'].clients", "must not be empty")
+
+    def test_repeated_client(self, build):
+        with pytest.raises(ValueError) as error:
+            build(_valid_pools(clients=np.array([1, 2, 2, 3])))
+        _assert_one_line(error, "pools['small'].clients", "repeat")
+
+    @pytest.mark.parametrize("size", [9, 0, -1])
+    def test_cohort_size(self, build, size):
+        with pytest.raises(ValueError) as error:
+            build(_valid_pools(cohort_size=size))
+        _assert_one_line(error, "pools['small'].cohort_size", "between 1 and", "8", f"got {size}")
+
+
+def test_no_pools():
+    with pytest.raises(ValueError) as error:
+        independent_pools({}, COLUMNS)
+    _assert_one_line(error, "pools", "at least one")
+
+
+@BUILDERS
+def test_one_pool_cannot_codistil(build):
+    with pytest.raises(ValueError) as error:
+        build({"small": _valid_pools()["small"]})
+    _assert_one_line(error, "pools", "at least two", "['small']")
+
+
+@BUILDERS
+def test_class_counts_differ(build):
+    pools = _valid_pools() | {"large": Pool(_method(classes=4), np.arange(4), 2)}
+    with pytest.raises(ValueError) as error:
+        build(pools)
+    _assert_one_line(error, "class counts", "'small': 3", "'large': 4")
+
+
+@pytest.mark.parametrize("alpha", [-0.1, 1.001, np.nan, np.inf, True])
+def test_alpha_outside_its_range(alpha):
+    with pytest.raises(ValueError) as error:
+        _merged(alpha=alpha)
+    _assert_one_line(error, "alpha", "at least 0 and at most 1", f"got {alpha!r}")
+
+
+@pytest.mark.parametrize("alpha", ["a half", "0.5", None, [0.5], {1, 2}])
+def test_alpha_not_a_number(alpha):
+    with pytest.raises(TypeError) as error:
+        _merged(alpha=alpha)
+    _assert_one_line(error, "alpha", "number", f"got {alpha!r}")
+
+
+def test_alpha_per_pool():
+    with pytest.raises(ValueError) as error:
+        _merged(alpha={"small": 0.5, "large": 2.0})
+    _assert_one_line(error, "alpha['large']", "at most 1", "got 2.0")
+    with pytest.raises(ValueError) as error:
+        _merged(alpha={"small": 0.5})
+    _assert_one_line(error, "alpha", "['small', 'large']", "['small']")
+
+
+@pytest.mark.parametrize("alpha", [0, 1, 0.5, np.float32(0.5), np.array(0.5)])
+def test_alphas_that_are_allowed(alpha):
+    assert _merged(alpha=alpha).hyper.alpha == {"small": alpha, "large": alpha}
+
+
+@BUILDERS
+@pytest.mark.parametrize(
+    ("field", "value", "allowed"),
+    [
+        ("temperature", 0.0, "above 0"),
+        ("temperature", -1.0, "above 0"),
+        ("temperature", np.nan, "above 0"),
+        ("self_teacher_temperature", 0.0, "above 0"),
+        ("interpolation", 1.5, "at least 0 and at most 1"),
+        ("interpolation", -0.5, "at least 0 and at most 1"),
+        ("decay", 2.0, "at least 0 and at most 1"),
+        ("learning_rate", -0.1, "at least 0"),
+        ("learning_rate", np.inf, "at least 0"),
+        ("weight", -1.0, "at least 0"),
+    ],
+)
+def test_teaching(build, field, value, allowed):
+    with pytest.raises(ValueError) as error:
+        build(teaching={"small": TeachingHyper(**{field: value})})
+    _assert_one_line(error, f"teaching['small'].{field}", allowed, f"got {value!r}")
+
+
+@BUILDERS
+def test_teaching_of_unknown_or_silent_pools(build):
+    with pytest.raises(ValueError) as error:
+        build(teaching={"huge": TeachingHyper()})
+    _assert_one_line(error, "teaching", "'huge'", "['small', 'large']")
+    with pytest.raises(ValueError) as error:
+        build(teaching={"large": TeachingHyper(weight=0.0)})
+    _assert_one_line(error, "teaching", "'small'", "above 0")
+
+
+@BUILDERS
+@pytest.mark.parametrize(
+    ("change", "fragments"),
+    [
+        ({"steps": -1}, ("distillation.steps", "at least 0", "got -1")),
+        ({"batch_size": 0}, ("distillation.batch_size", "at least 1", "got 0")),
+        ({"mixup_beta": -1.0}, ("distillation.mixup_beta", "at least 0", "got -1.0")),
+        ({"direction": "both"}, ("direction", "'forward' or 'reverse'", "got 'both'")),
+    ],
+)
+def test_distillation_settings(build, change, fragments):
+    with pytest.raises(ValueError) as error:
+        build(distillation=STEPS._replace(**change))
+    _assert_one_line(error, *fragments)
+
+
+@BUILDERS
+@pytest.mark.parametrize("value", [0, -3])
+def test_rounds_and_unlabelled_rows(build, value):
+    with pytest.raises(ValueError) as error:
+        build(num_rounds=value)
+    _assert_one_line(error, "num_rounds", "at least 1", f"got {value}")
+    with pytest.raises(ValueError) as error:
+        build(num_unlabelled=value)
+    _assert_one_line(error, "num_unlabelled", "at least 1", f"got {value}")
+
+
+@pytest.mark.parametrize("period", [0, -200])
+def test_period(period):
+    with pytest.raises(ValueError) as error:
+        _periodic(period=period)
+    _assert_one_line(error, "period", "at least 1", f"got {period}")
+
+
+def test_period_longer_than_the_run_is_a_warning():
+    with pytest.warns(UserWarning, match=r"period=6 is longer than the run of 5 rounds") as caught:
+        _periodic(period=6)
+    assert caught[0].filename == __file__
+
+
+def test_period_as_long_as_the_run_is_fine(recwarn):
+    _periodic(period=5)
+    assert not recwarn
+
+
+@pytest.mark.parametrize("field", ["batch_size", "epochs"])
+def test_local_training(field):
+    with pytest.raises(ValueError) as error:
+        _method(**{field: 0})
+    _assert_one_line(error, f"training.{field}", "at least 1", "got 0")
+
+
+def test_client_without_examples():
+    data = FederatedData.from_arrays(
+        COLUMNS, offsets=[0, 3, 3, 8], client_ids=["ann", "bob", "cy"], allow_empty=True
+    )
+    with pytest.raises(ValueError) as error:
+        resident_data(data)
+    _assert_one_line(error, "client", "'bob'", "at least one example")

@@ -1,0 +1,392 @@
+"""What must hold of PeriodicCodist and MergedCodist whatever the data: the spec's property tests.
+
+All runs share one small federation. The large model has batch normalisation, so that batch
+statistics are checked along with parameters.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from fedcodist.algorithms.codistillation import UNLABELLED, TeachingHyper
+from fedcodist.algorithms.fed_avg import FedAvgHyper, fed_avg
+from fedcodist.algorithms.merged_codistillation import merged_codistillation
+from fedcodist.algorithms.periodic_codistillation import periodic_codistillation
+from fedcodist.algorithms.pools import Pool, independent_pools
+from fedcodist.client_training import LocalTraining
+from fedcodist.data.federated_data import FederatedData
+from fedcodist.distillation import Distillation
+from fedcodist.model import from_flax_linen
+from fedcodist.models.digits import MLP, BatchNormMLP
+from fedcodist.sources import resident_data
+
+# Compiling is most of this file's time; the programs are too small for optimisation to pay.
+QUICK = {"xla_backend_optimization_level": 0, "xla_cpu_use_fusion_emitters": False}
+SIZES = (3, 9, 4, 7, 2, 5, 1, 8)
+TOTAL = 6
+ROOT = jax.random.key(7)
+DISTILLATION = Distillation(steps=2, batch_size=8, mixup_beta=0)
+NETWORKS = {
+    "small": MLP(hidden=(5,), classes=3),
+    "large": BatchNormMLP(hidden=(8,), classes=3),
+}
+TEACHING = {
+    "small": TeachingHyper(0.02, 0.3, 0.2, 1.0, 2.0),
+    "large": TeachingHyper(0.01, 0.5, 0.1, 3.0, 0.5),
+}
+
+
+def _sgd(rate):
+    return optax.sgd(rate)
+
+
+def _adam(rate):
+    return optax.adam(rate, eps=1e-5)
+
+
+def _halving(alpha, round):
+    return alpha * 0.5**round
+
+
+@functools.cache
+def _codistillation_data():
+    generator = np.random.default_rng(1)
+    rows = sum(SIZES)
+    data = FederatedData.from_arrays(
+        {
+            "image": generator.normal(size=(rows, 6)).astype(np.float32),
+            "label": generator.integers(0, 3, rows).astype(np.int32),
+        },
+        offsets=np.concatenate([[0], np.cumsum(SIZES)]),
+    )
+    unlabelled = generator.normal(size=(13, 6)).astype(np.float32)
+    return data, jax.tree.map(jnp.asarray, resident_data(data, {UNLABELLED: {"image": unlabelled}}))
+
+
+def _two_pools(client=_sgd, server=_adam, server_rate=0.03):
+    methods = {
+        name: fed_avg(
+            from_flax_linen(network, jnp.zeros((1, 6))),
+            LocalTraining(client, batch_size=4, epochs=1),
+            server,
+            hyper=FedAvgHyper(0.1, server_rate),
+        )
+        for name, network in NETWORKS.items()
+    }
+    return {
+        "small": Pool(methods["small"], np.arange(8), 3),
+        "large": Pool(methods["large"], np.array([1, 2, 4, 5, 7]), 3),
+    }
+
+
+def _codistil_algorithm(name):
+    """Algorithms are 'method' or 'method sgd', the server optimizer; SGD has learning rate 1."""
+    columns = _codistillation_data()[0].columns
+    pools = _two_pools(server=_sgd, server_rate=1.0) if "sgd" in name else _two_pools()
+    common = {"distillation": DISTILLATION, "teaching": TEACHING}
+    no_steps = common | {"distillation": DISTILLATION._replace(steps=0)}
+    match name.split():
+        case ["independent", *_]:
+            return independent_pools(pools, columns)
+        case ["merged"]:
+            return merged_codistillation(pools, columns, 13, TOTAL, **common)
+        case ["merged", "sgd"]:
+            return merged_codistillation(
+                pools, columns, 13, TOTAL, alpha=0.7, alpha_schedule=_halving, **common
+            )
+        case ["never", *_]:
+            with pytest.warns(UserWarning, match="period=7 is longer than the run of 6 rounds"):
+                return periodic_codistillation(pools, columns, 13, TOTAL, period=7, **common)
+        case ["periodic", "without", "steps", *_]:
+            return periodic_codistillation(pools, columns, 13, TOTAL, period=2, **no_steps)
+    raise ValueError(name)
+
+
+@functools.cache
+def _codistil_program(name):
+    return _compiled(_codistil_algorithm(name))
+
+
+def _compiled(algorithm):
+    """Returns the algorithm and (state, round, hyper) -> state, one program."""
+    resident = _codistillation_data()[1]
+    client_rows = jax.eval_shape(algorithm.init, ROOT)[1]
+
+    @functools.partial(jax.jit, compiler_options=QUICK)
+    def one_round(state, round, hyper):
+        inputs = resident.read(algorithm.select(round, ROOT))
+        state, _, metrics = algorithm.round(state, client_rows, inputs, round, ROOT, hyper)
+        return state, metrics
+
+    def step(state, round, hyper):
+        state, metrics = one_round(state, round, hyper)
+        assert all(bool(np.all(np.isfinite(leaf))) for leaf in jax.tree.leaves(state))
+        assert all(metrics[f"{pool}/finite"] for pool in state)
+        return state
+
+    return algorithm, step
+
+
+@functools.cache
+def _fresh_state(name):
+    return jax.jit(_codistil_algorithm(name).init, compiler_options=QUICK)(ROOT)[0]
+
+
+def _run_rounds(name, rounds=TOTAL, hyper=None, state=None):
+    algorithm, step = _codistil_program(name)
+    state = (
+        _fresh_state("independent sgd" if "sgd" in name else "independent")
+        if (state is None)
+        else state
+    )
+    for round in range(rounds):
+        state = step(state, round, algorithm.hyper if hyper is None else hyper)
+    return state
+
+
+def _with_alpha(name, alpha, skip=0.0):
+    hyper = _codistil_program(name)[0].hyper
+    return hyper._replace(alpha={pool: float(alpha) for pool in hyper.alpha}, skip=float(skip))
+
+
+def _with_teaching(name, **changes):
+    hyper = _codistil_program(name)[0].hyper
+    return {pool: t._replace(**changes) for pool, t in hyper.codistillation.teaching.items()}
+
+
+def _assert_trees_close(actual, expected, rtol=1e-4, atol=2e-4):
+    """Biases before batch normalisation have no gradient but rounding, which Adam enlarges."""
+    assert jax.tree.structure(actual) == jax.tree.structure(expected)
+    for got, want in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(got, want, rtol=rtol, atol=atol)
+
+
+def _distance(left, right):
+    return float(optax.tree.norm(jax.tree.map(jnp.subtract, left, right)))
+
+
+def _params(state):
+    return {name: server.params for name, server in state.items()}
+
+
+# alpha = 1, long periods and no steps: FedAvg.
+
+
+def test_alpha_one_with_and_without_distillation_is_the_same_bit_for_bit():
+    executed = _run_rounds("merged", hyper=_with_alpha("merged", 1, skip=0))
+    switched_off = _run_rounds("merged", hyper=_with_alpha("merged", 1, skip=1))
+    for left, right in zip(jax.tree.leaves(executed), jax.tree.leaves(switched_off), strict=True):
+        assert np.asarray(left).tobytes() == np.asarray(right).tobytes()
+
+
+def test_skip_leaves_distillation_in_where_an_alpha_is_below_one():
+    skip = _with_alpha("merged", 1, skip=1)
+    mixed = skip._replace(alpha={"small": 1.0, "large": 0.5})
+    assert (
+        _distance(
+            _params(_run_rounds("merged", hyper=mixed))["large"],
+            _params(_run_rounds("merged", hyper=skip))["large"],
+        )
+        > 1e-3
+    )
+
+
+def test_alpha_one_is_federated_averaging():
+    merged = _run_rounds("merged", hyper=_with_alpha("merged", 1))
+    _assert_trees_close(merged, _run_rounds("independent"))
+
+
+def test_alpha_below_one_is_not_federated_averaging():
+    merged, plain = _run_rounds("merged"), _run_rounds("independent")
+    for name in NETWORKS:
+        assert _distance(merged[name].params, plain[name].params) > 1e-2
+
+
+def test_a_period_longer_than_the_run_is_federated_averaging():
+    _assert_trees_close(_run_rounds("never"), _run_rounds("independent"))
+
+
+def test_no_steps_with_a_plain_server_is_federated_averaging():
+    _assert_trees_close(
+        _run_rounds("periodic without steps sgd"), _run_rounds("independent sgd"), atol=2e-6
+    )
+
+
+def test_no_steps_with_adam_differs_only_by_the_reset_of_moments():
+    algorithm, step = _codistil_program("independent")
+    state = _fresh_state("independent")
+    pools = _two_pools()
+    for round in range(TOTAL):
+        state = step(state, round, algorithm.hyper)
+        if round % 2:
+            state = {
+                name: pool.method.replace_model(state[name], pool.method.variables(state[name]))
+                for name, pool in pools.items()
+            }
+    reset = _run_rounds("periodic without steps")
+    _assert_trees_close(reset, state)
+    assert _distance(_params(reset), _params(_run_rounds("independent"))) > 1e-2
+    assert all(int(server.optimizer_state[0].count) == 0 for server in reset.values())
+
+
+# What the merged server consumes.
+
+
+@pytest.mark.parametrize("round", [0, 2])
+def test_the_distillation_part_has_the_length_of_the_pseudo_gradient(round):
+    """With server SGD of rate 1 a round subtracts Delta, and g alone in FedAvg's program."""
+    start = _fresh_state("independent sgd")
+    algorithm, step = _codistil_program("merged sgd")
+    plain, plain_step = _codistil_program("independent sgd")
+    merged_state, plain_state = (
+        step(start, round, algorithm.hyper),
+        plain_step(start, round, plain.hyper),
+    )
+    alpha = 0.7 * 0.5**round
+    for name in NETWORKS:
+        before = start[name].params
+        gradient = jax.tree.map(jnp.subtract, before, plain_state[name].params)
+        delta = jax.tree.map(jnp.subtract, before, merged_state[name].params)
+        length = float(optax.tree.norm(gradient))
+        scaled = jax.tree.map(lambda leaf: alpha * leaf, gradient)
+        assert _distance(delta, scaled) == pytest.approx((1 - alpha) * length, rel=1e-4)
+        assert float(optax.tree.norm(delta)) <= length * (1 + 1e-5)
+        assert length > 0.01
+
+
+def test_students_that_stay_leave_alpha_times_the_pseudo_gradient():
+    """Learning rate 0: no direction to rescale, and nothing is divided by zero."""
+    hyper = _codistil_program("merged sgd")[0].hyper
+    still = hyper._replace(
+        codistillation=hyper.codistillation._replace(
+            teaching=_with_teaching("merged sgd", learning_rate=0.0)
+        )
+    )
+    start = _fresh_state("independent sgd")
+    merged = _run_rounds("merged sgd", rounds=1, hyper=still)
+    plain = _run_rounds("independent sgd", rounds=1)
+    for name in NETWORKS:
+        expected = jax.tree.map(
+            lambda before, after: before + 0.7 * (after - before),
+            start[name].params,
+            plain[name].params,
+        )
+        _assert_trees_close(merged[name].params, expected, atol=2e-6)
+
+
+def test_merged_keeps_the_clients_batch_statistics():
+    merged = _run_rounds("merged sgd", rounds=1)
+    plain = _run_rounds("independent sgd", rounds=1)
+    start = _fresh_state("independent sgd")
+    _assert_trees_close(merged["large"].mutable, plain["large"].mutable, atol=2e-6)
+    assert _distance(merged["large"].mutable, start["large"].mutable) > 1e-3
+
+
+def test_pools_draw_the_same_cohorts_alone_and_together():
+    columns = _codistillation_data()[0].columns
+    pools = _two_pools()
+    algorithms = (
+        independent_pools({"large": pools["large"]}, columns),
+        _codistil_algorithm("merged"),
+    )
+
+    @functools.partial(jax.jit, compiler_options=QUICK)
+    def draw(round):
+        return [algorithm.select(round, ROOT).clients["large"] for algorithm in algorithms]
+
+    cohorts = [[np.asarray(drawn).tolist() for drawn in draw(round)] for round in range(4)]
+    assert all(alone == together for alone, together in cohorts)
+    assert len({tuple(alone) for alone, _ in cohorts}) > 1
+
+
+# Symmetry.
+
+
+@pytest.mark.parametrize("method", ["merged", "periodic"])
+def test_swapping_the_pools_swaps_the_outcome(method):
+    """Both pools have the same network and clients; a full batch makes orders irrelevant."""
+    columns = _codistillation_data()[0].columns
+    training = LocalTraining(batch_size=9)
+    model = from_flax_linen(NETWORKS["small"], jnp.zeros((1, 6)))
+    pools = {
+        name: Pool(fed_avg(model, training, _sgd), np.arange(8), 8) for name in ("first", "second")
+    }
+    if method == "merged":
+        algorithm = merged_codistillation(pools, columns, 13, TOTAL, distillation=DISTILLATION)
+    else:
+        algorithm = periodic_codistillation(
+            pools, columns, 13, TOTAL, period=1, distillation=DISTILLATION
+        )
+    _, step = _compiled(algorithm)
+    hyper = _asymmetric(algorithm.hyper)
+    state = jax.jit(algorithm.init, compiler_options=QUICK)(ROOT)[0]
+    swapped = _swap(state)
+    for round in range(2):
+        state, swapped = step(state, round, hyper), step(swapped, round, _swap(hyper))
+    _assert_trees_close(swapped, _swap(state), rtol=1e-4, atol=1e-5)
+    assert _distance(state["first"].params, state["second"].params) > 0.1
+
+
+def _asymmetric(hyper):
+    methods = {"first": FedAvgHyper(0.1, 1.0), "second": FedAvgHyper(0.2, 0.5)}
+    teaching = dict(zip(("first", "second"), TEACHING.values(), strict=True))
+    if hasattr(hyper, "alpha"):
+        codistillation = hyper.codistillation._replace(methods=methods, teaching=teaching)
+        return hyper._replace(codistillation=codistillation, alpha={"first": 0.3, "second": 0.8})
+    return hyper._replace(methods=methods, teaching=teaching)
+
+
+def _swap(tree):
+    """Exchanges what belongs to 'first' and to 'second', at any depth."""
+    if isinstance(tree, dict) and set(tree) == {"first", "second"}:
+        return {"first": tree["second"], "second": tree["first"]}
+    if isinstance(tree, tuple) and hasattr(tree, "_fields"):
+        return type(tree)(*[_swap(part) for part in tree])
+    return tree
+
+
+# Optimizers and bytes.
+
+
+@pytest.mark.parametrize("method", ["merged", "periodic"])
+def test_any_optimizer_runs_on_clients_and_server(method):
+    def client(rate):
+        return optax.chain(optax.clip_by_global_norm(1.0), optax.adam(rate))
+
+    pools = _two_pools(client, lambda rate: optax.yogi(rate), 0.01)
+    pools["large"] = pools["large"]._replace(
+        method=_two_pools(
+            lambda rate: optax.sgd(rate, momentum=0.9, nesterov=True),
+            lambda rate: optax.adamw(rate, weight_decay=1e-2),
+            0.01,
+        )["large"].method
+    )
+    columns = _codistillation_data()[0].columns
+    distillation = DISTILLATION._replace(optimizer=lambda rate: optax.lion(rate))
+    if method == "merged":
+        algorithm = merged_codistillation(pools, columns, 13, 2, distillation=distillation)
+    else:
+        algorithm = periodic_codistillation(
+            pools, columns, 13, 2, period=2, distillation=distillation
+        )
+    _, step = _compiled(algorithm)
+    start = state = jax.jit(algorithm.init, compiler_options=QUICK)(ROOT)[0]
+    for round in range(2):
+        state = step(state, round, algorithm.hyper)
+    for name in pools:
+        assert _distance(state[name].params, start[name].params) > 1e-3
+
+
+@pytest.mark.parametrize("name", ["independent", "merged", "never"])
+def test_bytes_of_one_participation(name):
+    communication = _codistil_algorithm(name).communication
+    small = 6 * 5 + 5 + 5 * 3 + 3
+    # Scale and bias are parameters; the running mean and variance are sent too.
+    large = 6 * 8 + 8 + 2 * 8 + 8 * 3 + 3
+    statistics = 2 * 8
+    assert communication["small"] == (4 * small, 4 * small + 4)
+    assert communication["large"] == (4 * (large + statistics), 4 * (large + statistics) + 4)

@@ -1,0 +1,103 @@
+"""Runs of the real command. They share one small experiment, and what XLA compiles for it."""
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+COMMAND = (sys.executable, "-m", "experiments.main")
+SMALL = (
+    "--config=experiments/configs/digits_codist.py",
+    "--config.rounds=7",
+    "--config.seeds=3",
+    "--config.algorithm.alpha=0.5",
+    "--config.algorithm.steps=2",
+    "--config.data.num_clients=6",
+    "--config.pools.small.cohort_size=3",
+    "--config.pools.large.cohort_size=2",
+    "--config.evaluation.every=2",
+    "--config.evaluation.checkpoint_every=4",
+)
+
+
+def clean_environment(compilations: Path | None) -> dict[str, str]:
+    """The environment of a user's shell; conftest.py's eight devices are for tests in-process."""
+    ours = ("XLA_FLAGS", "NPROC", "JAX_", "FEDCODIST_")
+    environment = {k: v for k, v in os.environ.items() if not k.startswith(ours)}
+    environment["JAX_PLATFORMS"] = "cpu"
+    if compilations is not None:
+        environment |= {
+            "JAX_COMPILATION_CACHE_DIR": str(compilations),
+            "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+            "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "0",
+        }
+    return environment
+
+
+@pytest.fixture(scope="session")
+def environment(tmp_path_factory) -> dict[str, str]:
+    return clean_environment(tmp_path_factory.mktemp("compilations"))
+
+
+@pytest.fixture(scope="session")
+def start(environment) -> Callable[..., subprocess.Popen]:
+    """Starts the small experiment, with the fault `where:round:action` of faults.py if given."""
+
+    def start(workdir, *settings, fault=None, small=SMALL, environment=environment):
+        arguments = [*small, f"--workdir={workdir}", *settings]
+        command = list(COMMAND)
+        if fault:
+            marker = Path(workdir).with_name(f"{Path(workdir).name}.reached")
+            command = [sys.executable, str(HERE / "faults.py"), fault, str(marker)]
+        return subprocess.Popen(
+            command + arguments,
+            cwd=ROOT,
+            env=environment,
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+
+    return start
+
+
+@pytest.fixture(scope="session")
+def run(start) -> Callable[..., subprocess.CompletedProcess]:
+    """Like `start`, to its end."""
+
+    def run(workdir, *settings, **options):
+        process = start(workdir, *settings, **options)
+        try:
+            output, errors = process.communicate(timeout=300)
+        finally:
+            process.kill()
+        return subprocess.CompletedProcess(process.args, process.returncode, output, errors)
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def uninterrupted(run, tmp_path_factory) -> Path:
+    """The run folder of the small experiment, never stopped."""
+    folder = tmp_path_factory.mktemp("runs") / "uninterrupted"
+    done = run(folder)
+    assert done.returncode == 0, done.stderr
+    (folder.parent / "output").write_text(done.stdout)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def wait_for() -> Callable[[Callable[[], object]], None]:
+    def wait_for(condition, seconds=120):
+        deadline = time.monotonic() + seconds
+        while not condition():
+            assert time.monotonic() < deadline, "it did not happen"
+            time.sleep(0.01)
+
+    return wait_for

@@ -1,0 +1,377 @@
+"""One network written in Flax linen, Flax NNX and Haiku is one model."""
+
+import functools
+
+import flax.linen as nn
+import haiku as hk
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from jax.sharding import Mesh, PartitionSpec
+
+from fedcodist.client_training import LocalTraining, train_client
+from fedcodist.cohort import ClientData
+from fedcodist.metrics import accuracy
+from fedcodist.model import (
+    Variables,
+    from_flax_linen,
+    from_flax_nnx,
+    from_haiku,
+    parameter_count,
+)
+
+FEATURES, HIDDEN, CLASSES, BATCH = 4, 5, 3, 6
+LIBRARIES = ("linen", "nnx", "haiku")
+GENERATOR = np.random.default_rng(0)
+BATCHES = {
+    "image": jnp.asarray(GENERATOR.normal(size=(BATCH, FEATURES)), jnp.float32),
+    "label": jnp.asarray(GENERATOR.integers(0, CLASSES, BATCH), jnp.int32),
+}
+MASK = jnp.array([1, 1, 1, 1, 0, 0], jnp.float32)
+EXAMPLE = jnp.zeros((1, FEATURES))
+
+
+def normalise(x, mean, var, train, mask, axis_name):
+    """Batch normalisation without scale; returns outputs and new running averages."""
+    if not train:
+        return (x - mean) * jax.lax.rsqrt(var + 1e-5), mean, var
+    weights = (jnp.ones(len(x)) if mask is None else mask)[:, None]
+    total = lambda value: value if axis_name is None else jax.lax.psum(value, axis_name)
+    count = total(jnp.sum(weights))
+    batch_mean = total(jnp.sum(x * weights, axis=0)) / count
+    batch_var = total(jnp.sum(weights * (x - batch_mean) ** 2, axis=0)) / count
+    outputs = (x - batch_mean) * jax.lax.rsqrt(batch_var + 1e-5)
+    return outputs, 0.9 * mean + 0.1 * batch_mean, 0.9 * var + 0.1 * batch_var
+
+
+class Linen(nn.Module):
+    batch_norm: bool
+    dropout: float = 0.0
+    axis_name: str | None = None
+
+    @nn.compact
+    def __call__(self, x, *, train=False, mask=None):
+        x = nn.Dense(HIDDEN, name="first")(x)
+        if self.batch_norm:
+            mean = self.variable("batch_stats", "mean", jnp.zeros, HIDDEN)
+            var = self.variable("batch_stats", "var", jnp.ones, HIDDEN)
+            x, new_mean, new_var = normalise(
+                x, mean.value, var.value, train, mask, self.axis_name
+            )
+            if train and not self.is_initializing():
+                mean.value, var.value = new_mean, new_var
+        x = nn.Dropout(self.dropout, deterministic=not train)(nn.relu(x))
+        return nn.Dense(CLASSES, name="second")(x)
+
+
+class Statistic(nnx.Variable):
+    """Running averages."""
+
+
+class NNX(nnx.Module):
+    def __init__(self, batch_norm, dropout, rngs):
+        self.first = nnx.Linear(FEATURES, HIDDEN, rngs=rngs)
+        self.dropout = nnx.Dropout(dropout, rngs=rngs)
+        self.second = nnx.Linear(HIDDEN, CLASSES, rngs=rngs)
+        if batch_norm:
+            self.mean = Statistic(jnp.zeros(HIDDEN))
+            self.var = Statistic(jnp.ones(HIDDEN))
+
+    def __call__(self, x, *, mask=None, axis_name=None):
+        x = self.first(x)
+        if hasattr(self, "mean"):
+            training = not self.dropout.deterministic
+            x, self.mean[...], self.var[...] = normalise(
+                x, self.mean[...], self.var[...], training, mask, axis_name
+            )
+        return self.second(self.dropout(nnx.relu(x)))
+
+
+def haiku_network(batch_norm, dropout):
+    def network(x, is_training, mask, axis_name):
+        x = hk.Linear(HIDDEN, name="first")(x)
+        if batch_norm:
+            mean = hk.get_state("mean", (HIDDEN,), init=jnp.zeros)
+            var = hk.get_state("var", (HIDDEN,), init=jnp.ones)
+            x, new_mean, new_var = normalise(x, mean, var, is_training, mask, axis_name)
+            if not hk.running_init():
+                hk.set_state("mean", new_mean)
+                hk.set_state("var", new_var)
+        x = jax.nn.relu(x)
+        if is_training and dropout:
+            x = hk.dropout(hk.next_rng_key(), dropout, x)
+        return hk.Linear(CLASSES, name="second")(x)
+
+    return network
+
+
+@functools.cache
+def model(library, batch_norm=True, dropout=0.0):
+    if library == "linen":
+        return from_flax_linen(Linen(batch_norm, dropout), EXAMPLE)
+    if library == "nnx":
+        return from_flax_nnx(lambda rngs: NNX(batch_norm, dropout, rngs), EXAMPLE)
+    return from_haiku(haiku_network(batch_norm, dropout), EXAMPLE)
+
+
+def to_linen(library, variables):
+    """The same values under linen's names, statistics without their collection."""
+    params, mutable = variables
+    if library == "haiku":
+        params = {
+            layer: {"kernel": values["w"], "bias": values["b"]} for layer, values in params.items()
+        }
+        return params, dict(next(iter(mutable.values()), {}))
+    return params, dict(mutable.get("batch_stats", {})) if library == "linen" else dict(mutable)
+
+
+def from_linen(library, variables):
+    params, mutable = variables
+    if library == "linen":
+        return variables
+    if library == "nnx":
+        return Variables(params, dict(mutable.get("batch_stats", {})))
+    params = {layer: {"w": v["kernel"], "b": v["bias"]} for layer, v in params.items()}
+    return Variables(params, {"~": dict(mutable["batch_stats"])} if mutable else {})
+
+
+@functools.cache
+def weights(batch_norm):
+    """Weights in linen's names with biases and statistics that are not zero."""
+    variables = model("linen", batch_norm).init(jax.random.key(0))
+    leaves, structure = jax.tree.flatten(variables)
+    generator = np.random.default_rng(1)
+    random = [jnp.asarray(generator.uniform(0.3, 1.5, leaf.shape), jnp.float32) for leaf in leaves]
+    return jax.tree.unflatten(structure, random)
+
+
+def assert_close(actual, expected):
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), actual, expected
+    )
+
+
+@pytest.mark.parametrize("batch_norm", [False, True])
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_variables_have_the_same_shapes_in_all_libraries(library, batch_norm):
+    variables = model(library, batch_norm).init(jax.random.key(1))
+    same = from_linen(library, weights(batch_norm))
+    assert jax.tree.structure(variables) == jax.tree.structure(same)
+    assert jax.tree.map(jnp.shape, variables) == jax.tree.map(jnp.shape, same)
+    assert parameter_count(variables.params) == (FEATURES + 1) * HIDDEN + (HIDDEN + 1) * CLASSES
+    other = model(library, batch_norm).init(jax.random.key(2))
+    kernels = [to_linen(library, each)[0]["first"]["kernel"] for each in (variables, other)]
+    assert np.abs(kernels[0] - kernels[1]).max() > 0.01
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_the_number_of_classes_is_the_width_of_the_outputs(library):
+    assert model(library).num_classes == CLASSES
+    assert list(model(library).metrics) == ["accuracy"]
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def trained_step(library, batch_norm, variables, mask):
+    """Gradient, outputs and new statistics of one batch, in linen's names."""
+    network = model(library, batch_norm)
+
+    def loss(params):
+        outputs, mutable = network.apply(
+            Variables(params, variables.mutable), BATCHES, train=True, mask=mask
+        )
+        return jnp.sum(network.loss(outputs, BATCHES) * mask), (outputs, mutable)
+
+    gradient, (outputs, mutable) = jax.grad(loss, has_aux=True)(variables.params)
+    gradient, mutable = to_linen(library, Variables(gradient, mutable))
+    return gradient, outputs, mutable
+
+
+@pytest.mark.parametrize("batch_norm", [False, True])
+@pytest.mark.parametrize("library", ["nnx", "haiku"])
+def test_outputs_gradients_and_statistics_are_linens(library, batch_norm):
+    start = weights(batch_norm)
+    expected = trained_step("linen", batch_norm, start, MASK)
+    actual = trained_step(library, batch_norm, from_linen(library, start), MASK)
+    assert_close(actual, expected)
+    predicted = [
+        model(name, batch_norm).apply(from_linen(name, start), BATCHES)[0]
+        for name in ("linen", library)
+    ]
+    assert_close(*predicted)
+
+
+def test_the_reference_of_the_comparison_is_the_network():
+    params, statistics = weights(True)
+    outputs, _ = model("linen").apply(weights(True), BATCHES)
+    hidden = BATCHES["image"] @ params["first"]["kernel"] + params["first"]["bias"]
+    running = statistics["batch_stats"]
+    hidden = np.maximum((hidden - running["mean"]) / np.sqrt(running["var"] + 1e-5), 0)
+    assert_close(outputs, hidden @ params["second"]["kernel"] + params["second"]["bias"])
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_the_mask_reaches_the_network(library):
+    """Statistics are those of real examples, whatever the padded ones hold."""
+    start = from_linen(library, weights(True))
+    _, mutable = model(library).apply(start, BATCHES, train=True, mask=MASK)
+    real = {name: values[:4] for name, values in BATCHES.items()}
+    _, expected = model(library).apply(start, real, train=True)
+    assert_close(mutable, expected)
+    _, unmasked = model(library).apply(start, BATCHES, train=True)
+    assert max(jax.tree.leaves(jax.tree.map(lambda a, b: np.abs(a - b).max(), mutable, unmasked)))
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_the_axis_name_reaches_the_network(library):
+    """A batch sharded over two devices has the statistics of the whole."""
+    start = from_linen(library, weights(True))
+    mesh = Mesh(np.array(jax.devices()[:2]), ("clients",))
+
+    @functools.partial(
+        jax.shard_map,
+        mesh=mesh,
+        in_specs=PartitionSpec("clients"),
+        out_specs=(PartitionSpec("clients"), PartitionSpec()),
+        check_vma=False,
+    )
+    def sharded(batch, mask):
+        return model(library).apply(start, batch, train=True, mask=mask, axis_name="clients")
+
+    whole = model(library).apply(start, BATCHES, train=True, mask=MASK)
+    assert_close(jax.jit(sharded)(BATCHES, MASK), whole)
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_evaluation_leaves_mutable_state_and_needs_no_key(library):
+    network = model(library, True, 0.5)
+    start = from_linen(library, weights(True))
+    outputs, mutable = network.apply(start, BATCHES)
+    jax.tree.map(np.testing.assert_array_equal, mutable, start.mutable)
+    again, _ = network.apply(start, BATCHES, key=jax.random.key(3))
+    np.testing.assert_array_equal(outputs, again)
+    assert_close(outputs, model("linen").apply(weights(True), BATCHES)[0])
+    _, trained = network.apply(start, BATCHES, train=True, key=jax.random.key(3))
+    assert jax.tree.structure(trained) == jax.tree.structure(start.mutable)
+    moved = jax.tree.map(lambda a, b: np.abs(a - b).max(), trained, start.mutable)
+    assert min(jax.tree.leaves(moved)) > 1e-3
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_dropout_follows_the_key(library):
+    network = model(library, False, 0.5)
+    start = from_linen(library, weights(False))
+    apply = jax.jit(lambda key: network.apply(start, BATCHES, train=True, key=key)[0])
+    first, second = apply(jax.random.key(0)), apply(jax.random.key(1))
+    np.testing.assert_array_equal(first, apply(jax.random.key(0)))
+    assert np.abs(first - second).max() > 0.1
+    # Dropout keeps expectations: the output layer is linear in what it drops.
+    mean = jnp.mean(jax.vmap(apply)(jax.random.split(jax.random.key(2), 4000)), axis=0)
+    np.testing.assert_allclose(mean, network.apply(start, BATCHES)[0], rtol=0.1, atol=0.15)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def local_round(library, variables):
+    size = jnp.asarray(BATCH)
+    data = ClientData(BATCHES, jnp.asarray(0), size, size, BATCH, ragged=False)
+    training = LocalTraining(batch_size=4, epochs=3)
+    trained = train_client(model(library), training, variables, data, jax.random.key(0), 0.1)
+    return to_linen(library, trained.variables), trained.loss
+
+
+@pytest.mark.parametrize("library", ["nnx", "haiku"])
+def test_local_training_is_linens(library):
+    """A whole round of a client, inside jit and a loop, its last batches padded."""
+    start = weights(True)
+    actual, expected = local_round(library, from_linen(library, start)), local_round("linen", start)
+    assert_close(actual, expected)
+    moved = np.abs(expected[0][0]["second"]["kernel"] - start.params["second"]["kernel"])
+    assert moved.max() > 0.01
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_models_work_under_vmap_and_scan(library):
+    """Weights on a leading axis, as for clients in a chunk, and state carried by a scan."""
+    network = model(library, True, 0.5)
+    start = from_linen(library, weights(True))
+    stacked = jax.tree.map(lambda leaf: jnp.stack([leaf, leaf + 0.1]), start)
+    keys = jax.random.split(jax.random.key(0), 2)
+
+    def apply(variables, key):
+        return network.apply(variables, BATCHES, train=True, key=key, mask=MASK)
+
+    vmapped = jax.jit(jax.vmap(apply))(stacked, keys)
+    for index in range(2):
+        alone = apply(jax.tree.map(lambda leaf, i=index: leaf[i], stacked), keys[index])
+        assert_close(jax.tree.map(lambda leaf, i=index: leaf[i], vmapped), alone)
+
+    def step(mutable, key):
+        outputs, mutable = apply(start._replace(mutable=mutable), key)
+        return mutable, outputs
+
+    mutable, outputs = jax.jit(lambda: jax.lax.scan(step, start.mutable, keys))()
+    first, after_first = apply(start, keys[0])
+    second, after_second = apply(start._replace(mutable=after_first), keys[1])
+    assert_close((mutable, outputs), (after_second, jnp.stack([first, second])))
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_inputs_loss_and_metrics_can_be_chosen(library):
+    makers = {
+        "linen": lambda **options: from_flax_linen(nn.Dense(2), EXAMPLE, **options),
+        "nnx": lambda **options: from_flax_nnx(
+            lambda rngs: nnx.Linear(FEATURES, 2, rngs=rngs), EXAMPLE, **options
+        ),
+        "haiku": lambda **options: from_haiku(lambda x: hk.Linear(2)(x), EXAMPLE, **options),
+    }
+    network = makers[library](
+        inputs="x",
+        loss=lambda outputs, batch: outputs[:, 0] - batch["y"],
+        metrics={"top": accuracy("y")},
+    )
+    variables = network.init(jax.random.key(0))
+    batch = {"x": jnp.ones((3, FEATURES)), "y": jnp.zeros(3)}
+    outputs, mutable = network.apply(variables, batch, train=True)
+    assert outputs.shape == (3, 2)
+    assert not jax.tree.leaves(mutable)
+    np.testing.assert_allclose(network.loss(outputs, batch), outputs[:, 0])
+    assert list(network.metrics) == ["top"]
+
+
+def test_modules_own_batch_normalisation_trains():
+    """The libraries' stock layers work too: their state is `mutable`."""
+
+    class Stock(nn.Module):
+        @nn.compact
+        def __call__(self, x, *, train=False, mask=None):
+            mask = None if mask is None else mask[:, None] > 0
+            return nn.BatchNorm(use_running_average=not train)(nn.Dense(2)(x), mask=mask)
+
+    class StockNNX(nnx.Module):
+        def __init__(self, rngs):
+            self.dense = nnx.Linear(FEATURES, 2, rngs=rngs)
+            self.norm = nnx.BatchNorm(2, rngs=rngs)
+
+        def __call__(self, x, *, mask=None):
+            mask = None if mask is None else mask[:, None] > 0
+            return self.norm(self.dense(x), mask=mask)
+
+    def stock_haiku(x, is_training):
+        return hk.BatchNorm(True, True, 0.99)(hk.Linear(2)(x), is_training)
+
+    networks = {
+        "linen": from_flax_linen(Stock(), EXAMPLE),
+        "nnx": from_flax_nnx(StockNNX, EXAMPLE),
+        "haiku": from_haiku(stock_haiku, EXAMPLE),
+    }
+    for name, network in networks.items():
+        variables = network.init(jax.random.key(0))
+        outputs, mutable = network.apply(variables, BATCHES, train=True, mask=MASK)
+        rows = outputs if name == "haiku" else outputs[:4]  # Haiku's layer knows no mask
+        np.testing.assert_allclose(rows.mean(axis=0), 0, atol=1e-5)
+        assert jax.tree.structure(mutable) == jax.tree.structure(variables.mutable)
+        moved = jax.tree.map(lambda a, b: np.abs(a - b).max(), mutable, variables.mutable)
+        assert max(jax.tree.leaves(moved)) > 1e-3
+        _, unchanged = network.apply(variables._replace(mutable=mutable), BATCHES)
+        jax.tree.map(np.testing.assert_array_equal, unchanged, mutable)

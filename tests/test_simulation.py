@@ -1,0 +1,299 @@
+"""Compiled programs: split runs, seeds, devices, hyper-parameters and evaluation."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax.sharding import Mesh
+
+from fedcodist import simulation
+from fedcodist.algorithms.codistillation import TeachingHyper
+from fedcodist.algorithms.fed_avg import FedAvgHyper, fed_avg, linear_decay
+from fedcodist.algorithms.merged_codistillation import merged_codistillation
+from fedcodist.algorithms.periodic_codistillation import periodic_codistillation
+from fedcodist.algorithms.pools import Pool, independent_pools
+from fedcodist.client_training import LocalTraining
+from fedcodist.data.federated_data import FederatedData
+from fedcodist.distillation import Distillation
+from fedcodist.model import from_flax_linen
+from fedcodist.models.digits import MLP
+from fedcodist.sources import resident_data
+
+FEATURES, CLASSES, ROUNDS = 4, 3, 7
+SIZES = (3, 9, 1, 7, 4, 2, 5)
+UNLABELLED = np.random.default_rng(1).normal(size=(19, FEATURES)).astype(np.float32)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def compile_quickly():
+    """These programs run for milliseconds and compile for seconds."""
+    before = jax.config.values["jax_disable_most_optimizations"]
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", before)
+
+
+def federated(sizes=SIZES, seed=0) -> FederatedData:
+    generator, rows = np.random.default_rng(seed), sum(sizes)
+    columns = {
+        "image": generator.normal(size=(rows, FEATURES)).astype(np.float32),
+        "label": generator.integers(0, CLASSES, rows).astype(np.int32),
+    }
+    return FederatedData.from_arrays(columns, offsets=np.cumsum([0, *sizes]))
+
+
+def pools():
+    def method(hidden):
+        return fed_avg(
+            from_flax_linen(MLP(hidden=hidden, classes=CLASSES), jnp.zeros((1, FEATURES))),
+            LocalTraining(batch_size=4),
+            server_optimizer=lambda rate: optax.adam(rate, eps=1e-3),
+            schedule=linear_decay(ROUNDS),
+            hyper=FedAvgHyper(0.1, 0.05),
+        )
+
+    return {
+        "small": Pool(method((3,)), np.arange(0, 5), 3),
+        "large": Pool(method((4,)), np.arange(3, 7), 2),
+    }
+
+
+@functools.cache
+def algorithm(kind):
+    columns = federated().columns
+    distillation = Distillation(steps=2, batch_size=6, mixup_beta=0)
+    arguments = (pools(), columns, len(UNLABELLED), ROUNDS)
+    if kind == "merged":
+        return merged_codistillation(*arguments, distillation=distillation)
+    if kind == "periodic":
+        return periodic_codistillation(*arguments, period=3, distillation=distillation)
+    return independent_pools(pools(), columns)
+
+
+@functools.cache
+def programs(kind, devices=None, seeds_loop="map", num_seeds=1):
+    """Programs of their own for each number of seeds, so that compilations can be counted."""
+    mesh = devices and Mesh(np.array(jax.devices()[:devices]), (simulation.AXIS,))
+    return simulation.build_programs(algorithm(kind), ROUNDS, mesh, seeds_loop), mesh
+
+
+def data():
+    return resident_data(federated(), {"unlabelled": {"image": UNLABELLED}})
+
+
+def train(counts=(ROUNDS,), seeds=(0,), hyper=None, kind="merged", devices=None, seeds_loop="map"):
+    """Trains in calls of the given numbers of rounds; returns state and history as NumPy."""
+    compiled, mesh = programs(kind, devices, seeds_loop, len(seeds))
+    hyper = algorithm(kind).hyper if hyper is None else hyper
+    put = functools.partial(simulation.replicate, mesh=mesh)
+    seeds, hyper, resident = put((np.array(seeds, np.uint32), floats(hyper), data()))
+    state, rows = compiled.init(seeds)
+    first, history = 0, []
+    for count in counts:
+        state, rows, part = compiled.train(state, rows, seeds, first, count, hyper, resident)
+        for values in jax.tree.leaves(part):
+            assert values.shape == (len(seeds), ROUNDS)
+            assert not np.asarray(values[:, count:]).any()
+        history.append(jax.tree.map(lambda values, c=count: np.asarray(values[:, :c]), part))
+        first += count
+    history = jax.tree.map(lambda *parts: np.concatenate(parts, axis=1), *history)
+    assert compiled.init._cache_size() == compiled.train._cache_size() == 1
+    return jax.tree.map(np.asarray, state), history
+
+
+def compilations(kind):
+    return programs(kind, None, "map", 1)[0].train._cache_size()
+
+
+def floats(hyper):
+    return jax.tree.map(np.float32, hyper)
+
+
+def assert_equal(actual, expected):
+    jax.tree.map(np.testing.assert_array_equal, actual, expected)
+
+
+def assert_close(actual, expected):
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-4, atol=2e-6), actual, expected
+    )
+
+
+def largest_difference(left, right):
+    return max(jax.tree.leaves(jax.tree.map(lambda a, b: np.abs(a - b).max(), left, right)))
+
+
+@functools.cache
+def in_one_call(kind):
+    return train(kind=kind)
+
+
+# ------------------------------------------------------------------------------------ one program
+
+
+@pytest.mark.parametrize("counts", [(1,) * 7, (3, 4), (4, 3)])
+@pytest.mark.parametrize("kind", ["merged", "periodic"])
+def test_a_run_split_into_calls_has_the_same_bits_and_one_compilation(kind, counts):
+    """7 rounds, whether or not that is a multiple of the rounds between evaluations."""
+    assert_equal(train(counts, kind=kind), in_one_call(kind))
+    assert compilations(kind) == 1
+
+
+def test_other_numbers_do_not_compile_again_and_do_change_the_run():
+    base = algorithm("merged").hyper
+    state, _ = in_one_call("merged")
+
+    def with_teaching(**values):
+        teaching = {name: TeachingHyper(**values) for name in base.codistillation.teaching}
+        return base._replace(codistillation=base.codistillation._replace(teaching=teaching))
+
+    methods = {"small": FedAvgHyper(0.1, 0.05), "large": FedAvgHyper(0.2, 0.01)}
+    others = {
+        "alpha": base._replace(alpha={"small": 0.2, "large": 0.9}),
+        "temperature": with_teaching(temperature=4.0),
+        "interpolation": with_teaching(interpolation=0.5),
+        "distillation learning rate": with_teaching(learning_rate=0.1),
+        "decay": with_teaching(decay=0.9),
+        "learning rates": base._replace(
+            codistillation=base.codistillation._replace(methods=methods)
+        ),
+        "skip": base._replace(alpha=dict.fromkeys(base.alpha, 1.0), skip=1.0),
+    }
+    for name, hyper in others.items():
+        assert largest_difference(train(hyper=hyper)[0], state) > 1e-5, name
+    assert largest_difference(train(seeds=(5,))[0], state) > 1e-2
+    assert compilations("merged") == 1
+
+
+# ------------------------------------------------------------------------------- seeds and devices
+
+
+def test_seeds_one_after_another_are_single_runs_bit_for_bit():
+    seeds = (0, 3, 9)
+    together = train((3, 4), seeds)
+    for index, seed in enumerate(seeds):
+        assert_equal(
+            jax.tree.map(lambda leaf, i=index: leaf[i : i + 1], together), train(seeds=(seed,))
+        )
+
+
+@pytest.mark.parametrize("kind", ["merged", "periodic"])
+def test_seeds_at_once_are_single_runs(kind):
+    seeds = (0, 3, 9)
+    together = train((3, 4), seeds, kind=kind, seeds_loop="vmap")
+    for index, seed in enumerate(seeds):
+        assert_close(
+            jax.tree.map(lambda leaf, i=index: leaf[i : i + 1], together),
+            train(seeds=(seed,), kind=kind),
+        )
+
+
+def test_a_run_on_several_devices_is_the_run_on_one():
+    state, history = train((3, 4), devices=3)
+    assert_close((state, history), in_one_call("merged"))
+
+
+def test_a_pool_alone_is_the_pool_in_company():
+    """The same cohorts, the same batches, the same model: keys follow the pool's name."""
+    together = algorithm("fed_avg")
+    state, history = train(kind="fed_avg")
+    for name, pool in pools().items():
+        alone = independent_pools({name: pool}, federated().columns)
+        for round in range(ROUNDS):
+            root = jax.random.key(0)
+            cohorts = [each.select(round, root).clients[name] for each in (alone, together)]
+            np.testing.assert_array_equal(*cohorts)
+    compiled = simulation.build_programs(alone, ROUNDS)
+    seeds = jnp.zeros(1, jnp.uint32)
+    lone_state, _, lone_history = compiled.train(
+        *compiled.init(seeds), seeds, 0, ROUNDS, floats(alone.hyper), data()
+    )
+    assert_close(lone_state[name], state[name])
+    assert_close(lone_history, {key: history[key] for key in lone_history})
+
+
+def test_cohorts_follow_the_pool_the_round_and_the_seed():
+    select = programs("merged", None, "map", 1)[0].select
+    chosen = [
+        np.asarray(select(seed, round).clients["small"]) for seed in (0, 1) for round in range(7)
+    ]
+    for same_seed in (chosen[:7], chosen[7:]):
+        assert len({tuple(sorted(clients.tolist())) for clients in same_seed}) > 1
+    assert any((left != right).any() for left, right in zip(chosen[:7], chosen[7:], strict=True))
+    for clients in chosen:
+        assert len(set(clients.tolist())) == 3
+        assert set(clients.tolist()) <= set(range(5))
+    np.testing.assert_array_equal(chosen[0], select(0, 0).clients["small"])
+
+
+# --------------------------------------------------------------------------------------- evaluation
+
+SPLITS = {"train": federated(), "test": federated((11,), 5), "many": federated((40, 61), 6)}
+SPLITS["test"].columns["label"][:] = SPLITS["test"].columns["label"] % 2  # no example of label 2
+
+
+@pytest.fixture(scope="module")
+def evaluations():
+    """The same two seeds' models on one and on eight devices, in batches that do not divide."""
+    results = {}
+    for devices in (None, 8):
+        mesh = devices and Mesh(np.array(jax.devices()[:devices]), (simulation.AXIS,))
+        compiled = simulation.build_programs(
+            algorithm("fed_avg"),
+            ROUNDS,
+            mesh,
+            evaluation_batch_size=4,
+            evaluation_preprocess=lambda batch, key, positions: batch
+            | {"image": 2 * batch["image"]},
+        )
+        splits = {name: simulation.evaluation_split(split) for name, split in SPLITS.items()}
+        seeds, splits = simulation.replicate((np.arange(2, dtype=np.uint32), splits), mesh)
+        state, _ = compiled.init(seeds)
+        compiled.evaluate(state, splits)
+        other = jax.tree.map(lambda leaf: leaf + 0 * leaf, state)
+        results[devices] = jax.tree.map(np.asarray, compiled.evaluate(other, splits))
+        assert compiled.evaluate._cache_size() == 1
+    return jax.tree.map(np.asarray, state), results
+
+
+def test_evaluation_is_plain_numpy(evaluations):
+    state, results = evaluations
+    for split, examples in SPLITS.items():
+        labels = examples.columns["label"]
+        owners = np.repeat(np.arange(examples.num_clients), examples.client_sizes)
+        for name in pools():
+            for seed in range(2):
+                params = jax.tree.map(lambda leaf, s=seed: leaf[s], state[name].params)
+                hidden = 2 * examples.columns["image"] @ params["Dense_0"]["kernel"]
+                hidden = np.maximum(hidden + params["Dense_0"]["bias"], 0)
+                logits = hidden @ params["Dense_1"]["kernel"] + params["Dense_1"]["bias"]
+                correct = (logits.argmax(axis=1) == labels).astype(float)
+                shifted = np.exp(logits - logits.max(axis=1, keepdims=True))
+                chosen = shifted[np.arange(len(labels)), labels] / shifted.sum(axis=1)
+                actual = jax.tree.map(lambda leaf, s=seed: leaf[s], results[None][split][name])
+                expected = {
+                    "loss": -np.log(chosen).mean(),
+                    "accuracy": correct.mean(),
+                    "accuracy_per_label": [
+                        correct[labels == label].mean() if (labels == label).any() else np.nan
+                        for label in range(CLASSES)
+                    ],
+                }
+                if examples.num_clients > 1:
+                    expected["accuracy_per_client"] = [
+                        correct[owners == client].mean() for client in range(examples.num_clients)
+                    ]
+                assert actual.keys() == expected.keys()
+                for metric, value in expected.items():
+                    np.testing.assert_allclose(actual[metric], value, rtol=1e-5)
+
+
+def test_evaluation_on_eight_devices_is_evaluation_on_one(evaluations):
+    _, results = evaluations
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), results[8], results[None]
+    )
+    assert np.isnan(results[8]["test"]["small"]["accuracy_per_label"][:, 2]).all()

@@ -1,0 +1,266 @@
+"""Streaming from the host and data on the device are the same experiment."""
+
+import functools
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from fedcodist import simulation
+from fedcodist.algorithms.fed_avg import FedAvgHyper, fed_avg
+from fedcodist.algorithms.merged_codistillation import merged_codistillation
+from fedcodist.algorithms.periodic_codistillation import periodic_codistillation
+from fedcodist.algorithms.pools import Pool, independent_pools
+from fedcodist.client_training import LocalTraining
+from fedcodist.cohort import Selection
+from fedcodist.data.federated_data import FederatedData
+from fedcodist.distillation import Distillation
+from fedcodist.model import from_flax_linen
+from fedcodist.models.digits import MLP
+from fedcodist.sources import StreamedData, resident_data, stack_inputs
+
+FEATURES, CLASSES, ROUNDS = 4, 3, 4
+SIZES = (3, 9, 1, 7, 4, 2, 5)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def compile_quickly():
+    """These programs run for milliseconds and compile for seconds."""
+    before = jax.config.values["jax_disable_most_optimizations"]
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", before)
+
+
+@pytest.fixture(scope="module")
+def stored(tmp_path_factory):
+    """Columns in memory and the same columns memory-mapped."""
+    generator, rows = np.random.default_rng(0), sum(SIZES)
+    arrays = {
+        "image": generator.integers(0, 255, (rows, FEATURES)).astype(np.uint8),
+        "label": generator.integers(0, CLASSES, rows).astype(np.int32),
+        "unlabelled": generator.integers(0, 255, (19, FEATURES)).astype(np.uint8),
+    }
+    folder = tmp_path_factory.mktemp("columns")
+    mapped = {}
+    for name, array in arrays.items():
+        np.save(folder / f"{name}.npy", array)
+        mapped[name] = np.load(folder / f"{name}.npy", mmap_mode="r")
+    return arrays, mapped
+
+
+def sources_of(arrays):
+    columns = {name: arrays[name] for name in ("image", "label")}
+    federated = FederatedData.from_arrays(columns, offsets=np.cumsum([0, *SIZES]))
+    return federated, {"unlabelled": {"image": arrays["unlabelled"]}}
+
+
+@functools.cache
+def algorithm(kind):
+    scale = lambda batch, key, positions: batch | {"image": batch["image"] / 255 - 0.5}
+
+    def method(hidden):
+        return fed_avg(
+            from_flax_linen(MLP(hidden=hidden, classes=CLASSES), jnp.zeros((1, FEATURES))),
+            LocalTraining(batch_size=4, preprocess=scale),
+            server_optimizer=lambda rate: optax.adam(rate, eps=1e-3),
+            hyper=FedAvgHyper(0.1, 0.05),
+        )
+
+    pools = {
+        "small": Pool(method((3,)), np.arange(0, 5), 3),
+        "large": Pool(method((4,)), np.arange(3, 7), 2),
+    }
+    columns = {
+        "image": jax.ShapeDtypeStruct((31, FEATURES), np.uint8),
+        "label": jax.ShapeDtypeStruct((31,), np.int32),
+    }
+    distillation = Distillation(steps=2, batch_size=6, mixup_beta=0, preprocess=scale)
+    arguments = (pools, columns, 19, ROUNDS)
+    if kind == "merged":
+        return merged_codistillation(*arguments, distillation=distillation)
+    return periodic_codistillation(*arguments, period=2, distillation=distillation)
+
+
+@pytest.mark.parametrize("kind", ["merged", "periodic"])
+def test_streamed_inputs_are_the_resident_ones_row_for_row(stored, kind):
+    arrays, mapped = stored
+    select = jax.jit(algorithm(kind).select)
+    resident = resident_data(*sources_of(arrays))
+    streamed = StreamedData(*sources_of(mapped))
+    shapes = set()
+    for round in range(2 * ROUNDS):
+        selection = jax.tree.map(np.asarray, select(round, jax.random.key(4)))
+        views, buffers = resident.read(selection), streamed.read(selection)
+        shapes.add(str(jax.tree.map(np.shape, buffers)))
+        for pool, view in views.cohorts.items():
+            buffer = buffers.cohorts[pool]
+            assert buffer.capacity == view.capacity
+            np.testing.assert_array_equal(buffer.clients, view.clients)
+            np.testing.assert_array_equal(buffer.sizes, view.sizes)
+            for name, column in view.columns.items():
+                assert buffer.columns[name].dtype == column.dtype
+                for here, there, size in zip(view.starts, buffer.starts, view.sizes, strict=True):
+                    np.testing.assert_array_equal(
+                        buffer.columns[name][there : there + size], column[here : here + size]
+                    )
+        for name, view in views.rows.items():
+            buffer = buffers.rows[name]
+            assert buffer.indices.shape == view.indices.shape
+            if (view.indices < 0).all():
+                assert (buffer.indices < 0).all()
+                continue
+            for column, values in view.columns.items():
+                np.testing.assert_array_equal(
+                    buffer.columns[column][buffer.indices], values[view.indices]
+                )
+        used = kind == "merged" or round % 2 == 1
+        assert (views.rows["unlabelled"].indices >= 0).all() == used
+    assert len(shapes) == 1
+
+
+@pytest.mark.parametrize("kind", ["merged", "periodic"])
+def test_streamed_training_is_resident_training(stored, kind):
+    arrays, mapped = stored
+    programs = simulation.build_programs(algorithm(kind), ROUNDS)
+    seeds = jnp.array([0, 7], jnp.uint32)
+    hyper = jax.tree.map(jnp.float32, algorithm(kind).hyper)
+    state, rows, history = programs.train(
+        *programs.init(seeds), seeds, 0, ROUNDS, hyper, resident_data(*sources_of(arrays))
+    )
+    source = StreamedData(*sources_of(mapped))
+    readers = [
+        source.ahead(programs.select(seed, round) for round in range(ROUNDS)) for seed in seeds
+    ]
+    streamed_state, streamed_rows = programs.init(seeds)
+    parts = []
+    for round, inputs in enumerate(zip(*readers, strict=True)):
+        streamed_state, streamed_rows, part = programs.train_streamed(
+            streamed_state, streamed_rows, seeds, round, hyper, stack_inputs(list(inputs))
+        )
+        parts.append(part)
+    streamed_history = jax.tree.map(lambda *each: jnp.concatenate(each, axis=1), *parts)
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-4, atol=2e-6),
+        (streamed_state, streamed_history),
+        (state, history),
+    )
+    assert programs.train_streamed._cache_size() == 1
+    assert programs.select._cache_size() == 1
+
+
+# ------------------------------------------------------------------------------------------ ahead
+
+
+def one_pool(*clients):
+    return Selection({"pool": np.array(clients, np.int32)}, {})
+
+
+def test_reading_ahead_keeps_the_order_and_stays_one_round_ahead(stored):
+    source = StreamedData(*sources_of(stored[0]))
+    asked = []
+
+    def selections():
+        for client in (4, 1, 6, 0, 2):
+            asked.append(client)
+            yield one_pool(client)
+
+    received = []
+    for inputs in source.ahead(selections()):
+        received.append(int(inputs.cohorts["pool"].clients[0]))
+        assert len(asked) == min(len(received) + 1, 5)
+    assert received == asked == [4, 1, 6, 0, 2]
+    assert list(source.ahead(iter([]))) == []
+
+
+def test_a_failure_while_reading_ahead_reaches_the_reader(stored):
+    source = StreamedData(*sources_of(stored[0]))
+    reader = source.ahead(iter([one_pool(1), one_pool(99)]))
+    next(reader)
+    with pytest.raises(IndexError):
+        next(reader)
+
+
+# ---------------------------------------------------------------------------------- large populations
+
+
+class Recorded(np.ndarray):
+    """An array that records which rows are read."""
+
+    reads = []
+
+    def __getitem__(self, item):
+        Recorded.reads.append(item)
+        return np.asarray(super().__getitem__(item))
+
+
+@pytest.fixture(scope="module")
+def million():
+    sizes = 1 + np.arange(1_000_000) % 2
+    offsets = np.concatenate([[0], np.cumsum(sizes)])
+    column = np.arange(offsets[-1], dtype=np.int32).view(Recorded)
+    return FederatedData.from_arrays({"image": column}, offsets=offsets)
+
+
+def test_a_cohort_of_a_million_clients_is_drawn_in_microseconds(million):
+    from fedcodist.metrics import accuracy
+    from fedcodist.model import Model, Variables
+
+    apply = lambda variables, batch, **_: (batch["image"][:, None] * variables.params, {})
+    model = Model(
+        lambda key: Variables(jnp.zeros(2), {}),
+        apply,
+        lambda outputs, batch: outputs[:, 0],
+        {"accuracy": accuracy()},
+        2,
+    )
+    pools = {"everyone": Pool(fed_avg(model), np.arange(million.num_clients), 20)}
+    drawn = independent_pools(pools, {"image": jax.ShapeDtypeStruct((4,), np.float32)})
+    select = simulation.build_programs(drawn, 1).select
+    jax.block_until_ready(select(0, 0))
+    seconds, clients = [], []
+    for round in range(50):
+        started = time.perf_counter()
+        selection = jax.block_until_ready(select(0, round))
+        seconds.append(time.perf_counter() - started)
+        clients.append(np.asarray(selection.clients["everyone"]))
+    assert min(seconds) < 1e-3
+    assert sorted(seconds)[len(seconds) // 2] < 2e-3
+    assert all(len(set(cohort.tolist())) == 20 for cohort in clients)
+    everyone = np.concatenate(clients)
+    assert everyone.min() < 50_000
+    assert everyone.max() > 950_000
+    assert select._cache_size() == 1
+
+
+def test_a_streamed_cohort_reads_its_own_rows_and_no_others(million):
+    source = StreamedData(million)
+    Recorded.reads.clear()
+    clients = np.array([999_999, 5, 123_456], np.int32)
+    buffer = source.read(one_pool(*clients)).cohorts["pool"]
+    read = [row for item in Recorded.reads for row in range(item.start, item.stop)]
+    offsets = million.offsets
+    own = [row for client in clients for row in range(offsets[client], offsets[client + 1])]
+    assert read == own
+    assert len(buffer.columns["image"]) == 6  # room for three clients of the largest size
+    np.testing.assert_array_equal(buffer.columns["image"][: len(own)], own)
+    assert buffer.sizes.tolist() == [2, 2, 1]
+    assert buffer.starts.tolist() == [0, 2, 4]
+
+
+# -------------------------------------------------------------------------------------- bad input
+
+
+@pytest.mark.parametrize("source", [resident_data, StreamedData])
+def test_a_client_without_examples_is_refused(source):
+    data = FederatedData.from_arrays(
+        {"image": np.zeros((3, 1))},
+        offsets=[0, 2, 2, 3],
+        client_ids=["a", "b", "c"],
+        allow_empty=True,
+    )
+    with pytest.raises(ValueError, match="client 'b' has none"):
+        source(data)
