@@ -5,11 +5,11 @@ from pathlib import Path
 from setuptools import find_packages, setup
 
 EXTRAS = {
-    "digits": ["scikit-learn>=1.5"],
-    "haiku": ["dm-haiku>=0.0.14"],
+    "digits": ["scikit-learn>=1.6.1"],
+    "haiku": ["dm-haiku>=0.0.16"],
     "tfds": ["tensorflow-datasets>=4.9.6"],
-    "plot": ["matplotlib>=3.9"],
-    "tensorboard": ["tensorboardX>=2.6.2"],
+    "plot": ["matplotlib>=3.10"],
+    "tensorboard": ["tensorboardX>=2.6.2.2"],
 }
 EXTRAS["all"] = sorted({requirement for extra in EXTRAS.values() for requirement in extra})
 EXTRAS["dev"] = [
@@ -32,15 +32,15 @@ setup(
     package_data={"fedcodist": ["py.typed"]},
     python_requires=">=3.11",
     install_requires=[
-        "absl-py>=2.1",
-        "chex>=0.1.89",
-        "flax>=0.10.4",
-        "jax>=0.7.0",
+        "absl-py>=2.3.1",
+        "chex>=0.1.91",
+        "flax>=0.12.2",
+        "jax>=0.9.0",
         "ml-collections>=1.0",
-        "numpy>=1.26",
-        "optax>=0.2.5",
-        "rich>=13.7",
-        "safetensors>=0.4.3",
+        "numpy>=2.1.3",
+        "optax>=0.2.6",
+        "rich>=13.9.4",
+        "safetensors>=0.5.3",
     ],
     extras_require=EXTRAS,
 )

@@ -1,9 +1,11 @@
 """From a config to an Experiment: the names that configs may use, and what they stand for."""
 
 import functools
+import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
@@ -70,6 +72,8 @@ def _algorithm(
     config: ConfigDict, clients: FederatedData, num_unlabelled: int, preprocess: Preprocess
 ) -> FederatedAlgorithm:
     settings = config.algorithm
+    _choice("execution.loop", config.execution.loop, dict.fromkeys(("scan", "vmap")))
+    check_integer("execution.chunk_size", config.execution.chunk_size, low=1)
     execution = Execution(config.execution.loop, config.execution.chunk_size)
     pools = _pools(config, clients, preprocess)
     if settings.name == "fed_avg":
@@ -127,7 +131,7 @@ def _pools(config: ConfigDict, clients: FederatedData, preprocess: Preprocess) -
         for rate in ("client_learning_rate", "server_learning_rate"):
             check_number(f"pools.{name}.{rate}", pool[rate], low=0)
         method = fed_avg(
-            _model(f"pools.{name}.model", pool.model),
+            _model(f"pools.{name}.model", pool.model, clients, preprocess),
             local,
             _optimizer(
                 "training.server_optimizer", training.server_optimizer, training.server_epsilon
@@ -171,18 +175,32 @@ def _data(settings: ConfigDict) -> tuple[dict[str, FederatedData], Preprocess, P
     raise ValueError(f"data.name must be 'digits' or 'prepared', got {settings.name!r}.")
 
 
-def _model(setting: str, name: str) -> Model:
+def _model(setting: str, name: str, data: FederatedData, preprocess: Preprocess) -> Model:
     create, shape = _choice(setting, name, MODELS)
-    return from_flax_linen(create(), jnp.zeros((1, *shape)))
+    model = from_flax_linen(create(), jnp.zeros((1, *shape)))
+    one = {key: jax.ShapeDtypeStruct((1, *c.shape[1:]), c.dtype) for key, c in data.columns.items()}
+    images = jax.eval_shape(preprocess, one, jax.random.key(0), jnp.zeros(1, jnp.int32))["image"]
+    if images.shape[1:] != shape:
+        raise ValueError(
+            f"{setting} {name!r} takes images of {list(shape)}, the data has {list(images.shape[1:])}."
+        )
+    if (classes := int(data.columns["label"].max()) + 1) > model.num_classes:
+        raise ValueError(
+            f"{setting} {name!r} has {model.num_classes} classes, the data has {classes}."
+        )
+    return model
 
 
 def _optimizer(setting: str, name: str, epsilon: float | None = None) -> OptimizerFactory:
     """An optax optimizer by its name; epsilon is passed to those that have one."""
     optimizer = getattr(optax, name, None)
-    if not callable(optimizer) or name.startswith("_"):
+    accepted = inspect.signature(optimizer).parameters if callable(optimizer) else ()
+    if "learning_rate" not in accepted:
         raise ValueError(f"{setting} must be the name of an optax optimizer, got {name!r}.")
-    if epsilon is not None and name.startswith(("ad", "yogi", "lamb", "rmsprop", "nadam")):
-        return functools.partial(optimizer, eps=epsilon)
+    if epsilon is not None:
+        check_number(setting.replace("optimizer", "epsilon"), epsilon, low=0)
+        if "eps" in accepted:
+            return functools.partial(optimizer, eps=epsilon)
     return optimizer
 
 

@@ -656,6 +656,7 @@ def _curves_plot(
     handles = {}
     for row, (split, metric, label, factor) in zip(axes, quantities, strict=True):
         row[0].set_ylabel(label)
+        late = []
         for axis, model in zip(row, collection.models, strict=True):
             axis.grid(color="0.9", linewidth=0.8)
             axis.set_axisbelow(True)
@@ -667,6 +668,8 @@ def _curves_plot(
                     continue
                 _draw_codistillation_rounds(axis, method, one, _colour(number))
                 handles[method.label] = _draw_curve(axis, one, number, factor)
+                late += _after_the_start(one, factor)
+        _show_from(row[0], late)
     for axis, model in zip(axes[0], collection.models, strict=True):
         axis.set_title(f"{model} model", fontsize=11, fontweight="bold")
     for axis in axes[-1]:
@@ -690,6 +693,23 @@ def _curves_plot(
         frameon=False,
     )
     return figure
+
+
+def _after_the_start(one: Curve, factor: float) -> list[float]:
+    """A curve's values after the first tenth of its rounds."""
+    return [
+        factor * statistic.mean
+        for round, statistic in zip(one.rounds, one.statistics, strict=True)
+        if round >= one.rounds[-1] / 10 and math.isfinite(statistic.mean)
+    ]
+
+
+def _show_from(axis: "Axes", values: Sequence[float]) -> None:
+    """Leaves the steep start of a run out of the picture, where methods do not differ."""
+    if len(values) > 1 and max(values) > min(values):
+        margin = 0.06 * (max(values) - min(values))
+        low, high = axis.get_ylim()
+        axis.set_ylim(max(low, min(values) - margin), min(high, max(values) + margin))
 
 
 def _draw_curve(axis: "Axes", one: Curve, number: int, factor: float) -> "Line2D":

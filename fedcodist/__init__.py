@@ -1,1 +1,58 @@
-"""FedCodist: federated learning of heterogeneous models by knowledge distillation, in JAX."""
+"""FedCodist: federated learning of heterogeneous models by knowledge distillation, in JAX.
+
+The names that experiments are written with are available as `fedcodist.name`; they are imported when
+first used, so that the launcher starts without waiting for JAX.
+"""
+
+import importlib
+from typing import Any
+
+_MODULE_OF = {
+    "Aggregate": "aggregation",
+    "ClientResult": "aggregation",
+    "CodistillationHyper": "algorithms.codistillation",
+    "Distillation": "distillation",
+    "Execution": "for_each_client",
+    "Experiment": "experiment",
+    "FedAvgHyper": "algorithms.fed_avg",
+    "FederatedAlgorithm": "federated_algorithm",
+    "FederatedData": "data.federated_data",
+    "FederatedMethod": "federated_algorithm",
+    "LocalTraining": "client_training",
+    "Model": "model",
+    "Pool": "algorithms.pools",
+    "Reduce": "aggregation",
+    "StreamedData": "sources",
+    "TeachingHyper": "algorithms.codistillation",
+    "Variables": "model",
+    "as_fedjax": "federated_algorithm",
+    "capacity_pools": "data.partition",
+    "fed_avg": "algorithms.fed_avg",
+    "for_each_client": "for_each_client",
+    "from_flax_linen": "model",
+    "from_flax_nnx": "model",
+    "from_haiku": "model",
+    "independent_pools": "algorithms.pools",
+    "linear_decay": "algorithms.fed_avg",
+    "load_digits_federated": "data.digits",
+    "load_model": "export",
+    "load_prepared": "data.prepared",
+    "merged_codistillation": "algorithms.merged_codistillation",
+    "periodic_codistillation": "algorithms.periodic_codistillation",
+    "resident_data": "sources",
+    "run_experiment": "experiment",
+    "save_model": "export",
+    "save_prepared": "data.prepared",
+    "train_client": "client_training",
+}
+__all__ = sorted(_MODULE_OF)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULE_OF:
+        raise AttributeError(f"module 'fedcodist' has no attribute {name!r}")
+    return getattr(importlib.import_module(f"fedcodist.{_MODULE_OF[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

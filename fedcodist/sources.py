@@ -140,5 +140,5 @@ def _check_addressable(federated: FederatedData) -> None:
             f"federated data must have fewer than 2**31 examples, got {federated.num_examples}."
         )
     if (federated.client_sizes == 0).any():
-        empty = federated.client_ids[int(np.argmin(federated.client_sizes))]
+        empty = str(federated.client_ids[int(np.argmin(federated.client_sizes))])
         raise ValueError(f"every client must have at least one example, client {empty!r} has none.")

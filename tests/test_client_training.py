@@ -111,18 +111,14 @@ def test_padded_steps_do_not_reach_the_optimizers_state():
     """Adam counts its steps; a padded one must not be counted, nor decay the moments."""
     training = LocalTraining(optax.adam, batch_size=4, epochs=2)
     exact, padded = train(training, 5, 5), train(training, 5, 12, ragged=True)
-    jax.tree.map(
-        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-7), exact, padded
-    )
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-7), exact, padded)
 
 
 def run(training, size=11, **hooks):
     columns = {name: jnp.asarray(column) for name, column in COLUMNS.items()}
     data = ClientData(columns, jnp.asarray(START), jnp.asarray(size), jnp.asarray(size), 12, False)
     return jax.jit(
-        lambda: train_client(
-            regression(), training, ZERO, data, jax.random.key(0), 0.1, **hooks
-        )
+        lambda: train_client(regression(), training, ZERO, data, jax.random.key(0), 0.1, **hooks)
     )()
 
 
@@ -136,9 +132,7 @@ def test_a_gradient_hook_adds_its_term():
 
 def test_a_loss_hook_replaces_the_models_loss():
     """Half the squared error is half the learning rate."""
-    trained = run(
-        TRAINING, loss_hook=lambda outputs, batch: 0.5 * (outputs - batch["label"]) ** 2
-    )
+    trained = run(TRAINING, loss_hook=lambda outputs, batch: 0.5 * (outputs - batch["label"]) ** 2)
     weights, _ = descend(np.asarray(trained.variables.mutable["seen"]), 9, rate=0.05)
     np.testing.assert_allclose(trained.variables.params["weights"], weights, rtol=1e-4, atol=1e-6)
 

@@ -33,6 +33,15 @@ MASK = jnp.array([1, 1, 1, 1, 0, 0], jnp.float32)
 EXAMPLE = jnp.zeros((1, FEATURES))
 
 
+@pytest.fixture(scope="module", autouse=True)
+def compile_quickly():
+    """These programs run for milliseconds and compile for seconds."""
+    before = jax.config.values["jax_disable_most_optimizations"]
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", before)
+
+
 def normalise(x, mean, var, train, mask, axis_name):
     """Batch normalisation without scale; returns outputs and new running averages."""
     if not train:
@@ -57,9 +66,7 @@ class Linen(nn.Module):
         if self.batch_norm:
             mean = self.variable("batch_stats", "mean", jnp.zeros, HIDDEN)
             var = self.variable("batch_stats", "var", jnp.ones, HIDDEN)
-            x, new_mean, new_var = normalise(
-                x, mean.value, var.value, train, mask, self.axis_name
-            )
+            x, new_mean, new_var = normalise(x, mean.value, var.value, train, mask, self.axis_name)
             if train and not self.is_initializing():
                 mean.value, var.value = new_mean, new_var
         x = nn.Dropout(self.dropout, deterministic=not train)(nn.relu(x))

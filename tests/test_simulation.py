@@ -180,7 +180,7 @@ def test_seeds_one_after_another_are_single_runs_bit_for_bit():
         )
 
 
-@pytest.mark.parametrize("kind", ["merged", "periodic"])
+@pytest.mark.parametrize("kind", [pytest.param("merged", marks=pytest.mark.slow), "periodic"])
 def test_seeds_at_once_are_single_runs(kind):
     seeds = (0, 3, 9)
     together = train((3, 4), seeds, kind=kind, seeds_loop="vmap")
@@ -246,8 +246,9 @@ def evaluations():
             ROUNDS,
             mesh,
             evaluation_batch_size=4,
-            evaluation_preprocess=lambda batch, key, positions: batch
-            | {"image": 2 * batch["image"]},
+            evaluation_preprocess=lambda batch, key, positions: (
+                batch | {"image": 2 * batch["image"]}
+            ),
         )
         splits = {name: simulation.evaluation_split(split) for name, split in SPLITS.items()}
         seeds, splits = simulation.replicate((np.arange(2, dtype=np.uint32), splits), mesh)

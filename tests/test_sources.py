@@ -2,6 +2,7 @@
 
 import functools
 import time
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +19,8 @@ from fedcodist.client_training import LocalTraining
 from fedcodist.cohort import Selection
 from fedcodist.data.federated_data import FederatedData
 from fedcodist.distillation import Distillation
-from fedcodist.model import from_flax_linen
+from fedcodist.metrics import accuracy
+from fedcodist.model import Model, Variables, from_flax_linen
 from fedcodist.models.digits import MLP
 from fedcodist.sources import StreamedData, resident_data, stack_inputs
 
@@ -128,18 +130,19 @@ def test_streamed_training_is_resident_training(stored, kind):
     programs = simulation.build_programs(algorithm(kind), ROUNDS)
     seeds = jnp.array([0, 7], jnp.uint32)
     hyper = jax.tree.map(jnp.float32, algorithm(kind).hyper)
-    state, rows, history = programs.train(
+    state, _, history = programs.train(
         *programs.init(seeds), seeds, 0, ROUNDS, hyper, resident_data(*sources_of(arrays))
     )
     source = StreamedData(*sources_of(mapped))
-    readers = [
-        source.ahead(programs.select(seed, round) for round in range(ROUNDS)) for seed in seeds
-    ]
+
+    def read(round):
+        return stack_inputs([source.read(programs.select(seed, round)) for seed in seeds])
+
     streamed_state, streamed_rows = programs.init(seeds)
     parts = []
-    for round, inputs in enumerate(zip(*readers, strict=True)):
+    for round, inputs in enumerate(source.ahead(read, range(ROUNDS))):
         streamed_state, streamed_rows, part = programs.train_streamed(
-            streamed_state, streamed_rows, seeds, round, hyper, stack_inputs(list(inputs))
+            streamed_state, streamed_rows, seeds, round, hyper, inputs
         )
         parts.append(part)
     streamed_history = jax.tree.map(lambda *each: jnp.concatenate(each, axis=1), *parts)
@@ -161,24 +164,24 @@ def one_pool(*clients):
 
 def test_reading_ahead_keeps_the_order_and_stays_one_round_ahead(stored):
     source = StreamedData(*sources_of(stored[0]))
-    asked = []
+    clients, asked = (4, 1, 6, 0, 2), []
 
-    def selections():
-        for client in (4, 1, 6, 0, 2):
-            asked.append(client)
-            yield one_pool(client)
+    def rounds():
+        for round in range(5):
+            asked.append(round)
+            yield round
 
     received = []
-    for inputs in source.ahead(selections()):
+    for inputs in source.ahead(lambda round: source.read(one_pool(clients[round])), rounds()):
         received.append(int(inputs.cohorts["pool"].clients[0]))
         assert len(asked) == min(len(received) + 1, 5)
-    assert received == asked == [4, 1, 6, 0, 2]
-    assert list(source.ahead(iter([]))) == []
+    assert tuple(received) == clients
+    assert list(source.ahead(source.read, [])) == []
 
 
 def test_a_failure_while_reading_ahead_reaches_the_reader(stored):
     source = StreamedData(*sources_of(stored[0]))
-    reader = source.ahead(iter([one_pool(1), one_pool(99)]))
+    reader = source.ahead(lambda client: source.read(one_pool(client)), [1, 99])
     next(reader)
     with pytest.raises(IndexError):
         next(reader)
@@ -190,7 +193,7 @@ def test_a_failure_while_reading_ahead_reaches_the_reader(stored):
 class Recorded(np.ndarray):
     """An array that records which rows are read."""
 
-    reads = []
+    reads: ClassVar[list] = []
 
     def __getitem__(self, item):
         Recorded.reads.append(item)
@@ -206,9 +209,6 @@ def million():
 
 
 def test_a_cohort_of_a_million_clients_is_drawn_in_microseconds(million):
-    from fedcodist.metrics import accuracy
-    from fedcodist.model import Model, Variables
-
     apply = lambda variables, batch, **_: (batch["image"][:, None] * variables.params, {})
     model = Model(
         lambda key: Variables(jnp.zeros(2), {}),

@@ -80,7 +80,7 @@ def merged_codistillation(
     if set(alphas) != set(pools):
         raise ValueError(f"alpha must name every pool of {list(pools)}, got {list(alphas)}.")
     for name, value in alphas.items():
-        check_number("alpha" if len(set(alphas.values())) == 1 else f"alpha[{name!r}]", value, 0, 1)
+        check_number(f"alpha[{name!r}]" if isinstance(alpha, Mapping) else "alpha", value, 0, 1)
     hyper = MergedHyper(codistillation, alphas, float(skip_at_alpha_one))
 
     def select_rows(round, key):

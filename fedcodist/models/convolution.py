@@ -78,13 +78,18 @@ def _promote(*arrays: jax.Array) -> tuple[jax.Array, ...]:
 def _same_varying_axes(*arrays: jax.Array) -> tuple[jax.Array, ...]:
     # Inside shard_map a kernel may be replicated where the images differ per device. A custom
     # gradient must not mix the two; casting here lets JAX add the sum over devices in the gradient.
-    axes = frozenset().union(*(jax.typeof(array).mat.varying for array in arrays))
+    axes = frozenset().union(*map(_varying_axes, arrays))
     return tuple(
-        jax.lax.pcast(array, tuple(axes - jax.typeof(array).mat.varying), to="varying")
-        if axes - jax.typeof(array).mat.varying
-        else array
+        jax.lax.pcast(array, tuple(missing), to="varying") if missing else array
         for array in arrays
+        for missing in [axes - _varying_axes(array)]
     )
+
+
+def _varying_axes(array: jax.Array) -> frozenset[str]:
+    kind = jax.typeof(array)
+    # JAX before 0.10 has the axes at another place.
+    return kind.mat.varying if hasattr(kind, "mat") else kind.vma
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))

@@ -12,8 +12,8 @@ import pytest
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 COMMAND = (sys.executable, "-m", "experiments.main")
+CONFIG = "experiments/configs/digits_codist.py"
 SMALL = (
-    "--config=experiments/configs/digits_codist.py",
     "--config.rounds=7",
     "--config.seeds=3",
     "--config.algorithm.alpha=0.5",
@@ -24,6 +24,12 @@ SMALL = (
     "--config.evaluation.every=2",
     "--config.evaluation.checkpoint_every=4",
 )
+
+
+@pytest.fixture(scope="session")
+def small() -> tuple[str, ...]:
+    """The settings in which the small experiment differs from its config file."""
+    return SMALL
 
 
 def clean_environment(compilations: Path | None) -> dict[str, str]:
@@ -49,8 +55,8 @@ def environment(tmp_path_factory) -> dict[str, str]:
 def start(environment) -> Callable[..., subprocess.Popen]:
     """Starts the small experiment, with the fault `where:round:action` of faults.py if given."""
 
-    def start(workdir, *settings, fault=None, small=SMALL, environment=environment):
-        arguments = [*small, f"--workdir={workdir}", *settings]
+    def start(workdir, *settings, fault=None, config=CONFIG, environment=environment):
+        arguments = [f"--config={config}", *SMALL, f"--workdir={workdir}", *settings]
         command = list(COMMAND)
         if fault:
             marker = Path(workdir).with_name(f"{Path(workdir).name}.reached")

@@ -20,7 +20,7 @@ PARAMETERS = {"small": 5_000, "large": 20_000}
 
 def write_run(
     folder,
-    algorithm="fedavg",
+    algorithm="fed_avg",
     *,
     seed=0,
     seeds=1,
@@ -86,7 +86,7 @@ def write_run(
 def three_methods(parent):
     write_run(parent / "merged", "merged_codistillation", final={"small": 0.85, "large": 0.75})
     write_run(parent / "periodic", "periodic_codistillation", period=40)
-    write_run(parent / "fedavg", "fedavg", final={"small": 0.7912, "large": 0.6})
+    write_run(parent / "fed_avg", "fed_avg", final={"small": 0.7912, "large": 0.6})
     return parent
 
 
@@ -305,7 +305,7 @@ def test_command_writes_above_several_runs(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     three_methods(tmp_path / "runs")
     (tmp_path / "runs" / "report.html").write_text("what a glob also finds")
-    assert report.main(["runs/fedavg", "runs/merged", "runs/report.html"]) == 0
+    assert report.main(["runs/fed_avg", "runs/merged", "runs/report.html"]) == 0
     assert "base64" in (tmp_path / "runs" / "report.html").read_text()
 
 

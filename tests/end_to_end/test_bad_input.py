@@ -1,0 +1,370 @@
+"""A mistake of the user's is exit status 2 and one line that names it, before anything compiles."""
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fedcodist.data.federated_data import FederatedData
+from fedcodist.data.prepared import save_prepared
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+CONFIG = "--config=experiments/configs/digits_codist.py"
+PERIODIC = f"{CONFIG}:periodic_codistillation"
+
+# What is given after the config -> parts of the line that answers it.
+SETTINGS = {
+    "algorithm.alhpa=0.5": ["--config.algorithm.alhpa", "--config.algorithm.alpha?"],
+    "learning_rate=1": ["--config.learning_rate", "did you mean --config."],
+    "rounds.number=1": ["--config.rounds.number", "--config.rounds?"],
+    "algorithm.alpha=abc": ["--config.algorithm.alpha=abc", "float"],
+    "algorithm.steps=2.5": ["--config.algorithm.steps=2.5", "int"],
+    "algorithm.alpha=1.5": ["algorithm.alpha", "at least 0", "at most 1", "1.5"],
+    "algorithm.alpha=-0.5": ["algorithm.alpha", "at least 0", "at most 1", "-0.5"],
+    "algorithm.alpha=nan": ["algorithm.alpha", "at least 0", "at most 1", "nan"],
+    "pools.large.alpha=2": ["alpha['large']", "at most 1", "2.0"],
+    "pools.small.teaching.temperature=0": ["['small'].temperature", "above 0", "0.0"],
+    "pools.small.teaching.self_teacher_temperature=-1": ["self_teacher_temperature", "above 0"],
+    "algorithm.steps=-1": ["steps", "at least 0", "-1"],
+    "algorithm.batch_size=0": ["batch_size", "at least 1", "0"],
+    "algorithm.name=codist": ["algorithm.name", "'merged_codistillation'", "'codist'"],
+    "algorithm.alpha_schedule=cosine": ["algorithm.alpha_schedule", "'constant'", "'cosine'"],
+    "algorithm.direction=up": ["direction", "'forward' or 'reverse'", "'up'"],
+    "algorithm.mixup_beta=-1": ["mixup_beta", "at least 0", "-1"],
+    "rounds=0": ["rounds", "at least 1", "0"],
+    "seeds=0": ["seeds", "at least 1", "0"],
+    "seed=-1": ["seed", "at least 0", "-1"],
+    "pools.small.cohort_size=61": ["['small'].cohort_size", "60 clients", "61"],
+    "pools.large.cohort_size=0": ["['large'].cohort_size", "between 1 and", "0"],
+    "pools.large.fraction=0.01": ["'large' is empty", "0.01", "60 clients"],
+    "pools.large.fraction=1.5": ["fraction['large']", "(0, 1]", "1.5"],
+    "pools.small.client_learning_rate=-1": ["pools.small.client_learning_rate", "at least 0"],
+    "pools.small.model=resnet": ["pools.small.model", "'digits_small'", "'resnet'"],
+    "pools.small.model=cnn_small": ["pools.small.model", "[24, 24, 3]", "[8, 8, 1]"],
+    "training.client_optimizer=sgdd": ["training.client_optimizer", "optax", "'sgdd'"],
+    "training.client_optimizer=clip": ["training.client_optimizer", "optax", "'clip'"],
+    "training.server_optimizer=global_norm": ["training.server_optimizer", "'global_norm'"],
+    "training.server_schedule=cosine": ["server_schedule", "'linear_decay'", "'cosine'"],
+    "training.batch_size=0": ["training.batch_size", "at least 1", "0"],
+    "training.epochs=0": ["training.epochs", "at least 1", "0"],
+    "data.name=cifar": ["data.name", "'digits' or 'prepared'", "'cifar'"],
+    "data.num_clients=0": ["num_clients", "1..899", "0"],
+    "data.concentration=0": ["concentration", "above 0", "0.0"],
+    "evaluation.every=0": ["evaluate_every", "at least 1", "0"],
+    "evaluation.checkpoint_every=7": ["checkpoint_every", "multiple of", "5", "7"],
+    "evaluation.batch_size=0": ["evaluation_batch_size", "at least 1", "0"],
+    "execution.loop=eager": ["execution.loop", "'scan'", "'eager'"],
+    "execution.chunk_size=0": ["execution.chunk_size", "at least 1", "0"],
+    "execution.seeds_loop=scan": ["seeds_loop", "'map' or 'vmap'", "'scan'"],
+    "execution.processes=0": ["execution.processes", "at least 1", "0"],
+}
+# Other beginnings of the command -> parts of the line.
+ARGUMENTS = {
+    (): ["--config must be given"],
+    (CONFIG,): ["--workdir must be given"],
+    ("--workdir=none",): ["--config must be given"],
+    ("--config=none.py", "--workdir=none"): ["--config", "existing file", "'none.py'"],
+    (CONFIG, "--workdir=none", "rounds=4"): ["unexpected argument 'rounds=4'"],
+    (CONFIG, "--workdir=none", "--round=4"): ["'round'"],
+    (CONFIG, "--workdir=none", "--processes=0"): ["--processes", "at least 1", "0"],
+    (CONFIG, "--workdir=none", "--processes=two"): ["--processes=two", "int"],
+    ("--config.rounds=4", CONFIG, "--workdir=none"): ["--config.rounds", "before"],
+    (f"{CONFIG}:fedavg", "--workdir=none"): ["algorithm.name", "'fed_avg'", "'fedavg'"],
+    (PERIODIC, "--workdir=none", "--config.algorithm.period=0"): ["period", "at least 1", "0"],
+}
+# Lines added to the digits config -> parts of the line.
+FILES = {
+    "config.pols": ["pols", 'Did you mean "pools"'],
+    "del config.evaluation": ["the config lacks 'evaluation'"],
+    "del config.data.concentration": ["the config lacks 'concentration'"],
+    "config.data.update(name='prepared')": ["the config lacks 'folder'"],
+    "config.rounds.x.y": ["'int' object has no attribute 'x'"],
+    "with config.ignore_type(): config.rounds = 'many'": ["rounds", "integer", "'many'"],
+    "with config.ignore_type(): config.rounds = 2.5": ["rounds", "integer", "2.5"],
+    "with config.ignore_type(): config.algorithm.alpha = 'half'": [
+        "algorithm.alpha",
+        "number",
+        "'half'",
+    ],
+    "config.pools.small.teaching.strength = 1": ["strength"],
+    "config.pools.small.unlock(": ["never closed", "config"],
+    "import a_library_that_is_not_there": ["a_library_that_is_not_there"],
+    "config.rounds = 1 / 0": ["division by zero"],
+    "config.pools = {}": ["pool"],
+}
+
+
+def run_many(cases: list[list[str]], environment) -> list[subprocess.CompletedProcess]:
+    """Runs commands as processes that import the library once; see many_commands.py."""
+    done = subprocess.run(
+        [sys.executable, str(HERE / "many_commands.py")],
+        input=json.dumps(cases),
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        env=environment,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    results = zip(cases, json.loads(done.stdout), strict=True)
+    return [subprocess.CompletedProcess(case, *result) for case, result in results]
+
+
+def assert_refused(done, *parts: str, status: int = 2) -> None:
+    __tracebackhide__ = True
+    assert done.returncode == status, (done.returncode, done.stderr)
+    assert len(done.stderr.splitlines()) == 1, done.stderr
+    assert done.stderr.startswith("error: ")
+    for part in parts:
+        assert part in done.stderr
+
+
+@pytest.fixture(scope="module")
+def answers(environment, tmp_path_factory):
+    """What every case above was answered, and the folder that none of them may make."""
+    folder = tmp_path_factory.mktemp("bad")
+    cases = {}
+    for setting in SETTINGS:
+        cases[setting] = [CONFIG, f"--workdir={folder / 'run'}", f"--config.{setting}"]
+    for arguments in ARGUMENTS:
+        cases[arguments] = list(arguments)
+    for index, line in enumerate(FILES):
+        source = (ROOT / CONFIG.removeprefix("--config=")).read_text()
+        path = folder / f"config_{index}.py"
+        path.write_text(source.replace("    return config\n", f"    {line}\n    return config\n"))
+        cases[line] = [f"--config={path}", f"--workdir={folder / 'run'}"]
+    done = run_many(list(cases.values()), environment)
+    assert not (folder / "run").exists()
+    assert not (ROOT / "none").exists()
+    return dict(zip(cases, done, strict=True))
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_setting(setting, answers):
+    assert_refused(answers[setting], *SETTINGS[setting])
+
+
+@pytest.mark.parametrize("arguments", ARGUMENTS, ids=" ".join)
+def test_arguments(arguments, answers):
+    assert_refused(answers[arguments], *ARGUMENTS[arguments])
+
+
+@pytest.mark.parametrize("line", FILES)
+def test_config_file(line, answers):
+    assert_refused(answers[line], *FILES[line])
+
+
+@pytest.mark.parametrize("processes", ["1", pytest.param("2", marks=pytest.mark.slow)])
+def test_the_real_command(processes, run, tmp_path):
+    workdir, processes = tmp_path / "run", f"--processes={processes}"
+    assert_refused(run(workdir, "--config.algorithm.alpha=1.5", processes), "alpha", "1.5")
+    assert not (workdir / "config.json").exists()
+
+
+def test_the_real_command_with_a_mistyped_setting(run, tmp_path):
+    done = run(tmp_path / "run", "--config.pools.smal.alpha=1")
+    assert_refused(done, "--config.pools.smal.alpha", "did you mean --config.pools.small.alpha?")
+
+
+# Prepared data.
+
+
+@pytest.fixture(scope="module")
+def prepared(environment, tmp_path_factory):
+    """Damages -> what the command says to a prepared folder that has them."""
+    folder = tmp_path_factory.mktemp("prepared")
+    draw = np.random.default_rng(0)
+    splits = {
+        name: FederatedData.from_arrays(
+            {
+                "image": draw.integers(0, 256, (clients * 4, 32, 32, 3)).astype(np.uint8),
+                "label": draw.integers(0, 10, clients * 4).astype(np.int32),
+            },
+            offsets=np.arange(clients + 1) * 4,
+        )
+        for name, clients in (("train", 6), ("distillation", 1), ("held_out", 1), ("test", 1))
+    }
+    save_prepared(folder / "whole", splits, source="made up", licence="none", arguments={})
+
+    def edited(path):
+        content = bytearray(path.read_bytes())
+        content[-1] ^= 1
+        path.write_bytes(content)
+
+    damages = {
+        "missing": lambda data: shutil.rmtree(data),
+        "without manifest": lambda data: (data / "manifest.json").unlink(),
+        "corrupt manifest": lambda data: (data / "manifest.json").write_text("{"),
+        "edited manifest": lambda data: (data / "manifest.json").write_text(
+            (data / "manifest.json").read_text().replace("made up", "made down")
+        ),
+        "truncated": lambda data: (data / "train" / "image.npy").write_bytes(
+            (data / "train" / "image.npy").read_bytes()[:-100]
+        ),
+        "edited": lambda data: edited(data / "train" / "label.npy"),
+        "without a file": lambda data: (data / "test" / "image.npy").unlink(),
+        "crop too large": lambda data: None,
+    }
+    source = (ROOT / CONFIG.removeprefix("--config=")).read_text()
+    cases = []
+    for name, damage in damages.items():
+        data = folder / name.replace(" ", "_")
+        shutil.copytree(folder / "whole", data)
+        damage(data)
+        crop = 40 if name == "crop too large" else 24
+        settings = f"    config.data = dict(name='prepared', folder={str(data)!r}, crop={crop}, seed=0)\n"
+        models = "".join(
+            f"    config.pools.{pool}.model = 'cnn_{pool}'\n"
+            f"    config.pools.{pool}.cohort_size = 2\n"
+            for pool in ("small", "large")
+        )
+        path = folder / f"{data.name}.py"
+        path.write_text(
+            source.replace("    return config\n", settings + models + "    return config\n")
+        )
+        cases.append([f"--config={path}", f"--workdir={folder / 'run'}"])
+    done = run_many(cases, environment)
+    assert not (folder / "run").exists()
+    return dict(zip(damages, done, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("damage", "parts"),
+    [
+        ("missing", ["missing/manifest.json", "cannot be read"]),
+        ("without manifest", ["manifest.json", "cannot be read"]),
+        ("corrupt manifest", ["manifest.json", "not valid JSON"]),
+        ("edited manifest", ["manifest.json", "changed"]),
+        ("truncated", ["train/image.npy", "truncated"]),
+        ("edited", ["train/label.npy", "edited"]),
+        ("without a file", ["test/image.npy", "missing"]),
+        ("crop too large", ["crop", "40", "32"]),
+    ],
+)
+def test_prepared_folder(damage, parts, prepared):
+    assert_refused(prepared[damage], *parts)
+
+
+# Run folders.
+
+
+@pytest.fixture(scope="module")
+def folders(small, uninterrupted, environment, tmp_path_factory):
+    """What the command says to run folders that are not its own."""
+    folder = tmp_path_factory.mktemp("folders")
+    for name in ("run", "truncated", "foreign"):
+        shutil.copytree(uninterrupted, folder / name)
+    (folder / "foreign" / "config.json").unlink()
+    metrics = folder / "truncated" / "metrics.jsonl"
+    metrics.write_bytes(metrics.read_bytes()[:-10])
+    shutil.copytree(folder / "run", folder / "unreadable")
+    (folder / "unreadable" / "config.json").write_text("{")
+    (folder / "file").touch()
+    plan = "--config.execution.chunk_size=2"
+    cases = {
+        "config": ["run", "--config.algorithm.alpha=0.25"],
+        "plan": ["run", plan],
+        "changed plan": ["run", plan, "--change_plan"],
+        "same": ["run", plan],
+        "truncated": ["truncated"],
+        "foreign": ["foreign"],
+        "unreadable": ["unreadable"],
+        "file": ["file"],
+    }
+    commands = [[CONFIG, *small, f"--workdir={folder / c[0]}", *c[1:]] for c in cases.values()]
+    return dict(zip(cases, run_many(commands, environment), strict=True))
+
+
+def test_the_run_folder_of_another_config(folders):
+    assert_refused(folders["config"], "run folder", "algorithm.alpha is 0.5 there and 0.25 here")
+
+
+def test_the_run_folder_of_another_plan(folders):
+    assert_refused(folders["plan"], "execution plan", "chunk_size is 1 there and 2 here")
+    assert "--change_plan" in folders["plan"].stderr
+    # With the flag it goes on, and the folder has the new plan from then on.
+    assert folders["changed plan"].returncode == 0
+    assert folders["same"].returncode == 0
+
+
+def test_a_run_folder_that_was_edited(folders):
+    assert_refused(folders["truncated"], "metrics.jsonl", "truncated or edited")
+    assert_refused(folders["unreadable"], "cannot read", "config.json")
+
+
+def test_a_folder_that_holds_no_run(folders):
+    assert_refused(folders["foreign"], "is not empty and holds no run")
+    assert_refused(folders["file"], "is a file")
+
+
+# While it runs.
+
+
+def test_a_full_disk_while_a_checkpoint_is_written(uninterrupted, run, tmp_path):
+    folder = tmp_path / "run"
+    done = run(folder, fault="checkpoint:7:full")
+    assert_refused(done, "cannot write checkpoint", "round_00000007", "No space left on device")
+    # The checkpoint before is whole, and the run goes on from it when there is room again.
+    assert [path.name for path in (folder / "checkpoints").iterdir()] == ["round_00000004.msgpack"]
+    before, whole = (
+        (path / "checkpoints" / "round_00000004.msgpack").stat().st_size
+        for path in (folder, uninterrupted)
+    )
+    assert abs(before - whole) < 16  # seconds are kept in it too
+    assert not (folder / "summary.json").exists()
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_after_the_disk_was_full(uninterrupted, run, tmp_path):
+    folder = tmp_path / "run"
+    assert run(folder, fault="checkpoint:7:full").returncode == 2
+    assert run(folder).returncode == 0
+    metrics = (folder / "metrics.jsonl").read_bytes()
+    assert metrics == (uninterrupted / "metrics.jsonl").read_bytes()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("where", ["metrics:2", "summary:0"])
+def test_a_full_disk_elsewhere(where, run, tmp_path):
+    done = run(tmp_path / "run", fault=f"{where}:full")
+    assert_refused(done, "cannot write", "No space left on device")
+
+
+def test_an_update_that_is_not_finite(small, environment, tmp_path):
+    folder = tmp_path / "run"
+    settings = [CONFIG, *small, f"--workdir={folder}"]
+    (done,) = run_many(
+        [[*settings, "--config.pools.large.client_learning_rate=1e30"]], environment
+    )
+    assert_refused(done, "non-finite update in round 1, pool 'large', seed 0", "training stopped")
+    assert not list(folder.glob("checkpoints/*"))
+
+
+@pytest.mark.slow
+def test_a_codistillation_that_is_not_finite(small, environment, tmp_path):
+    folder = tmp_path / "run"
+    settings = [PERIODIC, *small, f"--workdir={folder}"]
+    settings += ["--config.algorithm.period=6", "--config.evaluation.checkpoint_every=2"]
+    settings += ["--config.pools.small.teaching.learning_rate=1e38"]
+    settings += ["--config.algorithm.distillation_optimizer=sgd"]
+    (done,) = run_many([settings], environment)
+    assert_refused(done, "non-finite update by round 6, pool 'small', seed 0", "training stopped")
+    assert sorted(path.name for path in (folder / "checkpoints").iterdir()) == [
+        "round_00000002.msgpack",
+        "round_00000004.msgpack",
+    ]
+
+
+@pytest.mark.slow
+def test_a_period_longer_than_the_run_is_a_warning(small, environment, tmp_path):
+    settings = [PERIODIC, *small, f"--workdir={tmp_path / 'run'}"]
+    settings += ["--config.rounds=1", "--config.algorithm.period=2"]
+    (done,) = run_many([settings], environment)
+    assert done.returncode == 0, done.stderr
+    assert len(done.stderr.splitlines()) == 1
+    assert done.stderr.startswith("warning: period=2 is longer than the run of 1 round")
