@@ -162,7 +162,12 @@ def _data(settings: ConfigDict) -> tuple[dict[str, FederatedData], Preprocess, P
         return splits, scale, scale
     if settings.name == "prepared":
         splits = load_prepared(settings.folder)
-        size = settings.crop
+        if missing := {"train", "distillation", "held_out", "test"} - set(splits):
+            raise ValueError(f"data.folder {settings.folder} has no split {min(missing)!r}.")
+        size, smallest = settings.crop, min(splits["train"].columns["image"].shape[1:3])
+        check_integer("data.crop", size, low=1)
+        if size > smallest:
+            raise ValueError(f"data.crop must be at most the images' {smallest}, got {size}.")
         colours = augmentation.normalise(CIFAR_MEAN, CIFAR_DEVIATION)
         train = augmentation.image_preprocess(
             augmentation.random_crop(size, size), augmentation.random_horizontal_flip, colours

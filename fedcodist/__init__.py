@@ -28,7 +28,6 @@ _MODULE_OF = {
     "as_fedjax": "federated_algorithm",
     "capacity_pools": "data.partition",
     "fed_avg": "algorithms.fed_avg",
-    "for_each_client": "for_each_client",
     "from_flax_linen": "model",
     "from_flax_nnx": "model",
     "from_haiku": "model",
@@ -45,7 +44,7 @@ _MODULE_OF = {
     "save_prepared": "data.prepared",
     "train_client": "client_training",
 }
-__all__ = sorted(_MODULE_OF)
+__all__ = list(_MODULE_OF)
 
 
 def __getattr__(name: str) -> Any:

@@ -81,6 +81,8 @@ def distill(
     """
     chex.assert_shape(unlabelled.indices, (settings.steps, settings.batch_size))
     optimizers = {name: settings.optimizer(learning_rates[name]) for name in students}
+    # Parts of one batch must not drop the same units; so dropout alone depends on the device count.
+    device = 0 if axis_name is None else jax.lax.axis_index(axis_name)
     loss_of = kl_divergence(settings.direction)
 
     def step(carry, index):
@@ -99,7 +101,7 @@ def distill(
                     Variables(params[name], variables[name].mutable),
                     batch,
                     train=True,
-                    key=keys.derive(key, index, "dropout", name),
+                    key=keys.derive(key, index, "dropout", name, device),
                     mask=mask,
                     axis_name=axis_name,
                 )
@@ -128,6 +130,8 @@ def distill(
         nothing = {name: jnp.zeros(()) for name in students}
         return Distilled(dict(students), nothing, nothing)
     (trained, _), losses = jax.lax.scan(step, start, jnp.arange(settings.steps))
+    if axis_name is not None:
+        trained = _agree_on_mutable(trained, axis_name)
     return Distilled(
         trained,
         {name: values[0] for name, values in losses.items()},
@@ -183,6 +187,15 @@ def kl_divergence(direction: str) -> Callable[[jax.Array, jax.Array], jax.Array]
 
         return reverse
     raise ValueError(f"direction must be 'forward' or 'reverse', got {direction!r}.")
+
+
+def _agree_on_mutable(students: Mapping[str, Variables], axis_name: str) -> dict[str, Variables]:
+    """Averages mutable state over devices: a network whose statistics do not know `axis_name` has
+    seen its own part of each batch on every device."""
+    devices = jax.lax.axis_size(axis_name)
+    total = sum_over_devices({n: values.mutable for n, values in students.items()}, axis_name)
+    mean = jax.tree.map(lambda leaf: (leaf / devices).astype(leaf.dtype), total)
+    return {name: values._replace(mutable=mean[name]) for name, values in students.items()}
 
 
 def _batch(unlabelled, index, key, settings, axis_name):

@@ -190,6 +190,11 @@ def check_experiment(experiment: Experiment) -> int:
     check_integer("seed", experiment.seed, low=0)
     if experiment.seeds_loop not in ("map", "vmap"):
         raise ValueError(f"seeds_loop must be 'map' or 'vmap', got {experiment.seeds_loop!r}.")
+    if experiment.algorithm.num_clients > experiment.data.num_clients:
+        raise ValueError(
+            f"pools name client {experiment.algorithm.num_clients - 1}, but the data has clients "
+            f"0 to {experiment.data.num_clients - 1}."
+        )
     if not experiment.splits:
         raise ValueError("splits must name at least one split to evaluate, got none.")
     every = experiment.evaluate_every

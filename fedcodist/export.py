@@ -28,7 +28,7 @@ def save_model(
       metadata: strings kept in the file's header.
     """
     tensors = {
-        "/".join((part, *(_written(key.key) for key in keys))): np.ascontiguousarray(leaf)
+        "/".join((part, *(_written(key.key) for key in keys))): np.asarray(leaf, order="C")
         for part, tree in zip(("params", "mutable"), variables, strict=True)
         for keys, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]
     }

@@ -76,6 +76,7 @@ class FederatedAlgorithm(NamedTuple):
         metrics). `round` counts from 0. Metrics are scalars; `<pool>/finite` must be among them.
       predictors: name -> Predictor.
       communication: pool -> bytes of one participation.
+      num_clients: clients that the data must have, one more than the largest index of any pool.
     """
 
     name: str
@@ -85,6 +86,7 @@ class FederatedAlgorithm(NamedTuple):
     round: Callable[..., tuple[PyTree, PyTree, dict[str, jax.Array]]]
     predictors: Mapping[str, Predictor]
     communication: Mapping[str, Communication]
+    num_clients: int
 
 
 def single_model(model: Model, variables: Callable[[PyTree], Variables]) -> Predictor:

@@ -30,6 +30,11 @@ class ResidentData:
     rows: Mapping[str, Mapping[str, Any]]
     capacity: int = flax.struct.field(pytree_node=False)
 
+    @property
+    def num_clients(self) -> int:
+        """Number of clients."""
+        return len(self.starts)
+
     def read(self, selection: Selection) -> Inputs:
         """A view of what was selected; nothing is copied. Works inside jit."""
         cohorts = {
@@ -77,6 +82,7 @@ class StreamedData:
         self._federated = federated
         self._rows = dict(rows or {})
         self._largest_first = np.sort(federated.client_sizes)[::-1]
+        self.num_clients = federated.num_clients
 
     def read(self, selection: Selection) -> Inputs:
         """Gathers what was selected into buffers whose shapes are the same in every round."""

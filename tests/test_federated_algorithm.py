@@ -10,7 +10,7 @@ import pytest
 
 from fedcodist.algorithms.fed_avg import FedAvgHyper, fed_avg
 from fedcodist.client_training import LocalTraining
-from fedcodist.federated_algorithm import as_fedjax, communication_of, single_model
+from fedcodist.federated_algorithm import as_fedjax, client_key, communication_of, single_model
 from fedcodist.for_each_client import Execution
 from fedcodist.model import Variables, from_flax_linen
 from fedcodist.models.digits import MLP
@@ -146,3 +146,9 @@ def test_bytes_follow_the_shapes_exchanged():
         )
     )
     assert communication_of(halved, columns) == (4 * parameters, 2 * parameters + 4)
+
+
+def test_a_client_of_two_pools_draws_apart_in_each():
+    root = jax.random.key(0)
+    small, large = (client_key(root, 3, pool) for pool in ("small", "large"))
+    assert not jnp.array_equal(jax.random.key_data(small), jax.random.key_data(large))

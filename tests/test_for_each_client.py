@@ -499,15 +499,16 @@ def test_rows_may_hold_any_dtype_and_shape():
 def test_a_small_client_is_the_same_beside_a_much_larger_one(optimizer):
     """Padded steps and examples change nothing: not batch statistics, not the optimizer's count."""
     model = from_flax_linen(BatchNormMLP(hidden=(5,), classes=CLASSES), jnp.zeros((1, FEATURES)))
-    training = LocalTraining(optimizer, batch_size=4, epochs=3)
     variables = model.init(jax.random.key(1))
 
-    def update(message, row, data, key):
-        trained = train_client(model, training, message, data, key, 0.05)
-        return ClientResult(*trained.variables, data.size * 1.0, None, {"loss": trained.loss})
+    @functools.partial(jax.jit, static_argnums=(1, 2))
+    def run(clients, execution, batch_size=4):
+        training = LocalTraining(optimizer, batch_size, epochs=3)
 
-    @functools.partial(jax.jit, static_argnums=1)
-    def run(clients, execution):
+        def update(message, row, data, key):
+            trained = train_client(model, training, message, data, key, 0.05)
+            return ClientResult(*trained.variables, data.size * 1.0, None, {"loss": trained.loss})
+
         result = for_each_client(
             update,
             Reduce(lambda result: result.weight, lambda total, message: total),
@@ -532,6 +533,10 @@ def test_a_small_client_is_the_same_beside_a_much_larger_one(optimizer):
         )
         running = alone.mutable["batch_stats"]["BatchNorm_0"]["mean"]
         assert np.abs(running).max() > 1e-3
+
+    # Three examples in a batch of three, so that nothing is padded at all.
+    unpadded = run(jnp.array([small]), Execution("scan"), SIZES[small])
+    assert_close(jax.tree.map(lambda leaf: leaf[:1], together), unpadded, rtol=1e-5, atol=3e-6)
 
 
 # --------------------------------------------------------------------------------------- bad input

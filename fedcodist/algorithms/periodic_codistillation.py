@@ -51,8 +51,8 @@ def periodic_codistillation(
       ValueError: a pool, number or class count that makes no sense; names it.
     """
     pools, hyper = check_codistillation(pools, distillation, teaching, num_rounds, num_unlabelled)
-    if period < 1:
-        raise ValueError(f"period must be at least 1, got {period}.")
+    if period < 1 or period != int(period):
+        raise ValueError(f"period must be an integer of at least 1, got {period}.")
     if period > num_rounds:
         warnings.warn(
             f"period={period} is longer than the run of {num_rounds} rounds: nothing will be distilled.",

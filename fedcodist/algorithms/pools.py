@@ -99,6 +99,7 @@ def assemble(
         round=round_,
         predictors={n: predictor(n, pool.method) for n, pool in pools.items()},
         communication={n: communication_of(pool.method, columns) for n, pool in pools.items()},
+        num_clients=1 + max(int(pool.clients[-1]) for pool in pools.values()),
     )
 
 
@@ -160,6 +161,8 @@ def check_pools(pools: Mapping[str, Pool]) -> dict[str, Pool]:
         clients = np.unique(np.asarray(pool.clients))
         if clients.size == 0:
             raise ValueError(f"pools[{name!r}].clients must not be empty.")
+        if clients[0] < 0:
+            raise ValueError(f"pools[{name!r}].clients must be at least 0, got {clients[0]}.")
         if clients.size != np.size(pool.clients):
             raise ValueError(f"pools[{name!r}].clients must not repeat a client.")
         if not 1 <= pool.cohort_size <= clients.size:

@@ -352,7 +352,7 @@ def _swap(tree):
 # Optimizers and bytes.
 
 
-@pytest.mark.parametrize("method", ["merged", "periodic"])
+@pytest.mark.parametrize("method", ["merged", pytest.param("periodic", marks=pytest.mark.slow)])
 def test_any_optimizer_runs_on_clients_and_server(method):
     def client(rate):
         return optax.chain(optax.clip_by_global_norm(1.0), optax.adam(rate))

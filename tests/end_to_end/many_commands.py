@@ -19,12 +19,14 @@ def main() -> None:
     from fedcodist import launch
 
     os.environ |= {launch.RANK: "0", launch.COUNT: "1"}
+    import sklearn.datasets
+
     import experiments.assembly
     import experiments.main
     import fedcodist.experiment
     import fedcodist.export
-    import sklearn.datasets  # noqa: F401
 
+    del sklearn, fedcodist  # they only had to be imported
     # jax warns of forks; no backend has been started here, nor any thread.
     warnings.filterwarnings("ignore", "os.fork", RuntimeWarning)
     results = [run(experiments.main.main, arguments) for arguments in json.load(sys.stdin)]

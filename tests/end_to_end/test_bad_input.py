@@ -217,7 +217,9 @@ def prepared(environment, tmp_path_factory):
         shutil.copytree(folder / "whole", data)
         damage(data)
         crop = 40 if name == "crop too large" else 24
-        settings = f"    config.data = dict(name='prepared', folder={str(data)!r}, crop={crop}, seed=0)\n"
+        settings = (
+            f"    config.data = dict(name='prepared', folder={str(data)!r}, crop={crop}, seed=0)\n"
+        )
         models = "".join(
             f"    config.pools.{pool}.model = 'cnn_{pool}'\n"
             f"    config.pools.{pool}.cohort_size = 2\n"
@@ -338,9 +340,7 @@ def test_a_full_disk_elsewhere(where, run, tmp_path):
 def test_an_update_that_is_not_finite(small, environment, tmp_path):
     folder = tmp_path / "run"
     settings = [CONFIG, *small, f"--workdir={folder}"]
-    (done,) = run_many(
-        [[*settings, "--config.pools.large.client_learning_rate=1e30"]], environment
-    )
+    (done,) = run_many([[*settings, "--config.pools.large.client_learning_rate=1e30"]], environment)
     assert_refused(done, "non-finite update in round 1, pool 'large', seed 0", "training stopped")
     assert not list(folder.glob("checkpoints/*"))
 

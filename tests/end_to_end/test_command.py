@@ -194,9 +194,7 @@ def test_two_processes_give_the_same_values(stream, uninterrupted, run, tmp_path
 @pytest.mark.slow
 @pytest.mark.parametrize("setting", ["loop=vmap", "seeds_loop=vmap"])
 def test_other_loops_give_the_same_values(setting, uninterrupted, run, tmp_path):
-    done = run(
-        tmp_path / "run", f"--config.execution.{setting}", "--config.execution.chunk_size=2"
-    )
+    done = run(tmp_path / "run", f"--config.execution.{setting}", "--config.execution.chunk_size=2")
     assert (done.returncode, done.stderr) == (0, "")
     assert_close(tmp_path / "run", uninterrupted, 1e-4)
 
@@ -215,7 +213,14 @@ def test_the_report_shows_mean_and_spread_over_seeds(uninterrupted, environment,
     folder = tmp_path / "run"
     shutil.copytree(uninterrupted, folder)
     done = subprocess.run(
-        [sys.executable, "-m", "experiments.report", str(folder), "--output", str(tmp_path / "out")],
+        [
+            sys.executable,
+            "-m",
+            "experiments.report",
+            str(folder),
+            "--output",
+            str(tmp_path / "out"),
+        ],
         cwd=ROOT,
         env=environment,
         capture_output=True,

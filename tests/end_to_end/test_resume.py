@@ -11,7 +11,11 @@ import pytest
 from flax import serialization
 
 MAGIC_AND_CHECKSUM = len(b"FEDCODIST-CHECKPOINT-1\n") + 32
-BYTES = ("config.json", "metrics.jsonl", *(f"{m}_seed{s}.safetensors" for m in ("small", "large") for s in range(3)))
+BYTES = (
+    "config.json",
+    "metrics.jsonl",
+    *(f"{m}_seed{s}.safetensors" for m in ("small", "large") for s in range(3)),
+)
 
 
 def assert_same_bits(folder: Path, expected: Path) -> None:

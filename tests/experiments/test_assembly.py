@@ -1,0 +1,212 @@
+"""From a config to an experiment: every name it may use, and what the digits config stands for."""
+
+import importlib.util
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from experiments import assembly
+from experiments.assembly import build_experiment
+from fedcodist.data.federated_data import FederatedData
+from fedcodist.data.prepared import save_prepared
+from fedcodist.experiment import check_experiment
+from fedcodist.sources import StreamedData
+
+CONFIG = Path(__file__).parents[2] / "experiments" / "configs" / "digits_codist.py"
+ALGORITHMS = ("fed_avg", "periodic_codistillation", "merged_codistillation")
+
+
+def get_config(algorithm: str = "merged_codistillation"):
+    spec = importlib.util.spec_from_file_location("digits_codist", CONFIG)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.get_config(algorithm)
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_the_digits_config_builds_every_algorithm(name):
+    config = get_config(name)
+    experiment = build_experiment(config)
+    assert check_experiment(experiment) == config.evaluation.checkpoint_every
+    assert list(experiment.splits) == ["test", "held_out", "train"]
+    assert experiment.algorithm.name == name
+    assert set(experiment.algorithm.predictors) == {"small", "large"}
+    assert set(experiment.data.rows) == (set() if name == "fed_avg" else {"unlabelled"})
+
+
+def test_without_an_argument_the_config_is_merged_codistillation():
+    assert get_config() == get_config("merged_codistillation")
+
+
+def test_all_algorithms_have_the_same_clients_data_and_initial_models():
+    built = [build_experiment(get_config(name)) for name in ALGORITHMS]
+    key = jax.random.key(0)
+    for other in built[1:]:
+        for ours, theirs in zip(
+            jax.tree.leaves(other.data.columns), jax.tree.leaves(built[0].data.columns), strict=True
+        ):
+            np.testing.assert_array_equal(ours, theirs)
+        states = [each.algorithm.init(key)[0] for each in (built[0], other)]
+        for ours, theirs in zip(*map(jax.tree.leaves, states), strict=True):
+            np.testing.assert_array_equal(ours, theirs)
+        first, second = (cohorts(each.algorithm, rounds=3) for each in (built[0], other))
+        for pool in first:
+            np.testing.assert_array_equal(first[pool], second[pool])
+
+
+def test_a_third_of_the_clients_train_the_large_model_and_all_the_small_one():
+    algorithm = build_experiment(get_config()).algorithm
+    chosen = cohorts(algorithm, rounds=60)
+    assert {pool: len(np.unique(clients)) for pool, clients in chosen.items()} == {
+        "small": 60,
+        "large": 20,
+    }
+    assert set(chosen["large"].flat) < set(chosen["small"].flat)
+
+
+def cohorts(algorithm, rounds: int) -> dict[str, np.ndarray]:
+    """Pool -> clients of each round [rounds, cohort]."""
+    select = jax.vmap(lambda round: algorithm.select(round, jax.random.key(0)).clients)
+    return {pool: np.asarray(clients) for pool, clients in select(jnp.arange(rounds)).items()}
+
+
+def test_no_image_is_in_two_splits():
+    config = get_config()
+    experiment = build_experiment(config)
+    unlabelled = experiment.data.rows["unlabelled"]["image"]
+    images = [split.columns["image"] for split in experiment.splits.values()] + [unlabelled]
+    assert sum(map(len, images)) == 1797
+
+
+def test_disjoint_pools():
+    config = get_config()
+    config.nested_pools = False
+    config.pools.small.fraction = 0.5
+    algorithm = build_experiment(config).algorithm
+    chosen = cohorts(algorithm, rounds=30)
+    assert not set(chosen["small"].flat) & set(chosen["large"].flat)
+
+
+def test_streamed_data():
+    config = get_config()
+    config.execution.stream = True
+    assert isinstance(build_experiment(config).data, StreamedData)
+
+
+def test_an_alpha_for_each_pool():
+    config = get_config()
+    config.pools.small.alpha, config.algorithm.alpha = 0.25, 0.7
+    assert build_experiment(config).algorithm.hyper.alpha == {"small": 0.25, "large": 0.7}
+
+
+@pytest.mark.parametrize(
+    ("name", "first", "middle"),
+    [("constant", 0.4, 0.4), ("linear_to_one", 0.4, 0.7), ("linear_to_zero", 0.4, 0.2)],
+)
+def test_alpha_schedules(name, first, middle):
+    schedule = assembly._alpha_schedule(name, rounds=10)
+    assert float(schedule(0.4, jnp.int32(0))) == pytest.approx(first)
+    assert float(schedule(0.4, jnp.int32(5))) == pytest.approx(middle)
+
+
+def test_epsilon_goes_to_the_optimizers_that_have_one():
+    gradient, params = {"w": jnp.array(1e-6)}, {"w": jnp.array(0.0)}
+
+    def step(optimizer):
+        return float(optimizer.update(gradient, optimizer.init(params), params)[0]["w"])
+
+    adam = assembly._optimizer("training.server_optimizer", "adam", 1.0)
+    assert step(adam(1.0)) == pytest.approx(-1e-6, rel=1e-4)
+    assert step(assembly._optimizer("x", "adam")(1.0)) == pytest.approx(-0.99, abs=0.01)
+    sgd = assembly._optimizer("training.server_optimizer", "sgd", 1.0)
+    assert step(sgd(1.0)) == pytest.approx(-1e-6)
+
+
+def test_a_period_longer_than_the_run_is_a_warning():
+    config = get_config("periodic_codistillation")
+    config.rounds, config.algorithm.period = 5, 40
+    with pytest.warns(UserWarning, match="period=40 is longer than the run of 5 rounds") as caught:
+        build_experiment(config)
+    assert len(caught) == 1
+
+
+# Prepared data.
+
+
+@pytest.fixture
+def prepared(tmp_path):
+    """Saves splits of made-up 32x32 images; returns a config that reads them."""
+
+    def prepare(splits=("train", "distillation", "held_out", "test"), classes=100):
+        draw = np.random.default_rng(0)
+        data = {}
+        for name in splits:
+            rows = 12 if name == "train" else 4
+            columns = {
+                "image": draw.integers(0, 256, (rows, 32, 32, 3)).astype(np.uint8),
+                "label": np.arange(rows, dtype=np.int32) * (classes - 1) // (rows - 1),
+            }
+            clients = 6 if name == "train" else 1
+            data[name] = FederatedData.from_arrays(
+                columns, offsets=np.linspace(0, rows, clients + 1).astype(np.int64)
+            )
+        folder = tmp_path / "data"
+        save_prepared(folder, data, source="made up", licence="none", arguments={})
+        config = get_config()
+        with config.unlocked():
+            config.data = dict(name="prepared", folder=str(folder), crop=24, seed=0)
+        for pool in ("small", "large"):
+            config.pools[pool].model = f"cnn_{pool}"
+            config.pools[pool].cohort_size = 2
+        return config
+
+    return prepare
+
+
+def test_prepared_images_are_cropped_and_normalised(prepared):
+    experiment = build_experiment(prepared())
+    images = experiment.splits["test"].columns["image"]
+    assert images.dtype == np.uint8
+    batch = {"image": jnp.asarray(images[:2])}
+    read = experiment.evaluation_preprocess(batch, jax.random.key(0), jnp.arange(2))["image"]
+    expected = (images[:2, 4:28, 4:28] / 255 - assembly.CIFAR_MEAN) / assembly.CIFAR_DEVIATION
+    np.testing.assert_allclose(read, expected, atol=1e-5)
+
+
+def test_the_papers_networks_are_built_for_them(prepared):
+    algorithm = build_experiment(prepared()).algorithm
+    assert {name: about.down for name, about in algorithm.communication.items()} == {
+        "small": 4 * 109_348,
+        "large": 4 * 410_084,
+    }
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda config: config.data.update(crop=33), "data.crop must be at most the images' 32"),
+        (lambda config: config.data.update(crop=0), "data.crop must be at least 1, got 0"),
+        (
+            lambda config: config.data.update(crop=16),
+            r"takes images of \[24, 24, 3\], the data has",
+        ),
+    ],
+)
+def test_images_that_do_not_fit(change, message, prepared):
+    config = prepared()
+    change(config)
+    with pytest.raises(ValueError, match=message):
+        build_experiment(config)
+
+
+def test_labels_that_do_not_fit(prepared):
+    with pytest.raises(ValueError, match="has 100 classes, the data has 101"):
+        build_experiment(prepared(classes=101))
+
+
+def test_a_prepared_folder_of_other_splits(prepared):
+    with pytest.raises(ValueError, match=r"data\.folder .* has no split 'held_out'"):
+        build_experiment(prepared(splits=("train", "test", "distillation")))

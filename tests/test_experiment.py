@@ -1,0 +1,323 @@
+"""The training loop in-process: records, callbacks, divergence, resuming, bad settings."""
+
+import functools
+import json
+from pathlib import Path
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from fedcodist import experiment as loop
+from fedcodist import simulation
+from fedcodist.algorithms.fed_avg import FedAvgHyper, constant, fed_avg
+from fedcodist.algorithms.pools import Pool, independent_pools
+from fedcodist.client_training import LocalTraining
+from fedcodist.data.federated_data import FederatedData
+from fedcodist.experiment import Experiment, TrainingDiverged, check_experiment, run_experiment
+from fedcodist.model import from_flax_linen
+from fedcodist.run_folder import RunFolderError
+from fedcodist.sources import StreamedData, resident_data
+
+CLIENTS, FEATURES, CLASSES = 4, 3, 2
+
+
+def make_data(rows_per_client: int = 5, seed: int = 0) -> FederatedData:
+    draw = np.random.default_rng(seed)
+    image = draw.normal(size=(CLIENTS * rows_per_client, FEATURES)).astype(np.float32)
+    label = (image[:, 0] > 0).astype(np.int32)
+    offsets = np.arange(CLIENTS + 1) * rows_per_client
+    return FederatedData.from_arrays({"image": image, "label": label}, offsets=offsets)
+
+
+@functools.cache
+def make_algorithm():
+    pools = {
+        name: Pool(
+            fed_avg(
+                from_flax_linen(nn.Dense(CLASSES), jnp.zeros((1, FEATURES))),
+                LocalTraining(optax.sgd, batch_size=2),
+                optax.adam,
+                constant,
+                FedAvgHyper(rate, 0.1),
+            ),
+            np.arange(CLIENTS),
+            2,
+        )
+        for name, rate in (("slow", 0.01), ("fast", 0.1))
+    }
+    return independent_pools(pools, make_data().columns)
+
+
+def make_experiment(rounds: int = 5, learning_rate: float = 0.1, stream=False, **settings):
+    """Two pools and two seeds; one program serves all of its numbers."""
+    data, algorithm = make_data(), make_algorithm()
+    hyper = dict(algorithm.hyper) | {"fast": FedAvgHyper(learning_rate, 0.1)}
+    settings = {"evaluate_every": 2, "evaluation_batch_size": 3, "seeds": 2, "seed": 7} | settings
+    return Experiment(
+        algorithm._replace(hyper=hyper),
+        StreamedData(data) if stream else resident_data(data),
+        {"test": make_data(seed=1), "train": data},
+        rounds,
+        **settings,
+    )
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_device_and_one_compilation():
+    """Several devices have tests of their own; here the programs of one algorithm are shared."""
+    programs, build = {}, simulation.build_programs
+
+    def build_once(algorithm, *settings):
+        key = (algorithm.round, *settings)
+        programs[key] = programs.get(key) or build(algorithm, *settings)
+        return programs[key]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(simulation, "all_devices", lambda: None)
+        patch.setattr(simulation, "build_programs", build_once)
+        yield
+
+
+@pytest.fixture(scope="module")
+def outcome(one_device_and_one_compilation):
+    calls = []
+    outcome = run_experiment(make_experiment(), callbacks=[calls.append, lambda records: None])
+    return outcome, calls
+
+
+def test_a_run_in_memory_returns_every_record(outcome):
+    found = [(r["round"], r["model"], r["split"], r["seed"]) for r in outcome[0].records]
+    assert sorted(found) == sorted(
+        (round, model, split, seed)
+        for round in (0, 2, 4, 5)
+        for model in ("slow", "fast")
+        for split in ("test", "train", "clients")
+        for seed in (7, 8)
+        if (round, split) != (0, "clients")
+    )
+    json.dumps(outcome[0].records, allow_nan=False)
+
+
+def test_callbacks_get_the_records_of_each_evaluation(outcome):
+    records, calls = outcome[0].records, outcome[1]
+    assert [{record["round"] for record in call} for call in calls] == [{0}, {2}, {4}, {5}]
+    assert [record for call in calls for record in call] == records
+
+
+def test_variables_have_a_leading_axis_of_seeds(outcome):
+    variables = outcome[0].variables
+    assert set(variables) == {"slow", "fast"}
+    for model in variables.values():
+        kernel = model.params["kernel"]
+        assert isinstance(kernel, np.ndarray) and kernel.shape == (2, FEATURES, CLASSES)
+        assert not np.array_equal(kernel[0], kernel[1])
+
+
+def test_the_records_are_of_the_variables_that_are_returned(outcome):
+    """Loss and accuracies computed here, from the weights, in NumPy."""
+    for split, data in (("test", make_data(seed=1)), ("train", make_data())):
+        image, label = data.columns["image"], data.columns["label"]
+        for model, variables in outcome[0].variables.items():
+            for index, seed in enumerate((7, 8)):
+                (record,) = [
+                    r
+                    for r in outcome[0].records
+                    if (r["round"], r["model"], r["split"], r["seed"]) == (5, model, split, seed)
+                ]
+                logits = image @ variables.params["kernel"][index] + variables.params["bias"][index]
+                right = logits.argmax(1) == label
+                loss = np.log(np.exp(logits).sum(1)) - logits[np.arange(len(label)), label]
+                np.testing.assert_allclose(record["loss"], loss.mean(), rtol=1e-5)
+                np.testing.assert_allclose(record["accuracy"], right.mean(), rtol=1e-6)
+                per_label = [right[label == each].mean() for each in range(CLASSES)]
+                np.testing.assert_allclose(record["per_label_accuracy"], per_label, rtol=1e-6)
+                clients = right.reshape(CLIENTS, -1).mean(1)
+                expected = {
+                    "accuracy_mean": clients.mean(),
+                    "accuracy_p10": np.percentile(clients, 10),
+                    "accuracy_min": clients.min(),
+                }
+                assert record["per_client"] == pytest.approx(expected, rel=1e-6)
+
+
+def test_the_summary(outcome):
+    summary = outcome[0].summary
+    assert summary["finished"] and summary["rounds"] == 5 and summary["seconds"] > 0
+    assert summary["models"]["fast"]["parameters"] == CLASSES * (FEATURES + 1)
+    last = [r for r in outcome[0].records if r["round"] == 5 and r["split"] == "test"]
+    for record in last:
+        index = record["seed"] - 7
+        assert summary["final"][record["model"]]["test"]["loss"][index] == record["loss"]
+
+
+def test_a_seed_alone_gives_what_it_gives_among_others(outcome):
+    alone = run_experiment(make_experiment(seeds=1, seed=8))
+    for model, variables in outcome[0].variables.items():
+        for ours, theirs in zip(
+            jax.tree.leaves(alone.variables[model]), jax.tree.leaves(variables), strict=True
+        ):
+            np.testing.assert_allclose(ours[0], theirs[1], rtol=1e-5, atol=1e-6)
+
+
+def test_streamed_data_and_seeds_at_once_give_the_same(outcome):
+    other = run_experiment(make_experiment(stream=True, seeds_loop="vmap"))
+    for ours, theirs in zip(
+        jax.tree.leaves(other.variables), jax.tree.leaves(outcome[0].variables), strict=True
+    ):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)
+    assert len(other.records) == len(outcome[0].records)
+
+
+@pytest.mark.parametrize("rounds", [1, 2, 3])
+def test_the_last_round_is_evaluated_once(rounds):
+    records = run_experiment(make_experiment(rounds)).records
+    evaluated = [
+        r["round"] for r in records if (r["model"], r["split"], r["seed"]) == ("slow", "test", 7)
+    ]
+    assert evaluated == {1: [0, 1], 2: [0, 2], 3: [0, 2, 3]}[rounds]
+
+
+# Resuming in-process; tests/end_to_end/test_resume.py kills real processes.
+
+
+class Stopped(Exception):
+    pass
+
+
+def stop_at(round):
+    def callback(records):
+        if records[0]["round"] == round:
+            raise Stopped
+
+    return callback
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {name: (folder / name).read_bytes() for name in ("config.json", "metrics.jsonl")}
+
+
+@pytest.mark.parametrize("round", [0, 2, 4, 5])
+def test_a_run_stopped_after_its_metrics_were_written_goes_on(round, tmp_path):
+    settings = {"config": {"name": "test"}, "show_progress": False}
+    experiment = make_experiment(checkpoint_every=4)
+    whole = run_experiment(experiment, tmp_path / "whole", **settings)
+    with pytest.raises(Stopped):
+        run_experiment(experiment, tmp_path / "run", callbacks=[stop_at(round)], **settings)
+    calls = []
+    resumed = run_experiment(experiment, tmp_path / "run", callbacks=[calls.append], **settings)
+    assert contents(tmp_path / "run") == contents(tmp_path / "whole")
+    assert resumed.records == whole.records
+    # Where there was a checkpoint it went on from there.
+    assert calls[0][0]["round"] == (5 if round == 5 else 0)
+    for ours, theirs in zip(
+        jax.tree.leaves(resumed.variables), jax.tree.leaves(whole.variables), strict=True
+    ):
+        assert ours.tobytes() == theirs.tobytes()
+
+
+def test_seconds_add_up_over_interruptions(tmp_path):
+    experiment = make_experiment()
+    with pytest.raises(Stopped):
+        run_experiment(experiment, tmp_path, callbacks=[stop_at(4)])
+    (checkpoint,) = (tmp_path / "checkpoints").glob("round_00000002*")
+    before = loop.load_checkpoint(checkpoint.parent, {}).notes["seconds"]
+    assert before > 0
+    assert run_experiment(experiment, tmp_path).summary["seconds"] > before
+
+
+def test_edited_metrics_are_refused(tmp_path):
+    run_experiment(make_experiment(), tmp_path)
+    (tmp_path / "metrics.jsonl").write_text("")
+    with pytest.raises(RunFolderError, match="truncated or edited"):
+        run_experiment(make_experiment(), tmp_path)
+
+
+# What is not finite.
+
+
+def test_a_pseudo_gradient_that_is_not_finite_names_round_pool_and_seed(tmp_path):
+    with pytest.raises(TrainingDiverged, match="round 1, pool 'fast', seed 7:") as raised:
+        run_experiment(make_experiment(learning_rate=1e38), tmp_path)
+    assert "\n" not in str(raised.value)
+    assert not (tmp_path / "checkpoints").exists()
+    assert not (tmp_path / "summary.json").exists()
+
+
+def test_the_round_in_which_it_first_happened_is_named(monkeypatch):
+    history = {
+        "a/finite": np.array([[True, True, False], [True, True, True]]),
+        "b/finite": np.array([[True, True, True], [True, False, False]]),
+    }
+    algorithm = make_experiment().algorithm._replace(communication={"a": None})
+    with pytest.raises(TrainingDiverged, match="in round 13, pool 'a', seed 5:"):
+        loop._check_finite(10, history, np.array([5, 6]), algorithm)
+    algorithm = algorithm._replace(communication={"b": None})
+    with pytest.raises(TrainingDiverged, match="in round 12, pool 'b', seed 6:"):
+        loop._check_finite(10, history, np.array([5, 6]), algorithm)
+
+
+def test_a_server_update_that_is_not_finite_is_never_a_checkpoint(tmp_path):
+    """Whose pseudo-gradient was finite: a codistillation can end like that."""
+    experiment = make_experiment(rounds=4)
+
+    def round_(state, rows, inputs, round, key, hyper, axis_name=None):
+        state, rows, metrics = make_algorithm().round(
+            state, rows, inputs, round, key, hyper, axis_name
+        )
+        fast = jax.tree.map(
+            lambda leaf: (
+                jnp.where(round == 3, jnp.nan, leaf)
+                if jnp.issubdtype(leaf.dtype, jnp.floating)
+                else leaf
+            ),
+            state["fast"],
+        )
+        return dict(state) | {"fast": fast}, rows, metrics
+
+    experiment = experiment._replace(algorithm=experiment.algorithm._replace(round=round_))
+    with pytest.raises(TrainingDiverged, match="by round 4, pool 'fast', seed 7"):
+        run_experiment(experiment, tmp_path)
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == [
+        "round_00000002.msgpack"
+    ]
+    assert '"round": 4' not in (tmp_path / "metrics.jsonl").read_text()
+
+
+# Settings.
+
+
+@pytest.mark.parametrize(
+    ("settings", "error", "message"),
+    [
+        ({"rounds": 0}, ValueError, "rounds must be at least 1, got 0"),
+        ({"rounds": 2.5}, TypeError, "rounds must be an integer of at least 1, got 2.5"),
+        ({"rounds": True}, TypeError, "rounds must be an integer of at least 1, got True"),
+        ({"seeds": 0}, ValueError, "seeds must be at least 1, got 0"),
+        ({"seed": -1}, ValueError, "seed must be at least 0, got -1"),
+        ({"evaluate_every": 0}, ValueError, "evaluate_every must be at least 1, got 0"),
+        ({"evaluation_batch_size": 0}, ValueError, "evaluation_batch_size must be at least 1"),
+        ({"seeds_loop": "scan"}, ValueError, "seeds_loop must be 'map' or 'vmap', got 'scan'"),
+        ({"checkpoint_every": 3}, ValueError, "a multiple of evaluate_every=2, got 3"),
+        ({"checkpoint_every": 0}, ValueError, "checkpoint_every must be at least 1, got 0"),
+    ],
+)
+def test_bad_settings_are_one_line_before_anything_compiles(settings, error, message, tmp_path):
+    experiment = make_experiment()._replace(**settings)
+    with pytest.raises(error, match=message) as raised:
+        run_experiment(experiment, tmp_path / "run")
+    assert "\n" not in str(raised.value)
+    assert not (tmp_path / "run").exists()
+
+
+def test_no_splits():
+    with pytest.raises(ValueError, match="splits must name at least one"):
+        check_experiment(make_experiment()._replace(splits={}))
+
+
+@pytest.mark.parametrize(("checkpoint_every", "expected"), [(None, 2), (2, 2), (6, 6)])
+def test_rounds_between_checkpoints(checkpoint_every, expected):
+    assert check_experiment(make_experiment(checkpoint_every=checkpoint_every)) == expected

@@ -1,0 +1,206 @@
+"""The launcher: exit statuses, restarts after a signal, logs, and no child that outlives it."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from fedcodist import launch
+
+PREAMBLE = f"""
+import os, pathlib, signal, sys, time
+rank = int(os.environ[{launch.RANK!r}])
+folder = pathlib.Path(sys.argv[1])
+def starts():
+    with open(folder / f"starts_{{rank}}", "a") as file:
+        file.write("x")
+    return (folder / f"starts_{{rank}}").stat().st_size
+"""
+
+
+def supervise(program: str, folder: Path, processes: int = 1, **options) -> int:
+    return launch.supervise(
+        [sys.executable, "-c", PREAMBLE + program, str(folder)], processes, **options
+    )
+
+
+def starts(folder: Path, rank: int = 0) -> int:
+    return (folder / f"starts_{rank}").stat().st_size
+
+
+@pytest.mark.parametrize("status", [0, 1, 2, 7])
+def test_the_exit_status_is_the_process_own(status, tmp_path):
+    assert supervise(f"starts(); sys.exit({status})", tmp_path) == status
+    assert starts(tmp_path) == 1
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_one_failure_ends_all(rank, tmp_path):
+    began = time.monotonic()
+    assert supervise(f"sys.exit(1) if rank == {rank} else time.sleep(60)", tmp_path, 2) == 1
+    assert time.monotonic() - began < 20
+
+
+def test_a_user_error_of_the_first_process_stops_the_others_at_once(tmp_path):
+    began = time.monotonic()
+    assert supervise("sys.exit(2) if rank == 0 else time.sleep(60)", tmp_path, 2) == 2
+    assert time.monotonic() - began < 2
+
+
+def test_the_first_process_has_time_to_say_what_another_found_too(tmp_path, capfd):
+    program = "time.sleep(1 - rank); print('error: alpha', file=sys.stderr); sys.exit(2)"
+    assert supervise(program, tmp_path, 2, logs=tmp_path / "logs") == 2
+    assert capfd.readouterr().err == "error: alpha\n"
+
+
+def test_a_failure_that_the_first_process_did_not_tell_points_at_the_logs(tmp_path, capfd):
+    logs = tmp_path / "logs"
+    program = "print('seen', rank); sys.stdout.flush(); time.sleep(60 * (1 - rank)); sys.exit(1)"
+    assert supervise(program, tmp_path, 2, logs=logs) == 1
+    output, errors = capfd.readouterr()
+    assert output == "seen 0\n"
+    assert errors == f"error: a process ended with status 1: see {logs}.\n"
+    assert (logs / "process_1.log").read_text() == "seen 1\n"
+
+
+def test_logs_hold_both_streams_and_are_continued(tmp_path, capfd):
+    program = (
+        "print('out'); sys.stdout.flush(); print('err', file=sys.stderr); sys.stderr.flush()\n"
+        "os.abort() if rank == 0 and starts() == 1 else time.sleep(0.2)"
+    )
+    assert supervise(program, tmp_path, 3, logs=tmp_path / "logs") == 0
+    for rank in (1, 2):
+        lines = (tmp_path / "logs" / f"process_{rank}.log").read_text().splitlines()
+        assert lines[-2:] == ["out", "err"]
+    assert not (tmp_path / "logs" / "process_0.log").exists()
+
+
+def test_processes_know_their_rank_number_and_address(tmp_path):
+    program = "(folder / str(rank)).write_text(' '.join(os.environ[name] for name in NAMES))"
+    program = f"NAMES = {(launch.COUNT, launch.COORDINATOR)}\n{program}"
+    assert supervise(program, tmp_path, 3) == 0
+    texts = [(tmp_path / str(rank)).read_text() for rank in range(3)]
+    assert len(set(texts)) == 1
+    assert texts[0].startswith("3 127.0.0.1:")
+
+
+@pytest.mark.parametrize("name", ["SIGABRT", "SIGKILL", "SIGSEGV"])
+def test_a_process_stopped_by_a_signal_is_started_again(name, tmp_path, capfd):
+    program = f"os.kill(os.getpid(), signal.{name}) if starts() == 1 else None"
+    assert supervise(program, tmp_path) == 0
+    assert starts(tmp_path) == 2
+    assert capfd.readouterr().out == (
+        f"a process was stopped by {name}: starting again from the beginning.\n"
+    )
+
+
+def test_all_processes_are_started_again(tmp_path, capfd):
+    program = "n = starts()\nif n == 1: os.abort() if rank == 1 else time.sleep(60)"
+    assert supervise(program, tmp_path, 2) == 0
+    assert [starts(tmp_path, rank) for rank in range(2)] == [2, 2]
+    assert capfd.readouterr().out.count("starting again") == 1
+
+
+def test_a_signal_tells_more_than_the_failures_that_follow(tmp_path):
+    program = "n = starts()\nif n == 1: os.abort() if rank == 1 else (time.sleep(0.3), sys.exit(1))"
+    assert supervise(program, tmp_path, 2) == 0
+
+
+def test_three_failures_without_progress_end_it(tmp_path, capfd):
+    assert supervise("starts(); os.abort()", tmp_path) == 1
+    assert starts(tmp_path) == 3
+    lines = capfd.readouterr().out.splitlines()
+    assert [line for line in lines if "starting again" in line] == lines[:2]
+    assert lines[2] == "stopped by SIGABRT 3 times without progress: giving up."
+
+
+def test_progress_lets_it_go_on(tmp_path, capfd):
+    def newest():
+        count = starts(tmp_path) if (tmp_path / "starts_0").exists() else 0
+        return f"round_{count}" if 1 < count < 6 else None
+
+    program = "n = starts()\nif n < 7: os.abort()"
+    assert supervise(program, tmp_path, newest_checkpoint=newest) == 0
+    assert starts(tmp_path) == 7
+    assert "starting again from checkpoint round_5.\n" in capfd.readouterr().out
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="Linux alone ends children with their parent")
+@pytest.mark.parametrize("name", ["SIGKILL", "SIGTERM", "SIGINT"])
+def test_children_end_with_the_launcher(name, tmp_path):
+    program = PREAMBLE + "(folder / str(rank)).write_text(str(os.getpid())); time.sleep(60)"
+    parent = subprocess.Popen(
+        [
+            sys.executable,
+            "-c",
+            "import sys; from fedcodist import launch\n"
+            f"launch.supervise([sys.executable, '-c', {program!r}, {str(tmp_path)!r}], 2)",
+        ],
+        stderr=subprocess.DEVNULL,
+        cwd=Path(__file__).parents[1],
+    )
+    pids = [tmp_path / "0", tmp_path / "1"]
+    _wait_for(lambda: all(path.exists() and path.read_text() for path in pids))
+    pids = [int(path.read_text()) for path in pids]
+    os.kill(parent.pid, getattr(signal, name))
+    assert parent.wait(20) != 0
+    _wait_for(lambda: not any(map(_is_alive, pids)))
+
+
+@pytest.mark.parametrize(
+    ("environment", "expected"),
+    [
+        ({}, "cores"),
+        ({"JAX_PLATFORMS": "cpu"}, "cores"),
+        ({"XLA_FLAGS": "--xla_force_host_platform_device_count=8"}, 1),
+        ({"XLA_FLAGS": "--xla_cpu_enable_fast_math=false"}, "cores"),
+        ({"JAX_NUM_CPU_DEVICES": "4"}, 1),
+        ({"JAX_PLATFORMS": "cuda"}, 1),
+        ({"JAX_PLATFORMS": "tpu,cpu"}, 1),
+    ],
+)
+def test_default_processes(environment, expected, monkeypatch):
+    for name in ("XLA_FLAGS", "JAX_NUM_CPU_DEVICES", "JAX_PLATFORMS"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(launch.importlib.util, "find_spec", lambda name: None)
+    if expected == "cores":
+        expected = len(os.sched_getaffinity(0)) if sys.platform == "linux" else 1
+    assert launch.default_processes() == expected
+
+
+def test_an_accelerator_gets_one_process(monkeypatch):
+    for name in ("XLA_FLAGS", "JAX_NUM_CPU_DEVICES", "JAX_PLATFORMS"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(launch.importlib.util, "find_spec", lambda name: name == "libtpu")
+    assert launch.default_processes() == 1
+
+
+def test_join_leaves_a_process_alone_that_is_the_only_one(monkeypatch):
+    affinity = os.sched_getaffinity(0)
+    for count in (None, "1"):
+        monkeypatch.delenv(launch.COUNT, raising=False)
+        if count:
+            monkeypatch.setenv(launch.COUNT, count)
+        launch.join()
+    assert os.sched_getaffinity(0) == affinity
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state not in "ZX"
+
+
+def _wait_for(condition):
+    deadline = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)

@@ -1,0 +1,168 @@
+"""Run folders: whose they are, metrics that can be cut back, and what they hold."""
+
+import json
+
+import pytest
+
+from fedcodist import checkpoint
+from fedcodist.run_folder import RunFolder, RunFolderError
+
+CONFIG = {"rounds": 5, "pools": {"small": {"fraction": 1 / 3, "alpha": None}}, "sizes": (1, 2)}
+PLAN = {"processes": 2, "loop": "scan"}
+
+
+def claimed(path, config=CONFIG, plan=PLAN, change_plan=False) -> RunFolder:
+    folder = RunFolder(path)
+    folder.claim(config, plan, change_plan)
+    return folder
+
+
+def changed(**pools) -> dict:
+    return CONFIG | {"pools": {"small": CONFIG["pools"]["small"] | pools}}
+
+
+def test_a_new_folder_is_made_and_claimed(tmp_path):
+    claimed(tmp_path / "a" / "b")
+    config = json.loads((tmp_path / "a" / "b" / "config.json").read_text())
+    assert config == CONFIG | {"sizes": [1, 2]}
+    environment = json.loads((tmp_path / "a" / "b" / "environment.json").read_text())
+    assert environment["plan"] == PLAN
+    assert {"versions", "python", "commit", "device", "cores", "date"} <= set(environment)
+
+
+def test_the_same_config_claims_it_again(tmp_path):
+    claimed(tmp_path / "run")
+    before = (tmp_path / "run" / "config.json").read_bytes()
+    claimed(tmp_path / "run")
+    assert (tmp_path / "run" / "config.json").read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("config", "difference"),
+    [
+        (CONFIG | {"rounds": 6}, "rounds is 5 there and 6 here"),
+        (changed(alpha=0.5), "pools.small.alpha is None there and 0.5 here"),
+        (changed(extra=1), "pools.small.extra is 'nothing' there and 1 here"),
+        ({"rounds": 5, "sizes": (1, 2)}, r"pools is \{.*\} there and 'nothing' here"),
+        (CONFIG | {"sizes": (2, 1)}, r"sizes is \[1, 2\] there and \[2, 1\] here"),
+    ],
+)
+def test_another_config_is_refused_with_the_first_difference(config, difference, tmp_path):
+    claimed(tmp_path)
+    with pytest.raises(RunFolderError, match=f"another config: {difference}"):
+        claimed(tmp_path, config)
+    # A changed plan is no excuse.
+    with pytest.raises(RunFolderError, match="another config"):
+        claimed(tmp_path, config, change_plan=True)
+    claimed(tmp_path)
+
+
+def test_another_plan_needs_change_plan(tmp_path):
+    claimed(tmp_path)
+    other = PLAN | {"processes": 1}
+    with pytest.raises(RunFolderError, match=r"processes is 2 there and 1 here.*--change_plan"):
+        claimed(tmp_path, plan=other)
+    claimed(tmp_path, plan=other, change_plan=True)
+    claimed(tmp_path, plan=other)
+    with pytest.raises(RunFolderError, match="processes is 1 there and 2 here"):
+        claimed(tmp_path)
+
+
+def test_a_folder_of_other_things_is_refused(tmp_path):
+    (tmp_path / "thesis.tex").touch()
+    with pytest.raises(RunFolderError, match="not empty and holds no run"):
+        claimed(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
+
+
+def test_what_an_interrupted_start_leaves_is_claimed(tmp_path):
+    (tmp_path / "logs").mkdir()
+    (tmp_path / ".config.json.4711").write_text('{"rou')
+    claimed(tmp_path)
+    assert not list(tmp_path.glob(".*"))
+    # Killed between config.json and environment.json.
+    (tmp_path / "environment.json").unlink()
+    claimed(tmp_path)
+    assert (tmp_path / "environment.json").exists()
+
+
+def test_a_file_in_its_place_is_one_line(tmp_path):
+    (tmp_path / "run").touch()
+    with pytest.raises(RunFolderError, match="is a file"):
+        claimed(tmp_path / "run")
+    with pytest.raises(RunFolderError, match="cannot write"):
+        claimed(tmp_path / "run" / "inside")
+
+
+def test_a_config_that_cannot_be_read_is_one_line(tmp_path):
+    claimed(tmp_path)
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(RunFolderError, match=r"cannot read .*config\.json"):
+        claimed(tmp_path)
+
+
+def test_metrics_are_cut_back_to_the_checkpoint(tmp_path):
+    folder = claimed(tmp_path)
+    first = folder.append_metrics([{"round": 0, "loss": 0.1}, {"round": 0, "loss": None}])
+    assert first == folder.metrics.stat().st_size
+    content = folder.metrics.read_bytes()
+    folder.append_metrics([{"round": 1}])
+    with open(folder.metrics, "a") as file:
+        file.write('{"round": 2, "lo')  # what a process killed while writing leaves
+    folder.keep_metrics(first)
+    assert folder.metrics.read_bytes() == content
+    assert folder.records() == [{"round": 0, "loss": 0.1}, {"round": 0, "loss": None}]
+    assert folder.append_metrics([{"round": 1}]) == folder.metrics.stat().st_size
+    folder.keep_metrics(0)
+    assert folder.records() == []
+
+
+@pytest.mark.parametrize("removed", [1, None])
+def test_metrics_shorter_than_the_checkpoint_says_are_refused(removed, tmp_path):
+    folder = claimed(tmp_path)
+    length = folder.append_metrics([{"round": 0}])
+    if removed is None:
+        folder.metrics.unlink()
+    else:
+        folder.metrics.write_bytes(folder.metrics.read_bytes()[:-removed])
+    with pytest.raises(RunFolderError, match=f"after {length}: it was truncated or edited"):
+        folder.keep_metrics(length)
+
+
+def test_no_metrics_yet(tmp_path):
+    folder = claimed(tmp_path)
+    folder.keep_metrics(0)
+    assert folder.records() == []
+
+
+def test_a_disk_that_is_full_for_metrics_is_one_line(tmp_path):
+    folder = claimed(tmp_path)
+    folder.metrics.mkdir()
+    with pytest.raises(RunFolderError, match=r"cannot write .*metrics\.jsonl: "):
+        folder.append_metrics([{"round": 0}])
+
+
+def test_the_summary_is_whole_or_absent(tmp_path, monkeypatch):
+    folder = claimed(tmp_path)
+    folder.write_summary({"finished": True})
+
+    def full(file, content):
+        file.write(content[:3])
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(checkpoint, "write_all", full)
+    with pytest.raises(RunFolderError, match=r"summary\.json: No space left"):
+        folder.write_summary({"finished": False})
+    assert json.loads((tmp_path / "summary.json").read_text()) == {"finished": True}
+
+
+def test_a_process_that_does_not_write_changes_nothing(tmp_path):
+    writer = claimed(tmp_path)
+    length = writer.append_metrics([{"round": 0}])
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    reader = RunFolder(tmp_path, writes=False)
+    assert reader.append_metrics([{"round": 1}]) == 0
+    reader.keep_metrics(0)
+    reader.write_summary({})
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+    assert length
