@@ -171,11 +171,12 @@ def test_other_numbers_do_not_compile_again_and_do_change_the_run():
 # ------------------------------------------------------------------------------- seeds and devices
 
 
-def test_seeds_one_after_another_are_single_runs_bit_for_bit():
+def test_seeds_one_after_another_are_single_runs():
+    # Programs for one seed and for three are compiled apart: XLA may fuse them differently.
     seeds = (0, 3, 9)
     together = train((3, 4), seeds)
     for index, seed in enumerate(seeds):
-        assert_equal(
+        assert_close(
             jax.tree.map(lambda leaf, i=index: leaf[i : i + 1], together), train(seeds=(seed,))
         )
 
