@@ -10,7 +10,7 @@ demo: $(INSTALLED)
 	$(BIN)/python -m experiments.demo
 
 test: $(INSTALLED) lint
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 test-slow: $(INSTALLED)
 	$(BIN)/python -m pytest -m slow
