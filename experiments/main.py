@@ -1,4 +1,4 @@
-"""Runs one experiment from a config file.
+r"""Runs one experiment from a config file.
 
     python -m experiments.main --config experiments/configs/digits_codist.py --workdir runs/digits \
         --config.rounds=40 --config.algorithm.alpha=0.5
@@ -49,6 +49,9 @@ _CONFIG_FILE_ERRORS = (
 
 def main(arguments: list[str]) -> int:
     """Runs the command; returns its exit status. A mistake of the user's is one line and status 2."""
+    if "--help" in arguments or "-h" in arguments:
+        print(f"{__doc__}\n{flags.FLAGS.module_help(__name__)}")
+        return 0
     try:
         _parse(arguments)
         processes = _processes()
@@ -122,6 +125,8 @@ def _run() -> int:
 
     if _DISTRIBUTED.value:
         jax.distributed.initialize()
+    from safetensors import SafetensorError
+
     from experiments.assembly import build_experiment
     from fedcodist.checkpoint import CheckpointError
     from fedcodist.experiment import TrainingDiverged, check_experiment, run_experiment
@@ -160,10 +165,13 @@ def _run() -> int:
     except (TrainingDiverged, CheckpointError, RunFolderError) as error:
         return _refuse(error)
     if is_first:
-        for model, variables in outcome.variables.items():
-            for index in range(config.seeds):
-                path = workdir / f"{model}_seed{config.seed + index}.safetensors"
-                save_model(path, jax.tree.map(lambda leaf, i=index: leaf[i], variables))
+        try:
+            for model, variables in outcome.variables.items():
+                for index in range(config.seeds):
+                    path = workdir / f"{model}_seed{config.seed + index}.safetensors"
+                    save_model(path, jax.tree.map(lambda leaf, i=index: leaf[i], variables))
+        except (OSError, SafetensorError) as error:
+            return _refuse(error)
         print(f"run folder: {workdir}")
     return 0
 

@@ -22,6 +22,7 @@ RANK = "FEDCODIST_PROCESS"
 COUNT = "FEDCODIST_PROCESSES"
 COORDINATOR = "FEDCODIST_COORDINATOR"
 USER_ERROR = 2
+INTERRUPTED = 130
 _ATTEMPTS_WITHOUT_PROGRESS = 3
 
 
@@ -94,6 +95,9 @@ def supervise(
         children = [_start(command, rank, processes, port, logs) for rank in range(processes)]
         try:
             status = _wait(children)
+        except KeyboardInterrupt:
+            print("interrupted: the same command goes on from the last checkpoint.", flush=True)
+            return INTERRUPTED
         finally:
             _stop(children)
         if status >= 0:
@@ -132,6 +136,8 @@ def _start(command, rank, processes, port, logs):
             stdout=output,
             stderr=output,
             stdin=subprocess.DEVNULL,
+            # Ctrl-C is this process's to handle; it ends the others.
+            start_new_session=True,
             preexec_fn=lambda: _end_with(parent),
         )
 

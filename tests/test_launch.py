@@ -138,17 +138,23 @@ def test_children_end_with_the_launcher(name, tmp_path):
             sys.executable,
             "-c",
             "import sys; from fedcodist import launch\n"
-            f"launch.supervise([sys.executable, '-c', {program!r}, {str(tmp_path)!r}], 2)",
+            f"sys.exit(launch.supervise([sys.executable, '-c', {program!r}, {str(tmp_path)!r}], 2))",
         ],
-        stderr=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
         cwd=Path(__file__).parents[1],
     )
     pids = [tmp_path / "0", tmp_path / "1"]
     _wait_for(lambda: all(path.exists() and path.read_text() for path in pids))
     pids = [int(path.read_text()) for path in pids]
     os.kill(parent.pid, getattr(signal, name))
-    assert parent.wait(20) != 0
+    output, _ = parent.communicate(timeout=20)
+    assert parent.returncode != 0
     _wait_for(lambda: not any(map(_is_alive, pids)))
+    if name == "SIGINT":
+        assert parent.returncode == launch.INTERRUPTED
+        assert output == "interrupted: the same command goes on from the last checkpoint.\n"
 
 
 @pytest.mark.parametrize(

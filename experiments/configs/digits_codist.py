@@ -1,4 +1,4 @@
-"""Codistillation of a small and a large network on scikit-learn's handwritten digits.
+r"""Codistillation of a small and a large network on scikit-learn's handwritten digits.
 
 The paper's method at a size that runs in seconds: 60 clients with unequal shares of labels, a third of
 them able to train the large model; 359 unlabelled images on the server. Settings that the paper gives

@@ -129,7 +129,8 @@ def check_number(
         or not low <= number <= high
         or number <= above
     ):
-        raise ValueError(f"{name} must be {allowed}, got {value!r}.")
+        finite = "" if np.isfinite(number) else "finite and "
+        raise ValueError(f"{name} must be {finite}{allowed}, got {value!r}.")
 
 
 def unlabelled_rows(
