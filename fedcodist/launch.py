@@ -24,6 +24,8 @@ COORDINATOR = "FEDCODIST_COORDINATOR"
 USER_ERROR = 2
 INTERRUPTED = 130
 _ATTEMPTS_WITHOUT_PROGRESS = 3
+# Each process compiles for itself, and cohorts are small; more cores than this become threads.
+_MOST_PROCESSES = 16
 
 
 def default_processes() -> int:
@@ -40,7 +42,9 @@ def default_processes() -> int:
     accelerated = platforms not in ("", "cpu") or (
         not platforms and any(importlib.util.find_spec(plugin) for plugin in plugins)
     )
-    return 1 if chosen or accelerated or sys.platform != "linux" else len(_cores())
+    if chosen or accelerated or sys.platform != "linux":
+        return 1
+    return min(len(_cores()), _MOST_PROCESSES)
 
 
 def is_child() -> bool:
