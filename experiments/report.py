@@ -625,7 +625,7 @@ def _loss_plot(collection: Collection) -> "Figure | None":
     evaluated = collection.splits[:1] or ("test",)
     for split, label in (
         (evaluated[0], f"{_split_name(evaluated[0]).capitalize()} loss (nats)"),
-        ("train", "Mean client training loss (nats)"),
+        ("train", "Loss on the clients' data (nats)"),
     ):
         if any(
             curve(method, model, split, "loss").rounds
