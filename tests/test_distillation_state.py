@@ -1,0 +1,59 @@
+"""Mutable state of students that are distilled over several devices."""
+
+import functools
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, PartitionSpec
+
+from fedcodist.cohort import Rows
+from fedcodist.distillation import Distillation, distill
+from fedcodist.model import from_flax_linen
+
+
+class StockBatchNorm(nn.Module):
+    """A network whose statistics do not know over which axis its batch is dealt."""
+
+    @nn.compact
+    def __call__(self, x, train=False):
+        return nn.Dense(3)(nn.BatchNorm(use_running_average=not train)(x))
+
+
+def test_statistics_that_are_not_synchronised_are_the_same_on_every_device():
+    model = from_flax_linen(StockBatchNorm(), jnp.zeros((1, 4)))
+    student = model.init(jax.random.key(0))
+    images = jax.random.normal(jax.random.key(1), (8, 4))
+    rows = Rows({"image": images}, jnp.arange(8)[None])
+    settings = Distillation(steps=1, batch_size=8, mixup_beta=0)
+    mesh = Mesh(np.array(jax.devices()[:2]), ("clients",))
+
+    @jax.jit
+    @functools.partial(
+        jax.shard_map,
+        mesh=mesh,
+        in_specs=PartitionSpec(),
+        out_specs=PartitionSpec("clients"),
+        check_vma=False,
+    )
+    def means(student):
+        start = {"student": student}
+        target = lambda name, outputs: jax.nn.softmax(outputs[name])
+        done = distill(
+            {"student": model},
+            start,
+            start,
+            target,
+            rows,
+            jax.random.key(2),
+            {"student": 0.1},
+            settings,
+            "clients",
+        )
+        return done.students["student"].mutable["batch_stats"]["BatchNorm_0"]["mean"][None]
+
+    on_devices = np.asarray(means(student))
+    np.testing.assert_array_equal(on_devices[0], on_devices[1])
+    # The mean of the halves' means is the batch's mean; momentum 0.99 keeps a hundredth of it.
+    np.testing.assert_allclose(on_devices[0], 0.01 * images.mean(0), rtol=1e-4, atol=1e-7)
