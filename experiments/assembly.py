@@ -2,7 +2,7 @@
 
 import functools
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -36,6 +36,8 @@ MODELS: dict[str, tuple[Callable[[], Any], tuple[int, ...]]] = {
     "digits_large": (digits.large_digits, (8, 8, 1)),
     "cnn_small": (cnn.small_cnn, (24, 24, 3)),
     "cnn_large": (cnn.large_cnn, (24, 24, 3)),
+    "cnn_small_32": (functools.partial(cnn.small_cnn, input_size=32), (32, 32, 3)),
+    "cnn_large_32": (functools.partial(cnn.large_cnn, input_size=32), (32, 32, 3)),
 }
 
 
@@ -46,17 +48,18 @@ def build_experiment(config: ConfigDict) -> Experiment:
       ValueError, TypeError: one line that names the setting and what is allowed.
     """
     check_integer("rounds", config.rounds, low=1)
-    splits, preprocess, evaluation_preprocess = _data(config.data)
-    unlabelled = {"image": splits.pop("distillation").columns["image"]}
+    splits, unlabelled, preprocess, evaluation_preprocess = _data(config.data)
     clients = splits["train"]
-    algorithm = _algorithm(config, clients, len(unlabelled["image"]), preprocess)
+    algorithm = _algorithm(config, clients, len(unlabelled), preprocess)
     source = StreamedData if config.execution.stream else resident_data
     return Experiment(
         algorithm=algorithm,
         data=source(
-            clients, {"unlabelled": unlabelled} if config.algorithm.name != "fed_avg" else {}
+            clients,
+            {"unlabelled": {"image": unlabelled}} if config.algorithm.name != "fed_avg" else {},
         ),
-        splits={name: splits[name] for name in ("test", "held_out", "train")},
+        splits=_splits("evaluation.splits", config.evaluation.splits, splits),
+        final_splits=_splits("evaluation.final_splits", config.evaluation.final_splits, splits),
         rounds=config.rounds,
         evaluate_every=config.evaluation.every,
         checkpoint_every=config.evaluation.checkpoint_every,
@@ -150,8 +153,11 @@ def _pool_clients(config: ConfigDict, clients: FederatedData) -> dict[str, np.nd
     )
 
 
-def _data(settings: ConfigDict) -> tuple[dict[str, FederatedData], Preprocess, Preprocess]:
-    """Splits with 'train', 'distillation', 'held_out' and 'test', and how their images are read."""
+def _data(
+    settings: ConfigDict,
+) -> tuple[dict[str, FederatedData], np.ndarray, Preprocess, Preprocess]:
+    """Labelled splits, the server's unlabelled images, and how images are read in training and
+    evaluation."""
     if settings.name == "digits":
         splits = load_digits_federated(
             num_clients=settings.num_clients,
@@ -159,25 +165,62 @@ def _data(settings: ConfigDict) -> tuple[dict[str, FederatedData], Preprocess, P
             seed=settings.seed,
         )
         scale = augmentation.image_preprocess(augmentation.normalise((0.3,), (0.37,), scale=16.0))
-        return splits, scale, scale
+        return splits, splits.pop("distillation").columns["image"], scale, scale
     if settings.name == "prepared":
         splits = load_prepared(settings.folder)
         if missing := {"train", "distillation", "held_out", "test"} - set(splits):
             raise ValueError(f"data.folder {settings.folder} has no split {min(missing)!r}.")
-        size, smallest = settings.crop, min(splits["train"].columns["image"].shape[1:3])
-        check_integer("data.crop", size, low=1)
-        if size > smallest:
-            raise ValueError(f"data.crop must be at most the images' {smallest}, got {size}.")
-        colours = augmentation.normalise(CIFAR_MEAN, CIFAR_DEVIATION)
-        train = augmentation.image_preprocess(
-            augmentation.random_crop(size, size), augmentation.random_horizontal_flip, colours
-        )
-        return (
-            splits,
-            train,
-            augmentation.image_preprocess(augmentation.centre_crop(size, size), colours),
-        )
+        unlabelled = _unlabelled(settings, splits.pop("distillation"))
+        image_size = splits["train"].columns["image"].shape[1:3]
+        return splits, unlabelled, *_cifar_preprocess(settings, image_size)
     raise ValueError(f"data.name must be 'digits' or 'prepared', got {settings.name!r}.")
+
+
+def _unlabelled(settings: ConfigDict, in_domain: FederatedData) -> np.ndarray:
+    """The images of the clients set apart, or of another prepared folder's 'train' split."""
+    data = in_domain
+    if settings.unlabelled_folder is not None:
+        data = load_prepared(settings.unlabelled_folder)["train"]
+    count = data.num_examples if settings.num_unlabelled is None else settings.num_unlabelled
+    check_integer("data.num_unlabelled", count, low=1)
+    if count > data.num_examples:
+        raise ValueError(
+            f"data.num_unlabelled must be at most the {data.num_examples} unlabelled images, "
+            f"got {count}."
+        )
+    # Prefixes of one order: a smaller set lies inside every larger one.
+    order = np.random.default_rng(settings.seed).permutation(data.num_examples)
+    return data.columns["image"][np.sort(order[:count])]
+
+
+def _cifar_preprocess(
+    settings: ConfigDict, image_size: tuple[int, int]
+) -> tuple[Preprocess, Preprocess]:
+    """(training, evaluation): random crops of the padded image and flips, or the central crop."""
+    size, padding = settings.crop, settings.padding
+    check_integer("data.crop", size, low=1)
+    check_integer("data.padding", padding, low=0)
+    if size > min(image_size):
+        raise ValueError(f"data.crop must be at most the images' {min(image_size)}, got {size}.")
+    draw = _choice(
+        "data.augmentation",
+        settings.augmentation,
+        {"per_image": lambda transform: transform, "per_batch": augmentation.per_batch},
+    )
+    colours = augmentation.normalise(CIFAR_MEAN, CIFAR_DEVIATION)
+    train = augmentation.image_preprocess(
+        augmentation.pad(padding),
+        draw(augmentation.random_crop(size, size)),
+        draw(augmentation.random_horizontal_flip),
+        colours,
+    )
+    return train, augmentation.image_preprocess(augmentation.centre_crop(size, size), colours)
+
+
+def _splits(
+    setting: str, names: Sequence[str], splits: Mapping[str, FederatedData]
+) -> dict[str, FederatedData]:
+    return {name: _choice(setting, name, splits) for name in names}
 
 
 def _model(setting: str, name: str, data: FederatedData, preprocess: Preprocess) -> Model:

@@ -28,6 +28,15 @@ def normalise(
     return transform
 
 
+def pad(amount: int) -> ImageTransform:
+    """Puts a border of `amount` black pixels around every image, before a random crop."""
+
+    def transform(images, key, positions):
+        return jnp.pad(images, ((0, 0), (amount, amount), (amount, amount), (0, 0)))
+
+    return transform
+
+
 def random_crop(height: int, width: int) -> ImageTransform:
     """One random window of height x width per image."""
 
@@ -69,6 +78,11 @@ def random_axis_flip(images: jax.Array, key: jax.Array, positions: jax.Array) ->
     axis = _coin(key, "flip axis", positions)
     flipped = jnp.where(axis, images[:, :, ::-1], images[:, ::-1])
     return jnp.where(_coin(key, "flip", positions), flipped, images)
+
+
+def per_batch(transform: ImageTransform) -> ImageTransform:
+    """Draws once for a whole batch instead of once per image, as FedJAX augments CIFAR-100."""
+    return lambda images, key, positions: transform(images, key, jnp.zeros_like(positions))
 
 
 def image_preprocess(*transforms: ImageTransform, image: str = "image"):

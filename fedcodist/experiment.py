@@ -36,7 +36,8 @@ class Experiment(NamedTuple):
     Attributes:
       algorithm: what is run.
       data: clients' examples and unlabelled data, on the device or streamed.
-      splits: name -> examples for evaluation.
+      splits: name -> examples that are evaluated again and again.
+      final_splits: name -> examples that are looked at once, after the last round: the test data.
       rounds: number of rounds.
       evaluate_every: rounds from one evaluation to the next; the last round is always evaluated.
       checkpoint_every: rounds from one checkpoint to the next, a multiple of evaluate_every.
@@ -51,6 +52,7 @@ class Experiment(NamedTuple):
     data: ResidentData | StreamedData
     splits: Mapping[str, FederatedData]
     rounds: int
+    final_splits: Mapping[str, FederatedData] = {}
     evaluate_every: int = 10
     checkpoint_every: int | None = None
     seed: int = 0
@@ -83,6 +85,7 @@ def run_experiment(
     callbacks: Sequence[Callback] = (),
     show_progress: bool = True,
     name: str = "",
+    programs: simulation.Programs | None = None,
 ) -> Outcome:
     """Trains, evaluates and logs; continues where a killed run with the same workdir stopped.
 
@@ -95,6 +98,8 @@ def run_experiment(
       callbacks: called with the records of every evaluation, for a logger of one's own.
       show_progress: a live bar in a terminal, plain lines elsewhere.
       name: shown beside the progress.
+      programs: those of an earlier call, which differed in seeds and in the floats of
+        `algorithm.hyper` only; built and compiled anew where not given.
 
     Raises:
       ValueError: settings that make no sense, before anything compiles.
@@ -112,20 +117,10 @@ def run_experiment(
     mesh = simulation.all_devices()
     algorithm, seeds = experiment.algorithm, np.arange(experiment.seeds, dtype=np.uint32)
     seeds += np.uint32(experiment.seed)
-    programs = simulation.build_programs(
-        algorithm,
-        experiment.evaluate_every,
-        mesh,
-        experiment.seeds_loop,
-        experiment.evaluation_batch_size,
-        experiment.evaluation_preprocess,
-    )
+    programs = programs or experiment_programs(experiment)
     device_seeds = simulation.replicate(seeds, mesh)
     hyper = simulation.replicate(jax.tree.map(_as_float, algorithm.hyper), mesh)
-    splits = simulation.replicate(
-        {split: simulation.evaluation_split(data) for split, data in experiment.splits.items()},
-        mesh,
-    )
+    splits = _on_devices(experiment.splits, mesh)
     state, first_round, log = _start(programs, device_seeds, mesh, folder, experiment)
     train = _training(programs, experiment, mesh, device_seeds, hyper)
 
@@ -140,8 +135,11 @@ def run_experiment(
             is_new = round > first_round or round == 0
             if is_new and (round % experiment.evaluate_every == 0 or round == experiment.rounds):
                 _check_finite_models(round, state[0], seeds, algorithm)
-                evaluation = jax.tree.map(np.asarray, programs.evaluate(state[0], splits))
-                new = _evaluation_records(round, evaluation, seeds)
+                evaluation = programs.evaluate(state[0], splits)
+                if round == experiment.rounds and experiment.final_splits:
+                    final_splits = _on_devices(experiment.final_splits, mesh)
+                    evaluation |= programs.evaluate(state[0], final_splits)
+                new = _evaluation_records(round, jax.tree.map(np.asarray, evaluation), seeds)
                 new += _training_records(round, history, seeds)
                 history = []
                 records += new
@@ -179,6 +177,18 @@ def run_experiment(
     return Outcome(records, variables, summary)
 
 
+def experiment_programs(experiment: Experiment) -> simulation.Programs:
+    """The programs that `run_experiment` runs, over all devices; nothing compiles yet."""
+    return simulation.build_programs(
+        experiment.algorithm,
+        experiment.evaluate_every,
+        simulation.all_devices(),
+        experiment.seeds_loop,
+        experiment.evaluation_batch_size,
+        experiment.evaluation_preprocess,
+    )
+
+
 def check_experiment(experiment: Experiment) -> int:
     """Raises ValueError, one line, for a setting that makes no sense.
 
@@ -197,6 +207,8 @@ def check_experiment(experiment: Experiment) -> int:
         )
     if not experiment.splits:
         raise ValueError("splits must name at least one split to evaluate, got none.")
+    if both := sorted(set(experiment.splits) & set(experiment.final_splits)):
+        raise ValueError(f"final_splits must not name a split that splits has, got {both[0]!r}.")
     every = experiment.evaluate_every
     if experiment.checkpoint_every is not None:
         every = experiment.checkpoint_every
@@ -228,6 +240,12 @@ def _start(programs, seeds, mesh, folder, experiment):
         return state, 0, log
     folder.keep_metrics(saved.notes["metrics_length"])
     return simulation.replicate(saved.state, mesh), saved.round, dict(saved.notes)
+
+
+def _on_devices(splits, mesh):
+    return simulation.replicate(
+        {name: simulation.evaluation_split(data) for name, data in splits.items()}, mesh
+    )
 
 
 def _training(programs, experiment, mesh, seeds, hyper):

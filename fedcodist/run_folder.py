@@ -5,7 +5,9 @@ import importlib.metadata
 import json
 import os
 import platform
+import shlex
 import subprocess
+import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -141,6 +143,7 @@ def _environment(plan: Mapping[str, Any]) -> dict[str, Any]:
         except importlib.metadata.PackageNotFoundError:
             versions[package] = None
     return {
+        "command": shlex.join(["python", *sys.orig_argv[1:]]),
         "plan": plan,
         "versions": versions,
         "python": platform.python_version(),

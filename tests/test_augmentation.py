@@ -24,6 +24,8 @@ def _distinct_images(count, height=4, width=5, channels=2):
 
 TRANSFORMS = {
     "crop": augmentation.random_crop(3, 4),
+    "pad": augmentation.pad(1),
+    "crop per batch": augmentation.per_batch(augmentation.random_crop(3, 4)),
     "centre crop": augmentation.centre_crop(2, 3),
     "horizontal flip": augmentation.random_horizontal_flip,
     "axis flip": augmentation.random_axis_flip,
@@ -70,6 +72,22 @@ def test_a_crop_of_the_whole_image_changes_nothing():
     np.testing.assert_array_equal(
         augmentation.random_crop(4, 5)(images, KEY, jnp.arange(3)), images
     )
+
+
+def test_padding_is_a_black_border():
+    images = _distinct_images(2) + 1
+    result = np.asarray(augmentation.pad(2)(images, KEY, jnp.arange(2)))
+    assert result.shape == (2, 8, 9, 2)
+    np.testing.assert_array_equal(result[:, 2:-2, 2:-2], images)
+    assert np.count_nonzero(result) == images.size
+
+
+def test_a_batch_drawn_at_once_is_cropped_alike_and_each_batch_anew():
+    images = np.repeat(_distinct_images(1), 20, 0)
+    crop = augmentation.per_batch(augmentation.random_crop(3, 3))
+    batches = [np.asarray(crop(images, jax.random.key(k), jnp.arange(20))) for k in range(10)]
+    assert all((batch == batch[0]).all() for batch in batches)
+    assert len({batch[0].tobytes() for batch in batches}) > 1
 
 
 def test_centre_crop():

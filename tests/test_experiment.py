@@ -17,7 +17,13 @@ from fedcodist.algorithms.fed_avg import FedAvgHyper, constant, fed_avg
 from fedcodist.algorithms.pools import Pool, independent_pools
 from fedcodist.client_training import LocalTraining
 from fedcodist.data.federated_data import FederatedData
-from fedcodist.experiment import Experiment, TrainingDiverged, check_experiment, run_experiment
+from fedcodist.experiment import (
+    Experiment,
+    TrainingDiverged,
+    check_experiment,
+    experiment_programs,
+    run_experiment,
+)
 from fedcodist.model import from_flax_linen
 from fedcodist.run_folder import RunFolderError
 from fedcodist.sources import StreamedData, resident_data
@@ -100,6 +106,26 @@ def test_a_run_in_memory_returns_every_record(outcome):
         if (round, split) != (0, "clients")
     )
     json.dumps(outcome[0].records, allow_nan=False)
+
+
+def test_final_splits_are_looked_at_once_after_the_last_round(outcome):
+    experiment = make_experiment()
+    test = {"test": experiment.splits["test"]}
+    later = run_experiment(experiment._replace(splits={"train": make_data()}, final_splits=test))
+    seen = {(record["round"], record["split"]) for record in later.records}
+    assert {split for round, split in seen if round < 5} == {"train", "clients"}
+    assert later.summary["final"]["slow"]["test"] == outcome[0].summary["final"]["slow"]["test"]
+    with pytest.raises(ValueError, match="final_splits must not name .*, got 'test'"):
+        run_experiment(experiment._replace(final_splits=test))
+
+
+def test_programs_of_an_earlier_run_serve_other_seeds_and_floats(outcome):
+    experiment = make_experiment(seed=3)
+    programs = experiment_programs(experiment)
+    run_experiment(experiment, programs=programs)
+    again = run_experiment(make_experiment(), programs=programs)
+    assert again.records == outcome[0].records
+    assert programs.train._cache_size() == 1
 
 
 def test_callbacks_get_the_records_of_each_evaluation(outcome):

@@ -84,7 +84,13 @@ def get_config(algorithm: str = "merged_codistillation") -> ConfigDict:
         mixup_beta=2.0,
         flip=False,  # the paper flips images; a flipped digit is another shape
     )
-    config.evaluation = dict(every=5, batch_size=500, checkpoint_every=20)
+    config.evaluation = dict(
+        every=5,
+        batch_size=500,
+        checkpoint_every=20,
+        splits=("test", "held_out", "train"),
+        final_splits=(),  # looked at after the last round only
+    )
     config.execution = dict(
         processes=1,  # networks this small gain nothing from a second one
         loop="scan",

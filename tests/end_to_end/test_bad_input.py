@@ -218,7 +218,8 @@ def prepared(environment, tmp_path_factory):
         damage(data)
         crop = 40 if name == "crop too large" else 24
         settings = (
-            f"    config.data = dict(name='prepared', folder={str(data)!r}, crop={crop}, seed=0)\n"
+            f"    config.data = dict(name='prepared', folder={str(data)!r}, crop={crop}, seed=0,\n"
+            "        padding=0, augmentation='per_image', unlabelled_folder=None, num_unlabelled=None)\n"
         )
         models = "".join(
             f"    config.pools.{pool}.model = 'cnn_{pool}'\n"

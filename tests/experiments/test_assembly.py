@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from ml_collections import config_dict
 
 from experiments import assembly
 from experiments.assembly import build_experiment
@@ -157,7 +158,16 @@ def prepared(tmp_path):
         save_prepared(folder, data, source="made up", licence="none", arguments={})
         config = get_config()
         with config.unlocked():
-            config.data = dict(name="prepared", folder=str(folder), crop=24, seed=0)
+            config.data = dict(
+                name="prepared",
+                folder=str(folder),
+                unlabelled_folder=None,
+                num_unlabelled=config_dict.placeholder(int),
+                crop=24,
+                padding=0,
+                augmentation="per_image",
+                seed=0,
+            )
         for pool in ("small", "large"):
             config.pools[pool].model = f"cnn_{pool}"
             config.pools[pool].cohort_size = 2
@@ -176,6 +186,62 @@ def test_prepared_images_are_cropped_and_normalised(prepared):
     np.testing.assert_allclose(read, expected, atol=1e-5)
 
 
+def test_the_32x32_networks_read_padded_crops(prepared):
+    config = prepared()
+    config.data.update(crop=32, padding=4)
+    for pool in ("small", "large"):
+        config.pools[pool].model = f"cnn_{pool}_32"
+    experiment = build_experiment(config)
+    images = experiment.splits["test"].columns["image"]
+    batch = {"image": jnp.asarray(np.repeat(images[:1], 200, axis=0))}
+    train, evaluation = assembly._cifar_preprocess(config.data, (32, 32))
+    whole = evaluation(batch, jax.random.key(0), jnp.arange(200))["image"]
+    np.testing.assert_allclose(
+        whole[0], (images[0] / 255 - assembly.CIFAR_MEAN) / assembly.CIFAR_DEVIATION, atol=1e-5
+    )
+    crops = train(batch, jax.random.key(0), jnp.arange(200))["image"]
+    assert crops.shape == (200, 32, 32, 3)
+    black = -np.array(assembly.CIFAR_MEAN) / assembly.CIFAR_DEVIATION
+    borders = np.isclose(crops[:, 0], black, atol=1e-5).all(axis=(1, 2)).mean()
+    assert 0.3 < borders < 0.6  # 4 of the 9 vertical offsets show the border above
+
+
+@pytest.mark.parametrize(("augmentation", "alike"), [("per_image", False), ("per_batch", True)])
+def test_a_batch_is_augmented_image_by_image_or_at_once(prepared, augmentation, alike):
+    config = prepared()
+    config.data.augmentation = augmentation
+    image = np.random.default_rng(1).integers(0, 256, (1, 32, 32, 3)).astype(np.uint8)
+    batch = {"image": jnp.asarray(np.repeat(image, 16, axis=0))}
+    train, _ = assembly._cifar_preprocess(config.data, (32, 32))
+    results = [
+        np.asarray(train(batch, jax.random.key(seed), jnp.arange(16))["image"]) for seed in (0, 1)
+    ]
+    assert all((result == result[0]).all() == alike for result in results)
+    assert not (results[0] == results[1]).all()
+
+
+def test_another_folder_supplies_unlabelled_images(prepared, tmp_path):
+    config = prepared()
+    images = np.random.default_rng(2).integers(0, 256, (30, 32, 32, 3)).astype(np.uint8)
+    other = {"train": FederatedData.from_arrays({"image": images}, offsets=[0, 30])}
+    save_prepared(tmp_path / "other", other, source="made up", licence="none", arguments={})
+    config.data.unlabelled_folder = str(tmp_path / "other")
+    sets = {}
+    for count in (None, 7, 20):
+        config.data.num_unlabelled = count
+        rows = build_experiment(config).data.rows["unlabelled"]["image"]
+        assert len(rows) == (count or 30)
+        sets[count] = {row.tobytes() for row in np.asarray(rows)}
+    assert sets[7] < sets[20] < sets[None] == {row.tobytes() for row in images}
+
+
+def test_the_test_split_is_kept_for_the_end(prepared):
+    config = prepared()
+    config.evaluation.update(splits=("held_out",), final_splits=("test",))
+    experiment = build_experiment(config)
+    assert (list(experiment.splits), list(experiment.final_splits)) == (["held_out"], ["test"])
+
+
 def test_the_papers_networks_are_built_for_them(prepared):
     algorithm = build_experiment(prepared()).algorithm
     assert {name: about.down for name, about in algorithm.communication.items()} == {
@@ -189,6 +255,21 @@ def test_the_papers_networks_are_built_for_them(prepared):
     [
         (lambda config: config.data.update(crop=33), "data.crop must be at most the images' 32"),
         (lambda config: config.data.update(crop=0), "data.crop must be at least 1, got 0"),
+        (lambda config: config.data.update(padding=-1), "data.padding must be at least 0, got -1"),
+        (lambda config: config.data.update(augmentation="no"), "data.augmentation must be one of"),
+        (
+            lambda config: config.data.update(num_unlabelled=5),
+            "data.num_unlabelled must be at most the 4 unlabelled images, got 5",
+        ),
+        (lambda config: config.data.update(num_unlabelled=0), "num_unlabelled must be at least 1"),
+        (
+            lambda config: config.evaluation.update(splits=("valid",)),
+            "evaluation.splits must be one of .*, got 'valid'",
+        ),
+        (
+            lambda config: config.evaluation.update(final_splits=("distillation",)),
+            "evaluation.final_splits must be one of .*, got 'distillation'",
+        ),
         (
             lambda config: config.data.update(crop=16),
             r"takes images of \[24, 24, 3\], the data has",
