@@ -21,6 +21,8 @@ from pathlib import Path
 
 from fedcodist.launch import USER_ERROR
 
+_COMMAND = (sys.executable, "-m", "experiments.main")
+
 
 def main(arguments: Sequence[str]) -> int:
     """Runs the command; returns 0, or the status of the last run that failed."""
@@ -100,21 +102,21 @@ def _run(run: str, settings: argparse.Namespace, others: Sequence[str], place: i
     if _is_finished(workdir, others):
         print(f"{run}: finished already, in {workdir}", flush=True)
         return 0
-    command = [sys.executable, "-m", "experiments.main", *arguments]
+    command = [*_COMMAND, *arguments]
     print(f"{run}: runs in {workdir}", flush=True)
     if settings.at_once == 1:
         status = subprocess.call(command)
     else:
         log = settings.workdir / f"{run_folder_name(run)}.log"
         log.parent.mkdir(parents=True, exist_ok=True)
-        cores = _share(place, settings.at_once)
         with open(log, "a", encoding="utf-8") as output:
-            status = subprocess.call(
-                [*command, "--processes=1"],
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                preexec_fn=lambda: os.sched_setaffinity(0, cores),
+            child = subprocess.Popen(
+                [*command, "--processes=1"], stdout=output, stderr=subprocess.STDOUT
             )
+            if sys.platform == "linux":
+                # Long before the child starts its threads, which inherit this.
+                os.sched_setaffinity(child.pid, _share(place, settings.at_once))
+            status = child.wait()
     print(f"{run}: {'finished' if status == 0 else f'failed with status {status}'}", flush=True)
     if status == 0:
         _mark(workdir, others)

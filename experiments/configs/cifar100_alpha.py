@@ -1,0 +1,41 @@
+r"""Ablation: MergedCodist's alpha, the share of the clients' pseudo-gradient, fixed and scheduled.
+
+The codistillation paper tunes alpha and does not show its effect. 1 is FedAvg with distillation that
+counts for nothing. A run is "alpha" or "alpha,schedule".
+
+    python -m experiments.sweep --config experiments/configs/cifar100_alpha.py \
+        --workdir runs/cifar100_alpha
+"""
+
+from ml_collections import ConfigDict
+
+from experiments.configs import cifar100_table1
+
+RUNS = (
+    "0.1",
+    "0.3",
+    "0.5",
+    "0.7",
+    "0.9",
+    "1.0",
+    "0.5,linear_to_one",  # distillation fades out
+    "0.9,linear_to_zero",  # distillation takes over
+)
+
+
+def get_runs() -> list[str]:
+    """Every alpha, then the schedules."""
+    return list(RUNS)
+
+
+def get_config(run: str = "0.5") -> ConfigDict:
+    """Returns one setting of alpha."""
+    if run not in RUNS:
+        raise ValueError(f"a run of this config is one of {get_runs()}, got {run!r}.")
+    alpha, _, schedule = run.partition(",")
+    config = cifar100_table1.get_config("merged_codistillation,4700,in_domain")
+    config.name = "cifar100_alpha"
+    config.run = run
+    config.algorithm.alpha = float(alpha)
+    config.algorithm.alpha_schedule = schedule or "constant"
+    return config

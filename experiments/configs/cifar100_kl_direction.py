@@ -1,0 +1,31 @@
+r"""Ablation: the direction of the Kullback-Leibler divergence between student and target.
+
+The codistillation paper names the divergence, not its direction. A run is "method,direction".
+
+    python -m experiments.sweep --config experiments/configs/cifar100_kl_direction.py \
+        --workdir runs/cifar100_kl_direction
+"""
+
+from ml_collections import ConfigDict
+
+from experiments.configs import cifar100_table1
+
+METHODS = ("periodic_codistillation", "merged_codistillation")
+DIRECTIONS = ("forward", "reverse")  # KL(target || student), KL(student || target)
+
+
+def get_runs() -> list[str]:
+    """Both directions for both methods."""
+    return [f"{method},{direction}" for method in METHODS for direction in DIRECTIONS]
+
+
+def get_config(run: str = "periodic_codistillation,reverse") -> ConfigDict:
+    """Returns one method with one direction."""
+    if run not in get_runs():
+        raise ValueError(f"a run of this config is one of {get_runs()}, got {run!r}.")
+    method, direction = run.split(",")
+    config = cifar100_table1.get_config(f"{method},4700,in_domain")
+    config.name = "cifar100_kl_direction"
+    config.run = run
+    config.algorithm.direction = direction
+    return config

@@ -1,0 +1,173 @@
+"""The launcher of many runs, and that every run of every config file is what its name says."""
+
+import importlib.util
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from experiments import sweep
+from fedcodist.launch import USER_ERROR
+
+CONFIGS = sorted((Path(__file__).parents[2] / "experiments" / "configs").glob("cifar100_*.py"))
+
+
+def load(path):
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
+def test_every_run_of_a_config_file_is_a_config_of_its_own(path):
+    module = load(path)
+    configs = {run: module.get_config(run) for run in module.get_runs()}
+    texts = set()
+    for run, config in configs.items():
+        assert (config.name, config.run) == (path.stem, run)
+        assert config.full_rounds == 1500
+        settings = config.to_dict()
+        del settings["run"]
+        texts.add(json.dumps(settings))
+    assert len(texts) == len(configs)
+    with pytest.raises(ValueError, match="a run of this config is one of"):
+        module.get_config("other")
+
+
+def test_table_1_is_the_papers():
+    module = load(next(path for path in CONFIGS if path.stem == "cifar100_table1"))
+    assert len(module.get_runs()) == 3 + 2 * 2 * 3
+    for run in module.get_runs():
+        config = module.get_config(run)
+        clients = int(315 * config.pools.large.fraction)
+        assert str(100 * clients) == run.split(",")[1]
+        assert (config.data.unlabelled_folder is None) == ("cifar10" not in run)
+        assert ("small" in config.pools) == (run not in ("fed_avg,3100", "fed_avg,6300"))
+        assert config.rounds == 1500
+    periodic = module.get_config("periodic_codistillation,4700,in_domain").algorithm
+    merged = module.get_config("merged_codistillation,4700,in_domain").algorithm
+    assert (periodic.steps, periodic.period, merged.steps) == (200, 200, 32)
+
+
+@pytest.fixture
+def fake(tmp_path, monkeypatch):
+    """A config file of three runs and a stand-in for experiments.main; returns (command, calls)."""
+    config = tmp_path / "config.py"
+    config.write_text("def get_runs():\n    return ['a,1', 'a,2', 'b,1']\n")
+    calls = tmp_path / "calls"
+    calls.touch()
+    main = tmp_path / "stand_in.py"
+    main.write_text(
+        "import json, os, pathlib, sys\n"
+        f"calls = open({str(calls)!r}, 'a')\n"
+        "cores = sorted(os.sched_getaffinity(0)) if hasattr(os, 'sched_getaffinity') else []\n"
+        "calls.write(json.dumps([sys.argv[1:], cores]) + '\\n')\n"
+        "calls.flush()\n"
+        "print('trains')\n"
+        "folder = pathlib.Path(sys.argv[2].split('=')[1])\n"
+        "folder.mkdir(parents=True, exist_ok=True)\n"
+        f"sys.exit(3 if os.path.exists({str(tmp_path / 'broken')!r}) and 'a-2' in folder.name else 0)\n"
+    )
+    monkeypatch.setattr(sweep, "_COMMAND", (sys.executable, str(main)))
+
+    def run(*arguments):
+        common = ("--config", str(config), "--workdir", str(tmp_path / "runs"))
+        return sweep.main([*common, *arguments])
+
+    def started():
+        return [json.loads(line) for line in calls.read_text().splitlines()]
+
+    return run, started, tmp_path
+
+
+def test_all_runs_in_order_each_in_its_folder_with_the_same_settings(fake):
+    run, started, folder = fake
+    assert run("--config.seeds=3") == 0
+    assert [arguments for arguments, _ in started()] == [
+        [
+            f"--config={folder / 'config.py'}:{name}",
+            f"--workdir={folder / 'runs' / name.replace(',', '-')}",
+            "--config.seeds=3",
+        ]
+        for name in ("a,1", "a,2", "b,1")
+    ]
+
+
+def test_only_runs_that_match(fake):
+    run, started, _ = fake
+    assert run("--only", "a,*", "--only", "b,?") == 0
+    assert len(started()) == 3
+    assert run("--only", "b*") == 0
+
+
+def test_it_continues_where_it_stopped(fake, capfd):
+    run, started, folder = fake
+    (folder / "broken").touch()
+    assert run() == 3
+    assert "1 of 3 runs failed: ['a,2']" in capfd.readouterr().err
+    (folder / "broken").unlink()
+    assert run() == 0
+    assert [arguments[0].split(":")[1] for arguments, _ in started()] == [
+        *("a,1", "a,2", "b,1"),
+        "a,2",
+    ]
+    assert "a,1: finished already" in capfd.readouterr().out
+
+
+def test_other_settings_are_left_to_main_to_refuse(fake):
+    run, started, _ = fake
+    run("--only", "a,1")
+    run("--only", "a,1", "--config.seeds=2")
+    assert len(started()) == 2
+
+
+def test_several_at_once_share_the_cores_and_keep_logs(fake, capfd):
+    run, started, folder = fake
+    assert run("--at-once", "3") == 0
+    places = [cores for _, cores in started()]
+    assert sorted(arguments[0][-3:] for arguments, _ in started()) == ["a,1", "a,2", "b,1"]
+    assert all(arguments[-1] == "--processes=1" for arguments, _ in started())
+    assert all(places) or not any(places)
+    assert (folder / "runs" / "b-1.log").read_text() == "trains\n"
+    assert "trains" not in capfd.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("places", "cores", "expected"),
+    [
+        (2, [0, 1], [[0], [1]]),
+        (2, [0, 1, 2, 3, 4], [[0, 2, 4], [1, 3]]),
+        (3, [4, 5], [[4], [5], [4]]),
+    ],
+)
+def test_shares_of_cores(places, cores, expected, monkeypatch):
+    monkeypatch.setattr(sweep.os, "sched_getaffinity", lambda process: set(cores), raising=False)
+    assert [sorted(sweep._share(place, places)) for place in range(places)] == expected
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--config", "none.py"], "--config must be an existing file, got 'none.py'"),
+        (["--config", "{digits}"], "has no get_runs(); run it with experiments.main"),
+        (["--config", "{table}", "--only", "x"], "--only 'x' matches none of"),
+        (["--config", "{table}", "--at-once", "0"], "--at-once must be at least 1, got 0"),
+    ],
+)
+def test_mistakes_are_one_line(arguments, message, capsys, tmp_path):
+    digits = CONFIGS[0].parent / "digits_codist.py"
+    table = CONFIGS[0].parent / "cifar100_table1.py"
+    arguments = [each.format(digits=digits, table=table) for each in arguments]
+    assert sweep.main([*arguments, "--workdir", str(tmp_path / "runs")]) == USER_ERROR
+    error = capsys.readouterr().err
+    assert message in error and error.count("\n") == 1
+    assert not (tmp_path / "runs").exists()
+
+
+def test_the_runs_are_listed(capsys, tmp_path):
+    table = CONFIGS[0].parent / "cifar100_table1.py"
+    common = ["--config", str(table), "--workdir", str(tmp_path)]
+    assert sweep.main([*common, "--only", "fed_avg*", "--list"]) == 0
+    assert capsys.readouterr().out.split() == ["fed_avg,3100", "fed_avg,4700", "fed_avg,6300"]
