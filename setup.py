@@ -10,12 +10,16 @@ EXTRAS = {
     "tfds": ["tensorflow-datasets>=4.9.6"],
     "plot": ["matplotlib>=3.10"],
     "tensorboard": ["tensorboardX>=2.6.2.2"],
+    "tune": ["optuna>=4.2"],
 }
 EXTRAS["all"] = sorted({requirement for extra in EXTRAS.values() for requirement in extra})
 EXTRAS["dev"] = [
     *EXTRAS["all"],
     "hypothesis>=6.100",
+    "ipykernel>=6.29",
     "mypy>=1.11",
+    "nbclient>=0.10",
+    "nbformat>=5.10",
     "pytest>=8.2",
     "pytest-xdist>=3.6",
     "ruff>=0.6",

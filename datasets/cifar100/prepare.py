@@ -1,0 +1,163 @@
+"""Prepares CIFAR-100 for federated distillation: see README.md beside this program.
+
+python datasets/cifar100/prepare.py --source PATH --output data/cifar100
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+
+from fedcodist.data import cifar
+from fedcodist.data.federated_data import FederatedData
+from fedcodist.data.partition import pachinko, split_clients
+from fedcodist.data.tff import from_sqlite
+
+ORIGIN = "CIFAR-100, https://www.cs.toronto.edu/~kriz/cifar.html"
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = cifar.argument_parser(
+        cifar.CIFAR100,
+        "cifar-100-python.tar.gz, its unpacked folder or that folder's parent; or 'tfds'; or TFF's "
+        "cifar100.sqlite or cifar100.sqlite.lzma",
+    )
+    parser.add_argument("--seed", type=int, default=0, help="of the deal (default: 0)")
+    for name, default in (
+        ("clients", 500),
+        ("examples-per-client", 100),
+        ("train-clients", 315),
+        ("distillation-clients", 135),
+        ("held-out-clients", 50),
+    ):
+        parser.add_argument(f"--{name}", type=int, default=default, help=f"(default: {default})")
+    arguments = parser.parse_args(argv)
+    return cifar.run_preparation(cifar.CIFAR100, arguments, ORIGIN, open_source)
+
+
+def open_source(arguments: argparse.Namespace, show: cifar.Show) -> cifar.Source:
+    """Checks the arguments and the source, and says what the manifest records of both."""
+    groups = groups_of(arguments)
+
+    def build(tables: cifar.Tables) -> Mapping[str, FederatedData]:
+        return splits_of(dealt(tables["train"], arguments), tables["test"], arguments)
+
+    if arguments.source == "tfds":
+        opened = cifar.tfds_source(cifar.CIFAR100, "cifar100", arguments, build)
+    elif arguments.source.endswith((".sqlite", ".sqlite.lzma")):
+        opened = tff_source(arguments, show)
+    else:
+        opened = cifar.file_source(cifar.CIFAR100, arguments, show, build)
+    dealing = {
+        "seed": arguments.seed,
+        "clients": arguments.clients,
+        "examples_per_client": arguments.examples_per_client,
+        "split_clients": groups,
+    }
+    return opened._replace(arguments={**opened.arguments, **dealing})
+
+
+def groups_of(arguments: argparse.Namespace) -> dict[str, int]:
+    """Split -> number of clients. Raises ValueError for numbers that do not fit together."""
+    groups = {
+        "train": arguments.train_clients,
+        "distillation": arguments.distillation_clients,
+        "held_out": arguments.held_out_clients,
+    }
+    if arguments.seed < 0:
+        raise ValueError(f"--seed must not be negative, got {arguments.seed}")
+    for name in ("clients", "examples_per_client", *(f"{group}_clients" for group in groups)):
+        if getattr(arguments, name) < 1:
+            option = "--" + name.replace("_", "-")
+            raise ValueError(f"{option} must be at least 1, got {getattr(arguments, name)}")
+    if sum(groups.values()) != arguments.clients:
+        raise ValueError(
+            "--train-clients, --distillation-clients and --held-out-clients must sum to "
+            f"--clients {arguments.clients}, got {' + '.join(map(str, groups.values()))}"
+        )
+    return groups
+
+
+def tff_source(arguments: argparse.Namespace, show: cifar.Show) -> cifar.Source:
+    """TFF's own clients; its test clients become one."""
+    path = Path(arguments.source)
+    features = {
+        "image": (np.uint8, cifar.IMAGE_SHAPE),
+        "label": (np.int32, ()),
+        "coarse_label": (np.int32, ()),
+    }
+    cifar.check_is_file(path)
+    show(path.name, 0.0)
+    sha256 = cifar.file_checksum(path, "sha256")
+
+    def build(show: cifar.Show) -> Mapping[str, FederatedData]:
+        tables = {}
+        for split, fraction in (("train", 0.0), ("test", 0.8)):
+            show(f"reading {split} of {path.name}", fraction)
+            data = from_sqlite(path, split, features)
+            if split == "train":
+                check_clients(path, data, arguments)
+                train = data
+            tables[split] = cifar.checked_columns(
+                cifar.CIFAR100, split, data.pooled(), arguments.accept_unverified
+            )
+        clients = FederatedData(tables["train"], train.offsets, train.client_ids)
+        return splits_of(clients, tables["test"], arguments)
+
+    recorded = {"source": "tff", "sha256": sha256, "unverified": arguments.accept_unverified}
+    return cifar.Source(recorded, build, cifar.unchecked_notices(arguments))
+
+
+def check_clients(path: Path, data: FederatedData, arguments: argparse.Namespace) -> None:
+    """Raises ValueError unless there are as many clients, all of the size, as arguments say."""
+    if data.num_clients != arguments.clients:
+        raise ValueError(
+            f"{path} has {data.num_clients} clients, --clients says {arguments.clients}"
+        )
+    sizes = np.unique(data.client_sizes).tolist()
+    if sizes != [arguments.examples_per_client]:
+        raise ValueError(
+            f"{path} has clients of {', '.join(map(str, sizes))} examples, "
+            f"--examples-per-client says {arguments.examples_per_client}"
+        )
+
+
+def dealt(table: Mapping[str, np.ndarray], arguments: argparse.Namespace) -> FederatedData:
+    """Deals training images to clients by Pachinko allocation, with TFF's concentrations."""
+    deal_seed, _ = seeds(arguments)
+    partition = pachinko(
+        table["label"],
+        table["coarse_label"],
+        arguments.clients,
+        arguments.examples_per_client,
+        deal_seed,
+        root_concentration=0.1,
+        leaf_concentration=10.0,
+    )
+    return FederatedData.from_arrays(table, partition=partition)
+
+
+def splits_of(
+    clients: FederatedData, test: Mapping[str, np.ndarray], arguments: argparse.Namespace
+) -> dict[str, FederatedData]:
+    """Whole clients go to one split each; the clients of `distillation` lose their labels."""
+    _, split_seed = seeds(arguments)
+    groups = split_clients(clients.num_clients, groups_of(arguments), split_seed)
+    splits = {name: clients.select(indices) for name, indices in groups.items()}
+    splits["distillation"] = splits["distillation"].keep("image")
+    offsets = [0, len(test["image"])]
+    splits["test"] = FederatedData.from_arrays(test, offsets=offsets, client_ids=["test"])
+    return splits
+
+
+def seeds(arguments: argparse.Namespace) -> list[int]:
+    # One seed for both draws would make the same permutation deal images and choose clients.
+    return np.random.SeedSequence(arguments.seed).generate_state(2).tolist()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,608 @@
+"""CIFAR-10 and CIFAR-100 from their official Python files, and what both preparation programs share.
+
+The official files are pickles. They are read by an unpickler that runs nothing: the few names that
+they mention stand for inert values, and every other name is refused.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import glob
+import gzip
+import hashlib
+import io
+import os
+import pickle
+import pickletools
+import shutil
+import sys
+import tarfile
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any, NamedTuple
+
+import numpy as np
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+from fedcodist.data.federated_data import FederatedData
+from fedcodist.data.prepared import PreparedDataError, load_prepared, manifest, save_prepared
+from fedcodist.data.tfds import from_tfds
+
+try:
+    import fcntl
+except ImportError:  # Windows has none: two programs at once are then not noticed
+    fcntl = None  # type: ignore[assignment]
+
+IMAGE_SHAPE = (32, 32, 3)  # height, width, channel
+LICENCE = "none stated by the authors, who ask to cite Krizhevsky (2009)"
+
+# The largest official file has 155 MB; what claims to be far larger is an archive meant to harm.
+_LARGEST_FILE = 1 << 29
+
+Show = Callable[[str, float], None]
+"""Called with what is being done and the fraction of the present stage that is done."""
+
+
+class Labels(NamedTuple):
+    """A list of labels in an official file: its key there, and how many labels there are."""
+
+    key: str
+    num_labels: int
+
+
+class CifarFormat(NamedTuple):
+    """Official file names, their md5 checksums, and the columns that their labels become."""
+
+    name: str
+    folder: str
+    archive: str
+    archive_md5: str
+    md5s: Mapping[str, str]
+    files_of_split: Mapping[str, tuple[str, ...]]
+    images_of_split: Mapping[str, int]
+    labels: Mapping[str, Labels]
+
+
+CIFAR10 = CifarFormat(
+    name="CIFAR-10",
+    folder="cifar-10-batches-py",
+    archive="cifar-10-python.tar.gz",
+    archive_md5="c58f30108f718f92721af3b95e74349a",
+    md5s={
+        "data_batch_1": "c99cafc152244af753f735de768cd75f",
+        "data_batch_2": "d4bba439e000b95fd0a9bffe97cbabec",
+        "data_batch_3": "54ebc095f3ab1f0389bbae665268c751",
+        "data_batch_4": "634d18415352ddfa80567beed471001a",
+        "data_batch_5": "482c414d41f54cd18b22e5b47cb7c3cb",
+        "test_batch": "40351d587109b95175f43aff81a1287e",
+    },
+    files_of_split={
+        "train": tuple(f"data_batch_{number}" for number in range(1, 6)),
+        "test": ("test_batch",),
+    },
+    images_of_split={"train": 50_000, "test": 10_000},
+    labels={"label": Labels("labels", 10)},
+)
+
+CIFAR100 = CifarFormat(
+    name="CIFAR-100",
+    folder="cifar-100-python",
+    archive="cifar-100-python.tar.gz",
+    archive_md5="eb9058c3a382ffc7106e4002c42a8d85",
+    md5s={
+        "train": "16019d7e3df5f24257cddd939b257f8d",
+        "test": "f0ef6b0ae62326f3e7ffdfab6717acfc",
+        "meta": "7973b15100ade9c7d40fb424638fde48",
+    },
+    files_of_split={"train": ("train",), "test": ("test",)},
+    images_of_split={"train": 50_000, "test": 10_000},
+    labels={"label": Labels("fine_labels", 100), "coarse_label": Labels("coarse_labels", 20)},
+)
+
+
+@dataclass(frozen=True)
+class CifarFiles:
+    """What official files hold.
+
+    `splits`: "train" and "test" -> columns: `image` uint8 `[images, 32, 32, 3]` (height, width,
+    channel), `label` int32 `[images]` and, of CIFAR-100, `coarse_label` int32 `[images]`, rows in
+    the order of the files. `md5s`: file name -> md5 found. `unverified`: one line for each file that
+    is missing or is not the official one.
+    """
+
+    splits: dict[str, dict[str, np.ndarray]]
+    md5s: dict[str, str]
+    unverified: tuple[str, ...]
+
+
+Tables = Mapping[str, Mapping[str, np.ndarray]]
+"""Split ("train", "test") -> columns."""
+
+Build = Callable[[Tables], Mapping[str, FederatedData]]
+"""Makes the splits of a prepared folder of the columns."""
+
+
+class Source(NamedTuple):
+    """An opened source: what the manifest says about it, and how its splits are made.
+
+    `notices` are lines that the user must see.
+    """
+
+    arguments: Mapping[str, Any]
+    build: Callable[[Show], Mapping[str, FederatedData]]
+    notices: tuple[str, ...] = ()
+
+
+def read_cifar(
+    cifar: CifarFormat,
+    source: str | os.PathLike[str],
+    accept_unverified: bool = False,
+    show: Show = lambda text, fraction: None,
+) -> CifarFiles:
+    """Reads the official archive, the folder that it unpacks to, or that folder's parent.
+
+    Every file's md5 must be the official one. `accept_unverified` accepts other files of the same
+    layout, also with other numbers of images, or some of several training files missing.
+
+    Raises ValueError, naming the file, for what is missing, not official, damaged, or a pickle that
+    holds more than arrays and labels; OSError for what the system cannot read.
+    """
+    source = Path(source)
+    contents = _contents(cifar, source, accept_unverified, show)
+    md5s = {
+        name: hashlib.md5(content, usedforsecurity=False).hexdigest()
+        for name, content in contents.items()
+    }
+    unverified = []
+    for name, expected in cifar.md5s.items():
+        if name not in md5s:
+            unverified.append(f"{name} is missing")
+        elif md5s[name] != expected:
+            unverified.append(f"{name} has md5 {md5s[name]}, the official file {expected}")
+    if unverified and not accept_unverified:
+        raise ValueError(
+            f"{source}: {unverified[0]}; --accept-unverified uses what is there all the same"
+        )
+    splits = {}
+    for number, (split, names) in enumerate(cifar.files_of_split.items()):
+        show(f"reading {split}", (1 + number) / (1 + len(cifar.files_of_split)))
+        present = [name for name in names if name in contents]
+        if not present:
+            raise ValueError(f"{source}: {names[0]} is missing")
+        tables = [_columns(cifar, source, name, contents.pop(name)) for name in present]
+        splits[split] = {
+            column: np.concatenate([table[column] for table in tables]) for column in tables[0]
+        }
+    return CifarFiles(splits, md5s, tuple(unverified))
+
+
+def file_source(
+    cifar: CifarFormat, arguments: argparse.Namespace, show: Show, build: Build
+) -> Source:
+    """Opens the official files that `--source` names; `build` makes splits of their columns."""
+    files = read_cifar(cifar, arguments.source, arguments.accept_unverified, show)
+    images = {split: len(table["image"]) for split, table in files.splits.items()}
+    counted = " and ".join(f"{count:,} {split}" for split, count in images.items())
+    notices = (
+        *(f"UNVERIFIED: {line}" for line in files.unverified),
+        *((f"UNVERIFIED: using {counted} images all the same",) if files.unverified else ()),
+    )
+    recorded = {
+        "source": "official files",
+        "md5": files.md5s,
+        "images": images,
+        "unverified": bool(files.unverified),
+    }
+    return Source(recorded, lambda show: build(files.splits), notices)
+
+
+def tfds_source(
+    cifar: CifarFormat, name: str, arguments: argparse.Namespace, build: Build
+) -> Source:
+    """The same of TensorFlow Datasets' `name`, which is read when it has to be."""
+
+    def read_and_build(show: Show) -> Mapping[str, FederatedData]:
+        tables = {}
+        for number, split in enumerate(cifar.images_of_split):
+            show(f"reading {split} of TFDS", number / len(cifar.images_of_split))
+            try:
+                table = from_tfds(name, split, ["image", *cifar.labels], arguments.tfds_dir)
+            except ImportError:
+                raise
+            except Exception as error:  # whatever its download and its readers raise
+                raise ValueError(
+                    f"TFDS cannot read {name}: {type(error).__name__}: {error}"
+                ) from None
+            tables[split] = checked_columns(cifar, split, table, arguments.accept_unverified)
+        return build(tables)
+
+    recorded = {"source": "tfds", "unverified": arguments.accept_unverified}
+    return Source(recorded, read_and_build, unchecked_notices(arguments))
+
+
+def unchecked_notices(arguments: argparse.Namespace) -> tuple[str, ...]:
+    """What to say of a source without checksums: nothing, unless its counts were not checked."""
+    if not arguments.accept_unverified:
+        return ()
+    return ("UNVERIFIED: the numbers of images were not checked",)
+
+
+def checked_columns(
+    cifar: CifarFormat,
+    split: str,
+    columns: Mapping[str, np.ndarray],
+    accept_unverified: bool = False,
+) -> dict[str, np.ndarray]:
+    """The columns with int32 labels. Raises ValueError for what cannot be images of this data set.
+
+    `accept_unverified` accepts another number of images than the official one.
+    """
+    image = columns["image"]
+    if image.dtype != np.uint8 or image.shape[1:] != IMAGE_SHAPE:
+        raise ValueError(
+            f"split {split!r}: images must be uint8 {list(IMAGE_SHAPE)}, "
+            f"got {image.dtype} {list(image.shape[1:])}"
+        )
+    expected = cifar.images_of_split[split]
+    if len(image) != expected and not accept_unverified:
+        raise ValueError(
+            f"split {split!r} has {len(image)} images, {cifar.name} has {expected}; "
+            "--accept-unverified uses what is there all the same"
+        )
+    typed = {"image": image}
+    for name, labels in cifar.labels.items():
+        column = columns[name]
+        if column.dtype.kind not in "iu" or column.ndim != 1:
+            raise ValueError(f"split {split!r}: {name} must be integers, got {column.dtype}")
+        if column.min() < 0 or column.max() >= labels.num_labels:
+            raise ValueError(f"split {split!r}: {name} must be in 0..{labels.num_labels - 1}")
+        typed[name] = column.astype(np.int32)
+    return typed
+
+
+def check_is_file(source: Path) -> None:
+    """Raises ValueError unless `--source` is a file that can be hashed."""
+    if not source.exists():
+        raise ValueError(f"--source {source} does not exist")
+    if not source.is_file():
+        raise ValueError(f"--source {source} is neither a file nor a folder")
+
+
+def file_checksum(path: Path, algorithm: str) -> str:
+    """The checksum of a file in hexadecimal digits; `algorithm` is hashlib's name."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, algorithm).hexdigest()
+
+
+def argument_parser(cifar: CifarFormat, sources: str) -> argparse.ArgumentParser:
+    """The arguments that both programs have. `sources`: what `--source` may be, for `--help`."""
+    parser = argparse.ArgumentParser(
+        description=f"Prepares {cifar.name} as a folder that fedcodist reads.", allow_abbrev=False
+    )
+    parser.add_argument("--source", required=True, help=sources)
+    parser.add_argument("--output", required=True, type=Path, help="folder to write")
+    parser.add_argument("--tfds-dir", help="data_dir of TFDS, with --source tfds")
+    parser.add_argument(
+        "--accept-unverified",
+        action="store_true",
+        help="accept files other than the official ones, and say so in the manifest",
+    )
+    return parser
+
+
+def run_preparation(
+    cifar: CifarFormat,
+    arguments: argparse.Namespace,
+    origin: str,
+    open_source: Callable[[argparse.Namespace, Show], Source],
+) -> int:
+    """Prepares `--output` once and returns the exit status: 0 when it is there, 2 for an error.
+
+    A folder that is there already is only compared with what it should be: its manifest's
+    arguments with the source's, its files with their checksums. Otherwise it appears complete or
+    not at all, whenever the program is stopped. Errors are one line on stderr.
+    """
+    try:
+        if arguments.tfds_dir is not None and arguments.source != "tfds":
+            raise ValueError("--tfds-dir goes with --source tfds only")
+        output = Path(os.path.abspath(arguments.output))
+        _prepare(cifar, output, origin, lambda show: open_source(arguments, show))
+    except KeyboardInterrupt:
+        print("interrupted; run the same command again to start over", file=sys.stderr)
+        return 130
+    except (ValueError, OSError, ImportError, MemoryError) as error:
+        text = " ".join(str(error).split()) or type(error).__name__
+        print(f"error: {text}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def _prepare(
+    cifar: CifarFormat, output: Path, origin: str, open_source: Callable[[Show], Source]
+) -> None:
+    is_empty = not output.exists() or (output.is_dir() and not any(output.iterdir()))
+    present = None if is_empty else manifest(output)
+    console = Console()
+    with _stages(console, f"preparing {cifar.name}", 3) as stage:
+        source = open_source(stage(0, "checking the source"))
+        arguments = {"data_set": cifar.name, **source.arguments}
+        if present:
+            _check_same_arguments(output, present.get("arguments", {}), arguments)
+            stage(2, "verifying")("", 0.0)
+            splits = _verified(output)
+        else:
+            show = stage(1, "making splits")
+            show("", 0.0)
+            splits = source.build(show)
+            stage(2, "writing")("", 0.0)
+            _write(output, splits, origin, arguments)
+    for notice in source.notices:
+        _print(console, notice, style="bold yellow")
+    for name, data in sorted(splits.items()):
+        clients = "client" if data.num_clients == 1 else "clients"
+        _print(console, f"{name}: {data.num_examples:,} images, {data.num_clients:,} {clients}")
+    done = "verified; nothing is left to do" if present else "prepared"
+    _print(console, f"{output}: {done}")
+
+
+def _print(console: Console, line: str, style: str | None = None) -> None:
+    console.print(line, style=style, soft_wrap=True, markup=False, highlight=False, emoji=False)
+
+
+def _check_same_arguments(
+    output: Path, present: Mapping[str, Any], wanted: Mapping[str, Any]
+) -> None:
+    there, here = _flat(present), _flat(wanted)
+    for name in sorted({*there, *here}):
+        if there.get(name) != here.get(name):
+            raise PreparedDataError(
+                f"{output} was prepared with other arguments: {name} is {there.get(name)}, "
+                f"now it would be {here.get(name)}; choose another --output or remove that folder"
+            )
+
+
+def _flat(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    result = {}
+    for name, value in arguments.items():
+        if isinstance(value, Mapping):
+            result.update({f"{name}[{key!r}]": inner for key, inner in value.items()})
+        else:
+            result[name] = value
+    return result
+
+
+def _verified(output: Path) -> Mapping[str, FederatedData]:
+    try:
+        return load_prepared(output)
+    except PreparedDataError as error:
+        raise PreparedDataError(f"{error}; remove {output} and run this again") from None
+
+
+def _write(
+    output: Path, splits: Mapping[str, FederatedData], origin: str, arguments: Mapping[str, Any]
+) -> None:
+    try:
+        with _only_writer(output):
+            # Whoever left these was killed: nobody else writes now.
+            for stale in output.parent.glob(f".{glob.escape(output.name)}.partial-*"):
+                shutil.rmtree(stale)
+            save_prepared(output, splits, source=origin, licence=LICENCE, arguments=arguments)
+    except OSError as error:
+        # NumPy only says how much it could not write.
+        text = error.strerror or f"{error}; is the disk full?"
+        raise OSError(f"{output} cannot be written: {text}") from None
+
+
+@contextlib.contextmanager
+def _only_writer(output: Path) -> Iterator[None]:
+    output.parent.mkdir(parents=True, exist_ok=True)
+    path = output.parent / f".{output.name}.lock"
+    with open(path, "w") as lock:
+        if fcntl is not None:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise OSError("another process is preparing it") from None
+            # The one that held it before has taken the file away when it was done.
+            if not (path.exists() and os.path.samestat(os.fstat(lock.fileno()), path.stat())):
+                raise OSError("another process has just prepared it")
+        try:
+            yield
+        finally:
+            path.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def _stages(console: Console, name: str, count: int) -> Iterator[Callable[[int, str], Show]]:
+    # FORCE_COLOR makes rich take a pipe for a terminal; cursor movements would litter the log.
+    live = console.is_interactive and console.file.isatty()
+    with Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TimeElapsedColumn(),
+        console=console,
+        transient=True,
+        disable=not live,
+    ) as bar:
+        task = bar.add_task(name, total=count)
+
+        def stage(number: int, what: str) -> Show:
+            def show(text: str, fraction: float) -> None:
+                described = f"{name}: {what}" + (f", {text}" if text else "")
+                bar.update(task, completed=number + fraction, description=described)
+                if not live:
+                    _print(console, described)
+
+            return show
+
+        yield stage
+
+
+def _contents(
+    cifar: CifarFormat, source: Path, accept_unverified: bool, show: Show
+) -> dict[str, bytes]:
+    if source.is_dir():
+        return _read_folder(cifar, source, show)
+    check_is_file(source)
+    show(source.name, 0.0)
+    md5 = file_checksum(source, "md5")
+    # With the flag only the files inside count: an archive packed anew holds the same images.
+    if md5 != cifar.archive_md5 and not accept_unverified:
+        raise ValueError(
+            f"{source} has md5 {md5}, the official {cifar.archive} {cifar.archive_md5}; "
+            "--accept-unverified reads it all the same"
+        )
+    return _read_archive(cifar, source, show)
+
+
+def _read_folder(cifar: CifarFormat, source: Path, show: Show) -> dict[str, bytes]:
+    folder = source / cifar.folder if (source / cifar.folder).is_dir() else source
+    present = [name for name in cifar.md5s if (folder / name).is_file()]
+    if not present:
+        raise ValueError(
+            f"--source {source} holds neither {cifar.folder}/ nor its files {', '.join(cifar.md5s)}"
+        )
+    contents = {}
+    for number, name in enumerate(present):
+        show(name, number / len(present) / 3)
+        contents[name] = (folder / name).read_bytes()
+    return contents
+
+
+def _read_archive(cifar: CifarFormat, source: Path, show: Show) -> dict[str, bytes]:
+    # Nothing is unpacked to disk, so that no name in the archive can lead anywhere.
+    contents: dict[str, bytes] = {}
+    try:
+        with gzip.open(source) as stream, tarfile.open(fileobj=stream, mode="r:") as archive:
+            for member in archive:
+                path = PurePosixPath(member.name)
+                if path.is_absolute() or ".." in path.parts:
+                    raise ValueError(f"{source} holds {member.name!r}, a path out of its folder")
+                if path.parts[:-1] != (cifar.folder,) or path.name not in cifar.md5s:
+                    continue
+                if not member.isreg() or member.size > _LARGEST_FILE:
+                    raise ValueError(
+                        f"{source}: {member.name} is not a file of at most {_LARGEST_FILE:,} bytes"
+                    )
+                show(path.name, len(contents) / len(cifar.md5s) / 3)
+                file = archive.extractfile(member)
+                contents[path.name] = file.read() if file else b""
+            while stream.read(1 << 20):  # to the end, where gzip's own checksum is compared
+                pass
+    except (tarfile.TarError, EOFError, zlib.error, OSError) as error:
+        raise ValueError(f"{source} cannot be read as a .tar.gz archive: {error}") from None
+    if not contents:
+        raise ValueError(f"{source} holds no {cifar.folder}/ with {', '.join(cifar.md5s)}")
+    return contents
+
+
+def _columns(cifar: CifarFormat, source: Path, name: str, content: bytes) -> dict[str, np.ndarray]:
+    try:
+        table = _unpickled(content)
+        image = _images(table)
+        columns = {"image": image}
+        for column, labels in cifar.labels.items():
+            columns[column] = _label_column(table, labels, len(image))
+        return columns
+    except Exception as error:  # damaged pickles raise nearly anything
+        # What it says may quote the file: escaped and cut, so that it stays one readable line.
+        text = str(error).encode("unicode_escape").decode()[:300] or type(error).__name__
+        raise ValueError(f"{source}: {name} is not a {cifar.name} file: {text}") from None
+
+
+def _images(table: Mapping[str, Any]) -> np.ndarray:
+    if not isinstance(table.get("data"), _Array):
+        raise ValueError("it has no array 'data'")
+    rows = table["data"].rows()
+    planes = rows.reshape(-1, IMAGE_SHAPE[2], *IMAGE_SHAPE[:2])
+    return np.ascontiguousarray(planes.transpose(0, 2, 3, 1))
+
+
+def _label_column(table: Mapping[str, Any], labels: Labels, num_images: int) -> np.ndarray:
+    values = table.get(labels.key)
+    if not isinstance(values, list) or not all(type(value) is int for value in values):
+        raise ValueError(f"it has no list of integers {labels.key!r}")
+    if len(values) != num_images:
+        raise ValueError(f"{len(values)} {labels.key} for {num_images} images")
+    if min(values) < 0 or max(values) >= labels.num_labels:
+        raise ValueError(f"{labels.key} must be in 0..{labels.num_labels - 1}")
+    return np.array(values, np.int32)
+
+
+def _unpickled(content: bytes) -> dict[str, Any]:
+    # The memo is an array as long as its largest index, which a few bytes could make gigabytes.
+    for position, (opcode, argument, _) in enumerate(pickletools.genops(content)):
+        if opcode.name.endswith("PUT") and isinstance(argument, int) and argument > position:
+            raise ValueError(f"it stores object {argument} of at most {position}")
+    table = _Unpickler(io.BytesIO(content), encoding="bytes").load()
+    if not isinstance(table, dict):
+        raise ValueError("it is not a dictionary")
+    return {
+        key.decode("latin1") if isinstance(key, bytes) else str(key): value
+        for key, value in table.items()
+    }
+
+
+class _Array:
+    """What a pickled array says of itself; NumPy only sees it once it is known to be sound."""
+
+    state: Any = None
+
+    def __setstate__(self, state: Any) -> None:
+        self.state = state
+
+    def rows(self) -> np.ndarray:
+        """The array, which must be uint8 `[rows, 3072]` with at least one row."""
+        width = int(np.prod(IMAGE_SHAPE))
+        if not isinstance(self.state, tuple) or len(self.state) != 5:
+            raise ValueError("'data' is not an array")
+        _, shape, dtype, fortran_order, raw = self.state
+        if not isinstance(dtype, _Dtype) or dtype.name not in (b"u1", "u1"):
+            raise ValueError("'data' must be uint8")
+        if len(shape) != 2 or shape[1] != width or shape[0] < 1 or len(raw) != shape[0] * width:
+            raise ValueError(f"'data' must be [images, {width}], it is {shape!r:.60}")
+        order: Any = "F" if fortran_order else "C"
+        return np.frombuffer(raw, np.uint8).reshape(shape, order=order)
+
+
+class _Dtype:
+    def __init__(self, name: Any, *flags: Any) -> None:
+        self.name = name
+
+    def __setstate__(self, state: Any) -> None:
+        pass
+
+
+def _reconstruct(*arguments: Any) -> _Array:
+    return _Array()
+
+
+def _encode(text: str, encoding: str) -> bytes:
+    # How Python 3 writes bytes for Python 2: text of code points below 256.
+    return text.encode("latin1")
+
+
+def _empty_bytes() -> bytes:
+    return b""
+
+
+_ALLOWED: dict[tuple[str, str], Any] = {
+    ("numpy.core.multiarray", "_reconstruct"): _reconstruct,
+    ("numpy._core.multiarray", "_reconstruct"): _reconstruct,
+    ("numpy", "ndarray"): _Array,
+    ("numpy", "dtype"): _Dtype,
+    ("_codecs", "encode"): _encode,
+    ("__builtin__", "bytes"): _empty_bytes,
+    ("builtins", "bytes"): _empty_bytes,
+}
+
+
+class _Unpickler(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) not in _ALLOWED:
+            raise ValueError(f"it asks for {module}.{name}, which is refused")
+        return _ALLOWED[module, name]
