@@ -115,7 +115,7 @@ def test_final_splits_are_looked_at_once_after_the_last_round(outcome):
     seen = {(record["round"], record["split"]) for record in later.records}
     assert {split for round, split in seen if round < 5} == {"train", "clients"}
     assert later.summary["final"]["slow"]["test"] == outcome[0].summary["final"]["slow"]["test"]
-    with pytest.raises(ValueError, match="final_splits must not name .*, got 'test'"):
+    with pytest.raises(ValueError, match=r"final_splits must not name .*, got 'test'"):
         run_experiment(experiment._replace(final_splits=test))
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from fedcodist.data import cifar
+from fedcodist.data import cifar, preparation
 from fedcodist.data.federated_data import FederatedData
 
 ORIGIN = "CIFAR-10, https://www.cs.toronto.edu/~kriz/cifar.html"
@@ -23,7 +23,7 @@ def main(argv: list[str] | None = None) -> int:
     return cifar.run_preparation(cifar.CIFAR10, arguments, ORIGIN, open_source)
 
 
-def open_source(arguments: argparse.Namespace, show: cifar.Show) -> cifar.Source:
+def open_source(arguments: argparse.Namespace, show: preparation.Show) -> preparation.Source:
     if arguments.source == "tfds":
         return cifar.tfds_source(cifar.CIFAR10, "cifar10", arguments, splits_of)
     return cifar.file_source(cifar.CIFAR10, arguments, show, splits_of)

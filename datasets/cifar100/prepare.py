@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fedcodist.data import cifar
+from fedcodist.data import cifar, preparation
 from fedcodist.data.federated_data import FederatedData
 from fedcodist.data.partition import pachinko, split_clients
 from fedcodist.data.tff import from_sqlite
@@ -39,7 +39,7 @@ def main(argv: list[str] | None = None) -> int:
     return cifar.run_preparation(cifar.CIFAR100, arguments, ORIGIN, open_source)
 
 
-def open_source(arguments: argparse.Namespace, show: cifar.Show) -> cifar.Source:
+def open_source(arguments: argparse.Namespace, show: preparation.Show) -> preparation.Source:
     """Checks the arguments and the source, and says what the manifest records of both."""
     groups = groups_of(arguments)
 
@@ -82,7 +82,7 @@ def groups_of(arguments: argparse.Namespace) -> dict[str, int]:
     return groups
 
 
-def tff_source(arguments: argparse.Namespace, show: cifar.Show) -> cifar.Source:
+def tff_source(arguments: argparse.Namespace, show: preparation.Show) -> preparation.Source:
     """TFF's own clients; its test clients become one."""
     path = Path(arguments.source)
     features = {
@@ -90,11 +90,11 @@ def tff_source(arguments: argparse.Namespace, show: cifar.Show) -> cifar.Source:
         "label": (np.int32, ()),
         "coarse_label": (np.int32, ()),
     }
-    cifar.check_is_file(path)
+    preparation.check_is_file(path)
     show(path.name, 0.0)
-    sha256 = cifar.file_checksum(path, "sha256")
+    sha256 = preparation.file_checksum(path, "sha256")
 
-    def build(show: cifar.Show) -> Mapping[str, FederatedData]:
+    def build(show: preparation.Show) -> Mapping[str, FederatedData]:
         tables = {}
         for split, fraction in (("train", 0.0), ("test", 0.8)):
             show(f"reading {split} of {path.name}", fraction)
@@ -109,7 +109,7 @@ def tff_source(arguments: argparse.Namespace, show: cifar.Show) -> cifar.Source:
         return splits_of(clients, tables["test"], arguments)
 
     recorded = {"source": "tff", "sha256": sha256, "unverified": arguments.accept_unverified}
-    return cifar.Source(recorded, build, cifar.unchecked_notices(arguments))
+    return preparation.Source(recorded, build, cifar.unchecked_notices(arguments))
 
 
 def check_clients(path: Path, data: FederatedData, arguments: argparse.Namespace) -> None:

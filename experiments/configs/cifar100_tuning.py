@@ -4,11 +4,11 @@ r"""What is tuned for Table 1, at a tenth of its rounds and |P_H| = 4,700, in do
         --study cifar100_fed_avg --storage runs/tuning.db --trials 16 \
         --output results/tuning/cifar100_fed_avg.json
 
-Every method gets 16 trials. FedAvg's search the learning rates of clients and servers. The first eight of
-them count for all methods: PeriodicCodist and MergedCodist take their best rates and search what they
-add, in eight more. The space is the paper's (appendix F), narrowed to what 16 trials can cover: bounds
-are around usual values, and both models share the settings of distillation. The decay of the
-distillation learning rate is not searched.
+Every method gets 16 trials. FedAvg's search the learning rates of clients and servers. The first
+eight of them count for all methods: PeriodicCodist and MergedCodist take their best rates and search
+what they add, in eight more. The space is the paper's (appendix F), narrowed to what 16 trials can
+cover: bounds are around usual values, and both models share the settings of distillation. The decay
+of the distillation learning rate is not searched.
 """
 
 from ml_collections import ConfigDict

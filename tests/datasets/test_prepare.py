@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedcodist.data import cifar, load_prepared, manifest
+from fedcodist.data import cifar, load_prepared, manifest, preparation
 from tests.data.test_cifar import (
     as_archive,
     made_up_table,
@@ -149,7 +149,7 @@ def test_the_manifest_says_where_it_comes_from(prepare, tmp_path):
     assert "Krizhevsky" in content["licence"] and "cs.toronto.edu" in content["source"]
     assert str(tmp_path) not in json.dumps(content)
     assert "UNVERIFIED: using 500 train and 100 test images all the same" in printed
-    for line in ("train: 300 images, 15 clients", "test: 100 images, 1 client\n", ": prepared"):
+    for line in ("train: 300 examples, 15 clients", "test: 100 examples, 1 client\n", ": prepared"):
         assert line in printed
 
 
@@ -211,7 +211,7 @@ def test_a_second_run_has_nothing_to_do(prepare, tmp_path):
     before = {path: path.stat().st_mtime_ns for path in output.rglob("*")}
     status, printed, _ = prepare()
     assert status == 0 and f"{output}: verified; nothing is left to do" in printed
-    assert "train: 300 images, 15 clients" in printed
+    assert "train: 300 examples, 15 clients" in printed
     assert {path: path.stat().st_mtime_ns for path in output.rglob("*")} == before
     assert [path.name for path in output.parent.iterdir()] == ["cifar100"]
 
@@ -317,14 +317,14 @@ def test_a_full_disk_is_one_line_and_leaves_nothing(archive, tmp_path):
 def test_two_programs_at_once(prepare, tmp_path, monkeypatch):
     output = tmp_path / "out" / "cifar100"
     results = []
-    save = cifar.save_prepared
+    save = preparation.save_prepared
 
     def save_while_another_starts(*arguments, **keywords):
-        monkeypatch.setattr(cifar, "save_prepared", save)
+        monkeypatch.setattr(preparation, "save_prepared", save)
         results.append(prepare())
         save(*arguments, **keywords)
 
-    monkeypatch.setattr(cifar, "save_prepared", save_while_another_starts)
+    monkeypatch.setattr(preparation, "save_prepared", save_while_another_starts)
     assert prepare()[0] == 0
     assert "another process is preparing it" in one_line(results[0])
     assert [path.name for path in output.parent.iterdir()] == ["cifar100"]
@@ -414,7 +414,7 @@ def test_a_terminal_gets_a_bar_and_a_log_plain_lines(prepare, tmp_path, monkeypa
     monkeypatch.setattr(sys, "stdout", Terminal())
     assert prepare(output=tmp_path / "again")[0] == 0
     shown = sys.stdout.getvalue()
-    assert "\x1b[" in shown and "━" in shown and "train: 300 images, 15 clients" in shown
+    assert "\x1b[" in shown and "━" in shown and "train: 300 examples, 15 clients" in shown
 
 
 # TensorFlow Datasets and TensorFlow Federated

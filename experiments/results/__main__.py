@@ -1,0 +1,7 @@
+"""`python -m experiments.results`: see document.py."""
+
+import sys
+
+from experiments.results.document import main
+
+sys.exit(main())

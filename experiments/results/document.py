@@ -1,0 +1,195 @@
+"""RESULTS.md and its plots from the records in results/, and from nothing else.
+
+    python -m experiments.results [--results results] [--output RESULTS.md] [--check]
+
+What is said about the numbers is written in `results/notes/<experiment>.md` (and `claims.md`,
+`tuning.md`) and copied under the section. --check compares and writes nothing.
+"""
+
+import argparse
+import io
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from experiments.report import INSTALL_PLOTS
+from experiments.results import paper_numbers, sections
+from experiments.results.claims import FIGURE_4
+from experiments.results.pooling import TABLE_1, Record, load_records
+from experiments.results.sections import ABLATIONS, PLOT_FOLDER, Plots
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+STUDY_KEYS = (
+    "study",
+    "algorithm",
+    "rounds",
+    "trials",
+    "states",
+    "best_value",
+    "best_parameters",
+    "command",
+    "commit",
+    "date",
+    "workers",
+)
+HEADER = """\
+<!-- Written by `python -m experiments.results` from results/; edit the notes in results/notes/. -->
+
+# Results
+
+Our numbers beside those of the codistillation paper. Accuracies are in % on the test images, of the
+last round's models; gains and other differences are in points.
+
+- **±** in a table of accuracies is the sample standard deviation over the seeds; without it there
+  is one seed. Seeds change initial weights, cohorts, batches and augmentation, never the division of
+  the data over clients and pools.
+- **Intervals** of differences are at 95 %. *Welch*: Student's t over the seeds, for two or more
+  seeds on all sides. *binomial*: 1.96 binomial standard errors of a difference on
+  {images:,} test images, where a side has one seed; it says nothing of the spread over seeds.
+- **†** marks runs of fewer rounds than the number needs; below the table is the command for the
+  full length.
+- The paper gives neither seeds nor spreads.
+- Where a run was done with several settings, tables show the one with most rounds, then most seeds,
+  then the newest, never the one with the best accuracy. [All runs](#all-runs) are listed at the
+  end.
+"""
+
+
+class Document(NamedTuple):
+    """The text of RESULTS.md and what draws each of its plots, by file name."""
+
+    text: str
+    plots: Plots
+
+
+class Results(NamedTuple):
+    """What results/ holds: records, notes by name, and studies of the tuner by their file."""
+
+    records: list[Record]
+    notes: dict[str, str]
+    studies: list[dict[str, Any]]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command; returns 0, 1 if --check finds a difference, or 2 for a bad record."""
+    parser = argparse.ArgumentParser(
+        prog="python -m experiments.results", description="RESULTS.md and its plots from results/."
+    )
+    parser.add_argument("--results", type=Path, default=Path("results"), help="the records")
+    parser.add_argument("--output", type=Path, default=Path("RESULTS.md"), help="the text")
+    parser.add_argument("--check", action="store_true", help="compare, write nothing")
+    options = parser.parse_args(arguments)
+    try:
+        document = render(load_results(options.results))
+        if options.check:
+            return _check(document, options.output)
+        try:
+            write(document, options.output)
+        except ImportError as error:
+            raise ValueError(INSTALL_PLOTS) from error
+    except ValueError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except OSError as error:
+        print(f"error: cannot write {error.filename}: {error.strerror}", file=sys.stderr)
+        return 2
+    print(f"wrote {options.output} and {len(document.plots)} plots")
+    return 0
+
+
+def load_results(folder: Path) -> Results:
+    """Reads results/.
+
+    Raises:
+      ValueError: one line that names a malformed file.
+    """
+    if not folder.is_dir():
+        raise ValueError(f"--results must be an existing folder, got {str(folder)!r}.")
+    studies = [_load_study(path) for path in sorted(folder.glob("tuning/*.json"))]
+    notes = {
+        path.stem: path.read_text(encoding="utf-8").strip()
+        for path in sorted(folder.glob("notes/*.md"))
+    }
+    return Results(load_records(folder), notes, studies)
+
+
+def render(results: Results) -> Document:
+    """The whole document; the same results give the same text."""
+    records, notes = results.records, results.notes
+    plots: Plots = {}
+
+    def note(name: str) -> str:
+        return notes.get(name, "")
+
+    parts = [
+        HEADER.format(images=paper_numbers.TEST_IMAGES),
+        *sections.table_1(records, plots),
+        note(TABLE_1),
+        *sections.figure_4(records, plots),
+        note(FIGURE_4),
+    ]
+    for name in ABLATIONS:
+        parts += [*sections.ablation(records, name), note(name)]
+    parts += sections.claims_section(records, note("claims"))
+    known = {TABLE_1, FIGURE_4, *ABLATIONS, "claims", "tuning"}
+    for name in sorted({*(record.experiment for record in records), *notes} - known):
+        parts += [*sections.other(records, name), note(name)]
+    parts += [*sections.tuning(results.studies), note("tuning"), *sections.run_list(records)]
+    return Document("\n\n".join(part.strip("\n") for part in parts if part) + "\n", plots)
+
+
+def write(document: Document, output: Path) -> None:
+    """Writes the text and the plots beside it, in docs/results/."""
+    for name, draw in document.plots.items():
+        path = output.parent / PLOT_FOLDER / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(_png(draw()))
+    output.write_text(document.text, encoding="utf-8")
+
+
+def _png(figure: "Figure") -> bytes:
+    """With 64 colours, which is a third of the size."""
+    from PIL import Image
+
+    drawn, reduced = io.BytesIO(), io.BytesIO()
+    figure.savefig(drawn, dpi=120)
+    Image.open(drawn).convert("RGB").quantize(64).save(reduced, format="png", optimize=True)
+    return reduced.getvalue()
+
+
+def _check(document: Document, output: Path) -> int:
+    present = output.read_text(encoding="utf-8") if output.exists() else None
+    lacking = [name for name in document.plots if not (output.parent / PLOT_FOLDER / name).exists()]
+    if present == document.text and not lacking:
+        return 0
+    fault = "differs from what the records give" if present is not None else "does not exist"
+    if present == document.text:
+        fault = f"lacks its plot {PLOT_FOLDER / lacking[0]}"
+    print(f"error: {output} {fault}; run: python -m experiments.results", file=sys.stderr)
+    return 1
+
+
+def _load_study(path: Path) -> dict[str, Any]:
+    try:
+        study = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{path} is not a study: {error}.") from error
+    if not isinstance(study, dict):
+        raise ValueError(f"{path} is not a study: no JSON object.")
+    if missing := [key for key in STUDY_KEYS if key not in study]:
+        raise ValueError(f"{path} is not a study: {missing[0]!r} is missing.")
+    kinds: dict[str, Any] = dict(
+        study=str, rounds=int, trials=list, states=dict, best_value=int | float | None
+    )
+    kinds |= dict(best_parameters=dict | None, workers=list)
+    for key, kind in kinds.items():
+        if not isinstance(study[key], kind):
+            raise ValueError(f"{path} is not a study: {key} is {study[key]!r}.")
+    for worker in study["workers"]:
+        if not isinstance(worker, dict) or not isinstance(worker.get("compilations"), int):
+            raise ValueError(f"{path} is not a study: workers has {worker!r}.")
+    return study

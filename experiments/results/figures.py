@@ -1,0 +1,155 @@
+"""The plots of RESULTS.md: pure functions of what they show, a matplotlib figure each."""
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from experiments.report import COLOURS, MARKERS, METHOD_NAMES
+from experiments.results.pooling import Curve
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+# A method has the same colour and marker in every plot.
+METHODS = ("fed_avg", "periodic_codistillation", "merged_codistillation")
+
+
+class Point(NamedTuple):
+    """A value in % or points, and how far up and down it may be off (None: not known)."""
+
+    x: float
+    y: float
+    half_width: float | None
+
+
+# Panel title -> method -> what is drawn
+Curves = Mapping[str, Mapping[str, Curve]]
+Points = Mapping[str, Mapping[str, Sequence[Point]]]
+
+
+def curves_plot(panels: Curves) -> "Figure":
+    """Accuracy by round, one panel per model; shades are a standard deviation over the seeds."""
+    figure, axes = _panels(panels, "Communication round", "Held-out accuracy (%)")
+    for axis, curves in zip(axes, panels.values(), strict=True):
+        for method, curve in curves.items():
+            colour, marker = _style(method)
+            pairs = list(zip(curve.means, curve.deviations, strict=True))
+            below, above = [m - d for m, d in pairs], [m + d for m, d in pairs]
+            axis.fill_between(curve.rounds, below, above, color=colour, alpha=0.15, linewidth=0)
+            axis.plot(
+                curve.rounds,
+                curve.means,
+                color=colour,
+                marker=marker,
+                markevery=max(1, len(pairs) // 12),
+                markersize=3.5,
+                linewidth=1.6,
+                label=METHOD_NAMES[method],
+            )
+    _legend(figure, axes)
+    return figure
+
+
+def gains_plot(ours: Points, paper: Points) -> "Figure":
+    """Gains over FedAvg by pool size: ours filled with 95 % intervals, the paper's hollow."""
+    figure, axes = _panels(ours, "Examples in the large model's pool", "Gain over FedAvg (points)")
+    for axis, title in zip(axes, ours, strict=True):
+        sizes = sorted({p.x for points in paper[title].values() for p in points})
+        places = {size: place for place, size in enumerate(sizes)}
+        axis.axhline(0, color="0.4", linewidth=0.8)
+        axis.set_xticks(range(len(sizes)), [f"{size:,.0f}" for size in sizes])
+        for number, method in enumerate(paper[title]):
+            colour, marker = _style(method)
+            for points, offset, fill, name in (
+                (ours[title].get(method, ()), 0.0, colour, "ours"),
+                (paper[title][method], 0.12, "white", "paper"),
+            ):
+                axis.errorbar(
+                    [places[p.x] + 0.36 * (number - 0.5) + offset - 0.06 for p in points],
+                    [p.y for p in points],
+                    yerr=[p.half_width or 0.0 for p in points] if name == "ours" else None,
+                    color=colour,
+                    marker=marker,
+                    markerfacecolor=fill,
+                    markersize=5.5,
+                    linestyle="none",
+                    elinewidth=1.2,
+                    capsize=2.5,
+                    label=f"{METHOD_NAMES[method]}, {name}",
+                )
+    _legend(figure, axes)
+    return figure
+
+
+def unlabelled_plot(panels: Points, baselines: Mapping[str, float]) -> "Figure":
+    """Accuracy by number of unlabelled images; FedAvg, which uses none, as a level."""
+    from matplotlib.ticker import NullFormatter, NullLocator
+
+    figure, axes = _panels(panels, "Unlabelled images", "Test accuracy (%)")
+    for axis, (title, lines) in zip(axes, panels.items(), strict=True):
+        if title in baselines:
+            axis.axhline(
+                baselines[title], color=COLOURS[0], linestyle="--", linewidth=1.2, label="FedAvg"
+            )
+        axis.set_xscale("log")
+        counts = sorted({point.x for points in lines.values() for point in points})
+        axis.set_xticks(counts, [f"{count:,.0f}" for count in counts], rotation=30)
+        axis.xaxis.set_minor_locator(NullLocator())
+        axis.xaxis.set_minor_formatter(NullFormatter())
+        for method, points in lines.items():
+            colour, marker = _style(method)
+            axis.errorbar(
+                [p.x for p in points],
+                [p.y for p in points],
+                yerr=[p.half_width or 0.0 for p in points],
+                color=colour,
+                marker=marker,
+                markersize=5,
+                linewidth=1.6,
+                elinewidth=1.2,
+                capsize=2.5,
+                label=METHOD_NAMES[method],
+            )
+    _legend(figure, axes)
+    return figure
+
+
+def _panels(
+    titles: Mapping[str, object], x_label: str, y_label: str
+) -> tuple["Figure", list["Axes"]]:
+    """Panels two to a row, drawn without a display."""
+    from matplotlib.figure import Figure
+
+    rows = (len(titles) + 1) // 2
+    figure = Figure(figsize=(8.4, 0.5 + 3.1 * rows), layout="constrained")
+    axes = list(figure.subplots(rows, 2, squeeze=False, sharex=True).flat)[: len(titles)]
+    for axis, title in zip(axes, titles, strict=True):
+        axis.set_title(title, fontsize=11, fontweight="bold")
+        axis.grid(color="0.9", linewidth=0.8)
+        axis.set_axisbelow(True)
+        axis.spines[["top", "right"]].set_visible(False)
+    for axis in axes[-2:]:
+        axis.set_xlabel(x_label)
+    for axis in axes[::2]:
+        axis.set_ylabel(y_label)
+    return figure, axes
+
+
+def _style(method: str) -> tuple[str, str]:
+    number = METHODS.index(method)
+    return COLOURS[number], MARKERS[number]
+
+
+def _legend(figure: "Figure", axes: Sequence["Axes"]) -> None:
+    shown: dict[str, Any] = {}
+    for axis in axes:
+        for handle, label in zip(*axis.get_legend_handles_labels(), strict=True):
+            shown.setdefault(label, handle)
+    figure.legend(
+        list(shown.values()),
+        list(shown),
+        loc="outside lower center",
+        ncols=4,
+        fontsize=9,
+        frameon=False,
+    )

@@ -1,0 +1,216 @@
+"""What every preparation program in `datasets/` does besides reading its source.
+
+A prepared folder is made once. Run again, a program only compares the folder with what it should be.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import glob
+import hashlib
+import os
+import shutil
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+from fedcodist.data.federated_data import FederatedData
+from fedcodist.data.prepared import PreparedDataError, load_prepared, manifest, save_prepared
+
+try:
+    import fcntl
+except ImportError:  # Windows has none: two programs at once are then not noticed
+    fcntl = None  # type: ignore[assignment]
+
+Show = Callable[[str, float], None]
+"""Called with what is being done and the fraction of the present stage that is done."""
+
+
+class Source(NamedTuple):
+    """An opened source: what the manifest says about it, and how its splits are made.
+
+    `notices` are lines that the user must see.
+    """
+
+    arguments: Mapping[str, Any]
+    build: Callable[[Show], Mapping[str, FederatedData]]
+    notices: tuple[str, ...] = ()
+
+
+def run(
+    output: Path,
+    open_source: Callable[[Show], Source],
+    *,
+    data_set: str,
+    source: str,
+    licence: str,
+) -> int:
+    """Prepares `output` once and returns the exit status: 0 when it is there, 2 for an error.
+
+    A folder that is there already is only compared with what it should be: its manifest's
+    arguments with the source's, its files with their checksums. Otherwise it appears complete or
+    not at all, whenever the program is stopped. Errors are one line on stderr. `data_set`, `source`
+    and `licence` are written into the manifest.
+    """
+    try:
+        _prepare(Path(os.path.abspath(output)), open_source, data_set, source, licence)
+    except KeyboardInterrupt:
+        print("interrupted; run the same command again to start over", file=sys.stderr)
+        return 130
+    except (ValueError, OSError, ImportError, MemoryError) as error:
+        return refuse(error)
+    return 0
+
+
+def refuse(error: Exception) -> int:
+    """Prints one line; returns the exit status of a mistake."""
+    text = " ".join(str(error).split()) or type(error).__name__
+    print(f"error: {text}", file=sys.stderr)
+    return 2
+
+
+def check_is_file(source: Path) -> None:
+    """Raises ValueError unless `--source` is a file that can be hashed."""
+    if not source.exists():
+        raise ValueError(f"--source {source} does not exist")
+    if not source.is_file():
+        raise ValueError(f"--source {source} is neither a file nor a folder")
+
+
+def file_checksum(path: Path, algorithm: str) -> str:
+    """The checksum of a file in hexadecimal digits; `algorithm` is hashlib's name."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, algorithm).hexdigest()
+
+
+def _prepare(
+    output: Path,
+    open_source: Callable[[Show], Source],
+    data_set: str,
+    origin: str,
+    licence: str,
+) -> None:
+    is_empty = not output.exists() or (output.is_dir() and not any(output.iterdir()))
+    present = None if is_empty else manifest(output)
+    console = Console()
+    with _stages(console, f"preparing {data_set}", 3) as stage:
+        source = open_source(stage(0, "checking the source"))
+        arguments = {"data_set": data_set, **source.arguments}
+        if present:
+            _check_same_arguments(output, present.get("arguments", {}), arguments)
+            stage(2, "verifying")("", 0.0)
+            splits = _verified(output)
+        else:
+            show = stage(1, "making splits")
+            show("", 0.0)
+            splits = source.build(show)
+            stage(2, "writing")("", 0.0)
+            _write(output, splits, origin, licence, arguments)
+    for notice in source.notices:
+        _print(console, notice, style="bold yellow")
+    for name, data in sorted(splits.items()):
+        clients = "client" if data.num_clients == 1 else "clients"
+        _print(console, f"{name}: {data.num_examples:,} examples, {data.num_clients:,} {clients}")
+    done = "verified; nothing is left to do" if present else "prepared"
+    _print(console, f"{output}: {done}")
+
+
+def _print(console: Console, line: str, style: str | None = None) -> None:
+    console.print(line, style=style, soft_wrap=True, markup=False, highlight=False, emoji=False)
+
+
+def _check_same_arguments(
+    output: Path, present: Mapping[str, Any], wanted: Mapping[str, Any]
+) -> None:
+    there, here = _flat(present), _flat(wanted)
+    for name in sorted({*there, *here}):
+        if there.get(name) != here.get(name):
+            raise PreparedDataError(
+                f"{output} was prepared with other arguments: {name} is {there.get(name)}, "
+                f"now it would be {here.get(name)}; choose another --output or remove that folder"
+            )
+
+
+def _flat(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    result = {}
+    for name, value in arguments.items():
+        if isinstance(value, Mapping):
+            result.update({f"{name}[{key!r}]": inner for key, inner in value.items()})
+        else:
+            result[name] = value
+    return result
+
+
+def _verified(output: Path) -> Mapping[str, FederatedData]:
+    try:
+        return load_prepared(output)
+    except PreparedDataError as error:
+        raise PreparedDataError(f"{error}; remove {output} and run this again") from None
+
+
+def _write(
+    output: Path,
+    splits: Mapping[str, FederatedData],
+    origin: str,
+    licence: str,
+    arguments: Mapping[str, Any],
+) -> None:
+    try:
+        with _only_writer(output):
+            # Whoever left these was killed: nobody else writes now.
+            for stale in output.parent.glob(f".{glob.escape(output.name)}.partial-*"):
+                shutil.rmtree(stale)
+            save_prepared(output, splits, source=origin, licence=licence, arguments=arguments)
+    except OSError as error:
+        # NumPy only says how much it could not write.
+        text = error.strerror or f"{error}; is the disk full?"
+        raise OSError(f"{output} cannot be written: {text}") from None
+
+
+@contextlib.contextmanager
+def _only_writer(output: Path) -> Iterator[None]:
+    output.parent.mkdir(parents=True, exist_ok=True)
+    path = output.parent / f".{output.name}.lock"
+    with open(path, "w") as lock:
+        if fcntl is not None:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise OSError("another process is preparing it") from None
+            # The one that held it before has taken the file away when it was done.
+            if not (path.exists() and os.path.samestat(os.fstat(lock.fileno()), path.stat())):
+                raise OSError("another process has just prepared it")
+        try:
+            yield
+        finally:
+            path.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def _stages(console: Console, name: str, count: int) -> Iterator[Callable[[int, str], Show]]:
+    # FORCE_COLOR makes rich take a pipe for a terminal; cursor movements would litter the log.
+    live = console.is_interactive and console.file.isatty()
+    with Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TimeElapsedColumn(),
+        console=console,
+        transient=True,
+        disable=not live,
+    ) as bar:
+        task = bar.add_task(name, total=count)
+
+        def stage(number: int, what: str) -> Show:
+            def show(text: str, fraction: float) -> None:
+                described = f"{name}: {what}" + (f", {text}" if text else "")
+                bar.update(task, completed=number + fraction, description=described)
+                if not live:
+                    _print(console, described)
+
+            return show
+
+        yield stage

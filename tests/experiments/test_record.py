@@ -1,0 +1,250 @@
+"""Records of run folders, on made-up ones."""
+
+import itertools
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from experiments import record
+from experiments.results import pooling
+
+RUN = "merged_codistillation,4700,in_domain"
+NAME = "merged_codistillation-4700-in_domain.json"
+
+
+def accuracy(model, seed, round):
+    return round / 1000 + {"small": 0.1, "large": 0.2}[model] + seed / 100
+
+
+def write_run(
+    folder,
+    *,
+    run=RUN,
+    seed=0,
+    seeds=2,
+    rounds=100,
+    every=10,
+    last_round=None,
+    finished=True,
+    commit="c0ffee",
+    **settings,
+):
+    """A run folder as the training loop writes it; 'test' is evaluated after the last round only."""
+    folder.mkdir(parents=True)
+    config = {"name": "table", "run": run, "rounds": rounds, "seed": seed, "seeds": seeds}
+    config |= {"full_rounds": 1500, "notes": ["a note"], "algorithm": {"name": "merged"}}
+    environment = {
+        "command": "python -m experiments.main --config=x",
+        "plan": {"processes": 2},
+        "versions": {"jax": "0.10.2"},
+        "python": "3.11.7",
+        "commit": commit,
+        "device": "cpu",
+        "cores": 4,
+        "date": "2026-01-02T03:04:05+00:00",
+    }
+    lines = []
+    models, all_seeds = ("large", "small"), range(seed, seed + seeds)
+    for round in range(0, (last_round or rounds) + 1, every):
+        for split in ("held_out", "test") if round == rounds else ("held_out",):
+            for model in models:
+                for one in all_seeds:
+                    head = {"round": round, "model": model, "split": split, "seed": one}
+                    lines.append({**head, "accuracy": accuracy(model, one, round), "loss": 1.0})
+        lines.append({"round": round, "model": "small", "split": "clients", "seed": seed})
+    (folder / "config.json").write_text(json.dumps(config | settings))
+    (folder / "environment.json").write_text(json.dumps(environment))
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    if finished:
+        finals = [accuracy("small", one, rounds) + 1e-7 for one in all_seeds]
+        larges = [accuracy("large", one, rounds) for one in all_seeds]
+        sizes = {"bytes_down_per_participation": 4, "bytes_up_per_participation": 8}
+        summary = {
+            "models": {model: {"parameters": 7, **sizes} for model in models},
+            "final": {
+                "small": {"test": {"accuracy": finals, "loss": [1.23456789] * seeds}},
+                "large": {"test": {"accuracy": larges, "loss": [None] * seeds}},
+            },
+            "seconds": 12.5,
+            "finished": True,
+        }
+        (folder / "summary.json").write_text(json.dumps(summary))
+    return folder
+
+
+def run_command(capsys, *arguments):
+    status = record.main([str(argument) for argument in arguments])
+    return status, capsys.readouterr()
+
+
+def refusal(capsys, *arguments):
+    """The one line of a refused command."""
+    status, printed = run_command(capsys, *arguments)
+    assert status == 2
+    assert printed.err.startswith("error: ") and printed.err.count("\n") == 1
+    return printed.err
+
+
+@given(st.lists(st.integers(), unique=True, max_size=300), st.integers(2, 60))
+def test_thinning_keeps_the_ends_the_order_and_at_most_so_many(points, most):
+    kept = record.thin(points, most)
+    assert len(kept) == min(len(points), most)
+    assert kept == [point for point in points if point in set(kept)]
+    if points:
+        assert (kept[0], kept[-1]) == (points[0], points[-1])
+
+
+@given(st.integers(41, 2000))
+def test_thinned_points_are_evenly_spread(count):
+    kept = record.thin(range(count))
+    steps = [after - before for before, after in itertools.pairwise(kept)]
+    assert max(steps) - min(steps) <= 2
+
+
+def test_a_record_says_what_was_run_and_what_it_gave(tmp_path):
+    one = record.make_record(write_run(tmp_path / "run", seed=3))
+    assert (one["experiment"], one["run"], one["seeds"]) == ("table", RUN, [3, 4])
+    assert one["command"] == "python -m experiments.main --config=x"
+    assert (one["rounds"], one["full_rounds"], one["last_round"]) == (100, 1500, 100)
+    assert one["finished"] is True
+    assert (one["device"], one["cores"], one["processes"]) == ("cpu", 4, 2)
+    assert (one["commit"], one["seconds"]) == ("c0ffee", 12.5)
+    assert one["versions"] == {"python": "3.11.7", "jax": "0.10.2"}
+    assert one["parameters"] == {"large": 7, "small": 7}
+    assert one["bytes"]["small"] == {"down": 4, "up": 8}
+    assert one["notes"] == ["a note"]
+    assert one["config"]["algorithm"] == {"name": "merged"}
+    assert one["final"]["small"] == {"test": {"accuracy": [0.23, 0.24], "loss": [1.23457] * 2}}
+    assert one["final"]["large"]["test"]["loss"] == [None, None]
+    curve = one["curve"]["large"]["held_out"]
+    assert curve["round"] == list(range(0, 101, 10))
+    assert curve["accuracy"][1] == [0.24, 0.25]
+    assert one["curve"]["small"]["test"] == {"round": [100], "accuracy": [[0.23, 0.24]]}
+    assert "clients" not in one["curve"]["small"]
+
+
+def test_a_long_curve_is_thinned(tmp_path):
+    one = record.make_record(write_run(tmp_path / "run", rounds=1000))
+    rounds = one["curve"]["small"]["held_out"]["round"]
+    assert (len(rounds), rounds[0], rounds[-1]) == (40, 0, 1000)
+
+
+def test_a_recorded_file_is_one_that_the_results_read(tmp_path, capsys):
+    write_run(tmp_path / "run")
+    assert run_command(capsys, tmp_path / "run", "--results", tmp_path / "results")[0] == 0
+    (one,) = pooling.load_records(tmp_path / "results")
+    assert one.path == tmp_path / "results" / "table" / NAME
+    assert one.final["small"]["test"]["accuracy"] == [0.2, 0.21]
+
+
+def test_the_same_run_recorded_again_is_the_same_file(tmp_path, capsys):
+    write_run(tmp_path / "run")
+    contents = []
+    for _ in range(2):
+        run_command(capsys, tmp_path / "run", "--results", tmp_path / "results")
+        (path,) = (tmp_path / "results").glob("*/*")
+        contents.append(path.read_bytes())
+    assert contents[0] == contents[1]
+
+
+@pytest.mark.parametrize("other", [{"seed": 5}, {"commit": "beef"}, {"algorithm": {"alpha": 1}}])
+def test_another_run_of_the_same_name_is_kept_beside(tmp_path, capsys, other):
+    folders = [write_run(tmp_path / "a"), write_run(tmp_path / "b", **other)]
+    for _ in range(2):
+        run_command(capsys, *folders, "--results", tmp_path / "results")
+    found = sorted(path.name for path in (tmp_path / "results" / "table").iterdir())
+    assert found == [NAME.replace(".json", "-2.json"), NAME]
+
+
+def test_a_config_without_run_names_is_named_by_its_method(tmp_path):
+    folder = write_run(tmp_path / "run", run=None)
+    assert record.make_record(folder)["run"] == "merged"
+
+
+def test_names_of_runs_are_safe_file_names(tmp_path):
+    one = record.make_record(write_run(tmp_path / "run", run="../0.7, linear/x"))
+    path = record.write_record(one, tmp_path / "results")
+    assert path.parent == tmp_path / "results" / "table"
+    assert path.name == "-0.7-linear-x.json"
+
+
+def test_an_unfinished_run_is_refused_and_nothing_is_written(tmp_path, capsys):
+    done = write_run(tmp_path / "done")
+    folder = write_run(tmp_path / "run", last_round=40, finished=False)
+    line = refusal(capsys, done, folder, "--results", tmp_path / "results")
+    assert str(folder) in line and "--partial" in line
+    assert not (tmp_path / "results").exists()
+
+
+def test_a_partial_record_is_of_the_last_whole_evaluation(tmp_path, capsys):
+    folder = write_run(tmp_path / "run", last_round=40, finished=False)
+    half = {"round": 50, "model": "small", "split": "held_out", "seed": 0, "accuracy": 0.9}
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps(half) + '\n{"round": 50, "mod')
+    assert run_command(capsys, folder, "--partial", "--results", tmp_path / "results")[0] == 0
+    (one,) = pooling.load_records(tmp_path / "results")
+    assert (one.finished, one.last_round, one.rounds, one.seconds) == (False, 40, 100, None)
+    expected = [round(accuracy("large", seed, 40), 5) for seed in (0, 1)]
+    assert one.final["large"] == {"held_out": {"accuracy": expected, "loss": [1.0, 1.0]}}
+
+
+def test_a_finished_run_replaces_its_partial_record_and_not_the_other_way(tmp_path, capsys):
+    results = tmp_path / "results"
+    part = write_run(tmp_path / "part", last_round=40, finished=False)
+    whole = write_run(tmp_path / "whole")
+    run_command(capsys, part, "--partial", "--results", results)
+    assert run_command(capsys, whole, "--results", results)[0] == 0
+    (one,) = pooling.load_records(results)
+    assert one.finished
+    assert "has the same run finished" in refusal(capsys, part, "--partial", "--results", results)
+    assert pooling.load_records(results) == [one]
+
+
+def test_no_evaluation_yet(tmp_path, capsys):
+    folder = write_run(tmp_path / "run", finished=False)
+    (folder / "metrics.jsonl").write_text('{"round": 0, "mod')
+    assert "no evaluation yet" in refusal(capsys, folder, "--partial", "--results", tmp_path)
+
+
+def test_a_broken_line_in_the_middle(tmp_path, capsys):
+    folder = write_run(tmp_path / "run")
+    metrics = folder / "metrics.jsonl"
+    metrics.write_text("{\n" + metrics.read_text())
+    assert "metrics.jsonl line 1" in refusal(capsys, folder, "--results", tmp_path)
+
+
+def test_summary_and_config_disagree_on_the_seeds(tmp_path, capsys):
+    folder = write_run(tmp_path / "run")
+    summary = json.loads((folder / "summary.json").read_text())
+    summary["final"]["small"]["test"]["accuracy"] = [0.5]
+    (folder / "summary.json").write_text(json.dumps(summary))
+    line = refusal(capsys, folder, "--results", tmp_path)
+    assert "1 accuracies of small on test" in line and "2 seeds" in line
+
+
+@pytest.mark.parametrize("name", ["../x", "", None, "notes", "tuning", "a b"])
+def test_names_of_experiments_that_are_no_folders(tmp_path, capsys, name):
+    folder = write_run(tmp_path / "run", name=name)
+    assert "config.name" in refusal(capsys, folder, "--results", tmp_path / "results")
+
+
+@pytest.mark.parametrize("file", ["config.json", "environment.json", "metrics.jsonl"])
+def test_a_missing_file(tmp_path, capsys, file):
+    folder = write_run(tmp_path / "run")
+    (folder / file).unlink()
+    assert file in refusal(capsys, folder, "--results", tmp_path)
+
+
+@pytest.mark.parametrize("text", ["{", "[1]"])
+def test_a_broken_file(tmp_path, capsys, text):
+    folder = write_run(tmp_path / "run")
+    (folder / "summary.json").write_text(text)
+    assert "summary.json" in refusal(capsys, folder, "--results", tmp_path)
+
+
+def test_results_that_are_a_file(tmp_path, capsys):
+    folder = write_run(tmp_path / "run")
+    (tmp_path / "results").write_text("")
+    assert "cannot write" in refusal(capsys, folder, "--results", tmp_path / "results")

@@ -1,0 +1,636 @@
+"""RESULTS.md from made-up records: pooling, intervals, claims, the document."""
+
+import json
+import math
+import os
+import random
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from experiments.results import document as results
+from experiments.results import paper_numbers, pooling
+from experiments.results.claims import FAILS, FIGURE_4, HOLDS, OPEN, claims, find, verdict
+from experiments.results.intervals import contrast
+from experiments.results.paper_numbers import MODELS, run_name
+
+ROOT = Path(results.__file__).resolve().parents[2]
+TABLE = "cifar100_table1"
+MERGED = "merged_codistillation,4700,in_domain"
+PERCENT = st.floats(1, 99)
+
+
+def record(
+    folder,
+    run,
+    accuracies,
+    *,
+    experiment=TABLE,
+    seeds=(0,),
+    rounds=1500,
+    finished=True,
+    date="2026-01-01",
+    notes=(),
+    file=None,
+    commit="c0ffee1234",
+    **settings,
+):
+    """Writes a record; `accuracies` are in %, model -> one for all seeds or a list."""
+    shares = {
+        model: [v / 100 for v in (value if isinstance(value, list) else [value] * len(seeds))]
+        for model, value in accuracies.items()
+    }
+    content = {
+        "experiment": experiment,
+        "run": run,
+        "command": f"python -m experiments.main --run '{run}' | tee log",
+        "config": {
+            "name": experiment,
+            "run": run,
+            "seed": seeds[0],
+            "seeds": len(seeds),
+            "rounds": rounds,
+            "notes": list(notes),
+            "evaluation": {"every": len(seeds)},
+            "pools": {model: {"model": f"cnn_{model}"} for model in accuracies},
+            **settings,
+        },
+        "commit": commit,
+        "seeds": list(seeds),
+        "rounds": rounds,
+        "full_rounds": 1500,
+        "finished": finished,
+        "last_round": rounds if finished else rounds // 3,
+        "device": "cpu",
+        "date": date,
+        "seconds": 90.0 if finished else None,
+        "final": {
+            model: {
+                split: {"accuracy": values, "loss": [1.0] * len(values)}
+                for split in (("test", "held_out") if finished else ("held_out",))
+            }
+            for model, values in shares.items()
+        },
+        "curve": {
+            model: {
+                "held_out": {
+                    "round": [0, rounds],
+                    "accuracy": [[0.01] * len(values), values],
+                }
+            }
+            for model, values in shares.items()
+        },
+        "notes": list(notes),
+    }
+    path = folder / experiment / f"{file or run.replace(',', '-') + str(seeds) + str(rounds)}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(content))
+    return path
+
+
+def whole_table(folder, change=lambda run, model, accuracy: accuracy, skip=(), **settings):
+    """The paper's numbers with three seeds that differ by 0.1, and figure 4's first points."""
+    wiggle = lambda value: [value - 0.1, value, value + 0.1]
+    runs = {(TABLE, run): values for run, values in paper_numbers.TABLE_1.items()}
+    runs |= {(FIGURE_4, f"{method},600"): (33.5, 33.0) for method in paper_numbers.METHODS}
+    for (experiment, run), values in runs.items():
+        models = MODELS if not run.startswith("fed_avg") or "4700" in run else ("large",)
+        accuracies = {
+            model: wiggle(change(run, model, values[MODELS.index(model)])) for model in models
+        }
+        if run not in skip:
+            record(folder, run, accuracies, experiment=experiment, seeds=(0, 1, 2), **settings)
+    return folder
+
+
+def text_of(folder):
+    return results.render(results.load_results(folder)).text
+
+
+def section(text, heading):
+    """The text between a heading and the next of its level."""
+    level = heading.split(" ")[0]
+    (rest,) = text.split(f"\n{heading}\n")[1:]
+    return rest.split(f"\n{level} ")[0]
+
+
+def row(text, start):
+    """The cells of the table rows that start with these cells."""
+    return [
+        [cell.strip() for cell in line.strip("|").split(" | ")]
+        for line in text.splitlines()
+        if line.startswith(f"| {start} |")
+    ]
+
+
+# Intervals
+
+
+def students_quantile(freedom):
+    """t with 97.5 % of Student's distribution below it, by Simpson's rule and bisection."""
+    log_scale = math.lgamma((freedom + 1) / 2) - math.lgamma(freedom / 2)
+    scale = math.exp(log_scale) / math.sqrt(freedom * math.pi)
+    density = lambda x: scale * (1 + x * x / freedom) ** (-(freedom + 1) / 2)
+
+    def below(t, steps=4000):
+        width = t / steps
+        inner = sum((4 if i % 2 else 2) * density(i * width) for i in range(1, steps))
+        return 0.5 + width / 3 * (density(0) + inner + density(t))
+
+    low, high = 0.0, 100.0
+    for _ in range(50):
+        middle = (low + high) / 2
+        low, high = (middle, high) if below(middle) < 0.975 else (low, middle)
+    return low
+
+
+@pytest.mark.parametrize(("freedom", "quantile"), [(2, 4.302653), (4, 2.776445), (10, 2.228139)])
+def test_the_reference_quantile_is_the_tables(freedom, quantile):
+    assert students_quantile(freedom) == pytest.approx(quantile, abs=1e-5)
+
+
+def test_welch_with_equal_spreads_has_the_pooled_degrees_of_freedom():
+    estimate = contrast([[33.0, 34.0, 35.0]], [[30.0, 31.0, 32.0]], 10_000)
+    assert estimate.value == pytest.approx(3.0)
+    assert estimate.half_width == pytest.approx(2.776445 * math.sqrt(2 / 3), abs=1e-5)
+    assert estimate.kind == "Welch"
+
+
+def test_welch_with_unequal_spreads_and_sizes():
+    ours, theirs = [33.0, 35.5, 34.1, 33.2], [31.0, 31.2]
+    pieces = [statistics.variance(each) / len(each) for each in (ours, theirs)]
+    freedom = sum(pieces) ** 2 / (pieces[0] ** 2 / 3 + pieces[1] ** 2 / 1)
+    half_width = students_quantile(freedom) * math.sqrt(sum(pieces))
+    assert contrast([ours], [theirs], 10_000).half_width == pytest.approx(half_width, rel=1e-4)
+
+
+def test_a_difference_of_differences_adds_the_variances():
+    samples = [[1.0, 2.0], [3.0, 5.0], [1.0, 4.0], [2.0, 2.5]]
+    pieces = [statistics.variance(each) / 2 for each in samples]
+    freedom = sum(pieces) ** 2 / sum(piece**2 for piece in pieces)
+    estimate = contrast(samples[:2], samples[2:], 10_000)
+    assert estimate.value == pytest.approx(1.5 + 4.0 - 2.5 - 2.25)
+    half_width = students_quantile(freedom) * math.sqrt(sum(pieces))
+    assert estimate.half_width == pytest.approx(half_width, rel=1e-4)
+
+
+def test_single_seeds_have_the_binomial_interval():
+    estimate = contrast([[50.0]], [[50.0]], 10_000)
+    assert estimate.half_width == pytest.approx(1.96 * math.sqrt(2 * 0.5 * 0.5 / 10_000) * 100)
+    assert estimate.kind == "binomial"
+    assert contrast([[40.0, 41.0, 42.0]], [[50.0]], 10_000).kind == "binomial"
+    assert contrast([[50.0]], [[50.0]], 40_000).half_width == pytest.approx(estimate.half_width / 2)
+
+
+def test_no_spread_at_all():
+    assert contrast([[30.0, 30.0]], [[29.0, 29.0]], 100).half_width == 0
+
+
+@given(st.lists(PERCENT, min_size=2, max_size=5), st.lists(PERCENT, min_size=2, max_size=5))
+def test_a_contrast_is_antisymmetric_and_shift_free(ours, theirs):
+    one, other = contrast([ours], [theirs], 100), contrast([theirs], [ours], 100)
+    moved = contrast([[x + 10 for x in ours]], [[x + 10 for x in theirs]], 100)
+    assert one.value == pytest.approx(-other.value, abs=1e-9)
+    assert one.half_width == pytest.approx(other.half_width)
+    assert one.half_width == pytest.approx(moved.half_width, rel=1e-4, abs=1e-4)
+
+
+# Pooling
+
+
+def sample(folder, run=MERGED, model="small", **options):
+    return pooling.sample(pooling.load_records(folder), TABLE, run, model, **options)
+
+
+def test_records_of_other_seeds_are_one_sample(tmp_path):
+    record(tmp_path, MERGED, {"small": [30.0, 32.0], "large": 20.0}, seeds=(0, 1))
+    record(tmp_path, MERGED, {"small": 37.0, "large": 20.0}, seeds=(5,), notes=["again"])
+    one = sample(tmp_path)
+    assert one.seeds == (0, 1, 5)
+    assert one.values == pytest.approx((30, 32, 37))
+    assert one.mean == pytest.approx(33)
+    assert one.deviation == pytest.approx(math.sqrt((9 + 1 + 16) / 2))
+
+
+def test_a_seed_counts_once_the_newest(tmp_path):
+    record(tmp_path, MERGED, {"small": 30.0}, date="2026-01-01", file="a")
+    record(tmp_path, MERGED, {"small": 40.0}, date="2026-01-03", file="b", commit="d")
+    record(tmp_path, MERGED, {"small": 50.0}, date="2026-01-02", file="c", commit="e")
+    assert sample(tmp_path).values == pytest.approx((40,))
+
+
+def test_other_settings_are_never_pooled(tmp_path):
+    record(tmp_path, MERGED, {"small": [30.0, 31.0]}, seeds=(0, 1), algorithm={"alpha": 0.5})
+    record(tmp_path, MERGED, {"small": 99.0}, seeds=(2,), algorithm={"alpha": 0.9})
+    assert sample(tmp_path).values == pytest.approx((30, 31))
+    table = section(text_of(tmp_path), "### Unlabelled images: in-domain")
+    found = sorted(cells[1:3] for cells in row(table, f"`{MERGED}`"))
+    assert found == [["algorithm.alpha=0.5", "30.50 ± 0.71"], ["algorithm.alpha=0.9", "99.00"]]
+
+
+def test_the_longest_run_is_shown_not_the_best(tmp_path):
+    record(tmp_path, MERGED, {"small": [50.0, 51.0]}, seeds=(0, 1), rounds=300)
+    record(tmp_path, MERGED, {"small": 30.0}, rounds=1500)
+    assert sample(tmp_path).values == pytest.approx((30,))
+    assert sample(tmp_path, rounds=300).values == pytest.approx((50, 51))
+    assert sample(tmp_path, rounds=600) is None
+
+
+def test_the_newest_of_equal_settings_is_shown_not_the_best(tmp_path):
+    record(tmp_path, MERGED, {"small": 50.0}, date="2026-01-01", file="a", alpha=0.1)
+    record(tmp_path, MERGED, {"small": 30.0}, date="2026-01-02", file="b", alpha=0.2)
+    record(tmp_path, MERGED, {"small": 60.0}, date="2026-01-01", file="c", alpha=0.3)
+    assert sample(tmp_path).values == pytest.approx((30,))
+
+
+def test_unfinished_runs_enter_no_sample(tmp_path):
+    record(tmp_path, MERGED, {"small": 30.0, "large": 20.0}, finished=False)
+    assert sample(tmp_path) is None
+    assert sample(tmp_path, split="held_out") is None
+    text = text_of(tmp_path)
+    table = section(text, "### Unlabelled images: in-domain")
+    assert row(table, "MergedCodist")[0][3] == "unfinished"
+    assert f'--only "{MERGED}"' in table
+    assert "round 500: large held-out 20.00, small held-out 30.00" not in table
+    runs = section(text, "## All runs")
+    assert "500 of 1,500, unfinished" in runs
+    assert f"unfinished `{MERGED}` at round 500: small held-out 30.00, large held-out 20.00" in runs
+
+
+def test_fed_avgs_small_model_is_one_baseline_with_each_seed_once(tmp_path):
+    pools = lambda fraction: {"small": {"fraction": 1.0}, "large": {"fraction": fraction}}
+    accuracies = {"small": 10.0, "large": 1.0}
+    record(tmp_path, "fed_avg,3100", accuracies, date="2026-02-01", pools=pools(0.1))
+    accuracies = {"small": [30.0, 31.0], "large": 2.0}
+    record(tmp_path, "fed_avg,4700", accuracies, seeds=(0, 1), pools=pools(0.15))
+    accuracies = {"small": 35.0, "large": 3.0}
+    record(tmp_path, "fed_avg,6300", accuracies, seeds=(2,), pools=pools(0.2))
+    for run, large in (("fed_avg,3100", 1), ("fed_avg,4700", 2), ("fed_avg,6300", 3)):
+        assert sample(tmp_path, run).values == pytest.approx((30, 31, 35))
+        assert sample(tmp_path, run, "large").mean == pytest.approx(large)
+
+
+def test_the_baseline_of_another_length_is_another(tmp_path):
+    record(tmp_path, "fed_avg,4700", {"small": 30.0, "large": 2.0}, rounds=300)
+    record(tmp_path, "fed_avg,6300", {"large": 3.0}, rounds=1500)
+    assert sample(tmp_path, "fed_avg,6300").rounds == 300
+
+
+def test_curves_are_means_over_the_seeds_where_all_have_them(tmp_path):
+    record(tmp_path, MERGED, {"small": [30.0, 34.0]}, seeds=(0, 1))
+    one = pooling.curve(pooling.load_records(tmp_path), TABLE, MERGED, "small", "held_out")
+    assert one.rounds == (0, 1500)
+    assert one.means == pytest.approx((1, 32))
+    assert one.deviations == pytest.approx((0, math.sqrt(8)))
+
+
+# Claims
+
+
+def verdicts(folder):
+    records = pooling.load_records(folder)
+    return [
+        verdict([find(comparison, records) for comparison in claim.comparisons])
+        for claim in claims()
+    ]
+
+
+def test_the_papers_own_numbers_meet_its_claims(tmp_path):
+    for claim in claims():
+        for comparison in claim.comparisons:
+            paper = find(comparison, []).paper
+            assert (paper is None) == (FIGURE_4 in {term.experiment for term in comparison.plus})
+            assert paper is None or paper > 0
+    assert verdicts(whole_table(tmp_path)) == [HOLDS] * len(claims())
+
+
+def test_mirrored_numbers_refute_the_claims(tmp_path):
+    assert (
+        verdicts(whole_table(tmp_path, lambda run, model, accuracy: 70 - accuracy)) == [FAILS] * 7
+    )
+
+
+def test_without_runs_nothing_is_decided(tmp_path):
+    record(tmp_path, "fed_avg,4700", {"small": 30.0, "large": 30.0})
+    assert verdicts(tmp_path) == [OPEN] * len(claims())
+
+
+def test_one_missing_run_leaves_a_claim_open(tmp_path):
+    found = verdicts(whole_table(tmp_path, skip=("merged_codistillation,3100,in_domain",)))
+    assert found[0] == found[1] == OPEN
+    assert found[3] == HOLDS
+
+
+def test_runs_of_unequal_length_are_not_compared(tmp_path):
+    record(tmp_path, "fed_avg,4700", {"small": 30.0, "large": 30.0}, rounds=1500)
+    record(tmp_path, MERGED, {"small": 90.0, "large": 90.0}, rounds=300)
+    assert verdicts(tmp_path)[0] == OPEN
+    gains = section(text_of(tmp_path), "### Unlabelled images: in-domain")
+    (cells,) = row(gains, "MergedCodist | 4,700 | small")
+    assert cells[3] == "runs of unequal length"
+    record(tmp_path, "fed_avg,4700", {"small": 40.0, "large": 30.0}, rounds=300)
+    gains = section(text_of(tmp_path), "### Unlabelled images: in-domain")
+    (cells,) = row(gains, "MergedCodist | 4,700 | small")
+    assert cells[3].startswith("+50.00") and cells[5] == "† 300 of 1,500"
+
+
+def test_a_difference_within_its_interval_decides_nothing(tmp_path):
+    whole_table(tmp_path, lambda run, model, accuracy: 30.0)
+    assert verdicts(tmp_path)[0] == OPEN
+
+
+# The document
+
+
+def test_cells_show_both_models_their_spread_and_the_paper(tmp_path):
+    record(tmp_path, MERGED, {"small": [33.0, 34.0], "large": [30.0, 30.5]}, seeds=(0, 1))
+    record(tmp_path, "fed_avg,4700", {"small": 31.0, "large": 29.0})
+    table = section(text_of(tmp_path), "### Unlabelled images: in-domain")
+    merged, fed_avg = row(table, "MergedCodist")[0], row(table, "FedAvg")[0]
+    assert merged[3:5] == ["33.50 ± 0.71 / 30.25 ± 0.35 (2 seeds)", "33.86 / 33.15"]
+    assert fed_avg[3:5] == ["31.00 / 29.00 (1 seed)", "31.84 / 30.57"]
+    assert fed_avg[1] == "31.00 / not run (1 seed)"
+    assert merged[1] == "not run"
+    (gain,) = row(table, "MergedCodist | 4,700 | small")
+    share = 1.96 * math.sqrt((33.5 * 66.5 + 31 * 69) / 10_000)
+    assert gain[3:] == [f"+2.50 ± {share:.2f}", "binomial", "1,500", "+2.02", "inside"]
+
+
+def test_the_papers_gain_outside_our_interval_is_said_so(tmp_path):
+    whole_table(tmp_path, lambda run, model, accuracy: accuracy + 3 * (run == MERGED))
+    table = section(text_of(tmp_path), "### Unlabelled images: in-domain")
+    (changed,) = row(table, "MergedCodist | 4,700 | large")
+    (same,) = row(table, "MergedCodist | 3,100 | large")
+    assert (changed[3][:5], changed[4], changed[6:]) == ("+5.58", "Welch", ["+2.58", "outside"])
+    assert same[6:] == ["+7.22", "inside"]
+
+
+def test_missing_cells_name_the_command_that_runs_them(tmp_path):
+    whole_table(tmp_path, skip=("merged_codistillation,6300,cifar10",))
+    text = text_of(tmp_path)
+    assert "not run" not in section(text, "### Unlabelled images: in-domain")
+    assert (
+        "python -m experiments.sweep \\\n"
+        "    --config experiments/configs/cifar100_table1.py \\\n"
+        '    --only "merged_codistillation,6300,cifar10" \\\n'
+        "    --workdir runs/cifar100_table1\n"
+    ) in section(text, "### Unlabelled images: CIFAR-10")
+
+
+def test_short_runs_are_marked_with_the_command_for_the_full_length(tmp_path):
+    record(tmp_path, MERGED, {"small": 33.0, "large": 30.0}, rounds=300)
+    table = section(text_of(tmp_path), "### Unlabelled images: in-domain")
+    assert row(table, "MergedCodist")[0][3] == "33.00 † / 30.00 † (1 seed)"
+    remark = table[table.index("† 300 of 1,500 rounds. At full length:") :].split("```")[1]
+    assert f'--only "{MERGED}"' in remark
+    assert "--workdir runs/cifar100_table1_full" in remark
+
+
+def test_runs_of_full_length_are_not_marked(tmp_path):
+    whole_table(tmp_path)
+    text = text_of(tmp_path)
+    assert "†" not in section(text, "## Table 1: CIFAR-100")
+
+
+def test_notes_are_included_as_they_are(tmp_path):
+    whole_table(tmp_path, notes=["30,000 of them."])
+    (tmp_path / "notes").mkdir()
+    for name in (TABLE, FIGURE_4, "cifar100_alpha", "claims", "tuning", "cifar100_other"):
+        (tmp_path / "notes" / f"{name}.md").write_text(f"Said of **{name}**.\n\n- as | it is\n")
+    text = text_of(tmp_path)
+    for heading, name in (
+        ("## Table 1: CIFAR-100", TABLE),
+        ("## Figure 4: number of unlabelled images", FIGURE_4),
+        ("## Ablation: α of MergedCodist", "cifar100_alpha"),
+        ("## The paper's claims", "claims"),
+        ("## Tuning", "tuning"),
+        ("## cifar100_other", "cifar100_other"),
+    ):
+        assert f"Said of **{name}**.\n\n- as | it is\n" in section(text, heading)
+    assert text.count(f"Said of **{TABLE}**.") == 1
+    assert "- 30,000 of them. (" in section(text, "### Unlabelled images: CIFAR-10")
+
+
+def test_figure_4_takes_all_images_from_table_1(tmp_path):
+    whole_table(tmp_path)
+    text = section(text_of(tmp_path), "## Figure 4: number of unlabelled images")
+    assert row(text, "600")[0][2] == "33.50 ± 0.10 / 33.00 ± 0.10 (3 seeds)"
+    assert row(text, "13,500")[0][2] == "33.86 ± 0.10 / 33.15 ± 0.10 (3 seeds)"
+    assert row(text, "0 (FedAvg)")[0][1].startswith("31.84")
+    assert row(text, "2,500")[0][1:] == ["not run", "not run"]
+    assert '--only "merged_codistillation,2500"' in text
+    assert "13500" not in text and "docs/results/unlabelled_images.png" in text
+
+
+def test_an_ablation_lists_the_default_and_the_runs(tmp_path):
+    record(tmp_path, MERGED, {"small": 33.0, "large": 30.0})
+    record(tmp_path, "0.9", {"small": 34.0, "large": 31.0}, experiment="cifar100_alpha")
+    text = section(text_of(tmp_path), "## Ablation: α of MergedCodist")
+    assert row(text, f"`{MERGED}` (Table 1)")[0][1] == "33.00"
+    assert row(text, "`0.9`") == [
+        ["`0.9`", "34.00", "34.00", "31.00", "31.00", "1", "1,500"],
+    ]
+    assert row(text, "`0.1`")[0][1] == "not run"
+    assert '--only "0.1"' in text and '--only "0.9"' not in text
+
+
+def test_other_experiments_get_a_plain_table_with_what_differs(tmp_path):
+    other = {"experiment": "cifar100_investigation"}
+    record(tmp_path, "x", {"small": 33.0}, **other, file="a", algorithm={"alpha": 0.5})
+    record(tmp_path, "x", {"small": 34.0}, **other, file="b", algorithm={"alpha": 0.9})
+    text = section(text_of(tmp_path), "## cifar100_investigation")
+    rows = [cells[1:3] for cells in row(text, "`x`")]
+    assert sorted(rows) == [["algorithm.alpha=0.5", "33.00"], ["algorithm.alpha=0.9", "34.00"]]
+
+
+def test_every_record_is_in_the_list_of_runs(tmp_path):
+    whole_table(tmp_path)
+    paths = list(tmp_path.glob("*/*.json"))
+    record(tmp_path, MERGED, {"small": 1.0}, seeds=(7, 8), rounds=9)
+    text = section(text_of(tmp_path), "## All runs")
+    lines = [line for line in text.splitlines() if line.startswith("| cifar100")]
+    assert len(lines) == len(paths) + 1
+    (line,) = row(text, f"{TABLE} | `{MERGED}` | 7, 8")
+    assert line[3:5] == ["† 9 of 1,500", "small 1.00"]
+    assert line[5:9] == ["cpu", "1.5", "2026-01-01", "c0ffee1"]
+    assert line[9] == f"`python -m experiments.main --run '{MERGED}' \\| tee log`"
+
+
+def study(**changes):
+    return {
+        "study": "cifar_merged",
+        "algorithm": "merged_codistillation",
+        "rounds": 300,
+        "trials": [{}, {}, {}],
+        "states": {"pruned": 1, "complete": 2, "failed": 0},
+        "best_value": 0.31415926,
+        "best_parameters": {"b": 0.012345, "a": 3},
+        "command": "python -m experiments.tune",
+        "commit": "c0ffee",
+        "date": "2026-01-01",
+        "workers": [{"compilations": 1}, {"compilations": 2}],
+        **changes,
+    }
+
+
+def test_tuning_is_a_table_of_studies(tmp_path):
+    (tmp_path / "tuning").mkdir()
+    (tmp_path / "tuning" / "a.json").write_text(json.dumps(study()))
+    none = study(study="none", best_value=None, best_parameters=None)
+    (tmp_path / "tuning" / "b.json").write_text(json.dumps(none))
+    text = section(text_of(tmp_path), "## Tuning")
+    cells = ["MergedCodist", "3: 2 complete, 1 pruned", "300", "0.3142", "a=3, b=0.0123", "3"]
+    assert row(text, "`cifar_merged`") == [["`cifar_merged`", *cells]]
+    assert row(text, "`none`")[0][4:6] == ["", ""]
+    assert "`python -m experiments.tune`" in text
+
+
+def test_no_records_at_all(tmp_path):
+    document = results.render(results.load_results(tmp_path))
+    assert not document.plots
+    assert "not run" in document.text and "None yet." in document.text
+
+
+def test_plots_are_small_and_readable(tmp_path):
+    folder = whole_table(tmp_path / "results")
+    output = tmp_path / "RESULTS.md"
+    assert results.main(["--results", str(folder), "--output", str(output)]) == 0
+    plots = sorted((tmp_path / "docs" / "results").iterdir())
+    assert [path.name for path in plots] == ["curves.png", "gains.png", "unlabelled_images.png"]
+    for path in plots:
+        assert path.read_bytes().startswith(b"\x89PNG")
+        assert 5_000 < path.stat().st_size < 60_000
+        assert f"](docs/results/{path.name})" in output.read_text()
+    assert output.read_text().count("](docs/results/") == 3
+
+
+def test_the_text_depends_on_the_records_alone(tmp_path):
+    whole_table(tmp_path / "a")
+    record(tmp_path / "a", MERGED, {"small": 1.0, "large": 2.0}, rounds=9, alpha=1, beta=2)
+    names = [path.relative_to(tmp_path / "a") for path in (tmp_path / "a").glob("*/*")]
+    random.Random(0).shuffle(names)
+    for name in names:
+        (tmp_path / "b" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "b" / name).write_text((tmp_path / "a" / name).read_text())
+    code = (
+        "import sys; from pathlib import Path; from experiments import results;"
+        "sys.stdout.write(results.render(results.load_results(Path(sys.argv[1]))).text)"
+    )
+    environment = os.environ | {"PYTHONHASHSEED": "1", "PYTHONIOENCODING": "utf-8"}
+    command = [sys.executable, "-c", code, str(tmp_path / "b")]
+    done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, check=True)
+    assert done.stdout.decode() == text_of(tmp_path / "a") == text_of(tmp_path / "b")
+
+
+# The command
+
+
+def checked(capsys, folder, output):
+    status = results.main(["--results", str(folder), "--output", str(output), "--check"])
+    return status, capsys.readouterr().err
+
+
+def test_check_finds_edits_missing_files_and_new_records(tmp_path, capsys):
+    folder, output = whole_table(tmp_path / "results"), tmp_path / "RESULTS.md"
+    status, line = checked(capsys, folder, output)
+    assert (status, line.count("\n")) == (1, 1) and "does not exist" in line
+    results.main(["--results", str(folder), "--output", str(output)])
+    assert checked(capsys, folder, output) == (0, "")
+    (tmp_path / "docs" / "results" / "gains.png").rename(tmp_path / "gains.png")
+    assert "gains.png" in checked(capsys, folder, output)[1]
+    (tmp_path / "gains.png").rename(tmp_path / "docs" / "results" / "gains.png")
+    whole = output.read_text()
+    output.write_text(whole.replace("33.15", "33.16", 1))
+    status, line = checked(capsys, folder, output)
+    assert (status, line.count("\n")) == (1, 1) and "differs" in line
+    assert "33.16" in output.read_text()
+    output.write_text(whole)
+    record(folder, MERGED, {"small": 33.0}, seeds=(9,))
+    assert checked(capsys, folder, output)[0] == 1
+
+
+@pytest.mark.skipif(
+    not ((ROOT / "results").exists() or (ROOT / "RESULTS.md").exists()), reason="nothing recorded"
+)
+def test_the_committed_results_are_what_the_records_give(capsys):
+    assert checked(capsys, ROOT / "results", ROOT / "RESULTS.md") == (0, "")
+
+
+def nothing(content):
+    content.clear()
+
+
+MALFORMED = {
+    "no keys": nothing,
+    "no seeds": lambda c: c.update(seeds=[]),
+    "a key less": lambda c: c.pop("full_rounds"),
+    "an accuracy in %": lambda c: c["final"]["small"]["test"].update(accuracy=[33.0]),
+    "an accuracy too many": lambda c: c["final"]["small"]["test"].update(accuracy=[0.3, 0.3]),
+    "no accuracy": lambda c: c["final"]["small"]["test"].update(accuracy=[None]),
+    "not a number": lambda c: c["final"]["small"]["test"].update(accuracy=[math.nan]),
+    "no metric": lambda c: c["final"]["small"].update(test={}),
+    "no splits": lambda c: c["final"].update(small=3),
+    "rounds as text": lambda c: c.update(rounds="1500"),
+    "rounds as bool": lambda c: c.update(rounds=True),
+    "a shorter curve": lambda c: c["curve"]["small"]["held_out"]["round"].pop(),
+    "another experiment": lambda c: c.update(experiment="cifar100_alpha"),
+}
+
+
+@pytest.mark.parametrize("name", MALFORMED)
+def test_a_malformed_record_is_one_line_that_names_it(tmp_path, capsys, name):
+    path = record(tmp_path / "results", MERGED, {"small": 30.0})
+    content = json.loads(path.read_text())
+    MALFORMED[name](content)
+    path.write_text(json.dumps(content))
+    assert str(path) in refused(capsys, tmp_path)
+
+
+def test_files_that_are_no_json_objects(tmp_path, capsys):
+    for folder in (TABLE, "tuning"):
+        path = tmp_path / "results" / folder / "x.json"
+        path.parent.mkdir(parents=True)
+        for text in ("{", "[]", "\xff"):
+            path.write_text(text, encoding="latin-1")
+            assert str(path) in refused(capsys, tmp_path)
+        path.unlink()
+
+
+@pytest.mark.parametrize("change", [{"rounds": "x"}, {"states": []}, {"workers": [1]}])
+def test_a_malformed_study(tmp_path, capsys, change):
+    path = tmp_path / "results" / "tuning" / "x.json"
+    path.parent.mkdir(parents=True)
+    path.write_text(json.dumps(study(**change)))
+    assert str(path) in refused(capsys, tmp_path)
+
+
+def test_no_such_folder(tmp_path, capsys):
+    assert "--results" in refused(capsys, tmp_path)
+
+
+def test_an_output_that_cannot_be_written(tmp_path, capsys):
+    (tmp_path / "results").mkdir()
+    status = results.main(["--results", f"{tmp_path}/results", "--output", f"{tmp_path}/no/R.md"])
+    line = capsys.readouterr().err
+    assert status == 2 and line.startswith("error: cannot write") and line.count("\n") == 1
+
+
+def refused(capsys, folder):
+    output = folder / "RESULTS.md"
+    assert results.main(["--results", str(folder / "results"), "--output", str(output)]) == 2
+    line = capsys.readouterr().err
+    assert line.startswith("error: ") and line.count("\n") == 1
+    assert not output.exists()
+    return line
+
+
+def test_the_papers_runs_are_the_configs(tmp_path):
+    from experiments.configs import cifar100_table1
+
+    assert set(paper_numbers.TABLE_1) == set(cifar100_table1.get_runs())
+    assert run_name("merged_codistillation", 4700, "in_domain") == MERGED
