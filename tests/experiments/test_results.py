@@ -518,7 +518,7 @@ def test_the_text_depends_on_the_records_alone(tmp_path):
         (tmp_path / "b" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "b" / name).write_text((tmp_path / "a" / name).read_text())
     code = (
-        "import sys; from pathlib import Path; from experiments import results;"
+        "import sys; from pathlib import Path; from experiments.results import document as results;"
         "sys.stdout.write(results.render(results.load_results(Path(sys.argv[1]))).text)"
     )
     environment = os.environ | {"PYTHONHASHSEED": "1", "PYTHONIOENCODING": "utf-8"}
