@@ -6,18 +6,16 @@ r"""Runs one experiment from a config file.
 The same command continues a run that was stopped. On a CPU it starts one process per core.
 """
 
-import argparse
-import difflib
 import os
 import sys
-import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from absl import flags
-from ml_collections import ConfigDict, config_flags
+from ml_collections import config_flags
 
+from experiments import command
 from fedcodist import launch
 
 _CONFIG = config_flags.DEFINE_config_file("config", None, "The experiment's config file.")
@@ -33,75 +31,23 @@ _CHANGE_PLAN = flags.DEFINE_bool(
 )
 
 
-# What a config file, which is Python, can raise besides.
-_CONFIG_FILE_ERRORS = (
-    ValueError,
-    TypeError,
-    LookupError,
-    AttributeError,
-    ArithmeticError,
-    NameError,
-    SyntaxError,
-    ImportError,
-    OSError,
-)
-
-
 def main(arguments: list[str]) -> int:
     """Runs the command; returns its exit status. A mistake of the user's is one line and status 2."""
     if "--help" in arguments or "-h" in arguments:
         print(f"{__doc__}\n{flags.FLAGS.module_help(__name__)}")
         return 0
     try:
-        _parse(arguments)
+        command.parse(arguments, flags.FLAGS, required=("config", "workdir"))
         processes = _processes()
-    except (flags.Error, *_CONFIG_FILE_ERRORS) as error:
-        return _refuse(error)
+    except command.PARSE_ERRORS as error:
+        return command.refuse(error)
     if launch.is_child() or _DISTRIBUTED.value:
         return _run()
-    command = [sys.executable, "-m", "experiments.main", *arguments[1:]]
+    program = [sys.executable, "-m", "experiments.main", *arguments[1:]]
     workdir = Path(_WORKDIR.value)
     return launch.supervise(
-        command, processes, lambda: _newest_checkpoint(workdir), logs=workdir / "logs"
+        program, processes, lambda: _newest_checkpoint(workdir), logs=workdir / "logs"
     )
-
-
-def _parse(arguments: list[str]) -> None:
-    given = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    given.add_argument("--config", default="")
-    path = given.parse_known_args(arguments[1:])[0].config
-    if path and not Path(path.split(":")[0]).is_file():
-        raise ValueError(f"--config must be an existing file, got {path!r}.")
-    try:
-        unknown = flags.FLAGS(arguments)[1:]
-    except (LookupError, AttributeError):
-        if path:
-            _check_settings(arguments, flags.FLAGS["config"].parser.parse(path))
-        raise
-    if unknown:
-        raise ValueError(f"unexpected argument {unknown[0]!r}; settings are --config.name=value.")
-    for flag in (_CONFIG, _WORKDIR):
-        if not flag.value:
-            raise ValueError(f"--{flag.name} must be given.")
-
-
-def _check_settings(arguments: list[str], config: ConfigDict) -> None:
-    """Raises ValueError for an unknown setting; ml_collections names only the last part of it."""
-    names = list(_names(config))
-    for argument in arguments:
-        name = argument.split("=")[0]
-        if name.startswith("--config.") and name.removeprefix("--config.") not in names:
-            (nearest,) = difflib.get_close_matches(
-                name, [f"--config.{each}" for each in names], n=1, cutoff=0
-            )
-            raise ValueError(f"{name} is no setting of the config; did you mean {nearest}?")
-
-
-def _names(config: ConfigDict, prefix: str = "") -> Iterator[str]:
-    for name, value in config.items():
-        yield prefix + name
-        if isinstance(value, ConfigDict):
-            yield from _names(value, f"{prefix}{name}.")
 
 
 def _processes() -> int:
@@ -135,17 +81,14 @@ def _run() -> int:
 
     config, workdir = _CONFIG.value, Path(_WORKDIR.value)
     is_first = jax.process_index() == 0
-    warnings.showwarning = _show_warning if is_first else lambda *_: None
+    command.show_warnings(is_first)
     try:
         experiment = build_experiment(config)
         check_experiment(experiment)
-    except (ValueError, TypeError, ImportError, OSError, KeyError) as error:
-        return _refuse(error)
-    except AttributeError as error:
-        # ConfigDict's way of saying that a setting is missing; any other is a fault of the program.
-        if not isinstance(error.args[0], KeyError):
+    except Exception as error:
+        if not command.is_mistake(error):
             raise
-        return _refuse(error)
+        return command.refuse(error)
     plan = {
         "processes": jax.process_count(),
         "devices": jax.device_count(),
@@ -163,7 +106,7 @@ def _run() -> int:
             name=f"{config.name} · {config.algorithm.name}",
         )
     except (TrainingDiverged, CheckpointError, RunFolderError) as error:
-        return _refuse(error)
+        return command.refuse(error)
     if is_first:
         try:
             for model, variables in outcome.variables.items():
@@ -171,7 +114,7 @@ def _run() -> int:
                     path = workdir / f"{model}_seed{config.seed + index}.safetensors"
                     save_model(path, jax.tree.map(lambda leaf, i=index: leaf[i], variables))
         except (OSError, SafetensorError) as error:
-            return _refuse(error)
+            return command.refuse(error)
         print(f"run folder: {workdir}")
     return 0
 
@@ -196,19 +139,6 @@ def tensorboard(folder: Path) -> Callable[[Sequence[Mapping[str, Any]]], None] |
         writer.flush()
 
     return log
-
-
-def _refuse(error: Exception) -> int:
-    """Prints one line; returns the status of a user's mistake."""
-    while error.args and isinstance(error.args[0], Exception):
-        error = error.args[0]
-    text = f"the config lacks {error.args[0]}" if isinstance(error, KeyError) else error
-    print(f"error: {' '.join(str(text).split())}", file=sys.stderr, flush=True)
-    return launch.USER_ERROR
-
-
-def _show_warning(message: Any, *_: Any) -> None:
-    print(f"warning: {message}", file=sys.stderr, flush=True)
 
 
 def _newest_checkpoint(workdir: Path) -> str | None:
