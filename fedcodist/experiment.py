@@ -266,9 +266,8 @@ def _training(programs, experiment, mesh, seeds, hyper):
             *state, seeds, np.int32(round), np.int32(count), hyper, data
         )
         history = {name: np.asarray(values)[:, :count] for name, values in history.items()}
-        # The first block's time is mostly compilation.
-        if rounds_per_second is not None or programs.train._cache_size() == 1:
-            rounds_per_second = count / max(time.monotonic() - began, 1e-6)
+        # The first block's time is mostly compilation, so the second one is short.
+        rounds_per_second = count / max(time.monotonic() - began, 1e-6)
         return tuple(state), history
 
     return train

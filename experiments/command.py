@@ -1,0 +1,97 @@
+"""What the commands share: config files with overrides, and how a user's mistake is answered."""
+
+import argparse
+import difflib
+import sys
+import warnings
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from absl import flags
+from ml_collections import ConfigDict
+
+from fedcodist import launch
+
+# What a config file, which is Python, can raise besides.
+_CONFIG_FILE_ERRORS = (
+    ValueError,
+    TypeError,
+    LookupError,
+    AttributeError,
+    ArithmeticError,
+    NameError,
+    SyntaxError,
+    ImportError,
+    OSError,
+)
+PARSE_ERRORS = (flags.Error, *_CONFIG_FILE_ERRORS)
+
+
+def parse(arguments: list[str], values: flags.FlagValues, required: Sequence[str]) -> None:
+    """Parses a command line with a flag `config`; raises one of PARSE_ERRORS for a mistake."""
+    given = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    given.add_argument("--config", default="")
+    path = given.parse_known_args(arguments[1:])[0].config
+    if path and not Path(path.split(":")[0]).is_file():
+        raise ValueError(f"--config must be an existing file, got {path!r}.")
+    try:
+        unknown = values(arguments)[1:]
+    except (LookupError, AttributeError):
+        if path:
+            _check_settings(arguments, values["config"].parser.parse(path))
+        raise
+    if unknown:
+        raise ValueError(f"unexpected argument {unknown[0]!r}; settings are --config.name=value.")
+    for name in required:
+        if not values[name].value:
+            raise ValueError(f"--{name} must be given.")
+
+
+def nearest_name(name: str, names: Sequence[str]) -> str:
+    """The one of `names` that was probably meant."""
+    return difflib.get_close_matches(name, names, n=1, cutoff=0)[0]
+
+
+def setting_names(config: ConfigDict, prefix: str = "") -> Iterator[str]:
+    """Dotted names of all settings and of the groups that they are in."""
+    for name, value in config.items():
+        yield prefix + name
+        if isinstance(value, ConfigDict):
+            yield from setting_names(value, f"{prefix}{name}.")
+
+
+def is_mistake(error: Exception) -> bool:
+    """Whether what assembling an experiment raised is the config's fault, not the program's."""
+    if isinstance(error, AttributeError):
+        # ConfigDict's way of saying that a setting is missing.
+        return bool(error.args) and isinstance(error.args[0], KeyError)
+    return isinstance(error, ValueError | TypeError | ImportError | OSError | KeyError)
+
+
+def refuse(error: Exception) -> int:
+    """Prints one line; returns the status of a user's mistake."""
+    while error.args and isinstance(error.args[0], Exception):
+        error = error.args[0]
+    text = f"the config lacks {error.args[0]}" if isinstance(error, KeyError) else error
+    print(f"error: {' '.join(str(text).split())}", file=sys.stderr, flush=True)
+    return launch.USER_ERROR
+
+
+def show_warnings(shown: bool) -> None:
+    """Makes warnings one line each, or nothing: of several processes one says them."""
+    warnings.showwarning = _show_warning if shown else lambda *_: None
+
+
+def _check_settings(arguments: list[str], config: ConfigDict) -> None:
+    """Raises ValueError for an unknown setting; ml_collections names only the last part of it."""
+    names = list(setting_names(config))
+    for argument in arguments:
+        name = argument.split("=")[0]
+        if name.startswith("--config.") and name.removeprefix("--config.") not in names:
+            nearest = nearest_name(name, [f"--config.{each}" for each in names])
+            raise ValueError(f"{name} is no setting of the config; did you mean {nearest}?")
+
+
+def _show_warning(message: Any, *_: Any) -> None:
+    print(f"warning: {message}", file=sys.stderr, flush=True)

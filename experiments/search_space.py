@@ -1,0 +1,211 @@
+"""What a tuner searches: floats of a config, between bounds.
+
+A dimension is named by the setting that it varies, such as `pools.small.server_learning_rate`. A star
+stands for every name in its place: `pools.*.client_learning_rate` is one value that all pools share.
+A config may have a space of its own in place of its algorithm's:
+
+    config.tuning = dict(
+        space=(
+            ("pools.*.client_learning_rate", 0.01, 0.1, "log"),
+            ("algorithm.alpha", 0.3, 0.9, "linear"),
+        )
+    )
+"""
+
+import copy
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from ml_collections import ConfigDict
+
+from experiments.command import nearest_name
+
+
+class Dimension(NamedTuple):
+    """One value that is searched.
+
+    Attributes:
+      low, high: inclusive bounds.
+      scale: 'log' or 'linear', in which values are uniform.
+      settings: dotted names of the config's settings that all take it.
+    """
+
+    low: float
+    high: float
+    scale: str
+    settings: tuple[str, ...]
+
+
+Space = dict[str, Dimension]
+
+
+def search_space(config: ConfigDict) -> Space:
+    """The config's own search space, or its algorithm's.
+
+    Raises:
+      ValueError: one line, for bounds that make no sense and settings that do not exist, are no
+        floats or are named twice.
+    """
+    own = config.get("tuning", ConfigDict()).get("space", None)
+    settings = flat(config)
+    space: Space = {}
+    for entry in default_space(config) if own is None else own:
+        name, low, high, scale = _checked(entry)
+        if name in space:
+            raise ValueError(f"tuning.space names {name!r} twice.")
+        space[name] = Dimension(low, high, scale, _matching(name, settings))
+    if not space:
+        raise ValueError("tuning.space must name at least one setting, got none.")
+    taken: dict[str, str] = {}
+    for name, dimension in space.items():
+        for setting in dimension.settings:
+            if setting in taken:
+                raise ValueError(f"tuning.space: {taken[setting]!r} and {name!r} set {setting}.")
+            taken[setting] = name
+            group, last = _group(config, setting)
+            if (kind := group.get_type(last)) is not float:
+                raise ValueError(
+                    f"tuning.space names {setting!r}, which must be a float, is {kind.__name__}."
+                )
+    return space
+
+
+def default_space(config: ConfigDict) -> list[tuple[str, float, float, str]]:
+    """The space of Knowledge Codistillation, appendix F.
+
+    The paper gives the decay's range as (0, 1), and searches it on a log scale: from 1e-3 here.
+    """
+    rates, pools = (1e-4, 1e-1, "log"), list(config.pools)
+    space = [("pools.*.client_learning_rate", *rates)]
+    space += [(f"pools.{pool}.server_learning_rate", *rates) for pool in pools]
+    if config.algorithm.name != "fed_avg":
+        teaching = {
+            "learning_rate": rates,
+            "decay": (1e-3, 1.0, "log"),
+            "temperature": (0.1, 10.0, "log"),
+            "interpolation": (1e-3, 0.5, "log"),
+        }
+        for name, bounds in teaching.items():
+            space += [(f"pools.{pool}.teaching.{name}", *bounds) for pool in pools]
+    if config.algorithm.name == "merged_codistillation":
+        space.append(("algorithm.alpha", 0.05, 0.95, "linear"))
+    return space
+
+
+def check_effects(
+    config: ConfigDict, space: Space, floats: Callable[[ConfigDict], Sequence[float]]
+) -> None:
+    """Raises ValueError unless every dimension changes what a compiled program takes as an argument.
+
+    All trials share one program: whatever else a setting changed would be left out silently.
+
+    Args:
+      config: the experiment.
+      space: what is searched.
+      floats: config -> the algorithm's traced floats. It raises for values that are not allowed.
+    """
+    before = flat(config)
+    for name, dimension in space.items():
+        low, high = (
+            with_values(config, space, {name: bound}) for bound in (dimension.low, dimension.high)
+        )
+        others = {
+            setting
+            for end in (low, high)
+            for setting, value in flat(end).items()
+            if value != before[setting] and setting not in dimension.settings
+        }
+        if others:
+            raise ValueError(
+                f"tuning.space names {name!r}, which also changes {min(others)!r} in this config."
+            )
+        if list(floats(low)) == list(floats(high)):
+            raise ValueError(
+                f"tuning.space names {name!r}, which changes none of the floats that trials of "
+                f"{config.algorithm.name} may differ in."
+            )
+
+
+def with_values(config: ConfigDict, space: Space, values: Mapping[str, float]) -> ConfigDict:
+    """A copy of the config with a trial's values, by dimension."""
+    changed = copy.deepcopy(config)
+    for name, value in values.items():
+        for setting in space[name].settings:
+            group, last = _group(changed, setting)
+            group[last] = float(value)
+    return changed
+
+
+def own_values(config: ConfigDict, space: Space) -> dict[str, float]:
+    """The values that the config itself has, without those that are no point of the space."""
+    settings, values = flat(config), {}
+    for name, dimension in space.items():
+        found = {settings[setting] for setting in dimension.settings}
+        value = found.pop()
+        if not found and value is not None and dimension.low <= value <= dimension.high:
+            values[name] = float(value)
+    return values
+
+
+def overrides(space: Space, values: Mapping[str, float]) -> list[str]:
+    """Arguments that give a run a trial's values, to the last bit."""
+    return [
+        f"--config.{setting}={value!r}"
+        for name, value in values.items()
+        for setting in space[name].settings
+    ]
+
+
+def flat(config: ConfigDict) -> dict[str, Any]:
+    """Every setting's value by its dotted name."""
+    return dict(_leaves(config))
+
+
+def _leaves(config: ConfigDict, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in config.items():
+        if isinstance(value, ConfigDict):
+            yield from _leaves(value, f"{prefix}{name}.")
+        else:
+            yield prefix + name, value
+
+
+def _group(config: ConfigDict, setting: str) -> tuple[ConfigDict, str]:
+    *groups, last = setting.split(".")
+    for name in groups:
+        config = config[name]
+    return config, last
+
+
+def _matching(name: str, settings: Mapping[str, Any]) -> tuple[str, ...]:
+    wanted = name.split(".")
+    matching = tuple(
+        setting
+        for setting in settings
+        if len(parts := setting.split(".")) == len(wanted)
+        and all(one in ("*", other) for one, other in zip(wanted, parts, strict=True))
+    )
+    if not matching:
+        nearest = nearest_name(name, list(settings))
+        raise ValueError(
+            f"tuning.space names {name!r}, which is no setting of the config; did you mean {nearest!r}?"
+        )
+    return matching
+
+
+def _checked(entry: Any) -> tuple[str, float, float, str]:
+    try:
+        name, low, high, scale = entry
+        low, high = float(low), float(high)
+        well_formed = isinstance(name, str) and scale in ("log", "linear")
+    except (TypeError, ValueError):
+        well_formed = False
+    if not well_formed:
+        raise ValueError(
+            f"tuning.space must hold (setting, low, high, 'log' or 'linear'), got {entry!r}."
+        )
+    if not (math.isfinite(low) and math.isfinite(high) and low < high):
+        raise ValueError(f"tuning.space: {name} must have finite bounds low < high, got {entry!r}.")
+    if scale == "log" and low <= 0:
+        raise ValueError(f"tuning.space: {name} must be above 0 on a log scale, got {low:g}.")
+    return name, low, high, scale

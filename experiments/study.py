@@ -1,0 +1,327 @@
+"""A tuning study in an SQLite file that workers on one machine share.
+
+Concurrent writers of SQLite fail rather than wait for ever, so workers take turns: whoever touches the
+study holds byte 0 of a lock file beside it. Every worker holds another byte of that file for as long as
+it lives. The operating system releases it however the process ends, so a trial whose worker is gone is
+known at once and for certain, where Optuna's heartbeats would have to wait for a grace period.
+"""
+
+import contextlib
+import datetime
+import fcntl
+import json
+import secrets
+import subprocess
+import time
+import warnings
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import optuna
+import sqlalchemy.exc
+from optuna.distributions import FloatDistribution
+from optuna.trial import FrozenTrial, TrialState
+
+from experiments.search_space import Space
+
+ERRORS = (optuna.exceptions.OptunaError, sqlalchemy.exc.SQLAlchemyError, OSError)
+STATES = {
+    TrialState.COMPLETE: "finished",
+    TrialState.PRUNED: "pruned",
+    TrialState.FAIL: "failed",
+    TrialState.RUNNING: "running",
+}
+_COUNTED = (TrialState.COMPLETE, TrialState.PRUNED)
+_SECONDS_BETWEEN_LOOKS = 0.5
+_MOST_INTERMEDIATE_VALUES = 10
+
+optuna.logging.set_verbosity(optuna.logging.ERROR)
+
+
+class Worker:
+    """This process's place among those that share a study; make one per process and study file.
+
+    Closing any handle of the lock file would release all of a process's locks on it, so it has one.
+    """
+
+    def __init__(self, storage: Path):
+        storage.parent.mkdir(parents=True, exist_ok=True)
+        self._file = open(storage.with_name(f"{storage.name}.lock"), "ab")  # noqa: SIM115
+        self.number = 1 + secrets.randbelow(2**40)
+        fcntl.lockf(self._file, fcntl.LOCK_EX, 1, self.number)
+
+    @contextlib.contextmanager
+    def turn(self) -> Iterator[None]:
+        """Alone with the study; waits until the others are done."""
+        fcntl.lockf(self._file, fcntl.LOCK_EX, 1, 0)
+        try:
+            yield
+        finally:
+            fcntl.lockf(self._file, fcntl.LOCK_UN, 1, 0)
+
+    def is_alive(self, number: int) -> bool:
+        """Whether the worker of that number is still running."""
+        if number == self.number:
+            return True
+        try:
+            fcntl.lockf(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, number)
+        except OSError:
+            return True
+        fcntl.lockf(self._file, fcntl.LOCK_UN, 1, number)
+        return False
+
+
+class Plan(NamedTuple):
+    """What a study tunes, and how.
+
+    Attributes:
+      storage: the SQLite file.
+      name: the study's name in it.
+      settings: flat settings of the experiment without the tuned ones; a study has one such.
+      space: what is searched; a study has one such.
+      first: values by dimension of the first trial; those that it lacks are drawn.
+      trials: finished and pruned trials that the study is to have.
+      seed: of the sampler.
+      pruner: 'median', 'hyperband' or 'none'.
+      rounds, every: rounds of a trial, and from one evaluation to the next.
+      command: what reproduces the study, for its summary.
+    """
+
+    storage: Path
+    name: str
+    settings: Mapping[str, Any]
+    space: Space
+    first: Mapping[str, float]
+    trials: int
+    seed: int
+    pruner: str
+    rounds: int
+    every: int
+    command: str
+
+
+def open_study(plan: Plan, worker: Worker) -> optuna.Study:
+    """Makes the study, or continues it.
+
+    Raises:
+      ValueError: one line, where the study was made with another config or search space.
+      One of ERRORS: the file cannot be used.
+    """
+    guarded = json.loads(
+        json.dumps({"space": plan.space, "config": dict(plan.settings)}, default=str)
+    )
+    with worker.turn():
+        study = optuna.create_study(
+            storage=_storage(plan.storage),
+            study_name=plan.name,
+            direction="maximize",
+            pruner=_pruner(plan),
+            load_if_exists=True,
+        )
+        made = study.user_attrs.get("made_of")
+        if made is None:
+            if any(trial.state != TrialState.WAITING for trial in study.trials):
+                raise ValueError(
+                    f"study {plan.name!r} in {plan.storage} was not made by this command."
+                )
+            study.enqueue_trial(dict(plan.first), skip_if_exists=True)
+            # Last: a study whose making was interrupted is made again.
+            study.set_user_attr("made_of", guarded)
+        elif difference := _difference(made, guarded):
+            raise ValueError(
+                f"study {plan.name!r} in {plan.storage} was made with {difference}. "
+                "Use another --study, or the same settings."
+            )
+        study.set_user_attr("command", plan.command)
+        study.set_user_attr("commit", _commit())
+    return study
+
+
+def load_study(storage: Path, name: str) -> optuna.Study:
+    """An existing study, to read. Raises ValueError, one line, where there is none."""
+    if not storage.is_file():
+        raise ValueError(f"--storage must be an existing file, got '{storage}'.")
+    try:
+        study = optuna.load_study(study_name=name, storage=_storage(storage))
+    except KeyError:
+        raise ValueError(f"--study must be a study in {storage}, got {name!r}.") from None
+    if "made_of" not in study.user_attrs:
+        raise ValueError(f"study {name!r} in {storage} was not made by this command.")
+    return study
+
+
+def next_trial(study: optuna.Study, plan: Plan, worker: Worker, device: str) -> optuna.Trial | None:
+    """The next trial to run; None when the study has all that it is to have.
+
+    Where other workers are at the last ones it waits: should one of them be killed, its trial is
+    left for this worker.
+    """
+    distributions = {
+        name: FloatDistribution(dimension.low, dimension.high, log=dimension.scale == "log")
+        for name, dimension in plan.space.items()
+    }
+    while True:
+        with worker.turn():
+            _fail_abandoned(study, worker)
+            states = [trial.state for trial in study.trials]
+            done = sum(map(states.count, _COUNTED))
+            if done >= plan.trials:
+                return None
+            if done + states.count(TrialState.RUNNING) < plan.trials:
+                study.sampler = _sampler(study, plan)
+                trial = study.ask(distributions)
+                trial.set_user_attr("worker", {"number": worker.number, "device": device})
+                return trial
+        time.sleep(_SECONDS_BETWEEN_LOOKS)
+
+
+def report(trial: optuna.Trial, worker: Worker, round: int, value: float) -> bool:
+    """Records an intermediate value; returns whether the trial is to be pruned."""
+    with worker.turn():
+        trial.report(value, round)
+        return trial.should_prune()
+
+
+def finish(
+    study: optuna.Study,
+    trial: optuna.Trial,
+    worker: Worker,
+    value: float | None,
+    state: TrialState,
+    reason: str | None,
+    compilations: int,
+) -> None:
+    """Records how a trial ended, why, and how often its worker had compiled by then."""
+    with worker.turn():
+        if reason is not None:
+            trial.set_user_attr("reason", reason)
+        trial.set_user_attr("compilations", compilations)
+        study.tell(trial, value, state)
+
+
+def best_trial(study: optuna.Study) -> FrozenTrial | None:
+    """The best finished trial; None where there is none."""
+    finished = study.get_trials(states=(TrialState.COMPLETE,))
+    return max(finished, key=lambda trial: trial.value, default=None)
+
+
+def summary(study: optuna.Study) -> dict[str, Any]:
+    """All about a study that is worth keeping, as JSON."""
+    attributes, best = study.user_attrs, best_trial(study)
+    trials = [trial for trial in study.trials if trial.state in STATES]
+    states = [trial.state for trial in trials]
+    workers: dict[int, dict[str, Any]] = {}
+    for trial in trials:
+        if about := trial.user_attrs.get("worker"):
+            one = workers.setdefault(
+                about["number"], {"device": about["device"], "trials": 0, "compilations": 0}
+            )
+            one["trials"] += 1
+            compilations = trial.user_attrs.get("compilations", 0)
+            one["compilations"] = max(one["compilations"], compilations)
+    return {
+        "study": study.study_name,
+        "algorithm": attributes["made_of"]["config"]["algorithm.name"],
+        "objective": "mean accuracy of the models on held-out clients after the last round",
+        "command": attributes["command"],
+        "commit": attributes["commit"],
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "rounds": attributes["made_of"]["config"]["rounds"],
+        "states": {name: states.count(state) for state, name in STATES.items()},
+        "workers": list(workers.values()),
+        "space": {
+            name: {"low": low, "high": high, "scale": scale}
+            for name, (low, high, scale, _) in attributes["made_of"]["space"].items()
+        },
+        "best_trial": best and best.number,
+        "best_value": best and best.value,
+        "best_parameters": best and best.params,
+        "trials": [_trial_summary(trial) for trial in trials],
+    }
+
+
+def _trial_summary(trial: FrozenTrial) -> dict[str, Any]:
+    rounds = sorted(trial.intermediate_values)
+    if len(rounds) > _MOST_INTERMEDIATE_VALUES:
+        kept = np.linspace(0, len(rounds) - 1, _MOST_INTERMEDIATE_VALUES).round().astype(int)
+        rounds = [rounds[index] for index in kept]
+    return {
+        "number": trial.number,
+        "state": STATES[trial.state],
+        **({"reason": trial.user_attrs["reason"]} if "reason" in trial.user_attrs else {}),
+        "value": None if trial.value is None else _six_digits(trial.value),
+        "parameters": {name: _six_digits(value) for name, value in trial.params.items()},
+        "seconds": trial.duration and round(trial.duration.total_seconds(), 1),
+        "by_round": {str(r): _six_digits(trial.intermediate_values[r]) for r in rounds},
+    }
+
+
+def _fail_abandoned(study: optuna.Study, worker: Worker) -> None:
+    """Fails the trials of workers that are gone, and puts their values first in the queue."""
+    for trial in study.get_trials(states=(TrialState.RUNNING,)):
+        # Without a worker it was asked for in a turn that was not finished.
+        owner = trial.user_attrs.get("worker")
+        if owner is None or not worker.is_alive(owner["number"]):
+            study.tell(trial.number, state=TrialState.FAIL)
+            if trial.params:
+                study.enqueue_trial(trial.params, user_attrs={"repeats": trial.number})
+
+
+def _sampler(study: optuna.Study, plan: Plan) -> optuna.samplers.TPESampler:
+    """One for the next trial alone.
+
+    Its seed is that of the study and the trial's place, whichever worker asks: no two workers draw
+    the same values, and a study that was interrupted goes on with the draws it would have had.
+    """
+    drawn = [trial for trial in study.trials if "repeats" not in trial.user_attrs]
+    place = sum(trial.state != TrialState.WAITING for trial in drawn)
+    seed = int(np.random.SeedSequence([plan.seed, place]).generate_state(1)[0])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+        return optuna.samplers.TPESampler(seed=seed, constant_liar=True)
+
+
+def _pruner(plan: Plan) -> optuna.pruners.BasePruner:
+    if plan.pruner == "median":
+        # Five whole trials to compare with; a quarter of the rounds for slow starters.
+        return optuna.pruners.MedianPruner(n_startup_trials=5, n_warmup_steps=plan.rounds // 4)
+    if plan.pruner == "hyperband":
+        return optuna.pruners.HyperbandPruner(plan.every, plan.rounds, reduction_factor=3)
+    return optuna.pruners.NopPruner()
+
+
+def _storage(path: Path) -> optuna.storages.RDBStorage:
+    return optuna.storages.RDBStorage(
+        f"sqlite:///{path}", engine_kwargs={"connect_args": {"timeout": 60}}
+    )
+
+
+def _difference(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> str | None:
+    # The space first: a setting that only one of them tunes is missing in the other's config.
+    for part, text in (("space", "another search space"), ("config", "another config")):
+        for name in [*theirs[part], *ours[part]]:
+            left, right = (each[part].get(name, "nothing") for each in (theirs, ours))
+            if left != right:
+                return f"{text}: {name} is {left!r} there and {right!r} here"
+    return None
+
+
+def _six_digits(value: float) -> float:
+    return float(f"{value:.6g}")
+
+
+def _commit() -> str | None:
+    """The commit that ran, marked where files differ from it."""
+    try:
+        git = subprocess.run(
+            ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"],
+            cwd=Path(__file__).parent,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return git.stdout.strip()

@@ -1,0 +1,389 @@
+r"""Tunes the float hyper-parameters of an experiment.
+
+    python -m experiments.tune --config experiments/configs/digits_codist.py:merged_codistillation \
+        --study digits_merged --storage runs/tuning.db --trials 32 --config.rounds=40
+
+A trial's value is the accuracy on held-out clients after the last round, averaged over models and
+seeds; test data is never read. What is searched is told in experiments/search_space.py. The same
+command goes on with a study that was stopped. On a CPU there is one worker per core; each compiles
+once for all of its trials. `--output FILE` keeps the study as JSON when it has all its trials, and
+`--summary` writes that at any time:
+
+    python -m experiments.tune --summary --study digits_merged --storage runs/tuning.db
+"""
+
+import collections
+import copy
+import importlib.util
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import threading
+import warnings
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from absl import flags
+from ml_collections import ConfigDict, config_flags
+
+from experiments import command, search_space
+from fedcodist import launch
+
+# File descriptor by which the first worker says that the study is open.
+_READY = "FEDCODIST_TUNE_READY"
+# What a trial neither depends on nor may change.
+_NOT_SETTINGS = ("execution.", "tuning.", "evaluation.splits", "evaluation.final_splits")
+
+
+def main(arguments: list[str]) -> int:
+    """Runs the command; returns its exit status. A mistake of the user's is one line and status 2."""
+    values = _flags(arguments)
+    if "--help" in arguments or "-h" in arguments:
+        print(f"{__doc__}\n{values.get_help()}")
+        return 0
+    try:
+        command.parse(arguments, values, required=("study", "storage"))
+        _check(values)
+        if values.summary:
+            return _summarise(values)
+    except command.PARSE_ERRORS as error:
+        return command.refuse(error)
+    if launch.is_child():
+        return _work(values)
+    processes = values.processes or launch.default_processes()
+    status = _supervise([sys.executable, "-m", "experiments.tune", *arguments[1:]], processes)
+    return status or _conclude(values)
+
+
+def _flags(arguments: list[str]) -> flags.FlagValues:
+    values = flags.FlagValues()
+    config_flags.DEFINE_config_file(
+        "config", None, "The experiment's config file.", flag_values=values, sys_argv=arguments
+    )
+    for name, default, text in (
+        ("study", None, "Name of the study; the same one continues it."),
+        ("storage", None, "SQLite file of studies; made where it does not exist."),
+        ("output", None, "JSON file for the study's summary."),
+    ):
+        flags.DEFINE_string(name, default, text, flag_values=values)
+    for name, default, text in (
+        ("trials", 32, "Finished and pruned trials that the study is to have in all."),
+        ("processes", None, "Workers on this machine; chosen by the machine where not given."),
+        ("seed", 0, "Of the tuner's draws; the experiment's is --config.seed."),
+    ):
+        flags.DEFINE_integer(name, default, text, flag_values=values)
+    flags.DEFINE_enum(
+        "pruner", "median", ("median", "hyperband", "none"), "Stops bad trials.", flag_values=values
+    )
+    flags.DEFINE_bool("summary", False, "Only write the study's summary.", flag_values=values)
+    return values
+
+
+def _check(values: flags.FlagValues) -> None:
+    if values.config is None and not values.summary:
+        raise ValueError("--config must be given.")
+    for package, what in (("optuna", "optuna"), ("fcntl", "the file locks of Unix")):
+        if importlib.util.find_spec(package) is None:
+            install = ": pip install 'fedcodist[tune]'" if package == "optuna" else ""
+            raise ImportError(f"tuning needs {what}{install}.")
+    for name, low in (("trials", 1), ("processes", 1), ("seed", 0)):
+        if values[name].value is not None and values[name].value < low:
+            raise ValueError(f"--{name} must be at least {low}, got {values[name].value}.")
+    for name in ("storage", "output"):
+        if values[name].value is not None and Path(values[name].value).is_dir():
+            raise ValueError(f"--{name} must be a file, {values[name].value!r} is a folder.")
+    if "://" in values.storage:
+        raise ValueError(f"--storage must be the path of an SQLite file, got {values.storage!r}.")
+
+
+# The process that starts the workers.
+
+
+def _supervise(program: Sequence[str], processes: int) -> int:
+    """Runs the workers to their end; returns 0, or what went wrong.
+
+    The first is started alone, so that a mistake is told once. Workers do not depend on each other:
+    where one dies, the others take over its trial.
+    """
+    workers: list[subprocess.Popen] = []
+    try:
+        is_ready, ready = os.pipe()
+        workers.append(_start(program, 0, processes, ready))
+        os.close(ready)
+        if os.read(is_ready, 1):
+            workers += [_start(program, rank, processes) for rank in range(1, processes)]
+        os.close(is_ready)
+        statuses = [worker.wait() for worker in workers]
+    except KeyboardInterrupt:
+        print("interrupted: the same command goes on with the study.", flush=True)
+        return launch.INTERRUPTED
+    finally:
+        for worker in workers:
+            worker.kill()
+            worker.wait()
+    for rank, status in enumerate(statuses):
+        if status < 0:
+            name = signal.Signals(-status).name
+            print(f"worker {rank} was stopped by {name}: the same command goes on.", flush=True)
+    return next((1 if status < 0 else status for status in statuses if status), 0)
+
+
+def _start(
+    program: Sequence[str], rank: int, processes: int, ready: int | None = None
+) -> subprocess.Popen:
+    environment = os.environ | {launch.RANK: str(rank), launch.COUNT: str(processes)}
+    if ready is not None:
+        environment[_READY] = str(ready)
+    return subprocess.Popen(
+        program,
+        env=environment,
+        # It is never written to: its end tells a worker that this process is gone.
+        stdin=subprocess.PIPE,
+        pass_fds=() if ready is None else (ready,),
+        # Ctrl-C is this process's to handle; it ends the others.
+        start_new_session=True,
+    )
+
+
+def _conclude(values: flags.FlagValues) -> int:
+    """Says what the study found, and how to run an experiment with it."""
+    from experiments import study as studies
+
+    try:
+        study = studies.load_study(Path(values.storage), values.study)
+        best = studies.best_trial(study)
+        if values.output:
+            _write(values.output, studies.summary(study))
+    except (ValueError, *studies.ERRORS) as error:
+        return command.refuse(error)
+    if best is None:
+        print("no trial finished: all were pruned.")
+        return 0
+    space = search_space.search_space(values.config)
+    print(f"best trial: {best.number}, accuracy on held-out clients {best.value:.4f}, by")
+    print("    " + " \\\n    ".join(search_space.overrides(space, best.params)), flush=True)
+    return 0
+
+
+def _summarise(values: flags.FlagValues) -> int:
+    from experiments import study as studies
+
+    try:
+        summary = studies.summary(studies.load_study(Path(values.storage), values.study))
+        _write(values.output, summary)
+    except (ValueError, *studies.ERRORS) as error:
+        return command.refuse(error)
+    return 0
+
+
+def _write(output: str | None, summary: Mapping[str, Any]) -> None:
+    text = json.dumps(summary, indent=2) + "\n"
+    if output is None:
+        print(text, end="")
+        return
+    Path(output).parent.mkdir(parents=True, exist_ok=True)
+    Path(output).write_text(text, encoding="utf-8")
+    print(f"wrote {output}")
+
+
+# A worker.
+
+
+def _work(values: flags.FlagValues) -> int:
+    """One worker's part of the study."""
+    rank, count = int(os.environ[launch.RANK]), int(os.environ[launch.COUNT])
+    _end_with_the_supervisor()
+    _take_cores(rank, count)
+    from experiments import study as studies
+
+    command.show_warnings(rank == 0)
+    config = values.config
+    try:
+        if values.output:
+            Path(values.output).parent.mkdir(parents=True, exist_ok=True)
+        experiment = held_out_experiment(config)
+        space = search_space.search_space(config)
+        if rank == 0:
+            check_trials(config, space)
+        plan = make_plan(
+            config,
+            space,
+            storage=Path(values.storage),
+            name=values.study,
+            trials=values.trials,
+            seed=values.seed,
+            pruner=values.pruner,
+            command=shlex.join(["python", "-m", "experiments.tune", *sys.argv[1:]]),
+        )
+        worker = studies.Worker(plan.storage)
+        study = studies.open_study(plan, worker)
+    except Exception as error:
+        if not command.is_mistake(error) and not isinstance(error, studies.ERRORS):
+            raise
+        return command.refuse(error)
+    if rank == 0:
+        if missing := sorted(set(space) - set(plan.first)):
+            print(
+                f"drawn in the first trial too, as the config's lie outside: {', '.join(missing)}"
+            )
+        os.write(int(os.environ[_READY]), b"1")
+    counts, compilations = run_trials(config, experiment, plan, study, worker)
+    print(
+        f"worker {rank}: trials: {counts.total()} "
+        f"(finished {counts['finished']}, pruned {counts['pruned']}); "
+        f"compiled training programs: {compilations}",
+        flush=True,
+    )
+    return 0
+
+
+def held_out_experiment(config: ConfigDict):
+    """The config's experiment, evaluated on held-out clients alone."""
+    from experiments.assembly import build_experiment
+    from fedcodist.experiment import check_experiment
+
+    config = copy.deepcopy(config)
+    with config.unlocked(), config.ignore_type():
+        config.evaluation.update(splits=("held_out",), final_splits=())
+    experiment = build_experiment(config)
+    check_experiment(experiment)
+    return experiment
+
+
+def check_trials(config: ConfigDict, space: search_space.Space) -> None:
+    """Raises one line where a dimension does nothing in a program that is already compiled."""
+    import jax
+
+    def floats(config):
+        return [float(x) for x in jax.tree.leaves(held_out_experiment(config).algorithm.hyper)]
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # said once already
+        search_space.check_effects(config, space, floats)
+
+
+def make_plan(config: ConfigDict, space: search_space.Space, **options: Any):
+    """A config's Plan; `options` are those of its fields that no config has."""
+    from experiments.study import Plan
+
+    tuned = {setting for dimension in space.values() for setting in dimension.settings}
+    return Plan(
+        settings={
+            name: value
+            for name, value in search_space.flat(config).items()
+            if name not in tuned and not name.startswith(_NOT_SETTINGS)
+        },
+        space=space,
+        first=search_space.own_values(config, space),
+        rounds=config.rounds,
+        every=config.evaluation.every,
+        **options,
+    )
+
+
+def run_trials(config, experiment, plan, study, worker) -> tuple[collections.Counter, int]:
+    """Runs trials until the study has enough.
+
+    All run the same programs, with other floats.
+
+    Args:
+      config: ConfigDict, whose floats trials replace.
+      experiment: of that config, on held-out clients.
+      plan, study, worker: see experiments.study.
+
+    Returns:
+      (this worker's trials by 'finished' and 'pruned', training programs that it compiled).
+    """
+    import jax
+
+    from experiments import study as studies
+    from fedcodist.experiment import experiment_programs
+
+    programs = experiment_programs(experiment)
+    counts: collections.Counter = collections.Counter()
+    device = jax.devices()[0].device_kind
+    while trial := studies.next_trial(study, plan, worker, device):
+        values = search_space.with_values(config, plan.space, trial.params)
+        value, state, reason = None, studies.TrialState.FAIL, "stopped by an error"
+        try:
+            value, state, reason = _run_trial(
+                trial, _with_floats_of(experiment, values), programs, worker
+            )
+        finally:
+            compilations = _compilations(programs)
+            studies.finish(study, trial, worker, value, state, reason, compilations)
+        counts[studies.STATES[state]] += 1
+        text = f"accuracy {value:.4f}" if value is not None else reason
+        print(f"trial {trial.number} {studies.STATES[state]}: {text}", flush=True)
+    return counts, _compilations(programs)
+
+
+def _run_trial(trial, experiment, programs, worker):
+    """Returns (value, state, reason)."""
+    import optuna
+
+    from experiments import study as studies
+    from fedcodist.experiment import TrainingDiverged, run_experiment
+
+    value = None
+
+    def judge(records):
+        nonlocal value
+        round, value = records[0]["round"], held_out_accuracy(records)
+        if studies.report(trial, worker, round, value) and round < experiment.rounds:
+            raise optuna.TrialPruned(f"accuracy {value:.4f} in round {round}")
+
+    try:
+        run_experiment(experiment, programs=programs, callbacks=[judge], show_progress=False)
+    except (optuna.TrialPruned, TrainingDiverged) as error:
+        # Pruned, not failed: the sampler learns from pruned trials to keep away.
+        return None, studies.TrialState.PRUNED, str(error)
+    return value, studies.TrialState.COMPLETE, None
+
+
+def held_out_accuracy(records: Sequence[Mapping[str, Any]]) -> float:
+    """Mean over models and seeds of one evaluation's accuracies on held-out clients."""
+    accuracies = [record["accuracy"] for record in records if record["split"] == "held_out"]
+    return sum(accuracies) / len(accuracies)
+
+
+def _with_floats_of(experiment, config: ConfigDict):
+    """The experiment with a trial's floats; it keeps everything that its programs close over."""
+    import jax
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # said once already
+        hyper = held_out_experiment(config).algorithm.hyper
+    own = experiment.algorithm.hyper
+    assert jax.tree.structure(hyper) == jax.tree.structure(own), (hyper, own)
+    return experiment._replace(algorithm=experiment.algorithm._replace(hyper=hyper))
+
+
+def _compilations(programs) -> int:
+    return programs.train._cache_size() + programs.train_streamed._cache_size()
+
+
+def _end_with_the_supervisor() -> None:
+    def wait():
+        # Not sys.stdin, whose lock would be held while the interpreter ends.
+        os.read(0, 1)
+        os._exit(1)
+
+    threading.Thread(target=wait, daemon=True).start()
+
+
+def _take_cores(rank: int, count: int) -> None:
+    """This worker's share of the cores; XLA, imported later, makes as many threads."""
+    if count > 1 and hasattr(os, "sched_setaffinity"):
+        cores = sorted(os.sched_getaffinity(0))
+        share = max(1, len(cores) // count)
+        os.sched_setaffinity(0, cores[rank * share % len(cores) :][:share])
+
+
+if __name__ == "__main__":
+    status = main(sys.argv)
+    sys.exit(status)
