@@ -16,10 +16,10 @@ EXTRAS["all"] = sorted({requirement for extra in EXTRAS.values() for requirement
 EXTRAS["dev"] = [
     *EXTRAS["all"],
     "hypothesis>=6.100",
-    "ipykernel>=6.29",
+    "ipykernel>=6.29.5",
     "mypy>=1.11",
-    "nbclient>=0.10",
-    "nbformat>=5.10",
+    "nbclient>=0.10.1",
+    "nbformat>=5.10.4",
     "pytest>=8.2",
     "pytest-xdist>=3.6",
     "ruff>=0.6",

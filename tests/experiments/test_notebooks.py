@@ -1,0 +1,189 @@
+"""The notebooks run, need public names only, and are stored with clean outputs.
+
+A notebook's last cell holds the command that stores its outputs anew after a change.
+"""
+
+import ast
+import copy
+import importlib.util
+import os
+import re
+import subprocess
+from pathlib import Path
+
+import nbclient
+import nbformat
+import pytest
+
+import fedcodist as fc
+
+ROOT = Path(__file__).parents[2]
+PATH = ROOT / "experiments" / "notebooks" / "codistillation.ipynb"
+STORED = nbformat.read(PATH, 4)
+CODE = [cell for cell in STORED.cells if cell.cell_type == "code"]
+FEW_ROUNDS = {
+    "ROUNDS": 3,
+    "SEEDS": 2,
+    "EVALUATE_EVERY": 2,
+    "PERIOD": 2,
+    "PERIODIC_STEPS": 2,
+    "MERGED_STEPS": 1,
+}
+PACKAGES = {"fedcodist", "importlib", "jax", "matplotlib", "numpy", "subprocess", "sys"}
+
+
+def test_it_runs_with_few_rounds(tmp_path, monkeypatch):
+    notebook = copy.deepcopy(STORED)
+    parameters = parameters_cell(notebook)
+    names = set(assigned(parameters.source))
+    assert names >= set(FEW_ROUNDS)
+    parameters.source += "\n" + "\n".join(f"{name} = {n}" for name, n in FEW_ROUNDS.items())
+    execute(notebook, tmp_path, monkeypatch)
+    for stored, now in zip(CODE, code_cells(notebook), strict=True):
+        assert kinds(now) == kinds(stored), f"{now.id}: {now.outputs}"
+
+
+def test_a_cell_that_raises_fails(tmp_path, monkeypatch):
+    cell = nbformat.v4.new_code_cell("1 / 0")
+    notebook = nbformat.v4.new_notebook(cells=[cell], metadata=STORED.metadata)
+    with pytest.raises(nbclient.exceptions.CellExecutionError, match="ZeroDivisionError"):
+        execute(notebook, tmp_path, monkeypatch)
+
+
+def test_installation_is_left_out_where_the_library_is_importable(monkeypatch):
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: pytest.fail("installed something"))
+    exec(CODE[0].source, {})
+
+
+def test_installation_comes_from_the_repository(monkeypatch):
+    commands = []
+    monkeypatch.setattr(subprocess, "run", lambda command, check: commands.append((command, check)))
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    exec(CODE[0].source, {})
+    ((command, check),) = commands
+    assert check and command[1:4] == ["-m", "pip", "install"]
+    assert re.fullmatch(r"fedcodist\[digits,plot\] @ git\+https://\S+", command[-1])
+
+
+def test_it_is_written_with_public_names():
+    assert not [problem for cell in CODE for problem in not_public(cell.source)]
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "from experiments import report",
+        "import experiments.report",
+        "from fedcodist.experiment import _plain",
+        "from fedcodist import _MODULE_OF",
+        "from fedcodist.distillation import *",
+        "from fedcodist.algorithms.codistillation import distill",  # lives in fedcodist.distillation
+        "from fedcodist.algorithms.codistillation import UNLABELLED",
+        "import fedcodist.keys",
+        "import fedcodist as fc\nfc.keys",
+        "pool._replace(cohort_size=3)",
+        "import torch",
+    ],
+)
+def test_names_that_are_not_public_are_found(source):
+    assert not_public(source)
+
+
+def test_outputs_are_stored_and_clean():
+    assert PATH.stat().st_size < 300_000
+    assert [cell.execution_count for cell in CODE] == list(range(1, len(CODE) + 1))
+    assert sum("image/png" in kinds(cell) for cell in CODE) == 3
+    for cell in CODE:
+        assert not {"stderr", "error"} & kinds(cell), cell.id
+
+
+def test_outputs_are_those_of_a_full_run():
+    (run,) = [cell for cell in CODE if "fc.periodic_codistillation(" in cell.source]
+    accuracies = re.findall(r"(\w+) +([\d.]+) %", run.outputs[0].text)
+    assert [name for name, _ in accuracies] == ["small", "large"]
+    assert all(float(value) > 90 for _, value in accuracies)
+
+
+def test_nothing_of_the_machine_is_stored():
+    assert STORED.metadata.kernelspec.name == "python3"
+    assert set(STORED.metadata) <= {"kernelspec", "language_info"}
+    for cell in STORED.cells:
+        assert set(cell.metadata) <= {"tags"}, cell.id
+        # Cells with this tag may raise and the run would go on.
+        assert "raises-exception" not in cell.metadata.get("tags", []), cell.id
+    text = re.sub(r'"image/png": "[^"]*"', "", PATH.read_text(encoding="utf-8"))
+    paths = re.findall(r"site-packages|ipykernel_\d+|[ \"'(=](/[a-z]+/\S+|[A-Z]:\\\S+)", text)
+    assert not paths
+
+
+def execute(notebook, folder, monkeypatch):
+    """Runs it outside of the repository, on one device and with nothing of the user's."""
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setenv("IPYTHONDIR", str(folder / "ipython"))
+    monkeypatch.delenv("MPLBACKEND", raising=False)
+    flags = [flag for flag in os.environ.get("XLA_FLAGS", "").split() if "device_count" not in flag]
+    monkeypatch.setenv("XLA_FLAGS", " ".join(flags))
+    resources = {"metadata": {"path": str(folder)}}
+    nbclient.NotebookClient(notebook, timeout=120, resources=resources).execute()
+
+
+def code_cells(notebook):
+    return [cell for cell in notebook.cells if cell.cell_type == "code"]
+
+
+def parameters_cell(notebook):
+    (cell,) = [c for c in code_cells(notebook) if "parameters" in c.metadata.get("tags", [])]
+    return cell
+
+
+def assigned(source):
+    """The names that the module-level assignments of `source` set."""
+    statements = ast.parse(source).body
+    return [s.targets[0].id for s in statements if isinstance(s, ast.Assign)]
+
+
+def kinds(cell):
+    """What a cell puts out: names of streams, the richest type of everything else."""
+    return {
+        output.get("name") or min(output.get("data", {output.output_type: ""}))
+        for output in cell.outputs
+    }
+
+
+def not_public(source):
+    """Names in `source` that are not the library's public ones, and packages that it does not need.
+
+    Public are `fc.name` for the names of `fc.__all__`, and from a module with a docstring what is
+    defined there, has a docstring and no leading underscore.
+    """
+    problems = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            for name in node.names:
+                whole = (name.name, name.asname) == ("fedcodist", "fc")
+                package = name.name.split(".")[0]
+                if package not in PACKAGES or (package == "fedcodist" and not whole):
+                    problems.append(name.name)
+        elif isinstance(node, ast.ImportFrom):
+            problems += [
+                f"{node.module}.{name.name}"
+                for name in node.names
+                if not is_documented(node.module, name.name)
+            ]
+        elif isinstance(node, ast.Attribute):
+            of_package = isinstance(node.value, ast.Name) and node.value.id == "fc"
+            if node.attr.startswith("_") or (of_package and node.attr not in fc.__all__):
+                problems.append(node.attr)
+    return problems
+
+
+def is_documented(module_name, name):
+    if not module_name.startswith("fedcodist.") or re.search(r"(^|\.)_", f"{module_name}.{name}"):
+        return False
+    module = importlib.import_module(module_name)
+    value = getattr(module, name, None)
+    return bool(
+        module.__doc__
+        and getattr(value, "__doc__", None)
+        and getattr(value, "__module__", None) == module_name
+    )
