@@ -1,4 +1,8 @@
-"""From the official CIFAR-100 files to a table: prepare, run, record, render."""
+"""From CIFAR-100's files to a table and a study: prepare, run, record, render, tune.
+
+On a made-up archive of 600 images in the official format, and on the real images where FEDCODIST_DATA
+names them.
+"""
 
 import json
 import os
@@ -8,9 +12,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.data.test_cifar import as_archive, made_up_table, python2_pickle
+
 ROOT = Path(__file__).parents[2]
-RUNS = ("fed_avg,4700", "merged_codistillation,4700,in_domain")
-# The command of the README with fewer rounds, clients and steps.
+CONFIGS = ROOT / "experiments" / "configs"
+# The README's commands with fewer rounds, clients and steps.
 SHORT = (
     "--processes=1",
     "--config.rounds=2",
@@ -18,28 +24,52 @@ SHORT = (
     "--config.evaluation.checkpoint_every=1",
     "--config.pools.small.cohort_size=2",
     "--config.pools.large.cohort_size=2",
+    "--config.algorithm.period=1",
     "--config.algorithm.steps=1",
     "--config.algorithm.batch_size=16",
 )
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    if "FEDCODIST_DATA" not in os.environ:
-        pytest.skip("FEDCODIST_DATA does not name a folder with cifar-100-python")
-    folder = tmp_path_factory.mktemp("cifar100")
-    source = Path(os.environ["FEDCODIST_DATA"]) / "cifar-100-python"
-    run(folder, "datasets/cifar100/prepare.py", f"--source={source}", "--output=data/cifar100")
+def made_up(tmp_path_factory):
+    """A folder with the made-up images, prepared."""
+    folder = tmp_path_factory.mktemp("made_up")
+    files = {
+        "train": python2_pickle(made_up_table(500, seed=1)),
+        "test": python2_pickle(made_up_table(100, seed=2)),
+        "meta": python2_pickle({b"fine_label_names": [b"apple"]}),
+    }
+    (folder / "cifar-100-python.tar.gz").write_bytes(as_archive(files))
+    prepare(
+        folder,
+        "--source=cifar-100-python.tar.gz",
+        "--accept-unverified",
+        *("--clients=25", "--examples-per-client=20"),
+        *("--train-clients=15", "--distillation-clients=7", "--held-out-clients=3"),
+    )
     return folder
 
 
-def run(folder, program, *arguments):
-    """Runs a program of the checkout in another folder; returns what it printed."""
-    program = [str(ROOT / program)] if program.endswith(".py") else ["-m", program]
+@pytest.fixture(scope="module")
+def real(tmp_path_factory):
+    """A folder with the real images, prepared."""
+    if "FEDCODIST_DATA" not in os.environ:
+        pytest.skip("FEDCODIST_DATA does not name a folder with cifar-100-python")
+    folder = tmp_path_factory.mktemp("real")
+    prepare(folder, f"--source={Path(os.environ['FEDCODIST_DATA']) / 'cifar-100-python'}")
+    return folder
+
+
+def prepare(folder, *arguments):
+    run(folder, ROOT / "datasets" / "cifar100" / "prepare.py", "--output=data/cifar100", *arguments)
+
+
+def run(folder, *arguments):
+    """Runs Python in a folder that is not the checkout; returns what it printed."""
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     environment.pop("XLA_FLAGS", None)
     done = subprocess.run(
-        [sys.executable, *program, *arguments],
+        [sys.executable, *map(str, arguments)],
         cwd=folder,
         env=environment,
         capture_output=True,
@@ -49,26 +79,25 @@ def run(folder, program, *arguments):
     return done.stdout
 
 
-@pytest.mark.parametrize("name", RUNS[:1])
-def test_real_images_become_a_table(folder, name):
-    check_a_run_becomes_a_table(folder, name)
+def test_real_images_become_a_table(real):
+    check_a_run_becomes_a_table(real, "fed_avg,4700")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", RUNS[1:])
-def test_real_images_become_a_table_by_codistillation(folder, name):
-    check_a_run_becomes_a_table(folder, name)
+@pytest.mark.parametrize("method", ["periodic_codistillation", "merged_codistillation"])
+@pytest.mark.parametrize("data", ["made_up", "real"])
+def test_images_become_a_table_by_codistillation(method, data, request):
+    check_a_run_becomes_a_table(request.getfixturevalue(data), f"{method},4700,in_domain")
 
 
 def check_a_run_becomes_a_table(folder, name):
-    config = ROOT / "experiments" / "configs" / "cifar100_table1.py"
-    common = ("experiments.sweep", f"--config={config}", f"--only={name}", "--workdir=runs", *SHORT)
-    run(folder, *common)
-    assert f"{name}: finished already" in run(folder, *common)
+    command = ["-m", "experiments.sweep", f"--config={CONFIGS / 'cifar100_table1.py'}"]
+    command += [f"--only={name}", "--workdir=runs", *SHORT]
+    run(folder, *command)
+    assert f"{name}: finished already" in run(folder, *command)
 
-    run_folder = f"runs/{name.replace(',', '-')}"
-    run(folder, "experiments.record", run_folder)
-    (path,) = (folder / "results" / "cifar100_table1").glob(f"{name.replace(',', '-')}.json")
+    run(folder, "-m", "experiments.record", f"runs/{name.replace(',', '-')}")
+    path = folder / "results" / "cifar100_table1" / f"{name.replace(',', '-')}.json"
     record = json.loads(path.read_text())
     curve = record["curve"]["small"]
     assert curve["held_out"]["round"] == [0, 1, 2]
@@ -76,7 +105,19 @@ def check_a_run_becomes_a_table(folder, name):
     for model in ("small", "large"):
         assert 0 <= record["final"][model]["test"]["accuracy"][0] < 0.2
 
-    run(folder, "experiments.results")
+    run(folder, "-m", "experiments.results")
     text = (folder / "RESULTS.md").read_text()
     small = 100 * record["final"]["small"]["test"]["accuracy"][0]
     assert f"{small:.2f}" in text and "†" in text and "31.84" in text
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["fed_avg", "merged_codistillation"])
+def test_made_up_images_are_tuned_by_one_compiled_program(made_up, method):
+    config = f"--config={CONFIGS / 'cifar100_tuning.py'}:{method}"
+    common = ("--study", method, "--storage", "tuning.db", "--output", f"{method}.json")
+    printed = run(made_up, "-m", "experiments.tune", config, *common, "--trials=3", *SHORT)
+    assert "compiled training programs: 1" in printed
+    summary = json.loads((made_up / f"{method}.json").read_text())
+    assert len(summary["trials"]) == 3
+    assert len({json.dumps(trial["parameters"]) for trial in summary["trials"]}) == 3
