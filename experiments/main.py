@@ -67,6 +67,7 @@ def _run() -> int:
     """One process's part of the run."""
     # JAX is imported here, so that a mistyped flag is answered at once.
     launch.join()
+    launch.cache_compilations()
     import jax
 
     if _DISTRIBUTED.value:

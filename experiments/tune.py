@@ -198,6 +198,7 @@ def _work(values: flags.FlagValues) -> int:
     rank, count = int(os.environ[launch.RANK]), int(os.environ[launch.COUNT])
     _end_with_the_supervisor()
     _take_cores(rank, count)
+    launch.cache_compilations()
     from experiments import study as studies
 
     command.show_warnings(rank == 0)

@@ -8,8 +8,10 @@ many machines.
 
 import contextlib
 import ctypes
+import hashlib
 import importlib.util
 import os
+import platform
 import signal
 import socket
 import subprocess
@@ -17,6 +19,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 RANK = "FEDCODIST_PROCESS"
 COUNT = "FEDCODIST_PROCESSES"
@@ -73,6 +76,25 @@ def join() -> None:
         from jax.experimental import multihost_utils
 
         multihost_utils.sync_global_devices("fedcodist")
+
+
+def cache_compilations() -> None:
+    """Keeps compiled programs on disk for the next start; call it before anything compiles.
+
+    Does nothing where the user has chosen a folder (JAX_COMPILATION_CACHE_DIR) or switched JAX's cache
+    off. Programs of one kind of processor are kept apart from those of another, which may lack its
+    instructions.
+    """
+    import jax
+
+    settings: Any = jax.config  # whose names appear at run time
+    if settings.jax_compilation_cache_dir or not settings.jax_enable_compilation_cache:
+        return
+    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    folder = Path(home) / "fedcodist" / f"compiled-{_processor()}"
+    with contextlib.suppress(OSError):  # without a place to write, every start compiles
+        folder.mkdir(parents=True, exist_ok=True)
+        settings.update("jax_compilation_cache_dir", str(folder))
 
 
 def supervise(
@@ -184,6 +206,15 @@ def _end_with(parent: int) -> None:
         ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGKILL)
         if os.getppid() != parent:
             os._exit(1)
+
+
+def _processor() -> str:
+    """Short text that is the same for processors with the same instructions."""
+    description = platform.machine() + platform.processor()
+    with contextlib.suppress(OSError):
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+        description += next((line for line in lines if line.startswith(("flags", "Features"))), "")
+    return hashlib.sha256(description.encode()).hexdigest()[:12]
 
 
 def _free_port() -> int:

@@ -212,3 +212,41 @@ def _wait_for(condition):
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.01)
+
+
+# Compiled programs are kept.
+
+
+def cache_folder(**environment) -> str:
+    """The folder that a fresh process would keep its compiled programs in."""
+    code = (
+        "from fedcodist import launch; launch.cache_compilations(); import jax; "
+        "print(jax.config.jax_compilation_cache_dir)"
+    )
+    inherited = {k: v for k, v in os.environ.items() if not k.startswith(("JAX_", "XDG_"))}
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env=inherited | environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return done.stdout.strip()
+
+
+def test_compiled_programs_are_kept_for_the_next_start(tmp_path):
+    folder = cache_folder(XDG_CACHE_HOME=str(tmp_path))
+    assert folder == cache_folder(XDG_CACHE_HOME=str(tmp_path))
+    assert Path(folder).is_dir() and Path(folder).parent == tmp_path / "fedcodist"
+    assert cache_folder(HOME=str(tmp_path)) == folder.replace("/fedcodist", "/.cache/fedcodist")
+
+
+def test_a_users_choice_of_where_they_are_kept_stands(tmp_path):
+    chosen = cache_folder(JAX_COMPILATION_CACHE_DIR=str(tmp_path / "own"), HOME=str(tmp_path))
+    assert chosen == str(tmp_path / "own")
+    assert cache_folder(JAX_ENABLE_COMPILATION_CACHE="0", HOME=str(tmp_path)) == "None"
+
+
+def test_without_a_place_to_write_nothing_is_kept(tmp_path):
+    (tmp_path / "file").touch()
+    assert cache_folder(XDG_CACHE_HOME=str(tmp_path / "file")) == "None"
