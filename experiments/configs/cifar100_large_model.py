@@ -36,7 +36,7 @@ def get_config(run: str = "examples,31500") -> ConfigDict:
     config = cifar100_table1.get_config("fed_avg,4700")
     config.name = "cifar100_large_model"
     config.run = run
-    config.rounds = config.full_rounds = 500
+    config.rounds = 500
     del config.pools.small
     large = config.pools.large
     if setting == "crop":
