@@ -180,7 +180,12 @@ def _unlabelled(settings: ConfigDict, in_domain: FederatedData) -> np.ndarray:
     """The images of the clients set apart, or of another prepared folder's 'train' split."""
     data = in_domain
     if settings.unlabelled_folder is not None:
-        data = load_prepared(settings.unlabelled_folder)["train"]
+        splits = load_prepared(settings.unlabelled_folder)
+        if "train" not in splits:
+            raise ValueError(
+                f"data.unlabelled_folder {settings.unlabelled_folder} has no split 'train'."
+            )
+        data = splits["train"]
     count = data.num_examples if settings.num_unlabelled is None else settings.num_unlabelled
     check_integer("data.num_unlabelled", count, low=1)
     if count > data.num_examples:

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-MOST_POINTS = 40
+MOST_POINTS = 61  # every 25 of 1,500 rounds, the codistillations among them
 # What makes two records of one name two runs.
 IDENTITY = ("config", "commit", "seeds", "device", "processes")
 # Folders of results/ that hold other files.

@@ -16,12 +16,16 @@ import os
 import queue
 import subprocess
 import sys
-from collections.abc import Sequence
+import types
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
-from fedcodist.launch import USER_ERROR
+from experiments import command
+from fedcodist import launch
 
 _COMMAND = (sys.executable, "-m", "experiments.main")
+_MARK = "sweep.json"  # in the folder of a run that is finished
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -40,16 +44,21 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--list", action="store_true", help="name the runs and stop")
     settings, others = parser.parse_known_args(arguments)
     try:
-        runs = _chosen(_runs(settings.config), settings.only)
+        module = _load(settings.config)
+        runs = _chosen(module.get_runs(), settings.only)
+        configs = {run: module.get_config(run).to_json_best_effort() for run in runs}
         if settings.at_once < 1:
             raise ValueError(f"--at-once must be at least 1, got {settings.at_once}.")
-    except (OSError, ValueError, SyntaxError, ImportError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return USER_ERROR
+    except command.PARSE_ERRORS as error:
+        return command.refuse(error)
     if settings.list:
         print("\n".join(runs))
         return 0
-    return _run_all(runs, settings, others)
+    try:
+        return _run_all(configs, settings, others)
+    except KeyboardInterrupt:
+        print("interrupted: the same command goes on where it stopped.", flush=True)
+        return launch.INTERRUPTED
 
 
 def run_folder_name(run: str) -> str:
@@ -57,7 +66,7 @@ def run_folder_name(run: str) -> str:
     return run.replace(",", "-")
 
 
-def _runs(path: str) -> list[str]:
+def _load(path: str) -> types.ModuleType:
     if not Path(path).is_file():
         raise ValueError(f"--config must be an existing file, got {path!r}.")
     spec = importlib.util.spec_from_file_location("config", path)
@@ -66,7 +75,7 @@ def _runs(path: str) -> list[str]:
     spec.loader.exec_module(module)
     if not hasattr(module, "get_runs"):
         raise ValueError(f"--config {path} has no get_runs(); run it with experiments.main.")
-    return module.get_runs()
+    return module
 
 
 def _chosen(runs: Sequence[str], patterns: Sequence[str] | None) -> list[str]:
@@ -76,7 +85,9 @@ def _chosen(runs: Sequence[str], patterns: Sequence[str] | None) -> list[str]:
     return [r for r in runs if not patterns or any(fnmatch.fnmatchcase(r, p) for p in patterns)]
 
 
-def _run_all(runs: Sequence[str], settings: argparse.Namespace, others: Sequence[str]) -> int:
+def _run_all(
+    configs: Mapping[str, str], settings: argparse.Namespace, others: Sequence[str]
+) -> int:
     free: queue.Queue[int] = queue.Queue()
     for place in range(settings.at_once):
         free.put(place)
@@ -84,34 +95,37 @@ def _run_all(runs: Sequence[str], settings: argparse.Namespace, others: Sequence
     def one(run: str) -> int:
         place = free.get()
         try:
-            return _run(run, settings, others, place)
+            return _run(run, configs[run], settings, others, place)
         finally:
             free.put(place)
 
     with concurrent.futures.ThreadPoolExecutor(settings.at_once) as executor:
-        statuses = list(executor.map(one, runs))
-    failed = [run for run, status in zip(runs, statuses, strict=True) if status]
+        statuses = list(executor.map(one, configs))
+    failed = [run for run, status in zip(configs, statuses, strict=True) if status]
     if failed:
-        print(f"error: {len(failed)} of {len(runs)} runs failed: {failed}", file=sys.stderr)
+        print(f"error: {len(failed)} of {len(configs)} runs failed: {failed}", file=sys.stderr)
     return next((status for status in reversed(statuses) if status), 0)
 
 
-def _run(run: str, settings: argparse.Namespace, others: Sequence[str], place: int) -> int:
+def _run(
+    run: str, config: str, settings: argparse.Namespace, others: Sequence[str], place: int
+) -> int:
     workdir = settings.workdir / run_folder_name(run)
     arguments = [f"--config={settings.config}:{run}", f"--workdir={workdir}", *others]
-    if _is_finished(workdir, others):
+    finished = {"config": json.loads(config), "others": list(others)}
+    if _is_finished(workdir, finished):
         print(f"{run}: finished already, in {workdir}", flush=True)
         return 0
-    command = [*_COMMAND, *arguments]
+    program = [*_COMMAND, *arguments]
     print(f"{run}: runs in {workdir}", flush=True)
     if settings.at_once == 1:
-        status = subprocess.call(command)
+        status = subprocess.call(program)
     else:
         log = settings.workdir / f"{run_folder_name(run)}.log"
         log.parent.mkdir(parents=True, exist_ok=True)
         with open(log, "a", encoding="utf-8") as output:
             child = subprocess.Popen(
-                [*command, "--processes=1"], stdout=output, stderr=subprocess.STDOUT
+                [*program, "--processes=1"], stdout=output, stderr=subprocess.STDOUT
             )
             if sys.platform == "linux":
                 # Long before the child starts its threads, which inherit this.
@@ -119,7 +133,7 @@ def _run(run: str, settings: argparse.Namespace, others: Sequence[str], place: i
             status = child.wait()
     print(f"{run}: {'finished' if status == 0 else f'failed with status {status}'}", flush=True)
     if status == 0:
-        _mark(workdir, others)
+        (workdir / _MARK).write_text(json.dumps(finished, indent=2) + "\n")
     return status
 
 
@@ -129,16 +143,12 @@ def _share(place: int, places: int) -> set[int]:
     return set(cores[place % len(cores) :: places]) or set(cores)
 
 
-def _is_finished(workdir: Path, others: Sequence[str]) -> bool:
-    """Whether the run ended with these settings; other settings are main's to refuse."""
+def _is_finished(workdir: Path, finished: Mapping[str, Any]) -> bool:
+    """Whether the run ended with this config; another config is main's to refuse."""
     try:
-        return json.loads((workdir / "sweep.json").read_text()) == list(others)
+        return json.loads((workdir / _MARK).read_text()) == finished
     except (OSError, ValueError):
         return False
-
-
-def _mark(workdir: Path, others: Sequence[str]) -> None:
-    (workdir / "sweep.json").write_text(json.dumps(list(others)) + "\n")
 
 
 if __name__ == "__main__":

@@ -79,7 +79,7 @@ def join() -> None:
 
 
 def cache_compilations() -> None:
-    """Keeps compiled programs on disk for the next start; call it before anything compiles.
+    """Keeps the programs that are compiled from now on, on disk for the next start.
 
     Does nothing where the user has chosen a folder (JAX_COMPILATION_CACHE_DIR) or switched JAX's cache
     off. Programs of one kind of processor are kept apart from those of another, which may lack its
@@ -90,9 +90,10 @@ def cache_compilations() -> None:
     settings: Any = jax.config  # whose names appear at run time
     if settings.jax_compilation_cache_dir or not settings.jax_enable_compilation_cache:
         return
-    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    folder = Path(home) / "fedcodist" / f"compiled-{_processor()}"
-    with contextlib.suppress(OSError):  # without a place to write, every start compiles
+    # Without a place to write, or a home, every start compiles.
+    with contextlib.suppress(OSError, RuntimeError):
+        home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+        folder = Path(home) / "fedcodist" / f"compiled-{_processor()}"
         folder.mkdir(parents=True, exist_ok=True)
         settings.update("jax_compilation_cache_dir", str(folder))
 

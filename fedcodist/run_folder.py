@@ -64,7 +64,16 @@ class RunFolder:
         elif self.path.exists() and any(path.name != "logs" for path in self.path.iterdir()):
             raise RunFolderError(f"folder {self.path} is not empty and holds no run.")
         self._write("config.json", config)
-        self._write("environment.json", _environment(plan))
+        environment = _environment(plan)
+        if (self.path / "environment.json").exists():
+            # What started the run stays; what continues it is added.
+            first = self._read("environment.json")
+            environment = {
+                **first,
+                "plan": plan,
+                "resumed": [*first.get("resumed", []), environment],
+            }
+        self._write("environment.json", environment)
 
     def append_metrics(self, records: Iterable[Mapping[str, Any]]) -> int:
         """Appends one line per record; returns the length of the file.
@@ -157,7 +166,9 @@ def _environment(plan: Mapping[str, Any]) -> dict[str, Any]:
 def _commit() -> str | None:
     try:
         git = subprocess.run(
-            ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"],
+            # With "-dirty" where files differ from the commit.
+            ["git", "describe", "--always", "--abbrev=40", "--dirty", "--exclude=*"],
+            cwd=Path(__file__).parent,
             capture_output=True,
             text=True,
             check=True,

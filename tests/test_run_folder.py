@@ -166,3 +166,15 @@ def test_a_process_that_does_not_write_changes_nothing(tmp_path):
     reader.write_summary({})
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
     assert length
+
+
+def test_a_resumed_run_keeps_what_started_it(tmp_path, monkeypatch):
+    for command in ("first", "second", "third"):
+        monkeypatch.setattr("sys.orig_argv", ["python", command])
+        RunFolder(tmp_path).claim(CONFIG, PLAN, False)
+    environment = json.loads((tmp_path / "environment.json").read_text())
+    assert environment["command"] == "python first"
+    assert [later["command"] for later in environment["resumed"]] == [
+        "python second",
+        "python third",
+    ]

@@ -4,11 +4,11 @@ r"""What is tuned for Table 1, at a tenth of its rounds and |P_H| = 4,700, in do
         --study cifar100_fed_avg --storage runs/tuning.db --trials 16 \
         --output results/tuning/cifar100_fed_avg.json
 
-Every method gets 16 trials. FedAvg's search the learning rates of clients and servers. The first
-eight of them count for all methods: PeriodicCodist and MergedCodist take their best rates and search
-what they add, in eight more. The space is the paper's (appendix F), narrowed to what 16 trials can
-cover: bounds are around usual values, and both models share the settings of distillation. The decay
-of the distillation learning rate is not searched.
+Every method is meant to get 16 trials. FedAvg's search the learning rates of clients and servers. The
+first eight of them count for all methods: PeriodicCodist and MergedCodist take their best rates and
+search what they add, in eight more. The space is the paper's (appendix F), narrowed to what 16
+trials can cover: bounds are around usual values, and both models share the settings of distillation.
+The decay of the distillation learning rate is not searched. A study starts from untuned values.
 """
 
 from ml_collections import ConfigDict
@@ -29,6 +29,12 @@ def get_config(method: str = "fed_avg") -> ConfigDict:
     config.rounds = config.full_rounds = 150
     # Two codistillations, and rounds enough after the last one.
     config.algorithm.period = 60
+    config.algorithm.alpha = 0.7
+    for name, pool in config.pools.items():
+        pool.teaching.update(learning_rate=1e-3, temperature=1.0, interpolation=0.05)
+        if method == "fed_avg":
+            pool.client_learning_rate = 0.05
+            pool.server_learning_rate = {"small": 2e-3, "large": 1e-3}[name]
     if method == "fed_avg":
         space = [
             ("pools.*.client_learning_rate", 0.01, 0.1, "log"),

@@ -11,7 +11,7 @@ from experiments.results.pooling import TABLE_1, Record, Sample, sample
 
 FIGURE_4 = "cifar100_figure4"
 FEW_IMAGES = 600
-HOLDS, FAILS, OPEN = "holds", "does not hold", "not enough runs"
+HOLDS, FAILS, UNDECIDED, OPEN = "holds", "does not hold", "undecided", "not enough runs"
 UNLABELLED_NAMES = {"in_domain": "in-domain", "cifar10": "CIFAR-10"}
 
 
@@ -116,10 +116,16 @@ def find(comparison: Comparison, records: Sequence[Record]) -> Finding:
 
 
 def verdict(findings: Sequence[Finding]) -> str:
-    """'holds' if every comparison does, 'does not hold' if one is refuted, else undecided."""
+    """'holds' if every comparison does, 'does not hold' if one is refuted.
+
+    Else 'not enough runs' where some are missing, and 'undecided' where a difference lies within its
+    interval.
+    """
     if any(finding.decided == "no" for finding in findings):
         return FAILS
-    return HOLDS if all(finding.decided == "yes" for finding in findings) else OPEN
+    if all(finding.decided == "yes" for finding in findings):
+        return HOLDS
+    return OPEN if any(finding.ours is None for finding in findings) else UNDECIDED
 
 
 def _samples(

@@ -111,8 +111,9 @@ def check_a_run_becomes_a_table(folder, name):
     assert f"{small:.2f}" in text and "†" in text and "31.84" in text
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("method", ["fed_avg", "merged_codistillation"])
+@pytest.mark.parametrize(
+    "method", ["fed_avg", pytest.param("merged_codistillation", marks=pytest.mark.slow)]
+)
 def test_made_up_images_are_tuned_by_one_compiled_program(made_up, method):
     config = f"--config={CONFIGS / 'cifar100_tuning.py'}:{method}"
     common = ("--study", method, "--storage", "tuning.db", "--output", f"{method}.json")

@@ -126,9 +126,9 @@ def test_a_record_says_what_was_run_and_what_it_gave(tmp_path):
 
 
 def test_a_long_curve_is_thinned(tmp_path):
-    one = record.make_record(write_run(tmp_path / "run", rounds=1000))
+    one = record.make_record(write_run(tmp_path / "run", rounds=1500))
     rounds = one["curve"]["small"]["held_out"]["round"]
-    assert (len(rounds), rounds[0], rounds[-1]) == (40, 0, 1000)
+    assert (len(rounds), rounds[0], rounds[-1]) == (61, 0, 1500)
 
 
 def test_a_recorded_file_is_one_that_the_results_read(tmp_path, capsys):

@@ -56,7 +56,11 @@ def test_table_1_is_the_papers():
 def fake(tmp_path, monkeypatch):
     """A config file of three runs and a stand-in for experiments.main; returns (command, calls)."""
     config = tmp_path / "config.py"
-    config.write_text("def get_runs():\n    return ['a,1', 'a,2', 'b,1']\n")
+    config.write_text(
+        "from ml_collections import ConfigDict\n"
+        "def get_runs():\n    return ['a,1', 'a,2', 'b,1']\n"
+        "def get_config(run):\n    return ConfigDict(dict(run=run, rounds=3))\n"
+    )
     calls = tmp_path / "calls"
     calls.touch()
     main = tmp_path / "stand_in.py"
@@ -118,10 +122,14 @@ def test_it_continues_where_it_stopped(fake, capfd):
 
 
 def test_other_settings_are_left_to_main_to_refuse(fake):
-    run, started, _ = fake
+    run, started, folder = fake
     run("--only", "a,1")
     run("--only", "a,1", "--config.seeds=2")
     assert len(started()) == 2
+    config = folder / "config.py"
+    config.write_text(config.read_text().replace("rounds=3", "rounds=4"))
+    run("--only", "a,1", "--config.seeds=2")
+    assert len(started()) == 3
 
 
 def test_several_at_once_share_the_cores_and_keep_logs(fake, capfd):
