@@ -308,8 +308,8 @@ def claims_section(records: Sequence[Record], note: str) -> list[str]:
         "A claim *holds* if every difference under it is above zero by more than its interval, *does "
         "not hold* if one is below zero by more than its interval; else there are *not enough runs*, or "
         "it is *undecided* as a difference lies within its interval. Each interval is at 95 % by "
-        "itself. Runs compared have the same number of rounds. ‡ marks what rests on single seeds in part: their "
-        "intervals cover the test images, not the seeds.",
+        "itself. Runs compared have the same number of rounds. ‡ marks what rests on single seeds in "
+        "part: their intervals cover the test images, not the seeds.",
     ]
     rows, details = [], []
     for number, claim in enumerate(claims(), start=1):
