@@ -4,7 +4,9 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: demo test test-slow lint format bench wheel clean
+PEERS := $(notdir $(patsubst %/requirements.txt,%,$(wildcard benchmarks/peers/*/requirements.txt)))
+
+.PHONY: demo test test-slow lint format bench bench-peers wheel clean
 
 demo: $(INSTALLED)
 	$(BIN)/python -m experiments.demo
@@ -26,15 +28,24 @@ format: $(INSTALLED)
 
 bench: $(INSTALLED)
 	$(BIN)/python benchmarks/fedavg_cnn.py
+	$(BIN)/python benchmarks/side_by_side.py
+
+# An environment for each peer; `make -k bench-peers` goes on where one cannot be installed.
+bench-peers: $(PEERS:%=.venv-peers/%/.installed)
 
 wheel: $(INSTALLED)
 	$(BIN)/python -m pip wheel --no-deps --wheel-dir dist .
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info
+	rm -rf $(VENV) .venv-peers build dist *.egg-info
 
 $(INSTALLED): setup.py pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	$(BIN)/python -m pip install --quiet --editable ".[dev]"
+	touch $@
+
+.venv-peers/%/.installed: benchmarks/peers/%/requirements.txt
+	$(PYTHON) -m venv $(@D)
+	$(@D)/bin/python -m pip install --quiet --requirement $<
 	touch $@

@@ -111,22 +111,21 @@ def plain_network(module, variables, x, train=True):
                 return normalize(x, p[layer], name, layer)
 
             if wide:
-                y = jnp.maximum(norm(x, "norm1"), 0)
-                same = (
-                    plain_convolution(y, p["shortcut"]["kernel"], stride) if "shortcut" in p else x
-                )
-                y = plain_convolution(y, p["conv1"]["kernel"], stride)
+                active = jnp.maximum(norm(x, "norm1"), 0)
+                if "shortcut" in p:
+                    x = plain_convolution(active, p["shortcut"]["kernel"], stride)
+                y = plain_convolution(active, p["conv1"]["kernel"], stride)
                 y = jnp.maximum(norm(y, "norm2"), 0)
-                x = plain_convolution(y, p["conv2"]["kernel"]) + same
-                continue
-            y = jnp.maximum(norm(plain_convolution(x, p["conv1"]["kernel"], stride), "norm1"), 0)
-            y = norm(plain_convolution(y, p["conv2"]["kernel"]), "norm2")
-            if stride == 2 and module.shortcut == "A":
-                x = jnp.concatenate([x[:, ::2, ::2], jnp.zeros_like(x[:, ::2, ::2])], axis=-1)
-            elif stride == 2:
-                x = plain_convolution(x, p["shortcut"]["kernel"], 2)
-                x = norm(x, "shortcut_norm")
-            x = jnp.maximum(x + y, 0)
+                x = x + plain_convolution(y, p["conv2"]["kernel"])
+            else:
+                y = plain_convolution(x, p["conv1"]["kernel"], stride)
+                y = jnp.maximum(norm(y, "norm1"), 0)
+                y = norm(plain_convolution(y, p["conv2"]["kernel"]), "norm2")
+                if stride == 2 and module.shortcut == "A":
+                    x = jnp.concatenate([x[:, ::2, ::2], jnp.zeros_like(x[:, ::2, ::2])], axis=-1)
+                elif stride == 2:
+                    x = norm(plain_convolution(x, p["shortcut"]["kernel"], 2), "shortcut_norm")
+                x = jnp.maximum(x + y, 0)
     if wide:
         x = jnp.maximum(normalize(x, params["output_norm"], "output_norm"), 0)
     x = x.sum((1, 2)) / 64

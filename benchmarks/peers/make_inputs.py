@@ -1,0 +1,73 @@
+"""Writes a workload's data, cohorts and initial weights, the same file for every program.
+
+    python benchmarks/peers/make_inputs.py --workload cnn_small --out build/benchmarks/cnn_small.npz
+
+Pixels and labels are random: speed does not depend on what images show.
+"""
+
+import argparse
+import os
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+import numpy as np
+from peers import workload as work
+
+ROUNDS = 64  # with a cohort of their own
+SEED = 0
+
+
+def main() -> int:
+    """Writes one file."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--workload", choices=sorted(work.NETWORKS), required=True)
+    parser.add_argument("--out", type=Path, required=True)
+    arguments = parser.parse_args()
+    write(arguments.workload, arguments.out)
+    return 0
+
+
+def write(workload: str, path: Path) -> None:
+    """Writes a workload's file, whole or not at all."""
+    arrays = make(workload)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = path.with_name(f"{path.name}.{os.getpid()}")
+    with open(unfinished, "wb") as file:
+        np.savez(file, **arrays)
+    unfinished.replace(path)
+
+
+def make(workload: str) -> dict[str, np.ndarray]:
+    """A workload's arrays, always the same."""
+    network, population = work.NETWORKS[workload], work.POPULATIONS[workload]
+    draws = np.random.default_rng(SEED)
+    sizes = client_sizes(population, draws)
+    rows = int(sizes.sum())
+    arrays = {
+        "workload": np.array(workload),
+        "pixels": draws.integers(0, 256, (rows, *network.image), dtype=np.uint8),
+        "labels": draws.integers(0, network.classes, rows, dtype=np.int32),
+        "offsets": np.concatenate([[0], np.cumsum(sizes)]),
+        "cohorts": np.stack(
+            [draws.choice(population.clients, work.COHORT, replace=False) for _ in range(ROUNDS)]
+        ).astype(np.int32),
+    }
+    for name, shape in work.weight_shapes(network).items():
+        arrays[name] = np.zeros(shape, np.float32)
+        if name.endswith("kernel"):
+            deviation = np.prod(shape[:-1]) ** -0.5
+            arrays[name] = (draws.normal(size=shape) * deviation).astype(np.float32)
+    return arrays
+
+
+def client_sizes(population: work.Population, draws: np.random.Generator) -> np.ndarray:
+    """Examples of each client: many small clients and few large ones, int64 [clients]."""
+    span = population.largest - population.smallest + 1
+    skewed = draws.random(population.clients) ** 2
+    return population.smallest + (span * skewed).astype(np.int64)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

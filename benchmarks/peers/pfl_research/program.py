@@ -1,0 +1,124 @@
+"""pfl-research's simulated backend, as one process or as several started by torchrun."""
+
+import os
+import sys
+import time
+from importlib.metadata import version
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from peers import measuring
+from peers import workload as work
+
+# torchrun sets this in the processes that it starts.
+STARTED_BY_TORCHRUN = "TORCHELASTIC_RUN_ID"
+
+
+def main() -> int:
+    """Starts several processes where they are asked for, and measures."""
+    arguments = measuring.parse_arguments(__doc__)
+    os.environ["OMP_NUM_THREADS"] = str(arguments.threads)
+    if arguments.processes > 1 and STARTED_BY_TORCHRUN not in os.environ:
+        torchrun = ["-m", "torch.distributed.run", "--standalone"]
+        processes = f"--nproc-per-node={arguments.processes}"
+        os.execv(sys.executable, [sys.executable, *torchrun, processes, *sys.argv])
+    measure(arguments)
+    return 0
+
+
+def measure(arguments) -> None:
+    """Trains and reports; imports join the processes, so they are made only here."""
+    import torch
+    from peers import torch_networks
+    from pfl.aggregate.simulate import SimulatedBackend
+    from pfl.aggregate.weighting import WeightByDatapoints
+    from pfl.algorithm.base import NNAlgorithmParams
+    from pfl.algorithm.federated_averaging import FederatedAveraging
+    from pfl.callback.base import TrainingProcessCallback
+    from pfl.hyperparam import NNTrainHyperParams
+    from pfl.internal.ops import pytorch_ops
+    from pfl.metrics import Metrics
+    from pfl.model.pytorch import PyTorchModel
+
+    torch.set_num_threads(arguments.threads)
+    inputs = work.read_inputs(arguments.inputs, arguments.workload)
+    network = make_network(inputs.network)
+    torch_networks.load_weights(network, inputs.weights)
+    rank = pytorch_ops.distributed.global_rank
+    ends = []
+
+    class Clock(TrainingProcessCallback):
+        def after_central_iteration(self, aggregate_metrics, model, *, central_iteration):
+            ends.append(time.perf_counter())
+            if central_iteration == 0 and rank == 0:
+                measuring.save_weights(torch_networks.common_weights(network), arguments)
+            return False, Metrics()
+
+    server_optimizer = torch.optim.Adam(
+        network.parameters(), work.SERVER_LEARNING_RATE, work.SERVER_BETAS, work.SERVER_EPSILON
+    )
+    model = PyTorchModel(network, torch.optim.SGD, server_optimizer)
+    data = make_data(inputs, measuring.cohorts(inputs, arguments))
+    rounds = measuring.total_rounds(arguments)
+    started = time.perf_counter()
+    FederatedAveraging().run(
+        # The first round is evaluated whatever the frequency; it is not timed.
+        NNAlgorithmParams(rounds, rounds, work.COHORT, val_cohort_size=0),
+        SimulatedBackend(data, None, [WeightByDatapoints()]),
+        model,
+        NNTrainHyperParams(
+            local_num_epochs=1,
+            local_learning_rate=work.CLIENT_LEARNING_RATE,
+            local_batch_size=work.BATCH,
+        ),
+        callbacks=[Clock()],
+        send_metrics_to_platform=False,
+    )
+    several = arguments.processes > 1
+    if rank == 0:
+        memory = measuring.peak_memory_mb(os.getppid() if several else None)
+        times = measuring.ends_of_parts(started, ends, arguments)
+        name = f"{version('pfl')}, torch {torch.__version__}"
+        measuring.report("pfl_research", name, arguments, times, memory)
+    if several:
+        torch.distributed.barrier()
+
+
+def make_network(network: work.Network):
+    """A workload's network with the two methods that pfl-research asks of a module."""
+    import torch
+    from peers import torch_networks
+    from pfl.metrics import Weighted
+
+    class Trainable(torch_networks.Network):
+        def loss(self, images, labels):
+            return torch.nn.functional.cross_entropy(self(images), labels)
+
+        @torch.no_grad()
+        def metrics(self, images, labels):
+            return {"loss": Weighted(self.loss(images, labels).item() * len(labels), len(labels))}
+
+    return Trainable(network)
+
+
+def make_data(inputs: work.Inputs, cohorts):
+    """The clients as a federated data set whose sampler follows the cohorts."""
+    import numpy as np
+    from peers import torch_networks
+    from pfl.data.federated_dataset import FederatedDataset
+    from pfl.data.pytorch import PyTorchTensorDataset
+
+    sizes = np.diff(inputs.offsets)
+    datasets = [
+        PyTorchTensorDataset(torch_networks.client_tensors(inputs, client))
+        for client in range(len(sizes))
+    ]
+    clients = (int(client) for cohort in cohorts for client in cohort)
+    # With these weights pfl-research deals unequal clients to processes evenly.
+    weights = dict(enumerate(sizes.tolist())) if len(set(sizes.tolist())) > 1 else None
+    return FederatedDataset(datasets.__getitem__, lambda: next(clients), weights)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

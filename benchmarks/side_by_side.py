@@ -1,0 +1,352 @@
+"""Ours and the peers on the same work, in turn: seconds per round, ratios, compilation, memory.
+
+    python benchmarks/side_by_side.py [--workload cnn_small ...] [--turns 7]
+    python benchmarks/side_by_side.py --check --workload digits
+
+Each program first tries its settings of processes and threads, and goes on with its fastest. Then
+all programs run one after another, again and again, each time in new processes, so that a machine
+that changes its speed changes it for all. `make bench-peers` installs the peers, each in an
+environment of its own. `--check` compares the weights after one round with the PyTorch loop's.
+"""
+
+import argparse
+import datetime
+import json
+import os
+import platform
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+import numpy as np
+from peers import make_inputs
+from peers import workload as work
+
+ROOT = Path(__file__).resolve().parents[1]
+INPUTS = ROOT / "build" / "benchmarks"
+OURS, REFERENCE = "fedcodist", "torch_loop"
+# One repetition should take long against the clock and not against the patience.
+ROUNDS = {"cnn_small": 5, "cnn_large": 3, "digits": 50, "emnist": 3}
+TOLERANCE = 1e-4  # of weights after one round, relative to the norm of the round's update
+TIME_LIMIT = 1800
+
+
+class Program(NamedTuple):
+    """How a program is started.
+
+    Attributes:
+      command: interpreter and script.
+      needs: a file that is there once its environment has been made.
+      several: whether it can use several processes.
+    """
+
+    command: tuple[str, ...]
+    needs: Path
+    several: bool = True
+
+
+class Setting(NamedTuple):
+    """Processes, and threads of each."""
+
+    processes: int
+    threads: int
+
+
+class Job(NamedTuple):
+    """What all programs are asked for."""
+
+    workload: str
+    inputs: Path
+    rounds: int
+    turns: int
+
+
+class ProgramFailed(RuntimeError):
+    """A program gave no result; the message is its own last line."""
+
+
+def _peer(name: str, several: bool = True) -> Program:
+    environment = ROOT / ".venv-peers" / name
+    script = ROOT / "benchmarks" / "peers" / name / "program.py"
+    command = (str(environment / "bin" / "python"), str(script))
+    return Program(command, environment / ".installed", several)
+
+
+PROGRAMS = {
+    OURS: Program((sys.executable, str(ROOT / "benchmarks" / "ours.py")), Path(sys.executable)),
+    REFERENCE: _peer(REFERENCE, several=False),
+    "fedjax": _peer("fedjax"),
+    "pfl_research": _peer("pfl_research"),
+    "flower": _peer("flower"),
+}
+
+
+def main() -> int:
+    """Measures, or checks, one workload after another."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--workload", nargs="+", choices=sorted(ROUNDS), default=list(ROUNDS))
+    parser.add_argument("--turns", type=int, default=7)
+    parser.add_argument("--check", action="store_true", help="compare results, measure nothing")
+    parser.add_argument("--results", type=Path, default=ROOT / "results" / "benchmarks")
+    arguments = parser.parse_args()
+    if arguments.turns < 1:
+        parser.error(f"--turns must be at least 1, got {arguments.turns}")
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    status = 0
+    for workload in arguments.workload:
+        path = INPUTS / f"{workload}.npz"
+        if not path.exists():
+            make_inputs.write(workload, path)
+        job = Job(workload, path, ROUNDS[workload], arguments.turns)
+        try:
+            if arguments.check:
+                status = max(status, check(PROGRAMS, job, cores))
+                continue
+            record = measure(PROGRAMS, job, cores)
+        except ProgramFailed as error:
+            print(f"error: {error}", file=sys.stderr)
+            return 1
+        print(table(record), flush=True)
+        arguments.results.mkdir(parents=True, exist_ok=True)
+        file = arguments.results / f"{record['date']}-{workload}.json"
+        file.write_text(json.dumps(record, indent=1) + "\n")
+    return status
+
+
+def measure(programs: Mapping[str, Program], job: Job, cores: int) -> dict[str, Any]:
+    """Measures all installed programs in turn; returns what the results file holds."""
+    records, chosen = {}, {}
+    for name, program in programs.items():
+        if not program.needs.exists():
+            records[name] = {"error": "not installed: make bench-peers"}
+            continue
+        tried = try_settings(program, job, settings(cores, program.several))
+        records[name] = {"tried": tried}
+        worked = [trial for trial in tried if "error" not in trial]
+        if not worked:
+            records[name]["error"] = tried[0]["error"]
+            continue
+        best = min(worked, key=lambda trial: trial["seconds"])
+        chosen[name] = Setting(best["processes"], best["threads"])
+    if OURS not in chosen:
+        raise ProgramFailed(f"{OURS} does not run: {records[OURS]['error']}")
+    lines = in_turn({name: programs[name] for name in chosen}, chosen, job)
+    ours = [seconds(line) for line in lines[OURS]]
+    for name, own in lines.items():
+        if len(own) < job.turns:
+            records[name]["error"] = f"failed in turn {len(own) + 1}"
+            continue
+        records[name] |= summary(own, ours)
+    return {
+        "date": datetime.date.today().isoformat(),
+        "workload": job.workload,
+        "machine": {"processor": processor(), "cores": cores, "python": platform.python_version()},
+        "turns": job.turns,
+        "rounds_per_repetition": job.rounds,
+        "programs": records,
+    }
+
+
+def settings(cores: int, several: bool) -> list[Setting]:
+    """What a program tries: all cores in every division into processes and threads, and one."""
+    divisors = [count for count in range(1, cores + 1) if cores % count == 0]
+    processes = divisors if several else [1]
+    return sorted({Setting(count, cores // count) for count in processes} | {Setting(1, 1)})
+
+
+def try_settings(program: Program, job: Job, settings: Sequence[Setting]) -> list[dict[str, Any]]:
+    """Runs a program once with each setting; a setting may fail."""
+    tried = []
+    for setting in settings:
+        trial: dict[str, Any] = setting._asdict()
+        try:
+            trial["seconds"] = seconds(run(program, job, setting))
+        except ProgramFailed as error:
+            trial["error"] = str(error)
+        tried.append(trial)
+    return tried
+
+
+def in_turn(
+    programs: Mapping[str, Program], chosen: Mapping[str, Setting], job: Job
+) -> dict[str, list[dict[str, Any]]]:
+    """Runs A, B, C, A, B, C, ...; a program that fails is left out from there on."""
+    lines: dict[str, list[dict[str, Any]]] = {name: [] for name in programs}
+    for turn in range(job.turns):
+        for name, program in programs.items():
+            if len(lines[name]) < turn:
+                continue
+            try:
+                lines[name].append(run(program, job, chosen[name]))
+            except ProgramFailed as error:
+                if name == OURS:
+                    raise ProgramFailed(f"{OURS} failed in turn {turn + 1}: {error}") from error
+                print(f"{name} failed in turn {turn + 1}: {error}", file=sys.stderr)
+    return lines
+
+
+def summary(lines: Sequence[Mapping[str, Any]], ours: Sequence[float]) -> dict[str, Any]:
+    """A program's figures over all turns; ratios are taken within each turn."""
+    own = [seconds(line) for line in lines]
+    ratios = [mine / theirs for mine, theirs in zip(own, ours, strict=True)]
+    return {
+        "version": lines[0]["version"],
+        "processes": lines[0]["processes"],
+        "threads": lines[0]["threads"],
+        "seconds_per_round": own,
+        "median": statistics.median(own),
+        "minimum": min(own),
+        "maximum": max(own),
+        "ratio_to_ours": statistics.median(ratios),
+        "ratio_minimum": min(ratios),
+        "ratio_maximum": max(ratios),
+        "compile_or_warmup_seconds": statistics.median(
+            line["compile_or_warmup_seconds"] for line in lines
+        ),
+        "peak_rss_mb": max(line["peak_rss_mb"] for line in lines),
+    }
+
+
+def table(record: Mapping[str, Any]) -> str:
+    """The results of one workload for people."""
+    title = (
+        f"\n{record['workload']}: {record['machine']['processor']}, "
+        f"{record['machine']['cores']} cores, {record['turns']} turns of "
+        f"{record['rounds_per_repetition']} rounds"
+    )
+    head = (
+        f"{'':<14}{'processes x threads':>20}{'s/round':>11}{'min':>10}{'max':>10}"
+        f"{'ratio':>8}{'min':>8}{'max':>8}{'warm-up, s':>12}{'peak, MB':>10}"
+    )
+    lines = [title, head]
+    for name, own in record["programs"].items():
+        if "error" in own:
+            lines.append(f"{name:<14}  {own['error']}")
+            continue
+        setting = f"{own['processes']} x {own['threads']}"
+        times = "".join(f"{own[key]:10.4f}" for key in ("median", "minimum", "maximum"))
+        ratios = "".join(
+            f"{own[key]:8.2f}" for key in ("ratio_to_ours", "ratio_minimum", "ratio_maximum")
+        )
+        rest = f"{own['compile_or_warmup_seconds']:12.1f}{own['peak_rss_mb']:10.0f}"
+        lines.append(f"{name:<14}{setting:>20} {times}{ratios}{rest}  {own['version']}")
+    return "\n".join(lines)
+
+
+def check(programs: Mapping[str, Program], job: Job, cores: int) -> int:
+    """Compares weights after one round with the reference's; returns 1 where one disagrees."""
+    if not programs[REFERENCE].needs.exists():
+        print(f"error: the check needs {REFERENCE}: make bench-peers", file=sys.stderr)
+        return 2
+    with np.load(job.inputs) as file:
+        initial = {name: file[name] for name in work.weight_shapes(work.NETWORKS[job.workload])}
+    reference = weights_after_one_round(programs[REFERENCE], job, Setting(1, 1))
+    status = 0
+    for name, program in programs.items():
+        if not program.needs.exists():
+            print(f"{job.workload:<12}{name:<14}not installed: make bench-peers")
+            continue
+        for setting in settings(cores, program.several):
+            where = f"{job.workload:<12}{name:<14}{setting.processes} x {setting.threads}"
+            try:
+                weights = weights_after_one_round(program, job, setting)
+            except ProgramFailed as error:
+                print(f"{where}  failed: {error}")
+                status = 1
+                continue
+            difference = relative_difference(weights, reference, initial)
+            agrees = difference <= TOLERANCE
+            print(f"{where}  {difference:.1e}  {'ok' if agrees else 'DIFFERS'}", flush=True)
+            status = max(status, int(not agrees))
+    return status
+
+
+def weights_after_one_round(program: Program, job: Job, setting: Setting) -> dict[str, np.ndarray]:
+    """Runs one round and reads its weights."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "weights.npz"
+        run(program, job, setting, repetitions=0, save_weights=path)
+        with np.load(path) as file:
+            return dict(file)
+
+
+def relative_difference(
+    weights: Mapping[str, np.ndarray],
+    reference: Mapping[str, np.ndarray],
+    initial: Mapping[str, np.ndarray],
+) -> float:
+    """The largest, over arrays, of |weights - reference| / |reference - initial|."""
+    differences = []
+    for name, start in initial.items():
+        update = np.linalg.norm(reference[name].astype(np.float64) - start)
+        difference = np.linalg.norm(weights[name].astype(np.float64) - reference[name])
+        differences.append(difference / update)
+    return float(max(differences))
+
+
+def run(
+    program: Program,
+    job: Job,
+    setting: Setting,
+    repetitions: int = 1,
+    save_weights: Path | None = None,
+) -> dict[str, Any]:
+    """Runs a program to its end; returns its line of JSON, or raises ProgramFailed."""
+    command = [
+        *program.command,
+        f"--workload={job.workload}",
+        f"--inputs={job.inputs}",
+        f"--repetitions={repetitions}",
+        f"--rounds-per-repetition={job.rounds}",
+        f"--processes={setting.processes}",
+        f"--threads={setting.threads}",
+    ]
+    if save_weights is not None:
+        command.append(f"--save-weights={save_weights}")
+    process = subprocess.Popen(
+        command,
+        text=True,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+    )
+    try:
+        output, errors = process.communicate(timeout=TIME_LIMIT)
+    except subprocess.TimeoutExpired as expired:
+        raise ProgramFailed(f"no result within {TIME_LIMIT} s") from expired
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+    line = next((text for text in reversed(output.splitlines()) if text.startswith("{")), None)
+    if process.returncode or line is None:
+        said = (errors.strip() or output.strip() or "no output").splitlines()[-1]
+        raise ProgramFailed(f"status {process.returncode}: {said[:200]}")
+    return json.loads(line)
+
+
+def seconds(line: Mapping[str, Any]) -> float:
+    """Seconds per round of one run of a program."""
+    return statistics.median(line["seconds_per_round"])
+
+
+def processor() -> str:
+    """The processor's name, as far as the system tells."""
+    path = Path("/proc/cpuinfo")
+    if path.exists():
+        for line in path.read_text().splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    return platform.processor() or platform.machine()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,342 @@
+"""The comparison with peers: the driver with stand-in programs, and that all compute the same."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from benchmarks import side_by_side
+from benchmarks.peers import make_inputs, measuring
+from benchmarks.peers import workload as work
+from benchmarks.side_by_side import Job, Program, ProgramFailed, Setting
+
+ROOT = Path(__file__).parents[2]
+
+STAND_IN = """
+import argparse, json, pathlib, shutil, sys
+parser = argparse.ArgumentParser()
+for name in ("behaviour", "workload", "inputs", "repetitions", "rounds-per-repetition",
+             "processes", "threads", "save-weights"):
+    parser.add_argument("--" + name)
+own = parser.parse_args()
+behaviour = json.loads(own.behaviour)
+log = pathlib.Path(behaviour["log"])
+calls = log.read_text().splitlines() if log.exists() else []
+setting = own.processes + "x" + own.threads
+with open(log, "a") as file:
+    file.write(behaviour["name"] + " " + setting + "\\n")
+mine = sum(call.startswith(behaviour["name"] + " ") for call in calls)
+if setting in behaviour["fails"] or mine in behaviour["fails"]:
+    sys.exit("out of memory, says " + behaviour["name"])
+if own.save_weights:
+    shutil.copy(behaviour["weights"], own.save_weights)
+print("some chatter")
+print(json.dumps({
+    "version": "1.0",
+    "seconds_per_round": [behaviour["seconds"][setting] * (1 + mine)],
+    "compile_or_warmup_seconds": 2.0, "peak_rss_mb": 100.0 + mine,
+    "processes": int(own.processes), "threads": int(own.threads),
+}))
+print("done")
+"""
+
+
+@pytest.fixture
+def stand_in(tmp_path):
+    """Makes programs that log their calls; each call takes longer than the one before."""
+    script = tmp_path / "stand_in.py"
+    script.write_text(STAND_IN)
+
+    def make(name, seconds, fails=(), weights="", several=True):
+        behaviour = {
+            "name": name,
+            "seconds": seconds,
+            "fails": list(fails),
+            "weights": str(weights),
+            "log": str(tmp_path / "log"),
+        }
+        command = (sys.executable, str(script), f"--behaviour={json.dumps(behaviour)}")
+        return Program(command, script, several)
+
+    return make
+
+
+@pytest.fixture
+def calls(tmp_path):
+    return lambda: (tmp_path / "log").read_text().splitlines()
+
+
+@pytest.fixture
+def job(tmp_path):
+    return Job("digits", tmp_path / "inputs.npz", rounds=5, turns=3)
+
+
+SAME = {"1x1": 1.0, "1x2": 1.0, "2x1": 1.0}
+
+
+def test_programs_run_in_turn_with_their_best_settings(stand_in, calls, job):
+    programs = {
+        "fedcodist": stand_in("fedcodist", {"1x1": 1.0, "1x2": 0.4, "2x1": 0.1}),
+        "torch_loop": stand_in("torch_loop", {"1x1": 0.1, "1x2": 2.0}, several=False),
+        "pfl": stand_in("pfl", {"1x1": 1.0, "1x2": 0.1, "2x1": 1.0}),
+    }
+    record = side_by_side.measure(programs, job, cores=2)
+    trials, turns = calls()[:-9], calls()[-9:]
+    assert len(trials) == 3 + 2 + 3
+    assert turns == ["fedcodist 2x1", "torch_loop 1x1", "pfl 1x2"] * 3
+    own = record["programs"]["fedcodist"]
+    assert (own["processes"], own["threads"]) == (2, 1)
+    assert [trial["seconds"] for trial in own["tried"]] == pytest.approx([1.0, 0.8, 0.3])
+
+
+def test_figures_over_turns(stand_in, job):
+    programs = {
+        "fedcodist": stand_in("fedcodist", SAME),
+        "peer": stand_in("peer", dict.fromkeys(SAME, 3.0)),
+    }
+    record = side_by_side.measure(programs, job, cores=2)
+    ours, peer = record["programs"]["fedcodist"], record["programs"]["peer"]
+    # Three trials, then turns that take 4, 5 and 6: the machine slows down.
+    assert ours["seconds_per_round"] == [4, 5, 6]
+    assert (ours["median"], ours["minimum"], ours["maximum"]) == (5, 4, 6)
+    assert (peer["median"], peer["minimum"], peer["maximum"]) == (15, 12, 18)
+    # Within a turn both are as slow, so ratios do not spread.
+    assert peer["ratio_to_ours"] == peer["ratio_minimum"] == peer["ratio_maximum"] == 3
+    assert peer["peak_rss_mb"] == 105 and peer["compile_or_warmup_seconds"] == 2
+    text = side_by_side.table(record)
+    row = next(line for line in text.splitlines() if line.startswith("peer"))
+    assert row.split()[1:9] == ["1", "x", "1", "15.0000", "12.0000", "18.0000", "3.00", "3.00"]
+    json.dumps(record)
+
+
+def test_missing_peer_is_listed_and_not_run(stand_in, calls, job, tmp_path):
+    programs = {
+        "fedcodist": stand_in("fedcodist", SAME),
+        "flower": stand_in("flower", SAME)._replace(needs=tmp_path / "nowhere"),
+    }
+    record = side_by_side.measure(programs, job, cores=2)
+    assert record["programs"]["flower"] == {"error": "not installed: make bench-peers"}
+    assert not any(call.startswith("flower") for call in calls())
+    assert "flower          not installed: make bench-peers" in side_by_side.table(record)
+
+
+def test_setting_that_fails_is_not_chosen(stand_in, calls, job):
+    programs = {
+        "fedcodist": stand_in("fedcodist", SAME),
+        "some": stand_in("some", {"1x1": 9.0, "1x2": 1.0, "2x1": 0.1}, fails=["2x1"]),
+        "none": stand_in("none", SAME, fails=["1x1", "1x2", "2x1"]),
+    }
+    record = side_by_side.measure(programs, job, cores=2)
+    assert calls()[-6:] == ["fedcodist 1x1", "some 1x2"] * 3
+    assert "out of memory, says some" in record["programs"]["some"]["tried"][2]["error"]
+    assert record["programs"]["none"]["error"] == "status 1: out of memory, says none"
+
+
+def test_peer_that_fails_later_is_left_out(stand_in, calls, job, capsys):
+    programs = {
+        "fedcodist": stand_in("fedcodist", SAME),
+        "peer": stand_in("peer", SAME, fails=[4]),
+    }
+    record = side_by_side.measure(programs, job, cores=2)
+    assert calls()[-5:] == ["fedcodist 1x1", "peer 1x1"] * 2 + ["fedcodist 1x1"]
+    assert record["programs"]["peer"]["error"] == "failed in turn 2"
+    assert "peer failed in turn 2" in capsys.readouterr().err
+    assert record["programs"]["fedcodist"]["median"] == 5
+
+
+def test_without_ours_there_is_nothing_to_compare(stand_in, job):
+    programs = {"fedcodist": stand_in("fedcodist", SAME, fails=["1x1", "1x2", "2x1"])}
+    with pytest.raises(ProgramFailed, match="fedcodist does not run: status 1: out of memory"):
+        side_by_side.measure(programs, job, cores=2)
+
+
+def test_program_that_prints_no_result_has_failed(job, tmp_path):
+    program = Program((sys.executable, "-c", "print('hello')"), tmp_path)
+    with pytest.raises(ProgramFailed, match="status 0: hello"):
+        side_by_side.run(program, job, Setting(1, 1))
+
+
+@pytest.mark.parametrize(
+    ("cores", "several", "expected"),
+    [
+        (1, True, [(1, 1)]),
+        (2, True, [(1, 1), (1, 2), (2, 1)]),
+        (2, False, [(1, 1), (1, 2)]),
+        (8, True, [(1, 1), (1, 8), (2, 4), (4, 2), (8, 1)]),
+    ],
+)
+def test_settings(cores, several, expected):
+    assert side_by_side.settings(cores, several) == expected
+
+
+def test_check_finds_what_differs(stand_in, job, tmp_path, capsys):
+    initial = {
+        name: np.zeros(shape, np.float32)
+        for name, shape in work.weight_shapes(work.NETWORKS["digits"]).items()
+    }
+    np.savez(job.inputs, **initial)
+    paths = {}
+    for name, bias in {"right": 1.0, "near": 1.00005, "wrong": 1.0002}.items():
+        paths[name] = tmp_path / f"{name}.npz"
+        # One small array differs among many: it must not drown in the norm of the others.
+        small = {"output/bias": np.full(10, bias, np.float32)}
+        np.savez(paths[name], **{n: v + 1 for n, v in initial.items()} | small)
+    programs = {
+        "torch_loop": stand_in("torch_loop", SAME, weights=paths["right"], several=False),
+        "near": stand_in("near", SAME, weights=paths["near"]),
+        "missing": stand_in("missing", SAME)._replace(needs=tmp_path / "nowhere"),
+    }
+    assert side_by_side.check(programs, job, cores=1) == 0
+    assert "not installed" in capsys.readouterr().out
+    programs["wrong"] = stand_in("wrong", SAME, weights=paths["wrong"])
+    assert side_by_side.check(programs, job, cores=1) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[-1] for line in lines if "wrong" in line] == ["DIFFERS"]
+    assert [line.split()[-1] for line in lines if "near" in line] == ["ok"]
+    programs["torch_loop"] = programs["torch_loop"]._replace(needs=tmp_path / "nowhere")
+    assert side_by_side.check(programs, job, cores=1) == 2
+
+
+@pytest.mark.parametrize(
+    ("workload", "count"),
+    [("cnn_small", 109_348), ("cnn_large", 410_084), ("digits", 4_810), ("emnist", 1_206_590)],
+)
+def test_networks_have_the_published_sizes(workload, count):
+    shapes = work.weight_shapes(work.NETWORKS[workload])
+    assert sum(int(np.prod(shape)) for shape in shapes.values()) == count
+
+
+def test_clients_of_emnist_are_unequal():
+    sizes = make_inputs.client_sizes(work.POPULATIONS["emnist"], np.random.default_rng(0))
+    assert len(sizes) == 3400 and sizes.min() == 1 and 290 <= sizes.max() <= 300
+    assert len(np.unique(sizes)) > 250
+
+
+def test_inputs_are_the_same_whenever_they_are_made():
+    first, second = make_inputs.make("digits"), make_inputs.make("digits")
+    for name, value in first.items():
+        np.testing.assert_array_equal(value, second[name])
+    assert all(len(set(cohort)) == work.COHORT for cohort in first["cohorts"].tolist())
+    assert first["offsets"][-1] == len(first["labels"]) == len(first["pixels"])
+
+
+def test_report_separates_warm_up_from_rounds(capsys):
+    arguments = _arguments(repetitions=3, rounds_per_repetition=2)
+    # A first round of 11 s, then 2 s a round and 3 s more in the warm-up, with 5 s in one of three.
+    now, ends = 0.0, []
+
+    def train(rounds):
+        nonlocal now
+        for _ in range(rounds):
+            now += {0: 11.0, 1: 5.0, 5: 5.0}.get(len(ends), 2.0)
+            ends.append(now)
+
+    times = measuring.run(train, lambda: None, arguments, lambda: now)
+    assert len(ends) == measuring.total_rounds(arguments)
+    assert times == measuring.ends_of_parts(0.0, ends, arguments)
+    measuring.report("peer", "1.0", arguments, times, 10.0)
+    line = json.loads(capsys.readouterr().out)
+    assert line["seconds_per_round"] == [2.0, 3.5, 2.0]
+    assert line["compile_or_warmup_seconds"] == 9.0 + 3.0
+
+
+def test_every_repetition_trains_on_the_same_cohorts():
+    arguments = _arguments(repetitions=2, rounds_per_repetition=3)
+    inputs = work.Inputs("digits", work.NETWORKS["digits"], *[np.zeros(0)] * 3, np.arange(8), {})
+    own = measuring.cohorts(inputs, arguments)
+    taken = [int(next(own)) for _ in range(measuring.total_rounds(arguments))]
+    assert taken == [0] + [0, 1, 2] * 3
+
+
+def test_ours_computes_the_round_that_the_inputs_say(tmp_path):
+    arrays = make_inputs.make("digits")
+    # Unequal clients: their last batches are smaller.
+    sizes = 5 + np.arange(100) % 90
+    arrays["offsets"] = np.concatenate([[0], np.cumsum(sizes)])
+    for name in ("pixels", "labels"):
+        arrays[name] = arrays[name][: sizes.sum()]
+    np.savez(tmp_path / "inputs.npz", **arrays)
+    command = [
+        *(sys.executable, "benchmarks/ours.py", "--workload=digits", "--repetitions=0"),
+        *(f"--inputs={tmp_path / 'inputs.npz'}", f"--save-weights={tmp_path / 'weights.npz'}"),
+    ]
+    subprocess.run(command, cwd=ROOT, env=_environment(), check=True, timeout=300)
+    weights = dict(np.load(tmp_path / "weights.npz"))
+    inputs = work.read_inputs(tmp_path / "inputs.npz", "digits")
+    expected = _round_by_numpy(inputs)
+    assert side_by_side.relative_difference(weights, expected, inputs.weights) < 1e-4
+    clients = np.split(np.arange(sizes.sum()), inputs.offsets[1:-1])
+    backwards = np.concatenate([rows[::-1] for rows in clients])
+    other = inputs._replace(images=inputs.images[backwards], labels=inputs.labels[backwards])
+    assert side_by_side.relative_difference(weights, _round_by_numpy(other), inputs.weights) > 1e-2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workload", ["digits", "cnn_small"])
+def test_all_programs_agree_after_one_round(workload):
+    if not side_by_side.PROGRAMS["torch_loop"].needs.exists():
+        pytest.skip("the PyTorch loop is not installed: make bench-peers")
+    command = [sys.executable, "benchmarks/side_by_side.py", "--check", "--workload", workload]
+    done = subprocess.run(
+        command, cwd=ROOT, env=_environment(), capture_output=True, text=True, timeout=1800
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    lines = [line for line in done.stdout.splitlines() if "fedcodist" in line]
+    assert lines and all(line.endswith("ok") for line in lines)
+
+
+def _arguments(**values):
+    from argparse import Namespace
+
+    defaults = {"workload": "digits", "processes": 1, "threads": 1, "save_weights": None}
+    return Namespace(**defaults | values)
+
+
+def _environment():
+    """A user's: the eight devices and slow code of conftest.py are for tests in this process."""
+    ours = ("XLA_FLAGS", "NPROC", "JAX_", "FEDCODIST_")
+    return {name: value for name, value in os.environ.items() if not name.startswith(ours)}
+
+
+def _round_by_numpy(inputs):
+    """One round of federated averaging on the two-layer network, in float64."""
+    initial = {name: value.astype(np.float64) for name, value in inputs.weights.items()}
+    total = {name: np.zeros_like(value) for name, value in initial.items()}
+    examples = 0
+    for client in inputs.cohorts[0]:
+        rows = inputs.rows_of(client)
+        trained = _client_by_numpy(dict(initial), inputs.images[rows], inputs.labels[rows])
+        size = rows.stop - rows.start
+        examples += size
+        for name in total:
+            total[name] += size * (initial[name] - trained[name])
+    result = {}
+    for name, value in initial.items():
+        gradient = total[name] / examples
+        # Adam's first step: both bias corrections cancel the decay.
+        result[name] = value - 1e-3 * gradient / (np.abs(gradient) + 1e-5)
+    return result
+
+
+def _client_by_numpy(weights, images, labels):
+    for start in range(0, len(labels), 20):
+        x, y = images[start : start + 20].astype(np.float64), labels[start : start + 20]
+        before = x @ weights["dense1/kernel"] + weights["dense1/bias"]
+        hidden = np.maximum(before, 0)
+        logits = hidden @ weights["output/kernel"] + weights["output/bias"]
+        probabilities = np.exp(logits - logits.max(axis=1, keepdims=True))
+        probabilities /= probabilities.sum(axis=1, keepdims=True)
+        error = (probabilities - np.eye(10)[y]) / len(y)
+        back = error @ weights["output/kernel"].T * (before > 0)
+        gradients = {
+            "output/kernel": hidden.T @ error,
+            "output/bias": error.sum(axis=0),
+            "dense1/kernel": x.T @ back,
+            "dense1/bias": back.sum(axis=0),
+        }
+        weights = {name: value - 0.05 * gradients[name] for name, value in weights.items()}
+    return weights
