@@ -10,14 +10,14 @@ examples for the large model. A smaller set lies inside every larger one.
 from ml_collections import ConfigDict
 
 from experiments.configs import cifar100_table1
+from experiments.methods import CODISTILLATION
 
 IMAGES = (600, 1250, 2500, 5000)  # all 13,500 are Table 1's runs
-METHODS = ("periodic_codistillation", "merged_codistillation")
 
 
 def get_runs() -> list[str]:
     """Every point of the figure; its baseline is Table 1's "fed_avg,4700"."""
-    return [f"{method},{images}" for method in METHODS for images in IMAGES]
+    return [f"{method},{images}" for method in CODISTILLATION for images in IMAGES]
 
 
 def get_config(run: str = "merged_codistillation,600") -> ConfigDict:

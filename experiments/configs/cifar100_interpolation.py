@@ -10,14 +10,14 @@ The codistillation paper tunes it between 0.001 and 0.5 and does not show its ef
 from ml_collections import ConfigDict
 
 from experiments.configs import cifar100_table1
+from experiments.methods import CODISTILLATION
 
-METHODS = ("periodic_codistillation", "merged_codistillation")
 INTERPOLATIONS = ("0", "0.05", "0.2", "0.5", "0.8")
 
 
 def get_runs() -> list[str]:
     """Every lambda for both methods."""
-    return [f"{method},{value}" for method in METHODS for value in INTERPOLATIONS]
+    return [f"{method},{value}" for method in CODISTILLATION for value in INTERPOLATIONS]
 
 
 def get_config(run: str = "periodic_codistillation,0.5") -> ConfigDict:

@@ -9,14 +9,14 @@ The codistillation paper names the divergence, not its direction. A run is "meth
 from ml_collections import ConfigDict
 
 from experiments.configs import cifar100_table1
+from experiments.methods import CODISTILLATION
 
-METHODS = ("periodic_codistillation", "merged_codistillation")
 DIRECTIONS = ("forward", "reverse")  # KL(target || student), KL(student || target)
 
 
 def get_runs() -> list[str]:
     """Both directions for both methods."""
-    return [f"{method},{direction}" for method in METHODS for direction in DIRECTIONS]
+    return [f"{method},{direction}" for method in CODISTILLATION for direction in DIRECTIONS]
 
 
 def get_config(run: str = "periodic_codistillation,reverse") -> ConfigDict:
