@@ -70,7 +70,7 @@ def measure(repetitions: int, workloads: list[str]) -> None:
         programs = simulation.build_programs(algorithm, ROUNDS, mesh)
         hyper = simulation.replicate(jax.tree.map(np.float32, algorithm.hyper), mesh)
         started = time.perf_counter()
-        state = programs.init(seeds)
+        state = programs.init(seeds), dict.fromkeys(algorithm.rows)
 
         def call(state, programs=programs, hyper=hyper):
             return programs.train(*state, seeds, np.int32(0), np.int32(ROUNDS), hyper, data)[:2]

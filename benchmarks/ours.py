@@ -52,7 +52,7 @@ def measure(arguments) -> None:
     data = simulation.replicate(resident_data(federated), mesh)
     hyper = simulation.replicate(jax.tree.map(np.float32, algorithm.hyper), mesh)
     seeds = simulation.replicate(np.full(1, SEED, np.uint32), mesh)
-    state = programs.init(seeds)
+    state = programs.init(seeds), {POOL: None}
 
     def train(rounds):
         # Always from round 0: every repetition trains on the same cohorts.

@@ -63,7 +63,8 @@ def load_checkpoint(folder: Path, like: PyTree) -> Checkpoint | None:
 
     Args:
       folder: where checkpoints lie.
-      like: pytree of arrays or shapes with the structure that is expected.
+      like: pytree of arrays or shapes with the structure that is expected; a first dimension of -1
+        fits any length.
 
     Raises:
       CheckpointError: the newest whole checkpoint holds other arrays than `like`.
@@ -114,7 +115,10 @@ def _matching(path: Path, leaves: dict[str, Any], key: Any, expected: Any) -> np
     if name not in leaves:
         raise CheckpointError(f"checkpoint {path} has no {name}: it belongs to another program.")
     found = leaves[name]
-    if found.shape != expected.shape or found.dtype != expected.dtype:
+    shape = expected.shape
+    if shape[:1] == (-1,):
+        shape = (*found.shape[:1], *shape[1:])
+    if found.shape != shape or found.dtype != expected.dtype:
         raise CheckpointError(
             f"checkpoint {path}: {name} is {found.dtype}{list(found.shape)}, "
             f"expected {expected.dtype}{list(expected.shape)}."

@@ -10,6 +10,7 @@ import numpy as np
 
 from fedcodist import simulation
 from fedcodist.checkpoint import load_checkpoint, save_checkpoint
+from fedcodist.client_rows import HostRows, device_rows
 from fedcodist.client_training import Preprocess
 from fedcodist.data.federated_data import FederatedData
 from fedcodist.federated_algorithm import FederatedAlgorithm
@@ -121,8 +122,11 @@ def run_experiment(
     device_seeds = simulation.replicate(seeds, mesh)
     hyper = simulation.replicate(jax.tree.map(_as_float, algorithm.hyper), mesh)
     splits = _on_devices(experiment.splits, mesh)
-    state, first_round, log = _start(programs, device_seeds, mesh, folder, experiment)
-    train = _training(programs, experiment, mesh, device_seeds, hyper)
+    host_rows = None
+    if isinstance(experiment.data, StreamedData):
+        host_rows = HostRows(algorithm.rows, experiment.seeds)
+    state, first_round, log = _start(programs, device_seeds, mesh, folder, experiment, host_rows)
+    train = _training(programs, experiment, mesh, device_seeds, hyper, host_rows)
 
     records: list[Record] = folder.records() if folder and is_writer else []
     started, seconds_before = time.monotonic(), log["seconds"]
@@ -155,7 +159,8 @@ def run_experiment(
                 ):
                     log["seconds"] = seconds_before + time.monotonic() - started
                     if is_writer:
-                        save_checkpoint(folder.checkpoints, round, _on_host(state), log)
+                        rows = host_rows.state() if host_rows else state[1]
+                        save_checkpoint(folder.checkpoints, round, _on_host((state[0], rows)), log)
             if round == experiment.rounds:
                 break
             until = round - round % experiment.evaluate_every + experiment.evaluate_every
@@ -229,17 +234,28 @@ def check_integer(name: str, value: Any, low: int) -> None:
         raise ValueError(f"{name} must be at least {low}, got {value}.")
 
 
-def _start(programs, seeds, mesh, folder, experiment):
-    """The state to start from: a checkpoint's where there is one, else the initial one."""
+def _start(programs, seeds, mesh, folder, experiment, host_rows):
+    """((state, rows on the device), round, log): a checkpoint's where there is one.
+
+    Rows on the host are brought to the same round.
+    """
     log = {"seconds": 0.0, "metrics_length": 0}
     state = programs.init(seeds)
-    saved = load_checkpoint(folder.checkpoints, _shapes(state)) if folder else None
+    rows: PyTree = None
+    if host_rows is None:
+        rows = device_rows(experiment.algorithm.rows, experiment.seeds)
+    expected = (_shapes(state), host_rows.shapes() if host_rows else _shapes(rows))
+    saved = load_checkpoint(folder.checkpoints, expected) if folder else None
     if saved is None:
         if folder:
             folder.keep_metrics(0)
-        return state, 0, log
+        return (state, simulation.replicate(rows, mesh)), 0, log
     folder.keep_metrics(saved.notes["metrics_length"])
-    return simulation.replicate(saved.state, mesh), saved.round, dict(saved.notes)
+    state, rows = saved.state
+    if host_rows:
+        host_rows.restore(rows)
+        rows = None
+    return simulation.replicate((state, rows), mesh), saved.round, dict(saved.notes)
 
 
 def _on_devices(splits, mesh):
@@ -248,10 +264,10 @@ def _on_devices(splits, mesh):
     )
 
 
-def _training(programs, experiment, mesh, seeds, hyper):
+def _training(programs, experiment, mesh, seeds, hyper, host_rows):
     """Returns (state, round, at most) -> (state, history on the host), for data of either kind."""
-    if isinstance(experiment.data, StreamedData):
-        return _streamed_training(programs, experiment, mesh, seeds, hyper)
+    if host_rows:
+        return _streamed_training(programs, experiment, mesh, seeds, hyper, host_rows)
     data = simulation.replicate(experiment.data, mesh)
     rounds_per_second = None
 
@@ -273,8 +289,8 @@ def _training(programs, experiment, mesh, seeds, hyper):
     return train
 
 
-def _streamed_training(programs, experiment, mesh, seeds, hyper):
-    """One round per dispatch; the next round's rows are gathered meanwhile."""
+def _streamed_training(programs, experiment, mesh, seeds, hyper, host_rows):
+    """One round per dispatch; the next round's examples are gathered meanwhile."""
     ahead = None
     host_seeds = [int(seed) for seed in np.asarray(seeds)]
 
@@ -293,10 +309,19 @@ def _streamed_training(programs, experiment, mesh, seeds, hyper):
         ahead = ahead or inputs_from(round)
         blocks = []
         for index in range(at_most):
-            inputs = simulation.replicate(next(ahead), mesh)
-            *state, history = programs.train_streamed(
-                *state, seeds, np.int32(round + index), hyper, inputs
+            inputs = next(ahead)
+            clients = {pool: cohort.clients for pool, cohort in inputs.cohorts.items()}
+            rows = host_rows.gather(clients)
+            state, rows, history = programs.train_streamed(
+                state[0],
+                simulation.replicate(rows, mesh),
+                seeds,
+                np.int32(round + index),
+                hyper,
+                simulation.replicate(inputs, mesh),
             )
+            host_rows.scatter(clients, rows)
+            state = (state, None)
             blocks.append(history)
         history = {
             name: np.concatenate([np.asarray(block[name]) for block in blocks], axis=1)

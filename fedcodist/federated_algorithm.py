@@ -9,6 +9,7 @@ import numpy as np
 
 from fedcodist import keys
 from fedcodist.aggregation import Aggregate, ClientResult, Reduce
+from fedcodist.client_rows import ClientRows
 from fedcodist.cohort import ClientData, Cohort, Selection
 from fedcodist.communication import Communication, tree_bytes
 from fedcodist.for_each_client import Execution, for_each_client
@@ -68,12 +69,14 @@ class FederatedAlgorithm(NamedTuple):
     Attributes:
       name: the method's name, for tables.
       hyper: default hyper-parameters, a pytree of floats.
-      init: key -> (state, client_rows).
+      init: key -> state.
+      rows: pool -> whose rows it keeps and what they are at first.
       select: (round, key) -> Selection. It never looks at the model, so it can run ahead on a host
         that streams data. Everything it draws is a function of (round, key), so there is no sampler
         state to carry or to checkpoint.
-      round: (state, client_rows, inputs, round, key, hyper, axis_name) -> (state, client_rows,
-        metrics). `round` counts from 0. Metrics are scalars; `<pool>/finite` must be among them.
+      round: (state, rows, inputs, round, key, hyper, axis_name) -> (state, rows, metrics). `rows`
+        are the cohorts', pool -> leaves [cohort, ...]. `round` counts from 0. Metrics are scalars;
+        `<pool>/finite` must be among them.
       predictors: name -> Predictor.
       communication: pool -> bytes of one participation.
       num_clients: clients that the data must have, one more than the largest index of any pool.
@@ -81,7 +84,8 @@ class FederatedAlgorithm(NamedTuple):
 
     name: str
     hyper: PyTree
-    init: Callable[[jax.Array], tuple[PyTree, PyTree]]
+    init: Callable[[jax.Array], PyTree]
+    rows: Mapping[str, ClientRows]
     select: Callable[[jax.Array, jax.Array], Selection]
     round: Callable[..., tuple[PyTree, PyTree, dict[str, jax.Array]]]
     predictors: Mapping[str, Predictor]

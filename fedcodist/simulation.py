@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from fedcodist import client_rows
 from fedcodist import metrics as metrics_lib
 from fedcodist.aggregation import sum_over_devices
 from fedcodist.client_training import Preprocess
@@ -28,13 +29,13 @@ class Programs(NamedTuple):
     """Jitted functions; `state` and everything else has a leading axis of seeds.
 
     Attributes:
-      init: seeds uint32 [S] -> (state, client_rows).
-      train: (state, client_rows, seeds, first round, number of rounds, hyper, ResidentData)
-        -> (state, client_rows, history). History: metric -> [S, interval], of which the first
+      init: seeds uint32 [S] -> state.
+      train: (state, rows of all clients, seeds, first round, number of rounds, hyper, ResidentData)
+        -> (state, rows, history). History: metric -> [S, interval], of which the first
         `number of rounds` entries are filled. One compilation serves any number of rounds up to the
-        interval. State and client rows are donated.
-      train_streamed: (state, client_rows, seeds, round, hyper, Inputs [S, ...]) -> the same, for one
-        round of streamed inputs.
+        interval. State and rows are donated.
+      train_streamed: (state, rows of the cohorts, seeds, round, hyper, Inputs [S, ...]) -> the same,
+        for one round of streamed inputs.
       select: (seed, round) -> Selection.
       evaluate: (state, EvaluationData) -> split -> predictor -> metric -> [S, ...].
     """
@@ -118,18 +119,21 @@ def build_programs(
 
             def one_round(index, carry):
                 state, rows, history = carry
-                inputs = data.read(algorithm.select(first + index, root))
-                state, rows, metrics = train_round(state, rows, root, first + index, hyper, inputs)
+                selection = algorithm.select(first + index, root)
+                own = client_rows.gather(algorithm.rows, rows, selection.clients)
+                state, own, metrics = train_round(
+                    state, own, root, first + index, hyper, data.read(selection)
+                )
+                rows = client_rows.scatter(algorithm.rows, rows, selection.clients, own)
                 history = {name: history[name].at[index].set(metrics[name]) for name in history}
                 return state, rows, history
 
-            shapes = jax.eval_shape(
-                lambda s, r: train_round(
-                    s, r, root, first, hyper, data.read(algorithm.select(first, root))
-                )[2],
-                state,
-                rows,
-            )
+            def metrics_of(state, rows):
+                selection = algorithm.select(first, root)
+                own = client_rows.gather(algorithm.rows, rows, selection.clients)
+                return train_round(state, own, root, first, hyper, data.read(selection))[2]
+
+            shapes = jax.eval_shape(metrics_of, state, rows)
             history = {n: jnp.zeros((interval, *v.shape), v.dtype) for n, v in shapes.items()}
             return jax.lax.fori_loop(0, count, one_round, (state, rows, history))
 

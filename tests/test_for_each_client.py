@@ -10,6 +10,7 @@ import optax
 import pytest
 from jax.sharding import Mesh, PartitionSpec
 
+from fedcodist import client_rows
 from fedcodist.aggregation import Aggregate, ClientResult, Reduce, weighted_mean
 from fedcodist.algorithms.codistillation import TeachingHyper
 from fedcodist.algorithms.fed_avg import FedAvgHyper, fed_avg
@@ -153,7 +154,7 @@ def start(batch_norm):
     """Where every execution starts, and who takes part: the same for all of them."""
     algorithm = build("merged", Execution(), batch_norm)
     root, rounds = jax.random.key(3), jnp.arange(ROUNDS)
-    state, _ = jax.jit(algorithm.init)(root)
+    state = jax.jit(algorithm.init)(root)
     clients = jax.jit(jax.vmap(lambda round: algorithm.select(round, root).clients))(rounds)
     return jax.tree.map(np.asarray, (state, clients))
 
@@ -434,14 +435,28 @@ def test_client_rows_are_gathered_and_scattered(loop, chunk, devices):
         root, data = jax.random.key(seed), resident()
 
         def one(carry, round):
+            state, stored = carry
             selection = algorithm.select(round, root)
-            *carry, _ = algorithm.round(
-                *carry, data.read(selection), round, root, algorithm.hyper, devices and AXIS
+            clients = selection.clients
+            state, rows, _ = algorithm.round(
+                state,
+                client_rows.gather(algorithm.rows, stored, clients),
+                data.read(selection),
+                round,
+                root,
+                algorithm.hyper,
+                devices and AXIS,
             )
-            return tuple(carry), selection.clients
+            stored = client_rows.scatter(algorithm.rows, stored, clients, rows)
+            return (state, stored), clients
 
-        (_, rows), selected = jax.lax.scan(one, algorithm.init(root), jnp.arange(rounds))
-        return rows, selected
+        stored = jax.tree.map(
+            lambda leaf: jnp.asarray(leaf[0]), client_rows.device_rows(algorithm.rows, 1)
+        )
+        (_, stored), selected = jax.lax.scan(
+            one, (algorithm.init(root), stored), jnp.arange(rounds)
+        )
+        return stored, selected
 
     rows, selected = same_on_every_device(over_devices(run, devices)(5))
     for name, pool in pools.items():

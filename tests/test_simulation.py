@@ -90,7 +90,7 @@ def train(counts=(ROUNDS,), seeds=(0,), hyper=None, kind="merged", devices=None,
     hyper = algorithm(kind).hyper if hyper is None else hyper
     put = functools.partial(simulation.replicate, mesh=mesh)
     seeds, hyper, resident = put((np.array(seeds, np.uint32), floats(hyper), data()))
-    state, rows = compiled.init(seeds)
+    state, rows = compiled.init(seeds), dict.fromkeys(algorithm(kind).rows)
     first, history = 0, []
     for count in counts:
         state, rows, part = compiled.train(state, rows, seeds, first, count, hyper, resident)
@@ -210,7 +210,7 @@ def test_a_pool_alone_is_the_pool_in_company():
     compiled = simulation.build_programs(alone, ROUNDS)
     seeds = jnp.zeros(1, jnp.uint32)
     lone_state, _, lone_history = compiled.train(
-        *compiled.init(seeds), seeds, 0, ROUNDS, floats(alone.hyper), data()
+        compiled.init(seeds), {name: None}, seeds, 0, ROUNDS, floats(alone.hyper), data()
     )
     assert_close(lone_state[name], state[name])
     assert_close(lone_history, {key: history[key] for key in lone_history})
@@ -253,7 +253,7 @@ def evaluations():
         )
         splits = {name: simulation.evaluation_split(split) for name, split in SPLITS.items()}
         seeds, splits = simulation.replicate((np.arange(2, dtype=np.uint32), splits), mesh)
-        state, _ = compiled.init(seeds)
+        state = compiled.init(seeds)
         compiled.evaluate(state, splits)
         other = jax.tree.map(lambda leaf: leaf + 0 * leaf, state)
         results[devices] = jax.tree.map(np.asarray, compiled.evaluate(other, splits))

@@ -11,6 +11,7 @@ import optax
 
 from fedcodist import keys
 from fedcodist.aggregation import Aggregate
+from fedcodist.client_rows import ClientRows
 from fedcodist.cohort import Inputs, Selection
 from fedcodist.federated_algorithm import (
     FederatedAlgorithm,
@@ -77,8 +78,7 @@ def assemble(
     """Makes an algorithm of pools and a round; `select_rows` adds what is not client data."""
 
     def init(key):
-        state = {n: pool.method.init(keys.derive(key, "init", n)) for n, pool in pools.items()}
-        return state, {n: _initial_rows(pool) for n, pool in pools.items()}
+        return {n: pool.method.init(keys.derive(key, "init", n)) for n, pool in pools.items()}
 
     def select(round, key):
         clients = {}
@@ -95,6 +95,7 @@ def assemble(
         name=name,
         hyper=hyper,
         init=init,
+        rows={n: ClientRows(pool.clients, pool.method.init_row()) for n, pool in pools.items()},
         select=select,
         round=round_,
         predictors={n: predictor(n, pool.method) for n, pool in pools.items()},
@@ -114,23 +115,22 @@ def train_pools(
     execution: Execution,
     axis_name: str | None,
 ) -> tuple[dict[str, Aggregate], dict[str, PyTree], dict[str, jax.Array]]:
-    """Runs one cohort per pool; returns aggregates, updated client rows and metrics."""
+    """Runs one cohort per pool; returns aggregates, the cohorts' updated rows and metrics."""
     aggregates, new_rows, metrics = {}, {}, {}
     for name, pool in pools.items():
         method, cohort = pool.method, inputs.cohorts[name]
         message = method.broadcast(state[name])
-        slots = jnp.searchsorted(jnp.asarray(pool.clients), cohort.clients)
         result = for_each_client(
             functools.partial(_client_update, method, hyper[name]),
             method.reduce,
             message,
-            _gather(rows[name], slots),
+            rows[name],
             cohort,
             client_key(key, round, name),
             execution._replace(axis_name=axis_name),
         )
         aggregates[name] = method.reduce.finalize(result.total, message)
-        new_rows[name] = _scatter(rows[name], slots, result.rows)
+        new_rows[name] = result.rows
         norm = optax.tree.norm(aggregates[name].pseudo_gradient)
         metrics[f"{name}/pseudo_gradient_norm"] = norm
         metrics[f"{name}/finite"] = jnp.isfinite(norm)
@@ -174,20 +174,5 @@ def check_pools(pools: Mapping[str, Pool]) -> dict[str, Pool]:
     return checked
 
 
-def _gather(store: PyTree, slots: jax.Array) -> PyTree:
-    return jax.tree.map(lambda leaf: leaf[slots], store)
-
-
-def _scatter(store: PyTree, slots: jax.Array, rows: PyTree) -> PyTree:
-    return jax.tree.map(lambda leaf, row: leaf.at[slots].set(row), store, rows)
-
-
 def _client_update(method, hyper, message, row, data, key):
     return method.client_update(message, row, data, key, hyper)
-
-
-def _initial_rows(pool: Pool) -> PyTree:
-    return jax.tree.map(
-        lambda leaf: jnp.broadcast_to(leaf, (len(pool.clients), *jnp.shape(leaf))),
-        pool.method.init_row(),
-    )

@@ -114,12 +114,11 @@ def _codistil_program(name):
 def _compiled(algorithm):
     """Returns the algorithm and (state, round, hyper) -> state, one program."""
     resident = _codistillation_data()[1]
-    client_rows = jax.eval_shape(algorithm.init, ROOT)[1]
 
     @functools.partial(jax.jit, compiler_options=QUICK)
     def one_round(state, round, hyper):
         inputs = resident.read(algorithm.select(round, ROOT))
-        state, _, metrics = algorithm.round(state, client_rows, inputs, round, ROOT, hyper)
+        state, _, metrics = algorithm.round(state, dict.fromkeys(state), inputs, round, ROOT, hyper)
         return state, metrics
 
     def step(state, round, hyper):
@@ -133,7 +132,7 @@ def _compiled(algorithm):
 
 @functools.cache
 def _fresh_state(name):
-    return jax.jit(_codistil_algorithm(name).init, compiler_options=QUICK)(ROOT)[0]
+    return jax.jit(_codistil_algorithm(name).init, compiler_options=QUICK)(ROOT)
 
 
 def _run_rounds(name, rounds=TOTAL, hyper=None, state=None):
@@ -323,7 +322,7 @@ def test_swapping_the_pools_swaps_the_outcome(method):
         )
     _, step = _compiled(algorithm)
     hyper = _asymmetric(algorithm.hyper)
-    state = jax.jit(algorithm.init, compiler_options=QUICK)(ROOT)[0]
+    state = jax.jit(algorithm.init, compiler_options=QUICK)(ROOT)
     swapped = _swap(state)
     for round in range(2):
         state, swapped = step(state, round, hyper), step(swapped, round, _swap(hyper))
@@ -374,7 +373,7 @@ def test_any_optimizer_runs_on_clients_and_server(method):
             pools, columns, 13, 2, period=2, distillation=distillation
         )
     _, step = _compiled(algorithm)
-    start = state = jax.jit(algorithm.init, compiler_options=QUICK)(ROOT)[0]
+    start = state = jax.jit(algorithm.init, compiler_options=QUICK)(ROOT)
     for round in range(2):
         state = step(state, round, algorithm.hyper)
     for name in pools:

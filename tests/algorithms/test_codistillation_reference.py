@@ -156,7 +156,7 @@ def _run_case(case, dtype):
     )
     resident = jax.tree.map(jnp.asarray, resident_data(data, {UNLABELLED: unlabelled}))
     root = jax.random.key(3)
-    state, client_rows = jax.eval_shape(algorithm.init, root)
+    state = jax.eval_shape(algorithm.init, root)
     for name, start in _starts(case).items():
         state[name] = pools[name].method.replace_model(
             state[name], Variables(_to_flax(start, dtype), {})
@@ -166,7 +166,7 @@ def _run_case(case, dtype):
     def one_round(state, round, hyper):
         selection = algorithm.select(round, root)
         inputs = resident.read(selection)
-        state = algorithm.round(state, client_rows, inputs, round, root, hyper)[0]
+        state = algorithm.round(state, dict.fromkeys(pools), inputs, round, root, hyper)[0]
         return state, selection
 
     trajectory, rounds = [], []

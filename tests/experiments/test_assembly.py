@@ -50,7 +50,7 @@ def test_all_algorithms_have_the_same_clients_data_and_initial_models():
             jax.tree.leaves(other.data.columns), jax.tree.leaves(built[0].data.columns), strict=True
         ):
             np.testing.assert_array_equal(ours, theirs)
-        states = [each.algorithm.init(key)[0] for each in (built[0], other)]
+        states = [each.algorithm.init(key) for each in (built[0], other)]
         for ours, theirs in zip(*map(jax.tree.leaves, states), strict=True):
             np.testing.assert_array_equal(ours, theirs)
         first, second = (cohorts(each.algorithm, rounds=3) for each in (built[0], other))
