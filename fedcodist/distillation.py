@@ -16,8 +16,12 @@ from fedcodist.model import Model, Variables
 from fedcodist.shuffling import permuted_positions
 
 PyTree = Any
-# name of student -> (frozen outputs of every model on a batch) -> target probabilities
-Targets = Callable[[str, Mapping[str, jax.Array]], jax.Array]
+# A frozen model, or an ensemble of them, in evaluation mode: batch -> outputs.
+Teacher = Callable[[Mapping[str, jax.Array]], Any]
+# (student's name, every teacher's outputs on a batch) -> target probabilities
+Targets = Callable[[str, Mapping[str, Any]], jax.Array]
+# (student logits, target probabilities) -> divergence per example
+Divergence = Callable[[jax.Array, jax.Array], jax.Array]
 
 
 class Distillation(NamedTuple):
@@ -50,47 +54,178 @@ class Distilled(NamedTuple):
     last_loss: dict[str, jax.Array]
 
 
+class EarlyStopping(NamedTuple):
+    """When a distillation ends before its last step.
+
+    Attributes:
+      accuracy: students -> each one's accuracy on validation data, a scalar by name.
+      every: steps from one validation to the next; divides the distillation's steps.
+      patience: steps without a new best after which a student is done, a multiple of `every`.
+      or_start: whether the students as they started count among the candidates.
+    """
+
+    accuracy: Callable[[Mapping[str, Variables]], Mapping[str, jax.Array]]
+    every: int = 100
+    patience: int = 1000
+    or_start: bool = False
+
+
+class StoppedEarly(NamedTuple):
+    """The best students on validation data, their accuracies, and the steps that were made."""
+
+    students: dict[str, Variables]
+    accuracy: dict[str, jax.Array]
+    steps: jax.Array
+
+
 def distill(
     models: Mapping[str, Model],
     students: Mapping[str, Variables],
-    frozen: Mapping[str, Variables],
+    teachers: Mapping[str, Teacher],
     targets: Targets,
     unlabelled: Rows,
     key: jax.Array,
     learning_rates: Mapping[str, Any],
     settings: Distillation,
     axis_name: str | None = None,
+    divergence: Divergence | None = None,
 ) -> Distilled:
-    """Trains every student towards soft targets made of the frozen models' outputs.
+    """Trains every student towards soft targets made of the teachers' outputs.
 
-    All students see the same augmented batches, so a frozen model is evaluated once per batch
+    All students see the same augmented batches, so a teacher is evaluated once per batch
     however many students it teaches. With `axis_name` each device handles its part of every batch,
-    and one all-reduce per step sums the gradients of all students. Frozen models are evaluated in
-    evaluation mode, students in training mode; frozen models get no gradient.
+    and one all-reduce per step sums the gradients of all students. Students are in training mode;
+    teachers get no gradient.
 
     Args:
-      models: name -> model, for students and frozen models alike.
+      models: student's name -> its model.
       students: name -> variables at which the students start.
-      frozen: name -> variables of the models whose outputs the targets use.
-      targets: (student's name, frozen outputs) -> probabilities [batch, classes].
+      teachers: name -> frozen teacher; one may be a student's own start.
+      targets: (student's name, teachers' outputs) -> probabilities [batch, classes].
       unlabelled: rows of each step's batch, int32 [steps, batch_size].
       key: drives augmentation and mixup.
       learning_rates: student's name -> learning rate, may be traced.
       settings: steps, batch size, optimizer and augmentation.
       axis_name: mesh axis over which the batch is dealt, or None.
+      divergence: of a student's logits from its target; `kl_divergence(settings.direction)` where
+        not given.
     """
+    start, step = _training(
+        models,
+        students,
+        teachers,
+        targets,
+        unlabelled,
+        key,
+        learning_rates,
+        settings,
+        axis_name,
+        divergence,
+    )
+    if settings.steps == 0:
+        nothing = {name: jnp.zeros(()) for name in students}
+        return Distilled(dict(students), nothing, nothing)
+    (trained, _), losses = jax.lax.scan(step, start, jnp.arange(settings.steps))
+    return Distilled(
+        _agree_on_mutable(trained, axis_name),
+        {name: values[0] for name, values in losses.items()},
+        {name: values[-1] for name, values in losses.items()},
+    )
+
+
+def distill_until(
+    stopping: EarlyStopping,
+    models: Mapping[str, Model],
+    students: Mapping[str, Variables],
+    teachers: Mapping[str, Teacher],
+    targets: Targets,
+    unlabelled: Rows,
+    key: jax.Array,
+    learning_rates: Mapping[str, Any],
+    settings: Distillation,
+    axis_name: str | None = None,
+    divergence: Divergence | None = None,
+) -> StoppedEarly:
+    """`distill` that looks at validation data and returns each student as it was best.
+
+    Students are judged apart; the loop ends when all are done or after `settings.steps`. The first
+    of equally good students counts.
+
+    Args:
+      stopping: validation and patience; all else as in `distill`.
+    """
+    start, step = _training(
+        models,
+        students,
+        teachers,
+        targets,
+        unlabelled,
+        key,
+        learning_rates,
+        settings,
+        axis_name,
+        divergence,
+    )
+    if stopping.or_start:
+        best = {n: jnp.asarray(a, jnp.float32) for n, a in stopping.accuracy(students).items()}
+    else:
+        best = {name: jnp.full((), -jnp.inf) for name in students}
+    if settings.steps == 0:
+        return StoppedEarly(dict(students), best, jnp.zeros((), jnp.int32))
+    best_at = {name: jnp.zeros((), jnp.int32) for name in students}
+
+    def goes_on(carry):
+        _, _, _, best_at, done = carry
+        waited = jnp.stack([done - best_at[name] for name in students])
+        return (done < settings.steps) & jnp.any(waited < stopping.patience)
+
+    def block(carry):
+        training, kept, best, best_at, done = carry
+        training, _ = jax.lax.scan(step, training, done + jnp.arange(stopping.every))
+        trained = _agree_on_mutable(training[0], axis_name)
+        accuracy = stopping.accuracy(trained)
+        now = done + stopping.every
+        for name in students:
+            is_better = accuracy[name] > best[name]
+            if len(students) > 1:
+                # One that had been done stays done while others go on.
+                is_better &= done - best_at[name] < stopping.patience
+            choose = lambda new, old, is_better=is_better: jnp.where(is_better, new, old)
+            kept = kept | {name: jax.tree.map(choose, trained[name], kept[name])}
+            best = best | {name: choose(accuracy[name], best[name])}
+            best_at = best_at | {name: choose(now, best_at[name])}
+        return training, kept, best, best_at, now
+
+    _, kept, best, _, steps = jax.lax.while_loop(
+        goes_on, block, (start, dict(students), best, best_at, jnp.zeros((), jnp.int32))
+    )
+    return StoppedEarly(kept, best, steps)
+
+
+def _training(
+    models,
+    students,
+    teachers,
+    targets,
+    unlabelled,
+    key,
+    learning_rates,
+    settings,
+    axis_name,
+    divergence,
+):
+    """Returns the loop's (first carry, step); a carry is (students, optimizer states)."""
     chex.assert_shape(unlabelled.indices, (settings.steps, settings.batch_size))
     optimizers = {name: settings.optimizer(learning_rates[name]) for name in students}
     # Parts of one batch must not drop the same units; so dropout alone depends on the device count.
     device = 0 if axis_name is None else jax.lax.axis_index(axis_name)
-    loss_of = kl_divergence(settings.direction)
+    loss_of = divergence or kl_divergence(settings.direction)
 
     def step(carry, index):
         variables, optimizer_states = carry
         batch, mask = _batch(unlabelled, index, keys.derive(key, index), settings, axis_name)
         outputs = {
-            name: jax.lax.stop_gradient(models[name].apply(values, batch)[0])
-            for name, values in frozen.items()
+            name: jax.lax.stop_gradient(teacher(batch)) for name, teacher in teachers.items()
         }
         batch_targets = {name: targets(name, outputs) for name in students}
 
@@ -126,17 +261,29 @@ def distill(
         dict(students),
         {name: optimizers[name].init(values.params) for name, values in students.items()},
     )
-    if settings.steps == 0:
-        nothing = {name: jnp.zeros(()) for name in students}
-        return Distilled(dict(students), nothing, nothing)
-    (trained, _), losses = jax.lax.scan(step, start, jnp.arange(settings.steps))
-    if axis_name is not None:
-        trained = _agree_on_mutable(trained, axis_name)
-    return Distilled(
-        trained,
-        {name: values[0] for name, values in losses.items()},
-        {name: values[-1] for name, values in losses.items()},
-    )
+    return start, step
+
+
+def frozen(model: Model, variables: Variables) -> Teacher:
+    """A model as a teacher: its outputs in evaluation mode."""
+    return lambda batch: model.apply(variables, batch)[0]
+
+
+def softened_target(logits: jax.Array, temperature: Any) -> jax.Array:
+    """softmax(z / T) of teacher logits [batch, classes]."""
+    return jax.nn.softmax(logits / temperature)
+
+
+def softened(divergence: Divergence, temperature: Any, scaled: bool) -> Divergence:
+    """The divergence of the student's logits at a temperature, as Hinton et al. (2015) distil.
+
+    Args:
+      divergence: of logits from target probabilities, per example.
+      temperature: T > 0 that divides the student's logits; the target has its own.
+      scaled: whether to multiply by T squared, which keeps gradients as large as at T = 1.
+    """
+    factor = temperature**2 if scaled else 1.0
+    return lambda logits, target: factor * divergence(logits / temperature, target)
 
 
 def codistillation_target(
@@ -189,9 +336,13 @@ def kl_divergence(direction: str) -> Callable[[jax.Array, jax.Array], jax.Array]
     raise ValueError(f"direction must be 'forward' or 'reverse', got {direction!r}.")
 
 
-def _agree_on_mutable(students: Mapping[str, Variables], axis_name: str) -> dict[str, Variables]:
+def _agree_on_mutable(
+    students: Mapping[str, Variables], axis_name: str | None
+) -> dict[str, Variables]:
     """Averages mutable state over devices: a network whose statistics do not know `axis_name` has
     seen its own part of each batch on every device."""
+    if axis_name is None:
+        return dict(students)
     devices = jax.lax.axis_size(axis_name)
     total = sum_over_devices({n: values.mutable for n, values in students.items()}, axis_name)
     mean = jax.tree.map(lambda leaf: (leaf / devices).astype(leaf.dtype), total)

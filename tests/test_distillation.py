@@ -20,6 +20,7 @@ from fedcodist.distillation import (
     distill,
     kl_divergence,
 )
+from fedcodist.distillation import frozen as as_teacher
 from fedcodist.model import from_flax_linen
 from fedcodist.models.digits import MLP
 
@@ -225,7 +226,7 @@ def _distillation(optimizer, learners=("a", "b"), direction="forward"):
         return distill(
             MODELS,
             {name: students[name] for name in learners},
-            frozen,
+            {name: as_teacher(MODELS[name], values) for name, values in frozen.items()},
             targets,
             _unlabelled(),
             KEY,
@@ -325,7 +326,7 @@ def test_no_steps_change_nothing():
     start = _two_models()
     none = Rows({"image": np.zeros((2, 6), np.float32)}, np.zeros((0, BATCH), np.int32))
     settings_ = Distillation(steps=0, batch_size=BATCH)
-    result = distill(MODELS, start, start, None, none, KEY, {"a": 0.1, "b": 0.1}, settings_)
+    result = distill(MODELS, start, {}, None, none, KEY, {"a": 0.1, "b": 0.1}, settings_)
     jax.tree.map(np.testing.assert_array_equal, result.students, start)
 
 

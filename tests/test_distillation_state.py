@@ -9,7 +9,7 @@ import numpy as np
 from jax.sharding import Mesh, PartitionSpec
 
 from fedcodist.cohort import Rows
-from fedcodist.distillation import Distillation, distill
+from fedcodist.distillation import Distillation, distill, frozen
 from fedcodist.model import from_flax_linen
 
 
@@ -43,7 +43,7 @@ def test_statistics_that_are_not_synchronised_are_the_same_on_every_device():
         done = distill(
             {"student": model},
             start,
-            start,
+            {"student": frozen(model, student)},
             target,
             rows,
             jax.random.key(2),

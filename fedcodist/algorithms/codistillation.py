@@ -19,6 +19,7 @@ from fedcodist.distillation import (
     Distilled,
     codistillation_target,
     distill,
+    frozen,
     kl_divergence,
 )
 from fedcodist.model import Variables
@@ -179,10 +180,11 @@ def codistil(
             self_teacher_temperature=teaching[student].self_teacher_temperature,
         )
 
+    models = {name: pool.method.model for name, pool in pools.items()}
     return distill(
-        models={name: pool.method.model for name, pool in pools.items()},
+        models=models,
         students=starts,
-        frozen=starts,
+        teachers={name: frozen(models[name], starts[name]) for name in pools},
         targets=targets,
         unlabelled=unlabelled,
         key=keys.derive(key, "distillation", round),
