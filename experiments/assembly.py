@@ -12,18 +12,19 @@ import optax
 from ml_collections import ConfigDict
 
 from fedcodist import augmentation
-from fedcodist.algorithms.codistillation import TeachingHyper, check_number
+from fedcodist.algorithms.codistillation import TeachingHyper
 from fedcodist.algorithms.fed_avg import FedAvgHyper, constant, fed_avg, linear_decay
 from fedcodist.algorithms.merged_codistillation import merged_codistillation
 from fedcodist.algorithms.periodic_codistillation import periodic_codistillation
 from fedcodist.algorithms.pools import Pool, independent_pools
+from fedcodist.checks import check_integer, check_number
 from fedcodist.client_training import LocalTraining, OptimizerFactory, Preprocess
 from fedcodist.data.digits import load_digits_federated
 from fedcodist.data.federated_data import FederatedData
 from fedcodist.data.partition import capacity_pools
 from fedcodist.data.prepared import load_prepared
 from fedcodist.distillation import Distillation
-from fedcodist.experiment import Experiment, check_integer
+from fedcodist.experiment import Experiment
 from fedcodist.federated_algorithm import FederatedAlgorithm
 from fedcodist.for_each_client import Execution
 from fedcodist.model import Model, from_flax_linen

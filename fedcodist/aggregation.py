@@ -19,6 +19,7 @@ class ClientResult(NamedTuple):
       weight: scalar weight in the aggregate, such as the number of examples.
       row: what the client keeps for its next participation, or None.
       metrics: dict of scalars, `num_steps` among them.
+      extra: pytree that is summed over clients for the method's own server half, or None.
     """
 
     update: PyTree
@@ -26,14 +27,17 @@ class ClientResult(NamedTuple):
     weight: jax.Array
     row: PyTree
     metrics: dict[str, jax.Array]
+    extra: PyTree = None
 
 
 class Aggregate(NamedTuple):
-    """What the server learns of a cohort: a pseudo-gradient and averaged mutable state."""
+    """What the server learns of a cohort: a pseudo-gradient, averaged mutable state, the sum of
+    weights, and the sum of what clients sent besides."""
 
     pseudo_gradient: PyTree
     mutable: PyTree
     weight: jax.Array
+    extra: PyTree = None
 
 
 class Reduce(NamedTuple):
@@ -65,10 +69,11 @@ def weighted_mean() -> Reduce:
             jax.tree.map(weigh, result.update),
             jax.tree.map(weigh, result.mutable),
             result.weight,
+            result.extra,
         )
 
     def finalize(total, message):
-        update, mutable, weight = total
+        update, mutable, weight, extra = total
         safe = jnp.where(weight > 0, weight, 1)
         pseudo_gradient = jax.tree.map(lambda leaf: leaf / safe.astype(leaf.dtype), update)
         mutable = jax.tree.map(
@@ -76,7 +81,7 @@ def weighted_mean() -> Reduce:
             mutable,
             message.mutable,
         )
-        return Aggregate(pseudo_gradient, mutable, weight)
+        return Aggregate(pseudo_gradient, mutable, weight, extra)
 
     return Reduce(prepare, finalize)
 

@@ -1,5 +1,6 @@
 """The one training loop: compiled blocks of rounds, evaluation, checkpoints, logging."""
 
+import contextlib
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -10,6 +11,7 @@ import numpy as np
 
 from fedcodist import simulation
 from fedcodist.checkpoint import load_checkpoint, save_checkpoint
+from fedcodist.checks import check_integer
 from fedcodist.client_rows import HostRows, device_rows
 from fedcodist.client_training import Preprocess
 from fedcodist.data.federated_data import FederatedData
@@ -105,16 +107,32 @@ def run_experiment(
     Raises:
       ValueError: settings that make no sense, before anything compiles.
       TrainingDiverged: a non-finite update; the last good checkpoint stays.
-      CheckpointError, RunFolderError: the folder cannot be written or belongs to another run.
+      CheckpointError, RunFolderError: the folder cannot be written, belongs to another run, or is in
+        use by another process.
     """
     checkpoint_every = check_experiment(experiment)
     is_writer = jax.process_index() == 0
-    folder = None
+    opened: contextlib.AbstractContextManager[RunFolder | None] = contextlib.nullcontext()
     if workdir is not None:
-        folder = RunFolder(workdir, writes=is_writer)
-        if is_writer:
+        opened = RunFolder(workdir, writes=is_writer)
+    with opened as folder:
+        if folder and is_writer:
             folder.claim(config or {}, plan or {}, change_plan)
+        return _run(
+            experiment, checkpoint_every, folder, callbacks, show_progress, name, programs
+        )
 
+
+def _run(
+    experiment: Experiment,
+    checkpoint_every: int,
+    folder: RunFolder | None,
+    callbacks: Sequence[Callback],
+    show_progress: bool,
+    name: str,
+    programs: simulation.Programs | None,
+) -> Outcome:
+    is_writer = jax.process_index() == 0
     mesh = simulation.all_devices()
     algorithm, seeds = experiment.algorithm, np.arange(experiment.seeds, dtype=np.uint32)
     seeds += np.uint32(experiment.seed)
@@ -226,14 +244,6 @@ def check_experiment(experiment: Experiment) -> int:
     return every
 
 
-def check_integer(name: str, value: Any, low: int) -> None:
-    """Raises one line unless value is an integer of at least `low`."""
-    if not isinstance(value, int | np.integer) or isinstance(value, bool):
-        raise TypeError(f"{name} must be an integer of at least {low}, got {value!r}.")
-    if value < low:
-        raise ValueError(f"{name} must be at least {low}, got {value}.")
-
-
 def _start(programs, seeds, mesh, folder, experiment, host_rows):
     """((state, rows on the device), round, log): a checkpoint's where there is one.
 
@@ -293,11 +303,14 @@ def _streamed_training(programs, experiment, mesh, seeds, hyper, host_rows):
     """One round per dispatch; the next round's examples are gathered meanwhile."""
     ahead = None
     host_seeds = [int(seed) for seed in np.asarray(seeds)]
+    devices, own = 1 if mesh is None else mesh.size, simulation.own_devices(mesh)
 
     def inputs_from(round):
         def read(at):
             each = [
-                experiment.data.read(jax.tree.map(np.asarray, programs.select(seed, at)))
+                experiment.data.read(
+                    jax.tree.map(np.asarray, programs.select(seed, at)), devices, own
+                )
                 for seed in host_seeds
             ]
             return stack_inputs(each)
@@ -318,7 +331,7 @@ def _streamed_training(programs, experiment, mesh, seeds, hyper, host_rows):
                 seeds,
                 np.int32(round + index),
                 hyper,
-                simulation.replicate(inputs, mesh),
+                simulation.place_inputs(inputs, mesh),
             )
             host_rows.scatter(clients, rows)
             state = (state, None)

@@ -101,7 +101,7 @@ def single_model(model: Model, variables: Callable[[PyTree], Variables]) -> Pred
 def communication_of(method: FederatedMethod, columns: Mapping[str, Any]) -> Communication:
     """Counts one participation's bytes from the shapes that a method exchanges.
 
-    The client uploads its update, its mutable state and its weight.
+    The client uploads its update, its mutable state, its weight and what it sends besides.
 
     Args:
       method: any method.
@@ -117,7 +117,8 @@ def communication_of(method: FederatedMethod, columns: Mapping[str, Any]) -> Com
 
     message, result = jax.eval_shape(participate, jax.eval_shape(lambda: jax.random.key(0)), data)
     return Communication(
-        down=tree_bytes(message), up=tree_bytes((result.update, result.mutable, result.weight))
+        down=tree_bytes(message),
+        up=tree_bytes((result.update, result.mutable, result.weight, result.extra)),
     )
 
 

@@ -101,7 +101,7 @@ def for_each_client(
         def step(total, slots):
             chunk_total, result = chunk_of(slots)
             if not individual_results:
-                result = result._replace(update=None, mutable=None, weight=None)
+                result = result._replace(update=None, mutable=None, weight=None, extra=None)
             return jax.tree.map(jnp.add, total, chunk_total), result
 
         total, dealt = jax.lax.scan(step, start, slots)
@@ -110,6 +110,21 @@ def for_each_client(
     return CohortResult(
         total, stacked.row, stacked.metrics, stacked if individual_results else None
     )
+
+
+def dealing_order(sizes: Any) -> Any:
+    """The order in which a cohort's clients are dealt to devices one by one, largest first.
+
+    The client at place r goes to device r % devices, whatever the chunk, so a host can gather what its
+    devices will read.
+
+    Args:
+      sizes: integers [cohort], a NumPy or a JAX array.
+
+    Returns:
+      Places in the cohort [cohort], an array of the same kind.
+    """
+    return (-sizes).argsort(stable=True)
 
 
 def _run_slots(client_update, reduce, message, rows, cohort, key, loop, slots):
@@ -158,9 +173,9 @@ def _deal(sizes: jax.Array, execution: Execution) -> jax.Array:
     cohort = len(sizes)
     chunk = min(chunk, -(-cohort // devices))
     rounds = -(-cohort // (devices * chunk))
-    by_size = jnp.argsort(-sizes, stable=True)
-    filled = jnp.concatenate([by_size, jnp.full((rounds * devices * chunk - cohort,), cohort)])
-    return filled.astype(jnp.int32).reshape(rounds, devices, chunk)[:, device]
+    fillers = jnp.full((rounds * devices * chunk - cohort,), cohort)
+    filled = jnp.concatenate([dealing_order(sizes), fillers]).astype(jnp.int32)
+    return filled.reshape(rounds * chunk, devices)[:, device].reshape(rounds, chunk)
 
 
 def _undeal(leaf: jax.Array, slots: jax.Array, cohort: int) -> jax.Array:

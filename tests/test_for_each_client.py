@@ -390,7 +390,7 @@ def test_results_come_back_in_the_cohorts_order_and_every_example_is_seen(
     np.testing.assert_allclose(update.sum(axis=1), steps, rtol=1e-6)
     assert ((update > 0) == own_rows(clients)).all()
 
-    total_update, total_mutable, total_weight = result.total
+    total_update, total_mutable, total_weight, _ = result.total
     assert total_weight == sizes.sum()
     np.testing.assert_allclose(total_mutable["seen"], 2 * sizes @ own_rows(clients), rtol=1e-6)
     np.testing.assert_allclose(total_update["weights"], sizes @ update, rtol=1e-5)

@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from fedcodist import keys
 from fedcodist.algorithms.pools import Pool, check_pools
+from fedcodist.checks import check_number
 from fedcodist.cohort import Rows
 from fedcodist.distillation import (
     Distillation,
@@ -106,32 +106,6 @@ def check_codistillation(
     kl_divergence(distillation.direction)
     methods = {name: pool.method.hyper for name, pool in pools.items()}
     return pools, CodistillationHyper(methods, teaching)
-
-
-def check_number(
-    name: str, value: Any, low: float = -np.inf, high: float = np.inf, above: float = -np.inf
-) -> None:
-    """Raises one line unless value is a finite number in [low, high] and above `above`."""
-    if isinstance(value, jax.core.Tracer):
-        return
-    limits = [f"at least {low:g}"] * (low > -np.inf) + [f"at most {high:g}"] * (high < np.inf)
-    limits += [f"above {above:g}"] * (above > -np.inf)
-    allowed = " and ".join(limits) or "finite"
-    wrong_type = f"{name} must be a number {allowed}, got {value!r}."
-    if isinstance(value, str):
-        raise TypeError(wrong_type)
-    try:
-        number = float(value)
-    except (TypeError, ValueError):
-        raise TypeError(wrong_type) from None
-    if (
-        isinstance(value, bool)
-        or not np.isfinite(number)
-        or not low <= number <= high
-        or number <= above
-    ):
-        finite = "" if np.isfinite(number) else "finite and "
-        raise ValueError(f"{name} must be {finite}{allowed}, got {value!r}.")
 
 
 def unlabelled_rows(

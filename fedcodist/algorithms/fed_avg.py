@@ -8,7 +8,12 @@ import jax.numpy as jnp
 import optax
 
 from fedcodist.aggregation import ClientResult, weighted_mean
-from fedcodist.client_training import LocalTraining, OptimizerFactory, train_client
+from fedcodist.client_training import (
+    LocalTraining,
+    OptimizerFactory,
+    TrainedClient,
+    train_client,
+)
 from fedcodist.federated_algorithm import FederatedMethod
 from fedcodist.model import Model, Variables
 
@@ -75,13 +80,7 @@ def fed_avg(
 
     def client_update(message, row, data, key, hyper):
         trained = train_client(model, training, message, data, key, hyper.client_learning_rate)
-        return ClientResult(
-            update=jax.tree.map(jnp.subtract, message.params, trained.variables.params),
-            mutable=trained.variables.mutable,
-            weight=data.size.astype(jnp.float32),
-            row=row,
-            metrics={"loss": trained.loss, "num_steps": trained.num_steps},
-        )
+        return client_result(message, trained, weight=data.size, row=row)
 
     def server_update(server, aggregate, round, hyper):
         optimizer = server_optimizer(schedule(hyper.server_learning_rate, round))
@@ -103,6 +102,20 @@ def fed_avg(
         replace_model=lambda server, new: FedAvgServer(
             *new, server_optimizer(0.0).init(new.params)
         ),
+    )
+
+
+def client_result(
+    message: Any, trained: TrainedClient, weight: Any, row: PyTree, extra: PyTree = None
+) -> ClientResult:
+    """What a client returns after local training: how far it came from what it received."""
+    return ClientResult(
+        update=jax.tree.map(jnp.subtract, message.params, trained.variables.params),
+        mutable=trained.variables.mutable,
+        weight=jnp.asarray(weight, jnp.float32),
+        row=row,
+        metrics={"loss": trained.loss, "num_steps": trained.num_steps},
+        extra=extra,
     )
 
 

@@ -11,11 +11,11 @@ from fedcodist.algorithms.codistillation import (
     CodistillationHyper,
     TeachingHyper,
     check_codistillation,
-    check_number,
     codistil,
     unlabelled_rows,
 )
 from fedcodist.algorithms.pools import Pool, assemble, train_pools, update_servers
+from fedcodist.checks import check_number
 from fedcodist.distillation import Distillation
 from fedcodist.federated_algorithm import FederatedAlgorithm
 from fedcodist.for_each_client import Execution

@@ -1,0 +1,66 @@
+"""FedProx (Li et al., 2020): FedAvg whose clients are held near the model that they received."""
+
+from typing import Any, NamedTuple
+
+import jax
+import optax
+
+from fedcodist.algorithms.fed_avg import (
+    FedAvgHyper,
+    Schedule,
+    client_result,
+    constant,
+    fed_avg,
+)
+from fedcodist.checks import check_number
+from fedcodist.client_training import LocalTraining, OptimizerFactory, train_client
+from fedcodist.federated_algorithm import FederatedMethod
+from fedcodist.model import Model
+
+
+class FedProxHyper(NamedTuple):
+    """Learning rates and mu, the weight of the proximal term; traced."""
+
+    client_learning_rate: Any = 0.05
+    server_learning_rate: Any = 1e-3
+    proximal_weight: Any = 0.01
+
+
+def fed_prox(
+    model: Model,
+    training: LocalTraining = LocalTraining(),
+    server_optimizer: OptimizerFactory = lambda rate: optax.adam(rate, eps=1e-5),
+    schedule: Schedule = constant,
+    hyper: FedProxHyper = FedProxHyper(),
+) -> FederatedMethod:
+    """FedAvg with (mu / 2) ||w - w_received||^2 added to every client's loss.
+
+    Its gradient mu (w - w_received) holds parameters, not batch statistics. mu = 0 is FedAvg.
+
+    Args:
+      model, training, server_optimizer, schedule: as in `fed_avg`.
+      hyper: learning rates and the proximal weight mu, at least 0.
+
+    Raises:
+      ValueError: a negative or non-finite proximal weight.
+    """
+    check_number("hyper.proximal_weight", hyper.proximal_weight, low=0)
+    averaging = fed_avg(model, training, server_optimizer, schedule, FedAvgHyper(*hyper[:2]))
+
+    def client_update(message, row, data, key, hyper):
+        def towards_received(gradient, params):
+            pull = lambda g, w, received: g + hyper.proximal_weight * (w - received)
+            return jax.tree.map(pull, gradient, params, message.params)
+
+        trained = train_client(
+            model,
+            training,
+            message,
+            data,
+            key,
+            hyper.client_learning_rate,
+            gradient_hook=towards_received,
+        )
+        return client_result(message, trained, weight=data.size, row=row)
+
+    return averaging._replace(hyper=hyper, client_update=client_update)

@@ -1,0 +1,174 @@
+"""SCAFFOLD (Karimireddy et al., 2020): control variates take the drift out of local training."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from fedcodist import keys
+from fedcodist.algorithms.fed_avg import FedAvgHyper, Schedule, client_result, constant, fed_avg
+from fedcodist.client_training import LocalTraining, OptimizerFactory, train_client
+from fedcodist.cohort import ClientData
+from fedcodist.federated_algorithm import FederatedMethod
+from fedcodist.model import Model, Variables
+
+PyTree = Any
+
+
+class ScaffoldServer(NamedTuple):
+    """FedAvg's server, and the server's control variate c, like the parameters."""
+
+    averaging: Any
+    variate: PyTree
+
+
+class ScaffoldMessage(NamedTuple):
+    """What a client downloads."""
+
+    params: PyTree
+    mutable: PyTree
+    variate: PyTree
+
+
+def scaffold(
+    model: Model,
+    num_clients: int,
+    training: LocalTraining = LocalTraining(),
+    option: int = 2,
+    server_optimizer: OptimizerFactory = optax.sgd,
+    schedule: Schedule = constant,
+    hyper: FedAvgHyper = FedAvgHyper(server_learning_rate=1.0),
+) -> FederatedMethod:
+    """FedAvg whose local gradients are corrected by c - c_i, the server's less the client's variate.
+
+    Clients step along g - c_i + c. Then c_i becomes, by option,
+
+    1. the gradient of all of the client's examples at the parameters that it received, or
+    2. c_i - c + (w_received - w_trained) / (steps x learning rate), the mean local gradient.
+
+    The server averages updates uniformly, and c moves by the sum of the variates' changes divided by
+    the number of all clients. Batch statistics are averaged uniformly and have no variates.
+
+    Args:
+      model, training, server_optimizer, schedule, hyper: as in `fed_avg`; by default the server takes
+        the clients' mean.
+      num_clients: N, all clients that may take part: the pool's size.
+      option: 1 or 2.
+
+    Raises:
+      ValueError: an unknown option, no clients, or option 2 with a client optimizer other than plain
+        SGD, for which its identity is wrong.
+    """
+    if option not in (1, 2):
+        raise ValueError(f"option must be 1 or 2, got {option!r}.")
+    if num_clients < 1:
+        raise ValueError(f"num_clients must be at least 1, got {num_clients}.")
+    if option == 2 and not _is_plain_sgd(training.optimizer):
+        raise ValueError(
+            "option 2 needs plain SGD as training.optimizer, whose steps are the learning rate times "
+            "the gradient; with momentum, weight decay, clipping or Adam use option 1."
+        )
+    averaging = fed_avg(model, training, server_optimizer, schedule, hyper)
+    zeros = lambda params: jax.tree.map(jnp.zeros_like, params)
+
+    def init(key):
+        server = averaging.init(key)
+        return ScaffoldServer(server, zeros(server.params))
+
+    def broadcast(server):
+        return ScaffoldMessage(*averaging.broadcast(server.averaging), server.variate)
+
+    def client_update(message, row, data, key, hyper):
+        def corrected(gradient, params):
+            return jax.tree.map(lambda g, own, c: g - own + c, gradient, row, message.variate)
+
+        received = Variables(message.params, message.mutable)
+        trained = train_client(
+            model,
+            training,
+            received,
+            data,
+            key,
+            hyper.client_learning_rate,
+            gradient_hook=corrected,
+        )
+        if option == 1:
+            new_row = full_gradient(model, training, received, data, key)
+        else:
+            travelled = jnp.maximum(trained.num_steps, 1) * hyper.client_learning_rate
+            new_row = jax.tree.map(
+                lambda own, c, before, after: own - c + (before - after) / travelled,
+                row,
+                message.variate,
+                received.params,
+                trained.variables.params,
+            )
+        change = jax.tree.map(jnp.subtract, new_row, row)
+        return client_result(message, trained, weight=1.0, row=new_row, extra=change)
+
+    def server_update(server, aggregate, round, hyper):
+        variate = jax.tree.map(
+            lambda c, change: c + change / num_clients, server.variate, aggregate.extra
+        )
+        return ScaffoldServer(
+            averaging.server_update(server.averaging, aggregate, round, hyper), variate
+        )
+
+    return averaging._replace(
+        init=init,
+        broadcast=broadcast,
+        client_update=client_update,
+        server_update=server_update,
+        variables=lambda server: averaging.variables(server.averaging),
+        replace_model=lambda server, new: ScaffoldServer(
+            averaging.replace_model(server.averaging, new), server.variate
+        ),
+        init_row=lambda: zeros(jax.eval_shape(model.init, jax.random.key(0)).params),
+    )
+
+
+def full_gradient(
+    model: Model, training: LocalTraining, variables: Variables, data: ClientData, key: jax.Array
+) -> PyTree:
+    """The gradient of the mean loss over all of a client's examples, batch by batch.
+
+    Batch statistics are those of each batch, as in training, and are not kept.
+    """
+    size = training.batch_size
+
+    def loss(params, batch, mask):
+        outputs, _ = model.apply(
+            Variables(params, variables.mutable), batch, train=True, mask=mask, key=None
+        )
+        return jnp.sum(model.loss(outputs, batch) * mask)
+
+    def add(index, total):
+        positions = index * size + jnp.arange(size)
+        mask = (positions < data.size).astype(jnp.float32)
+        rows = data.start + jnp.minimum(positions, jnp.maximum(data.size - 1, 0))
+        batch = {name: column[rows] for name, column in data.columns.items()}
+        draw = keys.derive(key, "full_gradient", index)
+        batch = training.preprocess(batch, draw, jnp.arange(size))
+        gradient = jax.grad(loss)(variables.params, batch, mask)
+        return jax.tree.map(jnp.add, total, gradient)
+
+    total = jax.lax.fori_loop(
+        0, -(-data.bound // size), add, jax.tree.map(jnp.zeros_like, variables.params)
+    )
+    return jax.tree.map(lambda leaf: leaf / jnp.maximum(data.size, 1), total)
+
+
+def _is_plain_sgd(factory: OptimizerFactory) -> bool:
+    """Whether the first few steps are the learning rate times the gradient and nothing else."""
+    rate, draws = 0.5, np.random.default_rng(0)
+    optimizer = factory(rate)
+    params = {"w": np.full(5, 3.0, np.float32)}
+    state = optimizer.init(params)
+    for scale in (1.0, 100.0, 1e-3, 1.0):
+        gradient = {"w": (scale * draws.normal(size=5)).astype(np.float32)}
+        updates, state = optimizer.update(gradient, state, params)
+        if not np.allclose(updates["w"], -rate * gradient["w"], rtol=1e-5, atol=0):
+            return False
+    return True

@@ -1,0 +1,254 @@
+"""FedProx and SCAFFOLD against plain NumPy in float64, and against what they must reduce to."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from fedcodist.algorithms.fed_avg import FedAvgHyper, fed_avg
+from fedcodist.algorithms.fed_prox import FedProxHyper, fed_prox
+from fedcodist.algorithms.pools import Pool, independent_pools
+from fedcodist.algorithms.scaffold import scaffold
+from fedcodist.client_training import LocalTraining
+from fedcodist.data.federated_data import FederatedData
+from fedcodist.experiment import Experiment, run_experiment
+from fedcodist.federated_algorithm import communication_of
+from fedcodist.for_each_client import Execution
+from fedcodist.model import Model, Variables, cross_entropy
+from fedcodist.sources import resident_data
+
+SIZES, CLASSES, FEATURES = (5, 2, 7, 3), 3, 4
+RATE, EPOCHS, ROUNDS = 0.3, 4, 5
+TRAINING = LocalTraining(batch_size=max(SIZES), epochs=EPOCHS)  # every step sees the whole client
+
+
+@pytest.fixture(scope="module", autouse=True)
+def compile_quickly():
+    """These programs run for milliseconds and compile for seconds."""
+    before = jax.config.values["jax_disable_most_optimizations"]
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", before)
+
+
+def softmax_regression() -> Model:
+    def init(key):
+        weights = np.random.default_rng(7).normal(size=(FEATURES, CLASSES)).astype(np.float32)
+        return Variables({"w": jnp.asarray(weights)}, {})
+
+    def apply(variables, batch, **_):
+        return batch["image"] @ variables.params["w"], variables.mutable
+
+    return Model(init, apply, cross_entropy, {}, CLASSES)
+
+
+MODEL = softmax_regression()
+
+
+@functools.cache
+def federated():
+    generator = np.random.default_rng(0)
+    columns = {
+        "image": generator.normal(size=(sum(SIZES), FEATURES)).astype(np.float32),
+        "label": generator.integers(0, CLASSES, sum(SIZES)).astype(np.int32),
+    }
+    return FederatedData.from_arrays(columns, offsets=np.cumsum([0, *SIZES]))
+
+
+def run(method, cohort_size=len(SIZES), rounds=ROUNDS, execution=Execution(), source=resident_data):
+    """The weights after the last round, and the cohorts."""
+    pool = Pool(method, np.arange(len(SIZES)), cohort_size)
+    algorithm = independent_pools({"pool": pool}, federated().columns, execution)
+    experiment = Experiment(algorithm, source(federated(), {}), {"train": federated()}, rounds)
+    trained = run_experiment(experiment, show_progress=False)
+    root = jax.random.key(0)
+    cohorts = [algorithm.select(n, root).clients["pool"].tolist() for n in range(rounds)]
+    return trained.variables["pool"].params["w"][0], cohorts
+
+
+def gradient(w, client):
+    rows = slice(sum(SIZES[:client]), sum(SIZES[: client + 1]))
+    images = federated().columns["image"][rows].astype(np.float64)
+    labels = federated().columns["label"][rows]
+    logits = images @ w
+    shares = np.exp(logits - logits.max(1, keepdims=True))
+    shares /= shares.sum(1, keepdims=True)
+    return images.T @ (shares - np.eye(CLASSES)[labels]) / len(labels)
+
+
+def local(w, client, correction=lambda w: 0.0):
+    trained = w
+    for _ in range(EPOCHS):
+        trained = trained - RATE * (gradient(trained, client) + correction(trained))
+    return trained
+
+
+def start():
+    return np.asarray(MODEL.init(None).params["w"], np.float64)
+
+
+def plain_fed_prox(cohorts, mu):
+    w = start()
+    for cohort in cohorts:
+        results = [local(w, c, lambda now, w=w: mu * (now - w)) for c in cohort]
+        w = np.average(results, axis=0, weights=[SIZES[c] for c in cohort])
+    return w
+
+
+def plain_scaffold(cohorts, option):
+    w, server, own = start(), 0.0, [0.0] * len(SIZES)
+    for cohort in cohorts:
+        results, changes = [], []
+        for c in cohort:
+            trained = local(w, c, lambda now, c=c: server - own[c])
+            mean_local = own[c] - server + (w - trained) / (EPOCHS * RATE)
+            new = gradient(w, c) if option == 1 else mean_local
+            results.append(trained)
+            changes.append(new - own[c])
+            own[c] = new
+        w = np.mean(results, axis=0)
+        server = server + np.sum(changes, axis=0) / len(SIZES)
+    return w
+
+
+def prox(mu, **options):
+    training = options.pop("training", TRAINING)
+    return fed_prox(MODEL, training, optax.sgd, hyper=FedProxHyper(RATE, 1.0, mu))
+
+
+def averaging(training=TRAINING):
+    return fed_avg(MODEL, training, optax.sgd, hyper=FedAvgHyper(RATE, 1.0))
+
+
+def variates(option=2, training=TRAINING, clients=len(SIZES)):
+    return scaffold(MODEL, clients, training, option, hyper=FedAvgHyper(RATE, 1.0))
+
+
+@pytest.mark.parametrize("mu", [0.0, 0.5])
+def test_fed_prox_is_a_plain_loop(mu):
+    w, cohorts = run(prox(mu), cohort_size=3)
+    np.testing.assert_allclose(w, plain_fed_prox(cohorts, mu), rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("option", [1, 2])
+@pytest.mark.parametrize("loop", ["scan", "vmap"])
+def test_scaffold_is_a_plain_loop(option, loop):
+    """Two of four clients a round, so variates wait for their client's next turn."""
+    w, cohorts = run(variates(option), 2, execution=Execution(loop, 2))
+    assert len({c for cohort in cohorts for c in cohort}) == len(SIZES)
+    np.testing.assert_allclose(w, plain_scaffold(cohorts, option), rtol=1e-4, atol=1e-6)
+    other, _ = run(averaging(), 2)
+    assert np.abs(w - other).max() > 1e-3
+
+
+def test_no_proximal_weight_is_fed_avg():
+    np.testing.assert_allclose(run(prox(0.0))[0], run(averaging())[0], rtol=1e-6)
+
+
+def test_the_first_step_does_not_feel_the_proximal_term():
+    one_step = TRAINING._replace(epochs=1)
+    np.testing.assert_allclose(
+        run(prox(5.0, training=one_step))[0], run(averaging(one_step))[0], rtol=1e-6
+    )
+
+
+def test_more_weight_means_less_drift():
+    moved = [np.linalg.norm(run(prox(mu), rounds=1)[0] - start()) for mu in (0.0, 0.3, 1.0, 3.0)]
+    assert moved == sorted(moved, reverse=True)
+    assert moved[0] > 2 * moved[-1]
+
+
+@pytest.mark.parametrize("option", [1, 2])
+def test_scaffold_starts_as_uniform_fed_avg(option):
+    w, _ = run(variates(option), rounds=1)
+    uniform = np.mean([local(start(), client) for client in range(len(SIZES))], axis=0)
+    np.testing.assert_allclose(w, uniform, rtol=1e-5)
+
+
+def test_the_servers_variate_is_the_mean_of_the_clients():
+    """When all start at zero, whoever takes part."""
+    from fedcodist import simulation
+    from fedcodist.client_rows import device_rows
+
+    pool = Pool(variates(), np.arange(len(SIZES)), 2)
+    algorithm = independent_pools({"pool": pool}, federated().columns)
+    programs = simulation.build_programs(algorithm, ROUNDS)
+    seeds = jnp.zeros(1, jnp.uint32)
+    rows = jax.tree.map(jnp.asarray, device_rows(algorithm.rows, 1))
+    hyper = jax.tree.map(jnp.float32, algorithm.hyper)
+    state, rows, _ = programs.train(
+        programs.init(seeds), rows, seeds, 0, ROUNDS, hyper, resident_data(federated())
+    )
+    variate = state["pool"].variate["w"][0]
+    assert np.abs(variate).max() > 0.01
+    np.testing.assert_allclose(rows["pool"]["w"][0].mean(0), variate, rtol=1e-4, atol=1e-6)
+
+
+def quadratics() -> Model:
+    """Examples (curvature, optimum): loss h (w - a)^2 / 2."""
+
+    def loss(outputs, batch):
+        return 0.5 * batch["curvature"] * (outputs - batch["optimum"]) ** 2
+
+    def apply(variables, batch, **_):
+        return jnp.broadcast_to(variables.params["w"], batch["optimum"].shape), variables.mutable
+
+    return Model(lambda key: Variables({"w": jnp.asarray(3.0)}, {}), apply, loss, {}, 2)
+
+
+@pytest.mark.parametrize("option", [1, 2])
+def test_scaffold_reaches_the_joint_optimum_and_fed_avg_does_not(option):
+    columns = {
+        "curvature": np.array([1.0, 10.0], np.float32),
+        "optimum": np.array([0.0, 1.0], np.float32),
+    }
+    clients = FederatedData.from_arrays(columns, offsets=np.array([0, 1, 2]))
+    training, hyper = LocalTraining(batch_size=1, epochs=10), FedAvgHyper(0.05, 1.0)
+    found = {}
+    for name, method in {
+        "scaffold": scaffold(quadratics(), 2, training, option, hyper=hyper),
+        "fed_avg": fed_avg(quadratics(), training, optax.sgd, hyper=hyper),
+    }.items():
+        algorithm = independent_pools({"pool": Pool(method, np.arange(2), 2)}, columns)
+        experiment = Experiment(
+            algorithm, resident_data(clients, {}), {"train": clients}, rounds=150
+        )
+        outcome = run_experiment(experiment, show_progress=False)
+        found[name] = float(outcome.variables["pool"].params["w"][0])
+    assert found["scaffold"] == pytest.approx(10 / 11, abs=1e-4)
+    assert abs(found["fed_avg"] - 10 / 11) > 0.1
+
+
+def test_variates_travel_both_ways():
+    plain = communication_of(averaging(), federated().columns)
+    both = communication_of(variates(), federated().columns)
+    parameters = 4 * FEATURES * CLASSES
+    assert both.down - plain.down == both.up - plain.up == parameters
+
+
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        lambda rate: optax.sgd(rate, momentum=0.9),
+        optax.adam,
+        lambda rate: optax.chain(optax.add_decayed_weights(0.1), optax.sgd(rate)),
+        lambda rate: optax.chain(optax.clip_by_global_norm(1.0), optax.sgd(rate)),
+    ],
+)
+def test_option_2_refuses_other_optimizers_and_option_1_takes_them(optimizer):
+    training = TRAINING._replace(optimizer=optimizer)
+    with pytest.raises(ValueError, match=r"option 2 needs plain SGD as training\.optimizer"):
+        variates(training=training)
+    variates(option=1, training=training)
+
+
+def test_bad_input_is_one_line():
+    with pytest.raises(ValueError, match="option must be 1 or 2, got 3"):
+        variates(option=3)
+    with pytest.raises(ValueError, match="num_clients must be at least 1, got 0"):
+        variates(clients=0)
+    with pytest.raises(ValueError, match=r"hyper\.proximal_weight must be .*at least 0, got -1"):
+        prox(-1)
