@@ -12,9 +12,9 @@ import sys
 from pathlib import Path
 
 from experiments import report
+from experiments.methods import METHODS
 
 CONFIG = Path(__file__).parent / "configs" / "digits_codist.py"
-METHODS = ("fed_avg", "periodic_codistillation", "merged_codistillation")
 
 
 def main() -> int:

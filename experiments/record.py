@@ -2,8 +2,9 @@
 
     python -m experiments.record RUN_FOLDER [RUN_FOLDER ...] [--results results] [--partial]
 
-Every run is kept: one with another config, commit, seeds, device or number of processes than the
-record of its name gets a name of its own, `<run>-2.json`. The same run recorded again replaces itself.
+Unfinished runs are skipped. Every other one is kept: one with another config, commit, seeds, device or
+number of processes than the record of its name gets a name of its own, `<run>-2.json`. The same run
+recorded again replaces itself.
 """
 
 import argparse
@@ -13,6 +14,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+from experiments.methods import BASELINE
 
 MOST_POINTS = 61  # every 25 of 1,500 rounds, the codistillations among them
 # What makes two records of one name two runs.
@@ -24,8 +27,15 @@ RESERVED = ("notes", "tuning")
 Evaluations = dict[tuple[str, str], dict[int, dict[str, list[float | None]]]]
 
 
+class UnfinishedRun(ValueError):
+    """The run folder is that of a run that has not ended; the message is one line."""
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the command; returns 0, or 2 for a mistake of the user's. Reads all before it writes."""
+    """Runs the command; returns 0, or 2 for a mistake and where nothing was recorded.
+
+    Reads all before it writes.
+    """
     parser = argparse.ArgumentParser(
         prog="python -m experiments.record", description="Run folders into committed records."
     )
@@ -36,7 +46,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     options = parser.parse_args(arguments)
     try:
-        records = [make_record(folder, options.partial) for folder in options.folders]
+        records, unfinished = [], []
+        for folder in options.folders:
+            try:
+                records.append(make_record(folder, options.partial))
+            except UnfinishedRun as error:
+                unfinished.append(error)
+        for one in unfinished:
+            print(f"{'skipped' if records else 'error'}: {one}", file=sys.stderr)
         for record in records:
             print(f"wrote {write_record(record, options.results)}")
     except ValueError as error:
@@ -45,7 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except OSError as error:
         print(f"error: cannot write {error.filename}: {error.strerror}", file=sys.stderr)
         return 2
-    return 0
+    return 0 if records else 2
 
 
 def make_record(folder: Path, partial: bool = False) -> dict[str, Any]:
@@ -55,18 +72,18 @@ def make_record(folder: Path, partial: bool = False) -> dict[str, Any]:
     unfinished run's final numbers are those of the last round that every model was evaluated at.
 
     Raises:
-      ValueError: one line; the folder is no run folder, its files disagree, or the run is
-        unfinished and `partial` is not set.
+      UnfinishedRun: the run is unfinished and `partial` is not set.
+      ValueError: one line; the folder is no run folder, or its files disagree.
     """
     folder = Path(folder)
-    config = _read(folder / "config.json")
-    environment = _read(folder / "environment.json")
+    config = read_object(folder / "config.json")
+    environment = read_object(folder / "environment.json")
     finished = (folder / "summary.json").exists()
     if not finished and not partial:
-        raise ValueError(
+        raise UnfinishedRun(
             f"{folder} is unfinished: it has no summary.json (--partial records it all the same)."
         )
-    summary = _read(folder / "summary.json") if finished else {}
+    summary = read_object(folder / "summary.json") if finished else {}
     experiment, run = _names(config, folder)
     try:
         seeds = list(range(config["seed"], config["seed"] + config["seeds"]))
@@ -95,7 +112,8 @@ def make_record(folder: Path, partial: bool = False) -> dict[str, Any]:
             "bytes": {model: _bytes(each) for model, each in models.items()},
             "final": _rounded(summary["final"] if finished else _at(evaluations, last_round)),
             "curve": _curve(evaluations),
-            "notes": list(config.get("notes") or ()),
+            "data": environment.get("data", {}),
+            "notes": [*(config.get("notes") or ()), *_data_notes(config, environment)],
         }
     except (KeyError, TypeError) as error:
         raise ValueError(f"{folder} is not a complete run folder: {error} is missing.") from error
@@ -114,7 +132,7 @@ def write_record(record: Mapping[str, Any], results: Path) -> Path:
     folder = Path(results) / record["experiment"]
     name, number = _file_name(record["run"]), 1
     while (path := folder / f"{name}{'' if number == 1 else f'-{number}'}.json").exists():
-        present = _read(path)
+        present = read_object(path)
         if all(present.get(key) == record[key] for key in IDENTITY):
             if present.get("finished") and not record["finished"]:
                 raise ValueError(f"{path} has the same run finished; the partial one is left out.")
@@ -125,6 +143,19 @@ def write_record(record: Mapping[str, Any], results: Path) -> Path:
     lines = (f"  {json.dumps(key)}: {json.dumps(value)}" for key, value in record.items())
     path.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
     return path
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """A file's JSON object. Raises ValueError, one line that names the file."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ValueError(f"cannot read {path}: {error.strerror}.") from error
+    except ValueError as error:
+        raise ValueError(f"{path} is not JSON: {error}.") from error
+    if not isinstance(content, dict):
+        raise ValueError(f"{path} is not a JSON object.")
+    return content
 
 
 def thin(points: Sequence[Any], most: int = MOST_POINTS) -> list[Any]:
@@ -149,20 +180,22 @@ def _names(config: Mapping[str, Any], folder: Path) -> tuple[str, str]:
     return experiment, run
 
 
+def _data_notes(config: Mapping[str, Any], environment: Mapping[str, Any]) -> list[str]:
+    """Which images stood in for the unlabelled ones set apart, by their folder's manifest."""
+    data = config.get("data", {})
+    folder = data.get("unlabelled_folder")
+    about = environment.get("data", {}).get(folder)
+    if about is None or config["algorithm"]["name"] == BASELINE:
+        return []
+    count = about["num_examples"]["train"]
+    used = data.get("num_unlabelled")
+    images = f"the {count:,}" if used in (None, count) else f"{used:,} of the {count:,}"
+    doubt = ", not verified as its official files" if about["unverified"] else ""
+    return [f"Unlabelled: {images} images in {folder} ({about['source']}{doubt})."]
+
+
 def _file_name(run: str) -> str:
     return re.sub(r"[^\w.+-]+", "-", run).lstrip(".")
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ValueError(f"cannot read {path}: {error.strerror}.") from error
-    except ValueError as error:
-        raise ValueError(f"{path} is not JSON: {error}.") from error
-    if not isinstance(content, dict):
-        raise ValueError(f"{path} is not a JSON object.")
-    return content
 
 
 def _evaluations(path: Path, seeds: Sequence[int]) -> Evaluations:

@@ -23,6 +23,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from experiments.methods import METHOD_NAMES
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
@@ -30,13 +32,6 @@ if TYPE_CHECKING:
 
 INSTALL_PLOTS = "no plots: matplotlib is missing, install it with: pip install 'fedcodist[plot]'"
 
-# In this order in tables and legends: the baseline first.
-METHOD_NAMES = {
-    "fed_avg": "FedAvg",
-    "fedopt": "FedOpt",
-    "periodic_codistillation": "PeriodicCodist",
-    "merged_codistillation": "MergedCodist",
-}
 # What two runs of one method may differ in: which seed, and what the run is called.
 NOT_SETTINGS = ("seed", "seeds", "name", "workdir")
 RUN_CONTENTS = ("metrics.jsonl", "summary.json", "environment.json", "checkpoints")

@@ -11,7 +11,6 @@ import datetime
 import fcntl
 import json
 import secrets
-import subprocess
 import time
 import warnings
 from collections.abc import Iterator, Mapping
@@ -24,7 +23,9 @@ import sqlalchemy.exc
 from optuna.distributions import FloatDistribution
 from optuna.trial import FrozenTrial, TrialState
 
+from experiments.record import thin
 from experiments.search_space import Space
+from fedcodist.commit import running_commit
 
 ERRORS = (optuna.exceptions.OptunaError, sqlalchemy.exc.SQLAlchemyError, OSError)
 STATES = {
@@ -135,7 +136,7 @@ def open_study(plan: Plan, worker: Worker) -> optuna.Study:
                 "Use another --study, or the same settings."
             )
         study.set_user_attr("command", plan.command)
-        study.set_user_attr("commit", _commit())
+        study.set_user_attr("commit", running_commit())
     return study
 
 
@@ -243,10 +244,7 @@ def summary(study: optuna.Study) -> dict[str, Any]:
 
 
 def _trial_summary(trial: FrozenTrial) -> dict[str, Any]:
-    rounds = sorted(trial.intermediate_values)
-    if len(rounds) > _MOST_INTERMEDIATE_VALUES:
-        kept = np.linspace(0, len(rounds) - 1, _MOST_INTERMEDIATE_VALUES).round().astype(int)
-        rounds = [rounds[index] for index in kept]
+    rounds = thin(sorted(trial.intermediate_values), _MOST_INTERMEDIATE_VALUES)
     return {
         "number": trial.number,
         "state": STATES[trial.state],
@@ -310,18 +308,3 @@ def _difference(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> str | Non
 
 def _six_digits(value: float) -> float:
     return float(f"{value:.6g}")
-
-
-def _commit() -> str | None:
-    """The commit that ran, marked where files differ from it."""
-    try:
-        git = subprocess.run(
-            ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"],
-            cwd=Path(__file__).parent,
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-    except (OSError, subprocess.CalledProcessError):
-        return None
-    return git.stdout.strip()

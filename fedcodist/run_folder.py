@@ -1,33 +1,42 @@
 """A run's folder: config, metrics, summary and environment as JSON, and its checkpoints."""
 
 import datetime
+import fnmatch
 import importlib.metadata
 import json
 import os
 import platform
 import shlex
-import subprocess
 import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import jax
 
 from fedcodist.checkpoint import write_atomically
+from fedcodist.commit import running_commit
 
+try:
+    import fcntl
+except ImportError:  # Windows has none: two processes in one folder are then not noticed
+    fcntl = None  # type: ignore[assignment]
+
+_LOCK = ".lock"
+# What a start that was killed at once may leave.
+_BEGINNINGS = ("logs", _LOCK, ".*.json.*")
 _PACKAGES = ("fedcodist", "jax", "jaxlib", "flax", "optax", "chex", "ml-collections", "numpy")
 
 
 class RunFolderError(ValueError):
-    """The folder belongs to another run; the message is one line that says how they differ."""
+    """The folder is another run's, in use or cannot be written; the message is one line."""
 
 
 class RunFolder:
     """Reads and writes one run's files.
 
     `metrics.jsonl` holds no clock times: a resumed run ends with the same bytes as one that was never
-    stopped.
+    stopped. A folder that was claimed is free for other processes at the end of a `with` statement.
     """
 
     def __init__(self, path: str | os.PathLike[str], writes: bool = True):
@@ -35,16 +44,29 @@ class RunFolder:
         self.checkpoints = self.path / "checkpoints"
         self.metrics = self.path / "metrics.jsonl"
         self._writes = writes
+        self._lock: IO[bytes] | None = None
+
+    def __enter__(self) -> "RunFolder":
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        if self._lock is not None:
+            self._lock.close()
 
     def claim(self, config: Mapping[str, Any], plan: Mapping[str, Any], change_plan: bool) -> None:
-        """Makes the folder this run's, or checks that it already is.
+        """Makes the folder this run's, or checks that it already is, and keeps other processes out.
 
         Raises:
-          RunFolderError: config.json is another experiment's, or the execution plan differs (the
-            bits would) and `change_plan` does not allow it.
+          RunFolderError: another process has the folder, config.json is another experiment's, or the
+            execution plan differs (the bits would) and `change_plan` does not allow it.
         """
         if self.path.exists() and not self.path.is_dir():
             raise RunFolderError(f"run folder {self.path} is a file.")
+        names = {path.name for path in self.path.glob("*")}
+        # Before the lock, whose file a folder of other things must not get.
+        if "config.json" not in names and not all(map(_is_beginning, names)):
+            raise RunFolderError(f"folder {self.path} is not empty and holds no run.")
+        self._keep_others_out()
         config, plan = json.loads(json.dumps(config)), json.loads(json.dumps(plan))
         for unfinished in self.path.glob(".*.json.*"):
             unfinished.unlink()
@@ -61,8 +83,6 @@ class RunFolder:
                         f"run folder {self.path} belongs to another execution plan: {difference}. "
                         "Results would differ in the last bits; --change_plan resumes all the same."
                     )
-        elif self.path.exists() and any(path.name != "logs" for path in self.path.iterdir()):
-            raise RunFolderError(f"folder {self.path} is not empty and holds no run.")
         self._write("config.json", config)
         environment = _environment(plan)
         if (self.path / "environment.json").exists():
@@ -115,6 +135,26 @@ class RunFolder:
         """Writes summary.json, which marks the run as finished."""
         self._write("summary.json", summary)
 
+    def _keep_others_out(self) -> None:
+        """Locks the folder. The operating system releases it however this process ends."""
+        if fcntl is None:
+            return
+        path = self.path / _LOCK
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            self._lock = open(path, "ab")  # noqa: SIM115
+        except OSError as error:
+            raise RunFolderError(f"cannot write {path}: {error.strerror}.") from error
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise RunFolderError(
+                f"run folder {self.path} is in use by another process. "
+                "Wait for its end, or use another --workdir."
+            ) from None
+        except OSError:
+            pass  # some network file systems have no locks
+
     def _read(self, name: str) -> dict[str, Any]:
         try:
             return json.loads((self.path / name).read_text(encoding="utf-8"))
@@ -130,6 +170,10 @@ class RunFolder:
             write_atomically(self.path / name, text.encode())
         except OSError as error:
             raise RunFolderError(f"cannot write {self.path / name}: {error.strerror}.") from error
+
+
+def _is_beginning(name: str) -> bool:
+    return any(fnmatch.fnmatchcase(name, pattern) for pattern in _BEGINNINGS)
 
 
 def _first_difference(theirs: Any, ours: Any, where: str = "") -> str | None:
@@ -156,23 +200,8 @@ def _environment(plan: Mapping[str, Any]) -> dict[str, Any]:
         "plan": plan,
         "versions": versions,
         "python": platform.python_version(),
-        "commit": _commit(),
+        "commit": running_commit(),
         "device": jax.devices()[0].device_kind,
         "cores": os.cpu_count(),
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
     }
-
-
-def _commit() -> str | None:
-    try:
-        git = subprocess.run(
-            # With "-dirty" where files differ from the commit.
-            ["git", "describe", "--always", "--abbrev=40", "--dirty", "--exclude=*"],
-            cwd=Path(__file__).parent,
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-    except (OSError, subprocess.CalledProcessError):
-        return None
-    return git.stdout.strip()

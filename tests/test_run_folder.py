@@ -1,10 +1,14 @@
 """Run folders: whose they are, metrics that can be cut back, and what they hold."""
 
 import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
-from fedcodist import checkpoint
+from fedcodist import checkpoint, run_folder
 from fedcodist.run_folder import RunFolder, RunFolderError
 
 CONFIG = {"rounds": 5, "pools": {"small": {"fraction": 1 / 3, "alpha": None}}, "sizes": (1, 2)}
@@ -68,6 +72,71 @@ def test_another_plan_needs_change_plan(tmp_path):
         claimed(tmp_path)
 
 
+HOLDER = """
+import sys, time
+from fedcodist.run_folder import RunFolder
+with RunFolder(sys.argv[1]) as folder:
+    folder.claim({}, {}, change_plan=False)
+    print("has it", flush=True)
+    sys.stdin.readline()
+print("left it", flush=True)
+time.sleep(60)
+"""
+
+
+@pytest.fixture
+def holder(tmp_path):
+    """Another process that has the run folder `tmp_path / "run"` until it is told to leave it."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", HOLDER, str(tmp_path / "run")],
+        cwd=Path(__file__).parents[1],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout.readline() == "has it\n"
+    yield process
+    process.kill()
+    process.communicate()
+
+
+def in_run(tmp_path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in (tmp_path / "run").iterdir()}
+
+
+@pytest.mark.parametrize("end", ["killed", "left"])
+def test_a_folder_that_another_process_has_is_refused_until_it_ends(end, holder, tmp_path):
+    before = in_run(tmp_path)
+    # Files of a run that is just starting are not taken for its remains.
+    (tmp_path / "run" / ".summary.json.1").touch()
+    for config in ({}, CONFIG):
+        with pytest.raises(RunFolderError, match="is in use by another process") as caught:
+            claimed(tmp_path / "run", config)
+    assert str(tmp_path / "run") in str(caught.value) and "\n" not in str(caught.value)
+    assert in_run(tmp_path) == before | {".summary.json.1": b""}
+    if end == "killed":
+        holder.kill()
+        assert holder.wait(20) == -signal.SIGKILL
+    else:
+        holder.stdin.write("\n")
+        holder.stdin.flush()
+        assert holder.stdout.readline() == "left it\n"
+    claimed(tmp_path / "run", config={}, plan={})
+
+
+def test_a_claim_that_failed_leaves_the_folder_free(tmp_path):
+    claimed(tmp_path)
+    with RunFolder(tmp_path) as folder, pytest.raises(RunFolderError, match="another config"):
+        folder.claim({}, PLAN, change_plan=False)
+    claimed(tmp_path)
+
+
+def test_without_locks_nothing_is_locked(monkeypatch, tmp_path):
+    monkeypatch.setattr(run_folder, "fcntl", None)
+    kept = [claimed(tmp_path), claimed(tmp_path)]
+    assert len(kept) == 2 and not (tmp_path / ".lock").exists()
+
+
 def test_a_folder_of_other_things_is_refused(tmp_path):
     (tmp_path / "thesis.tex").touch()
     with pytest.raises(RunFolderError, match="not empty and holds no run"):
@@ -79,7 +148,7 @@ def test_what_an_interrupted_start_leaves_is_claimed(tmp_path):
     (tmp_path / "logs").mkdir()
     (tmp_path / ".config.json.4711").write_text('{"rou')
     claimed(tmp_path)
-    assert not list(tmp_path.glob(".*"))
+    assert not list(tmp_path.glob(".*.json.*"))
     # Killed between config.json and environment.json.
     (tmp_path / "environment.json").unlink()
     claimed(tmp_path)

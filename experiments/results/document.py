@@ -1,4 +1,4 @@
-"""RESULTS.md and its plots from the records in results/, and from nothing else.
+"""RESULTS.md and its plots from the records in results/, and what config files say of further runs.
 
     python -m experiments.results [--results results] [--output RESULTS.md] [--check]
 
@@ -8,17 +8,23 @@ What is said about the numbers is written in `results/notes/<experiment>.md` (an
 
 import argparse
 import io
-import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from experiments.record import read_object
 from experiments.report import INSTALL_PLOTS
-from experiments.results import paper_numbers, sections
-from experiments.results.claims import FIGURE_4
-from experiments.results.pooling import TABLE_1, Record, load_records
-from experiments.results.sections import ABLATIONS, PLOT_FOLDER, Plots
+from experiments.results import paper_numbers
+from experiments.results.records import FIGURE_4, TABLE_1, Record, load_records
+from experiments.results.sections.ablations import ABLATIONS, ablation
+from experiments.results.sections.figure_4 import figure_4
+from experiments.results.sections.markdown import PLOT_FOLDER, Plots
+from experiments.results.sections.other import other
+from experiments.results.sections.run_list import run_list
+from experiments.results.sections.table_1 import table_1
+from experiments.results.sections.tuning import tuning
+from experiments.results.sections.verdicts import verdicts
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -29,6 +35,7 @@ STUDY_KEYS = (
     "rounds",
     "trials",
     "states",
+    "space",
     "best_value",
     "best_parameters",
     "command",
@@ -53,9 +60,11 @@ last round's models; gains and other differences are in points.
 - **†** marks runs of fewer rounds than the number needs; below the table is the command for the
   full length.
 - The paper gives neither seeds nor spreads.
-- Where a run was done with several settings, tables show the one with most rounds, then most seeds,
-  then the newest, never the one with the best accuracy. [All runs](#all-runs) are listed at the
-  end.
+- **Gains** are over FedAvg with the same settings in all that both read: data, training, clients,
+  models, learning rates, rounds.
+- Where a run was done with several settings, tables show one that has FedAvg runs of its settings, of
+  these the one with most rounds, then most seeds, then the newest, never the one with the best
+  accuracy. [All runs](#all-runs) are listed at the end.
 """
 
 
@@ -91,11 +100,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
             write(document, options.output)
         except ImportError as error:
             raise ValueError(INSTALL_PLOTS) from error
+        except OSError as error:
+            raise ValueError(f"cannot write {error.filename}: {error.strerror}.") from error
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     except OSError as error:
-        print(f"error: cannot write {error.filename}: {error.strerror}", file=sys.stderr)
+        print(f"error: cannot read {error.filename}: {error.strerror}.", file=sys.stderr)
         return 2
     print(f"wrote {options.output} and {len(document.plots)} plots")
     return 0
@@ -110,10 +121,7 @@ def load_results(folder: Path) -> Results:
     if not folder.is_dir():
         raise ValueError(f"--results must be an existing folder, got {str(folder)!r}.")
     studies = [_load_study(path) for path in sorted(folder.glob("tuning/*.json"))]
-    notes = {
-        path.stem: path.read_text(encoding="utf-8").strip()
-        for path in sorted(folder.glob("notes/*.md"))
-    }
+    notes = {path.stem: _read(path).strip() for path in sorted(folder.glob("notes/*.md"))}
     return Results(load_records(folder), notes, studies)
 
 
@@ -127,18 +135,18 @@ def render(results: Results) -> Document:
 
     parts = [
         HEADER.format(images=paper_numbers.TEST_IMAGES),
-        *sections.table_1(records, plots),
+        *table_1(records, plots),
         note(TABLE_1),
-        *sections.figure_4(records, plots),
+        *figure_4(records, plots),
         note(FIGURE_4),
     ]
     for name in ABLATIONS:
-        parts += [*sections.ablation(records, name), note(name)]
-    parts += sections.claims_section(records, note("claims"))
+        parts += [*ablation(records, name), note(name)]
+    parts += verdicts(records, note("claims"))
     known = {TABLE_1, FIGURE_4, *ABLATIONS, "claims", "tuning"}
     for name in sorted({*(record.experiment for record in records), *notes} - known):
-        parts += [*sections.other(records, name), note(name)]
-    parts += [*sections.tuning(results.studies), note("tuning"), *sections.run_list(records)]
+        parts += [*other(records, name), note(name)]
+    parts += [*tuning(results.studies), note("tuning"), *run_list(records)]
     return Document("\n\n".join(part.strip("\n") for part in parts if part) + "\n", plots)
 
 
@@ -162,7 +170,7 @@ def _png(figure: "Figure") -> bytes:
 
 
 def _check(document: Document, output: Path) -> int:
-    present = output.read_text(encoding="utf-8") if output.exists() else None
+    present = _read(output) if output.exists() else None
     lacking = [name for name in document.plots if not (output.parent / PLOT_FOLDER / name).exists()]
     if present == document.text and not lacking:
         return 0
@@ -174,22 +182,29 @@ def _check(document: Document, output: Path) -> int:
 
 
 def _load_study(path: Path) -> dict[str, Any]:
-    try:
-        study = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ValueError(f"{path} is not a study: {error}.") from error
-    if not isinstance(study, dict):
-        raise ValueError(f"{path} is not a study: no JSON object.")
+    study = read_object(path)
     if missing := [key for key in STUDY_KEYS if key not in study]:
         raise ValueError(f"{path} is not a study: {missing[0]!r} is missing.")
     kinds: dict[str, Any] = dict(
         study=str, rounds=int, trials=list, states=dict, best_value=int | float | None
     )
-    kinds |= dict(best_parameters=dict | None, workers=list)
+    kinds |= dict(best_parameters=dict | None, workers=list, space=dict)
     for key, kind in kinds.items():
         if not isinstance(study[key], kind):
             raise ValueError(f"{path} is not a study: {key} is {study[key]!r}.")
     for worker in study["workers"]:
         if not isinstance(worker, dict) or not isinstance(worker.get("compilations"), int):
             raise ValueError(f"{path} is not a study: workers has {worker!r}.")
+    for name, bounds in study["space"].items():
+        if not isinstance(bounds, dict) or not {"low", "high", "scale"} <= set(bounds):
+            raise ValueError(f"{path} is not a study: space.{name} is {bounds!r}.")
     return study
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ValueError(f"cannot read {path}: {error.strerror}.") from error
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is not text: {error}.") from error

@@ -3,23 +3,27 @@
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from experiments.report import COLOURS, MARKERS, METHOD_NAMES
+from experiments.methods import METHOD_NAMES, METHODS
+from experiments.report import COLOURS, MARKERS
 from experiments.results.pooling import Curve
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# A method has the same colour and marker in every plot.
-METHODS = ("fed_avg", "periodic_codistillation", "merged_codistillation")
-
 
 class Point(NamedTuple):
-    """A value in % or points, and how far up and down it may be off (None: not known)."""
+    """A value in % or points, and how far up and down it may be off (None: not known).
+
+    `is_short`: of fewer rounds than it needs. `is_binomial`: `half_width` is without the spread over
+    seeds.
+    """
 
     x: float
     y: float
     half_width: float | None
+    is_short: bool = False
+    is_binomial: bool = False
 
 
 # Panel title -> method -> what is drawn
@@ -51,7 +55,10 @@ def curves_plot(panels: Curves) -> "Figure":
 
 
 def gains_plot(ours: Points, paper: Points) -> "Figure":
-    """Gains over FedAvg by pool size: ours filled with 95 % intervals, the paper's hollow."""
+    """Gains over FedAvg by pool size: ours filled with 95 % intervals, the paper's hollow.
+
+    Ours are pale where of fewer rounds, their bars dashed where binomial.
+    """
     figure, axes = _panels(ours, "Examples in the large model's pool", "Gain over FedAvg (points)")
     for axis, title in zip(axes, ours, strict=True):
         sizes = sorted({p.x for points in paper[title].values() for p in points})
@@ -60,23 +67,31 @@ def gains_plot(ours: Points, paper: Points) -> "Figure":
         axis.set_xticks(range(len(sizes)), [f"{size:,.0f}" for size in sizes])
         for number, method in enumerate(paper[title]):
             colour, marker = _style(method)
-            for points, offset, fill, name in (
-                (ours[title].get(method, ()), 0.0, colour, "ours"),
-                (paper[title][method], 0.12, "white", "paper"),
-            ):
-                axis.errorbar(
-                    [places[p.x] + 0.36 * (number - 0.5) + offset - 0.06 for p in points],
-                    [p.y for p in points],
-                    yerr=[p.half_width or 0.0 for p in points] if name == "ours" else None,
-                    color=colour,
-                    marker=marker,
-                    markerfacecolor=fill,
-                    markersize=5.5,
-                    linestyle="none",
+            middle = 0.36 * (number - 0.5) - 0.06
+            style: dict[str, Any] = dict(
+                color=colour, marker=marker, markersize=5.5, linestyle="none"
+            )
+            axis.plot([], [], label=f"{METHOD_NAMES[method]}, ours", **style)
+            for point in ours[title].get(method, ()):
+                (_, _, bars) = axis.errorbar(
+                    places[point.x] + middle,
+                    point.y,
+                    yerr=point.half_width,
+                    markerfacecolor=_pale(colour) if point.is_short else colour,
                     elinewidth=1.2,
                     capsize=2.5,
-                    label=f"{METHOD_NAMES[method]}, {name}",
+                    **style,
                 )
+                for bar in bars:
+                    bar.set_linestyle("--" if point.is_binomial else "-")
+            theirs = paper[title][method]
+            axis.plot(
+                [places[point.x] + middle + 0.12 for point in theirs],
+                [point.y for point in theirs],
+                markerfacecolor="white",
+                label=f"{METHOD_NAMES[method]}, paper",
+                **style,
+            )
     _legend(figure, axes)
     return figure
 
@@ -135,9 +150,17 @@ def _panels(
     return figure, axes
 
 
+# A method has the same colour and marker in every plot.
 def _style(method: str) -> tuple[str, str]:
     number = METHODS.index(method)
     return COLOURS[number], MARKERS[number]
+
+
+def _pale(colour: str) -> tuple[float, ...]:
+    """A third of the colour on white."""
+    from matplotlib.colors import to_rgb
+
+    return tuple(1 - (1 - part) / 3 for part in to_rgb(colour))
 
 
 def _legend(figure: "Figure", axes: Sequence["Axes"]) -> None:

@@ -3,7 +3,8 @@
 The paper gives neither seeds nor spreads. Its figure 4 has no numbers.
 """
 
-METHODS = ("periodic_codistillation", "merged_codistillation")
+from experiments.methods import BASELINE
+
 MODELS = ("small", "large")
 # Examples of the clients that can train the large model.
 POOL_SIZES = (3100, 4700, 6300)
@@ -37,4 +38,4 @@ def accuracy(run: str, model: str) -> float:
 
 def run_name(method: str, pool_size: int, unlabelled: str) -> str:
     """A run of Table 1; FedAvg uses no unlabelled data."""
-    return f"{method},{pool_size}" + ("" if method == "fed_avg" else f",{unlabelled}")
+    return f"{method},{pool_size}" + ("" if method == BASELINE else f",{unlabelled}")

@@ -1,39 +1,13 @@
-"""Committed records: read, checked, and pooled over the seeds of runs with the same settings."""
+"""Records pooled over the seeds of runs with the same settings."""
 
 import json
-import math
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
-from experiments.record import RESERVED
-
-TABLE_1 = "cifar100_table1"
-# What runs pooled into one sample may differ in: none of it changes what is trained.
-NOT_SETTINGS = ("name", "run", "seed", "seeds", "notes", "full_rounds", "evaluation")
-
-
-class Record(NamedTuple):
-    """One file, as `experiments.record` writes it; accuracies are shares, one per seed."""
-
-    path: Path
-    experiment: str
-    run: str
-    command: str | None
-    config: dict[str, Any]
-    commit: str | None
-    seeds: list[int]
-    rounds: int
-    full_rounds: int
-    finished: bool
-    last_round: int
-    device: str | None
-    date: str | None
-    seconds: float | None
-    final: dict[str, dict[str, dict[str, list[Any]]]]
-    curve: dict[str, dict[str, dict[str, list[Any]]]]
-    notes: list[str]
+from experiments.methods import BASELINE
+from experiments.results.records import TABLE_1, Record
+from experiments.results.settings import method_of, read_by_fed_avg, settings
 
 
 class Sample(NamedTuple):
@@ -67,15 +41,65 @@ class Curve(NamedTuple):
     deviations: tuple[float, ...]
 
 
-def load_records(results: Path) -> list[Record]:
-    """Every record in `results`, ordered by experiment, run, date and path.
+def samples(
+    records: Sequence[Record], experiment: str, run: str, model: str, split: str = "test"
+) -> list[Sample]:
+    """A finished run's final accuracies with each of its settings, each seed once.
 
-    Raises:
-      ValueError: one line that names a malformed file.
+    The one that tables show comes first: one that has FedAvg runs of the same settings, then the one
+    with most rounds, then most seeds, then the newest; never by accuracy. FedAvg's small model in
+    Table 1 is the same whatever the large model's pool: it is pooled over all FedAvg runs.
     """
-    paths = sorted(Path(results).glob("*/*.json"))
-    records = [_load(path) for path in paths if path.parent.name not in RESERVED]
-    return sorted(records, key=lambda r: (r.experiment, r.run, r.date or "", str(r.path)))
+    found = _grouped(
+        _candidates(records, experiment, run, model), lambda record: settings(record, model)
+    )
+    # Of the groups, not their samples: both models of a table's cell are the same run's.
+    if len(found) > 1:
+        found = sorted(found, key=lambda group: _preference(records, group), reverse=True)
+    return [one for group in found if (one := pooled(group, model, split))]
+
+
+def sample(
+    records: Sequence[Record], experiment: str, run: str, model: str, split: str = "test"
+) -> Sample | None:
+    """The one of `samples` that tables show; None where there are none."""
+    return next(iter(samples(records, experiment, run, model, split)), None)
+
+
+def baseline(records: Iterable[Record], record: Record, model: str) -> Sample | None:
+    """FedAvg's test accuracies with a run's settings in all that both read; None where not run."""
+    wanted = read_by_fed_avg(record, model)
+    return pooled(
+        [
+            one
+            for one in _newest_first(records)
+            if one.experiment == TABLE_1
+            and method_of(one) == BASELINE
+            and read_by_fed_avg(one, model) == wanted
+        ],
+        model,
+        "test",
+    )
+
+
+def pooled(group: Sequence[Record], model: str, split: str) -> Sample | None:
+    """The finished ones of records with equal settings; the first record of a seed counts."""
+    values: dict[int, float] = {}
+    used = []
+    for record in group:
+        metrics = record.final.get(model, {}).get(split)
+        if metrics is None or not record.finished:
+            continue
+        by_seed = zip(record.seeds, metrics["accuracy"], strict=True)
+        new = {seed: 100 * share for seed, share in by_seed if seed not in values}
+        values |= new
+        used += [record] if new else []
+    if not values:
+        return None
+    seeds = tuple(sorted(values))
+    full_rounds = max(record.full_rounds for record in used)
+    accuracies = tuple(values[seed] for seed in seeds)
+    return Sample(accuracies, seeds, used[0].rounds, full_rounds, tuple(used))
 
 
 def groups(records: Iterable[Record]) -> list[list[Record]]:
@@ -83,31 +107,8 @@ def groups(records: Iterable[Record]) -> list[list[Record]]:
     return _grouped(records, lambda record: [record.experiment, record.run, settings(record)])
 
 
-def sample(
-    records: Iterable[Record],
-    experiment: str,
-    run: str,
-    model: str,
-    split: str = "test",
-    rounds: int | None = None,
-) -> Sample | None:
-    """A finished run's final accuracies, each seed once; None where there are none.
-
-    Of several settings of one run it takes the one with most rounds, then most seeds, then the
-    newest: never by accuracy. `rounds` asks for that many rounds. FedAvg's small model in Table 1 is
-    the same whatever the large model's pool, so that one baseline is pooled over all FedAvg runs.
-    """
-    return pooled(_candidates(records, experiment, run, model, rounds), model, split)
-
-
-def pooled(grouped: Iterable[Sequence[Record]], model: str, split: str) -> Sample | None:
-    """The sample of the group to show, see `sample`; each group's first record of a seed counts."""
-    found = [one for group in grouped if (one := _sample(group, model, split))]
-    return max(found, key=_preference, default=None)
-
-
 def curve(
-    records: Iterable[Record], experiment: str, run: str, model: str, split: str
+    records: Sequence[Record], experiment: str, run: str, model: str, split: str
 ) -> Curve | None:
     """Accuracies by round of the runs in `sample`'s choice, at the rounds that every seed has."""
     final = sample(records, experiment, run, model, split)
@@ -128,35 +129,27 @@ def curve(
     return Curve(tuple(rounds), tuple(map(statistics.fmean, columns)), tuple(deviations))
 
 
-def settings(record: Record) -> dict[str, Any]:
-    """What a run's results depend on besides the seed, as dotted keys."""
-    return {k: v for k, v in _flat(record.config).items() if k.split(".")[0] not in NOT_SETTINGS}
+def _candidates(records: Iterable[Record], experiment: str, run: str, model: str) -> list[Record]:
+    """The finished records that a run's sample of a model may be made of, first come first."""
+    any_pool = experiment == TABLE_1 and run.startswith(BASELINE) and model == "small"
+    return [
+        record
+        for record in _newest_first(records)
+        if record.experiment == experiment
+        and (record.run == run or (any_pool and method_of(record) == BASELINE))
+        and record.finished
+        and model in record.final
+    ]
 
 
-def differences(grouped: Sequence[Sequence[Record]]) -> list[str]:
-    """For each group the settings that tell it from the others, `algorithm.alpha=0.5`."""
-    each = [settings(group[0]) for group in grouped]
-    keys = dict.fromkeys(key for one in each for key in one)
-    differing = [k for k in keys if len({json.dumps(one.get(k)) for one in each}) > 1]
-    return [", ".join(f"{key}={_text(one.get(key))}" for key in differing) for one in each]
+def _preference(records: Sequence[Record], group: Sequence[Record]) -> tuple[bool, int, int, str]:
+    first = group[0]
+    has_baselines = all(baseline(records, first, model) for model in first.final)
+    seeds = {seed for record in group for seed in record.seeds}
+    return has_baselines, first.rounds, len(seeds), max(record.date or "" for record in group)
 
 
-def _candidates(records, experiment, run, model, rounds):
-    def counts(record):
-        return record.experiment == experiment and rounds in (None, record.rounds)
-
-    if experiment == TABLE_1 and run.startswith("fed_avg,") and model == "small":
-        found = [r for r in records if counts(r) and r.run.startswith("fed_avg,")]
-        # Stable: the newest of the run at 4,700 first, for a seed that several have.
-        found = sorted(_newest_first(found), key=lambda record: record.run != "fed_avg,4700")
-        return _grouped(
-            [record for record in found if model in record.final],
-            lambda r: {k: v for k, v in settings(r).items() if not k.startswith("pools.large.")},
-        )
-    return groups(_newest_first(r for r in records if counts(r) and r.run == run))
-
-
-def _grouped(records, key):
+def _grouped(records: Iterable[Record], key: Callable[[Record], Any]) -> list[list[Record]]:
     found: dict[str, list[Record]] = {}
     for record in records:
         found.setdefault(json.dumps(key(record), sort_keys=True), []).append(record)
@@ -164,111 +157,6 @@ def _grouped(records, key):
 
 
 def _newest_first(records: Iterable[Record]) -> list[Record]:
-    return sorted(records, key=lambda record: record.date or "", reverse=True)
-
-
-def _sample(group: Sequence[Record], model: str, split: str) -> Sample | None:
-    values: dict[int, float] = {}
-    used = []
-    for record in group:
-        metrics = record.final.get(model, {}).get(split)
-        if metrics is None or not record.finished:
-            continue
-        by_seed = zip(record.seeds, metrics["accuracy"], strict=True)
-        new = {seed: 100 * share for seed, share in by_seed if seed not in values}
-        values |= new
-        used += [record] if new else []
-    if not values:
-        return None
-    seeds = tuple(sorted(values))
-    full_rounds = max(record.full_rounds for record in used)
-    accuracies = tuple(values[seed] for seed in seeds)
-    return Sample(accuracies, seeds, used[0].rounds, full_rounds, tuple(used))
-
-
-def _preference(one: Sample) -> tuple[int, int, str]:
-    return one.rounds, len(one.seeds), max(record.date or "" for record in one.records)
-
-
-def _load(path: Path) -> Record:
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ValueError(f"{path} is not a record: {error}.") from error
-    if not isinstance(content, dict):
-        raise ValueError(f"{path} is not a record: no JSON object.")
-    fields = [name for name in Record._fields if name != "path"]
-    if missing := [name for name in fields if name not in content]:
-        raise ValueError(f"{path} is not a record: {missing[0]!r} is missing.")
-    record = Record(path, **{name: content[name] for name in fields})
-    if fault := _fault(record):
-        raise ValueError(f"{path} is not a record: {fault}.")
-    return record
-
-
-def _fault(record: Record) -> str | None:
-    """What is wrong with a record, or None."""
-    kinds: dict[str, Any] = dict(
-        experiment=str,
-        run=str,
-        command=str | None,
-        config=dict,
-        commit=str | None,
-        seeds=list,
-        rounds=int,
-        full_rounds=int,
-        finished=bool,
-        last_round=int,
-        device=str | None,
-        date=str | None,
-        seconds=int | float | None,
-        final=dict,
-        curve=dict,
-        notes=list,
-    )
-    for name, kind in kinds.items():
-        value = getattr(record, name)
-        if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
-            return f"{name} is {value!r}"
-    if record.experiment != record.path.parent.name:
-        return f"experiment is {record.experiment!r} in folder {record.path.parent.name!r}"
-    if not record.seeds or not all(isinstance(seed, int) for seed in record.seeds):
-        return f"seeds is {record.seeds!r}"
-    try:
-        for model, splits in record.final.items():
-            for split, metrics in splits.items():
-                if not _are_accuracies(metrics["accuracy"], record):
-                    return f"final.{model}.{split}.accuracy is {metrics['accuracy']!r}"
-        for model, splits in record.curve.items():
-            for split, points in splits.items():
-                rounds, values = points["round"], points["accuracy"]
-                if len(rounds) != len(values) or not all(isinstance(r, int) for r in rounds):
-                    return f"curve.{model}.{split} has {len(rounds)} rounds, {len(values)} values"
-                for value in values:
-                    if not _are_accuracies(value, record):
-                        return f"curve.{model}.{split}.accuracy has {value!r}"
-    except (KeyError, TypeError, AttributeError) as error:
-        return f"final or curve is not model, split, metric: {error}"
-    return None
-
-
-def _are_accuracies(values: Any, record: Record) -> bool:
-    """One share per seed; NaN is not between 0 and 1."""
-    numbers = [v for v in values if isinstance(v, int | float) and not isinstance(v, bool)]
-    return len(values) == len(numbers) == len(record.seeds) and all(0 <= v <= 1 for v in numbers)
-
-
-def _flat(value: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, item in value.items():
-        if isinstance(item, dict):
-            flat |= _flat(item, f"{prefix}{key}.")
-        else:
-            flat[f"{prefix}{key}"] = item
-    return flat
-
-
-def _text(value: Any) -> str:
-    if isinstance(value, float) and math.isfinite(value):
-        return f"{value:.4g}"
-    return value if isinstance(value, str) else json.dumps(value)
+    """For a seed of FedAvg's small model that several have, the run at 4,700 comes first."""
+    newest = sorted(records, key=lambda record: record.date or "", reverse=True)
+    return sorted(newest, key=lambda record: record.run != "fed_avg,4700")

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from experiments import record
-from experiments.results import pooling
+from experiments.results import records
 
 RUN = "merged_codistillation,4700,in_domain"
 NAME = "merged_codistillation-4700-in_domain.json"
@@ -29,6 +29,7 @@ def write_run(
     last_round=None,
     finished=True,
     commit="c0ffee",
+    about_data=None,
     **settings,
 ):
     """A run folder as the training loop writes it; 'test' is evaluated after the last round only."""
@@ -45,6 +46,8 @@ def write_run(
         "cores": 4,
         "date": "2026-01-02T03:04:05+00:00",
     }
+    if about_data is not None:
+        environment["data"] = about_data
     lines = []
     models, all_seeds = ("large", "small"), range(seed, seed + seeds)
     for round in range(0, (last_round or rounds) + 1, every):
@@ -134,7 +137,7 @@ def test_a_long_curve_is_thinned(tmp_path):
 def test_a_recorded_file_is_one_that_the_results_read(tmp_path, capsys):
     write_run(tmp_path / "run")
     assert run_command(capsys, tmp_path / "run", "--results", tmp_path / "results")[0] == 0
-    (one,) = pooling.load_records(tmp_path / "results")
+    (one,) = records.load_records(tmp_path / "results")
     assert one.path == tmp_path / "results" / "table" / NAME
     assert one.final["small"]["test"]["accuracy"] == [0.2, 0.21]
 
@@ -170,12 +173,67 @@ def test_names_of_runs_are_safe_file_names(tmp_path):
     assert path.name == "-0.7-linear-x.json"
 
 
-def test_an_unfinished_run_is_refused_and_nothing_is_written(tmp_path, capsys):
-    done = write_run(tmp_path / "done")
+def test_an_unfinished_run_is_skipped_and_the_others_are_recorded(tmp_path, capsys):
     folder = write_run(tmp_path / "run", last_round=40, finished=False)
-    line = refusal(capsys, done, folder, "--results", tmp_path / "results")
+    done = [write_run(tmp_path / f"done{seed}", seed=seed) for seed in (0, 5)]
+    results = tmp_path / "results"
+    status, printed = run_command(capsys, done[0], folder, done[1], "--results", results)
+    assert status == 0
+    assert printed.err.startswith(f"skipped: {folder} is unfinished")
+    assert printed.err.count("\n") == 1 and "--partial" in printed.err
+    assert sorted(one.seeds for one in records.load_records(results)) == [[0, 1], [5, 6]]
+
+
+def test_where_nothing_is_finished_nothing_is_recorded(tmp_path, capsys):
+    folder = write_run(tmp_path / "run", last_round=40, finished=False)
+    line = refusal(capsys, folder, "--results", tmp_path / "results")
     assert str(folder) in line and "--partial" in line
     assert not (tmp_path / "results").exists()
+
+
+def test_another_mistake_leaves_everything_unrecorded(tmp_path, capsys):
+    done = write_run(tmp_path / "done")
+    line = refusal(capsys, done, tmp_path / "none", "--results", tmp_path / "results")
+    assert str(tmp_path / "none") in line
+    assert not (tmp_path / "results").exists()
+
+
+ABOUT = {"source": "CIFAR-10, web", "seed": None, "unverified": True}
+ABOUT_DATA = {"far": {**ABOUT, "num_examples": {"train": 30_000, "test": 10}}}
+
+
+@pytest.mark.parametrize(
+    ("num_unlabelled", "images"), [(None, "the 30,000"), (600, "600 of the 30,000")]
+)
+def test_unlabelled_images_of_another_folder_are_noted_by_its_manifest(
+    tmp_path, num_unlabelled, images
+):
+    data = {"folder": "near", "unlabelled_folder": "far", "num_unlabelled": num_unlabelled}
+    run = write_run(tmp_path / "run", data=data, about_data=ABOUT_DATA)
+    one = record.make_record(run)
+    doubt = "not verified as its official files"
+    note = f"Unlabelled: {images} images in far (CIFAR-10, web, {doubt})."
+    assert one["notes"] == ["a note", note]
+    assert one["data"] == ABOUT_DATA
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"data": {"folder": "near", "unlabelled_folder": None}, "about_data": ABOUT_DATA},
+        # As before manifests were kept.
+        {"data": {"folder": "near", "unlabelled_folder": "far"}},
+        # FedAvg has no use for them.
+        {
+            "data": {"folder": "near", "unlabelled_folder": "far"},
+            "about_data": ABOUT_DATA,
+            "algorithm": {"name": "fed_avg"},
+        },
+    ],
+)
+def test_nothing_is_noted_of_images_that_are_not_used_or_not_known(tmp_path, settings):
+    one = record.make_record(write_run(tmp_path / "run", **settings))
+    assert one["notes"] == ["a note"]
 
 
 def test_a_partial_record_is_of_the_last_whole_evaluation(tmp_path, capsys):
@@ -184,7 +242,7 @@ def test_a_partial_record_is_of_the_last_whole_evaluation(tmp_path, capsys):
     with (folder / "metrics.jsonl").open("a") as file:
         file.write(json.dumps(half) + '\n{"round": 50, "mod')
     assert run_command(capsys, folder, "--partial", "--results", tmp_path / "results")[0] == 0
-    (one,) = pooling.load_records(tmp_path / "results")
+    (one,) = records.load_records(tmp_path / "results")
     assert (one.finished, one.last_round, one.rounds, one.seconds) == (False, 40, 100, None)
     expected = [round(accuracy("large", seed, 40), 5) for seed in (0, 1)]
     assert one.final["large"] == {"held_out": {"accuracy": expected, "loss": [1.0, 1.0]}}
@@ -196,10 +254,10 @@ def test_a_finished_run_replaces_its_partial_record_and_not_the_other_way(tmp_pa
     whole = write_run(tmp_path / "whole")
     run_command(capsys, part, "--partial", "--results", results)
     assert run_command(capsys, whole, "--results", results)[0] == 0
-    (one,) = pooling.load_records(results)
+    (one,) = records.load_records(results)
     assert one.finished
     assert "has the same run finished" in refusal(capsys, part, "--partial", "--results", results)
-    assert pooling.load_records(results) == [one]
+    assert records.load_records(results) == [one]
 
 
 def test_no_evaluation_yet(tmp_path, capsys):

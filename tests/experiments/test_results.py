@@ -1,9 +1,11 @@
-"""RESULTS.md from made-up records: pooling, intervals, claims, the document."""
+"""RESULTS.md from made-up records: settings, pooling, intervals, claims, the document."""
 
+import itertools
 import json
 import math
 import os
 import random
+import shlex
 import statistics
 import subprocess
 import sys
@@ -11,26 +13,25 @@ from pathlib import Path
 
 import pytest
 from hypothesis import given
+from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
+from experiments.assembly import build_experiment
+from experiments.configs import cifar100_large_model, cifar100_table1, digits_codist
+from experiments.methods import CODISTILLATION, METHODS
 from experiments.results import document as results
-from experiments.results import paper_numbers, pooling
-from experiments.results.claims import (
-    FAILS,
-    FIGURE_4,
-    HOLDS,
-    OPEN,
-    UNDECIDED,
-    claims,
-    find,
-    verdict,
-)
+from experiments.results import figures, paper_numbers, pooling, records
+from experiments.results.claims import claims, gain
+from experiments.results.findings import FAILS, HOLDS, OPEN, UNDECIDED, find, verdict
 from experiments.results.intervals import contrast
 from experiments.results.paper_numbers import MODELS, run_name
+from experiments.results.records import FIGURE_4
+from experiments.results.settings import OWN, UNREAD, flat, settings, without
 
 ROOT = Path(results.__file__).resolve().parents[2]
 TABLE = "cifar100_table1"
 MERGED = "merged_codistillation,4700,in_domain"
+PERIODIC = "periodic_codistillation,4700,in_domain"
 PERCENT = st.floats(1, 99)
 
 
@@ -47,9 +48,12 @@ def record(
     notes=(),
     file=None,
     commit="c0ffee1234",
-    **settings,
+    **changes,
 ):
-    """Writes a record; `accuracies` are in %, model -> one for all seeds or a list."""
+    """Writes a record; `accuracies` are in %, model -> one for all seeds or a list.
+
+    `changes` are of the config's settings, its groups' by name.
+    """
     shares = {
         model: [v / 100 for v in (value if isinstance(value, list) else [value] * len(seeds))]
         for model, value in accuracies.items()
@@ -66,8 +70,7 @@ def record(
             "rounds": rounds,
             "notes": list(notes),
             "evaluation": {"every": len(seeds)},
-            "pools": {model: {"model": f"cnn_{model}"} for model in accuracies},
-            **settings,
+            **merged(made_up_settings(run, accuracies), changes),
         },
         "commit": commit,
         "seeds": list(seeds),
@@ -102,18 +105,46 @@ def record(
     return path
 
 
-def whole_table(folder, change=lambda run, model, accuracy: accuracy, skip=(), **settings):
+def made_up_settings(run, models):
+    """As much of a config as runs are told apart by."""
+    method, *rest = run.split(",")
+    size = rest[0] if rest and rest[0] in cifar100_table1.FRACTIONS else "4700"
+    fractions = {"small": 1.0, "large": cifar100_table1.FRACTIONS[size]}
+    return {
+        "algorithm": {"name": method if method in METHODS else "merged_codistillation"},
+        "data": {
+            "unlabelled_folder": "data/cifar10" if "cifar10" in rest else None,
+            "num_unlabelled": 600 if "600" in rest else None,
+        },
+        "pools": {
+            model: {"fraction": fractions.get(model, 1.0), "client_learning_rate": 0.1}
+            for model in models
+        },
+    }
+
+
+def merged(config, changes):
+    both = {**config, **changes}
+    inner = {
+        name: merged(config[name], changes[name])
+        for name in config.keys() & changes.keys()
+        if isinstance(config[name], dict)
+    }
+    return {**both, **inner}
+
+
+def whole_table(folder, change=lambda run, model, accuracy: accuracy, skip=(), **changes):
     """The paper's numbers with three seeds that differ by 0.1, and figure 4's first points."""
     wiggle = lambda value: [value - 0.1, value, value + 0.1]
     runs = {(TABLE, run): values for run, values in paper_numbers.TABLE_1.items()}
-    runs |= {(FIGURE_4, f"{method},600"): (33.5, 33.0) for method in paper_numbers.METHODS}
+    runs |= {(FIGURE_4, f"{method},600"): (33.5, 33.0) for method in CODISTILLATION}
     for (experiment, run), values in runs.items():
         models = MODELS if not run.startswith("fed_avg") or "4700" in run else ("large",)
         accuracies = {
             model: wiggle(change(run, model, values[MODELS.index(model)])) for model in models
         }
         if run not in skip:
-            record(folder, run, accuracies, experiment=experiment, seeds=(0, 1, 2), **settings)
+            record(folder, run, accuracies, experiment=experiment, seeds=(0, 1, 2), **changes)
     return folder
 
 
@@ -209,11 +240,63 @@ def test_a_contrast_is_antisymmetric_and_shift_free(ours, theirs):
     assert one.half_width == pytest.approx(moved.half_width, rel=1e-4, abs=1e-4)
 
 
+# Settings
+
+
+def set_at(config, keys, value):
+    for key in keys[:-1]:
+        config = config.setdefault(key, {})
+    config[keys[-1]] = value
+
+
+def record_of(config):
+    """A record of a config alone."""
+    others = dict.fromkeys(records.Record._fields)
+    return records.Record(**{**others, "config": config})
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_an_experiment_can_be_built_without_what_its_method_does_not_read(method):
+    config = digits_codist.get_config(method)
+    kept = settings(record_of(config.to_dict()))
+    removed = flat(config.to_dict()).keys() - kept.keys() - {"algorithm.name"}
+    removed = [key for key in removed if key.startswith(("algorithm.", "pools."))]
+    assert len(removed) > {"fed_avg": 20, "merged_codistillation": 0}.get(method, 4)
+    for key in removed:
+        group = config
+        for name in key.split(".")[:-1]:
+            group = group[name]
+        del group[key.split(".")[-1]]
+    assert build_experiment(config).algorithm.name == method
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_pattern_is_of_settings_that_configs_have(method):
+    run = run_name(method, 4700, "in_domain")
+    present = flat(cifar100_table1.get_config(run).to_dict())
+    for pattern in (*OWN, *UNREAD[method]):
+        assert len(without(present, (pattern,))) < len(present), pattern
+
+
+@given(st.sampled_from(METHODS), st.dictionaries(st.sampled_from("abc"), st.integers()))
+def test_what_is_not_read_changes_no_settings(method, values):
+    one, other = ({"algorithm": {"name": method}, "rounds": 3} for _ in range(2))
+    for pattern, (name, value) in itertools.product(UNREAD[method], values.items()):
+        set_at(other, pattern.replace("*", name).split("."), value)
+    if "name" in other.get("algorithm", {}):
+        other["algorithm"]["name"] = method
+    assert settings(record_of(one)) == settings(record_of(other))
+
+
 # Pooling
 
 
 def sample(folder, run=MERGED, model="small", **options):
-    return pooling.sample(pooling.load_records(folder), TABLE, run, model, **options)
+    return pooling.sample(records.load_records(folder), TABLE, run, model, **options)
+
+
+def samples(folder, run=MERGED, model="small"):
+    return pooling.samples(records.load_records(folder), TABLE, run, model)
 
 
 def test_records_of_other_seeds_are_one_sample(tmp_path):
@@ -245,9 +328,9 @@ def test_other_settings_are_never_pooled(tmp_path):
 def test_the_longest_run_is_shown_not_the_best(tmp_path):
     record(tmp_path, MERGED, {"small": [50.0, 51.0]}, seeds=(0, 1), rounds=300)
     record(tmp_path, MERGED, {"small": 30.0}, rounds=1500)
+    assert [one.rounds for one in samples(tmp_path)] == [1500, 300]
     assert sample(tmp_path).values == pytest.approx((30,))
-    assert sample(tmp_path, rounds=300).values == pytest.approx((50, 51))
-    assert sample(tmp_path, rounds=600) is None
+    assert samples(tmp_path)[1].values == pytest.approx((50, 51))
 
 
 def test_the_newest_of_equal_settings_is_shown_not_the_best(tmp_path):
@@ -255,6 +338,54 @@ def test_the_newest_of_equal_settings_is_shown_not_the_best(tmp_path):
     record(tmp_path, MERGED, {"small": 30.0}, date="2026-01-02", file="b", alpha=0.2)
     record(tmp_path, MERGED, {"small": 60.0}, date="2026-01-01", file="c", alpha=0.3)
     assert sample(tmp_path).values == pytest.approx((30,))
+
+
+def test_a_run_with_baselines_is_shown_before_a_longer_one_without(tmp_path):
+    slow = {"pools": {"large": {"client_learning_rate": 0.01}}}
+    record(tmp_path, "fed_avg,4700", {"small": 20.0, "large": 10.0}, rounds=300)
+    record(tmp_path, MERGED, {"small": 31.0, "large": 11.0}, rounds=300)
+    record(tmp_path, MERGED, {"small": 32.0, "large": 12.0}, file="slow", rounds=300, **slow)
+    record(tmp_path, MERGED, {"small": 33.0, "large": 13.0}, rounds=1500)
+    # The small model of the slow one has a baseline, but a cell is of one run.
+    assert sample(tmp_path).mean == pytest.approx(31)
+    assert sample(tmp_path, model="large").mean == pytest.approx(11)
+    record(tmp_path, "fed_avg,4700", {"small": 20.0, "large": 10.0}, rounds=1500)
+    assert sample(tmp_path).mean == pytest.approx(33)
+
+
+def test_fed_avg_runs_that_differ_in_what_fed_avg_does_not_read_are_pooled(tmp_path):
+    for seed in (0, 1):
+        own = {"alpha": seed, "teaching": {"temperature": seed}}
+        record(
+            tmp_path,
+            "fed_avg,4700",
+            {"small": 30.0 + seed, "large": 20.0},
+            seeds=(seed,),
+            algorithm={"alpha": seed, "period": seed},
+            data={"num_unlabelled": 600 + seed},
+            pools={"small": own, "large": own},
+        )
+    assert sample(tmp_path, "fed_avg,4700").values == pytest.approx((30, 31))
+    assert sample(tmp_path, "fed_avg,4700", "large").seeds == (0, 1)
+    assert "Run with several settings" not in text_of(tmp_path)
+
+
+def test_the_learning_rate_of_the_other_pool_is_no_setting_of_fed_avgs_model(tmp_path):
+    for seed in (0, 1):
+        large = {"large": {"client_learning_rate": 0.1 + seed}}
+        accuracies = {"small": 30.0, "large": 20.0 + seed}
+        record(tmp_path, "fed_avg,4700", accuracies, seeds=(seed,), pools=large)
+    assert sample(tmp_path, "fed_avg,4700").seeds == (0, 1)
+    assert len(samples(tmp_path, "fed_avg,4700", "large")) == 2
+
+
+def test_a_methods_own_settings_are_told_apart_by_what_it_reads(tmp_path):
+    for seed in (0, 1):
+        own = {"algorithm": {"alpha": seed}, "seeds": (seed,)}
+        record(tmp_path, PERIODIC, {"small": 30.0}, **own)
+        record(tmp_path, MERGED, {"small": 30.0}, **own)
+    assert [one.seeds for one in samples(tmp_path, PERIODIC)] == [(0, 1)]
+    assert sorted(one.seeds for one in samples(tmp_path, MERGED)) == [(0,), (1,)]
 
 
 def test_unfinished_runs_enter_no_sample(tmp_path):
@@ -292,7 +423,7 @@ def test_the_baseline_of_another_length_is_another(tmp_path):
 
 def test_curves_are_means_over_the_seeds_where_all_have_them(tmp_path):
     record(tmp_path, MERGED, {"small": [30.0, 34.0]}, seeds=(0, 1))
-    one = pooling.curve(pooling.load_records(tmp_path), TABLE, MERGED, "small", "held_out")
+    one = pooling.curve(records.load_records(tmp_path), TABLE, MERGED, "small", "held_out")
     assert one.rounds == (0, 1500)
     assert one.means == pytest.approx((1, 32))
     assert one.deviations == pytest.approx((0, math.sqrt(8)))
@@ -302,46 +433,71 @@ def test_curves_are_means_over_the_seeds_where_all_have_them(tmp_path):
 
 
 def verdicts(folder):
-    records = pooling.load_records(folder)
-    return [
-        verdict([find(comparison, records) for comparison in claim.comparisons])
+    """Claim -> verdict."""
+    read = records.load_records(folder)
+    return {
+        claim.text: verdict([find(comparison, read) for comparison in claim.comparisons])
         for claim in claims()
-    ]
+    }
+
+
+def finding(folder, text):
+    """The one of the comparison with this text."""
+    every = [comparison for claim in claims() for comparison in claim.comparisons]
+    (comparison,) = {one for one in every if one.text == text}
+    return find(comparison, records.load_records(folder))
+
+
+LIFTS, SMALLEST, *_ = (claim.text for claim in claims())
+OUT_OF_DOMAIN = "Out-of-domain data: the small model gains in all six cells"
 
 
 def test_the_papers_own_numbers_meet_its_claims(tmp_path):
     for claim in claims():
         for comparison in claim.comparisons:
             paper = find(comparison, []).paper
-            assert (paper is None) == (FIGURE_4 in {term.experiment for term in comparison.plus})
+            terms = itertools.chain(*comparison.terms)
+            assert (paper is None) == (FIGURE_4 in {term.experiment for term in terms})
             assert paper is None or paper > 0
-    assert verdicts(whole_table(tmp_path)) == [HOLDS] * len(claims())
+    assert set(verdicts(whole_table(tmp_path)).values()) == {HOLDS}
+
+
+def test_the_papers_differences_are_those_of_its_table():
+    expected = {
+        "large, 3,100: MergedCodist above PeriodicCodist": 31.98 - 31.09,
+        "large, 4,700: PeriodicCodist above MergedCodist": 35.08 - 33.15,
+        "small, 6,300: PeriodicCodist above MergedCodist": 35.68 - 33.78,
+        "FedAvg, 6,300, large: above MergedCodist, in-domain": 35.10 - 33.96,
+        "MergedCodist, 4,700, large: in-domain above CIFAR-10": 33.15 - 31.02,
+        "PeriodicCodist, large: gain at 3,100 above gain at 6,300": 31.09 - 24.76 - 37.20 + 35.10,
+    }
+    for text, difference in expected.items():
+        assert finding(Path("none"), text).paper == pytest.approx(difference), text
 
 
 def test_mirrored_numbers_refute_the_claims(tmp_path):
-    assert (
-        verdicts(whole_table(tmp_path, lambda run, model, accuracy: 70 - accuracy)) == [FAILS] * 7
-    )
+    whole_table(tmp_path, lambda run, model, accuracy: 70 - accuracy)
+    assert set(verdicts(tmp_path).values()) == {FAILS}
 
 
 def test_without_runs_nothing_is_decided(tmp_path):
     record(tmp_path, "fed_avg,4700", {"small": 30.0, "large": 30.0})
-    assert verdicts(tmp_path) == [OPEN] * len(claims())
+    assert set(verdicts(tmp_path).values()) == {OPEN}
 
 
 def test_one_missing_run_leaves_a_claim_open(tmp_path):
     found = verdicts(whole_table(tmp_path, skip=("merged_codistillation,3100,in_domain",)))
-    assert found[0] == found[1] == OPEN
-    assert found[3] == HOLDS
+    assert found[LIFTS] == found[SMALLEST] == OPEN
+    assert found[OUT_OF_DOMAIN] == HOLDS
 
 
 def test_runs_of_unequal_length_are_not_compared(tmp_path):
     record(tmp_path, "fed_avg,4700", {"small": 30.0, "large": 30.0}, rounds=1500)
     record(tmp_path, MERGED, {"small": 90.0, "large": 90.0}, rounds=300)
-    assert verdicts(tmp_path)[0] == OPEN
+    assert verdicts(tmp_path)[LIFTS] == OPEN
     gains = section(text_of(tmp_path), "### Unlabelled images: in-domain")
     (cells,) = row(gains, "MergedCodist | 4,700 | small")
-    assert cells[3] == "runs of unequal length"
+    assert cells[3] == "no FedAvg run with these settings"
     record(tmp_path, "fed_avg,4700", {"small": 40.0, "large": 30.0}, rounds=300)
     gains = section(text_of(tmp_path), "### Unlabelled images: in-domain")
     (cells,) = row(gains, "MergedCodist | 4,700 | small")
@@ -350,7 +506,139 @@ def test_runs_of_unequal_length_are_not_compared(tmp_path):
 
 def test_a_difference_within_its_interval_decides_nothing(tmp_path):
     whole_table(tmp_path, lambda run, model, accuracy: 30.0)
-    assert verdicts(tmp_path)[0] == UNDECIDED
+    assert verdicts(tmp_path)[LIFTS] == UNDECIDED
+
+
+RATES, LENGTHS, SEEDS = (0.1, 0.2), (300, 1500), (0, 1)
+made_up_runs = st.lists(
+    st.tuples(
+        st.sampled_from(("fed_avg,4700", "fed_avg,6300", MERGED)),
+        *(st.sampled_from(values) for values in (RATES, RATES, LENGTHS, SEEDS)),
+        st.floats(0, 1),  # alpha, which FedAvg does not read
+    ),
+    max_size=8,
+)
+
+
+def made_up_record(number, run, small_rate, large_rate, rounds, seed, alpha):
+    """Its accuracies tell the settings that they depend on: MergedCodist gains 40 points."""
+    fraction = cifar100_table1.FRACTIONS[run.split(",")[1]]
+    method = run.split(",")[0]
+    rates = {"small": small_rate, "large": large_rate}
+    base = 50 if method == "merged_codistillation" else 10
+    accuracies = {
+        model: base + 10 * rate + rounds / 1500 + 20 * fraction * (model == "large")
+        for model, rate in rates.items()
+    }
+    config = {
+        "algorithm": {"name": method, "alpha": alpha if "merged" in method else number},
+        "pools": {m: {"client_learning_rate": rate} for m, rate in rates.items()},
+        "rounds": rounds,
+    }
+    config["pools"]["large"]["fraction"] = fraction
+    return record_of(config)._replace(
+        path=Path(str(number)),
+        experiment=TABLE,
+        run=run,
+        seeds=[seed],
+        rounds=rounds,
+        full_rounds=1500,
+        finished=True,
+        date=f"2026-01-{number + 1:02}",
+        final={model: {"test": {"accuracy": [v / 100]}} for model, v in accuracies.items()},
+        curve={},
+        notes=[],
+    )
+
+
+@hypothesis_settings(deadline=None)
+@given(made_up_runs)
+def test_gains_are_between_runs_of_equal_settings_of_the_run_that_is_shown(runs):
+    read = [made_up_record(number, *run) for number, run in enumerate(runs)]
+    for model in MODELS:
+        found = find(gain("merged_codistillation", 4700, "in_domain", model), read)
+        shown = pooling.sample(read, TABLE, MERGED, model)
+        place = 2 - MODELS.index(model)
+        assert (found.decided == "runs missing") == (shown is None)
+        if shown is None:
+            continue
+        rate, length = (runs[int(str(shown.records[0].path))][i] for i in (3 - place, 3))
+        pools = ("fed_avg,4700",) if model == "large" else ("fed_avg,4700", "fed_avg,6300")
+        alike = [
+            run
+            for run in runs
+            if (run[0], run[3 - place], run[3]) in itertools.product(pools, (rate,), (length,))
+        ]
+        if alike:
+            assert found.ours.value == pytest.approx(40)
+            assert found.rounds == length
+        else:
+            assert found.decided == "no FedAvg run with these settings"
+
+
+def test_without_a_baseline_of_its_settings_a_gain_says_so(tmp_path):
+    slow = {"pools": {model: {"client_learning_rate": 0.01} for model in MODELS}}
+    record(tmp_path, "fed_avg,4700", {"small": 30.0, "large": 30.0})
+    record(tmp_path, MERGED, {"small": 90.0, "large": 90.0}, **slow)
+    text = "MergedCodist, in-domain, 4,700, small: above FedAvg"
+    assert finding(tmp_path, text).decided == "no FedAvg run with these settings"
+    record(tmp_path, "fed_avg,4700", {"small": 80.0, "large": 80.0}, file="old", date="", **slow)
+    assert finding(tmp_path, text).ours.value == pytest.approx(10)
+    # FedAvg's row has the newer one.
+    gains = section(text_of(tmp_path), "### Unlabelled images: in-domain")
+    assert row(gains, "FedAvg")[0][3] == "30.00 / 30.00 (1 seed)"
+    assert f"With other settings than FedAvg's row: `{MERGED}`." in gains
+
+
+def test_in_domain_and_other_images_are_compared_with_equal_settings(tmp_path):
+    text = "MergedCodist, 4,700, large: in-domain above CIFAR-10"
+    far = MERGED.replace("in_domain", "cifar10")
+    record(tmp_path, MERGED, {"small": 30.0, "large": 30.0})
+    record(tmp_path, far, {"small": 30.0, "large": 20.0}, algorithm={"alpha": 0.5})
+    assert finding(tmp_path, text).decided == "no runs with equal settings"
+    record(tmp_path, far, {"small": 30.0, "large": 25.0}, file="other")
+    assert finding(tmp_path, text).ours.value == pytest.approx(5)
+    # The shorter run of both, as the longer one has no counterpart.
+    record(tmp_path, MERGED, {"small": 30.0, "large": 20.0}, rounds=300)
+    record(tmp_path, far, {"small": 30.0, "large": 19.0}, rounds=300)
+    (tmp_path / TABLE / "other.json").unlink()
+    found = finding(tmp_path, text)
+    assert (found.rounds, found.ours.value) == (300, pytest.approx(1))
+
+
+def test_methods_are_compared_with_their_own_settings_on_equal_data(tmp_path):
+    text = "large, 4,700: PeriodicCodist above MergedCodist"
+    record(tmp_path, PERIODIC, {"small": 30.0, "large": 30.0}, algorithm={"steps": 200})
+    record(tmp_path, MERGED, {"small": 30.0, "large": 28.0}, data={"num_unlabelled": 600})
+    assert finding(tmp_path, text).decided == "no runs with equal settings"
+    own = {"algorithm": {"steps": 32, "alpha": 0.5}, "pools": {"large": {"teaching": {"decay": 1}}}}
+    record(tmp_path, MERGED, {"small": 30.0, "large": 29.0}, file="own", **own)
+    assert finding(tmp_path, text).ours.value == pytest.approx(1)
+
+
+def test_gains_at_two_sizes_are_compared_with_equal_settings(tmp_path):
+    text = "MergedCodist, large: gain at 3,100 above gain at 4,700"
+    slow = {"pools": {"small": {"client_learning_rate": 0.01}}}
+    for size, value, changes in (("3100", 39.0, {}), ("4700", 35.0, slow)):
+        run = MERGED.replace("4700", size)
+        record(tmp_path, run, {"small": 30.0, "large": value}, **changes)
+        record(tmp_path, f"fed_avg,{size}", {"small": 30.0, "large": 30.0}, **changes)
+    assert finding(tmp_path, text).decided == "no runs with equal settings"
+    record(tmp_path, MERGED, {"small": 30.0, "large": 34.0}, file="equal")
+    record(tmp_path, "fed_avg,4700", {"small": 30.0, "large": 31.0}, file="equal_baseline", date="")
+    found = finding(tmp_path, text)
+    assert found.ours is not None and found.decided == "yes"
+    (tmp_path / TABLE / "fed_avg-3100(0,)1500.json").unlink()
+    assert finding(tmp_path, text).decided == "no FedAvg run with these settings"
+
+
+def test_gains_at_two_sizes_are_compared_at_the_longest_common_length(tmp_path):
+    for size, rounds, value in (("3100", 1500, 40.0), ("3100", 300, 36.0), ("4700", 300, 34.0)):
+        run = MERGED.replace("4700", size)
+        record(tmp_path, run, {"small": 30.0, "large": value}, rounds=rounds)
+        record(tmp_path, f"fed_avg,{size}", {"small": 30.0, "large": 30.0}, rounds=rounds)
+    found = finding(tmp_path, "MergedCodist, large: gain at 3,100 above gain at 4,700")
+    assert (found.rounds, found.ours.value) == (300, pytest.approx(2))
 
 
 # The document
@@ -436,16 +724,85 @@ def test_figure_4_takes_all_images_from_table_1(tmp_path):
     assert "13500" not in text and "docs/results/unlabelled_images.png" in text
 
 
+def test_figure_4_names_the_runs_of_other_settings_than_its_fed_avg(tmp_path):
+    few = "periodic_codistillation,600"
+    record(tmp_path, few, {"small": 33.0}, experiment=FIGURE_4)
+    heading = "## Figure 4: number of unlabelled images"
+    record(tmp_path, "fed_avg,4700", {"small": 30.0})
+    assert "other settings" not in section(text_of(tmp_path), heading)
+    record(tmp_path, "fed_avg,4700", {"small": 30.0}, date="2026-02", training={"epochs": 2})
+    text = section(text_of(tmp_path), heading)
+    assert f"With other settings than FedAvg's row: `{few}`." in text
+
+
 def test_an_ablation_lists_the_default_and_the_runs(tmp_path):
     record(tmp_path, MERGED, {"small": 33.0, "large": 30.0})
     record(tmp_path, "0.9", {"small": 34.0, "large": 31.0}, experiment="cifar100_alpha")
     text = section(text_of(tmp_path), "## Ablation: α of MergedCodist")
-    assert row(text, f"`{MERGED}` (Table 1)")[0][1] == "33.00"
+    assert row(text, f"`{MERGED}` (Table 1, equal)")[0][1] == "33.00"
     assert row(text, "`0.9`") == [
         ["`0.9`", "34.00", "34.00", "31.00", "31.00", "1", "1,500"],
     ]
     assert row(text, "`0.1`")[0][1] == "not run"
     assert '--only "0.1"' in text and '--only "0.9"' not in text
+
+
+def test_an_ablation_of_other_settings_is_shown_beside_its_equal_in_table_1(tmp_path):
+    heading = "## Ablation: α of MergedCodist"
+    experiment = {"experiment": "cifar100_alpha", "rounds": 300, "algorithm": {"alpha": 0.9}}
+    record(tmp_path, MERGED, {"small": 33.0, "large": 30.0})
+    record(tmp_path, "0.9", {"small": 32.0, "large": 29.0}, **experiment)
+    text = section(text_of(tmp_path), heading)
+    assert row(text, f"`{MERGED}` (Table 1)")[0][6] == "1,500"
+    assert f"Table 1 has no run of `{MERGED}` with the other settings and rounds" in text
+    steps = {"alpha": 0.5, "steps": 7}
+    record(tmp_path, MERGED, {"small": 31.5, "large": 28.0}, rounds=300, algorithm=steps, file="no")
+    record(tmp_path, MERGED, {"small": 31.0, "large": 28.0}, rounds=300, algorithm={"alpha": 0.5})
+    text = section(text_of(tmp_path), heading)
+    assert row(text, f"`{MERGED}` (Table 1)")[0][1] == "33.00"
+    (equal,) = row(text, f"`{MERGED}` (Table 1, equal)")
+    assert (equal[1], equal[6]) == ("31.00 †", "† 300 of 1,500")
+    assert "Table 1 has no run" not in text
+
+
+def test_other_experiments_name_the_command_for_the_full_length(tmp_path):
+    """Which gives the settings and seeds that the short run had, not the config file's."""
+    run = "client_learning_rate,0.003"
+    config = cifar100_large_model.get_config(run)
+    config.update(rounds=500, seed=4, seeds=2)
+    config.pools.large.server_learning_rate = 0.0625
+    config.data.augmentation = "per_batch"
+    config = {name: value for name, value in config.to_dict().items() if name != "execution"}
+    changes = {name: config[name] for name in ("algorithm", "data", "pools", "training")}
+    record(
+        tmp_path,
+        run,
+        {"large": 20.0},
+        experiment="cifar100_large_model",
+        rounds=500,
+        seeds=(4, 5),
+        **changes,
+    )
+    text = section(text_of(tmp_path), "## cifar100_large_model")
+    command = text[text.index("† 500 of 1,500 rounds. At full length:") :].split("```")[1]
+    arguments = shlex.split(command.replace("\\\n", ""))
+    assert arguments[arguments.index("--only") + 1] == run
+    assert arguments[arguments.index("--workdir") + 1] == "runs/cifar100_large_model_full"
+    overrides = [each.removeprefix("--config.").split("=") for each in arguments if "=" in each]
+    again = cifar100_large_model.get_config(run)
+    types = {name: type(value) for name, value in flat(again.to_dict()).items()}
+    again.update_from_flattened_dict({name: types[name](value) for name, value in overrides})
+    assert (again.rounds, again.seed, again.seeds) == (1500, 4, 2)
+    (short,) = records.load_records(tmp_path)
+    expected = settings(short) | {"rounds": 1500, "nested_pools": True}
+    assert settings(record_of(again.to_dict())).items() >= expected.items()
+
+
+def test_runs_of_full_length_and_of_no_config_file_need_no_command(tmp_path):
+    record(tmp_path, "examples,9400", {"large": 20.0}, experiment="cifar100_large_model")
+    record(tmp_path, "x", {"large": 20.0}, experiment="cifar100_investigation", rounds=300)
+    text = text_of(tmp_path)
+    assert "At full length" not in text and "20.00 †" in text
 
 
 def test_other_experiments_get_a_plain_table_with_what_differs(tmp_path):
@@ -477,6 +834,10 @@ def study(**changes):
         "rounds": 300,
         "trials": [{}, {}, {}],
         "states": {"pruned": 1, "complete": 2, "failed": 0},
+        "space": {
+            "b": {"low": 1e-4, "high": 0.1, "scale": "log"},
+            "a": {"low": 1.0, "high": 10.0, "scale": "linear"},
+        },
         "best_value": 0.31415926,
         "best_parameters": {"b": 0.012345, "a": 3},
         "command": "python -m experiments.tune",
@@ -493,10 +854,25 @@ def test_tuning_is_a_table_of_studies(tmp_path):
     none = study(study="none", best_value=None, best_parameters=None)
     (tmp_path / "tuning" / "b.json").write_text(json.dumps(none))
     text = section(text_of(tmp_path), "## Tuning")
-    cells = ["MergedCodist", "3: 2 complete, 1 pruned", "300", "0.3142", "a=3, b=0.0123", "3"]
-    assert row(text, "`cifar_merged`") == [["`cifar_merged`", *cells]]
-    assert row(text, "`none`")[0][4:6] == ["", ""]
+    cells = ["MergedCodist", "3: 2 complete, 1 pruned", "300", "0.3142", "3"]
+    assert row(text, "`cifar_merged`") == [
+        ["`cifar_merged`", *cells],
+        ["`cifar_merged`", "`a`", "1", "10", "linear", "3"],
+        ["`cifar_merged`", "`b`", "0.0001", "0.1", "log", "0.0123"],
+    ]
+    none = row(text, "`none`")
+    assert [cells[4] for cells in none] == ["", "linear", "log"]
+    assert [cells[5] for cells in none[1:]] == ["", ""]
     assert "`python -m experiments.tune`" in text
+    assert "still running" not in text
+
+
+def test_a_study_with_running_trials_says_so(tmp_path):
+    (tmp_path / "tuning").mkdir()
+    states = {"complete": 1, "running": 2}
+    (tmp_path / "tuning" / "a.json").write_text(json.dumps(study(states=states)))
+    text = section(text_of(tmp_path), "## Tuning")
+    assert "`cifar_merged`: 2 trials were still running when it was recorded." in text
 
 
 def test_no_records_at_all(tmp_path):
@@ -516,6 +892,37 @@ def test_plots_are_small_and_readable(tmp_path):
         assert 5_000 < path.stat().st_size < 60_000
         assert f"](docs/results/{path.name})" in output.read_text()
     assert output.read_text().count("](docs/results/") == 3
+
+
+def faces_and_bars(figure):
+    """Of our points in the gains plot: face colour, and whether the bar is dashed."""
+    found = []
+    for axis in figure.axes:
+        for points, _, (bars,) in axis.containers:
+            is_dashed = bars.get_linestyle()[0][1] is not None
+            found.append((points.get_markerfacecolor(), is_dashed))
+    return found
+
+
+def test_the_gains_plot_marks_short_runs_and_binomial_intervals(tmp_path):
+    caption = lambda: section(text_of(tmp_path), "## Table 1: CIFAR-100").split("gains.png)")[1]
+    drawn = lambda: faces_and_bars(
+        results.render(results.load_results(tmp_path)).plots["gains.png"]()
+    )
+    for rounds, seeds, is_pale, is_dashed in (
+        (300, (0,), True, True),
+        (300, (0, 1), True, False),
+        (1500, (0,), False, True),
+        (1500, (0, 1), False, False),
+    ):
+        for run in ("fed_avg,4700", MERGED):
+            record(tmp_path, run, {"small": 30.0}, rounds=rounds, seeds=seeds, file=f"{run}x")
+        ((face, bar_is_dashed),) = drawn()
+        colour = figures.COLOURS[METHODS.index("merged_codistillation")]
+        assert (face != colour) == is_pale
+        assert bar_is_dashed == is_dashed
+        assert ("Pale: ours of fewer rounds (†)." in caption()) == is_pale
+        assert ("Dashed: binomial intervals" in caption()) == is_dashed
 
 
 def test_the_text_depends_on_the_records_alone(tmp_path):
@@ -586,6 +993,7 @@ MALFORMED = {
     "no splits": lambda c: c["final"].update(small=3),
     "rounds as text": lambda c: c.update(rounds="1500"),
     "rounds as bool": lambda c: c.update(rounds=True),
+    "no algorithm": lambda c: c["config"].update(algorithm="fed_avg"),
     "a shorter curve": lambda c: c["curve"]["small"]["held_out"]["round"].pop(),
     "another experiment": lambda c: c.update(experiment="cifar100_alpha"),
 }
@@ -610,11 +1018,40 @@ def test_files_that_are_no_json_objects(tmp_path, capsys):
         path.unlink()
 
 
-@pytest.mark.parametrize("change", [{"rounds": "x"}, {"states": []}, {"workers": [1]}])
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"rounds": "x"},
+        {"states": []},
+        {"workers": [1]},
+        {"space": []},
+        {"space": {"a": {"low": 1}}},
+    ],
+)
 def test_a_malformed_study(tmp_path, capsys, change):
     path = tmp_path / "results" / "tuning" / "x.json"
     path.parent.mkdir(parents=True)
     path.write_text(json.dumps(study(**change)))
+    assert str(path) in refused(capsys, tmp_path)
+
+
+@pytest.mark.parametrize("name", [f"{TABLE}/x.json", "tuning/x.json", "notes/x.md"])
+def test_what_cannot_be_read_is_named(tmp_path, capsys, name):
+    (tmp_path / "results" / name).mkdir(parents=True)
+    assert f"cannot read {tmp_path / 'results' / name}" in refused(capsys, tmp_path)
+
+
+def test_an_output_that_cannot_be_read(tmp_path, capsys):
+    (tmp_path / "results").mkdir()
+    (tmp_path / "R.md").mkdir()
+    status, line = checked(capsys, tmp_path / "results", tmp_path / "R.md")
+    assert status == 2 and line.startswith(f"error: cannot read {tmp_path / 'R.md'}")
+
+
+def test_a_note_that_is_no_text(tmp_path, capsys):
+    path = tmp_path / "results" / "notes" / "x.md"
+    path.parent.mkdir(parents=True)
+    path.write_bytes(b"\xff")
     assert str(path) in refused(capsys, tmp_path)
 
 

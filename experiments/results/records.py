@@ -1,0 +1,108 @@
+"""Committed records: read and checked."""
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from experiments.record import RESERVED, read_object
+
+# Experiments with sections of their own.
+TABLE_1 = "cifar100_table1"
+FIGURE_4 = "cifar100_figure4"
+
+
+class Record(NamedTuple):
+    """One file, as `experiments.record` writes it; accuracies are shares, one per seed."""
+
+    path: Path
+    experiment: str
+    run: str
+    command: str | None
+    config: dict[str, Any]
+    commit: str | None
+    seeds: list[int]
+    rounds: int
+    full_rounds: int
+    finished: bool
+    last_round: int
+    device: str | None
+    date: str | None
+    seconds: float | None
+    final: dict[str, dict[str, dict[str, list[Any]]]]
+    curve: dict[str, dict[str, dict[str, list[Any]]]]
+    notes: list[str]
+
+
+def load_records(results: Path) -> list[Record]:
+    """Every record in `results`, ordered by experiment, run, date and path.
+
+    Raises:
+      ValueError: one line that names a malformed file.
+    """
+    paths = sorted(Path(results).glob("*/*.json"))
+    records = [_load(path) for path in paths if path.parent.name not in RESERVED]
+    return sorted(records, key=lambda r: (r.experiment, r.run, r.date or "", str(r.path)))
+
+
+def _load(path: Path) -> Record:
+    content = read_object(path)
+    fields = [name for name in Record._fields if name != "path"]
+    if missing := [name for name in fields if name not in content]:
+        raise ValueError(f"{path} is not a record: {missing[0]!r} is missing.")
+    record = Record(path, **{name: content[name] for name in fields})
+    if fault := _fault(record):
+        raise ValueError(f"{path} is not a record: {fault}.")
+    return record
+
+
+def _fault(record: Record) -> str | None:
+    """What is wrong with a record, or None."""
+    kinds: dict[str, Any] = dict(
+        experiment=str,
+        run=str,
+        command=str | None,
+        config=dict,
+        commit=str | None,
+        seeds=list,
+        rounds=int,
+        full_rounds=int,
+        finished=bool,
+        last_round=int,
+        device=str | None,
+        date=str | None,
+        seconds=int | float | None,
+        final=dict,
+        curve=dict,
+        notes=list,
+    )
+    for name, kind in kinds.items():
+        value = getattr(record, name)
+        if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+            return f"{name} is {value!r}"
+    if not isinstance(record.config.get("algorithm", {}), dict):
+        return f"config.algorithm is {record.config['algorithm']!r}"
+    if record.experiment != record.path.parent.name:
+        return f"experiment is {record.experiment!r} in folder {record.path.parent.name!r}"
+    if not record.seeds or not all(isinstance(seed, int) for seed in record.seeds):
+        return f"seeds is {record.seeds!r}"
+    try:
+        for model, splits in record.final.items():
+            for split, metrics in splits.items():
+                if not _are_accuracies(metrics["accuracy"], record):
+                    return f"final.{model}.{split}.accuracy is {metrics['accuracy']!r}"
+        for model, splits in record.curve.items():
+            for split, points in splits.items():
+                rounds, values = points["round"], points["accuracy"]
+                if len(rounds) != len(values) or not all(isinstance(r, int) for r in rounds):
+                    return f"curve.{model}.{split} has {len(rounds)} rounds, {len(values)} values"
+                for value in values:
+                    if not _are_accuracies(value, record):
+                        return f"curve.{model}.{split}.accuracy has {value!r}"
+    except (KeyError, TypeError, AttributeError) as error:
+        return f"final or curve is not model, split, metric: {error}"
+    return None
+
+
+def _are_accuracies(values: Any, record: Record) -> bool:
+    """One share per seed; NaN is not between 0 and 1."""
+    numbers = [v for v in values if isinstance(v, int | float) and not isinstance(v, bool)]
+    return len(values) == len(numbers) == len(record.seeds) and all(0 <= v <= 1 for v in numbers)

@@ -1,0 +1,50 @@
+"""What the command adds to a run folder: what its data are."""
+
+import json
+
+import pytest
+from ml_collections import ConfigDict
+
+from experiments import main
+from fedcodist.data.federated_data import FederatedData
+from fedcodist.data.prepared import save_prepared
+from fedcodist.run_folder import RunFolder, RunFolderError
+
+
+def prepare(folder, examples, **arguments):
+    """A prepared folder of one client with so many examples."""
+    data = FederatedData.from_arrays(
+        {"label": list(range(examples))}, offsets=[0, examples], client_ids=["a"]
+    )
+    save_prepared(folder, {"train": data}, source="made up", licence="none", arguments=arguments)
+    return str(folder)
+
+
+def test_what_the_manifests_of_both_folders_say(tmp_path):
+    near = prepare(tmp_path / "near", 3, seed=7, unverified=False)
+    far = prepare(tmp_path / "far", 5, unverified=True)
+    settings = ConfigDict({"name": "prepared", "folder": near, "unlabelled_folder": far})
+    assert main.data_manifests(settings) == {
+        near: {"source": "made up", "seed": 7, "unverified": False, "num_examples": {"train": 3}},
+        far: {"source": "made up", "seed": None, "unverified": True, "num_examples": {"train": 5}},
+    }
+    settings.unlabelled_folder = None
+    assert list(main.data_manifests(settings)) == [near]
+    assert main.data_manifests(ConfigDict({"name": "digits"})) == {}
+
+
+def test_the_note_is_added_once_and_stays_when_a_run_is_resumed(tmp_path):
+    folder = tmp_path / "run"
+    environment = lambda: json.loads((folder / "environment.json").read_text())
+    RunFolder(folder).claim({}, {}, change_plan=False)
+    before = environment()
+    main.data_note(folder, {"near": {"seed": 7}})([])
+    main.data_note(folder, {"near": {"seed": 8}})([])
+    assert environment() == {**before, "data": {"near": {"seed": 7}}}
+    RunFolder(folder).claim({}, {}, change_plan=False)
+    assert environment()["data"] == {"near": {"seed": 7}}
+
+
+def test_a_note_that_cannot_be_written_is_the_run_folders_error(tmp_path):
+    with pytest.raises(RunFolderError, match=r"environment\.json"):
+        main.data_note(tmp_path / "none", {"near": {}})([])
