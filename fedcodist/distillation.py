@@ -10,10 +10,11 @@ import optax
 
 from fedcodist import augmentation, keys
 from fedcodist.aggregation import sum_over_devices
+from fedcodist.checks import check_number
 from fedcodist.client_training import OptimizerFactory, Preprocess
 from fedcodist.cohort import Rows
 from fedcodist.model import Model, Variables
-from fedcodist.shuffling import permuted_positions
+from fedcodist.shuffling import permuted_positions, stream_positions
 
 PyTree = Any
 # A frozen model, or an ensemble of them, in evaluation mode: batch -> outputs.
@@ -22,6 +23,9 @@ Teacher = Callable[[Mapping[str, jax.Array]], Any]
 Targets = Callable[[str, Mapping[str, Any]], jax.Array]
 # (student logits, target probabilities) -> divergence per example
 Divergence = Callable[[jax.Array, jax.Array], jax.Array]
+
+
+UNLABELLED = "unlabelled"
 
 
 class Distillation(NamedTuple):
@@ -76,6 +80,18 @@ class StoppedEarly(NamedTuple):
     students: dict[str, Variables]
     accuracy: dict[str, jax.Array]
     steps: jax.Array
+
+
+def check_distillation(distillation: Distillation, num_unlabelled: int) -> None:
+    """Raises one line for a setting that makes no sense."""
+    for name, low in (("steps", 0), ("batch_size", 1)):
+        value = getattr(distillation, name)
+        if value < low:
+            raise ValueError(f"distillation.{name} must be at least {low}, got {value}.")
+    if num_unlabelled < 1:
+        raise ValueError(f"num_unlabelled must be at least 1, got {num_unlabelled}.")
+    check_number("distillation.mixup_beta", distillation.mixup_beta, low=0)
+    kl_divergence(distillation.direction)
 
 
 def distill(
@@ -262,6 +278,20 @@ def _training(
         {name: optimizers[name].init(values.params) for name, values in students.items()},
     )
     return start, step
+
+
+def unlabelled_rows(
+    key: jax.Array, count: jax.Array, distillation: Distillation, num_unlabelled: int
+) -> jax.Array:
+    """The rows of codistillation number `count`, int32 [steps, batch_size].
+
+    The unlabelled data is one endless reshuffled stream over the whole run, so a codistillation goes
+    on where the one before it stopped.
+    """
+    size = distillation.steps * distillation.batch_size
+    start = jnp.asarray(count, jnp.uint32) * size
+    rows = stream_positions(keys.derive(key, "unlabelled"), start, size, num_unlabelled)
+    return rows.reshape(distillation.steps, distillation.batch_size)
 
 
 def frozen(model: Model, variables: Variables) -> Teacher:

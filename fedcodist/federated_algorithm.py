@@ -34,6 +34,7 @@ class FederatedMethod(NamedTuple):
       server_update: (server, aggregate, round, hyper) -> server. Schedules are functions of round.
       variables: server -> the model's Variables.
       replace_model: (server, Variables) -> server with that model and a fresh server optimizer.
+      with_model: (server, Variables) -> server with that model and the server optimizer as it is.
       init_row: () -> what a client keeps before its first participation; None if nothing.
     """
 
@@ -46,6 +47,7 @@ class FederatedMethod(NamedTuple):
     server_update: Callable[[PyTree, Aggregate, jax.Array, PyTree], PyTree]
     variables: Callable[[PyTree], Variables]
     replace_model: Callable[[PyTree, Variables], PyTree]
+    with_model: Callable[[PyTree, Variables], PyTree]
     init_row: Callable[[], PyTree] = lambda: None
 
 

@@ -56,6 +56,7 @@ def remembering_method() -> FederatedMethod:
         ),
         variables=lambda server: server,
         replace_model=lambda server, new: new,
+        with_model=lambda server, new: new,
         init_row=lambda: {"visits": np.float32(0), "seen": np.full(2, 3, np.float32)},
     )
 

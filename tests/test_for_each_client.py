@@ -304,6 +304,7 @@ def counting_method(epochs=2, batch_size=4) -> FederatedMethod:
         ),
         variables=lambda server: Variables(*server[:2]),
         replace_model=lambda server, new: Seen(*new, server.round),
+        with_model=lambda server, new: Seen(*new, server.round),
         init_row=lambda: {
             "count": jnp.zeros((), jnp.int32),
             "owner": jnp.asarray(-1),

@@ -8,25 +8,22 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 
 from fedcodist import keys
-from fedcodist.algorithms.pools import Pool, check_pools
+from fedcodist.algorithms.pools import Pool, check_class_counts, check_pools
 from fedcodist.checks import check_number
 from fedcodist.cohort import Rows
 from fedcodist.distillation import (
     Distillation,
     Distilled,
+    check_distillation,
     codistillation_target,
     distill,
     frozen,
-    kl_divergence,
 )
 from fedcodist.model import Variables
-from fedcodist.shuffling import stream_positions
 
 PyTree = Any
-UNLABELLED = "unlabelled"
 
 
 class TeachingHyper(NamedTuple):
@@ -87,39 +84,12 @@ def check_codistillation(
     for name in pools:
         if not any(teaching[other].weight > 0 for other in pools if other != name):
             raise ValueError(f"teaching gives no teacher of {name!r} a weight above 0.")
-    classes = {name: pool.method.model.num_classes for name, pool in pools.items()}
-    if len(set(classes.values())) > 1:
-        raise ValueError(
-            f"pools must have models of equal class counts to teach each other, got {classes}."
-        )
-    if distillation.steps < 0:
-        raise ValueError(f"distillation.steps must be at least 0, got {distillation.steps}.")
-    if distillation.batch_size < 1:
-        raise ValueError(
-            f"distillation.batch_size must be at least 1, got {distillation.batch_size}."
-        )
+    check_class_counts(pools)
+    check_distillation(distillation, num_unlabelled)
     if num_rounds < 1:
         raise ValueError(f"num_rounds must be at least 1, got {num_rounds}.")
-    if num_unlabelled < 1:
-        raise ValueError(f"num_unlabelled must be at least 1, got {num_unlabelled}.")
-    check_number("distillation.mixup_beta", distillation.mixup_beta, low=0)
-    kl_divergence(distillation.direction)
     methods = {name: pool.method.hyper for name, pool in pools.items()}
     return pools, CodistillationHyper(methods, teaching)
-
-
-def unlabelled_rows(
-    key: jax.Array, count: jax.Array, distillation: Distillation, num_unlabelled: int
-) -> jax.Array:
-    """The rows of codistillation number `count`, int32 [steps, batch_size].
-
-    The unlabelled data is one endless reshuffled stream over the whole run, so a codistillation goes
-    on where the one before it stopped.
-    """
-    size = distillation.steps * distillation.batch_size
-    start = jnp.asarray(count, jnp.uint32) * size
-    rows = stream_positions(keys.derive(key, "unlabelled"), start, size, num_unlabelled)
-    return rows.reshape(distillation.steps, distillation.batch_size)
 
 
 def codistil(

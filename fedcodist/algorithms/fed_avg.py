@@ -102,6 +102,7 @@ def fed_avg(
         replace_model=lambda server, new: FedAvgServer(
             *new, server_optimizer(0.0).init(new.params)
         ),
+        with_model=lambda server, new: FedAvgServer(*new, server.optimizer_state),
     )
 
 

@@ -7,16 +7,14 @@ import jax
 import jax.numpy as jnp
 
 from fedcodist.algorithms.codistillation import (
-    UNLABELLED,
     CodistillationHyper,
     TeachingHyper,
     check_codistillation,
     codistil,
-    unlabelled_rows,
 )
 from fedcodist.algorithms.pools import Pool, assemble, train_pools, update_servers
 from fedcodist.checks import check_number
-from fedcodist.distillation import Distillation
+from fedcodist.distillation import UNLABELLED, Distillation, unlabelled_rows
 from fedcodist.federated_algorithm import FederatedAlgorithm
 from fedcodist.for_each_client import Execution
 from fedcodist.gradient_merging import merge_gradients
@@ -88,7 +86,7 @@ def merged_codistillation(
 
     def round_(state, rows, inputs, round, key, hyper, axis_name=None):
         methods, teaching = hyper.codistillation
-        aggregates, rows, metrics = train_pools(
+        aggregates, rows, metrics, _ = train_pools(
             pools, state, rows, inputs, round, key, methods, execution, axis_name
         )
         before = {name: pool.method.variables(state[name]) for name, pool in pools.items()}

@@ -8,14 +8,12 @@ import jax
 import jax.numpy as jnp
 
 from fedcodist.algorithms.codistillation import (
-    UNLABELLED,
     TeachingHyper,
     check_codistillation,
     codistil,
-    unlabelled_rows,
 )
 from fedcodist.algorithms.pools import Pool, assemble, train_pools, update_servers
-from fedcodist.distillation import Distillation
+from fedcodist.distillation import UNLABELLED, Distillation, unlabelled_rows
 from fedcodist.federated_algorithm import FederatedAlgorithm
 from fedcodist.for_each_client import Execution
 
@@ -72,7 +70,7 @@ def periodic_codistillation(
         return {UNLABELLED: rows}
 
     def round_(state, rows, inputs, round, key, hyper, axis_name=None):
-        aggregates, rows, metrics = train_pools(
+        aggregates, rows, metrics, _ = train_pools(
             pools, state, rows, inputs, round, key, hyper.methods, execution, axis_name
         )
         state = update_servers(pools, state, aggregates, round, hyper.methods)

@@ -21,6 +21,7 @@ from fedcodist.federated_algorithm import (
     single_model,
 )
 from fedcodist.for_each_client import Execution, for_each_client
+from fedcodist.model import Variables
 from fedcodist.shuffling import sample_without_replacement
 
 PyTree = Any
@@ -57,10 +58,9 @@ def independent_pools(
     pools = check_pools(pools)
 
     def round_(state, rows, inputs, round, key, hyper, axis_name=None):
-        aggregates, rows, metrics = train_pools(
-            pools, state, rows, inputs, round, key, hyper, execution, axis_name
-        )
-        return update_servers(pools, state, aggregates, round, hyper), rows, metrics
+        trained = train_pools(pools, state, rows, inputs, round, key, hyper, execution, axis_name)
+        state = update_servers(pools, state, trained.aggregates, round, hyper)
+        return state, trained.rows, trained.metrics
 
     return assemble(
         name, pools, columns, {n: pool.method.hyper for n, pool in pools.items()}, round_
@@ -104,6 +104,22 @@ def assemble(
     )
 
 
+class TrainedPools(NamedTuple):
+    """What a round of local training leaves, by pool.
+
+    Attributes:
+      aggregates: what the servers learn.
+      rows: what the cohorts' clients keep.
+      metrics: `<pool>/<name>` -> scalar.
+      members: the clients' trained models, leaves [cohort, ...], where asked for.
+    """
+
+    aggregates: dict[str, Aggregate]
+    rows: dict[str, PyTree]
+    metrics: dict[str, jax.Array]
+    members: dict[str, Variables]
+
+
 def train_pools(
     pools: Mapping[str, Pool],
     state: Mapping[str, PyTree],
@@ -114,9 +130,19 @@ def train_pools(
     hyper: Mapping[str, PyTree],
     execution: Execution,
     axis_name: str | None,
-) -> tuple[dict[str, Aggregate], dict[str, PyTree], dict[str, jax.Array]]:
-    """Runs one cohort per pool; returns aggregates, the cohorts' updated rows and metrics."""
-    aggregates, new_rows, metrics = {}, {}, {}
+    stream: str | None = None,
+    members: bool = False,
+) -> TrainedPools:
+    """Runs one cohort per pool.
+
+    Args:
+      pools, execution: who trains and how.
+      state, rows, inputs, round, key, hyper, axis_name: as an algorithm's round gets them.
+      stream: name under which all pools' clients draw their random numbers; each pool's own where
+        not given. Pools that divide one cohort among them share a name.
+      members: whether to return every client's model.
+    """
+    aggregates, new_rows, metrics, models = {}, {}, {}, {}
     for name, pool in pools.items():
         method, cohort = pool.method, inputs.cohorts[name]
         message = method.broadcast(state[name])
@@ -126,16 +152,20 @@ def train_pools(
             message,
             rows[name],
             cohort,
-            client_key(key, round, name),
+            client_key(key, round, stream or name),
             execution._replace(axis_name=axis_name),
+            individual_results=members,
         )
+        if result.results is not None:
+            trained = jax.tree.map(jnp.subtract, message.params, result.results.update)
+            models[name] = Variables(trained, result.results.mutable)
         aggregates[name] = method.reduce.finalize(result.total, message)
         new_rows[name] = result.rows
         norm = optax.tree.norm(aggregates[name].pseudo_gradient)
         metrics[f"{name}/pseudo_gradient_norm"] = norm
         metrics[f"{name}/finite"] = jnp.isfinite(norm)
         metrics |= {f"{name}/client_{k}": jnp.mean(v) for k, v in result.metrics.items()}
-    return aggregates, new_rows, metrics
+    return TrainedPools(aggregates, new_rows, metrics, models)
 
 
 def update_servers(
@@ -172,6 +202,15 @@ def check_pools(pools: Mapping[str, Pool]) -> dict[str, Pool]:
             )
         checked[name] = pool._replace(clients=clients.astype(np.int32))
     return checked
+
+
+def check_class_counts(pools: Mapping[str, Pool]) -> None:
+    """Raises one line unless the pools' models, which teach each other, have as many classes."""
+    classes = {name: pool.method.model.num_classes for name, pool in pools.items()}
+    if len(set(classes.values())) > 1:
+        raise ValueError(
+            f"pools must have models of equal class counts to teach each other, got {classes}."
+        )
 
 
 def _client_update(method, hyper, message, row, data, key):

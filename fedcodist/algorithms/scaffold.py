@@ -78,7 +78,8 @@ def scaffold(
         return ScaffoldServer(server, zeros(server.params))
 
     def broadcast(server):
-        return ScaffoldMessage(*averaging.broadcast(server.averaging), server.variate)
+        received = averaging.variables(server.averaging)
+        return ScaffoldMessage(received.params, received.mutable, server.variate)
 
     def client_update(message, row, data, key, hyper):
         def corrected(gradient, params):
@@ -124,6 +125,9 @@ def scaffold(
         variables=lambda server: averaging.variables(server.averaging),
         replace_model=lambda server, new: ScaffoldServer(
             averaging.replace_model(server.averaging, new), server.variate
+        ),
+        with_model=lambda server, new: ScaffoldServer(
+            averaging.with_model(server.averaging, new), server.variate
         ),
         init_row=lambda: zeros(jax.eval_shape(model.init, jax.random.key(0)).params),
     )

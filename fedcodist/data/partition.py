@@ -103,6 +103,39 @@ def pachinko(
     ]
 
 
+def equal_dirichlet(
+    labels: Any, num_clients: int, concentration: float, seed: int, together: int = 10
+) -> list[np.ndarray]:
+    """A Dirichlet split over labels, cut anew into equal parts: FedDF's partition.
+
+    Clients are taken `together` at a time, each batch of them with a random share of the rows. Within
+    it every label's rows are split in Dirichlet proportions over those clients that are still smaller
+    than the mean, all again until none is smaller than half of it; the clients' rows in a row are
+    then cut into parts whose sizes differ by at most one, so that borders mix neighbours.
+
+    `labels`: int `[rows]`.
+
+    Raises ValueError for concentration <= 0, too few rows, or where a thousand draws leave a client
+    too small.
+    """
+    labels = _checked_labels("labels", labels)
+    _check_num_clients(num_clients, len(labels))
+    _check_positive("concentration", concentration)
+    if not _is_integer(together) or together < 1:
+        raise ValueError(f"together must be an integer of at least 1, got {together!r}")
+    rng = _generator(seed)
+    cuts = np.arange(together, num_clients, together)
+    batches = np.split(np.arange(num_clients), cuts)
+    ends = np.rint(np.cumsum([len(b) for b in batches])[:-1] * len(labels) / num_clients)
+    shares = np.split(rng.permutation(len(labels)), ends.astype(np.int64))
+    in_a_row = [
+        rows
+        for batch, share in zip(batches, shares, strict=True)
+        for rows in _half_even_dirichlet(labels, share, len(batch), concentration, rng)
+    ]
+    return np.array_split(np.concatenate(in_a_row), num_clients)
+
+
 def shards(labels: Any, num_clients: int, shards_per_client: int, seed: int) -> list[np.ndarray]:
     """Sorts rows by label, cuts them into equal shards, deals `shards_per_client` to each client.
 
@@ -272,6 +305,31 @@ def _pool_size(name: str, fraction: float, num_clients: int) -> int:
         raise ValueError(f"{name} must be in (0, 1], got {fraction!r}")
     # 0.29 * 100 is 28.999999999999996: the margin keeps what the user wrote.
     return math.floor(fraction * num_clients + 1e-9)
+
+
+def _half_even_dirichlet(
+    labels: np.ndarray, rows: np.ndarray, count: int, concentration: float, rng: np.random.Generator
+) -> list[np.ndarray]:
+    """Splits rows over `count` clients, none smaller than half of the mean."""
+    mean = len(rows) / count
+    for _ in range(1000):
+        parts: list[list[np.ndarray]] = [[] for _ in range(count)]
+        sizes = np.zeros(count)
+        for label in np.unique(labels[rows]):
+            own = rng.permutation(rows[labels[rows] == label])
+            weights = _dirichlet_draw(rng, concentration, count) * (sizes < mean)
+            total = weights.sum()
+            weights = weights / total if total > 0 else (sizes < mean) / (sizes < mean).sum()
+            cuts = np.rint(np.cumsum(weights)[:-1] * len(own)).astype(np.int64)
+            for client, part in enumerate(np.split(own, cuts)):
+                parts[client].append(part)
+                sizes[client] += len(part)
+        if sizes.min() >= 0.5 * mean:
+            return [np.concatenate(part) for part in parts]
+    raise ValueError(
+        f"concentration={concentration:g} leaves a client with less than half of its "
+        f"{mean:g} examples in each of 1000 draws; a larger one, or more labels, would not"
+    )
 
 
 def _dirichlet_draw(rng: np.random.Generator, concentration: float, size: int) -> np.ndarray:

@@ -12,14 +12,14 @@ import numpy as np
 import optax
 import pytest
 
-from fedcodist.algorithms.codistillation import UNLABELLED, TeachingHyper
+from fedcodist.algorithms.codistillation import TeachingHyper
 from fedcodist.algorithms.fed_avg import FedAvgHyper, fed_avg
 from fedcodist.algorithms.merged_codistillation import merged_codistillation
 from fedcodist.algorithms.periodic_codistillation import periodic_codistillation
 from fedcodist.algorithms.pools import Pool, independent_pools
 from fedcodist.client_training import LocalTraining
 from fedcodist.data.federated_data import FederatedData
-from fedcodist.distillation import Distillation
+from fedcodist.distillation import UNLABELLED, Distillation
 from fedcodist.model import from_flax_linen
 from fedcodist.models.digits import MLP, BatchNormMLP
 from fedcodist.sources import resident_data

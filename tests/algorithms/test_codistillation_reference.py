@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from fedcodist import augmentation, keys
-from fedcodist.algorithms.codistillation import UNLABELLED, TeachingHyper
+from fedcodist.algorithms.codistillation import TeachingHyper
 from fedcodist.algorithms.fed_avg import FedAvgHyper, fed_avg, linear_decay
 from fedcodist.algorithms.merged_codistillation import merged_codistillation
 from fedcodist.algorithms.periodic_codistillation import periodic_codistillation
@@ -19,7 +19,7 @@ from fedcodist.algorithms.pools import Pool
 from fedcodist.client_training import LocalTraining, _example_order
 from fedcodist.cohort import ClientData, Rows
 from fedcodist.data.federated_data import FederatedData
-from fedcodist.distillation import Distillation, _batch
+from fedcodist.distillation import UNLABELLED, Distillation, _batch
 from fedcodist.federated_algorithm import client_key
 from fedcodist.model import Variables, from_flax_linen
 from fedcodist.models.digits import MLP

@@ -1,0 +1,193 @@
+"""FedDF (Lin et al., 2020): the round's client models, as one ensemble, teach the averaged models."""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedcodist import keys
+from fedcodist.algorithms.pools import (
+    Pool,
+    assemble,
+    check_class_counts,
+    check_pools,
+    train_pools,
+    update_servers,
+)
+from fedcodist.checks import check_number
+from fedcodist.distillation import (
+    UNLABELLED,
+    Distillation,
+    EarlyStopping,
+    Teacher,
+    check_distillation,
+    distill,
+    distill_until,
+    kl_divergence,
+    softened,
+    softened_target,
+    unlabelled_rows,
+)
+from fedcodist.ensembles import Ensemble, mean_logits, without_worst
+from fedcodist.federated_algorithm import FederatedAlgorithm
+from fedcodist.for_each_client import Execution
+from fedcodist.model import Model
+from fedcodist.validation import (
+    VALIDATION,
+    Validated,
+    check_validation,
+    validation_accuracy,
+    validation_rows,
+)
+
+PyTree = Any
+
+
+class FedDFHyper(NamedTuple):
+    """Floats of FedDF; traced.
+
+    Attributes:
+      methods: pool -> the hyper-parameters of its method.
+      learning_rate: of the distillation's optimizer.
+      temperature: of teacher and student.
+    """
+
+    methods: Mapping[str, PyTree]
+    learning_rate: Any = 1e-3
+    temperature: Any = 1.0
+
+
+def fed_df(
+    pools: Mapping[str, Pool],
+    columns: Mapping[str, Any],
+    num_unlabelled: int,
+    distillation: Distillation = Distillation(steps=10_000, mixup_beta=0),
+    learning_rate: float = 1e-3,
+    temperature: float = 1.0,
+    scaled: bool = False,
+    validated: Validated | None = None,
+    execution: Execution = Execution(),
+) -> FederatedAlgorithm:
+    """Every round all clients' models, of whatever architecture, teach each pool's averaged model.
+
+    The target is softmax(mean of logits / T) over the clients of all pools; students start from
+    their pool's aggregate and minimise the KL divergence from it, T dividing their logits too.
+
+    Args:
+      pools: name -> Pool, one architecture each.
+      columns: the federated data's columns, for counting bytes.
+      num_unlabelled: rows of the unlabelled data.
+      distillation: steps, batch size, optimizer, augmentation.
+      learning_rate: of the distillation's optimizer.
+      temperature: T > 0.
+      scaled: whether the divergence is multiplied by T squared; FedDF's code does not.
+      validated: early stopping and drop-worst; neither without it.
+      execution: how clients are executed.
+
+    Raises:
+      ValueError: a pool, number or class count that makes no sense; names it.
+    """
+    pools = check_pools(pools)
+    models = {name: pool.method.model for name, pool in pools.items()}
+    check_class_counts(pools)
+    check_distillation(distillation, num_unlabelled)
+    check_number("learning_rate", learning_rate, low=0)
+    check_number("temperature", temperature, above=0)
+    if validated is not None:
+        check_validation(validated, distillation)
+    methods = {name: pool.method.hyper for name, pool in pools.items()}
+    hyper = FedDFHyper(methods, learning_rate, temperature)
+
+    def select_rows(round, key):
+        rows = {UNLABELLED: unlabelled_rows(key, round, distillation, num_unlabelled)}
+        if validated is not None:
+            rows[VALIDATION] = validation_rows(validated)
+        return rows
+
+    def round_(state, rows, inputs, round, key, hyper, axis_name=None):
+        trained = train_pools(
+            pools,
+            state,
+            rows,
+            inputs,
+            round,
+            key,
+            hyper.methods,
+            execution,
+            axis_name,
+            members=True,
+        )
+        state = update_servers(pools, state, trained.aggregates, round, hyper.methods)
+        counts = {name: inputs.cohorts[name].sizes.size for name in pools}
+        weights = {name: jnp.ones(count) for name, count in counts.items()}
+        if validated is not None and validated.drop_worst:
+            accuracy = [
+                jax.lax.map(
+                    lambda member, name=name: validation_accuracy(
+                        models[name], member, inputs.rows[VALIDATION], validated, axis_name
+                    ),
+                    trained.members[name],
+                )
+                for name in pools
+            ]
+            classes = next(iter(models.values())).num_classes
+            kept = without_worst(jnp.concatenate(accuracy), classes)
+            parts = jnp.split(kept, np.cumsum(list(counts.values()))[:-1].tolist())
+            weights = dict(zip(pools, parts, strict=True))
+        teachers = {
+            name: _summed(models[name], Ensemble(trained.members[name], weights[name]))
+            for name in pools
+        }
+        num_teachers = sum(jnp.sum(each) for each in weights.values())
+
+        def targets(student, outputs):
+            logits = sum(outputs.values()) / num_teachers
+            return softened_target(logits, hyper.temperature)
+
+        students = {name: pool.method.variables(state[name]) for name, pool in pools.items()}
+        arguments = dict(
+            models=models,
+            students=students,
+            teachers=teachers,
+            targets=targets,
+            unlabelled=inputs.rows[UNLABELLED],
+            key=keys.derive(key, "distillation", round),
+            learning_rates=dict.fromkeys(pools, hyper.learning_rate),
+            settings=distillation,
+            axis_name=axis_name,
+            divergence=softened(kl_divergence(distillation.direction), hyper.temperature, scaled),
+        )
+        metrics = trained.metrics
+        if validated is None:
+            students = distill(**arguments).students
+        else:
+            accuracies = lambda students: {
+                name: validation_accuracy(
+                    models[name], values, inputs.rows[VALIDATION], validated, axis_name
+                )
+                for name, values in students.items()
+            }
+            stopping = EarlyStopping(
+                accuracies, validated.every, validated.patience, validated.or_start
+            )
+            stopped = distill_until(stopping, **arguments)
+            students = stopped.students
+            metrics = metrics | {
+                f"{name}/distillation_steps": stopped.steps.astype(jnp.float32) for name in pools
+            }
+        state = {
+            name: pool.method.with_model(state[name], students[name])
+            for name, pool in pools.items()
+        }
+        return state, trained.rows, metrics
+
+    return assemble("fed_df", pools, columns, hyper, round_, select_rows)
+
+
+def _summed(model: Model, ensemble: Ensemble) -> Teacher:
+    """The sum of the members' logits: pools differ in how many teachers they have."""
+    mean, total = mean_logits(model, ensemble), jnp.sum(ensemble.weights)
+    # Where all of a pool's clients are dropped there is no mean.
+    return lambda batch: jnp.where(total > 0, total * mean(batch), 0)

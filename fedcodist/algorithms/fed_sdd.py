@@ -1,0 +1,290 @@
+"""FedSDD (Kwan and Song, 2023): several aggregated models over several rounds teach one of them."""
+
+import functools
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedcodist import keys
+from fedcodist.aggregation import sum_over_devices
+from fedcodist.algorithms.pools import Pool, assemble, check_pools, train_pools, update_servers
+from fedcodist.checks import check_integer, check_number
+from fedcodist.cohort import Rows, Selection
+from fedcodist.distillation import (
+    UNLABELLED,
+    Distillation,
+    check_distillation,
+    distill,
+    kl_divergence,
+    softened,
+    softened_target,
+    unlabelled_rows,
+)
+from fedcodist.ensembles import Ensemble, ensemble_predictor, mean_logits
+from fedcodist.federated_algorithm import FederatedAlgorithm, FederatedMethod, single_model
+from fedcodist.for_each_client import Execution
+from fedcodist.model import Model, Variables
+from fedcodist.shuffling import permuted_positions, sample_without_replacement
+
+PyTree = Any
+MAIN, ENSEMBLE = "main", "ensemble"
+
+
+class FedSDDState(NamedTuple):
+    """Everything that the server keeps.
+
+    Attributes:
+      models: name -> the method's server state, the main model first.
+      buffer: aggregated models of the last rounds, before any distillation; leaves
+        [rounds kept, models, ...].
+      filled: int32, rounds of which the buffer has models.
+    """
+
+    models: dict[str, PyTree]
+    buffer: Variables
+    filled: jax.Array
+
+
+class FedSDDHyper(NamedTuple):
+    """Floats of FedSDD; traced.
+
+    Attributes:
+      method: hyper-parameters of the clients' method, the same for all models.
+      learning_rate: of the distillation's optimizer.
+      temperature: of teacher and student.
+    """
+
+    method: PyTree
+    learning_rate: Any = 0.1
+    temperature: Any = 4.0
+
+
+def fed_sdd(
+    pool: Pool,
+    columns: Mapping[str, Any],
+    num_unlabelled: int,
+    num_models: int = 4,
+    rounds_kept: int = 1,
+    distillation: Distillation = Distillation(steps=5000, batch_size=256, mixup_beta=0),
+    learning_rate: float = 0.1,
+    temperature: float = 4.0,
+    scaled: bool = True,
+    distilled: str = "main",
+    warm_up: int = 0,
+    cached: bool = False,
+    group_sizes: Sequence[int] | None = None,
+    execution: Execution = Execution(),
+    name: str = "fed_sdd",
+) -> FederatedAlgorithm:
+    """K models of one architecture, each trained by its own part of every round's clients.
+
+    A round (algorithm 1): the cohort is drawn and divided anew into K groups; each group trains and
+    aggregates its model; aggregates enter a buffer of the last R rounds; the teacher is the mean of
+    the K R models' logits; the main model alone is distilled from it. What enters the buffer is never
+    distilled, and models other than the main one go on from their aggregates.
+
+    Args:
+      pool: the clients, the cohort of all groups together, and the clients' method (FedAvg, FedProx,
+        SCAFFOLD, ...), whose server optimizer is the group's. Clients' rows (SCAFFOLD's variates) are
+        kept per client and model.
+      columns: the federated data's columns, for counting bytes.
+      num_unlabelled: rows of the unlabelled data.
+      num_models: K.
+      rounds_kept: R.
+      distillation: steps, batch size, optimizer, augmentation; 0 steps leave distillation out.
+      learning_rate: of the distillation's optimizer.
+      temperature: of teacher and student.
+      scaled: whether the divergence is multiplied by T squared (Hinton et al.; the paper does not say).
+      distilled: 'main', or 'all' models by the same teacher (the paper's "basic" distillation).
+      warm_up: rounds at the start without distillation.
+      cached: evaluate the teacher once on all unlabelled data a round; only right where the
+        distillation does not augment its images.
+      group_sizes: clients of each group; as even as can be, the first ones larger, where not given.
+      execution: how clients are executed.
+      name: the method's name in tables.
+
+    Raises:
+      ValueError: a number that makes no sense; names it.
+    """
+    pool = check_pools({"pool": pool})["pool"]
+    sizes = _group_sizes(pool.cohort_size, num_models, group_sizes)
+    check_integer("rounds_kept", rounds_kept, low=1)
+    check_integer("warm_up", warm_up, low=0)
+    check_distillation(distillation, num_unlabelled)
+    check_number("learning_rate", learning_rate, low=0)
+    check_number("temperature", temperature, above=0)
+    if distilled not in ("main", "all"):
+        raise ValueError(f"distilled must be 'main' or 'all', got {distilled!r}.")
+    if cached and distillation.mixup_beta > 0:
+        raise ValueError("cached needs distillation.mixup_beta=0: mixed images differ every time.")
+    method = pool.method
+    names = [MAIN, *(f"model_{k}" for k in range(1, num_models))]
+    groups = {n: pool._replace(cohort_size=size) for n, size in zip(names, sizes, strict=True)}
+    students = names if distilled == "all" else [MAIN]
+
+    def init(key):
+        models = {n: method.init(keys.derive(key, "init", n)) for n in names}
+        newest = _stacked([method.variables(models[n]) for n in names])
+        room = lambda leaf: jnp.zeros((rounds_kept, *leaf.shape), leaf.dtype).at[0].set(leaf)
+        return FedSDDState(models, jax.tree.map(room, newest), jnp.zeros((), jnp.int32))
+
+    def select(round, key):
+        draw = keys.derive(key, "cohort", round, MAIN)
+        drawn = sample_without_replacement(draw, len(pool.clients), pool.cohort_size)
+        if num_models > 1:
+            places = jnp.arange(pool.cohort_size)
+            shuffle = keys.derive(key, "groups", round)
+            drawn = drawn[permuted_positions(shuffle, places, pool.cohort_size)]
+        chosen = jnp.asarray(pool.clients)[drawn]
+        parts = jnp.split(chosen, np.cumsum(sizes)[:-1].tolist())
+        rows = {}
+        if distillation.steps:
+            rows[UNLABELLED] = unlabelled_rows(key, round, distillation, num_unlabelled)
+        return Selection(dict(zip(names, parts, strict=True)), rows)
+
+    def round_(state, rows, inputs, round, key, hyper, axis_name=None):
+        # Every client belongs to one group, so all groups draw from one stream, as FedAvg would.
+        trained = train_pools(
+            groups,
+            state.models,
+            rows,
+            inputs,
+            round,
+            key,
+            dict.fromkeys(names, hyper.method),
+            execution,
+            axis_name,
+            stream=MAIN,
+        )
+        models = update_servers(
+            groups, state.models, trained.aggregates, round, dict.fromkeys(names, hyper.method)
+        )
+        newest = _stacked([method.variables(models[n]) for n in names])
+        at = round % rounds_kept
+        buffer = jax.tree.map(lambda kept, new: kept.at[at].set(new), state.buffer, newest)
+        state = FedSDDState(models, buffer, jnp.minimum(state.filled + 1, rounds_kept))
+        if distillation.steps:
+
+            def teach(models):
+                taught = _taught(
+                    method.model,
+                    state,
+                    {n: method.variables(models[n]) for n in students},
+                    inputs.rows[UNLABELLED],
+                    round,
+                    key,
+                    hyper,
+                    distillation,
+                    scaled,
+                    cached,
+                    axis_name,
+                )
+                return models | {n: method.with_model(models[n], taught[n]) for n in students}
+
+            models = jax.lax.cond(round >= warm_up, teach, lambda models: models, models)
+        return state._replace(models=models), trained.rows, trained.metrics
+
+    algorithm = assemble(
+        name,
+        groups,
+        columns,
+        FedSDDHyper(method.hyper, learning_rate, temperature),
+        round_,
+    )
+    predictors = {
+        n: single_model(method.model, functools.partial(_variables_of, method, n)) for n in names
+    }
+    predictors[ENSEMBLE] = ensemble_predictor(method.model, buffered)
+    return algorithm._replace(init=init, select=select, predictors=predictors)
+
+
+def buffered(state: FedSDDState) -> Ensemble:
+    """The ensemble of all aggregated models in the buffer; before round 1 the initial ones."""
+    kept, models = jax.tree.leaves(state.buffer.params)[0].shape[:2]
+    flat = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), state.buffer)
+    has_models = jnp.arange(kept) < jnp.maximum(state.filled, 1)
+    return Ensemble(flat, jnp.repeat(has_models.astype(jnp.float32), models))
+
+
+def _taught(
+    model: Model,
+    state: FedSDDState,
+    students: Mapping[str, Variables],
+    unlabelled: Rows,
+    round: jax.Array,
+    key: jax.Array,
+    hyper: FedSDDHyper,
+    distillation: Distillation,
+    scaled: bool,
+    cached: bool,
+    axis_name: str | None,
+) -> dict[str, Variables]:
+    """The students after distillation (equations 4 and 5)."""
+    teacher = mean_logits(model, buffered(state))
+    if cached:
+        logits = _on_all(teacher, unlabelled, distillation, axis_name)
+        columns = {**unlabelled.columns, "teacher": logits}
+        unlabelled = Rows(columns=columns, indices=unlabelled.indices)
+        teacher = lambda batch: batch["teacher"]
+    return distill(
+        models=dict.fromkeys(students, model),
+        students=students,
+        teachers={ENSEMBLE: teacher},
+        targets=lambda _, outputs: softened_target(outputs[ENSEMBLE], hyper.temperature),
+        unlabelled=unlabelled,
+        key=keys.derive(key, "distillation", round),
+        learning_rates=dict.fromkeys(students, hyper.learning_rate),
+        settings=distillation,
+        axis_name=axis_name,
+        divergence=softened(kl_divergence(distillation.direction), hyper.temperature, scaled),
+    ).students
+
+
+def _on_all(teacher, unlabelled: Rows, distillation: Distillation, axis_name) -> jax.Array:
+    """The teacher's logits on every unlabelled row, [rows, classes], each device doing its part."""
+    rows = next(iter(unlabelled.columns.values())).shape[0]
+    devices = 1 if axis_name is None else jax.lax.axis_size(axis_name)
+    device = 0 if axis_name is None else jax.lax.axis_index(axis_name)
+    size = min(distillation.batch_size, rows)
+
+    def outputs(positions):
+        at = jnp.minimum(positions, rows - 1)
+        batch = {name: column[at] for name, column in unlabelled.columns.items()}
+        return teacher(distillation.preprocess(batch, jax.random.key(0), positions))
+
+    def add(index, logits):
+        positions = (index * devices + device) * size + jnp.arange(size)
+        return logits.at[positions].set(outputs(positions), mode="drop")
+
+    shape = jax.eval_shape(outputs, jnp.arange(size))
+    steps = -(-rows // (size * devices))
+    logits = jnp.zeros((rows, *shape.shape[1:]), shape.dtype)
+    return sum_over_devices(jax.lax.fori_loop(0, steps, add, logits), axis_name)
+
+
+def _variables_of(method: FederatedMethod, name: str, state: FedSDDState) -> Variables:
+    return method.variables(state.models[name])
+
+
+def _stacked(models: Sequence[Variables]) -> Variables:
+    return jax.tree.map(lambda *leaves: jnp.stack(leaves), *models)
+
+
+def _group_sizes(cohort: int, num_models: int, sizes: Sequence[int] | None) -> list[int]:
+    check_integer("num_models", num_models, low=1)
+    if num_models > cohort:
+        raise ValueError(
+            f"num_models must be at most the cohort's {cohort} clients, so that no group is empty, "
+            f"got {num_models}."
+        )
+    if sizes is None:
+        return [len(part) for part in np.array_split(np.arange(cohort), num_models)]
+    if len(sizes) != num_models or sum(sizes) != cohort or min(sizes) < 1:
+        raise ValueError(
+            f"group_sizes must be {num_models} positive numbers that sum to the cohort's {cohort} "
+            f"clients, got {list(sizes)}."
+        )
+    return list(sizes)

@@ -1,0 +1,160 @@
+"""Ensembles of models of one architecture: mean predictions, and models sampled around clients'.
+
+Members are Variables whose leaves have a leading axis. They are evaluated one after another, each with
+a weight; weights of 0 at the end cost nothing.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fedcodist.distillation import Teacher
+from fedcodist.federated_algorithm import Predictor
+from fedcodist.model import Model, Variables
+
+PyTree = Any
+
+
+class Ensemble(NamedTuple):
+    """Members, leaves [members, ...], and their weights, float [members], not all zero."""
+
+    members: Variables
+    weights: jax.Array
+
+
+def equal_weights(members: Variables) -> Ensemble:
+    """All members count the same."""
+    count = jax.tree.leaves(members.params)[0].shape[0]
+    return Ensemble(members, jnp.ones(count))
+
+
+def together(*ensembles: Ensemble) -> Ensemble:
+    """One ensemble of the members of several."""
+    members = jax.tree.map(
+        lambda *leaves: jnp.concatenate(leaves), *(each.members for each in ensembles)
+    )
+    return Ensemble(members, jnp.concatenate([each.weights for each in ensembles]))
+
+
+def mean_logits(model: Model, ensemble: Ensemble) -> Teacher:
+    """The weighted mean of the members' logits [batch, classes], before any softmax."""
+    return _mean(model, ensemble, lambda logits: logits)
+
+
+def mean_probabilities(model: Model, ensemble: Ensemble) -> Teacher:
+    """The logarithm of the weighted mean of the members' probabilities [batch, classes]."""
+    mean = _mean(model, ensemble, jax.nn.softmax)
+    return lambda batch: jnp.log(jnp.maximum(mean(batch), jnp.finfo(jnp.float32).tiny))
+
+
+def ensemble_predictor(
+    model: Model,
+    ensemble: Callable[[PyTree], Ensemble],
+    average: Callable[[Model, Ensemble], Teacher] = mean_logits,
+) -> Predictor:
+    """An ensemble found in an algorithm's state, as something to evaluate.
+
+    Args:
+      model: the members' network.
+      ensemble: algorithm state -> Ensemble.
+      average: `mean_logits` or `mean_probabilities`.
+    """
+
+    def variables(state):
+        found = ensemble(state)
+        return Variables(found.members.params, (found.members.mutable, found.weights))
+
+    def predict(variables, batch):
+        mutable, weights = variables.mutable
+        return average(model, Ensemble(Variables(variables.params, mutable), weights))(batch)
+
+    return Predictor(model, variables, predict)
+
+
+def gaussian_samples(
+    key: jax.Array, received: Variables, members: Variables, count: int
+) -> Variables:
+    """Models drawn from a diagonal normal distribution around the clients' (FedBE, its code's reading).
+
+    Per tensor, with u_i = (w_i - x) / ||w_i - x||: x + mean_i ||w_i - x|| (m + 0.1 sqrt(v) e), m and v
+    the mean and variance of u over clients, v at least 1e-5, e standard normal. Batch statistics are
+    the members' mean.
+
+    Args:
+      key: of the draws.
+      received: the model x that clients started from.
+      members: the clients' models, leaves [clients, ...].
+      count: number of samples.
+
+    Returns:
+      Variables with leaves [count, ...].
+    """
+    leaves, structure = jax.tree.flatten(members.params)
+    starts = jax.tree.leaves(received.params)
+    samples = []
+    for index, (leaf, start) in enumerate(zip(leaves, starts, strict=True)):
+        moved = (leaf - start).reshape(leaf.shape[0], -1)
+        length = jnp.linalg.norm(moved, axis=1, keepdims=True)
+        unit = moved / jnp.where(length > 0, length, 1)
+        spread = jnp.sqrt(jnp.maximum(jnp.var(unit, axis=0), 1e-5))
+        noise = jax.random.normal(jax.random.fold_in(key, index), (count, moved.shape[1]))
+        drawn = jnp.mean(length) * (jnp.mean(unit, axis=0) + 0.1 * spread * noise)
+        samples.append(start + drawn.reshape(count, *start.shape))
+    mutable = jax.tree.map(
+        lambda leaf: jnp.broadcast_to(jnp.mean(leaf, axis=0), (count, *leaf.shape[1:])),
+        members.mutable,
+    )
+    return Variables(jax.tree.unflatten(structure, samples), mutable)
+
+
+def dirichlet_samples(
+    key: jax.Array, members: Variables, count: int, concentration: float = 1.0
+) -> Variables:
+    """Random convex combinations of the clients' models: shares ~ Dirichlet(concentration) (FedBE).
+
+    Returns:
+      Variables with leaves [count, ...], batch statistics combined by the same shares.
+    """
+    clients = jax.tree.leaves(members.params)[0].shape[0]
+    shares = jax.random.dirichlet(key, jnp.full(clients, concentration), (count,))
+    return jax.tree.map(lambda leaf: jnp.tensordot(shares, leaf, axes=1), members)
+
+
+def without_worst(accuracy: jax.Array, num_classes: int) -> jax.Array:
+    """Weights 0 or 1 of teachers by their accuracy on validation data: FedDF's drop-worst.
+
+    Teachers below 1.2 times random guessing are dropped. Where there are none, those are that lie
+    more than 1.5 standard deviations below the mean of all but the best one. The best always stays.
+
+    Args:
+      accuracy: float [teachers], shares between 0 and 1.
+      num_classes: number of classes.
+    """
+    best = jnp.argmax(accuracy)
+    is_best = jnp.arange(accuracy.size) == best
+    poor = accuracy < 1.2 / num_classes
+    others = jnp.maximum(accuracy.size - 1, 1)
+    mean = jnp.sum(jnp.where(is_best, 0, accuracy)) / others
+    variance = jnp.sum(jnp.where(is_best, 0, (accuracy - mean) ** 2)) / others
+    outlying = accuracy < mean - 1.5 * jnp.sqrt(variance)
+    dropped = jnp.where(jnp.any(poor), poor, outlying)
+    return jnp.where(dropped & ~is_best, 0.0, 1.0)
+
+
+def _mean(model: Model, ensemble: Ensemble, transform: Callable[[jax.Array], jax.Array]) -> Teacher:
+    members, weights = jax.tree.map(jnp.asarray, ensemble)
+    count = jnp.max(jnp.where(weights > 0, jnp.arange(1, weights.size + 1), 0))
+
+    def outputs(batch: Mapping[str, jax.Array], index: Any) -> jax.Array:
+        member = jax.tree.map(lambda leaf: leaf[index], members)
+        return transform(model.apply(member, batch)[0])
+
+    def mean(batch):
+        shape = jax.eval_shape(lambda: outputs(batch, 0))
+        add = lambda index, total: total + weights[index] * outputs(batch, index)
+        total = jax.lax.fori_loop(0, count, add, jnp.zeros(shape.shape, shape.dtype))
+        return total / jnp.sum(weights)
+
+    return mean

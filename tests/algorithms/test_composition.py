@@ -1,0 +1,105 @@
+"""Codistillation composes: every codistillation over every local method."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from fedcodist import simulation
+from fedcodist.algorithms.fed_avg import FedAvgHyper, fed_avg
+from fedcodist.algorithms.fed_prox import FedProxHyper, fed_prox
+from fedcodist.algorithms.merged_codistillation import merged_codistillation
+from fedcodist.algorithms.periodic_codistillation import periodic_codistillation
+from fedcodist.algorithms.pools import Pool, independent_pools
+from fedcodist.algorithms.scaffold import scaffold
+from fedcodist.client_rows import device_rows
+from fedcodist.client_training import LocalTraining
+from fedcodist.data.federated_data import FederatedData
+from fedcodist.distillation import UNLABELLED, Distillation
+from fedcodist.model import from_flax_linen
+from fedcodist.models.digits import MLP
+from fedcodist.sources import resident_data
+
+SIZES, FEATURES, CLASSES, ROUNDS = (3, 5, 2, 4, 6, 3), 4, 3, 4
+CLIENTS = {"small": np.arange(6), "large": np.array([1, 3, 4])}
+UNLABELLED_IMAGES = np.random.default_rng(1).normal(size=(9, FEATURES)).astype(np.float32)
+TRAINING = LocalTraining(batch_size=2, epochs=2)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def compile_quickly():
+    """These programs run for milliseconds and compile for seconds."""
+    before = jax.config.values["jax_disable_most_optimizations"]
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", before)
+
+
+def method(local, hidden, clients):
+    model = from_flax_linen(MLP(hidden=(hidden,), classes=CLASSES), jnp.zeros((1, FEATURES)))
+    rates = FedAvgHyper(0.1, 1.0)
+    if local == "fed_avg":
+        return fed_avg(model, TRAINING, optax.sgd, hyper=rates)
+    if local == "fed_prox":
+        return fed_prox(model, TRAINING, optax.sgd, hyper=FedProxHyper(*rates, 0.5))
+    return scaffold(model, clients, TRAINING, hyper=rates)
+
+
+@functools.cache
+def trained(codistillation, local, rounds=ROUNDS):
+    """(models' parameters, all clients' rows) after some rounds; one pool each way to draw."""
+    generator = np.random.default_rng(0)
+    columns = {
+        "image": generator.normal(size=(sum(SIZES), FEATURES)).astype(np.float32),
+        "label": generator.integers(0, CLASSES, sum(SIZES)).astype(np.int32),
+    }
+    clients = FederatedData.from_arrays(columns, offsets=np.cumsum([0, *SIZES]))
+    pools = {
+        "small": Pool(method(local, 3, 6), CLIENTS["small"], 3),
+        "large": Pool(method(local, 5, 3), CLIENTS["large"], 2),
+    }
+    common = dict(pools=pools, columns=columns, num_unlabelled=9, num_rounds=ROUNDS)
+    distillation = Distillation(2, 4, mixup_beta=0)
+    match codistillation:
+        case "none":
+            algorithm = independent_pools(pools, columns)
+        case "periodic":
+            algorithm = periodic_codistillation(period=2, distillation=distillation, **common)
+        case "merged" | "merged, alpha 1":
+            alpha = 1.0 if "1" in codistillation else 0.5
+            algorithm = merged_codistillation(alpha=alpha, distillation=distillation, **common)
+    programs = simulation.build_programs(algorithm, ROUNDS)
+    data = resident_data(clients, {UNLABELLED: {"image": UNLABELLED_IMAGES}})
+    rows = jax.tree.map(jnp.asarray, device_rows(algorithm.rows, 1))
+    seeds, hyper = jnp.zeros(1, jnp.uint32), jax.tree.map(jnp.float32, algorithm.hyper)
+    state, rows, _ = programs.train(programs.init(seeds), rows, seeds, 0, rounds, hyper, data)
+    models = {n: pool.method.variables(state[n]).params for n, pool in pools.items()}
+    return jax.tree.map(np.asarray, (models, rows))
+
+
+def distance(left, right):
+    return max(jax.tree.leaves(jax.tree.map(lambda a, b: np.abs(a - b).max(), left, right)))
+
+
+@pytest.mark.parametrize("local", ["fed_avg", "fed_prox", "scaffold"])
+@pytest.mark.parametrize("codistillation", ["periodic", "merged"])
+def test_every_pair(codistillation, local):
+    models, rows = trained(codistillation, local)
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves((models, rows)))
+    alone, _ = trained("none", local)
+    assert distance(models, alone) > 1e-3
+    if local != "fed_avg":
+        assert distance(models, trained(codistillation, "fed_avg")[0]) > 1e-4
+    # Clients know nothing of it: in the first round they keep what they would have kept.
+    first, first_alone = trained(codistillation, local, 1)[1], trained("none", local, 1)[1]
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), first, first_alone)
+
+
+@pytest.mark.parametrize("local", ["fed_prox", "scaffold"])
+def test_alpha_one_is_the_local_method_alone(local):
+    models, rows = trained("merged, alpha 1", local)
+    alone = trained("none", local)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-6), (models, rows), alone)

@@ -1,0 +1,399 @@
+"""FedSDD and FedDF against plain NumPy in float64, and against what they must reduce to."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedcodist import simulation
+from fedcodist.algorithms.fed_avg import FedAvgHyper, fed_avg
+from fedcodist.algorithms.fed_df import fed_df
+from fedcodist.algorithms.fed_prox import FedProxHyper, fed_prox
+from fedcodist.algorithms.fed_sdd import ENSEMBLE, MAIN, fed_sdd
+from fedcodist.algorithms.pools import Pool, independent_pools
+from fedcodist.algorithms.scaffold import scaffold
+from fedcodist.client_rows import device_rows
+from fedcodist.client_training import LocalTraining
+from fedcodist.data.federated_data import FederatedData
+from fedcodist.distillation import UNLABELLED, Distillation
+from fedcodist.ensembles import without_worst
+from fedcodist.model import Model, Variables, cross_entropy
+from fedcodist.sources import resident_data
+from fedcodist.validation import VALIDATION, Validated
+
+SIZES, CLASSES, FEATURES = (5, 2, 7, 3, 4, 6), 3, 4
+RATE, EPOCHS, ROUNDS = 0.3, 3, 4
+TRAINING = LocalTraining(batch_size=max(SIZES), epochs=EPOCHS)
+STEPS, BATCH, TEACHING_RATE, TEMPERATURE = 3, 5, 0.2, 2.0
+UNLABELLED_IMAGES = np.random.default_rng(1).normal(size=(11, FEATURES)).astype(np.float32)
+DISTILLATION = Distillation(STEPS, BATCH, optax.sgd, mixup_beta=0)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def compile_quickly():
+    """These programs run for milliseconds and compile for seconds."""
+    before = jax.config.values["jax_disable_most_optimizations"]
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", before)
+
+
+def softmax_regression() -> Model:
+    def init(key):
+        return Variables({"w": jax.random.normal(key, (FEATURES, CLASSES))}, {})
+
+    def apply(variables, batch, **_):
+        return batch["image"] @ variables.params["w"], variables.mutable
+
+    return Model(init, apply, cross_entropy, {}, CLASSES)
+
+
+MODEL = softmax_regression()
+AVERAGING = fed_avg(MODEL, TRAINING, optax.sgd, hyper=FedAvgHyper(RATE, 1.0))
+
+
+@functools.cache
+def federated():
+    generator = np.random.default_rng(0)
+    columns = {
+        "image": generator.normal(size=(sum(SIZES), FEATURES)).astype(np.float32),
+        "label": generator.integers(0, CLASSES, sum(SIZES)).astype(np.int32),
+    }
+    return FederatedData.from_arrays(columns, offsets=np.cumsum([0, *SIZES]))
+
+
+def sdd(method=AVERAGING, cohort=5, images=UNLABELLED_IMAGES, steps=STEPS, **options):
+    options = dict(learning_rate=TEACHING_RATE, temperature=TEMPERATURE) | options
+    distillation = options.pop("distillation", DISTILLATION)._replace(steps=steps)
+    pool = Pool(method, np.arange(len(SIZES)), cohort)
+    return fed_sdd(pool, federated().columns, len(images), distillation=distillation, **options)
+
+
+def trained(algorithm, rounds=ROUNDS, images=UNLABELLED_IMAGES, devices=None):
+    """The state after the last round, and the Selection of every round."""
+    mesh = devices and jax.sharding.Mesh(np.array(jax.devices()[:devices]), (simulation.AXIS,))
+    put = functools.partial(simulation.replicate, mesh=mesh)
+    programs = simulation.build_programs(algorithm, rounds, mesh)
+    validation = {"image": images, "label": np.arange(len(images), dtype=np.int32) % CLASSES}
+    data = resident_data(federated(), {UNLABELLED: {"image": images}, VALIDATION: validation})
+    seeds = put(np.zeros(1, np.uint32))
+    rows = put(device_rows(algorithm.rows, 1))
+    hyper = put(jax.tree.map(np.float32, algorithm.hyper))
+    state, _, metrics = programs.train(
+        programs.init(seeds), rows, seeds, 0, rounds, hyper, put(data)
+    )
+    root = jax.random.key(0)
+    selections = [jax.tree.map(np.asarray, algorithm.select(n, root)) for n in range(rounds)]
+    return jax.tree.map(lambda leaf: np.asarray(leaf)[0], (state, metrics)), selections
+
+
+def weights_of(state, name=MAIN):
+    models = getattr(state, "models", state)
+    return models[name].params["w"]
+
+
+# --------------------------------------------------------------------------------- plain NumPy
+
+
+def softmax(logits):
+    shares = np.exp(logits - logits.max(-1, keepdims=True))
+    return shares / shares.sum(-1, keepdims=True)
+
+
+def local(w, client):
+    rows = slice(sum(SIZES[:client]), sum(SIZES[: client + 1]))
+    images = federated().columns["image"][rows].astype(np.float64)
+    targets = np.eye(CLASSES)[federated().columns["label"][rows]]
+    for _ in range(EPOCHS):
+        w = w - RATE * images.T @ (softmax(images @ w) - targets) / len(images)
+    return w
+
+
+def aggregate(w, clients):
+    return np.average([local(w, c) for c in clients], axis=0, weights=[SIZES[c] for c in clients])
+
+
+def distilled(w, teachers, batches, scaled):
+    """SGD on KL(teacher || student), both at the temperature, times T squared if scaled."""
+    for batch in batches:
+        images = UNLABELLED_IMAGES[batch].astype(np.float64)
+        target = softmax(np.mean([images @ t for t in teachers], axis=0) / TEMPERATURE)
+        slope = (softmax(images @ w / TEMPERATURE) - target) / TEMPERATURE
+        factor = TEMPERATURE**2 if scaled else 1.0
+        w = w - TEACHING_RATE * factor * images.T @ slope / len(batch)
+    return w
+
+
+def plain_sdd(algorithm, selections, names, kept, scaled, all_models=False, warm_up=0):
+    state = algorithm.init(jax.random.key(0))
+    models = {n: np.asarray(weights_of(state, n), np.float64) for n in names}
+    buffer = []
+    for round, selection in enumerate(selections):
+        models = {n: aggregate(models[n], selection.clients[n].tolist()) for n in names}
+        buffer = [*buffer, list(models.values())][-kept:]
+        if round >= warm_up:
+            teachers = [model for models_then in buffer for model in models_then]
+            for n in names if all_models else [MAIN]:
+                models[n] = distilled(models[n], teachers, selection.rows[UNLABELLED], scaled)
+    return models
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        dict(num_models=2, rounds_kept=3),
+        dict(num_models=3, rounds_kept=1, scaled=False),
+        dict(num_models=3, rounds_kept=2, distilled="all", group_sizes=(3, 1, 1)),
+        dict(num_models=2, rounds_kept=2, warm_up=2),
+        dict(num_models=2, rounds_kept=2, cached=True),
+    ],
+    ids=str,
+)
+def test_fed_sdd_is_a_plain_loop(options):
+    algorithm = sdd(**options)
+    (state, _), selections = trained(algorithm)
+    names = [MAIN, *(f"model_{k}" for k in range(1, options["num_models"]))]
+    expected = plain_sdd(
+        algorithm,
+        selections,
+        names,
+        options["rounds_kept"],
+        options.get("scaled", True),
+        options.get("distilled") == "all",
+        options.get("warm_up", 0),
+    )
+    for n in names:
+        np.testing.assert_allclose(weights_of(state, n), expected[n], rtol=2e-4, atol=1e-5)
+
+
+def test_devices_share_the_work():
+    algorithm = sdd(num_models=2, rounds_kept=2, cached=True)
+    (one, _), _ = trained(algorithm)
+    (three, _), _ = trained(algorithm, devices=3)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), three, one)
+
+
+# ------------------------------------------------------------------------------------ identities
+
+
+@pytest.mark.parametrize("steps", [0, STEPS])
+def test_one_model_and_one_round_is_fed_avg(steps):
+    """Teacher and student are then the same model, so distillation has nothing to teach."""
+    alone, _ = trained(sdd(num_models=1, steps=steps))
+    pool = Pool(AVERAGING, np.arange(len(SIZES)), 5)
+    plain, _ = trained(independent_pools({MAIN: pool}, federated().columns))
+    np.testing.assert_allclose(weights_of(alone[0]), weights_of(plain[0]), rtol=1e-5, atol=1e-6)
+
+
+def test_distilling_the_main_model_touches_nothing_else():
+    """Whatever the images, the temperature and the number of steps: so groups k > 0 could start
+    their next round while the main model is taught."""
+    base, _ = trained(sdd(num_models=3))
+    others = [
+        trained(sdd(num_models=3, temperature=9.0))[0],
+        trained(sdd(num_models=3, steps=0))[0],
+        trained(sdd(num_models=3), images=-UNLABELLED_IMAGES)[0],
+    ]
+    for other, _ in others:
+        assert np.abs(weights_of(other) - weights_of(base[0])).max() > 1e-3
+        for n in ("model_1", "model_2"):
+            np.testing.assert_allclose(weights_of(other, n), weights_of(base[0], n), rtol=1e-6)
+
+
+def test_the_buffer_holds_aggregates_that_were_never_distilled():
+    (state, _), selections = trained(sdd(num_models=2, rounds_kept=2), rounds=1)
+    start = sdd(num_models=2).init(jax.random.key(0))
+    for k, n in enumerate((MAIN, "model_1")):
+        expected = aggregate(np.asarray(weights_of(start, n)), selections[0].clients[n].tolist())
+        np.testing.assert_allclose(state.buffer.params["w"][0, k], expected, rtol=1e-5, atol=1e-6)
+    assert state.filled == 1
+    assert np.abs(state.buffer.params["w"][0, 0] - weights_of(state)).max() > 1e-3
+
+
+@given(st.integers(1, 5), st.integers(0, 1000))
+@settings(max_examples=25, deadline=None)
+def test_groups_divide_the_cohort(num_models, round):
+    algorithm = sdd(num_models=num_models)
+    clients = algorithm.select(round, jax.random.key(3)).clients
+    parts = [np.asarray(part).tolist() for part in clients.values()]
+    assert len(parts) == num_models
+    assert len({c for part in parts for c in part}) == 5
+    counts = [len(part) for part in parts]
+    assert max(counts) - min(counts) <= 1
+    assert counts == sorted(counts, reverse=True)
+    # The same cohort as FedAvg's of the same seed.
+    alone = independent_pools({MAIN: Pool(AVERAGING, np.arange(6), 5)}, federated().columns)
+    drawn = alone.select(round, jax.random.key(3)).clients[MAIN]
+    assert {c for part in parts for c in part} == set(np.asarray(drawn).tolist())
+
+
+def test_clients_visit_every_group_alike():
+    algorithm = sdd(num_models=2, cohort=4)
+    select = jax.jit(jax.vmap(lambda n: algorithm.select(n, jax.random.key(0)).clients))
+    clients = jax.tree.map(np.asarray, select(jnp.arange(3000)))
+    visits = np.array([np.bincount(part.ravel(), minlength=6) for part in clients.values()])
+    assert visits.sum() == 4 * 3000
+    # Each of 12 cells is near 1000 with a standard deviation of about 26.
+    assert np.abs(visits - 1000).max() < 120
+
+
+def test_the_ensemble_is_the_mean_of_what_is_in_the_buffer():
+    algorithm = sdd(num_models=2, rounds_kept=3)
+    predictor = algorithm.predictors[ENSEMBLE]
+    images = jnp.asarray(UNLABELLED_IMAGES)
+    for rounds, members in ((1, 2), (2, 4), (4, 6)):
+        (state, _), _ = trained(algorithm, rounds)
+        logits = predictor.predict(predictor.variables(state), {"image": images})
+        models = state.buffer.params["w"].reshape(-1, FEATURES, CLASSES)[:members]
+        np.testing.assert_allclose(
+            logits, np.mean(UNLABELLED_IMAGES @ models, axis=0), rtol=1e-4, atol=1e-5
+        )
+    start = algorithm.init(jax.random.key(0))
+    logits = predictor.predict(predictor.variables(start), {"image": images})
+    models = [np.asarray(weights_of(start, n)) for n in (MAIN, "model_1")]
+    np.testing.assert_allclose(
+        logits, np.mean([UNLABELLED_IMAGES @ w for w in models], axis=0), rtol=1e-4, atol=1e-5
+    )
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        fed_prox(MODEL, TRAINING, optax.sgd, hyper=FedProxHyper(RATE, 1.0, 0.0)),
+        scaffold(MODEL, len(SIZES), TRAINING, hyper=FedAvgHyper(RATE, 1.0)),
+    ],
+    ids=["fed_prox", "scaffold"],
+)
+def test_other_local_methods_fit_in(method):
+    (state, _), _ = trained(sdd(method, num_models=2))
+    (plain, _), _ = trained(sdd(num_models=2))
+    server = state.models[MAIN]
+    w = (server.averaging if hasattr(server, "averaging") else server).params["w"]
+    difference = np.abs(w - weights_of(plain)).max()
+    if hasattr(server, "averaging"):
+        assert 1e-3 < difference < 10
+    else:
+        assert difference < 1e-5
+
+
+# ---------------------------------------------------------------------------------------- FedDF
+
+
+def df(**options):
+    pools = {
+        "even": Pool(AVERAGING, np.array([0, 2, 4]), 2),
+        "odd": Pool(AVERAGING, np.array([1, 3, 5]), 3),
+    }
+    distillation = DISTILLATION._replace(steps=options.pop("steps", STEPS))
+    arguments = dict(learning_rate=TEACHING_RATE, temperature=TEMPERATURE) | options
+    return fed_df(pools, federated().columns, 11, distillation, **arguments)
+
+
+@pytest.mark.parametrize("scaled", [False, True])
+def test_fed_df_is_a_plain_loop(scaled):
+    algorithm = df(scaled=scaled)
+    (state, _), selections = trained(algorithm)
+    start = algorithm.init(jax.random.key(0))
+    models = {n: np.asarray(weights_of(start, n), np.float64) for n in ("even", "odd")}
+    for selection in selections:
+        drawn = {n: selection.clients[n].tolist() for n in models}
+        teachers = [local(models[n], c) for n in models for c in drawn[n]]
+        models = {
+            n: distilled(
+                aggregate(models[n], drawn[n]), teachers, selection.rows[UNLABELLED], scaled
+            )
+            for n in models
+        }
+    for n, expected in models.items():
+        np.testing.assert_allclose(weights_of(state, n), expected, rtol=2e-4, atol=1e-5)
+
+
+def test_a_single_client_has_nothing_to_learn_from_itself():
+    pool = Pool(AVERAGING, np.array([2]), 1)
+    plain, _ = trained(independent_pools({"pool": pool}, federated().columns))
+    alone, _ = trained(fed_df({"pool": pool}, federated().columns, 11, DISTILLATION))
+    np.testing.assert_allclose(
+        weights_of(alone[0], "pool"), weights_of(plain[0], "pool"), rtol=1e-4, atol=1e-5
+    )
+
+
+def test_validation_stops_early_and_keeps_the_best():
+    """The kept student is at least as good on validation data as the one of all steps."""
+
+    def accuracy(state, name):
+        predicted = (UNLABELLED_IMAGES @ weights_of(state, name)).argmax(-1)
+        return np.mean(predicted == np.arange(11) % CLASSES)
+
+    validated = Validated(num_examples=11, every=1, patience=2, or_start=True, batch_size=4)
+    (kept, metrics), _ = trained(df(validated=validated, steps=12), rounds=1)
+    (start, _), _ = trained(df(steps=0), rounds=1)
+    assert metrics["even/distillation_steps"][0] < 12
+    for name in ("even", "odd"):
+        assert accuracy(kept, name) >= accuracy(start, name)
+
+
+def test_dropping_the_worst_changes_the_teacher():
+    validated = Validated(num_examples=11, every=STEPS, patience=STEPS, batch_size=4)
+    (all_teach, _), _ = trained(df(validated=validated))
+    (some_teach, _), _ = trained(df(validated=validated._replace(drop_worst=True)))
+    assert np.abs(weights_of(all_teach, "odd") - weights_of(some_teach, "odd")).max() > 1e-4
+
+
+@given(st.lists(st.integers(0, 100), min_size=1, max_size=9), st.integers(2, 20))
+@settings(max_examples=100, deadline=None)
+def test_the_best_teacher_always_stays(percent, classes):
+    accuracy = [each / 100 for each in percent]
+    weights = np.asarray(without_worst(jnp.asarray(accuracy, jnp.float32), classes))
+    assert weights[np.argmax(np.float32(accuracy))] == 1
+    kept = [a for a, w in zip(accuracy, weights, strict=True) if w]
+    dropped = [a for a, w in zip(accuracy, weights, strict=True) if not w]
+    assert all(a <= b for a in dropped for b in kept)
+
+
+def test_teachers_near_guessing_or_far_off_are_dropped():
+    drop = lambda *accuracy, classes=10: np.asarray(
+        without_worst(jnp.array(accuracy), classes)
+    ).tolist()
+    assert drop(0.5, 0.11, 0.4) == [1, 0, 1]
+    assert drop(0.9, 0.5, 0.52, 0.51, 0.5, 0.2) == [1, 1, 1, 1, 1, 0]
+    assert drop(0.05, 0.06) == [0, 1]
+    assert drop(0.01) == [1]
+
+
+# ------------------------------------------------------------------------------------- bad input
+
+
+@pytest.mark.parametrize(
+    "build, message",
+    [
+        (lambda: sdd(num_models=6), "num_models must be at most the cohort's 5 clients"),
+        (lambda: sdd(num_models=0), "num_models must be at least 1"),
+        (lambda: sdd(rounds_kept=0), "rounds_kept must be at least 1"),
+        (lambda: sdd(warm_up=-1), "warm_up must be at least 0"),
+        (
+            lambda: sdd(temperature=0),
+            "temperature must be a number above 0|temperature must be above",
+        ),
+        (lambda: sdd(distilled="some"), "distilled must be 'main' or 'all', got 'some'"),
+        (lambda: sdd(num_models=2, group_sizes=(5, 0)), "group_sizes must be 2 positive numbers"),
+        (
+            lambda: sdd(cached=True, distillation=DISTILLATION._replace(mixup_beta=1.0)),
+            r"cached needs distillation\.mixup_beta=0",
+        ),
+        (lambda: df(validated=Validated(0)), "validated.num_examples .* needs labelled validation"),
+        (
+            lambda: df(validated=Validated(11, every=2)),
+            "validated.every must divide distillation.steps=3, got 2",
+        ),
+        (lambda: df(learning_rate=-1), "learning_rate must be"),
+    ],
+)
+def test_bad_input_is_one_line(build, message):
+    with pytest.raises(ValueError, match=message) as error:
+        build()
+    assert "\n" not in str(error.value)
