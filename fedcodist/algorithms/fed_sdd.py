@@ -23,7 +23,15 @@ from fedcodist.distillation import (
     softened_target,
     unlabelled_rows,
 )
-from fedcodist.ensembles import Ensemble, ensemble_predictor, mean_logits
+from fedcodist.ensembles import (
+    Ensemble,
+    dirichlet_samples,
+    ensemble_predictor,
+    equal_weights,
+    gaussian_samples,
+    mean_logits,
+    together,
+)
 from fedcodist.federated_algorithm import FederatedAlgorithm, FederatedMethod, single_model
 from fedcodist.for_each_client import Execution
 from fedcodist.model import Model, Variables
@@ -31,6 +39,25 @@ from fedcodist.shuffling import permuted_positions, sample_without_replacement
 
 PyTree = Any
 MAIN, ENSEMBLE = "main", "ensemble"
+# Ensembles of one round's client models, beside which the paper sets its own (table 5).
+CLIENT_ENSEMBLES = ("clients", "gaussian", "dirichlet")
+SAMPLES = 10  # models drawn for the last two
+
+
+class ClientModels(NamedTuple):
+    """The clients' models of the last round, kept to be measured.
+
+    Attributes:
+      received: the main model that its clients started from.
+      average: what they became, before distillation.
+      members: leaves [cohort, ...], of all groups.
+      key: uint32, data of the key that draws samples around them.
+    """
+
+    received: Variables
+    average: Variables
+    members: Variables
+    key: jax.Array
 
 
 class FedSDDState(NamedTuple):
@@ -41,11 +68,14 @@ class FedSDDState(NamedTuple):
       buffer: aggregated models of the last rounds, before any distillation; leaves
         [rounds kept, models, ...].
       filled: int32, rounds of which the buffer has models.
+      clients: ClientModels where client ensembles are measured, else None. Keeping them is for
+        measurements alone: the method itself needs sums over groups and no client's model.
     """
 
     models: dict[str, PyTree]
     buffer: Variables
     filled: jax.Array
+    clients: ClientModels | None
 
 
 class FedSDDHyper(NamedTuple):
@@ -76,6 +106,7 @@ def fed_sdd(
     warm_up: int = 0,
     cached: bool = False,
     group_sizes: Sequence[int] | None = None,
+    measured: Sequence[str] = (),
     execution: Execution = Execution(),
     name: str = "fed_sdd",
 ) -> FederatedAlgorithm:
@@ -103,6 +134,8 @@ def fed_sdd(
       cached: evaluate the teacher once on all unlabelled data a round; only right where the
         distillation does not augment its images.
       group_sizes: clients of each group; as even as can be, the first ones larger, where not given.
+      measured: ensembles of client models to evaluate too: 'clients', their mean logits; 'gaussian' and
+        'dirichlet', of clients, main aggregate and ten models sampled around the clients' (FedBE).
       execution: how clients are executed.
       name: the method's name in tables.
 
@@ -110,7 +143,7 @@ def fed_sdd(
       ValueError: a number that makes no sense; names it.
     """
     pool = check_pools({"pool": pool})["pool"]
-    sizes = _group_sizes(pool.cohort_size, num_models, group_sizes)
+    counts = _group_sizes(pool.cohort_size, num_models, group_sizes)
     check_integer("rounds_kept", rounds_kept, low=1)
     check_integer("warm_up", warm_up, low=0)
     check_distillation(distillation, num_unlabelled)
@@ -120,16 +153,24 @@ def fed_sdd(
         raise ValueError(f"distilled must be 'main' or 'all', got {distilled!r}.")
     if cached and distillation.mixup_beta > 0:
         raise ValueError("cached needs distillation.mixup_beta=0: mixed images differ every time.")
+    if unknown := set(measured) - set(CLIENT_ENSEMBLES):
+        raise ValueError(f"measured must be among {CLIENT_ENSEMBLES}, got {sorted(unknown)}.")
     method = pool.method
     names = [MAIN, *(f"model_{k}" for k in range(1, num_models))]
-    groups = {n: pool._replace(cohort_size=size) for n, size in zip(names, sizes, strict=True)}
+    sizes = dict(zip(names, counts, strict=True))
+    groups = {n: pool._replace(cohort_size=size) for n, size in sizes.items()}
     students = names if distilled == "all" else [MAIN]
 
     def init(key):
         models = {n: method.init(keys.derive(key, "init", n)) for n in names}
         newest = _stacked([method.variables(models[n]) for n in names])
         room = lambda leaf: jnp.zeros((rounds_kept, *leaf.shape), leaf.dtype).at[0].set(leaf)
-        return FedSDDState(models, jax.tree.map(room, newest), jnp.zeros((), jnp.int32))
+        clients = None
+        if measured:
+            main = method.variables(models[MAIN])
+            each = _stacked([method.variables(models[n]) for n in names for _ in range(sizes[n])])
+            clients = ClientModels(main, main, each, jax.random.key_data(key))
+        return FedSDDState(models, jax.tree.map(room, newest), jnp.zeros((), jnp.int32), clients)
 
     def select(round, key):
         draw = keys.derive(key, "cohort", round, MAIN)
@@ -139,7 +180,7 @@ def fed_sdd(
             shuffle = keys.derive(key, "groups", round)
             drawn = drawn[permuted_positions(shuffle, places, pool.cohort_size)]
         chosen = jnp.asarray(pool.clients)[drawn]
-        parts = jnp.split(chosen, np.cumsum(sizes)[:-1].tolist())
+        parts = jnp.split(chosen, np.cumsum(counts)[:-1].tolist())
         rows = {}
         if distillation.steps:
             rows[UNLABELLED] = unlabelled_rows(key, round, distillation, num_unlabelled)
@@ -158,6 +199,7 @@ def fed_sdd(
             execution,
             axis_name,
             stream=MAIN,
+            members=bool(measured),
         )
         models = update_servers(
             groups, state.models, trained.aggregates, round, dict.fromkeys(names, hyper.method)
@@ -165,7 +207,18 @@ def fed_sdd(
         newest = _stacked([method.variables(models[n]) for n in names])
         at = round % rounds_kept
         buffer = jax.tree.map(lambda kept, new: kept.at[at].set(new), state.buffer, newest)
-        state = FedSDDState(models, buffer, jnp.minimum(state.filled + 1, rounds_kept))
+        clients = None
+        if measured:
+            each = jax.tree.map(
+                lambda *leaves: jnp.concatenate(leaves), *(trained.members[n] for n in names)
+            )
+            clients = ClientModels(
+                method.variables(state.models[MAIN]),
+                method.variables(models[MAIN]),
+                each,
+                jax.random.key_data(keys.derive(key, "samples", round)),
+            )
+        state = FedSDDState(models, buffer, jnp.minimum(state.filled + 1, rounds_kept), clients)
         if distillation.steps:
 
             def teach(models):
@@ -198,6 +251,10 @@ def fed_sdd(
         n: single_model(method.model, functools.partial(_variables_of, method, n)) for n in names
     }
     predictors[ENSEMBLE] = ensemble_predictor(method.model, buffered)
+    for kind in measured:
+        predictors[kind] = ensemble_predictor(
+            method.model, functools.partial(_client_ensemble, kind)
+        )
     return algorithm._replace(init=init, select=select, predictors=predictors)
 
 
@@ -207,6 +264,20 @@ def buffered(state: FedSDDState) -> Ensemble:
     flat = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), state.buffer)
     has_models = jnp.arange(kept) < jnp.maximum(state.filled, 1)
     return Ensemble(flat, jnp.repeat(has_models.astype(jnp.float32), models))
+
+
+def _client_ensemble(kind: str, state: FedSDDState) -> Ensemble:
+    assert state.clients is not None
+    received, average, members, key_data = state.clients
+    if kind == "clients":
+        return equal_weights(members)
+    key = jax.random.wrap_key_data(jnp.asarray(key_data))
+    if kind == "gaussian":
+        samples = gaussian_samples(key, received, members, SAMPLES)
+    else:
+        samples = dirichlet_samples(key, members, SAMPLES)
+    parts = (members, _stacked([average]), samples)
+    return together(*(equal_weights(each) for each in parts))
 
 
 def _taught(

@@ -261,6 +261,28 @@ def test_the_ensemble_is_the_mean_of_what_is_in_the_buffer():
     )
 
 
+def test_client_ensembles_are_measured_and_change_nothing():
+    images = jnp.asarray(UNLABELLED_IMAGES)
+    algorithm = sdd(num_models=2, measured=("clients", "gaussian", "dirichlet"))
+    (state, _), selections = trained(algorithm)
+    (plain, _), before = trained(sdd(num_models=2)), trained(algorithm, ROUNDS - 1)[0][0]
+    np.testing.assert_allclose(weights_of(state), weights_of(plain[0]), rtol=1e-5, atol=1e-6)
+
+    names = (MAIN, "model_1")
+    start = {n: np.asarray(weights_of(before, n), np.float64) for n in names}
+    members = [local(start[n], c) for n in names for c in selections[-1].clients[n].tolist()]
+    np.testing.assert_allclose(state.clients.members.params["w"], members, rtol=1e-3, atol=1e-4)
+    predict = lambda kind: algorithm.predictors[kind].predict(
+        algorithm.predictors[kind].variables(state), {"image": images}
+    )
+    mean = np.mean(UNLABELLED_IMAGES @ np.array(members), axis=0)
+    np.testing.assert_allclose(predict("clients"), mean, rtol=1e-3, atol=1e-3)
+    for kind in ("gaussian", "dirichlet"):
+        weights = algorithm.predictors[kind].variables(state).mutable[1]
+        assert len(weights) == 5 + 1 + 10
+        assert 1e-6 < np.abs(predict(kind) - mean).max() < 5
+
+
 @pytest.mark.parametrize(
     "method",
     [
@@ -379,6 +401,7 @@ def test_teachers_near_guessing_or_far_off_are_dropped():
             lambda: sdd(temperature=0),
             "temperature must be a number above 0|temperature must be above",
         ),
+        (lambda: sdd(measured=("client",)), r"measured must be among .*, got \['client'\]"),
         (lambda: sdd(distilled="some"), "distilled must be 'main' or 'all', got 'some'"),
         (lambda: sdd(num_models=2, group_sizes=(5, 0)), "group_sizes must be 2 positive numbers"),
         (
