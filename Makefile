@@ -6,7 +6,7 @@ INSTALLED := $(VENV)/.installed
 
 PEERS := $(notdir $(patsubst %/requirements.txt,%,$(wildcard benchmarks/peers/*/requirements.txt)))
 
-.PHONY: demo test test-slow lint format bench bench-peers wheel clean
+.PHONY: demo test test-slow lint format bench bench-check bench-peers wheel clean
 
 demo: $(INSTALLED)
 	$(BIN)/python -m experiments.demo
@@ -26,9 +26,17 @@ format: $(INSTALLED)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+# Measures everything anew, writes BENCHMARKS.md and prints it.
 bench: $(INSTALLED)
-	$(BIN)/python benchmarks/fedavg_cnn.py
+	$(BIN)/python benchmarks/fedavg_cnn.py --results results/benchmarks
 	$(BIN)/python benchmarks/side_by_side.py
+	$(BIN)/python benchmarks/cold_start.py
+	$(BIN)/python benchmarks/scale.py
+	$(BIN)/python benchmarks/document.py
+
+# Fails where a ratio fell below the recorded one; make ends with status 2 whatever the script's.
+bench-check: $(INSTALLED)
+	$(BIN)/python benchmarks/check.py
 
 # An environment for each peer; `make -k bench-peers` goes on where one cannot be installed.
 bench-peers: $(PEERS:%=.venv-peers/%/.installed)

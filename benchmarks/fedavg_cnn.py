@@ -1,24 +1,32 @@
 """Speed of one round on the paper's CNNs, against the machine's own GEMM peak in the same run.
 
-    python benchmarks/fedavg_cnn.py [--repetitions 9] [--processes N]
+    python benchmarks/fedavg_cnn.py [--repetitions 9] [--processes N] [--results FOLDER]
 
 FedAvg: 20 clients x 100 images of 24x24x3, batches of 20, one epoch, client SGD, server Adam.
 MergedCodist: both networks' rounds and 32 distillation steps of 128 images for each.
 FLOPs are those of direct convolutions, forward and backward, without the gradient of the images.
+With --results a record is written there.
 """
 
 import argparse
 import statistics
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parent.parent))
+sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+import machine
+import records
 
 from fedcodist import launch
 
 CLIENTS, EXAMPLES, COHORT, BATCH = 100, 100, 20, 20
 ROUNDS = 3  # of one measurement
+KIND, RECORD = "gemm", "fedavg_cnn"
 DISTILLATION_STEPS, DISTILLATION_BATCH = 32, 128
 # Multiply-adds of a forward pass; the first entry is the first convolution.
 LAYERS = {
@@ -43,16 +51,23 @@ def main() -> int:
     parser.add_argument("--repetitions", type=int, default=9)
     parser.add_argument("--processes", type=int, default=launch.default_processes())
     parser.add_argument("--workloads", nargs="+", default=["small", "large", "merged"])
+    parser.add_argument("--results", type=Path)
     arguments = parser.parse_args()
     if not launch.is_child():
         return launch.supervise([sys.executable, *sys.argv], arguments.processes)
+    device = machine.device()
     launch.join()
-    measure(arguments.repetitions, arguments.workloads)
+    measured = measure(arguments.repetitions, arguments.workloads)
+    if measured is not None:
+        record = {**records.common(RECORD, KIND, machine.accelerator() or device), **measured}
+        print(table(record))
+        if arguments.results is not None:
+            records.write(record, arguments.results)
     return 0
 
 
-def measure(repetitions: int, workloads: list[str]) -> None:
-    """Prints seconds per round, GFLOP/s and the ratio to the GEMM peak for each workload."""
+def measure(repetitions: int, workloads: list[str]) -> dict[str, Any] | None:
+    """Measures each workload's rounds and the GEMM peak in turn; the first process returns it."""
     import jax
     import numpy as np
 
@@ -83,28 +98,54 @@ def measure(repetitions: int, workloads: list[str]) -> None:
     for _ in range(repetitions):
         peaks.append(seconds_of(lambda: gemm(*operands)))
         for entry in measured:
-            workload, flops, compile_seconds, call, state, times = entry
+            _, _, _, call, state, times = entry
             started = time.perf_counter()
             entry[4] = jax.block_until_ready(call(state))
             times.append((time.perf_counter() - started) / ROUNDS)
     if not first:
-        return
-    peak = gemm_flops(jax.device_count()) / statistics.median(peaks) / 1e9
-    print(
-        f"{jax.process_count()} processes, {jax.device_count()} devices, {repetitions} repetitions"
-    )
-    print(f"GEMM peak, float32, 2048 x 2048, all cores: {peak:.0f} GFLOP/s\n")
-    print(
+        return None
+    peaks = [gemm_flops(jax.device_count()) / seconds / 1e9 for seconds in peaks]
+    return {
+        "processes": jax.process_count(),
+        "devices": jax.device_count(),
+        "gemm_gflops": peaks,
+        "rounds": {
+            workload: {
+                "gflop": flops / 1e9,
+                "seconds": times,
+                "share_of_peak": [
+                    flops / 1e9 / seconds / peak for seconds, peak in zip(times, peaks, strict=True)
+                ],
+                "first_call_seconds": compile_seconds,
+            }
+            for workload, flops, compile_seconds, _, _, times in measured
+        },
+    }
+
+
+def table(record: Mapping[str, Any]) -> str:
+    """Seconds per round, GFLOP/s and the share of the GEMM peak for people."""
+    peak = statistics.median(record["gemm_gflops"])
+    lines = [
+        f"{record['processes']} processes, {record['devices']} devices, "
+        f"{len(record['gemm_gflops'])} repetitions",
+        f"GEMM peak, float32, 2048 x 2048, all cores: {peak:.0f} GFLOP/s\n",
         f"{'round':<16}{'seconds':>9}{'min':>8}{'max':>8}{'GFLOP':>8}{'GFLOP/s':>9}"
-        f"{'of peak':>9}{'first call, s':>15}"
-    )
-    for workload, flops, compile_seconds, _, _, times in measured:
-        median = statistics.median(times)
-        name = "MergedCodist" if workload == "merged" else f"FedAvg {workload}"
-        print(
-            f"{name:<16}{median:9.3f}{min(times):8.3f}{max(times):8.3f}{flops / 1e9:8.2f}"
-            f"{flops / median / 1e9:9.1f}{flops / median / 1e9 / peak:9.1%}{compile_seconds:15.1f}"
+        f"{'of peak':>9}{'first call, s':>15}",
+    ]
+    for workload, own in record["rounds"].items():
+        times, gflop = own["seconds"], own["gflop"]
+        median, share = statistics.median(times), statistics.median(own["share_of_peak"])
+        lines.append(
+            f"{name_of(workload):<16}{median:9.3f}{min(times):8.3f}{max(times):8.3f}{gflop:8.2f}"
+            f"{gflop / median:9.1f}{share:9.1%}{own['first_call_seconds']:15.1f}"
         )
+    return "\n".join(lines)
+
+
+def name_of(workload: str) -> str:
+    """What a round is called in tables."""
+    return "MergedCodist" if workload == "merged" else f"FedAvg {workload}"
 
 
 def make_workload(workload: str, federated, num_unlabelled: int):

@@ -5,9 +5,11 @@
 
 A client's examples are visited in an order drawn from the seed. So that the first round visits them
 in the order of the file, as the peers do, they are stored where that round's order finds them; the
-drawing itself stays in the measured time. Cohorts and initial weights are the file's.
+drawing itself stays in the measured time. Cohorts, unlabelled rows and initial weights are the file's.
+The other programs use the CPU, so this one does.
 """
 
+import functools
 import os
 import sys
 import time
@@ -22,12 +24,13 @@ from peers import workload as work
 
 from fedcodist import launch
 
-POOL, SEED = "clients", 0
+SEED = 0
 
 
 def main() -> int:
     """Starts the processes, or measures in one of them."""
     arguments = measuring.parse_arguments(__doc__)
+    os.environ["JAX_PLATFORMS"] = "cpu"
     if not launch.is_child():
         measuring.limit_cores(arguments.processes * arguments.threads)
         return launch.supervise([sys.executable, *sys.argv], arguments.processes)
@@ -42,6 +45,7 @@ def measure(arguments) -> None:
     import numpy as np
 
     from fedcodist import simulation
+    from fedcodist.distillation import UNLABELLED
     from fedcodist.sources import resident_data
 
     inputs = work.read_inputs(arguments.inputs, arguments.workload)
@@ -49,10 +53,13 @@ def measure(arguments) -> None:
     federated = make_data(inputs)
     algorithm = make_algorithm(inputs, federated)
     programs = simulation.build_programs(algorithm, arguments.rounds_per_repetition, mesh)
-    data = simulation.replicate(resident_data(federated), mesh)
+    rows = {}
+    if inputs.unlabelled is not None:
+        rows[UNLABELLED] = {"image": inputs.unlabelled}
+    data = simulation.replicate(resident_data(federated, rows), mesh)
     hyper = simulation.replicate(jax.tree.map(np.float32, algorithm.hyper), mesh)
     seeds = simulation.replicate(np.full(1, SEED, np.uint32), mesh)
-    state = programs.init(seeds), {POOL: None}
+    state = programs.init(seeds), dict.fromkeys(inputs.pools)
 
     def train(rounds):
         # Always from round 0: every repetition trains on the same cohorts.
@@ -62,8 +69,8 @@ def measure(arguments) -> None:
 
     def save():
         if jax.process_index() == 0:
-            params = state[0][POOL].params
-            measuring.save_weights(common_weights(inputs.network, params), arguments)
+            weights = {n: common_weights(p.network, state[0][n]) for n, p in inputs.pools.items()}
+            measuring.save_weights(weights, arguments)
 
     times = measuring.run(train, save, arguments, time.perf_counter)
     if jax.process_index() == 0:
@@ -72,7 +79,7 @@ def measure(arguments) -> None:
 
 
 def make_data(inputs: work.Inputs):
-    """The clients' examples, stored so that round 0 visits them in the order of the file."""
+    """The clients' examples, put where round 0 visits them in the order of the file."""
     import jax
     import jax.numpy as jnp
     import numpy as np
@@ -85,36 +92,78 @@ def make_data(inputs: work.Inputs):
     sizes = np.diff(inputs.offsets)
     positions = jnp.arange(sizes.max())
 
-    @jax.jit
-    def order_of(client, size):
-        key = keys.derive(client_key(jax.random.key(SEED), 0, POOL), client, "order")
+    @functools.partial(jax.jit, static_argnums=0)
+    def order_of(pool, client, size):
+        key = keys.derive(client_key(jax.random.key(SEED), 0, pool), client, "order")
         return permuted_positions(key, positions, size)
 
-    images, labels = inputs.images.copy(), inputs.labels.copy()
-    for client in inputs.cohorts[0]:
-        rows, size = inputs.rows_of(client), sizes[client]
-        order = rows.start + np.asarray(order_of(client, size))[:size]
-        images[order], labels[order] = inputs.images[rows], inputs.labels[rows]
+    images, labels = inputs.images, inputs.labels
+    for name, pool in inputs.pools.items():
+        for client in pool.cohorts[0]:
+            rows, size = inputs.rows_of(client), sizes[client]
+            order = rows.start + np.asarray(order_of(name, client, size))[:size]
+            images[order], labels[order] = images[rows].copy(), labels[rows].copy()
     columns = {"image": images, "label": labels}
     return FederatedData.from_arrays(columns, offsets=inputs.offsets)
 
 
 def make_algorithm(inputs: work.Inputs, federated):
-    """Federated averaging from the file's weights on the file's cohorts."""
-    import functools
+    """The workload's method from the file's weights, on the file's cohorts and unlabelled rows."""
+    import jax.numpy as jnp
+    import optax
 
+    from fedcodist.algorithms.codistillation import TeachingHyper
+    from fedcodist.algorithms.merged_codistillation import merged_codistillation
+    from fedcodist.algorithms.periodic_codistillation import periodic_codistillation
+    from fedcodist.algorithms.pools import independent_pools
+    from fedcodist.cohort import Selection
+    from fedcodist.distillation import UNLABELLED, Distillation
+
+    pools = {name: make_pool(inputs, name) for name in inputs.pools}
+    cohorts = {name: jnp.asarray(pool.cohorts) for name, pool in inputs.pools.items()}
+    codistillation, rows = work.WORKLOADS[inputs.workload].codistillation, {}
+    if codistillation is None:
+        algorithm = independent_pools(pools, federated.columns)
+    else:
+        rows[UNLABELLED] = jnp.asarray(inputs.unlabelled_rows)
+        steps, batch = codistillation.steps, work.DISTILLATION_BATCH
+        optimizer = functools.partial(optax.adam, eps=work.STUDENT_EPSILON)
+        teaching = TeachingHyper(
+            work.STUDENT_LEARNING_RATE, decay=1.0, interpolation=work.INTERPOLATION
+        )
+        settings = {
+            "num_unlabelled": work.UNLABELLED,
+            "num_rounds": 1,
+            "distillation": Distillation(steps, batch, optimizer, mixup_beta=0.0),
+            "teaching": dict.fromkeys(pools, teaching),
+        }
+        if codistillation.method == "merged":
+            settings["alpha"] = work.ALPHA
+            algorithm = merged_codistillation(pools, federated.columns, **settings)
+        else:
+            algorithm = periodic_codistillation(pools, federated.columns, period=1, **settings)
+
+    def select(round, key):
+        clients = {name: drawn[round % len(drawn)] for name, drawn in cohorts.items()}
+        return Selection(clients, {name: each[round % len(each)] for name, each in rows.items()})
+
+    return algorithm._replace(select=select)
+
+
+def make_pool(inputs: work.Inputs, name: str):
+    """A pool that trains by federated averaging from the file's weights."""
     import jax.numpy as jnp
     import numpy as np
     import optax
 
     from fedcodist.algorithms.fed_avg import FedAvgHyper, fed_avg
-    from fedcodist.algorithms.pools import Pool, independent_pools
+    from fedcodist.algorithms.pools import Pool
     from fedcodist.client_training import LocalTraining
-    from fedcodist.cohort import Selection
-    from fedcodist.model import Variables, from_flax_linen
+    from fedcodist.model import from_flax_linen
 
-    model = from_flax_linen(make_network(inputs.workload), jnp.zeros((1, *inputs.network.image)))
-    model = model._replace(init=lambda key: Variables(own_weights(inputs), {}))
+    network, cohorts, weights = inputs.pools[name]
+    model = from_flax_linen(make_network(inputs.workload, name), jnp.zeros((1, *network.image)))
+    model = model._replace(init=lambda key: own_weights(network, weights))
     first, second = work.SERVER_BETAS
     method = fed_avg(
         model,
@@ -122,50 +171,61 @@ def make_algorithm(inputs: work.Inputs, federated):
         functools.partial(optax.adam, b1=first, b2=second, eps=work.SERVER_EPSILON),
         hyper=FedAvgHyper(work.CLIENT_LEARNING_RATE, work.SERVER_LEARNING_RATE),
     )
-    pool = Pool(method, np.arange(federated.num_clients), work.COHORT)
-    cohorts = jnp.asarray(inputs.cohorts)
-    return independent_pools({POOL: pool}, federated.columns)._replace(
-        select=lambda round, key: Selection({POOL: cohorts[round % len(cohorts)]}, {})
-    )
+    number = work.WORKLOADS[inputs.workload].population.clients
+    clients = list(inputs.pools).index(name) * number + np.arange(number)
+    return Pool(method, clients, cohorts.shape[1])
 
 
-def make_network(workload: str):
-    """The library's network of a workload."""
-    from fedcodist.models import cnn, digits, emnist
+def make_network(workload: str, pool: str):
+    """The library's network of a pool."""
+    from fedcodist.models import cnn, digits, emnist, resnet
 
     networks = {
         "cnn_small": cnn.small_cnn,
         "cnn_large": cnn.large_cnn,
         "digits": lambda: digits.MLP(hidden=(64,)),
         "emnist": lambda: emnist.emnist_cnn(dropout=(0.0, 0.0)),
+        "resnet20": resnet.resnet20,
     }
-    return networks[workload]()
+    return networks[workload if pool == work.POOL else f"cnn_{pool}"]()
 
 
-def own_weights(inputs: work.Inputs):
-    """The file's initial weights as this library's parameters."""
-    params = {}
-    for name, value in inputs.weights.items():
-        layer, leaf = name.split("/")
-        params.setdefault(_own_name(inputs.network, layer), {})[leaf] = value
-    return params
+def own_weights(network: work.Network | work.ResidualNetwork, weights):
+    """Weights in the common layout as this library's variables."""
+    from fedcodist.model import Variables
+
+    params, statistics = {}, {}
+    for name, value in weights.items():
+        *path, leaf = _own_path(network, name)
+        tree = statistics if leaf in ("mean", "var") else params
+        for key in path:
+            tree = tree.setdefault(key, {})
+        tree[leaf] = value
+    return Variables(params, {"batch_stats": statistics} if statistics else {})
 
 
-def common_weights(network: work.Network, params):
-    """Trained parameters, which have a leading axis of one seed, in the common layout."""
+def common_weights(network: work.Network | work.ResidualNetwork, server):
+    """A server's variables, which have a leading axis of one seed, in the common layout."""
     import numpy as np
 
     weights = {}
     for name in work.weight_shapes(network):
-        layer, leaf = name.split("/")
-        value = params[_own_name(network, layer)][leaf]
+        path = _own_path(network, name)
+        value = server.params
+        if path[-1] in ("mean", "var"):
+            value = server.mutable["batch_stats"]
+        for key in path:
+            value = value[key]
         weights[name] = np.asarray(value.addressable_data(0))[0]
     return weights
 
 
-def _own_name(network: work.Network, layer: str) -> str:
-    # The library's networks without convolutions leave it to Flax to name their layers.
-    return layer if network.convolutions else f"Dense_{work.dense_layers(network).index(layer)}"
+def _own_path(network: work.Network | work.ResidualNetwork, name: str) -> list[str]:
+    path = name.split("/")
+    if isinstance(network, work.Network) and not network.convolutions:
+        # The library's networks without convolutions leave it to Flax to name their layers.
+        path[0] = f"Dense_{work.dense_layers(network).index(path[0])}"
+    return path
 
 
 if __name__ == "__main__":

@@ -10,10 +10,8 @@ environment of its own. `--check` compares the weights after one round with the 
 """
 
 import argparse
-import datetime
 import json
 import os
-import platform
 import signal
 import statistics
 import subprocess
@@ -25,17 +23,31 @@ from typing import Any, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+import machine
 import numpy as np
+import records
 from peers import make_inputs
 from peers import workload as work
 
 ROOT = Path(__file__).resolve().parents[1]
 INPUTS = ROOT / "build" / "benchmarks"
 OURS, REFERENCE = "fedcodist", "torch_loop"
+KIND = "side_by_side"
 # One repetition should take long against the clock and not against the patience.
-ROUNDS = {"cnn_small": 5, "cnn_large": 3, "digits": 50, "emnist": 3}
+ROUNDS = {
+    "cnn_small": 5,
+    "cnn_large": 3,
+    "digits": 50,
+    "emnist": 3,
+    "resnet20": 1,
+    "merged": 1,
+    "periodic": 1,
+}
 TOLERANCE = 1e-4  # of weights after one round, relative to the norm of the round's update
 TIME_LIMIT = 1800
+CODISTILLATION = ("merged", "periodic")
+NOT_SUPPORTED = "not supported"
+NOT_INSTALLED = "not installed: make bench-peers"
 
 
 class Program(NamedTuple):
@@ -45,11 +57,19 @@ class Program(NamedTuple):
       command: interpreter and script.
       needs: a file that is there once its environment has been made.
       several: whether it can use several processes.
+      lacks: workloads that it cannot do.
     """
 
     command: tuple[str, ...]
     needs: Path
     several: bool = True
+    lacks: tuple[str, ...] = ()
+
+    def hindrance(self, workload: str) -> str | None:
+        """Why it cannot be run, or None."""
+        if workload in self.lacks:
+            return NOT_SUPPORTED
+        return None if self.needs.exists() else NOT_INSTALLED
 
 
 class Setting(NamedTuple):
@@ -72,19 +92,20 @@ class ProgramFailed(RuntimeError):
     """A program gave no result; the message is its own last line."""
 
 
-def _peer(name: str, several: bool = True) -> Program:
+def _peer(name: str, several: bool = True, lacks: tuple[str, ...] = ()) -> Program:
     environment = ROOT / ".venv-peers" / name
     script = ROOT / "benchmarks" / "peers" / name / "program.py"
     command = (str(environment / "bin" / "python"), str(script))
-    return Program(command, environment / ".installed", several)
+    return Program(command, environment / ".installed", several, lacks)
 
 
 PROGRAMS = {
     OURS: Program((sys.executable, str(ROOT / "benchmarks" / "ours.py")), Path(sys.executable)),
     REFERENCE: _peer(REFERENCE, several=False),
-    "fedjax": _peer("fedjax"),
-    "pfl_research": _peer("pfl_research"),
-    "flower": _peer("flower"),
+    # FedJAX's models have no mutable state; pfl-research averages parameters alone.
+    "fedjax": _peer("fedjax", lacks=("resnet20", *CODISTILLATION)),
+    "pfl_research": _peer("pfl_research", lacks=("resnet20", *CODISTILLATION)),
+    "flower": _peer("flower", lacks=CODISTILLATION),
 }
 
 
@@ -94,17 +115,13 @@ def main() -> int:
     parser.add_argument("--workload", nargs="+", choices=sorted(ROUNDS), default=list(ROUNDS))
     parser.add_argument("--turns", type=int, default=7)
     parser.add_argument("--check", action="store_true", help="compare results, measure nothing")
-    parser.add_argument("--results", type=Path, default=ROOT / "results" / "benchmarks")
+    parser.add_argument("--results", type=Path, default=records.FOLDER)
     arguments = parser.parse_args()
     if arguments.turns < 1:
         parser.error(f"--turns must be at least 1, got {arguments.turns}")
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    status = 0
+    cores, status = machine.cores(), 0
     for workload in arguments.workload:
-        path = INPUTS / f"{workload}.npz"
-        if not path.exists():
-            make_inputs.write(workload, path)
-        job = Job(workload, path, ROUNDS[workload], arguments.turns)
+        job = make_job(workload, arguments.turns)
         try:
             if arguments.check:
                 status = max(status, check(PROGRAMS, job, cores))
@@ -114,43 +131,56 @@ def main() -> int:
             print(f"error: {error}", file=sys.stderr)
             return 1
         print(table(record), flush=True)
-        arguments.results.mkdir(parents=True, exist_ok=True)
-        file = arguments.results / f"{record['date']}-{workload}.json"
-        file.write_text(json.dumps(record, indent=1) + "\n")
+        records.write(record, arguments.results)
     return status
+
+
+def make_job(workload: str, turns: int) -> Job:
+    """A workload's job, with its inputs as the present code makes them."""
+    path = INPUTS / f"{workload}.npz"
+    make_inputs.write(workload, path)
+    return Job(workload, path, ROUNDS[workload], turns)
 
 
 def measure(programs: Mapping[str, Program], job: Job, cores: int) -> dict[str, Any]:
     """Measures all installed programs in turn; returns what the results file holds."""
-    records, chosen = {}, {}
+    measured: dict[str, dict[str, Any]] = {}
+    chosen = {}
     for name, program in programs.items():
-        if not program.needs.exists():
-            records[name] = {"error": "not installed: make bench-peers"}
+        if hindrance := program.hindrance(job.workload):
+            measured[name] = {"error": hindrance}
             continue
         tried = try_settings(program, job, settings(cores, program.several))
-        records[name] = {"tried": tried}
+        measured[name] = {"tried": tried}
         worked = [trial for trial in tried if "error" not in trial]
         if not worked:
-            records[name]["error"] = tried[0]["error"]
+            measured[name]["error"] = tried[0]["error"]
             continue
         best = min(worked, key=lambda trial: trial["seconds"])
         chosen[name] = Setting(best["processes"], best["threads"])
     if OURS not in chosen:
-        raise ProgramFailed(f"{OURS} does not run: {records[OURS]['error']}")
-    lines = in_turn({name: programs[name] for name in chosen}, chosen, job)
-    ours = [seconds(line) for line in lines[OURS]]
-    for name, own in lines.items():
-        if len(own) < job.turns:
-            records[name]["error"] = f"failed in turn {len(own) + 1}"
-            continue
-        records[name] |= summary(own, ours)
+        raise ProgramFailed(f"{OURS} does not run: {measured[OURS]['error']}")
+    for name, own in compare({name: programs[name] for name in chosen}, chosen, job).items():
+        measured[name] |= own
     return {
-        "date": datetime.date.today().isoformat(),
-        "workload": job.workload,
-        "machine": {"processor": processor(), "cores": cores, "python": platform.python_version()},
+        **records.common(job.workload, KIND),
         "turns": job.turns,
         "rounds_per_repetition": job.rounds,
-        "programs": records,
+        "programs": measured,
+    }
+
+
+def compare(
+    programs: Mapping[str, Program], chosen: Mapping[str, Setting], job: Job
+) -> dict[str, dict[str, Any]]:
+    """Runs programs in turn, ours among them, with a setting for each; returns their figures."""
+    lines = in_turn(programs, chosen, job)
+    ours = [seconds(line) for line in lines[OURS]]
+    return {
+        name: {"error": f"failed in turn {len(own) + 1}"}
+        if len(own) < job.turns
+        else summary(own, ours)
+        for name, own in lines.items()
     }
 
 
@@ -217,8 +247,7 @@ def summary(lines: Sequence[Mapping[str, Any]], ours: Sequence[float]) -> dict[s
 def table(record: Mapping[str, Any]) -> str:
     """The results of one workload for people."""
     title = (
-        f"\n{record['workload']}: {record['machine']['processor']}, "
-        f"{record['machine']['cores']} cores, {record['turns']} turns of "
+        f"\n{record['workload']}: {record['device']}, {record['turns']} turns of "
         f"{record['rounds_per_repetition']} rounds"
     )
     head = (
@@ -245,13 +274,12 @@ def check(programs: Mapping[str, Program], job: Job, cores: int) -> int:
     if not programs[REFERENCE].needs.exists():
         print(f"error: the check needs {REFERENCE}: make bench-peers", file=sys.stderr)
         return 2
-    with np.load(job.inputs) as file:
-        initial = {name: file[name] for name in work.weight_shapes(work.NETWORKS[job.workload])}
+    initial = initial_weights(job)
     reference = weights_after_one_round(programs[REFERENCE], job, Setting(1, 1))
     status = 0
     for name, program in programs.items():
-        if not program.needs.exists():
-            print(f"{job.workload:<12}{name:<14}not installed: make bench-peers")
+        if hindrance := program.hindrance(job.workload):
+            print(f"{job.workload:<12}{name:<14}{hindrance}")
             continue
         for setting in settings(cores, program.several):
             where = f"{job.workload:<12}{name:<14}{setting.processes} x {setting.threads}"
@@ -266,6 +294,17 @@ def check(programs: Mapping[str, Program], job: Job, cores: int) -> int:
             print(f"{where}  {difference:.1e}  {'ok' if agrees else 'DIFFERS'}", flush=True)
             status = max(status, int(not agrees))
     return status
+
+
+def initial_weights(job: Job) -> dict[str, np.ndarray]:
+    """The weights that all programs start from, 'pool/layer/leaf' -> array."""
+    names = [
+        f"{pool}/{name}"
+        for pool, network in work.WORKLOADS[job.workload].networks.items()
+        for name in work.weight_shapes(network)
+    ]
+    with np.load(job.inputs) as file:
+        return {name: file[name] for name in names}
 
 
 def weights_after_one_round(program: Program, job: Job, setting: Setting) -> dict[str, np.ndarray]:
@@ -336,16 +375,6 @@ def run(
 def seconds(line: Mapping[str, Any]) -> float:
     """Seconds per round of one run of a program."""
     return statistics.median(line["seconds_per_round"])
-
-
-def processor() -> str:
-    """The processor's name, as far as the system tells."""
-    path = Path("/proc/cpuinfo")
-    if path.exists():
-        for line in path.read_text().splitlines():
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
-    return platform.processor() or platform.machine()
 
 
 if __name__ == "__main__":

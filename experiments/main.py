@@ -3,20 +3,24 @@ r"""Runs one experiment from a config file.
     python -m experiments.main --config experiments/configs/digits_codist.py --workdir runs/digits \
         --config.rounds=40 --config.algorithm.alpha=0.5
 
-The same command continues a run that was stopped. On a CPU it starts one process per core.
+The same command continues a run that was stopped. On a CPU it starts one process per core. On several
+machines, each runs the command with --distributed or --coordinator (see BUILD.md).
 """
 
-import os
+import json
 import sys
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from absl import flags
-from ml_collections import config_flags
+from ml_collections import ConfigDict, config_flags
 
 from experiments import command
 from fedcodist import launch
+
+Callback = Callable[[Sequence[Mapping[str, Any]]], None]
 
 _CONFIG = config_flags.DEFINE_config_file("config", None, "The experiment's config file.")
 _WORKDIR = flags.DEFINE_string("workdir", None, "Run folder; the same one continues a stopped run.")
@@ -24,8 +28,13 @@ _PROCESSES = flags.DEFINE_integer(
     "processes", None, "Processes on this machine; chosen by the machine where not given."
 )
 _DISTRIBUTED = flags.DEFINE_bool(
-    "distributed", False, "Join a cluster (TPU pod, Slurm, ...) through jax.distributed."
+    "distributed", False, "One process of a run on a TPU pod, Slurm or Kubernetes, found by JAX."
 )
+_COORDINATOR = flags.DEFINE_string(
+    "coordinator", None, "One process of a run on any machines: HOST:PORT of the first one."
+)
+_NUM_HOSTS = flags.DEFINE_integer("num_hosts", None, "Machines, with --coordinator.")
+_HOST = flags.DEFINE_integer("host", None, "This machine's number from 0, with --coordinator.")
 _CHANGE_PLAN = flags.DEFINE_bool(
     "change_plan", False, "Resume a run that was started under another execution plan."
 )
@@ -38,19 +47,35 @@ def main(arguments: list[str]) -> int:
         return 0
     try:
         command.parse(arguments, flags.FLAGS, required=("config", "workdir"))
-        processes = _processes()
+        cluster = launch.check_cluster(_COORDINATOR.value, _NUM_HOSTS.value, _HOST.value)
+        is_distributed = _DISTRIBUTED.value or cluster is not None
+        processes = _processes(is_distributed)
     except command.PARSE_ERRORS as error:
         return command.refuse(error)
-    if launch.is_child() or _DISTRIBUTED.value:
-        return _run()
-    program = [sys.executable, "-m", "experiments.main", *arguments[1:]]
     workdir = Path(_WORKDIR.value)
+    if launch.is_child():
+        # JAX is imported from here on, so that a mistyped flag is answered at once.
+        if not is_distributed:
+            launch.join()
+            return _run()
+        try:
+            launch.join_cluster(cluster, workdir / "logs")
+            return _run()
+        except launch.ClusterError as error:
+            return command.refuse(error)
+        except RuntimeError as error:
+            if not launch.is_disconnection(error):
+                raise
+            return launch.DISCONNECTED
+    program = [sys.executable, "-m", "experiments.main", *arguments[1:]]
+    if is_distributed:
+        return launch.supervise_host(program, workdir / "logs")
     return launch.supervise(
         program, processes, lambda: _newest_checkpoint(workdir), logs=workdir / "logs"
     )
 
 
-def _processes() -> int:
+def _processes(is_distributed: bool) -> int:
     """The flag's number of processes, else the config's, else what suits the machine."""
     for name, value in (
         ("--processes", _PROCESSES.value),
@@ -59,19 +84,19 @@ def _processes() -> int:
         if value is not None:
             if value < 1:
                 raise ValueError(f"{name} must be at least 1, got {value}.")
+            if value > 1 and is_distributed:
+                raise ValueError(
+                    f"{name} must be 1 with --distributed or --coordinator, where every command "
+                    f"is one process, got {value}."
+                )
             return value
     return launch.default_processes()
 
 
 def _run() -> int:
     """One process's part of the run."""
-    # JAX is imported here, so that a mistyped flag is answered at once.
-    launch.join()
     launch.cache_compilations()
     import jax
-
-    if _DISTRIBUTED.value:
-        jax.distributed.initialize()
     from safetensors import SafetensorError
 
     from experiments.assembly import build_experiment
@@ -103,7 +128,7 @@ def _run() -> int:
             config={key: value for key, value in config.to_dict().items() if key != "execution"},
             plan=plan,
             change_plan=_CHANGE_PLAN.value,
-            callbacks=[log] if is_first and (log := tensorboard(workdir / "tensorboard")) else [],
+            callbacks=_callbacks(config, workdir) if is_first else [],
             name=f"{config.name} · {config.algorithm.name}",
         )
     except (TrainingDiverged, CheckpointError, RunFolderError) as error:
@@ -120,7 +145,60 @@ def _run() -> int:
     return 0
 
 
-def tensorboard(folder: Path) -> Callable[[Sequence[Mapping[str, Any]]], None] | None:
+def _callbacks(config: ConfigDict, workdir: Path) -> list[Callback]:
+    log, about = tensorboard(workdir / "tensorboard"), data_manifests(config.data)
+    return [*([log] if log else []), *([data_note(workdir, about)] if about else [])]
+
+
+def data_manifests(settings: ConfigDict) -> dict[str, dict[str, Any]]:
+    """What the manifests of a config's prepared folders say: by folder its source, whether that was
+    left unverified, the seed that dealt its clients (None without), and each split's examples.
+
+    Raises:
+      PreparedDataError: a folder has no manifest, or one that was changed.
+    """
+    from fedcodist.data.prepared import manifest
+
+    if settings.name != "prepared":
+        return {}
+    manifests = {
+        folder: manifest(folder)
+        for folder in (settings.folder, settings.unlabelled_folder)
+        if folder is not None
+    }
+    return {
+        folder: {
+            "source": content["source"],
+            "unverified": content["arguments"].get("unverified", False),
+            "seed": content["arguments"].get("seed"),
+            "num_examples": {
+                split: entry["num_examples"] for split, entry in content["splits"].items()
+            },
+        }
+        for folder, content in manifests.items()
+    }
+
+
+def data_note(workdir: Path, about: Mapping[str, Any]) -> Callback:
+    """A callback that adds to environment.json, once, what a run's data are."""
+    from fedcodist.checkpoint import write_atomically
+    from fedcodist.run_folder import RunFolderError
+
+    def note(records: Sequence[Mapping[str, Any]]) -> None:
+        # At the first evaluation, when the folder is the run's; what a resumed run has stays.
+        path = workdir / "environment.json"
+        try:
+            environment = json.loads(path.read_text(encoding="utf-8"))
+            if "data" not in environment:
+                text = json.dumps({**environment, "data": about}, indent=2) + "\n"
+                write_atomically(path, text.encode())
+        except OSError as error:
+            raise RunFolderError(f"cannot write {path}: {error.strerror}.") from error
+
+    return note
+
+
+def tensorboard(folder: Path) -> Callback | None:
     """A callback that logs every scalar to TensorBoard; None where tensorboardX is not installed."""
     try:
         from tensorboardX import SummaryWriter
@@ -149,9 +227,13 @@ def _newest_checkpoint(workdir: Path) -> str | None:
 
 
 if __name__ == "__main__":
-    status = main(sys.argv)
+    try:
+        status = main(sys.argv)
+    except Exception:
+        if not launch.is_child():
+            raise
+        traceback.print_exc()
+        status = 1
     if status and launch.is_child():
-        # A process that failed must not wait for the others at jax.distributed's exit barrier.
-        sys.stdout.flush()
-        os._exit(status)
+        launch.leave(status)
     sys.exit(status)

@@ -3,9 +3,14 @@
 # In the order of tables and legends.
 METHOD_NAMES = {
     "fed_avg": "FedAvg",
+    "fed_prox": "FedProx",
+    "scaffold": "SCAFFOLD",
+    "fed_df": "FedDF",
+    "fed_sdd": "FedSDD",
     "periodic_codistillation": "PeriodicCodist",
     "merged_codistillation": "MergedCodist",
 }
-METHODS = tuple(METHOD_NAMES)
 BASELINE = "fed_avg"
-CODISTILLATION = tuple(name for name in METHODS if name != BASELINE)
+CODISTILLATION = ("periodic_codistillation", "merged_codistillation")
+# Those of the codistillation paper.
+METHODS = (BASELINE, *CODISTILLATION)

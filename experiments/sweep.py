@@ -12,14 +12,17 @@ import concurrent.futures
 import fnmatch
 import importlib.util
 import json
-import os
 import queue
+import re
 import subprocess
 import sys
 import types
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+from absl import flags
+from ml_collections import config_flags
 
 from experiments import command
 from fedcodist import launch
@@ -49,6 +52,8 @@ def main(arguments: Sequence[str]) -> int:
         configs = {run: module.get_config(run).to_json_best_effort() for run in runs}
         if settings.at_once < 1:
             raise ValueError(f"--at-once must be at least 1, got {settings.at_once}.")
+        for run in runs:
+            _check_settings(settings.config, run, others)
     except command.PARSE_ERRORS as error:
         return command.refuse(error)
     if settings.list:
@@ -59,6 +64,11 @@ def main(arguments: Sequence[str]) -> int:
     except KeyboardInterrupt:
         print("interrupted: the same command goes on where it stopped.", flush=True)
         return launch.INTERRUPTED
+
+
+def chosen_runs(config: str, patterns: Sequence[str] | None) -> list[str]:
+    """The runs of a config file that match; raises one of PARSE_ERRORS for a mistake."""
+    return _chosen(_load(config).get_runs(), patterns)
 
 
 def run_folder_name(run: str) -> str:
@@ -83,6 +93,21 @@ def _chosen(runs: Sequence[str], patterns: Sequence[str] | None) -> list[str]:
         if not fnmatch.filter(runs, pattern):
             raise ValueError(f"--only {pattern!r} matches none of {list(runs)}.")
     return [r for r in runs if not patterns or any(fnmatch.fnmatchcase(r, p) for p in patterns)]
+
+
+def _check_settings(path: str, run: str, others: Sequence[str]) -> None:
+    """Raises one of PARSE_ERRORS for a setting that the run does not have, or of another type.
+
+    Whatever is not of the form --config.name=value is left to main.
+    """
+    given = [argument for argument in others if re.match(r"--config\.[^=]+=", argument)]
+    arguments = ["experiments.main", f"--config={path}:{run}", *given]
+    values = flags.FlagValues()
+    config_flags.DEFINE_config_file("config", flag_values=values, sys_argv=arguments)
+    try:
+        command.parse(arguments, values, required=("config",))
+    except ValueError as error:
+        raise ValueError(f"run {run!r}: {error}") from None
 
 
 def _run_all(
@@ -127,20 +152,13 @@ def _run(
             child = subprocess.Popen(
                 [*program, "--processes=1"], stdout=output, stderr=subprocess.STDOUT
             )
-            if sys.platform == "linux":
-                # Long before the child starts its threads, which inherit this.
-                os.sched_setaffinity(child.pid, _share(place, settings.at_once))
+            # Long before the child starts its threads, which inherit this.
+            launch.take_cores(place, settings.at_once, child.pid)
             status = child.wait()
     print(f"{run}: {'finished' if status == 0 else f'failed with status {status}'}", flush=True)
     if status == 0:
         (workdir / _MARK).write_text(json.dumps(finished, indent=2) + "\n")
     return status
-
-
-def _share(place: int, places: int) -> set[int]:
-    """The cores of one of several runs at once; shared where there are fewer cores than runs."""
-    cores = sorted(os.sched_getaffinity(0))
-    return set(cores[place % len(cores) :: places]) or set(cores)
 
 
 def _is_finished(workdir: Path, finished: Mapping[str, Any]) -> bool:

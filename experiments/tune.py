@@ -197,7 +197,7 @@ def _work(values: flags.FlagValues) -> int:
     """One worker's part of the study."""
     rank, count = int(os.environ[launch.RANK]), int(os.environ[launch.COUNT])
     _end_with_the_supervisor()
-    _take_cores(rank, count)
+    launch.take_cores(rank, count)
     launch.cache_compilations()
     from experiments import study as studies
 
@@ -206,10 +206,10 @@ def _work(values: flags.FlagValues) -> int:
     try:
         if values.output:
             Path(values.output).parent.mkdir(parents=True, exist_ok=True)
-        experiment = held_out_experiment(config)
+        experiment, hyper_of = held_out_experiment(config)
         space = search_space.search_space(config)
         if rank == 0:
-            check_trials(config, space)
+            check_trials(config, space, hyper_of)
         plan = make_plan(
             config,
             space,
@@ -232,7 +232,7 @@ def _work(values: flags.FlagValues) -> int:
                 f"drawn in the first trial too, as the config's lie outside: {', '.join(missing)}"
             )
         os.write(int(os.environ[_READY]), b"1")
-    counts, compilations = run_trials(config, experiment, plan, study, worker)
+    counts, compilations = run_trials(config, experiment, hyper_of, plan, study, worker)
     print(
         f"worker {rank}: trials: {counts.total()} "
         f"(finished {counts['finished']}, pruned {counts['pruned']}); "
@@ -243,28 +243,40 @@ def _work(values: flags.FlagValues) -> int:
 
 
 def held_out_experiment(config: ConfigDict):
-    """The config's experiment, evaluated on held-out clients alone."""
+    """The config's experiment, evaluated on held-out clients alone, and what trials differ in.
+
+    Returns:
+      (Experiment, hyper_of): a trial's config -> its algorithm's traced floats. Data are loaded once,
+      as all trials have the same.
+    """
+    from experiments.algorithms import build_algorithm
     from experiments.assembly import build_experiment
+    from experiments.data import load_data
     from fedcodist.experiment import check_experiment
 
     config = copy.deepcopy(config)
     with config.unlocked(), config.ignore_type():
         config.evaluation.update(splits=("held_out",), final_splits=())
-    experiment = build_experiment(config)
+    data = load_data(config.data)
+    experiment = build_experiment(config, data)
     check_experiment(experiment)
-    return experiment
+
+    def hyper_of(trial: ConfigDict):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # said once already
+            return build_algorithm(trial, data).hyper
+
+    return experiment, hyper_of
 
 
-def check_trials(config: ConfigDict, space: search_space.Space) -> None:
+def check_trials(config: ConfigDict, space: search_space.Space, hyper_of) -> None:
     """Raises one line where a dimension does nothing in a program that is already compiled."""
     import jax
 
-    def floats(config):
-        return [float(x) for x in jax.tree.leaves(held_out_experiment(config).algorithm.hyper)]
+    def floats(trial):
+        return [float(x) for x in jax.tree.leaves(hyper_of(trial))]
 
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # said once already
-        search_space.check_effects(config, space, floats)
+    search_space.check_effects(config, space, floats)
 
 
 def make_plan(config: ConfigDict, space: search_space.Space, **options: Any):
@@ -286,14 +298,16 @@ def make_plan(config: ConfigDict, space: search_space.Space, **options: Any):
     )
 
 
-def run_trials(config, experiment, plan, study, worker) -> tuple[collections.Counter, int]:
+def run_trials(
+    config, experiment, hyper_of, plan, study, worker
+) -> tuple[collections.Counter, int]:
     """Runs trials until the study has enough.
 
     All run the same programs, with other floats.
 
     Args:
       config: ConfigDict, whose floats trials replace.
-      experiment: of that config, on held-out clients.
+      experiment, hyper_of: of that config, see held_out_experiment.
       plan, study, worker: see experiments.study.
 
     Returns:
@@ -312,7 +326,7 @@ def run_trials(config, experiment, plan, study, worker) -> tuple[collections.Cou
         value, state, reason = None, studies.TrialState.FAIL, "stopped by an error"
         try:
             value, state, reason = _run_trial(
-                trial, _with_floats_of(experiment, values), programs, worker
+                trial, _with_floats(experiment, hyper_of(values)), programs, worker
             )
         finally:
             compilations = _compilations(programs)
@@ -352,13 +366,10 @@ def held_out_accuracy(records: Sequence[Mapping[str, Any]]) -> float:
     return sum(accuracies) / len(accuracies)
 
 
-def _with_floats_of(experiment, config: ConfigDict):
+def _with_floats(experiment, hyper):
     """The experiment with a trial's floats; it keeps everything that its programs close over."""
     import jax
 
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # said once already
-        hyper = held_out_experiment(config).algorithm.hyper
     own = experiment.algorithm.hyper
     assert jax.tree.structure(hyper) == jax.tree.structure(own), (hyper, own)
     return experiment._replace(algorithm=experiment.algorithm._replace(hyper=hyper))
@@ -375,14 +386,6 @@ def _end_with_the_supervisor() -> None:
         os._exit(1)
 
     threading.Thread(target=wait, daemon=True).start()
-
-
-def _take_cores(rank: int, count: int) -> None:
-    """This worker's share of the cores; XLA, imported later, makes as many threads."""
-    if count > 1 and hasattr(os, "sched_setaffinity"):
-        cores = sorted(os.sched_getaffinity(0))
-        share = max(1, len(cores) // count)
-        os.sched_setaffinity(0, cores[rank * share % len(cores) :][:share])
 
 
 if __name__ == "__main__":

@@ -35,11 +35,13 @@ class LocalTraining(NamedTuple):
 
 
 class TrainedClient(NamedTuple):
-    """The outcome: variables after training, steps taken, and the mean training loss."""
+    """The outcome: variables after training, steps taken, the mean training loss, and how many
+    examples were seen, each as often as there are epochs."""
 
     variables: Variables
     num_steps: jax.Array
     loss: jax.Array
+    num_examples: jax.Array
 
 
 def train_client(
@@ -112,7 +114,10 @@ def train_client(
     start = (*variables, optimizer.init(variables.params), jnp.zeros((), jnp.float32))
     params, mutable, _, loss_sum = jax.lax.fori_loop(0, bound, step, start)
     return TrainedClient(
-        Variables(params, mutable), num_steps, loss_sum / jnp.maximum(num_steps, 1)
+        Variables(params, mutable),
+        num_steps,
+        loss_sum / jnp.maximum(num_steps, 1),
+        epochs * data.size,
     )
 
 

@@ -1,7 +1,9 @@
 """The one training loop: compiled blocks of rounds, evaluation, checkpoints, logging."""
 
 import contextlib
+import json
 import time
+import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,7 +20,7 @@ from fedcodist.data.federated_data import FederatedData
 from fedcodist.federated_algorithm import FederatedAlgorithm
 from fedcodist.model import Variables, parameter_count
 from fedcodist.progress import progress
-from fedcodist.run_folder import RunFolder
+from fedcodist.run_folder import RunFolder, RunFolderError
 from fedcodist.sources import ResidentData, StreamedData, stack_inputs
 
 PyTree = Any
@@ -118,9 +120,8 @@ def run_experiment(
     with opened as folder:
         if folder and is_writer:
             folder.claim(config or {}, plan or {}, change_plan)
-        return _run(
-            experiment, checkpoint_every, folder, callbacks, show_progress, name, programs
-        )
+        _check_same_run(config, plan)
+        return _run(experiment, checkpoint_every, folder, callbacks, show_progress, name, programs)
 
 
 def _run(
@@ -256,6 +257,8 @@ def _start(programs, seeds, mesh, folder, experiment, host_rows):
         rows = device_rows(experiment.algorithm.rows, experiment.seeds)
     expected = (_shapes(state), host_rows.shapes() if host_rows else _shapes(rows))
     saved = load_checkpoint(folder.checkpoints, expected) if folder else None
+    if folder:
+        _check_same_round(saved.round if saved else 0, folder)
     if saved is None:
         if folder:
             folder.keep_metrics(0)
@@ -266,6 +269,28 @@ def _start(programs, seeds, mesh, folder, experiment, host_rows):
         host_rows.restore(rows)
         rows = None
     return simulation.replicate((state, rows), mesh), saved.round, dict(saved.notes)
+
+
+def _check_same_run(config: Any, plan: Any) -> None:
+    """Raises one line where processes were started differently, before they wait for each other."""
+    starts = _of_all_processes(zlib.crc32(json.dumps([config, plan], default=str).encode()) >> 1)
+    for process, start in enumerate(starts):
+        if start != starts[0]:
+            raise RunFolderError(
+                f"process {process} was given another config or execution plan than process 0: the "
+                "same command must run on all machines."
+            )
+
+
+def _check_same_round(round: int, folder: RunFolder) -> None:
+    """Raises one line where processes would go on from different checkpoints."""
+    rounds = _of_all_processes(round)
+    for process, other in enumerate(rounds):
+        if other != rounds[0]:
+            raise RunFolderError(
+                f"run folder {folder.path}: process 0 finds a checkpoint of round {rounds[0]}, process "
+                f"{process} of round {other} (0: none); all machines must share the folder."
+            )
 
 
 def _on_devices(splits, mesh):
@@ -352,6 +377,15 @@ def _agreed(count: int) -> int:
     from jax.experimental import multihost_utils
 
     return int(multihost_utils.broadcast_one_to_all(np.int32(count)))
+
+
+def _of_all_processes(value: int) -> list[int]:
+    """Every process's value (below 2**31), in their order."""
+    if jax.process_count() == 1:
+        return [value]
+    from jax.experimental import multihost_utils
+
+    return multihost_utils.process_allgather(np.int32(value)).tolist()
 
 
 def _check_finite(round, history, seeds, algorithm):

@@ -3,7 +3,7 @@
 On a CPU one process per core, each with one device and one thread, joined by `jax.distributed`, is
 both the fastest layout and a safe one: several virtual devices in one process share one pool of
 threads, where a collective that waits can starve the one it waits for. It is the same program as on
-many machines.
+many machines, where each machine's command starts one process (`supervise_host`).
 """
 
 import contextlib
@@ -19,13 +19,19 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 RANK = "FEDCODIST_PROCESS"
 COUNT = "FEDCODIST_PROCESSES"
 COORDINATOR = "FEDCODIST_COORDINATOR"
+_JOINED = "FEDCODIST_JOINED"
 USER_ERROR = 2
+DISCONNECTED = 3
 INTERRUPTED = 130
+_RESUME = "the same command on all machines goes on from the last checkpoint"
+# A process killed on a machine that runs on is noticed at once, when its connections close.
+_SECONDS_WITHOUT_HEARTBEAT = 30
+_SECONDS_TO_JOIN = 300
 _ATTEMPTS_WITHOUT_PROGRESS = 3
 # Each process compiles for itself, and cohorts are small; more cores than this become threads.
 _MOST_PROCESSES = 16
@@ -50,8 +56,55 @@ def default_processes() -> int:
     return min(len(_cores()), _MOST_PROCESSES)
 
 
+class ClusterError(ValueError):
+    """The machines of a run cannot be joined; the message is one line."""
+
+
+class Cluster(NamedTuple):
+    """Where the machines of a run meet.
+
+    Attributes:
+      coordinator: address of host 0 and a free port of it, 'host:port'.
+      num_hosts: number of machines.
+      host: this one's number.
+    """
+
+    coordinator: str
+    num_hosts: int
+    host: int
+
+
+def check_cluster(
+    coordinator: str | None, num_hosts: int | None, host: int | None
+) -> Cluster | None:
+    """The cluster that three flags describe; None where none of them is given.
+
+    Raises:
+      ClusterError: one line that names the flag and what is allowed.
+    """
+    given = {"coordinator": coordinator, "num_hosts": num_hosts, "host": host}
+    missing = [f"--{name}" for name, value in given.items() if value is None]
+    if len(missing) == len(given):
+        return None
+    if missing or coordinator is None or num_hosts is None or host is None:
+        raise ClusterError(
+            "--coordinator, --num_hosts and --host must be given together, "
+            f"{' and '.join(missing)} missing."
+        )
+    name, _, port = coordinator.rpartition(":")
+    if not name or not port.isascii() or not port.isdigit() or not 0 < int(port) < 2**16:
+        raise ClusterError(
+            f"--coordinator must be HOST:PORT with a port of 1 to 65535, got {coordinator!r}."
+        )
+    if num_hosts < 1:
+        raise ClusterError(f"--num_hosts must be at least 1, got {num_hosts}.")
+    if not 0 <= host < num_hosts:
+        raise ClusterError(f"--host must be between 0 and {num_hosts - 1}, got {host}.")
+    return Cluster(coordinator, num_hosts, host)
+
+
 def is_child() -> bool:
-    """Whether this process was started by `supervise`."""
+    """Whether this process was started by `supervise` or `supervise_host`."""
     return RANK in os.environ
 
 
@@ -64,9 +117,7 @@ def join() -> None:
     if count == 1:
         return
     rank = int(os.environ[RANK])
-    cores = sorted(_cores())
-    share = max(1, len(cores) // count)
-    os.sched_setaffinity(0, cores[rank * share % len(cores) :][:share])
+    take_cores(rank, count)
     import jax
 
     jax.config.update("jax_num_cpu_devices", 1)
@@ -76,6 +127,89 @@ def join() -> None:
         from jax.experimental import multihost_utils
 
         multihost_utils.sync_global_devices("fedcodist")
+
+
+def join_cluster(cluster: Cluster | None, logs: Path) -> None:
+    """Makes this process part of a run on many machines; call it before any use of JAX.
+
+    From then on what C++ code prints goes to a log: JAX ends a process that has lost the others with
+    twenty lines and SIGABRT, for which `supervise_host` has one line.
+
+    Args:
+      cluster: where the machines meet; None lets JAX find out (TPU pods, Slurm, Kubernetes, MPI).
+      logs: folder of the logs, one for each process.
+
+    Raises:
+      ClusterError: JAX found no cluster, or the log cannot be written.
+    """
+    import jax
+
+    if cluster is not None and cluster.host == 0:
+        _check_port(cluster)
+    coordinator, num_hosts, host = cluster or (None, None, None)
+    try:
+        jax.distributed.initialize(
+            coordinator,
+            num_hosts,
+            host,
+            cluster_detection_method="deactivate" if cluster else None,
+            initialization_timeout=_SECONDS_TO_JOIN,
+            heartbeat_timeout_seconds=_SECONDS_WITHOUT_HEARTBEAT,
+        )
+    except (ValueError, RuntimeError) as error:
+        if cluster is not None:
+            raise
+        raise ClusterError(
+            f"--distributed found no cluster that it can join ({str(error).rstrip('.')}); elsewhere, "
+            "give --coordinator, --num_hosts and --host."
+        ) from error
+    path = logs / f"process_{jax.process_index()}.log"
+    try:
+        _log_native_output(path)
+    except OSError as error:
+        raise ClusterError(f"cannot write in {logs} on this machine: {error.strerror}.") from error
+    if _JOINED in os.environ:
+        os.write(int(os.environ[_JOINED]), str(path).encode())
+    _connect_devices()
+
+
+def is_disconnection(error: RuntimeError) -> bool:
+    """Whether an error of a process of many machines says that another one is gone; logs it if so."""
+    signs = ("Gloo", "NCCL", "UNAVAILABLE", "ABORTED", "CANCELLED", "DEADLINE_EXCEEDED")
+    gone = _JOINED in os.environ and any(sign in str(error) for sign in signs)
+    if gone:
+        os.write(2, f"{error}\n".encode())
+    return gone
+
+
+def leave(status: int) -> None:
+    """Ends a process that failed; it does not wait for the others at jax.distributed's exit barrier."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    if _JOINED in os.environ and status != DISCONNECTED:
+        # A mistake that all made is told by all: the coordinator's end would abort the others.
+        time.sleep(1)
+    os._exit(status)
+
+
+def take_cores(place: int, places: int, process: int = 0) -> None:
+    """Confines a process to its share of this process's cores.
+
+    XLA makes as many threads, so it must not have started yet. Shares differ by one core at most;
+    where there are fewer cores than places, some have the same. Does nothing on systems where a
+    process cannot be confined, such as macOS.
+
+    Args:
+      place: which share, from 0.
+      places: number of shares.
+      process: its id; 0 is the calling process.
+    """
+    if not hasattr(os, "sched_setaffinity"):
+        return
+    cores = sorted(_cores())
+    first = place * len(cores) // places
+    end = (place + 1) * len(cores) // places
+    os.sched_setaffinity(process, cores[first : max(end, first + 1)])
 
 
 def cache_compilations() -> None:
@@ -119,7 +253,7 @@ def supervise(
     attempts, seen = 0, newest_checkpoint()
     while True:
         port = _free_port()
-        children = [_start(command, rank, processes, port, logs) for rank in range(processes)]
+        children = [_start_local(command, rank, processes, port, logs) for rank in range(processes)]
         try:
             status = _wait(children)
         except KeyboardInterrupt:
@@ -142,13 +276,45 @@ def supervise(
         print(f"a process was stopped by {reason}: starting again from {where}.", flush=True)
 
 
-def _start(command, rank, processes, port, logs):
-    environment = os.environ | {
-        RANK: str(rank),
-        COUNT: str(processes),
-        COORDINATOR: f"127.0.0.1:{port}",
-    }
-    parent = os.getpid()
+def supervise_host(command: Sequence[str], logs: Path) -> int:
+    """Runs a command as this machine's process of a run on many machines; returns its exit status.
+
+    The process ends with this one, however it ends. When it is stopped, or another machine's is, one
+    line says so; nothing is started again, since all machines have to start together.
+
+    Args:
+      command: the program and its arguments, which calls `join_cluster`.
+      logs: the folder that it is called with.
+    """
+    reading, writing = os.pipe()
+    child = _start(command, {RANK: "0", COUNT: "1", _JOINED: str(writing)}, pass_fds=(writing,))
+    os.close(writing)
+    try:
+        status = child.wait()
+    except KeyboardInterrupt:
+        print(f"interrupted: {_RESUME}.", flush=True)
+        return INTERRUPTED
+    finally:
+        _stop([child])
+        with os.fdopen(reading, "rb") as pipe:
+            log = pipe.read().decode()
+    if status == DISCONNECTED or (status == -signal.SIGABRT and log):
+        reason = f"another process of the run ended or did not answer: {_RESUME}."
+    elif status < 0 and not log:
+        reason = (
+            f"the machines did not find each other within {_SECONDS_TO_JOIN} s: is the command "
+            "running on all of them, with the same coordinator?"
+        )
+    elif status < 0:
+        reason = f"stopped by {signal.Signals(-status).name}: {_RESUME}."
+    else:
+        return status
+    print(f"error: {reason}{f' See {log}.' if log else ''}", file=sys.stderr, flush=True)
+    return 1
+
+
+def _start_local(command, rank, processes, port, logs):
+    environment = {RANK: str(rank), COUNT: str(processes), COORDINATOR: f"127.0.0.1:{port}"}
     with contextlib.ExitStack() as opened:
         output = None
         if rank > 0:
@@ -157,16 +323,20 @@ def _start(command, rank, processes, port, logs):
                 logs.mkdir(parents=True, exist_ok=True)
                 path = logs / f"process_{rank}.log"
             output = opened.enter_context(open(path, "ab"))
-        return subprocess.Popen(
-            command,
-            env=environment,
-            stdout=output,
-            stderr=output,
-            stdin=subprocess.DEVNULL,
-            # Ctrl-C is this process's to handle; it ends the others.
-            start_new_session=True,
-            preexec_fn=lambda: _end_with(parent),
-        )
+        return _start(command, environment, stdout=output, stderr=output)
+
+
+def _start(command, environment, **options):
+    parent = os.getpid()
+    return subprocess.Popen(
+        command,
+        env=os.environ | environment,
+        stdin=subprocess.DEVNULL,
+        # Ctrl-C is this process's to handle; it ends the others.
+        start_new_session=True,
+        preexec_fn=lambda: _end_with(parent),
+        **options,
+    )
 
 
 def _wait(children: Sequence[subprocess.Popen]) -> int:
@@ -218,6 +388,18 @@ def _processor() -> str:
     return hashlib.sha256(description.encode()).hexdigest()[:12]
 
 
+def _check_port(cluster: Cluster) -> None:
+    """Raises one line where host 0 cannot listen: JAX would end in a segmentation fault."""
+    port = int(cluster.coordinator.rpartition(":")[2])
+    try:
+        socket.create_server(("", port)).close()
+    except OSError as error:
+        raise ClusterError(
+            f"--coordinator: port {port} cannot be used on this machine, which is host 0: "
+            f"{error.strerror}."
+        ) from error
+
+
 def _free_port() -> int:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
@@ -228,6 +410,37 @@ def _cores() -> set[int]:
     if hasattr(os, "sched_getaffinity"):
         return os.sched_getaffinity(0)
     return set(range(os.cpu_count() or 1))
+
+
+def _connect_devices() -> None:
+    """Connects processes, and devices, now: on a CPU all must want it within 30 s, and one that still
+    compiles while another has its programs from the disk may be later than that."""
+    import jax
+    import numpy as np
+    from jax.experimental import multihost_utils
+
+    multihost_utils.sync_global_devices("fedcodist")
+    mesh = jax.sharding.Mesh(np.array(jax.devices()), ("devices",))
+    nothing = jax.sharding.PartitionSpec()
+
+    def total():
+        # The sum of a constant would be computed without any connection.
+        return jax.lax.psum(jax.lax.axis_index("devices"), "devices")
+
+    summed = jax.shard_map(total, mesh=mesh, in_specs=(), out_specs=nothing)
+    jax.block_until_ready(jax.jit(summed)())
+
+
+def _log_native_output(path: Path) -> None:
+    """Sends what C++ code prints to a log; Python prints where it did."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(path, "ab") as log:
+        for descriptor, name in ((1, "stdout"), (2, "stderr")):
+            before = getattr(sys, name)
+            before.flush()
+            now = os.fdopen(os.dup(descriptor), "w", 1, before.encoding, before.errors)
+            setattr(sys, name, now)
+            os.dup2(log.fileno(), descriptor)
 
 
 @contextlib.contextmanager

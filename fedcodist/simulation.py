@@ -1,10 +1,13 @@
 """The compiled programs of an experiment: initialise, train many rounds, evaluate.
 
 Everything a round does, sampling and reading included, runs inside one `shard_map` over the mesh
-axis `clients`; arguments and results are replicated. On one device there is no mesh.
+axis `clients`; arguments and results are replicated, but for the examples of streamed cohorts, of which
+each device has its own clients'. On one device there is no mesh.
 """
 
+import functools
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import jax
@@ -23,6 +26,7 @@ from fedcodist.sources import ResidentData
 
 PyTree = Any
 AXIS = "clients"
+_DEALT = PartitionSpec(None, AXIS)  # seeds, then one part per device
 
 
 class Programs(NamedTuple):
@@ -35,7 +39,7 @@ class Programs(NamedTuple):
         `number of rounds` entries are filled. One compilation serves any number of rounds up to the
         interval. State and rows are donated.
       train_streamed: (state, rows of the cohorts, seeds, round, hyper, Inputs [S, ...]) -> the same,
-        for one round of streamed inputs.
+        for one round of streamed inputs, placed by `place_inputs`.
       select: (seed, round) -> Selection.
       evaluate: (state, EvaluationData) -> split -> predictor -> metric -> [S, ...].
     """
@@ -84,6 +88,39 @@ def replicate(tree: PyTree, mesh: Mesh | None) -> PyTree:
         return jax.make_array_from_callback(leaf.shape, sharding, lambda index: leaf[index])
 
     return jax.tree.map(put, tree)
+
+
+def own_devices(mesh: Mesh | None) -> list[int]:
+    """Where this process's devices are along `clients`."""
+    if mesh is None:
+        return [0]
+    own = jax.process_index()
+    return [i for i, device in enumerate(mesh.devices.flat) if device.process_index == own]
+
+
+def place_inputs(inputs: Inputs, mesh: Mesh | None) -> Inputs:
+    """Puts streamed inputs [seeds, ...] on the devices: all of them on each, but for the examples of
+    cohorts, which were gathered for `own_devices` and of which each gets its part."""
+    if mesh is None:
+        return replicate(inputs, mesh)
+    own = own_devices(mesh)
+    sharding = NamedSharding(mesh, _DEALT)
+
+    def deal(leaf):
+        parts = dict(zip(own, np.split(leaf, len(own), axis=1), strict=True))
+        room = leaf.shape[1] // len(own)
+        shape = (leaf.shape[0], room * mesh.size, *leaf.shape[2:])
+
+        def part(index: Any):
+            return parts[(index[1].start or 0) // room]
+
+        return jax.make_array_from_callback(shape, sharding, part)
+
+    columns = {pool: jax.tree.map(deal, c.columns) for pool, c in inputs.cohorts.items()}
+    others = {pool: replace(cohort, columns={}) for pool, cohort in inputs.cohorts.items()}
+    others = replicate(others, mesh)
+    cohorts = {pool: replace(others[pool], columns=columns[pool]) for pool in others}
+    return Inputs(cohorts, replicate(inputs.rows, mesh))
 
 
 def build_programs(
@@ -166,21 +203,36 @@ def build_programs(
 
         return over_seeds(one_seed)(state)
 
-    def compiled(function, **options):
-        if mesh is not None:
-            replicated = PartitionSpec()
-            function = jax.shard_map(
-                function, mesh=mesh, in_specs=replicated, out_specs=replicated, check_vma=False
-            )
-        return jax.jit(function, **options)
+    def compiled(function, specs=lambda *arguments: PartitionSpec(), **options):
+        @functools.wraps(function)
+        def dealt(*arguments):
+            return jax.shard_map(
+                function,
+                mesh=mesh,
+                in_specs=specs(*arguments),
+                out_specs=PartitionSpec(),
+                check_vma=False,
+            )(*arguments)
+
+        return jax.jit(function if mesh is None else dealt, **options)
 
     return Programs(
         init=compiled(init),
         train=compiled(train, donate_argnums=(0, 1)),
-        train_streamed=compiled(train_streamed, donate_argnums=(0, 1)),
+        train_streamed=compiled(train_streamed, _streamed_specs, donate_argnums=(0, 1)),
         select=jax.jit(lambda seed, round: algorithm.select(round, jax.random.key(seed))),
         evaluate=compiled(evaluate),
     )
+
+
+def _streamed_specs(*arguments):
+    """Everything is replicated but the columns of cohorts, which `place_inputs` deals."""
+    *others, inputs = jax.tree.map(lambda leaf: PartitionSpec(), arguments)
+    cohorts = {
+        pool: replace(cohort, columns=dict.fromkeys(cohort.columns, _DEALT))
+        for pool, cohort in inputs.cohorts.items()
+    }
+    return (*others, replace(inputs, cohorts=cohorts))
 
 
 def _map_seeds(function):

@@ -1,6 +1,6 @@
 """Where a round's inputs come from: data held on the device, or streamed from the host."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
@@ -10,6 +10,7 @@ import numpy as np
 
 from fedcodist.cohort import Cohort, Inputs, Rows, Selection
 from fedcodist.data.federated_data import FederatedData
+from fedcodist.for_each_client import dealing_order
 
 
 @flax.struct.dataclass
@@ -84,10 +85,19 @@ class StreamedData:
         self._largest_first = np.sort(federated.client_sizes)[::-1]
         self.num_clients = federated.num_clients
 
-    def read(self, selection: Selection) -> Inputs:
-        """Gathers what was selected into buffers whose shapes are the same in every round."""
+    def read(self, selection: Selection, devices: int = 1, own: Sequence[int] = (0,)) -> Inputs:
+        """Gathers what was selected into buffers whose shapes are the same in every round.
+
+        Args:
+          selection: the round's clients and rows.
+          devices: how many devices the clients are dealt to, as `for_each_client` does.
+          own: the devices whose clients' examples are gathered. Columns of cohorts hold one part of
+            equal length per own device, and a client's start counts from the beginning of its
+            device's part. Rows without clients are gathered whole: every device may read any.
+        """
         cohorts = {
-            pool: self._cohort(np.asarray(clients)) for pool, clients in selection.clients.items()
+            pool: self._cohort(np.asarray(clients), devices, own)
+            for pool, clients in selection.clients.items()
         }
         rows = {
             name: self._gather(name, np.asarray(indices))
@@ -107,17 +117,25 @@ class StreamedData:
             if pending is not None:
                 yield pending.result()
 
-    def _cohort(self, clients: np.ndarray) -> Cohort:
+    def _cohort(self, clients: np.ndarray, devices: int, own: Sequence[int]) -> Cohort:
         offsets = self._federated.offsets
         sizes = self._federated.client_sizes[clients]
-        # Room for the largest cohort possible, so that every round has one shape.
-        room = int(self._largest_first[: len(clients)].sum())
-        starts = np.concatenate([[0], np.cumsum(sizes)[:-1]])
+        # Room for the largest cohort possible, so that every round has one shape; the first device
+        # is dealt the most examples.
+        room = int(self._largest_first[: len(clients)][::devices].sum())
+        order = dealing_order(sizes)
+        starts = np.zeros_like(sizes)
+        for device in range(devices):
+            dealt = sizes[order[device::devices]]
+            starts[order[device::devices]] = np.cumsum(dealt) - dealt
         columns: dict[str, Any] = {}
         for name, column in self._federated.columns.items():
-            buffer = np.zeros((room, *column.shape[1:]), column.dtype)
-            for client, start, size in zip(clients, starts, sizes, strict=True):
-                buffer[start : start + size] = column[offsets[client] : offsets[client] + size]
+            buffer = np.zeros((len(own) * room, *column.shape[1:]), column.dtype)
+            for part, device in enumerate(own):
+                for place in order[device::devices]:
+                    start, size = part * room + starts[place], sizes[place]
+                    first = offsets[clients[place]]
+                    buffer[start : start + size] = column[first : first + size]
             columns[name] = buffer
         where: list[Any] = [part.astype(np.int32) for part in (clients, starts, sizes)]
         return Cohort(columns, where[0], where[1], where[2], int(self._largest_first[0]))

@@ -86,7 +86,7 @@ def _assert_apply_is_one_round(execution):
         np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-6)
     assert list(diagnostics) == ["ann", "bob", "cy"]
     for name, loss in losses.items():
-        assert set(diagnostics[name]) == {"loss", "num_steps"}
+        assert set(diagnostics[name]) == {"loss", "num_steps", "examples"}
         assert diagnostics[name]["loss"] == pytest.approx(loss, rel=1e-5)
         assert diagnostics[name]["num_steps"] == 2
 

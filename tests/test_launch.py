@@ -1,13 +1,18 @@
 """The launcher: exit statuses, restarts after a signal, logs, and no child that outlives it."""
 
 import os
+import re
 import signal
+import socket
 import subprocess
 import sys
 import time
+from collections import Counter
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from fedcodist import launch
 
@@ -199,6 +204,39 @@ def test_join_leaves_a_process_alone_that_is_the_only_one(monkeypatch):
     assert os.sched_getaffinity(0) == affinity
 
 
+def shares(cores: set[int], places: int) -> list[list[int]]:
+    """What each place is given by a system with these cores."""
+    taken = {}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(launch.os, "sched_getaffinity", lambda process: cores, raising=False)
+        patch.setattr(launch.os, "sched_setaffinity", taken.__setitem__, raising=False)
+        for place in range(places):
+            launch.take_cores(place, places, process=100 + place)
+    assert list(taken) == [100 + place for place in range(places)]
+    return list(taken.values())
+
+
+@settings(deadline=None)
+@given(cores=st.sets(st.integers(0, 99), min_size=1, max_size=40), places=st.integers(1, 40))
+def test_every_core_is_in_an_equal_share(cores, places):
+    sizes = [len(share) for share in shares(cores, places)]
+    assert min(sizes) >= 1 and max(sizes) - min(sizes) <= 1
+    taken = Counter(core for share in shares(cores, places) for core in share)
+    assert set(taken) == cores
+    assert max(taken.values()) - min(taken.values()) <= (places > len(cores))
+
+
+def test_shares_are_neighbouring_cores():
+    assert shares({0, 1, 2, 3}, 2) == [[0, 1], [2, 3]]
+    assert shares({4, 5, 7}, 2) == [[4], [5, 7]]
+    assert shares({4, 5}, 3) == [[4], [4], [5]]
+
+
+def test_a_system_that_confines_no_process(monkeypatch):
+    monkeypatch.delattr(launch.os, "sched_setaffinity")
+    launch.take_cores(0, 2)
+
+
 def _is_alive(pid: int) -> bool:
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
@@ -212,6 +250,97 @@ def _wait_for(condition):
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.01)
+
+
+# One process per machine.
+
+JOIN = f"os.write(int(os.environ[{launch._JOINED!r}]), b'process_0.log')\n"
+
+
+def supervise_host(program: str, folder: Path) -> int:
+    return launch.supervise_host([sys.executable, "-c", PREAMBLE + program, str(folder)], folder)
+
+
+@pytest.mark.parametrize("join", ["", JOIN])
+@pytest.mark.parametrize("status", [0, 1, 2, 7])
+def test_the_exit_status_of_a_host_is_its_process_own(status, join, tmp_path, capfd):
+    assert supervise_host(f"{join}starts(); sys.exit({status})", tmp_path) == status
+    assert starts(tmp_path) == 1
+    assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize(
+    ("program", "line"),
+    [
+        (
+            f"{JOIN}os.abort()",
+            "another process of the run ended or did not answer: the same command on all machines "
+            "goes on from the last checkpoint. See process_0.log.",
+        ),
+        (
+            f"{JOIN}sys.exit({launch.DISCONNECTED})",
+            "another process of the run ended or did not answer: the same command on all machines "
+            "goes on from the last checkpoint. See process_0.log.",
+        ),
+        (
+            f"{JOIN}os.kill(os.getpid(), signal.SIGKILL)",
+            "stopped by SIGKILL: the same command on all machines goes on from the last checkpoint. "
+            "See process_0.log.",
+        ),
+        (
+            "os.abort()",
+            "the machines did not find each other within 300 s: is the command running on all of "
+            "them, with the same coordinator?",
+        ),
+    ],
+)
+def test_a_host_says_in_one_line_why_it_ended(program, line, tmp_path, capfd):
+    assert supervise_host(f"starts()\n{program}", tmp_path) == 1
+    assert starts(tmp_path) == 1
+    assert capfd.readouterr() == ("", f"error: {line}\n")
+
+
+@pytest.mark.parametrize(
+    ("flags", "cluster"),
+    [
+        ((None, None, None), None),
+        (("10.0.0.1:1234", 2, 1), launch.Cluster("10.0.0.1:1234", 2, 1)),
+        (("first.cluster:65535", 1, 0), launch.Cluster("first.cluster:65535", 1, 0)),
+        (("[::1]:1", 3, 2), launch.Cluster("[::1]:1", 3, 2)),
+    ],
+)
+def test_a_cluster_is_what_the_flags_say(flags, cluster):
+    assert launch.check_cluster(*flags) == cluster
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (("here:1", None, 0), "given together, --num_hosts missing"),
+        ((None, 2, 0), "given together, --coordinator missing"),
+        ((None, None, 0), "given together, --coordinator and --num_hosts missing"),
+        (("here", 2, 0), "HOST:PORT with a port of 1 to 65535, got 'here'"),
+        ((":1234", 2, 0), "got ':1234'"),
+        (("here:", 2, 0), "got 'here:'"),
+        (("here:http", 2, 0), "got 'here:http'"),
+        (("here:-1", 2, 0), "got 'here:-1'"),
+        (("here:0", 2, 0), "got 'here:0'"),
+        (("here:65536", 2, 0), "got 'here:65536'"),
+        (("here:1", 0, 0), "--num_hosts must be at least 1, got 0"),
+        (("here:1", 2, 2), "--host must be between 0 and 1, got 2"),
+        (("here:1", 2, -1), "--host must be between 0 and 1, got -1"),
+    ],
+)
+def test_wrong_flags_are_refused(flags, message):
+    with pytest.raises(launch.ClusterError, match=re.escape(message)):
+        launch.check_cluster(*flags)
+
+
+def test_a_port_that_is_in_use_is_refused(tmp_path):
+    with socket.create_server(("", 0)) as taken:
+        address = f"localhost:{taken.getsockname()[1]}"
+        with pytest.raises(launch.ClusterError, match=r"port \d+ cannot be used on this machine"):
+            launch.join_cluster(launch.Cluster(address, 2, 0), tmp_path)
 
 
 # Compiled programs are kept.

@@ -9,8 +9,11 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jax.sharding import Mesh
 
-from fedcodist import simulation
+from fedcodist import for_each_client, simulation
 from fedcodist.algorithms.fed_avg import FedAvgHyper, fed_avg
 from fedcodist.algorithms.merged_codistillation import merged_codistillation
 from fedcodist.algorithms.periodic_codistillation import periodic_codistillation
@@ -19,6 +22,7 @@ from fedcodist.client_training import LocalTraining
 from fedcodist.cohort import Selection
 from fedcodist.data.federated_data import FederatedData
 from fedcodist.distillation import Distillation
+from fedcodist.for_each_client import Execution
 from fedcodist.metrics import accuracy
 from fedcodist.model import Model, Variables, from_flax_linen
 from fedcodist.models.digits import MLP
@@ -26,6 +30,16 @@ from fedcodist.sources import StreamedData, resident_data, stack_inputs
 
 FEATURES, CLASSES, ROUNDS = 4, 3, 4
 SIZES = (3, 9, 1, 7, 4, 2, 5)
+
+
+class Recorded(np.ndarray):
+    """An array that records which rows are read."""
+
+    reads: ClassVar[list] = []
+
+    def __getitem__(self, item):
+        Recorded.reads.append(item)
+        return np.asarray(super().__getitem__(item))
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -124,9 +138,10 @@ def test_streamed_inputs_are_the_resident_ones_row_for_row(stored, kind):
     assert len(shapes) == 1
 
 
-@pytest.mark.parametrize("kind", ["merged", "periodic"])
-def test_streamed_training_is_resident_training(stored, kind):
+@pytest.mark.parametrize("kind, devices", [("merged", None), ("periodic", None), ("merged", 4)])
+def test_streamed_training_is_resident_training(stored, kind, devices):
     arrays, mapped = stored
+    mesh = devices and Mesh(np.array(jax.devices()[:devices]), (simulation.AXIS,))
     programs = simulation.build_programs(algorithm(kind), ROUNDS)
     seeds = jnp.array([0, 7], jnp.uint32)
     hyper = jax.tree.map(jnp.float32, algorithm(kind).hyper)
@@ -135,15 +150,21 @@ def test_streamed_training_is_resident_training(stored, kind):
         programs.init(seeds), rows, seeds, 0, ROUNDS, hyper, resident_data(*sources_of(arrays))
     )
     source = StreamedData(*sources_of(mapped))
+    own = simulation.own_devices(mesh)
 
     def read(round):
-        return stack_inputs([source.read(programs.select(seed, round)) for seed in seeds])
+        selections = [programs.select(seed, round) for seed in seeds]
+        return stack_inputs([source.read(each, devices or 1, own) for each in selections])
 
+    if mesh:
+        programs = simulation.build_programs(algorithm(kind), ROUNDS, mesh)._replace(
+            select=programs.select
+        )
     streamed_state = programs.init(seeds)
     parts = []
     for round, inputs in enumerate(source.ahead(read, range(ROUNDS))):
         streamed_state, _, part = programs.train_streamed(
-            streamed_state, rows, seeds, round, hyper, inputs
+            streamed_state, rows, seeds, round, hyper, simulation.place_inputs(inputs, mesh)
         )
         parts.append(part)
     streamed_history = jax.tree.map(lambda *each: jnp.concatenate(each, axis=1), *parts)
@@ -154,6 +175,59 @@ def test_streamed_training_is_resident_training(stored, kind):
     )
     assert programs.train_streamed._cache_size() == 1
     assert programs.select._cache_size() == 1
+
+
+# ----------------------------------------------------------------------------- clients of some devices
+
+
+@settings(deadline=None, max_examples=20)
+@given(
+    cohort=st.permutations(range(len(SIZES))),
+    clients=st.integers(1, len(SIZES)),
+    devices=st.integers(1, 9),
+    chunk=st.integers(1, 4),
+)
+def test_each_device_gets_the_clients_that_it_runs_and_no_others(cohort, clients, devices, chunk):
+    federated, _ = sources_of(
+        {
+            "image": np.arange(sum(SIZES), dtype=np.int32).view(Recorded),
+            "label": np.zeros(sum(SIZES), np.int32),
+            "unlabelled": np.zeros(1, np.int32),
+        }
+    )
+    source, cohort = StreamedData(federated), np.array(cohort[:clients], np.int32)
+    slots = slots_of_devices(np.array(SIZES, np.int32)[cohort], devices, chunk)
+    lengths = set()
+    for device in range(devices):
+        Recorded.reads.clear()
+        buffer = source.read(one_pool(*cohort), devices, [device]).cohorts["pool"]
+        lengths.add(len(buffer.columns["image"]))
+        mine = [place for place in slots[device].reshape(-1) if place < clients]
+        expected = {row for place in mine for row in rows_of(federated, cohort[place])}
+        read = [row for item in Recorded.reads for row in range(item.start, item.stop)]
+        assert len(read) == len(expected) and set(read) == expected
+        for place in mine:
+            start, size = buffer.starts[place], buffer.sizes[place]
+            np.testing.assert_array_equal(
+                buffer.columns["image"][start : start + size], rows_of(federated, cohort[place])
+            )
+    assert len(lengths) == 1
+    own = list(range(devices))[::2]
+    parts = source.read(one_pool(*cohort), devices, own).cohorts["pool"].columns["image"]
+    for part, device in zip(np.split(parts, len(own)), own, strict=True):
+        alone = source.read(one_pool(*cohort), devices, [device]).cohorts["pool"]
+        np.testing.assert_array_equal(part, alone.columns["image"])
+
+
+def slots_of_devices(sizes, devices, chunk):
+    """What `for_each_client` deals, [devices, chunks, chunk]."""
+    execution = Execution("vmap", chunk, "devices")
+    deal = lambda _: for_each_client._deal(jnp.asarray(sizes), execution)
+    return np.asarray(jax.vmap(deal, axis_name="devices")(jnp.arange(devices)))
+
+
+def rows_of(federated, client):
+    return range(federated.offsets[client], federated.offsets[client + 1])
 
 
 # ------------------------------------------------------------------------------------------ ahead
@@ -189,16 +263,6 @@ def test_a_failure_while_reading_ahead_reaches_the_reader(stored):
 
 
 # ---------------------------------------------------------------------------------- large populations
-
-
-class Recorded(np.ndarray):
-    """An array that records which rows are read."""
-
-    reads: ClassVar[list] = []
-
-    def __getitem__(self, item):
-        Recorded.reads.append(item)
-        return np.asarray(super().__getitem__(item))
 
 
 @pytest.fixture(scope="module")

@@ -16,13 +16,14 @@ import numpy as np
 from peers import workload as work
 
 ROUNDS = 64  # with a cohort of their own
+CODISTILLATIONS = 8  # with unlabelled rows of their own
 SEED = 0
 
 
 def main() -> int:
     """Writes one file."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--workload", choices=sorted(work.NETWORKS), required=True)
+    parser.add_argument("--workload", choices=sorted(work.WORKLOADS), required=True)
     parser.add_argument("--out", type=Path, required=True)
     arguments = parser.parse_args()
     write(arguments.workload, arguments.out)
@@ -41,31 +42,50 @@ def write(workload: str, path: Path) -> None:
 
 def make(workload: str) -> dict[str, np.ndarray]:
     """A workload's arrays, always the same."""
-    network, population = work.NETWORKS[workload], work.POPULATIONS[workload]
+    networks, population, cohort, codistillation = work.WORKLOADS[workload]
+    network = next(iter(networks.values()))
     draws = np.random.default_rng(SEED)
-    sizes = client_sizes(population, draws)
+    sizes = client_sizes(population, len(networks) * population.clients, draws)
     rows = int(sizes.sum())
     arrays = {
         "workload": np.array(workload),
         "pixels": draws.integers(0, 256, (rows, *network.image), dtype=np.uint8),
         "labels": draws.integers(0, network.classes, rows, dtype=np.int32),
         "offsets": np.concatenate([[0], np.cumsum(sizes)]),
-        "cohorts": np.stack(
-            [draws.choice(population.clients, work.COHORT, replace=False) for _ in range(ROUNDS)]
-        ).astype(np.int32),
     }
-    for name, shape in work.weight_shapes(network).items():
-        arrays[name] = np.zeros(shape, np.float32)
-        if name.endswith("kernel"):
-            deviation = np.prod(shape[:-1]) ** -0.5
-            arrays[name] = (draws.normal(size=shape) * deviation).astype(np.float32)
+    for index, (pool, network) in enumerate(networks.items()):
+        chosen = [draws.choice(population.clients, cohort, replace=False) for _ in range(ROUNDS)]
+        arrays[f"{pool}/cohorts"] = (index * population.clients + np.stack(chosen)).astype(np.int32)
+        for name, shape in work.weight_shapes(network).items():
+            arrays[f"{pool}/{name}"] = initial_weight(name, shape, draws)
+    if codistillation is not None:
+        size = (work.UNLABELLED, *network.image)
+        arrays["unlabelled"] = draws.integers(0, 256, size, dtype=np.uint8)
+        shape = (CODISTILLATIONS, codistillation.steps, work.DISTILLATION_BATCH)
+        arrays["unlabelled_rows"] = endless(work.UNLABELLED, shape, draws)
     return arrays
 
 
-def client_sizes(population: work.Population, draws: np.random.Generator) -> np.ndarray:
+def initial_weight(name: str, shape: tuple[int, ...], draws: np.random.Generator) -> np.ndarray:
+    """A weight at the start, float32."""
+    if name.endswith("kernel"):
+        return (draws.normal(size=shape) * np.prod(shape[:-1]) ** -0.5).astype(np.float32)
+    return np.full(shape, name.endswith(("scale", "var")), np.float32)
+
+
+def endless(rows: int, shape: tuple[int, ...], draws: np.random.Generator) -> np.ndarray:
+    """Rows in a random order, again and again in another one, int32 [*shape]."""
+    count = int(np.prod(shape))
+    passes = [draws.permutation(rows) for _ in range(-(-count // rows))]
+    return np.concatenate(passes)[:count].reshape(shape).astype(np.int32)
+
+
+def client_sizes(
+    population: work.Population, clients: int, draws: np.random.Generator
+) -> np.ndarray:
     """Examples of each client: many small clients and few large ones, int64 [clients]."""
     span = population.largest - population.smallest + 1
-    skewed = draws.random(population.clients) ** 2
+    skewed = draws.random(clients) ** 2
     return population.smallest + (span * skewed).astype(np.int64)
 
 

@@ -10,7 +10,7 @@ import json
 import os
 import statistics
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -25,7 +25,7 @@ def parse_arguments(description: str, most_processes: int | None = None) -> argp
       most_processes: the largest number of processes that the program can use.
     """
     parser = argparse.ArgumentParser(description=description.splitlines()[0])
-    parser.add_argument("--workload", choices=sorted(work.NETWORKS), required=True)
+    parser.add_argument("--workload", choices=sorted(work.WORKLOADS), required=True)
     parser.add_argument("--inputs", type=Path, required=True, help="file of make_inputs.py")
     parser.add_argument("--repetitions", type=int, default=7, help="0 runs one round, untimed")
     parser.add_argument("--rounds-per-repetition", type=int, default=3)
@@ -60,13 +60,15 @@ def total_rounds(arguments: argparse.Namespace) -> int:
     return 1 + (1 + arguments.repetitions) * arguments.rounds_per_repetition
 
 
+def rounds(arguments: argparse.Namespace) -> Iterator[int]:
+    """Which of the file's rounds a run's are, endless: the first, then those of every repetition."""
+    return itertools.chain([0], itertools.cycle(range(arguments.rounds_per_repetition)))
+
+
 def cohorts(inputs: work.Inputs, arguments: argparse.Namespace) -> Iterator[np.ndarray]:
-    """The cohorts of a run's rounds, endless: the first one, then those of every repetition."""
-    repetition = [
-        inputs.cohorts[index % len(inputs.cohorts)]
-        for index in range(arguments.rounds_per_repetition)
-    ]
-    return itertools.chain([inputs.cohorts[0]], itertools.cycle(repetition))
+    """The cohorts of a run's rounds, endless, of the only pool."""
+    drawn = inputs.pool.cohorts
+    return (drawn[round % len(drawn)] for round in rounds(arguments))
 
 
 def run(
@@ -98,11 +100,14 @@ def ends_of_parts(
     return [started, *round_ends[:: arguments.rounds_per_repetition]]
 
 
-def save_weights(weights: dict[str, np.ndarray], arguments: argparse.Namespace) -> None:
-    """Writes weights in the common layout where that was asked for."""
+def save_weights(
+    weights: Mapping[str, Mapping[str, np.ndarray]], arguments: argparse.Namespace
+) -> None:
+    """Writes weights in the common layout, pool by pool, where that was asked for."""
     if arguments.save_weights is not None:
+        flat = {f"{pool}/{name}": own[name] for pool, own in weights.items() for name in own}
         with open(arguments.save_weights, "wb") as file:
-            np.savez(file, **weights)
+            np.savez(file, **flat)
 
 
 def report(

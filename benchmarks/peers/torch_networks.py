@@ -5,8 +5,19 @@ import torch
 from peers import workload as work
 
 
+def make_network(network: work.Network | work.ResidualNetwork) -> torch.nn.Module:
+    """A pool's network. Called with [batch, channels, height, width]; returns logits.
+
+    Its attribute `weighted` lists (layer's name in the common layout, layer, shape of what is
+    flattened before it, or ()).
+    """
+    if isinstance(network, work.ResidualNetwork):
+        return ResidualNetwork(network)
+    return Network(network)
+
+
 class Network(torch.nn.Module):
-    """A workload's network. Called with [batch, channels, height, width]; returns logits."""
+    """Convolutions and dense layers."""
 
     def __init__(self, network: work.Network):
         super().__init__()
@@ -40,47 +51,100 @@ class Network(torch.nn.Module):
         return self.layers(images)
 
 
-def load_weights(network: Network, weights: dict[str, np.ndarray]) -> None:
+class ResidualNetwork(torch.nn.Module):
+    """A stem, basic blocks, the mean over the image, a linear output."""
+
+    def __init__(self, network: work.ResidualNetwork):
+        super().__init__()
+        self.stem = torch.nn.Conv2d(network.image[-1], 16, 3, padding=1, bias=False)
+        self.stem_norm = BatchNorm(16)
+        self.weighted = [("stem", self.stem, ()), ("stem_norm", self.stem_norm, ())]
+        blocks, channels = [], 16
+        for stage, features in enumerate((16, 32, 64)):
+            for block in range(network.blocks):
+                blocks.append(BasicBlock(channels, features))
+                name = f"stage{stage + 1}_block{block + 1}"
+                self.weighted += [(f"{name}/{n}", m, ()) for n, m in blocks[-1].named_children()]
+                channels = features
+        self.blocks = torch.nn.Sequential(*blocks)
+        self.output = torch.nn.Linear(channels, network.classes)
+        self.weighted.append(("output", self.output, ()))
+
+    def forward(self, images):
+        x = torch.relu(self.stem_norm(self.stem(images)))
+        return self.output(self.blocks(x).mean((2, 3)))
+
+
+class BasicBlock(torch.nn.Module):
+    """Two normalised 3x3 convolutions added to a shortcut; halves the image where it widens."""
+
+    def __init__(self, channels: int, features: int):
+        super().__init__()
+        stride = 1 if channels == features else 2
+        self.conv1 = torch.nn.Conv2d(channels, features, 3, stride, padding=1, bias=False)
+        self.norm1 = BatchNorm(features)
+        self.conv2 = torch.nn.Conv2d(features, features, 3, padding=1, bias=False)
+        self.norm2 = BatchNorm(features)
+        self.widens = channels != features
+        if self.widens:
+            self.shortcut = torch.nn.Conv2d(channels, features, 1, stride, bias=False)
+            self.shortcut_norm = BatchNorm(features)
+
+    def forward(self, x):
+        y = torch.relu(self.norm1(self.conv1(x)))
+        y = self.norm2(self.conv2(y))
+        return torch.relu(y + (self.shortcut_norm(self.shortcut(x)) if self.widens else x))
+
+
+class BatchNorm(torch.nn.BatchNorm2d):
+    """Keeps a running mean of biased variances, where PyTorch's own layer keeps unbiased ones."""
+
+    def __init__(self, features: int):
+        momentum = 1 - work.STATISTICS_MOMENTUM  # which PyTorch counts the other way round
+        super().__init__(features, work.STATISTICS_EPSILON, momentum)
+
+    def forward(self, x):
+        old = (1 - self.momentum) * self.running_var
+        y = super().forward(x)
+        values = x.numel() // x.shape[1]
+        # Not in place: the backward pass checks that what it was given has not changed.
+        self.running_var = old + (self.running_var - old) * ((values - 1) / values)
+        return y
+
+
+def load_weights(network: torch.nn.Module, weights: dict[str, np.ndarray]) -> None:
     """Copies weights in the common layout into a network."""
     with torch.no_grad():
         for name, layer, flattened in network.weighted:
-            kernel = weights[f"{name}/kernel"]
-            if kernel.ndim == 4:
-                kernel = kernel.transpose(3, 2, 0, 1)
-            else:
-                if flattened:
-                    kernel = kernel.reshape(*flattened, -1).transpose(2, 0, 1, 3)
-                    kernel = kernel.reshape(-1, kernel.shape[-1])
-                kernel = kernel.T
-            layer.weight.copy_(torch.tensor(kernel))
-            layer.bias.copy_(torch.tensor(weights[f"{name}/bias"]))
+            for leaf, tensor in _leaves(layer).items():
+                value = weights[f"{name}/{leaf}"]
+                if leaf == "kernel":
+                    value = _kernel_to_torch(value, flattened)
+                tensor.copy_(torch.tensor(value))
 
 
-def common_weights(network: Network) -> dict[str, np.ndarray]:
+def common_weights(network: torch.nn.Module) -> dict[str, np.ndarray]:
     """A network's weights in the common layout."""
     weights = {}
     for name, layer, flattened in network.weighted:
-        kernel = layer.weight.detach().numpy()
-        if kernel.ndim == 4:
-            kernel = kernel.transpose(2, 3, 1, 0)
-        else:
-            kernel = kernel.T
-            if flattened:
-                height, width, channels = flattened
-                kernel = kernel.reshape(channels, height, width, -1).transpose(1, 2, 0, 3)
-                kernel = kernel.reshape(-1, kernel.shape[-1])
-        weights[f"{name}/kernel"] = np.array(kernel)
-        weights[f"{name}/bias"] = np.array(layer.bias.detach().numpy())
+        for leaf, tensor in _leaves(layer).items():
+            value = tensor.detach().numpy()
+            if leaf == "kernel":
+                value = _kernel_from_torch(value, flattened)
+            weights[f"{name}/{leaf}"] = np.array(value)
     return weights
 
 
 def client_tensors(inputs: work.Inputs, client: int) -> tuple[torch.Tensor, torch.Tensor]:
     """A client's images, channels first, and labels."""
     rows = inputs.rows_of(client)
-    images = torch.from_numpy(inputs.images[rows])
-    if inputs.network.convolutions:
-        images = images.permute(0, 3, 1, 2).contiguous()
-    return images, torch.from_numpy(inputs.labels[rows]).long()
+    return image_tensor(inputs.images[rows]), torch.from_numpy(inputs.labels[rows]).long()
+
+
+def image_tensor(images: np.ndarray) -> torch.Tensor:
+    """Images with their channels first; rows of features stay as they are."""
+    tensor = torch.from_numpy(images)
+    return tensor.permute(0, 3, 1, 2).contiguous() if tensor.ndim == 4 else tensor
 
 
 def train_client(network, images, labels) -> None:
@@ -90,3 +154,30 @@ def train_client(network, images, labels) -> None:
         optimizer.zero_grad()
         torch.nn.functional.cross_entropy(network(batch[0]), batch[1]).backward()
         optimizer.step()
+
+
+def _leaves(layer: torch.nn.Module) -> dict[str, torch.Tensor]:
+    if isinstance(layer, BatchNorm):
+        statistics = {"mean": layer.running_mean, "var": layer.running_var}
+        return {"scale": layer.weight, "bias": layer.bias, **statistics}
+    return {"kernel": layer.weight} | ({} if layer.bias is None else {"bias": layer.bias})
+
+
+def _kernel_to_torch(kernel: np.ndarray, flattened: tuple[int, ...]) -> np.ndarray:
+    if kernel.ndim == 4:
+        return kernel.transpose(3, 2, 0, 1)
+    if flattened:
+        kernel = kernel.reshape(*flattened, -1).transpose(2, 0, 1, 3)
+        kernel = kernel.reshape(-1, kernel.shape[-1])
+    return kernel.T
+
+
+def _kernel_from_torch(kernel: np.ndarray, flattened: tuple[int, ...]) -> np.ndarray:
+    if kernel.ndim == 4:
+        return kernel.transpose(2, 3, 1, 0)
+    kernel = kernel.T
+    if flattened:
+        height, width, channels = flattened
+        kernel = kernel.reshape(channels, height, width, -1).transpose(1, 2, 0, 3)
+        kernel = kernel.reshape(-1, kernel.shape[-1])
+    return kernel

@@ -5,14 +5,21 @@ weights, so that all programs compute the same thing.
 """
 
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
-COHORT, BATCH = 20, 20
+POOL = "clients"  # where a workload has only one
+BATCH = 20
 CLIENT_LEARNING_RATE = 0.05
 SERVER_LEARNING_RATE, SERVER_BETAS, SERVER_EPSILON = 1e-3, (0.9, 0.999), 1e-5
+UNLABELLED, DISTILLATION_BATCH = 5000, 128
+# Of codistillation, as in its paper; alpha is the share of the clients' pseudo-gradient.
+STUDENT_LEARNING_RATE, STUDENT_EPSILON, INTERPOLATION, ALPHA = 1e-3, 1e-5, 0.05, 0.7
+# Of batch statistics: the old running average's share, and what is added to variances.
+STATISTICS_MOMENTUM, STATISTICS_EPSILON = 0.9, 1e-5
 
 
 class Network(NamedTuple):
@@ -33,30 +40,83 @@ class Network(NamedTuple):
     classes: int
 
 
+class ResidualNetwork(NamedTuple):
+    """ResNet of three stages with 16, 32 and 64 channels, with batch normalisation.
+
+    Shortcuts between different shapes are normalised 1x1 convolutions; no convolution has a bias.
+
+    Attributes:
+      image: shape of one example, (height, width, channels).
+      blocks: of each stage, two 3x3 convolutions in each.
+      classes: width of the output.
+    """
+
+    image: tuple[int, ...]
+    blocks: int
+    classes: int
+
+
 class Population(NamedTuple):
-    """How many clients there are, and between which sizes."""
+    """How many clients a pool has, and between which sizes."""
 
     clients: int
     smallest: int
     largest: int
 
 
-NETWORKS = {
-    "cnn_small": Network(
-        (24, 24, 3), ((16, True), (32, True), (32, False)), "SAME", (64, 128), 100
-    ),
-    "cnn_large": Network(
-        (24, 24, 3), ((32, True), (64, True), (64, False)), "SAME", (128, 256), 100
-    ),
-    "digits": Network((64,), (), "SAME", (64,), 10),
-    "emnist": Network((28, 28, 1), ((32, False), (64, True)), "VALID", (128,), 62),
+class Codistillation(NamedTuple):
+    """How pools teach each other in every round: 'merged' or 'periodic', and in how many steps."""
+
+    method: str
+    steps: int
+
+
+class Workload(NamedTuple):
+    """What is trained, on whom.
+
+    Attributes:
+      networks: pool -> the network that its clients train; pools share no clients.
+      population: of each pool.
+      cohort: clients of each pool in a round.
+      codistillation: of two pools, else None.
+    """
+
+    networks: Mapping[str, Network | ResidualNetwork]
+    population: Population
+    cohort: int = 20
+    codistillation: Codistillation | None = None
+
+
+_EQUAL = Population(100, 100, 100)
+_SMALL = Network((24, 24, 3), ((16, True), (32, True), (32, False)), "SAME", (64, 128), 100)
+_LARGE = Network((24, 24, 3), ((32, True), (64, True), (64, False)), "SAME", (128, 256), 100)
+_BOTH = {"small": _SMALL, "large": _LARGE}
+_DIGITS = Network((64,), (), "SAME", (64,), 10)
+_EMNIST = Network((28, 28, 1), ((32, False), (64, True)), "VALID", (128,), 62)
+_RESNET20 = ResidualNetwork((32, 32, 3), 3, 10)
+WORKLOADS = {
+    "cnn_small": Workload({POOL: _SMALL}, _EQUAL),
+    "cnn_large": Workload({POOL: _LARGE}, _EQUAL),
+    "digits": Workload({POOL: _DIGITS}, _EQUAL),
+    "emnist": Workload({POOL: _EMNIST}, Population(3400, 1, 300)),
+    "resnet20": Workload({POOL: _RESNET20}, _EQUAL, cohort=8),
+    "merged": Workload(_BOTH, _EQUAL, codistillation=Codistillation("merged", 32)),
+    "periodic": Workload(_BOTH, _EQUAL, codistillation=Codistillation("periodic", 200)),
 }
-POPULATIONS = {
-    "cnn_small": Population(100, 100, 100),
-    "cnn_large": Population(100, 100, 100),
-    "digits": Population(100, 100, 100),
-    "emnist": Population(3400, 1, 300),
-}
+
+
+class Pool(NamedTuple):
+    """A pool's part of the data.
+
+    Attributes:
+      network: the network to train.
+      cohorts: int32 [rounds, cohort], the clients of each round, all different.
+      weights: 'layer/leaf' -> float32, see `weight_shapes`.
+    """
+
+    network: Network | ResidualNetwork
+    cohorts: np.ndarray
+    weights: dict[str, np.ndarray]
 
 
 class Inputs(NamedTuple):
@@ -64,21 +124,27 @@ class Inputs(NamedTuple):
 
     Attributes:
       workload: its name.
-      network: the network to train.
-      images: float32 [rows, *network.image], normalised.
+      images: float32 [rows, *image], normalised.
       labels: int32 [rows].
       offsets: int64 [clients + 1]; client i has rows offsets[i]:offsets[i + 1], in that order.
-      cohorts: int32 [rounds, COHORT], the clients of each round, all different.
-      weights: 'layer/kernel' ([3, 3, in, out] or [in, out]) and 'layer/bias' -> float32.
+      pools: name -> Pool.
+      unlabelled: float32 [UNLABELLED, *image] with codistillation, else None.
+      unlabelled_rows: int32 [rounds, steps, DISTILLATION_BATCH] with codistillation, else None.
     """
 
     workload: str
-    network: Network
     images: np.ndarray
     labels: np.ndarray
     offsets: np.ndarray
-    cohorts: np.ndarray
-    weights: dict[str, np.ndarray]
+    pools: dict[str, Pool]
+    unlabelled: np.ndarray | None = None
+    unlabelled_rows: np.ndarray | None = None
+
+    @property
+    def pool(self) -> Pool:
+        """The only pool."""
+        (pool,) = self.pools.values()
+        return pool
 
     def rows_of(self, client: int) -> slice:
         """A client's rows."""
@@ -96,16 +162,30 @@ def read_inputs(path: Path, workload: str) -> Inputs:
     if written != workload:
         print(f"error: {path} is for {written}, not for {workload}.", file=sys.stderr)
         raise SystemExit(2)
-    images = arrays.pop("pixels").astype(np.float32)
-    images /= 255
-    images -= 0.5
-    images /= 0.25
-    labels, offsets, cohorts = (arrays.pop(name) for name in ("labels", "offsets", "cohorts"))
-    return Inputs(workload, NETWORKS[workload], images, labels, offsets, cohorts, arrays)
+    pools = {}
+    for pool, network in WORKLOADS[workload].networks.items():
+        weights = {name: arrays[f"{pool}/{name}"] for name in weight_shapes(network)}
+        pools[pool] = Pool(network, arrays[f"{pool}/cohorts"], weights)
+    unlabelled = arrays.get("unlabelled")
+    return Inputs(
+        workload,
+        _normalised(arrays["pixels"]),
+        arrays["labels"],
+        arrays["offsets"],
+        pools,
+        None if unlabelled is None else _normalised(unlabelled),
+        arrays.get("unlabelled_rows"),
+    )
 
 
-def weight_shapes(network: Network) -> dict[str, tuple[int, ...]]:
-    """Shapes of a network's weights in the common layout, in the order of its layers."""
+def weight_shapes(network: Network | ResidualNetwork) -> dict[str, tuple[int, ...]]:
+    """Shapes of a network's weights in the common layout, in the order of its layers.
+
+    Names are 'layer/leaf'; the leaves of a convolution or dense layer are 'kernel' ([size, size, in,
+    out] or [in, out]) and 'bias', those of batch normalisation 'scale', 'bias', 'mean' and 'var'.
+    """
+    if isinstance(network, ResidualNetwork):
+        return _residual_shapes(network)
     shapes: dict[str, tuple[int, ...]] = {}
     *size, channels = network.image
     for index, (features, pooled) in enumerate(network.convolutions):
@@ -126,3 +206,34 @@ def weight_shapes(network: Network) -> dict[str, tuple[int, ...]]:
 def dense_layers(network: Network) -> list[str]:
     """Names of the dense layers, the output last."""
     return [*(f"dense{index + 1}" for index in range(len(network.hidden))), "output"]
+
+
+def _residual_shapes(network: ResidualNetwork) -> dict[str, tuple[int, ...]]:
+    shapes: dict[str, tuple[int, ...]] = {}
+
+    def add(convolution: str, norm: str, size: int, channels: int, features: int) -> None:
+        shapes[f"{convolution}/kernel"] = (size, size, channels, features)
+        for leaf in ("scale", "bias", "mean", "var"):
+            shapes[f"{norm}/{leaf}"] = (features,)
+
+    channels = 16
+    add("stem", "stem_norm", 3, network.image[-1], channels)
+    for stage, features in enumerate((16, 32, 64)):
+        for block in range(network.blocks):
+            name = f"stage{stage + 1}_block{block + 1}"
+            add(f"{name}/conv1", f"{name}/norm1", 3, channels, features)
+            add(f"{name}/conv2", f"{name}/norm2", 3, features, features)
+            if channels != features:
+                add(f"{name}/shortcut", f"{name}/shortcut_norm", 1, channels, features)
+            channels = features
+    shapes["output/kernel"] = (channels, network.classes)
+    shapes["output/bias"] = (network.classes,)
+    return shapes
+
+
+def _normalised(pixels: np.ndarray) -> np.ndarray:
+    images = pixels.astype(np.float32)
+    images /= 255
+    images -= 0.5
+    images /= 0.25
+    return images

@@ -18,6 +18,10 @@ from fedcodist.data.partition import pachinko, split_clients
 from fedcodist.data.tff import from_sqlite
 
 ORIGIN = "CIFAR-100, https://www.cs.toronto.edu/~kriz/cifar.html"
+# TFF publishes no checksum of its file; these are FedJAX's (fedjax/datasets/cifar100.py).
+TFF_FILE = "cifar100.sqlite.lzma"
+TFF_BYTES = 153_019_920
+TFF_SHA256 = "23d3916c9caa33395737ee560cc7cb77bbd05fc7b73647ee7be3a7e764172939"
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -83,7 +87,11 @@ def groups_of(arguments: argparse.Namespace) -> dict[str, int]:
 
 
 def tff_source(arguments: argparse.Namespace, show: preparation.Show) -> preparation.Source:
-    """TFF's own clients; its test clients become one."""
+    """TFF's own clients; its test clients become one.
+
+    Of the compressed file the checksum is known, of the database that it holds only the numbers of
+    images.
+    """
     path = Path(arguments.source)
     features = {
         "image": (np.uint8, cifar.IMAGE_SHAPE),
@@ -93,6 +101,13 @@ def tff_source(arguments: argparse.Namespace, show: preparation.Show) -> prepara
     preparation.check_is_file(path)
     show(path.name, 0.0)
     sha256 = preparation.file_checksum(path, "sha256")
+    difference = None
+    unverified = arguments.accept_unverified
+    if path.name.endswith(".lzma"):
+        difference = tff_difference(path, sha256)
+        unverified = difference is not None
+    if difference and not arguments.accept_unverified:
+        raise ValueError(f"{difference}; --accept-unverified reads it all the same")
 
     def build(show: preparation.Show) -> Mapping[str, FederatedData]:
         tables = {}
@@ -102,14 +117,25 @@ def tff_source(arguments: argparse.Namespace, show: preparation.Show) -> prepara
             if split == "train":
                 check_clients(path, data, arguments)
                 train = data
-            tables[split] = cifar.checked_columns(
-                cifar.CIFAR100, split, data.pooled(), arguments.accept_unverified
-            )
+            tables[split] = cifar.checked_columns(cifar.CIFAR100, split, data.pooled(), unverified)
         clients = FederatedData(tables["train"], train.offsets, train.client_ids)
         return splits_of(clients, tables["test"], arguments)
 
-    recorded = {"source": "tff", "sha256": sha256, "unverified": arguments.accept_unverified}
-    return preparation.Source(recorded, build, cifar.unchecked_notices(arguments))
+    recorded = {"source": "tff", "sha256": sha256, "unverified": unverified}
+    notices = (f"UNVERIFIED: {difference}",) if difference else ()
+    if unverified:
+        notices += cifar.unchecked_notices(arguments)
+    return preparation.Source(recorded, build, notices)
+
+
+def tff_difference(path: Path, sha256: str) -> str | None:
+    """How a compressed file differs from TFF's; None where it does not."""
+    size = path.stat().st_size
+    if size != TFF_BYTES:
+        return f"{path} has {size:,} bytes, TFF's {TFF_FILE} {TFF_BYTES:,}"
+    if sha256 != TFF_SHA256:
+        return f"{path} has sha256 {sha256}, TFF's {TFF_FILE} {TFF_SHA256}"
+    return None
 
 
 def check_clients(path: Path, data: FederatedData, arguments: argparse.Namespace) -> None:

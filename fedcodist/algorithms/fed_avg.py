@@ -115,7 +115,11 @@ def client_result(
         mutable=trained.variables.mutable,
         weight=jnp.asarray(weight, jnp.float32),
         row=row,
-        metrics={"loss": trained.loss, "num_steps": trained.num_steps},
+        metrics={
+            "loss": trained.loss,
+            "num_steps": trained.num_steps,
+            "examples": trained.num_examples,
+        },
         extra=extra,
     )
 

@@ -10,9 +10,18 @@ import numpy as np
 import pytest
 
 from benchmarks import side_by_side
-from benchmarks.peers import make_inputs, measuring
-from benchmarks.peers import workload as work
-from benchmarks.side_by_side import Job, Program, ProgramFailed, Setting
+from benchmarks.peers import measuring
+from benchmarks.side_by_side import (
+    NOT_INSTALLED,
+    NOT_SUPPORTED,
+    REFERENCE,
+    Job,
+    Program,
+    ProgramFailed,
+    Setting,
+    make_inputs,
+    work,
+)
 
 ROOT = Path(__file__).parents[2]
 
@@ -174,24 +183,28 @@ def test_settings(cores, several, expected):
 
 
 def test_check_finds_what_differs(stand_in, job, tmp_path, capsys):
+    network = work.WORKLOADS["digits"].networks[work.POOL]
     initial = {
-        name: np.zeros(shape, np.float32)
-        for name, shape in work.weight_shapes(work.NETWORKS["digits"]).items()
+        f"{work.POOL}/{name}": np.zeros(shape, np.float32)
+        for name, shape in work.weight_shapes(network).items()
     }
     np.savez(job.inputs, **initial)
     paths = {}
     for name, bias in {"right": 1.0, "near": 1.00005, "wrong": 1.0002}.items():
         paths[name] = tmp_path / f"{name}.npz"
         # One small array differs among many: it must not drown in the norm of the others.
-        small = {"output/bias": np.full(10, bias, np.float32)}
+        small = {f"{work.POOL}/output/bias": np.full(10, bias, np.float32)}
         np.savez(paths[name], **{n: v + 1 for n, v in initial.items()} | small)
     programs = {
         "torch_loop": stand_in("torch_loop", SAME, weights=paths["right"], several=False),
         "near": stand_in("near", SAME, weights=paths["near"]),
         "missing": stand_in("missing", SAME)._replace(needs=tmp_path / "nowhere"),
+        "unable": stand_in("unable", SAME)._replace(lacks=("digits",)),
     }
     assert side_by_side.check(programs, job, cores=1) == 0
-    assert "not installed" in capsys.readouterr().out
+    lines = capsys.readouterr().out.splitlines()
+    assert [line for line in lines if "missing" in line and line.endswith(NOT_INSTALLED)]
+    assert [line for line in lines if "unable" in line and line.endswith(NOT_SUPPORTED)]
     programs["wrong"] = stand_in("wrong", SAME, weights=paths["wrong"])
     assert side_by_side.check(programs, job, cores=1) == 1
     lines = capsys.readouterr().out.splitlines()
@@ -202,25 +215,72 @@ def test_check_finds_what_differs(stand_in, job, tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    ("workload", "count"),
-    [("cnn_small", 109_348), ("cnn_large", 410_084), ("digits", 4_810), ("emnist", 1_206_590)],
+    ("workload", "counts"),
+    [
+        ("cnn_small", [109_348]),
+        ("cnn_large", [410_084]),
+        ("digits", [4_810]),
+        ("emnist", [1_206_590]),
+        ("resnet20", [272_474]),
+        ("merged", [109_348, 410_084]),
+        ("periodic", [109_348, 410_084]),
+    ],
 )
-def test_networks_have_the_published_sizes(workload, count):
-    shapes = work.weight_shapes(work.NETWORKS[workload])
-    assert sum(int(np.prod(shape)) for shape in shapes.values()) == count
+def test_networks_have_the_published_sizes(workload, counts):
+    found = []
+    for network in work.WORKLOADS[workload].networks.values():
+        shapes = work.weight_shapes(network).items()
+        trained = [shape for name, shape in shapes if not name.endswith(("mean", "var"))]
+        found.append(sum(int(np.prod(shape)) for shape in trained))
+    assert found == counts
+
+
+def test_every_workload_has_rounds_and_a_program_that_can_do_it():
+    assert set(side_by_side.ROUNDS) == set(work.WORKLOADS)
+    for workload in work.WORKLOADS:
+        for name in (side_by_side.OURS, REFERENCE):
+            assert workload not in side_by_side.PROGRAMS[name].lacks
+    lacking = {workload for p in side_by_side.PROGRAMS.values() for workload in p.lacks}
+    assert lacking <= set(work.WORKLOADS)
+
+
+def test_what_a_program_lacks_is_not_run(stand_in, calls, job):
+    programs = {
+        "fedcodist": stand_in("fedcodist", SAME),
+        "unable": stand_in("unable", SAME)._replace(lacks=("digits", "merged")),
+    }
+    record = side_by_side.measure(programs, job, cores=1)
+    assert record["programs"]["unable"] == {"error": NOT_SUPPORTED}
+    assert not [call for call in calls() if call.startswith("unable")]
+    assert NOT_SUPPORTED in side_by_side.table(record)
 
 
 def test_clients_of_emnist_are_unequal():
-    sizes = make_inputs.client_sizes(work.POPULATIONS["emnist"], np.random.default_rng(0))
+    population = work.WORKLOADS["emnist"].population
+    sizes = make_inputs.client_sizes(population, population.clients, np.random.default_rng(0))
     assert len(sizes) == 3400 and sizes.min() == 1 and 290 <= sizes.max() <= 300
     assert len(np.unique(sizes)) > 250
+
+
+def test_pools_of_codistillation_share_no_clients_and_unlabelled_rows_are_visited_evenly():
+    arrays = make_inputs.make("merged")
+    cohorts = {pool: arrays[f"{pool}/cohorts"] for pool in ("small", "large")}
+    assert not set(cohorts["small"].flat) & set(cohorts["large"].flat)
+    assert cohorts["small"].shape == cohorts["large"].shape == (make_inputs.ROUNDS, 20)
+    assert max(cohorts["large"].flat) < len(arrays["offsets"]) - 1
+    rows = arrays["unlabelled_rows"]
+    assert rows.shape == (make_inputs.CODISTILLATIONS, 32, 128) and rows.dtype == np.int32
+    visits = np.bincount(rows.reshape(-1), minlength=len(arrays["unlabelled"]))
+    assert len(visits) == 5000 and visits.max() - visits.min() <= 1
+    # One endless stream: the first round sees no row twice.
+    assert len(np.unique(rows[0])) == 32 * 128
 
 
 def test_inputs_are_the_same_whenever_they_are_made():
     first, second = make_inputs.make("digits"), make_inputs.make("digits")
     for name, value in first.items():
         np.testing.assert_array_equal(value, second[name])
-    assert all(len(set(cohort)) == work.COHORT for cohort in first["cohorts"].tolist())
+    assert all(len(set(cohort)) == 20 for cohort in first[f"{work.POOL}/cohorts"].tolist())
     assert first["offsets"][-1] == len(first["labels"]) == len(first["pixels"])
 
 
@@ -246,7 +306,8 @@ def test_report_separates_warm_up_from_rounds(capsys):
 
 def test_every_repetition_trains_on_the_same_cohorts():
     arguments = _arguments(repetitions=2, rounds_per_repetition=3)
-    inputs = work.Inputs("digits", work.NETWORKS["digits"], *[np.zeros(0)] * 3, np.arange(8), {})
+    pool = work.Pool(work.WORKLOADS["digits"].networks[work.POOL], np.arange(8), {})
+    inputs = work.Inputs("digits", *[np.zeros(0)] * 3, {work.POOL: pool})
     own = measuring.cohorts(inputs, arguments)
     taken = [int(next(own)) for _ in range(measuring.total_rounds(arguments))]
     assert taken == [0] + [0, 1, 2] * 3
@@ -267,26 +328,51 @@ def test_ours_computes_the_round_that_the_inputs_say(tmp_path):
     subprocess.run(command, cwd=ROOT, env=_environment(), check=True, timeout=300)
     weights = dict(np.load(tmp_path / "weights.npz"))
     inputs = work.read_inputs(tmp_path / "inputs.npz", "digits")
-    expected = _round_by_numpy(inputs)
-    assert side_by_side.relative_difference(weights, expected, inputs.weights) < 1e-4
+    initial = _in_pool(inputs.pool.weights)
+    expected = _in_pool(_round_by_numpy(inputs))
+    assert side_by_side.relative_difference(weights, expected, initial) < 1e-4
     clients = np.split(np.arange(sizes.sum()), inputs.offsets[1:-1])
     backwards = np.concatenate([rows[::-1] for rows in clients])
     other = inputs._replace(images=inputs.images[backwards], labels=inputs.labels[backwards])
-    assert side_by_side.relative_difference(weights, _round_by_numpy(other), inputs.weights) > 1e-2
+    expected = _in_pool(_round_by_numpy(other))
+    assert side_by_side.relative_difference(weights, expected, initial) > 1e-2
+
+
+def test_ours_and_the_pytorch_loop_agree_after_one_round(tmp_path, monkeypatch):
+    _skip_without_reference()
+    for name in os.environ.keys() - _environment().keys():
+        monkeypatch.delenv(name)
+    arrays = make_inputs.make("digits")
+    np.savez(tmp_path / "inputs.npz", **arrays)
+    job = Job("digits", tmp_path / "inputs.npz", rounds=1, turns=1)
+    ours, reference = (
+        side_by_side.weights_after_one_round(side_by_side.PROGRAMS[name], job, Setting(1, 1))
+        for name in (side_by_side.OURS, REFERENCE)
+    )
+    initial = side_by_side.initial_weights(job)
+    assert side_by_side.relative_difference(ours, reference, initial) < 1e-4
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("workload", ["digits", "cnn_small"])
+@pytest.mark.parametrize("workload", list(work.WORKLOADS))
 def test_all_programs_agree_after_one_round(workload):
-    if not side_by_side.PROGRAMS["torch_loop"].needs.exists():
-        pytest.skip("the PyTorch loop is not installed: make bench-peers")
+    _skip_without_reference()
     command = [sys.executable, "benchmarks/side_by_side.py", "--check", "--workload", workload]
     done = subprocess.run(
-        command, cwd=ROOT, env=_environment(), capture_output=True, text=True, timeout=1800
+        command, cwd=ROOT, env=_environment(), capture_output=True, text=True, timeout=3600
     )
     assert done.returncode == 0, done.stdout + done.stderr
     lines = [line for line in done.stdout.splitlines() if "fedcodist" in line]
     assert lines and all(line.endswith("ok") for line in lines)
+
+
+def _skip_without_reference():
+    if side_by_side.PROGRAMS[REFERENCE].hindrance("digits"):
+        pytest.skip("the PyTorch loop is not installed in .venv-peers/torch_loop: make bench-peers")
+
+
+def _in_pool(weights):
+    return {f"{work.POOL}/{name}": value for name, value in weights.items()}
 
 
 def _arguments(**values):
@@ -304,10 +390,10 @@ def _environment():
 
 def _round_by_numpy(inputs):
     """One round of federated averaging on the two-layer network, in float64."""
-    initial = {name: value.astype(np.float64) for name, value in inputs.weights.items()}
+    initial = {name: value.astype(np.float64) for name, value in inputs.pool.weights.items()}
     total = {name: np.zeros_like(value) for name, value in initial.items()}
     examples = 0
-    for client in inputs.cohorts[0]:
+    for client in inputs.pool.cohorts[0]:
         rows = inputs.rows_of(client)
         trained = _client_by_numpy(dict(initial), inputs.images[rows], inputs.labels[rows])
         size = rows.stop - rows.start

@@ -1,8 +1,10 @@
 """The preparation programs, run on made-up archives in the official format and on the real files."""
 
+import hashlib
 import importlib.util
 import io
 import json
+import lzma
 import os
 import resource
 import signal
@@ -515,12 +517,18 @@ def write_tff(path, clients):
     connection.close()
 
 
-def test_tff_keeps_its_own_clients(prepare, tmp_path):
+@pytest.fixture
+def tff(tmp_path):
+    """(a made-up cifar100.sqlite, the arguments with the sizes of what it holds)."""
     clients = {("train", str(n)): (TRAIN, range(4 * n, 4 * n + 4)) for n in range(12)}
     clients |= {("test", str(n)): (TEST, range(5 * n, 5 * n + 5)) for n in range(3)}
     path = tmp_path / "cifar100.sqlite"
     write_tff(path, clients)
-    own = sizes(12, 4, 7, 3, 2)
+    return path, sizes(12, 4, 7, 3, 2)
+
+
+def test_tff_keeps_its_own_clients(tff, prepare, tmp_path):
+    path, own = tff
     output = tmp_path / "out"
     status, printed, _ = prepare(*own, source=path, output=output)
     assert status == 0 and "UNVERIFIED: the numbers of images were not checked" in printed
@@ -546,6 +554,44 @@ def test_tff_keeps_its_own_clients(prepare, tmp_path):
     assert "has 12 clients, --clients says 25" in line
     line = one_line(prepare(*own, "--examples-per-client", "5", source=path, output=other))
     assert "has clients of 4 examples, --examples-per-client says 5" in line
+
+
+def test_tff_compressed_file_has_a_checksum(tff, prepare, tmp_path, monkeypatch, capsys):
+    plain, own = tff
+    path, output = tmp_path / "cifar100.sqlite.lzma", tmp_path / "refused"
+    unverified = tmp_path / "unverified"
+    content = lzma.compress(plain.read_bytes(), format=lzma.FORMAT_ALONE)
+    path.write_bytes(content)
+    strict = ["--source", str(path), "--output", str(output), *own]
+
+    def refused():
+        return one_line((CIFAR100.main(strict), *capsys.readouterr()))
+
+    different = f"{path} has {len(content):,} bytes, TFF's cifar100.sqlite.lzma 153,019,920"
+    assert different in refused()
+    monkeypatch.setattr(CIFAR100, "TFF_BYTES", len(content))
+    different = f"{path} has sha256 {hashlib.sha256(content).hexdigest()}, TFF's"
+    assert different in refused() and "--accept-unverified reads it all the same" in refused()
+    status, printed, _ = prepare(*own, source=path, output=unverified)
+    assert status == 0
+    assert f"UNVERIFIED: {different}" in printed
+    assert "UNVERIFIED: the numbers of images were not checked" in printed
+    assert manifest(unverified)["arguments"]["unverified"] is True
+
+    # The official file is not called unverified, whatever is accepted, and gives the same.
+    monkeypatch.setattr(CIFAR100, "TFF_SHA256", hashlib.sha256(content).hexdigest())
+    assert "split 'train' has 48 images, CIFAR-100 has 50000" in refused()
+    assert not output.exists()
+    counts = cifar.CIFAR100._replace(images_of_split={"train": 48, "test": 15})
+    monkeypatch.setattr(cifar, "CIFAR100", counts)
+    for name, accepted in (("strict", []), ("accepting", ["--accept-unverified"])):
+        command = ["--source", str(path), "--output", str(tmp_path / name), *own, *accepted]
+        assert CIFAR100.main(command) == 0
+        assert "UNVERIFIED" not in capsys.readouterr().out
+        assert manifest(tmp_path / name)["arguments"]["unverified"] is False
+        ours, theirs = all_bytes(tmp_path / name), all_bytes(unverified)
+        assert ours.pop("manifest.json") != theirs.pop("manifest.json")
+        assert ours == theirs
 
 
 # The real files

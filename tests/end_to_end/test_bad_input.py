@@ -73,6 +73,22 @@ ARGUMENTS = {
     (CONFIG, "--workdir=none", "--round=4"): ["'round'"],
     (CONFIG, "--workdir=none", "--processes=0"): ["--processes", "at least 1", "0"],
     (CONFIG, "--workdir=none", "--processes=two"): ["--processes=two", "int"],
+    (CONFIG, "--workdir=none", "--distributed", "--processes=2"): ["--processes", "must be 1", "2"],
+    (CONFIG, "--workdir=none", "--distributed", "--host=1"): [
+        "--coordinator and --num_hosts missing"
+    ],
+    (CONFIG, "--workdir=none", "--coordinator=a:1", "--num_hosts=2"): ["--host missing"],
+    (CONFIG, "--workdir=none", "--coordinator=a:http", "--num_hosts=2", "--host=1"): [
+        "--coordinator",
+        "HOST:PORT",
+        "'a:http'",
+    ],
+    (CONFIG, "--workdir=none", "--coordinator=a:1", "--num_hosts=2", "--host=2"): [
+        "--host",
+        "between 0 and 1",
+        "2",
+    ],
+    (CONFIG, "--workdir=none", "--coordinator=a:1", "--num_hosts=2", "--host=one"): ["--host=one"],
     ("--config.rounds=4", CONFIG, "--workdir=none"): ["--config.rounds", "before"],
     (f"{CONFIG}:fedavg", "--workdir=none"): ["algorithm.name", "'fed_avg'", "'fedavg'"],
     (PERIODIC, "--workdir=none", "--config.algorithm.period=0"): ["period", "at least 1", "0"],

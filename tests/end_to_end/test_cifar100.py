@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from experiments.configs.cifar100_tuning import STUDIES
 from tests.data.test_cifar import as_archive, made_up_table, python2_pickle
 
 ROOT = Path(__file__).parents[2]
@@ -99,6 +100,7 @@ def check_a_run_becomes_a_table(folder, name):
     run(folder, "-m", "experiments.record", f"runs/{name.replace(',', '-')}")
     path = folder / "results" / "cifar100_table1" / f"{name.replace(',', '-')}.json"
     record = json.loads(path.read_text())
+    assert record["data"]["data/cifar100"]["num_examples"]["test"] > 0
     curve = record["curve"]["small"]
     assert curve["held_out"]["round"] == [0, 1, 2]
     assert curve["test"]["round"] == [2]  # looked at once
@@ -112,13 +114,16 @@ def check_a_run_becomes_a_table(folder, name):
 
 
 @pytest.mark.parametrize(
-    "method", ["fed_avg", pytest.param("merged_codistillation", marks=pytest.mark.slow)]
+    "study",
+    [pytest.param(each, marks=[pytest.mark.slow] * (each != "fed_avg")) for each in STUDIES],
 )
-def test_made_up_images_are_tuned_by_one_compiled_program(made_up, method):
-    config = f"--config={CONFIGS / 'cifar100_tuning.py'}:{method}"
-    common = ("--study", method, "--storage", "tuning.db", "--output", f"{method}.json")
-    printed = run(made_up, "-m", "experiments.tune", config, *common, "--trials=3", *SHORT)
+def test_made_up_images_are_tuned_by_one_compiled_program(made_up, study):
+    config = f"--config={CONFIGS / 'cifar100_tuning.py'}:{study}"
+    common = ("--study", study, "--storage", "tuning.db", "--output", f"{study}.json")
+    # The large model's study has no small model.
+    short = [each for each in SHORT if study != "large_model" or "pools.small" not in each]
+    printed = run(made_up, "-m", "experiments.tune", config, *common, "--trials=3", *short)
     assert "compiled training programs: 1" in printed
-    summary = json.loads((made_up / f"{method}.json").read_text())
+    summary = json.loads((made_up / f"{study}.json").read_text())
     assert len(summary["trials"]) == 3
     assert len({json.dumps(trial["parameters"]) for trial in summary["trials"]}) == 3

@@ -154,6 +154,22 @@ def test_killed_again_and_again_by_the_clock(uninterrupted, start, run, tmp_path
     assert_same_bits(folder, uninterrupted)
 
 
+def test_a_second_command_meanwhile_is_refused(uninterrupted, start, run, tmp_path, wait_for):
+    folder = tmp_path / "run"
+    process = start(folder, fault="training:4:hang")
+    try:
+        wait_for((tmp_path / "run.reached").exists)
+        done = run(folder)
+        assert done.returncode == 2
+        assert done.stderr.startswith(f"error: run folder {folder} is in use by another process.")
+        assert done.stderr.count("\n") == 1
+        kill(process, wait_for)
+    finally:
+        process.kill()
+    finish(run, folder)
+    assert_same_bits(folder, uninterrupted)
+
+
 @pytest.mark.slow
 def test_killed_with_streamed_data(start, run, tmp_path, wait_for):
     streamed = "--config.execution.stream=True"

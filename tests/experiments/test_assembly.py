@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 from ml_collections import config_dict
 
-from experiments import assembly
+from experiments import algorithms
+from experiments import data as reading
 from experiments.assembly import build_experiment
+from experiments.configs import digits_methods
 from fedcodist.data.federated_data import FederatedData
 from fedcodist.data.prepared import save_prepared
 from fedcodist.experiment import check_experiment
@@ -108,7 +110,7 @@ def test_an_alpha_for_each_pool():
     [("constant", 0.4, 0.4), ("linear_to_one", 0.4, 0.7), ("linear_to_zero", 0.4, 0.2)],
 )
 def test_alpha_schedules(name, first, middle):
-    schedule = assembly._alpha_schedule(name, rounds=10)
+    schedule = algorithms._alpha_schedule(name, rounds=10)
     assert float(schedule(0.4, jnp.int32(0))) == pytest.approx(first)
     assert float(schedule(0.4, jnp.int32(5))) == pytest.approx(middle)
 
@@ -119,10 +121,10 @@ def test_epsilon_goes_to_the_optimizers_that_have_one():
     def step(optimizer):
         return float(optimizer.update(gradient, optimizer.init(params), params)[0]["w"])
 
-    adam = assembly._optimizer("training.server_optimizer", "adam", 1.0)
+    adam = algorithms._optimizer("training.server_optimizer", "adam", 1.0)
     assert step(adam(1.0)) == pytest.approx(-1e-6, rel=1e-4)
-    assert step(assembly._optimizer("x", "adam")(1.0)) == pytest.approx(-0.99, abs=0.01)
-    sgd = assembly._optimizer("training.server_optimizer", "sgd", 1.0)
+    assert step(algorithms._optimizer("x", "adam")(1.0)) == pytest.approx(-0.99, abs=0.01)
+    sgd = algorithms._optimizer("training.server_optimizer", "sgd", 1.0)
     assert step(sgd(1.0)) == pytest.approx(-1e-6)
 
 
@@ -182,7 +184,7 @@ def test_prepared_images_are_cropped_and_normalised(prepared):
     assert images.dtype == np.uint8
     batch = {"image": jnp.asarray(images[:2])}
     read = experiment.evaluation_preprocess(batch, jax.random.key(0), jnp.arange(2))["image"]
-    expected = (images[:2, 4:28, 4:28] / 255 - assembly.CIFAR_MEAN) / assembly.CIFAR_DEVIATION
+    expected = (images[:2, 4:28, 4:28] / 255 - reading.CIFAR_MEAN) / reading.CIFAR_DEVIATION
     np.testing.assert_allclose(read, expected, atol=1e-5)
 
 
@@ -194,14 +196,14 @@ def test_the_32x32_networks_read_padded_crops(prepared):
     experiment = build_experiment(config)
     images = experiment.splits["test"].columns["image"]
     batch = {"image": jnp.asarray(np.repeat(images[:1], 200, axis=0))}
-    train, evaluation = assembly._cifar_preprocess(config.data, (32, 32))
+    train, evaluation = reading._cifar_preprocess(config.data, (32, 32))
     whole = evaluation(batch, jax.random.key(0), jnp.arange(200))["image"]
     np.testing.assert_allclose(
-        whole[0], (images[0] / 255 - assembly.CIFAR_MEAN) / assembly.CIFAR_DEVIATION, atol=1e-5
+        whole[0], (images[0] / 255 - reading.CIFAR_MEAN) / reading.CIFAR_DEVIATION, atol=1e-5
     )
     crops = train(batch, jax.random.key(0), jnp.arange(200))["image"]
     assert crops.shape == (200, 32, 32, 3)
-    black = -np.array(assembly.CIFAR_MEAN) / assembly.CIFAR_DEVIATION
+    black = -np.array(reading.CIFAR_MEAN) / reading.CIFAR_DEVIATION
     borders = np.isclose(crops[:, 0], black, atol=1e-5).all(axis=(1, 2)).mean()
     assert 0.3 < borders < 0.6  # 4 of the 9 vertical offsets show the border above
 
@@ -212,7 +214,7 @@ def test_a_batch_is_augmented_image_by_image_or_at_once(prepared, augmentation, 
     config.data.augmentation = augmentation
     image = np.random.default_rng(1).integers(0, 256, (1, 32, 32, 3)).astype(np.uint8)
     batch = {"image": jnp.asarray(np.repeat(image, 16, axis=0))}
-    train, _ = assembly._cifar_preprocess(config.data, (32, 32))
+    train, _ = reading._cifar_preprocess(config.data, (32, 32))
     results = [
         np.asarray(train(batch, jax.random.key(seed), jnp.arange(16))["image"]) for seed in (0, 1)
     ]
@@ -291,3 +293,58 @@ def test_labels_that_do_not_fit(prepared):
 def test_a_prepared_folder_of_other_splits(prepared):
     with pytest.raises(ValueError, match=r"data\.folder .* has no split 'held_out'"):
         build_experiment(prepared(splits=("train", "test", "distillation")))
+
+
+def test_clients_may_be_dealt_anew(prepared):
+    config = prepared()
+    before = build_experiment(config).data
+    with config.unlocked():
+        config.data.partition = dict(name="equal_dirichlet", num_clients=4, concentration=10.0)
+        for pool in config.pools.values():
+            pool.update(fraction=1.0, cohort_size=2)
+    after = build_experiment(config).data
+    assert after.num_clients == 4
+    assert max(after.sizes) - min(after.sizes) <= 1
+    assert sum(after.sizes) == sum(before.sizes)
+    config.data.partition.name = "even"
+    with pytest.raises(ValueError, match=r"data\.partition\.name must be one of .*, got 'even'"):
+        build_experiment(config)
+
+
+@pytest.mark.parametrize("run", digits_methods.get_runs())
+def test_every_method_of_the_comparison_is_built(run):
+    config = digits_methods.get_config(run)
+    algorithm = build_experiment(config).algorithm
+    assert algorithm.name == (run.split(",")[0])
+    assert "main" in algorithm.predictors
+    assert ("ensemble" in algorithm.predictors) == run.startswith("fed_sdd")
+
+
+def test_validation_data_are_a_split(prepared):
+    config = digits_methods.get_config("fed_df")
+    with config.unlocked(), config.ignore_type():
+        config.algorithm.validation = dict(split="held_out", every=10, patience=20, drop_worst=True)
+    experiment = build_experiment(config)
+    assert set(experiment.data.rows) == {"unlabelled", "validation"}
+    assert set(experiment.data.rows["validation"]) == {"image", "label"}
+    config.algorithm.validation.split = "nothing"
+    with pytest.raises(ValueError, match=r"algorithm\.validation\.split must be one of"):
+        build_experiment(config)
+
+
+@pytest.mark.parametrize(
+    ("setting", "value", "message"),
+    [
+        ("training.method", "fed_foo", r"training\.method must be one of"),
+        ("training.scaffold_option", 3, "option must be 1 or 2, got 3"),
+        ("training.proximal_weight", -1.0, r"hyper\.proximal_weight must be"),
+        ("algorithm.num_models", 9, "num_models must be at most the cohort's 8 clients"),
+    ],
+)
+def test_mistakes_in_methods_are_one_line(setting, value, message):
+    run = {"training.scaffold_option": "scaffold", "training.proximal_weight": "fed_prox"}
+    config = digits_methods.get_config(run.get(setting, "fed_sdd"))
+    config.update_from_flattened_dict({setting: value})
+    with pytest.raises(ValueError, match=message) as error:
+        build_experiment(config)
+    assert "\n" not in str(error.value)

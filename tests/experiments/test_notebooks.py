@@ -65,6 +65,17 @@ def test_installation_comes_from_the_repository(monkeypatch):
     assert re.fullmatch(r"fedcodist\[digits,plot\] @ git\+https://\S+", command[-1])
 
 
+def test_colab_opens_it_from_the_repository_that_is_installed():
+    names = {}
+    exec(CODE[0].source, names)
+    where = f"{names['REPOSITORY']}/blob/main/{PATH.relative_to(ROOT).as_posix()}"
+    opened = re.findall(r"colab\.research\.google\.com/github/([^)\s]+)", STORED.cells[0].source)
+    assert opened == [where]
+    # The command in BUILD.md that puts another repository in its place finds it by this.
+    assert PATH.read_text(encoding="utf-8").count(names["REPOSITORY"]) == 2
+    assert f"s#{names['REPOSITORY']}#" in (ROOT / "BUILD.md").read_text(encoding="utf-8")
+
+
 def test_it_is_written_with_public_names():
     assert not [problem for cell in CODE for problem in not_public(cell.source)]
 

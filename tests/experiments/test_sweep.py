@@ -28,7 +28,7 @@ def test_every_run_of_a_config_file_is_a_config_of_its_own(path):
     texts = set()
     for run, config in configs.items():
         assert (config.name, config.run) == (path.stem, run)
-        assert config.full_rounds == 1500
+        assert config.full_rounds == (1500 if path.stem.startswith("cifar100") else config.rounds)
         settings = config.to_dict()
         del settings["run"]
         texts.add(json.dumps(settings))
@@ -59,7 +59,7 @@ def fake(tmp_path, monkeypatch):
     config.write_text(
         "from ml_collections import ConfigDict\n"
         "def get_runs():\n    return ['a,1', 'a,2', 'b,1']\n"
-        "def get_config(run):\n    return ConfigDict(dict(run=run, rounds=3))\n"
+        "def get_config(run):\n    return ConfigDict(dict(run=run, rounds=3, seeds=1))\n"
     )
     calls = tmp_path / "calls"
     calls.touch()
@@ -124,12 +124,37 @@ def test_it_continues_where_it_stopped(fake, capfd):
 def test_other_settings_are_left_to_main_to_refuse(fake):
     run, started, folder = fake
     run("--only", "a,1")
-    run("--only", "a,1", "--config.seeds=2")
+    run("--only", "a,1", "--config.seeds=2", "--processes=1")
     assert len(started()) == 2
     config = folder / "config.py"
     config.write_text(config.read_text().replace("rounds=3", "rounds=4"))
-    run("--only", "a,1", "--config.seeds=2")
+    run("--only", "a,1", "--config.seeds=2", "--processes=1")
     assert len(started()) == 3
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("--config.seed=2", "--config.seed is no setting of the config; did you mean --config.s"),
+        ("--config.seeds=two", "--config.seeds=two"),
+    ],
+)
+def test_a_setting_that_no_run_can_have_is_told_once(setting, message, fake, capsys):
+    run, started, folder = fake
+    assert run(setting, "--config.rounds=4") == USER_ERROR
+    printed = capsys.readouterr()
+    assert message in printed.err and printed.err.count("\n") == 1 and not printed.out
+    assert not started() and not (folder / "runs").exists()
+
+
+def test_a_setting_of_some_runs_is_refused_unless_only_those_are_done(capsys, tmp_path):
+    """The large model's FedAvg has no small model."""
+    arguments = [f"--config={FOLDER / 'cifar100_table1.py'}", f"--workdir={tmp_path / 'runs'}"]
+    arguments += ["--list", "--config.pools.small.cohort_size=2"]
+    assert sweep.main(arguments) == USER_ERROR
+    message = "error: run 'fed_avg,3100': --config.pools.small.cohort_size is no setting"
+    assert capsys.readouterr().err.startswith(message)
+    assert sweep.main([*arguments, "--only", "merged*"]) == 0
 
 
 def test_several_at_once_share_the_cores_and_keep_logs(fake, capfd):
@@ -141,19 +166,6 @@ def test_several_at_once_share_the_cores_and_keep_logs(fake, capfd):
     assert all(places) or not any(places)
     assert (folder / "runs" / "b-1.log").read_text() == "trains\n"
     assert "trains" not in capfd.readouterr().out
-
-
-@pytest.mark.parametrize(
-    ("places", "cores", "expected"),
-    [
-        (2, [0, 1], [[0], [1]]),
-        (2, [0, 1, 2, 3, 4], [[0, 2, 4], [1, 3]]),
-        (3, [4, 5], [[4], [5], [4]]),
-    ],
-)
-def test_shares_of_cores(places, cores, expected, monkeypatch):
-    monkeypatch.setattr(sweep.os, "sched_getaffinity", lambda process: set(cores), raising=False)
-    assert [sorted(sweep._share(place, places)) for place in range(places)] == expected
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,8 @@ import sqlalchemy
 from optuna.trial import TrialState
 
 import fedcodist.experiment
-from experiments import assembly, command, search_space, study, tune
+from experiments import algorithms, command, search_space, study, tune
+from experiments import data as reading
 from experiments.assembly import build_experiment
 from experiments.search_space import check_effects, overrides, own_values, with_values
 from fedcodist import launch, simulation
@@ -134,7 +135,12 @@ def test_every_value_of_a_trial_arrives_in_the_traced_floats_and_nothing_else_ch
 def test_dimensions_that_a_compiled_program_takes():
     weights = ("pools.*.teaching.weight", 1, 2, "linear")
     config = with_space(get_config(), weights, ("pools.small.alpha", 0.0, 1.0, "linear"))
-    tune.check_trials(config, search_space.search_space(config))
+    check_trials(config)
+
+
+def check_trials(config):
+    _, hyper_of = tune.held_out_experiment(config)
+    tune.check_trials(config, search_space.search_space(config), hyper_of)
 
 
 def test_a_config_has_a_space_of_its_own():
@@ -238,7 +244,7 @@ def test_spaces_that_contradict_themselves(space, message):
 def test_dimensions_that_a_compiled_program_does_not_take(setting, low, high, parts):
     config = with_space(get_config(), (setting, low, high, "linear"))
     with pytest.raises(ValueError) as caught:
-        tune.check_trials(config, search_space.search_space(config))
+        check_trials(config)
     assert all(part in str(caught.value) for part in parts)
 
 
@@ -272,10 +278,10 @@ def real(tmp_path_factory):
     )
     evaluated, built = [], []
     build = simulation.build_programs
-    load, split = assembly.load_digits_federated, simulation.evaluation_split
+    load, split = reading.load_digits_federated, simulation.evaluation_split
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
-            assembly,
+            reading,
             "load_digits_federated",
             lambda **arguments: load(**arguments) | {"test": Untouchable()},
         )
@@ -292,8 +298,8 @@ def real(tmp_path_factory):
         for rate in (1e35, 3e-3):
             values = (0.05, rate, 0.3)
             opened.enqueue_trial(dict(zip(plan.space, values, strict=True)))
-        experiment = tune.held_out_experiment(config)
-        counts, compilations = tune.run_trials(config, experiment, plan, opened, worker)
+        trials = tune.held_out_experiment(config)
+        counts, compilations = tune.run_trials(config, *trials, plan, opened, worker)
     held_out = load(num_clients=6, concentration=0.3, seed=0)["held_out"].columns
     return SimpleNamespace(
         plan=plan,
@@ -352,7 +358,7 @@ def test_the_value_is_the_accuracy_of_a_run_with_the_trials_parameters(real, mon
     # The same without the experiment's own evaluation.
     images, correct = (real.held_out["image"] / 16 - 0.3) / 0.37, []
     for model in MODELS:
-        network, _ = assembly.MODELS[f"digits_{model}"]
+        network, _ = algorithms.MODELS[f"digits_{model}"]
         params = jax.tree.map(lambda leaf: leaf[0], outcome.variables[model].params)
         logits = network().apply({"params": params}, images.astype(np.float32))
         correct.append(np.mean(np.argmax(logits, -1) == real.held_out["label"]))
@@ -376,10 +382,13 @@ def pretend(monkeypatch):
     pretended = SimpleNamespace(accuracy=lambda alpha, round: alpha * round / 9, trained=[])
 
     def build(config):
-        alpha = dict.fromkeys(MODELS, config.algorithm.alpha)
-        algorithm = built().algorithm
-        hyper = algorithm.hyper._replace(alpha=alpha)
-        return built()._replace(algorithm=algorithm._replace(hyper=hyper), rounds=config.rounds)
+        experiment, _ = built()
+        hyper = experiment.algorithm.hyper
+
+        def hyper_of(trial):
+            return hyper._replace(alpha=dict.fromkeys(MODELS, trial.algorithm.alpha))
+
+        return experiment._replace(rounds=config.rounds), hyper_of
 
     def run(experiment, programs, callbacks, show_progress):
         alpha = experiment.algorithm.hyper.alpha["small"]
@@ -405,8 +414,8 @@ def run_study(plan, config=None):
     """All trials that the plan lacks, by a new worker; returns the study and the counts."""
     opened, worker = open_study(plan)
     config = config or alpha_config()
-    experiment = tune.held_out_experiment(config)
-    counts, _ = tune.run_trials(config, experiment, plan, opened, worker)
+    trials = tune.held_out_experiment(config)
+    counts, _ = tune.run_trials(config, *trials, plan, opened, worker)
     return opened, counts
 
 
@@ -776,6 +785,22 @@ def test_mistakes_in_the_config(line, parts, as_worker, capsys, tmp_path):
     given = [f"--config={path}", "--study=x", f"--storage={tmp_path / 'x.db'}"]
     refused(given, capsys, *parts)
     assert not (tmp_path / "x.db").exists()
+
+
+def test_a_worker_loads_its_data_once(pretend, as_worker, monkeypatch, tmp_path):
+    loaded, load = [], reading.load_digits_federated
+
+    def load_digits_federated(**arguments):
+        loaded.append(arguments)
+        return load(**arguments)
+
+    monkeypatch.setattr(reading, "load_digits_federated", load_digits_federated)
+    monkeypatch.setattr(tune, "held_out_experiment", BUILD)
+    settings = [f"--config.{name}={value}" for name, value in SMALL.items()]
+    given = [f"--config={ROOT / CONFIG}", "--study=x", f"--storage={tmp_path / 'x.db'}"]
+    assert tune.main(["tune", *given, "--trials=3", *settings]) == 0
+    assert len(set(pretend.trained)) == 3
+    assert len(loaded) == 1
 
 
 # The whole command.

@@ -39,7 +39,7 @@ def measure(arguments) -> None:
     padded = arguments.processes > 1 and bool(np.any(np.diff(inputs.offsets) % work.BATCH))
     first, second = work.SERVER_BETAS
     algorithm = fedjax.algorithms.fed_avg.federated_averaging(
-        fedjax.model_grad(make_model(inputs.network)),
+        fedjax.model_grad(make_model(inputs.pool.network)),
         fedjax.optimizers.sgd(work.CLIENT_LEARNING_RATE),
         fedjax.optimizers.adam(
             work.SERVER_LEARNING_RATE, b1=first, b2=second, eps=work.SERVER_EPSILON
@@ -47,7 +47,7 @@ def measure(arguments) -> None:
         fedjax.ShuffleRepeatBatchHParams(work.BATCH),
     )
     datasets = [client_dataset(inputs, i, padded) for i in range(len(inputs.offsets) - 1)]
-    keys = list(jax.random.split(jax.random.PRNGKey(0), work.COHORT))
+    keys = list(jax.random.split(jax.random.PRNGKey(0), work.WORKLOADS[inputs.workload].cohort))
     cohorts = measuring.cohorts(inputs, arguments)
     state = algorithm.init(own_weights(inputs))
 
@@ -62,7 +62,8 @@ def measure(arguments) -> None:
         jax.block_until_ready(state.params)
 
     def save():
-        measuring.save_weights(common_weights(inputs.network, state.params), arguments)
+        weights = common_weights(inputs.pool.network, state.params)
+        measuring.save_weights({work.POOL: weights}, arguments)
 
     times = measuring.run(train, save, arguments, time.perf_counter)
     name = f"{version('fedjax')}, jax {version('jax')}"
@@ -123,7 +124,7 @@ def own_weights(inputs: work.Inputs):
     import jax.numpy as jnp
 
     params = {}
-    for name, value in inputs.weights.items():
+    for name, value in inputs.pool.weights.items():
         layer, leaf = name.split("/")
         params.setdefault(layer, {})[{"kernel": "w", "bias": "b"}[leaf]] = jnp.asarray(value)
     return params

@@ -39,6 +39,6 @@ def load(path: str, workload: str):
     inputs = work.read_inputs(Path(path), workload)
     clients = range(len(inputs.offsets) - 1)
     return (
-        torch_networks.Network(inputs.network),
+        torch_networks.make_network(inputs.pool.network),
         [torch_networks.client_tensors(inputs, client) for client in clients],
     )

@@ -39,7 +39,7 @@ def main() -> int:
         client_app=client_app.app,
         # As many nodes as a round has clients: each is told whose examples it has. A node per
         # client would only be more for Flower to look through.
-        num_supernodes=work.COHORT,
+        num_supernodes=work.WORKLOADS[arguments.workload].cohort,
         backend_config={
             "init_args": {"num_cpus": arguments.processes},
             "client_resources": {"num_cpus": 1, "num_gpus": 0.0},
@@ -57,9 +57,10 @@ def main() -> int:
 def run_server(grid, arguments):
     """Runs all rounds; returns when their parts ended and the peak memory."""
     inputs = work.read_inputs(arguments.inputs, arguments.workload)
-    network = torch_networks.Network(inputs.network)
-    torch_networks.load_weights(network, inputs.weights)
-    while len(list(grid.get_node_ids())) < work.COHORT:
+    network = torch_networks.make_network(inputs.pool.network)
+    torch_networks.load_weights(network, inputs.pool.weights)
+    strategy = ServerAdam(network, measuring.cohorts(inputs, arguments), arguments)
+    while len(list(grid.get_node_ids())) < strategy.cohort:
         time.sleep(0.1)
     ends = []
 
@@ -67,9 +68,9 @@ def run_server(grid, arguments):
         ends.append(time.perf_counter())
         if round == 1:
             network.load_state_dict(arrays.to_torch_state_dict())
-            measuring.save_weights(torch_networks.common_weights(network), arguments)
+            weights = torch_networks.common_weights(network)
+            measuring.save_weights({work.POOL: weights}, arguments)
 
-    strategy = ServerAdam(measuring.cohorts(inputs, arguments), arguments)
     strategy.start(
         grid,
         ArrayRecord(network.state_dict()),
@@ -86,9 +87,11 @@ class ServerAdam(FedAvg):
     Flower's own FedAdam has another bias correction and places epsilon elsewhere.
     """
 
-    def __init__(self, cohorts, arguments):
+    def __init__(self, network, cohorts, arguments):
         super().__init__(fraction_evaluate=0.0)
+        self.trained = [name for name, _ in network.named_parameters()]
         self.cohorts = cohorts
+        self.cohort = work.WORKLOADS[arguments.workload].cohort
         self.config = {
             "inputs": str(arguments.inputs.resolve()),
             "workload": arguments.workload,
@@ -115,15 +118,19 @@ class ServerAdam(FedAvg):
     def aggregate_train(self, server_round, replies):
         replies = list(replies)
         failed = [reply.error.reason for reply in replies if reply.has_error()]
-        if failed or len(replies) < work.COHORT:
+        if failed or len(replies) < self.cohort:
             raise RuntimeError(f"{len(replies)} replies, errors: {failed[:1]}")
         mean, metrics = super().aggregate_train(server_round, replies)
         return self.updated(server_round, mean), metrics
 
     def updated(self, step, mean):
-        """Adam's step on the difference between the weights sent and the mean returned."""
-        (beta1, beta2), result = work.SERVER_BETAS, {}
-        for name, weights in self.weights.items():
+        """Adam's step on the difference between the weights sent and the mean returned.
+
+        What is not trained, such as batch statistics, becomes the mean.
+        """
+        (beta1, beta2), result = work.SERVER_BETAS, dict(mean)
+        for name in self.trained:
+            weights = self.weights[name]
             gradient = weights - mean[name].numpy()
             self.first[name] = beta1 * self.first.get(name, 0) + (1 - beta1) * gradient
             self.second[name] = beta2 * self.second.get(name, 0) + (1 - beta2) * gradient**2

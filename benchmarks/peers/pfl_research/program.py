@@ -43,8 +43,8 @@ def measure(arguments) -> None:
 
     torch.set_num_threads(arguments.threads)
     inputs = work.read_inputs(arguments.inputs, arguments.workload)
-    network = make_network(inputs.network)
-    torch_networks.load_weights(network, inputs.weights)
+    network = make_network(inputs.pool.network)
+    torch_networks.load_weights(network, inputs.pool.weights)
     rank = pytorch_ops.distributed.global_rank
     ends = []
 
@@ -52,7 +52,8 @@ def measure(arguments) -> None:
         def after_central_iteration(self, aggregate_metrics, model, *, central_iteration):
             ends.append(time.perf_counter())
             if central_iteration == 0 and rank == 0:
-                measuring.save_weights(torch_networks.common_weights(network), arguments)
+                weights = torch_networks.common_weights(network)
+                measuring.save_weights({work.POOL: weights}, arguments)
             return False, Metrics()
 
     server_optimizer = torch.optim.Adam(
@@ -61,10 +62,11 @@ def measure(arguments) -> None:
     model = PyTorchModel(network, torch.optim.SGD, server_optimizer)
     data = make_data(inputs, measuring.cohorts(inputs, arguments))
     rounds = measuring.total_rounds(arguments)
+    cohort = work.WORKLOADS[inputs.workload].cohort
     started = time.perf_counter()
     FederatedAveraging().run(
         # The first round is evaluated whatever the frequency; it is not timed.
-        NNAlgorithmParams(rounds, rounds, work.COHORT, val_cohort_size=0),
+        NNAlgorithmParams(rounds, rounds, cohort, val_cohort_size=0),
         SimulatedBackend(data, None, [WeightByDatapoints()]),
         model,
         NNTrainHyperParams(

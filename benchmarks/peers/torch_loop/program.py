@@ -8,8 +8,27 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 import torch
+from codistillation import distil, merge
 from peers import measuring, torch_networks
 from peers import workload as work
+
+
+class Server:
+    """A pool's model: `network` at the server, `trained` for its clients to train."""
+
+    def __init__(self, pool: work.Pool):
+        self.network = torch_networks.make_network(pool.network)
+        torch_networks.load_weights(self.network, pool.weights)
+        self.trained = copy.deepcopy(self.network)
+        self.reset_optimizer()
+
+    def reset_optimizer(self) -> None:
+        self.optimizer = torch.optim.Adam(
+            self.network.parameters(),
+            work.SERVER_LEARNING_RATE,
+            work.SERVER_BETAS,
+            work.SERVER_EPSILON,
+        )
 
 
 def main() -> int:
@@ -18,20 +37,30 @@ def main() -> int:
     torch.set_num_threads(arguments.threads)
     inputs = work.read_inputs(arguments.inputs, arguments.workload)
     clients = [torch_networks.client_tensors(inputs, i) for i in range(len(inputs.offsets) - 1)]
-    server = torch_networks.Network(inputs.network)
-    torch_networks.load_weights(server, inputs.weights)
-    optimizer = torch.optim.Adam(
-        server.parameters(), work.SERVER_LEARNING_RATE, work.SERVER_BETAS, work.SERVER_EPSILON
-    )
-    network = copy.deepcopy(server)
-    cohorts = measuring.cohorts(inputs, arguments)
+    servers = {name: Server(pool) for name, pool in inputs.pools.items()}
+    codistillation = work.WORKLOADS[inputs.workload].codistillation
+    if codistillation is not None:
+        unlabelled = torch_networks.image_tensor(inputs.unlabelled)
+    rounds = measuring.rounds(arguments)
 
-    def train(rounds):
-        for _ in range(rounds):
-            train_round(server, optimizer, network, [clients[i] for i in next(cohorts)])
+    def train(count):
+        for _ in range(count):
+            round = next(rounds)
+            cohorts = {}
+            for name, pool in inputs.pools.items():
+                drawn = pool.cohorts[round % len(pool.cohorts)]
+                cohorts[name] = [clients[client] for client in drawn]
+            if codistillation is None:
+                train_round(servers, cohorts)
+                continue
+            rows = inputs.unlabelled_rows[round % len(inputs.unlabelled_rows)]
+            batches = (unlabelled[torch.from_numpy(each).long()] for each in rows)
+            train_together = {"merged": merged_round, "periodic": periodic_round}
+            train_together[codistillation.method](servers, cohorts, batches)
 
     def save():
-        measuring.save_weights(torch_networks.common_weights(server), arguments)
+        weights = {n: torch_networks.common_weights(s.network) for n, s in servers.items()}
+        measuring.save_weights(weights, arguments)
 
     times = measuring.run(train, save, arguments, time.perf_counter)
     memory = measuring.peak_memory_mb()
@@ -39,21 +68,58 @@ def main() -> int:
     return 0
 
 
-def train_round(server, optimizer, network, cohort) -> None:
-    """One round of federated averaging: the server takes the weighted mean of clients' updates."""
-    received = list(server.parameters())
+def train_round(servers, cohorts) -> None:
+    """One round of federated averaging in every pool."""
+    for name, server in servers.items():
+        aggregate(server, cohorts[name])
+        server.optimizer.step()
+
+
+def merged_round(servers, cohorts, batches) -> None:
+    """One round of MergedCodist: students of the models before the round's update show the way."""
+    for name, server in servers.items():
+        aggregate(server, cohorts[name])
+    students = distil({name: server.network for name, server in servers.items()}, batches)
+    for name, server in servers.items():
+        merge(server.network, students[name])
+        server.optimizer.step()
+
+
+def periodic_round(servers, cohorts, batches) -> None:
+    """One round of PeriodicCodist in which students replace the updated models."""
+    train_round(servers, cohorts)
+    students = distil({name: server.network for name, server in servers.items()}, batches)
+    for name, server in servers.items():
+        server.network.load_state_dict(students[name].state_dict())
+        server.reset_optimizer()
+
+
+def aggregate(server: Server, cohort) -> None:
+    """Clients train; the weighted mean of their updates becomes the server's gradient.
+
+    Batch statistics become the clients' weighted mean.
+    """
+    received = list(server.network.parameters())
+    statistics = [value for value in server.network.buffers() if value.is_floating_point()]
+    means = [torch.zeros_like(value) for value in statistics]
     for parameter in received:
         parameter.grad = torch.zeros_like(parameter)
     examples = sum(len(labels) for _, labels in cohort)
     for images, labels in cohort:
+        trained = list(server.trained.parameters())
+        own = [value for value in server.trained.buffers() if value.is_floating_point()]
         with torch.no_grad():
-            for own, parameter in zip(network.parameters(), received, strict=True):
-                own.copy_(parameter)
-        torch_networks.train_client(network, images, labels)
+            for value, sent in zip([*trained, *own], [*received, *statistics], strict=True):
+                value.copy_(sent)
+        torch_networks.train_client(server.trained, images, labels)
+        share = len(labels) / examples
         with torch.no_grad():
-            for own, parameter in zip(network.parameters(), received, strict=True):
-                parameter.grad.add_(parameter - own, alpha=len(labels) / examples)
-    optimizer.step()
+            for value, parameter in zip(trained, received, strict=True):
+                parameter.grad.add_(parameter - value, alpha=share)
+            for value, mean in zip(own, means, strict=True):
+                mean.add_(value, alpha=share)
+    for value, mean in zip(statistics, means, strict=True):
+        value.copy_(mean)
 
 
 if __name__ == "__main__":

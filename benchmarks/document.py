@@ -1,0 +1,269 @@
+"""BENCHMARKS.md from the records in results/benchmarks/.
+
+    python benchmarks/document.py [--check] [--results results/benchmarks] [--output BENCHMARKS.md]
+
+The newest record of each workload and device is shown. What is said about the numbers is written in
+`notes.md` beside the records and copied in. The text is printed; --check compares and writes nothing.
+"""
+
+import argparse
+import math
+import statistics
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+import cold_start
+import fedavg_cnn
+import records
+import scale
+import side_by_side
+from side_by_side import OURS, PROGRAMS
+
+Record = Mapping[str, Any]
+
+HEADER = """\
+<!-- Written by `python benchmarks/document.py` from results/benchmarks/; edit notes.md there. -->
+
+# Benchmarks
+
+What a round costs: with this library, with other simulators and with a plain PyTorch loop, on the
+same work. `make bench-peers` installs the others, `make bench` measures everything anew and writes
+this page, `make bench-check` tells whether anything has become slower.
+
+- All programs start from the same weights and train the same clients on the same examples in the same
+  order; `python benchmarks/side_by_side.py --check` compares their weights after one round.
+- Each program first tries its divisions of the cores into processes and threads and goes on with its
+  fastest. Then the programs take turns, each time in new processes; figures are medians over turns,
+  with the smallest and the largest in brackets.
+- **Ratios** are a program's seconds over ours within a turn: above 1 we are faster.
+- **Warm-up** is what the rounds before the timed ones took beyond their share: compilation, mostly.
+- **Peak** is the peak resident memory of all of a program's processes together.
+- Pixels and labels are random: speed does not depend on what images show.
+"""
+NOTHING = "Nothing was measured yet."
+DESCRIPTIONS = {
+    "cnn_small": "FedAvg, the codistillation paper's small CNN (109,348 parameters) on 24x24 images; "
+    "20 clients of 100 images.",
+    "cnn_large": "The same with its large CNN (410,084 parameters).",
+    "digits": "FedAvg, a network of 4,810 parameters on 8x8 images; 20 clients of 100 images.",
+    "emnist": "FedAvg, the CNN of the federated EMNIST benchmarks (1,206,590 parameters) on 28x28 "
+    "images; 20 of 3,400 clients of 1 to 300 images.",
+    "resnet20": "FedAvg, ResNet-20 with batch normalisation (272,474 parameters) on 32x32 images; "
+    "8 clients of 100 images; batch statistics are averaged.",
+    "merged": "MergedCodist, the small and the large CNN; 20 clients of 100 images for each, then 32 "
+    "steps of distillation of 128 images; both models are evaluated on every batch.",
+    "periodic": "PeriodicCodist, the same with 200 steps, in every round.",
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command; returns 0, 1 if --check finds a difference, or 2 for a bad record."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--results", type=Path, default=records.FOLDER)
+    parser.add_argument("--output", type=Path, default=records.ROOT / "BENCHMARKS.md")
+    parser.add_argument("--check", action="store_true", help="compare, write nothing")
+    options = parser.parse_args(arguments)
+    notes = options.results / "notes.md"
+    try:
+        found = records.newest(options.results)
+        text = render(found, notes.read_text(encoding="utf-8") if notes.exists() else "")
+        if options.check:
+            return _check(text, options.output)
+        options.output.write_text(text, encoding="utf-8")
+    except (KeyError, TypeError) as error:
+        print(f"error: a record in {options.results} is incomplete: {error!r}", file=sys.stderr)
+        return 2
+    except (OSError, ValueError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    print(text)
+    return 0
+
+
+def render(found: Sequence[Record], notes: str = "") -> str:
+    """The whole page; the same records give the same text."""
+    parts = [HEADER]
+    for device in dict.fromkeys(record["device"] for record in found):
+        own = [record for record in found if record["device"] == device]
+        parts += [f"## {device}", *_device(own)]
+    if not found:
+        parts.append(NOTHING)
+    if notes.strip():
+        parts += ["## Notes", notes]
+    return "\n\n".join(part.strip("\n") for part in parts) + "\n"
+
+
+def _device(found: Sequence[Record]) -> Iterable[str]:
+    by_kind = {
+        kind: [record for record in found if record["kind"] == kind]
+        for kind in (side_by_side.KIND, fedavg_cnn.KIND, cold_start.KIND, scale.KIND)
+    }
+    if unknown := [record for record in found if record["kind"] not in by_kind]:
+        raise ValueError(f"a record's kind is {unknown[0]['kind']!r}, not one of {list(by_kind)}.")
+    compared = by_kind[side_by_side.KIND]
+    if unknown := [r["workload"] for r in compared if r["workload"] not in DESCRIPTIONS]:
+        raise ValueError(f"a record's workload is {unknown[0]!r}, not one of {list(DESCRIPTIONS)}.")
+    if compared:
+        yield "### Side by side"
+        compared = sorted(compared, key=lambda r: list(DESCRIPTIONS).index(r["workload"]))
+        yield overview(compared)
+        for record in compared:
+            yield f"#### {record['workload']}"
+            yield DESCRIPTIONS[record["workload"]]
+            yield programs(record)
+            about = f"{record['turns']} turns of {record['rounds_per_repetition']} rounds"
+            yield f"{about}; {origin(record)}"
+    for heading, kind, section in (
+        ("Against the GEMM peak", fedavg_cnn.KIND, gemm),
+        ("Cold start", cold_start.KIND, starts),
+        ("Scale", scale.KIND, growth),
+    ):
+        for record in by_kind[kind]:
+            yield f"### {heading}"
+            yield from section(record)
+            yield origin(record)
+
+
+def overview(found: Sequence[Record]) -> str:
+    """Our seconds per round and the peers' ratios, a row per workload."""
+    peers = [name for name in PROGRAMS if name != OURS]
+    rows = []
+    for record in found:
+        own = record["programs"]
+        ratios = [_ratio(own[peer]) if peer in own else "" for peer in peers]
+        rows.append([record["workload"], _three(own[OURS]["median"]), *ratios])
+    return _table(["workload", f"{OURS}, s/round", *(f"{peer} / ours" for peer in peers)], rows)
+
+
+def programs(record: Record) -> str:
+    """All figures of one workload, a row per program."""
+    rows = []
+    for name, own in record["programs"].items():
+        if "error" in own:
+            rows.append([name, own["error"], *[""] * 5])
+            continue
+        rows.append(
+            [
+                name,
+                own["version"],
+                f"{own['processes']} x {own['threads']}",
+                _spread(own["median"], own["minimum"], own["maximum"]),
+                _ratio(own),
+                f"{own['compile_or_warmup_seconds']:.1f}",
+                f"{own['peak_rss_mb']:,.0f}",
+            ]
+        )
+    headings = ["program", "version", "processes x threads", "s/round", "/ ours", "warm-up, s"]
+    return _table([*headings, "peak, MB"], rows, texts=2)
+
+
+def gemm(record: Record) -> Iterable[str]:
+    """Rounds as shares of the machine's peak in matrix products of the same run."""
+    peaks = record["gemm_gflops"]
+    yield (
+        f"The product of float32 matrices of 2048 x 2048, on all cores, reaches {_over(peaks)} GFLOP/s; "
+        f"{record['processes']} processes, {len(peaks)} repetitions in turn with the rounds. A round's "
+        "GFLOP are those of direct convolutions."
+    )
+    rows = [
+        [
+            fedavg_cnn.name_of(workload),
+            f"{own['gflop']:.1f}",
+            _over(own["seconds"]),
+            _over([100 * share for share in own["share_of_peak"]]),
+            f"{own['first_call_seconds']:.1f}",
+        ]
+        for workload, own in record["rounds"].items()
+    ]
+    yield _table(["round", "GFLOP", "s/round", "% of the peak", "first call, s"], rows)
+
+
+def starts(record: Record) -> Iterable[str]:
+    """What one waits for, beside its target."""
+    yield (
+        "From the command to its end or to the result of the first round of the small CNN, in new "
+        f"processes ({record['processes']}). The import is of all public names, JAX with them. The "
+        "first start has an empty folder for compiled programs, the second one what the first left."
+    )
+    rows = [
+        [name, _over(own), f"< {record['targets'][name]:g}"]
+        for name, own in record["seconds"].items()
+    ]
+    yield _table(["", "seconds", "target"], rows)
+
+
+def growth(record: Record) -> Iterable[str]:
+    """How a round's time and memory grow, a row per configuration."""
+    yield (
+        "Rounds of `run_experiment` on memory-mapped data: digits with 20 examples per client, the "
+        "small CNN with 100. Gathering is the time that the host takes for a round's examples with "
+        "nothing beside it; while rounds are computed the next one's are gathered."
+    )
+    rows = [
+        [
+            group,
+            own["network"],
+            f"{own['clients']:,}",
+            f"{own['cohort']:,}",
+            str(own["devices"]),
+            "streamed" if own["streamed"] else "on the device",
+            _over([1000 * seconds for seconds in own["seconds_per_round"]]),
+            _over([1000 * seconds for seconds in own["gather_seconds"]]) if own["streamed"] else "",
+            f"{statistics.median(own['peak_rss_mb']):,.0f}",
+        ]
+        for group, configurations in record["groups"].items()
+        for own in configurations
+    ]
+    headings = ["grows", "network", "clients", "cohort", "devices", "data", "ms/round"]
+    yield _table([*headings, "gathering, ms", "peak, MB"], rows, texts=2)
+
+
+def origin(record: Record) -> str:
+    """Where a record comes from."""
+    versions = ", ".join(f"{name} {value}" for name, value in record["versions"].items())
+    commit = (record["commit"] or "unknown")[:10]
+    if (record["commit"] or "").endswith("-dirty"):
+        commit += " with changes"
+    return f"{record['date']}, commit {commit}, {versions}: `{record['command']}`"
+
+
+def _ratio(own: Mapping[str, Any]) -> str:
+    if "error" in own:
+        return own["error"].split(":")[0]
+    return _spread(own["ratio_to_ours"], own["ratio_minimum"], own["ratio_maximum"])
+
+
+def _over(values: Sequence[float]) -> str:
+    return _spread(statistics.median(values), min(values), max(values))
+
+
+def _spread(median: float, lowest: float, highest: float) -> str:
+    return f"{_three(median)} ({_three(lowest)} to {_three(highest)})"
+
+
+def _three(value: float) -> str:
+    """At least three digits, never in powers of ten."""
+    places = 2 - math.floor(math.log10(value)) if value > 0 else 0
+    return f"{value:,.{max(0, places)}f}"
+
+
+def _table(headings: Sequence[str], rows: Iterable[Sequence[str]], texts: int = 1) -> str:
+    rule = ["---"] * texts + ["--:"] * (len(headings) - texts)
+    return "\n".join(f"| {' | '.join(row)} |" for row in (headings, rule, *rows))
+
+
+def _check(text: str, output: Path) -> int:
+    present = output.read_text(encoding="utf-8") if output.exists() else None
+    if present == text:
+        return 0
+    fault = "does not exist" if present is None else "differs from what the records give"
+    print(f"error: {output} {fault}; run: python benchmarks/document.py", file=sys.stderr)
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,54 @@
+"""The machine that measures: processor, cores, vector width."""
+
+import os
+import platform
+from pathlib import Path
+
+CPUINFO = Path("/proc/cpuinfo")
+
+
+def device() -> str:
+    """What results are compared by: 'AMD EPYC, 2 cores'.
+
+    A process of several is kept on its own cores once it has joined the others: ask before that.
+    """
+    count = cores()
+    return f"{processor()}, {count} core{'s' if count > 1 else ''}"
+
+
+def accelerator() -> str | None:
+    """The devices that JAX uses, '1 x NVIDIA H200'; None where it uses the processor."""
+    import jax
+
+    if jax.default_backend() == "cpu":
+        return None
+    return f"{jax.device_count()} x {jax.devices()[0].device_kind}"
+
+
+def cores() -> int:
+    """Cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def processor() -> str:
+    """The processor's name, as far as the system tells."""
+    return _field("model name") or platform.processor() or platform.machine()
+
+
+def vector_lanes() -> int | None:
+    """float32 values of one vector instruction; None where the system does not tell."""
+    flags = (_field("flags") or _field("Features") or "").split()
+    lanes = {"avx512f": 16, "avx2": 8, "sse2": 4, "asimd": 4}
+    return next((lanes[flag] for flag in lanes if flag in flags), None)
+
+
+def _field(name: str) -> str | None:
+    """The first processor's field, where there is /proc/cpuinfo."""
+    try:
+        lines = CPUINFO.read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return None
+    fields = (line.split(":", 1) for line in lines if ":" in line)
+    return next((value.strip() for key, value in fields if key.strip() == name), None)

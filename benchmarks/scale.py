@@ -1,0 +1,277 @@
+"""How a round's time and memory grow with clients, cohorts and devices, and what streaming costs.
+
+    python benchmarks/scale.py [--only population cohort devices streaming] [--turns 3]
+
+Data are made up in a temporary folder (1.4 GB; TMPDIR says where) and memory-mapped; streamed ones are
+read there round by round.
+Rounds are those of `run_experiment`, on the networks of benchmarks/peers/workload.py, one step per
+client on digits and five on the small CNN. Each measurement has processes of its own, one per device,
+and all take turns. Written to results/benchmarks/.
+"""
+
+import argparse
+import itertools
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+import machine
+import numpy as np
+import records
+from peers import measuring
+from peers import workload as work
+
+from fedcodist import launch
+
+KIND = RECORD = "scale"
+# network -> examples of each client, rounds between two looks at the clock
+EXAMPLES = {"digits": 20, "cnn_small": 100}
+ROUNDS = {"digits": 200, "cnn_small": 5}
+REPETITIONS = 3  # in each process
+MOST_DEVICES = 8
+CHUNK = 1 << 16  # rows written at once
+
+
+class Configuration(NamedTuple):
+    """One measurement.
+
+    Attributes:
+      network: 'digits' or 'cnn_small'.
+      clients: in the population.
+      cohort: clients of a round.
+      devices: processes, each with one core.
+      streamed: whether the data stay on the host.
+    """
+
+    network: str
+    clients: int
+    cohort: int
+    devices: int
+    streamed: bool
+
+
+def main() -> int:
+    """Measures, or is one of the processes that are measured."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    groups = configurations(machine.cores())
+    parser.add_argument("--only", nargs="+", choices=list(groups), default=list(groups))
+    parser.add_argument("--turns", type=int, default=3)
+    parser.add_argument("--rounds", type=int, help="between two looks at the clock, to try it out")
+    parser.add_argument("--results", type=Path, default=records.FOLDER)
+    parser.add_argument("--one", nargs=2, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.one:
+        folder, configuration = arguments.one
+        return one(Path(folder), Configuration(*json.loads(configuration)), arguments.rounds)
+    for name in ("turns", "rounds"):
+        value = getattr(arguments, name)
+        if value is not None and value < 1:
+            parser.error(f"--{name} must be at least 1, got {value}")
+    chosen = {name: groups[name] for name in arguments.only}
+    # A configuration of two groups is measured once.
+    lines: dict[Configuration, list[dict[str, Any]]] = {
+        each: [] for group in chosen.values() for each in group
+    }
+    with tempfile.TemporaryDirectory() as folder:
+        for network, clients in {(each.network, each.clients) for each in lines}:
+            write_columns(Path(folder), network, clients)
+        for _ in range(arguments.turns):
+            for each in lines:
+                lines[each].append(run(Path(folder), each, arguments.rounds))
+    record = {
+        **records.common(RECORD, KIND),
+        "turns": arguments.turns,
+        "groups": {
+            name: [{**each._asdict(), **summary(lines[each])} for each in group]
+            for name, group in chosen.items()
+        },
+    }
+    print(table(record))
+    records.write(record, arguments.results)
+    return 0
+
+
+def configurations(cores: int) -> dict[str, list[Configuration]]:
+    """What is measured on a machine, by what grows."""
+    devices = [count for count in (1, 2, 4, MOST_DEVICES) if count <= cores]
+    every = devices[-1]
+    return {
+        "population": [
+            Configuration("digits", clients, 20, 1, True) for clients in (100, 10_000, 1_000_000)
+        ],
+        "cohort": [Configuration("digits", 10_000, cohort, 1, True) for cohort in (20, 200, 2000)],
+        "devices": [Configuration("cnn_small", 100, 20, count, False) for count in devices],
+        "streaming": [
+            Configuration(network, 100, 20, every, streamed)
+            for network in EXAMPLES
+            for streamed in (False, True)
+        ],
+    }
+
+
+def summary(lines: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """A configuration's figures over all turns."""
+    lines = list(lines)
+    return {
+        "seconds_per_round": [each for line in lines for each in line["seconds_per_round"]],
+        "gather_seconds": [line["gather_seconds"] for line in lines],
+        "peak_rss_mb": [line["peak_rss_mb"] for line in lines],
+    }
+
+
+def write_columns(folder: Path, network: str, clients: int) -> None:
+    """Writes random images and labels of all clients."""
+    about = work.WORKLOADS[network].networks[work.POOL]
+    rows, draws = clients * EXAMPLES[network], np.random.default_rng(0)
+    images = draws.integers(0, 256, (min(rows, CHUNK), *about.image), dtype=np.uint8)
+    labels = draws.integers(0, about.classes, min(rows, CHUNK), dtype=np.int32)
+    for name, values in (("image", images), ("label", labels)):
+        path = folder / f"{network}-{clients}-{name}.npy"
+        shape = (rows, *values.shape[1:])
+        column = np.lib.format.open_memmap(path, "w+", values.dtype, shape)
+        for start in range(0, rows, CHUNK):
+            column[start : start + CHUNK] = values[: rows - start]
+        column.flush()
+
+
+def run(folder: Path, configuration: Configuration, rounds: int | None) -> dict[str, Any]:
+    """One measurement in processes of its own."""
+    script = str(Path(__file__).resolve())
+    command = [sys.executable, script, "--one", str(folder), json.dumps(configuration)]
+    if rounds is not None:
+        command.append(f"--rounds={rounds}")
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def one(folder: Path, configuration: Configuration, rounds: int | None) -> int:
+    """Starts the processes of one measurement, or measures in one of them."""
+    if not launch.is_child():
+        os.environ["JAX_PLATFORMS"] = "cpu"
+        measuring.limit_cores(configuration.devices)
+        return launch.supervise([sys.executable, *sys.argv], configuration.devices)
+    launch.join()
+    import jax
+
+    line = measure(folder, configuration, rounds or ROUNDS[configuration.network])
+    if jax.process_index() == 0:
+        line["peak_rss_mb"] = measuring.peak_memory_mb(os.getppid())
+        print(json.dumps(line))
+    return 0
+
+
+def measure(folder: Path, configuration: Configuration, rounds: int) -> dict[str, Any]:
+    """Seconds per round of each repetition, and of gathering a round's rows on the host alone."""
+    from fedcodist.data.federated_data import FederatedData
+    from fedcodist.experiment import Experiment, run_experiment
+    from fedcodist.sources import StreamedData, resident_data
+
+    network, clients, _, _, streamed = configuration
+    columns = {
+        name: np.load(folder / f"{network}-{clients}-{name}.npy", mmap_mode="r")
+        for name in ("image", "label")
+    }
+    offsets = np.arange(clients + 1) * EXAMPLES[network]
+    federated = FederatedData.from_arrays(columns, offsets=offsets)
+    algorithm = make_algorithm(configuration, federated)
+    data = StreamedData(federated) if streamed else resident_data(federated)
+    ends: list[float] = []
+    experiment = Experiment(
+        algorithm,
+        data,
+        {"few": federated.select([0])},
+        # The first evaluation and the first rounds compile.
+        rounds=(1 + REPETITIONS) * rounds,
+        evaluate_every=rounds,
+        evaluation_preprocess=_scale(),
+    )
+    run_experiment(
+        experiment,
+        callbacks=[lambda found: ends.append(time.perf_counter())],
+        show_progress=False,
+    )
+    seconds = [(end - start) / rounds for start, end in itertools.pairwise(ends[1:])]
+    gather = seconds_to_gather(algorithm, data, rounds) if streamed else None
+    return {"seconds_per_round": seconds, "gather_seconds": gather}
+
+
+def seconds_to_gather(algorithm, data, rounds: int) -> float:
+    """Seconds per round that a process takes to gather its devices' rows, with nothing beside it."""
+    import jax
+
+    from fedcodist import simulation
+
+    mesh = simulation.all_devices()
+    devices, own = jax.device_count(), simulation.own_devices(mesh)
+    select = jax.jit(lambda round: algorithm.select(round, jax.random.key(0)))
+    # Other rounds than those that were trained: their pages may not have been read yet.
+    chosen = [jax.tree.map(np.asarray, select(1_000_000 + round)) for round in range(rounds)]
+    started = time.perf_counter()
+    for selection in chosen:
+        data.read(selection, devices, own)
+    return (time.perf_counter() - started) / rounds
+
+
+def make_algorithm(configuration: Configuration, federated):
+    """Federated averaging of one pool of all clients."""
+    import functools
+
+    import jax.numpy as jnp
+    import optax
+
+    from fedcodist.algorithms.fed_avg import fed_avg
+    from fedcodist.algorithms.pools import Pool, independent_pools
+    from fedcodist.client_training import LocalTraining
+    from fedcodist.model import from_flax_linen
+    from fedcodist.models import cnn, digits
+
+    networks = {"digits": lambda: digits.MLP(hidden=(64,)), "cnn_small": cnn.small_cnn}
+    image = work.WORKLOADS[configuration.network].networks[work.POOL].image
+    model = from_flax_linen(networks[configuration.network](), jnp.zeros((1, *image)))
+    training = LocalTraining(optax.sgd, work.BATCH, 1, _scale())
+    method = fed_avg(model, training, functools.partial(optax.adam, eps=work.SERVER_EPSILON))
+    pool = Pool(method, np.arange(federated.num_clients), configuration.cohort)
+    return independent_pools({work.POOL: pool}, federated.columns)
+
+
+def _scale():
+    from fedcodist import augmentation
+
+    return augmentation.image_preprocess(augmentation.normalise((0.5,), (0.25,)))
+
+
+def table(record: Mapping[str, Any]) -> str:
+    """Medians for people."""
+    head = (
+        f"{'':<12}{'network':<11}{'clients':>10}{'cohort':>8}{'devices':>9}{'data':>10}"
+        f"{'ms/round':>11}{'min':>9}{'max':>9}{'gather, ms':>12}{'peak, MB':>10}"
+    )
+    lines = [record["device"], head]
+    for name, group in record["groups"].items():
+        for own in group:
+            times = own["seconds_per_round"]
+            figures = (1000 * value for value in (statistics.median(times), min(times), max(times)))
+            gather = "-"
+            if own["streamed"]:
+                gather = f"{1000 * statistics.median(own['gather_seconds']):.3f}"
+            lines.append(
+                f"{name:<12}{own['network']:<11}{own['clients']:>10,}{own['cohort']:>8,}"
+                f"{own['devices']:>9}{'streamed' if own['streamed'] else 'resident':>10}"
+                f"{next(figures):11.3f}{next(figures):9.3f}{next(figures):9.3f}"
+                f"{gather:>12}{statistics.median(own['peak_rss_mb']):10.0f}"
+            )
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,276 @@
+"""From a config's `training`, `pools` and `algorithm` to an algorithm, by the names that configs use.
+
+`training.method` names how clients train (FedAvg where it is not set), `algorithm.name` what the
+server does with several models.
+"""
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from ml_collections import ConfigDict
+
+from experiments.data import Data, choice
+from fedcodist import augmentation
+from fedcodist.algorithms.codistillation import TeachingHyper
+from fedcodist.algorithms.fed_avg import FedAvgHyper, constant, fed_avg, linear_decay
+from fedcodist.algorithms.fed_df import fed_df
+from fedcodist.algorithms.fed_prox import FedProxHyper, fed_prox
+from fedcodist.algorithms.fed_sdd import fed_sdd
+from fedcodist.algorithms.merged_codistillation import merged_codistillation
+from fedcodist.algorithms.periodic_codistillation import periodic_codistillation
+from fedcodist.algorithms.pools import Pool, independent_pools
+from fedcodist.algorithms.scaffold import scaffold
+from fedcodist.checks import check_integer, check_number
+from fedcodist.client_training import LocalTraining, OptimizerFactory, Preprocess
+from fedcodist.data.federated_data import FederatedData
+from fedcodist.data.partition import capacity_pools
+from fedcodist.distillation import Distillation
+from fedcodist.federated_algorithm import FederatedAlgorithm, FederatedMethod
+from fedcodist.for_each_client import Execution
+from fedcodist.model import Model, from_flax_linen
+from fedcodist.models import cnn, digits, resnet
+from fedcodist.validation import Validated
+
+MODELS: dict[str, tuple[Callable[[], Any], tuple[int, ...]]] = {
+    "digits_small": (digits.small_digits, (8, 8, 1)),
+    "digits_large": (digits.large_digits, (8, 8, 1)),
+    "cnn_small": (cnn.small_cnn, (24, 24, 3)),
+    "cnn_large": (cnn.large_cnn, (24, 24, 3)),
+    "cnn_small_32": (functools.partial(cnn.small_cnn, input_size=32), (32, 32, 3)),
+    "cnn_large_32": (functools.partial(cnn.large_cnn, input_size=32), (32, 32, 3)),
+} | {
+    f"{name}_{classes}": (functools.partial(network, classes=classes), (32, 32, 3))
+    for name, network in {
+        "resnet20": resnet.resnet20,
+        "resnet56": resnet.resnet56,
+        "wide_resnet16_2": resnet.wide_resnet16_2,
+    }.items()
+    for classes in (10, 100)
+}
+
+
+def build_algorithm(config: ConfigDict, data: Data) -> FederatedAlgorithm:
+    """Assembles the algorithm that a config describes; the data themselves are not read.
+
+    Raises:
+      ValueError, TypeError: one line that names the setting and what is allowed.
+    """
+    choice("execution.loop", config.execution.loop, dict.fromkeys(("scan", "vmap")))
+    check_integer("execution.chunk_size", config.execution.chunk_size, low=1)
+    return choice("algorithm.name", config.algorithm.name, ALGORITHMS)(config, data)
+
+
+def reads_unlabelled(config: ConfigDict) -> bool:
+    """Whether the algorithm uses the server's unlabelled images."""
+    return config.algorithm.name != "fed_avg"
+
+
+def _independent(config: ConfigDict, data: Data) -> FederatedAlgorithm:
+    name = config.training.get("method", "fed_avg")
+    return independent_pools(
+        _pools(config, data), data.splits["train"].columns, _execution(config), name
+    )
+
+
+def _periodic(config: ConfigDict, data: Data) -> FederatedAlgorithm:
+    return periodic_codistillation(period=config.algorithm.period, **_codistillation(config, data))
+
+
+def _merged(config: ConfigDict, data: Data) -> FederatedAlgorithm:
+    settings = config.algorithm
+    check_number("algorithm.alpha", settings.alpha, 0, 1)
+    own = {name: pool.alpha for name, pool in config.pools.items()}
+    return merged_codistillation(
+        alpha={n: settings.alpha if value is None else value for n, value in own.items()},
+        alpha_schedule=_alpha_schedule(settings.alpha_schedule, config.rounds),
+        skip_at_alpha_one=settings.skip_at_alpha_one,
+        **_codistillation(config, data),
+    )
+
+
+def _fed_df(config: ConfigDict, data: Data) -> FederatedAlgorithm:
+    settings = config.algorithm
+    validated = None
+    if settings.get("validation") is not None:
+        chosen = dict(settings.validation)
+        split = choice("algorithm.validation.split", chosen.pop("split"), data.splits)
+        validated = Validated(split.num_examples, preprocess=data.evaluation_preprocess, **chosen)
+    return fed_df(
+        _pools(config, data),
+        data.splits["train"].columns,
+        len(data.unlabelled),
+        _distillation(config, data),
+        settings.learning_rate,
+        settings.temperature,
+        settings.scaled,
+        validated,
+        _execution(config),
+    )
+
+
+def _fed_sdd(config: ConfigDict, data: Data) -> FederatedAlgorithm:
+    settings = config.algorithm
+    pools = _pools(config, data)
+    if len(pools) != 1:
+        raise ValueError(
+            f"pools must be one for fed_sdd, whose models share it, got {list(pools)}."
+        )
+    return fed_sdd(
+        next(iter(pools.values())),
+        data.splits["train"].columns,
+        len(data.unlabelled),
+        settings.num_models,
+        settings.rounds_kept,
+        _distillation(config, data),
+        settings.learning_rate,
+        settings.temperature,
+        settings.scaled,
+        settings.distilled,
+        settings.warm_up,
+        settings.cached,
+        settings.group_sizes,
+        tuple(settings.measured),
+        _execution(config),
+    )
+
+
+ALGORITHMS: dict[str, Callable[[ConfigDict, Data], FederatedAlgorithm]] = {
+    "fed_avg": _independent,
+    "periodic_codistillation": _periodic,
+    "merged_codistillation": _merged,
+    "fed_df": _fed_df,
+    "fed_sdd": _fed_sdd,
+}
+
+
+def _codistillation(config: ConfigDict, data: Data) -> dict[str, Any]:
+    return dict(
+        pools=_pools(config, data),
+        columns=data.splits["train"].columns,
+        num_unlabelled=len(data.unlabelled),
+        num_rounds=config.rounds,
+        teaching={name: TeachingHyper(**pool.teaching) for name, pool in config.pools.items()},
+        distillation=_distillation(config, data),
+        execution=_execution(config),
+    )
+
+
+def _distillation(config: ConfigDict, data: Data) -> Distillation:
+    settings = config.algorithm
+    flip = augmentation.image_preprocess(augmentation.random_axis_flip)
+    return Distillation(
+        steps=settings.steps,
+        batch_size=settings.batch_size,
+        optimizer=_optimizer(
+            "algorithm.distillation_optimizer",
+            settings.distillation_optimizer,
+            settings.distillation_epsilon,
+        ),
+        direction=settings.direction,
+        mixup_beta=settings.mixup_beta,
+        preprocess=_chain(data.preprocess, flip) if settings.flip else data.preprocess,
+    )
+
+
+def _execution(config: ConfigDict) -> Execution:
+    return Execution(config.execution.loop, config.execution.chunk_size)
+
+
+def _pools(config: ConfigDict, data: Data) -> dict[str, Pool]:
+    clients = data.splits["train"]
+    indices = capacity_pools(
+        clients.num_clients,
+        fraction={name: pool.fraction for name, pool in config.pools.items()},
+        seed=config.data.seed,
+        nested=config.nested_pools,
+    )
+    pools = {}
+    for name, pool in config.pools.items():
+        for rate in ("client_learning_rate", "server_learning_rate"):
+            check_number(f"pools.{name}.{rate}", pool[rate], low=0)
+        model = _model(f"pools.{name}.model", pool.model, clients, data.preprocess)
+        method = _method(config, data, model, pool, len(indices[name]))
+        pools[name] = Pool(method, indices[name], pool.cohort_size)
+    return pools
+
+
+def _method(
+    config: ConfigDict, data: Data, model: Model, pool: ConfigDict, num_clients: int
+) -> FederatedMethod:
+    """How a pool's clients train and what its server makes of it."""
+    training = config.training
+    schedules = {"constant": constant, "linear_decay": linear_decay(config.rounds)}
+    local = LocalTraining(
+        _optimizer("training.client_optimizer", training.client_optimizer),
+        training.batch_size,
+        training.epochs,
+        data.preprocess,
+    )
+    server = dict(
+        server_optimizer=_optimizer(
+            "training.server_optimizer", training.server_optimizer, training.server_epsilon
+        ),
+        schedule=choice("training.server_schedule", training.server_schedule, schedules),
+    )
+    rates = (pool.client_learning_rate, pool.server_learning_rate)
+    name = training.get("method", "fed_avg")
+    choice("training.method", name, dict.fromkeys(("fed_avg", "fed_prox", "scaffold")))
+    if name == "fed_prox":
+        hyper = FedProxHyper(*rates, training.proximal_weight)
+        return fed_prox(model, local, hyper=hyper, **server)
+    if name == "scaffold":
+        option = training.scaffold_option
+        return scaffold(model, num_clients, local, option, hyper=FedAvgHyper(*rates), **server)
+    return fed_avg(model, local, hyper=FedAvgHyper(*rates), **server)
+
+
+def _model(setting: str, name: str, data: FederatedData, preprocess: Preprocess) -> Model:
+    create, shape = choice(setting, name, MODELS)
+    model = from_flax_linen(create(), jnp.zeros((1, *shape)))
+    one = {key: jax.ShapeDtypeStruct((1, *c.shape[1:]), c.dtype) for key, c in data.columns.items()}
+    images = jax.eval_shape(preprocess, one, jax.random.key(0), jnp.zeros(1, jnp.int32))["image"]
+    if images.shape[1:] != shape:
+        raise ValueError(
+            f"{setting} {name!r} takes images of {list(shape)}, the data has {list(images.shape[1:])}."
+        )
+    if (classes := int(data.columns["label"].max()) + 1) > model.num_classes:
+        raise ValueError(
+            f"{setting} {name!r} has {model.num_classes} classes, the data has {classes}."
+        )
+    return model
+
+
+def _optimizer(setting: str, name: str, epsilon: float | None = None) -> OptimizerFactory:
+    """An optax optimizer by its name; epsilon is passed to those that have one."""
+    optimizer = getattr(optax, name, None)
+    accepted = inspect.signature(optimizer).parameters if callable(optimizer) else ()
+    if "learning_rate" not in accepted:
+        raise ValueError(f"{setting} must be the name of an optax optimizer, got {name!r}.")
+    if epsilon is not None:
+        check_number(setting.replace("optimizer", "epsilon"), epsilon, low=0)
+        if "eps" in accepted:
+            return functools.partial(optimizer, eps=epsilon)
+    return optimizer
+
+
+def _alpha_schedule(name: str, rounds: int) -> Callable[[Any, Any], Any]:
+    schedules = {
+        "constant": lambda alpha, round: alpha,
+        "linear_to_one": lambda alpha, round: alpha + (1 - alpha) * round / rounds,
+        "linear_to_zero": lambda alpha, round: alpha * (1 - round / rounds),
+    }
+    return choice("algorithm.alpha_schedule", name, schedules)
+
+
+def _chain(*steps: Preprocess) -> Preprocess:
+    def preprocess(batch, key, positions):
+        for step in steps:
+            batch = step(batch, key, positions)
+        return batch
+
+    return preprocess

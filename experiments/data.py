@@ -1,0 +1,120 @@
+"""From a config's `data` to examples, and how they are read."""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+from ml_collections import ConfigDict
+
+from fedcodist import augmentation
+from fedcodist.checks import check_integer
+from fedcodist.client_training import Preprocess
+from fedcodist.data.digits import load_digits_federated
+from fedcodist.data.federated_data import FederatedData
+from fedcodist.data.partition import dirichlet, equal_dirichlet
+from fedcodist.data.prepared import load_prepared
+
+CIFAR_MEAN, CIFAR_DEVIATION = (0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)
+PARTITIONS = {"dirichlet": dirichlet, "equal_dirichlet": equal_dirichlet}
+
+
+class Data(NamedTuple):
+    """What a config's `data` stands for.
+
+    Attributes:
+      splits: name -> labelled examples; 'train' are the clients.
+      unlabelled: the server's images [images, height, width, channel].
+      preprocess, evaluation_preprocess: how images are read in training and in evaluation.
+    """
+
+    splits: Mapping[str, FederatedData]
+    unlabelled: np.ndarray
+    preprocess: Preprocess
+    evaluation_preprocess: Preprocess
+
+
+def load_data(settings: ConfigDict) -> Data:
+    """Loads what a config's `data` names; raises as `build_experiment` does."""
+    if settings.name == "digits":
+        splits = load_digits_federated(
+            num_clients=settings.num_clients,
+            concentration=settings.concentration,
+            seed=settings.seed,
+        )
+        scale = augmentation.image_preprocess(augmentation.normalise((0.3,), (0.37,), scale=16.0))
+        return Data(splits, splits.pop("distillation").columns["image"], scale, scale)
+    if settings.name == "prepared":
+        splits = load_prepared(settings.folder)
+        partition = settings.get("partition")
+        # A data set that is dealt anew needs no clients set apart.
+        needed = {"train"} if partition else {"train", "distillation", "held_out", "test"}
+        if missing := needed - set(splits):
+            raise ValueError(f"data.folder {settings.folder} has no split {min(missing)!r}.")
+        if partition:
+            splits["train"] = _repartitioned(splits["train"], partition, settings.seed)
+        unlabelled = _unlabelled(settings, splits.pop("distillation", None))
+        image_size = splits["train"].columns["image"].shape[1:3]
+        return Data(splits, unlabelled, *_cifar_preprocess(settings, image_size))
+    raise ValueError(f"data.name must be 'digits' or 'prepared', got {settings.name!r}.")
+
+
+def _unlabelled(settings: ConfigDict, in_domain: FederatedData | None) -> np.ndarray:
+    """The images of the clients set apart, or of another prepared folder's 'train' split."""
+    data = in_domain
+    if settings.unlabelled_folder is not None:
+        splits = load_prepared(settings.unlabelled_folder)
+        if "train" not in splits:
+            raise ValueError(
+                f"data.unlabelled_folder {settings.unlabelled_folder} has no split 'train'."
+            )
+        data = splits["train"]
+    if data is None:
+        raise ValueError("data.unlabelled_folder must be set: data.folder has no 'distillation'.")
+    count = data.num_examples if settings.num_unlabelled is None else settings.num_unlabelled
+    check_integer("data.num_unlabelled", count, low=1)
+    if count > data.num_examples:
+        raise ValueError(
+            f"data.num_unlabelled must be at most the {data.num_examples} unlabelled images, "
+            f"got {count}."
+        )
+    # Prefixes of one order: a smaller set lies inside every larger one.
+    order = np.random.default_rng(settings.seed).permutation(data.num_examples)
+    return data.columns["image"][np.sort(order[:count])]
+
+
+def _cifar_preprocess(
+    settings: ConfigDict, image_size: tuple[int, int]
+) -> tuple[Preprocess, Preprocess]:
+    """(training, evaluation): random crops of the padded image and flips, or the central crop."""
+    size, padding = settings.crop, settings.padding
+    check_integer("data.crop", size, low=1)
+    check_integer("data.padding", padding, low=0)
+    if size > min(image_size):
+        raise ValueError(f"data.crop must be at most the images' {min(image_size)}, got {size}.")
+    draw = choice(
+        "data.augmentation",
+        settings.augmentation,
+        {"per_image": lambda transform: transform, "per_batch": augmentation.per_batch},
+    )
+    colours = augmentation.normalise(CIFAR_MEAN, CIFAR_DEVIATION)
+    train = augmentation.image_preprocess(
+        augmentation.pad(padding),
+        draw(augmentation.random_crop(size, size)),
+        draw(augmentation.random_horizontal_flip),
+        colours,
+    )
+    return train, augmentation.image_preprocess(augmentation.centre_crop(size, size), colours)
+
+
+def _repartitioned(clients: FederatedData, settings: ConfigDict, seed: int) -> FederatedData:
+    """The clients' examples dealt anew: `name`, `num_clients` and `concentration`."""
+    deal = choice("data.partition.name", settings.name, PARTITIONS)
+    parts = deal(clients.columns["label"], settings.num_clients, settings.concentration, seed)
+    return FederatedData.from_arrays(dict(clients.columns), partition=parts)
+
+
+def choice(setting: str, name: str, choices: Mapping[str, Any]) -> Any:
+    """The one of the choices that a setting names, or one line that lists them."""
+    if name not in choices:
+        raise ValueError(f"{setting} must be one of {sorted(choices)}, got {name!r}.")
+    return choices[name]

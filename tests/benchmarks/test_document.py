@@ -1,0 +1,214 @@
+"""Records of measurements and BENCHMARKS.md, from made-up records."""
+
+import json
+import re
+
+import pytest
+
+from benchmarks import cold_start, document, fedavg_cnn, machine, records, scale, side_by_side
+from benchmarks.side_by_side import NOT_SUPPORTED
+
+CPU, GPU = "Some CPU, 2 cores", "1 x Some GPU"
+
+
+def common(workload, kind, device=CPU, date="2026-01-02", **more):
+    return {
+        "workload": workload,
+        "kind": kind,
+        "date": date,
+        "device": device,
+        "commit": "c0ffee1234567890",
+        "command": f"python benchmarks/{kind}.py --turns 3",
+        "versions": {"python": "3.11.7", "jax": "0.10.2"},
+        **more,
+    }
+
+
+def program(median, ratio):
+    return {
+        "version": "9.8.7",
+        "processes": 2,
+        "threads": 1,
+        "seconds_per_round": [median],
+        "median": median,
+        "minimum": 0.5 * median,
+        "maximum": 2 * median,
+        "ratio_to_ours": ratio,
+        "ratio_minimum": ratio - 0.25,
+        "ratio_maximum": ratio + 0.25,
+        "compile_or_warmup_seconds": 4.25,
+        "peak_rss_mb": 1234.5,
+    }
+
+
+def compared(workload="digits", median=0.02, **more):
+    programs = {
+        "fedcodist": program(median, 1.0),
+        "torch_loop": program(3 * median, 3.0),
+        "fedjax": {"error": NOT_SUPPORTED},
+        "pfl_research": {"error": "not installed: make bench-peers"},
+    }
+    return common(workload, "side_by_side", turns=3, rounds_per_repetition=5, **more) | {
+        "programs": programs
+    }
+
+
+def gemm(**more):
+    own = {"gflop": 15.0, "seconds": [0.2, 0.1, 0.3], "share_of_peak": [0.5, 0.7, 0.4]}
+    rounds = {"small": {**own, "first_call_seconds": 7.5}}
+    about = {"processes": 2, "devices": 2, "gemm_gflops": [200.0, 210.0, 190.0], "rounds": rounds}
+    return common("fedavg_cnn", "gemm", **about, **more)
+
+
+def cold(**more):
+    seconds = {"import": [1.5, 1.25, 1.75], "first start": [12.0], "second start": [4.0]}
+    about = {"processes": 2, "targets": cold_start.TARGETS, "seconds": seconds}
+    return common("cold_start", "cold_start", **about, **more)
+
+
+def grown(**more):
+    own = scale.Configuration("digits", 1_000_000, 20, 1, True)._asdict()
+    own |= {"seconds_per_round": [0.001], "gather_seconds": [0.0005], "peak_rss_mb": [800.0]}
+    other = own | {"streamed": False, "gather_seconds": [None]}
+    groups = {"population": [own], "streaming": [own, other]}
+    return common("scale", "scale", turns=3, groups=groups, **more)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return tmp_path / "benchmarks"
+
+
+def cells(text, start):
+    """The cells of the one row that starts with a text."""
+    (row,) = re.findall(rf"^\| {re.escape(start)} \|.*$", text, re.MULTILINE)
+    return [cell.strip() for cell in row.strip("|").split("|")]
+
+
+def test_without_records_it_says_so(folder, tmp_path, capsys):
+    output = tmp_path / "BENCHMARKS.md"
+    command = ["--results", str(folder), "--output", str(output)]
+    assert document.main(command) == 0
+    assert "Nothing was measured yet." in output.read_text()
+    assert document.main([*command, "--check"]) == 0
+    records.write(compared(), folder)
+    assert document.main([*command, "--check"]) == 1
+    assert "differs" in capsys.readouterr().err
+    assert "Nothing was measured yet." in output.read_text(), "--check must not write"
+    assert document.main(command) == 0
+    assert "Nothing was measured yet." not in output.read_text()
+    assert document.main([*command, "--check"]) == 0
+    output.unlink()
+    capsys.readouterr()
+    assert document.main([*command, "--check"]) == 1
+    assert "does not exist" in capsys.readouterr().err
+
+
+def test_figures_of_a_comparison():
+    text = document.render([compared()])
+    row = ["fedcodist", "9.8.7", "2 x 1", "0.0200 (0.0100 to 0.0400)", "1.00 (0.750 to 1.25)"]
+    assert cells(text, "fedcodist") == [*row, "4.2", "1,234"]
+    assert cells(text, "torch_loop")[4] == "3.00 (2.75 to 3.25)"
+    assert cells(text, "fedjax")[1] == NOT_SUPPORTED
+    overview = ["digits", "0.0200", "3.00 (2.75 to 3.25)", NOT_SUPPORTED, "not installed", ""]
+    assert cells(text, "digits") == overview
+    for part in ("2026-01-02", "commit c0ffee1234", "jax 0.10.2", "`python benchmarks/side_by"):
+        assert part in text
+    assert f"## {CPU}" in text and "3 turns of 5 rounds" in text
+
+
+def test_other_sections():
+    text = document.render([gemm(), cold(), grown()])
+    row = ["FedAvg small", "15.0", "0.200 (0.100 to 0.300)", "50.0 (40.0 to 70.0)", "7.5"]
+    assert cells(text, "FedAvg small") == row
+    assert "200 (190 to 210) GFLOP/s" in text
+    assert cells(text, "import") == ["import", "1.50 (1.25 to 1.75)", "< 2"]
+    assert cells(text, "population")[2:6] == ["1,000,000", "20", "1", "streamed"]
+    assert cells(text, "population")[6:] == ["1.00 (1.00 to 1.00)", "0.500 (0.500 to 0.500)", "800"]
+    assert "on the device" in text
+
+
+def test_every_table_has_rows_of_one_width():
+    text = document.render([compared(), gemm(), cold(), grown()], "a note")
+    for block in re.findall(r"(?:^\|.*\n)+", text, re.MULTILINE):
+        assert len({line.count("|") for line in block.splitlines()}) == 1
+
+
+def test_notes_are_copied_in(folder, tmp_path):
+    folder.mkdir()
+    (folder / "notes.md").write_text("What limits the large model.\n")
+    output = tmp_path / "BENCHMARKS.md"
+    assert document.main(["--results", str(folder), "--output", str(output)]) == 0
+    assert output.read_text().endswith("## Notes\n\nWhat limits the large model.\n")
+
+
+def test_newest_record_of_each_workload_and_device(folder):
+    for date, device, median in (
+        ("2026-01-02", CPU, 2.0),
+        ("2026-02-01", CPU, 3.0),
+        ("2025-12-31", CPU, 1.0),
+        ("2026-01-02", GPU, 4.0),
+    ):
+        records.write(compared(device=device, date=date, median=median), folder)
+    records.write(compared("cnn_small", date="2024-01-01", median=5.0), folder)
+    found = records.newest(folder)
+    medians = {(r["device"], r["workload"]): r["programs"]["fedcodist"]["median"] for r in found}
+    assert medians == {(CPU, "digits"): 3.0, (GPU, "digits"): 4.0, (CPU, "cnn_small"): 5.0}
+    text = document.render(found)
+    assert text.index(f"## {GPU}") and text.count("#### digits") == 2
+    # A workload's place is that of the list of workloads, not the alphabet's or a date's.
+    assert text.index("#### cnn_small") < text.rindex("#### digits")
+
+
+def test_a_day_keeps_one_record_per_device_and_replaces_it(folder):
+    first = records.write(compared(median=1.0), folder)
+    other = records.write(compared(device=GPU), folder)
+    again = records.write(compared(median=2.0), folder)
+    assert first == again and first.name == "2026-01-02-digits.json"
+    assert other.name == "2026-01-02-digits-2.json"
+    assert records.read(first)["programs"]["fedcodist"]["median"] == 2.0
+    assert sorted(folder.iterdir()) == sorted([first, other])
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("{", "not JSON"),
+        ("[]", "not a JSON object"),
+        ('{"workload": "digits"}', "'kind' is missing"),
+        (json.dumps(common("digits", "guess")), "'guess'"),
+        (json.dumps(common("no_such", "side_by_side")), "'no_such'"),
+        (json.dumps(common("digits", "side_by_side")), "incomplete"),
+    ],
+)
+def test_bad_record_is_one_line(folder, tmp_path, capsys, text, said):
+    folder.mkdir()
+    (folder / "bad.json").write_text(text)
+    output = tmp_path / "BENCHMARKS.md"
+    assert document.main(["--results", str(folder), "--output", str(output)]) == 2
+    line = capsys.readouterr().err
+    assert said in line and line.count("\n") == 1
+    assert not output.exists()
+
+
+def test_programs_write_what_is_rendered(folder, monkeypatch):
+    """What every program adds to its figures is what the page needs."""
+    monkeypatch.setattr("sys.argv", [str(records.ROOT / "benchmarks" / "scale.py"), "--turns", "2"])
+    made = records.common("scale", "scale")
+    assert set(made) == set(records.COMMON)
+    assert made["command"] == "python benchmarks/scale.py --turns 2"
+    assert made["device"] == machine.device()
+    records.write({**grown(), **made}, folder)
+    assert made["date"] in document.render(records.newest(folder))
+
+
+def test_tables_in_the_terminal():
+    """The programs print the records that they write."""
+    assert "200 GFLOP/s" in fedavg_cnn.table(gemm()) and "50.0%" in fedavg_cnn.table(gemm())
+    assert "1.50" in cold_start.table(cold()) and "< 15" in cold_start.table(cold())
+    assert "1,000,000" in scale.table(grown()) and "0.500" in scale.table(grown())
+    assert NOT_SUPPORTED in side_by_side.table(compared())
+
+
+def test_benchmarks_md_is_up_to_date():
+    assert document.main(["--check"]) == 0

@@ -1,0 +1,155 @@
+"""The machine's description, and the programs that measure growth and cold starts."""
+
+import json
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from benchmarks import cold_start, machine, records, scale
+from benchmarks.scale import Configuration
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "lanes"),
+    [
+        ("model name\t: AMD EPYC\nflags\t\t: fpu sse2 avx2 avx512f fma\n", "AMD EPYC", 16),
+        ("model name: Xeon\nflags: sse2 avx avx2\n\nmodel name: other\n", "Xeon", 8),
+        ("model name: Old\nflags: sse2\n", "Old", 4),
+        ("processor: 0\nFeatures\t: fp asimd\n", None, 4),
+        ("processor: 0\n", None, None),
+        (None, None, None),
+    ],
+)
+def test_machine_is_described_from_cpuinfo(tmp_path, monkeypatch, text, name, lanes):
+    monkeypatch.setattr(machine, "CPUINFO", tmp_path / "cpuinfo")
+    if text is not None:
+        (tmp_path / "cpuinfo").write_text(text)
+    assert machine.vector_lanes() == lanes
+    assert machine.processor() == name if name else machine.processor()
+
+
+def test_device_counts_the_cores_that_may_be_used(monkeypatch):
+    monkeypatch.setattr(machine, "processor", lambda: "Some CPU")
+    monkeypatch.setattr(machine, "cores", lambda: 1)
+    assert machine.device() == "Some CPU, 1 core"
+    monkeypatch.setattr(machine, "cores", lambda: 2)
+    assert machine.device() == "Some CPU, 2 cores"
+
+
+@pytest.mark.parametrize(
+    ("cores", "devices"),
+    [(1, [1]), (2, [1, 2]), (3, [1, 2]), (6, [1, 2, 4]), (8, [1, 2, 4, 8]), (64, [1, 2, 4, 8])],
+)
+def test_what_grows(cores, devices):
+    groups = scale.configurations(cores)
+    assert [each.devices for each in groups["devices"]] == devices
+    assert [each.clients for each in groups["population"]] == [100, 10_000, 1_000_000]
+    assert [each.cohort for each in groups["cohort"]] == [20, 200, 2000]
+    for group in groups.values():
+        assert all(each.cohort <= each.clients and each.devices <= cores for each in group)
+    # Streaming is compared with data on the device, all else equal.
+    pairs = zip(groups["streaming"][::2], groups["streaming"][1::2], strict=True)
+    for resident, streamed in pairs:
+        assert resident._replace(streamed=True) == streamed != resident
+
+
+def test_columns_are_written_whole_in_chunks(tmp_path, monkeypatch):
+    monkeypatch.setattr(scale, "CHUNK", 64)
+    scale.write_columns(tmp_path, "digits", clients=11)
+    images = np.load(tmp_path / "digits-11-image.npy", mmap_mode="r")
+    labels = np.load(tmp_path / "digits-11-label.npy", mmap_mode="r")
+    assert images.shape == (220, 64) and images.dtype == np.uint8
+    assert labels.shape == (220,) and labels.dtype == np.int32 and set(labels) == set(range(10))
+    assert (images.max(axis=1) > 100).all(), "a row was left out"
+
+
+def test_figures_of_all_turns():
+    line = {"seconds_per_round": [1.0, 2.0], "gather_seconds": None, "peak_rss_mb": 3.0}
+    assert scale.summary([line, line]) == {
+        "seconds_per_round": [1.0, 2.0, 1.0, 2.0],
+        "gather_seconds": [None, None],
+        "peak_rss_mb": [3.0, 3.0],
+    }
+
+
+def test_cold_start_takes_turns(tmp_path, monkeypatch, capsys):
+    values = iter([(3.0, 9.0, 4.0), (1.0, 8.0, 5.0), (2.0, 7.0, 6.0)])
+    monkeypatch.setattr(
+        cold_start, "measure", lambda: dict(zip(cold_start.TARGETS, next(values), strict=True))
+    )
+    script = str(records.ROOT / "benchmarks" / "cold_start.py")
+    monkeypatch.setattr("sys.argv", [script, "--turns", "3", "--results", str(tmp_path)])
+    assert cold_start.main() == 0
+    (record,) = records.newest(tmp_path)
+    assert record["seconds"]["import"] == [3.0, 1.0, 2.0]
+    assert record["seconds"]["second start"] == [4.0, 5.0, 6.0]
+    assert "2.00" in capsys.readouterr().out
+
+
+def test_second_start_finds_what_the_first_has_left(monkeypatch):
+    caches = []
+
+    def start(environment):
+        cache = environment["XDG_CACHE_HOME"]
+        caches.append((cache, sorted(os.listdir(cache))))
+        (open(os.path.join(cache, "program"), "w")).close()
+        assert "JAX_COMPILATION_CACHE_DIR" not in environment
+        return 1.0
+
+    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", "of the user")
+    monkeypatch.setattr(cold_start, "IMPORT", "pass")
+    monkeypatch.setattr(cold_start, "seconds_to_first_round", start)
+    assert set(cold_start.measure()) == set(cold_start.TARGETS)
+    (first, before), (second, then) = caches
+    assert first == second and before == [] and then == ["program"]
+    cold_start.measure()
+    assert caches[2][1] == [] and caches[2][0] != first
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("streamed", [False, True])
+@pytest.mark.parametrize("devices", [1, 2])
+def test_one_measurement_of_growth(tmp_path, streamed, devices):
+    if devices > machine.cores():
+        pytest.skip(f"needs {devices} cores")
+    scale.write_columns(tmp_path, "digits", 30)
+    one = json.dumps(Configuration("digits", 30, 5, devices, streamed))
+    line = json.loads(_last_line("scale.py", "--one", str(tmp_path), one, "--rounds=3"))
+    assert len(line["seconds_per_round"]) == scale.REPETITIONS
+    assert all(0 < seconds < 60 for seconds in line["seconds_per_round"])
+    assert 50 < line["peak_rss_mb"] < 10_000
+    assert 0 < line["gather_seconds"] < 10 if streamed else line["gather_seconds"] is None
+
+
+@pytest.mark.slow
+def test_first_round_of_a_start():
+    assert _last_line("cold_start.py", cold_start.FIRST_ROUND) == cold_start.DONE
+
+
+@pytest.mark.slow
+def test_short_gemm_run_writes_its_record(tmp_path):
+    text = _output(
+        "fedavg_cnn.py", "--repetitions=1", "--workloads", "small", "--results", str(tmp_path)
+    )
+    (record,) = records.newest(tmp_path)
+    assert "GEMM peak" in text and record["device"] == machine.device()
+    assert len(record["gemm_gflops"]) == 1
+    assert 0 < record["rounds"]["small"]["share_of_peak"][0] < 2
+
+
+def _last_line(*arguments):
+    return _output(*arguments).splitlines()[-1]
+
+
+def _output(script, *arguments):
+    ours = ("XLA_FLAGS", "NPROC", "JAX_", "FEDCODIST_")
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
+    command = [sys.executable, f"benchmarks/{script}", *arguments]
+    done = subprocess.run(
+        command, cwd=records.ROOT, env=environment, capture_output=True, text=True, timeout=1800
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout

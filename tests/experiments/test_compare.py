@@ -1,0 +1,161 @@
+"""Comparing methods: what is read from run folders, the ranking, and differences within seeds."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+from rich.console import Console
+from scipy import stats
+
+from experiments import compare
+from experiments.compare import Entry, difference, ranked, read_run, table
+
+CONFIG = "experiments/configs/digits_methods.py"
+
+
+def entry(run, accuracies, model="main", megabytes=1.0, examples=10.0):
+    return Entry(run, model, tuple(accuracies), megabytes, examples, 5.0)
+
+
+ENTRIES = [
+    entry("fed_avg", (50.0, 60.0, 55.0)),
+    entry("fed_prox", (52.0, 61.0, 57.5)),
+    entry("fed_sdd", (70.0, 60.0, 65.0)),
+    entry("fed_sdd", (40.0, 45.0, 50.0), "model_1"),
+    entry("fed_sdd", (71.0, 66.0, 67.0), "ensemble", None, None),
+]
+
+
+def test_the_most_accurate_is_first_and_models_are_the_baselines():
+    assert [e.run for e in ranked(ENTRIES, "fed_avg", None)] == ["fed_sdd", "fed_prox", "fed_avg"]
+    both = ranked(ENTRIES, "fed_avg", ["main", "ensemble"])
+    assert (both[0].run, both[0].model) == ("fed_sdd", "ensemble")
+    with pytest.raises(ValueError, match=r"--model must be one of .*, got 'large'"):
+        ranked(ENTRIES, "fed_avg", ["large"])
+
+
+def test_differences_are_within_seeds():
+    found = difference(ENTRIES[1], ENTRIES, "fed_avg")
+    pairs = np.array([2.0, 1.0, 2.5])
+    assert found.mean == pytest.approx(pairs.mean())
+    low, high = stats.t.interval(0.95, 2, pairs.mean(), stats.sem(pairs))
+    assert found.half_width == pytest.approx((high - low) / 2)
+    assert difference(ENTRIES[0], ENTRIES, "fed_avg") is None
+    # An ensemble is compared with the baseline's only model.
+    assert difference(ENTRIES[4], ENTRIES, "fed_avg").mean == pytest.approx(13.0)
+    one = [entry("a", (1.0,)), entry("b", (3.0,))]
+    assert difference(one[1], one, "a") == (2.0, None)
+
+
+def test_the_table_shows_everything():
+    console = Console(record=True, width=140)
+    console.print(table(ranked(ENTRIES, "fed_avg", ["main", "ensemble"]), "fed_avg", ENTRIES))
+    text = console.export_text()
+    assert "3 seeds" in text
+    assert text.index("ensemble") < text.index("fed_prox")
+    for shown in ("55.00 ± 5.00", "+1.83 ± 1.90", "1.0", "10"):
+        assert shown in text
+
+
+def write_run(folder, final_splits=("test",)):
+    folder.mkdir()
+    config = {
+        "pools": {"main": {"cohort_size": 4}},
+        "evaluation": {"splits": ["held_out"], "final_splits": list(final_splits)},
+    }
+    sizes = {"bytes_up_per_participation": 600_000, "bytes_down_per_participation": 400_000}
+    summary = {
+        "rounds": 10,
+        "seconds": 3.5,
+        "models": {"main": sizes, "model_1": sizes},
+        "final": {
+            "main": {"test": {"accuracy": [0.5, 0.75]}, "held_out": {"accuracy": [0.1, 0.2]}},
+            "model_1": {"test": {"accuracy": [0.4, 0.4]}},
+            "ensemble": {"test": {"accuracy": [0.6, 0.8]}},
+        },
+    }
+    lines = [
+        {"round": 0, "model": "main", "split": "held_out", "seed": 0, "accuracy": 0.1},
+        # Means of four and of six rounds.
+        {"round": 4, "model": "main", "split": "clients", "seed": 0, "client_examples": 20.0},
+        {"round": 4, "model": "main", "split": "clients", "seed": 1, "client_examples": 40.0},
+        {"round": 10, "model": "main", "split": "clients", "seed": 0, "client_examples": 10.0},
+        {"round": 10, "model": "main", "split": "clients", "seed": 1, "client_examples": 10.0},
+    ]
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "summary.json").write_text(json.dumps(summary))
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def test_a_run_folder_tells_accuracies_bytes_and_work(tmp_path):
+    write_run(tmp_path / "run")
+    main, other, ensemble = read_run("fed_sdd", tmp_path / "run")
+    assert main.accuracies == (50.0, 75.0)
+    # Four clients in each of ten rounds, a megabyte each.
+    assert main.megabytes == other.megabytes == 40.0
+    assert main.examples == pytest.approx(40 * (4 * 30 + 6 * 10) / 10)
+    assert ensemble.megabytes is ensemble.examples is None
+    assert main.seconds == 3.5
+    write_run(tmp_path / "no_test", final_splits=())
+    assert read_run("x", tmp_path / "no_test")[0].accuracies == pytest.approx((10.0, 20.0))
+
+
+def test_an_unfinished_run_is_one_line(tmp_path):
+    with pytest.raises(ValueError, match="holds no finished run"):
+        read_run("x", tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--config=nowhere.py"], "--config must be an existing file, got 'nowhere.py'"),
+        ([f"--config={CONFIG}", "--only=other"], "--only 'other' matches none of"),
+        ([f"--config={CONFIG}", "--baseline=other"], "--baseline must be one of"),
+        ([f"--config={CONFIG}", "--config.round=3"], "did you mean --config.rounds"),
+    ],
+)
+def test_mistakes_are_one_line(arguments, message, capsys, tmp_path):
+    assert compare.main([*arguments, f"--workdir={tmp_path / 'runs'}"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert message in line
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.slow
+def test_methods_run_on_the_same_clients_and_are_ranked(tmp_path, capfd):
+    """From the command to the table and the report, twice: the second time nothing runs."""
+    arguments = [
+        f"--config={CONFIG}",
+        f"--workdir={tmp_path}",
+        "--only=fed_avg",
+        "--only=scaffold",
+        "--only=fed_df",
+        "--only=fed_sdd*",
+        "--model=main",
+        "--model=ensemble",
+        "--config.rounds=4",
+        "--config.evaluation.every=2",
+        "--config.evaluation.checkpoint_every=2",
+    ]
+    assert compare.main(arguments) == 0
+    output = capfd.readouterr().out
+    assert "to fed_avg" in output
+    for run in ("fed_avg", "scaffold", "fed_df", "fed_sdd", "fed_sdd,scaffold"):
+        assert f"{run}: finished" in output
+    assert (tmp_path / "report" / "report.html").exists()
+    assert compare.main(arguments) == 0
+    assert capfd.readouterr().out.count("finished already") == 6
+
+    def start(run):
+        lines = (tmp_path / run / "metrics.jsonl").read_text().splitlines()
+        first = [json.loads(line) for line in lines]
+        return [r["loss"] for r in first if r["round"] == 0 and r["model"] == "main"]
+
+    assert len(start("fed_avg")) == 3
+    # The same initial weights.
+    for run in ("scaffold", "fed_df", "fed_sdd"):
+        assert all(
+            math.isclose(a, b, rel_tol=1e-5)
+            for a, b in zip(start(run), start("fed_avg"), strict=True)
+        )
