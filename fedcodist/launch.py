@@ -29,7 +29,7 @@ USER_ERROR = 2
 DISCONNECTED = 3
 INTERRUPTED = 130
 _RESUME = "the same command on all machines goes on from the last checkpoint"
-# A process killed on a machine that runs on is noticed at once, when its connections close.
+# A process killed on a machine that runs on is mostly noticed at once, when its connections close.
 _SECONDS_WITHOUT_HEARTBEAT = 30
 _SECONDS_TO_JOIN = 300
 _ATTEMPTS_WITHOUT_PROGRESS = 3
