@@ -35,6 +35,11 @@ ABLATIONS = {
         CODISTILLATION,
         ("pools.*.teaching.interpolation",),
     ),
+    "cifar100_teacher_temperature": Ablation(
+        "Ablation: temperature of the large model as a teacher",
+        CODISTILLATION,
+        ("pools.large.teaching.temperature",),
+    ),
 }
 
 

@@ -1,0 +1,32 @@
+r"""Ablation: the temperature of the large model as a teacher.
+
+Table 1's was chosen in short trials, before the large model is too sure of its few images. A run is
+"method,temperature"; the small model as a teacher keeps Table 1's.
+
+    python -m experiments.sweep --config experiments/configs/cifar100_teacher_temperature.py \
+        --workdir runs/cifar100_teacher_temperature
+"""
+
+from ml_collections import ConfigDict
+
+from experiments.configs import cifar100_table1
+from experiments.methods import CODISTILLATION
+
+TEMPERATURES = ("1", "2", "4")
+
+
+def get_runs() -> list[str]:
+    """Every temperature for both methods."""
+    return [f"{method},{value}" for method in CODISTILLATION for value in TEMPERATURES]
+
+
+def get_config(run: str = "periodic_codistillation,2") -> ConfigDict:
+    """Returns one method with one temperature."""
+    if run not in get_runs():
+        raise ValueError(f"a run of this config is one of {get_runs()}, got {run!r}.")
+    method, temperature = run.split(",")
+    config = cifar100_table1.get_config(f"{method},4700,in_domain")
+    config.name = "cifar100_teacher_temperature"
+    config.run = run
+    config.pools.large.teaching.temperature = float(temperature)
+    return config
