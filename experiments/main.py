@@ -12,13 +12,16 @@ import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from absl import flags
 from ml_collections import ConfigDict, config_flags
 
 from experiments import command
 from fedcodist import launch
+
+if TYPE_CHECKING:
+    from fedcodist.experiment import Outcome
 
 Callback = Callable[[Sequence[Mapping[str, Any]]], None]
 
@@ -102,7 +105,6 @@ def _run() -> int:
     from experiments.assembly import build_experiment
     from fedcodist.checkpoint import CheckpointError
     from fedcodist.experiment import TrainingDiverged, check_experiment, run_experiment
-    from fedcodist.export import save_model
     from fedcodist.run_folder import RunFolderError
 
     config, workdir = _CONFIG.value, Path(_WORKDIR.value)
@@ -135,14 +137,28 @@ def _run() -> int:
         return command.refuse(error)
     if is_first:
         try:
-            for model, variables in outcome.variables.items():
-                for index in range(config.seeds):
-                    path = workdir / f"{model}_seed{config.seed + index}.safetensors"
-                    save_model(path, jax.tree.map(lambda leaf, i=index: leaf[i], variables))
+            save_models(workdir, outcome, config.seed)
         except (OSError, SafetensorError) as error:
             return command.refuse(error)
         print(f"run folder: {workdir}")
     return 0
+
+
+def save_models(workdir: Path, outcome: "Outcome", first_seed: int) -> None:
+    """Writes `<model>_seed<n>.safetensors` of every model; ensembles are not models of their own.
+
+    Raises:
+      OSError, SafetensorError: the folder cannot be written.
+    """
+    import jax
+
+    from fedcodist.export import save_model
+
+    for model in outcome.summary["models"]:
+        variables = outcome.variables[model]
+        for index in range(len(jax.tree.leaves(variables)[0])):
+            path = workdir / f"{model}_seed{first_seed + index}.safetensors"
+            save_model(path, jax.tree.map(lambda leaf, i=index: leaf[i], variables))
 
 
 def _callbacks(config: ConfigDict, workdir: Path) -> list[Callback]:

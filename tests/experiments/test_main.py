@@ -1,13 +1,17 @@
-"""What the command adds to a run folder: what its data are."""
+"""What the command adds to a run folder: what its data are, and the trained models."""
 
 import json
 
+import numpy as np
 import pytest
 from ml_collections import ConfigDict
 
 from experiments import main
 from fedcodist.data.federated_data import FederatedData
 from fedcodist.data.prepared import save_prepared
+from fedcodist.experiment import Outcome
+from fedcodist.export import load_model
+from fedcodist.model import Variables
 from fedcodist.run_folder import RunFolder, RunFolderError
 
 
@@ -48,3 +52,17 @@ def test_the_note_is_added_once_and_stays_when_a_run_is_resumed(tmp_path):
 def test_a_note_that_cannot_be_written_is_the_run_folders_error(tmp_path):
     with pytest.raises(RunFolderError, match=r"environment\.json"):
         main.data_note(tmp_path / "none", {"near": {}})([])
+
+
+def test_models_are_saved_seed_by_seed_and_ensembles_are_not(tmp_path):
+    weights = np.arange(6, dtype=np.float32).reshape(2, 3)
+    # What an ensemble is evaluated with has its members' weights beside their mutable state.
+    ensemble = Variables({"w": weights[:, None]}, ({}, np.ones((2, 1))))
+    models = {"main": Variables({"w": weights}, {}), "ensemble": ensemble}
+    main.save_models(tmp_path, Outcome([], models, {"models": {"main": {}}}), first_seed=3)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "main_seed3.safetensors",
+        "main_seed4.safetensors",
+    ]
+    read = load_model(tmp_path / "main_seed4.safetensors")
+    assert read.params["w"].tolist() == [3.0, 4.0, 5.0] and read.mutable == {}
