@@ -35,13 +35,14 @@ class LocalTraining(NamedTuple):
 
 
 class TrainedClient(NamedTuple):
-    """The outcome: variables after training, steps taken, the mean training loss, and how many
-    examples were seen, each as often as there are epochs."""
+    """The outcome: variables after training, steps taken, the mean training loss, how many examples
+    were seen, each as often as there are epochs, and the optimizer's state after the last step."""
 
     variables: Variables
     num_steps: jax.Array
     loss: jax.Array
     num_examples: jax.Array
+    optimizer_state: PyTree
 
 
 def train_client(
@@ -53,6 +54,7 @@ def train_client(
     learning_rate: jax.Array | float,
     gradient_hook: Callable[[PyTree, PyTree], PyTree] = lambda gradient, params: gradient,
     loss_hook: Callable[[Any, Batch], jax.Array] | None = None,
+    optimizer_state: PyTree = None,
 ) -> TrainedClient:
     """Trains a copy of `variables` on one client's examples.
 
@@ -69,6 +71,7 @@ def train_client(
       learning_rate: client learning rate, may be traced.
       gradient_hook: (gradient, params) -> gradient, such as FedProx's or SCAFFOLD's term.
       loss_hook: (outputs, batch) -> per-example loss [batch] in place of the model's.
+      optimizer_state: where the optimizer goes on; a fresh one where not given.
 
     Returns:
       The trained variables; the loss is averaged over steps, each at its own parameters.
@@ -111,13 +114,16 @@ def train_client(
         )
 
     bound = epochs * -(-data.bound // batch_size)
-    start = (*variables, optimizer.init(variables.params), jnp.zeros((), jnp.float32))
-    params, mutable, _, loss_sum = jax.lax.fori_loop(0, bound, step, start)
+    if optimizer_state is None:
+        optimizer_state = optimizer.init(variables.params)
+    start = (*variables, optimizer_state, jnp.zeros((), jnp.float32))
+    params, mutable, optimizer_state, loss_sum = jax.lax.fori_loop(0, bound, step, start)
     return TrainedClient(
         Variables(params, mutable),
         num_steps,
         loss_sum / jnp.maximum(num_steps, 1),
         epochs * data.size,
+        optimizer_state,
     )
 
 

@@ -114,11 +114,24 @@ def test_padded_steps_do_not_reach_the_optimizers_state():
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-7), exact, padded)
 
 
-def run(training, size=11, **hooks):
+def test_the_optimizers_state_goes_on_where_it_is_given():
+    """Two calls of one epoch are one call of two; a fresh Adam would make other steps."""
+    training = LocalTraining(lambda rate: optax.adam(rate), batch_size=12)
+    together = run(training._replace(epochs=2))
+    first = run(training)
+    second = run(training, start=first.variables, optimizer_state=first.optimizer_state)
+    fresh = run(training, start=first.variables)
+    weights = [np.asarray(t.variables.params["weights"]) for t in (second, together, fresh)]
+    np.testing.assert_allclose(weights[0], weights[1], rtol=1e-5)
+    assert np.abs(weights[2] - weights[1]).max() > 1e-3
+    assert second.optimizer_state[0].count == 2
+
+
+def run(training, size=11, start=ZERO, **hooks):
     columns = {name: jnp.asarray(column) for name, column in COLUMNS.items()}
     data = ClientData(columns, jnp.asarray(START), jnp.asarray(size), jnp.asarray(size), 12, False)
     return jax.jit(
-        lambda: train_client(regression(), training, ZERO, data, jax.random.key(0), 0.1, **hooks)
+        lambda: train_client(regression(), training, start, data, jax.random.key(0), 0.1, **hooks)
     )()
 
 
