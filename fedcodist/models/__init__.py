@@ -4,6 +4,7 @@ from fedcodist.models.cnn import CNN, large_cnn, small_cnn
 from fedcodist.models.convolution import conv3x3, max_pool_2x2
 from fedcodist.models.digits import MLP, BatchNormMLP, large_digits, small_digits
 from fedcodist.models.emnist import EMNISTCNN, emnist_cnn
+from fedcodist.models.fed_md import FedMDNetwork, FullyConnected
 from fedcodist.models.normalization import BatchNorm
 from fedcodist.models.resnet import ResNet, WideResNet, resnet20, resnet56, wide_resnet16_2
 
@@ -13,6 +14,8 @@ __all__ = [
     "MLP",
     "BatchNorm",
     "BatchNormMLP",
+    "FedMDNetwork",
+    "FullyConnected",
     "ResNet",
     "WideResNet",
     "conv3x3",

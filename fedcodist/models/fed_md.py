@@ -1,0 +1,235 @@
+"""FedMD's networks (Li and Wang, 2019): two to four convolutions, ten shapes for ten parties.
+
+Layers have Keras' semantics, those of the released code: batch normalisation with momentum 0.99 and
+epsilon 1e-3, Glorot's uniform initialisation, an output layer without bias.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from fedcodist.models.convolution import conv3x3
+from fedcodist.models.normalization import BatchNorm
+
+PyTree = Any
+
+
+class Shape(NamedTuple):
+    """One party's network: features of its convolutions, two to four, and the dropout rate."""
+
+    widths: tuple[int, ...]
+    dropout: float
+
+
+# The paper's table 1, which the released code uses for CIFAR too.
+TABLE_1 = (
+    Shape((128, 256), 0.2),
+    Shape((128, 384), 0.2),
+    Shape((128, 512), 0.2),
+    Shape((256, 256), 0.3),
+    Shape((256, 512), 0.4),
+    Shape((64, 128, 256), 0.2),
+    Shape((64, 128, 192), 0.2),
+    Shape((128, 192, 256), 0.2),
+    Shape((128, 128, 128), 0.3),
+    Shape((128, 128, 192), 0.3),
+)
+# Table 2, the paper's list for CIFAR. Its models share numbers with table 1's and nothing else.
+TABLE_2 = (
+    Shape((128, 256), 0.2),
+    Shape((128, 128, 192), 0.2),
+    Shape((64, 64, 64), 0.2),
+    Shape((128, 64, 64), 0.3),
+    Shape((64, 64, 128), 0.4),
+    Shape((64, 128, 256), 0.2),
+    Shape((64, 128, 192), 0.2),
+    Shape((128, 192, 256), 0.2),
+    Shape((128, 128, 128), 0.3),
+    Shape((64, 64, 64, 64), 0.2),
+)
+
+
+def narrower(shapes: Sequence[Shape], divisor: int) -> tuple[Shape, ...]:
+    """The same networks with widths divided, for experiments on a smaller machine."""
+    return tuple(Shape(tuple(w // divisor for w in s.widths), s.dropout) for s in shapes)
+
+
+class FedMDNetwork(nn.Module):
+    """Blocks of convolution, batch normalisation, ReLU and dropout, then a linear output.
+
+    Called with [B, H, W, C] floats, `train` and an optional mask [B] of real examples; returns logits
+    [B, classes]. By the number of widths:
+
+    2. 3x3, mean of 2x2 at stride 1; 3x3 at stride 2.
+    3. 3x3, mean of 2x2 at stride 1; 2x2 at stride 2, mean of 2x2 at stride 2; 3x3 at stride 2.
+    4. as 3, then 3x3. (The paper names this one in table 2 and gives no more.)
+
+    What has stride 1 keeps the image's size; what has stride 2 sees whole windows only.
+
+    Attributes:
+      widths: features of the convolutions, two to four.
+      dropout: share of features that are set to zero in training, in [0, 1).
+      classes: width of the outputs, public and private classes together.
+
+    Raises:
+      ValueError: for other widths or rates, or images that are too small for the layers.
+    """
+
+    widths: Sequence[int]
+    dropout: float = 0.2
+    classes: int = 16
+
+    def __post_init__(self) -> None:
+        if not 2 <= len(self.widths) <= 4 or min(self.widths) < 1:
+            raise ValueError(f"widths must be two to four positive numbers, got {self.widths!r}")
+        if not 0 <= self.dropout < 1:
+            raise ValueError(f"dropout must be in [0, 1), got {self.dropout!r}")
+        if self.classes < 2:
+            raise ValueError(f"classes must be at least 2, got {self.classes!r}")
+        super().__post_init__()
+
+    @nn.compact
+    def __call__(
+        self, x: jax.Array, *, train: bool = False, mask: jax.Array | None = None
+    ) -> jax.Array:
+        smallest = 3 if len(self.widths) == 2 else 12
+        if x.ndim != 4 or min(x.shape[1:3]) < smallest:
+            raise ValueError(
+                f"x must be [B, H, W, C] with H, W >= {smallest} for widths {tuple(self.widths)}, "
+                f"got {x.shape}"
+            )
+
+        def block(x, index, size, stride):
+            x = _Convolution(self.widths[index], size, stride, name=f"conv{index + 1}")(x)
+            norm = BatchNorm(momentum=0.99, epsilon=1e-3, name=f"norm{index + 1}")
+            x = nn.relu(norm(x, train=train, mask=mask))
+            return nn.Dropout(self.dropout)(x, deterministic=not train)
+
+        x = mean_pool_stride_1(block(x, 0, size=3, stride=1))
+        if len(self.widths) == 2:
+            x = block(x, 1, size=3, stride=2)
+        else:
+            x = mean_pool_stride_2(block(x, 1, size=2, stride=2))
+            x = block(x, 2, size=3, stride=2)
+        if len(self.widths) == 4:
+            x = block(x, 3, size=3, stride=1)
+        return _output(self.classes)(x.reshape(x.shape[0], -1))
+
+
+class FullyConnected(nn.Module):
+    """Two dense layers: the weak party of the paper's experiment on unequal parties.
+
+    Called with [B, ...] floats; returns logits [B, classes].
+    """
+
+    hidden: int = 64
+    classes: int = 16
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        x = x.reshape(x.shape[0], -1)
+        hidden = nn.Dense(self.hidden, kernel_init=nn.initializers.glorot_uniform(), name="hidden")
+        return _output(self.classes)(nn.relu(hidden(x)))
+
+
+def output_penalty(weight: float = 1e-3) -> Callable[[PyTree, PyTree], PyTree]:
+    """A gradient hook: the loss gets weight times the sum of squares of the output layer's kernel.
+
+    Keras' l2 has no factor one half. The released code has it in every phase, the digest included.
+    """
+
+    def add(gradient, params):
+        kernel = gradient["output"]["kernel"] + 2 * weight * params["output"]["kernel"]
+        return {**gradient, "output": {"kernel": kernel}}
+
+    return add
+
+
+def strided_convolution(inputs: jax.Array, kernel: jax.Array) -> jax.Array:
+    """Correlates images with 2x2 or 3x3 kernels at stride 2, whole windows only.
+
+    Args:
+      inputs: [B, H, W, C] floats, H and W at least the kernel's size K.
+      kernel: [K, K, C, N] of the same dtype.
+
+    Returns:
+      [B, (H - K) // 2 + 1, (W - K) // 2 + 1, N].
+    """
+    return jax.lax.platform_dependent(inputs, kernel, cpu=_by_patches, default=_stock)
+
+
+def mean_pool_stride_1(inputs: jax.Array) -> jax.Array:
+    """The mean of each pixel and its neighbours right, below and diagonal, those that exist.
+
+    The image keeps its size. At the last row and column fewer pixels are averaged, as in Keras.
+    """
+    # Repeating the last row and column leaves their means as they are.
+    below = jnp.concatenate([inputs[:, 1:], inputs[:, -1:]], axis=1)
+    rows = (inputs + below) / 2
+    right = jnp.concatenate([rows[:, :, 1:], rows[:, :, -1:]], axis=2)
+    return (rows + right) / 2
+
+
+def mean_pool_stride_2(inputs: jax.Array) -> jax.Array:
+    """The mean of each 2x2 window at stride 2; an odd last row or column is dropped."""
+    batch, height, width, channels = inputs.shape
+    whole = inputs[:, : height // 2 * 2, : width // 2 * 2]
+    return whole.reshape(batch, height // 2, 2, width // 2, 2, channels).mean((2, 4))
+
+
+class _Convolution(nn.Module):
+    """A convolution with bias; at stride 1 the image keeps its size."""
+
+    features: int
+    size: int
+    stride: int
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        shape = (self.size, self.size, x.shape[-1], self.features)
+        kernel = self.param("kernel", nn.initializers.glorot_uniform(), shape, jnp.float32)
+        bias = self.param("bias", nn.initializers.zeros_init(), (self.features,), jnp.float32)
+        x, kernel, bias = nn.dtypes.promote_dtype(x, kernel, bias)
+        return (conv3x3 if self.stride == 1 else strided_convolution)(x, kernel) + bias
+
+
+def _output(classes: int) -> nn.Dense:
+    initializer = nn.initializers.glorot_uniform()
+    return nn.Dense(classes, use_bias=False, kernel_init=initializer, name="output")
+
+
+def _by_patches(inputs: jax.Array, kernel: jax.Array) -> jax.Array:
+    # A CPU's stock gradients of a strided convolution are very slow.
+    patches = _strided_patches(inputs, kernel.shape[0])
+    return patches @ kernel.reshape(-1, kernel.shape[-1])
+
+
+def _stock(inputs: jax.Array, kernel: jax.Array) -> jax.Array:
+    return jax.lax.conv_general_dilated(
+        inputs, kernel, (2, 2), "VALID", dimension_numbers=("NHWC", "HWIO", "NHWC")
+    )
+
+
+def _strided_patches(inputs: jax.Array, size: int) -> jax.Array:
+    """[B, H, W, C] -> [B, H', W', size^2 C], offsets in the kernel's row-major order.
+
+    Even and odd rows and columns are parted first: slices with a stride have slow gradients.
+    """
+    batch, height, width, channels = inputs.shape
+    rows, columns = ((each - size) // 2 + 1 for each in (height, width))
+    reach = (size - 1) // 2  # pairs of rows that a window needs beyond its first
+    needed = [2 * (each + reach) for each in (rows, columns)]
+    fill = [max(0, n - each) for n, each in zip(needed, (height, width), strict=True)]
+    padded = jnp.pad(inputs, ((0, 0), (0, fill[0]), (0, fill[1]), (0, 0)))
+    whole = padded[:, : needed[0], : needed[1]]
+    pairs = whole.reshape(batch, rows + reach, 2, columns + reach, 2, channels)
+    phases = [[pairs[:, :, i, :, j] for j in range(2)] for i in range(2)]
+    windows = [
+        phases[i % 2][j % 2][:, i // 2 : i // 2 + rows, j // 2 : j // 2 + columns]
+        for i in range(size)
+        for j in range(size)
+    ]
+    return jnp.concatenate(windows, axis=-1)
