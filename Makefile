@@ -30,6 +30,7 @@ format: $(INSTALLED)
 bench: $(INSTALLED)
 	$(BIN)/python benchmarks/fedavg_cnn.py --results results/benchmarks
 	$(BIN)/python benchmarks/side_by_side.py
+	$(BIN)/python benchmarks/breakdown.py
 	$(BIN)/python benchmarks/cold_start.py
 	$(BIN)/python benchmarks/scale.py
 	$(BIN)/python benchmarks/document.py

@@ -16,6 +16,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+import breakdown
 import cold_start
 import fedavg_cnn
 import records
@@ -100,7 +101,13 @@ def render(found: Sequence[Record], notes: str = "") -> str:
 def _device(found: Sequence[Record]) -> Iterable[str]:
     by_kind = {
         kind: [record for record in found if record["kind"] == kind]
-        for kind in (side_by_side.KIND, fedavg_cnn.KIND, cold_start.KIND, scale.KIND)
+        for kind in (
+            side_by_side.KIND,
+            fedavg_cnn.KIND,
+            breakdown.KIND,
+            cold_start.KIND,
+            scale.KIND,
+        )
     }
     if unknown := [record for record in found if record["kind"] not in by_kind]:
         raise ValueError(f"a record's kind is {unknown[0]['kind']!r}, not one of {list(by_kind)}.")
@@ -119,6 +126,7 @@ def _device(found: Sequence[Record]) -> Iterable[str]:
             yield f"{about}; {origin(record)}"
     for heading, kind, section in (
         ("Against the GEMM peak", fedavg_cnn.KIND, gemm),
+        ("Where the time goes", breakdown.KIND, parts),
         ("Cold start", cold_start.KIND, starts),
         ("Scale", scale.KIND, growth),
     ):
@@ -182,6 +190,24 @@ def gemm(record: Record) -> Iterable[str]:
     yield _table(["round", "GFLOP", "s/round", "% of the peak", "first call, s"], rows)
 
 
+def parts(record: Record) -> Iterable[str]:
+    """Milliseconds of a round by what they are for, a column per workload."""
+    yield (
+        f"Milliseconds of a round on one core, of {record['rounds']} rounds under the profiler, sorted "
+        "by the scopes that each instruction of the compiled program was made of; *dispatch* is what "
+        "is left."
+    )
+    workloads = record["workloads"]
+    names = dict.fromkeys(name for own in workloads.values() for name in own["parts"])
+    rows = [
+        [name, *(_milliseconds(own["parts"].get(name), own) for own in workloads.values())]
+        for name in names
+    ]
+    for heading, key in (("traced", "traced_milliseconds"), ("without profiler", "milliseconds")):
+        rows.append([heading, *(_three(own[key]) for own in workloads.values())])
+    yield _table(["", *workloads], rows)
+
+
 def starts(record: Record) -> Iterable[str]:
     """What one waits for, beside its target."""
     yield (
@@ -229,6 +255,12 @@ def origin(record: Record) -> str:
     if (record["commit"] or "").endswith("-dirty"):
         commit += " with changes"
     return f"{record['date']}, commit {commit}, {versions}: `{record['command']}`"
+
+
+def _milliseconds(value: float | None, own: Mapping[str, Any]) -> str:
+    if value is None:
+        return ""
+    return f"{value:,.1f} ({value / own['traced_milliseconds']:.0%})"
 
 
 def _ratio(own: Mapping[str, Any]) -> str:

@@ -13,8 +13,10 @@ import functools
 import os
 import sys
 import time
+from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -42,40 +44,76 @@ def main() -> int:
 def measure(arguments) -> None:
     """Runs the benchmark and reports from the first process."""
     import jax
+
+    jax.config.update("jax_enable_x64", arguments.double)
+    inputs = work.read_inputs(arguments.inputs, arguments.workload, arguments.double)
+    prepared = prepare(inputs, arguments.rounds_per_repetition)
+
+    def save():
+        if jax.process_index() == 0:
+            measuring.save_weights(prepared.weights(), arguments)
+
+    times = measuring.run(prepared.train, save, arguments, time.perf_counter)
+    if jax.process_index() == 0:
+        memory = measuring.peak_memory_mb(os.getppid())
+        measuring.report("fedcodist", version("fedcodist"), arguments, times, memory)
+
+
+class Prepared(NamedTuple):
+    """A workload that is ready to be trained.
+
+    Attributes:
+      train: number of rounds -> None; always from round 0, so on the same cohorts.
+      weights: () -> pool -> its weights in the common layout.
+      program: () -> the text of the compiled program.
+    """
+
+    train: Callable[[int], None]
+    weights: Callable[[], dict[str, dict[str, Any]]]
+    program: Callable[[], str]
+
+
+def prepare(inputs: work.Inputs, most_rounds: int) -> Prepared:
+    """Puts a workload on all devices; nothing but initialisation compiles yet.
+
+    Args:
+      inputs: the workload.
+      most_rounds: that one call of `train` may ask for.
+    """
+    import jax
     import numpy as np
 
     from fedcodist import simulation
     from fedcodist.distillation import UNLABELLED
     from fedcodist.sources import resident_data
 
-    inputs = work.read_inputs(arguments.inputs, arguments.workload)
     mesh = simulation.all_devices()
     federated = make_data(inputs)
     algorithm = make_algorithm(inputs, federated)
-    programs = simulation.build_programs(algorithm, arguments.rounds_per_repetition, mesh)
+    programs = simulation.build_programs(algorithm, most_rounds, mesh)
     rows = {}
     if inputs.unlabelled is not None:
         rows[UNLABELLED] = {"image": inputs.unlabelled}
     data = simulation.replicate(resident_data(federated, rows), mesh)
-    hyper = simulation.replicate(jax.tree.map(np.float32, algorithm.hyper), mesh)
+    floats = inputs.images.dtype.type
+    hyper = simulation.replicate(jax.tree.map(floats, algorithm.hyper), mesh)
     seeds = simulation.replicate(np.full(1, SEED, np.uint32), mesh)
     state = programs.init(seeds), dict.fromkeys(inputs.pools)
 
+    def arguments(rounds):
+        return *state, seeds, np.int32(0), np.int32(rounds), hyper, data
+
     def train(rounds):
-        # Always from round 0: every repetition trains on the same cohorts.
         nonlocal state
-        arguments_of_rounds = (seeds, np.int32(0), np.int32(rounds), hyper, data)
-        state = jax.block_until_ready(programs.train(*state, *arguments_of_rounds)[:2])
+        state = jax.block_until_ready(programs.train(*arguments(rounds))[:2])
 
-    def save():
-        if jax.process_index() == 0:
-            weights = {n: common_weights(p.network, state[0][n]) for n, p in inputs.pools.items()}
-            measuring.save_weights(weights, arguments)
+    def weights():
+        return {n: common_weights(p.network, state[0][n]) for n, p in inputs.pools.items()}
 
-    times = measuring.run(train, save, arguments, time.perf_counter)
-    if jax.process_index() == 0:
-        memory = measuring.peak_memory_mb(os.getppid())
-        measuring.report("fedcodist", version("fedcodist"), arguments, times, memory)
+    def program():
+        return programs.train.lower(*arguments(most_rounds)).compile().as_text()
+
+    return Prepared(train, weights, program)
 
 
 def make_data(inputs: work.Inputs):

@@ -6,7 +6,8 @@
 Each program first tries its settings of processes and threads, and goes on with its fastest. Then
 all programs run one after another, again and again, each time in new processes, so that a machine
 that changes its speed changes it for all. `make bench-peers` installs the peers, each in an
-environment of its own. `--check` compares the weights after one round with the PyTorch loop's.
+environment of its own. `--check` compares the weights after one round with the PyTorch loop's; with
+codistillation in float64, since Adam makes a step of full length of a gradient that is next to nothing.
 """
 
 import argparse
@@ -283,6 +284,7 @@ def check(programs: Mapping[str, Program], job: Job, cores: int) -> int:
             continue
         for setting in settings(cores, program.several):
             where = f"{job.workload:<12}{name:<14}{setting.processes} x {setting.threads}"
+            where += "  float64" if job.workload in CODISTILLATION else ""
             try:
                 weights = weights_after_one_round(program, job, setting)
             except ProgramFailed as error:
@@ -349,6 +351,8 @@ def run(
     ]
     if save_weights is not None:
         command.append(f"--save-weights={save_weights}")
+        if job.workload in CODISTILLATION:
+            command.append("--double")
     process = subprocess.Popen(
         command,
         text=True,

@@ -98,15 +98,19 @@ def train_client(
         rows = jax.lax.dynamic_slice(order, (epoch, first), (1, batch_size))[0]
         mask = (first + jnp.arange(batch_size) < data.size).astype(jnp.float32)
         step_key = keys.derive(key, "step", index)
-        batch = {name: column[rows] for name, column in data.columns.items()}
-        batch = training.preprocess(batch, keys.derive(step_key, "input"), jnp.arange(batch_size))
+        with jax.named_scope("input"):
+            batch = {name: column[rows] for name, column in data.columns.items()}
+            positions = jnp.arange(batch_size)
+            batch = training.preprocess(batch, keys.derive(step_key, "input"), positions)
         (value, new_mutable), gradient = jax.value_and_grad(loss, has_aux=True)(
             params, mutable, batch, mask, keys.derive(step_key, "dropout")
         )
-        gradient = gradient_hook(gradient, params)
-        updates, new_state = optimizer.update(gradient, optimizer_state, params)
+        with jax.named_scope("optimizer"):
+            gradient = gradient_hook(gradient, params)
+            updates, new_state = optimizer.update(gradient, optimizer_state, params)
+            new_params = optax.apply_updates(params, updates)
         loss_sum = loss_sum + value.astype(loss_sum.dtype)
-        new = (optax.apply_updates(params, updates), new_mutable, new_state, loss_sum)
+        new = (new_params, new_mutable, new_state, loss_sum)
         if not data.ragged:
             return new
         return jax.tree.map(

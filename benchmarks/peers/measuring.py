@@ -32,6 +32,7 @@ def parse_arguments(description: str, most_processes: int | None = None) -> argp
     parser.add_argument("--threads", type=int, default=1, help="of each process")
     parser.add_argument("--processes", type=int, default=1)
     parser.add_argument("--save-weights", type=Path, help="writes the weights after one round")
+    parser.add_argument("--double", action="store_true", help="compute in float64, to compare")
     arguments = parser.parse_args()
     for name, least in (
         ("repetitions", 0),

@@ -111,7 +111,7 @@ class Pool(NamedTuple):
     Attributes:
       network: the network to train.
       cohorts: int32 [rounds, cohort], the clients of each round, all different.
-      weights: 'layer/leaf' -> float32, see `weight_shapes`.
+      weights: 'layer/leaf' -> floats, see `weight_shapes`.
     """
 
     network: Network | ResidualNetwork
@@ -124,11 +124,11 @@ class Inputs(NamedTuple):
 
     Attributes:
       workload: its name.
-      images: float32 [rows, *image], normalised.
+      images: floats [rows, *image], normalised.
       labels: int32 [rows].
       offsets: int64 [clients + 1]; client i has rows offsets[i]:offsets[i + 1], in that order.
       pools: name -> Pool.
-      unlabelled: float32 [UNLABELLED, *image] with codistillation, else None.
+      unlabelled: floats [UNLABELLED, *image] with codistillation, else None.
       unlabelled_rows: int32 [rounds, steps, DISTILLATION_BATCH] with codistillation, else None.
     """
 
@@ -151,8 +151,15 @@ class Inputs(NamedTuple):
         return slice(int(self.offsets[client]), int(self.offsets[client + 1]))
 
 
-def read_inputs(path: Path, workload: str) -> Inputs:
-    """Reads a file of make_inputs.py; ends the program with one line where there is none."""
+def read_inputs(path: Path, workload: str, double: bool = False) -> Inputs:
+    """Reads a file of make_inputs.py; ends the program with one line where there is none.
+
+    Args:
+      path: the file.
+      workload: that it must be for.
+      double: whether floats are float64 instead of float32.
+    """
+    dtype = np.float64 if double else np.float32
     if not path.is_file():
         print(f"error: no inputs at {path}: make_inputs.py writes them.", file=sys.stderr)
         raise SystemExit(2)
@@ -164,16 +171,17 @@ def read_inputs(path: Path, workload: str) -> Inputs:
         raise SystemExit(2)
     pools = {}
     for pool, network in WORKLOADS[workload].networks.items():
-        weights = {name: arrays[f"{pool}/{name}"] for name in weight_shapes(network)}
+        names = weight_shapes(network)
+        weights = {name: arrays[f"{pool}/{name}"].astype(dtype) for name in names}
         pools[pool] = Pool(network, arrays[f"{pool}/cohorts"], weights)
     unlabelled = arrays.get("unlabelled")
     return Inputs(
         workload,
-        _normalised(arrays["pixels"]),
+        _normalised(arrays["pixels"], dtype),
         arrays["labels"],
         arrays["offsets"],
         pools,
-        None if unlabelled is None else _normalised(unlabelled),
+        None if unlabelled is None else _normalised(unlabelled, dtype),
         arrays.get("unlabelled_rows"),
     )
 
@@ -231,8 +239,8 @@ def _residual_shapes(network: ResidualNetwork) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
-def _normalised(pixels: np.ndarray) -> np.ndarray:
-    images = pixels.astype(np.float32)
+def _normalised(pixels: np.ndarray, dtype: type) -> np.ndarray:
+    images = pixels.astype(dtype)
     images /= 255
     images -= 0.5
     images /= 0.25

@@ -32,7 +32,8 @@ def conv3x3(inputs: jax.Array, kernel: jax.Array, padding: Padding = "SAME") -> 
     """
     _check_convolution(inputs, kernel, padding)
     inputs, kernel = _same_varying_axes(*_promote(inputs, kernel))
-    return _convolution(inputs, kernel, padding)
+    with jax.named_scope("conv3x3"):
+        return _convolution(inputs, kernel, padding)
 
 
 def max_pool_2x2(inputs: jax.Array) -> jax.Array:
@@ -53,7 +54,8 @@ def max_pool_2x2(inputs: jax.Array) -> jax.Array:
     if inputs.ndim != 4 or min(inputs.shape[1:3]) < 2:
         raise ValueError(f"inputs must be [B, H, W, C] with H, W >= 2, got {inputs.shape}")
     height, width = inputs.shape[1] // 2 * 2, inputs.shape[2] // 2 * 2
-    return _pool(inputs[:, :height, :width])
+    with jax.named_scope("max_pool_2x2"):
+        return _pool(inputs[:, :height, :width])
 
 
 def _check_convolution(inputs: jax.Array, kernel: jax.Array, padding: str) -> None:
@@ -112,8 +114,8 @@ def _convolution_forward(inputs, kernel, padding):
 def _convolution_backward(padding, residuals, cotangent):
     # Two separate platform switches: where the images need no gradient, theirs is dead code.
     inputs, kernel = residuals
-    return (
-        jax.lax.platform_dependent(
+    with jax.named_scope("inputs_gradient"):
+        inputs_gradient = jax.lax.platform_dependent(
             cotangent,
             kernel,
             cpu=_on_cpu(
@@ -121,8 +123,9 @@ def _convolution_backward(padding, residuals, cotangent):
                 functools.partial(_inputs_by_patches, padding=padding),
             ),
             default=functools.partial(_inputs_by_convolution, padding=padding),
-        ),
-        jax.lax.platform_dependent(
+        )
+    with jax.named_scope("kernel_gradient"):
+        kernel_gradient = jax.lax.platform_dependent(
             inputs,
             cotangent,
             cpu=_on_cpu(
@@ -130,8 +133,8 @@ def _convolution_backward(padding, residuals, cotangent):
                 functools.partial(_kernel_by_patches, padding=padding),
             ),
             default=functools.partial(_kernel_stock, padding=padding),
-        ),
-    )
+        )
+    return inputs_gradient, kernel_gradient
 
 
 _convolution.defvjp(_convolution_forward, _convolution_backward)

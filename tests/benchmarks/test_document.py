@@ -66,6 +66,16 @@ def cold(**more):
     return common("cold_start", "cold_start", **about, **more)
 
 
+def traced(**more):
+    small = {"dense layers": 2.0, "dispatch": 6.0}
+    own = {"milliseconds": 7.5, "traced_milliseconds": 8.0}
+    workloads = {
+        "cnn_small": {**own, "parts": small},
+        "cnn_large": {**own, "parts": {"copies": 8.0}},
+    }
+    return common("breakdown", "breakdown", rounds=5, workloads=workloads, **more)
+
+
 def grown(**more):
     own = scale.Configuration("digits", 1_000_000, 20, 1, True)._asdict()
     own |= {"seconds_per_round": [0.001], "gather_seconds": [0.0005], "peak_rss_mb": [800.0]}
@@ -118,7 +128,7 @@ def test_figures_of_a_comparison():
 
 
 def test_other_sections():
-    text = document.render([gemm(), cold(), grown()])
+    text = document.render([gemm(), traced(), cold(), grown()])
     row = ["FedAvg small", "15.0", "0.200 (0.100 to 0.300)", "50.0 (40.0 to 70.0)", "7.5"]
     assert cells(text, "FedAvg small") == row
     assert "200 (190 to 210) GFLOP/s" in text
@@ -126,10 +136,12 @@ def test_other_sections():
     assert cells(text, "population")[2:6] == ["1,000,000", "20", "1", "streamed"]
     assert cells(text, "population")[6:] == ["1.00 (1.00 to 1.00)", "0.500 (0.500 to 0.500)", "800"]
     assert "on the device" in text
+    assert cells(text, "dense layers") == ["dense layers", "2.0 (25%)", ""]
+    assert cells(text, "traced") == ["traced", "8.00", "8.00"]
 
 
 def test_every_table_has_rows_of_one_width():
-    text = document.render([compared(), gemm(), cold(), grown()], "a note")
+    text = document.render([compared(), gemm(), traced(), cold(), grown()], "a note")
     for block in re.findall(r"(?:^\|.*\n)+", text, re.MULTILINE):
         assert len({line.count("|") for line in block.splitlines()}) == 1
 

@@ -35,7 +35,9 @@ def main() -> int:
     """Runs the benchmark."""
     arguments = measuring.parse_arguments(__doc__, most_processes=1)
     torch.set_num_threads(arguments.threads)
-    inputs = work.read_inputs(arguments.inputs, arguments.workload)
+    if arguments.double:
+        torch.set_default_dtype(torch.float64)
+    inputs = work.read_inputs(arguments.inputs, arguments.workload, arguments.double)
     clients = [torch_networks.client_tensors(inputs, i) for i in range(len(inputs.offsets) - 1)]
     servers = {name: Server(pool) for name, pool in inputs.pools.items()}
     codistillation = work.WORKLOADS[inputs.workload].codistillation
