@@ -5,7 +5,8 @@ r"""Runs methods on the same clients and prints one ranked table.
 
 The config has `get_runs()`, a run per method; all of them share data, seeds and schedules, so that
 differences to the baseline are taken within each seed. Options are experiments.sweep's, and the same
-command continues. Below the table lies an HTML report with curves and accuracy against bytes.
+command continues. Costs are one seed's but for the seconds; FLOPs are explained in experiments/flops.py.
+Below the table lies an HTML report with curves and accuracy against bytes.
 
     --model NAME     model to rank, repeatable; the baseline's where not given
     --baseline RUN   the run to compare with; the first that is compared where not given
@@ -27,22 +28,26 @@ from experiments import command, report, sweep
 
 
 class Entry(NamedTuple):
-    """One model of one run.
+    """One model, or ensemble, of one run; costs are per seed.
 
     Attributes:
       run, model: their names.
       accuracies: in %, one per seed, after the last round.
-      megabytes: that all clients together sent and received in the run, per seed; None for what is
-        no pool's model, such as an ensemble.
-      examples: that all clients together trained on, per seed; None likewise.
+      megabytes: that all clients together sent and received in the run. Where one pool's clients are
+        divided among several models, costs are all clients'; of several pools, the own pool's.
+      examples: that these clients trained on, each as often as it was visited.
+      client_flops: of these clients.
+      server_flops: of the server.
       seconds: of the whole run, all seeds.
     """
 
     run: str
     model: str
     accuracies: tuple[float, ...]
-    megabytes: float | None
-    examples: float | None
+    megabytes: float
+    examples: float
+    client_flops: float
+    server_flops: float
     seconds: float
 
 
@@ -86,7 +91,10 @@ def main(arguments: Sequence[str]) -> int:
         shown = ranked(entries, baseline, settings.model)
     except ValueError as error:
         return command.refuse(error)
-    Console().print(table(shown, baseline, entries))
+    console = Console()
+    if not console.is_terminal:
+        console.width = max(console.width, 140)
+    console.print(table(shown, baseline, entries))
     folders = [str(settings.workdir / sweep.run_folder_name(run)) for run in runs]
     return report.main([*folders, "--output", str(settings.workdir / "report")])
 
@@ -97,42 +105,42 @@ def read_run(run: str, folder: Path) -> list[Entry]:
     Raises:
       ValueError: one line; the run has no summary.
     """
+    # It imports JAX, which a mistyped option should not wait for.
+    from experiments.flops import flops_of_run
+
     try:
         summary = json.loads((folder / "summary.json").read_text())
         config = json.loads((folder / "config.json").read_text())
     except (OSError, ValueError) as error:
         raise ValueError(f"{folder} holds no finished run: {error}") from error
-    participations = {
-        name: config["pools"].get(name, {}).get("cohort_size", 0) * summary["rounds"]
-        for name in summary["models"]
+    records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    trained = _means(records, "client_examples")
+    steps = _means(records, "distillation_steps")
+    sizes = summary["models"]
+    megabytes = {
+        pool: each * summary["rounds"] / 1e6
+        for pool, each in report.bytes_per_round(config, sizes).items()
     }
-    shared = len(config["pools"]) == 1  # several models may divide one pool's cohort among them
-    if shared:
-        participations = dict.fromkeys(
-            summary["models"],
-            next(iter(config["pools"].values()))["cohort_size"] * summary["rounds"],
-        )
-    examples = _examples(folder / "metrics.jsonl")
+    examples = dict.fromkeys(megabytes, 0.0)
+    for model, clients in report.clients_per_round(config, sizes).items():
+        examples[report.pool_of(config, model)] += trained[model] * clients * summary["rounds"]
+    work = flops_of_run(config, examples, next(iter(steps.values()), None))
     final_splits = config["evaluation"]["final_splits"] or config["evaluation"]["splits"]
     entries = []
     for model, splits in summary["final"].items():
         accuracies = splits.get(final_splits[0], {}).get("accuracy")
         if accuracies is None:
             continue
-        sent = summary["models"].get(model)
-        megabytes = worked = None
-        if sent is not None:
-            each = sent["bytes_up_per_participation"] + sent["bytes_down_per_participation"]
-            megabytes = each * participations[model] / 1e6
-            if model in examples:
-                worked = examples[model] * participations[model]
+        pool = report.pool_of(config, model)
         entries.append(
             Entry(
                 run,
                 model,
                 tuple(100 * share for share in accuracies),
-                megabytes,
-                worked,
+                megabytes[pool],
+                examples[pool],
+                work.clients[pool],
+                work.server,
                 summary["seconds"],
             )
         )
@@ -178,10 +186,13 @@ def difference(entry: Entry, entries: Sequence[Entry], baseline: str) -> Differe
 def table(shown: Sequence[Entry], baseline: str, entries: Sequence[Entry]) -> Table:
     """The ranking for people."""
     seeds = len(shown[0].accuracies) if shown else 0
-    drawn = Table(title=f"accuracy in %, {seeds} seed{'' if seeds == 1 else 's'}")
+    drawn = Table(
+        title=f"accuracy in %, {seeds} seed{'' if seeds == 1 else 's'}", caption=budget(shown)
+    )
     drawn.add_column("method")
     drawn.add_column("model")
-    for heading in ("accuracy", f"to {baseline}", "client examples", "MB", "seconds"):
+    costs = ("client examples", "MB", "clients' FLOPs", "server's FLOPs", "seconds")
+    for heading in ("accuracy", f"to {baseline}", *costs):
         drawn.add_column(heading, justify="right")
     for entry in shown:
         found = difference(entry, entries, baseline)
@@ -190,37 +201,59 @@ def table(shown: Sequence[Entry], baseline: str, entries: Sequence[Entry]) -> Ta
             entry.model,
             _spread(entry.accuracies),
             "" if found is None else _signed(found),
-            "" if entry.examples is None else f"{entry.examples:,.0f}",
-            "" if entry.megabytes is None else f"{entry.megabytes:,.1f}",
+            f"{entry.examples:,.0f}",
+            f"{entry.megabytes:,.1f}",
+            _scaled(entry.client_flops),
+            _scaled(entry.server_flops),
             f"{entry.seconds:,.0f}",
         )
     return drawn
 
 
-def _examples(path: Path) -> Mapping[str, float]:
-    """Pool -> examples that a client trains on in one participation, mean over all rounds and seeds."""
-    found: dict[str, list[tuple[int, float]]] = {}
-    for line in path.read_text().splitlines():
-        record: dict[str, Any] = json.loads(line)
-        if "client_examples" in record:
-            rounds = found.setdefault(record["model"], [])
-            rounds.append((record["round"], record["client_examples"]))
+def budget(shown: Sequence[Entry]) -> str:
+    """Whether the clients of all runs did the same work, and what FLOPs are."""
+    by_model: dict[str, list[float]] = {}
+    for entry in shown:
+        by_model.setdefault(entry.model, []).append(entry.examples)
+    # Metrics have seven digits.
+    equal = all(math.isclose(min(own), max(own), rel_tol=1e-5) for own in by_model.values())
+    examples = (
+        "all runs have the same budget of client examples"
+        if equal
+        else "UNEQUAL BUDGETS: the runs' clients trained on different numbers of examples"
+    )
+    return f"{examples}; FLOPs are of matrix products and convolutions, counted from the networks"
+
+
+def _means(records: Sequence[Mapping[str, Any]], metric: str) -> dict[str, float]:
+    """Model -> mean of a metric of its rounds over all rounds and seeds."""
+    found: dict[str, dict[int, list[float]]] = {}
+    for record in records:
+        if metric in record:
+            rounds = found.setdefault(record["model"], {})
+            rounds.setdefault(record["round"], []).append(record[metric])
     means = {}
-    for pool, values in found.items():
+    for model, by_round in found.items():
         before, weighted = 0, 0.0
-        by_round: dict[int, list[float]] = {}
-        for round, value in values:
-            by_round.setdefault(round, []).append(value)
-        for round, own in sorted(by_round.items()):
-            weighted += (round - before) * statistics.fmean(own)
+        # A record has the mean of the rounds since the one before.
+        for round, values in sorted(by_round.items()):
+            weighted += (round - before) * statistics.fmean(values)
             before = round
-        means[pool] = weighted / before
+        means[model] = weighted / before
     return means
 
 
 def _spread(values: Sequence[float]) -> str:
     mean = f"{statistics.fmean(values):.2f}"
     return mean if len(values) < 2 else f"{mean} ± {statistics.stdev(values):.2f}"
+
+
+def _scaled(flops: float) -> str:
+    """'1.23 T'."""
+    for factor, unit in ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M")):
+        if flops >= factor:
+            return f"{flops / factor:.2f} {unit}"
+    return f"{flops:,.0f}"
 
 
 def _signed(found: Difference) -> str:

@@ -248,6 +248,38 @@ def curve(method: Method, model: str, split: str, metric: str) -> Curve:
     return Curve(tuple(rounds), statistics)
 
 
+def clients_per_round(config: Mapping[str, Any], models: Iterable[str]) -> dict[str, int]:
+    """How many clients train each model in a round: its pool's cohort, or a part of the only pool's.
+
+    `models`: the names of those that clients train, in their order; ensembles are none of them.
+    """
+    names, pools = list(models), _mapping(config, "pools")
+    cohorts = {pool: int(settings.get("cohort_size", 0)) for pool, settings in pools.items()}
+    if len(cohorts) != 1:
+        return {name: cohorts.get(name, 0) for name in names}
+    sizes = _mapping(config, "algorithm").get("group_sizes")
+    (cohort,) = cohorts.values()
+    share, more = divmod(cohort, len(names))
+    even = [share + (place < more) for place in range(len(names))]  # the first groups get more
+    return dict(zip(names, sizes or even, strict=True))
+
+
+def pool_of(config: Mapping[str, Any], model: str) -> str:
+    """The pool whose clients train a model: the only one, where one is divided among several models."""
+    pools = list(_mapping(config, "pools"))
+    return pools[0] if len(pools) == 1 else model
+
+
+def bytes_per_round(config: Mapping[str, Any], sizes: Mapping[str, Any]) -> dict[str, int]:
+    """Pool -> bytes that its clients send and receive in a round; `sizes`: a summary's `models`."""
+    total: dict[str, int] = {}
+    for model, clients in clients_per_round(config, sizes).items():
+        each = sum(sizes[model][f"bytes_{way}_per_participation"] for way in ("up", "down"))
+        pool = pool_of(config, model)
+        total[pool] = total.get(pool, 0) + each * clients
+    return total
+
+
 def default_title(collection: Collection) -> str:
     """The names of the experiments in it."""
     runs = [run for method in collection.methods for run in method.runs]
@@ -256,7 +288,7 @@ def default_title(collection: Collection) -> str:
 
 
 def write_report(collection: Collection, output: Path | str, title: str = "") -> ReportFiles:
-    """Writes accuracy.png, loss.png, per_label_accuracy.png and report.html into `output`.
+    """Writes accuracy.png, accuracy_by_bytes.png, loss.png, per_label_accuracy.png and report.html.
 
     A plot without data is left out, and all are where matplotlib is missing. The HTML file holds
     the plots itself and refers to nothing outside. Raises OSError if `output` cannot be written.
@@ -596,6 +628,7 @@ def _plots(collection: Collection, output: Path) -> list[Path]:
         return []
     plots = {
         "accuracy.png": _accuracy_plot(collection),
+        "accuracy_by_bytes.png": _bytes_plot(collection),
         "loss.png": _loss_plot(collection),
         "per_label_accuracy.png": _per_label_plot(collection),
     }
@@ -610,16 +643,51 @@ def _plots(collection: Collection, output: Path) -> list[Path]:
 def _accuracy_plot(collection: Collection) -> "Figure | None":
     if not collection.splits:
         return None
-    split = collection.splits[0]
+    split = _followed_split(collection)
     label = f"{_split_name(split).capitalize()} accuracy (%)"
     return _curves_plot(collection, [(split, "accuracy", label, 100.0)])
 
 
+def _bytes_plot(collection: Collection) -> "Figure | None":
+    """The same against what clients have sent and received so far."""
+    known = [
+        _megabytes_per_round(m, model) for m in collection.methods for model in collection.models
+    ]
+    if not collection.splits or not any(known):
+        return None
+    split = _followed_split(collection)
+    label = f"{_split_name(split).capitalize()} accuracy (%)"
+    return _curves_plot(collection, [(split, "accuracy", label, 100.0)], by_bytes=True)
+
+
+def _followed_split(collection: Collection) -> str:
+    """The split that was evaluated most often: some are only looked at after the last round."""
+
+    def evaluations(split: str) -> int:
+        curves = [
+            curve(method, model, split, "accuracy")
+            for method in collection.methods
+            for model in collection.models
+        ]
+        return max(len(one.rounds) for one in curves)
+
+    return max(collection.splits, key=evaluations)
+
+
+def _megabytes_per_round(method: Method, model: str) -> float | None:
+    """What all clients of the model's pool send and receive; None before a run's end."""
+    for run in method.runs:
+        if sizes := _mapping(run.summary, "models"):
+            total = bytes_per_round(run.config, sizes).get(pool_of(run.config, model))
+            return total / 1e6 if total else None
+    return None
+
+
 def _loss_plot(collection: Collection) -> "Figure | None":
     panels = []
-    evaluated = collection.splits[:1] or ("test",)
+    evaluated = _followed_split(collection) if collection.splits else "test"
     for split, label in (
-        (evaluated[0], f"{_split_name(evaluated[0]).capitalize()} loss (nats)"),
+        (evaluated, f"{_split_name(evaluated).capitalize()} loss (nats)"),
         ("train", "Loss on the clients' data (nats)"),
     ):
         if any(
@@ -632,9 +700,14 @@ def _loss_plot(collection: Collection) -> "Figure | None":
 
 
 def _curves_plot(
-    collection: Collection, quantities: Sequence[tuple[str, str, str, float]]
+    collection: Collection,
+    quantities: Sequence[tuple[str, str, str, float]],
+    by_bytes: bool = False,
 ) -> "Figure":
-    """One row of panels per quantity (split, metric, label, factor), one column per model."""
+    """One row of panels per quantity (split, metric, label, factor), one column per model.
+
+    `by_bytes`: against megabytes exchanged in place of rounds.
+    """
     from matplotlib.figure import Figure
     from matplotlib.layout_engine import ConstrainedLayoutEngine
     from matplotlib.lines import Line2D
@@ -647,7 +720,7 @@ def _curves_plot(
     legend_rows = math.ceil((len(labels) + 1) / legend_columns)
     size = (width, 3.4 * len(quantities) + 0.45 + 0.22 * legend_rows)
     figure = Figure(figsize=size, layout=ConstrainedLayoutEngine(w_pad=0.1, h_pad=0.1))
-    axes = figure.subplots(len(quantities), columns, squeeze=False, sharex=True, sharey="row")
+    axes = figure.subplots(len(quantities), columns, squeeze=False, sharex="col", sharey="row")
     handles = {}
     for row, (split, metric, label, factor) in zip(axes, quantities, strict=True):
         row[0].set_ylabel(label)
@@ -656,25 +729,29 @@ def _curves_plot(
             axis.grid(color="0.9", linewidth=0.8)
             axis.set_axisbelow(True)
             axis.spines[["top", "right"]].set_visible(False)
-            axis.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
+            axis.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=not by_bytes))
             for number, method in enumerate(collection.methods):
                 one = curve(method, model, split, metric)
-                if not one.rounds:
+                per_round = _megabytes_per_round(method, model) if by_bytes else 1.0
+                if not one.rounds or per_round is None:
                     continue
-                _draw_codistillation_rounds(axis, method, one, _colour(number))
-                handles[method.label] = _draw_curve(axis, one, number, factor)
+                if not by_bytes:
+                    _draw_codistillation_rounds(axis, method, one, _colour(number))
+                handles[method.label] = _draw_curve(axis, one, number, factor, per_round)
                 late += _after_the_start(one, factor)
         _show_from(row[0], late)
     for axis, model in zip(axes[0], collection.models, strict=True):
         axis.set_title(f"{model} model", fontsize=11, fontweight="bold")
     for axis in axes[-1]:
-        axis.set_xlabel("Communication round")
+        axis.set_xlabel(
+            "Sent and received by all clients, MB" if by_bytes else "Communication round"
+        )
     shown = {
         text: handles[method.label]
         for method, text in zip(collection.methods, labels, strict=True)
         if method.label in handles
     }
-    if any(_codistillation_rounds(method) for method in collection.methods):
+    if not by_bytes and any(_codistillation_rounds(method) for method in collection.methods):
         shown["codistillation"] = Line2D([], [], color="0.4", linestyle=":", linewidth=1)
     figure.legend(
         list(shown.values()),
@@ -707,16 +784,17 @@ def _show_from(axis: "Axes", values: Sequence[float]) -> None:
         axis.set_ylim(max(low, min(values) - margin), min(high, max(values) + margin))
 
 
-def _draw_curve(axis: "Axes", one: Curve, number: int, factor: float) -> "Line2D":
+def _draw_curve(axis: "Axes", one: Curve, number: int, factor: float, per_round: float) -> "Line2D":
+    places = [round * per_round for round in one.rounds]
     means = [factor * statistic.mean for statistic in one.statistics]
     spreads = [factor * (statistic.spread or 0.0) for statistic in one.statistics]
     if any(spreads):
         below = [mean - spread for mean, spread in zip(means, spreads, strict=True)]
         above = [mean + spread for mean, spread in zip(means, spreads, strict=True)]
-        axis.fill_between(one.rounds, below, above, color=_colour(number), alpha=0.15, linewidth=0)
+        axis.fill_between(places, below, above, color=_colour(number), alpha=0.15, linewidth=0)
     style = LINES[number // len(COLOURS) % len(LINES)]
     (line,) = axis.plot(
-        one.rounds,
+        places,
         means,
         color=_colour(number),
         linestyle=style,
@@ -854,6 +932,7 @@ ul { margin: .3rem 0 0; padding-left: 1.2rem; }
 
 PLOT_HEADINGS = {
     "accuracy.png": "Accuracy over the rounds",
+    "accuracy_by_bytes.png": "Accuracy against bytes exchanged",
     "loss.png": "Loss over the rounds",
     "per_label_accuracy.png": "Accuracy per label",
 }

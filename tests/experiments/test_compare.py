@@ -9,13 +9,15 @@ from rich.console import Console
 from scipy import stats
 
 from experiments import compare
-from experiments.compare import Entry, difference, ranked, read_run, table
+from experiments.algorithms import MODELS
+from experiments.compare import Entry, budget, difference, ranked, read_run, table
+from experiments.flops import LEARNING, forward_flops_of
 
 CONFIG = "experiments/configs/digits_methods.py"
 
 
-def entry(run, accuracies, model="main", megabytes=1.0, examples=10.0):
-    return Entry(run, model, tuple(accuracies), megabytes, examples, 5.0)
+def entry(run, accuracies, model="main", examples=10.0):
+    return Entry(run, model, tuple(accuracies), 1.0, examples, 2.5e9, 4e13, 5.0)
 
 
 ENTRIES = [
@@ -23,7 +25,7 @@ ENTRIES = [
     entry("fed_prox", (52.0, 61.0, 57.5)),
     entry("fed_sdd", (70.0, 60.0, 65.0)),
     entry("fed_sdd", (40.0, 45.0, 50.0), "model_1"),
-    entry("fed_sdd", (71.0, 66.0, 67.0), "ensemble", None, None),
+    entry("fed_sdd", (71.0, 66.0, 67.0), "ensemble"),
 ]
 
 
@@ -49,19 +51,40 @@ def test_differences_are_within_seeds():
 
 
 def test_the_table_shows_everything():
-    console = Console(record=True, width=140)
+    console = Console(record=True, width=160)
     console.print(table(ranked(ENTRIES, "fed_avg", ["main", "ensemble"]), "fed_avg", ENTRIES))
     text = console.export_text()
     assert "3 seeds" in text
     assert text.index("ensemble") < text.index("fed_prox")
-    for shown in ("55.00 ± 5.00", "+1.83 ± 1.90", "1.0", "10"):
+    for shown in ("55.00 ± 5.00", "+1.83 ± 1.90", "1.0", "10", "2.50 G", "40.00 T"):
         assert shown in text
+    assert "the same budget of client examples" in " ".join(text.split())
+
+
+def test_unequal_budgets_are_told():
+    assert budget(ENTRIES).startswith("all runs have the same budget")
+    assert budget([*ENTRIES, entry("x", (1.0,), examples=11.0)]).startswith("UNEQUAL BUDGETS")
+    # A large model's pool has other clients than a small one's.
+    pools = [entry(run, (1.0,), "large", 3.0) for run in ("fed_avg", "fed_sdd")]
+    assert budget([*ENTRIES, *pools]).startswith("all runs have the same budget")
 
 
 def write_run(folder, final_splits=("test",)):
     folder.mkdir()
     config = {
-        "pools": {"main": {"cohort_size": 4}},
+        "rounds": 10,
+        "pools": {"main": {"model": "digits_small", "cohort_size": 5}},
+        "training": {},
+        "algorithm": {
+            "name": "fed_sdd",
+            "steps": 3,
+            "batch_size": 7,
+            "num_models": 2,
+            "rounds_kept": 1,
+            "warm_up": 0,
+            "cached": False,
+            "distilled": "main",
+        },
         "evaluation": {"splits": ["held_out"], "final_splits": list(final_splits)},
     }
     sizes = {"bytes_up_per_participation": 600_000, "bytes_down_per_participation": 400_000}
@@ -82,20 +105,26 @@ def write_run(folder, final_splits=("test",)):
         {"round": 4, "model": "main", "split": "clients", "seed": 1, "client_examples": 40.0},
         {"round": 10, "model": "main", "split": "clients", "seed": 0, "client_examples": 10.0},
         {"round": 10, "model": "main", "split": "clients", "seed": 1, "client_examples": 10.0},
+        {"round": 10, "model": "model_1", "split": "clients", "seed": 0, "client_examples": 50.0},
     ]
     (folder / "config.json").write_text(json.dumps(config))
     (folder / "summary.json").write_text(json.dumps(summary))
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 
-def test_a_run_folder_tells_accuracies_bytes_and_work(tmp_path):
+def test_a_run_folder_tells_accuracies_and_costs(tmp_path):
     write_run(tmp_path / "run")
     main, other, ensemble = read_run("fed_sdd", tmp_path / "run")
     assert main.accuracies == (50.0, 75.0)
-    # Four clients in each of ten rounds, a megabyte each.
-    assert main.megabytes == other.megabytes == 40.0
-    assert main.examples == pytest.approx(40 * (4 * 30 + 6 * 10) / 10)
-    assert ensemble.megabytes is ensemble.examples is None
+    # Five clients in each of ten rounds, a megabyte each, whichever of the models they trained.
+    assert main.megabytes == other.megabytes == ensemble.megabytes == 50.0
+    # Three clients of the main model, two of the other.
+    assert main.examples == pytest.approx(3 * (4 * 30 + 6 * 10) + 2 * 10 * 50)
+    assert main.examples == other.examples == ensemble.examples
+    forward = forward_flops_of(MODELS["digits_small"])
+    assert main.client_flops == pytest.approx(LEARNING * forward * main.examples)
+    # Ten rounds of three batches; two teachers and a student.
+    assert main.server_flops == 10 * 21 * (2 + LEARNING) * forward
     assert main.seconds == 3.5
     write_run(tmp_path / "no_test", final_splits=())
     assert read_run("x", tmp_path / "no_test")[0].accuracies == pytest.approx((10.0, 20.0))
@@ -141,9 +170,11 @@ def test_methods_run_on_the_same_clients_and_are_ranked(tmp_path, capfd):
     assert compare.main(arguments) == 0
     output = capfd.readouterr().out
     assert "to fed_avg" in output
+    assert "the same budget of client examples" in " ".join(output.split())
     for run in ("fed_avg", "scaffold", "fed_df", "fed_sdd", "fed_sdd,scaffold"):
         assert f"{run}: finished" in output
-    assert (tmp_path / "report" / "report.html").exists()
+    for name in ("report.html", "accuracy.png", "accuracy_by_bytes.png"):
+        assert (tmp_path / "report" / name).exists()
     assert compare.main(arguments) == 0
     assert capfd.readouterr().out.count("finished already") == 6
 

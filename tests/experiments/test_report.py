@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 from rich.console import Console
 
@@ -279,6 +280,52 @@ def test_report_is_one_file_with_everything_in_it(tmp_path):
     for text in ("PeriodicCodist", "algorithm.period", "&lt;cpu&gt; &amp; co", "versions.jax"):
         assert text in html
     assert "10th percentile" in html and "12.3 s" in html
+
+
+def with_cohorts(run, **cohorts):
+    config = json.loads((run / "config.json").read_text())
+    config["pools"] = {pool: {"cohort_size": clients} for pool, clients in cohorts.items()}
+    (run / "config.json").write_text(json.dumps(config))
+
+
+def test_accuracy_against_the_bytes_of_each_pools_clients(tmp_path):
+    with_cohorts(write_run(tmp_path / "run"), small=10, large=3)
+    collection = report.collect([tmp_path])
+    small, large = report._bytes_plot(collection).axes
+    # Per client and parameter 12 bytes; evaluations are 20 rounds apart.
+    step = 20 * 12 / 1e6
+    np.testing.assert_allclose(
+        small.lines[0].get_xdata(), np.arange(6) * step * 10 * PARAMETERS["small"]
+    )
+    np.testing.assert_allclose(
+        large.lines[0].get_xdata(), np.arange(6) * step * 3 * PARAMETERS["large"]
+    )
+    assert "accuracy_by_bytes.png" in [
+        path.name for path in report.write_report(collection, tmp_path / "out").plots
+    ]
+
+
+def test_models_that_divide_one_pool_cost_what_all_its_clients_exchange(tmp_path):
+    run = write_run(tmp_path / "run", "fed_sdd", final={"small": 0.8, "large": 0.7})
+    with_cohorts(run, everyone=5)
+    config = json.loads((run / "config.json").read_text())
+    assert report.clients_per_round(config, ["a", "b"]) == {"a": 3, "b": 2}
+    small, large = report._bytes_plot(report.collect([tmp_path])).axes
+    total = 12 * (3 * PARAMETERS["small"] + 2 * PARAMETERS["large"]) * 100 / 1e6
+    assert small.lines[0].get_xdata()[-1] == large.lines[0].get_xdata()[-1] == pytest.approx(total)
+    config["algorithm"]["group_sizes"] = [1, 4]
+    assert report.clients_per_round(config, ["a", "b"]) == {"a": 1, "b": 4}
+
+
+def test_curves_are_of_the_split_that_is_followed(tmp_path):
+    run = write_run(tmp_path / "run")
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    kept = [each for each in lines if each["split"] != "test" or each["round"] == 100]
+    (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in kept))
+    collection = report.collect([tmp_path])
+    assert collection.splits[0] == "test"
+    for figure in (report._accuracy_plot(collection), report._loss_plot(collection)):
+        assert len(figure.axes[0].lines[0].get_xdata()) == 6
 
 
 def test_curve_is_over_the_rounds_that_every_seed_has(tmp_path):

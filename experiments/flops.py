@@ -1,0 +1,175 @@
+"""FLOPs of a run, its clients' and its server's, from the networks and the settings.
+
+Counted are the multiplications and additions of matrix products and direct convolutions. Learning from
+an example is three forward passes: one, and the gradients of weights and of activations. Left out are
+element-wise operations, augmentation, averaging, evaluation, and what padding adds; so the number says
+what a method asks for and not how well a program does it.
+"""
+
+import functools
+import math
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.extend
+import jax.numpy as jnp
+from ml_collections import ConfigDict
+
+from experiments.algorithms import MODELS
+from experiments.data import Data, choice, load_data
+
+Config = Mapping[str, Any]
+LEARNING = 3  # forward passes that a step costs per example
+
+
+class Flops(NamedTuple):
+    """Of a whole run with one seed.
+
+    Attributes:
+      clients: pool -> what all its clients did.
+      server: what the server did.
+    """
+
+    clients: dict[str, float]
+    server: float
+
+
+def flops_of_run(
+    config: Config, examples: Mapping[str, float], distillation_steps: float | None = None
+) -> Flops:
+    """Counts a run.
+
+    Args:
+      config: as in config.json.
+      examples: pool -> examples that its clients trained on, each as often as it was visited.
+      distillation_steps: mean of a round, where a method stops early; else the config's.
+
+    Raises:
+      ValueError: one line; a name in the config that is not known.
+    """
+    forward = {
+        pool: forward_flops_of(choice(f"pools.{pool}.model", settings["model"], MODELS))
+        for pool, settings in config["pools"].items()
+    }
+    training = config["training"]
+    passes = 1.0
+    if training.get("method") == "scaffold" and training["scaffold_option"] == 1:
+        passes += 1 / training["epochs"]  # the gradient of all examples
+    clients = {pool: LEARNING * forward[pool] * passes * count for pool, count in examples.items()}
+    server = choice("algorithm.name", config["algorithm"]["name"], SERVERS)
+    return Flops(clients, server(config, forward, distillation_steps))
+
+
+@functools.cache
+def forward_flops_of(model: tuple[Callable[[], Any], tuple[int, ...]]) -> float:
+    """FLOPs of a network on one example; `model` is a value of MODELS."""
+    create, shape = model
+    network, image = create(), jax.ShapeDtypeStruct((1, *shape), jnp.float32)
+    variables = jax.eval_shape(network.init, jax.random.key(0), image)
+    return forward_flops(network.apply, variables, image)
+
+
+def forward_flops(function: Callable[..., Any], *arguments: Any) -> float:
+    """FLOPs of the matrix products and convolutions of a function of arrays or their shapes.
+
+    Where a function has several versions, as our convolutions have one per platform, the cheapest
+    counts: that is the direct one.
+
+    Raises:
+      ValueError: a loop of unknown length.
+    """
+    return _flops(jax.make_jaxpr(function)(*arguments).jaxpr)
+
+
+def _flops(jaxpr: Any) -> float:
+    total = 0.0
+    for equation in jaxpr.eqns:
+        name, outputs = equation.primitive.name, equation.outvars
+        if name == "while":
+            raise ValueError("a loop of unknown length has no fixed number of FLOPs.")
+        if name == "dot_general":
+            (contracted, _), _ = equation.params["dimension_numbers"]
+            shape = equation.invars[0].aval.shape
+            total += 2 * outputs[0].aval.size * math.prod(shape[axis] for axis in contracted)
+        elif name == "conv_general_dilated":
+            kernel = equation.invars[1].aval
+            features = kernel.shape[equation.params["dimension_numbers"].rhs_spec[0]]
+            total += 2 * outputs[0].aval.size * kernel.size // features
+        elif name == "cond":
+            total += min(_flops(branch.jaxpr) for branch in equation.params["branches"])
+        else:
+            length = equation.params["length"] if name == "scan" else 1
+            total += length * sum(_flops(inner) for inner in _inner(equation.params))
+    return total
+
+
+def _inner(params: Mapping[str, Any]) -> Iterator[Any]:
+    for value in params.values():
+        if isinstance(value, jax.extend.core.ClosedJaxpr):
+            yield value.jaxpr
+        elif isinstance(value, jax.extend.core.Jaxpr):
+            yield value
+
+
+# What servers do in a whole run: (config, pool -> forward FLOPs, mean steps of a round) -> FLOPs.
+
+
+def _nothing(config: Config, forward: Mapping[str, float], steps: float | None) -> float:
+    return 0.0
+
+
+def _codistillation(config: Config, forward: Mapping[str, float], steps: float | None) -> float:
+    """Each model's start, teacher and self-teacher at once, and each student on every batch."""
+    settings, times = config["algorithm"], config["rounds"]
+    if settings["name"] == "periodic_codistillation":
+        times //= settings["period"]
+    elif settings["skip_at_alpha_one"] and settings["alpha_schedule"] != "linear_to_zero":
+        own = [pool["alpha"] for pool in config["pools"].values()]
+        if all(alpha == 1 or (alpha is None and settings["alpha"] == 1) for alpha in own):
+            times = 0
+    return times * _images(settings) * (1 + LEARNING) * sum(forward.values())
+
+
+def _fed_df(config: Config, forward: Mapping[str, float], steps: float | None) -> float:
+    """All the cohort's models as teachers, those too that drop-worst leaves out."""
+    settings, models = config["algorithm"], sum(forward.values())
+    teachers = sum(config["pools"][pool]["cohort_size"] * own for pool, own in forward.items())
+    steps = settings["steps"] if steps is None else steps
+    each = steps * settings["batch_size"] * (teachers + LEARNING * models)
+    if (validation := settings.get("validation")) is not None:
+        looks = steps / validation.get("every", 100) + bool(validation.get("or_start"))
+        examples = _data(config).splits[validation["split"]].num_examples
+        each += examples * (looks * models + bool(validation.get("drop_worst")) * teachers)
+    return config["rounds"] * each
+
+
+def _fed_sdd(config: Config, forward: Mapping[str, float], steps: float | None) -> float:
+    settings, (one,) = config["algorithm"], forward.values()
+    if not settings["steps"]:
+        return 0.0
+    images = _images(settings)
+    taught = len(_data(config).unlabelled) if settings["cached"] else images
+    students = settings["num_models"] if settings["distilled"] == "all" else 1
+    teachers = [
+        settings["num_models"] * min(round + 1, settings["rounds_kept"])
+        for round in range(settings["warm_up"], config["rounds"])
+    ]
+    return one * sum(taught * count + images * students * LEARNING for count in teachers)
+
+
+SERVERS: dict[str, Callable[[Config, Mapping[str, float], float | None], float]] = {
+    "fed_avg": _nothing,
+    "periodic_codistillation": _codistillation,
+    "merged_codistillation": _codistillation,
+    "fed_df": _fed_df,
+    "fed_sdd": _fed_sdd,
+}
+
+
+def _images(settings: Config) -> int:
+    return settings["steps"] * settings["batch_size"]
+
+
+def _data(config: Config) -> Data:
+    return load_data(ConfigDict(dict(config["data"])))

@@ -1,0 +1,170 @@
+"""FLOPs: of networks, against counts by hand; of runs, against what a round really computes."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from experiments import algorithms, flops
+from experiments.algorithms import MODELS, build_algorithm
+from experiments.configs import digits_codist, digits_methods
+from experiments.data import load_data
+from experiments.flops import LEARNING, SERVERS, flops_of_run, forward_flops, forward_flops_of
+from fedcodist.sources import resident_data
+
+ROUNDS = 3
+
+
+def test_matrix_products_loops_and_branches():
+    a, b = jnp.ones((2, 3)), jnp.ones((3, 5))
+    assert forward_flops(jnp.dot, a, b) == 2 * 2 * 3 * 5
+    assert forward_flops(jax.jit(lambda a: a + 1), a) == 0
+    scanned = lambda a: jax.lax.scan(lambda c, _: (c @ jnp.ones((3, 3)), None), a, length=7)[0]
+    assert forward_flops(scanned, a) == 7 * 2 * 2 * 3 * 3
+    either = lambda a: jax.lax.cond(a[0, 0] > 0, lambda: a @ b @ b.T, lambda: a @ jnp.ones((3, 3)))
+    assert forward_flops(either, a) == 2 * 2 * 3 * 3
+    with pytest.raises(ValueError, match="unknown length"):
+        forward_flops(lambda a: jax.lax.while_loop(lambda c: c.sum() < 9, lambda c: c + 1, a), a)
+
+
+def test_networks_by_hand():
+    assert forward_flops_of(MODELS["digits_small"]) == 2 * (64 * 32 + 32 * 10)
+    # Images are 24, 12 and 6 wide where the three convolutions see them; then dense layers.
+    convolutions = 9 * (24**2 * 3 * 16 + 12**2 * 16 * 32 + 6**2 * 32 * 32)
+    dense = 6 * 6 * 32 * 64 + 64 * 128 + 128 * 100
+    assert forward_flops_of(MODELS["cnn_small"]) == 2 * (convolutions + dense)
+    # He et al.'s network has 40.55 million multiply-adds; three convolutions more are shortcuts'.
+    shortcuts = 16**2 * 16 * 32 + 8**2 * 32 * 64
+    assert forward_flops_of(MODELS["resnet20_10"]) / 2 - shortcuts == pytest.approx(
+        40.55e6, rel=1e-3
+    )
+
+
+def codistillation(name, **more):
+    config = digits_codist.get_config(name)
+    config.pools.small.cohort_size, config.pools.large.cohort_size = 3, 2
+    config.algorithm.update(period=2, steps=3, mixup_beta=0.0, **more)
+    return config
+
+
+def method(run, **more):
+    config = digits_methods.get_config(run)
+    if run != "fed_avg":
+        config.algorithm.steps = 4
+    with config.unlocked(), config.ignore_type():
+        config.algorithm.update(**more)
+    return config
+
+
+def scaffold():
+    config = digits_methods.get_config("scaffold")
+    config.training.scaffold_option = 1
+    return config
+
+
+CONFIGS = {
+    "fed_avg": lambda: method("fed_avg"),
+    "scaffold, option 1": scaffold,
+    "periodic": lambda: codistillation("periodic_codistillation"),
+    "merged": lambda: codistillation("merged_codistillation"),
+    "merged, skipped": lambda: codistillation(
+        "merged_codistillation", alpha=1.0, skip_at_alpha_one=True
+    ),
+    "fed_df": lambda: method("fed_df"),
+    "fed_df, validated": lambda: method(
+        "fed_df",
+        validation=dict(split="held_out", every=2, patience=2, or_start=True),
+    ),
+    "fed_sdd": lambda: method("fed_sdd", num_models=2, cached=False, warm_up=1),
+    # One image at a time: the teacher's batches have no padding.
+    "fed_sdd, cached": lambda: method("fed_sdd", num_models=2, batch_size=1),
+    "fed_sdd, all": lambda: method(
+        "fed_sdd", num_models=2, cached=False, distilled="all", rounds_kept=1
+    ),
+    "fed_sdd, none": lambda: method("fed_sdd", num_models=2, steps=0),
+}
+QUICK = ("fed_avg", "fed_df", "fed_sdd")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [each if each in QUICK else pytest.param(each, marks=pytest.mark.slow) for each in CONFIGS],
+)
+def test_runs_compute_what_is_counted(name, monkeypatch):
+    """Every evaluation of a network reports how many examples it saw, and whether it learned."""
+    config = CONFIGS[name]()
+    config.rounds, config.training.epochs = ROUNDS, 2
+    seen = {True: 0.0, False: 0.0}
+    create = algorithms.from_flax_linen
+
+    def watched(*arguments):
+        model = create(*arguments)
+
+        def apply(variables, batch, *, train=False, mask=None, **more):
+            count = jnp.asarray(len(batch["image"]), jnp.float32) if mask is None else mask.sum()
+
+            def add(number, train=train):
+                seen[train] += float(number)
+
+            jax.debug.callback(add, count)
+            return model.apply(variables, batch, train=train, mask=mask, **more)
+
+        return model._replace(apply=apply)
+
+    monkeypatch.setattr(algorithms, "from_flax_linen", watched)
+    # All networks are as large as one another, so that numbers of evaluations are compared.
+    monkeypatch.setattr(flops, "forward_flops_of", lambda model: 1.0)
+    data = load_data(config.data)
+    algorithm = build_algorithm(config, data)
+    rows = {"unlabelled": {"image": data.unlabelled}}
+    if config.algorithm.get("validation") is not None:
+        rows["validation"] = dict(data.splits["held_out"].columns)
+    resident = jax.tree.map(jnp.asarray, resident_data(data.splits["train"], rows))
+    key = jax.random.key(0)
+
+    @jax.jit
+    def round_(state, round):
+        selection = algorithm.select(round, key)
+        inputs = resident.read(selection)
+        sizes = {pool: cohort.sizes.sum() for pool, cohort in inputs.cohorts.items()}
+        first = {
+            pool: jax.tree.map(
+                lambda leaf, n=len(clients): jnp.broadcast_to(leaf, (n, *jnp.shape(leaf))),
+                algorithm.rows[pool].first,
+            )
+            for pool, clients in selection.clients.items()
+        }
+        state, _, metrics = algorithm.round(state, first, inputs, round, key, algorithm.hyper)
+        return state, metrics, sizes
+
+    state, examples, steps = algorithm.init(key), dict.fromkeys(config.pools, 0.0), []
+    for round in range(ROUNDS):
+        state, metrics, sizes = round_(state, round)
+        jax.effects_barrier()
+        for pool, size in sizes.items():
+            examples[pool if pool in examples else "main"] += 2.0 * int(size)
+        steps += [float(v) for k, v in metrics.items() if k.endswith("distillation_steps")]
+    found = flops_of_run(config.to_dict(), examples, np.mean(steps) if steps else None)
+    assert sum(found.clients.values()) + found.server == seen[False] + LEARNING * seen[True]
+    has_server = name not in ("fed_avg", "scaffold, option 1", "merged, skipped", "fed_sdd, none")
+    assert (found.server > 0) == has_server
+    if "option 1" not in name:
+        assert sum(found.clients.values()) == LEARNING * sum(examples.values())
+
+
+def test_every_algorithm_has_a_count():
+    assert SERVERS.keys() == algorithms.ALGORITHMS.keys()
+
+
+def test_the_paper_s_network_and_length_are_counted():
+    """FedSDD's server work with R = 1 does not grow with the clients, FedDF's does."""
+    config = digits_methods.get_config("fed_df").to_dict()
+    own = forward_flops_of(MODELS["digits_small"])
+    each = config["rounds"] * config["algorithm"]["steps"] * config["algorithm"]["batch_size"] * own
+    more = []
+    for cohort in (8, 14):
+        config["pools"]["main"]["cohort_size"] = cohort
+        more.append(flops_of_run(config, {"main": 0.0}).server)
+    assert math.isclose(more[1] - more[0], 6 * each)
