@@ -4,11 +4,12 @@ import contextlib
 import json
 import time
 import zlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from fedcodist import simulation
@@ -17,7 +18,7 @@ from fedcodist.checks import check_integer
 from fedcodist.client_rows import HostRows, device_rows
 from fedcodist.client_training import Preprocess
 from fedcodist.data.federated_data import FederatedData
-from fedcodist.federated_algorithm import FederatedAlgorithm
+from fedcodist.federated_algorithm import FederatedAlgorithm, by_member
 from fedcodist.model import Variables, parameter_count
 from fedcodist.progress import progress
 from fedcodist.run_folder import RunFolder, RunFolderError
@@ -51,6 +52,8 @@ class Experiment(NamedTuple):
       seeds_loop: 'map' one seed after another inside the program, 'vmap' all at once.
       evaluation_batch_size: examples per device and step in evaluation.
       evaluation_preprocess: (batch, key, positions) -> batch for evaluation.
+      start: the state before the first round, leaves [seeds, ...] on the host, such as what an earlier
+        phase left; `algorithm.init`'s where not given.
     """
 
     algorithm: FederatedAlgorithm
@@ -65,6 +68,7 @@ class Experiment(NamedTuple):
     seeds_loop: str = "map"
     evaluation_batch_size: int = 500
     evaluation_preprocess: Preprocess = lambda batch, key, positions: batch
+    start: PyTree = None
 
 
 class Outcome(NamedTuple):
@@ -190,10 +194,7 @@ def _run(
             if round % experiment.evaluate_every and round < experiment.rounds:
                 show(round, {})
 
-    variables = {
-        model: _on_host(jax.vmap(predictor.variables)(state[0]))
-        for model, predictor in algorithm.predictors.items()
-    }
+    variables = dict(_models(algorithm, state[0]))
     seconds = seconds_before + time.monotonic() - started
     summary = _summary(experiment, records, variables, seconds)
     if folder:
@@ -251,7 +252,11 @@ def _start(programs, seeds, mesh, folder, experiment, host_rows):
     Rows on the host are brought to the same round.
     """
     log = {"seconds": 0.0, "metrics_length": 0}
-    state = programs.init(seeds)
+    if experiment.start is None:
+        state = programs.init(seeds)
+    else:
+        _check_start(experiment.start, jax.eval_shape(programs.init, seeds))
+        state = simulation.replicate(experiment.start, mesh)
     rows: PyTree = None
     if host_rows is None:
         rows = device_rows(experiment.algorithm.rows, experiment.seeds)
@@ -401,14 +406,33 @@ def _check_finite(round, history, seeds, algorithm):
 
 def _check_finite_models(round, state, seeds, algorithm):
     """What a pseudo-gradient does not tell: a codistillation or a server update that diverged."""
-    for model, predictor in algorithm.predictors.items():
-        for leaf in jax.tree.leaves(_on_host(jax.vmap(predictor.variables)(state))):
+    for model, variables in _models(algorithm, state):
+        for leaf in jax.tree.leaves(variables):
             bad = ~np.isfinite(leaf).reshape(len(seeds), -1).all(axis=1)
             if bad.any():
                 raise TrainingDiverged(
                     f"non-finite update by round {round}, pool {model!r}, "
                     f"seed {seeds[np.argmax(bad)]}: {_STOPPED}"
                 )
+
+
+def _models(algorithm: FederatedAlgorithm, state: PyTree) -> Iterator[tuple[str, Variables]]:
+    """Every model's name and Variables, leaves [seeds, ...] on the host."""
+    for name, predictor in algorithm.predictors.items():
+        variables = _on_host(jax.vmap(predictor.variables)(state))
+        yield from by_member(name, predictor, variables, axis=1).items()
+
+
+def _check_start(start: PyTree, like: PyTree) -> None:
+    given, expected = (jax.tree_util.tree_flatten_with_path(tree)[0] for tree in (start, like))
+    shapes = lambda leaves: {jax.tree_util.keystr(path): jnp.shape(leaf) for path, leaf in leaves}
+    have, need = shapes(given), shapes(expected)
+    for path in [*need, *have]:
+        if have.get(path) != need.get(path):
+            raise ValueError(
+                f"start must be a state of this algorithm, [seeds, ...]: at {path} it has "
+                f"{have.get(path, 'nothing')} in place of {need.get(path, 'nothing')}."
+            )
 
 
 def _evaluation_records(round: int, evaluation: Mapping[str, Any], seeds) -> list[Record]:

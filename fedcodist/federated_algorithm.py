@@ -58,11 +58,15 @@ class Predictor(NamedTuple):
       model: gives loss and metrics of the outputs.
       variables: algorithm state -> Variables (stacked, for an ensemble).
       predict: (Variables, batch) -> outputs, in evaluation mode.
+      members: names of models that are evaluated by one program one after another, such as the
+        parties of one architecture. `variables` is then stacked, leaves [members, ...], `predict`
+        gets one member's, and results bear the members' names. Empty for one model.
     """
 
     model: Model
     variables: Callable[[PyTree], Variables]
     predict: Callable[[Variables, Mapping[str, jax.Array]], Any]
+    members: tuple[str, ...] = ()
 
 
 class FederatedAlgorithm(NamedTuple):
@@ -98,6 +102,14 @@ class FederatedAlgorithm(NamedTuple):
 def single_model(model: Model, variables: Callable[[PyTree], Variables]) -> Predictor:
     """The predictor that is one model."""
     return Predictor(model, variables, lambda values, batch: model.apply(values, batch)[0])
+
+
+def by_member(name: str, predictor: Predictor, tree: PyTree, axis: int = 0) -> dict[str, PyTree]:
+    """What belongs to a predictor under its name, or under its members', who lie along an axis."""
+    if not predictor.members:
+        return {name: tree}
+    member = lambda index: jax.tree.map(lambda leaf: leaf.take(index, axis=axis), tree)
+    return {own: member(index) for index, own in enumerate(predictor.members)}
 
 
 def communication_of(method: FederatedMethod, columns: Mapping[str, Any]) -> Communication:

@@ -23,8 +23,9 @@ except ImportError:  # Windows has none: two processes in one folder are then no
     fcntl = None  # type: ignore[assignment]
 
 _LOCK = ".lock"
+PHASES = "phases"  # run folders of what comes before a run's first round
 # What a start that was killed at once may leave.
-_BEGINNINGS = ("logs", _LOCK, ".*.json.*")
+_BEGINNINGS = ("logs", PHASES, _LOCK, ".*.json.*")
 _PACKAGES = ("fedcodist", "jax", "jaxlib", "flax", "optax", "chex", "ml-collections", "numpy")
 
 

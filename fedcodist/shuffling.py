@@ -2,6 +2,7 @@
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 # Four leave neighbours of a few elements together too often: their halves have one or two bits.
 _FEISTEL_ROUNDS = 6
@@ -88,6 +89,37 @@ def sample_without_replacement(key: jax.Array, population: int, count: int) -> j
         return chosen.at[index].set(jnp.where(taken, last[index], draw))
 
     return jax.lax.fori_loop(0, count, step, jnp.full((count,), -1, jnp.int32))
+
+
+def stratified_sample(key: jax.Array, labels: np.ndarray, count: int) -> jax.Array:
+    """Returns `count` different rows, from every class in proportion to its size.
+
+    Shares that are no integers are rounded so that they sum to `count`: up where the fraction is
+    largest, the first classes among equals.
+
+    Args:
+      key: of the draw; sizes per class are the same for every key.
+      labels: int [rows], known when the program is built.
+      count: at most the number of rows.
+
+    Returns:
+      int32 array [count], class by class.
+    """
+    if not 1 <= count <= len(labels):
+        raise ValueError(f"count must be between 1 and {len(labels)} rows, got {count}.")
+    classes, sizes = np.unique(labels, return_counts=True)
+    shares = count * sizes / len(labels)
+    counts = np.floor(shares).astype(int)
+    largest = np.argsort(counts - shares, kind="stable")
+    counts[largest[: count - counts.sum()]] += 1
+    # Of each row drawn: its class, and its place among those drawn of that class.
+    group = np.repeat(np.arange(len(classes)), counts)
+    place = np.arange(count) - np.repeat(np.cumsum(counts) - counts, counts)
+    drawn = permuted_positions(
+        key, jnp.asarray(place), jnp.asarray(sizes[group]), epoch=jnp.asarray(group)
+    )
+    by_class = jnp.asarray(np.argsort(labels, kind="stable").astype(np.int32))
+    return by_class[jnp.asarray((np.cumsum(sizes) - sizes)[group].astype(np.int32)) + drawn]
 
 
 def _mix(value: jax.Array) -> jax.Array:

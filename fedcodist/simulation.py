@@ -21,7 +21,7 @@ from fedcodist.aggregation import sum_over_devices
 from fedcodist.client_training import Preprocess
 from fedcodist.cohort import Inputs
 from fedcodist.data.federated_data import FederatedData
-from fedcodist.federated_algorithm import FederatedAlgorithm, Predictor
+from fedcodist.federated_algorithm import FederatedAlgorithm, Predictor, by_member
 from fedcodist.sources import ResidentData
 
 PyTree = Any
@@ -41,7 +41,7 @@ class Programs(NamedTuple):
       train_streamed: (state, rows of the cohorts, seeds, round, hyper, Inputs [S, ...]) -> the same,
         for one round of streamed inputs, placed by `place_inputs`.
       select: (seed, round) -> Selection.
-      evaluate: (state, EvaluationData) -> split -> predictor -> metric -> [S, ...].
+      evaluate: (state, split -> EvaluationSplit) -> split -> model -> metric -> [S, ...].
     """
 
     init: Callable[..., Any]
@@ -185,18 +185,28 @@ def build_programs(
         return over_seeds(one_seed)(state, rows, seeds, inputs)
 
     def evaluate(state, splits):
+        def one_predictor(state, name, predictor, examples):
+            def one_model(variables):
+                return _evaluate(
+                    predictor,
+                    variables,
+                    examples,
+                    evaluation_batch_size,
+                    evaluation_preprocess,
+                    axis,
+                )
+
+            variables = predictor.variables(state)
+            if predictor.members:
+                return by_member(name, predictor, jax.lax.map(one_model, variables))
+            return {name: one_model(variables)}
+
         def one_seed(state):
             return {
                 split: {
-                    name: _evaluate(
-                        predictor,
-                        predictor.variables(state),
-                        examples,
-                        evaluation_batch_size,
-                        evaluation_preprocess,
-                        axis,
-                    )
+                    model: values
                     for name, predictor in algorithm.predictors.items()
+                    for model, values in one_predictor(state, name, predictor, examples).items()
                 }
                 for split, examples in splits.items()
             }

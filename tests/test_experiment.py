@@ -347,3 +347,20 @@ def test_no_splits():
 @pytest.mark.parametrize(("checkpoint_every", "expected"), [(None, 2), (2, 2), (6, 6)])
 def test_rounds_between_checkpoints(checkpoint_every, expected):
     assert check_experiment(make_experiment(checkpoint_every=checkpoint_every)) == expected
+
+
+def test_a_run_may_start_from_an_earlier_phase():
+    """Here from the initial models of other seeds, whose evaluations they then have."""
+    experiment = make_experiment(rounds=1)
+    programs = experiment_programs(experiment)
+    start = jax.tree.map(np.asarray, programs.init(np.array([3, 4], np.uint32)))
+    found = run_experiment(experiment._replace(start=start), show_progress=False)
+    expected = run_experiment(make_experiment(rounds=1, seed=3), show_progress=False)
+    losses = [
+        [r["loss"] for r in each.records if r["round"] == 0 and r["split"] == "test"]
+        for each in (found, expected)
+    ]
+    assert losses[0] == losses[1]
+    with pytest.raises(ValueError, match="start must be a state of this algorithm") as error:
+        run_experiment(make_experiment(seeds=1, start=start), show_progress=False)
+    assert "\n" not in str(error.value)

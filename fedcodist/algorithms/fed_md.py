@@ -1,0 +1,277 @@
+"""FedMD (Li and Wang, 2019): parties of any architecture agree on logits of public examples."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from fedcodist import keys
+from fedcodist.aggregation import ClientResult
+from fedcodist.algorithms import parties
+from fedcodist.algorithms.parties import PARTIES, PUBLIC, Group, for_each_party
+from fedcodist.checks import check_integer, check_number
+from fedcodist.client_training import LocalTraining, TrainedClient, train_client
+from fedcodist.communication import Communication
+from fedcodist.federated_algorithm import FederatedAlgorithm
+from fedcodist.for_each_client import Execution
+from fedcodist.model import Model, Variables
+from fedcodist.shuffling import stratified_sample
+
+PyTree = Any
+# Keras' epsilon.
+ADAM = lambda rate: optax.adam(rate, eps=1e-7)
+
+
+class Party(NamedTuple):
+    """What a party has: its model, and its two optimizers, which go on over all rounds."""
+
+    variables: Variables
+    digest_state: PyTree
+    revisit_state: PyTree
+
+
+class FedMDHyper(NamedTuple):
+    """Floats of FedMD; traced.
+
+    Attributes:
+      digest_learning_rate, revisit_learning_rate: of the two optimizers.
+      weights: c_k, [parties] in the order of clients; only their proportions count.
+      temperature: T, where probabilities are exchanged.
+    """
+
+    digest_learning_rate: Any = 1e-3
+    revisit_learning_rate: Any = 1e-3
+    weights: Any = 1.0
+    temperature: Any = 1.0
+
+
+def fed_md(
+    groups: Mapping[str, Group],
+    public_labels: np.ndarray,
+    num_classes: int,
+    digest: LocalTraining = LocalTraining(ADAM, batch_size=256),
+    revisit: LocalTraining = LocalTraining(ADAM, batch_size=5, epochs=4),
+    alignment_size: int | None = 5000,
+    weights: Sequence[float] | None = None,
+    exchanged: str = "logits",
+    gradient_hook: Any = lambda gradient, params: gradient,
+    inference_batch_size: int = 500,
+    hyper: FedMDHyper = FedMDHyper(),
+    execution: Execution = Execution(),
+    name: str = "fed_md",
+) -> FederatedAlgorithm:
+    """FedMD's collaboration, after transfer learning (`isolated`) has trained the parties' models.
+
+    A round (algorithm 1): a fresh subset of the public examples is drawn, class by class; every party
+    sends its logits on it, in inference mode; their weighted mean is the consensus. Then each party
+    digests, fitting its own logits to the consensus by the mean absolute error, and revisits its
+    private examples. All of them send before anyone learns.
+
+    Args:
+      groups: architecture -> its parties.
+      public_labels: int [rows] of the data set `public`, for the stratified draw; nothing else of a
+        round reads labels of public examples.
+      num_classes: of the joint label space, public and private classes.
+      digest: optimizer, batch size, epochs and preprocessing of public examples; large batches suit the
+        loss, whose gradient does not fade. 0 epochs leave the exchange without any effect.
+      revisit: the same of private examples.
+      alignment_size: examples of the subset; None takes all public ones, and no indices are sent.
+      weights: c_k, one per party in the order of clients; equal where not given.
+      exchanged: 'logits', or 'probabilities': softmax(z / T), of senders and in the digest.
+      gradient_hook: (gradient, params) -> gradient of digest and revisit, such as a penalty's.
+      inference_batch_size: examples per step while logits are computed.
+      hyper: learning rates and temperature.
+      execution: how parties of one architecture are executed.
+      name: the method's name in tables.
+
+    Raises:
+      ValueError, TypeError: one line that names the argument and what is allowed.
+    """
+    groups = parties.check_groups(groups)
+    parties.check_widths(groups, num_classes)
+    parties.check_training("digest", digest)
+    parties.check_training("revisit", revisit)
+    count = _alignment_size(alignment_size, len(public_labels))
+    clients = sum(len(group.clients) for group in groups.values())
+    hyper = hyper._replace(weights=_weights(weights, clients))
+    check_number("temperature", hyper.temperature, above=0)
+    check_integer("inference_batch_size", inference_batch_size, low=1)
+    if exchanged not in ("logits", "probabilities"):
+        raise ValueError(f"exchanged must be 'logits' or 'probabilities', got {exchanged!r}.")
+
+    def init(key):
+        return start(parties.init_models(groups, key), digest, revisit)
+
+    def select(round, key):
+        rows = jnp.arange(count)
+        if alignment_size is not None:
+            rows = stratified_sample(keys.derive(key, "alignment", round), public_labels, count)
+        return parties.everybody(groups, {PUBLIC: rows[None]})
+
+    def round_(state, rows, inputs, round, key, hyper, axis_name=None):
+        def scores(logits):
+            return logits if exchanged == "logits" else jax.nn.softmax(logits / hyper.temperature)
+
+        def communicate(model, message, row, data, key):
+            variables, weight = row
+            examples = parties.shared_examples(alignment, data)
+            return sent(model, variables, weight, examples, digest, inference_batch_size, scores)
+
+        def learn(model, consensus, party, data, key):
+            examples = parties.shared_examples(alignment | {"consensus": consensus}, data)
+            error = lambda outputs, batch: mean_absolute_error(scores(outputs), batch["consensus"])
+            digested = _train(
+                model,
+                digest,
+                party.variables,
+                examples,
+                keys.derive(key, "digest"),
+                hyper.digest_learning_rate,
+                gradient_hook,
+                error,
+                party.digest_state,
+            )
+            revisited = _train(
+                model,
+                revisit,
+                digested.variables,
+                data,
+                keys.derive(key, "revisit"),
+                hyper.revisit_learning_rate,
+                gradient_hook,
+                None,
+                party.revisit_state,
+            )
+            metrics = {
+                "digest_loss": digested.loss,
+                "loss": revisited.loss,
+                "num_steps": digested.num_steps + revisited.num_steps,
+                "finite": parties.is_finite(revisited.variables),
+            }
+            after = Party(revisited.variables, digested.optimizer_state, revisited.optimizer_state)
+            return ClientResult({}, {}, jnp.ones(()), after, metrics)
+
+        cohort, public = inputs.cohorts[PARTIES], inputs.rows[PUBLIC]
+        alignment = dict(public.columns)
+        if alignment_size is not None:
+            at = public.indices[0]
+            alignment = {column: values[at] for column, values in alignment.items()}
+        run = lambda update, message, rows, purpose: for_each_party(
+            groups,
+            update,
+            message,
+            rows,
+            cohort,
+            keys.derive(key, purpose, round),
+            execution,
+            axis_name,
+        )
+        c = _by_group(groups, hyper.weights)
+        speaking = {name: (party.variables, c[name]) for name, party in state.items()}
+        spoken = run(communicate, None, speaking, "communicate")
+        consensus = spoken.update / spoken.weight
+        learnt = run(learn, consensus, state, "client_update")
+        return learnt.rows, rows, learnt.metrics
+
+    scalar = np.dtype(np.float32).itemsize
+    scores_bytes = count * num_classes * scalar
+    indices_bytes = 0 if alignment_size is None else count * np.dtype(np.int32).itemsize
+    return FederatedAlgorithm(
+        name=name,
+        hyper=hyper,
+        init=init,
+        rows={},
+        select=select,
+        round=round_,
+        predictors=parties.party_predictors(groups, lambda state, name: state[name].variables),
+        communication={
+            party: Communication(down=scores_bytes + indices_bytes, up=scores_bytes)
+            for names in parties.party_names(groups).values()
+            for party in names
+        },
+        num_clients=parties.num_clients(groups),
+    )
+
+
+def start(
+    models: Mapping[str, Variables], digest: LocalTraining, revisit: LocalTraining
+) -> dict[str, Party]:
+    """The state before the first round: models with fresh optimizers.
+
+    Args:
+      models: architecture -> Variables, leaves [group, ...], after transfer learning.
+      digest, revisit: as `fed_md` gets them.
+    """
+    fresh = lambda training, params: jax.vmap(training.optimizer(0.0).init)(params)
+    return {
+        name: Party(variables, fresh(digest, variables.params), fresh(revisit, variables.params))
+        for name, variables in models.items()
+    }
+
+
+def sent(
+    model: Model,
+    variables: Variables,
+    weight: jax.Array,
+    examples: Any,
+    digest: LocalTraining,
+    batch_size: int,
+    scores: Any = lambda logits: logits,
+) -> ClientResult:
+    """What a party sends: its scores [examples, classes] and nothing else. It keeps what it has."""
+    logits = parties.inference(model, variables, examples, digest.preprocess, batch_size)
+    return ClientResult(scores(logits), {}, weight, None, {})
+
+
+def mean_absolute_error(scores: jax.Array, consensus: jax.Array) -> jax.Array:
+    """The digest's loss per example, the mean over classes; of [batch, classes] both."""
+    difference = scores - consensus
+    # Not abs, whose gradient JAX takes to be 1 where the difference is 0; Keras' is 0, and so is this.
+    return jnp.mean(difference * jax.lax.stop_gradient(jnp.sign(difference)), axis=-1)
+
+
+def _train(
+    model, training, variables, data, key, rate, gradient_hook, loss_hook, state
+) -> TrainedClient:
+    if training.epochs == 0:
+        nothing = jnp.zeros((), jnp.int32)
+        return TrainedClient(variables, nothing, jnp.zeros(()), nothing, state)
+    return train_client(
+        model, training, variables, data, key, rate, gradient_hook, loss_hook, state
+    )
+
+
+def _by_group(groups: Mapping[str, Group], values: jax.Array) -> dict[str, jax.Array]:
+    everyone = np.sort(np.concatenate([group.clients for group in groups.values()]))
+    return {
+        name: values[np.searchsorted(everyone, group.clients)] for name, group in groups.items()
+    }
+
+
+def _alignment_size(size: int | None, num_public: int) -> int:
+    if num_public < 1:
+        raise ValueError("public_labels must not be empty.")
+    if size is None:
+        return num_public
+    check_integer("alignment_size", size, low=1)
+    if size > num_public:
+        raise ValueError(
+            f"alignment_size must be at most the {num_public} public examples, got {size}."
+        )
+    return size
+
+
+def _weights(weights: Sequence[float] | None, count: int) -> np.ndarray:
+    if weights is None:
+        return np.ones(count, np.float32)
+    values = np.asarray(weights, np.float64)
+    if values.shape != (count,):
+        raise ValueError(f"weights must be {count} numbers, one per party, got {list(weights)}.")
+    if not np.isfinite(values).all() or (values < 0).any() or values.sum() <= 0:
+        raise ValueError(
+            f"weights must be at least 0, finite and not all 0, got {values.tolist()}."
+        )
+    return (values / values.sum()).astype(np.float32)

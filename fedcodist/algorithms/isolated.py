@@ -1,0 +1,187 @@
+"""Every party for itself: no collaboration. What FedMD starts from, and what it is compared with."""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fedcodist import keys
+from fedcodist.aggregation import ClientResult
+from fedcodist.algorithms import parties
+from fedcodist.algorithms.parties import PARTIES, Group, for_each_party
+from fedcodist.checks import check_integer, check_number
+from fedcodist.client_training import LocalTraining, train_client
+from fedcodist.communication import Communication
+from fedcodist.federated_algorithm import FederatedAlgorithm
+from fedcodist.for_each_client import Execution
+from fedcodist.model import Variables
+from fedcodist.validation import VALIDATION, Validated, validation_accuracy, validation_rows
+
+PyTree = Any
+SHARED = "shared"  # the data set on which all parties train, where they do not train on their own
+
+
+class Patience(NamedTuple):
+    """When a party stops, as Keras' early stopping does: it looks at validation data every round and
+    ends `patience` rounds after the last gain of more than `min_delta`. The last model stays.
+
+    Attributes:
+      num_examples: rows of the data set `validation`, with labels.
+      patience: rounds without a gain that are allowed.
+      min_delta: accuracy, a share, that counts as a gain.
+      validated_on: what the data are, for the algorithm's name: where they are test data, the party's
+        test accuracy is too good.
+      preprocess: (batch, key, positions) -> batch for evaluation.
+    """
+
+    num_examples: int
+    patience: int
+    min_delta: float
+    validated_on: str
+    preprocess: Any = lambda batch, key, positions: batch
+
+
+class Loner(NamedTuple):
+    """A party's model, its optimizer, its best accuracy, and the rounds since then."""
+
+    variables: Variables
+    optimizer_state: PyTree
+    best: jax.Array
+    waited: jax.Array
+
+
+class IsolatedHyper(NamedTuple):
+    """The learning rate, traced."""
+
+    learning_rate: Any = 1e-3
+
+
+def isolated(
+    groups: Mapping[str, Group],
+    training: LocalTraining,
+    num_shared: int | None = None,
+    patience: Patience | None = None,
+    gradient_hook: Any = lambda gradient, params: gradient,
+    hyper: IsolatedHyper = IsolatedHyper(),
+    execution: Execution = Execution(),
+    name: str = "isolated",
+) -> FederatedAlgorithm:
+    """Each party trains its own model; optimizers go on over the rounds.
+
+    A round is `training.epochs` passes over a party's private examples, or over the data set `shared`:
+    public examples (FedMD's pre-training), or the union of all parties' (the bound that a collaboration
+    could reach).
+
+    Args:
+      groups: architecture -> its parties.
+      training: optimizer, batch size, epochs per round, preprocessing.
+      num_shared: rows of `shared`; where not given each party has its own examples.
+      patience: early stopping; none where not given. The name of the algorithm tells of it.
+      gradient_hook: (gradient, params) -> gradient, such as a penalty's.
+      hyper: the learning rate.
+      execution: how parties of one architecture are executed.
+      name: the name in tables.
+
+    Raises:
+      ValueError, TypeError: one line that names the argument and what is allowed.
+    """
+    groups = parties.check_groups(groups)
+    parties.check_training("training", training)
+    if num_shared is not None:
+        check_integer("num_shared", num_shared, low=1)
+    check_integer("training.epochs", training.epochs, low=1)
+    stream = name
+    if patience is not None:
+        check_integer("patience.num_examples", patience.num_examples, low=1)
+        check_integer("patience.patience", patience.patience, low=1)
+        check_number("patience.min_delta", patience.min_delta, low=0)
+        name = f"{name}, stopped on {patience.validated_on}"
+        validated = Validated(patience.num_examples, preprocess=patience.preprocess)
+
+    def init(key):
+        return start(parties.init_models(groups, key), training)
+
+    def select(round, key):
+        rows = {}
+        if num_shared is not None:
+            rows[SHARED] = jnp.arange(num_shared)[None]
+        if patience is not None:
+            rows[VALIDATION] = validation_rows(validated)
+        return parties.everybody(groups, rows)
+
+    def round_(state, rows, inputs, round, key, hyper, axis_name=None):
+        def update(model, message, party, data, key):
+            goes_on = jnp.asarray(True) if patience is None else party.waited < patience.patience
+            own = parties.without_examples(data, goes_on)
+            if num_shared is not None:
+                own = parties.shared_examples(inputs.rows[SHARED].columns, own)
+            trained = train_client(
+                model,
+                training,
+                party.variables,
+                own,
+                key,
+                hyper.learning_rate,
+                gradient_hook,
+                optimizer_state=party.optimizer_state,
+            )
+            best, waited = party.best, party.waited
+            if patience is not None:
+                now = jax.lax.cond(
+                    goes_on & (data.size > 0),
+                    lambda: validation_accuracy(
+                        model, trained.variables, inputs.rows[VALIDATION], validated
+                    ),
+                    lambda: party.best,
+                )
+                is_better = now - patience.min_delta > party.best
+                best = jnp.where(is_better & goes_on, now, party.best)
+                waited = jnp.where(goes_on, jnp.where(is_better, 0, waited + 1), waited)
+            metrics = {
+                "loss": trained.loss,
+                "num_steps": trained.num_steps,
+                "finite": parties.is_finite(trained.variables),
+            }
+            after = Loner(trained.variables, trained.optimizer_state, best, waited)
+            return ClientResult({}, {}, jnp.ones(()), after, metrics)
+
+        result = for_each_party(
+            groups,
+            update,
+            None,
+            state,
+            inputs.cohorts[PARTIES],
+            keys.derive(key, stream, round),
+            execution,
+            axis_name,
+        )
+        return result.rows, rows, result.metrics
+
+    return FederatedAlgorithm(
+        name=name,
+        hyper=hyper,
+        init=init,
+        rows={},
+        select=select,
+        round=round_,
+        predictors=parties.party_predictors(groups, lambda state, name: state[name].variables),
+        communication={
+            party: Communication(down=0, up=0)
+            for names in parties.party_names(groups).values()
+            for party in names
+        },
+        num_clients=parties.num_clients(groups),
+    )
+
+
+def start(models: Mapping[str, Variables], training: LocalTraining) -> dict[str, Loner]:
+    """The state before the first round: models, leaves [group, ...], with fresh optimizers."""
+
+    def fresh(variables):
+        optimizer_state = jax.vmap(training.optimizer(0.0).init)(variables.params)
+        count = jax.tree.leaves(variables.params)[0].shape[0]
+        best = jnp.full(count, -jnp.inf)
+        return Loner(variables, optimizer_state, best, jnp.zeros(count, jnp.int32))
+
+    return {name: fresh(variables) for name, variables in models.items()}

@@ -1,0 +1,299 @@
+"""Parties: clients who each own a model, which may be of any architecture. All take part always.
+
+Their models are in the algorithm's state, stacked by architecture: there they can be evaluated,
+exported and checkpointed like any model, and a first value may depend on seed and party.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from fedcodist import keys
+from fedcodist.aggregation import Aggregate, ClientResult, Reduce, sum_over_devices
+from fedcodist.checks import check_integer
+from fedcodist.client_training import LocalTraining, Preprocess
+from fedcodist.cohort import ClientData, Cohort, Selection
+from fedcodist.federated_algorithm import Predictor
+from fedcodist.for_each_client import Execution, dealing_order, for_each_client
+from fedcodist.model import Model, Variables
+
+PyTree = Any
+PARTIES = "parties"  # the one cohort
+PUBLIC = "public"  # examples that everybody has
+# (the party's model, message, row, data, key) -> ClientResult
+PartyUpdate = Callable[[Model, PyTree, PyTree, ClientData, jax.Array], ClientResult]
+
+
+class Group(NamedTuple):
+    """The parties of one architecture.
+
+    Attributes:
+      model: the architecture.
+      clients: int [group], the parties' indices in the federated data. Groups do not overlap.
+    """
+
+    model: Model
+    clients: np.ndarray
+
+
+class PartiesResult(NamedTuple):
+    """What all parties leave.
+
+    Attributes:
+      update, weight: the weighted sum of what they sent, and the sum of weights.
+      rows: architecture -> what each keeps, leaves [group, ...].
+      metrics: `<party>/<name>` -> scalar.
+    """
+
+    update: PyTree
+    weight: jax.Array
+    rows: dict[str, PyTree]
+    metrics: dict[str, jax.Array]
+
+
+def check_groups(groups: Mapping[str, Group]) -> dict[str, Group]:
+    """Returns the groups with sorted clients, or raises one line that names what is wrong."""
+    if not groups:
+        raise ValueError("groups must hold at least one architecture, got none.")
+    checked: dict[str, Group] = {}
+    owner: dict[int, str] = {}
+    for name, group in groups.items():
+        clients = np.sort(np.asarray(group.clients))
+        if clients.size == 0:
+            raise ValueError(f"groups[{name!r}].clients must not be empty.")
+        if clients[0] < 0:
+            raise ValueError(f"groups[{name!r}].clients must be at least 0, got {clients[0]}.")
+        for client in clients.tolist():
+            if client in owner:
+                raise ValueError(
+                    f"groups must give each party one model, party {client} is in "
+                    f"{owner[client]!r} and {name!r}."
+                )
+            owner[client] = name
+        checked[name] = group._replace(clients=clients.astype(np.int32))
+    return checked
+
+
+def check_widths(groups: Mapping[str, Group], num_classes: int) -> None:
+    """Raises one line unless every model has an output for each class of the joint label space."""
+    widths = {name: group.model.num_classes for name, group in groups.items()}
+    if wrong := {name: width for name, width in widths.items() if width != num_classes}:
+        raise ValueError(
+            f"groups must have models of {num_classes} outputs, one per class of the joint label "
+            f"space that all parties share, got {wrong}."
+        )
+
+
+def check_training(name: str, training: LocalTraining) -> None:
+    """Raises one line for batches or epochs that make no sense, or an optimizer already made."""
+    if isinstance(training.optimizer, optax.GradientTransformation):
+        raise TypeError(
+            f"{name}.optimizer must be a function of the learning rate, got an optimizer already made."
+        )
+    check_integer(f"{name}.batch_size", training.batch_size, low=1)
+    check_integer(f"{name}.epochs", training.epochs, low=0)
+
+
+def party_names(groups: Mapping[str, Group]) -> dict[str, tuple[str, ...]]:
+    """Names of each architecture's parties: its own where it has one, else with the client's index."""
+    return {
+        name: (name,) if len(group.clients) == 1 else tuple(f"{name}_{c}" for c in group.clients)
+        for name, group in groups.items()
+    }
+
+
+def num_clients(groups: Mapping[str, Group]) -> int:
+    """One more than the largest client index."""
+    return 1 + max(int(group.clients[-1]) for group in groups.values())
+
+
+def everybody(groups: Mapping[str, Group], rows: Mapping[str, jax.Array]) -> Selection:
+    """The selection of a round in which all parties take part, and the rows that are read besides."""
+    return Selection({PARTIES: jnp.asarray(_all_clients(groups))}, dict(rows))
+
+
+def init_models(groups: Mapping[str, Group], key: jax.Array) -> dict[str, Variables]:
+    """Every party's own initial model: architecture -> leaves [group, ...]."""
+
+    def stack(group):
+        own = lambda client: group.model.init(keys.derive(key, "init", client))
+        return jax.vmap(own)(jnp.asarray(group.clients))
+
+    return {name: stack(group) for name, group in groups.items()}
+
+
+def party_predictors(
+    groups: Mapping[str, Group], variables: Callable[[PyTree, str], Variables]
+) -> dict[str, Predictor]:
+    """One predictor per architecture, whose members are its parties.
+
+    Args:
+      groups: who owns what.
+      variables: (algorithm state, architecture) -> Variables, leaves [group, ...].
+    """
+    names = party_names(groups)
+
+    def predictor(name, model):
+        predict = lambda values, batch: model.apply(values, batch)[0]
+        return Predictor(model, lambda state: variables(state, name), predict, names[name])
+
+    return {name: predictor(name, group.model) for name, group in groups.items()}
+
+
+def stacked(groups: Mapping[str, Group], models: Mapping[str, Any]) -> dict[str, Any]:
+    """Models by party, leaves [seeds, ...], as models by architecture, leaves [seeds, group, ...]."""
+    return {
+        name: jax.tree.map(
+            lambda *leaves: np.stack(leaves, axis=1), *(models[own] for own in names)
+        )
+        for name, names in party_names(groups).items()
+    }
+
+
+def for_each_party(
+    groups: Mapping[str, Group],
+    update: PartyUpdate,
+    message: PyTree,
+    rows: Mapping[str, PyTree],
+    cohort: Cohort,
+    key: jax.Array,
+    execution: Execution = Execution(),
+    axis_name: str | None = None,
+) -> PartiesResult:
+    """Runs `update` once for every party.
+
+    Parties of all architectures are dealt to devices together, since an architecture often has but
+    one. There is one reduction for all of them at the end.
+
+    Args:
+      groups: checked groups.
+      update: (model, message, row, data, key) -> ClientResult; pure. Where data.bound is 0 it should
+        take no time: that party belongs to another device.
+      message: what every party gets.
+      rows: architecture -> leaves [group, ...].
+      cohort: all parties, in ascending order.
+      key: of this pass; each party's is derived from it and its index.
+      execution, axis_name: as in `for_each_client`.
+    """
+    here = _dealt_here(cohort.sizes, axis_name)
+    everyone = _all_clients(groups)
+    updates, weights, new_rows, metrics = [], [], {}, {}
+    for name, group in groups.items():
+        at = np.searchsorted(everyone, group.clients)
+        is_here = here[at]
+        own = Cohort(
+            columns=cohort.columns,
+            clients=cohort.clients[at],
+            starts=cohort.starts[at],
+            sizes=jnp.where(is_here, cohort.sizes[at], 0),
+            capacity=cohort.capacity,
+        )
+        result = for_each_client(
+            functools.partial(_checked_update, update, group.model),
+            _SUM,
+            message,
+            rows[name],
+            own,
+            key,
+            execution._replace(axis_name=None),
+        )
+        keep = lambda leaf, is_here=is_here: jnp.where(
+            is_here.reshape(-1, *(1,) * (leaf.ndim - 1)), leaf, jnp.zeros_like(leaf)
+        )
+        sent, weight = result.total
+        updates.append(sent)
+        weights.append(weight)
+        new_rows[name] = jax.tree.map(keep, result.rows)
+        metrics[name] = jax.tree.map(keep, result.metrics)
+    total = jax.tree.map(lambda *leaves: sum(leaves[1:], leaves[0]), *updates)
+    total, weight, new_rows, metrics = sum_over_devices(
+        (total, sum(weights[1:], weights[0]), new_rows, metrics), axis_name
+    )
+    names = party_names(groups)
+    by_party = {
+        f"{party}/{metric}": values[index]
+        for name, each in metrics.items()
+        for metric, values in each.items()
+        for index, party in enumerate(names[name])
+    }
+    return PartiesResult(total, weight, new_rows, by_party)
+
+
+def shared_examples(columns: Mapping[str, jax.Array], data: ClientData) -> ClientData:
+    """Examples that all parties have, as those of the party that `data` belongs to."""
+    count = next(iter(columns.values())).shape[0]
+    return ClientData(
+        columns=columns,
+        start=jnp.zeros((), jnp.int32),
+        size=jnp.where(data.size > 0, count, 0),
+        bound=jnp.where(data.bound > 0, count, 0),
+        capacity=count,
+        ragged=data.ragged,
+    )
+
+
+def inference(
+    model: Model, variables: Variables, data: ClientData, preprocess: Preprocess, batch_size: int
+) -> jax.Array:
+    """A model's logits in evaluation mode on all of some examples, [capacity, classes]."""
+    size = min(batch_size, data.capacity)
+
+    def outputs(positions):
+        rows = data.start + jnp.minimum(positions, data.capacity - 1)
+        batch = {name: column[rows] for name, column in data.columns.items()}
+        return model.apply(variables, preprocess(batch, jax.random.key(0), positions))[0]
+
+    def add(index, logits):
+        positions = index * size + jnp.arange(size)
+        return logits.at[positions].set(outputs(positions), mode="drop")
+
+    shape = jax.eval_shape(outputs, jnp.arange(size))
+    start = jnp.zeros((data.capacity, *shape.shape[1:]), shape.dtype)
+    return jax.lax.fori_loop(0, -(-data.bound // size), add, start)
+
+
+def without_examples(data: ClientData, keeps: jax.Array) -> ClientData:
+    """The same client, without any examples where `keeps` is false: it then makes no step."""
+    bound = data.bound if data.ragged else jnp.where(keeps, data.bound, 0)
+    return dataclasses.replace(data, size=jnp.where(keeps, data.size, 0), bound=bound)
+
+
+def is_finite(tree: PyTree) -> jax.Array:
+    """Whether no number in a pytree is infinite or none at all, a scalar."""
+    return jnp.stack([jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(tree)]).all()
+
+
+def _checked_update(update, model, message, row, data, key):
+    result = update(model, message, row, data, key)
+    is_here = data.size > 0
+    return result._replace(
+        update=jax.tree.map(lambda leaf: jnp.where(is_here, leaf, 0), result.update),
+        weight=jnp.where(is_here, result.weight, 0),
+    )
+
+
+def _weighted(result: ClientResult) -> PyTree:
+    return jax.tree.map(lambda leaf: leaf * result.weight, result.update), result.weight
+
+
+_SUM = Reduce(_weighted, lambda total, message: Aggregate(total[0], None, total[1]))
+
+
+def _dealt_here(sizes: jax.Array, axis_name: str | None) -> jax.Array:
+    """Whether each party is this device's, bool [parties]; as streamed examples are dealt."""
+    if axis_name is None:
+        return jnp.ones(len(sizes), bool)
+    order = dealing_order(sizes)
+    devices, device = jax.lax.axis_size(axis_name), jax.lax.axis_index(axis_name)
+    turn = jnp.arange(len(sizes)) % devices
+    return jnp.zeros(len(sizes), bool).at[order].set(turn == device)
+
+
+def _all_clients(groups: Mapping[str, Group]) -> np.ndarray:
+    return np.sort(np.concatenate([group.clients for group in groups.values()]))

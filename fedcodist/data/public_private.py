@@ -1,0 +1,298 @@
+"""Public and private examples with one label space: what FedMD and its neighbours train on.
+
+The classes of the public set come first, those of the parties' private sets after them. All parties and
+the common test set share this joint space, so one output layer covers both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from fedcodist.data.digits import load_digits
+from fedcodist.data.federated_data import FederatedData
+
+# CIFAR-100's fine classes of the paper's iid experiment: apple, baby, chair, porcupine, sea, sunflower.
+CIFAR_FINE = (0, 2, 20, 63, 71, 82)
+# Its coarse classes of the other one: those of the released code, and those that the paper names.
+CIFAR_COARSE = (0, 1, 7, 9, 12, 18)
+CIFAR_COARSE_OF_PAPER = (0, 1, 2, 3, 4, 5)
+FINE_PER_COARSE = 5
+
+
+class PublicPrivate(NamedTuple):
+    """Columns `image` and `label` everywhere; labels are of the joint space.
+
+    Attributes:
+      public, public_test: one pseudo-client each.
+      private: the parties.
+      test: the common test set, with private classes only.
+      num_public_classes: labels below are public, from here on private.
+      num_classes: of both.
+      public_mean, private_mean: float32 [height, width, channel], the mean image of each data set's
+        training images, divided by `scale`.
+      scale: the largest value of a pixel.
+    """
+
+    public: FederatedData
+    public_test: FederatedData
+    private: FederatedData
+    test: FederatedData
+    num_public_classes: int
+    num_classes: int
+    public_mean: np.ndarray
+    private_mean: np.ndarray
+    scale: float
+
+
+def joint_labels(labels: np.ndarray, classes: Sequence[int], first: int) -> np.ndarray:
+    """Labels in the joint space: classes[i] becomes first + i.
+
+    By a table of all classes: changing an array class by class would change some labels twice.
+
+    Args:
+      labels: int [rows].
+      classes: different classes, in the order of their new labels.
+      first: the new label of the first one.
+
+    Returns:
+      int32 [rows]; -1 for labels that are not among the classes.
+
+    Raises:
+      ValueError: a class is there twice or negative.
+    """
+    wanted = np.asarray(classes)
+    if wanted.size == 0 or wanted.min() < 0 or len(np.unique(wanted)) < wanted.size:
+        raise ValueError(f"classes must be different and at least 0, got {list(classes)}.")
+    table = np.full(max(int(wanted.max()), int(np.max(labels, initial=0))) + 1, -1, np.int32)
+    table[wanted] = first + np.arange(wanted.size)
+    return table[labels]
+
+
+def check_joint_labels(data: PublicPrivate) -> None:
+    """Raises one line unless public and private labels are in their parts of the joint space.
+
+    Parties whose public classes differ, or whose private labels are public ones, cannot agree on what
+    an output stands for.
+    """
+    first, end = data.num_public_classes, data.num_classes
+    for name, split, low, high in (
+        ("public", data.public, 0, first),
+        ("public_test", data.public_test, 0, first),
+        ("private", data.private, first, end),
+        ("test", data.test, first, end),
+    ):
+        for client, columns in split.clients():
+            labels = columns["label"]
+            wrong = labels[(labels < low) | (labels >= high)]
+            if wrong.size:
+                raise ValueError(
+                    f"{name} labels must be {low} to {high - 1} of the joint label space, client "
+                    f"{client!r} has {int(wrong[0])}."
+                )
+
+
+def digits_public_private(
+    num_parties: int = 6,
+    per_class: int = 3,
+    public_classes: Sequence[int] = (0, 1, 2, 3, 4, 5),
+    test_fraction: float = 0.3,
+    seed: int = 0,
+) -> PublicPrivate:
+    """scikit-learn's digits: some are public, the others the parties' private classes.
+
+    Parties hold `per_class` images of each private class, no image twice. What they leave of the
+    private classes is held out as the common test set; `test_fraction` of the public images are tests.
+
+    Raises:
+      ValueError: classes that are no digits, or fewer images than the parties need.
+    """
+    private_classes = [digit for digit in range(10) if digit not in public_classes]
+    if not private_classes or not set(public_classes) <= set(range(10)):
+        raise ValueError(
+            f"public_classes must be some digits and not all of them, got {list(public_classes)}."
+        )
+    if not 0 < test_fraction < 1:
+        raise ValueError(f"test_fraction must be in (0, 1), got {test_fraction}.")
+    digits = load_digits()
+    generator = np.random.default_rng(seed)
+    first = len(public_classes)
+    public = joint_labels(digits["label"], public_classes, 0)
+    private = joint_labels(digits["label"], private_classes, first)
+    rows = generator.permutation(np.flatnonzero(public >= 0))
+    tests = round(test_fraction * len(rows))
+    dealt = disjoint_parts(private, range(first, 10), num_parties, per_class, seed)
+    left = np.setdiff1d(np.flatnonzero(private >= 0), np.concatenate(dealt))
+    scale = 16.0
+    return PublicPrivate(
+        public=_one(digits["image"], public, np.sort(rows[tests:]), "public"),
+        public_test=_one(digits["image"], public, np.sort(rows[:tests]), "public_test"),
+        private=_dealt(digits["image"], private, dealt),
+        test=_one(digits["image"], private, left, "test"),
+        num_public_classes=first,
+        num_classes=10,
+        public_mean=_mean_image(digits["image"][rows[tests:]], scale),
+        # The other data set's training images are those of the parties.
+        private_mean=_mean_image(digits["image"][np.concatenate(dealt)], scale),
+        scale=scale,
+    )
+
+
+def cifar_public_private(
+    cifar10: Mapping[str, FederatedData],
+    cifar100: Mapping[str, FederatedData],
+    iid: bool = False,
+    num_parties: int = 10,
+    per_class: int | None = None,
+    paper_superclasses: bool = False,
+    seed: int = 0,
+) -> PublicPrivate:
+    """CIFAR-10 is public, six classes of CIFAR-100 are private (section 4 of the paper).
+
+    With `iid` the private classes are six fine ones, and parties share no image. Otherwise they are six
+    superclasses; of each, party i has images of one fine class, that at place i mod 5 of its sorted
+    list, so that each fine class serves every fifth party, and two parties may have the same image.
+
+    Args:
+      cifar10: splits 'train' and 'test' of a prepared folder.
+      cifar100: the same, with column `coarse_label`.
+      iid: which of the two experiments.
+      num_parties: parties.
+      per_class: images of each party and class; 3 with `iid` and 20 without, where not given.
+      paper_superclasses: superclasses 0 to 5, which the paper names, in place of the released code's.
+      seed: of the draws.
+
+    Raises:
+      ValueError: a split or a column is missing, or there are fewer images than the parties need.
+    """
+    for name, splits, columns in (
+        ("cifar10", cifar10, {"image", "label"}),
+        ("cifar100", cifar100, {"image", "label", "coarse_label"}),
+    ):
+        for split in ("train", "test"):
+            if split not in splits:
+                raise ValueError(f"{name} must have a split {split!r}, it has {sorted(splits)}.")
+            if missing := columns - set(splits[split].columns):
+                raise ValueError(f"{name}'s split {split!r} has no column {min(missing)!r}.")
+    train, test = (cifar100[split].columns for split in ("train", "test"))
+    if per_class is None:
+        per_class = 3 if iid else 20
+    if iid:
+        column, classes = "label", CIFAR_FINE
+    else:
+        column = "coarse_label"
+        classes = CIFAR_COARSE_OF_PAPER if paper_superclasses else CIFAR_COARSE
+    first = 10
+    labels, test_labels = (joint_labels(split[column], classes, first) for split in (train, test))
+    joint = range(first, first + len(classes))
+    if iid:
+        dealt = disjoint_parts(labels, joint, num_parties, per_class, seed)
+    else:
+        dealt = fine_class_parts(labels, train["label"], joint, num_parties, per_class, seed)
+    public = cifar10["train"].columns
+    scale = 255.0
+    return PublicPrivate(
+        public=cifar10["train"].keep(("image", "label")),
+        public_test=cifar10["test"].keep(("image", "label")),
+        private=_dealt(train["image"], labels, dealt),
+        test=_one(test["image"], test_labels, np.flatnonzero(test_labels >= 0), "test"),
+        num_public_classes=first,
+        num_classes=first + len(classes),
+        public_mean=_mean_image(public["image"], scale),
+        private_mean=_mean_image(train["image"], scale),
+        scale=scale,
+    )
+
+
+def disjoint_parts(
+    labels: np.ndarray, classes: Sequence[int], num_parties: int, per_class: int, seed: int
+) -> list[np.ndarray]:
+    """Every party's rows, `per_class` of each class, drawn without replacement; no row twice.
+
+    Raises:
+      ValueError: a class has too few rows.
+    """
+    _check_parts(num_parties, per_class)
+    generator = np.random.default_rng(seed)
+    parts: list[list[np.ndarray]] = [[] for _ in range(num_parties)]
+    for label in classes:
+        rows = _enough(labels == label, num_parties * per_class, f"class {label}")
+        drawn = generator.choice(rows, num_parties * per_class, replace=False)
+        for party, own in enumerate(np.split(drawn, num_parties)):
+            parts[party].append(own)
+    return [np.concatenate(own) for own in parts]
+
+
+def fine_class_parts(
+    labels: np.ndarray,
+    fine_labels: np.ndarray,
+    classes: Sequence[int],
+    num_parties: int,
+    per_class: int,
+    seed: int,
+) -> list[np.ndarray]:
+    """Every party's rows: `per_class` of each class, all of one fine class within it.
+
+    Party i has the fine class at place i mod 5 of the class's sorted list. A party draws without
+    replacement; parties draw apart.
+
+    Raises:
+      ValueError: a class has not five fine ones, or one of these has too few rows.
+    """
+    _check_parts(num_parties, per_class)
+    fine = {label: np.unique(fine_labels[labels == label]) for label in classes}
+    for label, own in fine.items():
+        if len(own) != FINE_PER_COARSE:
+            raise ValueError(
+                f"class {label} must have {FINE_PER_COARSE} fine classes, it has {len(own)}."
+            )
+    parts = []
+    for party in range(num_parties):
+        generator = np.random.default_rng([seed, party])
+        chosen = [fine[label][party % FINE_PER_COARSE] for label in classes]
+        parts.append(
+            np.concatenate(
+                [
+                    generator.choice(
+                        _enough(fine_labels == each, per_class, f"fine class {each}"),
+                        per_class,
+                        replace=False,
+                    )
+                    for each in chosen
+                ]
+            )
+        )
+    return parts
+
+
+def _check_parts(num_parties: int, per_class: int) -> None:
+    for name, value in (("num_parties", num_parties), ("per_class", per_class)):
+        if value < 1:
+            raise ValueError(
+                f"{name} must be at least 1, got {value}: a private set is never empty."
+            )
+
+
+def _enough(chosen: np.ndarray, needed: int, what: str) -> np.ndarray:
+    rows = np.flatnonzero(chosen)
+    if len(rows) < needed:
+        raise ValueError(f"parties need {needed} images of {what}, there are {len(rows)}.")
+    return rows
+
+
+def _one(images: np.ndarray, labels: np.ndarray, rows: np.ndarray, name: str) -> FederatedData:
+    columns = {"image": images[rows], "label": labels[rows]}
+    return FederatedData.from_arrays(columns, offsets=[0, len(rows)], client_ids=[name])
+
+
+def _dealt(images: np.ndarray, labels: np.ndarray, parts: Sequence[np.ndarray]) -> FederatedData:
+    # Not as a partition, which would not give a row to two parties.
+    rows = np.concatenate(parts)
+    columns = {"image": images[rows], "label": labels[rows]}
+    return FederatedData.from_arrays(columns, offsets=np.cumsum([0, *map(len, parts)]))
+
+
+def _mean_image(images: np.ndarray, scale: float) -> np.ndarray:
+    return np.asarray(np.mean(images, axis=0, dtype=np.float64) / scale, np.float32)

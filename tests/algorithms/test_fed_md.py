@@ -1,0 +1,489 @@
+"""FedMD against plain NumPy in float64, and the properties of its exchange."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedcodist import simulation
+from fedcodist.algorithms import fed_md as fed_md_module
+from fedcodist.algorithms.fed_md import ADAM, fed_md, mean_absolute_error, sent
+from fedcodist.algorithms.parties import PARTIES, PUBLIC, Group
+from fedcodist.client_training import LocalTraining
+from fedcodist.cohort import ClientData
+from fedcodist.data.federated_data import FederatedData
+from fedcodist.for_each_client import Execution
+from fedcodist.metrics import accuracy
+from fedcodist.model import Model, Variables, cross_entropy
+from fedcodist.shuffling import stratified_sample
+from fedcodist.sources import resident_data
+
+SIZES, CLASSES, FEATURES, HIDDEN = (5, 2, 7, 3), 4, 3, 2
+PUBLIC_ROWS, ALIGNED = 20, 9
+RATES = (0.05, 0.1)  # digest, revisit
+GENERATOR = np.random.default_rng(0)
+PUBLIC_IMAGES = GENERATOR.normal(size=(PUBLIC_ROWS, FEATURES))
+PUBLIC_LABELS = np.repeat(np.arange(2), (8, 12))
+IMAGES = GENERATOR.normal(size=(sum(SIZES), FEATURES))
+LABELS = GENERATOR.integers(0, CLASSES, sum(SIZES)).astype(np.int32)
+# Whole batches, so that the order of examples does not matter to the plain loop.
+DIGEST = LocalTraining(ADAM, batch_size=ALIGNED, epochs=2)
+REVISIT = LocalTraining(ADAM, batch_size=max(SIZES), epochs=3)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def compile_quickly():
+    """These programs run for milliseconds and compile for seconds."""
+    before = jax.config.values["jax_disable_most_optimizations"]
+    jax.config.update("jax_disable_most_optimizations", True)
+    with jax.enable_x64(True):
+        yield
+    jax.config.update("jax_disable_most_optimizations", before)
+
+
+def linear(classes=CLASSES) -> Model:
+    def init(key):
+        return Variables({"w": jax.random.normal(key, (FEATURES, classes)), "b": jnp.zeros(())}, {})
+
+    def apply(variables, batch, **_):
+        return batch["image"] @ variables.params["w"] + variables.params["b"], variables.mutable
+
+    return Model(init, apply, cross_entropy, {"accuracy": accuracy()}, classes)
+
+
+def hidden() -> Model:
+    def init(key):
+        keys = jax.random.split(key)
+        u = jax.random.normal(keys[0], (FEATURES, HIDDEN))
+        return Variables({"u": u, "v": jax.random.normal(keys[1], (HIDDEN, CLASSES))}, {})
+
+    def apply(variables, batch, **_):
+        return jnp.tanh(batch["image"] @ variables.params["u"]) @ variables.params["v"], {}
+
+    return Model(init, apply, cross_entropy, {"accuracy": accuracy()}, CLASSES)
+
+
+TWO = {"linear": Group(linear(), np.array([0, 2])), "hidden": Group(hidden(), np.array([3, 1]))}
+ALIKE = {"linear": Group(linear(), np.arange(4))}
+
+
+@functools.cache
+def algorithm(groups="two", digest=DIGEST, revisit=REVISIT, **options):
+    options = dict(alignment_size=ALIGNED) | options
+    hyper = fed_md_module.FedMDHyper(*RATES)
+    chosen = {"two": TWO, "alike": ALIKE}[groups]
+    return fed_md(chosen, PUBLIC_LABELS, CLASSES, digest, revisit, hyper=hyper, **options)
+
+
+@functools.cache
+def programs_of(devices=None, **options):
+    mesh = devices and jax.sharding.Mesh(np.array(jax.devices()[:devices]), (simulation.AXIS,))
+    return simulation.build_programs(algorithm(**options), 4, mesh), mesh
+
+
+def start(seed=0, **options):
+    """The initial state on the host, [seeds, ...]."""
+    return jax.tree.map(np.asarray, programs_of(**options)[0].init(np.array([seed], np.uint32)))
+
+
+def run(state, rounds=1, images=IMAGES, labels=LABELS, hyper=None, sizes=SIZES, **options):
+    """(state, metrics) after some rounds, for the first seed."""
+    programs, mesh = programs_of(**options)
+    put = functools.partial(simulation.replicate, mesh=mesh)
+    columns = {"image": images, "label": labels}
+    private = FederatedData.from_arrays(columns, offsets=np.cumsum([0, *sizes]))
+    data = resident_data(private, {PUBLIC: {"image": PUBLIC_IMAGES}})
+    hyper = hyper or algorithm(**{k: v for k, v in options.items() if k != "devices"}).hyper
+    hyper = jax.tree.map(lambda value: np.asarray(value, np.float64), hyper)
+    seeds = np.zeros(1, np.uint32)
+    state, _, metrics = programs.train(
+        *put((state, {}, seeds, np.int32(0), np.int32(rounds), hyper, data))
+    )
+    first = jax.tree.map(lambda leaf: np.asarray(leaf)[0], (state, metrics))
+    return first[0], {name: values[:rounds] for name, values in first[1].items()}
+
+
+def params_of(state):
+    """client -> parameters."""
+    found = {}
+    for name, group in (TWO if "hidden" in state else ALIKE).items():
+        for index, client in enumerate(sorted(group.clients.tolist())):
+            found[client] = {k: v[index] for k, v in state[name].variables.params.items()}
+    return found
+
+
+def assert_close(left, right, **tolerance):
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, **tolerance), left, right)
+
+
+# ---------------------------------------------------------------------------------- plain NumPy
+
+
+def logits_of(params, images):
+    if "w" in params:
+        return images @ params["w"] + params["b"]
+    return np.tanh(images @ params["u"]) @ params["v"]
+
+
+def gradient_of(params, images, slope):
+    """Of parameters, where `slope` [rows, classes] is the loss's gradient of the logits."""
+    if "w" in params:
+        return {"w": images.T @ slope, "b": slope.sum()}
+    active = np.tanh(images @ params["u"])
+    back = (slope @ params["v"].T) * (1 - active**2)
+    return {"u": images.T @ back, "v": active.T @ slope}
+
+
+def softmax(logits):
+    shares = np.exp(logits - logits.max(-1, keepdims=True))
+    return shares / shares.sum(-1, keepdims=True)
+
+
+class Adam:
+    """With Keras' epsilon; keeps its moments as long as it lives."""
+
+    def __init__(self, params, rate):
+        self.rate, self.steps = rate, 0
+        self.first = {k: np.zeros_like(v) for k, v in params.items()}
+        self.second = {k: np.zeros_like(v) for k, v in params.items()}
+
+    def step(self, params, gradient):
+        self.steps += 1
+        new = {}
+        for k, g in gradient.items():
+            self.first[k] = 0.9 * self.first[k] + 0.1 * g
+            self.second[k] = 0.999 * self.second[k] + 0.001 * g**2
+            first = self.first[k] / (1 - 0.9**self.steps)
+            second = self.second[k] / (1 - 0.999**self.steps)
+            new[k] = params[k] - self.rate * first / (np.sqrt(second) + 1e-7)
+        return new
+
+
+def plain(params, rounds, weights, softened=False):
+    """`params` by client, after some rounds."""
+    optimizers = {c: (Adam(p, RATES[0]), Adam(p, RATES[1])) for c, p in params.items()}
+    for round in range(rounds):
+        selection = algorithm().select(round, jax.random.key(0))
+        images = PUBLIC_IMAGES[np.asarray(selection.rows[PUBLIC])[0]]
+        scores = softmax if softened else lambda logits: logits
+        everybody = [scores(logits_of(params[c], images)) for c in sorted(params)]
+        consensus = np.average(everybody, axis=0, weights=weights)
+        for client in params:
+            digest, revisit = optimizers[client]
+            for _ in range(DIGEST.epochs):
+                own = scores(logits_of(params[client], images))
+                slope = np.sign(own - consensus) / consensus.size
+                if softened:
+                    slope = own * (slope - (slope * own).sum(-1, keepdims=True))
+                gradient = gradient_of(params[client], images, slope)
+                params[client] = digest.step(params[client], gradient)
+            rows = slice(sum(SIZES[:client]), sum(SIZES[: client + 1]))
+            for _ in range(REVISIT.epochs):
+                probabilities = softmax(logits_of(params[client], IMAGES[rows]))
+                slope = (probabilities - np.eye(CLASSES)[LABELS[rows]]) / SIZES[client]
+                gradient = gradient_of(params[client], IMAGES[rows], slope)
+                params[client] = revisit.step(params[client], gradient)
+    return params
+
+
+@pytest.mark.parametrize(
+    "options", [dict(), dict(exchanged="probabilities", groups="alike")], ids=str
+)
+def test_rounds_are_a_plain_loop(options):
+    """Two architectures, weights, and optimizers that go on; three rounds in one program."""
+    weights = np.array([0.1, 0.4, 0.2, 0.3])
+    hyper = algorithm(**options).hyper._replace(weights=weights)
+    before = start(**options)
+    after, _ = run(before, 3, hyper=hyper, **options)
+    first = params_of(jax.tree.map(lambda leaf: leaf[0], before))
+    expected = plain(first, 3, weights, "exchanged" in options)
+    assert_close(params_of(after), expected, rtol=1e-6, atol=1e-8)
+
+
+# --------------------------------------------------------------------------- how it is executed
+
+
+def test_scan_vmap_and_devices_agree():
+    before = start()
+    expected, metrics = run(before, 2)
+    for options in (
+        dict(devices=8),
+        dict(devices=3, execution=Execution("vmap", 2)),
+    ):
+        state, other = run(before, 2, **options)
+        assert_close((state, other), (expected, metrics), rtol=1e-6, atol=1e-9)
+
+
+def test_one_program_serves_all_rounds_and_all_floats():
+    programs, _ = programs_of()
+    before = start()
+    run(before, 1)
+    compiled = programs.train._cache_size()
+    run(before, 4, hyper=algorithm().hyper._replace(weights=np.array([1.0, 0, 0, 0])))
+    run(before, 3, hyper=algorithm().hyper._replace(digest_learning_rate=0.5))
+    assert programs.train._cache_size() == compiled == 1
+
+
+# ------------------------------------------------------------------------------- the properties
+
+DIGEST_ONLY = dict(
+    groups="alike",
+    digest=LocalTraining(optax.sgd, batch_size=ALIGNED),
+    revisit=LocalTraining(optax.sgd, epochs=0),
+    gradient_hook=lambda gradient, params: {**gradient, "w": gradient["w"] + 2e-3 * params["w"]},
+)
+
+
+def test_equal_models_have_nothing_to_digest():
+    """The loss is exactly 0, and what is left of the gradient is the penalty's."""
+    state = start(**DIGEST_ONLY)
+    params = state["linear"].variables.params
+    alike = jax.tree.map(lambda leaf: np.broadcast_to(leaf[:, :1], leaf.shape), params)
+    state["linear"] = state["linear"]._replace(variables=Variables(alike, {}))
+    after, metrics = run(state, **DIGEST_ONLY)
+    for party in range(4):
+        assert (metrics[f"linear_{party}/digest_loss"] == 0).all()
+    shrunk = (1 - RATES[0] * 2e-3) * alike["w"][0]
+    np.testing.assert_allclose(after["linear"].variables.params["w"], shrunk, rtol=1e-12)
+
+
+def test_a_consensus_of_one_draws_the_others_to_it():
+    state = start(**DIGEST_ONLY)
+    rows = np.asarray(algorithm(**DIGEST_ONLY).select(0, jax.random.key(0)).rows[PUBLIC])[0]
+    for k in range(4):
+        weights = np.eye(4)[k]
+        hyper = algorithm(**DIGEST_ONLY).hyper._replace(weights=weights)
+        after, _ = run(state, hyper=hyper, **DIGEST_ONLY)
+        before = state["linear"].variables.params
+        logits = lambda params, j: PUBLIC_IMAGES[rows] @ params["w"][j] + params["b"][j]
+        own = jax.tree.map(lambda leaf: leaf[0], before)
+        target = logits(own, k)
+        for j in set(range(4)) - {k}:
+            distance = [
+                np.abs(logits(params, j) - target).mean()
+                for params in (own, after["linear"].variables.params)
+            ]
+            assert distance[1] < distance[0]
+
+
+def test_without_a_digest_parties_are_independent():
+    """Another party's examples change nothing, to the last bit."""
+    options = dict(digest=DIGEST._replace(epochs=0))
+    before = start(**options)
+    others = IMAGES.copy()
+    others[: SIZES[0]] += 1.0
+    ours, theirs = (
+        params_of(run(before, 2, images=each, **options)[0]) for each in (IMAGES, others)
+    )
+    for client in (1, 2, 3):
+        jax.tree.map(np.testing.assert_array_equal, ours[client], theirs[client])
+    assert np.abs(ours[0]["w"] - theirs[0]["w"]).max() > 1e-3
+    with_digest = params_of(run(before, 2, images=others)[0])
+    assert np.abs(with_digest[2]["w"] - params_of(run(before, 2)[0])[2]["w"]).max() > 1e-6
+
+
+def test_permuting_parties_permutes_results():
+    """Parties 0 and 2, of one architecture, change places: models and examples."""
+    before = start()
+    swapped = dict(before)
+    swapped["linear"] = jax.tree.map(lambda leaf: leaf[:, ::-1], before["linear"])
+    parts = np.split(np.arange(sum(SIZES)), np.cumsum(SIZES)[:-1])
+    order = np.concatenate([parts[c] for c in (2, 1, 0, 3)])
+    sizes = tuple(SIZES[c] for c in (2, 1, 0, 3))
+    ours, _ = run(before, 2)
+    theirs, _ = run(swapped, 2, images=IMAGES[order], labels=LABELS[order], sizes=sizes)
+    theirs["linear"] = jax.tree.map(lambda leaf: leaf[::-1], theirs["linear"])
+    assert_close(theirs, ours, rtol=1e-6, atol=1e-9)
+
+
+def test_only_the_proportions_of_weights_count():
+    before = start()
+    results = [
+        run(before, 2, hyper=algorithm().hyper._replace(weights=factor * np.array([1.0, 2, 3, 4])))[
+            0
+        ]
+        for factor in (1.0, 8.0)
+    ]
+    assert_close(*results, rtol=1e-6, atol=1e-9)
+    given = fed_md(
+        TWO, PUBLIC_LABELS, CLASSES, alignment_size=3, weights=(2, 4, 6, 8)
+    ).hyper.weights
+    np.testing.assert_allclose(given, [0.1, 0.2, 0.3, 0.4], rtol=1e-6)
+
+
+def test_a_constant_added_to_a_partys_logits_moves_everybody():
+    """Unlike softened scores, logits are not free of a constant; accuracy does not see it."""
+    state = start(**DIGEST_ONLY)
+    shifted = start(**DIGEST_ONLY)
+    params = shifted["linear"].variables.params
+    params["b"] = params["b"] + np.array([[7.0, 0, 0, 0]])
+    predictor = algorithm(**DIGEST_ONLY).predictors["linear"]
+    predicted = [
+        predictor.predict(
+            Variables({k: v[0, 0] for k, v in each["linear"].variables.params.items()}, {}),
+            {"image": jnp.asarray(IMAGES)},
+        ).argmax(-1)
+        for each in (state, shifted)
+    ]
+    np.testing.assert_array_equal(*predicted)
+    losses = [run(each, **DIGEST_ONLY)[1] for each in (state, shifted)]
+    for party in range(4):
+        change = losses[1][f"linear_{party}/digest_loss"] - losses[0][f"linear_{party}/digest_loss"]
+        assert np.abs(change).min() > 0.1
+
+
+@given(st.integers(1, 5), st.integers(1, 4), st.integers(0, 2**31))
+@settings(max_examples=10, deadline=None)
+def test_the_digests_loss_is_a_mean_over_classes(rows, classes, seed):
+    left, right = np.random.default_rng(seed).normal(size=(2, rows, classes))
+    found = mean_absolute_error(jnp.asarray(left), jnp.asarray(right))
+    np.testing.assert_allclose(found, np.abs(left - right).mean(-1), rtol=1e-6)
+
+
+# ----------------------------------------------------------------------------- what is exchanged
+
+
+def test_the_alignment_subset_of_cifar10_has_500_of_every_class():
+    labels = np.random.default_rng(0).permutation(np.repeat(np.arange(10), 5000))
+    drawn = jax.jit(jax.vmap(lambda key: stratified_sample(key, labels, 5000)))(
+        jax.random.split(jax.random.key(0), 2)
+    )
+    for rows in np.asarray(drawn):
+        assert len(set(rows.tolist())) == 5000
+        assert np.bincount(labels[rows]).tolist() == [500] * 10
+    assert len(set(drawn[0].tolist()) & set(drawn[1].tolist())) < 1000
+
+
+@given(st.lists(st.integers(0, 4), min_size=1, max_size=30), st.data())
+@settings(max_examples=8, deadline=None)
+def test_a_stratified_sample_has_rounded_shares(labels, data):
+    labels = np.array(labels)
+    count = data.draw(st.integers(1, len(labels)))
+    rows = np.asarray(stratified_sample(jax.random.key(count), labels, count))
+    assert len(set(rows.tolist())) == len(rows) == count
+    for label in set(labels.tolist()):
+        share = count * np.mean(labels == label)
+        assert np.floor(share) <= np.sum(labels[rows] == label) <= np.ceil(share)
+
+
+def test_every_row_is_drawn_as_often():
+    labels = np.array([0, 0, 0, 1, 1, 1, 1, 1, 1])
+    draw = jax.jit(jax.vmap(lambda key: stratified_sample(key, labels, 3)))
+    rows = np.asarray(draw(jax.random.split(jax.random.key(1), 3000)))
+    # Each of nine rows is near 1000 with a standard deviation of about 26.
+    assert np.abs(np.bincount(rows.ravel(), minlength=9) - 1000).max() < 120
+
+
+def test_alignment_subsets_are_fresh_each_round_and_the_same_for_all():
+    select = algorithm().select
+    first, again, second = (
+        np.asarray(select(n, jax.random.key(0)).rows[PUBLIC]) for n in (0, 0, 1)
+    )
+    assert first.shape == (1, ALIGNED)
+    np.testing.assert_array_equal(first, again)
+    assert set(first[0].tolist()) != set(second[0].tolist())
+    everybody = algorithm().select(0, jax.random.key(0)).clients
+    assert {name: c.tolist() for name, c in everybody.items()} == {PARTIES: [0, 1, 2, 3]}
+
+
+def test_nothing_but_scores_leaves_a_party():
+    """Of 5,000 examples and 16 classes: [5000, 16] floats, and no other array."""
+    model = linear(16)
+    images = jax.ShapeDtypeStruct((5000, FEATURES), jnp.float32)
+    scalar = jax.ShapeDtypeStruct((), jnp.int32)
+    data = ClientData({"image": images}, scalar, scalar, scalar, 5000, False)
+    with jax.enable_x64(False):
+        variables = jax.eval_shape(model.init, jax.random.key(0))
+        say = lambda variables, data: sent(model, variables, 1.0, data, DIGEST, 500)
+        result = jax.eval_shape(say, variables, data)
+    leaves = jax.tree.leaves(result._replace(weight=None))
+    assert [(leaf.shape, leaf.dtype) for leaf in leaves] == [((5000, 16), jnp.float32)]
+    about = fed_md(
+        {"linear": Group(model, np.arange(3))}, np.zeros(5000, int), 16, alignment_size=5000
+    ).communication
+    assert {name: each.up for name, each in about.items()} == {
+        f"linear_{k}": 320_000 for k in range(3)
+    }
+    assert about["linear_0"].down == 320_000 + 20_000
+    whole = fed_md(
+        {"linear": Group(model, np.arange(3))}, np.zeros(7, int), 16, alignment_size=None
+    )
+    assert whole.communication["linear_0"].down == 7 * 16 * 4
+
+
+def test_the_whole_public_set():
+    """Then no subset is drawn: equal to a subset of all rows, up to their order."""
+    digest = DIGEST_ONLY["digest"]._replace(batch_size=PUBLIC_ROWS)
+    everything = DIGEST_ONLY | dict(alignment_size=None, digest=digest)
+    subset = everything | dict(alignment_size=PUBLIC_ROWS)
+    before = start(**DIGEST_ONLY)
+    ours, theirs = (run(before, 2, **options)[0] for options in (everything, subset))
+    assert_close(ours, theirs, rtol=1e-6, atol=1e-9)
+
+
+# ------------------------------------------------------------------------------------- bad input
+
+
+def build(groups=TWO, labels=PUBLIC_LABELS, classes=CLASSES, **options):
+    return fed_md(groups, labels, classes, **(dict(alignment_size=5) | options))
+
+
+@pytest.mark.parametrize(
+    "make, message",
+    [
+        (lambda: build({}), "groups must hold at least one architecture"),
+        (
+            lambda: build({"a": Group(linear(), np.array([], int))}),
+            r"groups\['a'\].clients must not",
+        ),
+        (
+            lambda: build({"a": Group(linear(), [0, 1]), "b": Group(linear(), [1])}),
+            "party 1 is in 'a' and 'b'",
+        ),
+        (
+            lambda: build({"a": Group(linear(), [0]), "b": Group(linear(3), [1])}),
+            r"groups must have models of 4 outputs, .* got \{'b': 3\}",
+        ),
+        (
+            lambda: build(alignment_size=21),
+            "alignment_size must be at most the 20 public examples, got 21",
+        ),
+        (lambda: build(alignment_size=0), "alignment_size must be at least 1, got 0"),
+        (lambda: build(labels=np.zeros(0, int)), "public_labels must not be empty"),
+        (lambda: build(weights=(1, 2)), "weights must be 4 numbers, one per party"),
+        (lambda: build(weights=(1, 2, -1, 1)), "weights must be at least 0, finite and not all 0"),
+        (lambda: build(weights=(0, 0, 0, 0)), "weights must be at least 0, finite and not all 0"),
+        (lambda: build(exchanged="z"), "exchanged must be 'logits' or 'probabilities', got 'z'"),
+        (
+            lambda: build(digest=DIGEST._replace(batch_size=0)),
+            "digest.batch_size must be at least 1",
+        ),
+        (lambda: build(revisit=REVISIT._replace(epochs=-1)), "revisit.epochs must be at least 0"),
+        (
+            lambda: build(revisit=REVISIT._replace(optimizer=optax.sgd(0.1))),
+            "revisit.optimizer must be a function of the learning rate",
+        ),
+        (
+            lambda: build(hyper=fed_md_module.FedMDHyper(temperature=0)),
+            "temperature must be .*above 0",
+        ),
+    ],
+)
+def test_bad_input_is_one_line(make, message):
+    with pytest.raises((ValueError, TypeError), match=message) as error:
+        make()
+    assert "\n" not in str(error.value)
+
+
+def test_a_party_without_private_examples():
+    columns = {"image": np.zeros((2, 3)), "label": np.zeros(2, np.int32)}
+    with pytest.raises(ValueError, match="client '1' has no examples"):
+        FederatedData.from_arrays(columns, offsets=[0, 2, 2])
+    empty = FederatedData.from_arrays(columns, offsets=[0, 2, 2], allow_empty=True)
+    with pytest.raises(ValueError, match="at least one example, client '1' has none"):
+        resident_data(empty)

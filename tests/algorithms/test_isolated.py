@@ -1,0 +1,203 @@
+"""Parties that train alone: on their own examples, on shared ones, and until they stop gaining."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from fedcodist import simulation
+from fedcodist.algorithms import parties
+from fedcodist.algorithms.isolated import SHARED, IsolatedHyper, Patience, isolated
+from fedcodist.algorithms.parties import Group
+from fedcodist.client_training import LocalTraining
+from fedcodist.data.federated_data import FederatedData
+from fedcodist.for_each_client import Execution
+from fedcodist.metrics import accuracy
+from fedcodist.model import Model, Variables, cross_entropy
+from fedcodist.sources import resident_data
+from fedcodist.validation import VALIDATION
+
+SIZES, CLASSES, FEATURES, RATE, ROUNDS = (5, 2, 7), 3, 4, 0.3, 5
+GENERATOR = np.random.default_rng(0)
+COLUMNS = {
+    "image": GENERATOR.normal(size=(sum(SIZES), FEATURES)).astype(np.float32),
+    "label": GENERATOR.integers(0, CLASSES, sum(SIZES)).astype(np.int32),
+}
+TESTS = {
+    "image": GENERATOR.normal(size=(30, FEATURES)).astype(np.float32),
+    "label": GENERATOR.integers(0, CLASSES, 30).astype(np.int32),
+}
+TRAINING = LocalTraining(lambda rate: optax.sgd(rate, momentum=0.9), batch_size=sum(SIZES))
+PATIENCE = Patience(30, 1, 0.0, "test data")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def compile_quickly():
+    """These programs run for milliseconds and compile for seconds."""
+    before = jax.config.values["jax_disable_most_optimizations"]
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", before)
+
+
+def model() -> Model:
+    def init(key):
+        return Variables({"w": jax.random.normal(key, (FEATURES, CLASSES))}, {})
+
+    def apply(variables, batch, **_):
+        return batch["image"] @ variables.params["w"], variables.mutable
+
+    return Model(init, apply, cross_entropy, {"accuracy": accuracy()}, CLASSES)
+
+
+GROUPS = {"pair": Group(model(), np.array([0, 2])), "single": Group(model(), np.array([1]))}
+
+
+@functools.cache
+def trained(devices=None, shared=False, **options):
+    """(weights by client [rounds, ...], state, metrics); every number of rounds in one program."""
+    count = sum(SIZES) if shared else None
+    algorithm = isolated(GROUPS, TRAINING, count, hyper=IsolatedHyper(RATE), **options)
+    mesh = devices and jax.sharding.Mesh(np.array(jax.devices()[:devices]), (simulation.AXIS,))
+    put = functools.partial(simulation.replicate, mesh=mesh)
+    programs = simulation.build_programs(algorithm, ROUNDS, mesh)
+    private = FederatedData.from_arrays(COLUMNS, offsets=np.cumsum([0, *SIZES]))
+    data = resident_data(private, {SHARED: COLUMNS, VALIDATION: TESTS})
+    seeds = put(np.zeros(1, np.uint32))
+    hyper = jax.tree.map(np.float32, algorithm.hyper)
+    weights = []
+    for rounds in range(ROUNDS + 1):
+        state, _, metrics = programs.train(
+            *put((programs.init(seeds), {}, seeds, np.int32(0), np.int32(rounds), hyper, data))
+        )
+        state = jax.tree.map(lambda leaf: np.asarray(leaf)[0], state)
+        weights.append(by_client(lambda name, index, state=state: params(state, name)[index]))
+    assert programs.train._cache_size() == 1
+    return weights, state, jax.tree.map(lambda leaf: np.asarray(leaf)[0], metrics)
+
+
+def params(state, name):
+    return state[name].variables.params["w"]
+
+
+def by_client(value):
+    return {0: value("pair", 0), 1: value("single", 0), 2: value("pair", 1)}
+
+
+def softmax(logits):
+    shares = np.exp(logits - logits.max(-1, keepdims=True))
+    return shares / shares.sum(-1, keepdims=True)
+
+
+def plain(w, rows, rounds):
+    """Momentum goes on from round to round."""
+    velocity = 0.0
+    images, targets = (
+        COLUMNS["image"][rows].astype(np.float64),
+        np.eye(CLASSES)[COLUMNS["label"][rows]],
+    )
+    for _ in range(rounds):
+        gradient = images.T @ (softmax(images @ w) - targets) / len(images)
+        velocity = 0.9 * velocity + gradient
+        w = w - RATE * velocity
+    return w
+
+
+def rows_of(client, shared):
+    return slice(None) if shared else slice(sum(SIZES[:client]), sum(SIZES[: client + 1]))
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_each_party_trains_as_if_it_were_alone(shared):
+    weights, _, metrics = trained(shared=shared)
+    for client in range(3):
+        expected = plain(weights[0][client], rows_of(client, shared), ROUNDS)
+        np.testing.assert_allclose(weights[ROUNDS][client], expected, rtol=1e-4, atol=1e-5)
+    assert np.abs(weights[0][0] - weights[0][2]).max() > 0.1  # their own initial models
+    assert metrics["pair_0/finite"].all()
+
+
+def test_devices_and_chunks_change_nothing():
+    expected = trained(shared=True)[0][ROUNDS]
+    found = trained(shared=True, devices=2, execution=Execution("vmap", 2))[0][ROUNDS]
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), found, expected)
+
+
+def test_a_party_stops_when_it_no_longer_gains():
+    """As Keras does: each party apart, and the last weights stay, not the best."""
+    free, _, _ = trained()
+    stopped, state, _ = trained(patience=PATIENCE)
+    accuracy_of = lambda w: np.mean((TESTS["image"] @ w).argmax(-1) == TESTS["label"])
+    ends = []
+    for client in range(3):
+        best, end = -np.inf, ROUNDS
+        for round in range(1, ROUNDS + 1):
+            now = accuracy_of(free[round][client])
+            if now <= best:
+                end = round
+                break
+            best = now
+        for round in range(ROUNDS + 1):
+            expected = free[min(round, end)][client]
+            np.testing.assert_allclose(stopped[round][client], expected, rtol=1e-4, atol=1e-6)
+        ends.append(end)
+        waited = by_client(lambda name, index: state[name].waited[index])[client]
+        assert waited == (1 if end < ROUNDS else 0) or end == ROUNDS
+    assert min(ends) < ROUNDS
+
+
+def test_the_name_says_what_was_looked_at():
+    assert isolated(GROUPS, TRAINING, patience=PATIENCE).name == "isolated, stopped on test data"
+    assert isolated(GROUPS, TRAINING).name == "isolated"
+
+
+def test_models_by_party_become_models_by_architecture():
+    names = parties.party_names(GROUPS)
+    assert names == {"pair": ("pair_0", "pair_2"), "single": ("single",)}
+    models = {
+        own: Variables({"w": np.full((2, 3), place)}, {})
+        for place, own in enumerate(("pair_0", "pair_2", "single"))
+    }
+    stacked = parties.stacked(GROUPS, models)
+    assert stacked["pair"].params["w"].shape == (2, 2, 3)
+    assert (stacked["pair"].params["w"][:, 1] == 1).all()
+    assert stacked["single"].params["w"].shape == (2, 1, 3)
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        (dict(training=TRAINING._replace(epochs=0)), "training.epochs must be at least 1"),
+        (dict(num_shared=0), "num_shared must be at least 1, got 0"),
+        (
+            dict(patience=PATIENCE._replace(num_examples=0)),
+            "patience.num_examples must be at least",
+        ),
+        (dict(patience=PATIENCE._replace(patience=0)), "patience.patience must be at least 1"),
+        (dict(patience=PATIENCE._replace(min_delta=-1.0)), "patience.min_delta must be"),
+    ],
+)
+def test_bad_input_is_one_line(options, message):
+    with pytest.raises(ValueError, match=message) as error:
+        isolated(GROUPS, **(dict(training=TRAINING) | options))
+    assert "\n" not in str(error.value)
+
+
+def test_evaluation_is_by_party():
+    """One program evaluates the parties of an architecture; results bear their names."""
+    algorithm = isolated(GROUPS, TRAINING)
+    programs = simulation.build_programs(algorithm, 1)
+    state = programs.init(np.zeros(2, np.uint32))
+    split = FederatedData.from_arrays(TESTS, offsets=[0, 30])
+    found = programs.evaluate(state, {"test": simulation.evaluation_split(split)})["test"]
+    assert set(found) == {"pair_0", "pair_2", "single"}
+    for party, weights in (
+        ("pair_2", params(state, "pair")[:, 1]),
+        ("single", params(state, "single")[:, 0]),
+    ):
+        logits = jnp.einsum("rf,sfc->src", TESTS["image"], weights)
+        expected = np.mean(logits.argmax(-1) == TESTS["label"], axis=-1)
+        np.testing.assert_allclose(found[party]["accuracy"], expected, rtol=1e-6)

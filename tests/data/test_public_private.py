@@ -1,0 +1,146 @@
+"""Public and private sets: sizes, the joint label space, and who has which images."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedcodist.data.federated_data import FederatedData
+from fedcodist.data.public_private import (
+    CIFAR_COARSE,
+    CIFAR_FINE,
+    check_joint_labels,
+    cifar_public_private,
+    digits_public_private,
+    joint_labels,
+)
+
+SIDE = 2
+
+
+def cifar(per_fine=40):
+    """Folders as prepared, with images whose pixels tell (row, fine class)."""
+    generator = np.random.default_rng(0)
+
+    def split(count, classes, name):
+        fine = generator.permutation(np.repeat(np.arange(classes), count)).astype(np.int32)
+        image = np.zeros((len(fine), SIDE, SIDE, 3), np.uint8)
+        image[:, 0, 0, 0] = fine
+        image[:, 0, 0, 1:] = np.stack([np.arange(len(fine)) % 256, np.arange(len(fine)) // 256], 1)
+        columns = {"image": image, "label": fine}
+        if classes == 100:
+            columns["coarse_label"] = (fine * 7 % 20).astype(np.int32)
+        return FederatedData.from_arrays(columns, offsets=[0, len(fine)], client_ids=[name])
+
+    return (
+        {"train": split(50, 10, "train"), "test": split(5, 10, "test")},
+        {"train": split(per_fine, 100, "train"), "test": split(10, 100, "test")},
+    )
+
+
+def test_iid_parties_have_18_images_each_and_share_none():
+    data = cifar_public_private(*cifar(), iid=True)
+    check_joint_labels(data)
+    assert data.private.client_sizes.tolist() == [18] * 10
+    assert len(np.unique(data.private.columns["image"].reshape(180, -1), axis=0)) == 180
+    for _, columns in data.private.clients():
+        assert np.bincount(columns["label"]).tolist() == [0] * 10 + [3] * 6
+        np.testing.assert_array_equal(
+            columns["image"][:, 0, 0, 0], np.array(CIFAR_FINE)[columns["label"] - 10]
+        )
+    assert data.num_classes == 16
+    assert data.test.num_examples == 6 * 10
+    assert sorted(set(data.test.columns["label"].tolist())) == list(range(10, 16))
+
+
+@pytest.mark.parametrize("paper", [False, True])
+def test_non_iid_parties_have_one_fine_class_of_each_superclass(paper):
+    data = cifar_public_private(*cifar(), paper_superclasses=paper, seed=3)
+    check_joint_labels(data)
+    assert data.private.client_sizes.tolist() == [120] * 10
+    superclasses = range(6) if paper else CIFAR_COARSE
+    owners = {}
+    for party, (_, columns) in enumerate(data.private.clients()):
+        assert np.bincount(columns["label"]).tolist() == [0] * 10 + [20] * 6
+        assert len(np.unique(columns["image"].reshape(120, -1), axis=0)) == 120
+        for index, superclass in enumerate(superclasses):
+            fine = np.unique(columns["image"][columns["label"] == 10 + index][:, 0, 0, 0])
+            expected = [f for f in range(100) if f * 7 % 20 == superclass][party % 5]
+            assert fine.tolist() == [expected]
+            owners.setdefault(expected, []).append(party)
+    assert all(len(parties) == 2 for parties in owners.values())
+    assert len(owners) == 30
+    # Tests are all images of the superclasses.
+    assert data.test.num_examples == 6 * 5 * 10
+
+
+def test_other_seeds_give_other_images():
+    images = [
+        cifar_public_private(*cifar(), seed=seed).private.columns["image"] for seed in (0, 0, 1)
+    ]
+    np.testing.assert_array_equal(images[0], images[1])
+    assert (images[0] != images[2]).any()
+
+
+def test_each_data_set_has_its_own_mean_image():
+    public, private = cifar()
+    data = cifar_public_private(public, private)
+    for split, mean in ((public, data.public_mean), (private, data.private_mean)):
+        assert mean.shape == (SIDE, SIDE, 3)
+        images = split["train"].columns["image"].astype(np.float64)
+        np.testing.assert_allclose(mean, images.mean(0) / 255, rtol=1e-6)
+
+
+def test_digits():
+    data = digits_public_private(num_parties=5, per_class=4)
+    check_joint_labels(data)
+    assert data.private.client_sizes.tolist() == [16] * 5
+    for _, columns in data.private.clients():
+        assert np.bincount(columns["label"]).tolist() == [0] * 6 + [4] * 4
+    splits = (data.public, data.public_test, data.private, data.test)
+    assert sum(split.num_examples for split in splits) == 1797
+    assert data.private_mean.shape == (8, 8, 1)
+    swapped = digits_public_private(public_classes=(9, 8), num_parties=1, per_class=1)
+    images = swapped.public.columns["image"][swapped.public.columns["label"] == 0]
+    assert 100 < len(images) < 180  # nines, of which some are tests
+
+
+@given(st.lists(st.integers(0, 30), min_size=1, max_size=10, unique=True), st.integers(0, 20))
+def test_labels_are_looked_up(classes, first):
+    """All at once: what becomes a class that is looked up too is not changed twice."""
+    labels = np.arange(31)
+    found = joint_labels(labels, classes, first)
+    for label in labels.tolist():
+        assert found[label] == (first + classes.index(label) if label in classes else -1)
+
+
+@pytest.mark.parametrize(
+    "make, message",
+    [
+        (lambda: joint_labels(np.zeros(1, int), (1, 1), 0), "classes must be different"),
+        (lambda: digits_public_private(public_classes=range(10)), "some digits and not all"),
+        (lambda: digits_public_private(per_class=0), "per_class must be at least 1, got 0"),
+        (lambda: digits_public_private(num_parties=99), "parties need 297 images of class"),
+        (lambda: digits_public_private(test_fraction=1.5), r"test_fraction must be in \(0, 1\)"),
+        (
+            lambda: cifar_public_private(*cifar(per_fine=19)),
+            "parties need 20 images of fine class",
+        ),
+        (
+            lambda: cifar_public_private(cifar()[0], cifar()[0]),
+            "cifar100's split 'train' has no column 'coarse_label'",
+        ),
+        (lambda: cifar_public_private({}, {}), "cifar10 must have a split 'train'"),
+    ],
+)
+def test_bad_input_is_one_line(make, message):
+    with pytest.raises(ValueError, match=message) as error:
+        make()
+    assert "\n" not in str(error.value)
+
+
+def test_a_private_label_that_is_public():
+    data = digits_public_private(num_parties=2)
+    data.private.columns["label"][-1] = 4
+    with pytest.raises(ValueError, match=r"private labels must be 6 to 9 .* client '1' has 4"):
+        check_joint_labels(data)
