@@ -40,6 +40,7 @@ MODELS: dict[str, tuple[Callable[[], Any], tuple[int, ...]]] = {
     "digits_small": (digits.small_digits, (8, 8, 1)),
     "digits_large": (digits.large_digits, (8, 8, 1)),
     "cnn_small": (cnn.small_cnn, (24, 24, 3)),
+    "cnn_small_10": (functools.partial(cnn.small_cnn, classes=10), (24, 24, 3)),
     "cnn_large": (cnn.large_cnn, (24, 24, 3)),
     "cnn_small_32": (functools.partial(cnn.small_cnn, input_size=32), (32, 32, 3)),
     "cnn_large_32": (functools.partial(cnn.large_cnn, input_size=32), (32, 32, 3)),
@@ -166,11 +167,7 @@ def _distillation(config: ConfigDict, data: Data) -> Distillation:
     return Distillation(
         steps=settings.steps,
         batch_size=settings.batch_size,
-        optimizer=_optimizer(
-            "algorithm.distillation_optimizer",
-            settings.distillation_optimizer,
-            settings.distillation_epsilon,
-        ),
+        optimizer=_distillation_optimizer(settings),
         direction=settings.direction,
         mixup_beta=settings.mixup_beta,
         preprocess=_chain(data.preprocess, flip) if settings.flip else data.preprocess,
@@ -256,6 +253,27 @@ def _optimizer(setting: str, name: str, epsilon: float | None = None) -> Optimiz
         if "eps" in accepted:
             return functools.partial(optimizer, eps=epsilon)
     return optimizer
+
+
+def _distillation_optimizer(settings: ConfigDict) -> OptimizerFactory:
+    """With `distillation_decay` "cosine" the rate falls to zero over the steps of a distillation;
+    `distillation_clip` bounds the gradient's norm."""
+    create = _optimizer(
+        "algorithm.distillation_optimizer",
+        settings.distillation_optimizer,
+        settings.distillation_epsilon,
+    )
+    decays: dict[str, Callable[[Any], Any]] = {
+        "none": lambda rate: rate,
+        "cosine": lambda rate: optax.cosine_decay_schedule(rate, max(settings.steps, 1)),
+    }
+    name = settings.get("distillation_decay") or "none"
+    decay = choice("algorithm.distillation_decay", name, decays)
+    clip = settings.get("distillation_clip")
+    if clip is None:
+        return lambda rate: create(decay(rate))
+    check_number("algorithm.distillation_clip", clip, above=0)
+    return lambda rate: optax.chain(optax.clip_by_global_norm(clip), create(decay(rate)))
 
 
 def _alpha_schedule(name: str, rounds: int) -> Callable[[Any, Any], Any]:

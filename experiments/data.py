@@ -7,7 +7,7 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from fedcodist import augmentation
-from fedcodist.checks import check_integer
+from fedcodist.checks import check_integer, check_number
 from fedcodist.client_training import Preprocess
 from fedcodist.data.digits import load_digits_federated
 from fedcodist.data.federated_data import FederatedData
@@ -51,7 +51,7 @@ def load_data(settings: ConfigDict) -> Data:
         if missing := needed - set(splits):
             raise ValueError(f"data.folder {settings.folder} has no split {min(missing)!r}.")
         if partition:
-            splits["train"] = _repartitioned(splits["train"], partition, settings.seed)
+            splits |= _repartitioned(splits["train"], partition, settings.seed)
         unlabelled = _unlabelled(settings, splits.pop("distillation", None))
         image_size = splits["train"].columns["image"].shape[1:3]
         return Data(splits, unlabelled, *_cifar_preprocess(settings, image_size))
@@ -106,11 +106,27 @@ def _cifar_preprocess(
     return train, augmentation.image_preprocess(augmentation.centre_crop(size, size), colours)
 
 
-def _repartitioned(clients: FederatedData, settings: ConfigDict, seed: int) -> FederatedData:
-    """The clients' examples dealt anew: `name`, `num_clients` and `concentration`."""
+def _repartitioned(
+    clients: FederatedData, settings: ConfigDict, seed: int
+) -> dict[str, FederatedData]:
+    """The clients' examples dealt anew: `name`, `num_clients` and `concentration`.
+
+    With `validation`, this share of them, the last ones, becomes a split of that name before.
+    """
     deal = choice("data.partition.name", settings.name, PARTITIONS)
-    parts = deal(clients.columns["label"], settings.num_clients, settings.concentration, seed)
-    return FederatedData.from_arrays(dict(clients.columns), partition=parts)
+    columns, splits = clients.columns, {}
+    share = settings.get("validation") or 0.0
+    check_number("data.partition.validation", share, low=0, high=1)
+    kept = clients.num_examples - round(share * clients.num_examples)
+    if share:
+        rest = {name: column[kept:] for name, column in columns.items()}
+        offsets = [0, clients.num_examples - kept]
+        splits["validation"] = FederatedData.from_arrays(
+            rest, offsets=offsets, client_ids=["validation"]
+        )
+        columns = {name: column[:kept] for name, column in columns.items()}
+    parts = deal(columns["label"], settings.num_clients, settings.concentration, seed)
+    return {"train": FederatedData.from_arrays(dict(columns), partition=parts), **splits}
 
 
 def choice(setting: str, name: str, choices: Mapping[str, Any]) -> Any:

@@ -23,7 +23,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from experiments.methods import METHOD_NAMES
+from experiments.methods import BASELINE, METHOD_NAMES
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 INSTALL_PLOTS = "no plots: matplotlib is missing, install it with: pip install 'fedcodist[plot]'"
 
 # What two runs of one method may differ in: which seed, and what the run is called.
-NOT_SETTINGS = ("seed", "seeds", "name", "workdir")
+NOT_SETTINGS = ("seed", "seeds", "name", "run", "workdir")
 RUN_CONTENTS = ("metrics.jsonl", "summary.json", "environment.json", "checkpoints")
 
 # Okabe and Ito's colours, told apart by colour-blind readers; their yellow is too pale for lines.
@@ -440,8 +440,11 @@ def _flatten(value: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def _algorithm(config: Mapping[str, Any]) -> str:
+    """What the server does, or where that is FedAvg's, what the clients do."""
     algorithm = config.get("algorithm")
     name = algorithm.get("name") if isinstance(algorithm, dict) else algorithm
+    if name == BASELINE:
+        name = _mapping(config, "training").get("method", name)
     return str(name) if name else "unnamed"
 
 

@@ -74,10 +74,16 @@ def groups_of(arguments: argparse.Namespace) -> dict[str, int]:
     }
     if arguments.seed < 0:
         raise ValueError(f"--seed must not be negative, got {arguments.seed}")
-    for name in ("clients", "examples_per_client", *(f"{group}_clients" for group in groups)):
-        if getattr(arguments, name) < 1:
+    for name, low in (
+        ("clients", 1),
+        ("examples_per_client", 1),
+        ("train_clients", 1),
+        ("distillation_clients", 0),
+        ("held_out_clients", 0),
+    ):
+        if getattr(arguments, name) < low:
             option = "--" + name.replace("_", "-")
-            raise ValueError(f"{option} must be at least 1, got {getattr(arguments, name)}")
+            raise ValueError(f"{option} must be at least {low}, got {getattr(arguments, name)}")
     if sum(groups.values()) != arguments.clients:
         raise ValueError(
             "--train-clients, --distillation-clients and --held-out-clients must sum to "
@@ -170,11 +176,16 @@ def dealt(table: Mapping[str, np.ndarray], arguments: argparse.Namespace) -> Fed
 def splits_of(
     clients: FederatedData, test: Mapping[str, np.ndarray], arguments: argparse.Namespace
 ) -> dict[str, FederatedData]:
-    """Whole clients go to one split each; the clients of `distillation` lose their labels."""
+    """Whole clients go to one split each; the clients of `distillation` lose their labels.
+
+    There is no split without clients.
+    """
     _, split_seed = seeds(arguments)
-    groups = split_clients(clients.num_clients, groups_of(arguments), split_seed)
+    counts = {name: count for name, count in groups_of(arguments).items() if count}
+    groups = split_clients(clients.num_clients, counts, split_seed)
     splits = {name: clients.select(indices) for name, indices in groups.items()}
-    splits["distillation"] = splits["distillation"].keep("image")
+    if "distillation" in splits:
+        splits["distillation"] = splits["distillation"].keep("image")
     offsets = [0, len(test["image"])]
     splits["test"] = FederatedData.from_arrays(test, offsets=offsets, client_ids=["test"])
     return splits

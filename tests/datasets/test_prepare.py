@@ -132,6 +132,13 @@ def test_every_image_is_in_exactly_one_place(prepare, tmp_path):
     assert test.columns["coarse_label"].tolist() == TEST[b"coarse_labels"]
 
 
+def test_all_clients_may_train(prepare, tmp_path):
+    assert prepare(*sizes(25, 20, 25, 0, 0))[0] == 0
+    splits = load_prepared(tmp_path / "out" / "cifar100")
+    assert {name: data.num_examples for name, data in splits.items()} == {"train": 500, "test": 100}
+    assert "label" in splits["train"].columns
+
+
 def test_clients_have_few_coarse_labels(prepare, tmp_path):
     """Dirichlet(0.1) over 20 coarse labels: far fewer than the 20 draws of an even deal find."""
     prepare()
@@ -349,7 +356,8 @@ def test_interrupted(prepare, monkeypatch, tmp_path):
     ("arguments", "message"),
     [
         (["--clients", "0"], "--clients must be at least 1, got 0"),
-        (["--held-out-clients", "-1"], "--held-out-clients must be at least 1, got -1"),
+        (["--held-out-clients", "-1"], "--held-out-clients must be at least 0, got -1"),
+        (["--train-clients", "0"], "--train-clients must be at least 1, got 0"),
         (["--train-clients", "16"], "must sum to --clients 25, got 16 + 7 + 3"),
         (["--seed", "-1"], "--seed must not be negative, got -1"),
         (["--examples-per-client", "21"], "examples_per_client must be in 1..20"),

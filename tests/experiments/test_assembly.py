@@ -311,6 +311,71 @@ def test_clients_may_be_dealt_anew(prepared):
         build_experiment(config)
 
 
+def test_validation_images_are_the_last_before_the_others_are_dealt(prepared):
+    config = prepared(classes=10)
+    whole = build_experiment(config).data
+    with config.unlocked():
+        config.data.partition = dict(
+            name="dirichlet", num_clients=3, concentration=10.0, validation=0.25
+        )
+    data = reading.load_data(config.data)
+    assert data.splits["validation"].num_examples == 3
+    np.testing.assert_array_equal(
+        data.splits["validation"].columns["image"], whole.columns["image"][9:]
+    )
+    assert data.splits["train"].num_examples == 9
+    kept = {image.tobytes() for image in data.splits["train"].columns["image"]}
+    assert kept == {image.tobytes() for image in whole.columns["image"][:9]}
+    config.data.partition.validation = -0.1
+    with pytest.raises(ValueError, match=r"data\.partition\.validation must be at least 0"):
+        build_experiment(config)
+
+
+def first_steps(gradients, **more):
+    """The updates of the distillation's optimizer at rate 0.5."""
+    config = digits_methods.get_config("fed_df")
+    with config.unlocked(), config.ignore_type():
+        config.algorithm.update(steps=2, **more)
+    build_experiment(config)
+    optimizer = algorithms._distillation_optimizer(config.algorithm)(jnp.float32(0.5))
+    state, updates = optimizer.init(gradients[0]), []
+    for gradient in gradients:
+        update, state = optimizer.update(gradient, state, gradient)
+        updates.append(float(update))
+    return updates
+
+
+def test_decay_and_clipping_of_the_distillation():
+    gradients = [jnp.float32(8.0), jnp.float32(-1.0), jnp.float32(1.0)]
+    assert first_steps(gradients) == [-4.0, 0.5, -0.5]
+    # The cosine is 1 at first, a half after one of two steps, and 0 after the last.
+    assert first_steps(gradients, distillation_decay="cosine") == pytest.approx([-4.0, 0.25, 0.0])
+    assert first_steps(gradients, distillation_clip=2.0) == [-1.0, 0.5, -0.5]
+    with pytest.raises(ValueError, match=r"algorithm\.distillation_decay must be one of"):
+        first_steps(gradients, distillation_decay="linear")
+    with pytest.raises(ValueError, match=r"algorithm\.distillation_clip must be above 0"):
+        first_steps(gradients, distillation_clip=0.0)
+
+
+@pytest.mark.parametrize(
+    ("name", "run"),
+    [
+        ("fedsdd_table5", "1,1,0.1"),
+        ("fedsdd_table10", "feddf,0.1"),
+        ("fedsdd_scaled", "basic"),
+    ],
+)
+def test_fedsdd_s_configs_are_built(name, run, prepared):
+    config = importlib.import_module(f"experiments.configs.{name}").get_config(run)
+    config.data.folder = config.data.unlabelled_folder = prepared(classes=10).data.folder
+    config.data.partition.update(num_clients=8, concentration=100.0)
+    experiment = build_experiment(config)
+    check_experiment(experiment)
+    assert experiment.algorithm.name == ("fed_df" if run.startswith("feddf") else "fed_sdd")
+    assert set(experiment.splits) == {"test"}
+    assert ("validation" in experiment.data.rows) == run.startswith("feddf")
+
+
 @pytest.mark.parametrize("run", digits_methods.get_runs())
 def test_every_method_of_the_comparison_is_built(run):
     config = digits_methods.get_config(run)

@@ -177,6 +177,16 @@ def test_runs_with_other_settings_are_methods_of_their_own(tmp_path):
     assert labels == ["MergedCodist (alpha=0.5)", "MergedCodist (alpha=0.9)"]
 
 
+def test_clients_methods_have_their_names(tmp_path):
+    for method in ("fed_avg", "scaffold"):
+        run = write_run(tmp_path / method)
+        config = json.loads((run / "config.json").read_text())
+        config |= {"run": method, "training": {"method": method}}
+        (run / "config.json").write_text(json.dumps(config))
+    labels = [method.label for method in report.collect([tmp_path]).methods]
+    assert labels == ["FedAvg", "SCAFFOLD"]
+
+
 def test_half_written_last_line_is_left_out(tmp_path):
     run = write_run(tmp_path / "run", last_round=60, finished=False)
     with (run / "metrics.jsonl").open("a") as file:

@@ -52,6 +52,63 @@ def test_table_1_is_the_papers():
     assert (periodic.steps, periodic.period, merged.steps) == (200, 200, 32)
 
 
+def fedsdd(table):
+    return load(FOLDER / f"fedsdd_{table}.py")
+
+
+def test_fedsdd_s_tables_have_the_papers_cells_once():
+    counts = {
+        "table2": 3 * 7 * 4,
+        "table4": 2 * (2 + 6),
+        "table5": 2 * 4,
+        "table6": 2 * 3,
+        "table7": 2 * 3 * 2,
+        "table8": 2 * 2,
+        "table9": 2 * (4 + 2),
+        "table10": 2 * 4,
+        "scaled": 9,
+    }
+    settings = []
+    for table, count in counts.items():
+        module = fedsdd(table)
+        assert len(module.get_runs()) == count
+        for run in module.get_runs():
+            config = module.get_config(run).to_dict()
+            settings.append(
+                json.dumps({k: v for k, v in config.items() if k not in ("name", "run")})
+            )
+    assert len(set(settings)) == len(settings)  # no cell is run for two tables
+
+
+def test_fedsdd_s_tables_have_the_papers_settings():
+    config = fedsdd("table2").get_config("fed_sdd_r2,wide_resnet16_2,cifar100,1.0")
+    assert (config.rounds, config.training.epochs, config.training.batch_size) == (100, 40, 64)
+    assert (config.pools.main.client_learning_rate, config.pools.main.cohort_size) == (0.8, 8)
+    assert config.pools.main.model == "wide_resnet16_2_100"
+    assert config.data.unlabelled_folder == "data/imagenet32"
+    own = config.algorithm
+    assert (own.steps, own.batch_size, own.learning_rate, own.temperature) == (5000, 256, 0.1, 4.0)
+    assert (own.num_models, own.rounds_kept, own.distilled) == (4, 2, "main")
+    prox = fedsdd("table4").get_config("fed_sdd+fed_prox,8,1.0")
+    assert (prox.training.method, prox.algorithm.name) == ("fed_prox", "fed_sdd")
+    assert prox.training.proximal_weight == 0.001
+    none = fedsdd("table5").get_config("4,2,0.1").algorithm
+    assert (none.steps, none.num_models, none.rounds_kept) == (0, 4, 2)
+    basic = fedsdd("table6").get_config("warm_up_40,0.1").algorithm
+    assert (basic.distilled, basic.warm_up) == ("all", 40)
+    for run in fedsdd("table7").get_runs():
+        config = fedsdd("table7").get_config(run)
+        assert config.rounds * config.training.epochs == 100 * 40
+        assert config.rounds * config.algorithm.get("steps", 500_000 // config.rounds) == 500_000
+    assert fedsdd("table8").get_config("3,0.1").algorithm.num_models == 3
+    many = fedsdd("table9").get_config("fed_sdd_k10,20,0.1")
+    assert (many.algorithm.num_models, many.pools.main.cohort_size) == (10, 20)
+    steps = [fedsdd("table10").get_config(run) for run in fedsdd("table10").get_runs()[::2]]
+    assert [bool(s.algorithm.get("validation")) for s in steps] == [True, True, False, False]
+    assert [s.algorithm.temperature for s in steps] == [1.0, 4.0, 4.0, 4.0]
+    assert {s.data.partition.validation for s in steps} == {0.1}
+
+
 @pytest.fixture
 def fake(tmp_path, monkeypatch):
     """A config file of three runs and a stand-in for experiments.main; returns (command, calls)."""

@@ -1,0 +1,49 @@
+r"""FedSDD's Tables 2, 5 and 6 at a size for a CPU: CIFAR-10 with alpha = 0.1.
+
+The same methods by the same code, with a small network, and few and short rounds: one run of three seeds
+takes about four minutes on one core. What differs from the paper is marked. Orderings are what such runs
+can show, paired by seed; levels are far below the paper's.
+
+    python -m experiments.compare --config experiments/configs/fedsdd_scaled.py \
+        --workdir runs/fedsdd_scaled --model main --model ensemble
+
+A run is a method of Table 2, or FedSDD with `no_distillation` (Table 5; R = 4), or with `basic`
+distillation of all four models (Table 6; R = 1).
+"""
+
+from ml_collections import ConfigDict
+
+from experiments.configs import fedsdd_table2
+
+OTHERS = {
+    "no_distillation": ("fed_sdd_r4", dict(steps=0)),
+    "basic": ("fed_sdd_r1", dict(distilled="all")),
+}
+
+
+def get_runs() -> list[str]:
+    """Every row."""
+    return [*fedsdd_table2.METHODS, *OTHERS]
+
+
+def get_config(run: str = "fed_sdd_r4") -> ConfigDict:
+    """Returns one row; see `get_runs`."""
+    if run not in get_runs():
+        raise ValueError(f"a run of this config is one of {get_runs()}, got {run!r}.")
+    method, changes = OTHERS.get(run, (run, {}))
+    config = fedsdd_table2.get_config(f"{method},resnet20,cifar10,0.1")
+    config.name = "fedsdd_scaled"
+    config.run = run
+    config.rounds = config.full_rounds = 12  # paper: 100
+    config.data.unlabelled_folder = "data/cifar100"  # 31,500 of the paper's 50,000 images
+    config.data.update(crop=24, padding=0)  # paper: 32 and 4
+    config.training.epochs = 2  # paper: 40
+    config.training.batch_size = 32  # paper: 64
+    config.pools.main.model = "cnn_small_10"  # paper: ResNet-20
+    config.pools.main.client_learning_rate = 0.1  # paper: 0.8, with batch normalisation
+    if config.algorithm.name != "fed_avg":
+        config.algorithm.update(steps=100, batch_size=32)  # paper: 5,000 and 256
+    config.algorithm.update(changes)
+    config.evaluation.every = config.evaluation.checkpoint_every = 6
+    config.execution.processes = 1
+    return config

@@ -1,0 +1,39 @@
+r"""FedSDD's Table 5: ensembles without any distillation.
+
+A run is "models,rounds_kept,alpha", with ResNet-20 on CIFAR-10. With one model FedAvg's is `main`, and
+the ensembles of its clients, and of clients, average and ten models sampled around them, are `clients`,
+`gaussian` and `dirichlet`. With four models `ensemble` is of all aggregated ones of the rounds kept.
+
+    python -m experiments.sweep --config experiments/configs/fedsdd_table5.py \
+        --workdir runs/fedsdd_table5
+"""
+
+from ml_collections import ConfigDict
+
+from experiments.configs import fedsdd_table2
+from experiments.configs.fedsdd_table2 import ALPHAS
+
+ROUNDS_KEPT = ("1", "2", "4")
+
+
+def get_runs() -> list[str]:
+    """One model, and four models with each number of rounds kept."""
+    models = ["1,1", *(f"4,{kept}" for kept in ROUNDS_KEPT)]
+    return [f"{each},{alpha}" for each in models for alpha in ALPHAS]
+
+
+def get_config(run: str = "4,4,0.1") -> ConfigDict:
+    """Returns one run; see `get_runs`."""
+    if run not in get_runs():
+        raise ValueError(f"a run of this config is one of {get_runs()}, got {run!r}.")
+    models, rounds_kept, alpha = run.split(",")
+    config = fedsdd_table2.get_config(f"fed_sdd_r1,resnet20,cifar10,{alpha}")
+    config.name = "fedsdd_table5"
+    config.run = run
+    config.algorithm.update(
+        num_models=int(models),
+        rounds_kept=int(rounds_kept),
+        steps=0,
+        measured=("clients", "gaussian", "dirichlet") if models == "1" else ("clients",),
+    )
+    return config

@@ -1,0 +1,33 @@
+r"""FedSDD's Table 6: which models are distilled, and from which round on.
+
+A run is "distilled,alpha", with ResNet-20 on CIFAR-10, K = 4 and R = 1. `basic` distils all models from
+the same ensemble, `warm_up_20` and `warm_up_40` do so after these rounds. Without distillation it is
+Table 5's "4,1", and FedSDD's own, of the main model alone, Table 2's "fed_sdd_r1".
+
+    python -m experiments.sweep --config experiments/configs/fedsdd_table6.py \
+        --workdir runs/fedsdd_table6
+"""
+
+from ml_collections import ConfigDict
+
+from experiments.configs import fedsdd_table2
+from experiments.configs.fedsdd_table2 import ALPHAS
+
+WARM_UP = {"basic": 0, "warm_up_20": 20, "warm_up_40": 40}  # rounds
+
+
+def get_runs() -> list[str]:
+    """The rows that Tables 2 and 5 have not."""
+    return [f"{distilled},{alpha}" for distilled in WARM_UP for alpha in ALPHAS]
+
+
+def get_config(run: str = "basic,0.1") -> ConfigDict:
+    """Returns one cell of the table; see `get_runs`."""
+    if run not in get_runs():
+        raise ValueError(f"a run of this config is one of {get_runs()}, got {run!r}.")
+    distilled, alpha = run.split(",")
+    config = fedsdd_table2.get_config(f"fed_sdd_r1,resnet20,cifar10,{alpha}")
+    config.name = "fedsdd_table6"
+    config.run = run
+    config.algorithm.update(distilled="all", warm_up=WARM_UP[distilled])
+    return config

@@ -1,0 +1,32 @@
+r"""FedSDD's Table 8: the number of global models.
+
+A run is "models,alpha", with ResNet-20 on CIFAR-10 and R = 1; four models are Table 2's "fed_sdd_r1". Of
+eight clients in three groups the main model has three ("one more"; choice: 3, 3, 2).
+
+    python -m experiments.sweep --config experiments/configs/fedsdd_table8.py \
+        --workdir runs/fedsdd_table8
+"""
+
+from ml_collections import ConfigDict
+
+from experiments.configs import fedsdd_table2
+from experiments.configs.fedsdd_table2 import ALPHAS
+
+MODELS = ("2", "3")
+
+
+def get_runs() -> list[str]:
+    """The rows that Table 2 has not."""
+    return [f"{models},{alpha}" for models in MODELS for alpha in ALPHAS]
+
+
+def get_config(run: str = "2,0.1") -> ConfigDict:
+    """Returns one cell of the table; see `get_runs`."""
+    if run not in get_runs():
+        raise ValueError(f"a run of this config is one of {get_runs()}, got {run!r}.")
+    models, alpha = run.split(",")
+    config = fedsdd_table2.get_config(f"fed_sdd_r1,resnet20,cifar10,{alpha}")
+    config.name = "fedsdd_table8"
+    config.run = run
+    config.algorithm.num_models = int(models)
+    return config
