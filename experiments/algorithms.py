@@ -15,6 +15,7 @@ import optax
 from ml_collections import ConfigDict
 
 from experiments.data import Data, choice
+from experiments.execution import as_executed, execution_of
 from fedcodist import augmentation
 from fedcodist.algorithms.codistillation import TeachingHyper
 from fedcodist.algorithms.fed_avg import FedAvgHyper, constant, fed_avg, linear_decay
@@ -25,13 +26,12 @@ from fedcodist.algorithms.merged_codistillation import merged_codistillation
 from fedcodist.algorithms.periodic_codistillation import periodic_codistillation
 from fedcodist.algorithms.pools import Pool, independent_pools
 from fedcodist.algorithms.scaffold import scaffold
-from fedcodist.checks import check_integer, check_number
+from fedcodist.checks import check_number
 from fedcodist.client_training import LocalTraining, OptimizerFactory, Preprocess
 from fedcodist.data.federated_data import FederatedData
 from fedcodist.data.partition import capacity_pools
 from fedcodist.distillation import Distillation
 from fedcodist.federated_algorithm import FederatedAlgorithm, FederatedMethod
-from fedcodist.for_each_client import Execution
 from fedcodist.model import Model, from_flax_linen
 from fedcodist.models import cnn, digits, resnet
 from fedcodist.validation import Validated
@@ -61,8 +61,7 @@ def build_algorithm(config: ConfigDict, data: Data) -> FederatedAlgorithm:
     Raises:
       ValueError, TypeError: one line that names the setting and what is allowed.
     """
-    choice("execution.loop", config.execution.loop, dict.fromkeys(("scan", "vmap")))
-    check_integer("execution.chunk_size", config.execution.chunk_size, low=1)
+    execution_of(config)  # a mistake there is told first
     return choice("algorithm.name", config.algorithm.name, ALGORITHMS)(config, data)
 
 
@@ -74,7 +73,7 @@ def reads_unlabelled(config: ConfigDict) -> bool:
 def _independent(config: ConfigDict, data: Data) -> FederatedAlgorithm:
     name = config.training.get("method", "fed_avg")
     return independent_pools(
-        _pools(config, data), data.splits["train"].columns, _execution(config), name
+        _pools(config, data), data.splits["train"].columns, execution_of(config), name
     )
 
 
@@ -110,7 +109,7 @@ def _fed_df(config: ConfigDict, data: Data) -> FederatedAlgorithm:
         settings.temperature,
         settings.scaled,
         validated,
-        _execution(config),
+        execution_of(config),
     )
 
 
@@ -136,7 +135,7 @@ def _fed_sdd(config: ConfigDict, data: Data) -> FederatedAlgorithm:
         settings.cached,
         settings.group_sizes,
         tuple(settings.measured),
-        _execution(config),
+        execution_of(config),
     )
 
 
@@ -157,7 +156,7 @@ def _codistillation(config: ConfigDict, data: Data) -> dict[str, Any]:
         num_rounds=config.rounds,
         teaching={name: TeachingHyper(**pool.teaching) for name, pool in config.pools.items()},
         distillation=_distillation(config, data),
-        execution=_execution(config),
+        execution=execution_of(config),
     )
 
 
@@ -174,10 +173,6 @@ def _distillation(config: ConfigDict, data: Data) -> Distillation:
     )
 
 
-def _execution(config: ConfigDict) -> Execution:
-    return Execution(config.execution.loop, config.execution.chunk_size)
-
-
 def _pools(config: ConfigDict, data: Data) -> dict[str, Pool]:
     clients = data.splits["train"]
     indices = capacity_pools(
@@ -191,6 +186,7 @@ def _pools(config: ConfigDict, data: Data) -> dict[str, Pool]:
         for rate in ("client_learning_rate", "server_learning_rate"):
             check_number(f"pools.{name}.{rate}", pool[rate], low=0)
         model = _model(f"pools.{name}.model", pool.model, clients, data.preprocess)
+        model = as_executed(config, model)
         method = _method(config, data, model, pool, len(indices[name]))
         pools[name] = Pool(method, indices[name], pool.cohort_size)
     return pools

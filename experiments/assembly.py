@@ -6,9 +6,11 @@ from ml_collections import ConfigDict
 
 from experiments.algorithms import build_algorithm, reads_unlabelled
 from experiments.data import Data, choice, load_data
+from fedcodist import launch
 from fedcodist.checks import check_integer
+from fedcodist.chunk_size import ChunkSize, choose_chunk_size
 from fedcodist.data.federated_data import FederatedData
-from fedcodist.experiment import Experiment
+from fedcodist.experiment import Experiment, check_experiment
 from fedcodist.sources import StreamedData, resident_data
 from fedcodist.validation import VALIDATION
 
@@ -23,8 +25,34 @@ def build_experiment(config: ConfigDict, data: Data | None = None) -> Experiment
     Raises:
       ValueError, TypeError: one line that names the setting and what is allowed.
     """
-    check_integer("rounds", config.rounds, low=1)
     data = load_data(config.data) if data is None else data
+    return _assemble(with_chunk_size(config, data)[0], data)
+
+
+def with_chunk_size(config: ConfigDict, data: Data) -> tuple[ConfigDict, ChunkSize | None]:
+    """The config with its execution.chunk_size, chosen for the devices where it is not set.
+
+    Raises:
+      ValueError, TypeError: as `build_experiment`; the line says so where not even one client fits.
+    """
+    execution = config.execution
+    if execution.chunk_size is not None:
+        return config, None
+
+    def of(chunk_size: int) -> ConfigDict:
+        own = config.copy_and_resolve_references()
+        own.execution.chunk_size = chunk_size
+        return own
+
+    if execution.loop != "vmap":
+        return of(1), None
+    check_experiment(_assemble(of(1), data))  # whatever is wrong is told before anything compiles
+    chosen = choose_chunk_size(lambda size: _assemble(of(size), data), launch.processes_here())
+    return of(chosen.clients), chosen
+
+
+def _assemble(config: ConfigDict, data: Data) -> Experiment:
+    check_integer("rounds", config.rounds, low=1)
     rows = {}
     if reads_unlabelled(config):
         rows["unlabelled"] = {"image": data.unlabelled}

@@ -41,6 +41,9 @@ _HOST = flags.DEFINE_integer("host", None, "This machine's number from 0, with -
 _CHANGE_PLAN = flags.DEFINE_bool(
     "change_plan", False, "Resume a run that was started under another execution plan."
 )
+_PROFILE = flags.DEFINE_string(
+    "profile", None, "Folder for jax.profiler's trace of the rounds before the third evaluation."
+)
 
 
 def main(arguments: list[str]) -> int:
@@ -102,7 +105,9 @@ def _run() -> int:
     import jax
     from safetensors import SafetensorError
 
-    from experiments.assembly import build_experiment
+    from experiments.assembly import build_experiment, with_chunk_size
+    from experiments.data import load_data
+    from experiments.tracing import check_folder, tracing
     from fedcodist.checkpoint import CheckpointError
     from fedcodist.experiment import TrainingDiverged, check_experiment, run_experiment
     from fedcodist.run_folder import RunFolderError
@@ -111,7 +116,13 @@ def _run() -> int:
     is_first = jax.process_index() == 0
     command.show_warnings(is_first)
     try:
-        experiment = build_experiment(config)
+        data = load_data(config.data)
+        if _PROFILE.value is not None:
+            check_folder(_PROFILE.value)
+        config, chosen = with_chunk_size(config, data)
+        if chosen and is_first:
+            print(f"chunk_size: {chosen}", flush=True)
+        experiment = build_experiment(config, data)
         check_experiment(experiment)
     except Exception as error:
         if not command.is_mistake(error):
@@ -124,15 +135,16 @@ def _run() -> int:
         **{key: value for key, value in config.execution.items() if key != "processes"},
     }
     try:
-        outcome = run_experiment(
-            experiment,
-            workdir,
-            config={key: value for key, value in config.to_dict().items() if key != "execution"},
-            plan=plan,
-            change_plan=_CHANGE_PLAN.value,
-            callbacks=_callbacks(config, workdir) if is_first else [],
-            name=f"{config.name} · {config.algorithm.name}",
-        )
+        with tracing(_PROFILE.value if is_first else None) as traced:
+            outcome = run_experiment(
+                experiment,
+                workdir,
+                config={key: value for key, value in config.to_dict().items() if key != "execution"},
+                plan=plan,
+                change_plan=_CHANGE_PLAN.value,
+                callbacks=[*_callbacks(config, workdir), *traced] if is_first else [],
+                name=f"{config.name} · {config.algorithm.name}",
+            )
     except (TrainingDiverged, CheckpointError, RunFolderError) as error:
         return command.refuse(error)
     if is_first:

@@ -113,7 +113,11 @@ def make_record(folder: Path, partial: bool = False) -> dict[str, Any]:
             "final": _rounded(summary["final"] if finished else _at(evaluations, last_round)),
             "curve": _curve(evaluations),
             "data": environment.get("data", {}),
-            "notes": [*(config.get("notes") or ()), *_data_notes(config, environment)],
+            "notes": [
+                *(config.get("notes") or ()),
+                *_data_notes(config, environment),
+                *_precision_notes(environment["plan"]),
+            ],
         }
     except (KeyError, TypeError) as error:
         raise ValueError(f"{folder} is not a complete run folder: {error} is missing.") from error
@@ -192,6 +196,12 @@ def _data_notes(config: Mapping[str, Any], environment: Mapping[str, Any]) -> li
     images = f"the {count:,}" if used in (None, count) else f"{used:,} of the {count:,}"
     doubt = ", not verified as its official files" if about["unverified"] else ""
     return [f"Unlabelled: {images} images in {folder} ({about['source']}{doubt})."]
+
+
+def _precision_notes(plan: Mapping[str, Any]) -> list[str]:
+    """What the config does not tell: execution is the plan's."""
+    precision = plan.get("precision", "float32")
+    return [] if precision == "float32" else [f"Networks computed in {precision}."]
 
 
 def _file_name(run: str) -> str:

@@ -108,12 +108,17 @@ def is_child() -> bool:
     return RANK in os.environ
 
 
+def processes_here() -> int:
+    """How many processes of this run share this machine."""
+    return int(os.environ.get(COUNT, "1"))
+
+
 def join() -> None:
     """Makes this process part of the run that `supervise` started; call it before any use of JAX.
 
     Does nothing in a process that was not started by `supervise`, or is the only one.
     """
-    count = int(os.environ.get(COUNT, "1"))
+    count = processes_here()
     if count == 1:
         return
     rank = int(os.environ[RANK])

@@ -124,9 +124,11 @@ def get_config(run: str = "merged_codistillation,4700,in_domain") -> ConfigDict:
     config.execution = dict(
         processes=config_dict.placeholder(int),
         loop="scan",
-        chunk_size=1,
+        chunk_size=config_dict.placeholder(int),  # with loop="vmap" what fits, if not set
         seeds_loop="map",
         stream=False,
+        precision="float32",  # or "bfloat16"
+        rematerialise=False,
     )
 
     config.notes = ()  # remarks that RESULTS.md prints beneath the run's table

@@ -94,8 +94,10 @@ def get_config(algorithm: str = "merged_codistillation") -> ConfigDict:
     config.execution = dict(
         processes=1,  # networks this small gain nothing from a second one
         loop="scan",
-        chunk_size=1,
+        chunk_size=config_dict.placeholder(int),  # with loop="vmap" what fits, if not set
         seeds_loop="map",
         stream=False,
+        precision="float32",  # or "bfloat16"
+        rematerialise=False,
     )
     return config

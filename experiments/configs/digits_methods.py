@@ -85,5 +85,13 @@ def get_config(run: str = "fed_sdd") -> ConfigDict:
     config.evaluation = dict(
         every=5, batch_size=500, checkpoint_every=20, splits=("held_out",), final_splits=("test",)
     )
-    config.execution = dict(processes=1, loop="scan", chunk_size=1, seeds_loop="map", stream=False)
+    config.execution = dict(
+        processes=1,
+        loop="scan",
+        chunk_size=config_dict.placeholder(int),
+        seeds_loop="map",
+        stream=False,
+        precision="float32",
+        rematerialise=False,
+    )
     return config

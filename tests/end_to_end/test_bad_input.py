@@ -60,6 +60,8 @@ SETTINGS = {
     "evaluation.batch_size=0": ["evaluation_batch_size", "at least 1", "0"],
     "execution.loop=eager": ["execution.loop", "'scan'", "'eager'"],
     "execution.chunk_size=0": ["execution.chunk_size", "at least 1", "0"],
+    "execution.precision=float16": ["execution.precision", "'bfloat16'", "'float16'"],
+    "execution.rematerialise=maybe": ["--config.execution.rematerialise=maybe", "bool"],
     "execution.seeds_loop=scan": ["seeds_loop", "'map' or 'vmap'", "'scan'"],
     "execution.processes=0": ["execution.processes", "at least 1", "0"],
 }

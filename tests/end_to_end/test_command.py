@@ -1,5 +1,6 @@
 """The issue's command: its exit status, run folder, and that ways of execution agree."""
 
+import gzip
 import json
 import shutil
 import subprocess
@@ -147,6 +148,8 @@ def test_the_environment_says_versions_commit_device_and_plan(uninterrupted):
         "chunk_size": 1,
         "seeds_loop": "map",
         "stream": False,
+        "precision": "float32",
+        "rematerialise": False,
     }
 
 
@@ -207,6 +210,60 @@ def test_a_seed_trained_alone_is_the_same(uninterrupted, run, tmp_path):
     together = [record for record in records(uninterrupted) if record["seed"] == 2]
     for ours, theirs in zip(alone, together, strict=True):
         _assert_close_values(ours, theirs, 1e-4)
+
+
+def test_a_chunk_is_chosen_said_and_kept(run, tmp_path):
+    """As many clients as the larger cohort has: digits are small."""
+    vmap = "--config.execution.loop=vmap"
+    done = run(tmp_path / "run", vmap, "--config.rounds=2", "--config.seeds=1")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "chunk_size: 3 clients at once, " in done.stdout.splitlines()[0]
+    assert read(tmp_path / "run", "environment.json")["plan"]["chunk_size"] == 3
+    # It is the setting that it stands for.
+    same = "--config.execution.chunk_size=3"
+    again = run(tmp_path / "run", vmap, same, "--config.rounds=2", "--config.seeds=1")
+    assert (again.returncode, again.stderr) == (0, "")
+
+
+@pytest.mark.slow
+def test_models_in_bfloat16_and_rematerialised(uninterrupted, run, tmp_path):
+    for name, value, allowed in (("precision", "bfloat16", 0.05), ("rematerialise", True, 1e-4)):
+        folder = tmp_path / name
+        done = run(folder, "--config.rounds=2", f"--config.execution.{name}={value}")
+        assert done.returncode == 0
+        warned = "saves no memory on a CPU" in done.stderr
+        assert warned == (name == "rematerialise") == bool(done.stderr)
+        assert read(folder, "environment.json")["plan"][name] == value
+        losses, expected = (
+            [r["loss"] for r in records(each) if r["round"] <= 2 and "loss" in r]
+            for each in (folder, uninterrupted)
+        )
+        assert losses == pytest.approx(expected, rel=allowed)
+        assert losses != expected
+
+
+def test_the_launcher_keeps_compiled_programs(run, environment, tmp_path):
+    """In the user's cache, where nothing else was asked for; the next start compiles none again."""
+    own = {k: v for k, v in environment.items() if k != "JAX_COMPILATION_CACHE_DIR"}
+    own["XDG_CACHE_HOME"] = str(tmp_path / "cache")
+
+    def kept(folder):
+        done = run(folder, "--config.rounds=1", "--config.seeds=1", environment=own)
+        assert (done.returncode, done.stderr) == (0, "")
+        return {path.name for path in (tmp_path / "cache").glob("fedcodist/compiled-*/*-cache")}
+
+    first = kept(tmp_path / "first")
+    assert len(first) > 3
+    assert kept(tmp_path / "second") == first
+
+
+def test_some_rounds_are_traced(run, tmp_path):
+    trace = tmp_path / "trace"
+    done = run(tmp_path / "run", "--config.rounds=4", "--config.seeds=1", f"--profile={trace}")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert f"trace: {trace}" in done.stdout
+    (file,) = trace.glob("plugins/profile/*/*.trace.json.gz")
+    assert b"jit_train" in gzip.decompress(file.read_bytes())
 
 
 def test_the_report_shows_mean_and_spread_over_seeds(uninterrupted, environment, tmp_path):

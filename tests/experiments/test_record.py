@@ -236,6 +236,15 @@ def test_nothing_is_noted_of_images_that_are_not_used_or_not_known(tmp_path, set
     assert one["notes"] == ["a note"]
 
 
+def test_the_precision_is_noted_where_it_is_not_float32(tmp_path):
+    for precision, notes in (("float32", []), ("bfloat16", ["Networks computed in bfloat16."])):
+        run = write_run(tmp_path / precision)
+        environment = json.loads((run / "environment.json").read_text())
+        environment["plan"]["precision"] = precision
+        (run / "environment.json").write_text(json.dumps(environment))
+        assert record.make_record(run)["notes"] == ["a note", *notes]
+
+
 def test_a_partial_record_is_of_the_last_whole_evaluation(tmp_path, capsys):
     folder = write_run(tmp_path / "run", last_round=40, finished=False)
     half = {"round": 50, "model": "small", "split": "held_out", "seed": 0, "accuracy": 0.9}

@@ -1,0 +1,43 @@
+"""From a config's `execution` to how clients are run and how models are computed."""
+
+import os
+import warnings
+
+import jax
+from ml_collections import ConfigDict
+
+from experiments.data import choice
+from fedcodist.checks import check_integer
+from fedcodist.for_each_client import Execution
+from fedcodist.model import Model
+from fedcodist.precision import in_bfloat16
+from fedcodist.rematerialisation import CPU_FLAG, rematerialised
+
+
+def execution_of(config: ConfigDict) -> Execution:
+    """How clients are run. A chunk that is not set counts as one client, before it is chosen."""
+    settings = config.execution
+    choice("execution.loop", settings.loop, dict.fromkeys(("scan", "vmap")))
+    if settings.chunk_size is None:
+        return Execution(settings.loop)
+    check_integer("execution.chunk_size", settings.chunk_size, low=1)
+    return Execution(settings.loop, settings.chunk_size)
+
+
+def as_executed(config: ConfigDict, model: Model) -> Model:
+    """The model as execution.precision and execution.rematerialise have it computed."""
+    settings = config.execution
+    precisions = {"float32": lambda model: model, "bfloat16": in_bfloat16}
+    model = choice("execution.precision", settings.get("precision", "float32"), precisions)(model)
+    rematerialise = settings.get("rematerialise", False)
+    if not isinstance(rematerialise, bool):
+        raise TypeError(f"execution.rematerialise must be True or False, got {rematerialise!r}.")
+    if not rematerialise:
+        return model
+    if jax.default_backend() == "cpu" and CPU_FLAG not in os.environ.get("XLA_FLAGS", ""):
+        warnings.warn(
+            "execution.rematerialise saves no memory on a CPU, where XLA merges what is computed "
+            f"twice, unless XLA_FLAGS holds {CPU_FLAG}.",
+            stacklevel=2,
+        )
+    return rematerialised(model)

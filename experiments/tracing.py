@@ -1,0 +1,59 @@
+"""A trace of some rounds by jax.profiler, for XProf in TensorBoard or for Perfetto."""
+
+import contextlib
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+
+Callback = Callable[[Sequence[Mapping[str, Any]]], None]
+
+
+def check_folder(folder: str) -> None:
+    """Makes the folder of a trace. Raises ValueError, one line, where it cannot be written."""
+    try:
+        Path(folder).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ValueError(
+            f"--profile must be a folder that can be written, got {folder!r}: {error.strerror}."
+        ) from error
+
+
+@contextlib.contextmanager
+def tracing(folder: str | Path | None) -> Iterator[list[Callback]]:
+    """Traces the rounds from the second evaluation of a run to its third, when all is compiled.
+
+    Args:
+      folder: gets `plugins/profile/<date>/`, of which `tensorboard --logdir` shows all and Perfetto
+        the `trace.json.gz`; None traces nothing.
+
+    Yields:
+      What `run_experiment` needs as callbacks.
+    """
+    if folder is None:
+        yield []
+        return
+    evaluations, is_tracing = 0, False
+
+    def at_evaluation(records: Sequence[Mapping[str, Any]]) -> None:
+        nonlocal evaluations, is_tracing
+        evaluations += 1
+        if evaluations == 2:
+            jax.profiler.start_trace(str(folder))
+            is_tracing = True
+        elif is_tracing:
+            jax.profiler.stop_trace()
+            is_tracing = False
+            print(f"trace: {folder}", flush=True)
+
+    try:
+        yield [at_evaluation]
+    finally:
+        if is_tracing:
+            jax.profiler.stop_trace()
+    if evaluations < 3:
+        warnings.warn(
+            "--profile: nothing was traced, since the run had no third evaluation.", stacklevel=2
+        )

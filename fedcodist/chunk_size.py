@@ -1,0 +1,198 @@
+"""How many clients a device trains at once where that is left to the library: as many as fit.
+
+What a round needs is read off its compiled program; nothing is run. The program that is chosen is
+compiled again when it is first called, or read from the folder of compiled programs.
+"""
+
+import contextlib
+import math
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
+
+from fedcodist import simulation
+from fedcodist.client_rows import HostRows, device_rows
+from fedcodist.experiment import Experiment, experiment_programs
+from fedcodist.sources import StreamedData, stack_inputs
+
+PyTree = Any
+# What is left is for evaluation, the next round's inputs and gaps between arrays.
+ACCELERATOR_SHARE = 0.9
+# A processor's memory is also the host's, with its copy of the data, and other programs'.
+CPU_SHARE = 0.5
+_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
+
+
+class ChunkSize(NamedTuple):
+    """What was chosen.
+
+    Attributes:
+      clients: that a device trains at once.
+      needed: bytes of a device that rounds of such chunks take, data included.
+      available: bytes that they may take.
+    """
+
+    clients: int
+    needed: int
+    available: int
+
+    def __str__(self) -> str:
+        at_once = f"{self.clients} client{'s' if self.clients > 1 else ''} at once"
+        return f"{at_once}, {_mib(self.needed)} of the {_mib(self.available)} that a device may use"
+
+
+def choose_chunk_size(
+    experiment_of: Callable[[int], Experiment], processes_here: int = 1
+) -> ChunkSize:
+    """Chooses the largest chunk whose rounds fit into the memory of every device.
+
+    Available are 90 % of what an accelerator lets JAX use, or half of the machine's memory divided by
+    the devices on it. It is the memory that the machine has, not what happens to be free, so that
+    the same command chooses the same again.
+
+    Args:
+      experiment_of: chunk size -> the experiment, whose algorithm has `Execution("vmap", chunk size)`.
+      processes_here: how many of the run's processes share this machine.
+
+    Raises:
+      ValueError: one line; not even one client fits, or the platform does not tell.
+    """
+    experiment = experiment_of(1)
+    chosen = jax.eval_shape(experiment.algorithm.select, 0, jax.random.key(0)).clients
+    cohort = max(clients.shape[0] for clients in chosen.values())
+    return largest_that_fits(
+        chunk_sizes(-(-cohort // jax.device_count())),
+        lambda chunk: needed_bytes(experiment_of(chunk)),
+        available_bytes(processes_here),
+    )
+
+
+def chunk_sizes(clients: int) -> list[int]:
+    """The chunks worth trying, ascending: each divides a device's clients into another number of
+    chunks, with as few empty places as that number allows."""
+    return sorted({-(-clients // chunks) for chunks in range(1, clients + 1)})
+
+
+def largest_that_fits(
+    sizes: Sequence[int], bytes_of: Callable[[int], int | float], available: int
+) -> ChunkSize:
+    """The largest chunk of `sizes` that needs at most `available` bytes.
+
+    Tries the largest first and then halves what is left: a larger chunk is taken to need more.
+
+    Args:
+      sizes: ascending.
+      bytes_of: chunk size -> bytes that it needs; expensive.
+      available: bytes that it may need.
+
+    Raises:
+      ValueError: one line; not even the smallest fits.
+    """
+    low, high, found = 0, len(sizes) - 1, None
+    place = high
+    while low <= high:
+        needed = bytes_of(sizes[place])
+        if needed <= available:
+            found, low = ChunkSize(sizes[place], int(needed), available), place + 1
+        elif place == 0:
+            raise ValueError(
+                f"chunk_size: not even {sizes[0]} client at a time fits, a round needs "
+                f"{_mib(needed)} and a device may use {_mib(available)}; smaller batches, "
+                "rematerialised models or streamed data need less."
+            )
+        else:
+            high = place - 1
+        place = (low + high) // 2
+    assert found is not None  # or the loop has raised at place 0
+    return found
+
+
+def needed_bytes(experiment: Experiment) -> int | float:
+    """Bytes that an experiment's rounds and the data it evaluates take of each device.
+
+    Infinite where the compiler itself refuses the program for its size.
+
+    Raises:
+      ValueError: one line; the platform does not tell.
+    """
+    try:
+        memory = _lowered(experiment).compile().memory_analysis()
+    except jax.errors.JaxRuntimeError as error:
+        if "RESOURCE_EXHAUSTED" in str(error):
+            return math.inf
+        raise
+    if memory is None:
+        raise ValueError("chunk_size must be given: this platform does not tell what rounds need.")
+    rounds = (
+        memory.argument_size_in_bytes
+        + memory.output_size_in_bytes
+        - memory.alias_size_in_bytes
+        + memory.temp_size_in_bytes
+    )
+    splits = [*experiment.splits.values(), *experiment.final_splits.values()]
+    return rounds + sum(np.asarray(c).nbytes for data in splits for c in data.columns.values())
+
+
+def available_bytes(processes_here: int = 1) -> int:
+    """Bytes of a device that a program may use, the least of all processes; see the shares above."""
+    about = jax.local_devices()[0].memory_stats() or {}
+    if "bytes_limit" in about:
+        own = ACCELERATOR_SHARE * about["bytes_limit"]
+    else:
+        own = CPU_SHARE * machine_bytes() / (processes_here * jax.local_device_count())
+    if jax.process_count() > 1:
+        from jax.experimental import multihost_utils
+
+        mib = multihost_utils.process_allgather(np.int32(own // 2**20))
+        own = float(mib.min()) * 2**20
+    return int(own)
+
+
+def machine_bytes() -> int:
+    """This machine's memory, or what a container has of it."""
+    if not hasattr(os, "sysconf"):
+        raise ValueError("chunk_size must be given: this system does not tell its memory.")
+    found = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    for path in _LIMITS:
+        with contextlib.suppress(OSError, ValueError):  # "max" is no limit
+            found = min(found, int(Path(path).read_text(encoding="utf-8")))
+    return found
+
+
+def _lowered(experiment: Experiment) -> Any:
+    """The program of an experiment's rounds, for arguments of the shapes that they have."""
+    algorithm, mesh = experiment.algorithm, simulation.all_devices()
+    programs: Any = experiment_programs(experiment)  # which are jitted, and so can be lowered
+    sharding = None if mesh is None else NamedSharding(mesh, PartitionSpec())
+
+    def replicated(tree: PyTree) -> PyTree:
+        return jax.tree.map(
+            lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
+            jax.eval_shape(lambda tree: tree, tree),
+        )
+
+    seeds = replicated(np.zeros(experiment.seeds, np.uint32))
+    state = replicated(jax.eval_shape(programs.init, seeds))
+    hyper = replicated(jax.tree.map(lambda value: np.asarray(value, float), algorithm.hyper))
+    number = np.int32(0)
+    if not isinstance(experiment.data, StreamedData):
+        rows = replicated(device_rows(algorithm.rows, experiment.seeds))
+        data = replicated(experiment.data)
+        return programs.train.lower(state, rows, seeds, number, number, hyper, data)
+    # Every round's buffers have the shapes of the first one's.
+    selection = jax.tree.map(np.asarray, programs.select(0, 0))
+    one = experiment.data.read(selection, jax.device_count(), simulation.own_devices(mesh))
+    inputs = stack_inputs([one] * experiment.seeds)
+    clients = {pool: cohort.clients for pool, cohort in inputs.cohorts.items()}
+    rows = replicated(HostRows(algorithm.rows, experiment.seeds).gather(clients))
+    inputs = simulation.place_inputs(inputs, mesh)
+    return programs.train_streamed.lower(state, rows, seeds, number, hyper, inputs)
+
+
+def _mib(count: int | float) -> str:
+    return f"{count / 2**20:,.0f} MiB"

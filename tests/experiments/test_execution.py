@@ -1,0 +1,111 @@
+"""A config's `execution`: every setting is read, and a mistake is one line."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from experiments import assembly, execution
+from experiments.configs.digits_codist import get_config
+from experiments.data import load_data
+from fedcodist import launch
+from fedcodist.chunk_size import ChunkSize
+from fedcodist.for_each_client import Execution
+from fedcodist.rematerialisation import CPU_FLAG
+
+
+def config_of(**settings):
+    config = get_config()
+    with config.ignore_type():
+        config.execution.update(settings)
+    return config
+
+
+def program(config):
+    """What a client of the large pool computes, as text."""
+    algorithm = assembly.build_experiment(config).algorithm
+    model = algorithm.predictors["large"].model
+    variables = jax.eval_shape(model.init, jax.random.key(0))
+    batch = {"image": jnp.zeros((2, 8, 8, 1))}
+
+    def loss(params):
+        outputs, _ = model.apply(variables._replace(params=params), batch, train=True)
+        return outputs.sum()
+
+    return str(jax.make_jaxpr(jax.grad(loss))(variables.params))
+
+
+def test_precision_and_rematerialisation_reach_the_models(monkeypatch):
+    plain = program(config_of())
+    assert "bf16" not in plain and "remat" not in plain and "checkpoint" not in plain
+    assert "bf16" in program(config_of(precision="bfloat16"))
+    with pytest.warns(UserWarning, match="execution.rematerialise saves no memory on a CPU"):
+        again = program(config_of(rematerialise=True))
+    assert "checkpoint" in again or "remat" in again
+
+
+def test_a_cpu_that_was_told_to_keep_what_is_computed_twice_is_not_warned_of(monkeypatch, recwarn):
+    monkeypatch.setenv("XLA_FLAGS", CPU_FLAG)
+    program(config_of(rematerialise=True))
+    assert not [each for each in recwarn if "rematerialise" in str(each.message)]
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"loop": "eager"}, "execution.loop must be one of .*'scan', 'vmap'.*'eager'"),
+        ({"chunk_size": 0}, "execution.chunk_size must be at least 1, got 0"),
+        ({"chunk_size": "auto"}, "execution.chunk_size must be an integer of at least 1"),
+        ({"precision": "float16"}, "execution.precision must be one of .*'bfloat16'.*'float16'"),
+        ({"rematerialise": "yes"}, "execution.rematerialise must be True or False, got 'yes'"),
+    ],
+)
+def test_mistakes(settings, message):
+    with pytest.raises((ValueError, TypeError), match=message):
+        assembly.build_experiment(config_of(**settings))
+
+
+def test_a_config_without_the_newer_settings_is_float32():
+    config = get_config()
+    with config.unlocked():
+        del config.execution.precision, config.execution.rematerialise
+    assert program(config) == program(get_config())
+
+
+def test_one_client_after_another_is_a_chunk_of_one():
+    config, chosen = assembly.with_chunk_size(config_of(loop="scan"), None)
+    assert chosen is None and execution.execution_of(config) == Execution("scan", 1)
+
+
+def test_a_chunk_that_is_given_stays():
+    config = config_of(loop="vmap", chunk_size=4)
+    assert assembly.with_chunk_size(config, None) == (config, None)
+    assert execution.execution_of(config) == Execution("vmap", 4)
+
+
+def test_a_chunk_that_is_not_given_is_chosen(monkeypatch):
+    tried, built = [], assembly.build_algorithm
+
+    def build(config, data):
+        tried.append(execution.execution_of(config))
+        return built(config, data)
+
+    def choose(experiment_of, processes):
+        assert processes == 3
+        experiment_of(5)
+        return ChunkSize(5, 1, 2)
+
+    monkeypatch.setattr(assembly, "build_algorithm", build)
+    monkeypatch.setattr(assembly, "choose_chunk_size", choose)
+    monkeypatch.setenv(launch.COUNT, "3")
+    given = config_of(loop="vmap")
+    config, chosen = assembly.with_chunk_size(given, load_data(given.data))
+    assert chosen == ChunkSize(5, 1, 2) and tried[-1] == Execution("vmap", 5)
+    assert (given.execution.chunk_size, config.execution.chunk_size) == (None, 5)
+
+
+def test_other_mistakes_are_told_before_a_chunk_is_chosen(monkeypatch):
+    monkeypatch.setattr(assembly, "choose_chunk_size", lambda *_: pytest.fail("it compiles"))
+    config = config_of(loop="vmap")
+    config.evaluation.checkpoint_every = 7
+    with pytest.raises(ValueError, match="checkpoint_every must be a multiple"):
+        assembly.build_experiment(config)
