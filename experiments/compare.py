@@ -25,6 +25,7 @@ from rich.console import Console
 from rich.table import Table
 
 from experiments import command, report, sweep
+from experiments.results.intervals import student_half_width
 
 
 class Entry(NamedTuple):
@@ -173,14 +174,7 @@ def difference(entry: Entry, entries: Sequence[Entry], baseline: str) -> Differe
         return None
     pairs = zip(entry.accuracies, same[0].accuracies, strict=True)
     differences = [a - b for a, b in pairs]
-    mean = statistics.fmean(differences)
-    if len(differences) < 2:
-        return Difference(mean, None)
-    # SciPy comes with JAX; it is slow to import.
-    from scipy.stats import t
-
-    spread = statistics.stdev(differences) / math.sqrt(len(differences))
-    return Difference(mean, float(t.ppf(0.975, len(differences) - 1)) * spread)
+    return Difference(statistics.fmean(differences), student_half_width(differences))
 
 
 def table(shown: Sequence[Entry], baseline: str, entries: Sequence[Entry]) -> Table:

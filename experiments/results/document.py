@@ -18,6 +18,8 @@ from experiments.report import INSTALL_PLOTS
 from experiments.results import paper_numbers
 from experiments.results.records import FIGURE_4, TABLE_1, Record, load_records
 from experiments.results.sections.ablations import ABLATIONS, ablation
+from experiments.results.sections.fedsdd import EXPERIMENTS as FEDSDD
+from experiments.results.sections.fedsdd import fedsdd
 from experiments.results.sections.figure_4 import figure_4
 from experiments.results.sections.markdown import PLOT_FOLDER, Plots
 from experiments.results.sections.other import other
@@ -48,18 +50,19 @@ HEADER = """\
 
 # Results
 
-Our numbers beside those of the codistillation paper. Accuracies are in % on the test images, of the
-last round's models; gains and other differences are in points.
+Our numbers beside those of the papers, first of all the codistillation paper's. Accuracies are in % on
+the test images, of the last round's models; gains and other differences are in points.
 
 - **±** in a table of accuracies is the sample standard deviation over the seeds; without it there
   is one seed. Seeds change initial weights, cohorts, batches and augmentation, never the division of
   the data over clients and pools.
 - **Intervals** of differences are at 95 %. *Welch*: Student's t over the seeds, for two or more
-  seeds on all sides. *binomial*: 1.96 binomial standard errors of a difference on
-  {images:,} test images, where a side has one seed; it says nothing of the spread over seeds.
+  seeds on all sides. *paired*: Student's t over the differences within seeds. *binomial*: 1.96
+  binomial standard errors of a difference on {images:,} test images, where a side has one seed; it
+  says nothing of the spread over seeds.
 - **†** marks runs of fewer rounds than the number needs; below the table is the command for the
   full length.
-- The paper gives neither seeds nor spreads.
+- The codistillation paper gives neither seeds nor spreads.
 - **Gains** are over FedAvg with the same settings in all that both read: data, training, clients,
   models, learning rates, rounds.
 - Where a run was done with several settings, tables show one that has FedAvg runs of its settings, of
@@ -143,7 +146,8 @@ def render(results: Results) -> Document:
     for name in ABLATIONS:
         parts += [*ablation(records, name), note(name)]
     parts += verdicts(records, note("claims"))
-    known = {TABLE_1, FIGURE_4, *ABLATIONS, "claims", "tuning"}
+    parts += fedsdd(records, notes)
+    known = {TABLE_1, FIGURE_4, *ABLATIONS, *FEDSDD, "claims", "tuning"}
     for name in sorted({*(record.experiment for record in records), *notes} - known):
         parts += [*other(records, name), note(name)]
     parts += [*tuning(results.studies), note("tuning"), *run_list(records)]

@@ -5,7 +5,7 @@ import statistics
 from collections.abc import Sequence
 from typing import NamedTuple
 
-WELCH, BINOMIAL = "Welch", "binomial"
+WELCH, PAIRED, BINOMIAL = "Welch", "paired", "binomial"
 
 
 class Estimate(NamedTuple):
@@ -41,3 +41,27 @@ def contrast(
     pieces = zip(variances, samples, strict=True)
     freedom = sum(variances) ** 2 / sum(v**2 / (len(s) - 1) for v, s in pieces)
     return Estimate(value, float(t.ppf(0.975, freedom)) * math.sqrt(sum(variances)), WELCH)
+
+
+def paired(plus: Sequence[float], minus: Sequence[float], test_images: int) -> Estimate:
+    """The mean difference of two runs with the same seeds in the same order, which share what a seed
+    decides: initial weights, cohorts, batches.
+
+    The interval is Student's t over the seeds' differences; for one seed it is `contrast`'s.
+    """
+    differences = [a - b for a, b in zip(plus, minus, strict=True)]
+    half_width = student_half_width(differences)
+    if half_width is None:
+        return contrast([plus], [minus], test_images)
+    return Estimate(statistics.fmean(differences), half_width, PAIRED)
+
+
+def student_half_width(values: Sequence[float]) -> float | None:
+    """Half of the 95 % interval of a mean by Student's t; None for one value."""
+    if len(values) < 2:
+        return None
+    # SciPy comes with JAX; it is slow to import.
+    from scipy.stats import t
+
+    error = statistics.stdev(values) / math.sqrt(len(values))
+    return float(t.ppf(0.975, len(values) - 1)) * error

@@ -1,20 +1,24 @@
 """RESULTS.md from made-up records: settings, pooling, intervals, claims, the document."""
 
+import importlib
 import itertools
 import json
 import math
 import os
 import random
+import re
 import shlex
 import statistics
 import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
+from scipy import stats
 
 from experiments.assembly import build_experiment
 from experiments.configs import cifar100_large_model, cifar100_table1, digits_codist
@@ -22,6 +26,7 @@ from experiments.methods import CODISTILLATION, METHODS
 from experiments.results import document as results
 from experiments.results import figures, paper_numbers, pooling, records
 from experiments.results.claims import claims, gain
+from experiments.results.fedsdd_tables import ORDERINGS, SCALED, STANDS_FOR, tables
 from experiments.results.findings import FAILS, HOLDS, OPEN, UNDECIDED, find, verdict
 from experiments.results.intervals import contrast
 from experiments.results.paper_numbers import MODELS, run_name
@@ -1080,3 +1085,92 @@ def test_the_papers_runs_are_the_configs(tmp_path):
 
     assert set(paper_numbers.TABLE_1) == set(cifar100_table1.get_runs())
     assert run_name("merged_codistillation", 4700, "in_domain") == MERGED
+
+
+# FedSDD's tables
+
+
+def fedsdd_record(folder, experiment, run, accuracies, *, seeds=(0, 1, 2), rounds=None, **changes):
+    """A record of a run with its real config; `accuracies` in %, model -> one per seed."""
+    config = importlib.import_module(f"experiments.configs.{experiment}").get_config(run)
+    rounds = rounds or config.rounds
+    path = record(folder, run, accuracies, experiment=experiment, seeds=seeds, rounds=rounds)
+    content = json.loads(path.read_text())
+    written = json.loads(config.to_json_best_effort())
+    del written["execution"]
+    written |= {"rounds": rounds, "seed": seeds[0], "seeds": len(seeds)}
+    content |= {"config": merged(written, changes), "full_rounds": config.full_rounds}
+    path.write_text(json.dumps(content))
+
+
+def row_of(text, start):
+    (row,) = [line for line in text.splitlines() if line.startswith(f"| {start} |")]
+    return [cell.strip() for cell in row.strip("|").split("|")]
+
+
+def rendered(folder):
+    return results.render(results.load_results(folder)).text
+
+
+def test_fedsdd_s_scaled_runs_stand_beside_the_papers(tmp_path):
+    fedsdd_record(tmp_path, SCALED, "fed_avg", {"main": [30.0, 34.0, 32.0]})
+    fedsdd_record(
+        tmp_path, SCALED, "fed_sdd_r1", {"main": [33.0, 36.0, 36.5], "ensemble": [35.0, 39.0, 38.0]}
+    )
+    text = rendered(tmp_path)
+    row = ["FedSDD, R = 1", "35.17 ± 1.89", "80.18 ± 2.38", "37.33 ± 2.08", "81.39"]
+    assert row_of(text, "FedSDD, R = 1") == row
+    assert row_of(text, "SCAFFOLD")[:3] == ["SCAFFOLD", "not run", "80.08 ± 1.53"]
+    above = row_of(text, "FedSDD, R = 1, above FedAvg")
+    low, high = stats.t.interval(0.95, 2, np.mean([3, 2, 4.5]), stats.sem([3, 2, 4.5]))
+    assert above[1:] == [f"+3.17 ± {(high - low) / 2:.2f}", "paired", "yes", "+1.46"]
+    assert row_of(text, "FedSDD, R = 4, above FedAvg")[1] == "not run"
+    assert '--only "scaffold"' in text and '--only "fed_avg"' not in text.split("## Tuning")[0]
+    assert (
+        "fedsdd_table7.py" in row_of(text, "Table 7: fewer, longer rounds (ResNet-20, CIFAR-10)")[2]
+    )
+
+
+def test_fedsdd_s_runs_with_other_settings_are_not_compared(tmp_path):
+    fedsdd_record(tmp_path, SCALED, "fed_avg", {"main": [30.0, 34.0]}, seeds=(0, 1))
+    more = {"training": {"epochs": 3}}
+    fedsdd_record(tmp_path, SCALED, "fed_df", {"main": [33.0, 36.0]}, seeds=(0, 1), **more)
+    text = rendered(tmp_path)
+    assert row_of(text, "FedDF above FedAvg")[1] == "no runs with equal settings"
+    # Only the seeds that both have.
+    fedsdd_record(tmp_path, SCALED, "fed_prox", {"main": [33.0, 36.0, 9.0]}, seeds=(1, 2, 3))
+    assert row_of(rendered(tmp_path), "FedProx above FedAvg")[1:3] == ["-1.00 ± 1.31", "binomial"]
+
+
+def test_fedsdd_s_tables_that_were_run_are_shown_with_their_neighbours(tmp_path):
+    one = "fed_avg,resnet20,cifar10,0.1"
+    fedsdd_record(tmp_path, "fedsdd_table2", one, {"main": [78.0, 79.0, 80.0]})
+    fedsdd_record(tmp_path, "fedsdd_table8", "3,0.1", {"main": [80.0, 80.0, 80.0]}, rounds=50)
+    fedsdd_record(tmp_path, "fedsdd_table8", "2,0.1", {"main": [80.0, 80.0, 80.0]})
+    text = rendered(tmp_path)
+    assert "### Table 2: ResNet-20" in text and "### Table 2: ResNet-56" not in text
+    assert "### Table 8" in text and "### Table 4" not in text
+    assert row_of(text, "3 models")[3:] == ["80.00 ± 0.00 †", "79.63"]
+    assert row_of(text, "2 models | α 0.1")[2:] == ["+1.00 ± 2.48", "paired", "+0.66"]
+    assert not re.search(r"^\| 3 models \| α 0.1", text, re.MULTILINE)  # other rounds
+    assert "--config.rounds=50" not in text and "† 50 of 100 rounds. At full length" in text
+
+
+def test_fedsdd_s_cells_are_runs_of_the_configs_and_have_the_papers_numbers():
+    shown = {term for each in tables() for row in each.rows for term in row.cells}
+    assert shown == set(paper_numbers.FEDSDD)
+    assert set(STANDS_FOR.values()) <= shown
+    for term in (*shown, *STANDS_FOR):
+        module = importlib.import_module(f"experiments.configs.{term.experiment}")
+        assert term.run in module.get_runs()
+    for each in tables():
+        assert all(len(row.cells) == len(each.columns) for row in each.rows)
+        # Every run of a table's own is shown in it.
+    runs = {(t.experiment, t.run) for t in shown}
+    for name in {each.experiment for each in tables()}:
+        module = importlib.import_module(f"experiments.configs.{name}")
+        assert {(name, run) for run in module.get_runs()} <= runs
+    for ordering in ORDERINGS:
+        assert paper_numbers.FEDSDD[STANDS_FOR[ordering.plus]].mean > (
+            paper_numbers.FEDSDD[STANDS_FOR[ordering.minus]].mean
+        )

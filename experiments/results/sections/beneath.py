@@ -12,13 +12,18 @@ from experiments.results.sections.markdown import codes, listed, rounds_of, spli
 from experiments.results.settings import differences
 
 
-def remarks(records: Sequence[Record], experiment: str, runs: Iterable[str]) -> list[str]:
-    """All that the reader of a table of these runs must know besides."""
+def remarks(
+    records: Sequence[Record],
+    experiment: str,
+    runs: Iterable[str],
+    models: Sequence[str] = MODELS,
+) -> list[str]:
+    """All that the reader of a table of these runs and models must know besides."""
     missing: list[str] = []
     others: list[Record] = []
     shown: dict[Path, Record] = {}
     for run in runs:
-        samples = [one for model in MODELS if (one := sample(records, experiment, run, model))]
+        samples = [one for model in models if (one := sample(records, experiment, run, model))]
         of_run = {record.path: record for one in samples for record in one.records}
         # FedAvg's small model is another run's for two of three pools.
         if not any(record.run == run for record in of_run.values()):
