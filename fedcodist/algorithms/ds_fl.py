@@ -1,0 +1,188 @@
+"""DS-FL (Itahara et al., 2021): parties exchange probabilities of open examples, made more certain."""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from fedcodist import keys
+from fedcodist.aggregation import ClientResult
+from fedcodist.algorithms import parties
+from fedcodist.algorithms.parties import PARTIES, PUBLIC, Group, for_each_party
+from fedcodist.checks import check_integer, check_number
+from fedcodist.client_training import LocalTraining, train_client
+from fedcodist.cohort import ClientData
+from fedcodist.communication import Communication
+from fedcodist.federated_algorithm import FederatedAlgorithm, single_model
+from fedcodist.for_each_client import Execution
+from fedcodist.model import Model, Variables
+from fedcodist.shuffling import permuted_positions
+
+PyTree = Any
+SERVER = "server"
+
+
+class DSFLState(NamedTuple):
+    """Parties' models by architecture, leaves [group, ...], and the server's own."""
+
+    models: dict[str, Variables]
+    server: Variables
+
+
+class DSFLHyper(NamedTuple):
+    """Learning rates, and the temperature that sharpens; traced."""
+
+    learning_rate: Any = 0.1
+    distillation_learning_rate: Any = 0.1
+    temperature: Any = 0.1
+
+
+def ds_fl(
+    groups: Mapping[str, Group],
+    server: Model,
+    num_public: int,
+    local: LocalTraining = LocalTraining(),
+    distillation: LocalTraining = LocalTraining(batch_size=100),
+    open_size: int | None = 1000,
+    aggregation: str = "era",
+    hyper: DSFLHyper = DSFLHyper(),
+    inference_batch_size: int = 500,
+    execution: Execution = Execution(),
+    name: str = "ds_fl",
+) -> FederatedAlgorithm:
+    """A round: local training; probabilities of open examples; their mean, sharpened; all learn it.
+
+    Parties and a model of the server minimise the cross-entropy with the target. Optimizers are fresh
+    in every round. Labels of open examples are not used.
+
+    Args:
+      groups: architecture -> its parties.
+      server: the server's model.
+      num_public: rows of the data set `public`.
+      local: training on private examples.
+      distillation: training on the open ones.
+      open_size: open examples of a round, drawn anew; None takes all and sends no indices.
+      aggregation: 'era', softmax(mean / T), entropy reduction, or 'sa', the mean itself.
+      hyper: learning rates and T.
+      inference_batch_size: examples per step while probabilities are computed.
+      execution, name: as in `fed_md`.
+
+    Raises:
+      ValueError, TypeError: one line that names the argument and what is allowed.
+    """
+    groups = parties.check_groups(groups)
+    parties.check_widths(groups, server.num_classes)
+    parties.check_training("local", local)
+    parties.check_training("distillation", distillation)
+    for training, value in (("local", local), ("distillation", distillation)):
+        check_integer(f"{training}.epochs", value.epochs, low=1)
+    check_integer("num_public", num_public, low=1)
+    count = num_public if open_size is None else open_size
+    check_integer("open_size", count, low=1)
+    if count > num_public:
+        raise ValueError(
+            f"open_size must be at most the {num_public} public examples, got {count}."
+        )
+    check_number("temperature", hyper.temperature, above=0)
+    if aggregation not in ("era", "sa"):
+        raise ValueError(f"aggregation must be 'era' or 'sa', got {aggregation!r}.")
+
+    def init(key):
+        return DSFLState(
+            parties.init_models(groups, key), server.init(keys.derive(key, "init", SERVER))
+        )
+
+    def select(round, key):
+        rows = jnp.arange(count)
+        if open_size is not None:
+            rows = permuted_positions(keys.derive(key, "open", round), rows, num_public)
+        return parties.everybody(groups, {PUBLIC: rows[None]})
+
+    def round_(state, rows, inputs, round, key, hyper, axis_name=None):
+        def train(model, message, variables, data, key):
+            trained = train_client(model, local, variables, data, key, hyper.learning_rate)
+            shared = parties.shared_examples(examples, data)
+            logits = parties.inference(
+                model, trained.variables, shared, distillation.preprocess, inference_batch_size
+            )
+            metrics = {"loss": trained.loss, "num_steps": trained.num_steps}
+            return ClientResult(
+                jax.nn.softmax(logits), {}, jnp.ones(()), trained.variables, metrics
+            )
+
+        def learn(model, target, variables, data, key):
+            shared = parties.shared_examples(examples | {"target": target}, data)
+            taught = train_client(
+                model,
+                distillation,
+                variables,
+                shared,
+                key,
+                hyper.distillation_learning_rate,
+                loss_hook=soft_cross_entropy,
+            )
+            finite = parties.is_finite(taught.variables)
+            metrics = {"distillation_loss": taught.loss, "finite": finite}
+            return ClientResult({}, {}, jnp.ones(()), taught.variables, metrics)
+
+        cohort, public = inputs.cohorts[PARTIES], inputs.rows[PUBLIC]
+        examples = {column: values[public.indices[0]] for column, values in public.columns.items()}
+        run = lambda update, message, rows, purpose: for_each_party(
+            groups,
+            update,
+            message,
+            rows,
+            cohort,
+            keys.derive(key, purpose, round),
+            execution,
+            axis_name,
+        )
+        trained = run(train, None, state.models, "client_update")
+        mean = trained.update / trained.weight
+        target = sharpened(mean, hyper.temperature) if aggregation == "era" else mean
+        taught = run(learn, target, trained.rows, "distillation")
+        everyone = jnp.asarray(count, jnp.int32)
+        all_of_them = ClientData(
+            examples, jnp.zeros((), jnp.int32), everyone, everyone, count, False
+        )
+        own_key = keys.derive(key, "distillation", round, SERVER)
+        server_model = learn(server, target, state.server, all_of_them, own_key)
+        metrics = trained.metrics | taught.metrics
+        return DSFLState(taught.rows, server_model.row), rows, metrics
+
+    def variables_of(state, name):
+        return state.models[name]
+
+    floats = count * server.num_classes * np.dtype(np.float32).itemsize
+    indices = 0 if open_size is None else count * np.dtype(np.int32).itemsize
+    return FederatedAlgorithm(
+        name=name,
+        hyper=hyper,
+        init=init,
+        rows={},
+        select=select,
+        round=round_,
+        predictors={
+            **parties.party_predictors(groups, variables_of),
+            SERVER: single_model(server, lambda state: state.server),
+        },
+        communication={
+            party: Communication(down=floats + indices, up=floats)
+            for names in parties.party_names(groups).values()
+            for party in names
+        },
+        num_clients=parties.num_clients(groups),
+    )
+
+
+def sharpened(mean: jax.Array, temperature: Any) -> jax.Array:
+    """softmax(p / T) of mean probabilities [..., classes]; at T = 0.1 their entropy falls."""
+    return jax.nn.softmax(mean / temperature)
+
+
+def soft_cross_entropy(outputs: jax.Array, batch: Mapping[str, jax.Array]) -> jax.Array:
+    """Cross-entropy of logits [batch, classes] with the batch's target probabilities."""
+    return optax.softmax_cross_entropy(outputs, batch["target"])

@@ -1,0 +1,180 @@
+"""FML (Shen et al., 2020): each party's own model and its copy of a shared one teach each other."""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fedcodist import keys
+from fedcodist.aggregation import ClientResult
+from fedcodist.algorithms import parties
+from fedcodist.algorithms.parties import PARTIES, Group, for_each_party
+from fedcodist.checks import check_integer, check_number
+from fedcodist.client_training import LocalTraining, train_client
+from fedcodist.communication import Communication, tree_bytes
+from fedcodist.distillation import kl_divergence
+from fedcodist.federated_algorithm import FederatedAlgorithm, single_model
+from fedcodist.for_each_client import Execution
+from fedcodist.model import Model, Variables
+
+PyTree = Any
+MEME, OWN = "meme", "own"
+
+
+class FMLState(NamedTuple):
+    """Every party's own model by architecture, leaves [group, ...], and the shared one."""
+
+    models: dict[str, Variables]
+    meme: Variables
+
+
+class FMLHyper(NamedTuple):
+    """Floats of FML; traced.
+
+    Attributes:
+      learning_rate: of both models.
+      own_weight: alpha, of the labels in a party's own model's loss.
+      meme_weight: beta, of the labels in the shared one's.
+    """
+
+    learning_rate: Any = 0.01
+    own_weight: Any = 0.5
+    meme_weight: Any = 0.5
+
+
+def fml(
+    groups: Mapping[str, Group],
+    meme: Model,
+    training: LocalTraining = LocalTraining(batch_size=128, epochs=5),
+    hyper: FMLHyper = FMLHyper(),
+    execution: Execution = Execution(),
+    name: str = "fml",
+) -> FederatedAlgorithm:
+    """Parties fork the shared "meme" model; it and their own learn together; memes are averaged.
+
+    Own model: alpha CE + (1 - alpha) KL(meme || own). Meme: beta CE + (1 - beta) KL(own || meme).
+    Targets get no gradient. Optimizers are fresh in every round; the server takes the plain mean of
+    parameters and mutable state.
+
+    Args:
+      groups: architecture -> its parties.
+      meme: the shared model.
+      training: of both models, on the same batches.
+      hyper: learning rate, alpha and beta.
+      execution, name: as in `fed_md`.
+
+    Raises:
+      ValueError, TypeError: one line that names the argument and what is allowed.
+    """
+    groups = parties.check_groups(groups)
+    parties.check_widths(groups, meme.num_classes)
+    parties.check_training("training", training)
+    check_integer("training.epochs", training.epochs, low=1)
+    check_number("own_weight", hyper.own_weight, low=0, high=1)
+    check_number("meme_weight", hyper.meme_weight, low=0, high=1)
+
+    def init(key):
+        return FMLState(parties.init_models(groups, key), meme.init(keys.derive(key, "init", MEME)))
+
+    def round_(state, rows, inputs, round, key, hyper, axis_name=None):
+        def update(model, shared, own, data, key):
+            trained = train_client(
+                both(model, meme),
+                training,
+                Variables(
+                    {OWN: own.params, MEME: shared.params}, {OWN: own.mutable, MEME: shared.mutable}
+                ),
+                data,
+                key,
+                hyper.learning_rate,
+                loss_hook=mutual_loss(model, meme, hyper.own_weight, hyper.meme_weight),
+            )
+            after = {
+                part: Variables(trained.variables.params[part], trained.variables.mutable[part])
+                for part in (OWN, MEME)
+            }
+            metrics = {
+                "loss": trained.loss,
+                "num_steps": trained.num_steps,
+                "finite": parties.is_finite(trained.variables),
+            }
+            return ClientResult(after[MEME], {}, jnp.ones(()), after[OWN], metrics)
+
+        result = for_each_party(
+            groups,
+            update,
+            state.meme,
+            state.models,
+            inputs.cohorts[PARTIES],
+            keys.derive(key, "client_update", round),
+            execution,
+            axis_name,
+        )
+        mean = jax.tree.map(lambda leaf: leaf / result.weight.astype(leaf.dtype), result.update)
+        return FMLState(result.rows, mean), rows, result.metrics
+
+    size = tree_bytes(jax.eval_shape(meme.init, jax.eval_shape(lambda: jax.random.key(0))))
+    return FederatedAlgorithm(
+        name=name,
+        hyper=hyper,
+        init=init,
+        rows={},
+        select=lambda round, key: parties.everybody(groups, {}),
+        round=round_,
+        predictors={
+            **parties.party_predictors(groups, lambda state, name: state.models[name]),
+            MEME: single_model(meme, lambda state: state.meme),
+        },
+        communication={
+            party: Communication(down=size, up=size)
+            for names in parties.party_names(groups).values()
+            for party in names
+        },
+        num_clients=parties.num_clients(groups),
+    )
+
+
+def both(own: Model, meme: Model) -> Model:
+    """The two models as one, whose outputs are {'own': logits, 'meme': logits}.
+
+    Its loss is the sum of both models'; neither gets a gradient of the other's.
+    """
+    models = {OWN: own, MEME: meme}
+
+    def apply(variables, batch, **arguments):
+        outputs, mutable = {}, {}
+        key = arguments.pop("key", None)
+        for part, model in models.items():
+            outputs[part], mutable[part] = model.apply(
+                Variables(variables.params[part], variables.mutable[part]),
+                batch,
+                key=None if key is None else keys.derive(key, part),
+                **arguments,
+            )
+        return outputs, mutable
+
+    def init(key):
+        found = {part: model.init(keys.derive(key, part)) for part, model in models.items()}
+        return Variables(
+            {part: each.params for part, each in found.items()},
+            {part: each.mutable for part, each in found.items()},
+        )
+
+    return Model(init, apply, mutual_loss(own, meme, 1.0, 1.0), {}, own.num_classes)
+
+
+def mutual_loss(own: Model, meme: Model, own_weight: Any, meme_weight: Any) -> Any:
+    """The loss of both models per example: labels by their weights, each other by what is left."""
+    divergence = kl_divergence("forward")
+
+    def loss(outputs, batch):
+        target = {
+            part: jax.nn.softmax(jax.lax.stop_gradient(logits)) for part, logits in outputs.items()
+        }
+        labels = own_weight * own.loss(outputs[OWN], batch)
+        labels += meme_weight * meme.loss(outputs[MEME], batch)
+        mutual = (1 - own_weight) * divergence(outputs[OWN], target[MEME])
+        return labels + mutual + (1 - meme_weight) * divergence(outputs[MEME], target[OWN])
+
+    return loss
