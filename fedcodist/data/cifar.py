@@ -1,7 +1,6 @@
 """CIFAR-10 and CIFAR-100 from their official Python files, and what both preparation programs share.
 
-The official files are pickles. They are read by an unpickler that runs nothing: the few names that
-they mention stand for inert values, and every other name is refused.
+The official files are pickles, which image_pickles.py reads without running anything.
 """
 
 from __future__ import annotations
@@ -9,25 +8,28 @@ from __future__ import annotations
 import argparse
 import gzip
 import hashlib
-import io
 import os
-import pickle
-import pickletools
 import tarfile
 import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from fedcodist.data import preparation
 from fedcodist.data.federated_data import FederatedData
+from fedcodist.data.image_pickles import (
+    IMAGE_SHAPE,
+    image_array,
+    label_array,
+    one_line,
+    unpickled,
+)
 from fedcodist.data.preparation import Show, Source, check_is_file, file_checksum
 from fedcodist.data.tfds import from_tfds
 
-IMAGE_SHAPE = (32, 32, 3)  # height, width, channel
 LICENCE = "none stated by the authors, who ask to cite Krizhevsky (2009)"
 
 # The largest official file has 155 MB; what claims to be far larger is an archive meant to harm.
@@ -334,107 +336,11 @@ def _read_archive(cifar: CifarFormat, source: Path, show: Show) -> dict[str, byt
 
 def _columns(cifar: CifarFormat, source: Path, name: str, content: bytes) -> dict[str, np.ndarray]:
     try:
-        table = _unpickled(content)
-        image = _images(table)
-        columns = {"image": image}
-        for column, labels in cifar.labels.items():
-            columns[column] = _label_column(table, labels, len(image))
+        table = unpickled(content)
+        columns = {"image": image_array(table)}
+        for column, (key, num_labels) in cifar.labels.items():
+            columns[column] = label_array(table, key, len(columns["image"]), 0, num_labels - 1)
         return columns
     except Exception as error:  # damaged pickles raise nearly anything
-        # What it says may quote the file: escaped and cut, so that it stays one readable line.
-        text = str(error).encode("unicode_escape").decode()[:300] or type(error).__name__
+        text = one_line(error)
         raise ValueError(f"{source}: {name} is not a {cifar.name} file: {text}") from None
-
-
-def _images(table: Mapping[str, Any]) -> np.ndarray:
-    if not isinstance(table.get("data"), _Array):
-        raise ValueError("it has no array 'data'")
-    rows = table["data"].rows()
-    planes = rows.reshape(-1, IMAGE_SHAPE[2], *IMAGE_SHAPE[:2])
-    return np.ascontiguousarray(planes.transpose(0, 2, 3, 1))
-
-
-def _label_column(table: Mapping[str, Any], labels: Labels, num_images: int) -> np.ndarray:
-    values = table.get(labels.key)
-    if not isinstance(values, list) or not all(type(value) is int for value in values):
-        raise ValueError(f"it has no list of integers {labels.key!r}")
-    if len(values) != num_images:
-        raise ValueError(f"{len(values)} {labels.key} for {num_images} images")
-    if min(values) < 0 or max(values) >= labels.num_labels:
-        raise ValueError(f"{labels.key} must be in 0..{labels.num_labels - 1}")
-    return np.array(values, np.int32)
-
-
-def _unpickled(content: bytes) -> dict[str, Any]:
-    # The memo is an array as long as its largest index, which a few bytes could make gigabytes.
-    for position, (opcode, argument, _) in enumerate(pickletools.genops(content)):
-        if opcode.name.endswith("PUT") and isinstance(argument, int) and argument > position:
-            raise ValueError(f"it stores object {argument} of at most {position}")
-    table = _Unpickler(io.BytesIO(content), encoding="bytes").load()
-    if not isinstance(table, dict):
-        raise ValueError("it is not a dictionary")
-    return {
-        key.decode("latin1") if isinstance(key, bytes) else str(key): value
-        for key, value in table.items()
-    }
-
-
-class _Array:
-    """What a pickled array says of itself; NumPy only sees it once it is known to be sound."""
-
-    state: Any = None
-
-    def __setstate__(self, state: Any) -> None:
-        self.state = state
-
-    def rows(self) -> np.ndarray:
-        """The array, which must be uint8 `[rows, 3072]` with at least one row."""
-        width = int(np.prod(IMAGE_SHAPE))
-        if not isinstance(self.state, tuple) or len(self.state) != 5:
-            raise ValueError("'data' is not an array")
-        _, shape, dtype, fortran_order, raw = self.state
-        if not isinstance(dtype, _Dtype) or dtype.name not in (b"u1", "u1"):
-            raise ValueError("'data' must be uint8")
-        if len(shape) != 2 or shape[1] != width or shape[0] < 1 or len(raw) != shape[0] * width:
-            raise ValueError(f"'data' must be [images, {width}], it is {shape!r:.60}")
-        order: Any = "F" if fortran_order else "C"
-        return np.frombuffer(raw, np.uint8).reshape(shape, order=order)
-
-
-class _Dtype:
-    def __init__(self, name: Any, *flags: Any) -> None:
-        self.name = name
-
-    def __setstate__(self, state: Any) -> None:
-        pass
-
-
-def _reconstruct(*arguments: Any) -> _Array:
-    return _Array()
-
-
-def _encode(text: str, encoding: str) -> bytes:
-    # How Python 3 writes bytes for Python 2: text of code points below 256.
-    return text.encode("latin1")
-
-
-def _empty_bytes() -> bytes:
-    return b""
-
-
-_ALLOWED: dict[tuple[str, str], Any] = {
-    ("numpy.core.multiarray", "_reconstruct"): _reconstruct,
-    ("numpy._core.multiarray", "_reconstruct"): _reconstruct,
-    ("numpy", "ndarray"): _Array,
-    ("numpy", "dtype"): _Dtype,
-    ("_codecs", "encode"): _encode,
-    ("__builtin__", "bytes"): _empty_bytes,
-    ("builtins", "bytes"): _empty_bytes,
-}
-
-
-class _Unpickler(pickle.Unpickler):
-    def find_class(self, module: str, name: str) -> Any:
-        if (module, name) not in _ALLOWED:
-            raise ValueError(f"it asks for {module}.{name}, which is refused")
-        return _ALLOWED[module, name]
