@@ -16,6 +16,7 @@ from ml_collections import ConfigDict
 
 from experiments.data import Data, choice
 from experiments.execution import as_executed, execution_of
+from experiments.parties import PARTY_METHODS
 from fedcodist import augmentation
 from fedcodist.algorithms.codistillation import TeachingHyper
 from fedcodist.algorithms.fed_avg import FedAvgHyper, constant, fed_avg, linear_decay
@@ -67,7 +68,7 @@ def build_algorithm(config: ConfigDict, data: Data) -> FederatedAlgorithm:
 
 def reads_unlabelled(config: ConfigDict) -> bool:
     """Whether the algorithm uses the server's unlabelled images."""
-    return config.algorithm.name != "fed_avg"
+    return config.algorithm.name not in ("fed_avg", *PARTY_METHODS)
 
 
 def _independent(config: ConfigDict, data: Data) -> FederatedAlgorithm:
@@ -145,6 +146,7 @@ ALGORITHMS: dict[str, Callable[[ConfigDict, Data], FederatedAlgorithm]] = {
     "merged_codistillation": _merged,
     "fed_df": _fed_df,
     "fed_sdd": _fed_sdd,
+    **PARTY_METHODS,
 }
 
 

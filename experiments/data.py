@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from ml_collections import ConfigDict
 
+from experiments.public_data import PUBLIC_PRIVATE, Public, load_public_private
 from fedcodist import augmentation
 from fedcodist.checks import check_integer, check_number
 from fedcodist.client_training import Preprocess
@@ -25,12 +26,14 @@ class Data(NamedTuple):
       splits: name -> labelled examples; 'train' are the clients.
       unlabelled: the server's images [images, height, width, channel].
       preprocess, evaluation_preprocess: how images are read in training and in evaluation.
+      public: labelled examples that everybody has, for methods of parties; None elsewhere.
     """
 
     splits: Mapping[str, FederatedData]
     unlabelled: np.ndarray
     preprocess: Preprocess
     evaluation_preprocess: Preprocess
+    public: Public | None = None
 
 
 def load_data(settings: ConfigDict) -> Data:
@@ -55,7 +58,12 @@ def load_data(settings: ConfigDict) -> Data:
         unlabelled = _unlabelled(settings, splits.pop("distillation", None))
         image_size = splits["train"].columns["image"].shape[1:3]
         return Data(splits, unlabelled, *_cifar_preprocess(settings, image_size))
-    raise ValueError(f"data.name must be 'digits' or 'prepared', got {settings.name!r}.")
+    if settings.name in PUBLIC_PRIVATE:
+        private, test, preprocess, public = load_public_private(settings)
+        images = public.train.columns["image"]
+        return Data({"train": private, "test": test}, images, preprocess, preprocess, public)
+    names = ("digits", "prepared", *PUBLIC_PRIVATE)
+    raise ValueError(f"data.name must be one of {names}, got {settings.name!r}.")
 
 
 def _unlabelled(settings: ConfigDict, in_domain: FederatedData | None) -> np.ndarray:

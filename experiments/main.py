@@ -107,6 +107,7 @@ def _run() -> int:
 
     from experiments.assembly import build_experiment, with_chunk_size
     from experiments.data import load_data
+    from experiments.phases import run_phases
     from experiments.tracing import check_folder, tracing
     from fedcodist.checkpoint import CheckpointError
     from fedcodist.experiment import TrainingDiverged, check_experiment, run_experiment
@@ -135,11 +136,16 @@ def _run() -> int:
         **{key: value for key, value in config.execution.items() if key != "processes"},
     }
     try:
+        if config.get("phases") is not None:
+            start = run_phases(config, data, workdir, plan, _CHANGE_PLAN.value)
+            experiment = experiment._replace(start=start)
         with tracing(_PROFILE.value if is_first else None) as traced:
             outcome = run_experiment(
                 experiment,
                 workdir,
-                config={key: value for key, value in config.to_dict().items() if key != "execution"},
+                config={
+                    key: value for key, value in config.to_dict().items() if key != "execution"
+                },
                 plan=plan,
                 change_plan=_CHANGE_PLAN.value,
                 callbacks=[*_callbacks(config, workdir), *traced] if is_first else [],
@@ -187,13 +193,8 @@ def data_manifests(settings: ConfigDict) -> dict[str, dict[str, Any]]:
     """
     from fedcodist.data.prepared import manifest
 
-    if settings.name != "prepared":
-        return {}
-    manifests = {
-        folder: manifest(folder)
-        for folder in (settings.folder, settings.unlabelled_folder)
-        if folder is not None
-    }
+    folders = [settings.get(f"{kind}folder") for kind in ("", "unlabelled_", "public_")]
+    manifests = {folder: manifest(folder) for folder in folders if folder is not None}
     return {
         folder: {
             "source": content["source"],

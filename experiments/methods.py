@@ -7,6 +7,7 @@ METHOD_NAMES = {
     "scaffold": "SCAFFOLD",
     "fed_df": "FedDF",
     "fed_sdd": "FedSDD",
+    "fed_md": "FedMD",
     "periodic_codistillation": "PeriodicCodist",
     "merged_codistillation": "MergedCodist",
 }

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from fedcodist import keys
 
@@ -17,9 +18,9 @@ ImageTransform = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
 
 
 def normalise(
-    mean: Sequence[float], standard_deviation: Sequence[float], scale: float = 255.0
+    mean: Sequence[float] | np.ndarray, standard_deviation: Sequence[float], scale: float = 255.0
 ) -> ImageTransform:
-    """(x / scale - mean) / standard deviation, per channel, as float32."""
+    """(x / scale - mean) / standard deviation as float32; per channel, or the mean is an image."""
 
     def transform(images, key, positions):
         scaled = images.astype(jnp.float32) / scale

@@ -1,0 +1,81 @@
+r"""FedMD with CIFAR-10 public and six classes or superclasses of CIFAR-100 private (section 4).
+
+A run is `non_iid` or `iid`, and `,scaled` after it has the same ten shapes with a quarter of the
+widths. Settings are the released code's. The paper's bounds on pooled examples: 56.5 % and 82.6 %.
+
+    python -m experiments.sweep --config experiments/configs/cifar_fed_md.py \
+        --only "*,scaled" --workdir runs/cifar_fed_md
+    python -m experiments.phases runs/cifar_fed_md/non_iid,scaled
+"""
+
+from ml_collections import ConfigDict, config_dict
+
+
+def get_runs() -> list[str]:
+    """Superclasses and fine classes, each at the paper's size and scaled."""
+    return ["non_iid", "iid", "non_iid,scaled", "iid,scaled"]
+
+
+def get_config(run: str = "non_iid") -> ConfigDict:
+    """Returns one experiment."""
+    if run not in get_runs():
+        raise ValueError(f"a run of this config is one of {get_runs()}, got {run!r}.")
+    classes, _, size = run.partition(",")
+    iid = classes == "iid"
+    config = ConfigDict()
+    config.name = "cifar_fed_md"
+    config.run = run
+    config.rounds = config.full_rounds = 20 if iid else 13
+    config.seed = 0
+    config.seeds = 1
+
+    config.data = dict(
+        name="cifar_public_private",
+        public_folder="data/cifar10",
+        folder="data/cifar100",
+        iid=iid,
+        num_parties=10,
+        per_class=config_dict.placeholder(int),  # 3 images with iid, 20 without
+        paper_superclasses=False,  # 0 to 5, which the paper names; the code has others
+        seed=0,
+    )
+    # Table 1's networks as in the released code; "table_2" has those that the paper lists for CIFAR.
+    config.parties = dict(networks="table_1", narrower=4 if size == "scaled" else 1)
+    config.algorithm = dict(
+        name="fed_md",
+        alignment_size=5000,
+        exchanged="logits",  # or "probabilities", at the temperature
+        temperature=1.0,
+        learning_rate=1e-3,
+        epsilon=1e-7,
+        digest_epochs=1,
+        digest_batch_size=256 if iid else 128,
+        revisit_epochs=4 if iid else 10,
+        revisit_batch_size=5 if iid else 10,
+        output_penalty=1e-3,
+    )
+    with config.ignore_type():
+        # One number per party in place of equal ones. The paper's are lower for models 0 and 9 of
+        # table 2, by how much it does not say.
+        config.algorithm.weights = None
+    config.phases = dict(
+        stopping="held_out",  # "test_data" as in the released code; "fixed" for all epochs
+        held_out_share=0.1,
+        evaluate_every=5,
+        public=dict(epochs=20, batch_size=128, patience=3, min_delta=0.005),
+        private=dict(epochs=25, batch_size=32, patience=10, min_delta=0.001),
+        pooled=dict(epochs=50, batch_size=32, patience=10, min_delta=0.001),
+        pooled_bound=True,
+        cache="data/pretraining",  # the two private experiments share what was learnt of CIFAR-10
+    )
+    config.evaluation = dict(
+        every=1, batch_size=500, checkpoint_every=1, splits=("test",), final_splits=()
+    )
+    config.execution = dict(
+        processes=config_dict.placeholder(int),
+        loop="scan",
+        chunk_size=1,
+        seeds_loop="map",
+        stream=False,
+    )
+    return config

@@ -1,0 +1,292 @@
+"""What comes before FedMD's first round, and what it is compared with; each phase is a run of its own.
+
+public: every party's model learns the public classes. It takes longest and can be kept for other runs.
+private: it learns the party's own examples. Its end is the baseline without collaboration.
+pooled: from the end of `public`, it learns all parties' examples: the bound. Nothing follows from it.
+
+Their run folders are `phases/<phase>` of the collaboration's. A table of the results:
+
+    python -m experiments.phases runs/digits_fed_md
+"""
+
+import argparse
+import hashlib
+import json
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from ml_collections import ConfigDict
+
+from experiments.data import Data, choice
+from experiments.parties import (
+    adam,
+    digest_training,
+    party_groups,
+    party_shapes,
+    public_of,
+    revisit_training,
+)
+from fedcodist.algorithms import fed_md, isolated, parties
+from fedcodist.algorithms.isolated import SHARED, IsolatedHyper, Patience
+from fedcodist.checkpoint import load_checkpoint, save_checkpoint
+from fedcodist.checks import check_integer, check_number
+from fedcodist.client_training import LocalTraining
+from fedcodist.data.federated_data import FederatedData
+from fedcodist.experiment import Experiment, check_experiment, run_experiment
+from fedcodist.for_each_client import Execution
+from fedcodist.models.fed_md import output_penalty
+from fedcodist.run_folder import PHASES
+from fedcodist.sources import StreamedData, resident_data
+from fedcodist.validation import VALIDATION
+
+PyTree = Any
+Models = dict[str, Any]  # architecture -> Variables, leaves [seeds, group, ...]
+# What a phase's early stopping looks at: nothing; public examples held out of the public phase; test
+# data in all phases, as the released code does.
+STOPPING = ("fixed", "held_out", "test_data")
+_CACHE_VERSION = 1  # to be raised when pre-training gives other results of the same settings
+
+
+def run_phases(
+    config: ConfigDict,
+    data: Data,
+    workdir: str | Path,
+    plan: Mapping[str, Any] | None = None,
+    change_plan: bool = False,
+    show_progress: bool = True,
+) -> PyTree:
+    """Runs the phases, or goes on where they were stopped.
+
+    Args:
+      config, data: of the collaboration.
+      workdir: the collaboration's run folder.
+      plan, change_plan, show_progress: as `run_experiment` gets them.
+
+    Returns:
+      The collaboration's state before its first round, leaves [seeds, ...].
+    """
+    groups = party_groups(config, data)
+    common = dict(plan=plan, change_plan=change_plan, show_progress=show_progress)
+
+    def run(phase: str, start: Models | None) -> Models:
+        experiment = phase_experiment(config, data, phase, start)
+        outcome = run_experiment(
+            experiment,
+            Path(workdir) / PHASES / phase,
+            config={"phase": phase, **_determinants(config, phase)},
+            name=f"{config.name} · {phase}",
+            **common,
+        )
+        return parties.stacked(groups, outcome.variables)
+
+    public = _cached(config, data, groups, lambda: run("public", None))
+    private = run("private", public)
+    if config.phases.pooled_bound:
+        run("pooled", public)
+    training = (digest_training(config, lambda *_: _), revisit_training(config, lambda *_: _))
+    start = jax.jit(jax.vmap(lambda models: fed_md.start(models, *training)))
+    return jax.tree.map(np.asarray, start(private))
+
+
+def phase_experiment(
+    config: ConfigDict, data: Data, phase: str, start: Models | None = None
+) -> Experiment:
+    """One phase, from the models that the one before left."""
+    settings, public = config.phases[phase], public_of(data)
+    choice("phases.stopping", config.phases.stopping, dict.fromkeys(STOPPING))
+    check_integer(f"phases.{phase}.epochs", settings.epochs, low=1)
+    preprocess = public.preprocess if phase == "public" else data.preprocess
+    training = LocalTraining(adam(config.algorithm), settings.batch_size, 1, preprocess)
+    rows: dict[str, Any] = {}
+    private, test = data.splits["train"], data.splits["test"]
+    splits, final_splits, stopped_on = {"test": test}, {}, None
+    if config.phases.stopping == "test_data":
+        stopped_on = "test data"
+    if phase == "pooled":
+        rows[SHARED] = private.pooled()
+    if phase == "public":
+        shared, splits = public.train, {"public_test": public.test}
+        if config.phases.stopping == "held_out":
+            shared, held_out = _held_out(
+                public.train, config.phases.held_out_share, config.data.seed
+            )
+            splits, final_splits = {"held_out": held_out}, splits
+            stopped_on = "held-out public data"
+        rows[SHARED] = shared.pooled()
+    patience = None
+    if stopped_on:
+        validation = next(iter(splits.values()))
+        rows[VALIDATION] = validation.pooled()
+        patience = Patience(
+            validation.num_examples, settings.patience, settings.min_delta, stopped_on, preprocess
+        )
+    algorithm = isolated.isolated(
+        party_groups(config, data),
+        training,
+        len(rows[SHARED]["label"]) if SHARED in rows else None,
+        patience,
+        output_penalty(config.algorithm.output_penalty),
+        IsolatedHyper(config.algorithm.learning_rate),
+        Execution(config.execution.loop, config.execution.chunk_size),
+        name=f"{phase} training",
+    )
+    state = None
+    if start is not None:
+        fresh = jax.jit(jax.vmap(lambda models: isolated.start(models, training)))
+        state = jax.tree.map(np.asarray, fresh(start))
+    source = StreamedData if config.execution.stream else resident_data
+    experiment = Experiment(
+        algorithm,
+        source(private, rows),
+        splits,
+        settings.epochs,
+        final_splits,
+        evaluate_every=min(config.phases.evaluate_every, settings.epochs),
+        seed=config.seed,
+        seeds=config.seeds,
+        seeds_loop=config.execution.seeds_loop,
+        evaluation_batch_size=config.evaluation.batch_size,
+        evaluation_preprocess=preprocess,
+        start=state,
+    )
+    check_experiment(experiment)
+    return experiment
+
+
+def results(workdir: str | Path) -> dict[str, dict[str, list[float]]]:
+    """party -> 'baseline', 'collaboration', and where it was run 'pooled' -> test accuracy by seed."""
+    folders = {
+        "baseline": Path(workdir) / PHASES / "private",
+        "collaboration": Path(workdir),
+        "pooled": Path(workdir) / PHASES / "pooled",
+    }
+    found: dict[str, dict[str, list[float]]] = {}
+    for column, folder in folders.items():
+        path = folder / "summary.json"
+        if column == "pooled" and not path.exists():
+            continue
+        for party, splits in json.loads(path.read_text(encoding="utf-8"))["final"].items():
+            found.setdefault(party, {})[column] = splits["test"]["accuracy"]
+    return found
+
+
+def table(found: Mapping[str, Mapping[str, list[float]]]) -> str:
+    """Mean test accuracy over seeds in per cent: a line per party, and their mean."""
+    columns = list(next(iter(found.values())))
+    means = {party: [100 * np.mean(each[c]) for c in columns] for party, each in found.items()}
+    means["mean"] = list(np.mean(list(means.values()), axis=0))
+    width = max(map(len, means))
+    lines = [" " * width + "".join(f"{column:>15}" for column in columns)]
+    lines += [
+        f"{party:<{width}}" + "".join(f"{value:15.1f}" for value in values)
+        for party, values in means.items()
+    ]
+    return "\n".join(lines)
+
+
+def _held_out(data: FederatedData, share: float, seed: int) -> tuple[FederatedData, FederatedData]:
+    check_number("phases.held_out_share", share, low=0, high=1)
+    count = round(share * data.num_examples)
+    if not 0 < count < data.num_examples:
+        raise ValueError(
+            f"phases.held_out_share must leave examples on both sides, got {share} of "
+            f"{data.num_examples}."
+        )
+    order = np.random.default_rng(seed).permutation(data.num_examples)
+    parts = (np.sort(order[count:]), np.sort(order[:count]))
+    kept, held_out = (
+        FederatedData.from_arrays(
+            {name: column[rows] for name, column in data.columns.items()},
+            offsets=[0, len(rows)],
+            client_ids=["public"],
+        )
+        for rows in parts
+    )
+    return kept, held_out
+
+
+def _determinants(config: ConfigDict, phase: str) -> dict[str, Any]:
+    """The settings on which a phase's result depends."""
+    algorithm = config.algorithm
+    return {
+        "data": config.data.to_dict(),
+        "networks": [list(shape) for shape in party_shapes(config)],
+        "settings": config.phases[phase].to_dict(),
+        "stopping": config.phases.stopping,
+        "held_out_share": config.phases.held_out_share,
+        "learning_rate": algorithm.learning_rate,
+        "epsilon": algorithm.epsilon,
+        "output_penalty": algorithm.output_penalty,
+        "seed": config.seed,
+        "seeds": config.seeds,
+    }
+
+
+def _cached(config: ConfigDict, data: Data, groups: Any, train: Any) -> Models:
+    """The public phase's models: those kept in `phases.cache` by an earlier run, or trained and kept.
+
+    Raises:
+      CheckpointError: the folder cannot be written, or holds other arrays under this name.
+    """
+    if config.phases.cache is None:
+        return train()
+    folder = Path(config.phases.cache) / _cache_key(config, data)
+    shapes = jax.eval_shape(
+        jax.vmap(lambda seed: parties.init_models(groups, jax.random.key(seed))),
+        jax.ShapeDtypeStruct((config.seeds,), np.uint32),
+    )
+    saved = load_checkpoint(folder, shapes)
+    if saved is None and any(folder.glob("*.msgpack")):
+        print(f"pre-training kept in {folder} is corrupt: it is done again.", file=sys.stderr)
+    if _everywhere(saved is not None):
+        print(f"pre-training: kept in {folder}")
+        return saved.state
+    models = train()
+    if jax.process_index() == 0:
+        save_checkpoint(folder, config.phases.public.epochs, models, {})
+    return models
+
+
+def _cache_key(config: ConfigDict, data: Data) -> str:
+    """A hash of networks, data, settings and seeds."""
+    digest = hashlib.sha256()
+    about = {"version": _CACHE_VERSION, **_determinants(config, "public")}
+    # What the images are counts, not where they lie.
+    del about["data"]
+    digest.update(json.dumps(about, sort_keys=True).encode())
+    public = public_of(data)
+    for split in (public.train, public.test):
+        for name, column in sorted(split.columns.items()):
+            digest.update(f"{name} {column.dtype} {column.shape}".encode())
+            digest.update(np.ascontiguousarray(column))
+    return f"public_{digest.hexdigest()[:24]}"
+
+
+def _everywhere(here: bool) -> bool:
+    """Whether it is true in all processes: they must train together or not at all."""
+    if jax.process_count() == 1:
+        return here
+    from jax.experimental import multihost_utils
+
+    return bool(multihost_utils.process_allgather(np.int32(here)).all())
+
+
+def main() -> int:
+    """Prints the table of a run; returns the exit status."""
+    parser = argparse.ArgumentParser(description="Baseline, collaboration and bound, by party.")
+    parser.add_argument("workdir", type=Path)
+    workdir = parser.parse_args().workdir
+    try:
+        print(table(results(workdir)))
+    except (OSError, KeyError, ValueError) as error:
+        print(f"{workdir} holds no finished run of FedMD: {error}.", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

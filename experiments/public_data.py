@@ -1,0 +1,79 @@
+"""From a config's `data` to a public set that everybody has and the parties' private ones."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+from ml_collections import ConfigDict
+
+from fedcodist import augmentation
+from fedcodist.client_training import Preprocess
+from fedcodist.data.federated_data import FederatedData
+from fedcodist.data.prepared import load_prepared
+from fedcodist.data.public_private import (
+    PublicPrivate,
+    check_joint_labels,
+    cifar_public_private,
+    digits_public_private,
+)
+
+
+class Public(NamedTuple):
+    """What everybody has.
+
+    Attributes:
+      train, test: labelled public examples.
+      preprocess: how public images are read; less their own mean image.
+      num_classes: of the joint label space.
+    """
+
+    train: FederatedData
+    test: FederatedData
+    preprocess: Preprocess
+    num_classes: int
+
+
+class PartyData(NamedTuple):
+    """Private examples, the common test set, and how their images are read."""
+
+    private: FederatedData
+    test: FederatedData
+    preprocess: Preprocess
+    public: Public
+
+
+def load_public_private(settings: ConfigDict) -> PartyData:
+    """Loads what `data.name`, one of PUBLIC_PRIVATE, and its settings name."""
+    data = PUBLIC_PRIVATE[settings.name](settings)
+    check_joint_labels(data)
+    public = Public(
+        data.public, data.public_test, _less(data.public_mean, data.scale), data.num_classes
+    )
+    return PartyData(data.private, data.test, _less(data.private_mean, data.scale), public)
+
+
+def _less(mean: np.ndarray, scale: float) -> Preprocess:
+    """Pixels divided by the scale, less the mean image; no division by a deviation (FedMD's code)."""
+    return augmentation.image_preprocess(augmentation.normalise(mean, (1.0,), scale))
+
+
+def _digits(settings: ConfigDict) -> PublicPrivate:
+    return digits_public_private(settings.num_parties, settings.per_class, seed=settings.seed)
+
+
+def _cifar(settings: ConfigDict) -> PublicPrivate:
+    return cifar_public_private(
+        load_prepared(settings.public_folder),
+        load_prepared(settings.folder),
+        settings.iid,
+        settings.num_parties,
+        settings.get("per_class"),
+        settings.paper_superclasses,
+        settings.seed,
+    )
+
+
+PUBLIC_PRIVATE: dict[str, Callable[[ConfigDict], PublicPrivate]] = {
+    "digits_public_private": _digits,
+    "cifar_public_private": _cifar,
+}

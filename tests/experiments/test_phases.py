@@ -1,0 +1,276 @@
+"""FedMD as a config: its phases, what is kept of them, and the table at the end."""
+
+import json
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from experiments import phases
+from experiments.assembly import build_experiment
+from experiments.configs import cifar_fed_md, digits_fed_md
+from experiments.data import load_data
+from experiments.parties import party_groups, party_shapes
+from fedcodist.algorithms import parties
+from fedcodist.checkpoint import CheckpointError
+from fedcodist.experiment import run_experiment
+from fedcodist.models.fed_md import TABLE_1, TABLE_2, Shape
+
+DENSE = (((6,), 0.0),) * 3
+
+
+def small_config(**changes):
+    """Three parties with one dense architecture, which compiles quickly."""
+    config = digits_fed_md.get_config()
+    config.rounds = 2
+    config.data.num_parties = 3
+    config.algorithm.alignment_size = 30
+    with config.ignore_type():
+        config.parties.networks = DENSE
+    for phase in ("public", "private", "pooled"):
+        config.phases[phase].epochs = 2
+    config.update_from_flattened_dict(changes)
+    return config
+
+
+@pytest.fixture(scope="module", autouse=True)
+def compile_quickly():
+    """These programs run for milliseconds and compile for seconds."""
+    before = jax.config.values["jax_disable_most_optimizations"]
+    jax.config.update("jax_disable_most_optimizations", True)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("fedcodist.simulation.all_devices", lambda: None)
+        yield
+    jax.config.update("jax_disable_most_optimizations", before)
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """(run folder, start, outcome) of the small experiment."""
+    folder, config = tmp_path_factory.mktemp("fed_md"), small_config()
+    data = load_data(config.data)
+    start = phases.run_phases(config, data, folder, show_progress=False)
+    experiment = build_experiment(config, data)._replace(start=start)
+    outcome = run_experiment(experiment, folder, config.to_dict(), show_progress=False)
+    return folder, start, outcome
+
+
+def final(folder: Path):
+    return json.loads((folder / "summary.json").read_text())["final"]
+
+
+def test_the_first_record_is_the_baseline(finished):
+    """What private training ends with is what the collaboration starts with, and no update yet."""
+    folder, _, outcome = finished
+    baseline = final(folder / "phases" / "private")
+    first = [r for r in outcome.records if r["round"] == 0 and r["split"] == "test"]
+    assert {r["model"]: r["accuracy"] for r in first} == {
+        party: splits["test"]["accuracy"][0] for party, splits in baseline.items()
+    }
+    assert set(baseline) == {"dense_6_0", "dense_6_1", "dense_6_2"}
+
+
+def test_private_and_pooled_training_start_from_the_public_one(finished):
+    folder, _, _ = finished
+
+    def record(phase, round):
+        lines = (folder / "phases" / phase / "metrics.jsonl").read_text().splitlines()
+        records = [json.loads(line) for line in lines]
+        return [r["accuracy"] for r in records if r["round"] == round and r["split"] == "test"]
+
+    assert record("private", 0) == record("pooled", 0)
+    summaries = {
+        phase: json.loads((folder / "phases" / phase / "summary.json").read_text())
+        for phase in ("public", "private", "pooled")
+    }
+    assert summaries["public"]["algorithm"] == "public training, stopped on held-out public data"
+    assert summaries["private"]["algorithm"] == "private training"
+    # Held-out public examples are looked at in training, public test data after it.
+    looked_at = set(summaries["public"]["final"]["dense_6_1"]) - {"clients"}
+    assert looked_at == {"held_out", "public_test"}
+
+
+def test_the_table_has_a_line_per_party_and_their_mean(finished):
+    folder, _, outcome = finished
+    found = phases.results(folder)
+    assert list(found["dense_6_1"]) == ["baseline", "collaboration", "pooled"]
+    assert (
+        found["dense_6_1"]["collaboration"]
+        == outcome.summary["final"]["dense_6_1"]["test"]["accuracy"]
+    )
+    lines = phases.table(found).splitlines()
+    assert lines[0].split() == ["baseline", "collaboration", "pooled"]
+    assert len(lines) == 1 + 3 + 1
+    mean = 100 * np.mean([each["pooled"] for each in found.values()])
+    assert lines[-1].split()[-1] == f"{mean:.1f}"
+
+
+def test_a_finished_run_is_not_run_again(finished, monkeypatch):
+    folder, start, _ = finished
+    monkeypatch.setattr("fedcodist.experiment._training", lambda *_: None)
+    config = small_config()
+    again = phases.run_phases(config, load_data(config.data), folder, show_progress=False)
+    jax.tree.map(np.testing.assert_array_equal, again, start)
+
+
+def test_streamed_examples_give_the_same(finished):
+    _, start, outcome = finished
+    config = small_config(**{"execution.stream": True})
+    streamed = run_experiment(build_experiment(config)._replace(start=start), show_progress=False)
+    for ours, theirs in zip(streamed.records, outcome.records, strict=True):
+        assert ours["model"] == theirs["model"]
+        assert ours["loss"] == pytest.approx(theirs["loss"], rel=1e-4)
+
+
+# ---------------------------------------------------------------------------- what is kept
+
+
+def kept(config, models):
+    """What `_cached` returns, and how often it trained."""
+    data, calls = load_data(config.data), []
+    groups = party_groups(config, data)
+    found = phases._cached(config, data, groups, lambda: calls.append(1) or models)
+    return found, len(calls)
+
+
+@pytest.fixture
+def config_and_models(tmp_path):
+    config = small_config(**{"phases.cache": str(tmp_path / "kept")})
+    groups = party_groups(config, load_data(config.data))
+    models = jax.vmap(lambda seed: parties.init_models(groups, jax.random.key(seed)))(
+        np.zeros(1, np.uint32)
+    )
+    return config, jax.tree.map(np.asarray, models)
+
+
+def test_public_training_is_kept_for_other_runs(config_and_models):
+    config, models = config_and_models
+    for trains in (1, 0):
+        found, calls = kept(config, models)
+        assert calls == trains
+        jax.tree.map(np.testing.assert_array_equal, found, models)
+    config.rounds, config.algorithm.revisit_epochs, config.phases.private.epochs = 9, 9, 9
+    assert kept(config, models)[1] == 0
+
+
+@pytest.mark.parametrize(
+    "setting, value",
+    [
+        ("seed", 1),
+        ("algorithm.learning_rate", 1e-2),
+        ("algorithm.output_penalty", 0.0),
+        ("phases.public.epochs", 3),
+        ("phases.stopping", "fixed"),
+        ("phases.held_out_share", 0.2),
+        ("parties.narrower", 2),
+    ],
+)
+def test_what_determines_it_is_part_of_the_name(setting, value):
+    config, other = small_config(), small_config(**{setting: value})
+    data = load_data(config.data)
+    assert phases._cache_key(config, data) != phases._cache_key(other, data)
+
+
+def test_so_are_the_images():
+    config = small_config()
+    data, other = load_data(config.data), load_data(config.data)
+    other.public.train.columns["image"][0, 0, 0, 0] += 1
+    assert phases._cache_key(config, data) != phases._cache_key(config, other)
+
+
+def test_a_corrupt_file_is_made_again(config_and_models, capsys):
+    config, models = config_and_models
+    kept(config, models)
+    (path,) = Path(config.phases.cache).glob("*/*.msgpack")
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    assert kept(config, models)[1] == 1
+    message = capsys.readouterr().err.strip()
+    assert "corrupt" in message and "\n" not in message
+    assert kept(config, models)[1] == 0
+
+
+def test_a_folder_that_cannot_be_written(config_and_models, tmp_path):
+    config, models = config_and_models
+    (tmp_path / "kept").write_text("a file")
+    with pytest.raises(CheckpointError, match="cannot write"):
+        kept(config, models)
+
+
+# --------------------------------------------------------------------------------- configs
+
+
+def test_party_i_has_network_i():
+    config = digits_fed_md.get_config()
+    data = load_data(config.data)
+    groups = party_groups(config, data)
+    assert {name: group.clients.tolist() for name, group in groups.items()} == {
+        "conv_8_16_dropout_10": [0, 3],
+        "conv_16_32_dropout_20": [1, 4],
+        "dense_32": [2, 5],
+    }
+
+
+@pytest.mark.parametrize("run", cifar_fed_md.get_runs())
+def test_cifar_has_the_papers_networks(run):
+    config = cifar_fed_md.get_config(run)
+    shapes = party_shapes(config)
+    assert len(shapes) == 10
+    if "scaled" in run:
+        assert shapes[0] == Shape((32, 64), 0.2)
+    else:
+        assert shapes == TABLE_1
+    config.parties.networks = "table_2"
+    assert party_shapes(config)[9].widths[0] == TABLE_2[9].widths[0] // config.parties.narrower
+
+
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        ({"data.num_parties": 4}, r"parties.networks must be 4, one per party .* got 3"),
+        ({"parties.narrower": 0}, "parties.narrower must be at least 1"),
+        (
+            {"algorithm.alignment_size": 5000},
+            "alignment_size must be at most the 758 public examples",
+        ),
+        ({"algorithm.output_penalty": -1.0}, "algorithm.output_penalty must be"),
+        ({"algorithm.digest_epochs": -1}, "digest.epochs must be at least 0"),
+        ({"data.name": "digits_public"}, "data.name must be one of .*'digits_public'"),
+    ],
+)
+def test_bad_settings_are_one_line(changes, message):
+    with pytest.raises(ValueError, match=message) as error:
+        build_experiment(small_config(**changes))
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        ({"phases.stopping": "early"}, "phases.stopping must be one of"),
+        ({"phases.held_out_share": 0.0}, "phases.held_out_share must leave examples"),
+        ({"phases.public.epochs": 0}, "phases.public.epochs must be at least 1"),
+    ],
+)
+def test_bad_phases_are_one_line(changes, message):
+    config = small_config(**changes)
+    with pytest.raises(ValueError, match=message):
+        phases.phase_experiment(config, load_data(config.data), "public")
+
+
+def test_faithful_early_stopping_is_in_the_names():
+    config = small_config(**{"phases.stopping": "test_data"})
+    data = load_data(config.data)
+    assert build_experiment(config, data).algorithm.name == "fed_md, phases stopped on test data"
+    for phase in ("public", "private", "pooled"):
+        name = phases.phase_experiment(config, data, phase).algorithm.name
+        assert name == f"{phase} training, stopped on test data"
+
+
+def test_other_data_have_no_public_part():
+    config = small_config()
+    config.data = dict(name="digits", num_clients=3, concentration=1.0, seed=0)
+    with pytest.raises(ValueError, match="for methods of parties, which need public examples"):
+        build_experiment(config)
