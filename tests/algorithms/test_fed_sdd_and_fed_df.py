@@ -9,6 +9,7 @@ import optax
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from jax.interpreters import partial_eval
 
 from fedcodist import simulation
 from fedcodist.algorithms.fed_avg import FedAvgHyper, fed_avg
@@ -203,6 +204,40 @@ def test_distilling_the_main_model_touches_nothing_else():
         assert np.abs(weights_of(other) - weights_of(base[0])).max() > 1e-3
         for n in ("model_1", "model_2"):
             np.testing.assert_allclose(weights_of(other, n), weights_of(base[0], n), rtol=1e-6)
+
+
+def read_in_two_rounds(algorithm):
+    """Model -> whether it depends, after two rounds, on the server's images and on how it distils."""
+    resident = jax.tree.map(jnp.asarray, resident_data(federated()))
+    key = jax.random.key(0)
+
+    def two_rounds(state, images, teaching):
+        hyper = algorithm.hyper._replace(learning_rate=teaching, temperature=1 + teaching)
+        data = resident.replace(rows={UNLABELLED: {"image": images}})
+        for round in range(2):
+            selection = algorithm.select(round, key)
+            rows = dict.fromkeys(selection.clients)
+            state, *_ = algorithm.round(state, rows, data.read(selection), round, key, hyper)
+        return state.models
+
+    arguments = (jax.eval_shape(algorithm.init, key), UNLABELLED_IMAGES, jnp.float32(0.1))
+    jaxpr, shapes = jax.make_jaxpr(two_rounds, return_shape=True)(*arguments)
+    found = {}
+    for name in shapes:
+        wanted = {n: jax.tree.map(lambda _, n=n: n == name, shapes[n]) for n in shapes}
+        used = partial_eval.dce_jaxpr(jaxpr.jaxpr, jax.tree.leaves(wanted))[1]
+        found[name] = tuple(used[-2:])
+    return found
+
+
+def test_the_other_groups_next_round_needs_no_distillation():
+    """So a server may distil while their clients train: what they compute is in no part of the program
+    that reads the server's images, or the distillation's learning rate and temperature."""
+    read = read_in_two_rounds(sdd(num_models=2, rounds_kept=2))
+    assert read == {MAIN: (True, True), "model_1": (False, False)}
+    # What "basic" distillation gives away.
+    read = read_in_two_rounds(sdd(num_models=2, distilled="all"))
+    assert read == {MAIN: (True, True), "model_1": (True, True)}
 
 
 def test_the_buffer_holds_aggregates_that_were_never_distilled():
