@@ -1,12 +1,15 @@
-"""How a round's time and memory grow with clients, cohorts and devices, and what streaming costs.
+"""How a round's time and memory grow with clients, cohorts, devices and chunks; what streaming costs.
 
-    python benchmarks/scale.py [--only population cohort devices streaming] [--turns 3]
+    python benchmarks/scale.py [--only population cohort strong weak streaming memory] [--turns 2]
 
 Data are made up in a temporary folder (1.4 GB; TMPDIR says where) and memory-mapped; streamed ones are
-read there round by round.
-Rounds are those of `run_experiment`, on the networks of benchmarks/peers/workload.py, one step per
-client on digits and five on the small CNN. Each measurement has processes of its own, one per device,
-and all take turns. Written to results/benchmarks/.
+read there round by round. Rounds are those of `run_experiment`, on the networks of
+benchmarks/peers/workload.py, one step per client on digits and five on the small CNN. Each measurement
+has processes of its own, one per device, and all take turns; programs that one turn has compiled the
+next ones read, as the launcher does. Written to results/benchmarks/.
+
+How much of the reading of streamed data hides behind the computation is measured by running the same
+rounds again on one round's examples, which lie ready.
 """
 
 import argparse
@@ -34,11 +37,12 @@ from peers import workload as work
 from fedcodist import launch
 
 KIND = RECORD = "scale"
-# network -> examples of each client, rounds between two looks at the clock
+# network -> examples of each client, rounds of 20 clients between two looks at the clock
 EXAMPLES = {"digits": 20, "cnn_small": 100}
 ROUNDS = {"digits": 200, "cnn_small": 5}
 REPETITIONS = 3  # in each process
 MOST_DEVICES = 8
+CLIENTS = 20 * MOST_DEVICES
 CHUNK = 1 << 16  # rows written at once
 
 
@@ -51,6 +55,9 @@ class Configuration(NamedTuple):
       cohort: clients of a round.
       devices: processes, each with one core.
       streamed: whether the data stay on the host.
+      chunk: clients that a device trains at once; 0 one after another, not vmapped.
+      precision: 'float32' or 'bfloat16'.
+      rematerialised: whether activations are computed again in the backward pass.
     """
 
     network: str
@@ -58,6 +65,9 @@ class Configuration(NamedTuple):
     cohort: int
     devices: int
     streamed: bool
+    chunk: int = 0
+    precision: str = "float32"
+    rematerialised: bool = False
 
 
 def main() -> int:
@@ -65,7 +75,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     groups = configurations(machine.cores())
     parser.add_argument("--only", nargs="+", choices=list(groups), default=list(groups))
-    parser.add_argument("--turns", type=int, default=3)
+    parser.add_argument("--turns", type=int, default=2)
     parser.add_argument("--rounds", type=int, help="between two looks at the clock, to try it out")
     parser.add_argument("--results", type=Path, default=records.FOLDER)
     parser.add_argument("--one", nargs=2, help=argparse.SUPPRESS)
@@ -104,19 +114,35 @@ def main() -> int:
 def configurations(cores: int) -> dict[str, list[Configuration]]:
     """What is measured on a machine, by what grows."""
     devices = [count for count in (1, 2, 4, MOST_DEVICES) if count <= cores]
-    every = devices[-1]
+    chunk = Configuration("cnn_small", CLIENTS, 20, 1, False)
     return {
         "population": [
             Configuration("digits", clients, 20, 1, True) for clients in (100, 10_000, 1_000_000)
         ],
         "cohort": [Configuration("digits", 10_000, cohort, 1, True) for cohort in (20, 200, 2000)],
-        "devices": [Configuration("cnn_small", 100, 20, count, False) for count in devices],
+        # The same work on more devices, and work that grows with them.
+        "strong": [Configuration("cnn_small", CLIENTS, 20, count, False) for count in devices],
+        "weak": [
+            Configuration("cnn_small", CLIENTS, 20 * count, count, False) for count in devices
+        ],
         "streaming": [
-            Configuration(network, 100, 20, every, streamed)
+            Configuration(network, CLIENTS, 20, devices[-1], streamed)
             for network in EXAMPLES
             for streamed in (False, True)
         ],
+        "memory": [
+            *(chunk._replace(chunk=size) for size in (0, 2, 5, 10, 20)),
+            chunk._replace(chunk=20, precision="bfloat16"),
+            chunk._replace(chunk=20, rematerialised=True),
+        ],
     }
+
+
+def rounds_of(configuration: Configuration) -> int:
+    """Rounds between two looks at the clock: fewer, the larger they are; one where memory counts."""
+    if configuration.chunk:
+        return 1
+    return max(5, ROUNDS[configuration.network] * 20 // configuration.cohort)
 
 
 def summary(lines: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
@@ -124,9 +150,23 @@ def summary(lines: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     lines = list(lines)
     return {
         "seconds_per_round": [each for line in lines for each in line["seconds_per_round"]],
+        "ready_seconds_per_round": [
+            each for line in lines for each in line["ready_seconds_per_round"]
+        ],
         "gather_seconds": [line["gather_seconds"] for line in lines],
+        "program_mb": lines[0]["program_mb"],
         "peak_rss_mb": [line["peak_rss_mb"] for line in lines],
     }
+
+
+def hidden_share(own: Mapping[str, Any]) -> float:
+    """The share of the gathering of streamed data that took no time beside the computation, 0 to 1:
+    what rounds took beyond those whose examples lay ready was not hidden."""
+    together, ready, gathering = (
+        statistics.median(own[name])
+        for name in ("seconds_per_round", "ready_seconds_per_round", "gather_seconds")
+    )
+    return min(1.0, max(0.0, 1 - (together - ready) / gathering))
 
 
 def write_columns(folder: Path, network: str, clients: int) -> None:
@@ -158,12 +198,17 @@ def one(folder: Path, configuration: Configuration, rounds: int | None) -> int:
     """Starts the processes of one measurement, or measures in one of them."""
     if not launch.is_child():
         os.environ["JAX_PLATFORMS"] = "cpu"
+        os.environ["JAX_COMPILATION_CACHE_DIR"] = str(folder / "compiled")
+        if configuration.rematerialised:
+            from fedcodist.rematerialisation import CPU_FLAG
+
+            os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {CPU_FLAG}"
         measuring.limit_cores(configuration.devices)
         return launch.supervise([sys.executable, *sys.argv], configuration.devices)
     launch.join()
     import jax
 
-    line = measure(folder, configuration, rounds or ROUNDS[configuration.network])
+    line = measure(folder, configuration, rounds or rounds_of(configuration))
     if jax.process_index() == 0:
         line["peak_rss_mb"] = measuring.peak_memory_mb(os.getppid())
         print(json.dumps(line))
@@ -171,12 +216,28 @@ def one(folder: Path, configuration: Configuration, rounds: int | None) -> int:
 
 
 def measure(folder: Path, configuration: Configuration, rounds: int) -> dict[str, Any]:
-    """Seconds per round of each repetition, and of gathering a round's rows on the host alone."""
+    """One process's figures: seconds per round of each repetition, and where data are streamed those
+    of rounds whose examples lie ready and of gathering a round's examples alone; MB of a device that
+    the program and its data take."""
+    from fedcodist.chunk_size import needed_bytes
     from fedcodist.data.federated_data import FederatedData
-    from fedcodist.experiment import Experiment, run_experiment
+    from fedcodist.experiment import Experiment, experiment_programs, run_experiment
     from fedcodist.sources import StreamedData, resident_data
 
-    network, clients, _, _, streamed = configuration
+    class Ready(StreamedData):
+        """Streamed data of which one round is read."""
+
+        one = None
+
+        def read(self, *arguments):
+            self.one = self.one or super().read(*arguments)
+            return self.one
+
+    network, clients, streamed = (
+        configuration.network,
+        configuration.clients,
+        configuration.streamed,
+    )
     columns = {
         name: np.load(folder / f"{network}-{clients}-{name}.npy", mmap_mode="r")
         for name in ("image", "label")
@@ -185,7 +246,6 @@ def measure(folder: Path, configuration: Configuration, rounds: int) -> dict[str
     federated = FederatedData.from_arrays(columns, offsets=offsets)
     algorithm = make_algorithm(configuration, federated)
     data = StreamedData(federated) if streamed else resident_data(federated)
-    ends: list[float] = []
     experiment = Experiment(
         algorithm,
         data,
@@ -195,14 +255,24 @@ def measure(folder: Path, configuration: Configuration, rounds: int) -> dict[str
         evaluate_every=rounds,
         evaluation_preprocess=_scale(),
     )
-    run_experiment(
-        experiment,
-        callbacks=[lambda found: ends.append(time.perf_counter())],
-        show_progress=False,
-    )
-    seconds = [(end - start) / rounds for start, end in itertools.pairwise(ends[1:])]
-    gather = seconds_to_gather(algorithm, data, rounds) if streamed else None
-    return {"seconds_per_round": seconds, "gather_seconds": gather}
+    programs = experiment_programs(experiment)
+
+    def seconds(data):
+        ends: list[float] = []
+        run_experiment(
+            experiment._replace(data=data),
+            callbacks=[lambda found: ends.append(time.perf_counter())],
+            show_progress=False,
+            programs=programs,
+        )
+        return [(end - start) / rounds for start, end in itertools.pairwise(ends[1:])]
+
+    return {
+        "seconds_per_round": seconds(data),
+        "ready_seconds_per_round": seconds(Ready(federated)) if streamed else [],
+        "gather_seconds": seconds_to_gather(algorithm, data, rounds) if streamed else None,
+        "program_mb": needed_bytes(experiment) / 1e6,
+    }
 
 
 def seconds_to_gather(algorithm, data, rounds: int) -> float:
@@ -232,16 +302,24 @@ def make_algorithm(configuration: Configuration, federated):
     from fedcodist.algorithms.fed_avg import fed_avg
     from fedcodist.algorithms.pools import Pool, independent_pools
     from fedcodist.client_training import LocalTraining
+    from fedcodist.for_each_client import Execution
     from fedcodist.model import from_flax_linen
     from fedcodist.models import cnn, digits
+    from fedcodist.precision import in_bfloat16
+    from fedcodist.rematerialisation import rematerialised
 
     networks = {"digits": lambda: digits.MLP(hidden=(64,)), "cnn_small": cnn.small_cnn}
     image = work.WORKLOADS[configuration.network].networks[work.POOL].image
     model = from_flax_linen(networks[configuration.network](), jnp.zeros((1, *image)))
+    if configuration.precision == "bfloat16":
+        model = in_bfloat16(model)
+    if configuration.rematerialised:
+        model = rematerialised(model)
     training = LocalTraining(optax.sgd, work.BATCH, 1, _scale())
     method = fed_avg(model, training, functools.partial(optax.adam, eps=work.SERVER_EPSILON))
     pool = Pool(method, np.arange(federated.num_clients), configuration.cohort)
-    return independent_pools({work.POOL: pool}, federated.columns)
+    execution = Execution("vmap", configuration.chunk) if configuration.chunk else Execution()
+    return independent_pools({work.POOL: pool}, federated.columns, execution)
 
 
 def _scale():
@@ -250,25 +328,34 @@ def _scale():
     return augmentation.image_preprocess(augmentation.normalise((0.5,), (0.25,)))
 
 
+def way(own: Mapping[str, Any]) -> str:
+    """How a configuration's clients are trained, for tables."""
+    loop = f"{own['chunk']} at once" if own["chunk"] else "one by one"
+    options = [own["precision"]] if own["precision"] != "float32" else []
+    return ", ".join([loop, *options, *(["rematerialised"] if own["rematerialised"] else [])])
+
+
 def table(record: Mapping[str, Any]) -> str:
     """Medians for people."""
     head = (
         f"{'':<12}{'network':<11}{'clients':>10}{'cohort':>8}{'devices':>9}{'data':>10}"
-        f"{'ms/round':>11}{'min':>9}{'max':>9}{'gather, ms':>12}{'peak, MB':>10}"
+        f"{'ms/round':>11}{'ready':>11}{'gather, ms':>12}{'hidden':>8}{'program, MB':>13}"
+        f"{'peak, MB':>10}  training"
     )
     lines = [record["device"], head]
     for name, group in record["groups"].items():
         for own in group:
-            times = own["seconds_per_round"]
-            figures = (1000 * value for value in (statistics.median(times), min(times), max(times)))
-            gather = "-"
+            ready = gather = hidden = "-"
             if own["streamed"]:
+                ready = f"{1000 * statistics.median(own['ready_seconds_per_round']):.3f}"
                 gather = f"{1000 * statistics.median(own['gather_seconds']):.3f}"
+                hidden = f"{hidden_share(own):.0%}"
             lines.append(
                 f"{name:<12}{own['network']:<11}{own['clients']:>10,}{own['cohort']:>8,}"
                 f"{own['devices']:>9}{'streamed' if own['streamed'] else 'resident':>10}"
-                f"{next(figures):11.3f}{next(figures):9.3f}{next(figures):9.3f}"
-                f"{gather:>12}{statistics.median(own['peak_rss_mb']):10.0f}"
+                f"{1000 * statistics.median(own['seconds_per_round']):11.3f}{ready:>11}"
+                f"{gather:>12}{hidden:>8}{own['program_mb']:13.1f}"
+                f"{statistics.median(own['peak_rss_mb']):10.0f}  {way(own)}"
             )
     return "\n".join(lines)
 

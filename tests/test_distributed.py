@@ -15,6 +15,7 @@ import jax
 import numpy as np
 import pytest
 
+from experiments import main
 from fedcodist import experiment
 from fedcodist.export import load_model
 from fedcodist.run_folder import RunFolder, RunFolderError
@@ -123,6 +124,20 @@ def test_two_machines_that_stream_their_own_clients_are_one_process(tmp_path):
         "process_0.log",
         "process_1.log",
     }
+
+
+def test_commands_of_build_md_are_of_flags_that_exist():
+    """For TPU pods, Slurm, plain machines and Kubernetes."""
+    text = (ROOT / "BUILD.md").read_text(encoding="utf-8")
+    several = text[text.index("## Several machines") :]
+    for place in ("gcloud compute tpus tpu-vm ssh", "srun --nodes", "--host=1", "kind: Job"):
+        assert place in several
+    commands = re.findall(r"experiments\.main((?:[^\n]|\n +--(?:config|coordinator))*)", several)
+    assert len(commands) == 5
+    for command in commands:
+        flags = set(re.findall(r"--(\w+)", command))
+        assert {"config", "workdir"} < flags <= set(main.flags.FLAGS)
+        assert "distributed" in flags or {"coordinator", "num_hosts", "host"} <= flags
 
 
 def test_processes_of_different_commands_are_refused(monkeypatch):

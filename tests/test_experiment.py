@@ -134,6 +134,14 @@ def test_callbacks_get_the_records_of_each_evaluation(outcome):
     assert [record for call in calls for record in call] == records
 
 
+def test_the_first_of_several_processes_alone_writes(outcome, tmp_path, monkeypatch):
+    monkeypatch.setattr(jax, "process_index", lambda: 1)
+    calls = []
+    other = run_experiment(make_experiment(), tmp_path / "run", callbacks=[calls.append])
+    assert not (tmp_path / "run").exists() and calls == []
+    assert other.summary["final"] == outcome[0].summary["final"]
+
+
 def test_variables_have_a_leading_axis_of_seeds(outcome):
     variables = outcome[0].variables
     assert set(variables) == {"slow", "fast"}

@@ -78,9 +78,14 @@ def traced(**more):
 
 def grown(**more):
     own = scale.Configuration("digits", 1_000_000, 20, 1, True)._asdict()
-    own |= {"seconds_per_round": [0.001], "gather_seconds": [0.0005], "peak_rss_mb": [800.0]}
-    other = own | {"streamed": False, "gather_seconds": [None]}
-    groups = {"population": [own], "streaming": [own, other]}
+    own |= {"seconds_per_round": [0.0012], "ready_seconds_per_round": [0.001]}
+    own |= {"gather_seconds": [0.0005], "program_mb": 2.5, "peak_rss_mb": [800.0]}
+    other = own | {"streamed": False, "gather_seconds": [None], "ready_seconds_per_round": []}
+    chunks = [
+        other | {"chunk": 5, "program_mb": 123.4},
+        other | {"chunk": 20, "precision": "bfloat16", "rematerialised": True},
+    ]
+    groups = {"population": [own], "streaming": [own, other], "memory": chunks}
     return common("scale", "scale", turns=3, groups=groups, **more)
 
 
@@ -134,7 +139,10 @@ def test_other_sections():
     assert "200 (190 to 210) GFLOP/s" in text
     assert cells(text, "import") == ["import", "1.50 (1.25 to 1.75)", "< 2"]
     assert cells(text, "population")[2:6] == ["1,000,000", "20", "1", "streamed"]
-    assert cells(text, "population")[6:] == ["1.00 (1.00 to 1.00)", "0.500 (0.500 to 0.500)", "800"]
+    times = ["1.20 (1.20 to 1.20)", "1.00 (1.00 to 1.00)", "0.500 (0.500 to 0.500)"]
+    assert cells(text, "population")[6:] == [*times, "60%", "800"]
+    assert cells(text, "5 at once")[2:] == ["1.20 (1.20 to 1.20)", "123.4", "800"]
+    assert cells(text, "20 at once, bfloat16, rematerialised")[3] == "2.5"
     assert "on the device" in text
     assert cells(text, "dense layers") == ["dense layers", "2.0 (25%)", ""]
     assert cells(text, "traced") == ["traced", "8.00", "8.00"]
@@ -218,7 +226,8 @@ def test_tables_in_the_terminal():
     """The programs print the records that they write."""
     assert "200 GFLOP/s" in fedavg_cnn.table(gemm()) and "50.0%" in fedavg_cnn.table(gemm())
     assert "1.50" in cold_start.table(cold()) and "< 15" in cold_start.table(cold())
-    assert "1,000,000" in scale.table(grown()) and "0.500" in scale.table(grown())
+    for part in ("1,000,000", "0.500", "60%", "123.4", "20 at once, bfloat16, rematerialised"):
+        assert part in scale.table(grown())
     assert NOT_SUPPORTED in side_by_side.table(compared())
 
 

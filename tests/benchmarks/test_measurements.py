@@ -45,7 +45,11 @@ def test_device_counts_the_cores_that_may_be_used(monkeypatch):
 )
 def test_what_grows(cores, devices):
     groups = scale.configurations(cores)
-    assert [each.devices for each in groups["devices"]] == devices
+    assert [each.devices for each in groups["strong"]] == devices
+    assert {each.cohort for each in groups["strong"]} == {20}
+    assert [(each.devices, each.cohort) for each in groups["weak"]] == [
+        (n, 20 * n) for n in devices
+    ]
     assert [each.clients for each in groups["population"]] == [100, 10_000, 1_000_000]
     assert [each.cohort for each in groups["cohort"]] == [20, 200, 2000]
     for group in groups.values():
@@ -54,6 +58,25 @@ def test_what_grows(cores, devices):
     pairs = zip(groups["streaming"][::2], groups["streaming"][1::2], strict=True)
     for resident, streamed in pairs:
         assert resident._replace(streamed=True) == streamed != resident
+    chunks = [each.chunk for each in groups["memory"]]
+    assert chunks == sorted(chunks) and chunks[0] == 0 and chunks[-1] == 20
+    options = {(each.precision, each.rematerialised) for each in groups["memory"]}
+    assert options == {("float32", False), ("bfloat16", False), ("float32", True)}
+
+
+def test_fewer_rounds_are_timed_where_they_are_larger():
+    groups = scale.configurations(8)
+    assert [scale.rounds_of(each) for each in groups["cohort"]] == [200, 20, 5]
+    assert [scale.rounds_of(each) for each in groups["memory"]][:2] == [5, 1]
+
+
+@pytest.mark.parametrize(
+    ("together", "share"), [(1.0, 1.0), (0.9, 1.0), (1.1, 0.5), (1.2, 0.0), (2.0, 0.0)]
+)
+def test_what_is_hidden_of_the_gathering(together, share):
+    """Rounds of 1 s whose examples take 0.2 s to gather."""
+    own = {"seconds_per_round": [9.0, together, 0.0], "ready_seconds_per_round": [1.0]}
+    assert scale.hidden_share(own | {"gather_seconds": [0.2]}) == pytest.approx(share)
 
 
 def test_columns_are_written_whole_in_chunks(tmp_path, monkeypatch):
@@ -67,10 +90,18 @@ def test_columns_are_written_whole_in_chunks(tmp_path, monkeypatch):
 
 
 def test_figures_of_all_turns():
-    line = {"seconds_per_round": [1.0, 2.0], "gather_seconds": None, "peak_rss_mb": 3.0}
+    line = {
+        "seconds_per_round": [1.0, 2.0],
+        "ready_seconds_per_round": [1.0],
+        "gather_seconds": None,
+        "program_mb": 5.0,
+        "peak_rss_mb": 3.0,
+    }
     assert scale.summary([line, line]) == {
         "seconds_per_round": [1.0, 2.0, 1.0, 2.0],
+        "ready_seconds_per_round": [1.0, 1.0],
         "gather_seconds": [None, None],
+        "program_mb": 5.0,
         "peak_rss_mb": [3.0, 3.0],
     }
 
@@ -121,7 +152,24 @@ def test_one_measurement_of_growth(tmp_path, streamed, devices):
     assert len(line["seconds_per_round"]) == scale.REPETITIONS
     assert all(0 < seconds < 60 for seconds in line["seconds_per_round"])
     assert 50 < line["peak_rss_mb"] < 10_000
+    assert line["program_mb"] > 0
+    assert len(line["ready_seconds_per_round"]) == (scale.REPETITIONS if streamed else 0)
     assert 0 < line["gather_seconds"] < 10 if streamed else line["gather_seconds"] is None
+
+
+@pytest.mark.slow
+def test_chunks_and_options_change_what_a_program_needs(tmp_path):
+    scale.write_columns(tmp_path, "cnn_small", 6)
+    one = Configuration("cnn_small", 6, 6, 1, False)
+
+    def program_mb(**settings):
+        about = json.dumps(one._replace(**settings))
+        line = json.loads(_last_line("scale.py", "--one", str(tmp_path), about))
+        return line["program_mb"]
+
+    two, six = program_mb(chunk=2), program_mb(chunk=6)
+    assert two < six
+    assert program_mb(chunk=6, rematerialised=True) < 0.95 * six
 
 
 @pytest.mark.slow

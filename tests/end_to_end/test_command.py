@@ -219,17 +219,13 @@ def test_a_chunk_is_chosen_said_and_kept(run, tmp_path):
     assert (done.returncode, done.stderr) == (0, "")
     assert "chunk_size: 3 clients at once, " in done.stdout.splitlines()[0]
     assert read(tmp_path / "run", "environment.json")["plan"]["chunk_size"] == 3
-    # It is the setting that it stands for.
-    same = "--config.execution.chunk_size=3"
-    again = run(tmp_path / "run", vmap, same, "--config.rounds=2", "--config.seeds=1")
-    assert (again.returncode, again.stderr) == (0, "")
 
 
 @pytest.mark.slow
 def test_models_in_bfloat16_and_rematerialised(uninterrupted, run, tmp_path):
     for name, value, allowed in (("precision", "bfloat16", 0.05), ("rematerialise", True, 1e-4)):
         folder = tmp_path / name
-        done = run(folder, "--config.rounds=2", f"--config.execution.{name}={value}")
+        done = run(folder, f"--config.execution.{name}={value}")
         assert done.returncode == 0
         warned = "saves no memory on a CPU" in done.stderr
         assert warned == (name == "rematerialise") == bool(done.stderr)
@@ -242,27 +238,39 @@ def test_models_in_bfloat16_and_rematerialised(uninterrupted, run, tmp_path):
         assert losses != expected
 
 
-def test_the_launcher_keeps_compiled_programs(run, environment, tmp_path):
-    """In the user's cache, where nothing else was asked for; the next start compiles none again."""
+@pytest.fixture(scope="module")
+def first_start(run, environment, tmp_path_factory):
+    """A run of a user who has chosen no folder for compiled programs, and wants a trace."""
+    folder = tmp_path_factory.mktemp("first_start")
     own = {k: v for k, v in environment.items() if k != "JAX_COMPILATION_CACHE_DIR"}
-    own["XDG_CACHE_HOME"] = str(tmp_path / "cache")
-
-    def kept(folder):
-        done = run(folder, "--config.rounds=1", "--config.seeds=1", environment=own)
-        assert (done.returncode, done.stderr) == (0, "")
-        return {path.name for path in (tmp_path / "cache").glob("fedcodist/compiled-*/*-cache")}
-
-    first = kept(tmp_path / "first")
-    assert len(first) > 3
-    assert kept(tmp_path / "second") == first
-
-
-def test_some_rounds_are_traced(run, tmp_path):
-    trace = tmp_path / "trace"
-    done = run(tmp_path / "run", "--config.rounds=4", "--config.seeds=1", f"--profile={trace}")
+    own["XDG_CACHE_HOME"] = str(folder / "cache")
+    settings = ("--config.rounds=4", "--config.seeds=1")
+    profile = f"--profile={folder / 'trace'}"
+    done = run(folder / "run", *settings, profile, environment=own)
     assert (done.returncode, done.stderr) == (0, "")
-    assert f"trace: {trace}" in done.stdout
-    (file,) = trace.glob("plugins/profile/*/*.trace.json.gz")
+    return folder, done.stdout, lambda again: run(folder / again, *settings, environment=own)
+
+
+def kept_programs(folder):
+    return {path.name for path in (folder / "cache").glob("fedcodist/compiled-*/*-cache")}
+
+
+def test_the_launcher_keeps_compiled_programs(first_start):
+    assert len(kept_programs(first_start[0])) > 3
+
+
+@pytest.mark.slow
+def test_the_next_start_compiles_nothing_again(first_start):
+    folder, _, start = first_start
+    before = kept_programs(folder)
+    assert start("second").returncode == 0
+    assert kept_programs(folder) == before
+
+
+def test_some_rounds_are_traced(first_start):
+    folder, output, _ = first_start
+    assert f"trace: {folder / 'trace'}\n" in output
+    (file,) = folder.glob("trace/plugins/profile/*/*.trace.json.gz")
     assert b"jit_train" in gzip.decompress(file.read_bytes())
 
 
