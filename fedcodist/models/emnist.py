@@ -3,8 +3,7 @@
 import flax.linen as nn
 import jax
 
-from fedcodist.models import convolution
-from fedcodist.models.cnn import Convolution
+from fedcodist.models.cnn import ConvolutionAndRelu
 
 
 def emnist_cnn(*, classes: int = 62, dropout: tuple[float, float] = (0.25, 0.5)) -> "EMNISTCNN":
@@ -40,9 +39,8 @@ class EMNISTCNN(nn.Module):
     def __call__(self, x: jax.Array, *, train: bool = False) -> jax.Array:
         if x.ndim != 4 or x.shape[1:] != (28, 28, 1):
             raise ValueError(f"x must be [B, 28, 28, 1], got {x.shape}")
-        x = nn.relu(Convolution(32, "VALID", name="conv1")(x))
-        x = nn.relu(Convolution(64, "VALID", name="conv2")(x))
-        x = convolution.max_pool_2x2(x)
+        x = ConvolutionAndRelu(32, "VALID", name="conv1")(x)
+        x = ConvolutionAndRelu(64, "VALID", pooled=True, name="conv2")(x)
         x = nn.Dropout(self.dropout[0], deterministic=not train)(x)
         x = nn.relu(nn.Dense(128, name="dense1")(x.reshape(x.shape[0], -1)))
         x = nn.Dropout(self.dropout[1], deterministic=not train)(x)
