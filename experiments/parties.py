@@ -32,14 +32,7 @@ from fedcodist.run_folder import PHASES
 NETWORKS: dict[str, Sequence[Shape]] = {
     "table_1": TABLE_1,
     "table_2": TABLE_2,
-    "digits": (
-        Shape((8, 16), 0.1),
-        Shape((16, 32), 0.2),
-        Shape((32,), 0.0),
-        Shape((8, 16), 0.1),
-        Shape((16, 32), 0.2),
-        Shape((32,), 0.0),
-    ),
+    "digits": 2 * (Shape((8, 16), 0.1), Shape((64,), 0.0), Shape((32,), 0.0)),
 }
 
 

@@ -208,7 +208,7 @@ def test_party_i_has_network_i():
     groups = party_groups(config, data)
     assert {name: group.clients.tolist() for name, group in groups.items()} == {
         "conv_8_16_dropout_10": [0, 3],
-        "conv_16_32_dropout_20": [1, 4],
+        "dense_64": [1, 4],
         "dense_32": [2, 5],
     }
 
