@@ -33,6 +33,7 @@ bench: $(INSTALLED)
 	$(BIN)/python benchmarks/breakdown.py
 	$(BIN)/python benchmarks/cold_start.py
 	$(BIN)/python benchmarks/scale.py
+	$(BIN)/python benchmarks/distillation_cost.py
 	$(BIN)/python benchmarks/document.py
 
 # Fails where a ratio fell below the recorded one; make ends with status 2 whatever the script's.

@@ -7,10 +7,12 @@ The newest record of each workload and device is shown. What is said about the n
 """
 
 import argparse
+import functools
 import math
+import re
 import statistics
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import breakdown
 import cold_start
+import distillation_cost
 import fedavg_cnn
 import records
 import scale
@@ -46,6 +49,7 @@ this page, `make bench-check` tells whether anything has become slower.
 - Pixels and labels are random: speed does not depend on what images show.
 """
 NOTHING = "Nothing was measured yet."
+PLOTS = Path("docs/benchmarks")  # beside the page
 DESCRIPTIONS = {
     "cnn_small": "FedAvg, the codistillation paper's small CNN (109,348 parameters) on 24x24 images; "
     "20 clients of 100 images.",
@@ -72,8 +76,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         found = records.newest(options.results)
         text = render(found, notes.read_text(encoding="utf-8") if notes.exists() else "")
+        drawn = plots(found)
         if options.check:
-            return _check(text, options.output)
+            return _check(text, drawn, options.output)
+        for path, draw in drawn.items():
+            (options.output.parent / path).parent.mkdir(parents=True, exist_ok=True)
+            draw().savefig(options.output.parent / path, dpi=110)
         options.output.write_text(text, encoding="utf-8")
     except (KeyError, TypeError) as error:
         print(f"error: a record in {options.results} is incomplete: {error!r}", file=sys.stderr)
@@ -81,8 +89,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (OSError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    except ImportError:
+        print("error: plots need matplotlib: pip install 'fedcodist[plot]'", file=sys.stderr)
+        return 2
     print(text)
     return 0
+
+
+def plots(found: Sequence[Record]) -> dict[Path, Callable[[], Any]]:
+    """What draws each of the page's plots, by its path beside the page."""
+    return {
+        _plot_path(record): functools.partial(distillation_cost.plot, record)
+        for record in found
+        if record["kind"] == distillation_cost.KIND
+    }
 
 
 def render(found: Sequence[Record], notes: str = "") -> str:
@@ -107,6 +127,7 @@ def _device(found: Sequence[Record]) -> Iterable[str]:
             breakdown.KIND,
             cold_start.KIND,
             scale.KIND,
+            distillation_cost.KIND,
         )
     }
     if unknown := [record for record in found if record["kind"] not in by_kind]:
@@ -129,6 +150,7 @@ def _device(found: Sequence[Record]) -> Iterable[str]:
         ("Where the time goes", breakdown.KIND, parts),
         ("Cold start", cold_start.KIND, starts),
         ("Scale", scale.KIND, growth),
+        ("Distillation with more clients", distillation_cost.KIND, teaching),
     ):
         for record in by_kind[kind]:
             yield f"### {heading}"
@@ -280,6 +302,39 @@ def _gathering(own: Mapping[str, Any]) -> list[str]:
     ]
 
 
+def teaching(record: Record) -> Iterable[str]:
+    """A step of distillation with each number of clients, beside the paper's."""
+    yield (
+        f"One step of {record['batch']} images, a {record['network']} as student and as every teacher: "
+        "FedDF has a teacher for each client of the round, FedSDD four aggregated models. The paper's "
+        "(FedSDD's table 3) are of ResNet-20 and one A100."
+    )
+    paper = {
+        method: {clients: 1000 * s / distillation_cost.PAPER_STEPS for clients, s in own.items()}
+        for method, own in distillation_cost.PAPER.items()
+    }
+    headings = ["clients"]
+    for name in distillation_cost.METHODS.values():
+        headings += [f"{name}, ms/step", f"{name}, paper"]
+    times: dict[int, dict[str, Sequence[float]]] = {}
+    for own in record["measured"]:
+        times.setdefault(own["clients"], {})[own["method"]] = own["seconds_per_step"]
+    rows = []
+    for clients, by_method in times.items():
+        row = [str(clients)]
+        for method in distillation_cost.METHODS:
+            row.append(_over([1000 * seconds for seconds in by_method[method]]))
+            row.append(_three(paper[method][clients]) if clients in paper[method] else "")
+        rows.append(row)
+    yield _table(headings, rows)
+    yield f"![Milliseconds per step by number of clients]({_plot_path(record).as_posix()})"
+
+
+def _plot_path(record: Record) -> Path:
+    device = re.sub(r"[^a-z0-9]+", "_", record["device"].lower()).strip("_")
+    return PLOTS / f"distillation_cost_{device}.png"
+
+
 def origin(record: Record) -> str:
     """Where a record comes from."""
     versions = ", ".join(f"{name} {value}" for name, value in record["versions"].items())
@@ -320,11 +375,14 @@ def _table(headings: Sequence[str], rows: Iterable[Sequence[str]], texts: int = 
     return "\n".join(f"| {' | '.join(row)} |" for row in (headings, rule, *rows))
 
 
-def _check(text: str, output: Path) -> int:
+def _check(text: str, drawn: Iterable[Path], output: Path) -> int:
     present = output.read_text(encoding="utf-8") if output.exists() else None
-    if present == text:
+    lacking = [path for path in drawn if not (output.parent / path).exists()]
+    if present == text and not lacking:
         return 0
     fault = "does not exist" if present is None else "differs from what the records give"
+    if present == text:
+        fault = f"lacks its plot {lacking[0]}"
     print(f"error: {output} {fault}; run: python benchmarks/document.py", file=sys.stderr)
     return 1
 

@@ -5,7 +5,16 @@ import re
 
 import pytest
 
-from benchmarks import cold_start, document, fedavg_cnn, machine, records, scale, side_by_side
+from benchmarks import (
+    cold_start,
+    distillation_cost,
+    document,
+    fedavg_cnn,
+    machine,
+    records,
+    scale,
+    side_by_side,
+)
 from benchmarks.side_by_side import NOT_SUPPORTED
 
 CPU, GPU = "Some CPU, 2 cores", "1 x Some GPU"
@@ -89,6 +98,17 @@ def grown(**more):
     return common("scale", "scale", turns=3, groups=groups, **more)
 
 
+def taught(**more):
+    def own(method, clients, seconds):
+        about = {"method": method, "clients": clients, "teachers": clients}
+        return about | {"seconds_per_step": [seconds], "peak_rss_mb": [900.0]}
+
+    measured = [own("fed_df", 8, 0.5), own("fed_sdd", 8, 0.3), own("fed_df", 100, 4.0)]
+    measured.append(own("fed_sdd", 100, 0.3))
+    about = {"network": "resnet20", "batch": 256, "steps": 2, "turns": 1, "measured": measured}
+    return common("distillation_cost", "distillation_cost", **about, **more)
+
+
 @pytest.fixture
 def folder(tmp_path):
     return tmp_path / "benchmarks"
@@ -148,8 +168,35 @@ def test_other_sections():
     assert cells(text, "traced") == ["traced", "8.00", "8.00"]
 
 
+def test_distillation_with_more_clients_has_a_table_and_a_plot(folder, tmp_path, capsys):
+    records.write(taught(), folder)
+    output = tmp_path / "BENCHMARKS.md"
+    command = ["--results", str(folder), "--output", str(output)]
+    assert document.main(command) == 0
+    text = output.read_text()
+    row = ["8", "500 (500 to 500)", "44.7", "300 (300 to 300)", "34.8"]
+    assert cells(text, "8") == row
+    # The paper's table ends at 20 clients.
+    assert cells(text, "100")[1:] == ["4,000 (4,000 to 4,000)", "", "300 (300 to 300)", ""]
+    plot = tmp_path / "docs" / "benchmarks" / "distillation_cost_some_cpu_2_cores.png"
+    assert plot.read_bytes().startswith(b"\x89PNG") and plot.name in text
+    assert document.main([*command, "--check"]) == 0
+    plot.unlink()
+    capsys.readouterr()
+    assert document.main([*command, "--check"]) == 1
+    assert "lacks its plot" in capsys.readouterr().err
+
+
+def test_lines_of_the_plot_are_the_medians():
+    (axis,) = distillation_cost.plot(taught()).axes
+    lines = {line.get_label(): line for line in axis.lines}
+    assert lines["FedDF"].get_xdata().tolist() == [8, 100]
+    assert lines["FedDF"].get_ydata().tolist() == [500.0, 4000.0]
+    assert lines["FedSDD"].get_ydata().tolist() == [300.0, 300.0]
+
+
 def test_every_table_has_rows_of_one_width():
-    text = document.render([compared(), gemm(), traced(), cold(), grown()], "a note")
+    text = document.render([taught(), compared(), gemm(), traced(), cold(), grown()], "a note")
     for block in re.findall(r"(?:^\|.*\n)+", text, re.MULTILINE):
         assert len({line.count("|") for line in block.splitlines()}) == 1
 
@@ -228,6 +275,7 @@ def test_tables_in_the_terminal():
     assert "1.50" in cold_start.table(cold()) and "< 15" in cold_start.table(cold())
     for part in ("1,000,000", "0.500", "60%", "123.4", "20 at once, bfloat16, rematerialised"):
         assert part in scale.table(grown())
+    assert "4000.0" in distillation_cost.table(taught())
     assert NOT_SUPPORTED in side_by_side.table(compared())
 
 

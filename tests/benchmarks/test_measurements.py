@@ -8,7 +8,7 @@ import sys
 import numpy as np
 import pytest
 
-from benchmarks import cold_start, machine, records, scale
+from benchmarks import cold_start, distillation_cost, machine, records, scale
 from benchmarks.scale import Configuration
 
 
@@ -138,6 +138,56 @@ def test_second_start_finds_what_the_first_has_left(monkeypatch):
     assert first == second and before == [] and then == ["program"]
     cold_start.measure()
     assert caches[2][1] == [] and caches[2][0] != first
+
+
+def test_teachers_of_each_method():
+    found = distillation_cost.configurations([8, 100])
+    assert [each.teachers for each in found if each.method == "fed_df"] == [8, 100]
+    assert [each.teachers for each in found if each.method == "fed_sdd"] == [4, 4]
+
+
+def test_distillation_with_more_clients_takes_turns(tmp_path, monkeypatch, capsys):
+    calls = []
+
+    def run(configuration, options):
+        calls.append(configuration)
+        seconds = [configuration.teachers / 10, len(calls)]
+        return {"seconds_per_step": seconds, "peak_rss_mb": 1.0, "device": "Some GPU"}
+
+    monkeypatch.setattr(distillation_cost, "run", run)
+    script = str(records.ROOT / "benchmarks" / "distillation_cost.py")
+    arguments = ["--turns", "2", "--clients", "8", "9", "--results", str(tmp_path)]
+    monkeypatch.setattr("sys.argv", [script, *arguments])
+    assert distillation_cost.main() == 0
+    (record,) = records.newest(tmp_path)
+    assert calls == 2 * calls[:4] and record["device"] == "Some GPU"
+    assert record["measured"][2]["seconds_per_step"] == [0.9, 3, 0.9, 7]
+    assert "FedSDD" in capsys.readouterr().out
+    monkeypatch.setattr("sys.argv", [script, "--clients", "3"])
+    with pytest.raises(SystemExit):
+        distillation_cost.main()
+    assert "--clients must be at least 4" in capsys.readouterr().err
+
+
+def test_the_measured_step_is_one_of_the_method():
+    """A student that is its only teacher has nothing to learn; one of another network has."""
+    import jax
+
+    step, (student, members, rows) = distillation_cost.prepare(2, "cnn_small", batch=4, steps=2)
+    moved = lambda after: max(
+        jax.tree.leaves(jax.tree.map(lambda a, b: float(abs(a - b).max()), after, student))
+    )
+    assert moved(step(student, members, rows)) > 1e-4
+    alone = jax.tree.map(lambda leaf: np.stack([leaf, leaf]), student)
+    assert moved(step(student, alone, rows)) < 1e-5
+
+
+@pytest.mark.slow
+def test_one_measurement_of_distillation():
+    arguments = ["--network=cnn_small", "--batch=4", "--steps=1"]
+    line = json.loads(_last_line("distillation_cost.py", "--one", '["fed_df", 4, 4]', *arguments))
+    assert len(line["seconds_per_step"]) == distillation_cost.REPETITIONS
+    assert all(seconds > 0 for seconds in line["seconds_per_step"])
 
 
 @pytest.mark.slow
