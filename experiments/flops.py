@@ -3,7 +3,8 @@
 Counted are the multiplications and additions of matrix products and direct convolutions. Learning from
 an example is three forward passes: one, and the gradients of weights and of activations. Left out are
 element-wise operations, augmentation, averaging, evaluation, and what padding adds; so the number says
-what a method asks for and not how well a program does it.
+what a method asks for and not how well a program does it. Methods of pools are counted, those of parties
+with networks of their own are not.
 """
 
 import functools
@@ -48,6 +49,7 @@ def flops_of_run(
     Raises:
       ValueError: one line; a name in the config that is not known.
     """
+    server = choice("algorithm.name", config["algorithm"]["name"], SERVERS)
     forward = {
         pool: forward_flops_of(choice(f"pools.{pool}.model", settings["model"], MODELS))
         for pool, settings in config["pools"].items()
@@ -57,7 +59,6 @@ def flops_of_run(
     if training.get("method") == "scaffold" and training["scaffold_option"] == 1:
         passes += 1 / training["epochs"]  # the gradient of all examples
     clients = {pool: LEARNING * forward[pool] * passes * count for pool, count in examples.items()}
-    server = choice("algorithm.name", config["algorithm"]["name"], SERVERS)
     return Flops(clients, server(config, forward, distillation_steps))
 
 

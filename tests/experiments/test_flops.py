@@ -12,6 +12,7 @@ from experiments.algorithms import MODELS, build_algorithm
 from experiments.configs import digits_codist, digits_methods
 from experiments.data import load_data
 from experiments.flops import LEARNING, SERVERS, flops_of_run, forward_flops, forward_flops_of
+from experiments.parties import PARTY_METHODS
 from fedcodist.sources import resident_data
 
 ROUNDS = 3
@@ -154,8 +155,10 @@ def test_runs_compute_what_is_counted(name, monkeypatch):
         assert sum(found.clients.values()) == LEARNING * sum(examples.values())
 
 
-def test_every_algorithm_has_a_count():
-    assert SERVERS.keys() == algorithms.ALGORITHMS.keys()
+def test_every_algorithm_of_pools_has_a_count():
+    assert SERVERS.keys() | PARTY_METHODS.keys() == algorithms.ALGORITHMS.keys()
+    with pytest.raises(ValueError, match=r"algorithm\.name must be one of .*, got 'fed_md'"):
+        flops_of_run({"algorithm": {"name": "fed_md"}}, {})
 
 
 def test_the_paper_s_network_and_length_are_counted():
