@@ -212,10 +212,12 @@ def test_a_seed_trained_alone_is_the_same(uninterrupted, run, tmp_path):
         _assert_close_values(ours, theirs, 1e-4)
 
 
+@pytest.mark.slow
 def test_a_chunk_is_chosen_said_and_kept(run, tmp_path):
     """As many clients as the larger cohort has: digits are small."""
-    vmap = "--config.execution.loop=vmap"
-    done = run(tmp_path / "run", vmap, "--config.rounds=2", "--config.seeds=1")
+    settings = ("--config.execution.loop=vmap", "--config.rounds=1", "--config.seeds=1")
+    config = "experiments/configs/digits_codist.py:fed_avg"
+    done = run(tmp_path / "run", *settings, config=config)
     assert (done.returncode, done.stderr) == (0, "")
     assert "chunk_size: 3 clients at once, " in done.stdout.splitlines()[0]
     assert read(tmp_path / "run", "environment.json")["plan"]["chunk_size"] == 3
@@ -235,7 +237,7 @@ def test_models_in_bfloat16_and_rematerialised(uninterrupted, run, tmp_path):
             for each in (folder, uninterrupted)
         )
         assert losses == pytest.approx(expected, rel=allowed)
-        assert losses != expected
+        assert losses != expected or name == "rematerialise"
 
 
 @pytest.fixture(scope="module")
