@@ -62,6 +62,8 @@ DESCRIPTIONS = {
     "merged": "MergedCodist, the small and the large CNN; 20 clients of 100 images for each, then 32 "
     "steps of distillation of 128 images; both models are evaluated on every batch.",
     "periodic": "PeriodicCodist, the same with 200 steps, in every round.",
+    "fed_sdd": "FedSDD, four ResNet-20 (K = 4, R = 1) with two clients of 100 images each, then 8 steps "
+    "of distillation of 128 images from all four into the first.",
 }
 
 

@@ -108,7 +108,8 @@ def prepare(inputs: work.Inputs, most_rounds: int) -> Prepared:
         state = jax.block_until_ready(programs.train(*arguments(rounds))[:2])
 
     def weights():
-        return {n: common_weights(p.network, state[0][n]) for n, p in inputs.pools.items()}
+        servers = getattr(state[0], "models", state[0])  # FedSDD keeps more than its models
+        return {n: common_weights(p.network, servers[n]) for n, p in inputs.pools.items()}
 
     def program():
         return programs.train.lower(*arguments(most_rounds)).compile().as_text()
@@ -123,6 +124,7 @@ def make_data(inputs: work.Inputs):
     import numpy as np
 
     from fedcodist import keys
+    from fedcodist.algorithms.fed_sdd import MAIN
     from fedcodist.data.federated_data import FederatedData
     from fedcodist.federated_algorithm import client_key
     from fedcodist.shuffling import permuted_positions
@@ -136,10 +138,11 @@ def make_data(inputs: work.Inputs):
         return permuted_positions(key, positions, size)
 
     images, labels = inputs.images, inputs.labels
+    is_sdd = method_of(inputs) == "fed_sdd"  # whose groups' clients draw from one stream
     for name, pool in inputs.pools.items():
         for client in pool.cohorts[0]:
             rows, size = inputs.rows_of(client), sizes[client]
-            order = rows.start + np.asarray(order_of(name, client, size))[:size]
+            order = rows.start + np.asarray(order_of(MAIN if is_sdd else name, client, size))[:size]
             images[order], labels[order] = images[rows].copy(), labels[rows].copy()
     columns = {"image": images, "label": labels}
     return FederatedData.from_arrays(columns, offsets=inputs.offsets)
@@ -159,13 +162,16 @@ def make_algorithm(inputs: work.Inputs, federated):
 
     pools = {name: make_pool(inputs, name) for name in inputs.pools}
     cohorts = {name: jnp.asarray(pool.cohorts) for name, pool in inputs.pools.items()}
-    codistillation, rows = work.WORKLOADS[inputs.workload].codistillation, {}
-    if codistillation is None:
-        algorithm = independent_pools(pools, federated.columns)
-    else:
+    distillation, rows = work.WORKLOADS[inputs.workload].distillation, {}
+    if distillation is not None:
         rows[UNLABELLED] = jnp.asarray(inputs.unlabelled_rows)
-        steps, batch = codistillation.steps, work.DISTILLATION_BATCH
+    if distillation is None:
+        algorithm = independent_pools(pools, federated.columns)
+    elif distillation.method == "fed_sdd":
+        algorithm = make_fed_sdd(inputs, pools, federated, distillation.steps)
+    else:
         optimizer = functools.partial(optax.adam, eps=work.STUDENT_EPSILON)
+        steps, batch = distillation.steps, work.DISTILLATION_BATCH
         teaching = TeachingHyper(
             work.STUDENT_LEARNING_RATE, decay=1.0, interpolation=work.INTERPOLATION
         )
@@ -175,7 +181,7 @@ def make_algorithm(inputs: work.Inputs, federated):
             "distillation": Distillation(steps, batch, optimizer, mixup_beta=0.0),
             "teaching": dict.fromkeys(pools, teaching),
         }
-        if codistillation.method == "merged":
+        if distillation.method == "merged":
             settings["alpha"] = work.ALPHA
             algorithm = merged_codistillation(pools, federated.columns, **settings)
         else:
@@ -186,6 +192,40 @@ def make_algorithm(inputs: work.Inputs, federated):
         return Selection(clients, {name: each[round % len(each)] for name, each in rows.items()})
 
     return algorithm._replace(select=select)
+
+
+def make_fed_sdd(inputs: work.Inputs, pools, federated, steps: int):
+    """FedSDD whose models start from the file's weights, each its own."""
+    import numpy as np
+    import optax
+
+    from fedcodist.algorithms.fed_sdd import fed_sdd
+    from fedcodist.distillation import Distillation
+
+    first = next(iter(pools.values()))
+    everyone = np.concatenate([pool.clients for pool in pools.values()])
+    cohort = sum(pool.cohort_size for pool in pools.values())
+    algorithm = fed_sdd(
+        first._replace(clients=everyone, cohort_size=cohort),
+        federated.columns,
+        work.UNLABELLED,
+        num_models=len(pools),
+        distillation=Distillation(steps, work.DISTILLATION_BATCH, optax.sgd, mixup_beta=0.0),
+        learning_rate=work.TEACHING_RATE,
+        temperature=work.TEACHING_TEMPERATURE,
+    )
+
+    def init(key):
+        models = {name: pool.method.init(key) for name, pool in pools.items()}
+        return algorithm.init(key)._replace(models=models)
+
+    return algorithm._replace(init=init)
+
+
+def method_of(inputs: work.Inputs) -> str | None:
+    """How the workload's models teach each other; None where they do not."""
+    distillation = work.WORKLOADS[inputs.workload].distillation
+    return distillation and distillation.method
 
 
 def make_pool(inputs: work.Inputs, name: str):
@@ -203,12 +243,12 @@ def make_pool(inputs: work.Inputs, name: str):
     model = from_flax_linen(make_network(inputs.workload, name), jnp.zeros((1, *network.image)))
     model = model._replace(init=lambda key: own_weights(network, weights))
     first, second = work.SERVER_BETAS
-    method = fed_avg(
-        model,
-        LocalTraining(optax.sgd, work.BATCH, epochs=1),
-        functools.partial(optax.adam, b1=first, b2=second, eps=work.SERVER_EPSILON),
-        hyper=FedAvgHyper(work.CLIENT_LEARNING_RATE, work.SERVER_LEARNING_RATE),
-    )
+    optimizer = functools.partial(optax.adam, b1=first, b2=second, eps=work.SERVER_EPSILON)
+    hyper = FedAvgHyper(work.CLIENT_LEARNING_RATE, work.SERVER_LEARNING_RATE)
+    if method_of(inputs) == "fed_sdd":
+        optimizer, hyper = optax.sgd, FedAvgHyper(work.CLIENT_LEARNING_RATE, 1.0)  # the mean
+    training = LocalTraining(optax.sgd, work.BATCH, epochs=1)
+    method = fed_avg(model, training, optimizer, hyper=hyper)
     number = work.WORKLOADS[inputs.workload].population.clients
     clients = list(inputs.pools).index(name) * number + np.arange(number)
     return Pool(method, clients, cohorts.shape[1])
@@ -224,8 +264,9 @@ def make_network(workload: str, pool: str):
         "digits": lambda: digits.MLP(hidden=(64,)),
         "emnist": lambda: emnist.emnist_cnn(dropout=(0.0, 0.0)),
         "resnet20": resnet.resnet20,
+        "fed_sdd": resnet.resnet20,
     }
-    return networks[workload if pool == work.POOL else f"cnn_{pool}"]()
+    return networks[workload if workload in networks else f"cnn_{pool}"]()
 
 
 def own_weights(network: work.Network | work.ResidualNetwork, weights):

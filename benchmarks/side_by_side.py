@@ -7,7 +7,7 @@ Each program first tries its settings of processes and threads, and goes on with
 all programs run one after another, again and again, each time in new processes, so that a machine
 that changes its speed changes it for all. `make bench-peers` installs the peers, each in an
 environment of its own. `--check` compares the weights after one round with the PyTorch loop's; with
-codistillation in float64, since Adam makes a step of full length of a gradient that is next to nothing.
+distillation in float64, since Adam makes a step of full length of a gradient that is next to nothing.
 """
 
 import argparse
@@ -43,10 +43,11 @@ ROUNDS = {
     "resnet20": 1,
     "merged": 1,
     "periodic": 1,
+    "fed_sdd": 1,
 }
 TOLERANCE = 1e-4  # of weights after one round, relative to the norm of the round's update
 TIME_LIMIT = 1800
-CODISTILLATION = ("merged", "periodic")
+DISTILLATION = ("merged", "periodic", "fed_sdd")
 NOT_SUPPORTED = "not supported"
 NOT_INSTALLED = "not installed: make bench-peers"
 
@@ -104,9 +105,9 @@ PROGRAMS = {
     OURS: Program((sys.executable, str(ROOT / "benchmarks" / "ours.py")), Path(sys.executable)),
     REFERENCE: _peer(REFERENCE, several=False),
     # FedJAX's models have no mutable state; pfl-research averages parameters alone.
-    "fedjax": _peer("fedjax", lacks=("resnet20", *CODISTILLATION)),
-    "pfl_research": _peer("pfl_research", lacks=("resnet20", *CODISTILLATION)),
-    "flower": _peer("flower", lacks=CODISTILLATION),
+    "fedjax": _peer("fedjax", lacks=("resnet20", *DISTILLATION)),
+    "pfl_research": _peer("pfl_research", lacks=("resnet20", *DISTILLATION)),
+    "flower": _peer("flower", lacks=DISTILLATION),
 }
 
 
@@ -284,7 +285,7 @@ def check(programs: Mapping[str, Program], job: Job, cores: int) -> int:
             continue
         for setting in settings(cores, program.several):
             where = f"{job.workload:<12}{name:<14}{setting.processes} x {setting.threads}"
-            where += "  float64" if job.workload in CODISTILLATION else ""
+            where += "  float64" if job.workload in DISTILLATION else ""
             try:
                 weights = weights_after_one_round(program, job, setting)
             except ProgramFailed as error:
@@ -351,7 +352,7 @@ def run(
     ]
     if save_weights is not None:
         command.append(f"--save-weights={save_weights}")
-        if job.workload in CODISTILLATION:
+        if job.workload in DISTILLATION:
             command.append("--double")
     process = subprocess.Popen(
         command,

@@ -16,7 +16,7 @@ import numpy as np
 from peers import workload as work
 
 ROUNDS = 64  # with a cohort of their own
-CODISTILLATIONS = 8  # with unlabelled rows of their own
+DISTILLATIONS = 8  # with unlabelled rows of their own
 SEED = 0
 
 
@@ -42,7 +42,7 @@ def write(workload: str, path: Path) -> None:
 
 def make(workload: str) -> dict[str, np.ndarray]:
     """A workload's arrays, always the same."""
-    networks, population, cohort, codistillation = work.WORKLOADS[workload]
+    networks, population, cohort, distillation = work.WORKLOADS[workload]
     network = next(iter(networks.values()))
     draws = np.random.default_rng(SEED)
     sizes = client_sizes(population, len(networks) * population.clients, draws)
@@ -58,10 +58,10 @@ def make(workload: str) -> dict[str, np.ndarray]:
         arrays[f"{pool}/cohorts"] = (index * population.clients + np.stack(chosen)).astype(np.int32)
         for name, shape in work.weight_shapes(network).items():
             arrays[f"{pool}/{name}"] = initial_weight(name, shape, draws)
-    if codistillation is not None:
+    if distillation is not None:
         size = (work.UNLABELLED, *network.image)
         arrays["unlabelled"] = draws.integers(0, 256, size, dtype=np.uint8)
-        shape = (CODISTILLATIONS, codistillation.steps, work.DISTILLATION_BATCH)
+        shape = (DISTILLATIONS, distillation.steps, work.DISTILLATION_BATCH)
         arrays["unlabelled_rows"] = endless(work.UNLABELLED, shape, draws)
     return arrays
 

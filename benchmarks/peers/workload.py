@@ -18,6 +18,8 @@ SERVER_LEARNING_RATE, SERVER_BETAS, SERVER_EPSILON = 1e-3, (0.9, 0.999), 1e-5
 UNLABELLED, DISTILLATION_BATCH = 5000, 128
 # Of codistillation, as in its paper; alpha is the share of the clients' pseudo-gradient.
 STUDENT_LEARNING_RATE, STUDENT_EPSILON, INTERPOLATION, ALPHA = 1e-3, 1e-5, 0.05, 0.7
+# Of FedSDD: the main model's learning rate and the temperature of teacher and student.
+TEACHING_RATE, TEACHING_TEMPERATURE = 0.1, 4.0
 # Of batch statistics: the old running average's share, and what is added to variances.
 STATISTICS_MOMENTUM, STATISTICS_EPSILON = 0.9, 1e-5
 
@@ -64,8 +66,11 @@ class Population(NamedTuple):
     largest: int
 
 
-class Codistillation(NamedTuple):
-    """How pools teach each other in every round: 'merged' or 'periodic', and in how many steps."""
+class Distillation(NamedTuple):
+    """How pools' models teach each other in every round, and in how many steps.
+
+    By 'merged' or 'periodic' codistillation, or by 'fed_sdd', where all of them teach the first.
+    """
 
     method: str
     steps: int
@@ -78,30 +83,33 @@ class Workload(NamedTuple):
       networks: pool -> the network that its clients train; pools share no clients.
       population: of each pool.
       cohort: clients of each pool in a round.
-      codistillation: of two pools, else None.
+      distillation: of several pools' models, else None.
     """
 
     networks: Mapping[str, Network | ResidualNetwork]
     population: Population
     cohort: int = 20
-    codistillation: Codistillation | None = None
+    distillation: Distillation | None = None
 
 
 _EQUAL = Population(100, 100, 100)
+_QUARTER = Population(25, 100, 100)  # of each of four pools
 _SMALL = Network((24, 24, 3), ((16, True), (32, True), (32, False)), "SAME", (64, 128), 100)
 _LARGE = Network((24, 24, 3), ((32, True), (64, True), (64, False)), "SAME", (128, 256), 100)
 _BOTH = {"small": _SMALL, "large": _LARGE}
 _DIGITS = Network((64,), (), "SAME", (64,), 10)
 _EMNIST = Network((28, 28, 1), ((32, False), (64, True)), "VALID", (128,), 62)
 _RESNET20 = ResidualNetwork((32, 32, 3), 3, 10)
+_FOUR = dict.fromkeys(("main", "model_1", "model_2", "model_3"), _RESNET20)
 WORKLOADS = {
     "cnn_small": Workload({POOL: _SMALL}, _EQUAL),
     "cnn_large": Workload({POOL: _LARGE}, _EQUAL),
     "digits": Workload({POOL: _DIGITS}, _EQUAL),
     "emnist": Workload({POOL: _EMNIST}, Population(3400, 1, 300)),
     "resnet20": Workload({POOL: _RESNET20}, _EQUAL, cohort=8),
-    "merged": Workload(_BOTH, _EQUAL, codistillation=Codistillation("merged", 32)),
-    "periodic": Workload(_BOTH, _EQUAL, codistillation=Codistillation("periodic", 200)),
+    "merged": Workload(_BOTH, _EQUAL, distillation=Distillation("merged", 32)),
+    "periodic": Workload(_BOTH, _EQUAL, distillation=Distillation("periodic", 200)),
+    "fed_sdd": Workload(_FOUR, _QUARTER, cohort=2, distillation=Distillation("fed_sdd", 8)),
 }
 
 
@@ -128,8 +136,8 @@ class Inputs(NamedTuple):
       labels: int32 [rows].
       offsets: int64 [clients + 1]; client i has rows offsets[i]:offsets[i + 1], in that order.
       pools: name -> Pool.
-      unlabelled: floats [UNLABELLED, *image] with codistillation, else None.
-      unlabelled_rows: int32 [rounds, steps, DISTILLATION_BATCH] with codistillation, else None.
+      unlabelled: floats [UNLABELLED, *image] with distillation, else None.
+      unlabelled_rows: int32 [rounds, steps, DISTILLATION_BATCH] with distillation, else None.
     """
 
     workload: str

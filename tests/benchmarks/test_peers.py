@@ -224,6 +224,7 @@ def test_check_finds_what_differs(stand_in, job, tmp_path, capsys):
         ("resnet20", [272_474]),
         ("merged", [109_348, 410_084]),
         ("periodic", [109_348, 410_084]),
+        ("fed_sdd", 4 * [272_474]),
     ],
 )
 def test_networks_have_the_published_sizes(workload, counts):
@@ -269,11 +270,21 @@ def test_pools_of_codistillation_share_no_clients_and_unlabelled_rows_are_visite
     assert cohorts["small"].shape == cohorts["large"].shape == (make_inputs.ROUNDS, 20)
     assert max(cohorts["large"].flat) < len(arrays["offsets"]) - 1
     rows = arrays["unlabelled_rows"]
-    assert rows.shape == (make_inputs.CODISTILLATIONS, 32, 128) and rows.dtype == np.int32
+    assert rows.shape == (make_inputs.DISTILLATIONS, 32, 128) and rows.dtype == np.int32
     visits = np.bincount(rows.reshape(-1), minlength=len(arrays["unlabelled"]))
     assert len(visits) == 5000 and visits.max() - visits.min() <= 1
     # One endless stream: the first round sees no row twice.
     assert len(np.unique(rows[0])) == 32 * 128
+
+
+def test_models_of_fed_sdd_start_apart_and_share_no_clients():
+    arrays, names = make_inputs.make("fed_sdd"), list(work.WORKLOADS["fed_sdd"].networks)
+    cohorts = np.stack([arrays[f"{name}/cohorts"] for name in names])
+    assert cohorts.shape == (4, make_inputs.ROUNDS, 2)
+    assert len(np.unique(cohorts // 25)) == 4 and len(arrays["offsets"]) == 101
+    kernels = np.stack([arrays[f"{name}/stem/kernel"].ravel() for name in names])
+    assert np.abs(np.corrcoef(kernels) - np.eye(4)).max() < 0.3
+    assert arrays["unlabelled"].shape == (5000, 32, 32, 3)
 
 
 def test_inputs_are_the_same_whenever_they_are_made():

@@ -9,26 +9,31 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 import torch
 from codistillation import distil, merge
+from fed_sdd import teach
 from peers import measuring, torch_networks
 from peers import workload as work
 
 
 class Server:
-    """A pool's model: `network` at the server, `trained` for its clients to train."""
+    """A pool's model: `network` at the server, `trained` for its clients to train.
 
-    def __init__(self, pool: work.Pool):
+    With `plain` the server takes the clients' mean, and Adam's step where not.
+    """
+
+    def __init__(self, pool: work.Pool, plain: bool = False):
+        self.plain = plain
         self.network = torch_networks.make_network(pool.network)
         torch_networks.load_weights(self.network, pool.weights)
         self.trained = copy.deepcopy(self.network)
         self.reset_optimizer()
 
     def reset_optimizer(self) -> None:
-        self.optimizer = torch.optim.Adam(
-            self.network.parameters(),
-            work.SERVER_LEARNING_RATE,
-            work.SERVER_BETAS,
-            work.SERVER_EPSILON,
-        )
+        weights = self.network.parameters()
+        if self.plain:
+            self.optimizer = torch.optim.SGD(weights, lr=1.0)
+        else:
+            rate, epsilon = work.SERVER_LEARNING_RATE, work.SERVER_EPSILON
+            self.optimizer = torch.optim.Adam(weights, rate, work.SERVER_BETAS, epsilon)
 
 
 def main() -> int:
@@ -39,9 +44,10 @@ def main() -> int:
         torch.set_default_dtype(torch.float64)
     inputs = work.read_inputs(arguments.inputs, arguments.workload, arguments.double)
     clients = [torch_networks.client_tensors(inputs, i) for i in range(len(inputs.offsets) - 1)]
-    servers = {name: Server(pool) for name, pool in inputs.pools.items()}
-    codistillation = work.WORKLOADS[inputs.workload].codistillation
-    if codistillation is not None:
+    distillation = work.WORKLOADS[inputs.workload].distillation
+    plain = distillation is not None and distillation.method == "fed_sdd"
+    servers = {name: Server(pool, plain) for name, pool in inputs.pools.items()}
+    if distillation is not None:
         unlabelled = torch_networks.image_tensor(inputs.unlabelled)
     rounds = measuring.rounds(arguments)
 
@@ -52,13 +58,17 @@ def main() -> int:
             for name, pool in inputs.pools.items():
                 drawn = pool.cohorts[round % len(pool.cohorts)]
                 cohorts[name] = [clients[client] for client in drawn]
-            if codistillation is None:
+            if distillation is None:
                 train_round(servers, cohorts)
                 continue
             rows = inputs.unlabelled_rows[round % len(inputs.unlabelled_rows)]
             batches = (unlabelled[torch.from_numpy(each).long()] for each in rows)
-            train_together = {"merged": merged_round, "periodic": periodic_round}
-            train_together[codistillation.method](servers, cohorts, batches)
+            train_together = {
+                "merged": merged_round,
+                "periodic": periodic_round,
+                "fed_sdd": sdd_round,
+            }
+            train_together[distillation.method](servers, cohorts, batches)
 
     def save():
         weights = {n: torch_networks.common_weights(s.network) for n, s in servers.items()}
@@ -96,32 +106,44 @@ def periodic_round(servers, cohorts, batches) -> None:
         server.reset_optimizer()
 
 
+def sdd_round(servers, cohorts, batches) -> None:
+    """One round of FedSDD: all models teach the first one what their mean predicts."""
+    train_round(servers, cohorts)
+    teach([server.network for server in servers.values()], batches)
+
+
 def aggregate(server: Server, cohort) -> None:
     """Clients train; the weighted mean of their updates becomes the server's gradient.
 
     Batch statistics become the clients' weighted mean.
     """
     received = list(server.network.parameters())
-    statistics = [value for value in server.network.buffers() if value.is_floating_point()]
+    statistics = _statistics(server.network)
     means = [torch.zeros_like(value) for value in statistics]
     for parameter in received:
         parameter.grad = torch.zeros_like(parameter)
     examples = sum(len(labels) for _, labels in cohort)
     for images, labels in cohort:
         trained = list(server.trained.parameters())
-        own = [value for value in server.trained.buffers() if value.is_floating_point()]
         with torch.no_grad():
-            for value, sent in zip([*trained, *own], [*received, *statistics], strict=True):
+            own = [*trained, *_statistics(server.trained)]
+            for value, sent in zip(own, [*received, *statistics], strict=True):
                 value.copy_(sent)
         torch_networks.train_client(server.trained, images, labels)
         share = len(labels) / examples
         with torch.no_grad():
             for value, parameter in zip(trained, received, strict=True):
                 parameter.grad.add_(parameter - value, alpha=share)
-            for value, mean in zip(own, means, strict=True):
+            # Training puts new tensors in the place of running variances.
+            for value, mean in zip(_statistics(server.trained), means, strict=True):
                 mean.add_(value, alpha=share)
     for value, mean in zip(statistics, means, strict=True):
         value.copy_(mean)
+
+
+def _statistics(network: torch.nn.Module) -> list[torch.Tensor]:
+    """Running means and variances, as they are now."""
+    return [value for value in network.buffers() if value.is_floating_point()]
 
 
 if __name__ == "__main__":
