@@ -21,7 +21,7 @@ MOST_POINTS = 61  # every 25 of 1,500 rounds, the codistillations among them
 # What makes two records of one name two runs.
 IDENTITY = ("config", "commit", "seeds", "device", "processes")
 # Folders of results/ that hold other files.
-RESERVED = ("notes", "tuning")
+RESERVED = ("benchmarks", "notes", "tuning")
 
 # model -> split -> round -> metric -> one value per seed
 Evaluations = dict[tuple[str, str], dict[int, dict[str, list[float | None]]]]

@@ -291,7 +291,7 @@ def test_summary_and_config_disagree_on_the_seeds(tmp_path, capsys):
     assert "1 accuracies of small on test" in line and "2 seeds" in line
 
 
-@pytest.mark.parametrize("name", ["../x", "", None, "notes", "tuning", "a b"])
+@pytest.mark.parametrize("name", ["../x", "", None, "benchmarks", "notes", "tuning", "a b"])
 def test_names_of_experiments_that_are_no_folders(tmp_path, capsys, name):
     folder = write_run(tmp_path / "run", name=name)
     assert "config.name" in refusal(capsys, folder, "--results", tmp_path / "results")
