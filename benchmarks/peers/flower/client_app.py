@@ -20,7 +20,7 @@ def train(message: Message, context: Context) -> Message:
     """Trains on the examples of the client that the message names."""
     config = message.content["config"]
     torch.set_num_threads(config["threads"])
-    network, clients = load(config["inputs"], config["workload"])
+    network, clients = load(config["inputs"], config["workload"], config["double"])
     images, labels = clients[config["client"]]
     network.load_state_dict(message.content["arrays"].to_torch_state_dict())
     torch_networks.train_client(network, images, labels)
@@ -34,9 +34,11 @@ def train(message: Message, context: Context) -> Message:
 
 
 @functools.cache
-def load(path: str, workload: str):
+def load(path: str, workload: str, double: bool):
     """The actor's network and all clients' examples, read and made once per actor."""
-    inputs = work.read_inputs(Path(path), workload)
+    if double:
+        torch.set_default_dtype(torch.float64)
+    inputs = work.read_inputs(Path(path), workload, double)
     clients = range(len(inputs.offsets) - 1)
     return (
         torch_networks.make_network(inputs.pool.network),

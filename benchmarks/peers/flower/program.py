@@ -56,7 +56,9 @@ def main() -> int:
 
 def run_server(grid, arguments):
     """Runs all rounds; returns when their parts ended and the peak memory."""
-    inputs = work.read_inputs(arguments.inputs, arguments.workload)
+    if arguments.double:
+        torch.set_default_dtype(torch.float64)
+    inputs = work.read_inputs(arguments.inputs, arguments.workload, arguments.double)
     network = torch_networks.make_network(inputs.pool.network)
     torch_networks.load_weights(network, inputs.pool.weights)
     strategy = ServerAdam(network, measuring.cohorts(inputs, arguments), arguments)
@@ -96,6 +98,7 @@ class ServerAdam(FedAvg):
             "inputs": str(arguments.inputs.resolve()),
             "workload": arguments.workload,
             "threads": arguments.threads,
+            "double": arguments.double,
         }
         self.weights, self.first, self.second = {}, {}, {}
 
