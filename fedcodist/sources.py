@@ -1,5 +1,6 @@
 """Where a round's inputs come from: data held on the device, or streamed from the host."""
 
+import mmap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
@@ -71,7 +72,8 @@ class StreamedData:
     """Data that stays on the host, in memory or memory-mapped; each round's rows are gathered.
 
     The same selections read the same examples in the same order as from `ResidentData`. The next
-    round's rows are gathered while the device works on the present one.
+    round's rows are gathered while the device works on the present one. Of memory-mapped columns no
+    more than a round's rows are resident.
     """
 
     def __init__(
@@ -103,6 +105,8 @@ class StreamedData:
             name: self._gather(name, np.asarray(indices))
             for name, indices in selection.rows.items()
         }
+        for columns in (self._federated.columns, *self._rows.values()):
+            _unmap(columns)
         return Inputs(cohorts, rows)
 
     def ahead(self, read: Callable[[int], Inputs], rounds: Iterable[int]) -> Iterator[Inputs]:
@@ -156,6 +160,21 @@ class StreamedData:
 def stack_inputs(inputs: list[Inputs]) -> Inputs:
     """Stacks the inputs of several seeds on a new leading axis."""
     return jax.tree.map(lambda *leaves: np.stack(leaves), *inputs)
+
+
+def _unmap(columns: Mapping[str, np.ndarray]) -> None:
+    """Gives back the pages of memory-mapped columns that were read; the system still has them cached.
+
+    Each that is read stays resident otherwise, with many around it: after some rounds, all examples.
+    """
+    for column in columns.values():
+        owner: Any = column
+        while isinstance(owner, np.ndarray):
+            # Pages of a copy-on-write mapping may hold what was written to them.
+            shared = isinstance(owner, np.memmap) and owner.mode != "c"
+            owner = owner.base
+            if shared and isinstance(owner, mmap.mmap) and hasattr(mmap, "MADV_DONTNEED"):
+                owner.madvise(mmap.MADV_DONTNEED)
 
 
 def _check_addressable(federated: FederatedData) -> None:

@@ -1,7 +1,9 @@
 """Streaming from the host and data on the device are the same experiment."""
 
 import functools
+import re
 import time
+from pathlib import Path
 from typing import ClassVar
 
 import jax
@@ -271,6 +273,37 @@ def million():
     offsets = np.concatenate([[0], np.cumsum(sizes)])
     column = np.arange(offsets[-1], dtype=np.int32).view(Recorded)
     return FederatedData.from_arrays({"image": column}, offsets=offsets)
+
+
+def resident_pages_mb():
+    """Of mapped files, in this process."""
+    text = Path("/proc/self/status").read_text()
+    return int(re.search(r"RssFile:\s+(\d+) kB", text).group(1)) / 1024
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs Linux's /proc")
+@pytest.mark.parametrize("mode", ["r", "r+", "c"])
+def test_examples_that_were_read_do_not_stay_resident(mode, tmp_path):
+    """128 MB on disk, all read: with a shared mapping a round's 2 MB are resident at a time."""
+    clients, cohort, width = 1 << 15, 1 << 9, 1 << 12
+    path = tmp_path / "column.npy"
+    column = np.lib.format.open_memmap(path, "w+", np.uint8, (clients, width))
+    column[:] = np.arange(clients, dtype=np.uint8)[:, None]
+    column.flush()
+    del column
+    mapped = {"image": np.load(path, mmap_mode=mode)}
+    if mode == "c":
+        mapped["image"][5] = 77
+    source = StreamedData(FederatedData.from_arrays(mapped, offsets=np.arange(clients + 1)))
+    before, most = resident_pages_mb(), 0.0
+    for start in range(0, clients, cohort):
+        chosen = np.arange(start, start + cohort)
+        images = source.read(one_pool(*chosen)).cohorts["pool"].columns["image"]
+        most = max(most, resident_pages_mb() - before)
+        expected = np.where((chosen == 5) & (mode == "c"), 77, chosen % 256)
+        assert (np.sort(images[:, 0]) == np.sort(expected)).all()
+    if mode != "c":
+        assert most < 32
 
 
 def test_a_cohort_of_a_million_clients_is_drawn_in_microseconds(million):
