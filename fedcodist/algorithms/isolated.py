@@ -181,7 +181,8 @@ def start(models: Mapping[str, Variables], training: LocalTraining) -> dict[str,
     def fresh(variables):
         optimizer_state = jax.vmap(training.optimizer(0.0).init)(variables.params)
         count = jax.tree.leaves(variables.params)[0].shape[0]
-        best = jnp.full(count, -jnp.inf)
+        # Of the type that a round leaves: another one would be compiled for.
+        best = jnp.full(count, -jnp.inf, jnp.float32)
         return Loner(variables, optimizer_state, best, jnp.zeros(count, jnp.int32))
 
     return {name: fresh(variables) for name, variables in models.items()}

@@ -149,6 +149,13 @@ def test_a_party_stops_when_it_no_longer_gains():
     assert min(ends) < ROUNDS
 
 
+def test_a_round_leaves_the_types_that_it_was_given():
+    """So that whoever goes on from a state does not compile again."""
+    for options in (dict(), dict(patience=PATIENCE)):
+        state = jax.eval_shape(isolated(GROUPS, TRAINING, **options).init, jax.random.key(0))
+        assert not any(leaf.weak_type for leaf in jax.tree.leaves(state))
+
+
 def test_the_name_says_what_was_looked_at():
     assert isolated(GROUPS, TRAINING, patience=PATIENCE).name == "isolated, stopped on test data"
     assert isolated(GROUPS, TRAINING).name == "isolated"
