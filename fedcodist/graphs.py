@@ -1,0 +1,185 @@
+"""Who learns from whom: communication graphs as arrays.
+
+A graph is bool [clients, clients], or [times, clients, clients] where it changes: entry (i, j) is true
+where i's outgoing edge reaches j, so that i may learn from j. A `networkx` graph is accepted in its
+place; an undirected edge counts both ways.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from fedcodist.checks import check_integer, check_number
+
+UNREACHABLE = -1
+
+
+def adjacency(graph: Any, num_clients: int) -> np.ndarray:
+    """A graph as bool [clients, clients], or [times, clients, clients] of one that changes.
+
+    Args:
+      graph: `networkx` graph whose nodes are client indices (nodes that are left out have no edges),
+        an array as above, or a sequence of either, one per time.
+      num_clients: clients 0 to num_clients - 1.
+
+    Raises:
+      ValueError, TypeError: one line; an edge to an unknown client or of a client to itself, or an
+        array of another shape.
+    """
+    check_integer("num_clients", num_clients, low=1)
+    if isinstance(graph, list | tuple) and graph and _is_networkx(graph[0]):
+        return np.stack([_checked(_of_networkx(each, num_clients), num_clients) for each in graph])
+    if _is_networkx(graph):
+        return _checked(_of_networkx(graph, num_clients), num_clients)
+    return _checked(_of_array(graph), num_clients)
+
+
+def islands(num_clients: int, size: int) -> np.ndarray:
+    """Groups of `size` clients, 0 to size - 1 and so on, each complete; no edge between two of them.
+
+    Raises:
+      ValueError: the size does not divide the number of clients.
+    """
+    check_integer("num_clients", num_clients, low=1)
+    check_integer("size", size, low=1)
+    if num_clients % size:
+        raise ValueError(f"size must divide the {num_clients} clients, got {size}.")
+    own = np.arange(num_clients) // size
+    return (own[:, None] == own[None]) & ~np.eye(num_clients, dtype=bool)
+
+
+def directed_cycle(num_clients: int) -> np.ndarray:
+    """Client i learns from i + 1, and the last one from the first."""
+    check_integer("num_clients", num_clients, low=2)
+    return np.roll(np.eye(num_clients, dtype=bool), 1, axis=1)
+
+
+def complete(num_clients: int) -> np.ndarray:
+    """Everybody learns from everybody else."""
+    check_integer("num_clients", num_clients, low=1)
+    return ~np.eye(num_clients, dtype=bool)
+
+
+def random_graph(num_clients: int, probability: float, seed: int) -> np.ndarray:
+    """Directed edges, each there with this probability; a client left without one gets a random one."""
+    check_integer("num_clients", num_clients, low=2)
+    check_number("probability", probability, low=0, high=1)
+    generator = np.random.default_rng(seed)
+    found = generator.random((num_clients, num_clients)) < probability
+    np.fill_diagonal(found, False)
+    others = (
+        generator.integers(1, num_clients, num_clients) + np.arange(num_clients)
+    ) % num_clients
+    alone = np.flatnonzero(~found.any(axis=1))
+    found[alone, others[alone]] = True
+    return found
+
+
+def time_varying(graphs: Sequence[Any], num_clients: int, every: int = 1) -> np.ndarray:
+    """One graph after another, each for `every` times: bool [len(graphs) * every, clients, clients]."""
+    check_integer("every", every, low=1)
+    if not len(graphs):
+        raise ValueError("graphs must hold at least one graph, got none.")
+    return np.repeat(np.stack([adjacency(each, num_clients) for each in graphs]), every, axis=0)
+
+
+def over_time(graph: np.ndarray, times: int) -> np.ndarray:
+    """The graph at each of some times, bool [times, clients, clients].
+
+    Raises:
+      ValueError: one line; a graph that changes is shorter.
+    """
+    if graph.ndim == 2:
+        return np.broadcast_to(graph, (times, *graph.shape))
+    if len(graph) < times:
+        raise ValueError(
+            f"graph must tell the edges at each of the run's {times} times, it changes over "
+            f"{len(graph)} only."
+        )
+    return graph[:times]
+
+
+def check_neighbours(graph: np.ndarray, method: str) -> None:
+    """Raises one line unless each client learns from another one, at least at the first time."""
+    first = graph if graph.ndim == 2 else graph[0]
+    alone = np.flatnonzero(~first.any(axis=1))
+    if alone.size:
+        when = "" if graph.ndim == 2 else " at the first time"
+        raise ValueError(
+            f"graph must give every client a neighbour to learn from in {method}, client {alone[0]} "
+            f"has none{when}."
+        )
+
+
+def hops(graph: np.ndarray) -> np.ndarray:
+    """How far knowledge travels: int [clients, clients], the fewest edges on a way from i to j.
+
+    0 on the diagonal, UNREACHABLE where there is no way.
+
+    Args:
+      graph: bool [clients, clients].
+    """
+    edges = np.asarray(graph, bool)
+    count = len(edges)
+    distance = np.where(np.eye(count, dtype=bool), 0, UNREACHABLE)
+    reached = np.eye(count, dtype=bool)
+    for step in range(1, count):
+        further = (reached @ edges) & (distance == UNREACHABLE)
+        if not further.any():
+            break
+        distance[further] = step
+        reached = further
+    return distance
+
+
+def _is_networkx(graph: Any) -> bool:
+    return hasattr(graph, "edges") and hasattr(graph, "is_directed")
+
+
+def _of_networkx(graph: Any, num_clients: int) -> np.ndarray:
+    found = np.zeros((num_clients, num_clients), bool)
+    for node in graph.nodes:
+        if isinstance(node, bool) or not isinstance(node, int | np.integer):
+            raise TypeError(f"graph must have client indices as nodes, got {node!r}.")
+    for start, end in graph.edges():
+        for node in (start, end):
+            if not 0 <= node < num_clients:
+                raise _unknown(start, end, num_clients)
+        found[start, end] = True
+        if not graph.is_directed():
+            found[end, start] = True
+    return found
+
+
+def _of_array(graph: Any) -> np.ndarray:
+    try:
+        found = np.asarray(graph)
+    except ValueError:  # rows of different lengths
+        found = np.asarray(None)
+    if found.dtype.kind not in "biuf" or not np.isin(found, (0, 1)).all():
+        raise TypeError("graph must be a networkx graph, or an array of 0 and 1 (1: an edge).")
+    return found.astype(bool)
+
+
+def _checked(found: np.ndarray, num_clients: int) -> np.ndarray:
+    if found.ndim not in (2, 3) or found.shape[-1] != found.shape[-2] or 0 in found.shape:
+        raise ValueError(
+            f"graph must be [clients, clients] or [times, clients, clients], got {found.shape}."
+        )
+    if found.shape[-1] < num_clients:
+        raise ValueError(
+            f"graph must have an entry for each of the {num_clients} clients, got {found.shape}."
+        )
+    edges = np.argwhere(found)[:, -2:]
+    for start, end in edges[(edges >= num_clients).any(axis=1)]:
+        raise _unknown(start, end, num_clients)
+    for start in edges[edges[:, 0] == edges[:, 1], 0]:
+        raise ValueError(f"graph must not join a client with itself, client {start} is.")
+    return found[..., :num_clients, :num_clients]
+
+
+def _unknown(start: Any, end: Any, num_clients: int) -> ValueError:
+    return ValueError(
+        f"graph must join clients 0 to {num_clients - 1}, it has an edge from {start} to {end}."
+    )
