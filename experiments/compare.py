@@ -8,7 +8,10 @@ differences to the baseline are taken within each seed. Options are experiments.
 command continues. Costs are one seed's but for the seconds; FLOPs are explained in experiments/flops.py.
 Below the table lies an HTML report with curves and accuracy against bytes.
 
-    --model NAME     model to rank, repeatable; the baseline's where not given
+Of parties who each own a model, the mean accuracy of all is ranked, and costs are all parties'. What
+they learn before the first round is the same for all methods and not counted.
+
+    --model NAME     model to rank, repeatable; the baseline's, or all parties', where not given
     --baseline RUN   the run to compare with; the first that is compared where not given
 """
 
@@ -17,7 +20,7 @@ import json
 import math
 import statistics
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,6 +30,8 @@ from rich.table import Table
 from experiments import command, report, sweep
 from experiments.results.intervals import student_half_width
 
+ALL_PARTIES = "all parties"
+
 
 class Entry(NamedTuple):
     """One model, or ensemble, of one run; costs are per seed.
@@ -35,7 +40,8 @@ class Entry(NamedTuple):
       run, model: their names.
       accuracies: in %, one per seed, after the last round.
       megabytes: that all clients together sent and received in the run. Where one pool's clients are
-        divided among several models, costs are all clients'; of several pools, the own pool's.
+        divided among several models, costs are all clients'; of several pools, the own pool's; of
+        parties, the own party's, and of what parties share, all parties'.
       examples: that these clients trained on, each as often as it was visited.
       client_flops: of these clients.
       server_flops: of the server.
@@ -107,7 +113,7 @@ def read_run(run: str, folder: Path) -> list[Entry]:
       ValueError: one line; the run has no summary.
     """
     # It imports JAX, which a mistyped option should not wait for.
-    from experiments.flops import flops_of_run
+    from experiments.flops import flops_of_parties, flops_of_run
 
     try:
         summary = json.loads((folder / "summary.json").read_text())
@@ -125,27 +131,31 @@ def read_run(run: str, folder: Path) -> list[Entry]:
     examples = dict.fromkeys(megabytes, 0.0)
     for model, clients in report.clients_per_round(config, sizes).items():
         examples[report.pool_of(config, model)] += trained[model] * clients * summary["rounds"]
-    work = flops_of_run(config, examples, next(iter(steps.values()), None))
+    of_parties = "parties" in config
+    if of_parties:
+        work = flops_of_parties(config, examples, summary["rounds"])
+    else:
+        work = flops_of_run(config, examples, next(iter(steps.values()), None))
     final_splits = config["evaluation"]["final_splits"] or config["evaluation"]["splits"]
     entries = []
     for model, splits in summary["final"].items():
         accuracies = splits.get(final_splits[0], {}).get("accuracy")
         if accuracies is None:
             continue
-        pool = report.pool_of(config, model)
+        own = [report.pool_of(config, model)]
+        if of_parties and model not in examples:
+            own = list(examples)
         entries.append(
             Entry(
                 run,
                 model,
                 tuple(100 * share for share in accuracies),
-                megabytes[pool],
-                examples[pool],
-                work.clients[pool],
+                *(sum(cost[pool] for pool in own) for cost in (megabytes, examples, work.clients)),
                 work.server,
                 summary["seconds"],
             )
         )
-    return entries
+    return [_all_parties(entries, examples), *entries] if of_parties else entries
 
 
 def ranked(entries: Sequence[Entry], baseline: str, models: Sequence[str] | None) -> list[Entry]:
@@ -156,6 +166,8 @@ def ranked(entries: Sequence[Entry], baseline: str, models: Sequence[str] | None
     """
     known = list(dict.fromkeys(entry.model for entry in entries))
     wanted = models or [entry.model for entry in entries if entry.run == baseline]
+    if not models and ALL_PARTIES in wanted:
+        wanted = [ALL_PARTIES]
     for model in wanted:
         if model not in known:
             raise ValueError(f"--model must be one of {known}, got {model!r}.")
@@ -217,6 +229,19 @@ def budget(shown: Sequence[Entry]) -> str:
         else "UNEQUAL BUDGETS: the runs' clients trained on different numbers of examples"
     )
     return f"{examples}; FLOPs are of matrix products and convolutions, counted from the networks"
+
+
+def _all_parties(entries: Sequence[Entry], parties: Collection[str]) -> Entry:
+    """The mean over parties of their accuracies, seed by seed, and what they cost together."""
+    own = [entry for entry in entries if entry.model in parties]
+    accuracies = zip(*(entry.accuracies for entry in own), strict=True)
+    return own[0]._replace(
+        model=ALL_PARTIES,
+        accuracies=tuple(map(statistics.fmean, accuracies)),
+        megabytes=sum(entry.megabytes for entry in own),
+        examples=sum(entry.examples for entry in own),
+        client_flops=sum(entry.client_flops for entry in own),
+    )
 
 
 def _means(records: Sequence[Mapping[str, Any]], metric: str) -> dict[str, float]:

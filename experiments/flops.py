@@ -3,8 +3,8 @@
 Counted are the multiplications and additions of matrix products and direct convolutions. Learning from
 an example is three forward passes: one, and the gradients of weights and of activations. Left out are
 element-wise operations, augmentation, averaging, evaluation, and what padding adds; so the number says
-what a method asks for and not how well a program does it. Methods of pools are counted, those of parties
-with networks of their own are not.
+what a method asks for and not how well a program does it. Of parties with networks of their own the
+rounds are counted, and not what comes before.
 """
 
 import functools
@@ -19,6 +19,8 @@ from ml_collections import ConfigDict
 
 from experiments.algorithms import MODELS
 from experiments.data import Data, choice, load_data
+from experiments.parties import extra_shape, network_of, party_groups, party_shapes, public_of
+from fedcodist.algorithms.parties import party_names
 
 Config = Mapping[str, Any]
 LEARNING = 3  # forward passes that a step costs per example
@@ -60,6 +62,53 @@ def flops_of_run(
         passes += 1 / training["epochs"]  # the gradient of all examples
     clients = {pool: LEARNING * forward[pool] * passes * count for pool, count in examples.items()}
     return Flops(clients, server(config, forward, distillation_steps))
+
+
+def flops_of_parties(config: Config, examples: Mapping[str, float], rounds: int) -> Flops:
+    """Counts a run of a method of parties; "clients" are the parties.
+
+    Args:
+      config: as in config.json, of a run that has finished.
+      examples: party -> private examples that it trained on, each as often as it was visited.
+      rounds: of the run.
+    """
+    settings = ConfigDict(dict(config))
+    data = load_data(settings.data)
+    classes, image = public_of(data).num_classes, data.splits["train"].columns["image"].shape[1:]
+    forward_of = functools.cache(
+        lambda shape: forward_flops_of((functools.partial(network_of, shape, classes), image))
+    )
+    shapes = party_shapes(settings)
+    groups = party_groups(settings, data)
+    place = {
+        party: client
+        for name, parties in party_names(groups).items()
+        for party, client in zip(parties, groups[name].clients.tolist(), strict=True)
+    }
+    algorithm = config["algorithm"]
+    extra, server = 0.0, 0.0  # of an image in one more network; of the server
+    asked, learnt = 0.0, 0.0  # public images that a party answers, and learns from
+    answers_own = 0.0  # times that a party answers its private images
+    match algorithm["name"]:
+        case "fed_md":
+            size = algorithm["alignment_size"]
+            asked = rounds * (public_of(data).train.num_examples if size is None else size)
+            learnt = algorithm["digest_epochs"] * asked
+        case "ds_fl":
+            size = algorithm["open_size"]
+            asked = rounds * (public_of(data).train.num_examples if size is None else size)
+            learnt = algorithm["distillation_epochs"] * asked
+            server = LEARNING * learnt * forward_of(extra_shape(settings, "server"))
+        case "fml":
+            extra = forward_of(extra_shape(settings, "meme"))
+        case "fd":
+            answers_own = 1 / algorithm["epochs"]
+    clients = {}
+    for party, count in examples.items():
+        own = forward_of(shapes[place[party]])
+        clients[party] = count * (LEARNING * (own + extra) + answers_own * own)
+        clients[party] += (asked + LEARNING * learnt) * own
+    return Flops(clients, server)
 
 
 @functools.cache

@@ -7,7 +7,11 @@ METHOD_NAMES = {
     "scaffold": "SCAFFOLD",
     "fed_df": "FedDF",
     "fed_sdd": "FedSDD",
+    "isolated": "no collaboration",
     "fed_md": "FedMD",
+    "fd": "FD",
+    "ds_fl": "DS-FL",
+    "fml": "FML",
     "periodic_codistillation": "PeriodicCodist",
     "merged_codistillation": "MergedCodist",
 }

@@ -1,22 +1,30 @@
-"""From a config's `parties` and `algorithm` to a method of parties who each own a model."""
+"""From a config's `parties` and `algorithm` to a method of parties who each own a model.
+
+`experiments.phases` is what comes before the method's first round.
+"""
 
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 from ml_collections import ConfigDict
 
 from experiments.data import Data, choice
+from fedcodist.algorithms.ds_fl import DSFLHyper, ds_fl
+from fedcodist.algorithms.fd import FDHyper, fd
 from fedcodist.algorithms.fed_md import FedMDHyper, fed_md
+from fedcodist.algorithms.fml import FMLHyper, fml
+from fedcodist.algorithms.isolated import IsolatedHyper, isolated
 from fedcodist.algorithms.parties import Group
 from fedcodist.checks import check_integer, check_number
 from fedcodist.client_training import LocalTraining, OptimizerFactory, Preprocess
 from fedcodist.federated_algorithm import FederatedAlgorithm
 from fedcodist.for_each_client import Execution
-from fedcodist.model import from_flax_linen
+from fedcodist.model import Model, Variables, from_flax_linen
 from fedcodist.models.fed_md import (
     TABLE_1,
     TABLE_2,
@@ -28,6 +36,7 @@ from fedcodist.models.fed_md import (
 )
 from fedcodist.run_folder import PHASES
 
+PyTree = Any
 # Party i has network i. A single width is a fully connected network, the paper's weak party.
 NETWORKS: dict[str, Sequence[Shape]] = {
     "table_1": TABLE_1,
@@ -37,14 +46,11 @@ NETWORKS: dict[str, Sequence[Shape]] = {
 
 
 def build_fed_md(config: ConfigDict, data: Data) -> FederatedAlgorithm:
-    """FedMD's collaboration as a config describes it. (`experiments.phases` is what comes before.)"""
+    """FedMD's collaboration as a config describes it."""
     settings = config.algorithm
     public = public_of(data)
     for rate in ("learning_rate", "output_penalty"):
         check_number(f"algorithm.{rate}", settings[rate], low=0)
-    name = "fed_md"
-    if config.phases.stopping == "test_data":
-        name += f", {PHASES} stopped on test data"
     return fed_md(
         party_groups(config, data),
         public.train.columns["label"],
@@ -59,14 +65,98 @@ def build_fed_md(config: ConfigDict, data: Data) -> FederatedAlgorithm:
         hyper=FedMDHyper(
             settings.learning_rate, settings.learning_rate, temperature=settings.temperature
         ),
-        execution=Execution(config.execution.loop, config.execution.chunk_size),
-        name=name,
+        **_common(config),
+    )
+
+
+def build_isolated(config: ConfigDict, data: Data) -> FederatedAlgorithm:
+    """Parties who go on training alone, with one optimizer for all rounds."""
+    check_number("algorithm.learning_rate", config.algorithm.learning_rate, low=0)
+    return isolated(
+        party_groups(config, data),
+        private_training(config, data.preprocess),
+        gradient_hook=output_penalty(config.algorithm.output_penalty),
+        hyper=IsolatedHyper(config.algorithm.learning_rate),
+        **_common(config),
+    )
+
+
+def build_fd(config: ConfigDict, data: Data) -> FederatedAlgorithm:
+    """FD: mean outputs per label."""
+    settings = config.algorithm
+    check_number("algorithm.learning_rate", settings.learning_rate, low=0)
+    return fd(
+        party_groups(config, data),
+        public_of(data).num_classes,
+        private_training(config, data.preprocess),
+        FDHyper(settings.learning_rate, settings.weight, settings.temperature),
+        config.evaluation.batch_size,
+        **_common(config),
+    )
+
+
+def build_ds_fl(config: ConfigDict, data: Data) -> FederatedAlgorithm:
+    """DS-FL, whose open examples are the public ones."""
+    settings, public = config.algorithm, public_of(data)
+    rates = (settings.learning_rate, settings.distillation_learning_rate)
+    for name, rate in zip(("", "distillation_"), rates, strict=True):
+        check_number(f"algorithm.{name}learning_rate", rate, low=0)
+    return ds_fl(
+        party_groups(config, data),
+        _extra_model(config, data, "server"),
+        public.train.num_examples,
+        private_training(config, data.preprocess),
+        LocalTraining(
+            adam(settings),
+            settings.distillation_batch_size,
+            settings.distillation_epochs,
+            public.preprocess,
+        ),
+        settings.open_size,
+        settings.aggregation,
+        DSFLHyper(*rates, settings.temperature),
+        config.evaluation.batch_size,
+        **_common(config),
+    )
+
+
+def build_fml(config: ConfigDict, data: Data) -> FederatedAlgorithm:
+    """FML, which needs no public examples."""
+    settings = config.algorithm
+    check_number("algorithm.learning_rate", settings.learning_rate, low=0)
+    return fml(
+        party_groups(config, data),
+        _extra_model(config, data, "meme"),
+        private_training(config, data.preprocess),
+        FMLHyper(settings.learning_rate, settings.own_weight, settings.meme_weight),
+        **_common(config),
     )
 
 
 PARTY_METHODS: dict[str, Callable[[ConfigDict, Data], FederatedAlgorithm]] = {
-    "fed_md": build_fed_md
+    "isolated": build_isolated,
+    "fed_md": build_fed_md,
+    "fd": build_fd,
+    "ds_fl": build_ds_fl,
+    "fml": build_fml,
 }
+
+
+def start(config: ConfigDict, data: Data, models: dict[str, Variables], key: jax.Array) -> PyTree:
+    """The state of the config's method before its first round, of parties that were trained before.
+
+    Args:
+      config, data: as `build_experiment` gets them.
+      models: architecture -> Variables, leaves [group, ...].
+      key: of what else the method starts from, such as a model of the server's.
+    """
+    state = PARTY_METHODS[config.algorithm.name](config, data).init(key)
+    # Adam's first state is the same whatever the model.
+    put = lambda own, model: model if isinstance(own, Variables) else own._replace(variables=model)
+    if isinstance(state, dict):
+        return {name: put(own, models[name]) for name, own in state.items()}
+    own = {name: put(party, models[name]) for name, party in state.models.items()}
+    return state._replace(models=own)
 
 
 def public_of(data: Data) -> Any:
@@ -89,9 +179,9 @@ def party_groups(config: ConfigDict, data: Data) -> dict[str, Group]:
     example = jnp.zeros((1, *data.splits["train"].columns["image"].shape[1:]))
     groups = {}
     for shape in dict.fromkeys(shapes):
-        model = from_flax_linen(_network(shape, public_of(data).num_classes), example)
+        model = from_flax_linen(network_of(shape, public_of(data).num_classes), example)
         clients = [party for party, own in enumerate(shapes) if own == shape]
-        groups[_name(shape)] = Group(model, np.array(clients))
+        groups[shape_name(shape)] = Group(model, np.array(clients))
     return groups
 
 
@@ -120,19 +210,53 @@ def revisit_training(config: ConfigDict, preprocess: Preprocess) -> LocalTrainin
     )
 
 
+def private_training(config: ConfigDict, preprocess: Preprocess) -> LocalTraining:
+    """How parties train in a round of the methods that have no phases of their own."""
+    settings = config.algorithm
+    return LocalTraining(adam(settings), settings.batch_size, settings.epochs, preprocess)
+
+
 def adam(settings: ConfigDict) -> OptimizerFactory:
     """Adam with the config's epsilon."""
     check_number("algorithm.epsilon", settings.epsilon, above=0)
     return functools.partial(optax.adam, eps=settings.epsilon)
 
 
-def _network(shape: Shape, classes: int) -> Any:
+def _common(config: ConfigDict) -> dict[str, Any]:
+    name = config.algorithm.name
+    if config.get("phases") is not None and config.phases.stopping == "test_data":
+        name += f", {PHASES} stopped on test data"
+    execution = Execution(config.execution.loop, config.execution.chunk_size)
+    return {"execution": execution, "name": name}
+
+
+def extra_shape(config: ConfigDict, setting: str) -> Shape:
+    """The network of DS-FL's server or FML's meme: that of the party of this number."""
+    shapes, party = party_shapes(config), config.algorithm[setting]
+    check_integer(f"algorithm.{setting}", party, low=0)
+    if party >= len(shapes):
+        raise ValueError(
+            f"algorithm.{setting} must be one of the {len(shapes)} parties, whose network it is, "
+            f"got {party}."
+        )
+    return shapes[party]
+
+
+def _extra_model(config: ConfigDict, data: Data, setting: str) -> Model:
+    example = jnp.zeros((1, *data.splits["train"].columns["image"].shape[1:]))
+    network = network_of(extra_shape(config, setting), public_of(data).num_classes)
+    return from_flax_linen(network, example)
+
+
+def network_of(shape: Shape, classes: int) -> Any:
+    """A shape's network; a single width is a fully connected one's."""
     if len(shape.widths) == 1:
         return FullyConnected(shape.widths[0], classes)
     return FedMDNetwork(shape.widths, shape.dropout, classes)
 
 
-def _name(shape: Shape) -> str:
+def shape_name(shape: Shape) -> str:
+    """The name that an architecture has in tables."""
     if len(shape.widths) == 1:
         return f"dense_{shape.widths[0]}"
     return f"conv_{'_'.join(map(str, shape.widths))}_dropout_{round(100 * shape.dropout)}"

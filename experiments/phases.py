@@ -1,5 +1,7 @@
 """What comes before FedMD's first round, and what it is compared with; each phase is a run of its own.
 
+Other methods of parties may begin in the same way.
+
 public: every party's model learns the public classes. It takes longest and can be kept for other runs.
 private: it learns the party's own examples. Its end is the baseline without collaboration.
 pooled: from the end of `public`, it learns all parties' examples: the bound. Nothing follows from it.
@@ -21,16 +23,10 @@ import jax
 import numpy as np
 from ml_collections import ConfigDict
 
+from experiments import parties as party_methods
 from experiments.data import Data, choice
-from experiments.parties import (
-    adam,
-    digest_training,
-    party_groups,
-    party_shapes,
-    public_of,
-    revisit_training,
-)
-from fedcodist.algorithms import fed_md, isolated, parties
+from experiments.parties import adam, party_groups, party_shapes, public_of
+from fedcodist.algorithms import isolated, parties
 from fedcodist.algorithms.isolated import SHARED, IsolatedHyper, Patience
 from fedcodist.checkpoint import load_checkpoint, save_checkpoint
 from fedcodist.checks import check_integer, check_number
@@ -87,9 +83,12 @@ def run_phases(
     private = run("private", public)
     if config.phases.pooled_bound:
         run("pooled", public)
-    training = (digest_training(config, lambda *_: _), revisit_training(config, lambda *_: _))
-    start = jax.jit(jax.vmap(lambda models: fed_md.start(models, *training)))
-    return jax.tree.map(np.asarray, start(private))
+    seeds = np.arange(config.seed, config.seed + config.seeds, dtype=np.uint32)
+
+    def start(seed, models):
+        return party_methods.start(config, data, models, jax.random.key(seed))
+
+    return jax.tree.map(np.asarray, jax.jit(jax.vmap(start))(seeds, private))
 
 
 def phase_experiment(

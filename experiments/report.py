@@ -251,9 +251,12 @@ def curve(method: Method, model: str, split: str, metric: str) -> Curve:
 def clients_per_round(config: Mapping[str, Any], models: Iterable[str]) -> dict[str, int]:
     """How many clients train each model in a round: its pool's cohort, or a part of the only pool's.
 
-    `models`: the names of those that clients train, in their order; ensembles are none of them.
+    A party's model has one. `models`: the names of those that clients train, in their order; ensembles
+    are none of them.
     """
     names, pools = list(models), _mapping(config, "pools")
+    if "parties" in config:
+        return dict.fromkeys(names, 1)
     cohorts = {pool: int(settings.get("cohort_size", 0)) for pool, settings in pools.items()}
     if len(cohorts) != 1:
         return {name: cohorts.get(name, 0) for name in names}

@@ -108,7 +108,11 @@ def ds_fl(
             logits = parties.inference(
                 model, trained.variables, shared, distillation.preprocess, inference_batch_size
             )
-            metrics = {"loss": trained.loss, "num_steps": trained.num_steps}
+            metrics = {
+                "loss": trained.loss,
+                "num_steps": trained.num_steps,
+                "client_examples": trained.num_examples,
+            }
             return ClientResult(
                 jax.nn.softmax(logits), {}, jnp.ones(()), trained.variables, metrics
             )

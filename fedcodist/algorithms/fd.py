@@ -129,6 +129,7 @@ def fd(
             metrics = {
                 "loss": trained.loss,
                 "num_steps": trained.num_steps,
+                "client_examples": trained.num_examples,
                 "finite": parties.is_finite(trained.variables),
             }
             after = FDParty(trained.variables, means)

@@ -149,6 +149,7 @@ def fed_md(
                 "digest_loss": digested.loss,
                 "loss": revisited.loss,
                 "num_steps": digested.num_steps + revisited.num_steps,
+                "client_examples": revisited.num_examples,
                 "finite": parties.is_finite(revisited.variables),
             }
             after = Party(revisited.variables, digested.optimizer_state, revisited.optimizer_state)

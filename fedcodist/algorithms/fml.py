@@ -97,6 +97,7 @@ def fml(
             metrics = {
                 "loss": trained.loss,
                 "num_steps": trained.num_steps,
+                "client_examples": trained.num_examples,
                 "finite": parties.is_finite(trained.variables),
             }
             return ClientResult(after[MEME], {}, jnp.ones(()), after[OWN], metrics)

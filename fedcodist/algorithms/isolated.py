@@ -141,6 +141,7 @@ def isolated(
             metrics = {
                 "loss": trained.loss,
                 "num_steps": trained.num_steps,
+                "client_examples": trained.num_examples,
                 "finite": parties.is_finite(trained.variables),
             }
             after = Loner(trained.variables, trained.optimizer_state, best, waited)

@@ -10,7 +10,8 @@ from scipy import stats
 
 from experiments import compare
 from experiments.algorithms import MODELS
-from experiments.compare import Entry, budget, difference, ranked, read_run, table
+from experiments.compare import ALL_PARTIES, Entry, budget, difference, ranked, read_run, table
+from experiments.configs import digits_parties
 from experiments.flops import LEARNING, forward_flops_of
 
 CONFIG = "experiments/configs/digits_methods.py"
@@ -130,6 +131,56 @@ def test_a_run_folder_tells_accuracies_and_costs(tmp_path):
     assert read_run("x", tmp_path / "no_test")[0].accuracies == pytest.approx((10.0, 20.0))
 
 
+def write_party_run(folder):
+    """Two rounds of FD between parties 0 and 2 with one network and party 1 with another, two seeds."""
+    config = digits_parties.get_config("fd")
+    config.data.num_parties = 3
+    with config.ignore_type():
+        config.parties.networks = (((6,), 0.0), ((5,), 0.0), ((6,), 0.0))
+    folder.mkdir()
+    names = {"dense_6_0": 0.2, "dense_6_2": 0.3, "dense_5": 0.7}
+    sizes = {"bytes_up_per_participation": 440, "bytes_down_per_participation": 440}
+    accuracies = {party: {"test": {"accuracy": [a, a + 0.3]}} for party, a in names.items()}
+    summary = {
+        "rounds": 2,
+        "seconds": 1.0,
+        "models": dict.fromkeys(names, sizes),
+        "final": accuracies | {"server": {"test": {"accuracy": [0.0, 0.0]}}},
+    }
+    lines = [
+        {"round": 2, "model": party, "split": "clients", "seed": seed, "client_examples": 48.0}
+        for party in names
+        for seed in (0, 1)
+    ]
+    (folder / "config.json").write_text(json.dumps(config.to_dict()))
+    (folder / "summary.json").write_text(json.dumps(summary))
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def test_parties_are_ranked_by_their_mean_and_cost_together(tmp_path):
+    write_party_run(tmp_path / "fd")
+    entries = read_run("fd", tmp_path / "fd")
+    assert [e.model for e in entries] == [
+        ALL_PARTIES,
+        "dense_6_0",
+        "dense_6_2",
+        "dense_5",
+        "server",
+    ]
+    everybody, first, *_, server = entries
+    assert everybody.accuracies == pytest.approx((40.0, 70.0))
+    # Two rounds of 2 x 440 bytes, and 48 examples, of each party; what they share costs all of it.
+    assert (first.megabytes, first.examples) == pytest.approx((1760e-6, 96))
+    assert (everybody.megabytes, everybody.examples) == pytest.approx((3 * 1760e-6, 3 * 96))
+    assert everybody.client_flops == sum(e.client_flops for e in entries[1:4])
+    assert (server.megabytes, server.examples) == (everybody.megabytes, everybody.examples)
+    # 64 pixels, so many hidden features, ten classes; FD's parties answer each image once in 4 epochs.
+    assert first.client_flops == 96 * (LEARNING + 1 / 4) * 2 * (64 * 6 + 6 * 10)
+    # The mean of parties is what is shown where nothing else is asked for.
+    assert [e.model for e in ranked(entries, "fd", None)] == [ALL_PARTIES]
+    assert [e.model for e in ranked(entries, "fd", ["dense_5"])] == ["dense_5"]
+
+
 def test_an_unfinished_run_is_one_line(tmp_path):
     with pytest.raises(ValueError, match="holds no finished run"):
         read_run("x", tmp_path)
@@ -190,3 +241,60 @@ def test_methods_run_on_the_same_clients_and_are_ranked(tmp_path, capfd):
             math.isclose(a, b, rel_tol=1e-5)
             for a, b in zip(start(run), start("fed_avg"), strict=True)
         )
+
+
+# Convolutions take a minute to compile.
+QUICK_PARTIES = """
+from experiments.configs import digits_parties
+from experiments.configs.digits_parties import get_runs
+
+def get_config(run="fed_md"):
+    config = digits_parties.get_config(run)
+    with config.ignore_type():
+        config.parties.networks = 3 * (((16,), 0.0), ((8,), 0.0))
+    return config
+"""
+
+
+@pytest.mark.slow
+def test_methods_of_parties_run_from_the_same_start_and_are_ranked(tmp_path, capfd):
+    """Bytes are of logits and index lists, of label means, of models, of nothing."""
+    config = tmp_path / "parties.py"
+    config.write_text(QUICK_PARTIES)
+    arguments = [
+        f"--config={config}",
+        f"--workdir={tmp_path}",
+        "--config.rounds=2",
+        f"--config.phases.cache={tmp_path / 'kept'}",
+        "--config.phases.public.epochs=2",
+        "--config.phases.private.epochs=2",
+    ]
+    assert compare.main(arguments) == 0
+    output = capfd.readouterr().out
+    assert "to isolated" in output
+    assert "the same budget of client examples" in " ".join(output.split())
+    entries = {run: read_run(run, tmp_path / run)[0] for run in digits_parties.get_runs()}
+    rounds, parties, classes = 2, 6, 10
+    scores, indices = 200 * classes * 4, 200 * 4
+    sent = {
+        "isolated": 0,
+        "fed_md": 2 * scores + indices,
+        "ds_fl": 2 * scores + indices,
+        "fd": 2 * classes * (classes + 1) * 4,
+        "fml": 2 * (64 * 8 + 8 + 8 * classes) * 4,  # party 1's network
+    }
+    for run, size in sent.items():
+        assert entries[run].megabytes == pytest.approx(rounds * parties * size / 1e6)
+    starts = []
+    for run in digits_parties.get_runs():
+        lines = (tmp_path / run / "metrics.jsonl").read_text().splitlines()
+        records = [json.loads(line) for line in lines]
+        first = {
+            (r["model"], r["seed"]): r["loss"]
+            for r in records
+            if r["round"] == 0 and r["split"] == "test" and r["model"] not in ("server", "meme")
+        }
+        starts.append(first)
+    assert len(starts[0]) == parties * 3
+    for other in starts[1:]:
+        assert other == pytest.approx(starts[0], rel=1e-5)

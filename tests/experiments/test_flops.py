@@ -8,11 +8,20 @@ import numpy as np
 import pytest
 
 from experiments import algorithms, flops
+from experiments import parties as party_methods
 from experiments.algorithms import MODELS, build_algorithm
-from experiments.configs import digits_codist, digits_methods
+from experiments.configs import digits_codist, digits_methods, digits_parties
 from experiments.data import load_data
-from experiments.flops import LEARNING, SERVERS, flops_of_run, forward_flops, forward_flops_of
+from experiments.flops import (
+    LEARNING,
+    SERVERS,
+    flops_of_parties,
+    flops_of_run,
+    forward_flops,
+    forward_flops_of,
+)
 from experiments.parties import PARTY_METHODS
+from fedcodist.algorithms.parties import PUBLIC
 from fedcodist.sources import resident_data
 
 ROUNDS = 3
@@ -155,10 +164,84 @@ def test_runs_compute_what_is_counted(name, monkeypatch):
         assert sum(found.clients.values()) == LEARNING * sum(examples.values())
 
 
-def test_every_algorithm_of_pools_has_a_count():
+def party_method(run, **more):
+    config = digits_parties.get_config(run)
+    config.data.num_parties = 3
+    config.evaluation.batch_size = 379  # half of the public images
+    with config.ignore_type():
+        config.parties.networks = (((6,), 0.0), ((5,), 0.0), ((6,), 0.0))
+    if "size" in more:
+        more = {{"fed_md": "alignment_size", "ds_fl": "open_size"}[run]: more["size"]}
+    with config.ignore_type():
+        config.algorithm.update(more)
+    return config
+
+
+PARTY_CONFIGS = {
+    "isolated": lambda: party_method("isolated", epochs=2),
+    "fed_md": lambda: party_method("fed_md", digest_epochs=2, size=40),
+    "fed_md, all public images": lambda: party_method("fed_md", size=None),
+    "fd": lambda: party_method("fd"),
+    "ds_fl": lambda: party_method("ds_fl", distillation_epochs=2, size=40),
+    "fml": lambda: party_method("fml"),
+}
+
+
+@pytest.mark.parametrize("name", PARTY_CONFIGS)
+def test_parties_compute_what_is_counted(name, monkeypatch):
+    config = PARTY_CONFIGS[name]()
+    seen = {True: 0.0, False: 0.0}
+    create = party_methods.from_flax_linen
+
+    def watched(*arguments):
+        model = create(*arguments)
+
+        def apply(variables, batch, *, train=False, mask=None, **more):
+            # Parties are answered in batches of a size that divides their images.
+            count = jnp.asarray(len(batch["image"]), jnp.float32) if mask is None else mask.sum()
+
+            def add(number, train=train):
+                seen[train] += float(number)
+
+            jax.debug.callback(add, count)
+            return model.apply(variables, batch, train=train, mask=mask, **more)
+
+        return model._replace(apply=apply)
+
+    monkeypatch.setattr(party_methods, "from_flax_linen", watched)
+    monkeypatch.setattr(flops, "forward_flops_of", lambda model: 1.0)
+    data = load_data(config.data)
+    algorithm = build_algorithm(config, data)
+    rows = {PUBLIC: {"image": data.public.train.columns["image"]}}
+    resident = jax.tree.map(jnp.asarray, resident_data(data.splits["train"], rows))
+    key = jax.random.key(0)
+
+    @jax.jit
+    def round_(state, round):
+        inputs = resident.read(algorithm.select(round, key))
+        hyper = jax.tree.map(jnp.float32, algorithm.hyper)
+        state, _, metrics = algorithm.round(state, {}, inputs, round, key, hyper)
+        return state, metrics
+
+    state, examples = algorithm.init(key), dict.fromkeys(algorithm.communication, 0.0)
+    for round in range(ROUNDS):
+        state, metrics = round_(state, round)
+        jax.effects_barrier()
+        for party in examples:
+            examples[party] += float(metrics[f"{party}/client_examples"])
+    epochs = config.algorithm.get("epochs", config.algorithm.get("revisit_epochs"))
+    assert examples == dict.fromkeys(examples, ROUNDS * epochs * 12)
+    found = flops_of_parties(config.to_dict(), examples, ROUNDS)
+    expected = seen[False] + LEARNING * seen[True]
+    assert sum(found.clients.values()) + found.server == pytest.approx(expected)
+    assert (found.server > 0) == (name == "ds_fl")
+
+
+def test_every_algorithm_has_a_count():
     assert SERVERS.keys() | PARTY_METHODS.keys() == algorithms.ALGORITHMS.keys()
-    with pytest.raises(ValueError, match=r"algorithm\.name must be one of .*, got 'fed_md'"):
-        flops_of_run({"algorithm": {"name": "fed_md"}}, {})
+    assert {name.partition(",")[0] for name in PARTY_CONFIGS} == PARTY_METHODS.keys()
+    with pytest.raises(ValueError, match=r"algorithm\.name must be one of .*, got 'other'"):
+        flops_of_run({"algorithm": {"name": "other"}}, {})
 
 
 def test_the_paper_s_network_and_length_are_counted():

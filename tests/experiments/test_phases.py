@@ -7,9 +7,10 @@ import jax
 import numpy as np
 import pytest
 
+from experiments import parties as party_methods
 from experiments import phases
 from experiments.assembly import build_experiment
-from experiments.configs import cifar_fed_md, digits_fed_md
+from experiments.configs import cifar_fed_md, digits_fed_md, digits_parties
 from experiments.data import load_data
 from experiments.parties import party_groups, party_shapes
 from fedcodist.algorithms import parties
@@ -104,6 +105,24 @@ def test_the_table_has_a_line_per_party_and_their_mean(finished):
     assert len(lines) == 1 + 3 + 1
     mean = 100 * np.mean([each["pooled"] for each in found.values()])
     assert lines[-1].split()[-1] == f"{mean:.1f}"
+
+
+@pytest.mark.parametrize("method", digits_parties.get_runs())
+def test_every_method_of_parties_goes_on_from_the_same_models(method):
+    config = small_config()
+    with config.unlocked(), config.ignore_type():
+        config.algorithm = digits_parties.get_config(method).algorithm
+    data = load_data(config.data)
+    groups = party_groups(config, data)
+    key = jax.random.key(0)
+    models = jax.tree.map(lambda leaf: leaf + 1, parties.init_models(groups, key))
+    algorithm = build_experiment(config, data).algorithm
+    state = party_methods.start(config, data, models, key)
+    fresh = jax.eval_shape(algorithm.init, key)
+    assert jax.tree.structure(state) == jax.tree.structure(fresh)
+    for name in groups:
+        found = algorithm.predictors[name].variables(state)
+        jax.tree.map(np.testing.assert_array_equal, found, models[name])
 
 
 def test_a_finished_run_is_not_run_again(finished, monkeypatch):

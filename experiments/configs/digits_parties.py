@@ -1,0 +1,62 @@
+r"""Methods of parties who each own a model, on scikit-learn's handwritten digits; no download.
+
+A run is a method's name. All have the parties, public digits and private images of digits_fed_md.py,
+and go on from the same transfer learning; in a round all train as much on private images. What they
+exchange differs: logits (FedMD), mean logits of each label (FD), probabilities (DS-FL), a shared model
+(FML), nothing. Budgets and costs are those of the rounds, without what comes before.
+
+    python -m experiments.compare --config experiments/configs/digits_parties.py \
+        --workdir runs/digits_parties
+"""
+
+from ml_collections import ConfigDict
+
+from experiments.configs import digits_fed_md
+
+OWN = {
+    "isolated": dict(),
+    "fed_md": None,  # digits_fed_md.py has them
+    "fd": dict(weight=1.0, temperature=1.0),
+    "ds_fl": dict(
+        open_size=200,  # None takes all
+        aggregation="era",  # or "sa", the mean itself
+        temperature=0.1,
+        distillation_learning_rate=1e-3,
+        distillation_epochs=1,
+        distillation_batch_size=64,
+        server=1,  # whose network the server has
+    ),
+    "fml": dict(own_weight=0.5, meme_weight=0.5, meme=1),  # whose network all share
+}
+
+
+def get_runs() -> list[str]:
+    """Every method, no collaboration first."""
+    return list(OWN)
+
+
+def get_config(run: str = "fed_md") -> ConfigDict:
+    """Returns one method's experiment."""
+    if run not in get_runs():
+        raise ValueError(f"a run of this config is one of {get_runs()}, got {run!r}.")
+    config = digits_fed_md.get_config()
+    config.name = "digits_parties"
+    config.run = run
+    config.full_rounds = config.rounds
+    config.seeds = 3
+    own = OWN[run]
+    if own is not None:
+        common = config.algorithm
+        with config.unlocked():
+            config.algorithm = dict(
+                name=run,
+                learning_rate=common.learning_rate,
+                epsilon=common.epsilon,
+                output_penalty=common.output_penalty,  # of transfer learning, and of `isolated`
+                epochs=common.revisit_epochs,
+                batch_size=common.revisit_batch_size,
+                **own,
+            )
+    config.phases.pooled_bound = False
+    config.phases.cache = "data/pretraining"
+    return config
