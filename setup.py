@@ -6,7 +6,7 @@ from setuptools import find_packages, setup
 
 EXTRAS = {
     "digits": ["scikit-learn>=1.6.1"],
-    "graph": ["networkx>=3.2"],
+    "graph": ["networkx>=3.6.1"],
     "haiku": ["dm-haiku>=0.0.16"],
     "tfds": ["tensorflow-datasets>=4.9.6"],
     "plot": ["matplotlib>=3.10"],

@@ -25,7 +25,8 @@ class CNN(nn.Module):
     With `input_size` 24 the convolutions are padded and the first two are max-pooled
     (24 -> 12 -> 6 -> 6); with 32 they are not padded and the last two are pooled
     (32 -> 30 -> 28 -> 14 -> 12 -> 6). Called with [B, input_size, input_size, channels] floats;
-    returns logits [B, classes].
+    returns logits [B, classes]. Without classes (None) it has no output layer and returns the embedding
+    [B, last hidden].
 
     Raises:
       ValueError: when `input_size` is neither 24 nor 32, or the images have another size.
@@ -33,13 +34,13 @@ class CNN(nn.Module):
 
     filters: Sequence[int]
     hidden: Sequence[int]
-    classes: int = 100
+    classes: int | None = 100
     input_size: int = 24
 
     def __post_init__(self) -> None:
         if self.input_size not in (24, 32):
             raise ValueError(f"input_size must be 24 or 32, got {self.input_size!r}")
-        if self.classes < 2:
+        if self.classes is not None and self.classes < 2:
             raise ValueError(f"classes must be at least 2, got {self.classes!r}")
         super().__post_init__()
 
@@ -56,7 +57,7 @@ class CNN(nn.Module):
         x = x.reshape(x.shape[0], -1)
         for layer, features in enumerate(self.hidden):
             x = nn.relu(nn.Dense(features, name=f"dense{layer + 1}")(x))
-        return nn.Dense(self.classes, name="output")(x)
+        return x if self.classes is None else nn.Dense(self.classes, name="output")(x)
 
 
 class ConvolutionAndRelu(nn.Module):

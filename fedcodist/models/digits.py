@@ -19,28 +19,32 @@ def large_digits() -> "MLP":
 
 
 class MLP(nn.Module):
-    """Dense layers with ReLU between. Called with [B, ...] floats; returns logits [B, classes]."""
+    """Dense layers with ReLU between. Called with [B, ...] floats; returns logits [B, classes].
+
+    Without classes (None) it has no output layer and returns the embedding [B, last hidden].
+    """
 
     hidden: Sequence[int]
-    classes: int = 10
+    classes: int | None = 10
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
         x = x.reshape(x.shape[0], -1)
         for features in self.hidden:
             x = nn.relu(nn.Dense(features)(x))
-        return nn.Dense(self.classes)(x)
+        return x if self.classes is None else nn.Dense(self.classes)(x)
 
 
 class BatchNormMLP(nn.Module):
     """Dense layers, each followed by batch normalisation and ReLU.
 
     Called with [B, ...] floats, `train` and an optional mask [B] of real examples; returns logits
-    [B, classes]. With `axis_name` the batch is the union over that axis's devices.
+    [B, classes], or without classes (None) the embedding [B, last hidden]. With `axis_name` the batch is
+    the union over that axis's devices.
     """
 
     hidden: Sequence[int] = (32,)
-    classes: int = 10
+    classes: int | None = 10
     axis_name: str | None = None
 
     @nn.compact
@@ -51,4 +55,4 @@ class BatchNormMLP(nn.Module):
         for features in self.hidden:
             x = nn.Dense(features)(x)
             x = nn.relu(BatchNorm(axis_name=self.axis_name)(x, train=train, mask=mask))
-        return nn.Dense(self.classes)(x)
+        return x if self.classes is None else nn.Dense(self.classes)(x)

@@ -72,7 +72,8 @@ class FedMDNetwork(nn.Module):
     Attributes:
       widths: features of the convolutions, two to four.
       dropout: share of features that are set to zero in training, in [0, 1).
-      classes: width of the outputs, public and private classes together.
+      classes: width of the outputs, public and private classes together; None for no output layer, it
+        then returns what that would get, flat.
 
     Raises:
       ValueError: for other widths or rates, or images that are too small for the layers.
@@ -80,14 +81,14 @@ class FedMDNetwork(nn.Module):
 
     widths: Sequence[int]
     dropout: float = 0.2
-    classes: int = 16
+    classes: int | None = 16
 
     def __post_init__(self) -> None:
         if not 2 <= len(self.widths) <= 4 or min(self.widths) < 1:
             raise ValueError(f"widths must be two to four positive numbers, got {self.widths!r}")
         if not 0 <= self.dropout < 1:
             raise ValueError(f"dropout must be in [0, 1), got {self.dropout!r}")
-        if self.classes < 2:
+        if self.classes is not None and self.classes < 2:
             raise ValueError(f"classes must be at least 2, got {self.classes!r}")
         super().__post_init__()
 
@@ -116,23 +117,25 @@ class FedMDNetwork(nn.Module):
             x = block(x, 2, size=3, stride=2)
         if len(self.widths) == 4:
             x = block(x, 3, size=3, stride=1)
-        return _output(self.classes)(x.reshape(x.shape[0], -1))
+        x = x.reshape(x.shape[0], -1)
+        return x if self.classes is None else _output(self.classes)(x)
 
 
 class FullyConnected(nn.Module):
     """Two dense layers: the weak party of the paper's experiment on unequal parties.
 
-    Called with [B, ...] floats; returns logits [B, classes].
+    Called with [B, ...] floats; returns logits [B, classes], or without classes (None) the hidden layer.
     """
 
     hidden: int = 64
-    classes: int = 16
+    classes: int | None = 16
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
         x = x.reshape(x.shape[0], -1)
         hidden = nn.Dense(self.hidden, kernel_init=nn.initializers.glorot_uniform(), name="hidden")
-        return _output(self.classes)(nn.relu(hidden(x)))
+        x = nn.relu(hidden(x))
+        return x if self.classes is None else _output(self.classes)(x)
 
 
 def output_penalty(weight: float = 1e-3) -> Callable[[PyTree, PyTree], PyTree]:

@@ -40,23 +40,27 @@ class ResNet(nn.Module):
 
     Attributes:
       blocks: basic blocks per stage, two convolutions each.
-      classes: width of the outputs.
+      classes: width of the outputs; None for no output layer, it then returns the mean [B, 4 width].
       shortcut: where a stage narrows the image, "A" takes every second pixel and adds channels of
         zeros, "B" is a normalised 1x1 convolution.
       norm: "batch" (`BatchNorm`; its batch leaves out padded examples) or "group" (two groups).
       axis_name: mesh axis whose devices share one batch, or None.
+      width: channels of the first stage, 16 in the paper; the others have two and four times as many.
 
     Raises:
       ValueError: for other values, or images of another shape.
     """
 
     blocks: int
-    classes: int = 10
+    classes: int | None = 10
     shortcut: str = "B"
     norm: str = "batch"
     axis_name: str | None = None
+    width: int = 16
 
     def __post_init__(self) -> None:
+        if self.width < 2 or self.width % 2:
+            raise ValueError(f"width must be an even number of at least 2, got {self.width!r}")
         if self.shortcut not in ("A", "B"):
             raise ValueError(f"shortcut must be 'A' or 'B', got {self.shortcut!r}")
         _check(self.classes, self.norm)
@@ -68,13 +72,17 @@ class ResNet(nn.Module):
     ) -> jax.Array:
         _check_images(x)
         normalize = _normalization(self.norm, self.axis_name, train, mask)
-        x = nn.relu(normalize(Convolution(16, name="stem")(x), "stem_norm"))
-        for stage, features in enumerate((16, 32, 64)):
+        x = nn.relu(normalize(Convolution(self.width, name="stem")(x), "stem_norm"))
+        for stage in range(3):
+            features = self.width * 2**stage
             for block in range(self.blocks):
                 stride = 2 if stage > 0 and block == 0 else 1
                 name = f"stage{stage + 1}_block{block + 1}"
                 x = BasicBlock(features, stride, self.shortcut, name=name)(x, normalize)
-        return nn.Dense(self.classes, name="output")(jnp.mean(x, (1, 2)))
+        embedding = jnp.mean(x, (1, 2))
+        return (
+            embedding if self.classes is None else nn.Dense(self.classes, name="output")(embedding)
+        )
 
 
 class WideResNet(nn.Module):
@@ -245,8 +253,8 @@ def _normalization(
     )(x)
 
 
-def _check(classes: int, norm: str) -> None:
-    if classes < 2:
+def _check(classes: int | None, norm: str) -> None:
+    if classes is not None and classes < 2:
         raise ValueError(f"classes must be at least 2, got {classes!r}")
     if norm not in ("batch", "group"):
         raise ValueError(f"norm must be 'batch' or 'group', got {norm!r}")

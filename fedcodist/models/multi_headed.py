@@ -1,0 +1,131 @@
+"""A backbone whose embedding several linear heads share: the networks of Multi-Headed Distillation."""
+
+import inspect
+from typing import Any, NamedTuple
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from fedcodist import metrics as metrics_lib
+from fedcodist.model import Batch, Model, cross_entropy, from_flax_linen
+
+BACKBONE = "backbone"  # the name of its parameters within a multi-headed model's
+
+
+class HeadedOutputs(NamedTuple):
+    """What a multi-headed model returns.
+
+    Attributes:
+      logits: [batch, 1 + heads, classes], the main head first.
+      embedding: [batch, width], what embedding distillation compares, not normalised.
+    """
+
+    logits: jax.Array
+    embedding: jax.Array
+
+
+def multi_headed(
+    backbone: nn.Module,
+    example: jax.Array,
+    classes: int,
+    heads: int = 0,
+    projection: int | None = None,
+) -> Model:
+    """A model with a main head and some auxiliary ones; its loss is the main head's.
+
+    Metrics are `accuracy`, the main head's, and `accuracy_head_1` and so on. Backbone and main head
+    start from the same values whatever the number of auxiliary heads.
+
+    Args:
+      backbone: module that returns embeddings [batch, width], such as `ResNet(blocks=3, classes=None)`;
+        `train` and `mask` are passed where its `__call__` has them.
+      example: inputs with a leading batch axis.
+      classes: width of every head.
+      heads: m, the auxiliary ones.
+      projection: width of a linear map of the embedding, which is then what `embedding` holds: models
+        whose embeddings have different widths need one to compare them. Heads see the embedding itself.
+
+    Raises:
+      ValueError: one line; numbers that make no sense, or a backbone that returns something else.
+    """
+    network = MultiHeaded(backbone, classes, heads, projection)
+    return from_flax_linen(
+        network,
+        example,
+        loss=main_head_loss,
+        metrics=head_accuracies(heads),
+    )
+
+
+def main_head_loss(outputs: HeadedOutputs, batch: Batch) -> jax.Array:
+    """The main head's cross-entropy per example, [batch]."""
+    return cross_entropy(outputs.logits[:, 0], batch)
+
+
+def head_accuracies(heads: int) -> dict[str, metrics_lib.Statistic]:
+    """Accuracy of the main head and of each auxiliary one."""
+
+    def of(head):
+        accuracy = metrics_lib.accuracy()
+        return lambda outputs, batch: accuracy(outputs.logits[:, head], batch)
+
+    return {accuracy_name(head): of(head) for head in range(heads + 1)}
+
+
+def accuracy_name(head: int) -> str:
+    """The name of a head's accuracy; 0 is the main head."""
+    return "accuracy" if head == 0 else f"accuracy_head_{head}"
+
+
+class MultiHeaded(nn.Module):
+    """See `multi_headed`. Parameters: backbone, main, and where there are any aux and projection.
+
+    The auxiliary heads are one kernel [heads, width, classes] and bias [heads, classes].
+    """
+
+    backbone: nn.Module
+    classes: int
+    heads: int = 0
+    projection: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.classes < 2:
+            raise ValueError(f"classes must be at least 2, got {self.classes!r}.")
+        if self.heads < 0:
+            raise ValueError(f"heads must be at least 0, got {self.heads!r}.")
+        if self.projection is not None and self.projection < 1:
+            raise ValueError(f"projection must be None or at least 1, got {self.projection!r}.")
+        super().__post_init__()
+
+    @nn.compact
+    def __call__(
+        self, x: jax.Array, *, train: bool = False, mask: jax.Array | None = None
+    ) -> HeadedOutputs:
+        accepted = inspect.signature(type(self.backbone).__call__).parameters
+        given: dict[str, Any] = {"train": train, "mask": mask}
+        embedding = self.backbone(x, **{n: v for n, v in given.items() if n in accepted})
+        if embedding.ndim != 2:
+            raise ValueError(f"backbone must return [batch, width], got {embedding.shape}.")
+        logits = nn.Dense(self.classes, name="main")(embedding)[:, None]
+        if self.heads:
+            own = _Heads(self.heads, self.classes, name="aux")(embedding)
+            logits = jnp.concatenate([logits, own], axis=1)
+        if self.projection is not None:
+            embedding = nn.Dense(self.projection, use_bias=False, name="projection")(embedding)
+        return HeadedOutputs(logits, embedding)
+
+
+class _Heads(nn.Module):
+    heads: int
+    classes: int
+
+    @nn.compact
+    def __call__(self, embedding: jax.Array) -> jax.Array:
+        shape = (self.heads, embedding.shape[-1], self.classes)
+        kernel = self.param(
+            "kernel", nn.initializers.lecun_normal(batch_axis=0), shape, jnp.float32
+        )
+        bias = self.param("bias", nn.initializers.zeros_init(), shape[::2], jnp.float32)
+        embedding, kernel, bias = nn.dtypes.promote_dtype(embedding, kernel, bias)
+        return jnp.einsum("be,hec->bhc", embedding, kernel) + bias
