@@ -1,0 +1,189 @@
+"""The choice of targets and the losses of MHD, against loops over examples and their properties."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedcodist.algorithms.head_distillation import (
+    CANDIDATES,
+    candidates,
+    chosen,
+    embedding_loss,
+    head_loss,
+)
+from fedcodist.models.multi_headed import HeadedOutputs
+
+BATCH, CLASSES, WIDTH = 4, 3, 5
+FEW = settings(max_examples=15, deadline=None)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def in_float64():
+    with jax.enable_x64(True):
+        yield
+
+
+def outputs(seed, heads, teachers=None):
+    """Random outputs; of some teachers where a number is given."""
+    generator = np.random.default_rng(seed)
+    lead = () if teachers is None else (teachers,)
+    return HeadedOutputs(
+        jnp.asarray(2 * generator.normal(size=(*lead, BATCH, 1 + heads, CLASSES))),
+        jnp.asarray(generator.normal(size=(*lead, BATCH, WIDTH))),
+    )
+
+
+def softmax(logits):
+    exponential = np.exp(logits - logits.max())
+    return exponential / exponential.sum()
+
+
+@FEW
+@given(
+    st.integers(0, 999), st.integers(1, 3), st.integers(0, 3), st.sampled_from(sorted(CANDIDATES))
+)
+def test_every_head_learns_from_its_surest_candidate(seed, heads, teachers, kind):
+    own, others = outputs(seed, heads), outputs(seed + 1, heads, teachers)
+    competing = candidates(own, others, kind)
+    choice = chosen(competing, "most_confident", jax.random.key(0))
+    expected = 0.0
+    for example in range(BATCH):
+        for head in range(1, heads + 1):
+            # An account of section 2.1, one example and one head at a time.
+            targets = [softmax(np.asarray(t[example, head - 1])) for t in others.logits]
+            targets.append(softmax(np.asarray(own.logits[example, head - 1])))
+            if kind in ("same_level", "same_level_and_self"):
+                targets += [softmax(np.asarray(t[example, head])) for t in others.logits]
+            if kind in ("self", "same_level_and_self"):
+                targets.append(softmax(np.asarray(own.logits[example, head])))
+            best = max(range(len(targets)), key=lambda n: targets[n].max())
+            assert choice[example, head - 1] == best
+            prediction = softmax(np.asarray(own.logits[example, head]))
+            expected -= (targets[best] * np.log(prediction)).sum() / BATCH
+    assert float(head_loss(own, competing, choice)) == pytest.approx(expected)
+
+
+@FEW
+@given(st.integers(0, 999), st.permutations(range(4)))
+def test_permuting_candidates_permutes_the_choice(seed, order):
+    competing = candidates(outputs(seed, 2), outputs(seed + 1, 2, 3), "base")
+    choice = chosen(competing, "most_confident", jax.random.key(0))
+    permuted = chosen(competing[jnp.array(order)], "most_confident", jax.random.key(0))
+    np.testing.assert_array_equal(np.array(order)[permuted], choice)
+
+
+def test_certain_candidates_win_uniform_ones_lose_and_the_first_of_equals_counts():
+    certain = jnp.broadcast_to(jnp.eye(CLASSES)[1], (BATCH, 1, CLASSES))
+    uniform = jnp.full((BATCH, 1, CLASSES), 1 / CLASSES)
+    usual = jnp.broadcast_to(jnp.array([0.2, 0.5, 0.3]), (BATCH, 1, CLASSES))
+    choose = lambda *each: chosen(jnp.stack(each), "most_confident", jax.random.key(0)).tolist()
+    assert choose(usual, certain, uniform) == [[1]] * BATCH
+    assert choose(uniform, usual, uniform) == [[1]] * BATCH
+    assert choose(uniform, uniform) == [[0]] * BATCH
+    assert choose(usual, usual[..., ::-1]) == [[0]] * BATCH
+
+
+def test_random_choices_are_uniform_over_candidates():
+    competing = jnp.broadcast_to(jnp.eye(4)[:, None, None], (4, 2000, 3, 4))
+    counts = np.bincount(chosen(competing, "random", jax.random.key(0)).reshape(-1), minlength=4)
+    assert (np.abs(counts - 1500) < 4.5 * np.sqrt(6000 * 3 / 16)).all()
+
+
+@FEW
+@given(st.integers(0, 999))
+def test_self_is_the_rule_to_skip_examples_on_which_the_head_is_surer(seed):
+    own, others = outputs(seed, 2), outputs(seed + 1, 2, 2)
+
+    def loss(logits, kind, kept):
+        now = HeadedOutputs(logits, own.embedding)
+        competing = candidates(now, others, kind)
+        choice = chosen(competing, "most_confident", jax.random.key(0))
+        target = jnp.take_along_axis(competing, choice[None, ..., None], axis=0)[0]
+        per_example = -jnp.sum(target * jax.nn.log_softmax(logits[:, 1:]), axis=-1)
+        return jnp.sum(per_example * kept) / BATCH
+
+    competing = candidates(own, others, "base")
+    surest = competing.max(axis=(0, -1))
+    skipped = jax.nn.softmax(own.logits[:, 1:]).max(axis=-1) > surest
+    masked = jax.grad(loss)(own.logits, "base", ~skipped)
+    rule = jax.grad(loss)(own.logits, "self", jnp.ones_like(skipped))
+    np.testing.assert_allclose(rule, masked, atol=1e-12)
+    assert not np.asarray(masked[:, 1:])[np.asarray(skipped)].any()
+
+
+@FEW
+@given(st.integers(0, 999), st.sampled_from(sorted(CANDIDATES)))
+def test_targets_and_the_main_head_get_no_gradient(seed, kind):
+    own, others = outputs(seed, 2), outputs(seed + 1, 2, 2)
+
+    def loss(own, others):
+        competing = candidates(own, others, kind)
+        choice = chosen(competing, "most_confident", jax.random.key(0))
+        return head_loss(own, competing, choice) + embedding_loss(own, others, "squared")
+
+    of_own, of_others = jax.grad(loss, argnums=(0, 1))(own, others)
+    jax.tree.map(lambda leaf: np.testing.assert_array_equal(leaf, 0), of_others)
+    np.testing.assert_array_equal(of_own.logits[:, 0], 0)
+    assert np.abs(of_own.logits[:, 1:]).max() > 0 and np.abs(of_own.embedding).max() > 0
+
+
+@FEW
+@given(st.integers(0, 999), st.integers(1, 4), st.floats(0.1, 100))
+def test_embeddings_are_compared_by_direction(seed, teachers, scale):
+    own, others = outputs(seed, 1), outputs(seed + 1, 1, teachers)
+    value = embedding_loss(own, others, "squared")
+    a, b = np.asarray(own.embedding), np.asarray(others.embedding)
+    length = lambda x: np.linalg.norm(x, axis=-1)
+    cosine = (a * b).sum(-1) / (length(a) * length(b))
+    assert float(value) == pytest.approx((2 - 2 * cosine).mean(-1).sum())
+    norms = embedding_loss(own, others, "norm")
+    assert float(norms) == pytest.approx(np.sqrt(2 - 2 * cosine).mean(-1).sum())
+    assert 0 <= value <= 4 * teachers
+    longer = own._replace(embedding=scale * own.embedding)
+    assert float(embedding_loss(longer, others, "squared")) == pytest.approx(float(value))
+
+
+@pytest.mark.parametrize("distance", ["squared", "norm"])
+def test_equal_directions_are_at_distance_zero_and_no_gradient_is_infinite(distance):
+    own = outputs(0, 1)
+    same = own._replace(embedding=3 * own.embedding[None])
+    value, slope = jax.value_and_grad(lambda own: embedding_loss(own, same, distance))(own)
+    assert float(value) == pytest.approx(0, abs=1e-6)
+    assert np.isfinite(slope.embedding).all()
+    # Rectified embeddings may be all zeros.
+    nothing = own._replace(embedding=jnp.zeros_like(own.embedding))
+    slope = jax.grad(lambda own: embedding_loss(own, same, distance))(nothing)
+    assert np.isfinite(slope.embedding).all()
+
+
+def test_heads_that_copy_the_one_before_are_a_stationary_state():
+    # Appendix A.1: backbones frozen, every head sees only the client's own head before it.
+    own = outputs(0, 3)
+    copied = own._replace(logits=jnp.repeat(own.logits[:, :1], 4, axis=1))
+    nobody = outputs(1, 3, teachers=0)
+
+    def loss(logits):
+        now = own._replace(logits=logits)
+        competing = candidates(now, nobody, "base")
+        return head_loss(now, competing, chosen(competing, "most_confident", jax.random.key(0)))
+
+    np.testing.assert_allclose(jax.grad(loss)(copied.logits), 0, atol=1e-12)
+    # Least of all predictions, by Gibbs' inequality; the loss there is the main head's entropy.
+    probabilities = np.asarray(jax.nn.softmax(own.logits[:, 0]))
+    entropy = -(probabilities * np.log(probabilities)).sum(-1).mean()
+    assert float(loss(copied.logits)) == pytest.approx(3 * entropy)
+    # Clients that are alike are stationary too.
+    alike = HeadedOutputs(
+        jnp.repeat(copied.logits[None], 2, axis=0), jnp.repeat(own.embedding[None], 2, axis=0)
+    )
+
+    def with_others(own):
+        competing = candidates(own, alike, "base")
+        choice = chosen(competing, "most_confident", jax.random.key(0))
+        return head_loss(own, competing, choice) + embedding_loss(own, alike, "squared")
+
+    slope = jax.grad(with_others)(HeadedOutputs(copied.logits, own.embedding))
+    jax.tree.map(lambda leaf: np.testing.assert_allclose(leaf, 0, atol=1e-12), slope)
