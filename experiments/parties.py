@@ -14,6 +14,7 @@ import optax
 from ml_collections import ConfigDict
 
 from experiments.data import Data, choice
+from experiments.public_data import PUBLIC_PRIVATE
 from fedcodist.algorithms.ds_fl import DSFLHyper, ds_fl
 from fedcodist.algorithms.fd import FDHyper, fd
 from fedcodist.algorithms.fed_md import FedMDHyper, fed_md
@@ -163,8 +164,8 @@ def public_of(data: Data) -> Any:
     """The data's public part, or one line that tells which data have one."""
     if data.public is None:
         raise ValueError(
-            "data.name must be 'digits_public_private' or 'cifar_public_private' for methods of "
-            "parties, which need public examples."
+            f"data.name must be one of {sorted(PUBLIC_PRIVATE)} for methods of parties, which need "
+            "public examples."
         )
     return data.public
 

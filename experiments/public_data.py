@@ -15,6 +15,7 @@ from fedcodist.data.public_private import (
     check_joint_labels,
     cifar_public_private,
     digits_public_private,
+    letters_public_private,
 )
 
 
@@ -73,7 +74,20 @@ def _cifar(settings: ConfigDict) -> PublicPrivate:
     )
 
 
+def _letters(settings: ConfigDict) -> PublicPrivate:
+    return letters_public_private(
+        load_prepared(settings.public_folder),
+        load_prepared(settings.folder),
+        settings.iid,
+        settings.num_parties,
+        settings.per_class,
+        settings.smallest,
+        settings.seed,
+    )
+
+
 PUBLIC_PRIVATE: dict[str, Callable[[ConfigDict], PublicPrivate]] = {
     "digits_public_private": _digits,
     "cifar_public_private": _cifar,
+    "letters_public_private": _letters,
 }

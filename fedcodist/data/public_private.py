@@ -6,11 +6,13 @@ the common test set share this joint space, so one output layer covers both.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
+from fedcodist.checks import check_integer
 from fedcodist.data.digits import load_digits
 from fedcodist.data.federated_data import FederatedData
 
@@ -20,6 +22,7 @@ CIFAR_FINE = (0, 2, 20, 63, 71, 82)
 CIFAR_COARSE = (0, 1, 7, 9, 12, 18)
 CIFAR_COARSE_OF_PAPER = (0, 1, 2, 3, 4, 5)
 FINE_PER_COARSE = 5
+LETTERS = (0, 1, 2, 3, 4, 5)  # a to f, the private classes beside MNIST
 
 
 class PublicPrivate(NamedTuple):
@@ -206,6 +209,58 @@ def cifar_public_private(
     )
 
 
+def letters_public_private(
+    mnist: Mapping[str, FederatedData],
+    emnist: Mapping[str, FederatedData],
+    iid: bool = False,
+    num_parties: int = 10,
+    per_class: int = 3,
+    smallest: int = 18,
+    seed: int = 0,
+) -> PublicPrivate:
+    """MNIST is public, EMNIST's letters a to f are private (section 4 of the paper).
+
+    With `iid` parties have `per_class` images of each letter, and share none. Otherwise each party has
+    all of these letters that one writer wrote.
+
+    Args:
+      mnist: splits 'train' and 'test' of a prepared folder.
+      emnist: the same; a client of 'train' is a writer.
+      iid: which of the two experiments.
+      num_parties: parties.
+      per_class: images of each party and letter, with `iid`.
+      smallest: images that a writer must have to be a party, without.
+      seed: of the draws.
+
+    Raises:
+      ValueError: a split is missing, or there are fewer images or writers than the parties need.
+    """
+    for name, splits in (("mnist", mnist), ("emnist", emnist)):
+        for split in ("train", "test"):
+            if split not in splits:
+                raise ValueError(f"{name} must have a split {split!r}, it has {sorted(splits)}.")
+    first, train, test = 10, emnist["train"], emnist["test"].columns
+    labels = joint_labels(train.columns["label"], LETTERS, first)
+    test_labels = joint_labels(test["label"], LETTERS, first)
+    joint = range(first, first + len(LETTERS))
+    if iid:
+        dealt = disjoint_parts(labels, joint, num_parties, per_class, seed)
+    else:
+        dealt = writers_parts(labels, train.offsets, num_parties, smallest, seed)
+    scale = 255.0
+    return PublicPrivate(
+        public=mnist["train"].keep(("image", "label")),
+        public_test=mnist["test"].keep(("image", "label")),
+        private=_dealt(train.columns["image"], labels, dealt),
+        test=_one(test["image"], test_labels, np.flatnonzero(test_labels >= 0), "test"),
+        num_public_classes=first,
+        num_classes=first + len(LETTERS),
+        public_mean=_mean_image(mnist["train"].columns["image"], scale),
+        private_mean=_mean_image(train.columns["image"], scale),
+        scale=scale,
+    )
+
+
 def disjoint_parts(
     labels: np.ndarray, classes: Sequence[int], num_parties: int, per_class: int, seed: int
 ) -> list[np.ndarray]:
@@ -265,6 +320,32 @@ def fine_class_parts(
             )
         )
     return parts
+
+
+def writers_parts(
+    labels: np.ndarray, offsets: np.ndarray, num_parties: int, smallest: int, seed: int
+) -> list[np.ndarray]:
+    """Every party's rows: all those of one writer that have a label (not -1).
+
+    Writers, whose rows are offsets[i] to offsets[i + 1], are drawn from those with enough rows.
+
+    Raises:
+      ValueError: there are too few such writers.
+    """
+    for name, value in (("num_parties", num_parties), ("smallest", smallest)):
+        check_integer(name, value, low=1)
+    rows = [
+        start + np.flatnonzero(labels[start:end] >= 0)
+        for start, end in itertools.pairwise(offsets)
+    ]
+    enough = [own for own in rows if len(own) >= smallest]
+    if len(enough) < num_parties:
+        raise ValueError(
+            f"num_parties must be at most the {len(enough)} writers of {smallest} images or more, "
+            f"got {num_parties}."
+        )
+    chosen = np.random.default_rng(seed).choice(len(enough), num_parties, replace=False)
+    return [enough[writer] for writer in chosen]
 
 
 def _check_parts(num_parties: int, per_class: int) -> None:

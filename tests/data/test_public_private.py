@@ -13,6 +13,7 @@ from fedcodist.data.public_private import (
     cifar_public_private,
     digits_public_private,
     joint_labels,
+    letters_public_private,
 )
 
 SIDE = 2
@@ -74,6 +75,58 @@ def test_non_iid_parties_have_one_fine_class_of_each_superclass(paper):
     assert data.test.num_examples == 6 * 5 * 10
 
 
+def letters(per_writer=(20, 30, 17, 25, 40)):
+    """Folders as prepared: MNIST, and letters by writer, whose pixels tell (row, label)."""
+    sizes = np.array(per_writer)
+    rows = int(sizes.sum())
+    label = (np.arange(rows) % 8).astype(np.int32)  # a to h
+    image = np.stack([np.arange(rows), label], 1).astype(np.uint8).reshape(rows, 1, 2, 1)
+    train = FederatedData.from_arrays(
+        {"image": image, "label": label},
+        offsets=np.cumsum([0, *sizes]),
+        client_ids=[f"{100 + w}" for w in range(len(sizes))],
+    )
+    one = lambda count: FederatedData.from_arrays(
+        {"image": image[:count], "label": np.arange(count, dtype=np.int32) % 10},
+        offsets=[0, count],
+        client_ids=["all"],
+    )
+    return {"train": one(60), "test": one(20)}, {"train": train, "test": one(40)}
+
+
+def test_letters_iid():
+    data = letters_public_private(*letters(), iid=True, num_parties=4, per_class=2)
+    check_joint_labels(data)
+    assert data.private.client_sizes.tolist() == [12] * 4
+    images = data.private.columns["image"][:, 0, :, 0]
+    assert len(np.unique(images, axis=0)) == 48
+    np.testing.assert_array_equal(images[:, 1] + 10, data.private.columns["label"])
+    for _, columns in data.private.clients():
+        assert np.bincount(columns["label"]).tolist() == [0] * 10 + [2] * 6
+    # Of 40 tests with ten classes each sixth class and below is private.
+    assert data.test.num_examples == 24
+    assert sorted(set(data.test.columns["label"].tolist())) == list(range(10, 16))
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_letters_by_writer(seed):
+    """Each party has all of one writer's letters a to f, of writers who have enough of them."""
+    public, private = letters()
+    data = letters_public_private(public, private, num_parties=3, smallest=15, seed=seed)
+    check_joint_labels(data)
+    ends = private["train"].offsets
+    owners = set()
+    for _, columns in data.private.clients():
+        rows = columns["image"][:, 0, 0, 0]
+        writer = int(np.searchsorted(ends, rows[0], side="right")) - 1
+        own = np.arange(ends[writer], ends[writer + 1])
+        np.testing.assert_array_equal(np.sort(rows), own[own % 8 < 6])
+        np.testing.assert_array_equal(columns["label"], 10 + rows % 8)
+        assert len(rows) >= 15
+        owners.add(writer)
+    assert len(owners) == 3 and 2 not in owners
+
+
 def test_other_seeds_give_other_images():
     images = [
         cifar_public_private(*cifar(), seed=seed).private.columns["image"] for seed in (0, 0, 1)
@@ -131,11 +184,32 @@ def test_labels_are_looked_up(classes, first):
             "cifar100's split 'train' has no column 'coarse_label'",
         ),
         (lambda: cifar_public_private({}, {}), "cifar10 must have a split 'train'"),
+        (lambda: letters_public_private(letters()[0], {}), "emnist must have a split 'train'"),
+        (
+            lambda: letters_public_private(*letters(), num_parties=4, smallest=20),
+            "num_parties must be at most the 2 writers of 20 images or more, got 4",
+        ),
+        (lambda: letters_public_private(*letters(), smallest=0), "smallest must be at least 1"),
+        (
+            lambda: letters_public_private(*letters(), iid=True, num_parties=40),
+            "parties need 120 images of class 10",
+        ),
     ],
 )
 def test_bad_input_is_one_line(make, message):
     with pytest.raises(ValueError, match=message) as error:
         make()
+    assert "\n" not in str(error.value)
+
+
+def test_public_classes_that_differ():
+    """A party whose public examples have a class that the others do not know as public."""
+    data = digits_public_private(num_parties=2)
+    data.public.columns["label"][3] = 7
+    with pytest.raises(
+        ValueError, match=r"public labels must be 0 to 5 .* 'public' has 7"
+    ) as error:
+        check_joint_labels(data)
     assert "\n" not in str(error.value)
 
 

@@ -10,11 +10,13 @@ import pytest
 from experiments import parties as party_methods
 from experiments import phases
 from experiments.assembly import build_experiment
-from experiments.configs import cifar_fed_md, digits_fed_md, digits_parties
+from experiments.configs import cifar_fed_md, digits_fed_md, digits_parties, emnist_fed_md
 from experiments.data import load_data
 from experiments.parties import party_groups, party_shapes
 from fedcodist.algorithms import parties
 from fedcodist.checkpoint import CheckpointError
+from fedcodist.data.federated_data import FederatedData
+from fedcodist.data.prepared import save_prepared
 from fedcodist.experiment import run_experiment
 from fedcodist.models.fed_md import TABLE_1, TABLE_2, Shape
 
@@ -243,6 +245,25 @@ def test_cifar_has_the_papers_networks(run):
         assert shapes == TABLE_1
     config.parties.networks = "table_2"
     assert party_shapes(config)[9].widths[0] == TABLE_2[9].widths[0] // config.parties.narrower
+
+
+@pytest.mark.parametrize("run", emnist_fed_md.get_runs())
+def test_letters_are_read_from_prepared_folders(run, tmp_path):
+    """Ten parties with the ten networks; public digits and private letters have 16 outputs."""
+    config = emnist_fed_md.get_config(run)
+    for name, rows in (("mnist", 60), ("emnist", 480)):
+        labels = np.arange(rows, dtype=np.int32) % (10 if name == "mnist" else 8)
+        columns = {"image": np.zeros((rows, 28, 28, 1), np.uint8), "label": labels}
+        split = FederatedData.from_arrays(columns, offsets=np.arange(0, rows + 1, 30))
+        save_prepared(
+            tmp_path / name, {"train": split, "test": split}, source="", licence="", arguments={}
+        )
+    config.data.update(public_folder=str(tmp_path / "mnist"), folder=str(tmp_path / "emnist"))
+    config.algorithm.alignment_size = 30
+    experiment = build_experiment(config)
+    assert experiment.algorithm.num_clients == 10
+    assert {p.model.num_classes for p in experiment.algorithm.predictors.values()} == {16}
+    assert len(experiment.algorithm.communication) == 10
 
 
 @pytest.mark.parametrize(

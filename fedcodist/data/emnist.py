@@ -1,0 +1,112 @@
+"""EMNIST's letters from the official MATLAB file, which tells who wrote each."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import zipfile
+import zlib
+from pathlib import Path, PurePosixPath
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fedcodist.data.image_pickles import one_line
+from fedcodist.data.preparation import check_is_file
+
+NUM_LABELS = 26
+SIDE = 28
+FILE = "emnist-letters.mat"
+IMAGES_OF_SPLIT = {"train": 124_800, "test": 20_800}
+# The official file has 32 MB packed and 115 MB of pixels; what claims far more is meant to harm.
+_LARGEST_FILE = 1 << 28
+
+
+class EmnistLetters(NamedTuple):
+    """What the file holds.
+
+    Attributes:
+      splits: 'train' and 'test' -> columns: `image` uint8 [images, 28, 28, 1] upright, `label` int32
+        [images] in 0..25 (a, b, ..., small and capital letters together) and `writer` int32 [images],
+        in the order of the file.
+      sha256: of the file.
+      unverified: one line for each number of images that is not the official one.
+    """
+
+    splits: dict[str, dict[str, np.ndarray]]
+    sha256: str
+    unverified: tuple[str, ...]
+
+
+def read_emnist_letters(
+    source: str | os.PathLike[str], accept_unverified: bool = False
+) -> EmnistLetters:
+    """Reads `emnist-letters.mat`, or the archive `matlab.zip` with it inside.
+
+    No official checksum is known, so numbers of images are checked.
+
+    Args:
+      source: the file or the archive.
+      accept_unverified: whether another number of images will do.
+
+    Raises:
+      ValueError: one line; it cannot be read, has another layout, or other numbers of images.
+    """
+    from scipy.io import loadmat
+
+    source = Path(source)
+    check_is_file(source)
+    content = _content(source)
+    try:
+        # SciPy comes with JAX. It reads this format (version 5) without running anything.
+        data: Any = loadmat(io.BytesIO(content), variable_names=["dataset"])["dataset"][0, 0]
+        splits = {split: _columns(data[split][0, 0]) for split in IMAGES_OF_SPLIT}
+    except Exception as error:  # damaged files raise nearly anything
+        raise ValueError(f"{source} is not EMNIST's {FILE}: {one_line(error)}") from None
+    unverified = tuple(
+        f"{split} has {len(splits[split]['label'])} images, the official file {count}"
+        for split, count in IMAGES_OF_SPLIT.items()
+        if len(splits[split]["label"]) != count
+    )
+    if unverified and not accept_unverified:
+        raise ValueError(
+            f"{source}: {unverified[0]}; --accept-unverified uses what is there all the same"
+        )
+    return EmnistLetters(splits, hashlib.sha256(content).hexdigest(), unverified)
+
+
+def _columns(part: Any) -> dict[str, np.ndarray]:
+    pixels, labels, writers = (part[name] for name in ("images", "labels", "writers"))
+    count, width = len(pixels), SIDE * SIDE
+    if pixels.dtype != np.uint8 or pixels.shape != (count, width) or not count:
+        raise ValueError(f"'images' must be uint8 [images, {width}], it is {pixels.shape}")
+    columns = {}
+    for name, values in (("label", labels), ("writer", writers)):
+        if values.shape != (count, 1) or not np.array_equal(values, np.round(values)):
+            raise ValueError(f"'{name}s' must be {count} whole numbers, it is {values.shape}")
+        columns[name] = values[:, 0].astype(np.int32)
+    if columns["label"].min() < 1 or columns["label"].max() > NUM_LABELS:
+        raise ValueError(f"labels must be in 1..{NUM_LABELS}")
+    # MATLAB's arrays run down the columns of an image first.
+    image = pixels.reshape(count, SIDE, SIDE).transpose(0, 2, 1)[..., np.newaxis]
+    return columns | {"image": np.ascontiguousarray(image), "label": columns["label"] - 1}
+
+
+def _content(source: Path) -> bytes:
+    try:
+        if source.suffix != ".zip":
+            with open(source, "rb") as file:
+                content = file.read(_LARGEST_FILE + 1)
+        else:
+            with zipfile.ZipFile(source) as archive:
+                members = {PurePosixPath(m.filename).name: m for m in archive.infolist()}
+                if FILE not in members:
+                    raise ValueError(f"{source} holds no {FILE}")
+                with archive.open(members[FILE]) as file:
+                    content = file.read(_LARGEST_FILE + 1)
+    except (zipfile.BadZipFile, OSError, EOFError, zlib.error, NotImplementedError) as error:
+        raise ValueError(f"{source} cannot be read: {one_line(error)}") from None
+    if len(content) > _LARGEST_FILE:
+        raise ValueError(f"{source} has more than {_LARGEST_FILE:,} bytes")
+    return content
