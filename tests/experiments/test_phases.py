@@ -256,7 +256,11 @@ def test_letters_are_read_from_prepared_folders(run, tmp_path):
         columns = {"image": np.zeros((rows, 28, 28, 1), np.uint8), "label": labels}
         split = FederatedData.from_arrays(columns, offsets=np.arange(0, rows + 1, 30))
         save_prepared(
-            tmp_path / name, {"train": split, "test": split}, source="", licence="", arguments={}
+            tmp_path / name,
+            {"train": split, "test": split},
+            source="made up",
+            licence="none",
+            arguments={},
         )
     config.data.update(public_folder=str(tmp_path / "mnist"), folder=str(tmp_path / "emnist"))
     config.algorithm.alignment_size = 30
