@@ -6,9 +6,9 @@ r"""What is tuned for Table 1, at |P_H| = 4,700, in domain.
 
 First "large_model": FedAvg of the large model alone searches its learning rates, for all methods, in
 twelve trials of 300 rounds. (The paper has one client learning rate for both models; ours is one for
-each, as the large model wants a much smaller one.) Then "fed_avg" searches the rates of both in six
-trials of 200 rounds, and its best are all methods'. PeriodicCodist and MergedCodist search what they
-add in six trials each; FedAvg's study goes on to twelve, so that every method has had equally many.
+each, as the large model wants a much smaller one.) Then every method has a study of six trials of 200
+rounds: "fed_avg" searches the rates of both models, and the best are all methods'; PeriodicCodist and
+MergedCodist search what they add.
 The space is the paper's (appendix F), narrowed to what so few trials can cover: bounds are around
 usual values, and both models share the settings of distillation. The decay of the distillation
 learning rate is not searched.
