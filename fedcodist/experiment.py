@@ -515,8 +515,12 @@ def _summary(experiment, records, variables, seconds) -> dict[str, Any]:
         "models": {
             name: {
                 "parameters": parameter_count(variables[name].params) // experiment.seeds,
-                "bytes_down_per_participation": communication.down,
-                "bytes_up_per_participation": communication.up,
+                "bytes_down_per_participation": _measured(
+                    records, name, "client_bytes_down", communication.down
+                ),
+                "bytes_up_per_participation": _measured(
+                    records, name, "client_bytes_up", communication.up
+                ),
             }
             for name, communication in experiment.algorithm.communication.items()
         },
@@ -524,6 +528,20 @@ def _summary(experiment, records, variables, seconds) -> dict[str, Any]:
         "seconds": round(seconds, 3),
         "finished": True,
     }
+
+
+def _measured(records: Sequence[Record], model: str, metric: str, otherwise: int) -> int:
+    """The mean over all rounds and seeds of a metric of training, where the method has it."""
+    total = dict.fromkeys((record["seed"] for record in records), 0.0)
+    before = dict.fromkeys(total, 0)
+    for record in records:
+        if record["model"] == model and metric in record:
+            seed = record["seed"]
+            # A record has the mean of the rounds since the one before.
+            total[seed] += (record["round"] - before[seed]) * record[metric]
+            before[seed] = record["round"]
+    rounds = sum(before.values())
+    return round(sum(total.values()) / rounds) if rounds else otherwise
 
 
 def _plain(value: Any) -> Any:

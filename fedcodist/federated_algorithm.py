@@ -84,8 +84,10 @@ class FederatedAlgorithm(NamedTuple):
         are the cohorts', pool -> leaves [cohort, ...]. `round` counts from 0. Metrics are scalars;
         `<pool>/finite` must be among them.
       predictors: name -> Predictor.
-      communication: pool -> bytes of one participation.
+      communication: pool -> bytes of one participation, as far as shapes tell. Where they differ from
+        round to round, metrics `<pool>/client_bytes_up` and `client_bytes_down` go before.
       num_clients: clients that the data must have, one more than the largest index of any pool.
+      notes: lines that the launcher prints before the run, such as what its memory is for.
     """
 
     name: str
@@ -97,6 +99,7 @@ class FederatedAlgorithm(NamedTuple):
     predictors: Mapping[str, Predictor]
     communication: Mapping[str, Communication]
     num_clients: int
+    notes: tuple[str, ...] = ()
 
 
 def single_model(model: Model, variables: Callable[[PyTree], Variables]) -> Predictor:

@@ -1,0 +1,190 @@
+"""Any method with its uplink and downlink compressed."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fedcodist import keys
+from fedcodist.checks import check_integer
+from fedcodist.communication import tree_bytes
+from fedcodist.compression.compressor import Compressor
+from fedcodist.federated_algorithm import FederatedMethod
+from fedcodist.model import Variables
+
+PyTree = Any
+
+
+class Downlink(NamedTuple):
+    """Where clients are that have read all messages.
+
+    Attributes:
+      params: that they have.
+      memory: the compressor's.
+      sent: uint32, bytes of all messages, modulo 2**32; the first is the whole model.
+    """
+
+    params: PyTree
+    memory: PyTree
+    sent: jax.Array
+
+
+class CompressedServer(NamedTuple):
+    """The method's server, whose model is always the one that clients will have.
+
+    Attributes:
+      inner: the method's server state.
+      before: Downlink without the message that precedes the coming round.
+      memory, sent: the downlink's with it.
+      round: int32, the coming round, from 0.
+      key: uint32, data of the key from which the downlink draws.
+    """
+
+    inner: PyTree
+    before: Downlink
+    memory: PyTree
+    sent: jax.Array
+    round: jax.Array
+    key: jax.Array
+
+
+class CompressedMessage(NamedTuple):
+    """What a client has after its download: the method's message, and `CompressedServer`'s."""
+
+    inner: PyTree
+    sent: jax.Array
+    round: jax.Array
+
+    @property
+    def params(self) -> PyTree:
+        return self.inner.params
+
+    @property
+    def mutable(self) -> PyTree:
+        return self.inner.mutable
+
+
+class CompressedRow(NamedTuple):
+    """What a client keeps.
+
+    Attributes:
+      inner: the method's row.
+      memory: the uplink compressor's, such as what its messages lost so far.
+      read: uint32, `Downlink.sent` at its last participation; 0 before the first.
+    """
+
+    inner: PyTree
+    memory: PyTree
+    read: jax.Array
+
+
+def compressed(
+    method: FederatedMethod,
+    num_rounds: int,
+    uplink: Compressor | None = None,
+    downlink: Compressor | None = None,
+) -> FederatedMethod:
+    """The method, but clients' updates and changes of the server's model travel compressed.
+
+    Uplink: each client compresses its update; the server aggregates what it can restore of them. Batch
+    statistics and what a method sends besides (SCAFFOLD's variates) travel as they are.
+
+    Downlink (as in FedKD): a message is the change of the model since the last one. The server too goes
+    on from what clients can restore, so that all have the same model and there is no other. Whatever
+    changes the model, server optimizer or distillation, all of a round's changes make one message.
+    What the memory of an error feedback holds back comes with a later one.
+
+    Bytes are measured: the metrics `client_bytes_up` and `client_bytes_down` are a round's means over
+    its clients, and a run's summary has these in place of what shapes tell. A client that was not in the
+    last rounds needs all messages since its last one, or the whole model where that takes fewer bytes.
+
+    Args:
+      method: any single-model method.
+      num_rounds: of the whole training, for compressors that change with it.
+      uplink, downlink: compressors; None leaves that way as it is.
+
+    Raises:
+      ValueError: when the algorithm is built, for a method that is compressed already, FetchSGD or
+        Federated Dropout.
+    """
+    check_integer("num_rounds", num_rounds, low=1)
+
+    def init(key):
+        inner = method.init(key)
+        draw = jax.random.key_data(keys.derive(key, "downlink"))
+        params = method.variables(inner).params
+        sent = jnp.uint32(tree_bytes(params))
+        start = Downlink((), (), sent)
+        if downlink is not None:
+            start = Downlink(params, downlink.init(params), sent)
+        return CompressedServer(inner, start, start.memory, sent, jnp.int32(0), draw)
+
+    def broadcast(server):
+        return CompressedMessage(method.broadcast(server.inner), server.sent, server.round)
+
+    def client_update(message, row, data, key, hyper):
+        result = method.client_update(message.inner, row.inner, data, key, hyper)
+        if "bytes_up" in result.metrics:
+            raise ValueError("method must not be one that sends less than its model by itself.")
+        besides = tree_bytes((result.mutable, result.weight, result.extra))
+        update, memory = result.update, row.memory
+        if uplink is None:
+            bytes_up = jnp.int32(tree_bytes(update) + besides)
+        else:
+            progress = (message.round + 1) / num_rounds
+            draw = keys.derive(key, "uplink")
+            sent, memory = uplink.compress(update, memory, draw, progress)
+            update = uplink.decompress(sent, update)
+            bytes_up = uplink.payload(sent) + besides
+        model = tree_bytes(message.params)
+        missed = model if downlink is None else jnp.minimum(message.sent - row.read, model)
+        bytes_down = jnp.int32(missed) + (tree_bytes(message.inner) - model)
+        return result._replace(
+            update=update,
+            row=CompressedRow(result.row, memory, message.sent),
+            metrics=result.metrics | {"bytes_up": bytes_up, "bytes_down": bytes_down},
+        )
+
+    def written(server, inner, before, round):
+        """The server that sends the way from `before` to the inner server's model."""
+        if downlink is None:
+            return server._replace(inner=inner, round=round)
+        wanted = method.variables(inner)
+        change = jax.tree.map(jnp.subtract, before.params, wanted.params)
+        draw = keys.derive(jax.random.wrap_key_data(jnp.asarray(server.key)), round)
+        message, memory = downlink.compress(change, before.memory, draw, round / num_rounds)
+        restored = downlink.decompress(message, change)
+        params = jax.tree.map(jnp.subtract, before.params, restored)
+        sent = before.sent + downlink.payload(message).astype(jnp.uint32)
+        inner = method.with_model(inner, Variables(params, wanted.mutable))
+        return CompressedServer(inner, before, memory, sent, round, server.key)
+
+    def server_update(server, aggregate, round, hyper):
+        params = method.variables(server.inner).params
+        before = Downlink(params, server.memory, server.sent)
+        inner = method.server_update(server.inner, aggregate, round, hyper)
+        return written(server, inner, before, jnp.asarray(round, jnp.int32) + 1)
+
+    def replace_model(server, new):
+        inner = method.replace_model(server.inner, new)
+        return written(server, inner, server.before, server.round)
+
+    def with_model(server, new):
+        inner = method.with_model(server.inner, new)
+        return written(server, inner, server.before, server.round)
+
+    def init_row():
+        shapes = jax.eval_shape(method.model.init, jax.eval_shape(lambda: jax.random.key(0))).params
+        memory = () if uplink is None else uplink.init(shapes)
+        return CompressedRow(method.init_row(), memory, jnp.uint32(0))
+
+    return method._replace(
+        init=init,
+        broadcast=broadcast,
+        client_update=client_update,
+        server_update=server_update,
+        variables=lambda server: method.variables(server.inner),
+        replace_model=replace_model,
+        with_model=with_model,
+        init_row=init_row,
+    )

@@ -1,0 +1,130 @@
+"""Count-sketch (Charikar et al., 2002) as in FetchSGD: a linear map that keeps heavy hitters."""
+
+import dataclasses
+from typing import Any
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedcodist.checks import check_integer
+from fedcodist.communication import tree_bytes
+from fedcodist.compression.compressor import (
+    Compressor,
+    check_names,
+    flat,
+    size_of,
+    taken,
+    unflat,
+)
+from fedcodist.compression.top_k import largest_entries, scattered
+
+PyTree = Any
+
+
+@flax.struct.dataclass
+class Sketch:
+    """A vector of `size` numbers added up in the cells of a small table.
+
+    Attributes:
+      table: float32 [rows, columns]. Each row has a hash that gives every index a cell and a sign.
+      size: length of the vector.
+      seed: what the hashes are drawn from; tables of other hashes must not be added.
+    """
+
+    table: jax.Array
+    size: int = flax.struct.field(pytree_node=False)
+    seed: int = flax.struct.field(pytree_node=False)
+
+
+def sketched(vector: jax.Array, rows: int, columns: int, seed: int = 0) -> Sketch:
+    """The sketch of a vector; linear in it."""
+    cells, signs = _hashes(rows, columns, vector.shape[0], seed)
+    one_row = lambda cell, sign: jax.ops.segment_sum(vector * sign, cell, columns)
+    return Sketch(jax.vmap(one_row)(cells, signs), vector.shape[0], seed)
+
+
+def estimates(sketch: Sketch) -> jax.Array:
+    """Every number of the vector, float32 [size]: the median of what the rows say."""
+    rows, columns = sketch.table.shape
+    cells, signs = _hashes(rows, columns, sketch.size, sketch.seed)
+    said = jnp.take_along_axis(sketch.table, cells, axis=1) * signs
+    return jnp.median(said, axis=0)
+
+
+def added(left: Sketch, right: Sketch) -> Sketch:
+    """The sketch of the sum of two vectors.
+
+    Raises:
+      ValueError: one line; the tables have other hashes, sizes or shapes.
+    """
+    kinds = [(*s.table.shape, s.size, s.seed) for s in (left, right)]
+    if kinds[0] != kinds[1]:
+        raise ValueError(
+            "sketches must have the same (rows, columns, size, seed of the hashes) to be added, "
+            f"got {kinds[0]} and {kinds[1]}."
+        )
+    return dataclasses.replace(left, table=left.table + right.table)
+
+
+def without(sketch: Sketch, indices: jax.Array) -> Sketch:
+    """The sketch with every cell emptied that one of the indices [k] falls in (FetchSGD's code)."""
+    rows, columns = sketch.table.shape
+    cells, _ = _hashes(rows, columns, sketch.size, sketch.seed)
+    hit = cells[:, indices]
+    return dataclasses.replace(
+        sketch, table=jax.vmap(lambda row, at: row.at[at].set(0))(sketch.table, hit)
+    )
+
+
+def count_sketch(rows: int, columns: int, count: int, seed: int = 0) -> Compressor:
+    """A tree as one table; the receiver takes the `count` entries of largest estimate.
+
+    Args:
+      rows, columns: of the table, which is what is sent.
+      count: k, entries that the receiver restores, all others are taken for 0.
+      seed: of the hashes; the same at both ends, for all clients and rounds.
+
+    Raises:
+      ValueError, TypeError: one line; a number that is no positive integer.
+    """
+    check_sketch(rows, columns, count)
+    check_integer("seed", seed, low=0)
+
+    def compress(tree, memory, key, progress):
+        return sketched(flat(tree), rows, columns, seed), memory
+
+    def decompress(message, like):
+        entries = largest_entries(estimates(message), min(count, message.size))
+        return unflat(scattered(entries, message.size), like)
+
+    def unpack(arrays, like):
+        check_names(arrays, ["table"])
+        table = taken(arrays, "table", np.float32, (rows, columns))
+        return Sketch(jnp.asarray(table), size_of(like), seed)
+
+    return Compressor(
+        label=f"count-sketch of {rows} x {columns}, hashes {seed}",
+        init=lambda tree: (),
+        compress=compress,
+        decompress=decompress,
+        payload=lambda message: jnp.int32(tree_bytes(message)),
+        pack=lambda message: {"table": np.asarray(message.table)},
+        unpack=unpack,
+    )
+
+
+def check_sketch(rows: int, columns: int, count: int) -> None:
+    """Raises one line unless all three are positive integers."""
+    check_integer("rows", rows, low=1)
+    check_integer("columns", columns, low=1)
+    check_integer("count", count, low=1)
+
+
+def _hashes(rows: int, columns: int, size: int, seed: int) -> tuple[jax.Array, jax.Array]:
+    """(cells int32 [rows, size] in [0, columns), signs float32 [rows, size] of -1 and 1)."""
+    bits = jax.random.bits(jax.random.key(seed), (rows, size), jnp.uint32)
+    cells = (bits >> 1) % jnp.uint32(columns)
+    signs = 1 - 2 * (bits & 1).astype(jnp.float32)
+    return cells.astype(jnp.int32), signs

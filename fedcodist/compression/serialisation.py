@@ -1,0 +1,50 @@
+"""Messages as bytes: what `payload` counts, and a header."""
+
+import json
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import safetensors
+import safetensors.numpy
+
+from fedcodist.compression.compressor import Compressor
+
+PyTree = Any
+
+
+def encode(compressor: Compressor, message: PyTree) -> bytes:
+    """A message as a safetensors file: `payload(message)` bytes after a header."""
+    metadata = {"compressor": compressor.label}
+    return safetensors.numpy.save(compressor.pack(message), metadata)
+
+
+def decode(compressor: Compressor, content: bytes, like: PyTree) -> PyTree:
+    """The message that `encode` wrote.
+
+    Args:
+      compressor: as the sender's.
+      content: the bytes.
+      like: the tree that was compressed, or its shapes.
+
+    Raises:
+      ValueError: one line; the bytes are truncated or otherwise no message, are of another compressor
+        (or of a sketch with other hashes), or do not fit the tree.
+    """
+    try:
+        arrays = safetensors.numpy.load(content)
+    except Exception as error:  # the reader has no one kind of error for what is malformed
+        raise ValueError(f"message cannot be read: {' '.join(str(error).split())}.") from error
+    label = _header(content).get("__metadata__", {}).get("compressor")
+    if label != compressor.label:
+        raise ValueError(f"message must be of {compressor.label!r}, got one of {label!r}.")
+    return jax.tree.map(jnp.asarray, compressor.unpack(arrays, like))
+
+
+def header_bytes(content: bytes) -> int:
+    """How many of an encoded message's bytes are its header."""
+    return 8 + int.from_bytes(content[:8], "little")
+
+
+def _header(content: bytes) -> dict[str, Any]:
+    return json.loads(content[8 : header_bytes(content)])

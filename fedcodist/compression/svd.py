@@ -1,0 +1,202 @@
+"""Matrices as their leading singular vectors, as many as an energy threshold asks for (FedKD)."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedcodist.checks import check_number
+from fedcodist.communication import tree_bytes
+from fedcodist.compression.compressor import (
+    Compressor,
+    check_finite,
+    check_names,
+    named_leaves,
+    taken,
+)
+
+PyTree = Any
+WHOLE = -1  # in place of a rank: the tensor is sent as it is
+
+
+class Factors(NamedTuple):
+    """A tensor as U diag(sigma) V, or as it is.
+
+    Attributes:
+      left: [P, R], zero beyond `rank` columns; R = min(P, Q).
+      values: [R], zero beyond `rank`.
+      right: [R, Q], zero beyond `rank` rows.
+      whole: the tensor where it is sent as it is, else zeros.
+      rank: int32, singular values kept; 0 for a tensor of zeros, of which nothing is sent; WHOLE.
+    """
+
+    left: Any
+    values: Any
+    right: Any
+    whole: Any
+    rank: Any
+
+
+def svd(start: float = 0.95, end: float = 0.98) -> Compressor:
+    """Every tensor of two or more dimensions by itself as a truncated singular value decomposition.
+
+    A tensor [..., n] is a matrix of n columns, so a convolution's kernel has a column per filter. Its
+    rank is the least that keeps a share T of the energy, the sum of squared singular values (FedKD,
+    equation 8); T goes from `start` to `end` with the rounds (equation 9). Factors are sent where they
+    are fewer numbers than the tensor, P K + K + K Q < P Q; else the tensor is sent as it is, and so are
+    vectors. At T = 1 everything is.
+
+    Values that are not finite are sent as they are, so that whoever receives them sees them.
+
+    Args:
+      start, end: thresholds, in (0, 1] and not decreasing.
+
+    Raises:
+      ValueError: another threshold; `compress` outside of a compiled program, for values that are not
+        finite.
+    """
+    check_number("start", start, above=0, high=1)
+    check_number("end", end, above=0, high=1)
+    if end < start:
+        raise ValueError(
+            f"end must be at least start={start}, got {end}: thresholds never decrease."
+        )
+
+    def compress(tree, memory, key, progress):
+        check_finite("what is decomposed", tree)
+        share = threshold(start, end, progress)
+        return [_factored(leaf, share) for leaf in jax.tree.leaves(tree)], memory
+
+    def decompress(message, like):
+        leaves = [_product(part) if isinstance(part, Factors) else part for part in message]
+        return jax.tree.unflatten(jax.tree.structure(like), leaves)
+
+    def pack(message):
+        arrays: dict[str, np.ndarray] = {}
+        for index, part in enumerate(message):
+            if not isinstance(part, Factors):
+                arrays[f"{index}/whole"] = np.asarray(part)
+            elif part.rank == WHOLE:
+                arrays[f"{index}/whole"] = np.asarray(part.whole)
+            elif part.rank > 0:
+                rank = int(part.rank)
+                arrays[f"{index}/left"] = np.ascontiguousarray(part.left[:, :rank])
+                arrays[f"{index}/values"] = np.asarray(part.values[:rank])
+                arrays[f"{index}/right"] = np.asarray(part.right[:rank])
+        return arrays
+
+    def unpack(arrays, like):
+        leaves = list(named_leaves(like).values())
+        parts = ("whole", "left", "values", "right")
+        check_names(arrays, [f"{i}/{part}" for i in range(len(leaves)) for part in parts])
+        return [_read(arrays, index, leaf) for index, leaf in enumerate(leaves)]
+
+    return Compressor(
+        label="svd",
+        init=lambda tree: (),
+        compress=compress,
+        decompress=decompress,
+        payload=lambda message: sum(map(_payload, message), jnp.int32(0)),
+        pack=pack,
+        unpack=unpack,
+    )
+
+
+def threshold(start: float, end: float, progress: Any) -> jax.Array:
+    """T(t) = T_start + (T_end - T_start) t for the share t of the training that is done.
+
+    The weighted mean of the two, which is exactly `end` at t = 1 and exactly 1 where both are.
+    """
+    progress = jnp.minimum(jnp.asarray(progress, jnp.float32), 1)
+    return jnp.where(start == end, jnp.float32(end), start * (1 - progress) + end * progress)
+
+
+def rank_for(values: jax.Array, share: jax.Array | float) -> jax.Array:
+    """The least K with at least a share of the energy in the first K singular values; int32.
+
+    Judged by the energy that is left out, summed from the smallest value on, which is accurate where
+    the share of what is kept would be rounded to 1. All of them for a share of 1; 0 if all are 0.
+
+    Args:
+      values: [R], in descending order.
+      share: T, in (0, 1].
+    """
+    largest = values[0]
+    scaled = values / jnp.where(largest > 0, largest, 1)  # squares of tiny values would vanish
+    left_out = jnp.cumsum((scaled**2)[::-1])[::-1]  # by rank 0 .. R - 1
+    rank = jnp.sum(left_out > (1 - share) * left_out[0])
+    rank = jnp.where(jnp.asarray(share) >= 1, len(values), rank)
+    return jnp.where(largest > 0, jnp.maximum(rank, 1), 0).astype(jnp.int32)
+
+
+def _factored(leaf: jax.Array, share: jax.Array) -> Any:
+    shape = _matrix_shape(leaf)
+    if shape is None:
+        return leaf
+    rows, columns = shape
+    matrix = leaf.reshape(shape)
+    is_finite = jnp.all(jnp.isfinite(matrix))
+    left, values, right = jnp.linalg.svd(jnp.where(is_finite, matrix, 0), full_matrices=False)
+    # A decomposition that does not converge is made of NaN.
+    is_usable = is_finite & jnp.all(jnp.isfinite(values))
+    rank = rank_for(values, share)
+    is_cheaper = rank * (rows + 1 + columns) < rows * columns
+    rank = jnp.where(is_usable & is_cheaper, rank, WHOLE)
+    kept = jnp.arange(len(values)) < rank
+    return Factors(
+        jnp.where(kept, left, 0),
+        jnp.where(kept, values, 0),
+        jnp.where(kept[:, None], right, 0),
+        jnp.where(rank == WHOLE, leaf, 0),
+        rank,
+    )
+
+
+def _product(part: Factors) -> jax.Array:
+    with jax.default_matmul_precision("highest"):
+        product = (part.left * part.values) @ part.right
+    return jnp.where(part.rank == WHOLE, part.whole, product.reshape(part.whole.shape))
+
+
+def _payload(part: Any) -> jax.Array:
+    if not isinstance(part, Factors):
+        return jnp.int32(tree_bytes(part))
+    numbers = part.left.shape[0] + 1 + part.right.shape[1]
+    size = part.values.dtype.itemsize
+    return jnp.where(part.rank == WHOLE, part.whole.size, part.rank * numbers) * size
+
+
+def _matrix_shape(leaf: Any) -> tuple[int, int] | None:
+    """The matrix that a tensor is decomposed as; None where not even rank 1 takes fewer numbers."""
+    if len(leaf.shape) < 2:
+        return None
+    rows, columns = int(np.prod(leaf.shape[:-1])), leaf.shape[-1]
+    return (rows, columns) if rows + 1 + columns < rows * columns else None
+
+
+def _read(arrays: Any, index: int, leaf: Any) -> Any:
+    names = {part: f"{index}/{part}" for part in ("whole", "left", "values", "right")}
+    shape = _matrix_shape(leaf)
+    if shape is None:
+        check_names({n: arrays[n] for n in names.values() if n in arrays}, [names["whole"]])
+        return taken(arrays, names["whole"], leaf.dtype, leaf.shape)
+    full = min(shape)
+    left, right = np.zeros((shape[0], full), leaf.dtype), np.zeros((full, shape[1]), leaf.dtype)
+    values, whole = np.zeros(full, leaf.dtype), np.zeros(leaf.shape, leaf.dtype)
+    present = [part for part, name in names.items() if name in arrays]
+    if not present:
+        return Factors(left, values, right, whole, np.int32(0))
+    if present == ["whole"]:
+        whole = taken(arrays, names["whole"], leaf.dtype, leaf.shape)
+        return Factors(left, values, right, whole, np.int32(WHOLE))
+    if "whole" in present:
+        raise ValueError(f"message must not hold {names['whole']!r} beside its factors.")
+    given = taken(arrays, names["values"], leaf.dtype, (None,))
+    rank = len(given)
+    if not 1 <= rank <= full:
+        raise ValueError(f"message's {names['values']!r} must hold 1 to {full} values, got {rank}.")
+    left[:, :rank] = taken(arrays, names["left"], leaf.dtype, (shape[0], rank))
+    right[:rank] = taken(arrays, names["right"], leaf.dtype, (rank, shape[1]))
+    values[:rank] = given
+    return Factors(left, values, right, whole, np.int32(rank))
