@@ -20,7 +20,14 @@ def merge_gradients(pseudo_gradient: PyTree, direction: PyTree, alpha: jax.Array
       pseudo_gradient: g, the clients' aggregate.
       direction: d, parameters before distillation minus parameters after, like g.
       alpha: weight of the clients' part, in [0, 1].
+
+    Raises:
+      ValueError: one line; a pseudo-gradient that is not like the parameters, such as FetchSGD's table.
     """
+    if jax.tree.structure(pseudo_gradient) != jax.tree.structure(direction):
+        raise ValueError(
+            "pseudo_gradient must be like the parameters to be merged with a direction."
+        )
     gradient_norm = optax.tree.norm(pseudo_gradient)
     direction_norm = optax.tree.norm(direction)
     tiny = jnp.finfo(direction_norm.dtype).tiny

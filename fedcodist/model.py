@@ -198,6 +198,13 @@ def parameter_count(tree: PyTree) -> int:
     return sum(int(leaf.size) for leaf in jax.tree.leaves(tree))
 
 
+def check_stateless(name: str, model: Model) -> None:
+    """Raises one line where a model has mutable state, such as batch statistics."""
+    mutable = jax.eval_shape(model.init, jax.eval_shape(lambda: jax.random.key(0))).mutable
+    if jax.tree.leaves(mutable):
+        raise ValueError(f"{name} must have no mutable state, such as batch statistics.")
+
+
 def _finish(init, apply, loss, metrics, example_batch) -> Model:
     outputs = jax.eval_shape(
         lambda key: apply(init(key), example_batch)[0], jax.eval_shape(lambda: jax.random.key(0))

@@ -1,0 +1,177 @@
+"""Federated Dropout (Caldas et al., 2018): every client trains a smaller model cut out of the whole."""
+
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from fedcodist import keys
+from fedcodist.aggregation import Aggregate, Reduce
+from fedcodist.algorithms.fed_avg import FedAvgHyper, Schedule, client_result, constant, fed_avg
+from fedcodist.client_training import LocalTraining, OptimizerFactory, train_client
+from fedcodist.communication import tree_bytes
+from fedcodist.compression.compressor import named_leaves
+from fedcodist.federated_algorithm import FederatedMethod
+from fedcodist.model import Model, Variables, check_stateless
+from fedcodist.shuffling import sample_without_replacement
+
+PyTree = Any
+Kept = Mapping[str, jax.Array]  # layer -> int32 [units kept], ascending
+
+
+def fed_dropout(
+    model: Model,
+    submodel: Model,
+    layers: Sequence[str],
+    training: LocalTraining = LocalTraining(),
+    server_optimizer: OptimizerFactory = lambda rate: optax.adam(rate, eps=1e-5),
+    schedule: Schedule = constant,
+    hyper: FedAvgHyper = FedAvgHyper(),
+) -> FederatedMethod:
+    """FedAvg whose clients get a model of fewer units per hidden layer, drawn anew for each and round.
+
+    Units are a dense layer's neurons and a convolution's filters; those that a client gets are equally
+    likely to be any. Its model is dense: what is dropped is not there, neither in a layer's outputs nor
+    in the next one's inputs, and activations are not rescaled. The server puts updates back in their
+    places: a number becomes the mean of the clients that had it, weighted by examples, and one that no
+    client had stays. Where the smaller model is the whole this is FedAvg.
+
+    Only the smaller model travels, both ways; which units it has follows from a key that both know.
+
+    Args:
+      model: a chain of layers, parameters {layer: {'kernel': [..., inputs, outputs], 'bias': [outputs]}}
+        and no mutable state. After a convolution a dense layer's inputs are positions x filters.
+      submodel: the same with fewer units in the layers but for the last.
+      layers: the layers' names in the order of the chain.
+      training, server_optimizer, schedule, hyper: as in `fed_avg`.
+
+    Raises:
+      ValueError: one line; models that are no such chains, or do not fit.
+    """
+    check_stateless("model", model)
+    averaging = fed_avg(model, training, server_optimizer, schedule, hyper)
+    shapes, smaller = (
+        jax.eval_shape(each.init, jax.eval_shape(lambda: jax.random.key(0))).params
+        for each in (model, submodel)
+    )
+    _check_chain(shapes, smaller, layers)
+
+    def draw(key) -> Kept:
+        return {
+            layer: jnp.sort(
+                sample_without_replacement(
+                    keys.derive(key, "units", layer), _units(shapes, layer), _units(smaller, layer)
+                )
+            )
+            for layer in layers[:-1]
+        }
+
+    def client_update(message, row, data, key, hyper):
+        places = places_of(draw(key), shapes, layers)
+        received = Variables(gathered(message.params, places), {})
+        trained = train_client(submodel, training, received, data, key, hyper.client_learning_rate)
+        result = client_result(received, trained, weight=data.size, row=row)
+        held = jax.tree.map(jnp.ones_like, result.update)
+        travels = tree_bytes(received.params)
+        own = {
+            "bytes_up": jnp.int32(travels + tree_bytes(result.weight)),
+            "bytes_down": jnp.int32(travels),
+        }
+        return result._replace(
+            update=scattered(result.update, places, shapes),
+            extra=scattered(held, places, shapes),
+            metrics=result.metrics | own,
+        )
+
+    return averaging._replace(client_update=client_update, reduce=mean_of_holders())
+
+
+def mean_of_holders() -> Reduce:
+    """The mean of every number over the clients that had it, weighted; 0 where none had.
+
+    A client's `extra` is like its update, 1 for a number that it had and 0 elsewhere.
+    """
+
+    def prepare(result):
+        weigh = lambda leaf: leaf * result.weight.astype(leaf.dtype)
+        return (
+            jax.tree.map(weigh, result.update),
+            jax.tree.map(weigh, result.extra),
+            result.weight,
+        )
+
+    def finalize(total, message):
+        update, held, weight = total
+        mean = jax.tree.map(lambda leaf, by: leaf / jnp.where(by > 0, by, 1), update, held)
+        return Aggregate(mean, message.mutable, weight)
+
+    return Reduce(prepare, finalize)
+
+
+def places_of(kept: Kept, shapes: PyTree, layers: Sequence[str]) -> PyTree:
+    """Where a smaller model's numbers are in the whole one: a tree of indices for `jnp.ix_`."""
+    places = {}
+    for before, layer in zip([None, *layers[:-1]], layers, strict=True):
+        kernel = shapes[layer]["kernel"].shape
+        outputs = kept.get(layer, jnp.arange(kernel[-1]))
+        inputs = jnp.arange(kernel[-2])
+        if before is not None:
+            units = _units(shapes, before)
+            blocks = jnp.arange(
+                kernel[-2] // units
+            )  # an image's positions where it became a vector
+            inputs = (blocks[:, None] * units + kept[before]).reshape(-1)
+        window = [jnp.arange(size) for size in kernel[:-2]]
+        places[layer] = {"kernel": (*window, inputs, outputs), "bias": (outputs,)}
+    return places
+
+
+def gathered(params: PyTree, places: PyTree) -> PyTree:
+    """The smaller model's parameters."""
+    return jax.tree.map(lambda leaf, at: leaf[jnp.ix_(*at)], params, places)
+
+
+def scattered(smaller: PyTree, places: PyTree, shapes: PyTree) -> PyTree:
+    """A tree like the whole model's parameters with the smaller one's in their places, else 0."""
+    return jax.tree.map(
+        lambda leaf, at, like: jnp.zeros(like.shape, leaf.dtype).at[jnp.ix_(*at)].set(leaf),
+        smaller,
+        places,
+        shapes,
+    )
+
+
+def _units(shapes: PyTree, layer: str) -> int:
+    return shapes[layer]["bias"].shape[0]
+
+
+def _check_chain(shapes: PyTree, smaller: PyTree, layers: Sequence[str]) -> None:
+    for what, tree in (("model", shapes), ("submodel", smaller)):
+        have = sorted(named_leaves(tree))
+        need = sorted(f"{layer}/{part}" for layer in layers for part in ("kernel", "bias"))
+        if have != need:
+            odd = sorted(set(have) ^ set(need))[0]
+            raise ValueError(
+                f"{what} must be a chain of layers, each a kernel and a bias; {odd!r} does not fit."
+            )
+    for before, layer in itertools.pairwise(layers):
+        if shapes[layer]["kernel"].shape[-2] % _units(shapes, before):
+            raise ValueError(f"model's {layer!r} must follow {before!r}, but has other inputs.")
+    for before, layer in zip([None, *layers[:-1]], layers, strict=True):
+        kernel, own = shapes[layer]["kernel"].shape, smaller[layer]["kernel"].shape
+        least, most = (1, kernel[-1]) if layer != layers[-1] else (kernel[-1], kernel[-1])
+        if not least <= own[-1] <= most:
+            raise ValueError(
+                f"submodel's {layer!r} must have {least} to {most} units, got {own[-1]}."
+            )
+        inputs = kernel[-2]
+        if before is not None:
+            inputs = inputs // _units(shapes, before) * _units(smaller, before)
+        if own[:-1] != (*kernel[:-2], inputs):
+            raise ValueError(
+                f"submodel's {layer!r} must have a kernel of {[*kernel[:-2], inputs, own[-1]]}, "
+                f"got {list(own)}."
+            )

@@ -1,0 +1,407 @@
+"""FetchSGD and Federated Dropout against plain NumPy in float64, and what they must reduce to."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from fedcodist.aggregation import ClientResult
+from fedcodist.algorithms.fed_avg import FedAvgHyper, fed_avg
+from fedcodist.algorithms.fed_dropout import (
+    fed_dropout,
+    gathered,
+    mean_of_holders,
+    places_of,
+    scattered,
+)
+from fedcodist.algorithms.fetch_sgd import FetchSGDHyper, fetch_sgd
+from fedcodist.algorithms.merged_codistillation import merged_codistillation
+from fedcodist.algorithms.pools import Pool, independent_pools
+from fedcodist.client_training import LocalTraining
+from fedcodist.cohort import ClientData
+from fedcodist.compression.compressed import compressed
+from fedcodist.compression.count_sketch import sketched
+from fedcodist.compression.svd import svd
+from fedcodist.data.federated_data import FederatedData
+from fedcodist.experiment import Experiment, run_experiment
+from fedcodist.federated_algorithm import as_fedjax
+from fedcodist.for_each_client import Execution
+from fedcodist.model import Model, Variables, cross_entropy, from_flax_linen
+from fedcodist.models.cnn import CNN
+from fedcodist.models.digits import MLP, BatchNormMLP
+from fedcodist.sources import resident_data
+
+SIZES, FEATURES, CLASSES, ROUNDS = (3, 5, 2, 4), 6, 5, 4
+RATE, EPOCHS = 0.3, 2
+TRAINING = LocalTraining(batch_size=max(SIZES), epochs=EPOCHS)  # every step sees the whole client
+NUMBERS = FEATURES * CLASSES
+
+
+@pytest.fixture(scope="module", autouse=True)
+def compile_quickly():
+    """These programs run for milliseconds and compile for seconds."""
+    before = jax.config.values["jax_disable_most_optimizations"]
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", before)
+
+
+@functools.cache
+def federated():
+    generator = np.random.default_rng(0)
+    columns = {
+        "image": generator.normal(size=(sum(SIZES), FEATURES)).astype(np.float32),
+        "label": generator.integers(0, CLASSES, sum(SIZES)).astype(np.int32),
+    }
+    return FederatedData.from_arrays(columns, offsets=np.cumsum([0, *SIZES]))
+
+
+def softmax_regression() -> Model:
+    def init(key):
+        weights = np.random.default_rng(7).normal(size=(FEATURES, CLASSES)).astype(np.float32)
+        return Variables({"w": jnp.asarray(weights)}, {})
+
+    def apply(variables, batch, **_):
+        return batch["image"] @ variables.params["w"], variables.mutable
+
+    return Model(init, apply, cross_entropy, {}, CLASSES)
+
+
+MODEL = softmax_regression()
+
+
+def run(method, cohort_size=3, rounds=ROUNDS):
+    """(parameters after the last round, cohorts, the run's outcome)."""
+    pool = Pool(method, np.arange(len(SIZES)), cohort_size)
+    algorithm = independent_pools({"pool": pool}, federated().columns)
+    experiment = Experiment(
+        algorithm, resident_data(federated(), {}), {"train": federated()}, rounds, evaluate_every=1
+    )
+    trained = run_experiment(experiment, show_progress=False)
+    root = jax.random.key(0)
+    cohorts = [algorithm.select(n, root).clients["pool"].tolist() for n in range(rounds)]
+    return jax.tree.map(lambda leaf: leaf[0], trained.variables["pool"].params), cohorts, trained
+
+
+def bytes_of(outcome, way):
+    return [r[f"client_bytes_{way}"] for r in outcome.records if r["split"] == "clients"]
+
+
+def examples(client):
+    rows = slice(sum(SIZES[:client]), sum(SIZES[: client + 1]))
+    return (
+        federated().columns["image"][rows].astype(np.float64),
+        federated().columns["label"][rows],
+    )
+
+
+def softmax(logits):
+    shares = np.exp(logits - logits.max(1, keepdims=True))
+    return shares / shares.sum(1, keepdims=True)
+
+
+def gradient(w, client):
+    images, labels = examples(client)
+    return images.T @ (softmax(images @ w) - np.eye(CLASSES)[labels]) / len(labels)
+
+
+def start():
+    return np.asarray(MODEL.init(None).params["w"], np.float64)
+
+
+# FetchSGD
+
+
+@functools.cache
+def unit_sketches(rows, columns):
+    """The linear map itself, [numbers, rows, columns], read off unit vectors."""
+    each = [sketched(unit, rows, columns).table for unit in jnp.eye(NUMBERS)]
+    return np.stack([np.asarray(table, np.float64) for table in each])
+
+
+def plain_fetch_sgd(cohorts, rows, columns, count, rho, rate_in_error, rates):
+    w, units = start(), unit_sketches(rows, columns)
+    momentum, error = np.zeros((rows, columns)), np.zeros((rows, columns))
+    for round, cohort in enumerate(cohorts):
+        weights = [SIZES[c] for c in cohort]
+        mean = np.average([gradient(w, c) for c in cohort], axis=0, weights=weights)
+        momentum = rho * momentum + np.tensordot(mean.reshape(-1), units, 1)
+        error = error + (rates[round] if rate_in_error else 1) * momentum
+        said = np.median(np.einsum("nrc,rc->nr", units, error), axis=1)
+        chosen = np.argsort(-np.abs(said), kind="stable")[:count]
+        delta = np.zeros(NUMBERS)
+        delta[chosen] = said[chosen]
+        w = w - (1 if rate_in_error else rates[round]) * delta.reshape(w.shape)
+        hit = np.abs(units[chosen]).sum(axis=0) > 0
+        momentum[hit] = error[hit] = 0
+    return w
+
+
+@pytest.mark.parametrize("rate_in_error", [False, True])
+def test_fetch_sgd_is_a_plain_loop(rate_in_error):
+    """With collisions, momentum, a falling rate and three of four clients a round."""
+    schedule = lambda rate, round: rate * (1 - 0.2 * round)
+    rates = [RATE * (1 - 0.2 * round) for round in range(ROUNDS)]
+    sizes = dict(rows=3, columns=12, count=6)
+    method = fetch_sgd(
+        MODEL,
+        TRAINING,
+        **sizes,
+        rate_in_error=rate_in_error,
+        schedule=schedule,
+        hyper=FetchSGDHyper(RATE, 0.9),
+    )
+    found, cohorts, outcome = run(method)
+    arguments = (cohorts, *sizes.values(), 0.9)
+    expected = plain_fetch_sgd(*arguments, rate_in_error, rates)
+    np.testing.assert_allclose(found["w"], expected, atol=1e-5)
+    assert np.abs(expected - plain_fetch_sgd(*arguments, not rate_in_error, rates)).max() > 1e-3
+    assert bytes_of(outcome, "up") == [4 * (3 * 12 + 1)] * ROUNDS
+    down = bytes_of(outcome, "down")
+    assert down[0] == 4 * NUMBERS and all(8 * 6 <= each <= 4 * NUMBERS for each in down)
+
+
+def test_where_the_rate_is_applied_does_not_matter_if_it_is_constant():
+    hyper = FetchSGDHyper(RATE, 0.9)
+    methods = [fetch_sgd(MODEL, TRAINING, 3, 12, 6, place, hyper=hyper) for place in (False, True)]
+    one, other = (run(method)[0]["w"] for method in methods)
+    np.testing.assert_allclose(one, other, atol=1e-5)
+
+
+@pytest.mark.parametrize("rho", [0.0, 0.9])
+def test_a_large_table_and_all_entries_are_sgd(rho):
+    """With momentum too: every entry is applied, so every cell is emptied in every round."""
+    method = fetch_sgd(MODEL, TRAINING, 5, 50_000, NUMBERS, hyper=FetchSGDHyper(RATE, rho))
+    found, cohorts, _ = run(method)
+    w = start()
+    for cohort in cohorts:
+        weights = [SIZES[c] for c in cohort]
+        w = w - RATE * np.average([gradient(w, c) for c in cohort], axis=0, weights=weights)
+    np.testing.assert_allclose(found["w"], w, atol=1e-5)
+
+
+def test_everybody_downloads_what_changed():
+    _, _, outcome = run(fetch_sgd(MODEL, TRAINING, 3, 12, 6), len(SIZES))
+    assert bytes_of(outcome, "down") == [4 * NUMBERS, 48, 48, 48]
+
+
+# Federated Dropout
+
+
+def mlp(hidden):
+    return from_flax_linen(MLP(hidden=hidden, classes=CLASSES), jnp.zeros((1, FEATURES)))
+
+
+LAYERS = ("Dense_0", "Dense_1", "Dense_2")
+HIDDEN = (6, 5)
+
+
+def dropout(kept=(3, 2), server=optax.sgd):
+    return fed_dropout(mlp(HIDDEN), mlp(kept), LAYERS, TRAINING, server, hyper=HYPER)
+
+
+HYPER = FedAvgHyper(RATE, 1.0)
+
+
+def test_keeping_everything_is_fed_avg():
+    found, _, outcome = run(dropout(HIDDEN))
+    plain, _, other = run(fed_avg(mlp(HIDDEN), TRAINING, optax.sgd, hyper=HYPER))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), found, plain)
+    told, expected = (each.summary["models"]["pool"] for each in (outcome, other))
+    assert told == expected
+
+
+def local_mlp(params, client):
+    """A small MLP's parameters after the client's epochs, in float64; layers by their order."""
+    images, labels = examples(client)
+    params = [(np.array(k), np.array(b)) for k, b in params]
+    for _ in range(EPOCHS):
+        inputs, outputs = [images], images
+        for index, (kernel, bias) in enumerate(params):
+            outputs = outputs @ kernel + bias
+            if index < len(params) - 1:
+                outputs = np.maximum(outputs, 0)
+                inputs.append(outputs)
+        back = (softmax(outputs) - np.eye(CLASSES)[labels]) / len(labels)
+        for index in reversed(range(len(params))):
+            kernel, bias = params[index]
+            step = (inputs[index].T @ back, back.sum(0))
+            back = (back @ kernel.T) * (inputs[index] > 0)
+            params[index] = (kernel - RATE * step[0], bias - RATE * step[1])
+    return params
+
+
+def test_a_plain_loop_over_the_clients_own_networks():
+    """Two rounds; which units a client had is read off where its update is not zero."""
+    method = dropout()
+
+    @jax.jit
+    def update(server, data, key):
+        message = method.broadcast(server)
+        return method.client_update(message, None, data, key, method.hyper).extra
+
+    algorithm = as_fedjax(method, execution=Execution())
+    server = method.init(jax.random.key(3))
+    draws = []
+    for round in range(2):
+        before = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), server.params)
+        total = jax.tree.map(np.zeros_like, before)
+        held = jax.tree.map(np.zeros_like, before)
+        clients = []
+        for client in range(len(SIZES)):
+            images, labels = examples(client)
+            columns = {"image": images.astype(np.float32), "label": labels}
+            key = jax.random.fold_in(jax.random.key(9), client)
+            clients.append((client, columns, key))
+            kept = units_of(update, server, columns, key)
+            draws.append(kept)
+            columns_of = [np.arange(FEATURES), *kept, np.arange(CLASSES)]
+            own = [
+                (before[name]["kernel"][np.ix_(rows, units)], before[name]["bias"][units])
+                for name, rows, units in zip(LAYERS, columns_of[:-1], columns_of[1:], strict=True)
+            ]
+            after = local_mlp(own, client)
+            for name, rows, units, old, new in zip(
+                LAYERS, columns_of[:-1], columns_of[1:], own, after, strict=True
+            ):
+                for part, at in (("kernel", np.ix_(rows, units)), ("bias", units)):
+                    index = 0 if part == "kernel" else 1
+                    total[name][part][at] += SIZES[client] * (old[index] - new[index])
+                    held[name][part][at] += SIZES[client]
+        server, _ = algorithm.apply(server, clients, round)
+        expected = jax.tree.map(
+            lambda w, change, by: w - change / np.where(by > 0, by, 1), before, total, held
+        )
+        jax.tree.map(
+            lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), server.params, expected
+        )
+    assert len({tuple(map(tuple, kept)) for kept in draws}) > 2  # clients' networks differ
+
+
+def units_of(update, server, columns, key):
+    """The hidden units of a client's network, by what it says that it had (its `extra`)."""
+    size = jnp.int32(len(columns["label"]))
+    data = ClientData(
+        jax.tree.map(jnp.asarray, columns), jnp.int32(0), size, size, int(size), False
+    )
+    held = update(server, data, key)
+    return [np.flatnonzero(np.asarray(held[name]["bias"])) for name in LAYERS[:-1]]
+
+
+def test_bytes_are_those_of_the_small_network():
+    _, _, outcome = run(dropout())
+    numbers = (FEATURES + 1) * 3 + (3 + 1) * 2 + (2 + 1) * CLASSES
+    told = outcome.summary["models"]["pool"]
+    assert told["bytes_down_per_participation"] == 4 * numbers
+    assert told["bytes_up_per_participation"] == 4 * numbers + 4
+
+
+def test_gathering_and_scattering_are_inverse_behind_a_convolution_too():
+    """A dense layer's inputs are positions x filters there."""
+    networks = [
+        from_flax_linen(CNN(filters, hidden, classes=4, input_size=24), jnp.zeros((1, 24, 24, 3)))
+        for filters, hidden in (((4, 3, 4), (6, 5)), ((2, 2, 3), (4, 2)))
+    ]
+    whole, small = (jax.eval_shape(m.init, jax.random.key(0)).params for m in networks)
+    layers = ("conv1", "conv2", "conv3", "dense1", "dense2", "output")
+    draws = np.random.default_rng(0)
+    kept = {
+        layer: np.sort(
+            draws.choice(whole[layer]["bias"].size, small[layer]["bias"].size, replace=False)
+        )
+        for layer in layers[:-1]
+    }
+    places = places_of(kept, whole, layers)
+    params = networks[0].init(jax.random.key(1)).params
+    cut = gathered(params, places)
+    assert jax.tree.map(jnp.shape, cut) == jax.tree.map(lambda leaf: leaf.shape, small)
+    again = gathered(scattered(cut, places, whole), places)
+    jax.tree.map(np.testing.assert_array_equal, again, cut)
+    # The small network computes what the whole one does whose other units are silent.
+    held = scattered(jax.tree.map(jnp.ones_like, cut), places, whole)
+    silent = jax.tree.map(jnp.multiply, params, held)
+    batch = {"image": jnp.asarray(draws.normal(size=(2, 24, 24, 3)), jnp.float32)}
+    outputs = [
+        model.apply(Variables(values, {}), batch)[0]
+        for model, values in zip(networks, (silent, cut), strict=True)
+    ]
+    np.testing.assert_allclose(*outputs, atol=1e-4)
+    fed_dropout(*networks, layers)
+
+
+def test_what_nobody_had_stays():
+    reduce = mean_of_holders()
+    result = lambda update, held, weight: ClientResult(
+        {"w": jnp.array(update)}, {}, jnp.float32(weight), None, {}, {"w": jnp.array(held)}
+    )
+    parts = [
+        reduce.prepare(result([3.0, 0.0, 0.0], [1.0, 0.0, 0.0], 2)),
+        reduce.prepare(result([6.0, 5.0, 0.0], [1.0, 1.0, 0.0], 4)),
+    ]
+    total = jax.tree.map(jnp.add, *parts)
+    mean = reduce.finalize(total, Variables({}, {})).pseudo_gradient["w"]
+    np.testing.assert_allclose(mean, [5.0, 5.0, 0.0])
+
+
+# Bad input
+
+
+def batch_norm():
+    return from_flax_linen(BatchNormMLP((3,), CLASSES), jnp.zeros((1, FEATURES)))
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: fetch_sgd(MODEL, rows=0), "rows must be at least 1, got 0"),
+        (lambda: fetch_sgd(MODEL, count=0), "count must be at least 1, got 0"),
+        (
+            lambda: fetch_sgd(MODEL, hyper=FetchSGDHyper(0.1, 1.5)),
+            "hyper.momentum must be at least 0 and at most 1, got 1.5",
+        ),
+        (lambda: fetch_sgd(batch_norm()), "model must have no mutable state"),
+        (
+            lambda: fed_dropout(batch_norm(), batch_norm(), LAYERS),
+            "model must have no mutable state",
+        ),
+        (
+            lambda: fed_dropout(mlp((6, 5)), mlp((7, 5)), LAYERS),
+            "submodel's 'Dense_0' must have 1 to 6 units, got 7",
+        ),
+        (
+            lambda: fed_dropout(mlp((6, 5)), mlp((3,)), LAYERS),
+            "submodel must be a chain of layers, each a kernel and a bias; 'Dense_2/bias'",
+        ),
+        (
+            lambda: fed_dropout(mlp((6, 5)), mlp((3, 2)), ("Dense_1", "Dense_0", "Dense_2")),
+            "model's 'Dense_0' must follow 'Dense_1', but has other inputs",
+        ),
+    ],
+)
+def test_bad_input_is_one_line(make, message):
+    with pytest.raises(ValueError, match=f"^{message}") as raised:
+        make()
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("make", [lambda: fetch_sgd(MODEL, rows=3, columns=9), dropout])
+def test_links_that_are_compressed_already_are_refused(make):
+    pool = Pool(compressed(make(), ROUNDS, svd()), np.arange(len(SIZES)), 2)
+    with pytest.raises(ValueError, match=r"^method must not be one that sends less than its model"):
+        independent_pools({"pool": pool}, federated().columns)
+
+
+def test_a_table_cannot_be_merged():
+    pools = {
+        name: Pool(fetch_sgd(MODEL, rows=3, columns=9), np.arange(len(SIZES)), 2) for name in "ab"
+    }
+    algorithm = merged_codistillation(pools, federated().columns, 9, ROUNDS)
+    images = {"unlabelled": {"image": federated().columns["image"][:9]}}
+    experiment = Experiment(
+        algorithm, resident_data(federated(), images), {"train": federated()}, ROUNDS
+    )
+    with pytest.raises(ValueError, match=r"^pseudo_gradient must be like the parameters"):
+        run_experiment(experiment, show_progress=False)
