@@ -70,6 +70,7 @@ def _cifar(settings: ConfigDict) -> PublicPrivate:
         settings.num_parties,
         settings.get("per_class"),
         settings.paper_superclasses,
+        settings.get("num_public"),
         settings.seed,
     )
 

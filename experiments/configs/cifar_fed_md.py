@@ -37,6 +37,7 @@ def get_config(run: str = "non_iid") -> ConfigDict:
         num_parties=10,
         per_class=config_dict.placeholder(int),  # 3 images with iid, 20 without
         paper_superclasses=False,  # 0 to 5, which the paper names; the code has others
+        num_public=config_dict.placeholder(int),  # training images; all, where not set
         seed=0,
     )
     # Table 1's networks as in the released code; "table_2" has those that the paper lists for CIFAR.

@@ -150,6 +150,7 @@ def cifar_public_private(
     num_parties: int = 10,
     per_class: int | None = None,
     paper_superclasses: bool = False,
+    num_public: int | None = None,
     seed: int = 0,
 ) -> PublicPrivate:
     """CIFAR-10 is public, six classes of CIFAR-100 are private (section 4 of the paper).
@@ -165,6 +166,7 @@ def cifar_public_private(
       num_parties: parties.
       per_class: images of each party and class; 3 with `iid` and 20 without, where not given.
       paper_superclasses: superclasses 0 to 5, which the paper names, in place of the released code's.
+      num_public: public training images, drawn at random; all of them where not given.
       seed: of the draws.
 
     Raises:
@@ -194,16 +196,16 @@ def cifar_public_private(
         dealt = disjoint_parts(labels, joint, num_parties, per_class, seed)
     else:
         dealt = fine_class_parts(labels, train["label"], joint, num_parties, per_class, seed)
-    public = cifar10["train"].columns
+    public = _some(cifar10["train"].keep(("image", "label")), num_public, seed)
     scale = 255.0
     return PublicPrivate(
-        public=cifar10["train"].keep(("image", "label")),
+        public=public,
         public_test=cifar10["test"].keep(("image", "label")),
         private=_dealt(train["image"], labels, dealt),
         test=_one(test["image"], test_labels, np.flatnonzero(test_labels >= 0), "test"),
         num_public_classes=first,
         num_classes=first + len(classes),
-        public_mean=_mean_image(public["image"], scale),
+        public_mean=_mean_image(public.columns["image"], scale),
         private_mean=_mean_image(train["image"], scale),
         scale=scale,
     )
@@ -335,8 +337,7 @@ def writers_parts(
     for name, value in (("num_parties", num_parties), ("smallest", smallest)):
         check_integer(name, value, low=1)
     rows = [
-        start + np.flatnonzero(labels[start:end] >= 0)
-        for start, end in itertools.pairwise(offsets)
+        start + np.flatnonzero(labels[start:end] >= 0) for start, end in itertools.pairwise(offsets)
     ]
     enough = [own for own in rows if len(own) >= smallest]
     if len(enough) < num_parties:
@@ -361,6 +362,19 @@ def _enough(chosen: np.ndarray, needed: int, what: str) -> np.ndarray:
     if len(rows) < needed:
         raise ValueError(f"parties need {needed} images of {what}, there are {len(rows)}.")
     return rows
+
+
+def _some(data: FederatedData, count: int | None, seed: int) -> FederatedData:
+    """So many random rows, in their order; all where no number is given."""
+    total = data.num_examples
+    if count is None:
+        return data
+    check_integer("num_public", count, low=1)
+    if count > total:
+        raise ValueError(f"num_public must be at most the {total} public images, got {count}.")
+    # A stream of its own: parties' images are drawn from the same seed.
+    rows = np.sort(np.random.default_rng([seed, 10]).permutation(total)[:count])
+    return _one(data.columns["image"], data.columns["label"], rows, "public")
 
 
 def _one(images: np.ndarray, labels: np.ndarray, rows: np.ndarray, name: str) -> FederatedData:

@@ -135,6 +135,30 @@ def test_other_seeds_give_other_images():
     assert (images[0] != images[2]).any()
 
 
+def test_some_public_images():
+    """A random part, other for other seeds; private images and the public mean follow from the seed."""
+    public, private = cifar()
+    parts = [
+        cifar_public_private(public, private, num_public=100, seed=seed) for seed in (0, 0, 1)
+    ]
+    every = {image.tobytes() for image in public["train"].columns["image"]}
+    for data in parts:
+        own = data.public.columns
+        assert len(own["label"]) == 100
+        assert len({image.tobytes() for image in own["image"]} & every) == 100
+        np.testing.assert_array_equal(own["image"][:, 0, 0, 0], own["label"])
+        np.testing.assert_allclose(
+            data.public_mean, own["image"].astype(np.float64).mean(0) / 255, rtol=1e-6
+        )
+    images = [data.public.columns["image"] for data in parts]
+    np.testing.assert_array_equal(images[0], images[1])
+    assert (images[0] != images[2]).any()
+    whole = cifar_public_private(public, private)
+    np.testing.assert_array_equal(
+        parts[0].private.columns["image"], whole.private.columns["image"]
+    )
+
+
 def test_each_data_set_has_its_own_mean_image():
     public, private = cifar()
     data = cifar_public_private(public, private)
@@ -182,6 +206,10 @@ def test_labels_are_looked_up(classes, first):
         (
             lambda: cifar_public_private(cifar()[0], cifar()[0]),
             "cifar100's split 'train' has no column 'coarse_label'",
+        ),
+        (
+            lambda: cifar_public_private(*cifar(), num_public=501),
+            "num_public must be at most the 500 public images, got 501",
         ),
         (lambda: cifar_public_private({}, {}), "cifar10 must have a split 'train'"),
         (lambda: letters_public_private(letters()[0], {}), "emnist must have a split 'train'"),
