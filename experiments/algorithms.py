@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import optax
 from ml_collections import ConfigDict
 
+from experiments.compression import with_links
 from experiments.data import Data, choice
 from experiments.execution import as_executed, execution_of
 from experiments.parties import PARTY_METHODS
@@ -21,8 +22,10 @@ from fedcodist import augmentation
 from fedcodist.algorithms.codistillation import TeachingHyper
 from fedcodist.algorithms.fed_avg import FedAvgHyper, constant, fed_avg, linear_decay
 from fedcodist.algorithms.fed_df import fed_df
+from fedcodist.algorithms.fed_dropout import fed_dropout
 from fedcodist.algorithms.fed_prox import FedProxHyper, fed_prox
 from fedcodist.algorithms.fed_sdd import fed_sdd
+from fedcodist.algorithms.fetch_sgd import FetchSGDHyper, fetch_sgd
 from fedcodist.algorithms.merged_codistillation import merged_codistillation
 from fedcodist.algorithms.periodic_codistillation import periodic_codistillation
 from fedcodist.algorithms.pools import Pool, independent_pools
@@ -37,6 +40,7 @@ from fedcodist.model import Model, from_flax_linen
 from fedcodist.models import cnn, digits, resnet
 from fedcodist.validation import Validated
 
+CLIENT_METHODS = ("fed_avg", "fed_prox", "scaffold", "fetch_sgd", "fed_dropout")
 MODELS: dict[str, tuple[Callable[[], Any], tuple[int, ...]]] = {
     "digits_small": (digits.small_digits, (8, 8, 1)),
     "digits_large": (digits.large_digits, (8, 8, 1)),
@@ -190,6 +194,7 @@ def _pools(config: ConfigDict, data: Data) -> dict[str, Pool]:
         model = _model(f"pools.{name}.model", pool.model, clients, data.preprocess)
         model = as_executed(config, model)
         method = _method(config, data, model, pool, len(indices[name]))
+        method = with_links(config, method)
         pools[name] = Pool(method, indices[name], pool.cohort_size)
     return pools
 
@@ -214,14 +219,46 @@ def _method(
     )
     rates = (pool.client_learning_rate, pool.server_learning_rate)
     name = training.get("method", "fed_avg")
-    choice("training.method", name, dict.fromkeys(("fed_avg", "fed_prox", "scaffold")))
+    choice("training.method", name, dict.fromkeys(CLIENT_METHODS))
     if name == "fed_prox":
         hyper = FedProxHyper(*rates, training.proximal_weight)
         return fed_prox(model, local, hyper=hyper, **server)
     if name == "scaffold":
         option = training.scaffold_option
         return scaffold(model, num_clients, local, option, hyper=FedAvgHyper(*rates), **server)
+    if name == "fetch_sgd":
+        sketch = dict(training.fetch_sgd)
+        fetched = FetchSGDHyper(pool.server_learning_rate, sketch.pop("momentum"))
+        return fetch_sgd(model, local, **sketch, schedule=server["schedule"], hyper=fetched)
+    if name == "fed_dropout":
+        create, shape = MODELS[pool.model]
+        submodel = from_flax_linen(
+            narrowed(create(), training.fed_dropout.share), jnp.zeros((1, *shape))
+        )
+        layers = list(jax.eval_shape(model.init, jax.random.key(0)).params)
+        submodel = as_executed(config, submodel)
+        return fed_dropout(model, submodel, layers, local, hyper=FedAvgHyper(*rates), **server)
     return fed_avg(model, local, hyper=FedAvgHyper(*rates), **server)
+
+
+def narrowed(network: Any, share: float) -> Any:
+    """The network with a share of the units of each hidden layer, at least one.
+
+    Raises:
+      ValueError, TypeError: one line; another share, or a network that is no chain of layers.
+    """
+    check_number("training.fed_dropout.share", share, above=0, high=1)
+    widths = {
+        name: tuple(max(1, round(share * width)) for width in getattr(network, name))
+        for name in ("filters", "hidden")
+        if hasattr(network, name)
+    }
+    if not widths:
+        raise ValueError(
+            "training.method 'fed_dropout' needs a chain of layers such as digits_small or cnn_small, "
+            f"got a {type(network).__name__}."
+        )
+    return network.clone(**widths)
 
 
 def _model(setting: str, name: str, data: FederatedData, preprocess: Preprocess) -> Model:

@@ -17,7 +17,7 @@ import jax.extend
 import jax.numpy as jnp
 from ml_collections import ConfigDict
 
-from experiments.algorithms import MODELS
+from experiments.algorithms import MODELS, narrowed
 from experiments.data import Data, choice, load_data
 from experiments.parties import extra_shape, network_of, party_groups, party_shapes, public_of
 from fedcodist.algorithms.parties import party_names
@@ -60,7 +60,15 @@ def flops_of_run(
     passes = 1.0
     if training.get("method") == "scaffold" and training["scaffold_option"] == 1:
         passes += 1 / training["epochs"]  # the gradient of all examples
-    clients = {pool: LEARNING * forward[pool] * passes * count for pool, count in examples.items()}
+    trained = forward
+    if training.get("method") == "fed_dropout":
+        share = training["fed_dropout"]["share"]
+        trained = {
+            pool: forward_flops_of((functools.partial(narrowed, create(), share), shape))
+            for pool, settings in config["pools"].items()
+            for create, shape in [MODELS[settings["model"]]]
+        }
+    clients = {pool: LEARNING * trained[pool] * passes * count for pool, count in examples.items()}
     return Flops(clients, server(config, forward, distillation_steps))
 
 

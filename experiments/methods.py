@@ -5,6 +5,8 @@ METHOD_NAMES = {
     "fed_avg": "FedAvg",
     "fed_prox": "FedProx",
     "scaffold": "SCAFFOLD",
+    "fetch_sgd": "FetchSGD",
+    "fed_dropout": "FedDropout",
     "fed_df": "FedDF",
     "fed_sdd": "FedSDD",
     "isolated": "no collaboration",

@@ -24,7 +24,8 @@ def merge_gradients(pseudo_gradient: PyTree, direction: PyTree, alpha: jax.Array
     Raises:
       ValueError: one line; a pseudo-gradient that is not like the parameters, such as FetchSGD's table.
     """
-    if jax.tree.structure(pseudo_gradient) != jax.tree.structure(direction):
+    structures: list[Any] = [jax.tree.structure(tree) for tree in (pseudo_gradient, direction)]
+    if structures[0] != structures[1]:
         raise ValueError(
             "pseudo_gradient must be like the parameters to be merged with a direction."
         )

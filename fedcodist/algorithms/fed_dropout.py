@@ -157,9 +157,9 @@ def _check_chain(shapes: PyTree, smaller: PyTree, layers: Sequence[str]) -> None
             raise ValueError(
                 f"{what} must be a chain of layers, each a kernel and a bias; {odd!r} does not fit."
             )
-    for before, layer in itertools.pairwise(layers):
-        if shapes[layer]["kernel"].shape[-2] % _units(shapes, before):
-            raise ValueError(f"model's {layer!r} must follow {before!r}, but has other inputs.")
+    for first, second in itertools.pairwise(layers):
+        if shapes[second]["kernel"].shape[-2] % _units(shapes, first):
+            raise ValueError(f"model's {second!r} must follow {first!r}, but has other inputs.")
     for before, layer in zip([None, *layers[:-1]], layers, strict=True):
         kernel, own = shapes[layer]["kernel"].shape, smaller[layer]["kernel"].shape
         least, most = (1, kernel[-1]) if layer != layers[-1] else (kernel[-1], kernel[-1])

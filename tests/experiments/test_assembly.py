@@ -12,7 +12,7 @@ from ml_collections import config_dict
 from experiments import algorithms
 from experiments import data as reading
 from experiments.assembly import build_experiment
-from experiments.configs import digits_methods
+from experiments.configs import digits_compression, digits_methods
 from fedcodist.data.federated_data import FederatedData
 from fedcodist.data.prepared import save_prepared
 from fedcodist.experiment import check_experiment
@@ -383,6 +383,49 @@ def test_every_method_of_the_comparison_is_built(run):
     assert algorithm.name == (run.split(",")[0])
     assert "main" in algorithm.predictors
     assert ("ensemble" in algorithm.predictors) == run.startswith("fed_sdd")
+
+
+@pytest.mark.parametrize("run", digits_compression.get_runs())
+def test_every_compression_is_built(run):
+    config = digits_compression.get_config(run)
+    experiment = build_experiment(config)
+    assert "main" in experiment.algorithm.predictors
+    rows = experiment.algorithm.rows["main"].first
+    assert hasattr(rows, "memory") == ("," in run or run == "fetch_sgd")
+
+
+@pytest.mark.parametrize(
+    ("run", "setting", "value", "message"),
+    [
+        ("fed_avg,svd", "compression.start", 0.0, "start must be at most 1 and above 0, got 0.0"),
+        ("fed_avg,svd", "compression.end", 0.5, "end must be at least start=0.95, got 0.5"),
+        (
+            "fed_avg,svd",
+            "compression.uplink",
+            "zip",
+            r"training\.compression\.uplink must be one of",
+        ),
+        ("fed_avg,top_k", "compression.share", 2.0, "share must be at most 1 and above 0, got 2.0"),
+        ("fetch_sgd", "fetch_sgd.rows", 0, "rows must be at least 1, got 0"),
+        (
+            "fed_dropout",
+            "fed_dropout.share",
+            1.5,
+            r"training\.fed_dropout\.share must be at most 1",
+        ),
+    ],
+)
+def test_mistakes_in_compression_are_one_line(run, setting, value, message):
+    config = digits_compression.get_config(run)
+    config.training.update_from_flattened_dict({setting: value})
+    with pytest.raises(ValueError, match=message) as error:
+        build_experiment(config)
+    assert "\n" not in str(error.value)
+
+
+def test_residual_networks_are_no_chains():
+    with pytest.raises(ValueError, match=r"'fed_dropout' needs a chain of layers .* got a ResNet"):
+        algorithms.narrowed(algorithms.MODELS["resnet20_10"][0](), 0.5)
 
 
 def test_validation_data_are_a_split(prepared):

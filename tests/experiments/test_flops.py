@@ -10,7 +10,7 @@ import pytest
 from experiments import algorithms, flops
 from experiments import parties as party_methods
 from experiments.algorithms import MODELS, build_algorithm
-from experiments.configs import digits_codist, digits_methods, digits_parties
+from experiments.configs import digits_codist, digits_compression, digits_methods, digits_parties
 from experiments.data import load_data
 from experiments.flops import (
     LEARNING,
@@ -254,3 +254,10 @@ def test_the_paper_s_network_and_length_are_counted():
         config["pools"]["main"]["cohort_size"] = cohort
         more.append(flops_of_run(config, {"main": 0.0}).server)
     assert math.isclose(more[1] - more[0], 6 * each)
+
+
+def test_federated_dropouts_clients_compute_smaller_networks():
+    config = digits_compression.get_config("fed_dropout").to_dict()
+    counted = flops_of_run(config, {"main": 10.0})
+    assert counted.clients["main"] == 10 * LEARNING * 2 * (64 * 19 + 19 * 10)  # 0.6 of 32 units
+    assert counted.server == 0

@@ -1,0 +1,38 @@
+"""From a config's `training.compression` to compressed links, by the names that configs use."""
+
+from collections.abc import Callable
+
+from ml_collections import ConfigDict
+
+from experiments.data import choice
+from fedcodist.compression.compressed import compressed
+from fedcodist.compression.compressor import Compressor
+from fedcodist.compression.count_sketch import count_sketch
+from fedcodist.compression.error_feedback import with_error_feedback
+from fedcodist.compression.quantisation import quantisation
+from fedcodist.compression.svd import svd
+from fedcodist.compression.top_k import top_k
+from fedcodist.federated_algorithm import FederatedMethod
+
+# What is lost for good elsewhere is kept for the next message where a compressor is biased by much.
+COMPRESSORS: dict[str, Callable[[ConfigDict], Compressor | None]] = {
+    "none": lambda settings: None,
+    "svd": lambda settings: svd(settings.start, settings.end),
+    "top_k": lambda settings: with_error_feedback(top_k(settings.share)),
+    "quantisation": lambda settings: quantisation(settings.bits),
+    "count_sketch": lambda settings: with_error_feedback(
+        count_sketch(settings.rows, settings.columns, settings.count)
+    ),
+}
+
+
+def with_links(config: ConfigDict, method: FederatedMethod) -> FederatedMethod:
+    """The method with its links as `training.compression` says; as it is where that is not set."""
+    settings = config.training.get("compression")
+    if settings is None:
+        return method
+    uplink, downlink = (
+        choice(f"training.compression.{way}", settings[way], COMPRESSORS)(settings)
+        for way in ("uplink", "downlink")
+    )
+    return compressed(method, config.rounds, uplink, downlink)

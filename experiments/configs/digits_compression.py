@@ -1,0 +1,61 @@
+r"""Accuracy against bytes on scikit-learn's handwritten digits, with four clients as in FedKD's paper.
+
+    python -m experiments.compare --config experiments/configs/digits_compression.py \
+        --workdir runs/digits_compression
+
+A run is a method, or a method and what compresses its uplink and downlink. All have the same clients;
+FetchSGD's and Federated Dropout's sizes are such that they send about a quarter and 60 % of FedAvg's
+bytes, as in that paper. FetchSGD's clients compute one gradient a round where others train locally.
+"""
+
+from ml_collections import ConfigDict
+
+from experiments.configs import digits_methods
+
+COMPRESSIONS = {
+    "svd": dict(uplink="svd", downlink="svd"),
+    "top_k": dict(uplink="top_k", downlink="top_k"),
+    "quantisation": dict(uplink="quantisation", downlink="quantisation"),
+    # A server's one message to all gains nothing from being added up.
+    "count_sketch": dict(uplink="count_sketch", downlink="top_k"),
+}
+
+
+def get_runs() -> list[str]:
+    """FedAvg, the two baselines, FedAvg with each compression, and FedSDD with FedKD's."""
+    compressions = [f"fed_avg,{name}" for name in COMPRESSIONS]
+    return ["fed_avg", "fetch_sgd", "fed_dropout", *compressions, "fed_sdd,svd"]
+
+
+def get_config(run: str = "fed_avg,svd") -> ConfigDict:
+    """Returns one run's experiment."""
+    if run not in get_runs():
+        raise ValueError(f"a run of this config is one of {get_runs()}, got {run!r}.")
+    name, _, compression = run.partition(",")
+    config = digits_methods.get_config("fed_sdd" if name == "fed_sdd" else "fed_avg")
+    config.name = "digits_compression"
+    config.run = run
+    config.data.num_clients = config.pools.main.cohort_size = 4
+    if name == "fed_sdd":
+        config.algorithm.num_models = 2
+    else:
+        config.training.method = name
+    if (
+        name == "fetch_sgd"
+    ):  # of 2,410 parameters: 480 floats up, up to 120 numbers and indices down
+        config.training.fetch_sgd = dict(rows=3, columns=160, count=120, momentum=0.9)
+        config.pools.main.server_learning_rate = 0.1
+    if name == "fed_dropout":
+        config.training.fed_dropout = dict(share=0.6)  # of the units of hidden layers
+    if compression:
+        config.training.compression = dict(
+            **COMPRESSIONS[compression],
+            start=0.95,  # svd
+            end=0.98,
+            share=0.1,  # top_k
+            bits=8,  # quantisation
+            rows=3,  # count_sketch
+            columns=160,
+            count=120,
+        )
+    return config
