@@ -1,0 +1,166 @@
+"""Primary-label skew: every client has some labels of its own, and sees fewer of the others (MHD).
+
+Functions that assign labels return bool [clients, labels], true where a label is a client's own.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from fedcodist.checks import check_integer
+
+
+def random_primary_labels(
+    num_labels: int, num_clients: int, per_client: int, seed: int
+) -> np.ndarray:
+    """Every client draws `per_client` labels, independently of the others.
+
+    A label may have no client, or several.
+
+    Raises:
+      ValueError, TypeError: no label, no client, or more labels per client than there are.
+    """
+    _check_counts(num_labels, num_clients, per_client)
+    generator = np.random.default_rng(seed)
+    found = np.zeros((num_clients, num_labels), bool)
+    for own in found:
+        own[generator.choice(num_labels, per_client, replace=False)] = True
+    return found
+
+
+def even_primary_labels(
+    num_labels: int, num_clients: int, per_client: int, seed: int
+) -> np.ndarray:
+    """Every label has the same number of clients, num_clients * per_client / num_labels.
+
+    Labels in random order, repeated that often, are cut into the clients' parts: with one client per
+    label the parts are disjoint.
+
+    Raises:
+      ValueError, TypeError: as above, or that number is no integer.
+    """
+    _check_counts(num_labels, num_clients, per_client)
+    if num_clients * per_client % num_labels:
+        raise ValueError(
+            f"per_client must give each of the {num_labels} labels the same number of the "
+            f"{num_clients} clients, got {per_client}."
+        )
+    generator = np.random.default_rng(seed)
+    order, clients = generator.permutation(num_labels), generator.permutation(num_clients)
+    found = np.zeros((num_clients, num_labels), bool)
+    for place, client in enumerate(clients):
+        found[client, order[(place * per_client + np.arange(per_client)) % num_labels]] = True
+    return found
+
+
+def primary_label_skew(
+    labels: Any, primary: np.ndarray, skew: float, seed: int
+) -> list[np.ndarray]:
+    """Deals all rows: an example goes to a client with probability proportional to 1 + s where its
+    label is the client's own, else to 1.
+
+    With s = 0 that is iid; the larger s, the fewer other labels a client sees. Where a label has no
+    client, all are equally likely.
+
+    Args:
+      labels: int [rows], in 0 .. labels - 1.
+      primary: bool [clients, labels].
+      skew: s, at least 0; infinity leaves only own labels.
+      seed: of the draws.
+
+    Returns:
+      Rows of each client, int64, ascending; for `FederatedData.from_arrays(..., partition=...)`.
+
+    Raises:
+      ValueError: one line; an array or number that makes no sense, or a client that gets nothing.
+    """
+    labels, primary = np.asarray(labels), np.asarray(primary)
+    if primary.ndim != 2 or primary.dtype != bool or 0 in primary.shape:
+        raise ValueError(
+            f"primary must be bool [clients, labels], got {primary.dtype} {list(primary.shape)}."
+        )
+    if labels.ndim != 1 or labels.dtype.kind not in "iu" or not len(labels):
+        raise ValueError(
+            f"labels must be a vector of integers, not empty, got {labels.dtype} {list(labels.shape)}."
+        )
+    if labels.min() < 0 or labels.max() >= primary.shape[1]:
+        raise ValueError(
+            f"labels must be 0 to {primary.shape[1] - 1}, as primary has them, got "
+            f"{labels.min()} to {labels.max()}."
+        )
+    shares = client_shares(primary, skew)
+    generator = np.random.default_rng(seed)
+    owner = np.empty(len(labels), np.int64)
+    for label in np.unique(labels):
+        rows = np.flatnonzero(labels == label)
+        owner[rows] = generator.choice(len(primary), len(rows), p=shares[:, label])
+    parts = [np.flatnonzero(owner == client) for client in range(len(primary))]
+    for client, rows in enumerate(parts):
+        if not len(rows):
+            raise ValueError(
+                f"client {client} gets no example: its private set would be empty. More primary labels "
+                "or examples, or a smaller skew, would give it some."
+            )
+    return parts
+
+
+def client_shares(primary: np.ndarray, skew: float) -> np.ndarray:
+    """The probability of each client to get an example of a label, float64 [clients, labels]."""
+    if isinstance(skew, bool) or not isinstance(skew, int | float | np.number) or not skew >= 0:
+        raise ValueError(f"skew must be a number of at least 0, got {skew!r}.")
+    weights = primary.astype(float) if math.isinf(skew) else 1 + skew * primary
+    total = weights.sum(axis=0)
+    return np.where(total > 0, weights, 1.0) / np.where(total > 0, total, len(primary))
+
+
+def label_frequencies(data: Any, num_labels: int) -> np.ndarray:
+    """The share of each label in every client's examples, float64 [clients, labels].
+
+    Args:
+      data: `FederatedData` with a column `label`.
+      num_labels: labels 0 to num_labels - 1.
+    """
+    check_integer("num_labels", num_labels, low=1)
+    rows = np.repeat(np.arange(data.num_clients), data.client_sizes)
+    counts = np.zeros((data.num_clients, num_labels))
+    np.add.at(counts, (rows, data.columns["label"]), 1)
+    return counts / counts.sum(axis=1, keepdims=True)
+
+
+def accuracy_on_labels(per_label: Any, frequencies: Any) -> np.ndarray:
+    """Accuracy on examples whose labels have other frequencies than those it was measured on.
+
+    A client's private accuracy is that of its model on test examples as frequent as its own labels are;
+    with another client's frequencies it is what the model knows of that client's data.
+
+    Args:
+      per_label: accuracy by label, [..., labels]; NaN where the test data have none.
+      frequencies: [..., labels], each summing to 1; broadcast against per_label.
+
+    Returns:
+      float64 [...].
+
+    Raises:
+      ValueError: a frequent label has no test example.
+    """
+    per_label, frequencies = np.asarray(per_label, float), np.asarray(frequencies, float)
+    per_label, frequencies = np.broadcast_arrays(per_label, frequencies)
+    used = frequencies > 0
+    if np.isnan(per_label[used]).any():
+        label = int(np.argwhere(used & np.isnan(per_label))[0, -1])
+        raise ValueError(f"per_label must have an accuracy of label {label}, which clients have.")
+    return np.sum(np.where(used, per_label, 0) * frequencies, axis=-1)
+
+
+def _check_counts(num_labels: int, num_clients: int, per_client: int) -> None:
+    for name, value in (
+        ("num_labels", num_labels),
+        ("num_clients", num_clients),
+        ("per_client", per_client),
+    ):
+        check_integer(name, value, low=1)
+    if per_client > num_labels:
+        raise ValueError(f"per_client must be at most the {num_labels} labels, got {per_client}.")
