@@ -26,6 +26,7 @@ from peers import workload as work
 
 from fedcodist import launch
 
+Network = work.Network | work.ResidualNetwork | work.PartyNetwork
 SEED = 0
 
 
@@ -84,6 +85,7 @@ def prepare(inputs: work.Inputs, most_rounds: int) -> Prepared:
     import numpy as np
 
     from fedcodist import simulation
+    from fedcodist.algorithms.parties import PUBLIC
     from fedcodist.distillation import UNLABELLED
     from fedcodist.sources import resident_data
 
@@ -94,11 +96,14 @@ def prepare(inputs: work.Inputs, most_rounds: int) -> Prepared:
     rows = {}
     if inputs.unlabelled is not None:
         rows[UNLABELLED] = {"image": inputs.unlabelled}
+    if method_of(inputs) == "fed_md":
+        rows = {PUBLIC: rows[UNLABELLED]}
     data = simulation.replicate(resident_data(federated, rows), mesh)
     floats = inputs.images.dtype.type
     hyper = simulation.replicate(jax.tree.map(floats, algorithm.hyper), mesh)
     seeds = simulation.replicate(np.full(1, SEED, np.uint32), mesh)
-    state = programs.init(seeds), dict.fromkeys(inputs.pools)
+    kept = {} if method_of(inputs) == "fed_md" else dict.fromkeys(inputs.pools)
+    state = programs.init(seeds), kept
 
     def arguments(rounds):
         return *state, seeds, np.int32(0), np.int32(rounds), hyper, data
@@ -109,6 +114,9 @@ def prepare(inputs: work.Inputs, most_rounds: int) -> Prepared:
 
     def weights():
         servers = getattr(state[0], "models", state[0])  # FedSDD keeps more than its models
+        if method_of(inputs) == "fed_md":
+            # Of an architecture's only party.
+            servers = {n: jax.tree.map(lambda x: x[:, 0], p.variables) for n, p in servers.items()}
         return {n: common_weights(p.network, servers[n]) for n, p in inputs.pools.items()}
 
     def program():
@@ -129,6 +137,9 @@ def make_data(inputs: work.Inputs):
     from fedcodist.federated_algorithm import client_key
     from fedcodist.shuffling import permuted_positions
 
+    if method_of(inputs) == "fed_md":  # the file has our orders
+        columns = {"image": inputs.images, "label": inputs.labels}
+        return FederatedData.from_arrays(columns, offsets=inputs.offsets)
     sizes = np.diff(inputs.offsets)
     positions = jnp.arange(sizes.max())
 
@@ -160,6 +171,8 @@ def make_algorithm(inputs: work.Inputs, federated):
     from fedcodist.cohort import Selection
     from fedcodist.distillation import UNLABELLED, Distillation
 
+    if method_of(inputs) == "fed_md":
+        return make_fed_md(inputs)
     pools = {name: make_pool(inputs, name) for name in inputs.pools}
     cohorts = {name: jnp.asarray(pool.cohorts) for name, pool in inputs.pools.items()}
     distillation, rows = work.WORKLOADS[inputs.workload].distillation, {}
@@ -222,6 +235,47 @@ def make_fed_sdd(inputs: work.Inputs, pools, federated, steps: int):
     return algorithm._replace(init=init)
 
 
+def make_fed_md(inputs: work.Inputs):
+    """FedMD whose parties start from the file's weights and align on its unlabelled rows."""
+    import jax
+    import jax.numpy as jnp
+    import numpy as np
+    import optax
+
+    from fedcodist.algorithms import fed_md, parties
+    from fedcodist.client_training import LocalTraining
+    from fedcodist.model import from_flax_linen
+    from fedcodist.models.fed_md import FedMDNetwork, output_penalty
+
+    adam = functools.partial(optax.adam, eps=work.PARTY_EPSILON)
+    digest = LocalTraining(adam, work.DIGEST_BATCH, epochs=1)
+    revisit = LocalTraining(adam, work.BATCH, epochs=1)
+    groups, models = {}, {}
+    for index, (name, (network, _, weights, _)) in enumerate(inputs.pools.items()):
+        module = FedMDNetwork(network.widths, 0.0, network.classes)
+        model = from_flax_linen(module, jnp.zeros((1, *network.image)))
+        groups[name] = parties.Group(model, np.array([index]))
+        own = own_weights(network, weights)
+        models[name] = jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], own)
+    rows = jnp.asarray(inputs.unlabelled_rows.reshape(len(inputs.unlabelled_rows), 1, -1))
+    algorithm = fed_md.fed_md(
+        groups,
+        np.zeros(work.UNLABELLED, np.int32),
+        network.classes,
+        digest,
+        revisit,
+        alignment_size=rows.shape[-1],
+        gradient_hook=output_penalty(work.OUTPUT_PENALTY),
+        inference_batch_size=work.ANSWER_BATCH,
+        hyper=fed_md.FedMDHyper(work.PARTY_RATE, work.PARTY_RATE),
+    )
+
+    def select(round, key):
+        return parties.everybody(groups, {parties.PUBLIC: rows[round % len(rows)]})
+
+    return algorithm._replace(init=lambda key: fed_md.start(models, digest, revisit), select=select)
+
+
 def method_of(inputs: work.Inputs) -> str | None:
     """How the workload's models teach each other; None where they do not."""
     distillation = work.WORKLOADS[inputs.workload].distillation
@@ -239,7 +293,7 @@ def make_pool(inputs: work.Inputs, name: str):
     from fedcodist.client_training import LocalTraining
     from fedcodist.model import from_flax_linen
 
-    network, cohorts, weights = inputs.pools[name]
+    network, cohorts, weights, _ = inputs.pools[name]
     model = from_flax_linen(make_network(inputs.workload, name), jnp.zeros((1, *network.image)))
     model = model._replace(init=lambda key: own_weights(network, weights))
     first, second = work.SERVER_BETAS
@@ -269,7 +323,7 @@ def make_network(workload: str, pool: str):
     return networks[workload if workload in networks else f"cnn_{pool}"]()
 
 
-def own_weights(network: work.Network | work.ResidualNetwork, weights):
+def own_weights(network: Network, weights):
     """Weights in the common layout as this library's variables."""
     from fedcodist.model import Variables
 
@@ -283,7 +337,7 @@ def own_weights(network: work.Network | work.ResidualNetwork, weights):
     return Variables(params, {"batch_stats": statistics} if statistics else {})
 
 
-def common_weights(network: work.Network | work.ResidualNetwork, server):
+def common_weights(network: Network, server):
     """A server's variables, which have a leading axis of one seed, in the common layout."""
     import numpy as np
 
@@ -299,7 +353,7 @@ def common_weights(network: work.Network | work.ResidualNetwork, server):
     return weights
 
 
-def _own_path(network: work.Network | work.ResidualNetwork, name: str) -> list[str]:
+def _own_path(network: Network, name: str) -> list[str]:
     path = name.split("/")
     if isinstance(network, work.Network) and not network.convolutions:
         # The library's networks without convolutions leave it to Flax to name their layers.

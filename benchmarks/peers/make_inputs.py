@@ -63,6 +63,12 @@ def make(workload: str) -> dict[str, np.ndarray]:
         arrays["unlabelled"] = draws.integers(0, 256, size, dtype=np.uint8)
         shape = (DISTILLATIONS, distillation.steps, work.DISTILLATION_BATCH)
         arrays["unlabelled_rows"] = endless(work.UNLABELLED, shape, draws)
+        if distillation.method == "fed_md":
+            from party_orders import orders  # it imports JAX
+
+            aligned = distillation.steps * work.DISTILLATION_BATCH
+            found = orders(len(networks), aligned, population.largest)
+            arrays |= {f"{purpose}_orders": order for purpose, order in found.items()}
     return arrays
 
 

@@ -5,7 +5,9 @@ import torch
 from peers import workload as work
 
 
-def make_network(network: work.Network | work.ResidualNetwork) -> torch.nn.Module:
+def make_network(
+    network: work.Network | work.ResidualNetwork | work.PartyNetwork,
+) -> torch.nn.Module:
     """A pool's network. Called with [batch, channels, height, width]; returns logits.
 
     Its attribute `weighted` lists (layer's name in the common layout, layer, shape of what is
@@ -13,6 +15,8 @@ def make_network(network: work.Network | work.ResidualNetwork) -> torch.nn.Modul
     """
     if isinstance(network, work.ResidualNetwork):
         return ResidualNetwork(network)
+    if isinstance(network, work.PartyNetwork):
+        return PartyNetwork(network)
     return Network(network)
 
 
@@ -75,6 +79,35 @@ class ResidualNetwork(torch.nn.Module):
         return self.output(self.blocks(x).mean((2, 3)))
 
 
+class PartyNetwork(torch.nn.Module):
+    """Normalised convolutions with mean pools between, a linear output."""
+
+    def __init__(self, network: work.PartyNetwork):
+        super().__init__()
+        layers, channels = [], network.image[-1]
+        self.weighted: list[tuple[str, torch.nn.Module, tuple[int, ...]]] = []
+        shapes = zip(work.party_layers(network), network.widths, strict=True)
+        for index, ((size, stride), features) in enumerate(shapes, start=1):
+            padding = 1 if stride == 1 else 0
+            convolution = torch.nn.Conv2d(channels, features, size, stride, padding)
+            norm = BatchNorm(features, *work.PARTY_STATISTICS)
+            self.weighted += [(f"conv{index}", convolution, ()), (f"norm{index}", norm, ())]
+            layers += [convolution, norm, torch.nn.ReLU()]
+            if index == 1:
+                # Repeating the last row and column leaves the means of the pixels that exist.
+                layers += [torch.nn.ReplicationPad2d((0, 1, 0, 1)), torch.nn.AvgPool2d(2, 1)]
+            elif index == 2 and len(network.widths) == 3:
+                layers.append(torch.nn.AvgPool2d(2))
+            channels = features
+        self.layers = torch.nn.Sequential(*layers, torch.nn.Flatten())
+        side = work.party_sizes(network)[-1]
+        self.output = torch.nn.Linear(side * side * channels, network.classes, bias=False)
+        self.weighted.append(("output", self.output, (side, side, channels)))
+
+    def forward(self, images):
+        return self.output(self.layers(images))
+
+
 class BasicBlock(torch.nn.Module):
     """Two normalised 3x3 convolutions added to a shortcut; halves the image where it widens."""
 
@@ -99,9 +132,13 @@ class BasicBlock(torch.nn.Module):
 class BatchNorm(torch.nn.BatchNorm2d):
     """Keeps a running mean of biased variances, where PyTorch's own layer keeps unbiased ones."""
 
-    def __init__(self, features: int):
-        momentum = 1 - work.STATISTICS_MOMENTUM  # which PyTorch counts the other way round
-        super().__init__(features, work.STATISTICS_EPSILON, momentum)
+    def __init__(
+        self,
+        features: int,
+        momentum: float = work.STATISTICS_MOMENTUM,
+        epsilon: float = work.STATISTICS_EPSILON,
+    ):
+        super().__init__(features, epsilon, 1 - momentum)  # PyTorch counts it the other way round
 
     def forward(self, x):
         if not self.training:

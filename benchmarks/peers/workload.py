@@ -20,6 +20,10 @@ UNLABELLED, DISTILLATION_BATCH = 5000, 128
 STUDENT_LEARNING_RATE, STUDENT_EPSILON, INTERPOLATION, ALPHA = 1e-3, 1e-5, 0.05, 0.7
 # Of FedSDD: the main model's learning rate and the temperature of teacher and student.
 TEACHING_RATE, TEACHING_TEMPERATURE = 0.1, 4.0
+# Of FedMD: its two optimizers, the output layer's penalty, public images of a step and of an answer.
+PARTY_RATE, PARTY_EPSILON, OUTPUT_PENALTY = 1e-3, 1e-7, 1e-3
+DIGEST_BATCH, ANSWER_BATCH = DISTILLATION_BATCH, 500
+PARTY_STATISTICS = (0.99, 1e-3)  # momentum and epsilon of batch normalisation, Keras'
 # Of batch statistics: the old running average's share, and what is added to variances.
 STATISTICS_MOMENTUM, STATISTICS_EPSILON = 0.9, 1e-5
 
@@ -58,6 +62,24 @@ class ResidualNetwork(NamedTuple):
     classes: int
 
 
+class PartyNetwork(NamedTuple):
+    """FedMD's networks of two or three convolutions with batch normalisation and ReLU, no dropout.
+
+    3x3, mean of 2x2 at stride 1 (of the pixels that exist); with two widths 3x3 at stride 2; with three
+    2x2 at stride 2, mean of 2x2 at stride 2, 3x3 at stride 2. Whole windows only at stride 2. A linear
+    output without bias.
+
+    Attributes:
+      image: shape of one example, (height, width, channels).
+      widths: features of the convolutions.
+      classes: width of the output.
+    """
+
+    image: tuple[int, ...]
+    widths: tuple[int, ...]
+    classes: int
+
+
 class Population(NamedTuple):
     """How many clients a pool has, and between which sizes."""
 
@@ -69,7 +91,8 @@ class Population(NamedTuple):
 class Distillation(NamedTuple):
     """How pools' models teach each other in every round, and in how many steps.
 
-    By 'merged' or 'periodic' codistillation, or by 'fed_sdd', where all of them teach the first.
+    By 'merged' or 'periodic' codistillation, by 'fed_sdd', where all of them teach the first, or by
+    'fed_md', where pools are parties of one client who agree on logits.
     """
 
     method: str
@@ -86,7 +109,7 @@ class Workload(NamedTuple):
       distillation: of several pools' models, else None.
     """
 
-    networks: Mapping[str, Network | ResidualNetwork]
+    networks: Mapping[str, "Network | ResidualNetwork | PartyNetwork"]
     population: Population
     cohort: int = 20
     distillation: Distillation | None = None
@@ -101,6 +124,16 @@ _DIGITS = Network((64,), (), "SAME", (64,), 10)
 _EMNIST = Network((28, 28, 1), ((32, False), (64, True)), "VALID", (128,), 62)
 _RESNET20 = ResidualNetwork((32, 32, 3), 3, 10)
 _FOUR = dict.fromkeys(("main", "model_1", "model_2", "model_3"), _RESNET20)
+# The paper's table 1, a quarter as wide.
+_PARTIES = {
+    f"party_{index}": PartyNetwork((32, 32, 3), tuple(width // 4 for width in widths), 16)
+    for index, widths in enumerate(
+        (
+            *((128, 256), (128, 384), (128, 512), (256, 256), (256, 512)),
+            *((64, 128, 256), (64, 128, 192), (128, 192, 256), (128, 128, 128), (128, 128, 192)),
+        )
+    )
+}
 WORKLOADS = {
     "cnn_small": Workload({POOL: _SMALL}, _EQUAL),
     "cnn_large": Workload({POOL: _LARGE}, _EQUAL),
@@ -110,6 +143,7 @@ WORKLOADS = {
     "merged": Workload(_BOTH, _EQUAL, distillation=Distillation("merged", 32)),
     "periodic": Workload(_BOTH, _EQUAL, distillation=Distillation("periodic", 200)),
     "fed_sdd": Workload(_FOUR, _QUARTER, cohort=2, distillation=Distillation("fed_sdd", 8)),
+    "fed_md": Workload(_PARTIES, Population(1, 100, 100), 1, Distillation("fed_md", 8)),
 }
 
 
@@ -120,11 +154,13 @@ class Pool(NamedTuple):
       network: the network to train.
       cohorts: int32 [rounds, cohort], the clients of each round, all different.
       weights: 'layer/leaf' -> floats, see `weight_shapes`.
+      orders: 'digest' and 'revisit' -> int32 positions, as a party visits examples; empty elsewhere.
     """
 
-    network: Network | ResidualNetwork
+    network: Network | ResidualNetwork | PartyNetwork
     cohorts: np.ndarray
     weights: dict[str, np.ndarray]
+    orders: Mapping[str, np.ndarray] = {}
 
 
 class Inputs(NamedTuple):
@@ -181,7 +217,12 @@ def read_inputs(path: Path, workload: str, double: bool = False) -> Inputs:
     for pool, network in WORKLOADS[workload].networks.items():
         names = weight_shapes(network)
         weights = {name: arrays[f"{pool}/{name}"].astype(dtype) for name in names}
-        pools[pool] = Pool(network, arrays[f"{pool}/cohorts"], weights)
+        orders = {
+            purpose: arrays[f"{purpose}_orders"][len(pools)]
+            for purpose in ("digest", "revisit")
+            if f"{purpose}_orders" in arrays
+        }
+        pools[pool] = Pool(network, arrays[f"{pool}/cohorts"], weights, orders)
     unlabelled = arrays.get("unlabelled")
     return Inputs(
         workload,
@@ -194,7 +235,7 @@ def read_inputs(path: Path, workload: str, double: bool = False) -> Inputs:
     )
 
 
-def weight_shapes(network: Network | ResidualNetwork) -> dict[str, tuple[int, ...]]:
+def weight_shapes(network: Network | ResidualNetwork | PartyNetwork) -> dict[str, tuple[int, ...]]:
     """Shapes of a network's weights in the common layout, in the order of its layers.
 
     Names are 'layer/leaf'; the leaves of a convolution or dense layer are 'kernel' ([size, size, in,
@@ -202,6 +243,8 @@ def weight_shapes(network: Network | ResidualNetwork) -> dict[str, tuple[int, ..
     """
     if isinstance(network, ResidualNetwork):
         return _residual_shapes(network)
+    if isinstance(network, PartyNetwork):
+        return _party_shapes(network)
     shapes: dict[str, tuple[int, ...]] = {}
     *size, channels = network.image
     for index, (features, pooled) in enumerate(network.convolutions):
@@ -244,6 +287,36 @@ def _residual_shapes(network: ResidualNetwork) -> dict[str, tuple[int, ...]]:
             channels = features
     shapes["output/kernel"] = (channels, network.classes)
     shapes["output/bias"] = (network.classes,)
+    return shapes
+
+
+def party_layers(network: PartyNetwork) -> list[tuple[int, int]]:
+    """Kernel size and stride of each convolution."""
+    return [(3, 1), *(((3, 2),) if len(network.widths) == 2 else ((2, 2), (3, 2)))]
+
+
+def party_sizes(network: PartyNetwork) -> list[int]:
+    """Side of the image after each convolution, before the pool behind it."""
+    sizes, side = [], network.image[0]
+    for index, (size, stride) in enumerate(party_layers(network)):
+        side = side if stride == 1 else (side - size) // stride + 1
+        sizes.append(side)
+        if index == 1 and len(network.widths) == 3:
+            side //= 2
+    return sizes
+
+
+def _party_shapes(network: PartyNetwork) -> dict[str, tuple[int, ...]]:
+    shapes: dict[str, tuple[int, ...]] = {}
+    channels = network.image[-1]
+    layers = zip(party_layers(network), network.widths, strict=True)
+    for index, ((size, _), features) in enumerate(layers, start=1):
+        shapes[f"conv{index}/kernel"] = (size, size, channels, features)
+        shapes[f"conv{index}/bias"] = (features,)
+        for leaf in ("scale", "bias", "mean", "var"):
+            shapes[f"norm{index}/{leaf}"] = (features,)
+        channels = features
+    shapes["output/kernel"] = (party_sizes(network)[-1] ** 2 * channels, network.classes)
     return shapes
 
 

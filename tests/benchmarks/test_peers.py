@@ -214,6 +214,19 @@ def test_check_finds_what_differs(stand_in, job, tmp_path, capsys):
     assert side_by_side.check(programs, job, cores=1) == 2
 
 
+def test_what_only_rounding_moves_must_not_be_moved_by_more():
+    """A bias before batch normalisation has no gradient but rounding errors, other ones in each program."""
+    initial = {"kernel": np.ones(4), "bias": np.zeros(3)}
+    reference = {"kernel": np.full(4, 2.0), "bias": np.full(3, 1e-10)}
+    moved = lambda bias: side_by_side.relative_difference(
+        reference | {"bias": np.full(3, bias)}, reference, initial
+    )
+    assert moved(-1e-10) < side_by_side.TOLERANCE < moved(1e-8)
+
+
+FED_MD_THREES = (30_464, 23_504, 44_304, 19_072, 26_032)
+
+
 @pytest.mark.parametrize(
     ("workload", "counts"),
     [
@@ -225,6 +238,8 @@ def test_check_finds_what_differs(stand_in, job, tmp_path, capsys):
         ("merged", [109_348, 410_084]),
         ("periodic", [109_348, 410_084]),
         ("fed_sdd", 4 * [272_474]),
+        # Twos, then threes; equal to the library's (tests/models/test_fed_md.py counts the full widths).
+        ("fed_md", [249_984, 374_496, 499_008, 269_376, 536_832, *FED_MD_THREES]),
     ],
 )
 def test_networks_have_the_published_sizes(workload, counts):
@@ -285,6 +300,17 @@ def test_models_of_fed_sdd_start_apart_and_share_no_clients():
     kernels = np.stack([arrays[f"{name}/stem/kernel"].ravel() for name in names])
     assert np.abs(np.corrcoef(kernels) - np.eye(4)).max() < 0.3
     assert arrays["unlabelled"].shape == (5000, 32, 32, 3)
+
+
+def test_parties_visit_examples_in_orders_of_their_own():
+    """Those of this library's first round, which the other programs are given."""
+    arrays = make_inputs.make("fed_md")
+    for purpose, size in (("digest", 8 * 128), ("revisit", 100)):
+        orders = arrays[f"{purpose}_orders"]
+        assert orders.shape == (10, size) and orders.dtype == np.int32
+        np.testing.assert_array_equal(np.sort(orders, axis=1), np.tile(np.arange(size), (10, 1)))
+        assert len(np.unique(orders, axis=0)) == 10
+    assert arrays["offsets"].tolist() == list(range(0, 1001, 100))
 
 
 def test_inputs_are_the_same_whenever_they_are_made():

@@ -9,6 +9,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 import torch
 from codistillation import distil, merge
+from fed_md import Party, collaborate
 from fed_sdd import teach
 from peers import measuring, torch_networks
 from peers import workload as work
@@ -45,8 +46,16 @@ def main() -> int:
     inputs = work.read_inputs(arguments.inputs, arguments.workload, arguments.double)
     clients = [torch_networks.client_tensors(inputs, i) for i in range(len(inputs.offsets) - 1)]
     distillation = work.WORKLOADS[inputs.workload].distillation
-    plain = distillation is not None and distillation.method == "fed_sdd"
-    servers = {name: Server(pool, plain) for name, pool in inputs.pools.items()}
+    method = distillation and distillation.method
+    if method == "fed_md":
+        servers = {name: Party(pool) for name, pool in inputs.pools.items()}
+        orders = {
+            name: {purpose: torch.from_numpy(own).long() for purpose, own in pool.orders.items()}
+            for name, pool in inputs.pools.items()
+        }
+    else:
+        plain = method == "fed_sdd"
+        servers = {name: Server(pool, plain) for name, pool in inputs.pools.items()}
     if distillation is not None:
         unlabelled = torch_networks.image_tensor(inputs.unlabelled)
     rounds = measuring.rounds(arguments)
@@ -62,13 +71,18 @@ def main() -> int:
                 train_round(servers, cohorts)
                 continue
             rows = inputs.unlabelled_rows[round % len(inputs.unlabelled_rows)]
+            if method == "fed_md":
+                private = {name: cohort[0] for name, cohort in cohorts.items()}
+                aligned = unlabelled[torch.from_numpy(rows.reshape(-1)).long()]
+                collaborate(servers, aligned, private, orders)
+                continue
             batches = (unlabelled[torch.from_numpy(each).long()] for each in rows)
             train_together = {
                 "merged": merged_round,
                 "periodic": periodic_round,
                 "fed_sdd": sdd_round,
             }
-            train_together[distillation.method](servers, cohorts, batches)
+            train_together[method](servers, cohorts, batches)
 
     def save():
         weights = {n: torch_networks.common_weights(s.network) for n, s in servers.items()}
