@@ -215,7 +215,7 @@ def test_check_finds_what_differs(stand_in, job, tmp_path, capsys):
 
 
 def test_what_only_rounding_moves_must_not_be_moved_by_more():
-    """A bias before batch normalisation has no gradient but rounding errors, other ones in each program."""
+    """A bias before batch normalisation has no gradient but rounding errors, of each program others."""
     initial = {"kernel": np.ones(4), "bias": np.zeros(3)}
     reference = {"kernel": np.full(4, 2.0), "bias": np.full(3, 1e-10)}
     moved = lambda bias: side_by_side.relative_difference(
