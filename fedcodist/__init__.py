@@ -58,6 +58,7 @@ _MODULE_OF = {
     "in_bfloat16": "precision",
     "independent_pools": "algorithms.pools",
     "isolated": "algorithms.isolated",
+    "language_model": "next_token",
     "linear_decay": "algorithms.fed_avg",
     "load_digits_federated": "data.digits",
     "load_model": "export",

@@ -14,6 +14,7 @@ from fedcodist.checks import check_number
 from fedcodist.client_training import OptimizerFactory, Preprocess
 from fedcodist.cohort import Rows
 from fedcodist.model import Model, Variables
+from fedcodist.readout import Readout, in_chunks
 from fedcodist.shuffling import permuted_positions, stream_positions
 
 PyTree = Any
@@ -109,9 +110,10 @@ def distill(
     """Trains every student towards soft targets made of the teachers' outputs.
 
     All students see the same augmented batches, so a teacher is evaluated once per batch
-    however many students it teaches. With `axis_name` each device handles its part of every batch,
-    and one all-reduce per step sums the gradients of all students. Students are in training mode;
-    teachers get no gradient.
+    however many students it teaches. Where networks return a `fedcodist.readout.Readout`, the loss is
+    the mean over all positions of the batch that count, and logits are made chunk by chunk. With
+    `axis_name` each device handles its part of every batch, and one all-reduce per step sums the
+    gradients of all students. Students are in training mode; teachers get no gradient.
 
     Args:
       models: student's name -> its model.
@@ -243,7 +245,8 @@ def _training(
         outputs = {
             name: jax.lax.stop_gradient(teacher(batch)) for name, teacher in teachers.items()
         }
-        batch_targets = {name: targets(name, outputs) for name in students}
+        divergence = _divergence_from(students, outputs, targets, loss_of)
+        examples = _examples(outputs, mask)
 
         def loss(params):
             losses, mutable = {}, {}
@@ -256,7 +259,7 @@ def _training(
                     mask=mask,
                     axis_name=axis_name,
                 )
-                per_example = loss_of(student_outputs, batch_targets[name])
+                per_example = divergence(name, student_outputs)
                 losses[name] = jnp.sum(per_example * mask) / settings.batch_size
             return sum(losses.values()), (losses, mutable)
 
@@ -264,7 +267,10 @@ def _training(
         # Each student's loss depends on its own parameters alone: the gradient of the sum is each
         # one's gradient.
         gradients, (losses, mutable) = jax.grad(loss, has_aux=True)(params)
-        gradients, losses = sum_over_devices((gradients, losses), axis_name)
+        gradients, losses, examples = sum_over_devices((gradients, losses, examples), axis_name)
+        if examples is not None:
+            scale = settings.batch_size / jnp.maximum(examples, 1)
+            gradients, losses = jax.tree.map(lambda leaf: leaf * scale, (gradients, losses))
         updated, states = {}, {}
         for name in students:
             updates, states[name] = optimizers[name].update(
@@ -366,6 +372,33 @@ def kl_divergence(direction: str) -> Callable[[jax.Array, jax.Array], jax.Array]
     raise ValueError(f"direction must be 'forward' or 'reverse', got {direction!r}.")
 
 
+def _divergence_from(students, outputs, targets, loss_of):
+    """Returns (student's name, its outputs) -> divergence per example from the teachers' targets.
+
+    Of Readouts it is the sum over an example's positions, without logits of the whole batch.
+    """
+    if not isinstance(next(iter(outputs.values())), Readout):
+        batch_targets = {name: targets(name, outputs) for name in students}
+        return lambda name, student: loss_of(student, batch_targets[name])
+
+    def summed(name, student):
+        per_position = in_chunks(
+            lambda both: loss_of(both[0], jax.lax.stop_gradient(targets(name, both[1]))),
+            (student, outputs),
+        )
+        return jnp.sum(per_position * student.weights, axis=-1)
+
+    return summed
+
+
+def _examples(outputs, mask):
+    """What a Readout's divergence is averaged over: the batch's positions that count."""
+    first = next(iter(outputs.values()))
+    if not isinstance(first, Readout):
+        return None
+    return jnp.sum(first.weights * mask[:, None])
+
+
 def _agree_on_mutable(
     students: Mapping[str, Variables], axis_name: str | None
 ) -> dict[str, Variables]:
@@ -397,6 +430,11 @@ def _batch(unlabelled, index, key, settings, axis_name):
 
     batch = part(positions)
     if settings.mixup_beta > 0:
+        if not jnp.issubdtype(batch[settings.inputs].dtype, jnp.floating):
+            raise ValueError(
+                f"distillation.mixup_beta must be 0 for {settings.inputs!r}, which are "
+                f"{batch[settings.inputs].dtype} and cannot be mixed, got {settings.mixup_beta}."
+            )
         # Partners come from the whole batch, not from this device's part of it.
         partners = permuted_positions(keys.derive(key, "partner"), positions, size)
         coefficient = augmentation.mixup_coefficient(

@@ -14,15 +14,19 @@ from fedcodist.data.partition import (
     split_clients,
 )
 from fedcodist.data.prepared import PreparedDataError, load_prepared, manifest, save_prepared
+from fedcodist.data.text import domain_pools, of_domain, text_splits, vocabulary_of
 from fedcodist.data.tfds import from_tfds
 from fedcodist.data.tff import from_client_data, from_sqlite
+from fedcodist.data.vocabulary import Vocabulary
 
 __all__ = [
     "FederatedData",
     "PreparedDataError",
+    "Vocabulary",
     "by_id",
     "capacity_pools",
     "dirichlet",
+    "domain_pools",
     "equal_dirichlet",
     "from_client_data",
     "from_sqlite",
@@ -32,9 +36,12 @@ __all__ = [
     "load_digits_federated",
     "load_prepared",
     "manifest",
+    "of_domain",
     "pachinko",
     "pools_from_ids",
     "save_prepared",
     "shards",
     "split_clients",
+    "text_splits",
+    "vocabulary_of",
 ]

@@ -5,8 +5,10 @@ from fedcodist.models.convolution import conv3x3, max_pool_2x2
 from fedcodist.models.digits import MLP, BatchNormMLP, large_digits, small_digits
 from fedcodist.models.emnist import EMNISTCNN, emnist_cnn
 from fedcodist.models.fed_md import FedMDNetwork, FullyConnected
+from fedcodist.models.lstm import LSTMLanguageModel, haiku_lstm, large_lstm, small_lstm
 from fedcodist.models.normalization import BatchNorm
 from fedcodist.models.resnet import ResNet, WideResNet, resnet20, resnet56, wide_resnet16_2
+from fedcodist.models.transformer import Transformer, large_transformer, small_transformer
 
 __all__ = [
     "CNN",
@@ -16,16 +18,23 @@ __all__ = [
     "BatchNormMLP",
     "FedMDNetwork",
     "FullyConnected",
+    "LSTMLanguageModel",
     "ResNet",
+    "Transformer",
     "WideResNet",
     "conv3x3",
     "emnist_cnn",
+    "haiku_lstm",
     "large_cnn",
     "large_digits",
+    "large_lstm",
+    "large_transformer",
     "max_pool_2x2",
     "resnet20",
     "resnet56",
     "small_cnn",
     "small_digits",
+    "small_lstm",
+    "small_transformer",
     "wide_resnet16_2",
 ]

@@ -1,0 +1,173 @@
+"""Text of users in several domains as federated splits, and pools of clients by domain.
+
+A prepared folder of text has the splits `train`, `distillation`, `held_out` and `test`, of which each
+has its own users and the columns `tokens` and `domain`, and `vocabulary`: column `word`, by falling
+frequency. The manifest's arguments name the domains.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from fedcodist.data.federated_data import FederatedData
+from fedcodist.data.partition import split_clients
+from fedcodist.data.vocabulary import Vocabulary
+
+# user -> domain -> sentences of words
+Users = Mapping[str, Mapping[str, Sequence[Sequence[str]]]]
+SPLITS = ("train", "distillation", "held_out", "test")
+TRAIN_LENGTH, EVALUATION_LENGTH = 20, 30  # FedJAX's for Stack Overflow
+
+
+def text_splits(
+    users: Users,
+    domains: Sequence[str],
+    shares: Sequence[float] = (0.6, 0.2, 0.1, 0.1),
+    vocabulary_size: int = 10_000,
+    max_examples: int | None = None,
+    seed: int = 0,
+) -> dict[str, FederatedData]:
+    """Deals whole users to splits and numbers their words.
+
+    The vocabulary is that of the users of `train` and `distillation`. Sentences are cut to 20 tokens
+    there and to 30 in `held_out` and `test`.
+
+    Args:
+      users: user -> domain -> sentences of words. Users without a sentence are left out.
+      domains: their names; column `domain` (int8) holds positions in this list.
+      shares: of the users, for train, distillation, held_out and test; they sum to 1.
+      vocabulary_size: words, besides the four special tokens.
+      max_examples: most sentences per user and domain, taken at equal distances; None keeps all.
+      seed: of the deal.
+
+    Raises:
+      ValueError: shares or sizes that make no sense, or too few users for a split.
+    """
+    if len(shares) != len(SPLITS) or min(shares) <= 0 or abs(sum(shares) - 1) > 1e-6:
+        raise ValueError(f"shares must be {len(SPLITS)} positive numbers of sum 1, got {shares!r}")
+    if max_examples is not None and max_examples < 1:
+        raise ValueError(f"max_examples must be at least 1, got {max_examples}")
+    chosen = {
+        user: {domain: _thinned(by_domain.get(domain, ()), max_examples) for domain in domains}
+        for user, by_domain in users.items()
+    }
+    ids = sorted(user for user, by_domain in chosen.items() if any(map(len, by_domain.values())))
+    counts = {name: int(len(ids) * share) for name, share in zip(SPLITS, shares, strict=True)}
+    counts["train"] += len(ids) - sum(counts.values())
+    if min(counts.values()) < 1:
+        raise ValueError(f"there must be a user for each split, got {counts} of {len(ids)} users")
+    groups = split_clients(len(ids), counts, seed)
+    own = {name: [ids[index] for index in indices] for name, indices in groups.items()}
+    frequency = Counter(
+        word
+        for user in own["train"] + own["distillation"]
+        for sentences in chosen[user].values()
+        for sentence in sentences
+        for word in sentence
+    )
+    vocabulary = Vocabulary.from_counts(frequency, vocabulary_size)
+    lengths = dict.fromkeys(SPLITS, TRAIN_LENGTH) | dict.fromkeys(SPLITS[2:], EVALUATION_LENGTH)
+    splits = {
+        name: _federated({user: chosen[user] for user in own[name]}, vocabulary, lengths[name])
+        for name in SPLITS
+    }
+    words = np.array(vocabulary.words)
+    splits["vocabulary"] = FederatedData.from_arrays(
+        {"word": words}, offsets=[0, len(words)], client_ids=["vocabulary"]
+    )
+    return splits
+
+
+def vocabulary_of(splits: Mapping[str, FederatedData]) -> Vocabulary:
+    """The vocabulary of prepared splits. Raises ValueError where they have none."""
+    if "vocabulary" not in splits or "word" not in splits["vocabulary"].columns:
+        raise ValueError("the data have no split 'vocabulary' with a column 'word'")
+    return Vocabulary(tuple(splits["vocabulary"].columns["word"].tolist()))
+
+
+def of_domain(data: FederatedData, domain: int) -> FederatedData:
+    """The examples of one domain; clients that have none are left out.
+
+    Raises ValueError where no client has one.
+    """
+    is_own = data.columns["domain"] == domain
+    sizes = np.add.reduceat(is_own, data.offsets[:-1]) * (data.client_sizes > 0)
+    if not sizes.any():
+        raise ValueError(f"no example is of domain {domain}")
+    columns = {name: column[is_own] for name, column in data.columns.items()}
+    sizes, client_ids = sizes[sizes > 0], data.client_ids[sizes > 0]
+    return FederatedData(columns, np.concatenate([[0], np.cumsum(sizes)]), client_ids)
+
+
+def domain_pools(
+    data: FederatedData, domains: Sequence[str], shares: Mapping[str, float], seed: int
+) -> tuple[FederatedData, dict[str, np.ndarray]]:
+    """Disjoint pools of users, each with the users' examples of one domain only.
+
+    Args:
+      data: users with a column `domain`.
+      domains: the domains' names.
+      shares: domain -> share of all users, drawn in this order among those that have examples of it.
+      seed: of the draw.
+
+    Returns:
+      The clients of all pools, named `<domain>/<user>`, and domain -> int32 indices among them.
+
+    Raises:
+      ValueError: an unknown domain, a share outside (0, 1], or too few users.
+    """
+    order = np.random.default_rng(seed).permutation(data.num_clients)
+    parts, pools, first = [], {}, 0
+    for name, share in shares.items():
+        if name not in domains:
+            raise ValueError(f"a pool's domain must be one of {list(domains)}, got {name!r}")
+        if not 0 < share <= 1:
+            raise ValueError(f"the share of domain {name!r} must be in (0, 1], got {share!r}")
+        of_own = of_domain(data, list(domains).index(name))
+        has_own = np.isin(data.client_ids[order], of_own.client_ids)
+        wanted = int(share * data.num_clients)
+        drawn = order[has_own][:wanted]
+        if not 1 <= wanted <= len(drawn):
+            raise ValueError(
+                f"{wanted} users of domain {name!r} are asked for ({share} of {data.num_clients}), "
+                f"but {len(order[has_own])} that no other pool has are left"
+            )
+        order = order[~np.isin(order, drawn)]
+        own_ids = data.client_ids[np.sort(drawn)].tolist()
+        parts.append(of_own.select([of_own.client_index(each) for each in own_ids]))
+        pools[name] = np.arange(first, first + len(drawn), dtype=np.int32)
+        first += len(drawn)
+    columns = {
+        name: np.concatenate([part.columns[name] for part in parts]) for name in data.columns
+    }
+    offsets = np.concatenate([[0], *(part.client_sizes for part in parts)]).cumsum()
+    ids = [
+        f"{name}/{user}"
+        for name, part in zip(shares, parts, strict=True)
+        for user in part.client_ids.tolist()
+    ]
+    return FederatedData.from_arrays(columns, offsets=offsets, client_ids=ids), pools
+
+
+def _thinned(
+    sentences: Sequence[Sequence[str]], max_examples: int | None
+) -> Sequence[Sequence[str]]:
+    if max_examples is None or len(sentences) <= max_examples:
+        return sentences
+    return [sentences[index * len(sentences) // max_examples] for index in range(max_examples)]
+
+
+def _federated(users: Users, vocabulary: Vocabulary, length: int) -> FederatedData:
+    tokens, domain, sizes = [], [], []
+    for by_domain in users.values():
+        for index, sentences in enumerate(by_domain.values()):
+            tokens.append(vocabulary.encode(sentences, length))
+            domain.append(np.full(len(sentences), index, np.int8))
+        sizes.append(sum(map(len, by_domain.values())))
+    columns = {"tokens": np.concatenate(tokens), "domain": np.concatenate(domain)}
+    return FederatedData.from_arrays(
+        columns, offsets=np.cumsum([0, *sizes]), client_ids=list(users)
+    )

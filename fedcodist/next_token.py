@@ -1,0 +1,154 @@
+"""Next-token prediction: a network that returns a `Readout` as a `Model`, and what a model continues.
+
+Text is a column `tokens`, int [rows, T + 1]: the beginning of a sentence, its tokens, its end, padding.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from fedcodist import keys, readout
+from fedcodist.checks import check_integer, check_number
+from fedcodist.data.vocabulary import EOS, PAD
+from fedcodist.model import Model, Variables, from_flax_linen
+from fedcodist.readout import Readout
+
+Batch = Mapping[str, jax.Array]
+
+
+def language_model(
+    network: Any,
+    vocabulary: int,
+    expected_length: float = 1.0,
+    samples: int = 0,
+    adapter: Callable[..., Model] = from_flax_linen,
+) -> Model:
+    """Makes a Model of a network that predicts the next token.
+
+    Batches are what `next_tokens` makes. The loss of a sentence is the sum over its tokens divided by
+    `expected_length`, as FedJAX has it, so a client's step weighs tokens alike. Metrics are `loss`, per
+    token, and `accuracy` in the vocabulary, both weighted by tokens.
+
+    Args:
+      network: called as `network(tokens int [B, T])`, returns a Readout.
+      vocabulary: number of tokens, the special ones included.
+      expected_length: mean number of predicted tokens of a sentence; 13.3 for Stack Overflow.
+      samples: classes that a training step's softmax is sampled from; 0 takes all classes.
+      adapter: `from_flax_linen`, `from_flax_nnx` or `from_haiku`.
+
+    Raises:
+      ValueError: a number out of range.
+    """
+    check_integer("vocabulary", vocabulary, low=5)
+    check_integer("samples", samples, low=0)
+    check_number("expected_length", expected_length, above=0)
+
+    def loss(outputs, batch):
+        return jnp.sum(_token_losses(outputs, batch), axis=-1) / expected_length
+
+    example = jnp.zeros((1, 2), jnp.int32)
+    base = adapter(network, example, inputs="tokens", loss=loss)
+
+    def apply(variables, batch, *, train=False, key=None, **options):
+        outputs, mutable = base.apply(variables, batch, train=train, key=key, **options)
+        if samples and train and key is not None:
+            drawn = readout.draw_classes(keys.derive(key, "samples"), samples, vocabulary)
+            outputs = outputs._replace(samples=drawn)
+        return outputs, mutable
+
+    metrics = {"loss": _loss_per_token, "accuracy": accuracy_in_vocabulary}
+    return base._replace(apply=apply, metrics=metrics, num_classes=vocabulary)
+
+
+def next_tokens(batch: Batch, key: jax.Array, positions: jax.Array) -> dict[str, jax.Array]:
+    """Preprocessing of a column `tokens` [B, T + 1]: inputs `tokens` and the tokens after them,
+    `label`, int32 [B, T]."""
+    tokens = batch["tokens"].astype(jnp.int32)
+    return {**batch, "tokens": tokens[:, :-1], "label": tokens[:, 1:]}
+
+
+def accuracy_in_vocabulary(outputs: Readout, batch: Batch) -> tuple[jax.Array, jax.Array]:
+    """FedJAX's accuracy: the share of words that were the most probable word.
+
+    Targets that are padding or a sentence's end do not count. Padding, beginning, end and unknown are
+    never predicted, so an unknown word is an error.
+
+    Returns:
+      Share per sentence [B] and number of words [B].
+    """
+    labels = batch["label"]
+    classes = jnp.arange(len(outputs.bias))
+    is_word = (classes > EOS) & (classes < len(classes) - 1)
+    predicted = readout.in_chunks(
+        lambda logits: jnp.argmax(jnp.where(is_word, logits, -jnp.inf), axis=-1), outputs
+    )
+    counts = (labels != PAD) & (labels != EOS)
+    return _mean_of_tokens((predicted == labels) & counts, counts)
+
+
+def position_weights(tokens: jax.Array) -> jax.Array:
+    """1 where inputs [B, T] have a next token to predict: neither padding nor a sentence's end."""
+    return ((tokens != PAD) & (tokens != EOS)).astype(jnp.float32)
+
+
+def continuations(
+    model: Model,
+    variables: Variables,
+    prompts: jax.Array,
+    length: int,
+    key: jax.Array | None = None,
+    temperature: float = 1.0,
+) -> jax.Array:
+    """What a model writes after prompts, token by token.
+
+    Args:
+      model: a `language_model`.
+      variables: its variables.
+      prompts: int [B, P], the same length for all; usually a beginning of a sentence first.
+      length: tokens to write.
+      key: draws tokens; the most probable one is taken where not given.
+      temperature: divides logits before drawing.
+
+    Returns:
+      Tokens int32 [B, P + length]; padding after a sentence's end. Unknown words are not written.
+    """
+    check_integer("length", length, low=1)
+    check_number("temperature", temperature, above=0)
+    start = prompts.shape[1]
+    tokens = jnp.pad(jnp.asarray(prompts, jnp.int32), ((0, 0), (0, length)))
+    classes = jnp.arange(model.num_classes)
+    allowed = (classes >= EOS) & (classes < model.num_classes - 1)
+
+    def write(index, tokens):
+        outputs = model.apply(variables, {"tokens": tokens})[0]
+        last = outputs.features[:, index - 1]
+        logits = readout.logits_of(last, outputs.kernel, outputs.bias) / temperature
+        logits = jnp.where(allowed, logits, -jnp.inf)
+        if key is None:
+            chosen = jnp.argmax(logits, axis=-1)
+        else:
+            chosen = jax.random.categorical(keys.derive(key, index), logits)
+        before = tokens[:, index - 1]
+        chosen = jnp.where((before == EOS) | (before == PAD), PAD, chosen)
+        return tokens.at[:, index].set(chosen.astype(jnp.int32))
+
+    return jax.lax.fori_loop(start, start + length, write, tokens)
+
+
+def _token_losses(outputs: Readout, batch: Batch) -> jax.Array:
+    outputs = outputs._replace(weights=(batch["label"] != PAD).astype(jnp.float32))
+    if outputs.samples is None:
+        return readout.cross_entropy(outputs, batch["label"])
+    return readout.sampled_cross_entropy(outputs, batch["label"])
+
+
+def _loss_per_token(outputs: Readout, batch: Batch) -> tuple[jax.Array, jax.Array]:
+    return _mean_of_tokens(_token_losses(outputs, batch), batch["label"] != PAD)
+
+
+def _mean_of_tokens(values: jax.Array, counts: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """The mean of values [B, T] per sentence, and how many tokens it is of."""
+    number = jnp.sum(counts, axis=-1).astype(jnp.float32)
+    return jnp.sum(values, axis=-1) / jnp.maximum(number, 1), number

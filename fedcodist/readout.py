@@ -1,0 +1,207 @@
+"""Outputs of networks with many classes: what the last linear layer takes, and that layer.
+
+The logits of a cohort's sentences over a vocabulary of 10,000 words are larger than everything else
+together. A network that returns a `Readout` leaves them to its loss, which makes and forgets them chunk
+by chunk.
+"""
+
+import functools
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+PyTree = Any
+# Positions whose logits exist at the same time: 10 MB of float32 for 10,000 classes.
+CHUNK = 256
+
+
+class Readout(NamedTuple):
+    """Logits that have not been computed: features times kernel plus bias.
+
+    Attributes:
+      features: float [..., width], usually [batch, positions, width].
+      kernel: float [width, classes].
+      bias: float [classes].
+      weights: float [...], 1 where a position counts and 0 where it is padding.
+      samples: int32 [samples], classes drawn by `draw_classes` for `sampled_cross_entropy`; None
+        where the loss is that of all classes.
+    """
+
+    features: jax.Array
+    kernel: jax.Array
+    bias: jax.Array
+    weights: jax.Array
+    samples: jax.Array | None = None
+
+
+def cross_entropy(readout: Readout, labels: jax.Array, chunk: int = CHUNK) -> jax.Array:
+    """Softmax cross-entropy with integer labels, 0 where `readout.weights` is 0.
+
+    Positions that count are handled first, `chunk` at a time, and the rest is skipped, so padding
+    costs nothing. Of a chunk's logits only their log-sum is kept; the gradient computes them again,
+    one more matrix product in exchange for memory that does not grow with the batch. Only reverse
+    mode is defined.
+
+    Args:
+      readout: of positions [...].
+      labels: int [...].
+      chunk: positions whose logits exist at the same time.
+
+    Returns:
+      float [...], float32 or wider.
+    """
+    weights = readout.weights.reshape(-1)
+    positions = len(weights)
+    chunk = min(chunk, positions)
+    filled = jnp.full(-positions % chunk, positions, jnp.int32)
+    # Positions past the end are read as zeros and written nowhere.
+    order = jnp.concatenate([jnp.argsort(weights == 0, stable=True).astype(jnp.int32), filled])
+    gather = lambda values: values.at[order].get(mode="fill", fill_value=0)
+    losses = _ordered_cross_entropy(
+        chunk,
+        gather(readout.features.reshape(positions, -1)),
+        readout.kernel,
+        readout.bias,
+        gather(labels.reshape(-1)),
+        jnp.sum(weights != 0),
+    )
+    losses = jnp.zeros(positions, losses.dtype).at[order].set(losses, mode="drop")
+    return (losses * weights).reshape(labels.shape)
+
+
+def in_chunks(
+    function: Callable[..., jax.Array], readouts: PyTree, chunk: int = CHUNK
+) -> jax.Array:
+    """A function of logits, position by position, such as an argmax or a divergence.
+
+    Args:
+      function: the pytree with each Readout replaced by its logits [n, classes] -> [n].
+      readouts: a pytree of Readouts of the same positions [...].
+      chunk: positions whose logits exist at the same time; gradients compute them again.
+
+    Returns:
+      The function's values, [...].
+    """
+    is_readout = lambda node: isinstance(node, Readout)
+    leaves, structure = jax.tree.flatten(readouts, is_leaf=is_readout)
+    shape = leaves[0].weights.shape
+    positions = math.prod(shape)
+    chunk = min(chunk, positions)
+    features = [leaf.features.reshape(positions, -1) for leaf in leaves]
+    features = [jnp.pad(each, ((0, -positions % chunk), (0, 0))) for each in features]
+
+    @jax.checkpoint
+    def one(parts):
+        each = [
+            logits_of(part, leaf.kernel, leaf.bias)
+            for part, leaf in zip(parts, leaves, strict=True)
+        ]
+        return function(jax.tree.unflatten(structure, each))
+
+    values = jax.lax.map(one, [each.reshape(-1, chunk, each.shape[1]) for each in features])
+    return values.reshape(-1)[:positions].reshape(shape)
+
+
+def draw_classes(key: jax.Array, samples: int, classes: int) -> jax.Array:
+    """Classes with replacement, int32 [samples], log-uniform: class k has log((k + 2) / (k + 1)).
+
+    That is about a word's share of a text where classes are in the order of frequency.
+    """
+    uniform = jax.random.uniform(key, (samples,))
+    drawn = jnp.exp(uniform * np.log(classes + 1)) - 1
+    return jnp.minimum(drawn.astype(jnp.int32), classes - 1)
+
+
+def sampled_cross_entropy(readout: Readout, labels: jax.Array) -> jax.Array:
+    """Cross-entropy among the label and `readout.samples`, 0 where `readout.weights` is 0.
+
+    Sampled softmax (Jean et al. 2015): every logit is lessened by the logarithm of how often its
+    class is expected among the samples, so that the sum over samples estimates the one over all
+    classes. A sample that is the label itself is left out.
+
+    Args:
+      readout: of positions [...], with samples.
+      labels: int [...].
+
+    Returns:
+      float [...].
+    """
+    samples, classes = readout.samples, len(readout.bias)
+    if samples is None:
+        raise ValueError("readout.samples must be classes from draw_classes, got None.")
+    own = jnp.einsum("...e,e...->...", readout.features, readout.kernel[:, labels])
+    own += readout.bias[labels] - _log_expected(labels, len(samples), classes)
+    others = logits_of(readout.features, readout.kernel[:, samples], readout.bias[samples])
+    others -= _log_expected(samples, len(samples), classes)
+    others = jnp.where(samples == labels[..., None], -jnp.inf, others)
+    every = jnp.concatenate([own[..., None], others], axis=-1)
+    return (jax.nn.logsumexp(every, axis=-1) - own) * readout.weights
+
+
+def logits_of(features: jax.Array, kernel: jax.Array, bias: jax.Array) -> jax.Array:
+    """features @ kernel + bias, float32 or wider."""
+    wide = jnp.promote_types(features.dtype, jnp.float32)
+    return jnp.matmul(features, kernel, preferred_element_type=wide) + bias
+
+
+def _log_expected(drawn: jax.Array, samples: int, classes: int) -> jax.Array:
+    probability = jnp.log1p(1 / (drawn + 1)) / np.log(classes + 1)
+    return jnp.log(samples * probability)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _ordered_cross_entropy(chunk, features, kernel, bias, labels, count):
+    """Losses of the first `count` rows, 0 for others; the number of rows is a multiple of chunk."""
+    return _forward(chunk, features, kernel, bias, labels, count)[0]
+
+
+def _forward(chunk, features, kernel, bias, labels, count):
+    def one(index, carry):
+        losses, log_sums = carry
+        of_chunk = functools.partial(_part, index, chunk)
+        logits = logits_of(of_chunk(features), kernel, bias)
+        log_sum = jax.nn.logsumexp(logits, axis=-1)
+        own = jnp.take_along_axis(logits, of_chunk(labels)[:, None], axis=-1)[:, 0]
+        put = lambda values, new: jax.lax.dynamic_update_slice(values, new, (index * chunk,))
+        return put(losses, log_sum - own), put(log_sums, log_sum)
+
+    dtype = jax.eval_shape(logits_of, features, kernel, bias).dtype
+    start = (jnp.zeros(len(labels), dtype),) * 2
+    losses, log_sums = jax.lax.fori_loop(0, _chunks(count, chunk), one, start)
+    return losses, (features, kernel, bias, labels, count, log_sums)
+
+
+def _backward(chunk, saved, cotangents):
+    features, kernel, bias, labels, count, log_sums = saved
+
+    def one(index, carry):
+        features_bar, kernel_bar, bias_bar = carry
+        of_chunk = functools.partial(_part, index, chunk)
+        part = of_chunk(features)
+        logits = logits_of(part, kernel, bias)
+        is_label = jnp.arange(len(bias)) == of_chunk(labels)[:, None]
+        residual = jnp.exp(logits - of_chunk(log_sums)[:, None]) - is_label
+        residual = residual * of_chunk(cotangents)[:, None]
+        new = (residual.astype(kernel.dtype) @ kernel.T).astype(features.dtype)
+        features_bar = jax.lax.dynamic_update_slice(features_bar, new, (index * chunk, 0))
+        kernel_bar += (part.T @ residual.astype(part.dtype)).astype(kernel.dtype)
+        return features_bar, kernel_bar, bias_bar + residual.sum(axis=0).astype(bias.dtype)
+
+    start = jax.tree.map(jnp.zeros_like, (features, kernel, bias))
+    bars = jax.lax.fori_loop(0, _chunks(count, chunk), one, start)
+    return *bars, None, None
+
+
+_ordered_cross_entropy.defvjp(_forward, _backward)
+
+
+def _chunks(count, chunk):
+    return -(-count // chunk)
+
+
+def _part(index, chunk, values):
+    return jax.lax.dynamic_slice_in_dim(values, index * chunk, chunk)

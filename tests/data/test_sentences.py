@@ -1,0 +1,60 @@
+"""Sentences and words of plain text and of HTML."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedcodist.data.sentences import sentences_of, text_of_html, words_of
+
+
+@pytest.mark.parametrize(
+    "text, sentences",
+    [
+        ("One two. Three?  Four!", ["one two .", "three ?", "four !"]),
+        ("It’s up-to-date, isn't it", ["it's up-to-date , isn't it"]),
+        ("e.g. this is 3.5", ["e . g . this is 3 . 5"]),
+        ("a\nline break\n\nA paragraph", ["a line break", "a paragraph"]),
+        ('He said "stop." Then "go"', ['he said " stop .', 'then " go "']),
+        ("See https://a.b/c?d=1.", ["see <url>"]),
+        ("naïve café", ["nave caf"]),
+        ("snake_case(x)", ["snake_case ( x )"]),
+        ("--- ... !!!", []),
+        ("", []),
+    ],
+)
+def test_sentences(text, sentences):
+    assert [" ".join(words) for words in sentences_of(text)] == sentences
+
+
+@pytest.mark.parametrize(
+    "source, text",
+    [
+        ("<p>a &lt; b &amp; c</p>", "a < b & c"),
+        ("one<br>two", "one two"),
+        ("<p>x</p><pre><code>y = 1</code></pre>z", "x z"),
+        ("<b>bold</b>ly", "boldly"),
+        ("<script>bad()</script>good", "good"),
+        ("</pre>never opened", "never opened"),
+        ("3 < 4 & 5", "3 < 4 & 5"),
+    ],
+)
+def test_html(source, text):
+    assert " ".join(text_of_html(source).split()) == text
+
+
+def test_elements_end_sentences():
+    assert sentences_of(text_of_html("<li>One</li><li>two</li>")) == [["one"], ["two"]]
+
+
+@given(st.text())
+def test_nothing_breaks_them(text):
+    for sentence in sentences_of(text_of_html(text)):
+        assert sentence and all(word == word.lower() and word.isascii() for word in sentence)
+        assert not any(set(word) & set(" \n\t") for word in sentence)
+
+
+@given(st.lists(st.sampled_from(["a", "don't", "<url>", "7", ".", "(", "x-y", "_z"]), min_size=1))
+def test_words_are_kept_when_they_are_read_again(words):
+    """Splitting is idempotent: what was written with spaces comes back."""
+    found = words_of(" ".join(words))
+    assert found == (words if any(w not in (".", "(", "_z") for w in words) else [])

@@ -1,0 +1,153 @@
+"""Loss and accuracy against loops in float64, sampled training, and what a model continues."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedcodist import metrics
+from fedcodist.client_training import LocalTraining, train_client
+from fedcodist.cohort import ClientData
+from fedcodist.data.vocabulary import BOS, EOS, PAD
+from fedcodist.models.lstm import LSTMLanguageModel
+from fedcodist.next_token import continuations, language_model, next_tokens
+from fedcodist.readout import Readout
+
+WORDS = 7
+VOCABULARY = WORDS + 4
+UNKNOWN = VOCABULARY - 1
+LENGTH = 6
+
+
+def rows_of(sentences):
+    """What Vocabulary.encode makes of words that are tokens already."""
+    tokens = np.full((len(sentences), LENGTH + 1), PAD, np.uint16)
+    for row, sentence in zip(tokens, sentences, strict=True):
+        whole = [BOS, *sentence, EOS][: LENGTH + 1]
+        row[: len(whole)] = whole
+    return tokens
+
+
+sentences = st.lists(
+    st.lists(st.integers(EOS + 1, UNKNOWN), min_size=1, max_size=9), min_size=4, max_size=4
+)
+
+
+def reference(logits, tokens, expected_length):
+    """Loss per sentence, loss per token and accuracy, one target at a time."""
+    losses, per_token, right = [], [], []
+    for row, sentence in zip(logits, tokens, strict=True):
+        own = []
+        for scores, target in zip(row, sentence[1:], strict=True):
+            if target == PAD:
+                continue
+            own.append(np.log(np.exp(scores).sum()) - scores[target])
+            if target != EOS:
+                right.append(EOS + 1 + np.argmax(scores[EOS + 1 : UNKNOWN]) == target)
+        losses.append(sum(own) / expected_length)
+        per_token += own
+    return losses, np.mean(per_token), np.mean(right)
+
+
+@settings(max_examples=15, deadline=None)
+@given(sentences, st.integers(0, 99))
+def test_loss_and_accuracy_equal_a_loop(text, seed):
+    rng = np.random.default_rng(seed)
+    tokens = rows_of(text)
+    with jax.enable_x64(True):
+        model = language_model(LSTMLanguageModel(VOCABULARY, 4, 3, 1), VOCABULARY, 2.5)
+        features = rng.normal(size=(4, LENGTH, 4))
+        kernel, bias = rng.normal(size=(4, VOCABULARY)), rng.normal(size=VOCABULARY)
+        outputs = Readout(*map(jnp.asarray, (features, kernel, bias, np.ones((4, LENGTH)))))
+        losses, values = evaluated(model)(outputs, tokens)
+    expected = reference(features @ kernel + bias, tokens, 2.5)
+    np.testing.assert_allclose(losses, expected[0], rtol=1e-9)
+    np.testing.assert_allclose(values["loss"], expected[1], rtol=1e-6)
+    np.testing.assert_allclose(values["accuracy"], expected[2], rtol=1e-6)
+
+
+def evaluated(model):
+    @jax.jit
+    def evaluate(outputs, tokens):
+        batch = next_tokens({"tokens": tokens}, None, None)
+        values = {}
+        for name, statistic in model.metrics.items():
+            metric = metrics.mean(statistic)
+            values[name] = metric.compute(metric.evaluate(outputs, batch, jnp.ones(len(tokens))))
+        return model.loss(outputs, batch), values
+
+    return evaluate
+
+
+def test_an_unknown_word_is_an_error_and_never_predicted():
+    model = language_model(LSTMLanguageModel(VOCABULARY, 4, 3, 1), VOCABULARY)
+    likes = jnp.zeros(VOCABULARY).at[jnp.array([PAD, BOS, EOS, UNKNOWN])].set(9.0).at[5].set(1.0)
+    outputs = Readout(
+        jnp.zeros((2, LENGTH, 4)), jnp.zeros((4, VOCABULARY)), likes, jnp.ones((2, LENGTH))
+    )
+    tokens = rows_of([[5, UNKNOWN, 5], [UNKNOWN]])
+    assert evaluated(model)(outputs, tokens)[1]["accuracy"] == 2 / 4
+
+
+def client(tokens):
+    size = jnp.int32(len(tokens))
+    return ClientData({"tokens": jnp.asarray(tokens)}, jnp.int32(0), size, size, len(tokens), False)
+
+
+@pytest.mark.parametrize("samples", [0, 30])
+def test_training_learns_a_cycle_of_words(samples):
+    words = np.arange(EOS + 1, UNKNOWN)
+    tokens = rows_of([np.roll(words, -shift)[:5].tolist() for shift in range(WORDS)] * 4)
+    model = language_model(
+        LSTMLanguageModel(VOCABULARY, 16, 16, 1), VOCABULARY, LENGTH, samples=samples
+    )
+    training = LocalTraining(batch_size=7, epochs=60, preprocess=next_tokens)
+    trained = jax.jit(
+        lambda key: train_client(model, training, model.init(key), client(tokens), key, 2.0)
+    )(jax.random.key(0))
+    outputs, _ = model.apply(trained.variables, next_tokens({"tokens": tokens}, None, None))
+    # The first word of a sentence, one target of five, is anyone's guess.
+    assert evaluated(model)(outputs, tokens)[1]["accuracy"] > 0.8
+    written = continuations(model, trained.variables, tokens[:, :2], 4)
+    np.testing.assert_array_equal(written[:, :6], tokens[:, :6])
+
+
+def test_samples_are_drawn_in_training_only():
+    model = language_model(LSTMLanguageModel(VOCABULARY, 4, 3, 1), VOCABULARY, samples=5)
+    variables = model.init(jax.random.key(0))
+    batch = next_tokens({"tokens": rows_of([[3, 4]])}, None, None)
+    key = jax.random.key(1)
+    assert model.apply(variables, batch, key=key)[0].samples is None
+    assert model.apply(variables, batch, train=True)[0].samples is None
+    assert model.apply(variables, batch, train=True, key=key)[0].samples.shape == (5,)
+
+
+def test_continuations_end_and_never_hold_what_is_no_word():
+    model = language_model(LSTMLanguageModel(VOCABULARY, 4, 3, 1), VOCABULARY)
+    variables = model.init(jax.random.key(0))
+    prompts = np.full((50, 1), BOS)
+    write = jax.jit(lambda key: continuations(model, variables, prompts, 20, key))
+    written = np.asarray(write(jax.random.key(0)))
+    assert written.shape == (50, 21) and (written[:, 0] == BOS).all()
+    assert not np.isin(written[:, 1:], (BOS, UNKNOWN)).any()
+    for row in written[:, 1:]:
+        ended = np.flatnonzero(row == EOS)
+        after = ended[0] + 1 if len(ended) else len(row)
+        assert (row[after:] == PAD).all() and (row[:after] != PAD).all()
+    assert (written == EOS).any() and len(np.unique(written, axis=0)) > 40
+    assert np.array_equal(written, write(jax.random.key(0)))
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        ({"vocabulary": 4}, "vocabulary must be at least 5, got 4"),
+        ({"samples": -1}, "samples must be at least 0, got -1"),
+        ({"expected_length": 0}, "expected_length must be above 0, got 0"),
+    ],
+)
+def test_bad_numbers_are_refused(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        language_model(None, **{"vocabulary": VOCABULARY, **arguments})

@@ -1,0 +1,176 @@
+"""Chunked losses equal plain ones in values and gradients, and never hold all logits."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedcodist import readout
+from fedcodist.readout import Readout
+
+
+@pytest.fixture(autouse=True)
+def float64():
+    with jax.enable_x64(True):
+        yield
+
+
+def made_up(seed, shape, width=5, classes=11, padded=0.4):
+    rng = np.random.default_rng(seed)
+    outputs = Readout(
+        jnp.asarray(rng.normal(size=(*shape, width))),
+        jnp.asarray(rng.normal(size=(width, classes))),
+        jnp.asarray(rng.normal(size=classes)),
+        jnp.asarray((rng.uniform(size=shape) >= padded).astype(np.float64)),
+    )
+    labels = jnp.asarray(rng.integers(0, classes, shape), jnp.int32)
+    return outputs, labels, jnp.asarray(rng.normal(size=shape))
+
+
+def plain(outputs, labels):
+    logits = outputs.features @ outputs.kernel + outputs.bias
+    losses = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
+    return losses * outputs.weights
+
+
+def gradients(function, outputs, cotangents):
+    def total(features, kernel, bias):
+        new = outputs._replace(features=features, kernel=kernel, bias=bias)
+        return jnp.sum(function(new) * cotangents)
+
+    return jax.grad(total, argnums=(0, 1, 2))(*outputs[:3])
+
+
+def assert_same(left, right):
+    for one, other in zip(jax.tree.leaves(left), jax.tree.leaves(right), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-9, atol=1e-11)
+
+
+shapes = st.sampled_from([(1,), (7,), (3, 5), (2, 3, 4)])
+
+
+@settings(max_examples=12, deadline=None)
+@given(shapes, st.sampled_from([1, 4, 40]), st.sampled_from([0.0, 0.4, 1.0]), st.integers(0, 99))
+def test_chunked_cross_entropy_equals_the_plain_one(shape, chunk, padded, seed):
+    def both(outputs, labels, cotangents):
+        chunked = functools.partial(readout.cross_entropy, labels=labels, chunk=chunk)
+        return [
+            (loss(outputs), gradients(loss, outputs, cotangents))
+            for loss in (chunked, functools.partial(plain, labels=labels))
+        ]
+
+    assert_same(*jax.jit(both)(*made_up(seed, shape, padded=padded)))
+
+
+@settings(max_examples=8, deadline=None)
+@given(shapes, st.sampled_from([1, 4, 40]), st.integers(0, 99))
+def test_functions_in_chunks_equal_plain_ones(shape, chunk, seed):
+    outputs, _, cotangents = made_up(seed, shape)
+    other = made_up(seed + 1, shape, width=3)[0]
+
+    def divergence(both):
+        return optax.kl_divergence(jax.nn.log_softmax(both["a"]), jax.nn.softmax(both["b"]))
+
+    def direct(new):
+        logits = {"a": new.features @ new.kernel + new.bias}
+        return divergence(logits | {"b": other.features @ other.kernel + other.bias})
+
+    def chunked(new):
+        return readout.in_chunks(divergence, {"a": new, "b": other}, chunk)
+
+    def both(outputs):
+        return [(each(outputs), gradients(each, outputs, cotangents)) for each in (chunked, direct)]
+
+    assert_same(*jax.jit(both)(outputs))
+
+
+def test_clients_at_once_are_clients_one_by_one():
+    clients = [made_up(seed, (4, 6), padded=padded) for seed, padded in enumerate((0.0, 0.3, 0.9))]
+    stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *clients)
+
+    def both(outputs, labels, cotangents):
+        loss = functools.partial(readout.cross_entropy, labels=labels, chunk=5)
+        return loss(outputs), gradients(loss, outputs, cotangents)
+
+    together, alone = jax.jit(jax.vmap(both))(*stacked), jax.jit(both)
+    for index, client in enumerate(clients):
+        assert_same(jax.tree.map(lambda leaf, i=index: leaf[i], together), alone(*client))
+
+
+def all_sizes(jaxpr):
+    for equation in jaxpr.eqns:
+        yield from (v.aval.size for v in equation.outvars if hasattr(v.aval, "size"))
+        for value in jax.tree.leaves(
+            list(equation.params.values()), is_leaf=lambda v: hasattr(v, "eqns")
+        ):
+            inner = getattr(value, "jaxpr", value)
+            if hasattr(inner, "eqns"):
+                yield from all_sizes(inner)
+
+
+@pytest.mark.parametrize("name", ["cross_entropy", "in_chunks", "plain"])
+def test_logits_of_a_batch_never_exist(name):
+    outputs, labels, cotangents = made_up(0, (40, 20), width=4, classes=500)
+    functions = {
+        "cross_entropy": lambda new: readout.cross_entropy(new, labels, 64),
+        "in_chunks": lambda new: readout.in_chunks(
+            lambda logits: jax.nn.logsumexp(logits, axis=-1), new, 64
+        ),
+        "plain": lambda new: plain(new, labels),
+    }
+    traced = jax.make_jaxpr(lambda new: gradients(functions[name], new, cotangents))(outputs)
+    largest = max(all_sizes(traced.jaxpr))
+    assert (largest >= 40 * 20 * 500) == (name == "plain")
+    assert name == "plain" or largest <= 64 * 500
+
+
+def test_padding_is_not_multiplied():
+    """The loop's length is what counts: with no real position nothing is read."""
+    outputs, labels, _ = made_up(0, (8, 8), padded=1.0)
+    broken = outputs._replace(kernel=outputs.kernel * jnp.nan)
+    assert np.all(readout.cross_entropy(broken, labels, 16) == 0)
+    one = broken._replace(weights=broken.weights.at[3, 3].set(1))
+    assert np.isnan(readout.cross_entropy(one, labels, 16)[3, 3])
+
+
+def test_samples_estimate_the_sum_over_all_classes():
+    outputs, labels, _ = made_up(1, (6, 5), classes=40, padded=0.0)
+    exact = plain(outputs, labels)
+
+    def estimate(key):
+        drawn = readout.draw_classes(key, 30, 40)
+        losses = readout.sampled_cross_entropy(outputs._replace(samples=drawn), labels)
+        # Among samples that are not the label, the others' sum over the label's corrected logit.
+        own = readout._log_expected(labels, 30, 40)
+        return (jnp.exp(losses) - 1) * jnp.exp(-own)
+
+    estimates = jax.jit(jax.vmap(estimate))(jax.random.split(jax.random.key(0), 20_000))
+    others = jnp.exp(exact) - 1
+    deviation = jnp.std(estimates, axis=0) / np.sqrt(len(estimates))
+    assert np.all(np.abs(jnp.mean(estimates, axis=0) - others) < 5 * deviation)
+
+
+def test_draws_follow_their_probabilities():
+    drawn = np.asarray(readout.draw_classes(jax.random.key(0), 200_000, 20))
+    assert drawn.min() >= 0 and drawn.max() == 19
+    expected = np.exp(readout._log_expected(jnp.arange(20), 200_000, 20))
+    assert expected.sum() == pytest.approx(200_000)
+    assert np.all(np.abs(np.bincount(drawn) - expected) < 5 * np.sqrt(expected))
+
+
+def test_sampled_loss_leaves_padding_out_and_needs_samples():
+    outputs, labels, cotangents = made_up(2, (3, 4), padded=0.5)
+    outputs = outputs._replace(samples=jnp.array([1, 1, 3]))
+    losses = readout.sampled_cross_entropy(outputs, labels)
+    assert np.array_equal(losses == 0, outputs.weights == 0) and np.all(losses >= 0)
+    loss = functools.partial(readout.sampled_cross_entropy, labels=labels)
+    own = jax.jit(functools.partial(gradients, loss))(outputs, cotangents)
+    touched = set(np.flatnonzero(np.abs(own[2]))) - {1, 3}
+    assert touched == {int(label) for label in labels[outputs.weights > 0]} - {1, 3}
+    with pytest.raises(ValueError, match=r"samples must be classes from draw_classes"):
+        readout.sampled_cross_entropy(outputs._replace(samples=None), labels)

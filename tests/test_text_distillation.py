@@ -1,0 +1,131 @@
+"""Codistillation of language models: logits in chunks, the mean over tokens, any number of devices."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax.sharding import PartitionSpec
+
+from fedcodist import simulation
+from fedcodist.cohort import Rows
+from fedcodist.data.vocabulary import BOS, EOS, PAD
+from fedcodist.distillation import (
+    Distillation,
+    codistillation_target,
+    distill,
+    frozen,
+    kl_divergence,
+)
+from fedcodist.model import Variables
+from fedcodist.models.lstm import LSTMLanguageModel
+from fedcodist.models.transformer import Transformer
+from fedcodist.next_token import language_model, next_tokens
+
+VOCABULARY, LENGTH = 12, 5
+MODELS = {
+    "small": language_model(LSTMLanguageModel(VOCABULARY, 4, 3, 1), VOCABULARY),
+    "large": language_model(Transformer(VOCABULARY, 8, 2, 1), VOCABULARY),
+}
+SETTINGS = Distillation(
+    2,
+    batch_size=6,
+    optimizer=optax.sgd,
+    mixup_beta=0.0,
+    preprocess=next_tokens,
+    inputs="tokens",
+)
+
+
+def rows():
+    rng = np.random.default_rng(0)
+    tokens = np.full((20, LENGTH + 1), PAD, np.uint16)
+    for row in tokens:
+        whole = [BOS, *rng.integers(3, VOCABULARY, rng.integers(1, 7)), EOS][: LENGTH + 1]
+        row[: len(whole)] = whole
+    indices = np.arange(2 * SETTINGS.batch_size).reshape(2, -1)
+    return Rows({"tokens": jnp.asarray(tokens)}, jnp.asarray(indices, jnp.int32))
+
+
+def starts():
+    return {name: model.init(jax.random.key(i)) for i, (name, model) in enumerate(MODELS.items())}
+
+
+def target(student, logits):
+    (other,) = set(MODELS) - {student}
+    return codistillation_target(
+        {other: logits[other]}, {other: 0.5}, {other: 1.0}, logits[student], 0.2
+    )
+
+
+def distilled(settings=SETTINGS, axis_name=None):
+    students = starts()
+    return distill(
+        MODELS,
+        students,
+        {name: frozen(model, students[name]) for name, model in MODELS.items()},
+        target,
+        rows(),
+        jax.random.key(0),
+        dict.fromkeys(MODELS, 0.5),
+        settings,
+        axis_name,
+    )
+
+
+def reference():
+    """All logits of the batch at once, and the mean over tokens that are predicted."""
+    students, data = starts(), rows()
+
+    def logits_of(name, params, batch):
+        outputs = MODELS[name].apply(Variables(params, {}), batch)[0]
+        return outputs.features @ outputs.kernel + outputs.bias
+
+    params, losses = {name: values.params for name, values in students.items()}, []
+    for indices in data.indices:
+        batch = next_tokens({"tokens": data.columns["tokens"][indices]}, None, None)
+        counts = batch["label"] != PAD
+        logits = {name: logits_of(name, students[name].params, batch) for name in MODELS}
+
+        def loss(own, name, batch=batch, counts=counts, logits=logits):
+            divergence = kl_divergence("forward")(logits_of(name, own, batch), target(name, logits))
+            return jnp.sum(divergence * counts) / jnp.sum(counts)
+
+        found = {name: jax.value_and_grad(loss)(params[name], name) for name in MODELS}
+        losses.append({name: value for name, (value, _) in found.items()})
+        params = {
+            name: jax.tree.map(lambda p, g: p - 0.5 * g, params[name], gradient)
+            for name, (_, gradient) in found.items()
+        }
+    return params, losses
+
+
+def assert_close(left, right):
+    for one, other in zip(jax.tree.leaves(left), jax.tree.leaves(right), strict=True):
+        np.testing.assert_allclose(one, other, rtol=2e-4, atol=2e-6)
+
+
+def test_equals_the_mean_over_tokens_of_all_logits():
+    found = jax.jit(distilled)()
+    params, losses = jax.jit(reference)()
+    assert_close({name: values.params for name, values in found.students.items()}, params)
+    assert_close([found.first_loss, found.last_loss], losses)
+
+
+def test_devices_share_the_batch():
+    mesh = simulation.all_devices()
+    dealt = jax.shard_map(
+        functools.partial(distilled, axis_name=simulation.AXIS),
+        mesh=mesh,
+        in_specs=(),
+        out_specs=PartitionSpec(),
+        check_vma=False,
+    )
+    assert_close(jax.jit(dealt)(), jax.jit(distilled)())
+
+
+def test_tokens_cannot_be_mixed():
+    with pytest.raises(ValueError, match=r"mixup_beta must be 0 for 'tokens', which are int32"):
+        distilled(SETTINGS._replace(mixup_beta=2.0))
