@@ -125,6 +125,8 @@ def _run() -> int:
             print(f"chunk_size: {chosen}", flush=True)
         experiment = build_experiment(config, data)
         check_experiment(experiment)
+        for note in experiment.algorithm.notes if is_first else ():
+            print(note, flush=True)
     except Exception as error:
         if not command.is_mistake(error):
             raise

@@ -51,7 +51,9 @@ def permuted_positions(
     return walked.astype(jnp.int32)
 
 
-def stream_positions(key: jax.Array, start: jax.Array | int, count: int, size: int) -> jax.Array:
+def stream_positions(
+    key: jax.Array, start: jax.Array | int, count: int, size: jax.Array | int
+) -> jax.Array:
     """Returns elements start .. start + count of an endless stream that reshuffles `range(size)`.
 
     Every pass over the data is another random order; where one pass ends the next begins.
@@ -60,13 +62,14 @@ def stream_positions(key: jax.Array, start: jax.Array | int, count: int, size: i
       key: the stream's key.
       start: index of the first element wanted, traced or not.
       count: number of elements.
-      size: number of rows that the stream repeats.
+      size: number of rows that the stream repeats, traced or not.
 
     Returns:
       int32 array [count] with values in [0, size).
     """
     index = jnp.asarray(start).astype(jnp.uint32) + jnp.arange(count, dtype=jnp.uint32)
-    return permuted_positions(key, index % jnp.uint32(size), size, epoch=index // jnp.uint32(size))
+    rows = jnp.maximum(jnp.asarray(size, jnp.uint32), 1)
+    return permuted_positions(key, index % rows, size, epoch=index // rows)
 
 
 def sample_without_replacement(key: jax.Array, population: int, count: int) -> jax.Array:

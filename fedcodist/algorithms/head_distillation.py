@@ -85,5 +85,7 @@ def embedding_loss(own: HeadedOutputs, teachers: HeadedOutputs, distance: str) -
 
 
 def _normalised(embedding: jax.Array) -> jax.Array:
+    # Rectified embeddings may be all zeros: these have no direction, and no gradient.
     squared = jnp.sum(embedding**2, axis=-1, keepdims=True)
-    return embedding * jax.lax.rsqrt(jnp.maximum(squared, _TINY))
+    is_zero = squared <= _TINY
+    return jnp.where(is_zero, 0, embedding * jax.lax.rsqrt(jnp.where(is_zero, 1, squared)))

@@ -153,10 +153,11 @@ def test_equal_directions_are_at_distance_zero_and_no_gradient_is_infinite(dista
     value, slope = jax.value_and_grad(lambda own: embedding_loss(own, same, distance))(own)
     assert float(value) == pytest.approx(0, abs=1e-6)
     assert np.isfinite(slope.embedding).all()
-    # Rectified embeddings may be all zeros.
+    # Rectified embeddings may be all zeros, which have no direction.
     nothing = own._replace(embedding=jnp.zeros_like(own.embedding))
-    slope = jax.grad(lambda own: embedding_loss(own, same, distance))(nothing)
-    assert np.isfinite(slope.embedding).all()
+    value, slope = jax.value_and_grad(lambda own: embedding_loss(own, same, distance))(nothing)
+    assert float(value) == pytest.approx(1)
+    np.testing.assert_array_equal(slope.embedding, 0)
 
 
 def test_heads_that_copy_the_one_before_are_a_stationary_state():

@@ -1,0 +1,429 @@
+"""Multi-Headed Distillation (Zhmoginov et al., 2023): no server, knowledge moves from head to head."""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedcodist import graphs, keys
+from fedcodist.aggregation import ClientResult
+from fedcodist.algorithms import checkpoint_pools, parties
+from fedcodist.algorithms.checkpoint_pools import PoolSchedule, pool_schedule
+from fedcodist.algorithms.head_distillation import (
+    CANDIDATES,
+    CHOICES,
+    EMBEDDING_DISTANCES,
+    candidates,
+    chosen,
+    embedding_loss,
+    head_loss,
+)
+from fedcodist.algorithms.parties import PARTIES, PUBLIC, Group, for_each_party
+from fedcodist.checks import check_integer, check_number
+from fedcodist.chunk_size import available_bytes
+from fedcodist.client_training import Preprocess
+from fedcodist.communication import Communication, tree_bytes
+from fedcodist.federated_algorithm import FederatedAlgorithm
+from fedcodist.for_each_client import Execution
+from fedcodist.model import Variables
+from fedcodist.models.multi_headed import BACKBONE, HeadedOutputs
+from fedcodist.shuffling import stream_positions
+from fedcodist.step_training import (
+    CLIENT_STEPS,
+    Learner,
+    StepTraining,
+    check_step_training,
+    start_learners,
+    train_steps,
+)
+
+PyTree = Any
+
+
+class HeadDistillation(NamedTuple):
+    """How clients learn from each other.
+
+    Attributes:
+      batch_size: public examples per step and client; every client has its own stream of them.
+      teachers: Delta, checkpoints drawn from the pool in each step, without replacement. With 0 nobody
+        learns from others: a head chases the client's own one before it.
+      candidates: whose predictions compete for a head, see `head_distillation.CANDIDATES`. The paper's
+        "All" is "same_level_and_self" with two teachers.
+      choice: of the target among the candidates, "most_confident" or "random".
+      embedding_distance: "squared" or "norm", of normalised embeddings.
+      pool_size: N_P; the number of clients where not given.
+      reaches_backbone: whether heads' and embeddings' losses change the backbone.
+      updates_statistics: whether public batches too update batch normalisation's running averages.
+      preprocess: (batch, key, positions) -> batch, of public examples.
+    """
+
+    batch_size: int = 512
+    teachers: int = 1
+    candidates: str = "base"
+    choice: str = "most_confident"
+    embedding_distance: str = "squared"
+    pool_size: int | None = None
+    reaches_backbone: bool = True
+    updates_statistics: bool = False
+    preprocess: Preprocess = lambda batch, key, positions: batch
+
+
+class MHDHyper(NamedTuple):
+    """Floats of MHD; traced.
+
+    Attributes:
+      learning_rate: before its decay.
+      embedding_weight: nu_emb.
+      head_weight: nu_aux.
+    """
+
+    learning_rate: Any = 0.03
+    embedding_weight: Any = 1.0
+    head_weight: Any = 3.0
+
+
+class MHDState(NamedTuple):
+    """Clients' models, and the stale ones that they learn from.
+
+    Attributes:
+      learners: architecture -> leaves [group, ...].
+      pools: int32 [clients, pool, 2], (architecture, slot); see PoolSchedule.
+      banks: architecture -> Variables of stale checkpoints, leaves [slots, ...].
+    """
+
+    learners: dict[str, Learner]
+    pools: jax.Array
+    banks: dict[str, Variables]
+
+
+def multi_headed_distillation(
+    groups: Mapping[str, Group],
+    public: Mapping[str, Any],
+    graph: Any,
+    num_rounds: int,
+    training: StepTraining = StepTraining(),
+    distillation: HeadDistillation = HeadDistillation(),
+    hyper: MHDHyper = MHDHyper(),
+    exchange_seed: int = 0,
+    memory: int | None = None,
+    execution: Execution = Execution(),
+    name: str = "multi_headed_distillation",
+) -> FederatedAlgorithm:
+    """Clients of a graph teach each other's auxiliary heads on public examples.
+
+    A step: cross-entropy of the main head on private examples, plus on a public batch the embeddings'
+    distance to some stale checkpoints from the client's pool, plus the cross-entropy of every auxiliary
+    head from the surest of its candidates (equations 1 to 5). One gradient step. The main head gets no
+    distillation. There is no server: a round is `training.steps` steps (S_P), and at the beginning of
+    each but the first one entry of every pool becomes a fresh checkpoint of a neighbour. In a round no
+    client needs another, so devices wait for each other once in a round.
+
+    Teachers are in inference mode, the client itself in training mode on both batches.
+
+    Args:
+      groups: architecture -> its clients, all clients 0 to K - 1; models of
+        `fedcodist.models.multi_headed`, with the same heads, classes and width of embedding.
+      public: columns of the data set `public`, arrays or shapes; nothing but shapes is read here.
+      graph: see `fedcodist.graphs`; an edge from i to j lets i learn from j. One that changes has an
+        entry per round.
+      num_rounds: of the whole run.
+      training: optimizer, private batches, S_P, schedule of the learning rate.
+      distillation: how clients learn from each other.
+      hyper: learning rate and weights.
+      exchange_seed: of who gets whose checkpoint when. It is settled before the run, like the partition
+        of the examples, and the same for all seeds of a run.
+      memory: bytes that the banks may take; what a device may use where not given.
+      execution: how clients of one architecture are executed. With several architectures 'scan' is
+        the better one: a vmapped client computes the teachers of all architectures.
+      name: the method's name in tables.
+
+    Raises:
+      ValueError, TypeError: one line that names the argument and what is allowed.
+    """
+    groups = parties.check_groups(groups)
+    num_clients = parties.num_clients(groups)
+    check_step_training(training, num_rounds)
+    _check_distillation(distillation, hyper, groups, num_clients)
+    if next(iter(public.values())).shape[0] < 1:
+        raise ValueError("public must not be empty.")
+    heads = _check_outputs(groups, public, distillation.preprocess)
+    edges = graphs.adjacency(graph, num_clients)
+    schedule = None
+    if distillation.teachers:
+        graphs.check_neighbours(edges, name)
+        pool_size = _pool_size(distillation, num_clients)
+        schedule = pool_schedule(groups, edges, pool_size, num_rounds, exchange_seed)
+    notes = _check_memory(groups, schedule, memory)
+    num_public = next(iter(public.values())).shape[0]
+    batches = (training.steps, distillation.batch_size)
+    architectures = list(groups)
+
+    def init(key):
+        return start(parties.init_models(groups, key), training, schedule)
+
+    def select(round, key):
+        def own(client):
+            return stream_positions(
+                keys.derive(key, "public", client),
+                jnp.asarray(round, jnp.uint32) * (batches[0] * batches[1]),
+                batches[0] * batches[1],
+                num_public,
+            )
+
+        rows = jax.vmap(own)(jnp.arange(num_clients))
+        return parties.everybody(groups, {PUBLIC: rows.reshape(num_clients, *batches)})
+
+    def round_(state, rows, inputs, round, key, hyper, axis_name=None):
+        pools, banks = state.pools, state.banks
+        if schedule:
+            models = {name: learner.variables for name, learner in state.learners.items()}
+            pools, banks = checkpoint_pools.refresh(schedule, pools, banks, models, round)
+        columns, indices = inputs.rows[PUBLIC].columns, inputs.rows[PUBLIC].indices
+        teach = _teaching(groups, architectures, banks)
+
+        def update(model, message, row, data, key):
+            learner, pool, public_rows = row
+
+            def distil(variables, step, index, key):
+                batch = {name: column[public_rows[index]] for name, column in columns.items()}
+                batch = distillation.preprocess(
+                    batch, keys.derive(key, "input"), jnp.arange(distillation.batch_size)
+                )
+                drawn = jax.random.choice(
+                    keys.derive(key, "teachers"),
+                    pool.shape[0],
+                    (distillation.teachers,),
+                    replace=False,
+                )
+                teachers = teach(pool[drawn], batch, model, variables)
+
+                def loss(params):
+                    own, mutable = model.apply(
+                        Variables(params, variables.mutable),
+                        batch,
+                        train=True,
+                        key=keys.derive(key, "dropout"),
+                    )
+                    apart = embedding_loss(own, teachers, distillation.embedding_distance)
+                    taught = jnp.zeros(())
+                    if heads:
+                        competing = candidates(own, teachers, distillation.candidates)
+                        choice = chosen(competing, distillation.choice, keys.derive(key, "choice"))
+                        taught = head_loss(own, competing, choice)
+                    total = hyper.embedding_weight * apart + hyper.head_weight * taught
+                    metrics = {"embedding_loss": apart, "head_loss": taught}
+                    return total, (mutable, metrics)
+
+                gradient, (mutable, metrics) = jax.grad(loss, has_aux=True)(variables.params)
+                if not distillation.reaches_backbone:
+                    nothing = jax.tree.map(jnp.zeros_like, gradient[BACKBONE])
+                    gradient = {**gradient, BACKBONE: nothing}
+                if not distillation.updates_statistics:
+                    mutable = variables.mutable
+                return gradient, mutable, metrics
+
+            learner, metrics = train_steps(
+                model,
+                training,
+                learner,
+                data,
+                key,
+                round,
+                num_rounds,
+                hyper.learning_rate,
+                distil,
+                ("embedding_loss", "head_loss"),
+            )
+            metrics |= {
+                "num_steps": jnp.asarray(training.steps),
+                "client_examples": jnp.asarray(training.steps * training.batch_size),
+                "finite": parties.is_finite(learner.variables),
+            }
+            return ClientResult({}, {}, jnp.ones(()), learner, metrics)
+
+        own = {
+            name: (state.learners[name], pools[group.clients], indices[group.clients])
+            for name, group in groups.items()
+        }
+        result = for_each_party(
+            groups,
+            update,
+            None,
+            own,
+            inputs.cohorts[PARTIES],
+            keys.derive(key, CLIENT_STEPS),
+            execution,
+            axis_name,
+        )
+        return MHDState(result.rows, pools, banks), rows, result.metrics
+
+    return FederatedAlgorithm(
+        name=name,
+        hyper=hyper,
+        init=init,
+        rows={},
+        select=select,
+        round=round_,
+        predictors=parties.party_predictors(
+            groups, lambda state, name: state.learners[name].variables
+        ),
+        communication=_communication(groups, schedule, num_rounds),
+        num_clients=num_clients,
+        notes=notes,
+    )
+
+
+def start(
+    models: Mapping[str, Variables], training: StepTraining, schedule: PoolSchedule | None
+) -> MHDState:
+    """The state before the first round: pools hold the neighbours' models as they are.
+
+    Args:
+      models: architecture -> Variables, leaves [group, ...], such as what earlier training left.
+      training: as `multi_headed_distillation` gets it.
+      schedule: the run's; None without teachers.
+    """
+    learners = start_learners(training, dict(models))
+    if schedule is None:
+        return MHDState(learners, jnp.zeros((_count(models), 1, 2), jnp.int32), {})
+    banks = checkpoint_pools.first_banks(schedule, models)
+    return MHDState(learners, jnp.asarray(schedule.first), banks)
+
+
+def _teaching(groups, architectures, banks):
+    """Returns (entries [teachers, 2], batch, model, variables) -> teachers' outputs [teachers, ...]."""
+
+    def by(name):
+        def outputs(slot, batch):
+            variables = jax.tree.map(lambda leaf: leaf[slot], banks[name])
+            return groups[name].model.apply(variables, batch)[0]
+
+        return outputs
+
+    def teach(entries, batch, model, variables):
+        if not banks:
+            shape = jax.eval_shape(lambda: model.apply(variables, batch)[0])
+            return jax.tree.map(lambda leaf: jnp.zeros((0, *leaf.shape), leaf.dtype), shape)
+        every = [by(name) for name in architectures]
+        one = lambda entry: jax.lax.switch(entry[0], every, entry[1], batch)
+        return jax.lax.map(one, entries)
+
+    return teach
+
+
+def _communication(groups, schedule, num_rounds) -> dict[str, Communication]:
+    """Bytes of checkpoints received and sent, a mean over the run's rounds, rounded up.
+
+    A client that fills its pool with several copies of one initial model receives it once.
+    """
+    names = parties.party_names(groups)
+    by_client = {
+        int(client): (party, tree_bytes(_shapes(group)))
+        for name, group in groups.items()
+        for client, party in zip(group.clients, names[name], strict=True)
+    }
+    down, up = dict.fromkeys(by_client, 0), dict.fromkeys(by_client, 0)
+    if schedule:
+        for client in by_client:
+            received = np.unique(schedule.first_source[client]).tolist()
+            received += [c for c in schedule.source[:, client].tolist() if c >= 0]
+            for source in received:
+                down[client] += by_client[source][1]
+                up[source] += by_client[source][1]
+    return {
+        party: Communication(-(-down[client] // num_rounds), -(-up[client] // num_rounds))
+        for client, (party, _) in by_client.items()
+    }
+
+
+def _check_memory(groups, schedule, memory) -> tuple[str, ...]:
+    """What the banks take, for people; raises one line where that is more than there is."""
+    if not schedule:
+        return ()
+    sizes = {name: tree_bytes(_shapes(group)) for name, group in groups.items()}
+    needed = sum(schedule.num_slots[name] * size for name, size in sizes.items())
+    parts = ", ".join(
+        f"{schedule.num_slots[name]} of {name} with {_mib(size)} each"
+        for name, size in sizes.items()
+    )
+    available = available_bytes() if memory is None else memory
+    if needed > available:
+        raise ValueError(
+            f"distillation.pool_size: the checkpoints in clients' pools need {_mib(needed)} ({parts}) "
+            f"and a device may use {_mib(available)}; a smaller pool needs less."
+        )
+    return (f"checkpoints in the clients' pools: {_mib(needed)} ({parts})",)
+
+
+def _check_distillation(distillation, hyper, groups, num_clients) -> None:
+    given = sum(len(group.clients) for group in groups.values())
+    if given != num_clients:
+        raise ValueError(
+            f"groups must have clients 0 to {num_clients - 1} without a gap, it has {given} of them."
+        )
+    check_integer("distillation.batch_size", distillation.batch_size, low=1)
+    check_integer("distillation.teachers", distillation.teachers, low=0)
+    for argument, value, allowed in (
+        ("candidates", distillation.candidates, tuple(CANDIDATES)),
+        ("choice", distillation.choice, CHOICES),
+        ("embedding_distance", distillation.embedding_distance, EMBEDDING_DISTANCES),
+    ):
+        if value not in allowed:
+            raise ValueError(f"distillation.{argument} must be one of {allowed}, got {value!r}.")
+    for weight in ("embedding_weight", "head_weight"):
+        check_number(weight, getattr(hyper, weight), low=0)
+
+
+def _pool_size(distillation: HeadDistillation, num_clients: int) -> int:
+    size = num_clients if distillation.pool_size is None else distillation.pool_size
+    check_integer("distillation.pool_size", size, low=1)
+    if distillation.teachers > size:
+        raise ValueError(
+            f"distillation.teachers must be at most the {size} checkpoints of a pool, got "
+            f"{distillation.teachers}."
+        )
+    return size
+
+
+def _check_outputs(groups, public, preprocess) -> int:
+    """The number of auxiliary heads; raises one line where architectures do not fit together."""
+    found: dict[str, Any] = {}
+    for name, group in groups.items():
+        batch = {n: jax.ShapeDtypeStruct((1, *c.shape[1:]), c.dtype) for n, c in public.items()}
+
+        def outputs(batch, model=group.model):
+            batch = preprocess(batch, jax.random.key(0), jnp.arange(1))
+            return model.apply(model.init(jax.random.key(0)), batch)[0]
+
+        found[name] = jax.eval_shape(outputs, batch)
+        if not isinstance(found[name], HeadedOutputs):
+            raise TypeError(
+                f"groups[{name!r}].model must be made by fedcodist.models.multi_headed, got another."
+            )
+    for what, shape_of, advice in (
+        ("classes", lambda outputs: outputs.logits.shape[2], ""),
+        ("auxiliary heads", lambda outputs: outputs.logits.shape[1] - 1, ""),
+        (
+            "width of the embedding",
+            lambda outputs: outputs.embedding.shape[1],
+            "; multi_headed(..., projection=width) gives them one",
+        ),
+    ):
+        values = {name: shape_of(outputs) for name, outputs in found.items()}
+        if len(set(values.values())) > 1:
+            raise ValueError(f"groups must have models of the same {what}, got {values}{advice}.")
+    return next(iter(found.values())).logits.shape[1] - 1
+
+
+def _shapes(group: Group) -> Variables:
+    return jax.eval_shape(group.model.init, jax.eval_shape(lambda: jax.random.key(0)))
+
+
+def _count(models: Mapping[str, Variables]) -> int:
+    return sum(jax.tree.leaves(each.params)[0].shape[0] for each in models.values())
+
+
+def _mib(count: int) -> str:
+    return f"{count / 2**20:,.3g} MiB"

@@ -1,0 +1,145 @@
+"""Clients who train by steps and never meet: what decentralised methods are compared with."""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fedcodist import keys
+from fedcodist.aggregation import ClientResult
+from fedcodist.algorithms import parties
+from fedcodist.algorithms.isolated import SHARED
+from fedcodist.algorithms.parties import PARTIES, Group, PartiesResult, for_each_party
+from fedcodist.checks import check_integer
+from fedcodist.cohort import Inputs
+from fedcodist.communication import Communication
+from fedcodist.federated_algorithm import FederatedAlgorithm
+from fedcodist.for_each_client import Execution
+from fedcodist.step_training import (
+    CLIENT_STEPS,
+    Learner,
+    StepTraining,
+    check_step_training,
+    start_learners,
+    train_steps,
+)
+
+PyTree = Any
+
+
+class SeparateHyper(NamedTuple):
+    """The learning rate before its decay, traced."""
+
+    learning_rate: Any = 0.03
+
+
+def separate(
+    groups: Mapping[str, Group],
+    num_rounds: int,
+    training: StepTraining = StepTraining(),
+    num_shared: int | None = None,
+    hyper: SeparateHyper = SeparateHyper(),
+    execution: Execution = Execution(),
+    name: str = "separate",
+) -> FederatedAlgorithm:
+    """Each client trains its own model on the batches that it has in MHD; optimizers go on over rounds.
+
+    `isolated` is the same by epochs, with early stopping.
+
+    Args:
+      groups: architecture -> its clients.
+      num_rounds: of the whole run, of `training.steps` steps each.
+      training: optimizer, batches, schedule of the learning rate.
+      num_shared: rows of the data set `shared`, on which all train in place of their own examples: the
+        union of all clients', the bound of what they could learn together.
+      hyper: the learning rate.
+      execution: how clients of one architecture are executed.
+      name: the name in tables.
+
+    Raises:
+      ValueError, TypeError: one line that names the argument and what is allowed.
+    """
+    groups = parties.check_groups(groups)
+    check_step_training(training, num_rounds)
+    if num_shared is not None:
+        check_integer("num_shared", num_shared, low=1)
+
+    def select(round, key):
+        shared = {} if num_shared is None else {SHARED: jnp.arange(num_shared)[None]}
+        return parties.everybody(groups, shared)
+
+    def round_(state, rows, inputs, round, key, hyper, axis_name=None):
+        shared = None if num_shared is None else inputs.rows[SHARED].columns
+        result = train_apart(
+            groups,
+            training,
+            state,
+            inputs,
+            round,
+            num_rounds,
+            key,
+            hyper.learning_rate,
+            execution,
+            axis_name,
+            shared,
+        )
+        return result.rows, rows, result.metrics
+
+    return FederatedAlgorithm(
+        name=name,
+        hyper=hyper,
+        init=lambda key: start_learners(training, parties.init_models(groups, key)),
+        rows={},
+        select=select,
+        round=round_,
+        predictors=parties.party_predictors(groups, lambda state, name: state[name].variables),
+        communication={
+            party: Communication(down=0, up=0)
+            for names in parties.party_names(groups).values()
+            for party in names
+        },
+        num_clients=parties.num_clients(groups),
+    )
+
+
+def train_apart(
+    groups: Mapping[str, Group],
+    training: StepTraining,
+    learners: Mapping[str, Learner],
+    inputs: Inputs,
+    round: jax.Array,
+    num_rounds: int,
+    key: jax.Array,
+    learning_rate: Any,
+    execution: Execution,
+    axis_name: str | None,
+    shared: Mapping[str, jax.Array] | None = None,
+) -> PartiesResult:
+    """One round of every client's own steps, before any exchange.
+
+    Args:
+      groups, training, learners, num_rounds, learning_rate: as in `separate` and `train_steps`.
+      inputs, round, key, axis_name: what `FederatedAlgorithm.round` gets.
+      execution: how clients of one architecture are executed.
+      shared: columns on which all train in place of their own examples.
+
+    Returns:
+      Rows are the learners after the round.
+    """
+
+    def update(model, message, learner, data, key):
+        if shared is not None:
+            data = parties.shared_examples(shared, data)
+        learner, metrics = train_steps(
+            model, training, learner, data, key, round, num_rounds, learning_rate
+        )
+        metrics |= {
+            "num_steps": jnp.asarray(training.steps),
+            "client_examples": jnp.asarray(training.steps * training.batch_size),
+            "finite": parties.is_finite(learner.variables),
+        }
+        return ClientResult({}, {}, jnp.ones(()), learner, metrics)
+
+    cohort, own = inputs.cohorts[PARTIES], keys.derive(key, CLIENT_STEPS)
+    return for_each_party(groups, update, None, learners, cohort, own, execution, axis_name)

@@ -1,0 +1,155 @@
+"""Training by steps on endless streams, for clients who meet every so many steps and not epochs."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from fedcodist import keys
+from fedcodist.checks import check_integer
+from fedcodist.client_training import OptimizerFactory, Preprocess
+from fedcodist.cohort import ClientData
+from fedcodist.model import Model, Variables
+from fedcodist.shuffling import stream_positions
+
+PyTree = Any
+# What the clients' keys are for; one key for all rounds and for all methods.
+CLIENT_STEPS = "client_steps"
+# (variables after the private half of a step, step counted over the run, index in the round, key)
+# -> (gradient of a further term, mutable state, metrics)
+FurtherTerm = Callable[
+    [Variables, jax.Array, jax.Array, jax.Array], tuple[PyTree, PyTree, dict[str, jax.Array]]
+]
+
+
+def cosine_decay(rate: Any, done: jax.Array) -> jax.Array:
+    """rate (1 + cos(pi done)) / 2, where `done` in [0, 1) is the share of the run's steps made."""
+    return rate * (1 + jnp.cos(jnp.pi * done)) / 2
+
+
+class StepTraining(NamedTuple):
+    """How a client trains. Defaults are MHD's.
+
+    Attributes:
+      optimizer: learning rate -> optax optimizer.
+      batch_size: private examples per step, always that many: the stream of a client's examples is
+        reshuffled and goes on where it ends, so a batch may span two passes.
+      steps: per round; clients meet between rounds.
+      preprocess: (batch, key, positions) -> batch, of private examples.
+      schedule: (learning rate, share of the run's steps made) -> that step's learning rate.
+    """
+
+    optimizer: OptimizerFactory = lambda rate: optax.sgd(rate, momentum=0.9)
+    batch_size: int = 512
+    steps: int = 200
+    preprocess: Preprocess = lambda batch, key, positions: batch
+    schedule: Callable[[Any, jax.Array], Any] = cosine_decay
+
+
+class Learner(NamedTuple):
+    """A client's model and its optimizer's state, which goes on over all rounds."""
+
+    variables: Variables
+    optimizer_state: PyTree
+
+
+def check_step_training(training: StepTraining, num_rounds: int) -> None:
+    """Raises one line for numbers that make no sense, or an optimizer already made."""
+    if isinstance(training.optimizer, optax.GradientTransformation):
+        raise TypeError(
+            "training.optimizer must be a function of the learning rate, got an optimizer already made."
+        )
+    check_integer("training.batch_size", training.batch_size, low=1)
+    check_integer("training.steps", training.steps, low=1)
+    check_integer("num_rounds", num_rounds, low=1)
+
+
+def start_learners(training: StepTraining, models: dict[str, Variables]) -> dict[str, Learner]:
+    """Models, architecture -> leaves [group, ...], with fresh optimizers."""
+    fresh = jax.vmap(training.optimizer(0.0).init)
+    return {name: Learner(each, fresh(each.params)) for name, each in models.items()}
+
+
+def train_steps(
+    model: Model,
+    training: StepTraining,
+    learner: Learner,
+    data: ClientData,
+    key: jax.Array,
+    round: jax.Array,
+    num_rounds: int,
+    learning_rate: Any,
+    further: FurtherTerm | None = None,
+    further_metrics: tuple[str, ...] = (),
+) -> tuple[Learner, dict[str, jax.Array]]:
+    """One round of a client's steps. A client without examples here (data.bound 0) makes none.
+
+    Batches, preprocessing and dropout depend on the key and the step alone, so methods that share a key
+    see the same private batches, whatever they do besides.
+
+    Args:
+      model: the network.
+      training: how.
+      learner: where the round begins.
+      data: the client's examples.
+      key: the client's own, the same in all rounds.
+      round: counted from 0.
+      num_rounds: of the run, for the schedule.
+      learning_rate: the first one, may be traced.
+      further: a term beside the model's loss on private examples. Its gradient is added.
+      further_metrics: the names of its metrics.
+
+    Returns:
+      The learner after the round; means over steps of the private `loss` and of the term's metrics.
+    """
+    rows = data.start + stream_positions(
+        keys.derive(key, "private"),
+        jnp.asarray(round, jnp.uint32) * (training.steps * training.batch_size),
+        training.steps * training.batch_size,
+        data.size,
+    ).reshape(training.steps, training.batch_size)
+    positions = jnp.arange(training.batch_size)
+
+    def one_step(index, learner):
+        variables, optimizer_state = learner
+        step = round * training.steps + index
+        step_key = keys.derive(key, "step", step)
+        batch = {name: column[rows[index]] for name, column in data.columns.items()}
+        batch = training.preprocess(batch, keys.derive(step_key, "input"), positions)
+
+        def private_loss(params):
+            outputs, mutable = model.apply(
+                Variables(params, variables.mutable),
+                batch,
+                train=True,
+                key=keys.derive(step_key, "dropout"),
+            )
+            return jnp.mean(model.loss(outputs, batch)), mutable
+
+        (loss, mutable), gradient = jax.value_and_grad(private_loss, has_aux=True)(variables.params)
+        metrics = {"loss": loss}
+        if further is not None:
+            # A gradient of its own, and not that of a sum of losses: without weight it adds zeros to
+            # what a client computes that trains alone.
+            extra, mutable, more = further(
+                Variables(variables.params, mutable), step, index, keys.derive(step_key, "further")
+            )
+            gradient = jax.tree.map(jnp.add, gradient, extra)
+            metrics |= more
+        done = jnp.asarray(step, float) / (num_rounds * training.steps)
+        optimizer = training.optimizer(training.schedule(learning_rate, done))
+        updates, optimizer_state = optimizer.update(gradient, optimizer_state, variables.params)
+        params = optax.apply_updates(variables.params, updates)
+        return Learner(Variables(params, mutable), optimizer_state), metrics
+
+    def step(index, carry):
+        learner, totals = carry
+        learner, metrics = one_step(index, learner)
+        return learner, {n: total + metrics[n].astype(total.dtype) for n, total in totals.items()}
+
+    totals = {name: jnp.zeros((), float) for name in ("loss", *further_metrics)}
+    steps = jnp.where(data.bound > 0, training.steps, 0)
+    learner, totals = jax.lax.fori_loop(0, steps, step, (learner, totals))
+    return learner, {name: total / training.steps for name, total in totals.items()}
