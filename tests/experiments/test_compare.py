@@ -243,6 +243,38 @@ def test_methods_run_on_the_same_clients_and_are_ranked(tmp_path, capfd):
         )
 
 
+@pytest.mark.slow
+def test_compressed_links_are_compared_by_measured_bytes(tmp_path, capfd):
+    arguments = [
+        "--config=experiments/configs/digits_compression.py",
+        f"--workdir={tmp_path}",
+        "--only=fed_avg",
+        "--only=fetch_sgd",
+        "--only=fed_dropout",
+        "--only=fed_avg,svd",
+        "--config.rounds=8",
+        "--config.seeds=1",
+        "--config.evaluation.every=4",
+        "--config.evaluation.checkpoint_every=4",
+    ]
+    assert compare.main(arguments) == 0
+    output = " ".join(capfd.readouterr().out.split())
+    assert "UNEQUAL BUDGETS" in output  # FetchSGD computes one gradient where others train
+    entries = {
+        run: read_run(run, tmp_path / run.replace(",", "-"))[0]
+        for run in ("fed_avg", "fetch_sgd", "fed_dropout", "fed_avg,svd")
+    }
+    megabytes = {run: entry.megabytes for run, entry in entries.items()}
+    whole = 4 * 2410 * 2 * 4 * 8 / 1e6  # floats, both ways, clients, rounds
+    assert megabytes["fed_avg"] == pytest.approx(whole, rel=1e-3)
+    assert megabytes["fed_dropout"] == pytest.approx(0.595 * whole, rel=1e-2)
+    # The first download is the whole model.
+    assert 0.249 * whole < megabytes["fetch_sgd"] < (0.249 + 1 / 16) * whole
+    assert megabytes["fed_avg,svd"] < 0.8 * whole
+    records = (tmp_path / "fed_avg-svd" / "metrics.jsonl").read_text().splitlines()
+    assert any("client_bytes_up" in json.loads(line) for line in records)
+
+
 # Convolutions take a minute to compile.
 QUICK_PARTIES = """
 from experiments.configs import digits_parties
