@@ -83,7 +83,7 @@ class StreamedData:
     ):
         _check_addressable(federated)
         self._federated = federated
-        self._rows = dict(rows or {})
+        self.rows = dict(rows or {})
         self._largest_first = np.sort(federated.client_sizes)[::-1]
         self.num_clients = federated.num_clients
 
@@ -105,7 +105,7 @@ class StreamedData:
             name: self._gather(name, np.asarray(indices))
             for name, indices in selection.rows.items()
         }
-        for columns in (self._federated.columns, *self._rows.values()):
+        for columns in (self._federated.columns, *self.rows.values()):
             _unmap(columns)
         return Inputs(cohorts, rows)
 
@@ -151,7 +151,7 @@ class StreamedData:
             column: np.asarray(values[wanted])
             if is_used
             else np.zeros((len(wanted), *values.shape[1:]), values.dtype)
-            for column, values in self._rows[name].items()
+            for column, values in self.rows[name].items()
         }
         positions: Any = np.arange(indices.size, dtype=np.int32).reshape(indices.shape)
         return Rows(columns, positions if is_used else indices)

@@ -16,7 +16,7 @@ from fedcodist.client_training import LocalTraining
 from fedcodist.cohort import Cohort
 from fedcodist.for_each_client import Execution, for_each_client
 from fedcodist.model import Variables, from_flax_linen
-from fedcodist.models.digits import MLP
+from fedcodist.models.digits import MLP, BatchNormMLP
 
 QUICK = {"xla_backend_optimization_level": 0, "xla_cpu_use_fusion_emitters": False}
 MODEL = from_flax_linen(MLP(hidden=(5,), classes=3), jnp.zeros((1, 6)))
@@ -166,6 +166,45 @@ def _masked_gradient(params, images, labels, real):
         return jnp.sum(losses * real) / jnp.sum(real)
 
     return jax.grad(loss)(params)
+
+
+@pytest.mark.parametrize("execution", [Execution("scan"), Execution("vmap", 3)], ids=str)
+def test_batch_statistics_are_the_clients_own_until_their_weighted_mean_is_taken(execution):
+    """Other images of one client leave every other client's statistics as they are, to the last bit."""
+    model = from_flax_linen(BatchNormMLP(hidden=(5,), classes=3), jnp.zeros((1, 6)))
+    training = LocalTraining(batch_size=4)
+    method = fed_avg(model, training, optax.sgd, hyper=FedAvgHyper(RATE, 1.0))
+    server = method.init(jax.random.key(0))
+    tables = _client_tables([3, 9, 6])
+    others = [(3.0 * tables[0][0] + 2.0, tables[0][1]), *tables[1:]]
+
+    @functools.partial(jax.jit, compiler_options=QUICK)
+    def one_round(cohort):
+        update = lambda message, row, data, key: method.client_update(
+            message, row, data, key, method.hyper
+        )
+        message = method.broadcast(server)
+        result = for_each_client(
+            update,
+            method.reduce,
+            message,
+            None,
+            cohort,
+            jax.random.key(1),
+            execution,
+            individual_results=True,
+        )
+        aggregate = method.reduce.finalize(result.total, message)
+        after = method.server_update(server, aggregate, 0, method.hyper)
+        return result.results.mutable, method.variables(after).mutable
+
+    own, together = one_round(_cohort_of(tables))
+    changed, _ = one_round(_cohort_of(others))
+    for before, after in zip(jax.tree.leaves(own), jax.tree.leaves(changed), strict=True):
+        np.testing.assert_array_equal(before[1:], after[1:])
+        assert np.abs(before[0] - after[0]).max() > 1e-3
+    mean = jax.tree.map(lambda leaf: np.average(leaf, axis=0, weights=[3, 9, 6]), own)
+    _assert_params_close(together, mean, rtol=1e-5)
 
 
 @settings(max_examples=10, deadline=None)

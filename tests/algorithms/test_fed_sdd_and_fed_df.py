@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from jax.interpreters import partial_eval
 
 from fedcodist import simulation
+from fedcodist.algorithms import fed_sdd as fed_sdd_module
 from fedcodist.algorithms.fed_avg import FedAvgHyper, fed_avg
 from fedcodist.algorithms.fed_df import fed_df
 from fedcodist.algorithms.fed_prox import FedProxHyper, fed_prox
@@ -23,8 +24,10 @@ from fedcodist.client_training import LocalTraining
 from fedcodist.data.federated_data import FederatedData
 from fedcodist.distillation import UNLABELLED, Distillation
 from fedcodist.ensembles import without_worst
-from fedcodist.model import Model, Variables, cross_entropy
-from fedcodist.sources import resident_data
+from fedcodist.experiment import Experiment, check_experiment
+from fedcodist.model import Model, Variables, cross_entropy, from_flax_linen
+from fedcodist.models.digits import MLP
+from fedcodist.sources import StreamedData, resident_data
 from fedcodist.validation import VALIDATION, Validated
 
 SIZES, CLASSES, FEATURES = (5, 2, 7, 3, 4, 6), 3, 4
@@ -240,6 +243,38 @@ def test_the_other_groups_next_round_needs_no_distillation():
     assert read == {MAIN: (True, True), "model_1": (True, True)}
 
 
+@pytest.mark.parametrize("measured", [(), ("clients",)], ids=["method", "measured"])
+def test_the_server_gets_sums_over_groups_and_no_clients_model(monkeypatch, measured):
+    """What it learns of a group's clients has the shapes of one model, so it could be summed securely.
+
+    Only where ensembles of client models are measured do these leave their group.
+    """
+    seen = []
+    train = fed_sdd_module.train_pools
+
+    def watched(*arguments, **options):
+        seen.append(train(*arguments, **options))
+        return seen[-1]
+
+    monkeypatch.setattr(fed_sdd_module, "train_pools", watched)
+    algorithm = sdd(num_models=2, measured=measured)
+    images = {UNLABELLED: {"image": UNLABELLED_IMAGES}}
+    data, key = jax.tree.map(jnp.asarray, resident_data(federated(), images)), jax.random.key(0)
+
+    def one_round(state):
+        selection = algorithm.select(0, key)
+        rows = dict.fromkeys(selection.clients)
+        hyper = jax.tree.map(jnp.float32, algorithm.hyper)
+        return algorithm.round(state, rows, data.read(selection), 0, key, hyper)[0]
+
+    jax.eval_shape(one_round, jax.eval_shape(algorithm.init, key))
+    (trained,) = seen
+    assert list(trained.aggregates) == [MAIN, "model_1"]
+    shapes = {leaf.shape for leaf in jax.tree.leaves(trained.aggregates)}
+    assert shapes == {(FEATURES, CLASSES), ()}
+    assert bool(jax.tree.leaves(trained.members)) == bool(measured)
+
+
 def test_the_buffer_holds_aggregates_that_were_never_distilled():
     (state, _), selections = trained(sdd(num_models=2, rounds_kept=2), rounds=1)
     start = sdd(num_models=2).init(jax.random.key(0))
@@ -370,6 +405,32 @@ def test_fed_df_is_a_plain_loop(scaled):
         np.testing.assert_allclose(weights_of(state, n), expected, rtol=2e-4, atol=1e-5)
 
 
+def test_several_architectures_learn_from_all_clients_models():
+    """Clients that stay where they are: the teacher is the mean of their two and three models."""
+    other = from_flax_linen(MLP(hidden=(5,), classes=CLASSES), jnp.zeros((1, FEATURES)))
+    still = dict(hyper=FedAvgHyper(0.0, 1.0))
+    pools = {
+        "even": Pool(fed_avg(MODEL, TRAINING, optax.sgd, **still), np.array([0, 2, 4]), 2),
+        "odd": Pool(fed_avg(other, TRAINING, optax.sgd, **still), np.array([1, 3, 5]), 3),
+    }
+    algorithm = fed_df(
+        pools, federated().columns, 11, DISTILLATION, TEACHING_RATE, TEMPERATURE, scaled=False
+    )
+    (state, _), (selection,) = trained(algorithm, rounds=1)
+    start = algorithm.init(jax.random.key(0))
+    w = np.asarray(weights_of(start, "even"), np.float64)
+    odd = Variables(start["odd"].params, {})
+    logits_of = lambda images: np.asarray(other.apply(odd, {"image": images})[0])
+    for batch in selection.rows[UNLABELLED]:
+        images = UNLABELLED_IMAGES[batch]
+        teacher = (2 * images @ np.asarray(weights_of(start, "even")) + 3 * logits_of(images)) / 5
+        slope = softmax(images @ w / TEMPERATURE) - softmax(teacher / TEMPERATURE)
+        w = w - TEACHING_RATE * images.T @ slope / TEMPERATURE / len(batch)
+    np.testing.assert_allclose(weights_of(state, "even"), w, rtol=1e-4, atol=1e-6)
+    moved = jax.tree.map(lambda a, b: np.abs(a - b).max(), state["odd"].params, start["odd"].params)
+    assert min(jax.tree.leaves(moved)) > 1e-4
+
+
 def test_a_single_client_has_nothing_to_learn_from_itself():
     pool = Pool(AVERAGING, np.array([2]), 1)
     plain, _ = trained(independent_pools({"pool": pool}, federated().columns))
@@ -455,3 +516,19 @@ def test_bad_input_is_one_line(build, message):
     with pytest.raises(ValueError, match=message) as error:
         build()
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("source", [resident_data, StreamedData])
+def test_a_method_that_needs_validation_data_and_gets_none(source):
+    algorithm = df(validated=Validated(11, every=STEPS))
+    given = {UNLABELLED: {"image": UNLABELLED_IMAGES}}
+    experiment = Experiment(algorithm, source(federated(), given), {"train": federated()}, 1)
+    message = (
+        r"data must have the data set 'validation', which fed_df reads, it has \['unlabelled'\]"
+    )
+    with pytest.raises(ValueError, match=message) as error:
+        check_experiment(experiment)
+    assert "\n" not in str(error.value)
+    validation = {"image": UNLABELLED_IMAGES, "label": np.zeros(11, np.int32)}
+    data = source(federated(), given | {VALIDATION: validation})
+    check_experiment(experiment._replace(data=data))
