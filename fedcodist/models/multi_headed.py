@@ -58,6 +58,20 @@ def multi_headed(
     )
 
 
+def main_head_only(model: Model) -> Model:
+    """A multi-headed model that returns its main head's logits, for methods without other heads.
+
+    Parameters and their first values stay those of the multi-headed one.
+    """
+
+    def apply(variables, batch, **arguments):
+        outputs, mutable = model.apply(variables, batch, **arguments)
+        return outputs.logits[:, 0], mutable
+
+    accuracy = {accuracy_name(0): metrics_lib.accuracy()}
+    return model._replace(apply=apply, loss=cross_entropy, metrics=accuracy)
+
+
 def main_head_loss(outputs: HeadedOutputs, batch: Batch) -> jax.Array:
     """The main head's cross-entropy per example, [batch]."""
     return cross_entropy(outputs.logits[:, 0], batch)

@@ -1,0 +1,107 @@
+"""FedAvg among clients of a graph: after every so many steps each takes the mean of its neighbours."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedcodist import graphs
+from fedcodist.algorithms import parties
+from fedcodist.algorithms.parties import PARTIES, Group
+from fedcodist.algorithms.separate import SeparateHyper, train_apart
+from fedcodist.communication import Communication, tree_bytes
+from fedcodist.federated_algorithm import FederatedAlgorithm
+from fedcodist.for_each_client import Execution
+from fedcodist.step_training import StepTraining, check_step_training, start_learners
+
+PyTree = Any
+
+
+def decentralised_fed_avg(
+    groups: Mapping[str, Group],
+    num_rounds: int,
+    graph: Any = None,
+    training: StepTraining = StepTraining(),
+    hyper: SeparateHyper = SeparateHyper(),
+    execution: Execution = Execution(),
+    name: str = "decentralised_fed_avg",
+) -> FederatedAlgorithm:
+    """Clients train apart for u = `training.steps` steps, then average with those they learn from.
+
+    Means are weighted by private examples and taken over clients of the same architecture, the client
+    itself among them. On a complete graph that is FedAvg. Optimizers go on.
+
+    Args:
+      groups: architecture -> its clients.
+      num_rounds: of the whole run.
+      graph: see `fedcodist.graphs`; everybody with everybody, through a server, where not given.
+      training, hyper, execution, name: as in `separate`.
+
+    Raises:
+      ValueError, TypeError: one line that names the argument and what is allowed.
+    """
+    groups = parties.check_groups(groups)
+    check_step_training(training, num_rounds)
+    count = parties.num_clients(groups)
+    edges = graphs.complete(count)
+    if graph is not None:
+        edges = graphs.adjacency(graph, count)
+        graphs.check_neighbours(edges, name)
+    edges = graphs.over_time(edges, num_rounds)
+
+    def round_(state, rows, inputs, round, key, hyper, axis_name=None):
+        result = train_apart(
+            groups,
+            training,
+            state,
+            inputs,
+            round,
+            num_rounds,
+            key,
+            hyper.learning_rate,
+            execution,
+            axis_name,
+        )
+        # Sizes are the cohort's, whose clients are ascending.
+        everyone = np.sort(np.concatenate([group.clients for group in groups.values()]))
+        sizes = inputs.cohorts[PARTIES].sizes
+        now = jnp.asarray(edges)[round] | jnp.eye(count, dtype=bool)
+
+        def averaged(name, learner):
+            own = groups[name].clients
+            weights = now[np.ix_(own, own)] * sizes[np.searchsorted(everyone, own)]
+            weights = weights / jnp.sum(weights, axis=1, keepdims=True)
+            mean = lambda leaf: jnp.tensordot(weights.astype(leaf.dtype), leaf, axes=1)
+            return learner._replace(variables=jax.tree.map(mean, learner.variables))
+
+        state = {name: averaged(name, learner) for name, learner in result.rows.items()}
+        return state, rows, result.metrics
+
+    return FederatedAlgorithm(
+        name=name,
+        hyper=hyper,
+        init=lambda key: start_learners(training, parties.init_models(groups, key)),
+        rows={},
+        select=lambda round, key: parties.everybody(groups, {}),
+        round=round_,
+        predictors=parties.party_predictors(groups, lambda state, name: state[name].variables),
+        communication=_communication(groups, None if graph is None else edges),
+        num_clients=count,
+    )
+
+
+def _communication(groups, edges) -> dict[str, Communication]:
+    """A mean over rounds: a server's one model each way, or one for each edge in the architecture."""
+    found = {}
+    for name, names in parties.party_names(groups).items():
+        group = groups[name]
+        size = tree_bytes(jax.eval_shape(group.model.init, jax.random.key(0)))
+        for place, party in enumerate(names):
+            down = up = 1.0
+            if edges is not None:
+                within = edges[:, group.clients][:, :, group.clients].mean(axis=0)
+                down, up = within[place].sum(), within[:, place].sum()
+            found[party] = Communication(round(size * down), round(size * up))
+    return found

@@ -1,0 +1,203 @@
+"""PeriodicCodist without a server: client models of one round teach their neighbours."""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from fedcodist import graphs, keys
+from fedcodist.aggregation import ClientResult
+from fedcodist.algorithms import parties
+from fedcodist.algorithms.parties import PARTIES, PUBLIC, Group, for_each_party
+from fedcodist.algorithms.separate import train_apart
+from fedcodist.checks import check_integer, check_number
+from fedcodist.client_training import LocalTraining, train_client
+from fedcodist.communication import Communication
+from fedcodist.distillation import kl_divergence
+from fedcodist.federated_algorithm import FederatedAlgorithm
+from fedcodist.for_each_client import Execution
+from fedcodist.shuffling import stream_positions
+from fedcodist.step_training import StepTraining, check_step_training, start_learners
+
+PyTree = Any
+
+
+class DecentralisedPeriodicHyper(NamedTuple):
+    """Learning rates of private training and of distillation, and the teachers' temperature; traced."""
+
+    learning_rate: Any = 0.03
+    distillation_learning_rate: Any = 1e-3
+    temperature: Any = 1.0
+
+
+def decentralised_periodic_codistillation(
+    groups: Mapping[str, Group],
+    num_public: int,
+    num_rounds: int,
+    graph: Any,
+    training: StepTraining = StepTraining(),
+    distillation: LocalTraining = LocalTraining(
+        lambda rate: optax.adam(rate, eps=1e-5), batch_size=128
+    ),
+    examples: int = 4096,
+    period: int = 1,
+    hyper: DecentralisedPeriodicHyper = DecentralisedPeriodicHyper(),
+    inference_batch_size: int = 500,
+    execution: Execution = Execution(),
+    name: str = "decentralised_periodic_codistillation",
+) -> FederatedAlgorithm:
+    """Clients train apart; every `period` rounds each learns its neighbours' view of public examples.
+
+    A client's target is the mean of its neighbours' softmax(z / T), of their models after the round's
+    private training; all answer before anyone learns. It minimises KL(target || own) with a fresh
+    optimizer, and the private one starts afresh, as in PeriodicCodist.
+
+    Args:
+      groups: architecture -> its clients; models whose outputs are logits.
+      num_public: rows of the data set `public`.
+      num_rounds: of the whole run.
+      graph: see `fedcodist.graphs`; an edge from i to j makes j a teacher of i.
+      training: private steps of a round.
+      distillation: optimizer, batch size, passes over the answered examples, preprocessing.
+      examples: public ones of each codistillation, from an endless reshuffled stream.
+      period: rounds from one codistillation to the next.
+      hyper: learning rates and T.
+      inference_batch_size: examples per step while clients answer.
+      execution, name: as in `separate`.
+
+    Raises:
+      ValueError, TypeError: one line that names the argument and what is allowed.
+    """
+    groups = parties.check_groups(groups)
+    check_step_training(training, num_rounds)
+    parties.check_training("distillation", distillation)
+    check_integer("distillation.epochs", distillation.epochs, low=1)
+    for argument, value in (
+        ("num_public", num_public),
+        ("examples", examples),
+        ("period", period),
+        ("inference_batch_size", inference_batch_size),
+    ):
+        check_integer(argument, value, low=1)
+    check_number("temperature", hyper.temperature, above=0)
+    count = parties.num_clients(groups)
+    classes = next(iter(groups.values())).model.num_classes
+    parties.check_widths(groups, classes)
+    edges = graphs.adjacency(graph, count)
+    graphs.check_neighbours(edges, name)
+    edges = graphs.over_time(edges, num_rounds)
+    divergence = kl_divergence("forward")
+
+    def is_due(round):
+        return (round + 1) % period == 0
+
+    def select(round, key):
+        start = jnp.asarray(round // period, jnp.uint32) * examples
+        rows = jax.lax.cond(
+            is_due(round),
+            lambda: stream_positions(keys.derive(key, "public"), start, examples, num_public),
+            lambda: jnp.full(examples, -1, jnp.int32),
+        )
+        return parties.everybody(groups, {PUBLIC: rows[None]})
+
+    def round_(state, rows, inputs, round, key, hyper, axis_name=None):
+        def answer(model, message, learner, data, key):
+            asked = parties.shared_examples(columns, data)
+            logits = parties.inference(
+                model, learner.variables, asked, distillation.preprocess, inference_batch_size
+            )
+            return ClientResult(
+                {}, {}, jnp.ones(()), jax.nn.softmax(logits / hyper.temperature), {}
+            )
+
+        def learn(model, message, row, data, key):
+            learner, target, has_teacher = row
+            taught = train_client(
+                model,
+                distillation,
+                learner.variables,
+                parties.without_examples(
+                    parties.shared_examples(columns | {"target": target}, data), has_teacher
+                ),
+                key,
+                hyper.distillation_learning_rate,
+                loss_hook=lambda logits, batch: divergence(logits, batch["target"]),
+            )
+            fresh = training.optimizer(0.0).init(taught.variables.params)
+            after = learner._replace(variables=taught.variables, optimizer_state=fresh)
+            after = jax.tree.map(lambda new, old: jnp.where(has_teacher, new, old), after, learner)
+            return ClientResult({}, {}, jnp.ones(()), after, {})
+
+        def codistil(learners):
+            run = lambda update, rows, purpose: for_each_party(
+                groups,
+                update,
+                None,
+                rows,
+                inputs.cohorts[PARTIES],
+                keys.derive(key, purpose, round),
+                execution,
+                axis_name,
+            )
+            answers = run(answer, learners, "answer").rows
+            said = jnp.zeros((count, examples, classes))
+            for name, group in groups.items():
+                said = said.at[group.clients].set(answers[name])
+            now = jnp.asarray(edges)[round]
+            teachers = jnp.sum(now, axis=1)
+            shares = now / jnp.maximum(teachers, 1)[:, None]
+            targets = jnp.tensordot(shares.astype(said.dtype), said, axes=1)
+            own = {
+                name: (learners[name], targets[group.clients], teachers[group.clients] > 0)
+                for name, group in groups.items()
+            }
+            return run(learn, own, "codistillation").rows
+
+        result = train_apart(
+            groups,
+            training,
+            state,
+            inputs,
+            round,
+            num_rounds,
+            key,
+            hyper.learning_rate,
+            execution,
+            axis_name,
+        )
+        public = inputs.rows[PUBLIC]
+        columns = {column: values[public.indices[0]] for column, values in public.columns.items()}
+        learners = jax.lax.cond(is_due(round), codistil, lambda same: same, result.rows)
+        return learners, rows, result.metrics
+
+    # Answers, and which examples they are of, on the edges of a round in which clients teach.
+    share = (num_rounds // period) / num_rounds
+    scalar = np.dtype(np.float32).itemsize
+    size, indices = examples * classes * scalar, examples * scalar
+    taught, asked = (edges.mean(axis=0).sum(axis=axis) for axis in (1, 0))
+    names = parties.party_names(groups)
+    return FederatedAlgorithm(
+        name=name,
+        hyper=hyper,
+        init=lambda key: start_learners(training, parties.init_models(groups, key)),
+        rows={},
+        select=select,
+        round=round_,
+        predictors=parties.party_predictors(groups, lambda state, name: state[name].variables),
+        communication={
+            party: Communication(
+                down=_round_up(share * (taught[client] * size + indices)),
+                up=_round_up(share * asked[client] * size),
+            )
+            for name, group in groups.items()
+            for client, party in zip(group.clients, names[name], strict=True)
+        },
+        num_clients=count,
+    )
+
+
+def _round_up(count: float) -> int:
+    return int(np.ceil(count))

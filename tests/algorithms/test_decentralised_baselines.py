@@ -1,0 +1,229 @@
+"""FedAvg and PeriodicCodist among clients of a graph, and clients alone, against plain NumPy."""
+
+import functools
+
+import jax
+import numpy as np
+import optax
+import pytest
+
+from fedcodist import graphs, keys, simulation
+from fedcodist.algorithms.decentralised_fed_avg import decentralised_fed_avg
+from fedcodist.algorithms.decentralised_periodic_codistillation import (
+    DecentralisedPeriodicHyper,
+    decentralised_periodic_codistillation,
+)
+from fedcodist.algorithms.isolated import SHARED
+from fedcodist.algorithms.parties import PUBLIC, Group
+from fedcodist.algorithms.separate import SeparateHyper, separate
+from fedcodist.client_training import LocalTraining
+from fedcodist.data.federated_data import FederatedData
+from fedcodist.metrics import accuracy
+from fedcodist.model import Model, Variables, cross_entropy
+from fedcodist.shuffling import stream_positions
+from fedcodist.sources import resident_data
+from fedcodist.step_training import CLIENT_STEPS, StepTraining
+
+SIZES, CLASSES, FEATURES, PUBLIC_ROWS, RATE = (5, 7, 6, 4), 3, 4, 12, 0.2
+GENERATOR = np.random.default_rng(0)
+IMAGES = GENERATOR.normal(size=(sum(SIZES), FEATURES)).astype(np.float32)
+LABELS = GENERATOR.integers(0, CLASSES, sum(SIZES)).astype(np.int32)
+PUBLIC_IMAGES = GENERATOR.normal(size=(PUBLIC_ROWS, FEATURES)).astype(np.float32)
+TRAINING = StepTraining(batch_size=3, steps=2)
+TEACHING = LocalTraining(optax.sgd, batch_size=PUBLIC_ROWS)  # one step, of all examples
+
+
+@pytest.fixture(scope="module", autouse=True)
+def compile_quickly():
+    """These programs run for milliseconds and compile for seconds."""
+    before = jax.config.values["jax_disable_most_optimizations"]
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", before)
+
+
+def linear() -> Model:
+    def init(key):
+        return Variables({"w": jax.random.normal(key, (FEATURES, CLASSES))}, {})
+
+    def apply(variables, batch, **_):
+        return batch["image"] @ variables.params["w"], variables.mutable
+
+    return Model(init, apply, cross_entropy, {"accuracy": accuracy()}, CLASSES)
+
+
+GROUPS = {"three": Group(linear(), np.array([0, 2, 3])), "one": Group(linear(), np.array([1]))}
+
+
+def trained(algorithm, rounds, devices=None):
+    """(weights by client, before and after; metrics)."""
+    mesh = devices and jax.sharding.Mesh(np.array(jax.devices()[:devices]), ("clients",))
+    put = functools.partial(simulation.replicate, mesh=mesh)
+    programs = simulation.build_programs(algorithm, rounds, mesh)
+    columns = {"image": IMAGES, "label": LABELS}
+    private = FederatedData.from_arrays(columns, offsets=np.cumsum([0, *SIZES]))
+    data = resident_data(private, {PUBLIC: {"image": PUBLIC_IMAGES}, SHARED: columns})
+    seeds = np.zeros(1, np.uint32)
+    first = jax.tree.map(np.asarray, programs.init(put(seeds)))
+    hyper = jax.tree.map(np.float32, algorithm.hyper)
+    state, _, metrics = programs.train(
+        *put((first, {}, seeds, np.int32(0), np.int32(rounds), hyper, data))
+    )
+    return (
+        by_client(first),
+        by_client(state),
+        jax.tree.map(lambda leaf: np.asarray(leaf)[0], metrics),
+    )
+
+
+def by_client(state):
+    return {
+        int(client): np.asarray(state[name].variables.params["w"])[0, place]
+        for name, group in GROUPS.items()
+        for place, client in enumerate(group.clients)
+    }
+
+
+def softmax(logits):
+    exponential = np.exp(logits - logits.max(-1, keepdims=True))
+    return exponential / exponential.sum(-1, keepdims=True)
+
+
+def private_steps(weights, velocity, client, round, rounds, rows=None):
+    """A round of plain momentum descent; `rows` where the client has others than its own."""
+    own = keys.derive(jax.random.key(0), CLIENT_STEPS, client)
+    first, count = (np.cumsum([0, *SIZES])[client], SIZES[client]) if rows is None else (0, rows)
+    for index in range(TRAINING.steps):
+        step = round * TRAINING.steps + index
+        drawn = stream_positions(keys.derive(own, "private"), 3 * step, 3, count)
+        images, labels = IMAGES[first + np.asarray(drawn)], LABELS[first + np.asarray(drawn)]
+        slope = softmax(images @ weights) - np.eye(CLASSES)[labels]
+        velocity = 0.9 * velocity + images.T @ slope / 3
+        rate = RATE * (1 + np.cos(np.pi * step / (rounds * TRAINING.steps))) / 2
+        weights = weights - rate * velocity
+    return weights, velocity
+
+
+def close(found, expected):
+    for client in expected:
+        np.testing.assert_allclose(found[client], expected[client], rtol=1e-4, atol=1e-5)
+
+
+def test_clients_alone_and_all_on_shared_examples():
+    rounds = 3
+    for shared in (None, sum(SIZES)):
+        algorithm = separate(GROUPS, rounds, TRAINING, shared, SeparateHyper(RATE))
+        weights, found, metrics = trained(algorithm, rounds)
+        for client in weights:
+            velocity = np.zeros((FEATURES, CLASSES))
+            for round in range(rounds):
+                weights[client], velocity = private_steps(
+                    weights[client], velocity, client, round, rounds, shared
+                )
+        close(found, weights)
+        assert metrics["one/client_examples"].tolist() == [6] * rounds
+
+
+CHANGING = np.stack([graphs.islands(4, 2), graphs.directed_cycle(4), graphs.complete(4)])
+
+
+@pytest.mark.parametrize(
+    ("graph", "devices"), [(None, None), (CHANGING, None), pytest.param(CHANGING, 4)]
+)
+def test_fed_avg_takes_the_mean_of_neighbours_with_the_same_architecture(graph, devices):
+    rounds = 3
+    algorithm = decentralised_fed_avg(GROUPS, rounds, graph, TRAINING, SeparateHyper(RATE))
+    weights, found, _ = trained(algorithm, rounds, devices)
+    velocity = {client: np.zeros((FEATURES, CLASSES)) for client in weights}
+    for round in range(rounds):
+        edges = graphs.complete(4) if graph is None else graph[round]
+        for client in weights:
+            weights[client], velocity[client] = private_steps(
+                weights[client], velocity[client], client, round, rounds
+            )
+        mean = {}
+        for client in weights:
+            met = [client, *(c for c in np.flatnonzero(edges[client]) if 1 not in (c, client))]
+            mean[client] = sum(SIZES[c] * weights[c] for c in met) / sum(SIZES[c] for c in met)
+        weights = mean
+    close(found, weights)
+    size = FEATURES * CLASSES * 4
+    if graph is None:
+        assert algorithm.communication["three_0"] == (size, size)
+    else:  # 0 learns from 3 (complete) and 2 (complete); 2 from 3 thrice, and from 0 once
+        assert algorithm.communication["three_0"] == (round_(2 / 3 * size), size)
+        assert algorithm.communication["three_2"].down == round_(4 / 3 * size)
+        assert algorithm.communication["one"] == (0, 0)
+
+
+def round_(value):
+    return int(np.round(value))
+
+
+@pytest.mark.parametrize("devices", [None, 4])
+def test_periodic_codistillation_teaches_what_neighbours_think(devices):
+    rounds, period, rate, temperature = 4, 2, 0.7, 2.0
+    graph = np.stack([*[graphs.directed_cycle(4)] * 3, np.zeros((4, 4), bool)])
+    graph[3, 1, [0, 2]] = True  # only client 1 has teachers then
+    algorithm = decentralised_periodic_codistillation(
+        GROUPS,
+        PUBLIC_ROWS,
+        rounds,
+        graph,
+        TRAINING,
+        TEACHING,
+        examples=PUBLIC_ROWS,
+        period=period,
+        hyper=DecentralisedPeriodicHyper(RATE, rate, temperature),
+        inference_batch_size=5,
+    )
+    weights, found, _ = trained(algorithm, rounds, devices)
+    velocity = {client: np.zeros((FEATURES, CLASSES)) for client in weights}
+    for round in range(rounds):
+        for client in weights:
+            weights[client], velocity[client] = private_steps(
+                weights[client], velocity[client], client, round, rounds
+            )
+        if (round + 1) % period:
+            continue
+        said = {c: softmax(PUBLIC_IMAGES @ w / temperature) for c, w in weights.items()}
+        for client in list(weights):
+            teachers = np.flatnonzero(graph[round, client])
+            if not teachers.size:
+                continue
+            target = np.mean([said[c] for c in teachers], axis=0)
+            slope = softmax(PUBLIC_IMAGES @ weights[client]) - target
+            weights[client] = weights[client] - rate * PUBLIC_IMAGES.T @ slope / PUBLIC_ROWS
+            velocity[client] = np.zeros((FEATURES, CLASSES))
+    close(found, weights)
+
+
+CALL = functools.partial(decentralised_periodic_codistillation, GROUPS, PUBLIC_ROWS, 3)
+ALONE = np.array([[0, 1, 1, 1], [1, 0, 1, 1], [1, 1, 0, 1], [0, 0, 0, 0]])
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (
+            lambda: CALL(ALONE),
+            "learn from in decentralised_periodic_codistillation, client 3 has none",
+        ),
+        (lambda: decentralised_fed_avg(GROUPS, 3, ALONE), "in decentralised_fed_avg, client 3 has"),
+        (
+            lambda: decentralised_fed_avg(GROUPS, 3, CHANGING[:2]),
+            "run's 3 times, it changes over 2",
+        ),
+        (lambda: CALL(graphs.complete(5)), "an edge from 0 to 4"),
+        (lambda: CALL(graphs.complete(4), period=0), "period must be at least 1, got 0"),
+        (lambda: CALL(graphs.complete(4), examples=0), "examples must be at least 1, got 0"),
+        (
+            lambda: CALL(graphs.complete(4), hyper=DecentralisedPeriodicHyper(temperature=0.0)),
+            "temperature must be above 0",
+        ),
+    ],
+)
+def test_bad_input_is_one_clear_line(call, message):
+    with pytest.raises(ValueError, match=message) as caught:
+        call()
+    assert "\n" not in str(caught.value)
