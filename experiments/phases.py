@@ -8,14 +8,14 @@ pooled: from the end of `public`, it learns all parties' examples: the bound. No
 
 Their run folders are `phases/<phase>` of the collaboration's. A table of the results:
 
-    python -m experiments.phases runs/digits_fed_md
+    python -m experiments.phases runs/digits_fed_md [--plot figure_2.png]
 """
 
 import argparse
 import hashlib
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,8 @@ from ml_collections import ConfigDict
 from experiments import parties as party_methods
 from experiments.data import Data, choice
 from experiments.parties import adam, party_groups, party_shapes, public_of
+from experiments.report import INSTALL_PLOTS
+from experiments.results.figures import PartyCurve, parties_plot
 from fedcodist.algorithms import isolated, parties
 from fedcodist.algorithms.isolated import SHARED, IsolatedHyper, Patience
 from fedcodist.checkpoint import load_checkpoint, save_checkpoint
@@ -173,6 +175,28 @@ def results(workdir: str | Path) -> dict[str, dict[str, list[float]]]:
     return found
 
 
+def curves(workdir: str | Path) -> dict[str, PartyCurve]:
+    """party -> mean test accuracy over seeds in per cent, by round of the collaboration."""
+    by_party: dict[str, dict[int, list[float]]] = {}
+    for line in (Path(workdir) / "metrics.jsonl").read_text(encoding="utf-8").splitlines():
+        record = json.loads(line)
+        if record["split"] == "test":
+            rounds = by_party.setdefault(record["model"], {})
+            rounds.setdefault(record["round"], []).append(100 * record["accuracy"])
+    return {
+        party: PartyCurve(tuple(rounds), tuple(float(np.mean(v)) for v in rounds.values()))
+        for party, rounds in by_party.items()
+    }
+
+
+def plot(workdir: str | Path) -> Any:
+    """The paper's figure 2 of a run: parties by round, with the means before and of the bound."""
+    found = results(workdir)
+    mean = lambda column: 100 * np.mean([own[column] for own in found.values()])
+    has_bound = "pooled" in next(iter(found.values()))
+    return parties_plot(curves(workdir), mean("baseline"), mean("pooled") if has_bound else None)
+
+
 def table(found: Mapping[str, Mapping[str, list[float]]]) -> str:
     """Mean test accuracy over seeds in per cent: a line per party, and their mean."""
     columns = list(next(iter(found.values())))
@@ -274,13 +298,20 @@ def _everywhere(here: bool) -> bool:
     return bool(multihost_utils.process_allgather(np.int32(here)).all())
 
 
-def main() -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
     """Prints the table of a run; returns the exit status."""
     parser = argparse.ArgumentParser(description="Baseline, collaboration and bound, by party.")
     parser.add_argument("workdir", type=Path)
-    workdir = parser.parse_args().workdir
+    parser.add_argument("--plot", type=Path, help="file for a plot by round, figure 2 of the paper")
+    options = parser.parse_args(arguments)
+    workdir = options.workdir
     try:
         print(table(results(workdir)))
+        if options.plot is not None:
+            plot(workdir).savefig(options.plot, dpi=120)
+    except ImportError:
+        print(INSTALL_PLOTS, file=sys.stderr)
+        return 2
     except (OSError, KeyError, ValueError) as error:
         print(f"{workdir} holds no finished run of FedMD: {error}.", file=sys.stderr)
         return 2

@@ -112,6 +112,7 @@ def make_record(folder: Path, partial: bool = False) -> dict[str, Any]:
             "bytes": {model: _bytes(each) for model, each in models.items()},
             "final": _rounded(summary["final"] if finished else _at(evaluations, last_round)),
             "curve": _curve(evaluations),
+            "phases": _phases(folder),
             "data": environment.get("data", {}),
             "notes": [
                 *(config.get("notes") or ()),
@@ -167,6 +168,12 @@ def thin(points: Sequence[Any], most: int = MOST_POINTS) -> list[Any]:
     if len(points) <= most:
         return list(points)
     return [points[round(i * (len(points) - 1) / (most - 1))] for i in range(most)]
+
+
+def _phases(folder: Path) -> dict[str, Any]:
+    """What was final in the phases before a run's first round; none for most runs."""
+    paths = sorted((folder / "phases").glob("*/summary.json"))
+    return {path.parent.name: _rounded(read_object(path)["final"]) for path in paths}
 
 
 def _names(config: Mapping[str, Any], folder: Path) -> tuple[str, str]:

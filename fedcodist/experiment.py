@@ -230,7 +230,9 @@ def check_experiment(experiment: Experiment) -> int:
             f"pools name client {experiment.algorithm.num_clients - 1}, but the data has clients "
             f"0 to {experiment.data.num_clients - 1}."
         )
-    selection = jax.eval_shape(lambda: experiment.algorithm.select(0, jax.random.key(0)))
+    selection = jax.eval_shape(
+        lambda: experiment.algorithm.select(jnp.asarray(0), jax.random.key(0))
+    )
     if missing := sorted(set(selection.rows) - set(experiment.data.rows)):
         raise ValueError(
             f"data must have the data set {missing[0]!r}, which {experiment.algorithm.name} reads, it "

@@ -18,6 +18,8 @@ from experiments.report import INSTALL_PLOTS
 from experiments.results import paper_numbers
 from experiments.results.records import FIGURE_4, TABLE_1, Record, load_records
 from experiments.results.sections.ablations import ABLATIONS, ablation
+from experiments.results.sections.fed_md import TITLES as FEDMD
+from experiments.results.sections.fed_md import fed_md
 from experiments.results.sections.fedsdd import EXPERIMENTS as FEDSDD
 from experiments.results.sections.fedsdd import fedsdd
 from experiments.results.sections.figure_4 import figure_4
@@ -147,7 +149,8 @@ def render(results: Results) -> Document:
         parts += [*ablation(records, name), note(name)]
     parts += verdicts(records, note("claims"))
     parts += fedsdd(records, notes)
-    known = {TABLE_1, FIGURE_4, *ABLATIONS, *FEDSDD, "claims", "tuning"}
+    parts += fed_md(records, notes, plots)
+    known = {TABLE_1, FIGURE_4, *ABLATIONS, *FEDSDD, *FEDMD, "claims", "tuning"}
     for name in sorted({*(record.experiment for record in records), *notes} - known):
         parts += [*other(records, name), note(name)]
     parts += [*tuning(results.studies), note("tuning"), *run_list(records)]

@@ -26,6 +26,13 @@ class Point(NamedTuple):
     is_binomial: bool = False
 
 
+class PartyCurve(NamedTuple):
+    """A party's mean accuracy over the seeds in %, by round."""
+
+    rounds: tuple[int, ...]
+    means: tuple[float, ...]
+
+
 # Panel title -> method -> what is drawn
 Curves = Mapping[str, Mapping[str, Curve]]
 Points = Mapping[str, Mapping[str, Sequence[Point]]]
@@ -129,6 +136,43 @@ def unlabelled_plot(panels: Points, baselines: Mapping[str, float]) -> "Figure":
     return figure
 
 
+def parties_plot(
+    parties: Mapping[str, PartyCurve], baseline: float, bound: float | None
+) -> "Figure":
+    """FedMD's figure 2: accuracy of each party by round, with two levels.
+
+    Args:
+      parties: by name.
+      baseline: mean of parties without collaboration, dashed.
+      bound: mean of parties with all private examples, dashed and dotted, where it was run.
+    """
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(6.4, 4.6), layout="constrained")
+    axis = figure.subplots()
+    axis.grid(color="0.9", linewidth=0.8)
+    axis.spines[["top", "right"]].set_visible(False)
+    axis.set_xlabel("Round of collaboration")
+    axis.set_ylabel("Test accuracy (%)")
+    for number, (party, curve) in enumerate(parties.items()):
+        colour = COLOURS[number % len(COLOURS)]
+        marker = MARKERS[(number + number // len(COLOURS)) % len(MARKERS)]
+        axis.plot(
+            curve.rounds,
+            curve.means,
+            color=colour,
+            marker=marker,
+            markersize=3.5,
+            linewidth=1.4,
+            label=party,
+        )
+    axis.axhline(baseline, color="0.3", linestyle="--", linewidth=1.2, label="no collaboration")
+    if bound is not None:
+        axis.axhline(bound, color="0.3", linestyle="-.", linewidth=1.2, label="pooled examples")
+    _legend(figure, [axis], columns=2)
+    return figure
+
+
 def _panels(
     titles: Mapping[str, object], x_label: str, y_label: str
 ) -> tuple["Figure", list["Axes"]]:
@@ -163,7 +207,7 @@ def _pale(colour: str) -> tuple[float, ...]:
     return tuple(1 - (1 - part) / 3 for part in to_rgb(colour))
 
 
-def _legend(figure: "Figure", axes: Sequence["Axes"]) -> None:
+def _legend(figure: "Figure", axes: Sequence["Axes"], columns: int = 4) -> None:
     shown: dict[str, Any] = {}
     for axis in axes:
         for handle, label in zip(*axis.get_legend_handles_labels(), strict=True):
@@ -172,7 +216,7 @@ def _legend(figure: "Figure", axes: Sequence["Axes"]) -> None:
         list(shown.values()),
         list(shown),
         loc="outside lower center",
-        ncols=4,
+        ncols=columns,
         fontsize=9,
         frameon=False,
     )

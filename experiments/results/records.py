@@ -1,6 +1,8 @@
 """Committed records: read and checked."""
 
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from experiments.record import RESERVED, read_object
@@ -11,7 +13,10 @@ FIGURE_4 = "cifar100_figure4"
 
 
 class Record(NamedTuple):
-    """One file, as `experiments.record` writes it; accuracies are shares, one per seed."""
+    """One file, as `experiments.record` writes it; accuracies are shares, one per seed.
+
+    `phases`: of runs with phases before the first round, their names -> as `final`.
+    """
 
     path: Path
     experiment: str
@@ -30,6 +35,7 @@ class Record(NamedTuple):
     final: dict[str, dict[str, dict[str, list[Any]]]]
     curve: dict[str, dict[str, dict[str, list[Any]]]]
     notes: list[str]
+    phases: Mapping[str, dict[str, dict[str, dict[str, list[Any]]]]] = MappingProxyType({})
 
 
 def load_records(results: Path) -> list[Record]:
@@ -46,9 +52,10 @@ def load_records(results: Path) -> list[Record]:
 def _load(path: Path) -> Record:
     content = read_object(path)
     fields = [name for name in Record._fields if name != "path"]
-    if missing := [name for name in fields if name not in content]:
+    needed = [name for name in fields if name not in Record._field_defaults]
+    if missing := [name for name in needed if name not in content]:
         raise ValueError(f"{path} is not a record: {missing[0]!r} is missing.")
-    record = Record(path, **{name: content[name] for name in fields})
+    record = Record(path, **{name: content[name] for name in fields if name in content})
     if fault := _fault(record):
         raise ValueError(f"{path} is not a record: {fault}.")
     return record
@@ -73,6 +80,7 @@ def _fault(record: Record) -> str | None:
         final=dict,
         curve=dict,
         notes=list,
+        phases=Mapping,
     )
     for name, kind in kinds.items():
         value = getattr(record, name)
@@ -85,7 +93,11 @@ def _fault(record: Record) -> str | None:
     if not record.seeds or not all(isinstance(seed, int) for seed in record.seeds):
         return f"seeds is {record.seeds!r}"
     try:
-        for model, splits in record.final.items():
+        finals = [
+            *record.final.items(),
+            *(m for own in record.phases.values() for m in own.items()),
+        ]
+        for model, splits in finals:
             for split, metrics in splits.items():
                 if not _are_accuracies(metrics["accuracy"], record):
                     return f"final.{model}.{split}.accuracy is {metrics['accuracy']!r}"

@@ -1,0 +1,122 @@
+"""FedMD in RESULTS.md: tables of parties, remarks within seeds, plots; and records of phases."""
+
+import json
+
+import numpy as np
+import pytest
+
+from experiments import phases, record
+from experiments.configs import cifar_fed_md_small
+from experiments.results.records import load_records
+from experiments.results.sections import fed_md as section
+from tests.experiments.test_results import record as write_record
+
+
+def write(folder, run, courses, bounds=None, seeds=(0, 1)):
+    """A record of a run; `courses`: party -> accuracies in % by round, the same for every seed but for
+    0.4 points more with each."""
+    final = {party: course[-1] for party, course in courses.items()}
+    path = write_record(folder, run, final, experiment=section.SMALL, seeds=seeds)
+    content = json.loads(path.read_text())
+    share = lambda value: [(value + 0.4 * place) / 100 for place in range(len(seeds))]
+    content["curve"] = {
+        party: {"test": {"round": list(range(len(c))), "accuracy": [share(v) for v in c]}}
+        for party, c in courses.items()
+    }
+    content["full_rounds"] = content["rounds"]
+    if bounds:
+        pooled = {party: {"test": {"accuracy": share(v)}} for party, v in bounds.items()}
+        content["phases"] = {"pooled": pooled}
+    path.write_text(json.dumps(content))
+
+
+def render(folder):
+    plots = {}
+    return "\n".join(section.fed_md(load_records(folder), {}, plots)), plots
+
+
+def test_parties_before_and_after_and_their_bounds(tmp_path):
+    courses = {"conv_16_32": [20.0, 45.0, 40.0], "conv_8_8_8": [30.0, 40.0, 50.0]}
+    write(tmp_path, "non_iid", courses, {"conv_16_32": 55.0, "conv_8_8_8": 49.0})
+    text, plots = render(tmp_path)
+    # The means of the seeds: 0.2 points more.
+    assert "| `conv_16_32` | 20.2 | 40.2 | +20.0 | 55.2 | 15.0 |" in text
+    assert "| `conv_8_8_8` | 30.2 | 50.2 | +20.0 | 49.2 | -1.0 |" in text
+    assert "| mean | 25.2 | 45.2 | +20.0 | 52.2 | 7.0 |" in text
+    assert "Gain +20.00 ± 0.00, below the bound +7.00 ± 0.00 points." in text
+    (figure,) = (draw() for draw in plots.values())
+    (axis,) = figure.axes
+    lines = {line.get_label(): line for line in axis.get_lines()}
+    assert lines["conv_16_32"].get_ydata().tolist() == pytest.approx([20.2, 45.2, 40.2])
+    np.testing.assert_allclose(lines["no collaboration"].get_ydata(), 25.2)
+    np.testing.assert_allclose(lines["pooled examples"].get_ydata(), 52.2)
+
+
+def test_remarks_are_differences_within_seeds(tmp_path):
+    write(tmp_path, "non_iid", {"a": [10.0, 30.0, 20.0], "b": [10.0, 20.0, 40.0]})
+    # Weak parties stand in b's place: what is compared is a's.
+    write(tmp_path, "weak,equal_weights", {"a": [10.0, 12.0, 14.0], "dense_32": [5.0, 5.0, 5.0]})
+    write(tmp_path, "weak,low_weights", {"a": [10.0, 12.0, 19.0], "dense_32": [5.0, 5.0, 5.0]})
+    write(tmp_path, "revisit_epochs,2", {"a": [10.0, 24.0, 20.0], "b": [10.0, 11.0, 12.0]})
+    text, _ = render(tmp_path)
+    rows = {
+        line.split(" | ")[0]: line.split(" | ")[1] for line in text.splitlines() if " | " in line
+    }
+    assert rows["| Others beside four weak parties, equal weights"] == "-6.00 ± 0.00"
+    assert rows["| Others beside four weak parties, low weights"] == "-1.00 ± 0.00"
+    assert rows["| The same, low less equal weights"] == "+5.00 ± 0.00"
+    # a loses 10 in place of 4, b nothing: means of parties.
+    assert rows["| Dips: 2 epochs of revisit in place of 10"] == "-3.00 ± 0.00"
+    assert rows["| Dips: digest in one batch"] == "not run"
+
+
+def test_what_is_not_run_has_its_command(tmp_path):
+    text, plots = render(tmp_path)
+    assert not plots
+    for experiment in section.TITLES:
+        assert f"--config experiments/configs/{experiment}.py" in text
+
+
+def test_every_remark_is_of_runs_of_the_config():
+    runs = set(cifar_fed_md_small.get_runs())
+    assert {run for _, run, other, *_ in section.REMARKS for run in (run, other)} == runs - {"iid"}
+
+
+def test_a_record_holds_the_phases(tmp_path):
+    folder = tmp_path / "run"
+    for phase, accuracy in (("public", 0.9), ("pooled", 0.123456)):
+        (folder / "phases" / phase).mkdir(parents=True)
+        final = {"a": {"test": {"accuracy": [accuracy], "loss": [1.0]}}}
+        (folder / "phases" / phase / "summary.json").write_text(json.dumps({"final": final}))
+    assert record._phases(folder)["pooled"] == {
+        "a": {"test": {"accuracy": [0.12346], "loss": [1.0]}}
+    }
+    assert list(record._phases(folder)) == ["pooled", "public"]
+    assert record._phases(tmp_path) == {}
+
+
+def test_the_plot_of_a_run_folder(tmp_path, capsys):
+    """The command's, from the run folder alone."""
+    accuracies = {"a": (0.2, 0.4), "b": (0.4, 0.8)}
+    for place, column in (("phases/private", 0), (".", 1), ("phases/pooled", 1)):
+        (tmp_path / place).mkdir(parents=True, exist_ok=True)
+        final = {p: {"test": {"accuracy": [v[column]] * 2}} for p, v in accuracies.items()}
+        (tmp_path / place / "summary.json").write_text(json.dumps({"final": final}))
+    lines = [
+        {"round": round, "model": party, "split": "test", "seed": seed, "accuracy": values[round]}
+        for party, values in accuracies.items()
+        for round in (0, 1)
+        for seed in (0, 1)
+    ]
+    lines.append({"round": 1, "model": "a", "split": "clients", "seed": 0, "loss": 1.0})
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert phases.main([str(tmp_path), "--plot", str(tmp_path / "figure.png")]) == 0
+    assert "mean" in capsys.readouterr().out
+    assert (tmp_path / "figure.png").stat().st_size > 1000
+    (axis,) = phases.plot(tmp_path).axes
+    lines = {line.get_label(): np.asarray(line.get_ydata()) for line in axis.get_lines()}
+    np.testing.assert_allclose(lines["b"], [40, 80])
+    np.testing.assert_allclose(lines["no collaboration"], 30)
+    np.testing.assert_allclose(lines["pooled examples"], 60)
+    assert phases.main([str(tmp_path / "nothing")]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
