@@ -1,0 +1,81 @@
+"""What the preparation programs of text share: their arguments, and splits of a source's users."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from fedcodist.data import preparation
+from fedcodist.data.text import SPLITS, Users, text_splits
+
+_SHARES = (0.6, 0.2, 0.1, 0.1)
+
+
+def argument_parser(name: str) -> argparse.ArgumentParser:
+    """The arguments that all programs have."""
+    parser = argparse.ArgumentParser(
+        description=f"Prepares {name} as a folder that fedcodist reads.", allow_abbrev=False
+    )
+    parser.add_argument("--output", required=True, type=Path, help="folder to write")
+    parser.add_argument(
+        "--vocabulary", type=int, default=10_000, help="most frequent words (default: 10,000)"
+    )
+    parser.add_argument(
+        "--shares",
+        type=float,
+        nargs=len(SPLITS),
+        default=_SHARES,
+        metavar=tuple(name.upper() for name in SPLITS),
+        help=f"of the users (default: {' '.join(map(str, _SHARES))})",
+    )
+    parser.add_argument(
+        "--max-examples", type=int, help="most sentences per user and domain (default: all)"
+    )
+    parser.add_argument("--seed", type=int, default=0, help="of the deal (default: 0)")
+    return parser
+
+
+def source_of(
+    users: Users,
+    domains: Sequence[str],
+    arguments: argparse.Namespace,
+    recorded: Mapping[str, Any],
+    notices: Sequence[str] = (),
+) -> preparation.Source:
+    """A source whose splits are dealt as the arguments say.
+
+    Args:
+      users: user -> domain -> sentences of words.
+      domains: their names, written into the manifest.
+      arguments: parsed by `argument_parser`.
+      recorded: what the manifest says about the source besides.
+      notices: lines that the user must see.
+
+    Raises:
+      ValueError: a vocabulary or seed out of range.
+    """
+    if not 1 <= arguments.vocabulary < 1 << 16:
+        raise ValueError(f"--vocabulary must be in 1..65535, got {arguments.vocabulary}")
+    if arguments.seed < 0:
+        raise ValueError(f"--seed must not be negative, got {arguments.seed}")
+
+    def build(show: preparation.Show):
+        return text_splits(
+            users,
+            domains,
+            arguments.shares,
+            arguments.vocabulary,
+            arguments.max_examples,
+            arguments.seed,
+        )
+
+    dealing = {
+        "domains": list(domains),
+        "vocabulary": arguments.vocabulary,
+        "shares": dict(zip(SPLITS, arguments.shares, strict=True)),
+        "max_examples": arguments.max_examples,
+        "seed": arguments.seed,
+    }
+    return preparation.Source({**recorded, **dealing}, build, tuple(notices))

@@ -1,0 +1,131 @@
+"""Reading Posts.xml: good posts, posts of every bad kind, and files that are cut off."""
+
+import os
+from pathlib import Path
+from xml.sax.saxutils import quoteattr
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from fedcodist.data.stackexchange import read_posts
+
+HEAD = b'\xef\xbb\xbf<?xml version="1.0" encoding="utf-8"?>\n<posts>\n'
+TAIL = b"</posts>"
+
+
+def row(number, kind="1", user="7", body="<p>What is a citra hop?</p>"):
+    owner = f' OwnerUserId="{user}"' if user else ""
+    line = f'  <row Id="{number}" PostTypeId="{kind}" Body={quoteattr(body)}{owner} />\n'
+    return line.encode()
+
+
+def dump(folder, *lines, head=HEAD, tail=TAIL):
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / "Posts.xml"
+    path.write_bytes(head + b"".join(lines) + tail)
+    return path
+
+
+def test_users_questions_and_answers(tmp_path):
+    dump(
+        tmp_path / "beer",
+        row(1, body="<p>One &amp; two. Three?</p>\n<pre><code>code</code></pre>"),
+        row(2, "2", "8", body="<p>See <a href='x'>here</a>: http://a.b</p>"),
+        row(3, "2", "7", body="Yes."),
+    )
+    dump(tmp_path / "ai", row(1, user="7"), head=HEAD.replace(b"\n", b"\r\n"))
+    posts = read_posts(tmp_path)
+    assert posts.users == {
+        "ai/7": {"questions": [["what", "is", "a", "citra", "hop", "?"]], "answers": []},
+        "beer/7": {
+            "questions": [["one", "&", "two", "."], ["three", "?"]],
+            "answers": [["yes", "."]],
+        },
+        "beer/8": {"questions": [], "answers": [["see", "here", ":", "<url>"]]},
+    }
+    assert posts.read == 4 and posts.skipped == {} and set(posts.sha256) == {"ai", "beer"}
+
+
+BAD = {
+    "malformed": b'  <row Id="1" PostTypeId="1" Body="<p>unescaped</p>" OwnerUserId="7" />\n',
+    "not UTF-8": b'  <row Id="1" PostTypeId="1" Body="caf\xe9" OwnerUserId="7" />\n',
+    "too long": row(1, body="long " * 300_000),
+    "without a user": row(1, user=""),
+    "neither question nor answer": row(1, "5"),
+    "empty": row(1, body="<p>...</p>"),
+}
+
+
+@pytest.mark.parametrize("reason", BAD)
+def test_a_bad_post_is_counted_and_spoils_no_other(tmp_path, reason):
+    dump(tmp_path, row(1), BAD[reason], BAD[reason], row(2, user="9"))
+    posts = read_posts(tmp_path / "Posts.xml")
+    assert posts.skipped == {reason: 2}
+    assert posts.read == 2 and [user.split("/")[1] for user in posts.users] == ["7", "9"]
+
+
+def test_a_post_over_several_lines_is_malformed(tmp_path):
+    broken = row(1).replace(b"citra ", b"citra\n")
+    assert read_posts(dump(tmp_path, broken, row(2))).skipped == {"malformed": 1}
+
+
+@settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(st.data())
+def test_a_file_that_is_cut_off_is_told_with_the_position(tmp_path, data):
+    whole = dump(tmp_path / "whole", row(1), row(2, "2"), BAD["malformed"]).read_bytes()
+    size = data.draw(st.integers(len(HEAD) - 8, len(whole) - 1))
+    path = dump(tmp_path / "cut", head=whole[:size], tail=b"")
+    with pytest.raises(ValueError, match=f"is cut off: it ends at byte {size:,}"):
+        read_posts(path)
+
+
+def test_the_post_that_is_cut_is_told(tmp_path):
+    path = dump(tmp_path, row(1), row(2)[:30], tail=b"")
+    begins = len(HEAD + row(1))
+    with pytest.raises(
+        ValueError, match=rf"within the post that begins at byte {begins:,}, before"
+    ):
+        read_posts(path)
+
+
+@settings(
+    max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(st.lists(st.binary(max_size=60), max_size=8))
+def test_any_bytes_between_posts_are_survived(tmp_path, garbage):
+    lines = [b"  <row " + g.replace(b"\n", b" ") + b"\n" for g in garbage]
+    posts = read_posts(dump(tmp_path, row(1), *lines, row(2)))
+    assert posts.read + sum(posts.skipped.values()) == 2 + len(lines) and posts.read >= 2
+
+
+@pytest.mark.parametrize(
+    "content, message",
+    [
+        (b"", "is cut off: it ends at byte 0"),
+        ("<posts>".encode("utf-16"), "is UTF-16, dumps are UTF-8"),
+        (b"<html>", "is no Posts.xml of a Stack Exchange dump"),
+        (b"\x00" * 100, "is no Posts.xml of a Stack Exchange dump"),
+    ],
+)
+def test_other_files_are_refused(tmp_path, content, message):
+    with pytest.raises(ValueError, match=message):
+        read_posts(dump(tmp_path, head=content, tail=b""))
+
+
+def test_a_missing_file_is_told(tmp_path):
+    with pytest.raises(ValueError, match="does not exist"):
+        read_posts(tmp_path / "nothing")
+    with pytest.raises(ValueError, match=r"has no Posts.xml, nor has a folder in it"):
+        read_posts(tmp_path)
+
+
+@pytest.mark.skipif("FEDCODIST_DATA" not in os.environ, reason="needs the real sites")
+def test_every_post_of_the_real_sites_is_read_or_counted():
+    folder = Path(os.environ["FEDCODIST_DATA"]) / "stackexchange"
+    posts = read_posts(folder)
+    rows = sum(path.read_bytes().count(b"<row ") for path in folder.glob("*/Posts.xml"))
+    assert posts.read + sum(posts.skipped.values()) == rows
+    assert posts.read > 0.9 * rows and set(posts.skipped) <= set(BAD)
