@@ -42,8 +42,6 @@ PyTree = Any
 NETWORKS: dict[str, Sequence[Shape]] = {
     "table_1": TABLE_1,
     "table_2": TABLE_2,
-    # Table 1's with the last four parties weak.
-    "table_1_weak": (*TABLE_1[:6], *4 * (Shape((256,), 0.0),)),
     "digits": 2 * (Shape((8, 16), 0.1), Shape((64,), 0.0), Shape((32,), 0.0)),
 }
 

@@ -143,9 +143,9 @@ REMARKS: tuple[tuple[str, str, str, Measure, str], ...] = (
     ("Others beside four weak parties, low weights", LOW, BASE, _final, "about 0"),
     ("The same, low less equal weights", LOW, EQUAL, _final, "above 0"),
     ("Dips: 2 epochs of revisit in place of 10", "revisit_epochs,2", BASE, _dips, "below 0"),
-    ("Dips: digest in one batch", "digest_batch_size,300", BASE, _dips, "below 0"),
+    ("Dips: digest in one batch", "digest_batch_size,200", BASE, _dips, "below 0"),
     ("All public images in place of a tenth", "public_images,all", BASE, _final, "about 0"),
-    ("A third of the tenth", "public_images,100", BASE, _final, ""),
+    ("A quarter of the tenth", "public_images,50", BASE, _final, ""),
 )
 
 
