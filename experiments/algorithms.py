@@ -16,6 +16,7 @@ from ml_collections import ConfigDict
 
 from experiments.compression import with_links
 from experiments.data import Data, choice
+from experiments.decentralised import DECENTRALISED_METHODS
 from experiments.execution import as_executed, execution_of
 from experiments.parties import PARTY_METHODS
 from fedcodist import augmentation
@@ -72,7 +73,7 @@ def build_algorithm(config: ConfigDict, data: Data) -> FederatedAlgorithm:
 
 def reads_unlabelled(config: ConfigDict) -> bool:
     """Whether the algorithm uses the server's unlabelled images."""
-    return config.algorithm.name not in ("fed_avg", *PARTY_METHODS)
+    return config.algorithm.name not in ("fed_avg", *PARTY_METHODS, *DECENTRALISED_METHODS)
 
 
 def _independent(config: ConfigDict, data: Data) -> FederatedAlgorithm:
@@ -151,6 +152,7 @@ ALGORITHMS: dict[str, Callable[[ConfigDict, Data], FederatedAlgorithm]] = {
     "fed_df": _fed_df,
     "fed_sdd": _fed_sdd,
     **PARTY_METHODS,
+    **DECENTRALISED_METHODS,
 }
 
 

@@ -6,7 +6,9 @@ from ml_collections import ConfigDict
 
 from experiments.algorithms import build_algorithm, reads_unlabelled
 from experiments.data import Data, choice, load_data
+from experiments.decentralised import pooled_examples
 from fedcodist import launch
+from fedcodist.algorithms.isolated import SHARED
 from fedcodist.algorithms.parties import PUBLIC
 from fedcodist.checks import check_integer
 from fedcodist.chunk_size import ChunkSize, choose_chunk_size
@@ -59,6 +61,8 @@ def _assemble(config: ConfigDict, data: Data) -> Experiment:
         rows["unlabelled"] = {"image": data.unlabelled}
     if data.public is not None:
         rows[PUBLIC] = {"image": data.public.train.columns["image"]}
+    if config.algorithm.name == "pooled":
+        rows[SHARED] = pooled_examples(data)
     if config.algorithm.get("validation") is not None:
         split = choice("algorithm.validation.split", config.algorithm.validation.split, data.splits)
         rows[VALIDATION] = dict(split.columns)

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from ml_collections import ConfigDict
 
+from experiments.primary_data import PRIMARY, load_primary
 from experiments.public_data import PUBLIC_PRIVATE, Public, load_public_private
 from fedcodist import augmentation
 from fedcodist.checks import check_integer, check_number
@@ -16,6 +17,7 @@ from fedcodist.data.partition import dirichlet, equal_dirichlet
 from fedcodist.data.prepared import load_prepared
 
 CIFAR_MEAN, CIFAR_DEVIATION = (0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)
+DIGITS_SCALE = augmentation.image_preprocess(augmentation.normalise((0.3,), (0.37,), scale=16.0))
 PARTITIONS = {"dirichlet": dirichlet, "equal_dirichlet": equal_dirichlet}
 
 
@@ -44,8 +46,7 @@ def load_data(settings: ConfigDict) -> Data:
             concentration=settings.concentration,
             seed=settings.seed,
         )
-        scale = augmentation.image_preprocess(augmentation.normalise((0.3,), (0.37,), scale=16.0))
-        return Data(splits, splits.pop("distillation").columns["image"], scale, scale)
+        return Data(splits, splits.pop("distillation").columns["image"], DIGITS_SCALE, DIGITS_SCALE)
     if settings.name == "prepared":
         splits = load_prepared(settings.folder)
         partition = settings.get("partition")
@@ -62,7 +63,16 @@ def load_data(settings: ConfigDict) -> Data:
         private, test, preprocess, public = load_public_private(settings)
         images = public.train.columns["image"]
         return Data({"train": private, "test": test}, images, preprocess, preprocess, public)
-    names = ("digits", "prepared", *PUBLIC_PRIVATE)
+    if settings.name in PRIMARY:
+        private, shared, test = load_primary(settings)
+        images = shared.columns["image"]
+        preprocess = (DIGITS_SCALE, DIGITS_SCALE)
+        if settings.name == "prepared_primary":
+            preprocess = _cifar_preprocess(settings, images.shape[1:3])
+        classes = 1 + int(test.columns["label"].max())
+        everybodys = Public(shared, test, preprocess[0], classes)
+        return Data({"train": private, "test": test}, images, *preprocess, everybodys)
+    names = ("digits", "prepared", *PUBLIC_PRIVATE, *PRIMARY)
     raise ValueError(f"data.name must be one of {names}, got {settings.name!r}.")
 
 

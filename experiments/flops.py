@@ -15,10 +15,17 @@ from typing import Any, NamedTuple
 import jax
 import jax.extend
 import jax.numpy as jnp
+import numpy as np
 from ml_collections import ConfigDict
 
 from experiments.algorithms import MODELS, narrowed
 from experiments.data import Data, choice, load_data
+from experiments.decentralised import (
+    DECENTRALISED_METHODS,
+    decentralised_groups,
+    graph_of,
+    image_shape,
+)
 from experiments.parties import extra_shape, network_of, party_groups, party_shapes, public_of
 from fedcodist.algorithms.parties import party_names
 
@@ -82,6 +89,8 @@ def flops_of_parties(config: Config, examples: Mapping[str, float], rounds: int)
     """
     settings = ConfigDict(dict(config))
     data = load_data(settings.data)
+    if settings.algorithm.name in DECENTRALISED_METHODS:
+        return Flops(_decentralised(settings, data, examples, rounds), 0.0)
     classes, image = public_of(data).num_classes, data.splits["train"].columns["image"].shape[1:]
     forward_of = functools.cache(
         lambda shape: forward_flops_of((functools.partial(network_of, shape, classes), image))
@@ -117,6 +126,38 @@ def flops_of_parties(config: Config, examples: Mapping[str, float], rounds: int)
         clients[party] = count * (LEARNING * (own + extra) + answers_own * own)
         clients[party] += (asked + LEARNING * learnt) * own
     return Flops(clients, server)
+
+
+def _decentralised(
+    settings: ConfigDict, data: Data, examples: Mapping[str, float], rounds: int
+) -> dict[str, float]:
+    """Of methods of clients on a graph. MHD's teachers are taken to be all neighbours equally often."""
+    algorithm = settings.algorithm
+    is_mhd = algorithm.name == "multi_headed_distillation"
+    groups = decentralised_groups(settings, data, settings.parties.heads if is_mhd else 0)
+    image = jax.ShapeDtypeStruct((1, *image_shape(data)), jnp.float32)
+    forward, clients = {}, {}
+    for name, names in party_names(groups).items():
+        model = groups[name].model
+        variables = jax.eval_shape(model.init, jax.random.key(0))
+        apply = lambda variables, x, model=model: model.apply(variables, {"image": x})[0]
+        of_one = forward_flops(apply, variables, image)
+        for party, client in zip(names, groups[name].clients.tolist(), strict=True):
+            forward[client], clients[party] = of_one, client
+    edges = graph_of(settings, len(forward))
+    found = {}
+    for party, count in examples.items():
+        own = forward[clients[party] if party in clients else groups[party].clients[0]]
+        found[party] = LEARNING * own * count
+        if is_mhd:
+            public = rounds * settings.training.steps * algorithm.public_batch_size
+            neighbours = np.flatnonzero(edges[clients[party]])
+            asked = sum(forward[int(c)] for c in neighbours) / max(len(neighbours), 1)
+            found[party] += public * (LEARNING * own + algorithm.teachers * asked)
+        if algorithm.name == "decentralised_periodic_codistillation":
+            public = rounds // algorithm.period * algorithm.examples
+            found[party] += public * (1 + LEARNING) * own
+    return found
 
 
 @functools.cache

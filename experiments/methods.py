@@ -14,6 +14,11 @@ METHOD_NAMES = {
     "fd": "FD",
     "ds_fl": "DS-FL",
     "fml": "FML",
+    "separate": "separate clients",
+    "decentralised_fed_avg": "decentralised FedAvg",
+    "decentralised_periodic_codistillation": "decentralised PeriodicCodist",
+    "multi_headed_distillation": "MHD",
+    "pooled": "pooled examples",
     "periodic_codistillation": "PeriodicCodist",
     "merged_codistillation": "MergedCodist",
 }

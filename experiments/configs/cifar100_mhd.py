@@ -1,0 +1,140 @@
+r"""Multi-Headed Distillation on CIFAR-100, scaled: 8 clients x 25 primary labels, the small CNN.
+
+Of a prepared folder's training images a fifth is public. Runs are named by what they vary:
+
+    weights,s=<s>,<nu_emb>,<nu_aux>   one auxiliary head, the two weights
+    heads,s=<s>,<m>                   number of auxiliary heads
+    <baseline>,s=<s>                  separate, fed_avg, periodic, pooled
+    graph,<graph>                     4 clients x 25 labels without overlap, three heads
+    teachers,<Delta>                  checkpoints per step
+    choice,random,s=<s>               targets drawn at random; compare with heads,s=<s>,3
+    candidates,<which>                "self" is the skip rule; "all" has two teachers
+    skip,one_head                     the skip rule with a single auxiliary head
+    public,<share>                    size of the public set, the private one fixed
+    larger,<method>                   one large CNN among small ones, and what it is compared with
+
+    python -m experiments.sweep --config experiments/configs/cifar100_mhd.py --only "heads,*" \
+        --workdir runs/cifar100_mhd
+    python -m experiments.heads runs/cifar100_mhd/*/
+"""
+
+from ml_collections import ConfigDict, config_dict
+
+from experiments.configs import digits_mhd
+
+SKEWS = (0, 100)
+BASELINES = {
+    "separate": "separate",
+    "fed_avg": "decentralised_fed_avg",
+    "periodic": "decentralised_periodic_codistillation",
+    "pooled": "pooled",
+}
+# Three heads and both weights, where a run does not vary them.
+HEADS, EMBEDDING_WEIGHT, HEAD_WEIGHT = 3, 1.0, 3.0
+GRAPHS = {
+    "islands": dict(name="islands", size=2),
+    "directed_cycle": dict(name="directed_cycle"),
+    "complete": dict(name="complete"),
+}
+CANDIDATES = {
+    "same_level": ("same_level", 1),
+    "self": ("self", 1),
+    "same_level_and_self": ("same_level_and_self", 1),
+    "all": ("same_level_and_self", 2),
+}
+LARGER = ("mhd", "mhd_small_only", "separate", "fed_avg_small")
+
+
+def get_runs() -> list[str]:
+    """All runs, the ones that others are compared with first."""
+    runs = [f"heads,s={s},{m}" for s in SKEWS for m in (1, 2, 3, 4)]
+    runs += [f"{name},s={s}" for s in SKEWS for name in BASELINES]
+    runs += [f"weights,s={s},{e},{a}" for s in SKEWS for e in (0, 1, 3) for a in (0, 1, 3, 10)]
+    runs += [f"graph,{name}" for name in GRAPHS]
+    runs += [f"teachers,{delta}" for delta in (2, 3, 4)]
+    runs += [f"choice,random,s={s}" for s in SKEWS]
+    runs += [f"candidates,{name}" for name in CANDIDATES]
+    runs += ["skip,one_head"]
+    runs += [f"public,{share}" for share in (10, 20, 30)]
+    return runs + [f"larger,{method}" for method in LARGER]
+
+
+def get_config(run: str = "heads,s=100,3") -> ConfigDict:
+    """Returns one experiment."""
+    if run not in get_runs():
+        raise ValueError(f"a run of this config is one of {get_runs()}, got {run!r}.")
+    kind, *values = run.split(",")
+    skew = float(next((v.removeprefix("s=") for v in values if v.startswith("s=")), 100))
+    values = [value for value in values if not value.startswith("s=")]
+    method = "multi_headed_distillation"
+    if kind in BASELINES:
+        method = BASELINES[kind]
+    if kind == "larger" and not values[0].startswith("mhd"):
+        method = BASELINES[values[0].removesuffix("_small")]
+    config = digits_mhd.get_config(method)
+    config.name = "cifar100_mhd"
+    config.run = run
+    config.rounds = config.full_rounds = 100
+    config.seeds = 2
+    config.data = dict(
+        name="prepared_primary",
+        folder="data/cifar100",
+        num_clients=8,
+        labels_per_client=25,
+        assignment="random",
+        skew=skew,
+        public_share=0.2,
+        private_share=config_dict.placeholder(float),
+        crop=24,
+        padding=0,
+        augmentation="per_image",
+        seed=0,
+    )
+    config.parties.networks = "cnn_small"
+    config.parties.heads = HEADS
+    with config.unlocked():
+        config.parties.graph = dict(name="complete")
+    config.training = dict(learning_rate=0.03, momentum=0.9, batch_size=64, steps=50)
+    config.evaluation = dict(
+        every=20, batch_size=500, checkpoint_every=20, splits=("test",), final_splits=()
+    )
+    if method == "multi_headed_distillation":
+        _vary(config, kind, values)
+    if kind == "larger":
+        _one_larger(config, values[0])
+    return config
+
+
+def _vary(config: ConfigDict, kind: str, values: list[str]) -> None:
+    settings = config.algorithm
+    settings.embedding_weight, settings.head_weight = EMBEDDING_WEIGHT, HEAD_WEIGHT
+    match kind:
+        case "weights":
+            config.parties.heads = 1
+            settings.embedding_weight, settings.head_weight = map(float, values)
+        case "heads":
+            config.parties.heads = int(values[0])
+        case "graph":
+            config.data.num_clients, config.data.assignment = 4, "even"
+            with config.unlocked():
+                config.parties.graph = GRAPHS[values[0]]
+        case "teachers":
+            settings.teachers = int(values[0])
+        case "choice":
+            settings.choice = values[0]
+        case "candidates":
+            settings.candidates, settings.teachers = CANDIDATES[values[0]]
+        case "skip":
+            config.parties.heads, settings.candidates = 1, "self"
+        case "public":
+            config.data.private_share = 0.7
+            config.data.public_share = int(values[0]) / 100
+
+
+def _one_larger(config: ConfigDict, method: str) -> None:
+    """Four clients with half of the labels each, of which the first has the large network."""
+    small_only = method in ("mhd_small_only", "fed_avg_small")
+    config.data.num_clients, config.data.labels_per_client = 4, 50
+    with config.ignore_type():
+        config.parties.networks = ("cnn_small" if small_only else "cnn_large", *3 * ("cnn_small",))
+    config.parties.projection = 128

@@ -1,0 +1,78 @@
+r"""Multi-Headed Distillation on scikit-learn's handwritten digits: eight clients on a directed cycle.
+
+Each client has three of the ten digits as its own and sees few of the others; no download. A run is a
+method's name; all share data, private batches and first weights.
+
+    python -m experiments.main --config experiments/configs/digits_mhd.py --workdir runs/digits_mhd
+    python -m experiments.heads runs/digits_mhd
+"""
+
+from ml_collections import ConfigDict, config_dict
+
+OWN = {
+    "multi_headed_distillation": dict(
+        embedding_weight=1.0,
+        head_weight=3.0,
+        public_batch_size=64,
+        teachers=1,  # Delta
+        candidates="base",  # "same_level", "self", "same_level_and_self"
+        choice="most_confident",  # or "random"
+        embedding_distance="squared",
+        pool_size=None,  # as many as there are clients
+        exchange_seed=0,
+    ),
+    "separate": dict(),
+    "decentralised_fed_avg": dict(),
+    "decentralised_periodic_codistillation": dict(
+        public_batch_size=64,
+        examples=512,
+        period=4,
+        distillation_learning_rate=1e-3,
+        temperature=1.0,
+    ),
+    "pooled": dict(),
+}
+
+
+def get_runs() -> list[str]:
+    """MHD and its baselines."""
+    return list(OWN)
+
+
+def get_config(run: str = "multi_headed_distillation") -> ConfigDict:
+    """Returns one method's experiment."""
+    if run not in get_runs():
+        raise ValueError(f"a run of this config is one of {get_runs()}, got {run!r}.")
+    config = ConfigDict()
+    config.name = "digits_mhd"
+    config.run = run
+    config.rounds = config.full_rounds = 40
+    config.seed = 0
+    config.seeds = 1
+
+    config.data = dict(
+        name="digits_primary",
+        num_clients=8,
+        labels_per_client=3,
+        assignment="random",  # or "even"
+        skew=100.0,
+        public_share=0.2,
+        private_share=config_dict.placeholder(float),
+        test_share=0.3,
+        seed=0,
+    )
+    config.parties = dict(
+        networks="digits_small",  # or one name per client
+        heads=3,
+        projection=config_dict.placeholder(int),  # a width, where networks' embeddings differ
+        # "complete", "islands" of a size, "random" with a probability and a seed
+        graph=dict(name="directed_cycle"),
+    )
+    config.training = dict(learning_rate=0.03, momentum=0.9, batch_size=32, steps=25)
+    with config.ignore_type():
+        config.algorithm = dict(name=run, **OWN[run])
+    config.evaluation = dict(
+        every=10, batch_size=500, checkpoint_every=20, splits=("test",), final_splits=()
+    )
+    config.execution = dict(processes=1, loop="vmap", chunk_size=8, seeds_loop="map", stream=False)
+    return config

@@ -1,0 +1,226 @@
+"""From a config's `parties` and `algorithm` to a method of clients of a graph: MHD and its baselines."""
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from ml_collections import ConfigDict
+
+from experiments.data import Data, choice
+from experiments.parties import public_of
+from fedcodist import graphs
+from fedcodist.algorithms.decentralised_fed_avg import decentralised_fed_avg
+from fedcodist.algorithms.decentralised_periodic_codistillation import (
+    DecentralisedPeriodicHyper,
+    decentralised_periodic_codistillation,
+)
+from fedcodist.algorithms.multi_headed_distillation import (
+    HeadDistillation,
+    MHDHyper,
+    multi_headed_distillation,
+)
+from fedcodist.algorithms.parties import Group
+from fedcodist.algorithms.separate import SeparateHyper, separate
+from fedcodist.checks import check_number
+from fedcodist.chunk_size import available_bytes
+from fedcodist.client_training import LocalTraining
+from fedcodist.federated_algorithm import FederatedAlgorithm
+from fedcodist.for_each_client import Execution
+from fedcodist.models import CNN, MLP, ResNet
+from fedcodist.models.multi_headed import main_head_only, multi_headed
+from fedcodist.models.resnet_imagenet import resnet18, resnet34
+from fedcodist.step_training import StepTraining
+
+BACKBONES: dict[str, Callable[[], Any]] = {
+    "digits_small": lambda: MLP((32,), classes=None),
+    "digits_large": lambda: MLP((128, 64), classes=None),
+    "cnn_small": lambda: CNN((16, 32, 32), (64, 128), None, 24),
+    "cnn_large": lambda: CNN((32, 64, 64), (128, 256), None, 24),
+    "resnet8_narrow": lambda: ResNet(1, None, width=8),
+    "resnet8": lambda: ResNet(1, None),
+    "resnet20": lambda: ResNet(3, None),
+    "resnet18": lambda: resnet18(classes=None),
+    "resnet34": lambda: resnet34(classes=None),
+}
+GRAPHS: dict[str, Callable[..., np.ndarray]] = {
+    "complete": graphs.complete,
+    "directed_cycle": graphs.directed_cycle,
+    "islands": graphs.islands,
+    "random": graphs.random_graph,
+}
+
+
+def build_multi_headed(config: ConfigDict, data: Data) -> FederatedAlgorithm:
+    """MHD as a config describes it."""
+    settings = config.algorithm
+    return multi_headed_distillation(
+        decentralised_groups(config, data, config.parties.heads),
+        {"image": data.unlabelled},
+        graph_of(config, data.splits["train"].num_clients),
+        config.rounds,
+        _training(config, data),
+        HeadDistillation(
+            settings.public_batch_size,
+            settings.teachers,
+            settings.candidates,
+            settings.choice,
+            settings.embedding_distance,
+            settings.pool_size,
+            preprocess=data.preprocess,
+        ),
+        MHDHyper(_rate(config), settings.embedding_weight, settings.head_weight),
+        exchange_seed=settings.exchange_seed,
+        # Every seed of a run has banks of its own.
+        memory=available_bytes() // config.seeds,
+        execution=_execution(config),
+    )
+
+
+def build_separate(config: ConfigDict, data: Data) -> FederatedAlgorithm:
+    """Clients alone."""
+    return separate(
+        _main_only(decentralised_groups(config, data, 0)),
+        config.rounds,
+        _training(config, data),
+        hyper=SeparateHyper(_rate(config)),
+        execution=_execution(config),
+    )
+
+
+def build_pooled(config: ConfigDict, data: Data) -> FederatedAlgorithm:
+    """One model of each architecture on all examples, the public ones with their labels too."""
+    groups = _main_only(decentralised_groups(config, data, 0))
+    first = {name: group._replace(clients=group.clients[:1]) for name, group in groups.items()}
+    return separate(
+        first,
+        config.rounds,
+        _training(config, data),
+        len(pooled_examples(data)["label"]),
+        SeparateHyper(_rate(config)),
+        _execution(config),
+        name="pooled",
+    )
+
+
+def build_fed_avg(config: ConfigDict, data: Data) -> FederatedAlgorithm:
+    """FedAvg among clients of one architecture, every `training.steps` steps."""
+    return decentralised_fed_avg(
+        _main_only(decentralised_groups(config, data, 0)),
+        config.rounds,
+        graph_of(config, data.splits["train"].num_clients),
+        _training(config, data),
+        SeparateHyper(_rate(config)),
+        _execution(config),
+    )
+
+
+def build_periodic(config: ConfigDict, data: Data) -> FederatedAlgorithm:
+    """Neighbours' models teach each other every `algorithm.period` rounds."""
+    settings = config.algorithm
+    check_number("algorithm.distillation_learning_rate", settings.distillation_learning_rate, low=0)
+    return decentralised_periodic_codistillation(
+        _main_only(decentralised_groups(config, data, 0)),
+        len(data.unlabelled),
+        config.rounds,
+        graph_of(config, data.splits["train"].num_clients),
+        _training(config, data),
+        LocalTraining(
+            functools.partial(optax.adam, eps=1e-5),
+            settings.public_batch_size,
+            preprocess=data.preprocess,
+        ),
+        settings.examples,
+        settings.period,
+        DecentralisedPeriodicHyper(
+            _rate(config), settings.distillation_learning_rate, settings.temperature
+        ),
+        config.evaluation.batch_size,
+        _execution(config),
+    )
+
+
+DECENTRALISED_METHODS: dict[str, Callable[[ConfigDict, Data], FederatedAlgorithm]] = {
+    "multi_headed_distillation": build_multi_headed,
+    "separate": build_separate,
+    "pooled": build_pooled,
+    "decentralised_fed_avg": build_fed_avg,
+    "decentralised_periodic_codistillation": build_periodic,
+}
+
+
+def decentralised_groups(config: ConfigDict, data: Data, heads: int) -> dict[str, Group]:
+    """Who has which network: backbone's name -> its clients."""
+    names, count = backbone_names(config), data.splits["train"].num_clients
+    if len(names) != count:
+        raise ValueError(
+            f"parties.networks must be one name or {count}, one per client (data.num_clients), got "
+            f"{len(names)}."
+        )
+    size = image_shape(data)
+    classes = public_of(data).num_classes
+    groups = {}
+    for name in dict.fromkeys(names):
+        backbone = choice("parties.networks", name, BACKBONES)()
+        model = multi_headed(
+            backbone, jnp.zeros((1, *size)), classes, heads, config.parties.projection
+        )
+        groups[name] = Group(model, np.flatnonzero(np.array(names) == name))
+    return groups
+
+
+def backbone_names(config: ConfigDict) -> tuple[str, ...]:
+    """Every client's backbone, in their order."""
+    networks = config.parties.networks
+    if isinstance(networks, str):
+        return (networks,) * config.data.num_clients
+    return tuple(networks)
+
+
+def graph_of(config: ConfigDict, num_clients: int) -> np.ndarray:
+    """The graph that `parties.graph` names: a name and its function's arguments."""
+    settings = dict(config.parties.graph)
+    make = choice("parties.graph.name", settings.pop("name"), GRAPHS)
+    return make(num_clients, **{k: v for k, v in settings.items() if v is not None})
+
+
+def pooled_examples(data: Data) -> dict[str, np.ndarray]:
+    """All clients' examples and the public ones, with labels."""
+    parts = (data.splits["train"].pooled(), public_of(data).train.pooled())
+    return {name: np.concatenate([part[name] for part in parts]) for name in ("image", "label")}
+
+
+def image_shape(data: Data) -> tuple[int, ...]:
+    """The shape of an image as networks see it, after preprocessing."""
+    images = data.splits["train"].columns["image"]
+    batch = {"image": jax.ShapeDtypeStruct((1, *images.shape[1:]), images.dtype)}
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    seen = jax.eval_shape(data.preprocess, batch, key, jax.ShapeDtypeStruct((1,), jnp.int32))
+    return seen["image"].shape[1:]
+
+
+def _main_only(groups: Mapping[str, Group]) -> dict[str, Group]:
+    return {n: group._replace(model=main_head_only(group.model)) for n, group in groups.items()}
+
+
+def _training(config: ConfigDict, data: Data) -> StepTraining:
+    settings = config.training
+    check_number("training.momentum", settings.momentum, low=0, high=1)
+    return StepTraining(
+        functools.partial(optax.sgd, momentum=settings.momentum),
+        settings.batch_size,
+        settings.steps,
+        data.preprocess,
+    )
+
+
+def _rate(config: ConfigDict) -> float:
+    check_number("training.learning_rate", config.training.learning_rate, low=0)
+    return config.training.learning_rate
+
+
+def _execution(config: ConfigDict) -> Execution:
+    return Execution(config.execution.loop, config.execution.chunk_size)

@@ -1,0 +1,176 @@
+"""What every head of every client knows: private and shared accuracy, and how far knowledge travelled.
+
+    python -m experiments.heads RUN [RUN ...] [--picture FILE]
+
+Private accuracy is that on test examples as frequent as the client's own labels are, shared accuracy
+that on all test examples. The second table has a client's accuracy on the private labels of others, by
+their distance in the graph; the picture has the same for all pairs of clients.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from ml_collections import ConfigDict
+
+from experiments.report import INSTALL_PLOTS
+
+
+class Heads(NamedTuple):
+    """Accuracies after the last round, in the order of clients.
+
+    Attributes:
+      shared: float [seeds, clients, heads], the main head first.
+      on_others: float [seeds, clients, heads, clients], on the last client's private labels; a client's
+        own are its private accuracy.
+      hops: int [clients, clients], of the graph.
+    """
+
+    shared: np.ndarray
+    on_others: np.ndarray
+    hops: np.ndarray
+
+    @property
+    def private(self) -> np.ndarray:
+        """float [seeds, clients, heads]."""
+        return np.moveaxis(np.diagonal(self.on_others, axis1=1, axis2=3), -1, 1)
+
+
+def read_heads(folder: Path) -> Heads:
+    """Reads a finished run of a method of `experiments.decentralised`.
+
+    Raises:
+      ValueError: one line; the folder holds no such run.
+    """
+    # They import JAX, which a mistyped option should not wait for.
+    from experiments.data import load_data
+    from experiments.decentralised import DECENTRALISED_METHODS, decentralised_groups, graph_of
+    from fedcodist import graphs
+    from fedcodist.algorithms.parties import party_names
+    from fedcodist.data.primary_labels import accuracy_on_labels, label_frequencies
+    from fedcodist.models.multi_headed import accuracy_name
+
+    try:
+        config = ConfigDict(json.loads((folder / "config.json").read_text(encoding="utf-8")))
+        lines = (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{folder} holds no run: {error}") from error
+    if config.algorithm.name not in set(DECENTRALISED_METHODS) - {"pooled"}:
+        raise ValueError(
+            f"{folder} holds a run of {config.algorithm.name}, which has no such clients."
+        )
+    data, split = load_data(config.data), config.evaluation.splits[0]
+    groups = decentralised_groups(config, data, 0)
+    places = {
+        party: client
+        for name, names in party_names(groups).items()
+        for party, client in zip(names, groups[name].clients.tolist(), strict=True)
+    }
+    last = [
+        record
+        for record in map(json.loads, lines)
+        if record["round"] == config.rounds and record["split"] == split
+    ]
+    if not last:
+        raise ValueError(f"{folder} holds a run that has not finished.")
+    heads = 1 + sum(key.startswith("accuracy_head_") for key in last[0])
+    classes = len(last[0]["per_label_accuracy"])
+    per_label = np.zeros((config.seeds, len(places), heads, classes))
+    shared = np.zeros(per_label.shape[:-1])
+    for record in last:
+        at = record["seed"] - config.seed, places[record["model"]]
+        for head in range(heads):
+            name = accuracy_name(head)
+            per_label[(*at, head)] = np.array(record[f"per_label_{name}"], float)
+            shared[(*at, head)] = record[name]
+    frequencies = label_frequencies(data.splits["train"], classes)
+    graph = graph_of(config, len(places))
+    on_others = accuracy_on_labels(per_label[..., None, :], frequencies)
+    return Heads(shared, on_others, graphs.hops(graph))
+
+
+def by_hops(heads: Heads) -> dict[int, np.ndarray]:
+    """Hops -> accuracy on the private labels of clients that far away, float [heads]; -1: no way."""
+    found = {}
+    for hops in np.unique(heads.hops):
+        pairs = np.moveaxis(heads.on_others, 2, -1)[:, heads.hops == hops]
+        found[int(hops)] = pairs.mean(axis=(0, 1))
+    return found
+
+
+def tables(heads: Heads) -> str:
+    """Both tables in per cent, means over clients and seeds."""
+    names = ["main", *(f"head {k}" for k in range(1, heads.shared.shape[2]))]
+    lines = ["            private     shared"]
+    for head, name in enumerate(names):
+        values = [each[:, :, head].mean() for each in (heads.private, heads.shared)]
+        lines.append(f"{name:<8}" + "".join(f"{100 * value:11.1f}" for value in values))
+    travelled = by_hops(heads)
+    distances = sorted(travelled, key=lambda hops: (hops < 0, hops))
+    titles = ["none" if hops < 0 else str(hops) for hops in distances]
+    lines += ["", "hops    " + "".join(f"{title:>11}" for title in titles)]
+    for head, name in enumerate(names):
+        values = [travelled[hops][head] for hops in distances]
+        lines.append(f"{name:<8}" + "".join(f"{100 * value:11.1f}" for value in values))
+    return "\n".join(lines)
+
+
+def picture(heads: Heads, title: str = "") -> Any:
+    """A figure: per head, every client's accuracy on every client's private labels; and by hops."""
+    from matplotlib.figure import Figure
+
+    count = heads.shared.shape[2]
+    figure = Figure(figsize=(2.4 * (count + 1), 2.8), layout="constrained")
+    axes = figure.subplots(1, count + 1)
+    image = None
+    for head, plot in enumerate(axes[:-1]):
+        image = plot.imshow(100 * heads.on_others[:, :, head].mean(axis=0), vmin=0, vmax=100)
+        plot.set_title("main head" if head == 0 else f"head {head}")
+        plot.set_xlabel("labels of client")
+        plot.set_ylabel("model of client" if head == 0 else "")
+        for client, other in np.argwhere(heads.hops >= 0):
+            plot.text(
+                other, client, heads.hops[client, other], ha="center", va="center", fontsize=6
+            )
+    figure.colorbar(image, ax=axes[:-1], label="accuracy, %", shrink=0.7)
+    travelled = {hops: own for hops, own in by_hops(heads).items() if hops >= 0}
+    for head in range(count):
+        values = [100 * own[head] for own in travelled.values()]
+        label = "main" if head == 0 else f"head {head}"
+        axes[-1].plot(list(travelled), values, marker="o", label=label)
+    axes[-1].set_xlabel("hops")
+    axes[-1].set_ylabel("accuracy, %")
+    axes[-1].legend(fontsize=7)
+    figure.suptitle(title)
+    return figure
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Runs the command; returns the exit status."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("runs", nargs="+", type=Path)
+    parser.add_argument("--picture", type=Path, help="of the first run")
+    settings = parser.parse_args(arguments)
+    try:
+        for place, run in enumerate(settings.runs):
+            heads = read_heads(run)
+            print(f"{run}\n{tables(heads)}\n")
+            if settings.picture and place == 0:
+                picture(heads, run.name).savefig(settings.picture)
+    except ImportError:
+        print(INSTALL_PLOTS, file=sys.stderr)
+        return 1
+    except (ValueError, OSError) as error:
+        print(error, file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,107 @@
+"""From a config's `data` to clients with labels of their own and public examples: MHD's data."""
+
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+import numpy as np
+from ml_collections import ConfigDict
+
+from fedcodist.checks import check_integer, check_number
+from fedcodist.data.digits import load_digits
+from fedcodist.data.federated_data import FederatedData
+from fedcodist.data.partition import iid
+from fedcodist.data.prepared import load_prepared
+from fedcodist.data.primary_labels import (
+    even_primary_labels,
+    primary_label_skew,
+    random_primary_labels,
+)
+
+ASSIGNMENTS: dict[str, Callable[..., np.ndarray]] = {
+    "random": random_primary_labels,
+    "even": even_primary_labels,
+}
+PRIMARY = ("digits_primary", "prepared_primary")
+Columns = Mapping[str, np.ndarray]
+
+
+class PrimaryData(NamedTuple):
+    """The clients' examples, the public ones, and the test set, columns `image` and `label`."""
+
+    private: FederatedData
+    public: FederatedData
+    test: FederatedData
+
+
+def load_primary(settings: ConfigDict) -> PrimaryData:
+    """Loads what `data.name`, one of PRIMARY, and its settings name.
+
+    Of the training images in a random order the last ones, `public_share`, are public and the first ones
+    private: all others, or `private_share` where the private set must not depend on the public one.
+    """
+    train, test = _digits(settings) if settings.name == "digits_primary" else _prepared(settings)
+    if settings.assignment not in ASSIGNMENTS:
+        raise ValueError(
+            f"data.assignment must be one of {sorted(ASSIGNMENTS)}, got {settings.assignment!r}."
+        )
+    count = len(train["label"])
+    (order,) = iid(count, 1, settings.seed)
+    private, public = _parts(settings, count)
+    owned = {name: column[order[:private]] for name, column in train.items()}
+    primary = ASSIGNMENTS[settings.assignment](
+        int(max(train["label"].max(), test["label"].max())) + 1,
+        settings.num_clients,
+        settings.labels_per_client,
+        settings.seed,
+    )
+    parts = primary_label_skew(owned["label"], primary, settings.skew, settings.seed)
+    return PrimaryData(
+        FederatedData.from_arrays(owned, partition=parts),
+        _one({name: column[order[count - public :]] for name, column in train.items()}, "public"),
+        _one(test, "test"),
+    )
+
+
+def _parts(settings: ConfigDict, count: int) -> tuple[int, int]:
+    """How many of some training images are private, and how many public."""
+    check_number("data.public_share", settings.public_share, above=0, high=1)
+    public = round(settings.public_share * count)
+    private = count - public
+    if settings.private_share is not None:
+        check_number("data.private_share", settings.private_share, above=0, high=1)
+        private = round(settings.private_share * count)
+    if public < 1 or not 1 <= private <= count - public:
+        raise ValueError(
+            f"data.public_share and data.private_share must leave both parts some of {count} training "
+            f"images, got {settings.public_share} and {settings.private_share}."
+        )
+    return private, public
+
+
+def _digits(settings: ConfigDict) -> tuple[Columns, Columns]:
+    check_number("data.test_share", settings.test_share, above=0, high=1)
+    digits = load_digits()
+    count = len(digits["label"])
+    (order,) = iid(count, 1, settings.seed)
+    tests = round(settings.test_share * count)
+    check_integer("data.test_share: test images", min(tests, count - tests), low=1)
+    rows = np.sort(order[tests:]), np.sort(order[:tests])
+    train, test = ({name: column[own] for name, column in digits.items()} for own in rows)
+    return train, test
+
+
+def _prepared(settings: ConfigDict) -> tuple[Columns, Columns]:
+    splits = load_prepared(settings.folder)
+    for split in ("train", "test"):
+        if split not in splits:
+            raise ValueError(f"data.folder {settings.folder} has no split {split!r}.")
+    train, test = (
+        {name: splits[split].columns[name] for name in ("image", "label")}
+        for split in ("train", "test")
+    )
+    return train, test
+
+
+def _one(columns: Columns, name: str) -> FederatedData:
+    offsets = [0, len(columns["label"])]
+    return FederatedData.from_arrays(dict(columns), offsets=offsets, client_ids=[name])
