@@ -93,6 +93,12 @@ def run_phases(
     return jax.tree.map(np.asarray, jax.jit(jax.vmap(start))(seeds, private))
 
 
+def check_phases(config: ConfigDict, data: Data) -> None:
+    """Raises ValueError or TypeError, one line, for settings of a phase that make no sense."""
+    for phase in ("public", "private", *(("pooled",) if config.phases.pooled_bound else ())):
+        phase_experiment(config, data, phase)
+
+
 def phase_experiment(
     config: ConfigDict, data: Data, phase: str, start: Models | None = None
 ) -> Experiment:

@@ -65,6 +65,34 @@ SETTINGS = {
     "execution.seeds_loop=scan": ["seeds_loop", "'map' or 'vmap'", "'scan'"],
     "execution.processes=0": ["execution.processes", "at least 1", "0"],
 }
+# The same of other methods' configs.
+OTHER_CONFIGS = {
+    "digits_fed_md": {
+        "algorithm.alignment_size=5000": ["alignment_size", "at most the 758 public", "5000"],
+        "algorithm.exchanged=labels": ["exchanged", "'logits' or 'probabilities'", "'labels'"],
+        "data.per_class=0": ["per_class", "at least 1", "a private set is never empty"],
+        "data.num_parties=5": ["parties.networks", "5, one per party", "got 6"],
+        "phases.held_out_share=1.5": ["held_out_share", "at most 1", "1.5"],
+    },
+    "digits_methods.py:fed_sdd": {
+        "algorithm.num_models=9": ["num_models", "at most the cohort's 8 clients", "9"],
+        "algorithm.rounds_kept=0": ["rounds_kept", "at least 1", "0"],
+        "algorithm.distilled=none": ["distilled", "'main' or 'all'", "'none'"],
+    },
+    "digits_methods.py:scaffold": {
+        "training.client_optimizer=adam": ["option 2", "plain SGD", "training.optimizer"],
+        "training.scaffold_option=3": ["option", "1 or 2", "3"],
+    },
+    "digits_methods.py:fed_prox": {
+        "training.proximal_weight=-1": ["proximal_weight", "at least 0", "-1"],
+    },
+    "digits_parties.py:ds_fl": {
+        "algorithm.open_size=5000": ["open_size", "at most the 758 public", "5000"],
+        "algorithm.server=6": ["algorithm.server", "6 parties", "got 6"],
+    },
+    "digits_parties.py:fd": {"algorithm.weight=-1": ["weight", "at least 0", "-1"]},
+    "digits_parties.py:fml": {"algorithm.own_weight=2": ["own_weight", "at most 1", "2"]},
+}
 # Other beginnings of the command -> parts of the line.
 ARGUMENTS = {
     (): ["--config must be given"],
@@ -149,6 +177,11 @@ def answers(environment, tmp_path_factory):
     cases = {}
     for setting in SETTINGS:
         cases[setting] = [CONFIG, f"--workdir={folder / 'run'}", f"--config.{setting}"]
+    for name, settings in OTHER_CONFIGS.items():
+        file, _, run = name.partition(".py:")
+        for setting in settings:
+            config = f"--config=experiments/configs/{file}.py{run and ':' + run}"
+            cases[name, setting] = [config, f"--workdir={folder / 'run'}", f"--config.{setting}"]
     for arguments in ARGUMENTS:
         cases[arguments] = list(arguments)
     for index, line in enumerate(FILES):
@@ -165,6 +198,13 @@ def answers(environment, tmp_path_factory):
 @pytest.mark.parametrize("setting", SETTINGS)
 def test_setting(setting, answers):
     assert_refused(answers[setting], *SETTINGS[setting])
+
+
+@pytest.mark.parametrize(
+    ("name", "setting"), [(name, each) for name, own in OTHER_CONFIGS.items() for each in own]
+)
+def test_setting_of_another_config(name, setting, answers):
+    assert_refused(answers[name, setting], *OTHER_CONFIGS[name][setting])
 
 
 @pytest.mark.parametrize("arguments", ARGUMENTS, ids=" ".join)
