@@ -107,7 +107,7 @@ def _run() -> int:
 
     from experiments.assembly import build_experiment, with_chunk_size
     from experiments.data import load_data
-    from experiments.phases import run_phases
+    from experiments.phases import check_phases, run_phases
     from experiments.tracing import check_folder, tracing
     from fedcodist.checkpoint import CheckpointError
     from fedcodist.experiment import TrainingDiverged, check_experiment, run_experiment
@@ -125,6 +125,8 @@ def _run() -> int:
             print(f"chunk_size: {chosen}", flush=True)
         experiment = build_experiment(config, data)
         check_experiment(experiment)
+        if config.get("phases") is not None:
+            check_phases(config, data)
         for note in experiment.algorithm.notes if is_first else ():
             print(note, flush=True)
     except Exception as error:
