@@ -156,6 +156,29 @@ def test_a_round_leaves_the_types_that_it_was_given():
         assert not any(leaf.weak_type for leaf in jax.tree.leaves(state))
 
 
+def test_parties_of_one_architecture_are_compiled_once():
+    """A program holds a network's training once, however many parties have the network."""
+
+    def loops(parties_of_a, parties_of_b):
+        ends = np.cumsum([parties_of_a, parties_of_b])
+        a, b = np.arange(ends[0]), np.arange(ends[0], ends[1])
+        algorithm = isolated({"a": Group(model(), a), "b": Group(model(), b)}, TRAINING)
+        private = FederatedData.from_arrays(
+            {name: column[: ends[1]] for name, column in COLUMNS.items()},
+            offsets=np.arange(ends[1] + 1),
+        )
+        data = resident_data(private)
+        key = jax.random.key(0)
+
+        def round_(state):
+            inputs = jax.tree.map(jnp.asarray, data).read(algorithm.select(0, key))
+            return algorithm.round(state, {}, inputs, 0, key, algorithm.hyper)[0]
+
+        return str(jax.make_jaxpr(round_)(jax.eval_shape(algorithm.init, key))).count("while[")
+
+    assert loops(1, 1) == loops(4, 3) == loops(8, 1) > 0
+
+
 def test_the_name_says_what_was_looked_at():
     assert isolated(GROUPS, TRAINING, patience=PATIENCE).name == "isolated, stopped on test data"
     assert isolated(GROUPS, TRAINING).name == "isolated"
