@@ -6,10 +6,13 @@ INSTALLED := $(VENV)/.installed
 
 PEERS := $(notdir $(patsubst %/requirements.txt,%,$(wildcard benchmarks/peers/*/requirements.txt)))
 
-.PHONY: demo test test-slow lint format bench bench-check bench-peers wheel clean
+.PHONY: demo demo-text test test-slow lint format bench bench-check bench-peers wheel clean
 
 demo: $(INSTALLED)
 	$(BIN)/python -m experiments.demo
+
+demo-text: $(INSTALLED)
+	$(BIN)/python -m experiments.demo_text
 
 test: $(INSTALLED) lint
 	$(BIN)/python -m pytest -n 2 --dist loadfile

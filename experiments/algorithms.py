@@ -11,6 +11,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from ml_collections import ConfigDict
 
@@ -19,6 +20,7 @@ from experiments.data import Data, choice
 from experiments.decentralised import DECENTRALISED_METHODS
 from experiments.execution import as_executed, execution_of
 from experiments.parties import PARTY_METHODS
+from experiments.text import TEXT_MODELS, text_model
 from fedcodist import augmentation
 from fedcodist.algorithms.codistillation import TeachingHyper
 from fedcodist.algorithms.fed_avg import FedAvgHyper, constant, fed_avg, linear_decay
@@ -170,6 +172,11 @@ def _codistillation(config: ConfigDict, data: Data) -> dict[str, Any]:
 
 def _distillation(config: ConfigDict, data: Data) -> Distillation:
     settings = config.algorithm
+    if data.text is not None and (settings.flip or settings.mixup_beta):
+        raise ValueError(
+            "algorithm.flip must be False and algorithm.mixup_beta 0 for text, got "
+            f"{settings.flip!r} and {settings.mixup_beta!r}."
+        )
     flip = augmentation.image_preprocess(augmentation.random_axis_flip)
     return Distillation(
         steps=settings.steps,
@@ -178,27 +185,38 @@ def _distillation(config: ConfigDict, data: Data) -> Distillation:
         direction=settings.direction,
         mixup_beta=settings.mixup_beta,
         preprocess=_chain(data.preprocess, flip) if settings.flip else data.preprocess,
+        inputs=data.inputs,
     )
 
 
 def _pools(config: ConfigDict, data: Data) -> dict[str, Pool]:
-    clients = data.splits["train"]
-    indices = capacity_pools(
-        clients.num_clients,
-        fraction={name: pool.fraction for name, pool in config.pools.items()},
-        seed=config.data.seed,
-        nested=config.nested_pools,
-    )
+    indices = _clients_of_pools(config, data)
     pools = {}
     for name, pool in config.pools.items():
         for rate in ("client_learning_rate", "server_learning_rate"):
             check_number(f"pools.{name}.{rate}", pool[rate], low=0)
-        model = _model(f"pools.{name}.model", pool.model, clients, data.preprocess)
+        model = _model(config, data, f"pools.{name}.model", pool.model)
         model = as_executed(config, model)
         method = _method(config, data, model, pool, len(indices[name]))
         method = with_links(config, method)
         pools[name] = Pool(method, indices[name], pool.cohort_size)
     return pools
+
+
+def _clients_of_pools(config: ConfigDict, data: Data) -> dict[str, np.ndarray]:
+    """Pool -> client indices: those of its `domain`, or its `fraction` of all."""
+    if data.text is not None and data.text.pools is not None:
+        of_domain = data.text.pools
+        return {
+            name: choice(f"pools.{name}.domain", pool.get("domain"), of_domain)
+            for name, pool in config.pools.items()
+        }
+    return capacity_pools(
+        data.splits["train"].num_clients,
+        fraction={name: pool.fraction for name, pool in config.pools.items()},
+        seed=config.data.seed,
+        nested=config.nested_pools,
+    )
 
 
 def _method(
@@ -233,7 +251,7 @@ def _method(
         fetched = FetchSGDHyper(pool.server_learning_rate, sketch.pop("momentum"))
         return fetch_sgd(model, local, **sketch, schedule=server["schedule"], hyper=fetched)
     if name == "fed_dropout":
-        create, shape = MODELS[pool.model]
+        create, shape = choice("a pool's model for fed_dropout", pool.model, MODELS)
         submodel = from_flax_linen(
             narrowed(create(), training.fed_dropout.share), jnp.zeros((1, *shape))
         )
@@ -263,7 +281,14 @@ def narrowed(network: Any, share: float) -> Any:
     return network.clone(**widths)
 
 
-def _model(setting: str, name: str, data: FederatedData, preprocess: Preprocess) -> Model:
+def _model(config: ConfigDict, data: Data, setting: str, name: str) -> Model:
+    if data.text is not None:
+        choice(setting, name, TEXT_MODELS)
+        return text_model(name, data.text, config.training.get("samples", 0))
+    return _image_model(setting, name, data.splits["train"], data.preprocess)
+
+
+def _image_model(setting: str, name: str, data: FederatedData, preprocess: Preprocess) -> Model:
     create, shape = choice(setting, name, MODELS)
     model = from_flax_linen(create(), jnp.zeros((1, *shape)))
     one = {key: jax.ShapeDtypeStruct((1, *c.shape[1:]), c.dtype) for key, c in data.columns.items()}

@@ -58,7 +58,7 @@ def _assemble(config: ConfigDict, data: Data) -> Experiment:
     check_integer("rounds", config.rounds, low=1)
     rows = {}
     if reads_unlabelled(config):
-        rows["unlabelled"] = {"image": data.unlabelled}
+        rows["unlabelled"] = {data.inputs: data.unlabelled}
     if data.public is not None:
         rows[PUBLIC] = {"image": data.public.train.columns["image"]}
     if config.algorithm.name == "pooled":

@@ -8,6 +8,7 @@ from ml_collections import ConfigDict
 
 from experiments.primary_data import PRIMARY, load_primary
 from experiments.public_data import PUBLIC_PRIVATE, Public, load_public_private
+from experiments.text import TEXT, Text, load_text
 from fedcodist import augmentation
 from fedcodist.checks import check_integer, check_number
 from fedcodist.client_training import Preprocess
@@ -15,6 +16,7 @@ from fedcodist.data.digits import load_digits_federated
 from fedcodist.data.federated_data import FederatedData
 from fedcodist.data.partition import dirichlet, equal_dirichlet
 from fedcodist.data.prepared import load_prepared
+from fedcodist.next_token import next_tokens
 
 CIFAR_MEAN, CIFAR_DEVIATION = (0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)
 DIGITS_SCALE = augmentation.image_preprocess(augmentation.normalise((0.3,), (0.37,), scale=16.0))
@@ -26,9 +28,10 @@ class Data(NamedTuple):
 
     Attributes:
       splits: name -> labelled examples; 'train' are the clients.
-      unlabelled: the server's images [images, height, width, channel].
+      unlabelled: the server's images [images, height, width, channel], or tokens [sentences, tokens].
       preprocess, evaluation_preprocess: how images are read in training and in evaluation.
       public: labelled examples that everybody has, for methods of parties; None elsewhere.
+      text: vocabulary and domains; None for images.
     """
 
     splits: Mapping[str, FederatedData]
@@ -36,6 +39,12 @@ class Data(NamedTuple):
     preprocess: Preprocess
     evaluation_preprocess: Preprocess
     public: Public | None = None
+    text: Text | None = None
+
+    @property
+    def inputs(self) -> str:
+        """The column that networks read."""
+        return "image" if self.text is None else "tokens"
 
 
 def load_data(settings: ConfigDict) -> Data:
@@ -59,6 +68,9 @@ def load_data(settings: ConfigDict) -> Data:
         unlabelled = _unlabelled(settings, splits.pop("distillation", None))
         image_size = splits["train"].columns["image"].shape[1:3]
         return Data(splits, unlabelled, *_cifar_preprocess(settings, image_size))
+    if settings.name == TEXT:
+        splits, unlabelled, text = load_text(settings)
+        return Data(splits, unlabelled, next_tokens, next_tokens, text=text)
     if settings.name in PUBLIC_PRIVATE:
         private, test, preprocess, public = load_public_private(settings)
         images = public.train.columns["image"]
@@ -72,7 +84,7 @@ def load_data(settings: ConfigDict) -> Data:
         classes = 1 + int(test.columns["label"].max())
         everybodys = Public(shared, test, preprocess[0], classes)
         return Data({"train": private, "test": test}, images, *preprocess, everybodys)
-    names = ("digits", "prepared", *PUBLIC_PRIVATE, *PRIMARY)
+    names = ("digits", "prepared", TEXT, *PUBLIC_PRIVATE, *PRIMARY)
     raise ValueError(f"data.name must be one of {names}, got {settings.name!r}.")
 
 

@@ -81,10 +81,8 @@ def accuracy_in_vocabulary(outputs: Readout, batch: Batch) -> tuple[jax.Array, j
     labels = batch["label"]
     classes = jnp.arange(len(outputs.bias))
     is_word = (classes > EOS) & (classes < len(classes) - 1)
-    predicted = readout.in_chunks(
-        lambda logits: jnp.argmax(jnp.where(is_word, logits, -jnp.inf), axis=-1), outputs
-    )
     counts = (labels != PAD) & (labels != EOS)
+    predicted = readout.most_probable(outputs._replace(weights=counts), is_word)
     return _mean_of_tokens((predicted == labels) & counts, counts)
 
 

@@ -54,29 +54,51 @@ def cross_entropy(readout: Readout, labels: jax.Array, chunk: int = CHUNK) -> ja
     Returns:
       float [...], float32 or wider.
     """
-    weights = readout.weights.reshape(-1)
-    positions = len(weights)
+    order, gather, positions = _those_that_count_first(readout, chunk)
     chunk = min(chunk, positions)
-    filled = jnp.full(-positions % chunk, positions, jnp.int32)
-    # Positions past the end are read as zeros and written nowhere.
-    order = jnp.concatenate([jnp.argsort(weights == 0, stable=True).astype(jnp.int32), filled])
-    gather = lambda values: values.at[order].get(mode="fill", fill_value=0)
     losses = _ordered_cross_entropy(
         chunk,
-        gather(readout.features.reshape(positions, -1)),
+        gather(readout.features),
         readout.kernel,
         readout.bias,
-        gather(labels.reshape(-1)),
-        jnp.sum(weights != 0),
+        gather(labels),
+        jnp.sum(readout.weights != 0),
     )
     losses = jnp.zeros(positions, losses.dtype).at[order].set(losses, mode="drop")
-    return (losses * weights).reshape(labels.shape)
+    return losses.reshape(labels.shape) * readout.weights
+
+
+def most_probable(readout: Readout, allowed: jax.Array, chunk: int = CHUNK) -> jax.Array:
+    """The class of the largest logit, 0 where `readout.weights` is 0; no gradient is defined.
+
+    Positions that do not count are skipped, as in `cross_entropy`.
+
+    Args:
+      readout: of positions [...].
+      allowed: bool [classes], those that may be chosen.
+      chunk: positions whose logits exist at the same time.
+
+    Returns:
+      int32 [...].
+    """
+    order, gather, positions = _those_that_count_first(readout, chunk)
+    chunk, features = min(chunk, positions), gather(readout.features)
+
+    def one(index, best):
+        logits = logits_of(_part(index, chunk, features), readout.kernel, readout.bias)
+        found = jnp.argmax(jnp.where(allowed, logits, -jnp.inf), axis=-1).astype(jnp.int32)
+        return jax.lax.dynamic_update_slice(best, found, (index * chunk,))
+
+    chunks = _chunks(jnp.sum(readout.weights != 0), chunk)
+    best = jax.lax.fori_loop(0, chunks, one, jnp.zeros(len(order), jnp.int32))
+    best = jnp.zeros(positions, jnp.int32).at[order].set(best, mode="drop")
+    return jnp.where(readout.weights != 0, best.reshape(readout.weights.shape), 0)
 
 
 def in_chunks(
     function: Callable[..., jax.Array], readouts: PyTree, chunk: int = CHUNK
 ) -> jax.Array:
-    """A function of logits, position by position, such as an argmax or a divergence.
+    """A function of logits, position by position, such as a divergence.
 
     Args:
       function: the pytree with each Readout replaced by its logits [n, classes] -> [n].
@@ -146,6 +168,24 @@ def logits_of(features: jax.Array, kernel: jax.Array, bias: jax.Array) -> jax.Ar
     """features @ kernel + bias, float32 or wider."""
     wide = jnp.promote_types(features.dtype, jnp.float32)
     return jnp.matmul(features, kernel, preferred_element_type=wide) + bias
+
+
+def _those_that_count_first(readout: Readout, chunk: int) -> tuple[jax.Array, Any, int]:
+    """(order [full chunks], values [...] -> rows in that order, number of positions).
+
+    Where the last chunk is not full the order goes past the end: that is read as zeros and must be
+    written nowhere.
+    """
+    weights = readout.weights.reshape(-1)
+    positions = len(weights)
+    filled = jnp.full(-positions % min(chunk, positions), positions, jnp.int32)
+    order = jnp.concatenate([jnp.argsort(weights == 0, stable=True).astype(jnp.int32), filled])
+
+    def gather(values):
+        flat = values.reshape(positions, *values.shape[readout.weights.ndim :])
+        return flat.at[order].get(mode="fill", fill_value=0)
+
+    return order, gather, positions
 
 
 def _log_expected(drawn: jax.Array, samples: int, classes: int) -> jax.Array:

@@ -89,6 +89,17 @@ def test_functions_in_chunks_equal_plain_ones(shape, chunk, seed):
     assert_same(*jax.jit(both)(outputs))
 
 
+@pytest.mark.parametrize("padded", [0.0, 0.6, 1.0])
+@pytest.mark.parametrize("chunk", [1, 7, 40])
+def test_the_most_probable_class_is_that_of_all_logits(padded, chunk):
+    outputs, _, _ = made_up(3, (4, 6), padded=padded)
+    allowed = jnp.arange(11) % 3 != 0
+    logits = outputs.features @ outputs.kernel + outputs.bias
+    expected = np.argmax(np.where(allowed, logits, -np.inf), axis=-1) * (outputs.weights != 0)
+    found = jax.jit(readout.most_probable, static_argnums=2)(outputs, allowed, chunk)
+    np.testing.assert_array_equal(found, expected)
+
+
 def test_clients_at_once_are_clients_one_by_one():
     clients = [made_up(seed, (4, 6), padded=padded) for seed, padded in enumerate((0.0, 0.3, 0.9))]
     stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *clients)

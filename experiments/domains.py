@@ -1,0 +1,188 @@
+"""Domain x model x method: accuracy and perplexity of runs on text, and what their models continue.
+
+python -m experiments.domains RUN_FOLDERS [--split test] [--samples 3]
+
+The codistillation paper's table 2, from folders of finished runs or folders above them.
+"""
+
+import argparse
+import math
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from ml_collections import ConfigDict
+from rich.console import Console
+from rich.table import Table
+
+from experiments.methods import METHOD_NAMES
+from experiments.report import Run, Series, load_run
+from experiments.text import TEXT, TextData, load_text, text_model
+from fedcodist.export import load_model
+from fedcodist.next_token import continuations
+
+
+class Cell(NamedTuple):
+    """One model on one domain after the last round: means over seeds, accuracy's deviation (None
+    for one seed), and how many seeds there are. Perplexity is exp(mean loss per token)."""
+
+    accuracy: float
+    perplexity: float
+    deviation: float | None
+    seeds: int
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Prints the table and continuations; returns 0, or 2 for a mistake."""
+    parser = argparse.ArgumentParser(prog="python -m experiments.domains", description=__doc__)
+    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="run folder, or above")
+    parser.add_argument("--split", default="test", help="test (default) or held_out")
+    parser.add_argument("--samples", type=int, default=3, help="beginnings to continue per domain")
+    options = parser.parse_args(arguments)
+    console = Console()
+    if not console.is_terminal:
+        console.width = max(console.width, 120)
+    try:
+        runs = [finished_run(folder) for folder in run_folders(options.runs)]
+        runs.sort(key=lambda run: list(METHOD_NAMES).index(run.config["algorithm"]["name"]))
+        found = {name_of(run): cells(run, options.split) for run in runs}
+        console.print(domain_table(found, options.split))
+        if options.samples:
+            for lines in samples(runs, options.split, options.samples):
+                console.print(lines, markup=False, highlight=False, soft_wrap=True)
+    except (ValueError, OSError) as error:
+        print(f"domains: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def run_folders(paths: Sequence[Path]) -> list[Path]:
+    """Run folders among paths and below them. Raises ValueError where there is none."""
+    found = []
+    for path in paths:
+        below = [path] if (path / "config.json").is_file() else []
+        found += below or sorted(each.parent for each in path.rglob("config.json"))
+    if not found:
+        raise ValueError(f"no run folder in {', '.join(map(str, paths))}")
+    return found
+
+
+def finished_run(folder: Path) -> Run:
+    """Reads a run. Raises ValueError unless it is one on text, and finished."""
+    run = load_run(folder)
+    if run.config.get("data", {}).get("name") != TEXT:
+        raise ValueError(f"{folder} is no run on prepared text")
+    if not run.finished:
+        raise ValueError(f"{folder} is not finished")
+    return run
+
+
+def name_of(run: Run) -> str:
+    """The method's name, and the text where a config has several."""
+    name = METHOD_NAMES[run.config["algorithm"]["name"]]
+    text = run.config.get("run", "").partition(",")[2]
+    return f"{name}, {text}" if text else name
+
+
+def cells(run: Run, split: str) -> dict[tuple[str, str], Cell]:
+    """(model, split) -> its numbers after the last round, for a split and its domains.
+
+    Raises ValueError where the run has no such split.
+    """
+    rounds = run.config["rounds"]
+    at_end: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
+    for series, records in run.records.items():
+        if is_part(series, split) and rounds in records and "accuracy" in records[rounds]:
+            at_end.setdefault((series.model, series.split), []).append(records[rounds])
+    if not at_end:
+        raise ValueError(f"{run.folder} has no evaluation of split {split!r} in round {rounds}")
+    return {key: _cell(records) for key, records in at_end.items()}
+
+
+def is_part(series: Series, split: str) -> bool:
+    """Whether a series is of a split or one of its domains."""
+    return series.split == split or series.split.startswith(f"{split}_")
+
+
+def domain_table(found: Mapping[str, Mapping[tuple[str, str], Cell]], split: str) -> Table:
+    """A row per method and model, a column per domain: accuracy in %, perplexity."""
+    every = dict.fromkeys(own for each in found.values() for _, own in each)
+    splits = sorted(every, key=lambda own: own == split)  # the mixed set last
+    table = Table(title=f"accuracy in vocabulary (%) and perplexity, {split}")
+    table.add_column("method")
+    table.add_column("model")
+    for own in splits:
+        table.add_column(
+            own.removeprefix(f"{split}_") if own != split else "mixed", justify="right"
+        )
+    for method, each in found.items():
+        for model in dict.fromkeys(model for model, _ in each):
+            table.add_row(method, model, *(_shown(each.get((model, own))) for own in splits))
+        table.add_section()
+    return table
+
+
+def samples(runs: Sequence[Run], split: str, count: int, words: int = 3, length: int = 12):
+    """Lines of text: beginnings of sentences of each domain, and how every model goes on.
+
+    The first `words` words of sentences that are equally far apart in the split; the most probable
+    token is taken. Yields one string per beginning; runs with another vocabulary than the first's are
+    left out.
+    """
+    first = runs[0].config
+    data = _text_of(first)
+    rows, prompts = [], []
+    for domain in data.text.domains:
+        tokens = data.splits[f"{split}_{domain}"].columns["tokens"]
+        is_long = (tokens[:, : words + 2] >= 3).sum(axis=1) > words
+        long = tokens[is_long & (tokens[:, : words + 1] < data.text.vocabulary.unknown).all(axis=1)]
+        picked = long[[len(long) * index // count for index in range(count)]] if len(long) else long
+        rows += [(domain, row) for row in picked]
+        prompts += [row[: words + 1] for row in picked]
+    written = []
+    for run in runs:
+        own = data.text if run.config["data"] == first["data"] else _text_of(run.config).text
+        if own.vocabulary != data.text.vocabulary:
+            continue
+        for pool, settings in run.config["pools"].items():
+            path = run.folder / f"{pool}_seed{run.config['seed']}.safetensors"
+            model, variables = text_model(settings["model"], own), load_model(path)
+            write = jax.jit(
+                lambda variables, prompts, model=model: continuations(
+                    model, variables, prompts, length
+                )
+            )
+            tokens = np.asarray(write(variables, np.stack(prompts).astype(np.int32)))
+            written.append((f"{name_of(run)}, {pool}", tokens[:, words + 1 :]))
+    decode = lambda tokens: " ".join(data.text.vocabulary.decode(tokens))
+    width = max(len(name) for name, _ in written)
+    for index, (domain, row) in enumerate(rows):
+        lines = [f"[{domain}] {decode(row[: words + 1])} ..."]
+        lines.append(f"  {'written':<{width}}  {decode(row[words + 1 :])}")
+        lines += [f"  {name:<{width}}  {decode(tokens[index])}" for name, tokens in written]
+        yield "\n".join(lines)
+
+
+def _text_of(config: Mapping[str, Any]) -> TextData:
+    return load_text(ConfigDict(dict(config["data"])))
+
+
+def _cell(records: Sequence[Mapping[str, Any]]) -> Cell:
+    accuracies = [record["accuracy"] for record in records]
+    loss = float(np.mean([record["loss"] for record in records]))
+    deviation = float(np.std(accuracies, ddof=1)) if len(records) > 1 else None
+    return Cell(float(np.mean(accuracies)), math.exp(loss), deviation, len(records))
+
+
+def _shown(cell: Cell | None) -> str:
+    if cell is None:
+        return "-"
+    spread = "" if cell.deviation is None else f" ± {100 * cell.deviation:.2f}"
+    return f"{100 * cell.accuracy:.2f}{spread} / {cell.perplexity:,.0f}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

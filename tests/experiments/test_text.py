@@ -1,0 +1,170 @@
+"""Text in experiments: pools by domain, splits by domain, the table of domains, the demo."""
+
+import json
+
+import jax
+import numpy as np
+import pytest
+from ml_collections import ConfigDict
+
+from experiments import domains
+from experiments.algorithms import build_algorithm
+from experiments.assembly import build_experiment
+from experiments.configs import text_domain_shift
+from experiments.data import load_data
+from experiments.report import load_run
+from experiments.text import TEXT
+from fedcodist.data import save_prepared, text_splits
+from fedcodist.experiment import run_experiment
+from fedcodist.export import save_model
+from fedcodist.models import lstm
+
+DOMAINS = ("prose", "code")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Users who write words of one kind in prose and of another in code."""
+    rng = np.random.default_rng(0)
+    words = {"prose": [f"word{i}" for i in range(8)], "code": [f"name{i}" for i in range(8)]}
+    users = {
+        f"user{user}": {
+            domain: [rng.choice(words[domain], int(rng.integers(4, 12))).tolist() for _ in range(6)]
+            for domain in DOMAINS
+        }
+        for user in range(40)
+    }
+    path = tmp_path_factory.mktemp("text") / "prepared"
+    save_prepared(
+        path,
+        text_splits(users, DOMAINS),
+        source="made up",
+        licence="none",
+        arguments={"domains": list(DOMAINS)},
+    )
+    return path
+
+
+@pytest.fixture(autouse=True)
+def tiny_networks(monkeypatch):
+    from experiments import text
+
+    monkeypatch.setitem(
+        text.TEXT_MODELS, "lstm_small", lambda size: lstm.LSTMLanguageModel(size, 4, 3, 1)
+    )
+    monkeypatch.setitem(
+        text.TEXT_MODELS, "lstm_large", lambda size: lstm.LSTMLanguageModel(size, 6, 5, 1)
+    )
+
+
+def config_of(folder, method="merged_codistillation"):
+    config = text_domain_shift.get_config(f"{method},python_source")
+    config.data.folder = str(folder)
+    config.rounds = 2
+    config.algorithm.update(steps=2, batch_size=4, period=1)
+    config.evaluation.update(every=2, checkpoint_every=2, batch_size=20)
+    for pool in config.pools.values():
+        pool.cohort_size = 2
+    return config
+
+
+def test_pools_are_of_one_domain_and_disjoint(folder):
+    config = config_of(folder)
+    data = load_data(config.data)
+    algorithm = build_algorithm(config, data)
+    clients = data.splits["train"]
+    users = {}
+    for pool, domain in (("small", "prose"), ("large", "code")):
+        ids = clients.client_ids[algorithm.rows[pool].clients].tolist()
+        assert len(ids) == int(0.45 * 24) and all(each.startswith(f"{domain}/") for each in ids)
+        users[pool] = {each.split("/")[1] for each in ids}
+        for each in ids:
+            examples = clients.get_client(each)
+            assert (examples["domain"] == DOMAINS.index(domain)).all()
+    assert not users["small"] & users["large"]
+
+
+def test_unlabelled_text_is_of_both_domains_and_of_other_users(folder):
+    data = load_data(config_of(folder).data)
+    assert data.inputs == "tokens" and data.unlabelled.shape[1] == 21
+    words = {data.text.vocabulary.decode([token])[0][:4] for token in data.unlabelled[:, 1]}
+    assert words == {"word", "name"}
+    # A sentence of five words has six targets: they and its end.
+    lengths = (data.splits["train"].columns["tokens"] > 1).sum(axis=1)
+    assert data.text.expected_length == pytest.approx(lengths.mean())
+
+
+@pytest.mark.parametrize("method", ["fed_avg", "periodic_codistillation", "merged_codistillation"])
+def test_a_run_and_its_table(folder, tmp_path, method, capsys):
+    config = config_of(folder, method)
+    experiment = build_experiment(config)
+    settings = {key: value for key, value in config.to_dict().items() if key != "execution"}
+    outcome = run_experiment(experiment, tmp_path / "run", settings, {}, show_progress=False)
+    for pool in ("small", "large"):
+        variables = outcome.variables[pool]
+        first_seed = jax.tree.map(lambda leaf: leaf[0], variables)
+        save_model(tmp_path / "run" / f"{pool}_seed0.safetensors", first_seed)
+    last = {(r["model"], r["split"]): r for r in outcome.records if r["round"] == 2}
+    for split in ("test", "test_prose", "test_code", "held_out", "held_out_prose"):
+        record = last["small", split]
+        assert 0 <= record["accuracy"] <= 1 and 1 < np.exp(record["loss"]) < 40
+    assert domains.main([str(tmp_path / "run"), "--samples=1"]) == 0
+    printed = capsys.readouterr().out
+    assert "prose" in printed and "mixed" in printed and "[code] name" in printed
+    found = domains.cells(load_run(tmp_path / "run"), "test")
+    record = last["large", "test_code"]
+    cell = found["large", "test_code"]
+    assert cell.accuracy == pytest.approx(record["accuracy"])
+    assert cell.perplexity == pytest.approx(np.exp(record["loss"]))
+    assert cell.deviation is None and cell.seeds == 1
+
+
+def test_the_mixed_set_is_its_two_parts(folder):
+    splits = load_data(config_of(folder).data).splits
+    for name in ("test", "held_out"):
+        parts = [splits[f"{name}_{domain}"].num_examples for domain in DOMAINS]
+        assert sum(parts) == splits[name].num_examples
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        (lambda c: set_domains(c, verse=0.5), "data.domains: .* got 'verse'"),
+        (lambda c: set_domains(c, prose=0.9, code=0.9), "data.domains: 21 users"),
+        (lambda c: c.pools.small.update(domain="verse"), "pools.small.domain must be one of"),
+        (lambda c: c.pools.small.update(model="cnn_small"), "pools.small.model must be one of"),
+        (lambda c: c.algorithm.update(mixup_beta=2.0), "algorithm.mixup_beta 0 for text"),
+        (lambda c: c.training.update(samples=-1), "samples must be at least 0"),
+        (lambda c: c.data.update(folder="nowhere"), "is this a prepared folder"),
+    ],
+)
+def test_a_mistake_is_one_line(folder, change, message):
+    config = config_of(folder)
+    with config.ignore_type():
+        change(config)
+    with pytest.raises(ValueError, match=message) as error:
+        build_experiment(config)
+    assert "\n" not in str(error.value)
+
+
+def set_domains(config, **shares):
+    config.data.domains = ConfigDict(shares)
+
+
+def test_every_run_of_the_config():
+    for run in text_domain_shift.get_runs():
+        config = text_domain_shift.get_config(run)
+        assert {pool.domain for pool in config.pools.values()} == set(config.data.domains)
+    with pytest.raises(ValueError, match="a run of this config is one of"):
+        text_domain_shift.get_config("fed_avg,elsewhere")
+
+
+def test_what_the_table_refuses(tmp_path, capsys):
+    assert domains.main([str(tmp_path)]) == 2
+    assert "no run folder in" in capsys.readouterr().err
+    (tmp_path / "metrics.jsonl").write_text("")
+    for data, message in (("digits", "is no run on prepared text"), (TEXT, "is not finished")):
+        config = {"rounds": 2, "seed": 0, "data": {"name": data}}
+        (tmp_path / "config.json").write_text(json.dumps(config))
+        assert domains.main([str(tmp_path)]) == 2
+        assert message in capsys.readouterr().err
