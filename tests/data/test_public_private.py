@@ -138,9 +138,7 @@ def test_other_seeds_give_other_images():
 def test_some_public_images():
     """A random part, other for other seeds; private images and the public mean follow from the seed."""
     public, private = cifar()
-    parts = [
-        cifar_public_private(public, private, num_public=100, seed=seed) for seed in (0, 0, 1)
-    ]
+    parts = [cifar_public_private(public, private, num_public=100, seed=seed) for seed in (0, 0, 1)]
     every = {image.tobytes() for image in public["train"].columns["image"]}
     for data in parts:
         own = data.public.columns
@@ -154,9 +152,7 @@ def test_some_public_images():
     np.testing.assert_array_equal(images[0], images[1])
     assert (images[0] != images[2]).any()
     whole = cifar_public_private(public, private)
-    np.testing.assert_array_equal(
-        parts[0].private.columns["image"], whole.private.columns["image"]
-    )
+    np.testing.assert_array_equal(parts[0].private.columns["image"], whole.private.columns["image"])
 
 
 def test_each_data_set_has_its_own_mean_image():
