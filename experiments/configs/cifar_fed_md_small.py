@@ -53,6 +53,7 @@ def get_config(run: str = "non_iid") -> ConfigDict:
     config.seeds = 3
     config.data.num_public = 2000  # paper: 50,000
     if run != "iid":
+        config.rounds = config.full_rounds = 8  # 13
         config.data.per_class = 10  # 20
     config.parties.narrower = NARROWER
     weak = WEAK if run.startswith("weak") else 0
@@ -62,8 +63,11 @@ def get_config(run: str = "non_iid") -> ConfigDict:
         config.parties.networks = tuple((widths, 0.0) for widths in shapes)
     config.algorithm.alignment_size = 200  # paper: 5,000
     config.algorithm.digest_batch_size = 50  # 128 with superclasses, 256 without
-    config.phases.public.epochs = 8  # 20
-    config.phases.private.epochs = 10  # 25
+    # Smaller batches, since running averages of so few steps of 128 would be those of the start.
+    config.phases.public.update(epochs=8, batch_size=32)  # 20 and 128
+    config.phases.stopping = "fixed"
+    config.phases.evaluate_every = 100  # at the start and at the end
+    config.phases.private.epochs = 25
     config.phases.pooled.epochs = 15  # 50
     # The bound does not depend on how parties collaborate.
     config.phases.pooled_bound = run in ("non_iid", "iid")
