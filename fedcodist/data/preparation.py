@@ -33,12 +33,14 @@ Show = Callable[[str, float], None]
 class Source(NamedTuple):
     """An opened source: what the manifest says about it, and how its splits are made.
 
-    `notices` are lines that the user must see.
+    `notices` are lines that the user must see. `skipped`, called after `build`, says how much of the
+    source was left out: reason -> number; it is shown and stands in the manifest's arguments.
     """
 
     arguments: Mapping[str, Any]
     build: Callable[[Show], Mapping[str, FederatedData]]
     notices: tuple[str, ...] = ()
+    skipped: Callable[[], Mapping[str, int]] | None = None
 
 
 def run(
@@ -59,7 +61,7 @@ def run(
     try:
         _prepare(Path(os.path.abspath(output)), open_source, data_set, source, licence)
     except KeyboardInterrupt:
-        print("interrupted; run the same command again to start over", file=sys.stderr)
+        print("interrupted; run the same command again", file=sys.stderr)
         return 130
     except (ValueError, OSError, ImportError, MemoryError) as error:
         return refuse(error)
@@ -101,13 +103,18 @@ def _prepare(
         source = open_source(stage(0, "checking the source"))
         arguments = {"data_set": data_set, **source.arguments}
         if present:
-            _check_same_arguments(output, present.get("arguments", {}), arguments)
+            there = dict(present.get("arguments", {}))
+            if source.skipped:
+                there.pop("skipped", None)  # known only when everything was read
+            _check_same_arguments(output, there, arguments)
             stage(2, "verifying")("", 0.0)
             splits = _verified(output)
         else:
             show = stage(1, "making splits")
             show("", 0.0)
             splits = source.build(show)
+            if source.skipped:
+                arguments["skipped"] = dict(source.skipped())
             stage(2, "writing")("", 0.0)
             _write(output, splits, origin, licence, arguments)
     for notice in source.notices:
@@ -115,6 +122,9 @@ def _prepare(
     for name, data in sorted(splits.items()):
         clients = "client" if data.num_clients == 1 else "clients"
         _print(console, f"{name}: {data.num_examples:,} examples, {data.num_clients:,} {clients}")
+    if source.skipped and not present:
+        counts = ", ".join(f"{n:,} {reason}" for reason, n in arguments["skipped"].items())
+        _print(console, f"skipped: {counts or 'none'}")
     done = "verified; nothing is left to do" if present else "prepared"
     _print(console, f"{output}: {done}")
 

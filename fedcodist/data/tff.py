@@ -50,13 +50,13 @@ def from_client_data(
     for client_id in client_data.client_ids:
         before = table.num_rows
         dataset = client_data.create_tf_dataset_for_client(client_id)
-        for row, example in enumerate(_numpy_examples(dataset)):
+        for row, example in enumerate(numpy_examples(dataset)):
             where = f"client {client_id!r}, example {row}"
             if not isinstance(example, Mapping):
                 raise TypeError(
                     f"{where} must be a mapping from column to array, got {type(example).__name__}"
                 )
-            arrays = {name: np.asarray(_to_numpy(value)) for name, value in example.items()}
+            arrays = {name: np.asarray(to_numpy(value)) for name, value in example.items()}
             try:
                 table.append(arrays)
             except ValueError as error:
@@ -85,7 +85,7 @@ def from_sqlite(
     checked_features = _checked_features(features)
     table = _Table(list(checked_features))
     sizes: dict[str, int] = {}
-    with _sqlite_connection(path) as connection:
+    with sqlite_connection(path) as connection:
         rows = connection.execute(
             "SELECT CAST(client_id AS TEXT), IFNULL(CAST(serialized_example_proto AS BLOB), x'') "
             "FROM examples WHERE split_name = ? ORDER BY client_id, rowid",
@@ -184,11 +184,13 @@ def _federated(
     )
 
 
-def _numpy_examples(dataset: Any) -> Iterable[Any]:
+def numpy_examples(dataset: Any) -> Iterable[Any]:
+    """A client's examples, of arrays where its data set can give them."""
     return dataset.as_numpy_iterator() if hasattr(dataset, "as_numpy_iterator") else dataset
 
 
-def _to_numpy(value: Any) -> Any:
+def to_numpy(value: Any) -> Any:
+    """What an eager tensor holds; anything else as it is."""
     return value.numpy() if hasattr(value, "numpy") else value
 
 
@@ -275,30 +277,44 @@ def _check_client_metadata(
 
 
 @contextlib.contextmanager
-def _sqlite_connection(path: Path) -> Iterator[sqlite3.Connection]:
-    try:
-        with open(path, "rb") as file:
-            start = file.read(len(_SQLITE_MAGIC))
-    except OSError as error:
-        raise ValueError(f"{path} cannot be read: {error.strerror}") from None
+def sqlite_connection(path: Path) -> Iterator[sqlite3.Connection]:
+    """An SQLite file for reading; a compressed one is unpacked to a temporary file.
+
+    Raises ValueError, here and for whatever SQLite raises within the block, naming the file.
+    """
     with contextlib.ExitStack() as stack:
         plain = path
-        if start.startswith(_LZMA_MAGICS):
+        if is_compressed(path):
             folder = stack.enter_context(tempfile.TemporaryDirectory())
             plain = Path(folder) / "examples.sqlite"
-            try:
-                with lzma.open(path) as compressed, open(plain, "wb") as file:
-                    shutil.copyfileobj(compressed, file)
-            except (lzma.LZMAError, EOFError) as error:
-                raise ValueError(f"{path} is damaged, it cannot be decompressed: {error}") from None
-        elif start != _SQLITE_MAGIC:
-            raise ValueError(f"{path} is neither an SQLite database nor LZMA-compressed")
+            decompress(path, plain)
         try:
             connection = sqlite3.connect(f"file:{quote(str(plain.resolve()))}?mode=ro", uri=True)
             stack.callback(connection.close)
             yield connection
         except sqlite3.Error as error:
             raise ValueError(f"{path} cannot be read as TFF's examples: {error}") from None
+
+
+def is_compressed(path: Path) -> bool:
+    """Whether a file is LZMA-compressed; raises ValueError where it is no SQLite database either."""
+    try:
+        with open(path, "rb") as file:
+            start = file.read(len(_SQLITE_MAGIC))
+    except OSError as error:
+        raise ValueError(f"{path} cannot be read: {error.strerror}") from None
+    if not start.startswith(_LZMA_MAGICS) and start != _SQLITE_MAGIC:
+        raise ValueError(f"{path} is neither an SQLite database nor LZMA-compressed")
+    return start != _SQLITE_MAGIC
+
+
+def decompress(path: Path, plain: Path) -> None:
+    """Unpacks an LZMA-compressed file. Raises ValueError where it is damaged."""
+    try:
+        with lzma.open(path) as compressed, open(plain, "wb") as file:
+            shutil.copyfileobj(compressed, file)
+    except (lzma.LZMAError, EOFError) as error:
+        raise ValueError(f"{path} is damaged, it cannot be decompressed: {error}") from None
 
 
 def _decode_feature(blob: bytes) -> list[bytes] | np.ndarray:

@@ -1,0 +1,465 @@
+"""Stack Overflow as TensorFlow Federated publishes it: users' sentences of questions and answers.
+
+Users are read in shards, in several processes. A finished shard is a file in a work folder, so a run
+that was stopped goes on where it was, and columns are memory-mapped: never are all users in memory.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import contextlib
+import functools
+import hashlib
+import json
+import multiprocessing
+import os
+import secrets
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures.process import BrokenProcessPool
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fedcodist.data.federated_data import FederatedData, client_id_array
+from fedcodist.data.partition import split_clients
+from fedcodist.data.preparation import Show
+from fedcodist.data.stackexchange import ANSWERS, DOMAINS, QUESTIONS
+from fedcodist.data.text import EVALUATION_LENGTH, SPLITS, TRAIN_LENGTH
+from fedcodist.data.tff import decode_example, numpy_examples, sqlite_connection, to_numpy
+from fedcodist.data.vocabulary import Vocabulary
+from fedcodist.data.word_pieces import learn_pieces, piece_splitter
+
+USERS_PER_SHARD = 500
+LONGEST_SENTENCE = 1 << 20  # bytes; a post itself has at most 30,000 characters
+
+_TFF_SPLIT = {"train": "train", "distillation": "train", "held_out": "heldout", "test": "test"}
+_DOMAIN_OF_TYPE = {"question": QUESTIONS, "answer": ANSWERS}
+_KEPT_WORDS = 50_000  # of a shard's counts; a vocabulary's words are more frequent in every shard
+
+# User -> its number of examples, or None where that is not known before they are read.
+Users = Mapping[str, int | None]
+Features = Mapping[str, Any]
+
+
+class Reader(NamedTuple):
+    """Where users come from.
+
+    Attributes:
+      users: TFF's split (train, heldout, test) -> its users, sorted.
+      examples: (split, users) -> (user, features of an example; None where it is malformed), user by
+        user.
+      parallel: whether several processes may read at once.
+    """
+
+    users: Callable[[str], Users]
+    examples: Callable[[str, Users], Iterator[tuple[str, Features | None]]]
+    parallel: bool
+
+
+class Settings(NamedTuple):
+    """How users become splits.
+
+    Attributes:
+      vocabulary: words, besides the four special tokens.
+      pieces: word pieces in their place; None takes words.
+      train_clients: users of `train`; the paper's pool of all clients. The rest is `distillation`.
+      distillation_sentences: drawn from all of the rest's; None takes all.
+      evaluation_sentences: drawn from each of TFF's heldout and test.
+      seed: of all draws.
+    """
+
+    vocabulary: int = 10_000
+    pieces: int | None = None
+    train_clients: int = 34_248
+    distillation_sentences: int | None = None
+    evaluation_sentences: int = 100_000
+    seed: int = 0
+
+
+class Prepared(NamedTuple):
+    """Memory-mapped splits, and what was left out: reason -> number of examples that were read."""
+
+    splits: dict[str, FederatedData]
+    skipped: dict[str, int]
+
+
+def sqlite_reader(path: Path) -> Reader:
+    """Reads TFF's SQLite file, unpacked. A file that is damaged raises ValueError when it is read."""
+    return Reader(
+        functools.partial(_sqlite_users, path), functools.partial(_sqlite_examples, path), True
+    )
+
+
+def client_data_reader(by_split: Mapping[str, Any]) -> Reader:
+    """Reads objects with TFF's ClientData interface: train, heldout and test.
+
+    Raises TypeError for an object without that interface, ValueError for a missing split.
+    """
+    for split in sorted(set(_TFF_SPLIT.values())):
+        if split not in by_split:
+            raise ValueError(f"client data must have the split {split!r}, got {sorted(by_split)}")
+        for attribute in ("client_ids", "create_tf_dataset_for_client"):
+            if not hasattr(by_split[split], attribute):
+                raise TypeError(
+                    "client data must have TFF's ClientData interface, but "
+                    f"{type(by_split[split]).__name__} has no {attribute}"
+                )
+
+    def examples(split: str, users: Users) -> Iterator[tuple[str, Features | None]]:
+        for user in users:
+            dataset = by_split[split].create_tf_dataset_for_client(user)
+            for example in numpy_examples(dataset):
+                is_mapping = isinstance(example, Mapping)
+                yield user, {k: _listed(v) for k, v in example.items()} if is_mapping else None
+
+    return Reader(
+        lambda split: dict.fromkeys(sorted(map(str, by_split[split].client_ids))), examples, False
+    )
+
+
+def prepare_stackoverflow(
+    reader: Reader,
+    settings: Settings,
+    work: Path,
+    processes: int = 1,
+    show: Show = lambda text, fraction: None,
+) -> Prepared:
+    """Counts words, then writes every split's columns below `work`.
+
+    What an earlier call with the same arguments left below `work` is used again. Sentences are cut to
+    20 tokens in `train` and `distillation` and to 30 in `held_out` and `test`. An example that is
+    malformed, neither question nor answer, not UTF-8, longer than 1 MiB or empty is skipped and counted.
+
+    Args:
+      reader: of the users.
+      settings: see there.
+      work: folder for shards and columns; remove it when the splits were saved.
+      processes: that read at once, where the reader allows it.
+      show: called with what is being done and the fraction that is done.
+
+    Raises:
+      ValueError: settings out of range, a damaged source, or too few users.
+      OSError: the disk is full, or a process was killed.
+    """
+    _check(settings)
+    processes = processes if reader.parallel else 1
+    of_split = {name: reader.users(_TFF_SPLIT[name]) for name in SPLITS}
+    of_split |= _dealt(of_split["train"], settings)
+    shards = {name: list(_shards(of_split[name])) for name in SPLITS}
+
+    counting = {
+        path: functools.partial(_count_shard, reader, users, path)
+        for name in SPLITS[:2]
+        for path, users in _files(work, f"counts_{name}", "json", shards[name])
+    }
+    counts: Counter[str] = Counter()
+    for path in _run(counting, processes, lambda f: show("counting words", 0.4 * f)):
+        counts.update(json.loads(path.read_text()))
+    if not counts:
+        raise ValueError("the train split has no sentences")
+    if settings.pieces is None:
+        vocabulary = Vocabulary.from_counts(counts, settings.vocabulary)
+    else:
+        vocabulary = Vocabulary(learn_pieces(counts, settings.pieces))
+    del counts
+
+    limits: dict[str, int | None] = {
+        "train": None,
+        "distillation": settings.distillation_sentences,
+        "held_out": settings.evaluation_sentences,
+        "test": settings.evaluation_sentences,
+    }
+    encoding = {
+        path: functools.partial(
+            _encode_shard,
+            reader,
+            name,
+            users,
+            vocabulary,
+            settings.pieces is not None,
+            limits[name],
+            settings.seed,
+            path,
+        )
+        for name in SPLITS
+        for path, users in _files(work, name, "npz", shards[name])
+    }
+    paths = _run(encoding, processes, lambda f: show("writing tokens", 0.4 + 0.5 * f))
+    splits, skipped, first = {}, Counter[str](), 0
+    for number, name in enumerate(SPLITS):
+        show(f"joining {name}", 0.9 + 0.025 * number)
+        own, first = paths[first : first + len(shards[name])], first + len(shards[name])
+        splits[name] = _joined(own, name, limits[name], work, skipped)
+    words = np.array(vocabulary.words)
+    splits["vocabulary"] = FederatedData.from_arrays(
+        {"word": words}, offsets=[0, len(words)], client_ids=["vocabulary"]
+    )
+    return Prepared(splits, dict(sorted(skipped.items())))
+
+
+def _check(settings: Settings) -> None:
+    for name, low, high in (
+        ("vocabulary", 1, (1 << 16) - 5),
+        ("pieces", 1, (1 << 16) - 5),
+        ("train_clients", 1, None),
+        ("distillation_sentences", 1, None),
+        ("evaluation_sentences", 1, None),
+        ("seed", 0, None),
+    ):
+        value = getattr(settings, name)
+        if value is not None and (value < low or (high and value > high)):
+            allowed = f"in {low}..{high}" if high else f"at least {low}"
+            raise ValueError(f"{name} must be {allowed}, got {value}")
+
+
+def _dealt(users: Users, settings: Settings) -> dict[str, Users]:
+    if settings.train_clients >= len(users):
+        raise ValueError(
+            f"train_clients must leave users for unlabelled text: at most {len(users) - 1} of "
+            f"{len(users)}, got {settings.train_clients}"
+        )
+    rest = len(users) - settings.train_clients
+    groups = {"train": settings.train_clients, "distillation": rest}
+    ids = list(users)
+    return {
+        name: {ids[index]: users[ids[index]] for index in indices.tolist()}
+        for name, indices in split_clients(len(ids), groups, settings.seed).items()
+    }
+
+
+def _shards(users: Users) -> Iterator[Users]:
+    ids = list(users)
+    for first in range(0, len(ids), USERS_PER_SHARD):
+        yield {user: users[user] for user in ids[first : first + USERS_PER_SHARD]}
+
+
+def _files(
+    work: Path, name: str, suffix: str, shards: Sequence[Users]
+) -> Iterator[tuple[Path, Users]]:
+    for index, users in enumerate(shards):
+        yield work / f"{name}_{index:05d}.{suffix}", users
+
+
+def _run(
+    tasks: Mapping[Path, Callable[[], None]], processes: int, show: Callable[[float], None]
+) -> list[Path]:
+    """Every task's file; what is there already is not made again."""
+    for folder in {path.parent for path in tasks}:
+        folder.mkdir(parents=True, exist_ok=True)
+    left = [task for path, task in tasks.items() if not path.exists()]
+    shown = -1
+    for done, _ in enumerate(_finished(left, processes), len(tasks) - len(left) + 1):
+        if 50 * done // len(tasks) > shown:
+            shown = 50 * done // len(tasks)
+            show(done / len(tasks))
+    return list(tasks)
+
+
+def _finished(tasks: Sequence[Callable[[], None]], processes: int) -> Iterator[None]:
+    if processes == 1 or len(tasks) < 2:
+        for task in tasks:
+            yield task()
+        return
+    # Forked processes would share the threads' locks of whatever was imported before.
+    context = multiprocessing.get_context("spawn")
+    pool = concurrent.futures.ProcessPoolExecutor(min(processes, len(tasks)), context)
+    try:
+        for future in concurrent.futures.as_completed([pool.submit(task) for task in tasks]):
+            yield future.result()
+    except BrokenProcessPool:
+        raise OSError(
+            "a process that read users was killed (out of memory?); run the same command again, "
+            "with fewer --processes"
+        ) from None
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _count_shard(reader: Reader, users: Users, path: Path) -> None:
+    counts: Counter[str] = Counter()
+    for _, features in reader.examples("train", users):
+        sentence = _sentence(features)
+        if not isinstance(sentence, str):
+            counts.update(sentence[1])
+    kept = sorted(counts.items(), key=lambda item: (-item[1], item[0]))[:_KEPT_WORDS]
+    with _whole(path) as partial:
+        partial.write_text(json.dumps(dict(kept)))
+
+
+def _encode_shard(
+    reader: Reader,
+    name: str,
+    users: Users,
+    vocabulary: Vocabulary,
+    in_pieces: bool,
+    limit: int | None,
+    seed: int,
+    path: Path,
+) -> None:
+    """Columns of some users; where sentences are drawn, those that can be among the drawn."""
+    split = piece_splitter(vocabulary.words) if in_pieces else None
+    length = TRAIN_LENGTH if name in SPLITS[:2] else EVALUATION_LENGTH
+    skipped: Counter[str] = Counter()
+    domains: list[int] = []
+    sentences: list[Sequence[str]] = []
+    sizes = dict.fromkeys(users, 0)
+    for user, features in reader.examples(_TFF_SPLIT[name], users):
+        sentence = _sentence(features)
+        if isinstance(sentence, str):
+            skipped[sentence] += 1
+            continue
+        domain, words = sentence
+        domains.append(DOMAINS.index(domain))
+        cut = words[:length]  # a word has at least one piece
+        sentences.append([piece for word in cut for piece in split(word)] if split else cut)
+        sizes[user] += 1
+    owner = np.repeat(np.arange(len(sizes)), list(sizes.values()))
+    priority = np.concatenate(
+        [_generator(seed, name, user).random(size) for user, size in sizes.items()]
+    )
+    tokens = vocabulary.encode(sentences, length)
+    kept = np.arange(len(owner))
+    if limit is not None and len(kept) > limit:
+        kept = np.sort(np.argsort(priority, kind="stable")[:limit])
+    with _whole(path) as partial, open(partial, "wb") as file:
+        np.savez(
+            file,
+            tokens=tokens[kept],
+            domain=np.array(domains, np.int8)[kept],
+            owner=owner[kept],
+            priority=priority[kept] if limit is not None else np.zeros(0),
+            users=client_id_array(list(sizes)),
+            reasons=client_id_array(list(skipped)),
+            skipped=np.array(list(skipped.values()), np.int64),
+        )
+
+
+def _joined(
+    paths: Sequence[Path], name: str, limit: int | None, work: Path, skipped: Counter[str]
+) -> FederatedData:
+    """A split of all its shards, its columns on the disk; of the drawn, those that come first."""
+    last = np.inf
+    if limit is not None:
+        priority = np.concatenate([np.load(path)["priority"] for path in paths])
+        if len(priority) > limit:
+            last = np.partition(priority, limit - 1)[limit - 1]
+    ids: list[str] = []
+    sizes: list[np.ndarray] = []
+    for path in paths:
+        with np.load(path) as shard:
+            own = np.bincount(_kept(shard, last, shard["owner"]), minlength=len(shard["users"]))
+            ids += shard["users"][own > 0].tolist()
+            sizes.append(own[own > 0])
+            skipped.update(
+                dict(zip(shard["reasons"].tolist(), shard["skipped"].tolist(), strict=True))
+            )
+    offsets = np.concatenate([[0], *sizes]).cumsum()
+    if offsets[-1] == 0:
+        raise ValueError(f"the split {name!r} has no sentences")
+    columns = {}
+    for column in ("tokens", "domain"):
+        path, start = work / f"{name}_{column}.npy", 0
+        with np.load(paths[0]) as shard:
+            dtype, width = shard[column].dtype, shard[column].shape[1:]
+        target = np.lib.format.open_memmap(path, "w+", dtype, (int(offsets[-1]), *width))
+        for shard_path in paths:
+            with np.load(shard_path) as shard:
+                rows = _kept(shard, last, shard[column])
+            target[start : start + len(rows)] = rows
+            start += len(rows)
+        target.flush()
+        columns[column] = np.load(path, mmap_mode="r")
+    return FederatedData.from_arrays(columns, offsets=offsets, client_ids=ids)
+
+
+def _kept(shard: Mapping[str, np.ndarray], last: float, rows: np.ndarray) -> np.ndarray:
+    return rows if last == np.inf else rows[shard["priority"] <= last]
+
+
+def _sentence(features: Features | None) -> tuple[str, list[str]] | str:
+    """(domain, words) of an example, or why it is skipped."""
+    texts = []
+    for name in ("type", "tokens"):
+        values = features.get(name) if features is not None else None
+        if not isinstance(values, list) or len(values) != 1:
+            return "malformed"
+        if len(values[0]) > LONGEST_SENTENCE:
+            return "too long"
+        try:
+            texts.append(values[0].decode())
+        except UnicodeDecodeError:
+            return "not UTF-8"
+    domain = _DOMAIN_OF_TYPE.get(texts[0])
+    if domain is None:
+        return "neither question nor answer"
+    words = texts[1].split()
+    return (domain, words) if words else "empty"
+
+
+def _sqlite_users(path: Path, split: str) -> Users:
+    with sqlite_connection(path) as connection:
+        tables = connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")
+        if ("client_metadata",) in tables.fetchall():
+            query = "SELECT client_id, num_examples FROM client_metadata"
+        else:
+            query = "SELECT client_id, NULL FROM examples"
+        found = connection.execute(
+            f"{query} WHERE split_name = ? GROUP BY client_id ORDER BY client_id", (split,)
+        )
+        users = {str(user): count for user, count in found}
+        if not users:
+            found = connection.execute("SELECT DISTINCT split_name FROM examples")
+            splits = sorted(str(name) for (name,) in found)
+            raise ValueError(f"{path} has no split {split!r}; its splits are {splits}")
+    return users
+
+
+def _sqlite_examples(path: Path, split: str, users: Users) -> Iterator[tuple[str, Features | None]]:
+    with sqlite_connection(path) as connection:
+        for user, expected in users.items():
+            rows = connection.execute(
+                "SELECT serialized_example_proto FROM examples "
+                "WHERE split_name = ? AND client_id = ? ORDER BY rowid",
+                (split, user),
+            )
+            count = 0
+            for (blob,) in rows:
+                count += 1
+                yield user, _decoded(blob)
+            if expected not in (None, count):
+                raise ValueError(
+                    f"{path}: client {user!r} has {count} examples of {split!r}, client_metadata "
+                    f"says {expected}"
+                )
+
+
+def _decoded(blob: Any) -> Features | None:
+    try:
+        return decode_example(blob) if isinstance(blob, bytes) else None
+    except ValueError:
+        return None
+
+
+def _listed(value: Any) -> Any:
+    """An eager tensor or array of one text as decode_example gives it."""
+    items: Iterable[Any] = np.asarray(to_numpy(value)).reshape(-1).tolist()
+    return [item.encode() if isinstance(item, str) else item for item in items]
+
+
+def _generator(seed: int, name: str, user: str) -> np.random.Generator:
+    """A user's own, so that a draw depends neither on shards nor on processes."""
+    digest = hashlib.sha256(f"{name}/{user}".encode()).digest()
+    return np.random.default_rng([seed, int.from_bytes(digest[:8])])
+
+
+@contextlib.contextmanager
+def _whole(path: Path) -> Iterator[Path]:
+    """Where to write a file that is to be there complete or not at all."""
+    partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    try:
+        yield partial
+        os.replace(partial, path)
+    finally:
+        partial.unlink(missing_ok=True)

@@ -1,0 +1,117 @@
+"""Word pieces: parts of words that are learnt from word counts, so that no word is unknown.
+
+Pieces are learnt by merging the most frequent pair again and again (Sennrich et al., 2016) and found
+in a word from its beginning, the longest first (Schuster and Nakajima, 2012).
+"""
+
+from __future__ import annotations
+
+import functools
+import heapq
+import itertools
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping
+
+CONTINUES = "·"
+"""First character of every piece that does not begin a word; it is in no ASCII text."""
+
+_LONGEST_WORD = 100
+_LEARNT_FROM = 50_000  # most frequent words; rarer ones change no pair's rank
+
+
+def learn_pieces(counts: Mapping[str, int], size: int) -> tuple[str, ...]:
+    """Pieces by falling frequency.
+
+    Args:
+      counts: word -> how often it occurs.
+      size: number of pieces; there are fewer where all words have become whole.
+
+    Raises:
+      ValueError: a size that does not even hold the characters, or no words.
+    """
+    usable = [word for word in counts if 0 < len(word) <= _LONGEST_WORD and CONTINUES not in word]
+    if not usable:
+        raise ValueError("counts must have a word")
+    chosen = sorted(usable, key=lambda word: (-counts[word], word))[:_LEARNT_FROM]
+    words = [[word[0], *(CONTINUES + letter for letter in word[1:])] for word in chosen]
+    pieces = {piece for word in words for piece in word}
+    if len(pieces) > size:
+        raise ValueError(f"size must be at least {len(pieces)}, the number of characters")
+    weights = [counts[word] for word in chosen]
+    pairs: Counter[tuple[str, str]] = Counter()
+    places: dict[tuple[str, str], set[int]] = defaultdict(set)
+    for index, word in enumerate(words):
+        for pair in itertools.pairwise(word):
+            pairs[pair] += weights[index]
+            places[pair].add(index)
+    heap = [(-count, pair) for pair, count in pairs.items()]
+    heapq.heapify(heap)
+    while heap and len(pieces) < size:
+        count, pair = heapq.heappop(heap)
+        if pairs[pair] != -count:
+            continue  # what was counted before a merge
+        merged = pair[0] + pair[1].removeprefix(CONTINUES)
+        pieces.add(merged)
+        changed = set()
+        for index in places[pair]:
+            word, weight = words[index], weights[index]
+            for old in itertools.pairwise(word):
+                pairs[old] -= weight
+                changed.add(old)
+            words[index] = word = _merge(word, pair, merged)
+            for new in itertools.pairwise(word):
+                pairs[new] += weight
+                places[new].add(index)
+                changed.add(new)
+        for each in changed:
+            if pairs[each] > 0:
+                heapq.heappush(heap, (-pairs[each], each))
+    split, used = piece_splitter(pieces), Counter[str]()
+    for text, weight in zip(chosen, weights, strict=True):
+        for piece in split(text):
+            used[piece] += weight
+    return tuple(sorted(pieces, key=lambda piece: (-used[piece], piece)))
+
+
+def piece_splitter(pieces: Iterable[str]) -> Callable[[str], tuple[str, ...]]:
+    """A function from a word to its pieces; a word that has none is itself, so unknown."""
+    known = frozenset(pieces)
+
+    @functools.lru_cache(maxsize=1 << 18)
+    def split(word: str) -> tuple[str, ...]:
+        found, start = [], 0
+        if len(word) > _LONGEST_WORD:
+            return (word,)
+        while start < len(word):
+            mark = CONTINUES if start else ""
+            for end in range(len(word), start, -1):
+                if mark + word[start:end] in known:
+                    break
+            else:
+                return (word,)
+            found.append(mark + word[start:end])
+            start = end
+        return tuple(found)
+
+    return split
+
+
+def words_of_pieces(pieces: Iterable[str]) -> list[str]:
+    """Words from pieces, the inverse of splitting each word."""
+    words: list[str] = []
+    for piece in pieces:
+        if piece.startswith(CONTINUES) and words:
+            words[-1] += piece.removeprefix(CONTINUES)
+        else:
+            words.append(piece.removeprefix(CONTINUES))
+    return words
+
+
+def _merge(word: list[str], pair: tuple[str, str], merged: str) -> list[str]:
+    result: list[str] = []
+    for piece in word:
+        if result and (result[-1], piece) == pair:
+            result[-1] = merged
+        else:
+            result.append(piece)
+    return result
