@@ -31,6 +31,7 @@ from fedcodist.client_training import LocalTraining
 from fedcodist.federated_algorithm import FederatedAlgorithm
 from fedcodist.for_each_client import Execution
 from fedcodist.models import CNN, MLP, ResNet
+from fedcodist.models.fed_md import TABLE_1, FedMDNetwork, narrower
 from fedcodist.models.multi_headed import main_head_only, multi_headed
 from fedcodist.models.resnet_imagenet import resnet18, resnet34
 from fedcodist.step_training import StepTraining
@@ -45,6 +46,11 @@ BACKBONES: dict[str, Callable[[], Any]] = {
     "resnet20": lambda: ResNet(3, None),
     "resnet18": lambda: resnet18(classes=None),
     "resnet34": lambda: resnet34(classes=None),
+    # The ten networks of configs/cifar_fed_md_small.py, an eighth as wide as the paper's.
+    **{
+        "fed_md_" + "_".join(map(str, widths)): functools.partial(FedMDNetwork, widths, 0.0, None)
+        for widths, _ in narrower(TABLE_1, 8)
+    },
 }
 GRAPHS: dict[str, Callable[..., np.ndarray]] = {
     "complete": graphs.complete,
@@ -70,7 +76,7 @@ def build_multi_headed(config: ConfigDict, data: Data) -> FederatedAlgorithm:
             settings.choice,
             settings.embedding_distance,
             settings.pool_size,
-            preprocess=data.preprocess,
+            preprocess=public_of(data).preprocess,
         ),
         MHDHyper(_rate(config), settings.embedding_weight, settings.head_weight),
         exchange_seed=settings.exchange_seed,
@@ -131,7 +137,7 @@ def build_periodic(config: ConfigDict, data: Data) -> FederatedAlgorithm:
         LocalTraining(
             functools.partial(optax.adam, eps=1e-5),
             settings.public_batch_size,
-            preprocess=data.preprocess,
+            preprocess=public_of(data).preprocess,
         ),
         settings.examples,
         settings.period,
@@ -181,10 +187,12 @@ def backbone_names(config: ConfigDict) -> tuple[str, ...]:
 
 
 def graph_of(config: ConfigDict, num_clients: int) -> np.ndarray:
-    """The graph that `parties.graph` names: a name and its function's arguments."""
-    settings = dict(config.parties.graph)
-    make = choice("parties.graph.name", settings.pop("name"), GRAPHS)
-    return make(num_clients, **{k: v for k, v in settings.items() if v is not None})
+    """The graph that `parties.graph` names: a name and its function's arguments.
+
+    "time_varying" has `graphs`, each of them again a name and arguments, and `every`, the rounds that
+    each of them lasts.
+    """
+    return _graph("parties.graph", config.parties.graph, num_clients)
 
 
 def pooled_examples(data: Data) -> dict[str, np.ndarray]:
@@ -200,6 +208,18 @@ def image_shape(data: Data) -> tuple[int, ...]:
     key = jax.eval_shape(lambda: jax.random.key(0))
     seen = jax.eval_shape(data.preprocess, batch, key, jax.ShapeDtypeStruct((1,), jnp.int32))
     return seen["image"].shape[1:]
+
+
+def _graph(setting: str, described: Mapping[str, Any], num_clients: int) -> np.ndarray:
+    settings = {name: value for name, value in dict(described).items() if value is not None}
+    name = settings.pop("name", None)
+    if name == "time_varying":
+        several = [
+            _graph(f"{setting}.graphs[{index}]", each, num_clients)
+            for index, each in enumerate(settings.pop("graphs", ()))
+        ]
+        return graphs.time_varying(several, num_clients, **settings)
+    return choice(f"{setting}.name", name, GRAPHS)(num_clients, **settings)
 
 
 def _main_only(groups: Mapping[str, Group]) -> dict[str, Group]:

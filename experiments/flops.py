@@ -28,6 +28,7 @@ from experiments.decentralised import (
 )
 from experiments.parties import extra_shape, network_of, party_groups, party_shapes, public_of
 from fedcodist.algorithms.parties import party_names
+from fedcodist.graphs import over_time
 
 Config = Mapping[str, Any]
 LEARNING = 3  # forward passes that a step costs per example
@@ -144,14 +145,14 @@ def _decentralised(
         of_one = forward_flops(apply, variables, image)
         for party, client in zip(names, groups[name].clients.tolist(), strict=True):
             forward[client], clients[party] = of_one, client
-    edges = graph_of(settings, len(forward))
+    edges = over_time(graph_of(settings, len(forward)), max(rounds, 1))
     found = {}
     for party, count in examples.items():
         own = forward[clients[party] if party in clients else groups[party].clients[0]]
         found[party] = LEARNING * own * count
         if is_mhd:
             public = rounds * settings.training.steps * algorithm.public_batch_size
-            neighbours = np.flatnonzero(edges[clients[party]])
+            neighbours = np.nonzero(edges[:, clients[party]])[1]
             asked = sum(forward[int(c)] for c in neighbours) / max(len(neighbours), 1)
             found[party] += public * (LEARNING * own + algorithm.teachers * asked)
         if algorithm.name == "decentralised_periodic_codistillation":

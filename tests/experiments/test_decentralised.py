@@ -8,14 +8,15 @@ import pytest
 
 from experiments import heads, sweep
 from experiments.assembly import build_experiment
-from experiments.configs import cifar100_mhd, digits_mhd
+from experiments.configs import cifar100_mhd, cifar_fed_md_small, cifar_mhd_fed_md, digits_mhd
 from experiments.data import load_data
-from experiments.decentralised import DECENTRALISED_METHODS, graph_of
+from experiments.decentralised import BACKBONES, DECENTRALISED_METHODS, graph_of
 from experiments.flops import flops_of_parties
 from experiments.methods import METHOD_NAMES
 from fedcodist import graphs
 from fedcodist.algorithms.isolated import SHARED
 from fedcodist.data.primary_labels import label_frequencies
+from fedcodist.experiment import run_experiment
 
 
 def digits(run="multi_headed_distillation", **changes):
@@ -67,6 +68,84 @@ def test_graphs_by_name():
     with config.unlocked():
         config.parties.graph = dict(name="random", probability=0.5, seed=1)
     np.testing.assert_array_equal(graph_of(config, 8), graphs.random_graph(8, 0.5, 1))
+
+
+def changing(*names, every=20, **changes):
+    """Digits' MHD on one graph after another."""
+    config = digits(**changes)
+    with config.unlocked():
+        described = tuple(dict(name=name, **own) for name, own in names)
+        config.parties.graph = dict(name="time_varying", graphs=described, every=every)
+    return config
+
+
+def test_a_graph_that_changes_by_name():
+    config = changing(("directed_cycle", {}), ("islands", {"size": 2}))
+    # As a run folder has it.
+    read_back = type(config)(json.loads(config.to_json()))
+    expected = [graphs.directed_cycle(8)] * 20 + [graphs.islands(8, 2)] * 20
+    for each in (config, read_back):
+        np.testing.assert_array_equal(graph_of(each, 8), expected)
+    algorithm = build_experiment(config).algorithm
+    assert len(algorithm.communication) == 8
+    # Teachers of client 3 are 4 for half of the run, 2 for the other: of equal size.
+    examples = {f"digits_small_{c}": 1000.0 for c in range(8)}
+    found = flops_of_parties(config.to_dict(), examples, 40)
+    assert found == flops_of_parties(digits().to_dict(), examples, 40)
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        ([("directed_cycle", {})], "at each of the run's 40 times, it changes over 20 only"),
+        ([], "graphs must hold at least one graph"),
+        ([("ring", {})] * 2, r"parties.graph.graphs\[0\].name must be one of"),
+        ([("islands", {"size": 3})] * 2, "size must divide the 8 clients"),
+    ],
+)
+def test_mistakes_in_a_graph_that_changes_are_one_line(names, message):
+    with pytest.raises(ValueError, match=message) as caught:
+        build_experiment(changing(*names))
+    assert "\n" not in str(caught.value)
+
+
+def test_fed_md_and_mhd_have_the_same_ten_networks_and_data():
+    fed_md = cifar_fed_md_small.get_config("non_iid")
+    assert cifar_mhd_fed_md.get_runs() == ["fed_md", "mhd", "separate", "pooled"]
+    same = cifar_mhd_fed_md.get_config("fed_md").to_dict()
+    assert {**same, "name": fed_md.name, "run": fed_md.run} == fed_md.to_dict()
+    config = cifar_mhd_fed_md.get_config("mhd")
+    assert config.data == fed_md.data and config.seeds == fed_md.seeds
+    for (widths, dropout), name in zip(
+        fed_md.parties.networks, config.parties.networks, strict=True
+    ):
+        backbone = BACKBONES[name]()
+        assert tuple(backbone.widths) == tuple(w // fed_md.parties.narrower for w in widths)
+        assert backbone.dropout == dropout and backbone.classes is None
+    assert len(set(config.parties.networks)) == 10
+
+
+def test_mhd_runs_on_the_data_and_networks_of_fed_md():
+    """The public images less their own mean, the private ones less theirs."""
+    names = ("fed_md_16_32", "fed_md_16_48", "fed_md_16_32", "fed_md_16_48")
+    config = digits(parties__networks=names, parties__heads=1, parties__projection=16)
+    config.rounds, config.training.steps = 1, 2
+    config.execution.loop = "scan"
+    with config.ignore_type():
+        config.data = dict(name="digits_public_private", num_parties=4, per_class=3, seed=0)
+    data = load_data(config.data)
+    public, seen = data.public, []
+
+    def noted(batch, key, positions):
+        seen.append(batch["image"].shape[0])
+        return public.preprocess(batch, key, positions)
+
+    data = data._replace(public=public._replace(preprocess=noted))
+    outcome = run_experiment(build_experiment(config, data), show_progress=False)
+    assert set(seen) >= {config.algorithm.public_batch_size}
+    assert config.training.batch_size not in seen
+    last = [record for record in outcome.records if record["split"] == "test"][-1]
+    assert np.isfinite(last["loss"]) and len(last["per_label_accuracy"]) == 10
 
 
 def test_flops_are_counted_from_the_steps():

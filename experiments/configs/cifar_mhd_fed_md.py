@@ -1,0 +1,55 @@
+r"""FedMD against Multi-Headed Distillation on the same ten models: CIFAR-10 public, CIFAR-100 private.
+
+Networks, private images and public ones are those of cifar_fed_md_small.py, six superclasses that all
+ten parties share. A run is `mhd` (three auxiliary heads, complete graph), `separate`, the same batches
+without exchange, or `pooled`, each network on all examples: MHD's bound. `fed_md` is that config's run
+`non_iid` with its phases and its own bound. MHD's parties start untrained and see no public label.
+
+    python -m experiments.sweep --config experiments/configs/cifar_mhd_fed_md.py \
+        --workdir runs/cifar_mhd_fed_md
+    python -m experiments.heads runs/cifar_mhd_fed_md/mhd
+    python -m experiments.phases runs/cifar_mhd_fed_md/fed_md
+"""
+
+from ml_collections import ConfigDict
+
+from experiments.configs import cifar_fed_md_small, digits_mhd
+
+METHODS = {"mhd": "multi_headed_distillation", "separate": "separate", "pooled": "pooled"}
+# Flat embeddings of the ten networks have 392 to 14,400 entries; distances are of this many.
+PROJECTION = 64
+
+
+def get_runs() -> list[str]:
+    """Both methods, MHD's parties alone, and their bound."""
+    return ["fed_md", *METHODS]
+
+
+def get_config(run: str = "mhd") -> ConfigDict:
+    """Returns one run."""
+    if run not in get_runs():
+        raise ValueError(f"a run of this config is one of {get_runs()}, got {run!r}.")
+    fed_md = cifar_fed_md_small.get_config("non_iid")
+    config = fed_md if run == "fed_md" else digits_mhd.get_config(METHODS[run])
+    config.name = "cifar_mhd_fed_md"
+    config.run = run
+    if run == "fed_md":
+        return config
+    config.rounds = config.full_rounds = 40
+    config.seeds = fed_md.seeds
+    with config.ignore_type():
+        config.data = fed_md.data
+        divisor = fed_md.parties.narrower
+        config.parties.networks = tuple(
+            "fed_md_" + "_".join(str(width // divisor) for width in widths)
+            for widths, _ in fed_md.parties.networks
+        )
+        config.parties.projection = PROJECTION
+        config.parties.graph = dict(name="complete")
+    # A party has 60 images.
+    config.training = dict(learning_rate=0.03, momentum=0.9, batch_size=32, steps=25)
+    config.evaluation = dict(
+        every=10, batch_size=500, checkpoint_every=10, splits=("test",), final_splits=()
+    )
+    config.execution.loop, config.execution.chunk_size = "scan", 1
+    return config
