@@ -1,0 +1,436 @@
+"""FedKD (Wu et al., 2022): private teachers and one small student that travels teach each other."""
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from fedcodist import keys
+from fedcodist.algorithms.fed_avg import FedAvgHyper, client_result, fed_avg
+from fedcodist.checks import check_number
+from fedcodist.client_training import LocalTraining, OptimizerFactory, train_client
+from fedcodist.cohort import ClientData
+from fedcodist.federated_algorithm import FederatedMethod
+from fedcodist.model import Batch, Model, Variables
+from fedcodist.models.layered import LayerOutputs, as_layers
+from fedcodist.shuffling import permuted_positions
+
+PyTree = Any
+TEACHER, STUDENT, MAPS = "teacher", "student", "maps"
+EXCHANGES = ("epoch_delta", "step_gradient")
+
+
+class FedKDHyper(NamedTuple):
+    """Floats of FedKD; traced. Rates are those of the paper's news recommendation.
+
+    Attributes:
+      teacher_learning_rate: of teachers and their maps W^h.
+      student_learning_rate: of the student.
+      output_weight: of L^d, the divergence between the two models' predictions.
+      hidden_weight: of L^h, the distance between their hidden states and attentions.
+    """
+
+    teacher_learning_rate: Any = 2e-6
+    student_learning_rate: Any = 5e-6
+    output_weight: Any = 1.0
+    hidden_weight: Any = 1.0
+
+
+class Mutual(NamedTuple):
+    """How teacher and student learn from each other; by default as the paper writes it.
+
+    Attributes:
+      adaptive: what D = L_t^task + L_s^task, which divides L^d and L^h, is the sum of: a 'batch' means
+        the batch's mean losses (as the authors' code), 'sample' each example's own; 'none' is D = 1.
+      kl_reduction: 'batchmean' sums L^d over classes, 'elementmean' averages it (the code).
+      hidden_map: 'learned' is a linear map W^h per aligned layer from the student's hidden states to the
+        teacher's, 'identity' compares them as they are (the code).
+      detach_targets: whether a model's gradient is that of its own loss L_t or L_s; else it is that of
+        L_t + L_s, in which it is the other's target and L^h is there twice (the code).
+      detach_normaliser: whether D gets no gradient.
+    """
+
+    adaptive: str = "batch"
+    kl_reduction: str = "batchmean"
+    hidden_map: str = "learned"
+    detach_targets: bool = True
+    detach_normaliser: bool = False
+
+
+class FedKDServer(NamedTuple):
+    """FedAvg's server of the student, and data of the key from which all teachers are drawn."""
+
+    averaging: Any
+    key: jax.Array
+
+
+class FedKDMessage(NamedTuple):
+    """What a client downloads: the student, and FedKDServer's key."""
+
+    params: PyTree
+    mutable: PyTree
+    key: jax.Array
+
+
+class FedKDRow(NamedTuple):
+    """What never leaves a client.
+
+    Attributes:
+      teacher: its Variables.
+      maps: W^h of the aligned layers, [student's width, teacher's width].
+      optimizers: states of the teacher's (and maps') and of the student's; () for the latter where
+        gradients are exchanged.
+      has_started: bool; before, all else is but room.
+    """
+
+    teacher: Variables
+    maps: list[jax.Array]
+    optimizers: tuple[PyTree, PyTree]
+    has_started: jax.Array
+
+
+class Outputs(NamedTuple):
+    """What teacher and student make of a batch; mask [batch] is 1 for real examples."""
+
+    teacher: LayerOutputs
+    student: LayerOutputs
+    maps: list[jax.Array]
+    mask: jax.Array
+
+
+class Losses(NamedTuple):
+    """L_t and L_s per example, [batch] each."""
+
+    teacher: jax.Array
+    student: jax.Array
+
+
+def fed_kd(
+    teacher: Model,
+    student: Model,
+    columns: Mapping[str, Any],
+    training: LocalTraining = LocalTraining(optax.adam, batch_size=32),
+    exchange: str = "epoch_delta",
+    mutual: Mutual = Mutual(),
+    hyper: FedKDHyper = FedKDHyper(),
+) -> FederatedMethod:
+    """Clients train their teacher and a copy of the student together; students are averaged.
+
+    On each batch, with D = L_t^task + L_s^task,
+
+        L_t = L_t^task + KL(student || teacher) / D + L^h / D       (the teacher imitates the student)
+        L_s = L_s^task + KL(teacher || student) / D + L^h / D
+
+    where L^h sums the mean squared distances of aligned layers, W^h times the student's hidden state
+    from the teacher's, and attention map from attention map. What FedKD sends is sent by
+    `compressed(fed_kd(...), num_rounds, svd(), svd())`. The method's model is the student. Teachers
+    start from the same values and are clients' rows, on the host where data are streamed. Means over
+    clients are plain.
+
+    Args:
+      teacher, student: networks of [batch, classes] logits, or of `LayerOutputs`. Layers are aligned
+        from the top: of L and m layers, the student's l-th and the teacher's l L/m-th; hidden states of
+        both or of none, attention maps where both have some. Different numbers of heads are averaged.
+      columns: the federated data's columns (arrays or shapes), for the widths of W^h.
+      training: of both models, on the same batches; optimizers are two, and go on from round to
+        round. To freeze an embedding let `training.optimizer` make updates of 0 for it, for which SVD
+        sends nothing.
+      exchange: 'epoch_delta', clients train for `training.epochs` a round and their students' changes
+        are averaged (the authors' code); or 'step_gradient', a round is one batch and gradients of the
+        student are averaged, along whose mean all take a step of `training.optimizer` (algorithm 1).
+      mutual: how the models learn from each other.
+      hyper: learning rates, and weights with which to leave a term out.
+
+    Raises:
+      ValueError, TypeError: one line; an unknown option, numbers of classes or layers that do not fit,
+        or different widths without W^h.
+    """
+    _check("exchange", exchange, EXCHANGES)
+    _check("mutual.adaptive", mutual.adaptive, ("batch", "sample", "none"))
+    _check("mutual.kl_reduction", mutual.kl_reduction, ("batchmean", "elementmean"))
+    _check("mutual.hidden_map", mutual.hidden_map, ("learned", "identity"))
+    for name, value in hyper._asdict().items():
+        check_number(f"hyper.{name}", value, low=0)
+    widths = _widths(teacher, student, columns, training, mutual)
+    by_step = exchange == "step_gradient"
+    averaging = fed_avg(student, training, training.optimizer if by_step else optax.sgd)
+    training = training._replace(optimizer=two_optimizers(training.optimizer, by_step))
+    if by_step:
+        training = training._replace(epochs=1)
+    pair = teacher_and_student(teacher, student)
+
+    def init(key):
+        return FedKDServer(
+            averaging.init(key), jax.random.key_data(keys.derive(key, "init", TEACHER))
+        )
+
+    def kept(states):
+        return (states[0], ()) if by_step else states
+
+    def broadcast(server):
+        own = averaging.variables(server.averaging)
+        return FedKDMessage(own.params, own.mutable, server.key)
+
+    def first_row(message):
+        own = teacher.init(jax.random.wrap_key_data(message.key))
+        maps = [jnp.eye(*shape) for shape in widths]
+        params = {TEACHER: own.params, MAPS: maps, STUDENT: message.params}
+        states = training.optimizer((0.0, 0.0)).init(params)
+        return FedKDRow(own, maps, kept(states), jnp.asarray(True))
+
+    def client_update(message, row, data, key, hyper):
+        row = jax.lax.cond(row.has_started, lambda: row, lambda: first_row(message))
+        states = row.optimizers
+        if by_step:
+            data = one_batch(data, keys.derive(key, "batch"), training.batch_size)
+            states = (states[0], jax.tree.map(jnp.zeros_like, message.params))
+        losses = mutual_losses(teacher, student, mutual, hyper)
+        rates: Any = (hyper.teacher_learning_rate, hyper.student_learning_rate)
+        trained = train_client(
+            pair,
+            training,
+            Variables(
+                {TEACHER: row.teacher.params, MAPS: row.maps, STUDENT: message.params},
+                {TEACHER: row.teacher.mutable, STUDENT: message.mutable},
+            ),
+            data,
+            key,
+            rates,
+            loss_hook=lambda outputs, batch: jnp.add(*losses(outputs, batch)),
+            optimizer_state=states,
+        )
+        params, mutable = trained.variables
+        row = FedKDRow(
+            Variables(params[TEACHER], mutable[TEACHER]),
+            params[MAPS],
+            kept(trained.optimizer_state),
+            row.has_started,
+        )
+        own = trained._replace(variables=Variables(params[STUDENT], mutable[STUDENT]))
+        result = client_result(message, own, weight=1.0, row=row)
+        return result._replace(update=trained.optimizer_state[1]) if by_step else result
+
+    def server_update(server, aggregate, round, hyper):
+        rate = hyper.student_learning_rate if by_step else 1.0
+        own = averaging.server_update(server.averaging, aggregate, round, FedAvgHyper(rate, rate))
+        return server._replace(averaging=own)
+
+    def init_row():
+        message = jax.eval_shape(lambda key: broadcast(init(key)), jax.random.key(0))
+        shapes = jax.eval_shape(first_row, message)
+        return jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), shapes)
+
+    return FederatedMethod(
+        model=student,
+        hyper=hyper,
+        init=init,
+        broadcast=broadcast,
+        client_update=client_update,
+        reduce=averaging.reduce,
+        server_update=server_update,
+        variables=lambda server: averaging.variables(server.averaging),
+        replace_model=lambda server, new: server._replace(
+            averaging=averaging.replace_model(server.averaging, new)
+        ),
+        with_model=lambda server, new: server._replace(
+            averaging=averaging.with_model(server.averaging, new)
+        ),
+        init_row=init_row,
+    )
+
+
+def mutual_losses(
+    teacher: Model, student: Model, mutual: Mutual, hyper: FedKDHyper
+) -> Callable[[Outputs, Batch], Losses]:
+    """Returns (outputs, batch) -> Losses, whose sum has the gradients that `mutual` asks for."""
+
+    def losses(own, other, maps, mask, batch):
+        """Of the teacher's outputs and the student's."""
+        task = Losses(teacher.loss(own, batch), student.loss(other, batch))
+        own, other = as_layers(own), as_layers(other)
+        weight = 1 / normaliser(task, mask, mutual)
+        log_own, log_other = (jax.nn.log_softmax(each.logits) for each in (own, other))
+        divergence = optax.losses.kl_divergence_with_log_targets  # of predictions from targets
+        of_output = hyper.output_weight * weight
+        if mutual.kl_reduction == "elementmean":
+            of_output /= log_own.shape[-1]
+        hidden = hyper.hidden_weight * weight * hidden_distance(own, other, maps)
+        return Losses(
+            task.teacher + of_output * divergence(log_own, log_other) + hidden,
+            task.student + of_output * divergence(log_other, log_own) + hidden,
+        )
+
+    def both(outputs, batch):
+        own, other, maps, mask = outputs
+        if not mutual.detach_targets:
+            return losses(own, other, maps, mask, batch)
+        fixed_own, fixed_other, fixed_maps, _ = jax.lax.stop_gradient(outputs)
+        return Losses(
+            losses(own, fixed_other, maps, mask, batch).teacher,
+            losses(fixed_own, other, fixed_maps, mask, batch).student,
+        )
+
+    return both
+
+
+def normaliser(task: Losses, mask: jax.Array, mutual: Mutual) -> jax.Array:
+    """D, a scalar or [batch]: the two task losses' sum, at least 1e-8."""
+    total = task.teacher + task.student
+    if mutual.adaptive == "none":
+        return jnp.ones((), total.dtype)
+    if mutual.adaptive == "batch":
+        total = jnp.sum(total * mask) / jnp.maximum(jnp.sum(mask), 1)
+    total = jnp.maximum(total, 1e-8)
+    return jax.lax.stop_gradient(total) if mutual.detach_normaliser else total
+
+
+def hidden_distance(own: LayerOutputs, other: LayerOutputs, maps: list[jax.Array]) -> jax.Array:
+    """L^h before D divides it, per example: a mean over each layer's elements, summed over layers."""
+    distance = jnp.zeros(own.logits.shape[:1], own.logits.dtype)
+    pairs = aligned("hidden states", own.hidden, other.hidden)
+    for index, (target, state) in enumerate(pairs):
+        distance += _mean_square(target - (state @ maps[index] if maps else state))
+    if own.attention and other.attention:
+        for target, state in aligned("attention maps", own.attention, other.attention):
+            if target.shape[1] != state.shape[1]:
+                target, state = target.mean(axis=1), state.mean(axis=1)
+            distance += _mean_square(target - state)
+    return distance
+
+
+def aligned(what: str, own: tuple[Any, ...], other: tuple[Any, ...]) -> list[tuple[Any, Any]]:
+    """(the teacher's, the student's) of aligned layers: its l-th of m with the l L/m-th of L.
+
+    Raises:
+      ValueError: one line; m does not divide L, or only one of the models has any.
+    """
+    if not own and not other:
+        return []
+    if not other or not own or len(own) % len(other):
+        raise ValueError(
+            f"student's {what} must be of as many layers as divide the teacher's {len(own)}, "
+            f"got {len(other)}."
+        )
+    step = len(own) // len(other)
+    return list(zip(own[step - 1 :: step], other, strict=True))
+
+
+def teacher_and_student(teacher: Model, student: Model) -> Model:
+    """The two models as one of `Outputs`, with parameters {'teacher', 'maps', 'student'}."""
+
+    def apply(variables, batch, *, key=None, mask=None, **arguments):
+        params, mutable = variables
+        found = {
+            part: model.apply(
+                Variables(params[part], mutable[part]),
+                batch,
+                # The student drops the units that it would drop in FedAvg.
+                key=keys.derive(key, TEACHER) if part == TEACHER else key,
+                mask=mask,
+                **arguments,
+            )
+            for part, model in ((TEACHER, teacher), (STUDENT, student))
+        }
+        outputs = Outputs(found[TEACHER][0], found[STUDENT][0], params[MAPS], mask)
+        return outputs, {part: each[1] for part, each in found.items()}
+
+    return student._replace(apply=apply)
+
+
+def two_optimizers(factory: OptimizerFactory, keeps_gradient: bool) -> OptimizerFactory:
+    """(teacher's rate, student's) -> one optimizer that is one for each, the maps being the teacher's.
+
+    With `keeps_gradient` the student stays, and its optimizer's state is its last gradient.
+    """
+
+    def create(rates):
+        own, other = factory(rates[0]), _last_gradient() if keeps_gradient else factory(rates[1])
+        private = lambda tree: {TEACHER: tree[TEACHER], MAPS: tree[MAPS]}
+
+        def init(params):
+            return own.init(private(params)), other.init(params[STUDENT])
+
+        def update(gradient, states, params):
+            of_own, state = own.update(private(gradient), states[0], private(params))
+            of_other, other_state = other.update(gradient[STUDENT], states[1], params[STUDENT])
+            return of_own | {STUDENT: of_other}, (state, other_state)
+
+        return optax.GradientTransformation(init, update)
+
+    return create
+
+
+def one_batch(data: ClientData, key: jax.Array, batch_size: int) -> ClientData:
+    """A client with `batch_size` of its examples, drawn without replacement, or all if it has fewer."""
+    rows = data.start + permuted_positions(key, jnp.arange(batch_size), data.size)
+    return ClientData(
+        columns={name: column[rows] for name, column in data.columns.items()},
+        start=jnp.zeros((), jnp.int32),
+        size=jnp.minimum(data.size, batch_size),
+        bound=jnp.minimum(data.bound, batch_size),
+        capacity=batch_size,
+        ragged=data.ragged,
+    )
+
+
+def _last_gradient() -> optax.GradientTransformation:
+    zeros = lambda tree: jax.tree.map(jnp.zeros_like, tree)
+    return optax.GradientTransformation(
+        zeros, lambda gradient, state, params=None: (zeros(gradient), gradient)
+    )
+
+
+def _mean_square(difference: jax.Array) -> jax.Array:
+    return jnp.mean(difference**2, axis=tuple(range(1, difference.ndim)))
+
+
+def _widths(
+    teacher: Model,
+    student: Model,
+    columns: Mapping[str, Any],
+    training: LocalTraining,
+    mutual: Mutual,
+) -> list[tuple[int, int]]:
+    """The shapes of W^h, none for the identity; raises one line where the models do not fit."""
+    one = {n: jax.ShapeDtypeStruct((1, *c.shape[1:]), c.dtype) for n, c in columns.items()}
+    batch = jax.eval_shape(training.preprocess, one, jax.random.key(0), jnp.zeros(1, jnp.int32))
+
+    def outputs(model):
+        call = lambda key, batch: as_layers(model.apply(model.init(key), batch)[0])
+        return jax.eval_shape(call, jax.eval_shape(lambda: jax.random.key(0)), batch)
+
+    own, other = outputs(teacher), outputs(student)
+    if own.logits.shape != other.logits.shape or own.logits.ndim != 2:
+        raise ValueError(
+            "teacher and student must have as many classes, logits [batch, classes], got "
+            f"{list(own.logits.shape)} and {list(other.logits.shape)}."
+        )
+    widths = []
+    for target, state in aligned("hidden states", own.hidden, other.hidden):
+        if target.shape[:-1] != state.shape[:-1]:
+            raise ValueError(
+                "student's hidden states must be of the teacher's shapes but for the width, got "
+                f"{list(state.shape)} for {list(target.shape)}."
+            )
+        if mutual.hidden_map == "identity" and target.shape != state.shape:
+            raise ValueError(
+                "mutual.hidden_map must be 'learned' where widths differ, got 'identity' for a "
+                f"student's {state.shape[-1]} and a teacher's {target.shape[-1]}."
+            )
+        widths.append((state.shape[-1], target.shape[-1]))
+    if own.attention and other.attention:
+        for target, state in aligned("attention maps", own.attention, other.attention):
+            if target.shape[2:] != state.shape[2:]:
+                raise ValueError(
+                    "student's attention maps must be of the teacher's positions, got "
+                    f"{list(state.shape)} for {list(target.shape)}."
+                )
+    return [] if mutual.hidden_map == "identity" else widths
+
+
+def _check(name: str, value: Any, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        raise ValueError(f"{name} must be one of {list(allowed)}, got {value!r}.")

@@ -1,0 +1,86 @@
+"""Networks that show what is between their layers, for distillation of more than logits."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from fedcodist import metrics as metrics_lib
+from fedcodist.model import Model, cross_entropy, from_flax_linen
+
+
+class LayerOutputs(NamedTuple):
+    """What such a network returns.
+
+    Attributes:
+      logits: [batch, classes].
+      hidden: one [batch, ..., width] per layer, from the inputs to the outputs.
+      attention: one [batch, heads, queries, keys] per layer of those that attend.
+    """
+
+    logits: jax.Array
+    hidden: tuple[jax.Array, ...] = ()
+    attention: tuple[jax.Array, ...] = ()
+
+
+def with_layers(module: Any, example: jax.Array, layers: Sequence[str], **options: Any) -> Model:
+    """A Model of any Flax linen module that returns logits: some submodules' outputs are `hidden`.
+
+    Images [batch, height, width, channels] between layers are pooled to their mean over positions.
+    Parameters and their first values are those of `from_flax_linen`.
+
+    Args:
+      module: a `flax.linen.Module`.
+      example: inputs with a leading batch axis.
+      layers: submodules' names in the network's order, such as 'Dense_0' or 'block1/Conv_0'.
+      options: as in `from_flax_linen`.
+
+    Raises:
+      ValueError: one line; a name that no submodule has.
+    """
+    plain = from_flax_linen(module, example, **options)
+
+    def called(variables, batch, arguments):
+        outputs = {}
+
+        def keep(method, inputs, named, context):
+            output = method(*inputs, **named)
+            if context.method_name == "__call__":
+                outputs["/".join(context.module.path)] = output
+            return output
+
+        with nn.intercept_methods(keep):
+            logits, mutable = plain.apply(variables, batch, **arguments)
+        return logits, outputs, mutable
+
+    def apply(variables, batch, **arguments):
+        logits, outputs, mutable = called(variables, batch, arguments)
+        return LayerOutputs(logits, tuple(pooled(outputs[name]) for name in layers)), mutable
+
+    def names(key):
+        found.extend(called(plain.init(key), {options.get("inputs", "image"): example}, {})[1])
+
+    found: list[str] = []
+    jax.eval_shape(names, jax.eval_shape(lambda: jax.random.key(0)))
+    known = [name for name in found if name]
+    for name in layers:
+        if name not in known:
+            raise ValueError(f"layers must be of {known}, got {name!r}.")
+    accuracy = metrics_lib.accuracy()
+    return plain._replace(
+        apply=apply,
+        loss=lambda outputs, batch: cross_entropy(outputs.logits, batch),
+        metrics={"accuracy": lambda outputs, batch: accuracy(outputs.logits, batch)},
+    )
+
+
+def pooled(hidden: jax.Array) -> jax.Array:
+    """The mean over positions of images; anything else as it is."""
+    return jnp.mean(hidden, axis=(1, 2)) if hidden.ndim == 4 else hidden
+
+
+def as_layers(outputs: Any) -> LayerOutputs:
+    """A network's outputs, where plain logits are those of a network that shows no layers."""
+    return outputs if isinstance(outputs, LayerOutputs) else LayerOutputs(outputs)

@@ -1,0 +1,71 @@
+"""Networks that show hidden states are the networks themselves."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedcodist.model import from_flax_linen
+from fedcodist.models.cnn import CNN
+from fedcodist.models.digits import MLP, BatchNormMLP
+from fedcodist.models.layered import as_layers, with_layers
+
+IMAGES = np.random.default_rng(0).normal(size=(3, 8, 8, 1)).astype(np.float32)
+BATCH = {"image": jnp.asarray(IMAGES), "label": jnp.array([1, 0, 2])}
+
+
+def test_hidden_states_are_those_of_the_layers_in_the_given_order():
+    model = with_layers(MLP((7, 5)), IMAGES[:1], ["Dense_0", "Dense_1"])
+    plain = from_flax_linen(MLP((7, 5)), IMAGES[:1])
+    variables = model.init(jax.random.key(0))
+    jax.tree.map(np.testing.assert_array_equal, variables, plain.init(jax.random.key(0)))
+    outputs, _ = jax.jit(model.apply)(variables, BATCH)
+    params = jax.tree.map(np.asarray, variables.params)
+    dense = lambda x, name: x @ params[name]["kernel"] + params[name]["bias"]
+    first = dense(IMAGES.reshape(3, -1), "Dense_0")
+    second = dense(np.maximum(first, 0), "Dense_1")
+    for found, expected in zip(outputs.hidden, (first, second), strict=True):
+        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(outputs.logits, plain.apply(variables, BATCH)[0], rtol=1e-6)
+    np.testing.assert_allclose(
+        model.loss(outputs, BATCH), plain.loss(outputs.logits, BATCH), rtol=1e-6
+    )
+    right, total = model.metrics["accuracy"](outputs, BATCH)
+    expected = plain.metrics["accuracy"](outputs.logits, BATCH)
+    np.testing.assert_array_equal((right, total), expected)
+    assert model.num_classes == 10
+    reverse = with_layers(MLP((7, 5)), IMAGES[:1], ["Dense_1", "Dense_0"])
+    assert [h.shape for h in reverse.apply(variables, BATCH)[0].hidden] == [(3, 5), (3, 7)]
+
+
+def test_images_between_layers_are_pooled():
+    images = jnp.asarray(np.random.default_rng(0).normal(size=(2, 24, 24, 3)), jnp.float32)
+    network = CNN((4, 6, 5), (7,), classes=3)
+    model = with_layers(network, images[:1], ["conv1", "conv3", "dense1"])
+    variables = model.init(jax.random.key(0))
+    hidden = model.apply(variables, {"image": images})[0].hidden
+    assert [state.shape for state in hidden] == [(2, 4), (2, 5), (2, 7)]
+    _, captured = network.apply(
+        {"params": variables.params}, images, capture_intermediates=True, mutable="intermediates"
+    )
+    stage = captured["intermediates"]["conv3"]["__call__"][0]
+    np.testing.assert_allclose(hidden[1], np.mean(stage, axis=(1, 2)), rtol=1e-5)
+
+
+def test_mutable_state_is_kept():
+    model = with_layers(BatchNormMLP((4,)), IMAGES[:1], ["BatchNorm_0"])
+    variables = model.init(jax.random.key(0))
+    outputs, mutable = model.apply(variables, BATCH, train=True, mask=jnp.ones(3))
+    np.testing.assert_allclose(np.mean(outputs.hidden[0], axis=0), 0, atol=1e-5)
+    moved = jax.tree.map(lambda a, b: np.abs(a - b).max(), mutable, variables.mutable)
+    assert max(jax.tree.leaves(moved)) > 1e-3
+
+
+def test_an_unknown_layer_is_one_line():
+    message = r"^layers must be of \['Dense_0', 'Dense_1'\], got 'dense'\.$"
+    with pytest.raises(ValueError, match=message):
+        with_layers(MLP((7,)), IMAGES[:1], ["dense"])
+
+
+def test_plain_logits_show_nothing():
+    assert as_layers(jnp.zeros((2, 3)))[1:] == ((), ())
