@@ -1,10 +1,11 @@
 """The one training loop: compiled blocks of rounds, evaluation, checkpoints, logging."""
 
+import bisect
 import contextlib
 import json
 import time
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -54,6 +55,7 @@ class Experiment(NamedTuple):
       evaluation_preprocess: (batch, key, positions) -> batch for evaluation.
       start: the state before the first round, leaves [seeds, ...] on the host, such as what an earlier
         phase left; `algorithm.init`'s where not given.
+      evaluate_also: rounds that are evaluated besides, such as those around a codistillation.
     """
 
     algorithm: FederatedAlgorithm
@@ -69,6 +71,7 @@ class Experiment(NamedTuple):
     evaluation_batch_size: int = 500
     evaluation_preprocess: Preprocess = lambda batch, key, positions: batch
     start: PyTree = None
+    evaluate_also: Collection[int] = ()
 
 
 class Outcome(NamedTuple):
@@ -150,6 +153,7 @@ def _run(
         host_rows = HostRows(algorithm.rows, experiment.seeds)
     state, first_round, log = _start(programs, device_seeds, mesh, folder, experiment, host_rows)
     train = _training(programs, experiment, mesh, device_seeds, hyper, host_rows)
+    evaluated = _evaluated_rounds(experiment)
 
     records: list[Record] = folder.records() if folder and is_writer else []
     started, seconds_before = time.monotonic(), log["seconds"]
@@ -160,7 +164,7 @@ def _run(
         history: list[dict[str, np.ndarray]] = []
         while True:
             is_new = round > first_round or round == 0
-            if is_new and (round % experiment.evaluate_every == 0 or round == experiment.rounds):
+            if is_new and round in evaluated:
                 _check_finite_models(round, state[0], seeds, algorithm)
                 evaluation = programs.evaluate(state[0], splits)
                 if round == experiment.rounds and experiment.final_splits:
@@ -186,12 +190,12 @@ def _run(
                         save_checkpoint(folder.checkpoints, round, _on_host((state[0], rows)), log)
             if round == experiment.rounds:
                 break
-            until = round - round % experiment.evaluate_every + experiment.evaluate_every
-            state, block = train(state, round, min(until, experiment.rounds) - round)
+            until = evaluated[bisect.bisect(evaluated, round)]
+            state, block = train(state, round, until - round)
             _check_finite(round, block, seeds, algorithm)
             history.append(block)
             round += next(iter(block.values())).shape[1]
-            if round % experiment.evaluate_every and round < experiment.rounds:
+            if round not in evaluated:
                 show(round, {})
 
     variables = dict(_models(algorithm, state[0]))
@@ -223,6 +227,12 @@ def check_experiment(experiment: Experiment) -> int:
     for name in ("rounds", "evaluate_every", "seeds", "evaluation_batch_size"):
         check_integer(name, getattr(experiment, name), low=1)
     check_integer("seed", experiment.seed, low=0)
+    for round in experiment.evaluate_also:
+        check_integer("evaluate_also", round, low=0)
+        if round > experiment.rounds:
+            raise ValueError(
+                f"evaluate_also must be rounds up to rounds={experiment.rounds}, got {round}."
+            )
     if experiment.seeds_loop not in ("map", "vmap"):
         raise ValueError(f"seeds_loop must be 'map' or 'vmap', got {experiment.seeds_loop!r}.")
     if experiment.algorithm.num_clients > experiment.data.num_clients:
@@ -252,6 +262,11 @@ def check_experiment(experiment: Experiment) -> int:
             f"got {every}."
         )
     return every
+
+
+def _evaluated_rounds(experiment: Experiment) -> list[int]:
+    regular = range(0, experiment.rounds, experiment.evaluate_every)
+    return sorted({*regular, *experiment.evaluate_also, experiment.rounds})
 
 
 def _start(programs, seeds, mesh, folder, experiment, host_rows):

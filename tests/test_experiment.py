@@ -119,6 +119,19 @@ def test_final_splits_are_looked_at_once_after_the_last_round(outcome):
         run_experiment(experiment._replace(final_splits=test))
 
 
+@pytest.mark.parametrize("also", [(1,), (0, 3, 2, 5)])
+def test_rounds_evaluated_besides_change_nothing_else(outcome, tmp_path, also):
+    experiment = make_experiment(evaluate_also=also, checkpoint_every=2)
+    found = run_experiment(experiment, tmp_path)
+    models = lambda records: [record for record in records if record["split"] != "clients"]
+    assert {record["round"] for record in found.records} == {0, 2, 4, 5} | set(also)
+    regular = [record for record in models(found.records) if record["round"] in (0, 2, 4, 5)]
+    assert regular == models(outcome[0].records)
+    assert {path.name for path in (tmp_path / "checkpoints").iterdir()} <= {
+        f"round_{round:08}.msgpack" for round in (2, 4, 5)
+    }
+
+
 def test_programs_of_an_earlier_run_serve_other_seeds_and_floats(outcome):
     experiment = make_experiment(seed=3)
     programs = experiment_programs(experiment)
@@ -333,6 +346,12 @@ def test_a_server_update_that_is_not_finite_is_never_a_checkpoint(tmp_path):
         ({"seeds": 0}, ValueError, "seeds must be at least 1, got 0"),
         ({"seed": -1}, ValueError, "seed must be at least 0, got -1"),
         ({"evaluate_every": 0}, ValueError, "evaluate_every must be at least 1, got 0"),
+        (
+            {"evaluate_also": (2, 6)},
+            ValueError,
+            "evaluate_also must be rounds up to rounds=5, got 6",
+        ),
+        ({"evaluate_also": (-1,)}, ValueError, "evaluate_also must be at least 0, got -1"),
         ({"evaluation_batch_size": 0}, ValueError, "evaluation_batch_size must be at least 1"),
         ({"seeds_loop": "scan"}, ValueError, "seeds_loop must be 'map' or 'vmap', got 'scan'"),
         ({"checkpoint_every": 3}, ValueError, "a multiple of evaluate_every=2, got 3"),
