@@ -4,12 +4,12 @@ A notebook's last cell holds the command that stores its outputs anew after a ch
 """
 
 import ast
-import copy
 import importlib.util
 import os
 import re
 import subprocess
 from pathlib import Path
+from typing import NamedTuple
 
 import nbclient
 import nbformat
@@ -18,66 +18,106 @@ import pytest
 import fedcodist as fc
 
 ROOT = Path(__file__).parents[2]
-PATH = ROOT / "experiments" / "notebooks" / "codistillation.ipynb"
-STORED = nbformat.read(PATH, 4)
-CODE = [cell for cell in STORED.cells if cell.cell_type == "code"]
+FOLDER = ROOT / "experiments" / "notebooks"
+# Parameters of a short run.
 FEW_ROUNDS = {
-    "ROUNDS": 3,
-    "SEEDS": 2,
-    "EVALUATE_EVERY": 2,
-    "PERIOD": 2,
-    "PERIODIC_STEPS": 2,
-    "MERGED_STEPS": 1,
+    "codistillation": {
+        "ROUNDS": 3,
+        "SEEDS": 2,
+        "EVALUATE_EVERY": 2,
+        "PERIOD": 2,
+        "PERIODIC_STEPS": 2,
+        "MERGED_STEPS": 1,
+    },
+    "knowledge_on_a_graph": {"ROUNDS": 3, "STEPS": 2, "EVALUATE_EVERY": 2},
 }
+FIGURES = {"codistillation": 3, "knowledge_on_a_graph": 4}
 PACKAGES = {"fedcodist", "importlib", "jax", "matplotlib", "numpy", "subprocess", "sys"}
 
 
-def test_it_runs_with_few_rounds(tmp_path, monkeypatch):
-    notebook = copy.deepcopy(STORED)
-    parameters = parameters_cell(notebook)
-    names = set(assigned(parameters.source))
-    assert names >= set(FEW_ROUNDS)
-    parameters.source += "\n" + "\n".join(f"{name} = {n}" for name, n in FEW_ROUNDS.items())
-    execute(notebook, tmp_path, monkeypatch)
-    for stored, now in zip(CODE, code_cells(notebook), strict=True):
+class Notebook(NamedTuple):
+    """A stored notebook."""
+
+    name: str
+
+    @property
+    def path(self):
+        return FOLDER / f"{self.name}.ipynb"
+
+    @property
+    def stored(self):
+        return nbformat.read(self.path, 4)
+
+    @property
+    def code(self):
+        return code_cells(self.stored)
+
+    def output(self, call):
+        """What the cell with a call put out."""
+        (cell,) = [cell for cell in self.code if call in cell.source]
+        return "".join(output.get("text", "") for output in cell.outputs)
+
+
+@pytest.fixture(params=sorted(FEW_ROUNDS))
+def notebook(request):
+    return Notebook(request.param)
+
+
+def test_all_notebooks_are_tested():
+    assert sorted(path.stem for path in FOLDER.glob("*.ipynb")) == sorted(FEW_ROUNDS)
+
+
+def test_it_runs_with_few_rounds(notebook, tmp_path, monkeypatch):
+    run, few = notebook.stored, FEW_ROUNDS[notebook.name]
+    parameters = parameters_cell(run)
+    assert set(assigned(parameters.source)) >= set(few)
+    parameters.source += "\n" + "\n".join(f"{name} = {n}" for name, n in few.items())
+    execute(run, tmp_path, monkeypatch)
+    for stored, now in zip(notebook.code, code_cells(run), strict=True):
         assert kinds(now) == kinds(stored), f"{now.id}: {now.outputs}"
 
 
 def test_a_cell_that_raises_fails(tmp_path, monkeypatch):
     cell = nbformat.v4.new_code_cell("1 / 0")
-    notebook = nbformat.v4.new_notebook(cells=[cell], metadata=STORED.metadata)
+    metadata = Notebook("codistillation").stored.metadata
+    raising = nbformat.v4.new_notebook(cells=[cell], metadata=metadata)
     with pytest.raises(nbclient.exceptions.CellExecutionError, match="ZeroDivisionError"):
-        execute(notebook, tmp_path, monkeypatch)
+        execute(raising, tmp_path, monkeypatch)
 
 
-def test_installation_is_left_out_where_the_library_is_importable(monkeypatch):
+def test_installation_is_left_out_where_the_library_is_importable(notebook, monkeypatch):
     monkeypatch.setattr(subprocess, "run", lambda *_, **__: pytest.fail("installed something"))
-    exec(CODE[0].source, {})
+    exec(notebook.code[0].source, {})
 
 
-def test_installation_comes_from_the_repository(monkeypatch):
+def test_installation_comes_from_the_repository(notebook, monkeypatch):
     commands = []
     monkeypatch.setattr(subprocess, "run", lambda command, check: commands.append((command, check)))
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    exec(CODE[0].source, {})
+    exec(notebook.code[0].source, {})
     ((command, check),) = commands
     assert check and command[1:4] == ["-m", "pip", "install"]
     assert re.fullmatch(r"fedcodist\[digits,plot\] @ git\+https://\S+", command[-1])
 
 
-def test_colab_opens_it_from_the_repository_that_is_installed():
+def test_colab_opens_it_from_the_repository_that_is_installed(notebook):
     names = {}
-    exec(CODE[0].source, names)
-    where = f"{names['REPOSITORY']}/blob/main/{PATH.relative_to(ROOT).as_posix()}"
-    opened = re.findall(r"colab\.research\.google\.com/github/([^)\s]+)", STORED.cells[0].source)
-    assert opened == [where]
+    exec(notebook.code[0].source, names)
+    where = f"{names['REPOSITORY']}/blob/main/{notebook.path.relative_to(ROOT).as_posix()}"
+    title = notebook.stored.cells[0].source
+    assert re.findall(r"colab\.research\.google\.com/github/([^)\s]+)", title) == [where]
     # The command in BUILD.md that puts another repository in its place finds it by this.
-    assert PATH.read_text(encoding="utf-8").count(names["REPOSITORY"]) == 2
-    assert f"s#{names['REPOSITORY']}#" in (ROOT / "BUILD.md").read_text(encoding="utf-8")
+    assert notebook.path.read_text(encoding="utf-8").count(names["REPOSITORY"]) == 2
+    (command,) = re.findall(r"sed -i .*", (ROOT / "BUILD.md").read_text(encoding="utf-8"))
+    assert f"s#{names['REPOSITORY']}#" in command and " experiments/notebooks/*.ipynb " in command
 
 
-def test_it_is_written_with_public_names():
-    assert not [problem for cell in CODE for problem in not_public(cell.source)]
+def test_it_tells_how_to_store_its_own_outputs(notebook):
+    assert f"'experiments/notebooks/{notebook.path.name}'" in notebook.stored.cells[-1].source
+
+
+def test_it_is_written_with_public_names(notebook):
+    assert not [problem for cell in notebook.code for problem in not_public(cell.source)]
 
 
 @pytest.mark.parametrize(
@@ -100,29 +140,42 @@ def test_names_that_are_not_public_are_found(source):
     assert not_public(source)
 
 
-def test_outputs_are_stored_and_clean():
-    assert PATH.stat().st_size < 300_000
-    assert [cell.execution_count for cell in CODE] == list(range(1, len(CODE) + 1))
-    assert sum("image/png" in kinds(cell) for cell in CODE) == 3
-    for cell in CODE:
+def test_outputs_are_stored_and_clean(notebook):
+    code = notebook.code
+    assert notebook.path.stat().st_size < 300_000
+    assert [cell.execution_count for cell in code] == list(range(1, len(code) + 1))
+    assert sum("image/png" in kinds(cell) for cell in code) == FIGURES[notebook.name]
+    for cell in code:
         assert not {"stderr", "error"} & kinds(cell), cell.id
 
 
-def test_outputs_are_those_of_a_full_run():
-    (run,) = [cell for cell in CODE if "fc.periodic_codistillation(" in cell.source]
-    accuracies = re.findall(r"(\w+) +([\d.]+) %", run.outputs[0].text)
+def test_outputs_of_codistillation_are_those_of_a_full_run():
+    text = Notebook("codistillation").output("fc.periodic_codistillation(")
+    accuracies = re.findall(r"(\w+) +([\d.]+) %", text)
     assert [name for name, _ in accuracies] == ["small", "large"]
     assert all(float(value) > 90 for _, value in accuracies)
 
 
-def test_nothing_of_the_machine_is_stored():
-    assert STORED.metadata.kernelspec.name == "python3"
-    assert set(STORED.metadata) <= {"kernelspec", "language_info"}
-    for cell in STORED.cells:
+def test_outputs_of_knowledge_on_a_graph_show_knowledge_arriving():
+    """Everybody reads their own digit; the last head also those of others."""
+    lines = Notebook("knowledge_on_a_graph").output("mean accuracy (%) by hops").splitlines()
+    means = {line[:28].strip(): [float(each) for each in line[28:].split()] for line in lines}
+    assert means.pop("mean accuracy (%) by hops") == list(range(8))
+    main, *_, last = means.values()
+    assert list(means) == ["main head", *(f"head {k}" for k in range(1, len(means)))]
+    assert main[0] > 90
+    assert last[1] > main[1] + 20
+
+
+def test_nothing_of_the_machine_is_stored(notebook):
+    stored = notebook.stored
+    assert stored.metadata.kernelspec.name == "python3"
+    assert set(stored.metadata) <= {"kernelspec", "language_info"}
+    for cell in stored.cells:
         assert set(cell.metadata) <= {"tags"}, cell.id
         # Cells with this tag may raise and the run would go on.
         assert "raises-exception" not in cell.metadata.get("tags", []), cell.id
-    text = re.sub(r'"image/png": "[^"]*"', "", PATH.read_text(encoding="utf-8"))
+    text = re.sub(r'"image/png": "[^"]*"', "", notebook.path.read_text(encoding="utf-8"))
     paths = re.findall(r"site-packages|ipykernel_\d+|[ \"'(=](/[a-z]+/\S+|[A-Z]:\\\S+)", text)
     assert not paths
 
