@@ -14,6 +14,7 @@ and with ResNet-20 too.
 import argparse
 import json
 import os
+import re
 import signal
 import statistics
 import subprocess
@@ -215,18 +216,22 @@ def try_settings(program: Program, job: Job, settings: Sequence[Setting]) -> lis
 def in_turn(
     programs: Mapping[str, Program], chosen: Mapping[str, Setting], job: Job
 ) -> dict[str, list[dict[str, Any]]]:
-    """Runs A, B, C, A, B, C, ...; a program that fails is left out from there on."""
+    """Runs A, B, C, A, B, C, ...; a program that fails twice in its turn is left out from there on."""
     lines: dict[str, list[dict[str, Any]]] = {name: [] for name in programs}
     for turn in range(job.turns):
         for name, program in programs.items():
             if len(lines[name]) < turn:
                 continue
-            try:
-                lines[name].append(run(program, job, chosen[name]))
-            except ProgramFailed as error:
-                if name == OURS:
-                    raise ProgramFailed(f"{OURS} failed in turn {turn + 1}: {error}") from error
-                print(f"{name} failed in turn {turn + 1}: {error}", file=sys.stderr)
+            # Twice: a port that it chooses for its processes may be taken when it comes to use it.
+            for last in (False, True):
+                try:
+                    lines[name].append(run(program, job, chosen[name]))
+                    break
+                except ProgramFailed as error:
+                    if name == OURS:
+                        raise ProgramFailed(f"{OURS} failed in turn {turn + 1}: {error}") from error
+                    again = "left out" if last else "once more"
+                    print(f"{name} failed in turn {turn + 1}, {again}: {error}", file=sys.stderr)
     return lines
 
 
@@ -381,7 +386,9 @@ def run(
             process.wait()
     line = next((text for text in reversed(output.splitlines()) if text.startswith("{")), None)
     if process.returncode or line is None:
-        said = (errors.strip() or output.strip() or "no output").splitlines()[-1]
+        # Some programs end what they say with a line of signs.
+        lines = [text for text in (errors.strip() or output).splitlines() if re.search(r"\w", text)]
+        said = lines[-1] if lines else "no output"
         raise ProgramFailed(f"status {process.returncode}: {said[:200]}")
     return json.loads(line)
 

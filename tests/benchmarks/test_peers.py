@@ -145,16 +145,27 @@ def test_setting_that_fails_is_not_chosen(stand_in, calls, job):
     assert record["programs"]["none"]["error"] == "status 1: out of memory, says none"
 
 
-def test_peer_that_fails_later_is_left_out(stand_in, calls, job, capsys):
+def test_peer_that_fails_twice_in_a_turn_is_left_out(stand_in, calls, job, capsys):
+    programs = {
+        "fedcodist": stand_in("fedcodist", SAME),
+        "peer": stand_in("peer", SAME, fails=[4, 5]),
+    }
+    record = side_by_side.measure(programs, job, cores=2)
+    assert calls()[-6:] == ["fedcodist 1x1", "peer 1x1"] * 2 + ["peer 1x1", "fedcodist 1x1"]
+    assert record["programs"]["peer"]["error"] == "failed in turn 2"
+    assert "peer failed in turn 2, left out" in capsys.readouterr().err
+    assert record["programs"]["fedcodist"]["median"] == 5
+
+
+def test_peer_that_fails_once_gets_another_try(stand_in, calls, job, capsys):
     programs = {
         "fedcodist": stand_in("fedcodist", SAME),
         "peer": stand_in("peer", SAME, fails=[4]),
     }
     record = side_by_side.measure(programs, job, cores=2)
-    assert calls()[-5:] == ["fedcodist 1x1", "peer 1x1"] * 2 + ["fedcodist 1x1"]
-    assert record["programs"]["peer"]["error"] == "failed in turn 2"
-    assert "peer failed in turn 2" in capsys.readouterr().err
-    assert record["programs"]["fedcodist"]["median"] == 5
+    assert calls()[-5:] == ["fedcodist 1x1", *["peer 1x1"] * 2, "fedcodist 1x1", "peer 1x1"]
+    assert "error" not in record["programs"]["peer"]
+    assert "peer failed in turn 2, once more" in capsys.readouterr().err
 
 
 def test_without_ours_there_is_nothing_to_compare(stand_in, job):
@@ -166,6 +177,12 @@ def test_without_ours_there_is_nothing_to_compare(stand_in, job):
 def test_program_that_prints_no_result_has_failed(job, tmp_path):
     program = Program((sys.executable, "-c", "print('hello')"), tmp_path)
     with pytest.raises(ProgramFailed, match="status 0: hello"):
+        side_by_side.run(program, job, Setting(1, 1))
+
+
+def test_the_last_words_of_a_program_that_fails(job, tmp_path):
+    program = Program((sys.executable, "-c", "exit('no memory\\n=====')"), tmp_path)
+    with pytest.raises(ProgramFailed, match=r"^status 1: no memory$"):
         side_by_side.run(program, job, Setting(1, 1))
 
 
