@@ -67,6 +67,11 @@ DESCRIPTIONS = {
     "fed_md": "FedMD, a round of collaboration of ten parties with the paper's ten networks, a quarter "
     "as wide, on 32x32 images, without dropout: logits of 1,024 public images, then 8 steps of digest "
     "of 128 images and 5 of revisit of 20 private ones.",
+    "mhd": "Multi-Headed Distillation, 100 steps (a round) of eight clients on a complete graph: the "
+    "codistillation paper's small CNN with three auxiliary heads, 64 private and 64 public images a "
+    "step, one teacher from a pool of eight checkpoints.",
+    "mhd_digits": "The same with a network of 4,810 parameters and three heads on 8x8 images.",
+    "mhd_64": "The same with 64 such clients, pools of 64 checkpoints.",
 }
 
 

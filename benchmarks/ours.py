@@ -28,6 +28,8 @@ from fedcodist import launch
 
 Network = work.Network | work.ResidualNetwork | work.PartyNetwork
 SEED = 0
+PARTIES = ("fed_md", "mhd")  # methods of parties, who each are a pool of the file
+MHD_CLIENTS = "clients"  # the only architecture
 
 
 def main() -> int:
@@ -96,13 +98,13 @@ def prepare(inputs: work.Inputs, most_rounds: int) -> Prepared:
     rows = {}
     if inputs.unlabelled is not None:
         rows[UNLABELLED] = {"image": inputs.unlabelled}
-    if method_of(inputs) == "fed_md":
+    if method_of(inputs) in PARTIES:
         rows = {PUBLIC: rows[UNLABELLED]}
     data = simulation.replicate(resident_data(federated, rows), mesh)
     floats = inputs.images.dtype.type
     hyper = simulation.replicate(jax.tree.map(floats, algorithm.hyper), mesh)
     seeds = simulation.replicate(np.full(1, SEED, np.uint32), mesh)
-    kept = {} if method_of(inputs) == "fed_md" else dict.fromkeys(inputs.pools)
+    kept = {} if method_of(inputs) in PARTIES else dict.fromkeys(inputs.pools)
     state = programs.init(seeds), kept
 
     def arguments(rounds):
@@ -117,6 +119,12 @@ def prepare(inputs: work.Inputs, most_rounds: int) -> Prepared:
         if method_of(inputs) == "fed_md":
             # Of an architecture's only party.
             servers = {n: jax.tree.map(lambda x: x[:, 0], p.variables) for n, p in servers.items()}
+        if method_of(inputs) == "mhd":
+            models = state[0].learners[MHD_CLIENTS].variables
+            servers = {
+                name: jax.tree.map(lambda x, client=client: x[:, client], models)
+                for client, name in enumerate(inputs.pools)
+            }
         return {n: common_weights(p.network, servers[n]) for n, p in inputs.pools.items()}
 
     def program():
@@ -137,7 +145,7 @@ def make_data(inputs: work.Inputs):
     from fedcodist.federated_algorithm import client_key
     from fedcodist.shuffling import permuted_positions
 
-    if method_of(inputs) == "fed_md":  # the file has our orders
+    if method_of(inputs) in PARTIES:  # the file has our orders
         columns = {"image": inputs.images, "label": inputs.labels}
         return FederatedData.from_arrays(columns, offsets=inputs.offsets)
     sizes = np.diff(inputs.offsets)
@@ -173,6 +181,8 @@ def make_algorithm(inputs: work.Inputs, federated):
 
     if method_of(inputs) == "fed_md":
         return make_fed_md(inputs)
+    if method_of(inputs) == "mhd":
+        return make_mhd(inputs)
     pools = {name: make_pool(inputs, name) for name in inputs.pools}
     cohorts = {name: jnp.asarray(pool.cohorts) for name, pool in inputs.pools.items()}
     distillation, rows = work.WORKLOADS[inputs.workload].distillation, {}
@@ -276,6 +286,56 @@ def make_fed_md(inputs: work.Inputs):
     return algorithm._replace(init=lambda key: fed_md.start(models, digest, revisit), select=select)
 
 
+def make_mhd(inputs: work.Inputs):
+    """MHD on a complete graph, of clients who start from the file's weights."""
+    import jax
+    import jax.numpy as jnp
+    import numpy as np
+    import optax
+
+    from fedcodist import graphs
+    from fedcodist.algorithms.checkpoint_pools import pool_schedule
+    from fedcodist.algorithms.multi_headed_distillation import (
+        HeadDistillation,
+        MHDHyper,
+        multi_headed_distillation,
+        start,
+    )
+    from fedcodist.algorithms.parties import Group
+    from fedcodist.models.cnn import CNN
+    from fedcodist.models.digits import MLP
+    from fedcodist.models.multi_headed import multi_headed
+    from fedcodist.step_training import StepTraining
+
+    network, count = next(iter(inputs.pools.values())).network, len(inputs.pools)
+    backbone = MLP(network.hidden, None)
+    if network.convolutions:
+        filters = tuple(features for features, _ in network.convolutions)
+        backbone = CNN(filters, network.hidden, None, network.image[0])
+    example = jnp.zeros((1, *network.image))
+    model = multi_headed(backbone, example, network.classes, network.heads)
+    groups, graph = {MHD_CLIENTS: Group(model, np.arange(count))}, graphs.complete(count)
+    training = StepTraining(
+        functools.partial(optax.sgd, momentum=work.MHD_MOMENTUM),
+        work.MHD_BATCH,
+        work.WORKLOADS[inputs.workload].distillation.steps,
+    )
+    own = [own_weights(network, pool.weights) for pool in inputs.pools.values()]
+    models = {MHD_CLIENTS: jax.tree.map(lambda *leaves: jnp.asarray(np.stack(leaves)), *own)}
+    schedule = pool_schedule(groups, graph, count, work.MHD_ROUNDS, SEED)
+    algorithm = multi_headed_distillation(
+        groups,
+        {"image": inputs.unlabelled},
+        graph,
+        work.MHD_ROUNDS,
+        training,
+        HeadDistillation(work.MHD_BATCH),
+        MHDHyper(work.MHD_RATE, work.EMBEDDING_WEIGHT, work.HEAD_WEIGHT),
+        SEED,
+    )
+    return algorithm._replace(init=lambda key: start(models, training, schedule))
+
+
 def method_of(inputs: work.Inputs) -> str | None:
     """How the workload's models teach each other; None where they do not."""
     distillation = work.WORKLOADS[inputs.workload].distillation
@@ -325,6 +385,8 @@ def make_network(workload: str, pool: str):
 
 def own_weights(network: Network, weights):
     """Weights in the common layout as this library's variables."""
+    import numpy as np
+
     from fedcodist.model import Variables
 
     params, statistics = {}, {}
@@ -333,6 +395,9 @@ def own_weights(network: Network, weights):
         tree = statistics if leaf in ("mean", "var") else params
         for key in path:
             tree = tree.setdefault(key, {})
+        if path == ["aux"]:
+            value = value.reshape(*value.shape[:-1], network.heads, network.classes)
+            value = np.moveaxis(value, -2, 0)
         tree[leaf] = value
     return Variables(params, {"batch_stats": statistics} if statistics else {})
 
@@ -349,7 +414,10 @@ def common_weights(network: Network, server):
             value = server.mutable["batch_stats"]
         for key in path:
             value = value[key]
-        weights[name] = np.asarray(value.addressable_data(0))[0]
+        value = np.asarray(value.addressable_data(0))[0]
+        if path[0] == "aux":
+            value = np.moveaxis(value, 0, -2).reshape(*value.shape[1:-1], -1)
+        weights[name] = value
     return weights
 
 
@@ -357,7 +425,12 @@ def _own_path(network: Network, name: str) -> list[str]:
     path = name.split("/")
     if isinstance(network, work.Network) and not network.convolutions:
         # The library's networks without convolutions leave it to Flax to name their layers.
-        path[0] = f"Dense_{work.dense_layers(network).index(path[0])}"
+        layers = work.dense_layers(network)
+        path[0] = f"Dense_{layers.index(path[0])}" if path[0] in layers else path[0]
+    if isinstance(network, work.Network) and network.heads:
+        if name.startswith(("output/", "aux/")):
+            return ["main" if name.startswith("output/") else "aux", path[1]]
+        path.insert(0, "backbone")
     return path
 
 

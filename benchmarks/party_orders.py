@@ -1,4 +1,4 @@
-"""The orders in which FedMD's parties visit examples in this library's first round, for all programs."""
+"""What this library draws for FedMD's parties and MHD's clients in its first round, for all programs."""
 
 import sys
 from pathlib import Path
@@ -6,6 +6,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import numpy as np
+from peers import workload as work
 
 SEED = 0
 
@@ -29,3 +30,43 @@ def orders(parties: int, aligned: int, private: int) -> dict[str, np.ndarray]:
             purpose: np.stack([order(party, purpose, size) for party in range(parties)])
             for purpose, size in (("digest", aligned), ("revisit", private))
         }
+
+
+def mhd_orders(clients: int, steps: int, private: int) -> dict[str, np.ndarray]:
+    """What `workload.Pool.orders` has of MHD, each int32 [clients, ...]."""
+    import jax
+    import jax.numpy as jnp
+
+    from fedcodist import graphs, keys
+    from fedcodist.algorithms.checkpoint_pools import pool_schedule
+    from fedcodist.algorithms.parties import Group
+    from fedcodist.shuffling import stream_positions
+    from fedcodist.step_training import CLIENT_STEPS
+
+    root, shape = jax.random.key(SEED), (steps, work.MHD_BATCH)
+
+    def stream(key, size):
+        return stream_positions(key, 0, steps * work.MHD_BATCH, size).reshape(shape)
+
+    def teacher(key, step):
+        own = keys.derive(key, "step", step, "further", "teachers")
+        return jax.random.choice(own, clients, (1,), replace=False)[0]
+
+    def of(client):
+        key = keys.derive(root, CLIENT_STEPS, client)
+        return {
+            "private": stream(keys.derive(key, "private"), private),
+            "public": stream(keys.derive(root, "public", client), work.UNLABELLED),
+            "drawn": jax.vmap(lambda step: teacher(key, step))(jnp.arange(steps)),
+        }
+
+    with jax.enable_x64(False):
+        drawn = jax.jit(lambda: jax.lax.map(of, jnp.arange(clients)))()
+    everybody = {"clients": Group(None, np.arange(clients))}  # its model is not looked at
+    schedule = pool_schedule(everybody, graphs.complete(clients), clients, work.MHD_ROUNDS, SEED)
+    exchanged = {
+        "first": schedule.first_source,
+        "replaced": schedule.replaced.T,
+        "source": schedule.source.T,
+    }
+    return {name: np.asarray(each, np.int32) for name, each in (drawn | exchanged).items()}

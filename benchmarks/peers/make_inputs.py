@@ -69,6 +69,11 @@ def make(workload: str) -> dict[str, np.ndarray]:
             aligned = distillation.steps * work.DISTILLATION_BATCH
             found = orders(len(networks), aligned, population.largest)
             arrays |= {f"{purpose}_orders": order for purpose, order in found.items()}
+        if distillation.method == "mhd":
+            from party_orders import mhd_orders
+
+            found = mhd_orders(len(networks), distillation.steps, population.largest)
+            arrays |= {f"{purpose}_orders": order for purpose, order in found.items()}
     return arrays
 
 

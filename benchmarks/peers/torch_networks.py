@@ -17,7 +17,7 @@ def make_network(
         return ResidualNetwork(network)
     if isinstance(network, work.PartyNetwork):
         return PartyNetwork(network)
-    return Network(network)
+    return HeadedNetwork(network) if network.heads else Network(network)
 
 
 class Network(torch.nn.Module):
@@ -53,6 +53,29 @@ class Network(torch.nn.Module):
 
     def forward(self, images):
         return self.layers(images)
+
+
+class HeadedNetwork(torch.nn.Module):
+    """Convolutions and dense layers, on which there are a main head and auxiliary ones."""
+
+    def __init__(self, network: work.Network):
+        super().__init__()
+        whole = Network(network)
+        *layers, self.output = whole.layers
+        self.backbone = torch.nn.Sequential(*layers)
+        self.heads = network.heads
+        self.aux = torch.nn.Linear(self.output.in_features, network.heads * network.classes)
+        self.weighted = [*whole.weighted, ("aux", self.aux, ())]
+
+    def main(self, images):
+        """The main head's logits alone."""
+        return self.output(self.backbone(images))
+
+    def forward(self, images):
+        """Logits [batch, 1 + heads, classes] and the embedding."""
+        embedding = self.backbone(images)
+        aux = self.aux(embedding).unflatten(1, (self.heads, -1))
+        return torch.cat([self.output(embedding)[:, None], aux], 1), embedding
 
 
 class ResidualNetwork(torch.nn.Module):

@@ -23,6 +23,10 @@ TEACHING_RATE, TEACHING_TEMPERATURE = 0.1, 4.0
 # Of FedMD: its two optimizers, the output layer's penalty, public images of a step and of an answer.
 PARTY_RATE, PARTY_EPSILON, OUTPUT_PENALTY = 1e-3, 1e-7, 1e-3
 DIGEST_BATCH, ANSWER_BATCH = DISTILLATION_BATCH, 500
+# Of MHD: every client's SGD and batches, weights of its losses, and the rounds of the whole run that
+# pools and the learning rate's cosine are for.
+MHD_RATE, MHD_MOMENTUM, MHD_BATCH = 0.03, 0.9, 64
+EMBEDDING_WEIGHT, HEAD_WEIGHT, MHD_ROUNDS = 1.0, 3.0, 8
 PARTY_STATISTICS = (0.99, 1e-3)  # momentum and epsilon of batch normalisation, Keras'
 # Of batch statistics: the old running average's share, and what is added to variances.
 STATISTICS_MOMENTUM, STATISTICS_EPSILON = 0.9, 1e-5
@@ -37,6 +41,7 @@ class Network(NamedTuple):
       padding: of the convolutions, 'SAME' or 'VALID'.
       hidden: features of the hidden dense layers, which see height x width x channels flattened.
       classes: width of the output.
+      heads: further outputs beside it, of the same width.
     """
 
     image: tuple[int, ...]
@@ -44,6 +49,7 @@ class Network(NamedTuple):
     padding: str
     hidden: tuple[int, ...]
     classes: int
+    heads: int = 0
 
 
 class ResidualNetwork(NamedTuple):
@@ -91,8 +97,9 @@ class Population(NamedTuple):
 class Distillation(NamedTuple):
     """How pools' models teach each other in every round, and in how many steps.
 
-    By 'merged' or 'periodic' codistillation, by 'fed_sdd', where all of them teach the first, or by
-    'fed_md', where pools are parties of one client who agree on logits.
+    By 'merged' or 'periodic' codistillation, by 'fed_sdd', where all of them teach the first, by
+    'fed_md', where pools are parties of one client who agree on logits, or by 'mhd', where pools are
+    clients who teach each other's heads, each on every other one's checkpoints.
     """
 
     method: str
@@ -134,6 +141,16 @@ _PARTIES = {
         )
     )
 }
+_HEADED_CNN, _HEADED_DIGITS = (network._replace(heads=3) for network in (_SMALL, _DIGITS))
+_ONE = Population(1, 100, 100)
+
+
+def _mhd(network: Network, clients: int) -> Workload:
+    """A round is 100 steps."""
+    networks = {f"client_{index}": network for index in range(clients)}
+    return Workload(networks, _ONE, 1, Distillation("mhd", 100))
+
+
 WORKLOADS = {
     "cnn_small": Workload({POOL: _SMALL}, _EQUAL),
     "cnn_large": Workload({POOL: _LARGE}, _EQUAL),
@@ -143,7 +160,10 @@ WORKLOADS = {
     "merged": Workload(_BOTH, _EQUAL, distillation=Distillation("merged", 32)),
     "periodic": Workload(_BOTH, _EQUAL, distillation=Distillation("periodic", 200)),
     "fed_sdd": Workload(_FOUR, _QUARTER, cohort=2, distillation=Distillation("fed_sdd", 8)),
-    "fed_md": Workload(_PARTIES, Population(1, 100, 100), 1, Distillation("fed_md", 8)),
+    "fed_md": Workload(_PARTIES, _ONE, 1, Distillation("fed_md", 8)),
+    "mhd": _mhd(_HEADED_CNN, 8),
+    "mhd_digits": _mhd(_HEADED_DIGITS, 8),
+    "mhd_64": _mhd(_HEADED_DIGITS, 64),
 }
 
 
@@ -154,7 +174,10 @@ class Pool(NamedTuple):
       network: the network to train.
       cohorts: int32 [rounds, cohort], the clients of each round, all different.
       weights: 'layer/leaf' -> floats, see `weight_shapes`.
-      orders: 'digest' and 'revisit' -> int32 positions, as a party visits examples; empty elsewhere.
+      orders: purpose -> int32, what is drawn for a party; empty elsewhere. FedMD: 'digest' and 'revisit'
+        are positions of examples as they are visited. MHD: 'private' and 'public', those of the batches
+        [steps, MHD_BATCH]; 'drawn' [steps], which entry of the pool teaches; 'first' [pool], whose
+        models it has at first; by round 'replaced' and 'source', the new entry and whose model it is.
     """
 
     network: Network | ResidualNetwork | PartyNetwork
@@ -218,9 +241,9 @@ def read_inputs(path: Path, workload: str, double: bool = False) -> Inputs:
         names = weight_shapes(network)
         weights = {name: arrays[f"{pool}/{name}"].astype(dtype) for name in names}
         orders = {
-            purpose: arrays[f"{purpose}_orders"][len(pools)]
-            for purpose in ("digest", "revisit")
-            if f"{purpose}_orders" in arrays
+            name.removesuffix("_orders"): array[len(pools)]
+            for name, array in arrays.items()
+            if name.endswith("_orders")
         }
         pools[pool] = Pool(network, arrays[f"{pool}/cohorts"], weights, orders)
     unlabelled = arrays.get("unlabelled")
@@ -239,7 +262,8 @@ def weight_shapes(network: Network | ResidualNetwork | PartyNetwork) -> dict[str
     """Shapes of a network's weights in the common layout, in the order of its layers.
 
     Names are 'layer/leaf'; the leaves of a convolution or dense layer are 'kernel' ([size, size, in,
-    out] or [in, out]) and 'bias', those of batch normalisation 'scale', 'bias', 'mean' and 'var'.
+    out] or [in, out]) and 'bias', those of batch normalisation 'scale', 'bias', 'mean' and 'var'. All
+    further heads are one dense layer 'aux'.
     """
     if isinstance(network, ResidualNetwork):
         return _residual_shapes(network)
@@ -258,7 +282,10 @@ def weight_shapes(network: Network | ResidualNetwork | PartyNetwork) -> dict[str
     for name, features in zip(dense_layers(network), widths, strict=True):
         shapes[f"{name}/kernel"] = (width, features)
         shapes[f"{name}/bias"] = (features,)
-        width = features
+        previous, width = width, features
+    if network.heads:
+        shapes["aux/kernel"] = (previous, network.heads * network.classes)
+        shapes["aux/bias"] = (network.heads * network.classes,)
     return shapes
 
 

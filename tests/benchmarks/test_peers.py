@@ -257,6 +257,10 @@ FED_MD_THREES = (30_464, 23_504, 44_304, 19_072, 26_032)
         ("fed_sdd", 4 * [272_474]),
         # Twos, then threes; equal to the library's (tests/models/test_fed_md.py counts the full widths).
         ("fed_md", [249_984, 374_496, 499_008, 269_376, 536_832, *FED_MD_THREES]),
+        # With three more heads of 128 x 100 and of 64 x 10.
+        ("mhd", 8 * [109_348 + 3 * 12_900]),
+        ("mhd_digits", 8 * [4_810 + 3 * 650]),
+        ("mhd_64", 64 * [4_810 + 3 * 650]),
     ],
 )
 def test_networks_have_the_published_sizes(workload, counts):
@@ -328,6 +332,27 @@ def test_parties_visit_examples_in_orders_of_their_own():
         np.testing.assert_array_equal(np.sort(orders, axis=1), np.tile(np.arange(size), (10, 1)))
         assert len(np.unique(orders, axis=0)) == 10
     assert arrays["offsets"].tolist() == list(range(0, 1001, 100))
+
+
+def test_clients_of_mhd_have_streams_and_pools_of_their_own():
+    arrays = make_inputs.make("mhd_digits")
+    private, public = arrays["private_orders"], arrays["public_orders"]
+    assert private.shape == public.shape == (8, 100, 64)
+    # A pass over the 100 private images, then another one, and so on.
+    passes = np.sort(private.reshape(8, 64, 100), axis=2)
+    np.testing.assert_array_equal(passes, np.broadcast_to(np.arange(100), passes.shape))
+    assert len(np.unique(private.reshape(8, -1), axis=0)) == 8
+    assert public.max() < work.UNLABELLED and len(np.unique(public[0])) > 3000
+    assert arrays["drawn_orders"].shape == (8, 100)
+    assert set(arrays["drawn_orders"].flat) == set(range(8))
+    # Models of all others, the first one twice; later of another client, into a place of the pool.
+    everybody = np.arange(8)
+    for client, first in enumerate(arrays["first_orders"]):
+        others = np.delete(everybody, client)
+        np.testing.assert_array_equal(first, [*others, others[0]])
+    sources, replaced = arrays["source_orders"][:, 1:], arrays["replaced_orders"][:, 1:]
+    assert sources.shape == replaced.shape == (8, work.MHD_ROUNDS - 1)
+    assert (sources != everybody[:, None]).all() and (replaced < 8).all()
 
 
 def test_inputs_are_the_same_whenever_they_are_made():

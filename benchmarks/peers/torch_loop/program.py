@@ -7,6 +7,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
+import mhd
 import torch
 from codistillation import distil, merge
 from fed_md import Party, collaborate
@@ -47,8 +48,9 @@ def main() -> int:
     clients = [torch_networks.client_tensors(inputs, i) for i in range(len(inputs.offsets) - 1)]
     distillation = work.WORKLOADS[inputs.workload].distillation
     method = distillation and distillation.method
-    if method == "fed_md":
-        servers = {name: Party(pool) for name, pool in inputs.pools.items()}
+    if method in ("fed_md", "mhd"):
+        kind = {"fed_md": Party, "mhd": mhd.Client}[method]
+        servers = {name: kind(pool) for name, pool in inputs.pools.items()}
         orders = {
             name: {purpose: torch.from_numpy(own).long() for purpose, own in pool.orders.items()}
             for name, pool in inputs.pools.items()
@@ -69,6 +71,11 @@ def main() -> int:
                 cohorts[name] = [clients[client] for client in drawn]
             if distillation is None:
                 train_round(servers, cohorts)
+                continue
+            if method == "mhd":
+                mhd.exchange(servers, orders, round)
+                for name, client in servers.items():
+                    mhd.train(client, cohorts[name][0], unlabelled, orders[name], round)
                 continue
             rows = inputs.unlabelled_rows[round % len(inputs.unlabelled_rows)]
             if method == "fed_md":
