@@ -2,8 +2,9 @@ r"""FedMD against Multi-Headed Distillation on the same ten models: CIFAR-10 pub
 
 Networks, private images and public ones are those of cifar_fed_md_small.py, six superclasses that all
 ten parties share. A run is `mhd` (three auxiliary heads, complete graph), `separate`, the same batches
-without exchange, or `pooled`, each network on all examples: MHD's bound. `fed_md` is that config's run
-`non_iid` with its phases and its own bound. MHD's parties start untrained and see no public label.
+without exchange, or `pooled`, MHD's bound: each network on all examples, the public ones with labels.
+`fed_md` is that config's run `non_iid` with its phases and its own bound. MHD's parties start untrained
+and see no public label.
 
     python -m experiments.sweep --config experiments/configs/cifar_mhd_fed_md.py \
         --workdir runs/cifar_mhd_fed_md
@@ -16,7 +17,7 @@ from ml_collections import ConfigDict
 from experiments.configs import cifar_fed_md_small, digits_mhd
 
 METHODS = {"mhd": "multi_headed_distillation", "separate": "separate", "pooled": "pooled"}
-# Flat embeddings of the ten networks have 392 to 14,400 entries; distances are of this many.
+# Flat embeddings of the ten networks have 144 to 14,400 entries; distances are of this many.
 PROJECTION = 64
 
 
