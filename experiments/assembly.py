@@ -76,6 +76,7 @@ def _assemble(config: ConfigDict, data: Data) -> Experiment:
         ),
         rounds=config.rounds,
         evaluate_every=config.evaluation.every,
+        evaluate_also=_around_codistillations(config),
         checkpoint_every=config.evaluation.checkpoint_every,
         seed=config.seed,
         seeds=config.seeds,
@@ -83,6 +84,23 @@ def _assemble(config: ConfigDict, data: Data) -> Experiment:
         evaluation_batch_size=config.evaluation.batch_size,
         evaluation_preprocess=data.evaluation_preprocess,
     )
+
+
+def _around_codistillations(config: ConfigDict) -> list[int]:
+    """Every round from `evaluation.around.before` a multiple of the period to `after` it."""
+    around = config.evaluation.get("around")
+    if around is None:
+        return []
+    for name in ("before", "after"):
+        check_integer(f"evaluation.around.{name}", around[name], low=0)
+    period = config.algorithm.period
+    check_integer("algorithm.period", period, low=1)
+    found = {
+        round
+        for middle in range(period, config.rounds + 1, period)
+        for round in range(middle - around.before, middle + around.after + 1)
+    }
+    return sorted(round for round in found if 0 <= round <= config.rounds)
 
 
 def _splits(

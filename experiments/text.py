@@ -52,7 +52,8 @@ def load_text(settings: ConfigDict) -> TextData:
     """Loads a prepared folder of text.
 
     With `data.domains`, domain -> share of the users, the clients are disjoint pools of users with
-    their examples of one domain. The unlabelled text is of the users of `distillation`, all domains.
+    their examples of one domain. The unlabelled text is of the users of `distillation`, all domains, or
+    with `data.unlabelled_folder` that of another prepared folder with the same vocabulary.
 
     Raises:
       ValueError: one line that names the setting and what is allowed.
@@ -77,7 +78,20 @@ def load_text(settings: ConfigDict) -> TextData:
         }
     expected_length = np.count_nonzero(clients.columns["tokens"][:, 1:] != PAD)
     text = Text(vocabulary_of(prepared), expected_length / clients.num_examples, domains, pools)
-    return TextData(splits, prepared["distillation"].columns["tokens"], text)
+    unlabelled = prepared["distillation"]
+    if settings.get("unlabelled_folder") is not None:
+        unlabelled = _unlabelled(settings, text.vocabulary)
+    return TextData(splits, unlabelled.columns["tokens"], text)
+
+
+def _unlabelled(settings: ConfigDict, vocabulary: Vocabulary) -> FederatedData:
+    other = load_prepared(settings.unlabelled_folder)
+    if "distillation" not in other or vocabulary_of(other) != vocabulary:
+        raise ValueError(
+            f"data.unlabelled_folder {settings.unlabelled_folder} must have a split 'distillation' in "
+            f"the vocabulary of data.folder {settings.folder}."
+        )
+    return other["distillation"]
 
 
 def text_model(name: str, text: Text, samples: int = 0) -> Model:

@@ -171,6 +171,7 @@ def test_a_stopped_run_goes_on(database, tmp_path, monkeypatch):
     again = prepare_stackoverflow(stopping(None), SETTINGS, tmp_path / "work")
     assert_same(again.splits, whole.splits)
     # Shards of train and distillation are read for the words and for the tokens, others once.
+    assert max(len(users) for _, users in read) == 3  # never are all users read at once
     assert set(read.values()) == {1, 2} and sum(read.values()) == 2 * (2 + 3) + 2 + 2
     assert not list((tmp_path / "work").glob(".*"))
 
