@@ -26,6 +26,7 @@ from fedcodist.algorithms.codistillation import TeachingHyper
 from fedcodist.algorithms.fed_avg import FedAvgHyper, constant, fed_avg, linear_decay
 from fedcodist.algorithms.fed_df import fed_df
 from fedcodist.algorithms.fed_dropout import fed_dropout
+from fedcodist.algorithms.fed_kd import FedKDHyper, Mutual, fed_kd
 from fedcodist.algorithms.fed_prox import FedProxHyper, fed_prox
 from fedcodist.algorithms.fed_sdd import fed_sdd
 from fedcodist.algorithms.fetch_sgd import FetchSGDHyper, fetch_sgd
@@ -41,9 +42,10 @@ from fedcodist.distillation import Distillation
 from fedcodist.federated_algorithm import FederatedAlgorithm, FederatedMethod
 from fedcodist.model import Model, from_flax_linen
 from fedcodist.models import cnn, digits, resnet
+from fedcodist.models.layered import with_layers
 from fedcodist.validation import Validated
 
-CLIENT_METHODS = ("fed_avg", "fed_prox", "scaffold", "fetch_sgd", "fed_dropout")
+CLIENT_METHODS = ("fed_avg", "fed_prox", "scaffold", "fetch_sgd", "fed_dropout", "fed_kd")
 MODELS: dict[str, tuple[Callable[[], Any], tuple[int, ...]]] = {
     "digits_small": (digits.small_digits, (8, 8, 1)),
     "digits_large": (digits.large_digits, (8, 8, 1)),
@@ -250,6 +252,8 @@ def _method(
         sketch = dict(training.fetch_sgd)
         fetched = FetchSGDHyper(pool.server_learning_rate, sketch.pop("momentum"))
         return fetch_sgd(model, local, **sketch, schedule=server["schedule"], hyper=fetched)
+    if name == "fed_kd":
+        return _fed_kd(config, data, pool, local)
     if name == "fed_dropout":
         create, shape = choice("a pool's model for fed_dropout", pool.model, MODELS)
         submodel = from_flax_linen(
@@ -259,6 +263,36 @@ def _method(
         submodel = as_executed(config, submodel)
         return fed_dropout(model, submodel, layers, local, hyper=FedAvgHyper(*rates), **server)
     return fed_avg(model, local, hyper=FedAvgHyper(*rates), **server)
+
+
+def _fed_kd(
+    config: ConfigDict, data: Data, pool: ConfigDict, local: LocalTraining
+) -> FederatedMethod:
+    """The pool's model is the student; `training.fed_kd` names the teacher and the layers to align."""
+    settings = dict(config.training.fed_kd)
+    train = data.splits["train"]
+
+    def network(setting, name, layers):
+        _image_model(setting, name, train, data.preprocess)  # a mistake is told by its setting
+        create, shape = MODELS[name]
+        return as_executed(config, with_layers(create(), jnp.zeros((1, *shape)), layers))
+
+    teacher = network("training.fed_kd.teacher", settings["teacher"], settings["teacher_layers"])
+    student = network("a pool's model for fed_kd", pool.model, settings["student_layers"])
+    return fed_kd(
+        teacher,
+        student,
+        train.columns,
+        local,
+        settings["exchange"],
+        Mutual(**{name: settings[name] for name in Mutual._fields}),
+        FedKDHyper(
+            settings["teacher_learning_rate"],
+            pool.client_learning_rate,
+            settings["output_weight"],
+            settings["hidden_weight"],
+        ),
+    )
 
 
 def narrowed(network: Any, share: float) -> Any:

@@ -4,7 +4,7 @@ Counted are the multiplications and additions of matrix products and direct conv
 an example is three forward passes: one, and the gradients of weights and of activations. Left out are
 element-wise operations, augmentation, averaging, evaluation, and what padding adds; so the number says
 what a method asks for and not how well a program does it. Of parties with networks of their own the
-rounds are counted, and not what comes before.
+rounds are counted, and not what comes before. FedKD's maps between hidden states are left out too.
 """
 
 import functools
@@ -76,6 +76,10 @@ def flops_of_run(
             for pool, settings in config["pools"].items()
             for create, shape in [MODELS[settings["model"]]]
         }
+    if training.get("method") == "fed_kd":
+        name = training["fed_kd"]["teacher"]
+        own = forward_flops_of(choice("training.fed_kd.teacher", name, MODELS))
+        trained = {pool: own + student for pool, student in forward.items()}
     clients = {pool: LEARNING * trained[pool] * passes * count for pool, count in examples.items()}
     return Flops(clients, server(config, forward, distillation_steps))
 

@@ -7,6 +7,7 @@ METHOD_NAMES = {
     "scaffold": "SCAFFOLD",
     "fetch_sgd": "FetchSGD",
     "fed_dropout": "FedDropout",
+    "fed_kd": "FedKD",
     "fed_df": "FedDF",
     "fed_sdd": "FedSDD",
     "isolated": "no collaboration",

@@ -1,0 +1,63 @@
+r"""FedKD on scikit-learn's handwritten digits, with four clients as in its paper.
+
+    python -m experiments.compare --config experiments/configs/digits_fed_kd.py \
+        --workdir runs/digits_fed_kd
+
+The teacher is a network of 17,226 parameters, the student one of 2,410. Beside FedKD are FedAvg of
+either, FedKD that sends students as they are, that has a part of its losses left out, and that exchanges
+gradients. The model that is evaluated is the student. Learning rates are not tuned.
+"""
+
+from ml_collections import ConfigDict
+
+from experiments.configs import digits_compression
+
+FED_AVG = {"fed_avg,student": "digits_small", "fed_avg,teacher": "digits_large"}
+FED_KD = {
+    "fed_kd": {},
+    "fed_kd,whole": {},
+    "fed_kd,no_output": dict(output_weight=0.0),
+    "fed_kd,no_hidden": dict(hidden_weight=0.0),
+    "fed_kd,not_adaptive": dict(adaptive="none"),
+    "fed_kd,by_step": dict(exchange="step_gradient"),
+}
+
+
+def get_runs() -> list[str]:
+    """FedAvg of the student and of the teacher, then FedKD's variants."""
+    return [*FED_AVG, *FED_KD]
+
+
+def get_config(run: str = "fed_kd") -> ConfigDict:
+    """Returns one run's experiment."""
+    if run not in get_runs():
+        raise ValueError(f"a run of this config is one of {get_runs()}, got {run!r}.")
+    sends_whole = run in FED_AVG or run == "fed_kd,whole"
+    config = digits_compression.get_config("fed_avg" if sends_whole else "fed_avg,svd")
+    config.name = "digits_fed_kd"
+    config.run = run
+    config.training.client_optimizer = "adam"
+    config.pools.main.client_learning_rate = 0.003
+    if run in FED_AVG:
+        config.pools.main.model = FED_AVG[run]
+        return config
+    config.training.method = "fed_kd"
+    config.training.fed_kd = dict(
+        teacher="digits_large",
+        teacher_layers=("Dense_0", "Dense_1"),
+        student_layers=("Dense_0",),  # beside the teacher's Dense_1
+        teacher_learning_rate=0.003,
+        output_weight=1.0,
+        hidden_weight=1.0,
+        exchange="epoch_delta",
+        adaptive="batch",
+        kl_reduction="batchmean",
+        hidden_map="learned",
+        detach_targets=True,
+        detach_normaliser=False,
+    )
+    config.training.fed_kd.update(FED_KD[run])
+    if run == "fed_kd,by_step":  # one batch a round where others train for two epochs
+        config.rounds = config.full_rounds = 600
+        config.evaluation.every, config.evaluation.checkpoint_every = 50, 200
+    return config

@@ -1,0 +1,89 @@
+"""FedKD from configs: every run is built, mistakes are one line, costs, and the command."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from experiments import compare
+from experiments.algorithms import MODELS
+from experiments.assembly import build_experiment
+from experiments.compare import read_run
+from experiments.configs import digits_fed_kd
+from experiments.flops import LEARNING, flops_of_run, forward_flops_of
+from fedcodist.communication import tree_bytes
+
+
+@pytest.mark.parametrize("run", digits_fed_kd.get_runs())
+def test_every_run_is_built(run):
+    algorithm = build_experiment(digits_fed_kd.get_config(run)).algorithm
+    first = algorithm.rows["main"].first
+    if run.startswith("fed_avg"):
+        assert first is None
+        return
+    assert algorithm.name == "fed_kd"
+    assert hasattr(first, "memory") == (run != "fed_kd,whole")
+    row = getattr(first, "inner", first)
+    assert tree_bytes(row.teacher) == 4 * 17226
+    assert [leaf.shape for leaf in row.maps] == [(32, 64)]
+
+
+def test_starts_are_fed_avgs():
+    """The student's first weights are those of the same network under FedAvg."""
+    start = {}
+    for run in ("fed_avg,student", "fed_kd"):
+        algorithm = build_experiment(digits_fed_kd.get_config(run)).algorithm
+        predictor = algorithm.predictors["main"]
+        variables = predictor.variables(algorithm.init(jax.random.key(0)))
+        logits = predictor.predict(variables, {"image": jnp.ones((2, 8, 8, 1))})
+        start[run] = getattr(logits, "logits", logits)
+    assert jnp.array_equal(*start.values())
+
+
+def test_both_networks_are_counted():
+    config = digits_fed_kd.get_config("fed_kd").to_dict()
+    both = sum(forward_flops_of(MODELS[name]) for name in ("digits_small", "digits_large"))
+    assert flops_of_run(config, {"main": 10.0}).clients["main"] == 10 * LEARNING * both
+
+
+@pytest.mark.parametrize(
+    ("setting", "value", "message"),
+    [
+        ("teacher", "digits_medium", r"training\.fed_kd\.teacher must be one of"),
+        ("teacher", "cnn_small_10", r"training\.fed_kd\.teacher 'cnn_small_10' takes images of"),
+        ("teacher_layers", ("dense", "Dense_1"), r"layers must be of .*'Dense_0'.*, got 'dense'"),
+        ("student_layers", ("Dense_0",) * 3, "as divide the teacher's 2, got 3"),
+        ("hidden_map", "identity", r"mutual\.hidden_map must be 'learned' where widths differ"),
+        ("exchange", "epoch", "exchange must be one of"),
+        ("output_weight", -1.0, r"hyper\.output_weight must be at least 0"),
+    ],
+)
+def test_mistakes_are_one_line(setting, value, message):
+    config = digits_fed_kd.get_config("fed_kd")
+    config.training.fed_kd[setting] = value
+    with pytest.raises(ValueError, match=message) as error:
+        build_experiment(config)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.slow
+def test_the_comparison_ranks_students_by_measured_bytes(tmp_path, capfd):
+    arguments = [
+        "--config=experiments/configs/digits_fed_kd.py",
+        f"--workdir={tmp_path}",
+        "--only=fed_avg,student",
+        "--only=fed_kd",
+        "--only=fed_kd,whole",
+        "--config.rounds=8",
+        "--config.seeds=1",
+        "--config.evaluation.every=4",
+        "--config.evaluation.checkpoint_every=4",
+    ]
+    assert compare.main(arguments) == 0
+    assert "fed_kd,whole" in capfd.readouterr().out
+    runs = ("fed_avg,student", "fed_kd", "fed_kd,whole")
+    entries = {run: read_run(run, tmp_path / run.replace(",", "-"))[0] for run in runs}
+    whole = 4 * 2410 * 2 * 4 * 8 / 1e6  # floats, both ways, clients, rounds
+    assert entries["fed_kd,whole"].megabytes == pytest.approx(whole, rel=2e-3)
+    assert entries["fed_kd"].megabytes < 0.9 * whole
+    assert entries["fed_kd"].client_flops > 5 * entries["fed_avg,student"].client_flops
+    assert min(entry.accuracies[0] for entry in entries.values()) > 50
