@@ -2,7 +2,7 @@ r"""Multi-Headed Distillation on CIFAR-100, scaled: 8 clients x 25 primary label
 
 Of a prepared folder's training images a fifth is public. Runs are named by what they vary:
 
-    weights,s=<s>,<nu_emb>,<nu_aux>   one auxiliary head, the two weights
+    weights,s=<s>,<nu_emb>,<nu_aux>   one auxiliary head, the two weights; heads,s=<s>,1 has 1 and 3
     heads,s=<s>,<m>                   number of auxiliary heads
     <baseline>,s=<s>                  separate, fed_avg, periodic, pooled
     graph,<graph>                     4 clients x 25 labels without overlap, three heads
@@ -49,7 +49,9 @@ def get_runs() -> list[str]:
     """All runs, the ones that others are compared with first."""
     runs = [f"heads,s={s},{m}" for s in SKEWS for m in (1, 2, 3, 4)]
     runs += [f"{name},s={s}" for s in SKEWS for name in BASELINES]
-    runs += [f"weights,s={s},{e},{a}" for s in SKEWS for e in (0, 1, 3) for a in (0, 1, 3, 10)]
+    pairs = [(e, a) for e in (0, 1, 3) for a in (0, 1, 3, 10)]
+    pairs.remove((EMBEDDING_WEIGHT, HEAD_WEIGHT))
+    runs += [f"weights,s={s},{e},{a}" for s in SKEWS for e, a in pairs]
     runs += [f"graph,{name}" for name in GRAPHS]
     runs += [f"teachers,{delta}" for delta in (2, 3, 4)]
     runs += [f"choice,random,s={s}" for s in SKEWS]

@@ -37,7 +37,7 @@ def get_config(run: str = "merged_codistillation,python_source") -> ConfigDict:
     config = ConfigDict()
     config.name = "text_domain_shift"
     config.run = run
-    config.rounds = 400  # paper: 1,500
+    config.rounds = config.full_rounds = 400  # paper: 1,500
     config.seed = 0
     config.seeds = 1
 
