@@ -235,6 +235,33 @@ def cache_compilations() -> None:
         folder = Path(home) / "fedcodist" / f"compiled-{_processor()}"
         folder.mkdir(parents=True, exist_ok=True)
         settings.update("jax_compilation_cache_dir", str(folder))
+    if is_child():
+        _write_from_every_process()
+
+
+def _write_from_every_process() -> None:
+    """Lets each process keep what it compiled.
+
+    JAX writes from the first one only, as accelerators' programs are the same for all of a run. On CPUs
+    each process has one of its own, and all but the first would compile again at every start. JAX has
+    no setting for it; should its names change, a test fails and starts are only slower.
+    """
+    with contextlib.suppress(ImportError, AttributeError):
+        from jax._src import compiler, distributed
+
+        private: Any = compiler
+        write, state = private._cache_write, distributed.global_state
+
+        def write_as_first(key: str, seconds: float, name: str, backend: Any, *rest: Any) -> None:
+            process = state.process_id
+            if backend.platform == "cpu":
+                state.process_id = 0
+            try:
+                write(key, seconds, name, backend, *rest)
+            finally:
+                state.process_id = process
+
+        private._cache_write = write_as_first
 
 
 def supervise(

@@ -370,6 +370,36 @@ def test_compiled_programs_are_kept_for_the_next_start(tmp_path):
     assert cache_folder(HOME=str(tmp_path)) == folder.replace("/fedcodist", "/.cache/fedcodist")
 
 
+COMPILES = """
+from fedcodist import launch
+launch.join()
+launch.cache_compilations()
+import jax, jax.numpy as jnp, sys
+from jax import monitoring
+found = []
+monitoring.register_event_listener(lambda event, **_: found.append(event))
+mesh = jax.sharding.Mesh(jax.devices(), "clients")
+whole = jax.jit(lambda: jnp.ones(2), out_shardings=jax.NamedSharding(mesh, jax.P("clients")))()
+jax.block_until_ready(jax.jit(lambda x: jnp.sin(x).sum())(whole))
+hits, misses = (found.count(f"/jax/compilation_cache/cache_{what}") for what in ("hits", "misses"))
+with open(f"{sys.argv[1]}_{jax.process_index()}", "w") as file:
+    file.write(f"{hits} {misses}")
+"""
+
+
+def test_every_process_finds_its_compiled_programs(tmp_path, monkeypatch):
+    """On CPUs they differ from process to process; JAX itself keeps the first one's only."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR", raising=False)
+    monkeypatch.setenv("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
+    for start in ("first", "second"):
+        command = [sys.executable, "-c", COMPILES, str(tmp_path / start)]
+        assert launch.supervise(command, 2) == 0
+    for process in range(2):
+        hits, misses = map(int, (tmp_path / f"second_{process}").read_text().split())
+        assert hits > 0 and misses == 0
+
+
 def test_a_users_choice_of_where_they_are_kept_stands(tmp_path):
     chosen = cache_folder(JAX_COMPILATION_CACHE_DIR=str(tmp_path / "own"), HOME=str(tmp_path))
     assert chosen == str(tmp_path / "own")
