@@ -65,7 +65,8 @@ def test_divergences_are_the_formula_and_not_negative(direction, seed, other, sc
 @settings(max_examples=30, deadline=None)
 @given(SEEDS)
 def test_divergence_is_zero_only_between_equals(direction, seed):
-    logits = _random_logits(seed)
+    # Within these bounds no class is so unlikely that moving its logit is lost in float32.
+    logits = np.clip(_random_logits(seed), -3, 3)
     same = _divergence(direction)(logits, jax.nn.softmax(logits))
     np.testing.assert_allclose(same, np.zeros(4), atol=1e-6)
     moved = logits + np.array([0.5, 0, 0], np.float32)

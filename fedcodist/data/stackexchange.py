@@ -123,7 +123,11 @@ def _post_lines(path: Path, file: BinaryIO, digest) -> Iterator[tuple[int, bytes
         content = line.strip()
         if not started:
             started = content.startswith(b"<posts")
-            if content and not started and not content.startswith((b"<?xml", b"<!")):
+            # The file may end within these words.
+            known = content.startswith((b"<?xml", b"<!")) or (
+                not is_whole and any(word.startswith(content) for word in (b"<?xml", b"<posts"))
+            )
+            if content and not started and not known:
                 raise ValueError(f"{path} is no {FILE_NAME} of a Stack Exchange dump")
         elif content == b"</posts>":
             ended = True
