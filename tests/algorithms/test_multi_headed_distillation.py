@@ -397,7 +397,11 @@ def test_running_statistics_are_of_private_batches_unless_asked():
 
 @pytest.mark.parametrize(
     ("devices", "execution"),
-    [(8, Execution()), (2, Execution("vmap", 3)), (None, Execution("vmap", 8))],
+    [
+        (8, Execution()),
+        pytest.param(2, Execution("vmap", 3), marks=pytest.mark.slow),
+        pytest.param(None, Execution("vmap", 8), marks=pytest.mark.slow),
+    ],
 )
 def test_devices_and_vmap_compute_the_same(devices, execution):
     state, metrics = plain_outcome()

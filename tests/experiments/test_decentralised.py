@@ -18,6 +18,9 @@ from fedcodist.algorithms.isolated import SHARED
 from fedcodist.data.primary_labels import label_frequencies
 from fedcodist.experiment import run_experiment
 
+# Each compiles programs of several networks: minutes together.
+pytestmark = pytest.mark.slow
+
 
 def digits(run="multi_headed_distillation", **changes):
     config = digits_mhd.get_config(run)
