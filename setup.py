@@ -11,6 +11,7 @@ EXTRAS = {
     "tfds": ["tensorflow-datasets>=4.9.6"],
     "plot": ["matplotlib>=3.10"],
     "tensorboard": ["tensorboardX>=2.6.2.2"],
+    "text": ["tokenizers>=0.21.0"],
     "tune": ["optuna>=4.0"],
 }
 EXTRAS["all"] = sorted({requirement for extra in EXTRAS.values() for requirement in extra})
