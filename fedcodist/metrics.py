@@ -37,6 +37,43 @@ def accuracy(label: str = "label") -> Statistic:
     return statistic
 
 
+def precision(positive: int = 1, label: str = "label") -> Statistic:
+    """Share of the examples predicted to be of a class that are; undefined where none is predicted.
+
+    This, `recall` and `f_score` are ratios of counts, so they are weighted means with weights that the
+    predictions give, and sum over batches and devices as other means do.
+    """
+
+    def statistic(outputs, batch):
+        predicted, actual = _is_positive(outputs, batch[label], positive)
+        return predicted * actual, predicted
+
+    return statistic
+
+
+def recall(positive: int = 1, label: str = "label") -> Statistic:
+    """Share of the examples of a class that are predicted to be; undefined where there are none."""
+
+    def statistic(outputs, batch):
+        predicted, actual = _is_positive(outputs, batch[label], positive)
+        return predicted * actual, actual
+
+    return statistic
+
+
+def f_score(positive: int = 1, label: str = "label") -> Statistic:
+    """The harmonic mean of precision and recall of a class, F = 2 TP / (predicted + actual).
+
+    0 where nothing is predicted; undefined where there is nothing to predict either.
+    """
+
+    def statistic(outputs, batch):
+        predicted, actual = _is_positive(outputs, batch[label], positive)
+        return predicted * actual, predicted + actual
+
+    return statistic
+
+
 def mean(statistic: Statistic) -> Metric:
     """The weighted mean of a statistic over all examples."""
 
@@ -70,6 +107,12 @@ def grouped_mean(
         return total, jax.ops.segment_sum(weights, index, num_groups)
 
     return Metric(init, evaluate, _add, _ratio)
+
+
+def _is_positive(outputs, labels, positive):
+    """Whether each example is predicted to be, and is, of the class; floats [batch]."""
+    predicted = jnp.argmax(outputs, axis=-1) == positive
+    return predicted.astype(jnp.float32), (labels == positive).astype(jnp.float32)
 
 
 def _add(left, right):

@@ -4,8 +4,9 @@ import jax.numpy as jnp
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sklearn.metrics import f1_score, precision_score, recall_score
 
-from fedcodist.metrics import accuracy, grouped_mean, mean
+from fedcodist.metrics import accuracy, f_score, grouped_mean, mean, precision, recall
 
 
 def _value_statistic(outputs, batch):
@@ -69,3 +70,29 @@ def test_accuracy_is_the_share_of_right_answers():
     metric = mean(accuracy("target"))
     result = metric.compute(metric.evaluate(logits, batch, jnp.array([1.0, 1.0, 0.0])))
     assert float(result) == 0.5
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(0, 1000), st.sampled_from([3, 6, 12]), st.floats(0, 1), st.floats(0, 1))
+def test_precision_recall_and_f_are_scikit_learns(seed, batch_size, share, predicted_share):
+    """Over batches and a mask, of examples of three classes."""
+    draw = np.random.default_rng(seed)
+    label = np.where(draw.uniform(size=12) < share, 1, draw.choice([0, 2], 12))
+    predicted = np.where(draw.uniform(size=12) < predicted_share, 1, draw.choice([0, 2], 12))
+    mask = (draw.uniform(size=12) < 0.8).astype(np.float32)
+    logits = np.eye(3, dtype=np.float32)[predicted] + draw.uniform(size=(12, 1))
+    for statistic, independent in (
+        (precision(), precision_score),
+        (recall(), recall_score),
+        (f_score(), f1_score),
+    ):
+        metric = mean(statistic)
+        total = metric.init()
+        for first in range(0, 12, batch_size):
+            part = slice(first, first + batch_size)
+            batch = {"label": jnp.asarray(label[part])}
+            total = metric.merge(total, metric.evaluate(logits[part], batch, mask[part]))
+        expected = independent(
+            label[mask > 0], predicted[mask > 0], labels=[1], average="macro", zero_division=np.nan
+        )
+        np.testing.assert_allclose(metric.compute(total), expected, rtol=1e-6)

@@ -1,0 +1,120 @@
+"""Models that score candidates, such as news: their loss, and how well they rank what was clicked.
+
+The label is either int [batch], the position of the one candidate that was clicked (training), or
+int [batch, candidates] (evaluation): 1 for candidates that were clicked, 0 for those that were not, and
+-1 for padding.
+
+Candidates of equal scores are in random order: every metric is its mean over all orders, so a model
+that scores all alike gains nothing by how candidates are listed.
+"""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from fedcodist.metrics import Batch, Statistic
+
+
+def ranking_metrics() -> dict[str, Statistic]:
+    """AUC, MRR, nDCG@5 and nDCG@10, averaged over impressions, for a Model's `metrics`.
+
+    They read labels [batch, candidates]. Impressions without a click or without a candidate that was
+    not clicked have no weight.
+    """
+    return {
+        "auc": _mean_over_impressions(auc),
+        "mrr": _mean_over_impressions(reciprocal_rank),
+        "ndcg_5": _mean_over_impressions(lambda scores, labels: ndcg(scores, labels, 5)),
+        "ndcg_10": _mean_over_impressions(lambda scores, labels: ndcg(scores, labels, 10)),
+    }
+
+
+def ranking_loss(scores: jax.Array, batch: Batch) -> jax.Array:
+    """Cross-entropy of the softmax over candidates, [batch]; the mean over clicks if there are several.
+
+    Args:
+      scores: [batch, candidates].
+      batch: 'label' of either kind. Impressions without a click have loss 0.
+    """
+    labels = batch["label"]
+    if labels.ndim == 1:
+        return optax.softmax_cross_entropy_with_integer_labels(scores, labels)
+    log_total = jax.nn.logsumexp(scores, axis=-1, where=labels >= 0)
+    clicked = labels == 1
+    count = jnp.sum(clicked, axis=-1)
+    mean_score = jnp.sum(jnp.where(clicked, scores, 0), axis=-1) / jnp.maximum(count, 1)
+    return jnp.where(count > 0, log_total - mean_score, 0)
+
+
+def auc(scores: jax.Array, labels: jax.Array) -> jax.Array:
+    """Area under the ROC curve of each impression, [batch].
+
+    The share of pairs (clicked, not clicked) with the clicked one first, pairs of equal scores half:
+    (sum of the clicked ones' average ranks - P (P + 1) / 2) / (P N).
+
+    Args:
+      scores: float [batch, candidates].
+      labels: int [batch, candidates], 1, 0 or -1.
+
+    Returns:
+      float [batch]; 0 where one of both kinds is missing.
+    """
+    first, last = _places(scores, labels)
+    clicked, others = _counts(labels)
+    # Places count from the best one, 0; the worst candidate has rank 1.
+    rank = (clicked + others)[:, None] - (first + last - 1) / 2
+    ranks = jnp.sum(rank * (labels == 1), axis=-1)
+    return (ranks - clicked * (clicked + 1) / 2) / jnp.maximum(clicked * others, 1)
+
+
+def reciprocal_rank(scores: jax.Array, labels: jax.Array) -> jax.Array:
+    """The mean of 1 / rank over an impression's clicks, as in MIND's evaluation; arguments as `auc`."""
+    gains = _discounted(scores, labels, lambda place: 1 / (place + 1))
+    return gains / jnp.maximum(_counts(labels)[0], 1)
+
+
+def ndcg(scores: jax.Array, labels: jax.Array, k: int) -> jax.Array:
+    """Normalised discounted cumulative gain of the first k, discount 1 / log2(1 + rank); as `auc`."""
+
+    def discount(place):
+        return jnp.where(place < k, 1 / jnp.log2(place + 2), 0)
+
+    ideal = _discounted(labels.astype(scores.dtype), labels, discount)
+    return _discounted(scores, labels, discount) / jnp.where(ideal > 0, ideal, 1)
+
+
+def _mean_over_impressions(metric: Callable[[jax.Array, jax.Array], jax.Array]) -> Statistic:
+    def statistic(outputs, batch):
+        clicked, others = _counts(batch["label"])
+        return metric(outputs, batch["label"]), ((clicked > 0) & (others > 0)).astype(jnp.float32)
+
+    return statistic
+
+
+def _counts(labels):
+    """How many candidates were clicked and were not, float [batch] each."""
+    count = lambda label: jnp.sum(labels == label, axis=-1).astype(jnp.float32)
+    return count(1), count(0)
+
+
+def _discounted(scores, labels, discount):
+    """The sum over clicks of the mean discount of the places that a candidate of this score may have."""
+    first, last = _places(scores, labels)
+    discounts = discount(jnp.arange(scores.shape[-1]).astype(scores.dtype))
+    cumulative = jnp.pad(jnp.cumsum(discounts), (1, 0))
+    mean = (cumulative[last] - cumulative[first]) / jnp.maximum(last - first, 1)
+    return jnp.sum(jnp.where(labels == 1, mean, 0), axis=-1)
+
+
+def _places(scores, labels):
+    """[first, last) of the places from the best, 0, that candidates of this score share."""
+    falling = jnp.where(labels >= 0, -scores, jnp.inf)  # padding after all others
+
+    def of_one(falling):
+        ordered = jnp.sort(falling)
+        find = lambda side: jnp.searchsorted(ordered, falling, side=side)
+        return find("left"), find("right")
+
+    return jax.vmap(of_one)(falling)
