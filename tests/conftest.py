@@ -12,3 +12,15 @@ os.environ.setdefault(
 # with more threads than devices can block, none starves.
 os.environ.setdefault("NPROC", "32")
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
+
+import jax
+import pytest
+
+
+@pytest.fixture(scope="module")
+def compile_quickly():
+    """For programs that run for milliseconds and compile for seconds."""
+    before = jax.config.values["jax_disable_most_optimizations"]
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", before)

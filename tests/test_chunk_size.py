@@ -32,16 +32,9 @@ from fedcodist.model import from_flax_linen
 from fedcodist.models.digits import MLP
 from fedcodist.sources import StreamedData, resident_data
 
+pytestmark = pytest.mark.usefixtures("compile_quickly")
+
 CLIENTS, EXAMPLES, FEATURES, CLASSES = 12, 32, 8, 3
-
-
-@pytest.fixture(scope="module", autouse=True)
-def compile_quickly():
-    """These programs run for milliseconds and compile for seconds."""
-    before = jax.config.values["jax_disable_most_optimizations"]
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", before)
 
 
 @given(st.integers(1, 300))

@@ -43,7 +43,7 @@ FAST = [("merged", "vmap", 3, 3), ("periodic", "vmap", 20, 8)]
 
 
 @pytest.fixture(autouse=True)
-def compile_quickly(request):
+def compile_quickly_unless_slow(request):
     """These programs run for milliseconds and compile for seconds; the slow suite optimises."""
     before = jax.config.values["jax_disable_most_optimizations"]
     quickly = request.node.get_closest_marker("slow") is None

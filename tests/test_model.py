@@ -22,6 +22,8 @@ from fedcodist.model import (
     parameter_count,
 )
 
+pytestmark = pytest.mark.usefixtures("compile_quickly")
+
 FEATURES, HIDDEN, CLASSES, BATCH = 4, 5, 3, 6
 LIBRARIES = ("linen", "nnx", "haiku")
 GENERATOR = np.random.default_rng(0)
@@ -31,15 +33,6 @@ BATCHES = {
 }
 MASK = jnp.array([1, 1, 1, 1, 0, 0], jnp.float32)
 EXAMPLE = jnp.zeros((1, FEATURES))
-
-
-@pytest.fixture(scope="module", autouse=True)
-def compile_quickly():
-    """These programs run for milliseconds and compile for seconds."""
-    before = jax.config.values["jax_disable_most_optimizations"]
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", before)
 
 
 def normalise(x, mean, var, train, mask, axis_name):

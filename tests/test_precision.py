@@ -20,6 +20,8 @@ from fedcodist.models.cnn import small_cnn
 from fedcodist.models.resnet import resnet20
 from fedcodist.precision import in_bfloat16
 
+pytestmark = pytest.mark.usefixtures("compile_quickly")
+
 FEATURES, CLASSES, BATCH = 5, 3, 16
 
 
@@ -38,15 +40,6 @@ NETWORKS = {
     "cnn": (small_cnn(classes=CLASSES), (24, 24, 3)),
     "resnet": (resnet20(classes=CLASSES), (32, 32, 3)),
 }
-
-
-@pytest.fixture(scope="module", autouse=True)
-def compile_quickly():
-    """These programs run for milliseconds and compile for seconds."""
-    before = jax.config.values["jax_disable_most_optimizations"]
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", before)
 
 
 @functools.cache

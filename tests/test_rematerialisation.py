@@ -16,16 +16,9 @@ from fedcodist.model import Variables, from_flax_linen
 from fedcodist.models.normalization import BatchNorm
 from fedcodist.rematerialisation import CPU_FLAG, rematerialised
 
+pytestmark = pytest.mark.usefixtures("compile_quickly")
+
 FEATURES, CLASSES, BATCH = 6, 3, 8
-
-
-@pytest.fixture(scope="module", autouse=True)
-def compile_quickly():
-    """These programs run for milliseconds and compile for seconds."""
-    before = jax.config.values["jax_disable_most_optimizations"]
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", before)
 
 
 class Layers(nn.Module):

@@ -22,18 +22,11 @@ from fedcodist.model import from_flax_linen
 from fedcodist.models.digits import MLP
 from fedcodist.sources import resident_data
 
+pytestmark = pytest.mark.usefixtures("compile_quickly")
+
 FEATURES, CLASSES, ROUNDS = 4, 3, 7
 SIZES = (3, 9, 1, 7, 4, 2, 5)
 UNLABELLED = np.random.default_rng(1).normal(size=(19, FEATURES)).astype(np.float32)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def compile_quickly():
-    """These programs run for milliseconds and compile for seconds."""
-    before = jax.config.values["jax_disable_most_optimizations"]
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", before)
 
 
 def federated(sizes=SIZES, seed=0) -> FederatedData:

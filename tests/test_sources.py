@@ -30,6 +30,8 @@ from fedcodist.model import Model, Variables, from_flax_linen
 from fedcodist.models.digits import MLP
 from fedcodist.sources import StreamedData, resident_data, stack_inputs
 
+pytestmark = pytest.mark.usefixtures("compile_quickly")
+
 FEATURES, CLASSES, ROUNDS = 4, 3, 4
 SIZES = (3, 9, 1, 7, 4, 2, 5)
 
@@ -42,15 +44,6 @@ class Recorded(np.ndarray):
     def __getitem__(self, item):
         Recorded.reads.append(item)
         return np.asarray(super().__getitem__(item))
-
-
-@pytest.fixture(scope="module", autouse=True)
-def compile_quickly():
-    """These programs run for milliseconds and compile for seconds."""
-    before = jax.config.values["jax_disable_most_optimizations"]
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", before)
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ import numpy as np
 from fedcodist import graphs
 from fedcodist.algorithms import parties
 from fedcodist.algorithms.parties import PARTIES, Group
-from fedcodist.algorithms.separate import SeparateHyper, train_apart
+from fedcodist.algorithms.separate import SeparateHyper, apart
 from fedcodist.communication import Communication, tree_bytes
 from fedcodist.federated_algorithm import FederatedAlgorithm
 from fedcodist.for_each_client import Execution
@@ -51,19 +51,10 @@ def decentralised_fed_avg(
         graphs.check_neighbours(edges, name)
     edges = graphs.over_time(edges, num_rounds)
 
+    train = apart(groups, num_rounds, training, execution)
+
     def round_(state, rows, inputs, round, key, hyper, axis_name=None):
-        result = train_apart(
-            groups,
-            training,
-            state,
-            inputs,
-            round,
-            num_rounds,
-            key,
-            hyper.learning_rate,
-            execution,
-            axis_name,
-        )
+        result = train(state, inputs, round, key, hyper.learning_rate, axis_name)
         # Sizes are the cohort's, whose clients are ascending.
         everyone = np.sort(np.concatenate([group.clients for group in groups.values()]))
         sizes = inputs.cohorts[PARTIES].sizes

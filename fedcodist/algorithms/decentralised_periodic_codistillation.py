@@ -12,7 +12,7 @@ from fedcodist import graphs, keys
 from fedcodist.aggregation import ClientResult
 from fedcodist.algorithms import parties
 from fedcodist.algorithms.parties import PARTIES, PUBLIC, Group, for_each_party
-from fedcodist.algorithms.separate import train_apart
+from fedcodist.algorithms.separate import apart
 from fedcodist.checks import check_integer, check_number
 from fedcodist.client_training import LocalTraining, train_client
 from fedcodist.communication import Communication
@@ -103,6 +103,8 @@ def decentralised_periodic_codistillation(
         )
         return parties.everybody(groups, {PUBLIC: rows[None]})
 
+    train = apart(groups, num_rounds, training, execution)
+
     def round_(state, rows, inputs, round, key, hyper, axis_name=None):
         def answer(model, message, learner, data, key):
             asked = parties.shared_examples(columns, data)
@@ -156,18 +158,7 @@ def decentralised_periodic_codistillation(
             }
             return run(learn, own, "codistillation").rows
 
-        result = train_apart(
-            groups,
-            training,
-            state,
-            inputs,
-            round,
-            num_rounds,
-            key,
-            hyper.learning_rate,
-            execution,
-            axis_name,
-        )
+        result = train(state, inputs, round, key, hyper.learning_rate, axis_name)
         public = inputs.rows[PUBLIC]
         columns = {column: values[public.indices[0]] for column, values in public.columns.items()}
         learners = jax.lax.cond(is_due(round), codistil, lambda same: same, result.rows)

@@ -1,6 +1,6 @@
 """Clients who train by steps and never meet: what decentralised methods are compared with."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -69,21 +69,11 @@ def separate(
         shared = {} if num_shared is None else {SHARED: jnp.arange(num_shared)[None]}
         return parties.everybody(groups, shared)
 
+    train = apart(groups, num_rounds, training, execution)
+
     def round_(state, rows, inputs, round, key, hyper, axis_name=None):
         shared = None if num_shared is None else inputs.rows[SHARED].columns
-        result = train_apart(
-            groups,
-            training,
-            state,
-            inputs,
-            round,
-            num_rounds,
-            key,
-            hyper.learning_rate,
-            execution,
-            axis_name,
-            shared,
-        )
+        result = train(state, inputs, round, key, hyper.learning_rate, axis_name, shared)
         return result.rows, rows, result.metrics
 
     return FederatedAlgorithm(
@@ -103,43 +93,39 @@ def separate(
     )
 
 
-def train_apart(
-    groups: Mapping[str, Group],
-    training: StepTraining,
-    learners: Mapping[str, Learner],
-    inputs: Inputs,
-    round: jax.Array,
-    num_rounds: int,
-    key: jax.Array,
-    learning_rate: Any,
-    execution: Execution,
-    axis_name: str | None,
-    shared: Mapping[str, jax.Array] | None = None,
-) -> PartiesResult:
-    """One round of every client's own steps, before any exchange.
+def apart(
+    groups: Mapping[str, Group], num_rounds: int, training: StepTraining, execution: Execution
+) -> Callable[..., PartiesResult]:
+    """Returns `train`, one round of every client's own steps before any exchange.
 
-    Args:
-      groups, training, learners, num_rounds, learning_rate: as in `separate` and `train_steps`.
-      inputs, round, key, axis_name: what `FederatedAlgorithm.round` gets.
-      execution: how clients of one architecture are executed.
-      shared: columns on which all train in place of their own examples.
-
-    Returns:
-      Rows are the learners after the round.
+    `train(learners, inputs, round, key, learning_rate, axis_name, shared=None)` takes what
+    `FederatedAlgorithm.round` gets; `shared` are columns on which all train in place of their own
+    examples. Its result's rows are the learners after the round.
     """
 
-    def update(model, message, learner, data, key):
-        if shared is not None:
-            data = parties.shared_examples(shared, data)
-        learner, metrics = train_steps(
-            model, training, learner, data, key, round, num_rounds, learning_rate
-        )
-        metrics |= {
-            "num_steps": jnp.asarray(training.steps),
-            "client_examples": jnp.asarray(training.steps * training.batch_size),
-            "finite": parties.is_finite(learner.variables),
-        }
-        return ClientResult({}, {}, jnp.ones(()), learner, metrics)
+    def train(
+        learners: Mapping[str, Learner],
+        inputs: Inputs,
+        round: jax.Array,
+        key: jax.Array,
+        learning_rate: Any,
+        axis_name: str | None,
+        shared: Mapping[str, jax.Array] | None = None,
+    ) -> PartiesResult:
+        def update(model, message, learner, data, key):
+            if shared is not None:
+                data = parties.shared_examples(shared, data)
+            learner, metrics = train_steps(
+                model, training, learner, data, key, round, num_rounds, learning_rate
+            )
+            metrics |= {
+                "num_steps": jnp.asarray(training.steps),
+                "client_examples": jnp.asarray(training.steps * training.batch_size),
+                "finite": parties.is_finite(learner.variables),
+            }
+            return ClientResult({}, {}, jnp.ones(()), learner, metrics)
 
-    cohort, own = inputs.cohorts[PARTIES], keys.derive(key, CLIENT_STEPS)
-    return for_each_party(groups, update, None, learners, cohort, own, execution, axis_name)
+        cohort, own = inputs.cohorts[PARTIES], keys.derive(key, CLIENT_STEPS)
+        return for_each_party(groups, update, None, learners, cohort, own, execution, axis_name)
+
+    return train

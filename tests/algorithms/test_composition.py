@@ -23,19 +23,12 @@ from fedcodist.model import from_flax_linen
 from fedcodist.models.digits import MLP
 from fedcodist.sources import resident_data
 
+pytestmark = pytest.mark.usefixtures("compile_quickly")
+
 SIZES, FEATURES, CLASSES, ROUNDS = (3, 5, 2, 4, 6, 3), 4, 3, 4
 CLIENTS = {"small": np.arange(6), "large": np.array([1, 3, 4])}
 UNLABELLED_IMAGES = np.random.default_rng(1).normal(size=(9, FEATURES)).astype(np.float32)
 TRAINING = LocalTraining(batch_size=2, epochs=2)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def compile_quickly():
-    """These programs run for milliseconds and compile for seconds."""
-    before = jax.config.values["jax_disable_most_optimizations"]
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", before)
 
 
 def method(local, hidden, clients):

@@ -24,6 +24,8 @@ from fedcodist.shuffling import stream_positions
 from fedcodist.sources import resident_data
 from fedcodist.step_training import CLIENT_STEPS, StepTraining
 
+pytestmark = pytest.mark.usefixtures("compile_quickly")
+
 SIZES, CLASSES, FEATURES, PUBLIC_ROWS, RATE = (5, 7, 6, 4), 3, 4, 12, 0.2
 GENERATOR = np.random.default_rng(0)
 IMAGES = GENERATOR.normal(size=(sum(SIZES), FEATURES)).astype(np.float32)
@@ -31,15 +33,6 @@ LABELS = GENERATOR.integers(0, CLASSES, sum(SIZES)).astype(np.int32)
 PUBLIC_IMAGES = GENERATOR.normal(size=(PUBLIC_ROWS, FEATURES)).astype(np.float32)
 TRAINING = StepTraining(batch_size=3, steps=2)
 TEACHING = LocalTraining(optax.sgd, batch_size=PUBLIC_ROWS)  # one step, of all examples
-
-
-@pytest.fixture(scope="module", autouse=True)
-def compile_quickly():
-    """These programs run for milliseconds and compile for seconds."""
-    before = jax.config.values["jax_disable_most_optimizations"]
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", before)
 
 
 def linear() -> Model:

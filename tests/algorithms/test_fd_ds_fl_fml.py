@@ -21,6 +21,8 @@ from fedcodist.metrics import accuracy
 from fedcodist.model import Model, Variables, cross_entropy
 from fedcodist.sources import resident_data
 
+pytestmark = pytest.mark.usefixtures("compile_quickly")
+
 SIZES, CLASSES, FEATURES, RATE, EPOCHS, ROUNDS = (5, 2, 7), 3, 4, 0.3, 2, 2
 GENERATOR = np.random.default_rng(0)
 PUBLIC_IMAGES = GENERATOR.normal(size=(6, FEATURES))
@@ -34,13 +36,9 @@ TRAINING = LocalTraining(optax.sgd, batch_size=max(SIZES), epochs=EPOCHS)
 
 
 @pytest.fixture(scope="module", autouse=True)
-def compile_quickly():
-    """These programs run for milliseconds and compile for seconds."""
-    before = jax.config.values["jax_disable_most_optimizations"]
-    jax.config.update("jax_disable_most_optimizations", True)
+def in_float64():
     with jax.enable_x64(True):
         yield
-    jax.config.update("jax_disable_most_optimizations", before)
 
 
 def linear(classes=CLASSES) -> Model:

@@ -37,6 +37,8 @@ from fedcodist.model import Model, Variables, cross_entropy
 from fedcodist.models.layered import LayerOutputs
 from fedcodist.sources import StreamedData, resident_data
 
+pytestmark = pytest.mark.usefixtures("compile_quickly")
+
 SIZES, CLASSES, FEATURES, EPOCHS, ROUNDS = (5, 2, 7), 3, 4, 2, 3
 HYPER = FedKDHyper(0.05, 0.03, 0.8, 0.6)
 START, END = 0.6, 0.95
@@ -63,13 +65,9 @@ VARIANTS = {
 
 
 @pytest.fixture(scope="module", autouse=True)
-def compile_quickly():
-    """These programs run for milliseconds and compile for seconds."""
-    before = jax.config.values["jax_disable_most_optimizations"]
-    jax.config.update("jax_disable_most_optimizations", True)
+def in_float64():
     with jax.enable_x64(True):
         yield
-    jax.config.update("jax_disable_most_optimizations", before)
 
 
 def network(hidden, shows_layers=True, classes=CLASSES) -> Model:

@@ -23,6 +23,8 @@ from fedcodist.model import Model, Variables, cross_entropy
 from fedcodist.shuffling import stratified_sample
 from fedcodist.sources import resident_data
 
+pytestmark = pytest.mark.usefixtures("compile_quickly")
+
 SIZES, CLASSES, FEATURES, HIDDEN = (5, 2, 7, 3), 4, 3, 2
 PUBLIC_ROWS, ALIGNED = 20, 9
 RATES = (0.05, 0.1)  # digest, revisit
@@ -37,13 +39,9 @@ REVISIT = LocalTraining(ADAM, batch_size=max(SIZES), epochs=3)
 
 
 @pytest.fixture(scope="module", autouse=True)
-def compile_quickly():
-    """These programs run for milliseconds and compile for seconds."""
-    before = jax.config.values["jax_disable_most_optimizations"]
-    jax.config.update("jax_disable_most_optimizations", True)
+def in_float64():
     with jax.enable_x64(True):
         yield
-    jax.config.update("jax_disable_most_optimizations", before)
 
 
 def linear(classes=CLASSES) -> Model:

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from softmax_regression import random_clients, softmax_regression
 
 from fedcodist.algorithms.fed_avg import FedAvgHyper, fed_avg
 from fedcodist.algorithms.fed_prox import FedProxHyper, fed_prox
@@ -17,45 +18,18 @@ from fedcodist.data.federated_data import FederatedData
 from fedcodist.experiment import Experiment, run_experiment
 from fedcodist.federated_algorithm import communication_of
 from fedcodist.for_each_client import Execution
-from fedcodist.model import Model, Variables, cross_entropy
+from fedcodist.model import Model, Variables
 from fedcodist.sources import resident_data
+
+pytestmark = pytest.mark.usefixtures("compile_quickly")
 
 SIZES, CLASSES, FEATURES = (5, 2, 7, 3), 3, 4
 RATE, EPOCHS, ROUNDS = 0.3, 4, 5
 TRAINING = LocalTraining(batch_size=max(SIZES), epochs=EPOCHS)  # every step sees the whole client
 
 
-@pytest.fixture(scope="module", autouse=True)
-def compile_quickly():
-    """These programs run for milliseconds and compile for seconds."""
-    before = jax.config.values["jax_disable_most_optimizations"]
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", before)
-
-
-def softmax_regression() -> Model:
-    def init(key):
-        weights = np.random.default_rng(7).normal(size=(FEATURES, CLASSES)).astype(np.float32)
-        return Variables({"w": jnp.asarray(weights)}, {})
-
-    def apply(variables, batch, **_):
-        return batch["image"] @ variables.params["w"], variables.mutable
-
-    return Model(init, apply, cross_entropy, {}, CLASSES)
-
-
-MODEL = softmax_regression()
-
-
-@functools.cache
-def federated():
-    generator = np.random.default_rng(0)
-    columns = {
-        "image": generator.normal(size=(sum(SIZES), FEATURES)).astype(np.float32),
-        "label": generator.integers(0, CLASSES, sum(SIZES)).astype(np.int32),
-    }
-    return FederatedData.from_arrays(columns, offsets=np.cumsum([0, *SIZES]))
+MODEL = softmax_regression(FEATURES, CLASSES)
+federated = functools.partial(random_clients, SIZES, FEATURES, CLASSES)
 
 
 def run(method, cohort_size=len(SIZES), rounds=ROUNDS, execution=Execution(), source=resident_data):

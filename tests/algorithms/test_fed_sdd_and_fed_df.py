@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.interpreters import partial_eval
+from softmax_regression import random_clients, softmax_regression
 
 from fedcodist import simulation
 from fedcodist.algorithms import fed_sdd as fed_sdd_module
@@ -21,14 +22,15 @@ from fedcodist.algorithms.pools import Pool, independent_pools
 from fedcodist.algorithms.scaffold import scaffold
 from fedcodist.client_rows import device_rows
 from fedcodist.client_training import LocalTraining
-from fedcodist.data.federated_data import FederatedData
 from fedcodist.distillation import UNLABELLED, Distillation
 from fedcodist.ensembles import without_worst
 from fedcodist.experiment import Experiment, check_experiment
-from fedcodist.model import Model, Variables, cross_entropy, from_flax_linen
+from fedcodist.model import Variables, from_flax_linen
 from fedcodist.models.digits import MLP
 from fedcodist.sources import StreamedData, resident_data
 from fedcodist.validation import VALIDATION, Validated
+
+pytestmark = pytest.mark.usefixtures("compile_quickly")
 
 SIZES, CLASSES, FEATURES = (5, 2, 7, 3, 4, 6), 3, 4
 RATE, EPOCHS, ROUNDS = 0.3, 3, 4
@@ -38,37 +40,9 @@ UNLABELLED_IMAGES = np.random.default_rng(1).normal(size=(11, FEATURES)).astype(
 DISTILLATION = Distillation(STEPS, BATCH, optax.sgd, mixup_beta=0)
 
 
-@pytest.fixture(scope="module", autouse=True)
-def compile_quickly():
-    """These programs run for milliseconds and compile for seconds."""
-    before = jax.config.values["jax_disable_most_optimizations"]
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", before)
-
-
-def softmax_regression() -> Model:
-    def init(key):
-        return Variables({"w": jax.random.normal(key, (FEATURES, CLASSES))}, {})
-
-    def apply(variables, batch, **_):
-        return batch["image"] @ variables.params["w"], variables.mutable
-
-    return Model(init, apply, cross_entropy, {}, CLASSES)
-
-
-MODEL = softmax_regression()
+MODEL = softmax_regression(FEATURES, CLASSES, several_starts=True)
+federated = functools.partial(random_clients, SIZES, FEATURES, CLASSES)
 AVERAGING = fed_avg(MODEL, TRAINING, optax.sgd, hyper=FedAvgHyper(RATE, 1.0))
-
-
-@functools.cache
-def federated():
-    generator = np.random.default_rng(0)
-    columns = {
-        "image": generator.normal(size=(sum(SIZES), FEATURES)).astype(np.float32),
-        "label": generator.integers(0, CLASSES, sum(SIZES)).astype(np.int32),
-    }
-    return FederatedData.from_arrays(columns, offsets=np.cumsum([0, *SIZES]))
 
 
 def sdd(method=AVERAGING, cohort=5, images=UNLABELLED_IMAGES, steps=STEPS, **options):

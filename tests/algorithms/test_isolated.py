@@ -20,6 +20,8 @@ from fedcodist.model import Model, Variables, cross_entropy
 from fedcodist.sources import resident_data
 from fedcodist.validation import VALIDATION
 
+pytestmark = pytest.mark.usefixtures("compile_quickly")
+
 SIZES, CLASSES, FEATURES, RATE, ROUNDS = (5, 2, 7), 3, 4, 0.3, 5
 GENERATOR = np.random.default_rng(0)
 COLUMNS = {
@@ -32,15 +34,6 @@ TESTS = {
 }
 TRAINING = LocalTraining(lambda rate: optax.sgd(rate, momentum=0.9), batch_size=sum(SIZES))
 PATIENCE = Patience(30, 1, 0.0, "test data")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def compile_quickly():
-    """These programs run for milliseconds and compile for seconds."""
-    before = jax.config.values["jax_disable_most_optimizations"]
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", before)
 
 
 def model() -> Model:

@@ -19,16 +19,9 @@ from fedcodist.models.digits import MLP
 from fedcodist.models.fed_md import TABLE_1, FedMDNetwork, narrower
 from fedcodist.sources import resident_data
 
+pytestmark = pytest.mark.usefixtures("compile_quickly")
+
 CLASSES, ALIGNED = 4, 6
-
-
-@pytest.fixture(scope="module", autouse=True)
-def compile_quickly():
-    """These programs run for milliseconds and compile for seconds."""
-    before = jax.config.values["jax_disable_most_optimizations"]
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", before)
 
 
 def after(groups, image, sizes, rounds=2, devices=None, execution=Execution(), optimizer=ADAM):

@@ -27,6 +27,8 @@ from fedcodist.shuffling import stream_positions
 from fedcodist.sources import resident_data
 from fedcodist.step_training import CLIENT_STEPS, StepTraining
 
+pytestmark = pytest.mark.usefixtures("compile_quickly")
+
 CLASSES, FEATURES, CLIENTS = 3, 4, 8
 SIZES = (5, 7, 6, 4, 9, 5, 6, 8)
 GENERATOR = np.random.default_rng(0)
@@ -36,15 +38,6 @@ PUBLIC_COLUMNS = {"image": GENERATOR.normal(size=(20, FEATURES)).astype(np.float
 EXAMPLE = jnp.zeros((1, FEATURES))
 TRAINING = StepTraining(batch_size=3, steps=2)
 DISTILLATION = HeadDistillation(batch_size=4, pool_size=3)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def compile_quickly():
-    """These programs run for milliseconds and compile for seconds."""
-    before = jax.config.values["jax_disable_most_optimizations"]
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", before)
 
 
 @functools.cache

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from softmax_regression import random_clients, softmax_regression
 
 from fedcodist import simulation
 from fedcodist.algorithms.fed_avg import FedAvgHyper, fed_avg
@@ -24,12 +25,13 @@ from fedcodist.compression.error_feedback import with_error_feedback
 from fedcodist.compression.quantisation import quantisation
 from fedcodist.compression.svd import svd
 from fedcodist.compression.top_k import top_k
-from fedcodist.data.federated_data import FederatedData
 from fedcodist.distillation import UNLABELLED, Distillation
 from fedcodist.experiment import Experiment, TrainingDiverged, run_experiment
-from fedcodist.model import Model, Variables, cross_entropy, from_flax_linen
+from fedcodist.model import from_flax_linen
 from fedcodist.models.digits import BatchNormMLP
 from fedcodist.sources import StreamedData, resident_data
+
+pytestmark = pytest.mark.usefixtures("compile_quickly")
 
 SIZES, FEATURES, CLASSES, ROUNDS = (3, 5, 2, 4, 6, 3), 6, 5, 4
 RATE, EPOCHS = 0.3, 2
@@ -37,37 +39,8 @@ TRAINING = LocalTraining(batch_size=max(SIZES), epochs=EPOCHS)  # every step see
 UNLABELLED_IMAGES = np.random.default_rng(1).normal(size=(9, FEATURES)).astype(np.float32)
 
 
-@pytest.fixture(scope="module", autouse=True)
-def compile_quickly():
-    """These programs run for milliseconds and compile for seconds."""
-    before = jax.config.values["jax_disable_most_optimizations"]
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", before)
-
-
-@functools.cache
-def federated():
-    generator = np.random.default_rng(0)
-    columns = {
-        "image": generator.normal(size=(sum(SIZES), FEATURES)).astype(np.float32),
-        "label": generator.integers(0, CLASSES, sum(SIZES)).astype(np.int32),
-    }
-    return FederatedData.from_arrays(columns, offsets=np.cumsum([0, *SIZES]))
-
-
-def softmax_regression() -> Model:
-    def init(key):
-        weights = np.random.default_rng(7).normal(size=(FEATURES, CLASSES)).astype(np.float32)
-        return Variables({"w": jnp.asarray(weights)}, {})
-
-    def apply(variables, batch, **_):
-        return batch["image"] @ variables.params["w"], variables.mutable
-
-    return Model(init, apply, cross_entropy, {}, CLASSES)
-
-
-MODEL = softmax_regression()
+MODEL = softmax_regression(FEATURES, CLASSES)
+federated = functools.partial(random_clients, SIZES, FEATURES, CLASSES)
 WHOLE = 4 * FEATURES * CLASSES  # bytes of the model
 
 

@@ -96,6 +96,34 @@ CONFIGS = {
     ),
     "fed_sdd, none": lambda: method("fed_sdd", num_models=2, steps=0),
 }
+
+
+def count_examples(module, monkeypatch):
+    """What the networks made in `module` will have seen: whether they learned -> examples."""
+    seen = {True: 0.0, False: 0.0}
+    create = module.from_flax_linen
+
+    def watched(*arguments):
+        model = create(*arguments)
+
+        def apply(variables, batch, *, train=False, mask=None, **more):
+            # Parties are answered in batches of a size that divides their images.
+            count = jnp.asarray(len(batch["image"]), jnp.float32) if mask is None else mask.sum()
+
+            def add(number, train=train):
+                seen[train] += float(number)
+
+            jax.debug.callback(add, count)
+            return model.apply(variables, batch, train=train, mask=mask, **more)
+
+        return model._replace(apply=apply)
+
+    monkeypatch.setattr(module, "from_flax_linen", watched)
+    # All networks are as large as one another, so that numbers of evaluations are compared.
+    monkeypatch.setattr(flops, "forward_flops_of", lambda model: 1.0)
+    return seen
+
+
 QUICK = ("fed_avg", "fed_df", "fed_sdd")
 
 
@@ -107,26 +135,7 @@ def test_runs_compute_what_is_counted(name, monkeypatch):
     """Every evaluation of a network reports how many examples it saw, and whether it learned."""
     config = CONFIGS[name]()
     config.rounds, config.training.epochs = ROUNDS, 2
-    seen = {True: 0.0, False: 0.0}
-    create = algorithms.from_flax_linen
-
-    def watched(*arguments):
-        model = create(*arguments)
-
-        def apply(variables, batch, *, train=False, mask=None, **more):
-            count = jnp.asarray(len(batch["image"]), jnp.float32) if mask is None else mask.sum()
-
-            def add(number, train=train):
-                seen[train] += float(number)
-
-            jax.debug.callback(add, count)
-            return model.apply(variables, batch, train=train, mask=mask, **more)
-
-        return model._replace(apply=apply)
-
-    monkeypatch.setattr(algorithms, "from_flax_linen", watched)
-    # All networks are as large as one another, so that numbers of evaluations are compared.
-    monkeypatch.setattr(flops, "forward_flops_of", lambda model: 1.0)
+    seen = count_examples(algorithms, monkeypatch)
     data = load_data(config.data)
     algorithm = build_algorithm(config, data)
     rows = {"unlabelled": {"image": data.unlabelled}}
@@ -191,26 +200,7 @@ PARTY_CONFIGS = {
 @pytest.mark.parametrize("name", PARTY_CONFIGS)
 def test_parties_compute_what_is_counted(name, monkeypatch):
     config = PARTY_CONFIGS[name]()
-    seen = {True: 0.0, False: 0.0}
-    create = party_methods.from_flax_linen
-
-    def watched(*arguments):
-        model = create(*arguments)
-
-        def apply(variables, batch, *, train=False, mask=None, **more):
-            # Parties are answered in batches of a size that divides their images.
-            count = jnp.asarray(len(batch["image"]), jnp.float32) if mask is None else mask.sum()
-
-            def add(number, train=train):
-                seen[train] += float(number)
-
-            jax.debug.callback(add, count)
-            return model.apply(variables, batch, train=train, mask=mask, **more)
-
-        return model._replace(apply=apply)
-
-    monkeypatch.setattr(party_methods, "from_flax_linen", watched)
-    monkeypatch.setattr(flops, "forward_flops_of", lambda model: 1.0)
+    seen = count_examples(party_methods, monkeypatch)
     data = load_data(config.data)
     algorithm = build_algorithm(config, data)
     rows = {PUBLIC: {"image": data.public.train.columns["image"]}}

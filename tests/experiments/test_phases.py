@@ -20,6 +20,8 @@ from fedcodist.data.prepared import save_prepared
 from fedcodist.experiment import run_experiment
 from fedcodist.models.fed_md import TABLE_1, TABLE_2, Shape
 
+pytestmark = pytest.mark.usefixtures("compile_quickly")
+
 DENSE = (((6,), 0.0),) * 3
 
 
@@ -38,14 +40,10 @@ def small_config(**changes):
 
 
 @pytest.fixture(scope="module", autouse=True)
-def compile_quickly():
-    """These programs run for milliseconds and compile for seconds."""
-    before = jax.config.values["jax_disable_most_optimizations"]
-    jax.config.update("jax_disable_most_optimizations", True)
+def on_one_device():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("fedcodist.simulation.all_devices", lambda: None)
         yield
-    jax.config.update("jax_disable_most_optimizations", before)
 
 
 @pytest.fixture(scope="module")
