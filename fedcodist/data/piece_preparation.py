@@ -1,0 +1,71 @@
+"""What the preparation programs of text for BERT share: their arguments, and the word pieces."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedcodist.data.bert_tokens import BertVocabulary
+from fedcodist.data.federated_data import FederatedData
+from fedcodist.data.preparation import check_is_file, file_checksum
+
+PIECES = 8_000
+
+
+def add_arguments(parser: argparse.ArgumentParser, length: int) -> None:
+    """`--pieces`, `--vocabulary`, `--length` and `--seed`."""
+    parser.add_argument(
+        "--pieces",
+        type=int,
+        default=PIECES,
+        help=f"word pieces to learn of the training texts (default: {PIECES:,})",
+    )
+    parser.add_argument(
+        "--vocabulary",
+        type=Path,
+        metavar="FILE",
+        help="vocab.txt of a released uncased BERT, in place of learnt pieces",
+    )
+    parser.add_argument(
+        "--length", type=int, default=length, help=f"tokens of a text (default: {length})"
+    )
+    parser.add_argument("--seed", type=int, default=0, help="of the deal (default: 0)")
+
+
+def recorded_arguments(arguments: argparse.Namespace) -> dict[str, Any]:
+    """What the manifest says of `add_arguments`'.
+
+    Raises:
+      ValueError: one line; a number out of range, or a vocabulary that cannot be read.
+    """
+    if arguments.pieces < 1:
+        raise ValueError(f"--pieces must be at least 1, got {arguments.pieces}")
+    if arguments.length < 2:
+        raise ValueError(f"--length must be at least 2, got {arguments.length}")
+    if arguments.seed < 0:
+        raise ValueError(f"--seed must not be negative, got {arguments.seed}")
+    recorded: dict[str, Any] = {"length": arguments.length, "seed": arguments.seed}
+    if arguments.vocabulary is None:
+        return recorded | {"pieces": arguments.pieces}
+    check_is_file(arguments.vocabulary)
+    BertVocabulary.load(arguments.vocabulary)
+    return recorded | {"vocabulary_sha256": file_checksum(arguments.vocabulary, "sha256")}
+
+
+def vocabulary_for(arguments: argparse.Namespace, texts: Iterable[str]) -> BertVocabulary:
+    """The vocabulary of `--vocabulary`, or pieces learnt of the texts."""
+    if arguments.vocabulary is not None:
+        return BertVocabulary.load(arguments.vocabulary)
+    return BertVocabulary.learn(texts, arguments.pieces)
+
+
+def vocabulary_split(vocabulary: BertVocabulary) -> FederatedData:
+    """The pieces as a split of prepared data: column `piece`, by number."""
+    pieces = np.array(vocabulary.pieces)
+    return FederatedData.from_arrays(
+        {"piece": pieces}, offsets=[0, len(pieces)], client_ids=["vocabulary"]
+    )
