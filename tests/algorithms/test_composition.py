@@ -1,6 +1,7 @@
 """Codistillation composes: every codistillation over every local method."""
 
 import functools
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -29,6 +30,7 @@ SIZES, FEATURES, CLASSES, ROUNDS = (3, 5, 2, 4, 6, 3), 4, 3, 4
 CLIENTS = {"small": np.arange(6), "large": np.array([1, 3, 4])}
 UNLABELLED_IMAGES = np.random.default_rng(1).normal(size=(9, FEATURES)).astype(np.float32)
 TRAINING = LocalTraining(batch_size=2, epochs=2)
+QUICK_PAIRS = (("periodic", "fed_prox"), ("merged", "scaffold"))
 
 
 def method(local, hidden, clients):
@@ -77,8 +79,13 @@ def distance(left, right):
     return max(jax.tree.leaves(jax.tree.map(lambda a, b: np.abs(a - b).max(), left, right)))
 
 
-@pytest.mark.parametrize("local", ["fed_avg", "fed_prox", "scaffold"])
-@pytest.mark.parametrize("codistillation", ["periodic", "merged"])
+@pytest.mark.parametrize(
+    ("codistillation", "local"),
+    [
+        pytest.param(*pair, marks=[pytest.mark.slow] * (pair not in QUICK_PAIRS))
+        for pair in itertools.product(["periodic", "merged"], ["fed_avg", "fed_prox", "scaffold"])
+    ],
+)
 def test_every_pair(codistillation, local):
     models, rows = trained(codistillation, local)
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves((models, rows)))

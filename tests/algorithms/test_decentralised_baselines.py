@@ -121,7 +121,8 @@ CHANGING = np.stack([graphs.islands(4, 2), graphs.directed_cycle(4), graphs.comp
 
 
 @pytest.mark.parametrize(
-    ("graph", "devices"), [(None, None), (CHANGING, None), pytest.param(CHANGING, 4)]
+    ("graph", "devices"),
+    [(None, None), (CHANGING, None), pytest.param(CHANGING, 4, marks=pytest.mark.slow)],
 )
 def test_fed_avg_takes_the_mean_of_neighbours_with_the_same_architecture(graph, devices):
     rounds = 3

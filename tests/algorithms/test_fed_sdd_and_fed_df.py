@@ -259,11 +259,18 @@ def test_the_buffer_holds_aggregates_that_were_never_distilled():
     assert np.abs(state.buffer.params["w"][0, 0] - weights_of(state)).max() > 1e-3
 
 
+@functools.cache
+def selecting(num_models):
+    """round -> each group's clients, by FedSDD, or by FedAvg where there is no number of models."""
+    alone = independent_pools({MAIN: Pool(AVERAGING, np.arange(6), 5)}, federated().columns)
+    algorithm = sdd(num_models=num_models) if num_models else alone
+    return jax.jit(lambda round: algorithm.select(round, jax.random.key(3)).clients)
+
+
 @given(st.integers(1, 5), st.integers(0, 1000))
 @settings(max_examples=25, deadline=None)
 def test_groups_divide_the_cohort(num_models, round):
-    algorithm = sdd(num_models=num_models)
-    clients = algorithm.select(round, jax.random.key(3)).clients
+    clients = selecting(num_models)(round)
     parts = [np.asarray(part).tolist() for part in clients.values()]
     assert len(parts) == num_models
     assert len({c for part in parts for c in part}) == 5
@@ -271,8 +278,7 @@ def test_groups_divide_the_cohort(num_models, round):
     assert max(counts) - min(counts) <= 1
     assert counts == sorted(counts, reverse=True)
     # The same cohort as FedAvg's of the same seed.
-    alone = independent_pools({MAIN: Pool(AVERAGING, np.arange(6), 5)}, federated().columns)
-    drawn = alone.select(round, jax.random.key(3)).clients[MAIN]
+    drawn = selecting(None)(round)[MAIN]
     assert {c for part in parts for c in part} == set(np.asarray(drawn).tolist())
 
 

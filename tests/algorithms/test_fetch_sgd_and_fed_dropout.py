@@ -272,6 +272,7 @@ def test_bytes_are_those_of_the_small_network():
     assert told["bytes_up_per_participation"] == 4 * numbers + 4
 
 
+@pytest.mark.slow
 def test_gathering_and_scattering_are_inverse_behind_a_convolution_too():
     """A dense layer's inputs are positions x filters there."""
     networks = [

@@ -169,6 +169,7 @@ def test_distillation_with_more_clients_takes_turns(tmp_path, monkeypatch, capsy
     assert "--clients must be at least 4" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_the_measured_step_is_one_of_the_method():
     """A student that is its only teacher has nothing to learn; one of another network has."""
     import jax

@@ -239,17 +239,17 @@ ONE, OTHER = ("small", "large"), ("sketch", "swapped")
     ("algorithm", "local_method", "links"),
     [
         ("none", "fed_avg", OTHER),
-        ("periodic", "fed_avg", ONE),
         ("merged", "fed_avg", ONE),
-        ("fed_sdd", "fed_avg", ONE),
         *(
             pytest.param(*case, marks=pytest.mark.slow)
             for case in [
                 ("none", "fed_avg", ONE),
                 ("none", "scaffold", ONE),
                 ("none", "scaffold", OTHER),
+                ("periodic", "fed_avg", ONE),
                 ("periodic", "fed_avg", OTHER),
                 ("merged", "fed_avg", OTHER),
+                ("fed_sdd", "fed_avg", ONE),
                 ("fed_sdd", "fed_avg", OTHER),
             ]
         ),

@@ -101,6 +101,7 @@ def test_a_folder_without_source_is_refused(tmp_path):
         read_python_source(tmp_path / "nothing")
 
 
+@pytest.mark.slow
 def test_the_installed_library():
     clients = read_python_source().clients
     names, prose = set(clients), clients["json"]["prose"]

@@ -113,10 +113,8 @@ def check_a_run_becomes_a_table(folder, name):
     assert f"{small:.2f}" in text and "†" in text and "31.84" in text
 
 
-@pytest.mark.parametrize(
-    "study",
-    [pytest.param(each, marks=[pytest.mark.slow] * (each != "fed_avg")) for each in STUDIES],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("study", STUDIES)
 def test_made_up_images_are_tuned_by_one_compiled_program(made_up, study):
     config = f"--config={CONFIGS / 'cifar100_tuning.py'}:{study}"
     common = ("--study", study, "--storage", "tuning.db", "--output", f"{study}.json")

@@ -179,6 +179,7 @@ def test_the_output_says_how_far_it_is_and_where_things_are(uninterrupted):
     assert output[-1] == f"run folder: {uninterrupted}"
 
 
+@pytest.mark.slow
 def test_streamed_data_gives_the_same_values(uninterrupted, run, tmp_path):
     done = run(tmp_path / "run", "--config.execution.stream=True")
     assert (done.returncode, done.stderr) == (0, "")

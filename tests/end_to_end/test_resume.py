@@ -91,6 +91,7 @@ def finish(run, folder, *settings, **options):
     return done
 
 
+@pytest.mark.slow
 def test_killed_during_compilation(uninterrupted, start, run, tmp_path, wait_for):
     folder = tmp_path / "run"
     process = start(folder)
@@ -189,6 +190,7 @@ def test_killed_with_two_processes(start, run, tmp_path, wait_for):
     assert_same_bits(folder, tmp_path / "whole")
 
 
+@pytest.mark.slow
 def test_an_aborted_process_is_started_again(uninterrupted, start, tmp_path, wait_for):
     folder = tmp_path / "run"
     process = start(folder, fault="training:6:hang")
