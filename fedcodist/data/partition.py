@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from fedcodist.data.federated_data import FederatedData
+from fedcodist.data.federated_data import FederatedData, default_client_ids
 
 
 def iid(num_examples: int, num_clients: int, seed: int) -> list[np.ndarray]:
@@ -198,6 +198,25 @@ def split_clients(num_clients: int, counts: Mapping[str, int], seed: int) -> dic
         name: np.sort(order[end - count : end])
         for (name, count), end in zip(counts.items(), ends, strict=True)
     }
+
+
+def merge_clients(data: FederatedData, num_clients: int, seed: int) -> FederatedData:
+    """Deals whole clients, such as users, to `num_clients` larger ones, named "0", "1", ...
+
+    The numbers of old clients in each differ by at most one. Raises ValueError unless
+    1 <= num_clients <= the number of old ones.
+    """
+    if not _is_integer(num_clients) or not 1 <= num_clients <= data.num_clients:
+        raise ValueError(
+            f"num_clients must be an integer in 1..{data.num_clients}, the number of clients to deal, "
+            f"got {num_clients!r}"
+        )
+    hands = np.array_split(_generator(seed).permutation(data.num_clients), num_clients)
+    dealt = data.select(np.concatenate([np.sort(hand) for hand in hands]))
+    ends = np.cumsum([0, *map(len, hands)])
+    return FederatedData(
+        dealt.columns, dealt.offsets[ends], default_client_ids(num_clients), data.allow_empty
+    )
 
 
 def capacity_pools(

@@ -10,6 +10,7 @@ from fedcodist.data import (
     dirichlet,
     equal_dirichlet,
     iid,
+    merge_clients,
     pachinko,
     pools_from_ids,
     shards,
@@ -322,6 +323,21 @@ def test_split_clients_of_the_paper():
     np.testing.assert_array_equal(np.sort(np.concatenate(list(groups.values()))), np.arange(500))
 
 
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.integers(1, 4), min_size=1, max_size=12), st.integers(0, 99), st.data())
+def test_merged_clients_are_whole_and_as_many(sizes, seed, data):
+    count = data.draw(st.integers(1, len(sizes)))
+    owner = np.repeat(np.arange(len(sizes)), sizes)
+    columns = {"owner": owner, "row": np.arange(len(owner))}
+    merged = merge_clients(FederatedData.from_arrays(columns, client_of_row=owner), count, seed)
+    assert merged.client_ids.tolist() == [str(index) for index in range(count)]
+    np.testing.assert_array_equal(np.sort(merged.columns["row"]), columns["row"])
+    np.testing.assert_array_equal(owner[merged.columns["row"]], merged.columns["owner"])
+    of_each = [np.unique(own["owner"]) for _, own in merged.clients()]
+    assert_partition(of_each, len(sizes))
+    assert {len(each) for each in of_each} <= {len(sizes) // count, -(-len(sizes) // count)}
+
+
 def three_clients():
     return FederatedData.from_arrays({"x": np.arange(3)}, client_of_row=np.array(["a", "b", "c"]))
 
@@ -373,6 +389,8 @@ LABELS = np.repeat(np.arange(2), 5)
         (lambda: capacity_pools(10, {"a": 2}, 0), r"fraction\['a'\]"),
         (lambda: capacity_pools(10, {"a": 0.6, "b": 0.6}, 0, nested=False), "at most the 10"),
         (lambda: capacity_pools(10, {}, 0), "at least one pool"),
+        (lambda: merge_clients(three_clients(), 4, 0), r"num_clients must be an integer in 1\.\.3"),
+        (lambda: merge_clients(three_clients(), 0, 0), "number of clients to deal, got 0"),
         (lambda: split_clients(10, {"a": 0}, 0), r"counts\['a'\]"),
         (lambda: split_clients(10, {"a": 11}, 0), "at most the 10 clients, got 11"),
         (lambda: pools_from_ids({}, three_clients()), "at least one pool"),

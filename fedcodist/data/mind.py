@@ -1,0 +1,244 @@
+"""MIND: what readers of news were shown and clicked, in the official layout.
+
+Fields are separated by tabs. `news.tsv` has a line per article, `id, category, subcategory, title,
+abstract, url, entities, entities`, of which id and title are read. `behaviors.tsv` has a line per
+impression, `id, user, time, history, candidates`: articles that the user clicked before, the latest
+last, and those that were shown, each with `-1` if it was clicked and `-0` if not.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from array import array
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fedcodist.data.federated_data import FederatedData
+from fedcodist.data.partition import split_clients
+
+FILES = NEWS, BEHAVIORS = "news.tsv", "behaviors.tsv"
+HISTORY = 50
+"""Clicks of a history that are kept, the latest; as in FedKD's code."""
+
+_CANDIDATE = re.compile(r"(\S+)-([01])")
+
+
+class News(NamedTuple):
+    """Articles with a title.
+
+    Attributes:
+      titles: [articles + 1]; the first is empty and stands for padding.
+      numbers: id -> place in `titles`.
+      skipped: reason -> number of lines that are no article.
+    """
+
+    titles: tuple[str, ...]
+    numbers: dict[str, int]
+    skipped: dict[str, int]
+
+
+class Impressions(NamedTuple):
+    """Impressions in the order of the file, without what has no article.
+
+    Attributes:
+      users: the user of each impression.
+      candidates: int32, articles of all impressions, one after another.
+      clicked: bool, the same shape.
+      ends: int64 [impressions], where each one's candidates end.
+      history: int32 [impressions, HISTORY], padded with 0.
+      skipped: reason -> number of lines, candidates or clicks that are left out.
+    """
+
+    users: tuple[str, ...]
+    candidates: np.ndarray
+    clicked: np.ndarray
+    ends: np.ndarray
+    history: np.ndarray
+    skipped: dict[str, int]
+
+
+def read_news(*folders: str | os.PathLike[str]) -> News:
+    """Reads `news.tsv` of one folder or several; the first line of an id counts.
+
+    Articles without a title and lines of fewer than four fields are skipped and counted.
+
+    Raises:
+      ValueError: one line; a file cannot be read or has no article.
+    """
+    titles, numbers = [""], dict[str, int]()
+    skipped: Counter[str] = Counter()
+    for folder in folders:
+        path, found = Path(folder) / NEWS, 0
+        for fields in _lines(path):
+            if len(fields) < 4 or not fields[0]:
+                skipped[f"malformed lines of {NEWS}"] += 1
+            elif not (title := " ".join(fields[3].split())):
+                skipped["articles without a title"] += 1
+            else:
+                found += 1
+                if fields[0] not in numbers:
+                    numbers[fields[0]] = len(titles)
+                    titles.append(title)
+        if not found:
+            raise ValueError(f"{path} has no article in MIND's format")
+    return News(tuple(titles), numbers, dict(sorted(skipped.items())))
+
+
+def read_impressions(folder: str | os.PathLike[str], numbers: Mapping[str, int]) -> Impressions:
+    """Reads `behaviors.tsv`.
+
+    Candidates and clicks of a history whose article is not among `numbers` are skipped; so are
+    impressions that have then no candidate that was clicked, or none that was not, and malformed lines.
+    All are counted.
+
+    Raises:
+      ValueError: one line; the file cannot be read, or nothing of it is left.
+    """
+    path = Path(folder) / BEHAVIORS
+    users, history = list[str](), list[np.ndarray]()
+    candidates, clicked, ends = array("i"), bytearray(), array("q")
+    skipped: Counter[str] = Counter()
+    for fields in _lines(path):
+        shown = _shown(fields)
+        if shown is None:
+            skipped[f"malformed lines of {BEHAVIORS}"] += 1
+            continue
+        known = [(numbers[article], was) for article, was in shown if article in numbers]
+        skipped["candidates without an article"] += len(shown) - len(known)
+        clicks = sum(was for _, was in known)
+        if clicks == 0:
+            skipped["impressions without a click left"] += 1
+        elif clicks == len(known):
+            skipped["impressions with clicks only left"] += 1
+        else:
+            before = fields[3].split()
+            own = [numbers[article] for article in before if article in numbers]
+            skipped["clicks of a history without an article"] += len(before) - len(own)
+            row = np.zeros(HISTORY, np.int32)
+            row[: len(own[-HISTORY:])] = own[-HISTORY:]
+            users.append(fields[1])
+            history.append(row)
+            candidates.extend(article for article, _ in known)
+            clicked.extend(was for _, was in known)
+            ends.append(len(candidates))
+    if not users:
+        counts = ", ".join(f"{n:,} {reason}" for reason, n in sorted(skipped.items()) if n)
+        raise ValueError(f"{path} has no impression that can be used: {counts or 'it is empty'}")
+    return Impressions(
+        tuple(users),
+        np.array(candidates, np.int32),
+        np.frombuffer(bytes(clicked), np.bool_),
+        np.array(ends, np.int64),
+        np.stack(history),
+        {reason: count for reason, count in sorted(skipped.items()) if count},
+    )
+
+
+def training_examples(impressions: Impressions, rows: Any) -> FederatedData:
+    """An example per click, from which `fedcodist.candidates` draws candidates.
+
+    Columns: `clicked` int32 [n], an article; `others` int32 [n, longest], the articles of the same
+    impression that were not clicked, padded with 0; `history` int32 [n, HISTORY]. Clients are users.
+
+    Args:
+      impressions: what was read.
+      rows: int, those to use.
+    """
+    articles, was_clicked = _padded(impressions, rows)
+    is_other = (articles > 0) & ~was_clicked
+    # Those that were not clicked first, in their order.
+    order = np.argsort(~is_other, axis=1, kind="stable")
+    width = int(is_other.sum(axis=1).max())
+    others = np.take_along_axis(np.where(is_other, articles, 0), order, axis=1)[:, :width]
+    impression, place = np.nonzero(was_clicked)
+    columns = {
+        "clicked": articles[impression, place],
+        "others": others[impression],
+        "history": impressions.history[rows][impression],
+    }
+    users = np.array(impressions.users)[rows]
+    return FederatedData.from_arrays(columns, client_of_row=users[impression])
+
+
+def evaluation_examples(impressions: Impressions, rows: Any) -> FederatedData:
+    """An example per impression, with all of its candidates.
+
+    Columns: `candidates` int32 [n, longest], padded with 0; `label` int8 of the same shape, 1 clicked,
+    0 not clicked, -1 padding; `history` int32 [n, HISTORY]. Clients are users.
+
+    Args:
+      impressions: what was read.
+      rows: int, those to use.
+    """
+    articles, was_clicked = _padded(impressions, rows)
+    columns = {
+        "candidates": articles,
+        "label": np.where(articles > 0, was_clicked, -1).astype(np.int8),
+        "history": impressions.history[rows],
+    }
+    return FederatedData.from_arrays(columns, client_of_row=np.array(impressions.users)[rows])
+
+
+def deal_users(
+    users: Sequence[str], shares: Mapping[str, float], seed: int
+) -> dict[str, np.ndarray]:
+    """Splits impressions by user, so that none has impressions in two splits.
+
+    Args:
+      users: the user of each impression.
+      shares: split -> share of the users; the first split also gets the users that rounding leaves.
+      seed: of the deal.
+
+    Returns:
+      split -> int64 rows, ascending.
+
+    Raises:
+      ValueError: too few users.
+    """
+    ids, index_of_row = np.unique(np.array(users), return_inverse=True)
+    counts = {name: int(len(ids) * share) for name, share in shares.items()}
+    counts[next(iter(shares))] += len(ids) - sum(counts.values())
+    if min(counts.values()) < 1:
+        raise ValueError(f"there must be a user for each split, got {counts} of {len(ids)} users")
+    return {
+        name: np.flatnonzero(np.isin(index_of_row, indices))
+        for name, indices in split_clients(len(ids), counts, seed).items()
+    }
+
+
+def _padded(impressions: Impressions, rows: Any) -> tuple[np.ndarray, np.ndarray]:
+    """Articles, and which were clicked, [rows, longest]."""
+    ends = impressions.ends[rows]
+    starts = np.concatenate([[0], impressions.ends[:-1]])[rows]
+    places = starts[:, None] + np.arange((ends - starts).max())
+    is_there = places < ends[:, None]
+    places = np.where(is_there, places, 0)
+    articles = np.where(is_there, impressions.candidates[places], 0).astype(np.int32)
+    return articles, is_there & impressions.clicked[places]
+
+
+def _shown(fields: Sequence[str]) -> list[tuple[str, int]] | None:
+    """(article, whether it was clicked) of a line; None for one that is malformed."""
+    if len(fields) != 5 or not fields[1] or not (each := fields[4].split()):
+        return None
+    matches = [_CANDIDATE.fullmatch(candidate) for candidate in each]
+    return [(match[1], int(match[2])) for match in matches if match] if all(matches) else None
+
+
+def _lines(path: Path) -> Iterator[Sequence[str]]:
+    """The fields of every line that is not empty; none of one that is not UTF-8."""
+    try:
+        with open(path, "rb") as file:
+            for line in file:
+                if line.strip():
+                    try:
+                        yield line.rstrip(b"\r\n").decode().split("\t")
+                    except UnicodeDecodeError:
+                        yield ()
+    except OSError as error:
+        raise ValueError(f"{path} cannot be read: {error.strerror}") from None
