@@ -35,6 +35,7 @@ bench: $(INSTALLED)
 	$(BIN)/python benchmarks/side_by_side.py
 	$(BIN)/python benchmarks/breakdown.py
 	$(BIN)/python benchmarks/cold_start.py
+	$(BIN)/python benchmarks/overhead.py
 	$(BIN)/python benchmarks/scale.py
 	$(BIN)/python benchmarks/distillation_cost.py
 	$(BIN)/python benchmarks/document.py

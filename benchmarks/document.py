@@ -22,6 +22,7 @@ import breakdown
 import cold_start
 import distillation_cost
 import fedavg_cnn
+import overhead
 import records
 import scale
 import side_by_side
@@ -136,6 +137,7 @@ def _device(found: Sequence[Record]) -> Iterable[str]:
             fedavg_cnn.KIND,
             breakdown.KIND,
             cold_start.KIND,
+            overhead.KIND,
             scale.KIND,
             distillation_cost.KIND,
         )
@@ -159,6 +161,7 @@ def _device(found: Sequence[Record]) -> Iterable[str]:
         ("Against the GEMM peak", fedavg_cnn.KIND, gemm),
         ("Where the time goes", breakdown.KIND, parts),
         ("Cold start", cold_start.KIND, starts),
+        ("Evaluating and logging", overhead.KIND, looking),
         ("Scale", scale.KIND, growth),
         ("Distillation with more clients", distillation_cost.KIND, teaching),
     ):
@@ -252,6 +255,24 @@ def starts(record: Record) -> Iterable[str]:
         for name, own in record["seconds"].items()
     ]
     yield _table(["", "seconds", "target"], rows)
+
+
+def looking(record: Record) -> Iterable[str]:
+    """What evaluating and logging add to a round."""
+    yield (
+        f"Runs of {record['rounds']} rounds of the small CNN by `run_experiment` in "
+        f"{record['processes']} processes, with a run folder: evaluated at both ends; evaluated after "
+        "every round, with a line in `metrics.jsonl` and a callback; and so with another split. Splits "
+        "are of so few images that what is added is the loop's own time. Each way is compared with the "
+        f"one before it; the target is less than {record['target']:.0%} of a round."
+    )
+    added = overhead.shares(record)
+    rows = []
+    for way, own in record["seconds_per_round"].items():
+        shares = [100 * share for share in added.get(way, [])]
+        more = f"{statistics.median(shares):.1f}" if shares else ""
+        rows.append([way, _over([1000 * seconds for seconds in own]), more])
+    yield _table(["evaluated", "ms/round", "adds, % of a round"], rows)
 
 
 def growth(record: Record) -> Iterable[str]:

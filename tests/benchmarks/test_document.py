@@ -11,6 +11,7 @@ from benchmarks import (
     document,
     fedavg_cnn,
     machine,
+    overhead,
     records,
     scale,
     side_by_side,
@@ -73,6 +74,13 @@ def cold(**more):
     seconds = {"import": [1.5, 1.25, 1.75], "first start": [12.0], "second start": [4.0]}
     about = {"processes": 2, "targets": cold_start.TARGETS, "seconds": seconds}
     return common("cold_start", "cold_start", **about, **more)
+
+
+def looked(**more):
+    seconds = [[0.1, 0.1, 0.2], [0.102, 0.101, 0.204], [0.103, 0.102, 0.206]]
+    about = {"processes": 2, "rounds": 20, "target": 0.02}
+    about["seconds_per_round"] = dict(zip(overhead.WAYS, seconds, strict=True))
+    return common("overhead", "overhead", **about, **more)
 
 
 def traced(**more):
@@ -153,10 +161,12 @@ def test_figures_of_a_comparison():
 
 
 def test_other_sections():
-    text = document.render([gemm(), traced(), cold(), grown()])
+    text = document.render([gemm(), traced(), cold(), looked(), grown()])
     row = ["FedAvg small", "15.0", "0.200 (0.100 to 0.300)", "50.0 (40.0 to 70.0)", "7.5"]
     assert cells(text, "FedAvg small") == row
     assert "200 (190 to 210) GFLOP/s" in text
+    assert cells(text, "after every round")[1:] == ["102 (101 to 204)", "2.0"]
+    assert cells(text, "with a second split")[2] == "1.0"
     assert cells(text, "import") == ["import", "1.50 (1.25 to 1.75)", "< 2"]
     assert cells(text, "population")[2:6] == ["1,000,000", "20", "1", "streamed"]
     times = ["1.20 (1.20 to 1.20)", "1.00 (1.00 to 1.00)", "0.500 (0.500 to 0.500)"]
@@ -273,6 +283,7 @@ def test_tables_in_the_terminal():
     """The programs print the records that they write."""
     assert "200 GFLOP/s" in fedavg_cnn.table(gemm()) and "50.0%" in fedavg_cnn.table(gemm())
     assert "1.50" in cold_start.table(cold()) and "< 15" in cold_start.table(cold())
+    assert "2.0%" in overhead.table(looked())
     for part in ("1,000,000", "0.500", "60%", "123.4", "20 at once, bfloat16, rematerialised"):
         assert part in scale.table(grown())
     assert "4000.0" in distillation_cost.table(taught())

@@ -8,7 +8,7 @@ import sys
 import numpy as np
 import pytest
 
-from benchmarks import cold_start, distillation_cost, machine, records, scale
+from benchmarks import cold_start, distillation_cost, machine, overhead, records, scale
 from benchmarks.scale import Configuration
 
 
@@ -237,6 +237,14 @@ def test_short_gemm_run_writes_its_record(tmp_path):
     assert "GEMM peak" in text and record["device"] == machine.device()
     assert len(record["gemm_gflops"]) == 1
     assert 0 < record["rounds"]["small"]["share_of_peak"][0] < 2
+
+
+@pytest.mark.slow
+def test_every_way_of_looking_is_measured(tmp_path):
+    _output("overhead.py", "--repetitions=1", "--results", str(tmp_path))
+    (record,) = records.newest(tmp_path)
+    assert list(record["seconds_per_round"]) == list(overhead.WAYS)
+    assert all(len(own) == 1 and own[0] > 0 for own in record["seconds_per_round"].values())
 
 
 def _last_line(*arguments):
