@@ -1,0 +1,122 @@
+"""An encoder's parameters as a safetensors file with BERT's names, which `transformers` reads too."""
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import safetensors
+import safetensors.numpy
+
+from fedcodist.models.bert import Encoder
+
+PyTree = Any
+PREFIX = "bert."
+# Of files with heads for BERT's own tasks; an encoder has no use for them.
+_OTHERS = ("pooler.", "cls.", "classifier.", "embeddings.position_ids")
+# How other releases call a normalisation's parameters.
+_OLD = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}
+
+_EMBEDDINGS = {
+    "words": "word_embeddings",
+    "positions": "position_embeddings",
+    "types": "token_type_embeddings",
+    "norm": "LayerNorm",
+}
+_LAYER = {
+    "query": "attention.self.query",
+    "key": "attention.self.key",
+    "value": "attention.self.value",
+    "attention_output": "attention.output.dense",
+    "attention_norm": "attention.output.LayerNorm",
+    "inner": "intermediate.dense",
+    "output": "output.dense",
+    "norm": "output.LayerNorm",
+}
+
+
+def save_encoder(
+    path: str | os.PathLike[str], params: PyTree, metadata: Mapping[str, str] | None = None
+) -> None:
+    """Writes an encoder's parameters, kernels as [outputs, inputs].
+
+    Args:
+      path: the file.
+      params: of an `Encoder`.
+      metadata: strings kept in the file's header.
+    """
+    tensors = {}
+    for keys, leaf in jax.tree_util.tree_flatten_with_path(params)[0]:
+        names = tuple(key.key for key in keys)
+        # A transposed view would be written as it lies in memory.
+        tensors[PREFIX + _bert_name(names)] = np.asarray(_turned(names, leaf), order="C")
+    safetensors.numpy.save_file(tensors, path, {"format": "pt", **(metadata or {})})
+
+
+def load_encoder(path: str | os.PathLike[str], encoder: Encoder) -> PyTree:
+    """Reads an encoder's parameters, as nested dictionaries of float32 NumPy arrays.
+
+    Names may begin with 'bert.' or not; heads of BERT's own tasks are left out.
+
+    Args:
+      path: a safetensors file.
+      encoder: whose sizes the file must have. For a student take `first_layers` of what was read.
+
+    Raises:
+      ValueError: one line; no safetensors file, or a tensor that is missing, unknown or of another
+        shape.
+    """
+    file = os.fspath(path)
+    try:
+        found = safetensors.numpy.load_file(file)
+    except (safetensors.SafetensorError, OSError) as error:
+        raise ValueError(f"cannot read an encoder from {file}: {error}.") from error
+    tensors = {_plain(name): tensor for name, tensor in found.items()}
+    tensors = {name: each for name, each in tensors.items() if not name.startswith(_OTHERS)}
+    shapes = jax.eval_shape(encoder.init, jax.random.key(0), jnp.zeros((1, 1), jnp.int32))
+
+    def read(keys, leaf):
+        names = tuple(key.key for key in keys)
+        name = _bert_name(names)
+        if name not in tensors:
+            raise ValueError(f"{file} has no tensor {name}, which the encoder needs.")
+        tensor = tensors.pop(name)
+        expected = tuple(_turned(names, leaf).shape)
+        if tensor.shape != expected:
+            raise ValueError(
+                f"{file}: tensor {name} must be {list(expected)}, got {list(tensor.shape)}."
+            )
+        return np.asarray(_turned(names, tensor), np.float32, order="C")
+
+    params = jax.tree_util.tree_map_with_path(read, shapes["params"])
+    if tensors:
+        raise ValueError(f"{file} has tensor {min(tensors)}, which the encoder has not.")
+    return params
+
+
+def _bert_name(names: tuple[str, ...]) -> str:
+    """('layer3', 'query', 'kernel') -> 'encoder.layer.3.attention.self.query.weight'."""
+    part, module, *rest = names
+    kind = "bias" if rest == ["bias"] else "weight"
+    if part == "embeddings":
+        return f"embeddings.{_EMBEDDINGS[module]}.{kind}"
+    return f"encoder.layer.{part.removeprefix('layer')}.{_LAYER[module]}.{kind}"
+
+
+def _plain(name: str) -> str:
+    name = name.removeprefix(PREFIX)
+    for old, new in _OLD.items():
+        if name.endswith(old):
+            return name.removesuffix(old) + new
+    return name
+
+
+def _turned(names: tuple[str, ...], array: Any) -> Any:
+    """Dense kernels are [inputs, outputs] here and [outputs, inputs] in BERT's files."""
+    if names[-1] != "kernel":
+        return array
+    if isinstance(array, jax.ShapeDtypeStruct):
+        return jax.ShapeDtypeStruct(array.shape[::-1], array.dtype)
+    return array.T
