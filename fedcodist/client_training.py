@@ -79,6 +79,7 @@ def train_client(
     batch_size, epochs = training.batch_size, training.epochs
     optimizer = training.optimizer(learning_rate)
     loss_of = loss_hook or model.loss
+    mean_loss = model.mean_loss if loss_hook is None else None
     order = _example_order(keys.derive(key, "order"), data, batch_size, epochs)
     steps_per_epoch = -(-data.size // batch_size)
     num_steps = epochs * steps_per_epoch
@@ -87,6 +88,8 @@ def train_client(
         outputs, mutable = model.apply(
             Variables(params, mutable), batch, train=True, key=dropout_key, mask=mask
         )
+        if mean_loss is not None:
+            return mean_loss(outputs, batch, mask), mutable
         per_example = loss_of(outputs, batch)
         return jnp.sum(per_example * mask) / jnp.maximum(jnp.sum(mask), 1), mutable
 

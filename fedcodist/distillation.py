@@ -14,7 +14,7 @@ from fedcodist.checks import check_number
 from fedcodist.client_training import OptimizerFactory, Preprocess
 from fedcodist.cohort import Rows
 from fedcodist.model import Model, Variables
-from fedcodist.readout import Readout, in_chunks
+from fedcodist.readout import Readout, total_in_chunks
 from fedcodist.shuffling import permuted_positions, stream_positions
 
 PyTree = Any
@@ -259,8 +259,7 @@ def _training(
                     mask=mask,
                     axis_name=axis_name,
                 )
-                per_example = divergence(name, student_outputs)
-                losses[name] = jnp.sum(per_example * mask) / settings.batch_size
+                losses[name] = divergence(name, student_outputs, mask) / settings.batch_size
             return sum(losses.values()), (losses, mutable)
 
         params = {name: variables[name].params for name in students}
@@ -373,22 +372,21 @@ def kl_divergence(direction: str) -> Callable[[jax.Array, jax.Array], jax.Array]
 
 
 def _divergence_from(students, outputs, targets, loss_of):
-    """Returns (student's name, its outputs) -> divergence per example from the teachers' targets.
+    """Returns (student's name, its outputs, mask) -> sum of divergences from the teachers' targets.
 
-    Of Readouts it is the sum over an example's positions, without logits of the whole batch.
+    Of Readouts it is the sum over positions too, without logits of the whole batch.
     """
     if not isinstance(next(iter(outputs.values())), Readout):
         batch_targets = {name: targets(name, outputs) for name in students}
-        return lambda name, student: loss_of(student, batch_targets[name])
+        return lambda name, student, mask: jnp.sum(loss_of(student, batch_targets[name]) * mask)
 
-    def summed(name, student):
-        per_position = in_chunks(
-            lambda both: loss_of(both[0], jax.lax.stop_gradient(targets(name, both[1]))),
-            (student, outputs),
+    def over_positions(name, student, mask):
+        student = student._replace(weights=student.weights * mask[:, None])
+        return total_in_chunks(
+            lambda logits, known: loss_of(logits, targets(name, known)), student, outputs
         )
-        return jnp.sum(per_position * student.weights, axis=-1)
 
-    return summed
+    return over_positions
 
 
 def _examples(outputs, mask):

@@ -33,6 +33,8 @@ class Model(NamedTuple):
       loss: (outputs, batch) -> per-example loss [batch].
       metrics: name -> statistic, see `fedcodist.metrics`.
       num_classes: width of the outputs.
+      mean_loss: (outputs, batch, mask) -> mean of `loss` over the mask's examples, where there is a
+        cheaper way; None elsewhere.
     """
 
     init: Callable[[jax.Array], Variables]
@@ -40,6 +42,7 @@ class Model(NamedTuple):
     loss: Callable[[Any, Batch], jax.Array]
     metrics: Mapping[str, metrics_lib.Statistic]
     num_classes: int
+    mean_loss: Callable[[Any, Batch, jax.Array], jax.Array] | None = None
 
 
 def cross_entropy(outputs: jax.Array, batch: Batch) -> jax.Array:

@@ -48,6 +48,15 @@ def language_model(
     def loss(outputs, batch):
         return jnp.sum(_token_losses(outputs, batch), axis=-1) / expected_length
 
+    def mean_loss(outputs, batch, mask):
+        weights = (batch["label"] != PAD) * mask[:, None]
+        outputs = outputs._replace(weights=weights.astype(jnp.float32))
+        if outputs.samples is None:
+            total = readout.total_in_chunks(readout.label_losses, outputs, batch["label"])
+        else:
+            total = jnp.sum(readout.sampled_cross_entropy(outputs, batch["label"]))
+        return total / (expected_length * jnp.maximum(jnp.sum(mask), 1))
+
     example = jnp.zeros((1, 2), jnp.int32)
     base = adapter(network, example, inputs="tokens", loss=loss)
 
@@ -59,7 +68,7 @@ def language_model(
         return outputs, mutable
 
     metrics = {"loss": _loss_per_token, "accuracy": accuracy_in_vocabulary}
-    return base._replace(apply=apply, metrics=metrics, num_classes=vocabulary)
+    return base._replace(apply=apply, metrics=metrics, num_classes=vocabulary, mean_loss=mean_loss)
 
 
 def next_tokens(batch: Batch, key: jax.Array, positions: jax.Array) -> dict[str, jax.Array]:

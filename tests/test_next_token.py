@@ -11,7 +11,9 @@ from fedcodist import metrics
 from fedcodist.client_training import LocalTraining, train_client
 from fedcodist.cohort import ClientData
 from fedcodist.data.vocabulary import BOS, EOS, PAD
+from fedcodist.model import Variables
 from fedcodist.models.lstm import LSTMLanguageModel
+from fedcodist.models.transformer import Transformer
 from fedcodist.next_token import continuations, language_model, next_tokens
 from fedcodist.readout import Readout
 
@@ -81,6 +83,33 @@ def evaluated(model):
     return evaluate
 
 
+NETWORKS = {
+    "lstm": LSTMLanguageModel(VOCABULARY, 4, 3, 2),
+    "transformer": Transformer(VOCABULARY, 8, 2, 1),
+}
+
+
+@pytest.mark.parametrize("network", NETWORKS)
+@settings(max_examples=4, deadline=None)
+@given(text=sentences)
+def test_more_padding_changes_nothing(network, text):
+    model = language_model(NETWORKS[network], VOCABULARY, 2.5)
+    params = model.init(jax.random.key(0)).params
+
+    def loss(params, tokens):
+        batch = next_tokens({"tokens": tokens}, None, None)
+        outputs, _ = model.apply(Variables(params, {}), batch, train=True)
+        return model.mean_loss(outputs, batch, jnp.ones(len(tokens)))
+
+    of = jax.jit(jax.value_and_grad(loss))
+    tokens = rows_of(text)
+    once, more = of(params, tokens), of(params, np.pad(tokens, ((0, 2), (0, 5))))
+    # Two sentences more that are nothing but padding count in the mean over sentences alone.
+    more = jax.tree.map(lambda leaf: leaf * (len(tokens) + 2) / len(tokens), more)
+    for one, other in zip(jax.tree.leaves(once), jax.tree.leaves(more), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-6)
+
+
 def test_an_unknown_word_is_an_error_and_never_predicted():
     model = language_model(LSTMLanguageModel(VOCABULARY, 4, 3, 1), VOCABULARY)
     likes = jnp.zeros(VOCABULARY).at[jnp.array([PAD, BOS, EOS, UNKNOWN])].set(9.0).at[5].set(1.0)
@@ -112,6 +141,28 @@ def test_training_learns_a_cycle_of_words(samples):
     assert evaluated(model)(outputs, tokens)[1]["accuracy"] > 0.8
     written = continuations(model, trained.variables, tokens[:, :2], 4)
     np.testing.assert_array_equal(written[:, :6], tokens[:, :6])
+
+
+@pytest.mark.parametrize("samples", [0, 8])
+def test_the_mean_loss_is_that_of_the_sentences_that_count(samples):
+    model = language_model(LSTMLanguageModel(VOCABULARY, 4, 3, 1), VOCABULARY, 2.5, samples)
+    params = model.init(jax.random.key(0)).params
+    tokens = jnp.asarray(rows_of([[3, 4], [5] * 9, [7], [6, 6, 3]]))
+    batch = next_tokens({"tokens": tokens}, None, None)
+
+    def mean(params, mask, cheap):
+        outputs, _ = model.apply(
+            Variables(params, {}), batch, train=True, key=jax.random.key(1), mask=mask
+        )
+        if cheap:
+            return model.mean_loss(outputs, batch, mask)
+        return jnp.sum(model.loss(outputs, batch) * mask) / jnp.maximum(jnp.sum(mask), 1)
+
+    of = jax.jit(jax.value_and_grad(mean), static_argnums=2)
+    for mask in ([1.0, 0.0, 1.0, 1.0], [0.0] * 4):
+        found, expected = of(params, jnp.array(mask), True), of(params, jnp.array(mask), False)
+        for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+            np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
 
 
 def test_samples_are_drawn_in_training_only():

@@ -1,6 +1,7 @@
 """Chunked losses equal plain ones in values and gradients, and never hold all logits."""
 
 import functools
+import math
 
 import jax
 import jax.numpy as jnp
@@ -55,7 +56,7 @@ shapes = st.sampled_from([(1,), (7,), (3, 5), (2, 3, 4)])
 
 
 @settings(max_examples=12, deadline=None)
-@given(shapes, st.sampled_from([1, 4, 40]), st.sampled_from([0.0, 0.4, 1.0]), st.integers(0, 99))
+@given(shapes, st.sampled_from([None, 1, 4]), st.sampled_from([0.0, 0.4, 1.0]), st.integers(0, 99))
 def test_chunked_cross_entropy_equals_the_plain_one(shape, chunk, padded, seed):
     def both(outputs, labels, cotangents):
         chunked = functools.partial(readout.cross_entropy, labels=labels, chunk=chunk)
@@ -67,26 +68,47 @@ def test_chunked_cross_entropy_equals_the_plain_one(shape, chunk, padded, seed):
     assert_same(*jax.jit(both)(*made_up(seed, shape, padded=padded)))
 
 
-@settings(max_examples=8, deadline=None)
-@given(shapes, st.sampled_from([1, 4, 40]), st.integers(0, 99))
-def test_functions_in_chunks_equal_plain_ones(shape, chunk, seed):
-    outputs, _, cotangents = made_up(seed, shape)
+@settings(max_examples=12, deadline=None)
+@given(shapes, st.sampled_from([None, 1, 4]), st.sampled_from([0.4, 1.0]), st.integers(0, 99))
+def test_totals_in_chunks_equal_plain_ones(shape, chunk, padded, seed):
+    outputs, labels, weights = made_up(seed, shape, padded=padded)
+    outputs = outputs._replace(weights=outputs.weights * jnp.abs(weights))
     other = made_up(seed + 1, shape, width=3)[0]
 
-    def divergence(both):
-        return optax.kl_divergence(jax.nn.log_softmax(both["a"]), jax.nn.softmax(both["b"]))
+    def divergence(logits, known):
+        target = jax.nn.softmax(known["teacher"]) * (1 + known["label"][..., None])
+        return optax.kl_divergence(jax.nn.log_softmax(logits), target)
 
     def direct(new):
-        logits = {"a": new.features @ new.kernel + new.bias}
-        return divergence(logits | {"b": other.features @ other.kernel + other.bias})
+        known = {"teacher": other.features @ other.kernel + other.bias, "label": labels}
+        values = divergence(new.features @ new.kernel + new.bias, known)
+        return 3 * jnp.sum(values * new.weights)
 
     def chunked(new):
-        return readout.in_chunks(divergence, {"a": new, "b": other}, chunk)
+        known = {"teacher": other, "label": labels}
+        return 3 * readout.total_in_chunks(divergence, new, known, chunk)
 
     def both(outputs):
-        return [(each(outputs), gradients(each, outputs, cotangents)) for each in (chunked, direct)]
+        return [(each(outputs), gradients(each, outputs, 1.0)) for each in (chunked, direct)]
 
     assert_same(*jax.jit(both)(outputs))
+
+
+def test_losses_of_labels_are_cross_entropies():
+    outputs, labels, _ = made_up(4, (9,), padded=0.0)
+    total = jax.jit(lambda new: readout.total_in_chunks(readout.label_losses, new, labels))
+    assert_same(total(outputs), jnp.sum(plain(outputs, labels)))
+
+
+def test_constants_get_no_gradient():
+    outputs, _, _ = made_up(5, (6,))
+
+    def total(scale):
+        teacher = outputs._replace(features=scale * outputs.features)
+        function = lambda logits, known: jnp.sum(logits * known, axis=-1)
+        return readout.total_in_chunks(function, outputs, teacher)
+
+    assert total(2.0) != total(1.0) and jax.grad(total)(1.0) == 0
 
 
 @pytest.mark.parametrize("padded", [0.0, 0.6, 1.0])
@@ -113,29 +135,29 @@ def test_clients_at_once_are_clients_one_by_one():
         assert_same(jax.tree.map(lambda leaf, i=index: leaf[i], together), alone(*client))
 
 
-def all_sizes(jaxpr):
+def all_shapes(jaxpr):
     for equation in jaxpr.eqns:
-        yield from (v.aval.size for v in equation.outvars if hasattr(v.aval, "size"))
+        yield from (v.aval.shape for v in equation.outvars if hasattr(v.aval, "shape"))
         for value in jax.tree.leaves(
             list(equation.params.values()), is_leaf=lambda v: hasattr(v, "eqns")
         ):
             inner = getattr(value, "jaxpr", value)
             if hasattr(inner, "eqns"):
-                yield from all_sizes(inner)
+                yield from all_shapes(inner)
 
 
-@pytest.mark.parametrize("name", ["cross_entropy", "in_chunks", "plain"])
+@pytest.mark.parametrize("name", ["cross_entropy", "total_in_chunks", "plain"])
 def test_logits_of_a_batch_never_exist(name):
     outputs, labels, cotangents = made_up(0, (40, 20), width=4, classes=500)
     functions = {
         "cross_entropy": lambda new: readout.cross_entropy(new, labels, 64),
-        "in_chunks": lambda new: readout.in_chunks(
-            lambda logits: jax.nn.logsumexp(logits, axis=-1), new, 64
+        "total_in_chunks": lambda new: jnp.full(
+            labels.shape, readout.total_in_chunks(readout.label_losses, new, labels, 64)
         ),
         "plain": lambda new: plain(new, labels),
     }
     traced = jax.make_jaxpr(lambda new: gradients(functions[name], new, cotangents))(outputs)
-    largest = max(all_sizes(traced.jaxpr))
+    largest = max(map(math.prod, all_shapes(traced.jaxpr)))
     assert (largest >= 40 * 20 * 500) == (name == "plain")
     assert name == "plain" or largest <= 64 * 500
 
@@ -145,8 +167,19 @@ def test_padding_is_not_multiplied():
     outputs, labels, _ = made_up(0, (8, 8), padded=1.0)
     broken = outputs._replace(kernel=outputs.kernel * jnp.nan)
     assert np.all(readout.cross_entropy(broken, labels, 16) == 0)
+    assert readout.total_in_chunks(readout.label_losses, broken, labels, 16) == 0
     one = broken._replace(weights=broken.weights.at[3, 3].set(1))
     assert np.isnan(readout.cross_entropy(one, labels, 16)[3, 3])
+    assert np.isnan(readout.total_in_chunks(readout.label_losses, one, labels, 16))
+
+
+@pytest.mark.parametrize(("positions", "largest"), [(2, 1), (400, 100), (5000, 256)])
+def test_chunks_are_small_beside_the_batch(positions, largest):
+    outputs, labels, cotangents = made_up(0, (positions,), classes=7)
+    loss = lambda new: readout.cross_entropy(new, labels)
+    traced = jax.make_jaxpr(lambda new: gradients(loss, new, cotangents))(outputs)
+    rows = {shape[0] for shape in all_shapes(traced.jaxpr) if shape[1:] == (7,)} - {5}
+    assert max(rows) == largest
 
 
 def test_samples_estimate_the_sum_over_all_classes():
@@ -164,6 +197,20 @@ def test_samples_estimate_the_sum_over_all_classes():
     others = jnp.exp(exact) - 1
     deviation = jnp.std(estimates, axis=0) / np.sqrt(len(estimates))
     assert np.all(np.abs(jnp.mean(estimates, axis=0) - others) < 5 * deviation)
+
+
+def test_with_all_classes_sampled_it_is_the_softmax():
+    """Each class once: only the correction sets it apart, so undone beforehand nothing does."""
+    outputs, labels, cotangents = made_up(6, (4, 5))
+    every = jnp.arange(11)
+    undone = outputs.bias + readout._log_expected(every, 11, 11)
+    sampled = lambda new: readout.sampled_cross_entropy(new, labels)
+    full = functools.partial(plain, labels=labels)
+    corrected = outputs._replace(samples=every, bias=undone)
+    found = sampled(corrected), gradients(sampled, corrected, cotangents)
+    expected = full(outputs), gradients(full, outputs, cotangents)
+    for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-6, atol=1e-6)  # the correction is float32
 
 
 def test_draws_follow_their_probabilities():
