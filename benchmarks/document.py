@@ -60,6 +60,10 @@ DESCRIPTIONS = {
     "images; 20 of 3,400 clients of 1 to 300 images.",
     "resnet20": "FedAvg, ResNet-20 with batch normalisation (272,474 parameters) on 32x32 images; "
     "8 clients of 100 images; batch statistics are averaged.",
+    "lstm_small": "FedAvg, the codistillation paper's small LSTM (1,984,348 parameters), FedJAX's own "
+    "Stack Overflow model: 20 clients of 100 to 988 sentences (396 in the mean) of up to 20 of 10,004 "
+    "tokens, 20 sentences a step; random words in sentences as long as those of Stack Overflow.",
+    "lstm_large": "The same with its large LSTM (4,278,644 parameters).",
     "merged": "MergedCodist, the small and the large CNN; 20 clients of 100 images for each, then 32 "
     "steps of distillation of 128 images; both models are evaluated on every batch.",
     "periodic": "PeriodicCodist, the same with 200 steps, in every round.",

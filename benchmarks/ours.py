@@ -26,7 +26,6 @@ from peers import workload as work
 
 from fedcodist import launch
 
-Network = work.Network | work.ResidualNetwork | work.PartyNetwork
 SEED = 0
 PARTIES = ("fed_md", "mhd")  # methods of parties, who each are a pool of the file
 MHD_CLIENTS = "clients"  # the only architecture
@@ -101,7 +100,8 @@ def prepare(inputs: work.Inputs, most_rounds: int) -> Prepared:
     if method_of(inputs) in PARTIES:
         rows = {PUBLIC: rows[UNLABELLED]}
     data = simulation.replicate(resident_data(federated, rows), mesh)
-    floats = inputs.images.dtype.type
+    some_pool = next(iter(inputs.pools.values()))
+    floats = next(iter(some_pool.weights.values())).dtype.type
     hyper = simulation.replicate(jax.tree.map(floats, algorithm.hyper), mesh)
     seeds = simulation.replicate(np.full(1, SEED, np.uint32), mesh)
     kept = {} if method_of(inputs) in PARTIES else dict.fromkeys(inputs.pools)
@@ -146,8 +146,7 @@ def make_data(inputs: work.Inputs):
     from fedcodist.shuffling import permuted_positions
 
     if method_of(inputs) in PARTIES:  # the file has our orders
-        columns = {"image": inputs.images, "label": inputs.labels}
-        return FederatedData.from_arrays(columns, offsets=inputs.offsets)
+        return FederatedData.from_arrays(columns_of(inputs), offsets=inputs.offsets)
     sizes = np.diff(inputs.offsets)
     positions = jnp.arange(sizes.max())
 
@@ -163,8 +162,23 @@ def make_data(inputs: work.Inputs):
             rows, size = inputs.rows_of(client), sizes[client]
             order = rows.start + np.asarray(order_of(MAIN if is_sdd else name, client, size))[:size]
             images[order], labels[order] = images[rows].copy(), labels[rows].copy()
-    columns = {"image": images, "label": labels}
-    return FederatedData.from_arrays(columns, offsets=inputs.offsets)
+    return FederatedData.from_arrays(columns_of(inputs), offsets=inputs.offsets)
+
+
+def columns_of(inputs: work.Inputs):
+    """Examples as this library has them: sentences are whole, in few bits."""
+    import numpy as np
+
+    if not is_text(inputs.workload):
+        return {"image": inputs.images, "label": inputs.labels}
+    whole = np.concatenate([inputs.images, inputs.labels[:, -1:]], axis=1)
+    return {"tokens": whole.astype(np.uint16)}
+
+
+def is_text(workload: str) -> bool:
+    """Whether a workload's networks read text."""
+    networks = work.WORKLOADS[workload].networks.values()
+    return any(isinstance(network, work.LanguageNetwork) for network in networks)
 
 
 def make_algorithm(inputs: work.Inputs, federated):
@@ -352,16 +366,22 @@ def make_pool(inputs: work.Inputs, name: str):
     from fedcodist.algorithms.pools import Pool
     from fedcodist.client_training import LocalTraining
     from fedcodist.model import from_flax_linen
+    from fedcodist.next_token import language_model, next_tokens
 
     network, cohorts, weights, _ = inputs.pools[name]
-    model = from_flax_linen(make_network(inputs.workload, name), jnp.zeros((1, *network.image)))
+    module = make_network(inputs.workload, name)
+    training = LocalTraining(optax.sgd, work.BATCH, epochs=1)
+    if is_text(inputs.workload):
+        model = language_model(module, network.vocabulary, work.EXPECTED_LENGTH)
+        training = training._replace(preprocess=next_tokens)
+    else:
+        model = from_flax_linen(module, jnp.zeros((1, *network.image)))
     model = model._replace(init=lambda key: own_weights(network, weights))
     first, second = work.SERVER_BETAS
     optimizer = functools.partial(optax.adam, b1=first, b2=second, eps=work.SERVER_EPSILON)
     hyper = FedAvgHyper(work.CLIENT_LEARNING_RATE, work.SERVER_LEARNING_RATE)
     if method_of(inputs) == "fed_sdd":
         optimizer, hyper = optax.sgd, FedAvgHyper(work.CLIENT_LEARNING_RATE, 1.0)  # the mean
-    training = LocalTraining(optax.sgd, work.BATCH, epochs=1)
     method = fed_avg(model, training, optimizer, hyper=hyper)
     number = work.WORKLOADS[inputs.workload].population.clients
     clients = list(inputs.pools).index(name) * number + np.arange(number)
@@ -370,7 +390,7 @@ def make_pool(inputs: work.Inputs, name: str):
 
 def make_network(workload: str, pool: str):
     """The library's network of a pool."""
-    from fedcodist.models import cnn, digits, emnist, resnet
+    from fedcodist.models import cnn, digits, emnist, lstm, resnet
 
     networks = {
         "cnn_small": cnn.small_cnn,
@@ -378,12 +398,14 @@ def make_network(workload: str, pool: str):
         "digits": lambda: digits.MLP(hidden=(64,)),
         "emnist": lambda: emnist.emnist_cnn(dropout=(0.0, 0.0)),
         "resnet20": resnet.resnet20,
+        "lstm_small": lstm.small_lstm,
+        "lstm_large": lstm.large_lstm,
         "fed_sdd": resnet.resnet20,
     }
     return networks[workload if workload in networks else f"cnn_{pool}"]()
 
 
-def own_weights(network: Network, weights):
+def own_weights(network: work.AnyNetwork, weights):
     """Weights in the common layout as this library's variables."""
     import numpy as np
 
@@ -402,7 +424,7 @@ def own_weights(network: Network, weights):
     return Variables(params, {"batch_stats": statistics} if statistics else {})
 
 
-def common_weights(network: Network, server):
+def common_weights(network: work.AnyNetwork, server):
     """A server's variables, which have a leading axis of one seed, in the common layout."""
     import numpy as np
 
@@ -421,12 +443,14 @@ def common_weights(network: Network, server):
     return weights
 
 
-def _own_path(network: Network, name: str) -> list[str]:
+def _own_path(network: work.AnyNetwork, name: str) -> list[str]:
     path = name.split("/")
     if isinstance(network, work.Network) and not network.convolutions:
         # The library's networks without convolutions leave it to Flax to name their layers.
         layers = work.dense_layers(network)
         path[0] = f"Dense_{layers.index(path[0])}" if path[0] in layers else path[0]
+    if name == "embedding/vectors":
+        path[1] = "embedding"
     if isinstance(network, work.Network) and network.heads:
         if name.startswith(("output/", "aux/")):
             return ["main" if name.startswith("output/") else "aux", path[1]]

@@ -43,6 +43,8 @@ ROUNDS = {
     "digits": 50,
     "emnist": 3,
     "resnet20": 1,
+    "lstm_small": 1,
+    "lstm_large": 1,
     "merged": 1,
     "periodic": 1,
     "fed_sdd": 1,

@@ -2,7 +2,8 @@
 
     python benchmarks/peers/make_inputs.py --workload cnn_small --out build/benchmarks/cnn_small.npz
 
-Pixels and labels are random: speed does not depend on what images show.
+Pixels and labels are random: speed does not depend on what images show. Sentences have random words,
+frequent ones often, and the lengths of those of Stack Overflow.
 """
 
 import argparse
@@ -49,8 +50,7 @@ def make(workload: str) -> dict[str, np.ndarray]:
     rows = int(sizes.sum())
     arrays = {
         "workload": np.array(workload),
-        "pixels": draws.integers(0, 256, (rows, *network.image), dtype=np.uint8),
-        "labels": draws.integers(0, network.classes, rows, dtype=np.int32),
+        **examples(network, rows, draws),
         "offsets": np.concatenate([[0], np.cumsum(sizes)]),
     }
     for index, (pool, network) in enumerate(networks.items()):
@@ -77,8 +77,34 @@ def make(workload: str) -> dict[str, np.ndarray]:
     return arrays
 
 
+def examples(
+    network: work.AnyNetwork, rows: int, draws: np.random.Generator
+) -> dict[str, np.ndarray]:
+    """Images with labels, or sentences as uint16 [rows, POSITIONS + 1], padded, as our data have them.
+
+    A word's frequency falls with its rank (Zipf's law). Sentences have 12 words in the median; with
+    their ends and cut to POSITIONS, EXPECTED_LENGTH tokens are to be predicted in the mean.
+    """
+    if not isinstance(network, work.LanguageNetwork):
+        return {
+            "pixels": draws.integers(0, 256, (rows, *network.image), dtype=np.uint8),
+            "labels": draws.integers(0, network.classes, rows, dtype=np.int32),
+        }
+    words = network.vocabulary - 4
+    ranks = np.exp(draws.random((rows, work.POSITIONS + 1)) * np.log(words)).astype(np.uint16) - 1
+    tokens = work.FIRST_WORD + ranks
+    tokens[:, 0] = work.BEGINNING
+    lengths = np.rint(12 * np.exp(0.7 * draws.normal(size=rows))).clip(1).astype(int)
+    positions = np.arange(work.POSITIONS + 1)
+    tokens[positions == lengths[:, None] + 1] = work.END
+    tokens[positions > lengths[:, None] + 1] = work.PADDING
+    return {"tokens": tokens}
+
+
 def initial_weight(name: str, shape: tuple[int, ...], draws: np.random.Generator) -> np.ndarray:
     """A weight at the start, float32."""
+    if name.endswith("vectors"):
+        return (draws.normal(size=shape) * shape[-1] ** -0.5).astype(np.float32)
     if name.endswith("kernel"):
         return (draws.normal(size=shape) * np.prod(shape[:-1]) ** -0.5).astype(np.float32)
     return np.full(shape, name.endswith(("scale", "var")), np.float32)

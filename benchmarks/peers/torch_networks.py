@@ -5,19 +5,24 @@ import torch
 from peers import workload as work
 
 
-def make_network(
-    network: work.Network | work.ResidualNetwork | work.PartyNetwork,
-) -> torch.nn.Module:
-    """A pool's network. Called with [batch, channels, height, width]; returns logits.
+def make_network(network: work.AnyNetwork) -> torch.nn.Module:
+    """A pool's network. Called with [batch, channels, height, width] or tokens; returns logits.
 
     Its attribute `weighted` lists (layer's name in the common layout, layer, shape of what is
     flattened before it, or ()).
     """
-    if isinstance(network, work.ResidualNetwork):
-        return ResidualNetwork(network)
-    if isinstance(network, work.PartyNetwork):
-        return PartyNetwork(network)
-    return HeadedNetwork(network) if network.heads else Network(network)
+    return kind_of(network)(network)
+
+
+def kind_of(network: work.AnyNetwork) -> type[torch.nn.Module]:
+    """The class of a pool's network."""
+    if isinstance(network, work.Network):
+        return HeadedNetwork if network.heads else Network
+    return {
+        work.ResidualNetwork: ResidualNetwork,
+        work.PartyNetwork: PartyNetwork,
+        work.LanguageNetwork: LanguageNetwork,
+    }[type(network)]
 
 
 class Network(torch.nn.Module):
@@ -131,6 +136,41 @@ class PartyNetwork(torch.nn.Module):
         return self.output(self.layers(images))
 
 
+class LanguageNetwork(torch.nn.Module):
+    """Predicts the token after each of tokens [batch, positions]: logits [batch, positions, tokens]."""
+
+    def __init__(self, network: work.LanguageNetwork):
+        super().__init__()
+        vocabulary, width, hidden, layers = network
+        self.embedding = torch.nn.Embedding(vocabulary, width)
+        self.weighted = [("embedding", self.embedding, ())]
+        blocks = []
+        for index in range(1, layers + 1):
+            blocks.append(
+                torch.nn.ModuleList([LSTM(width, hidden), torch.nn.Linear(hidden, width)])
+            )
+            lstm, projection = blocks[-1]
+            self.weighted += [(f"lstm{index}", lstm, ()), (f"projection{index}", projection, ())]
+        self.blocks = torch.nn.ModuleList(blocks)
+        self.output = torch.nn.Linear(width, vocabulary)
+        self.weighted.append(("output", self.output, ()))
+
+    def forward(self, tokens):
+        x = self.embedding(tokens)
+        for lstm, projection in self.blocks:
+            x = projection(torch.tanh(lstm(x)[0]))
+        return self.output(x)
+
+
+class LSTM(torch.nn.LSTM):
+    """A layer with one bias that is trained; PyTorch's second one adds 1 to the forget gate."""
+
+    def __init__(self, features: int, hidden: int):
+        super().__init__(features, hidden, batch_first=True)
+        added = torch.nn.init.zeros_(self.bias_hh_l0).requires_grad_(False)
+        added[hidden : 2 * hidden] = 1
+
+
 class BasicBlock(torch.nn.Module):
     """Two normalised 3x3 convolutions added to a shortcut; halves the image where it widens."""
 
@@ -182,6 +222,8 @@ def load_weights(network: torch.nn.Module, weights: dict[str, np.ndarray]) -> No
                 value = weights[f"{name}/{leaf}"]
                 if leaf == "kernel":
                     value = _kernel_to_torch(value, flattened)
+                if isinstance(layer, LSTM):
+                    value = _other_gates(value).T
                 tensor.copy_(torch.tensor(value))
 
 
@@ -193,6 +235,8 @@ def common_weights(network: torch.nn.Module) -> dict[str, np.ndarray]:
             value = tensor.detach().numpy()
             if leaf == "kernel":
                 value = _kernel_from_torch(value, flattened)
+            if isinstance(layer, LSTM):
+                value = _other_gates(value.T)
             weights[f"{name}/{leaf}"] = np.array(value)
     return weights
 
@@ -204,7 +248,7 @@ def client_tensors(inputs: work.Inputs, client: int) -> tuple[torch.Tensor, torc
 
 
 def image_tensor(images: np.ndarray) -> torch.Tensor:
-    """Images with their channels first; rows of features stay as they are."""
+    """Images with their channels first; rows of features or tokens stay as they are."""
     tensor = torch.from_numpy(images)
     return tensor.permute(0, 3, 1, 2).contiguous() if tensor.ndim == 4 else tensor
 
@@ -214,14 +258,29 @@ def train_client(network, images, labels) -> None:
     optimizer = torch.optim.SGD(network.parameters(), work.CLIENT_LEARNING_RATE)
     for batch in zip(images.split(work.BATCH), labels.split(work.BATCH), strict=True):
         optimizer.zero_grad()
-        torch.nn.functional.cross_entropy(network(batch[0]), batch[1]).backward()
+        loss(network(batch[0]), batch[1]).backward()
         optimizer.step()
+
+
+def loss(logits, labels) -> torch.Tensor:
+    """Cross-entropy, the mean over examples; a sentence's is its tokens' sum by EXPECTED_LENGTH."""
+    if labels.ndim == 1:
+        return torch.nn.functional.cross_entropy(logits, labels)
+    total = torch.nn.functional.cross_entropy(
+        logits.flatten(0, 1), labels.flatten(), ignore_index=work.PADDING, reduction="sum"
+    )
+    return total / (len(labels) * work.EXPECTED_LENGTH)
 
 
 def _leaves(layer: torch.nn.Module) -> dict[str, torch.Tensor]:
     if isinstance(layer, BatchNorm):
         statistics = {"mean": layer.running_mean, "var": layer.running_var}
         return {"scale": layer.weight, "bias": layer.bias, **statistics}
+    if isinstance(layer, LSTM):
+        kernels = {"input_kernel": layer.weight_ih_l0, "hidden_kernel": layer.weight_hh_l0}
+        return {**kernels, "bias": layer.bias_ih_l0}
+    if isinstance(layer, torch.nn.Embedding):
+        return {"vectors": layer.weight}
     return {"kernel": layer.weight} | ({} if layer.bias is None else {"bias": layer.bias})
 
 
@@ -243,3 +302,9 @@ def _kernel_from_torch(kernel: np.ndarray, flattened: tuple[int, ...]) -> np.nda
         kernel = kernel.reshape(channels, height, width, -1).transpose(1, 2, 0, 3)
         kernel = kernel.reshape(-1, kernel.shape[-1])
     return kernel
+
+
+def _other_gates(value: np.ndarray) -> np.ndarray:
+    """From input, candidate, forget, output to PyTorch's input, forget, candidate, output, and back."""
+    first, second, third, last = np.split(value, 4, axis=-1)
+    return np.concatenate([first, third, second, last], axis=-1)

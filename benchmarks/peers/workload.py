@@ -1,7 +1,12 @@
 """The work that every program of the comparison does, as plain numbers and NumPy arrays.
 
-One file per workload, written by make_inputs.py, holds images, labels, clients, cohorts and initial
-weights, so that all programs compute the same thing.
+One file per workload, written by make_inputs.py, holds images or sentences, clients, cohorts and
+initial weights, so that all programs compute the same thing.
+
+Of text, FedJAX's own Stack Overflow model is the same function of the same weights as the networks here
+and as this library's: it is what it runs. PyTorch's LSTM has its gates in another order, does not add
+1 to the forget gate's bias and has a second bias: that one adds the 1 there and is not trained. All
+compute a sentence's loss as the sum over its tokens by EXPECTED_LENGTH, and the mean over sentences.
 """
 
 import sys
@@ -30,6 +35,8 @@ EMBEDDING_WEIGHT, HEAD_WEIGHT, MHD_ROUNDS = 1.0, 3.0, 8
 PARTY_STATISTICS = (0.99, 1e-3)  # momentum and epsilon of batch normalisation, Keras'
 # Of batch statistics: the old running average's share, and what is added to variances.
 STATISTICS_MOMENTUM, STATISTICS_EPSILON = 0.9, 1e-5
+# Of text: FedJAX's tokens and length of sentences, and Stack Overflow's mean of tokens to predict.
+PADDING, BEGINNING, END, FIRST_WORD, POSITIONS, EXPECTED_LENGTH = 0, 1, 2, 3, 20, 13.3
 
 
 class Network(NamedTuple):
@@ -86,12 +93,33 @@ class PartyNetwork(NamedTuple):
     classes: int
 
 
+class LanguageNetwork(NamedTuple):
+    """Embedding, layers of LSTM, tanh and a linear map back to the embedding's width, linear output.
+
+    1 is added to the forget gates' bias.
+
+    Attributes:
+      vocabulary: tokens, four of which are no words.
+      embedding: width of the embedding.
+      hidden: width of an LSTM.
+      layers: number of LSTMs.
+    """
+
+    vocabulary: int
+    embedding: int
+    hidden: int
+    layers: int
+
+
 class Population(NamedTuple):
     """How many clients a pool has, and between which sizes."""
 
     clients: int
     smallest: int
     largest: int
+
+
+AnyNetwork = Network | ResidualNetwork | PartyNetwork | LanguageNetwork
 
 
 class Distillation(NamedTuple):
@@ -116,7 +144,7 @@ class Workload(NamedTuple):
       distillation: of several pools' models, else None.
     """
 
-    networks: Mapping[str, "Network | ResidualNetwork | PartyNetwork"]
+    networks: Mapping[str, "AnyNetwork"]
     population: Population
     cohort: int = 20
     distillation: Distillation | None = None
@@ -141,6 +169,8 @@ _PARTIES = {
         )
     )
 }
+# 396 sentences each in the mean, as users of Stack Overflow have in the codistillation paper's pool.
+_WRITERS = Population(100, 100, 988)
 _HEADED_CNN, _HEADED_DIGITS = (network._replace(heads=3) for network in (_SMALL, _DIGITS))
 _ONE = Population(1, 100, 100)
 
@@ -157,6 +187,8 @@ WORKLOADS = {
     "digits": Workload({POOL: _DIGITS}, _EQUAL),
     "emnist": Workload({POOL: _EMNIST}, Population(3400, 1, 300)),
     "resnet20": Workload({POOL: _RESNET20}, _EQUAL, cohort=8),
+    "lstm_small": Workload({POOL: LanguageNetwork(10_004, 96, 70, 1)}, _WRITERS),
+    "lstm_large": Workload({POOL: LanguageNetwork(10_004, 192, 140, 2)}, _WRITERS),
     "merged": Workload(_BOTH, _EQUAL, distillation=Distillation("merged", 32)),
     "periodic": Workload(_BOTH, _EQUAL, distillation=Distillation("periodic", 200)),
     "fed_sdd": Workload(_FOUR, _QUARTER, cohort=2, distillation=Distillation("fed_sdd", 8)),
@@ -180,7 +212,7 @@ class Pool(NamedTuple):
         models it has at first; by round 'replaced' and 'source', the new entry and whose model it is.
     """
 
-    network: Network | ResidualNetwork | PartyNetwork
+    network: AnyNetwork
     cohorts: np.ndarray
     weights: dict[str, np.ndarray]
     orders: Mapping[str, np.ndarray] = {}
@@ -191,8 +223,8 @@ class Inputs(NamedTuple):
 
     Attributes:
       workload: its name.
-      images: floats [rows, *image], normalised.
-      labels: int32 [rows].
+      images: floats [rows, *image], normalised; of text, tokens int32 [rows, POSITIONS].
+      labels: int32 [rows]; of text, the tokens after those, int32 [rows, POSITIONS].
       offsets: int64 [clients + 1]; client i has rows offsets[i]:offsets[i + 1], in that order.
       pools: name -> Pool.
       unlabelled: floats [UNLABELLED, *image] with distillation, else None.
@@ -246,11 +278,16 @@ def read_inputs(path: Path, workload: str, double: bool = False) -> Inputs:
             if name.endswith("_orders")
         }
         pools[pool] = Pool(network, arrays[f"{pool}/cohorts"], weights, orders)
+    if "tokens" in arrays:
+        tokens = arrays["tokens"].astype(np.int32)
+        images, labels = tokens[:, :-1], tokens[:, 1:]
+    else:
+        images, labels = _normalised(arrays["pixels"], dtype), arrays["labels"]
     unlabelled = arrays.get("unlabelled")
     return Inputs(
         workload,
-        _normalised(arrays["pixels"], dtype),
-        arrays["labels"],
+        images,
+        labels,
         arrays["offsets"],
         pools,
         None if unlabelled is None else _normalised(unlabelled, dtype),
@@ -258,17 +295,21 @@ def read_inputs(path: Path, workload: str, double: bool = False) -> Inputs:
     )
 
 
-def weight_shapes(network: Network | ResidualNetwork | PartyNetwork) -> dict[str, tuple[int, ...]]:
+def weight_shapes(network: AnyNetwork) -> dict[str, tuple[int, ...]]:
     """Shapes of a network's weights in the common layout, in the order of its layers.
 
     Names are 'layer/leaf'; the leaves of a convolution or dense layer are 'kernel' ([size, size, in,
     out] or [in, out]) and 'bias', those of batch normalisation 'scale', 'bias', 'mean' and 'var'. All
-    further heads are one dense layer 'aux'.
+    further heads are one dense layer 'aux'. An embedding has 'vectors' [tokens, width]; an LSTM has
+    'input_kernel', 'hidden_kernel' and 'bias' with the gates side by side: input, candidate, forget,
+    output.
     """
     if isinstance(network, ResidualNetwork):
         return _residual_shapes(network)
     if isinstance(network, PartyNetwork):
         return _party_shapes(network)
+    if isinstance(network, LanguageNetwork):
+        return _language_shapes(network)
     shapes: dict[str, tuple[int, ...]] = {}
     *size, channels = network.image
     for index, (features, pooled) in enumerate(network.convolutions):
@@ -344,6 +385,20 @@ def _party_shapes(network: PartyNetwork) -> dict[str, tuple[int, ...]]:
             shapes[f"norm{index}/{leaf}"] = (features,)
         channels = features
     shapes["output/kernel"] = (party_sizes(network)[-1] ** 2 * channels, network.classes)
+    return shapes
+
+
+def _language_shapes(network: LanguageNetwork) -> dict[str, tuple[int, ...]]:
+    vocabulary, width, hidden, layers = network
+    shapes: dict[str, tuple[int, ...]] = {"embedding/vectors": (vocabulary, width)}
+    for index in range(1, layers + 1):
+        shapes[f"lstm{index}/input_kernel"] = (width, 4 * hidden)
+        shapes[f"lstm{index}/hidden_kernel"] = (hidden, 4 * hidden)
+        shapes[f"lstm{index}/bias"] = (4 * hidden,)
+        shapes[f"projection{index}/kernel"] = (hidden, width)
+        shapes[f"projection{index}/bias"] = (width,)
+    shapes["output/kernel"] = (width, vocabulary)
+    shapes["output/bias"] = (vocabulary,)
     return shapes
 
 

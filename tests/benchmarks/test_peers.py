@@ -252,6 +252,8 @@ FED_MD_THREES = (30_464, 23_504, 44_304, 19_072, 26_032)
         ("digits", [4_810]),
         ("emnist", [1_206_590]),
         ("resnet20", [272_474]),
+        ("lstm_small", [1_984_348]),
+        ("lstm_large", [4_278_644]),
         ("merged", [109_348, 410_084]),
         ("periodic", [109_348, 410_084]),
         ("fed_sdd", 4 * [272_474]),
@@ -297,6 +299,30 @@ def test_clients_of_emnist_are_unequal():
     sizes = make_inputs.client_sizes(population, population.clients, np.random.default_rng(0))
     assert len(sizes) == 3400 and sizes.min() == 1 and 290 <= sizes.max() <= 300
     assert len(np.unique(sizes)) > 250
+
+
+def test_sentences_are_as_long_as_those_of_stack_overflow():
+    network = work.WORKLOADS["lstm_small"].networks[work.POOL]
+    tokens = make_inputs.examples(network, 20_000, np.random.default_rng(0))["tokens"]
+    assert tokens.shape == (20_000, work.POSITIONS + 1) and tokens.dtype == np.uint16
+    predicted = np.count_nonzero(tokens[:, 1:], axis=1)
+    assert predicted.mean() == pytest.approx(work.EXPECTED_LENGTH, abs=0.1)
+    assert predicted.min() == 2 and 0.2 < (predicted == work.POSITIONS).mean() < 0.35
+    for row, length in zip(tokens[:500], predicted[:500], strict=True):
+        words = row[1:length] if work.END in row else row[1:]
+        assert row[0] == work.BEGINNING and not row[length + 1 :].any()
+        assert (work.END in row) == (row[length] == work.END) or length == work.POSITIONS
+        assert words.min() >= work.FIRST_WORD and words.max() < network.vocabulary - 1
+    counts = np.bincount(tokens[tokens >= work.FIRST_WORD])[work.FIRST_WORD :]
+    # As by Zipf's law: the ten most frequent of 10,000 words are about a quarter of all words.
+    assert counts[1] / counts[0] == pytest.approx(np.log(3 / 2) / np.log(2), rel=0.03)
+    assert counts[:10].sum() / counts.sum() == pytest.approx(np.log(11) / np.log(10_000), rel=0.03)
+
+
+def test_clients_of_text_have_stack_overflows_mean_of_sentences():
+    population = work.WORKLOADS["lstm_small"].population
+    sizes = make_inputs.client_sizes(population, 10_000, np.random.default_rng(0))
+    assert sizes.mean() == pytest.approx(13_567_778 / 34_248, rel=0.02)
 
 
 def test_pools_of_codistillation_share_no_clients_and_unlabelled_rows_are_visited_evenly():
@@ -417,13 +443,17 @@ def test_ours_computes_the_round_that_the_inputs_say(tmp_path):
     assert side_by_side.relative_difference(weights, expected, initial) > 1e-2
 
 
-def test_ours_and_the_pytorch_loop_agree_after_one_round(tmp_path, monkeypatch):
+@pytest.mark.parametrize("workload", ["digits", pytest.param("lstm_large", marks=pytest.mark.slow)])
+def test_ours_and_the_pytorch_loop_agree_after_one_round(workload, tmp_path, monkeypatch):
     _skip_without_reference()
     for name in os.environ.keys() - _environment().keys():
         monkeypatch.delenv(name)
-    arrays = make_inputs.make("digits")
+    arrays = make_inputs.make(workload)
+    if "tokens" in arrays:  # few sentences, one of each client's in a batch that is not full
+        arrays["offsets"] = 21 * np.arange(101)
+        arrays["tokens"] = arrays["tokens"][:2100]
     np.savez(tmp_path / "inputs.npz", **arrays)
-    job = Job("digits", tmp_path / "inputs.npz", rounds=1, turns=1)
+    job = Job(workload, tmp_path / "inputs.npz", rounds=1, turns=1)
     ours, reference = (
         side_by_side.weights_after_one_round(side_by_side.PROGRAMS[name], job, Setting(1, 1))
         for name in (side_by_side.OURS, REFERENCE)

@@ -35,8 +35,10 @@ def measure(arguments) -> None:
 
     fedjax.set_for_each_client_backend("pmap" if arguments.processes > 1 else "jit")
     inputs = work.read_inputs(arguments.inputs, arguments.workload)
-    # Devices must have batches of one shape; the jit backend compiles for each and wastes nothing.
-    padded = arguments.processes > 1 and bool(np.any(np.diff(inputs.offsets) % work.BATCH))
+    # Devices must have batches of one shape; the jit backend compiles for each and wastes nothing. Of
+    # the LSTM, which it unrolls, that would take minutes, and the last batch is one of 20.
+    one_shape = arguments.processes > 1 or isinstance(inputs.pool.network, work.LanguageNetwork)
+    padded = one_shape and bool(np.any(np.diff(inputs.offsets) % work.BATCH))
     first, second = work.SERVER_BETAS
     algorithm = fedjax.algorithms.fed_avg.federated_averaging(
         fedjax.model_grad(make_model(inputs.pool.network)),
@@ -70,12 +72,22 @@ def measure(arguments) -> None:
     measuring.report("fedjax", name, arguments, times, measuring.peak_memory_mb())
 
 
-def make_model(network: work.Network):
-    """A workload's network in Haiku, as FedJAX's own models are written."""
+def make_model(network: work.Network | work.LanguageNetwork):
+    """FedJAX's own model of text; of images a workload's network as its models are written."""
     import fedjax
     import haiku as hk
     import jax
     import numpy as np
+
+    if isinstance(network, work.LanguageNetwork):
+        jax.numpy.NINF = -np.inf  # which JAX no longer has, and this model uses
+        return fedjax.models.stackoverflow.create_lstm_model(
+            network.vocabulary - 4,
+            network.embedding,
+            network.hidden,
+            network.layers,
+            expected_length=work.EXPECTED_LENGTH,
+        )
 
     def forward(batch):
         x = batch["x"]
@@ -125,20 +137,40 @@ def own_weights(inputs: work.Inputs):
 
     params = {}
     for name, value in inputs.pool.weights.items():
-        layer, leaf = name.split("/")
-        params.setdefault(layer, {})[{"kernel": "w", "bias": "b"}[leaf]] = jnp.asarray(value)
+        layer, leaf = _own_name(inputs.pool.network, name)
+        own = params.setdefault(layer, {})
+        # Haiku has an LSTM's two kernels as one; the common layout names that of its inputs first.
+        own[leaf] = jnp.concatenate([own[leaf], value]) if leaf in own else jnp.asarray(value)
     return params
 
 
-def common_weights(network: work.Network, params):
+def common_weights(network: work.Network | work.LanguageNetwork, params):
     """Haiku's parameters in the common layout."""
     import numpy as np
 
     weights = {}
-    for name in work.weight_shapes(network):
-        layer, leaf = name.split("/")
-        weights[name] = np.asarray(params[layer][{"kernel": "w", "bias": "b"}[leaf]])
+    for name, shape in work.weight_shapes(network).items():
+        layer, leaf = _own_name(network, name)
+        value = np.asarray(params[layer][leaf])
+        if name.endswith("hidden_kernel"):
+            value = value[-shape[0] :]
+        weights[name] = value[: shape[0]]
     return weights
+
+
+def _own_name(network: work.Network | work.LanguageNetwork, name: str) -> tuple[str, str]:
+    """Haiku's names of a layer and a leaf."""
+    layer, leaf = name.split("/")
+    leaf = {"vectors": "embeddings", "bias": "b"}.get(leaf, "w")
+    if isinstance(network, work.LanguageNetwork):
+        # FedJAX gives its layers no names, so Haiku numbers those of a kind.
+        numbered = lambda kind, index: f"{kind}_{index}" if index else kind
+        names = {"embedding": "embed", "output": numbered("linear", network.layers)}
+        for index in range(network.layers):
+            names[f"lstm{index + 1}"] = f"{numbered('lstm', index)}/linear"
+            names[f"projection{index + 1}"] = numbered("linear", index)
+        layer = names[layer]
+    return layer, leaf
 
 
 if __name__ == "__main__":

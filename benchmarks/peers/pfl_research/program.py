@@ -87,15 +87,15 @@ def measure(arguments) -> None:
         torch.distributed.barrier()
 
 
-def make_network(network: work.Network):
+def make_network(network: work.Network | work.LanguageNetwork):
     """A workload's network with the two methods that pfl-research asks of a module."""
     import torch
     from peers import torch_networks
     from pfl.metrics import Weighted
 
-    class Trainable(torch_networks.Network):
+    class Trainable(torch_networks.kind_of(network)):
         def loss(self, images, labels):
-            return torch.nn.functional.cross_entropy(self(images), labels)
+            return torch_networks.loss(self(images), labels)
 
         @torch.no_grad()
         def metrics(self, images, labels):
