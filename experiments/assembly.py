@@ -77,6 +77,7 @@ def _assemble(config: ConfigDict, data: Data) -> Experiment:
         rounds=config.rounds,
         evaluate_every=config.evaluation.every,
         evaluate_also=_around_codistillations(config),
+        evaluate_clients=config.evaluation.get("clients", 100),
         checkpoint_every=config.evaluation.checkpoint_every,
         seed=config.seed,
         seeds=config.seeds,

@@ -9,7 +9,9 @@ command continues. Costs are one seed's but for the seconds; FLOPs are explained
 Below the table lies an HTML report with curves and accuracy against bytes.
 
 Of parties who each own a model, the mean accuracy of all is ranked, and costs are all parties'. What
-they learn before the first round is the same for all methods and not counted.
+they learn before the first round is the same for all methods and not counted. Where clients keep models
+of their own beside the one that they share, as FedKD's teachers, it is the mean accuracy of these that
+is ranked; that of the shared one, FedKD's student, stands beside it.
 
     --model NAME     model to rank, repeatable; the baseline's, or all parties', where not given
     --baseline RUN   the run to compare with; the first that is compared where not given
@@ -46,6 +48,7 @@ class Entry(NamedTuple):
       client_flops: of these clients.
       server_flops: of the server.
       seconds: of the whole run, all seeds.
+      shared: name of the model that these clients share, where they keep this one for themselves.
     """
 
     run: str
@@ -56,6 +59,7 @@ class Entry(NamedTuple):
     client_flops: float
     server_flops: float
     seconds: float
+    shared: str | None = None
 
 
 class Difference(NamedTuple):
@@ -136,6 +140,7 @@ def read_run(run: str, folder: Path) -> list[Entry]:
         work = flops_of_parties(config, examples, summary["rounds"])
     else:
         work = flops_of_run(config, examples, next(iter(steps.values()), None))
+    kept = summary.get("kept_models", {})
     final_splits = config["evaluation"]["final_splits"] or config["evaluation"]["splits"]
     entries = []
     for model, splits in summary["final"].items():
@@ -153,6 +158,7 @@ def read_run(run: str, folder: Path) -> list[Entry]:
                 *(sum(cost[pool] for pool in own) for cost in (megabytes, examples, work.clients)),
                 work.server,
                 summary["seconds"],
+                kept.get(model),
             )
         )
     return [_all_parties(entries, examples), *entries] if of_parties else entries
@@ -165,13 +171,15 @@ def ranked(entries: Sequence[Entry], baseline: str, models: Sequence[str] | None
       ValueError: one line; no run has such a model.
     """
     known = list(dict.fromkeys(entry.model for entry in entries))
-    wanted = models or [entry.model for entry in entries if entry.run == baseline]
-    if not models and ALL_PARTIES in wanted:
-        wanted = [ALL_PARTIES]
-    for model in wanted:
+    for model in models or ():
         if model not in known:
             raise ValueError(f"--model must be one of {known}, got {model!r}.")
-    shown = [entry for entry in entries if entry.model in wanted]
+    if models:
+        shown = [entry for entry in entries if entry.model in models]
+    else:
+        wanted = {_compared_as(entry) for entry in entries if entry.run == baseline}
+        wanted = {ALL_PARTIES} if ALL_PARTIES in wanted else wanted
+        shown = [e for e in _without_stood_for(entries) if _compared_as(e) in wanted]
     return sorted(shown, key=lambda entry: -statistics.fmean(entry.accuracies))
 
 
@@ -181,7 +189,8 @@ def difference(entry: Entry, entries: Sequence[Entry], baseline: str) -> Differe
     The interval is Student's t over the seeds' differences; with one seed there is none.
     """
     own = [other for other in entries if other.run == baseline]
-    same = [other for other in own if other.model == entry.model] or own
+    same = [other for other in own if other.model == entry.model]
+    same = same or [o for o in own if _compared_as(o) == _compared_as(entry)] or own
     if len(same) != 1 or same[0] == entry:
         return None
     pairs = zip(entry.accuracies, same[0].accuracies, strict=True)
@@ -192,20 +201,29 @@ def difference(entry: Entry, entries: Sequence[Entry], baseline: str) -> Differe
 def table(shown: Sequence[Entry], baseline: str, entries: Sequence[Entry]) -> Table:
     """The ranking for people."""
     seeds = len(shown[0].accuracies) if shown else 0
+    # A baseline's clients' own models are what others are compared with, unless the shared one is shown.
+    compared = [e for e in entries if e in shown or e in _without_stood_for(entries)]
+    stood_for = {(e.run, e.model): e for e in entries}
+    has_shared = any(entry.shared for entry in shown)
     drawn = Table(
         title=f"accuracy in %, {seeds} seed{'' if seeds == 1 else 's'}", caption=budget(shown)
     )
     drawn.add_column("method")
     drawn.add_column("model")
     costs = ("client examples", "MB", "clients' FLOPs", "server's FLOPs", "seconds")
-    for heading in ("accuracy", f"to {baseline}", *costs):
+    headings = ["accuracy", *(["shared model"] if has_shared else []), f"to {baseline}", *costs]
+    for heading in headings:
         drawn.add_column(heading, justify="right")
     for entry in shown:
-        found = difference(entry, entries, baseline)
+        found = difference(entry, compared, baseline)
+        beside = [""]
+        if entry.shared:
+            beside = [_spread(stood_for[entry.run, entry.shared].accuracies)]
         drawn.add_row(
             entry.run,
             entry.model,
             _spread(entry.accuracies),
+            *(beside if has_shared else []),
             "" if found is None else _signed(found),
             f"{entry.examples:,.0f}",
             f"{entry.megabytes:,.1f}",
@@ -229,6 +247,17 @@ def budget(shown: Sequence[Entry]) -> str:
         else "UNEQUAL BUDGETS: the runs' clients trained on different numbers of examples"
     )
     return f"{examples}; FLOPs are of matrix products and convolutions, counted from the networks"
+
+
+def _compared_as(entry: Entry) -> str:
+    """The name of the model, or of the shared one where clients' own models stand for it."""
+    return entry.shared or entry.model
+
+
+def _without_stood_for(entries: Sequence[Entry]) -> list[Entry]:
+    """The entries without shared models for which clients' own models stand."""
+    shared = {(entry.run, entry.shared) for entry in entries}
+    return [entry for entry in entries if (entry.run, entry.model) not in shared]
 
 
 def _all_parties(entries: Sequence[Entry], parties: Collection[str]) -> Entry:

@@ -268,9 +268,15 @@ def clients_per_round(config: Mapping[str, Any], models: Iterable[str]) -> dict[
 
 
 def pool_of(config: Mapping[str, Any], model: str) -> str:
-    """The pool whose clients train a model: the only one, where one is divided among several models."""
+    """The pool whose clients train a model: the only one, where one is divided among several models.
+
+    Models that a pool's clients keep have its name and an ending, such as `large_teachers`.
+    """
     pools = list(_mapping(config, "pools"))
-    return pools[0] if len(pools) == 1 else model
+    if len(pools) == 1:
+        return pools[0]
+    keepers = [pool for pool in pools if model.startswith(f"{pool}_")]
+    return model if model in pools or not keepers else max(keepers, key=len)
 
 
 def bytes_per_round(config: Mapping[str, Any], sizes: Mapping[str, Any]) -> dict[str, int]:

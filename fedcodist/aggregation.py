@@ -18,7 +18,7 @@ class ClientResult(NamedTuple):
       mutable: the client's mutable state (such as BatchNorm statistics) after local training.
       weight: scalar weight in the aggregate, such as the number of examples.
       row: what the client keeps for its next participation, or None.
-      metrics: dict of scalars, `num_steps` among them.
+      metrics: dict of scalars, or of arrays to be averaged over clients; `num_steps` is among them.
       extra: pytree that is summed over clients for the method's own server half, or None.
     """
 

@@ -87,9 +87,10 @@ class HostRows:
         self._stacks = {pool: _room(first, 0) for pool, first in self._first.items()}
 
     def gather(self, clients: Clients) -> dict[str, PyTree]:
-        """pool -> leaves [seeds, cohort, ...] of clients int32 [seeds, cohort]."""
+        """pool -> leaves [seeds, cohort, ...] of clients int32 [seeds, cohort], of these pools."""
         rows = dict(self._empty)
-        for pool, first in self._first.items():
+        for pool in self._first.keys() & clients.keys():
+            first = self._first[pool]
             wanted = _owners(clients[pool])
             known = [self._places[pool].get(owner, -1) for owner in wanted]
             places, shape = np.asarray(known), np.shape(clients[pool])

@@ -56,6 +56,8 @@ class Experiment(NamedTuple):
       start: the state before the first round, leaves [seeds, ...] on the host, such as what an earlier
         phase left; `algorithm.init`'s where not given.
       evaluate_also: rounds that are evaluated besides, such as those around a codistillation.
+      evaluate_clients: how many of a pool's clients, evenly spread over it, have the models evaluated
+        that they keep, such as FedKD's teachers; all where there are fewer.
     """
 
     algorithm: FederatedAlgorithm
@@ -72,6 +74,7 @@ class Experiment(NamedTuple):
     evaluation_preprocess: Preprocess = lambda batch, key, positions: batch
     start: PyTree = None
     evaluate_also: Collection[int] = ()
+    evaluate_clients: int = 100
 
 
 class Outcome(NamedTuple):
@@ -80,7 +83,7 @@ class Outcome(NamedTuple):
     Attributes:
       records: one dictionary per evaluation, model, split and seed, as in metrics.jsonl.
       variables: model -> trained Variables with a leading axis of seeds, on the host.
-      summary: as in summary.json.
+      summary: as in summary.json; `kept_models` are names of clients' own models, by pool.
     """
 
     records: list[Record]
@@ -153,6 +156,7 @@ def _run(
         host_rows = HostRows(algorithm.rows, experiment.seeds)
     state, first_round, log = _start(programs, device_seeds, mesh, folder, experiment, host_rows)
     train = _training(programs, experiment, mesh, device_seeds, hyper, host_rows)
+    evaluate = _evaluation(programs, experiment, mesh, host_rows)
     evaluated = _evaluated_rounds(experiment)
 
     records: list[Record] = folder.records() if folder and is_writer else []
@@ -166,11 +170,11 @@ def _run(
             is_new = round > first_round or round == 0
             if is_new and round in evaluated:
                 _check_finite_models(round, state[0], seeds, algorithm)
-                evaluation = programs.evaluate(state[0], splits)
+                evaluation = evaluate(state, splits)
                 if round == experiment.rounds and experiment.final_splits:
                     final_splits = _on_devices(experiment.final_splits, mesh)
-                    evaluation |= programs.evaluate(state[0], final_splits)
-                new = _evaluation_records(round, jax.tree.map(np.asarray, evaluation), seeds)
+                    evaluation |= evaluate(state, final_splits)
+                new = _evaluation_records(round, evaluation, seeds)
                 new += _training_records(round, history, seeds)
                 history = []
                 records += new
@@ -224,7 +228,7 @@ def check_experiment(experiment: Experiment) -> int:
     Returns:
       Rounds between checkpoints.
     """
-    for name in ("rounds", "evaluate_every", "seeds", "evaluation_batch_size"):
+    for name in ("rounds", "evaluate_every", "seeds", "evaluation_batch_size", "evaluate_clients"):
         check_integer(name, getattr(experiment, name), low=1)
     check_integer("seed", experiment.seed, low=0)
     for round in experiment.evaluate_also:
@@ -398,6 +402,67 @@ def _streamed_training(programs, experiment, mesh, seeds, hyper, host_rows):
     return train
 
 
+def _evaluation(programs, experiment, mesh, host_rows):
+    """Returns (state, splits) -> split -> model -> metric -> [seeds, ...] on the host.
+
+    Of models that clients keep, these are means over clients, and `<metric>_per_client`.
+    """
+    algorithm = experiment.algorithm
+    sampled = {
+        pool: _evenly(len(algorithm.rows[pool].clients), experiment.evaluate_clients)
+        for pool, kept in algorithm.kept_models.items()
+        if kept
+    }
+    selection = jax.eval_shape(lambda: algorithm.select(jnp.asarray(0), jax.random.key(0)))
+
+    def kept_on_device(state, splits):
+        rows = {pool: state[1][pool] for pool in sampled}
+        return programs.evaluate_kept(state[0], rows, simulation.replicate(sampled, mesh), splits)
+
+    def kept_on_host(state, splits):
+        """As many rows at once on the device as in a round."""
+        found: dict[str, dict[str, Any]] = {}
+        for pool, places in sampled.items():
+            size = selection.clients[pool].shape[-1]
+            each = {pool: simulation.replicate(np.arange(size), mesh)}
+            parts = []
+            for start in range(0, len(places), size):
+                # The last ones again where there are fewer.
+                own = places[np.minimum(start + np.arange(size), len(places) - 1)]
+                clients = np.tile(algorithm.rows[pool].clients[own], (experiment.seeds, 1))
+                rows = {pool: host_rows.gather({pool: clients})[pool]}
+                part = programs.evaluate_kept(
+                    state[0], simulation.replicate(rows, mesh), each, splits
+                )
+                parts.append(_on_host(part))
+            together = lambda *leaves, most=len(places): np.concatenate(leaves, axis=1)[:, :most]
+            for split, models in jax.tree.map(together, *parts).items():
+                found.setdefault(split, {}).update(models)
+        return found
+
+    def evaluate(state, splits):
+        found = _on_host(programs.evaluate(state[0], splits))
+        if sampled:
+            kept = (kept_on_host if host_rows else kept_on_device)(state, splits)
+            for split, models in _on_host(kept).items():
+                found[split] |= {name: _over_clients(metrics) for name, metrics in models.items()}
+        return found
+
+    return evaluate
+
+
+def _evenly(count: int, most: int) -> np.ndarray:
+    """All of `count` places, or `most` of them, evenly spread."""
+    return np.linspace(0, count - 1, min(count, most)).round().astype(np.int32)
+
+
+def _over_clients(metrics: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Metrics [seeds, clients, ...] of clients' own models: their means, and how they spread."""
+    own = {name: each for name, each in metrics.items() if not name.endswith("_per_client")}
+    spread = {f"{n}_per_client": each for n, each in own.items() if each.ndim == 2 and n != "loss"}
+    return {name: each.mean(axis=1) for name, each in own.items()} | spread
+
+
 def _agreed(count: int) -> int:
     """The same number on every process, which a clock alone would not give."""
     if jax.process_count() == 1:
@@ -501,7 +566,7 @@ def _training_records(
         return []
     records: dict[tuple[str, int], Record] = {}
     for key in blocks[0]:
-        pool, name = key.split("/")
+        pool, name = key.split("/", 1)
         values = np.concatenate([block[key] for block in blocks], axis=1).astype(np.float64)
         for index, seed in enumerate(seeds):
             record = records.setdefault(
@@ -509,7 +574,7 @@ def _training_records(
                 {"round": round, "model": pool, "split": "clients", "seed": int(seed)},
             )
             if name != "finite":
-                record[name] = _plain(values[index].mean())
+                record[name] = _plain(values[index].mean(axis=0))
     return list(records.values())
 
 
@@ -546,6 +611,9 @@ def _summary(experiment, records, variables, seconds) -> dict[str, Any]:
                 ),
             }
             for name, communication in experiment.algorithm.communication.items()
+        },
+        "kept_models": {
+            name: pool for pool, kept in experiment.algorithm.kept_models.items() for name in kept
         },
         "final": final,
         "seconds": round(seconds, 3),

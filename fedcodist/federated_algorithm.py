@@ -18,6 +18,19 @@ from fedcodist.model import Model, Variables
 PyTree = Any
 
 
+class KeptModel(NamedTuple):
+    """A model of their own that clients keep in their rows, such as FedKD's teachers.
+
+    Attributes:
+      model: gives outputs, loss and metrics.
+      variables: (state, row) -> a client's Variables, also before its first participation. The state is
+        the server's in a FederatedMethod, and the algorithm's in a FederatedAlgorithm.
+    """
+
+    model: Model
+    variables: Callable[[PyTree, PyTree], Variables]
+
+
 class FederatedMethod(NamedTuple):
     """A single-model method (FedAvg, FedProx, ...) as small pure functions.
 
@@ -36,6 +49,7 @@ class FederatedMethod(NamedTuple):
       replace_model: (server, Variables) -> server with that model and a fresh server optimizer.
       with_model: (server, Variables) -> server with that model and the server optimizer as it is.
       init_row: () -> what a client keeps before its first participation; None if nothing.
+      kept_models: name -> KeptModel that can be evaluated; none in most methods.
     """
 
     model: Model
@@ -49,6 +63,7 @@ class FederatedMethod(NamedTuple):
     replace_model: Callable[[PyTree, Variables], PyTree]
     with_model: Callable[[PyTree, Variables], PyTree]
     init_row: Callable[[], PyTree] = lambda: None
+    kept_models: Mapping[str, KeptModel] = {}
 
 
 class Predictor(NamedTuple):
@@ -81,13 +96,15 @@ class FederatedAlgorithm(NamedTuple):
         that streams data. Everything it draws is a function of (round, key), so there is no sampler
         state to carry or to checkpoint.
       round: (state, rows, inputs, round, key, hyper, axis_name) -> (state, rows, metrics). `rows`
-        are the cohorts', pool -> leaves [cohort, ...]. `round` counts from 0. Metrics are scalars;
-        `<pool>/finite` must be among them.
+        are the cohorts', pool -> leaves [cohort, ...]. `round` counts from 0. Metrics are arrays
+        that are averaged over rounds, most of them scalars; `<pool>/finite` must be among them.
       predictors: name -> Predictor.
       communication: pool -> bytes of one participation, as far as shapes tell. Where they differ from
         round to round, metrics `<pool>/client_bytes_up` and `client_bytes_down` go before.
       num_clients: clients that the data must have, one more than the largest index of any pool.
       notes: lines that the launcher prints before the run, such as what its memory is for.
+      kept_models: pool -> name -> KeptModel of the pool's rows. All clients' models have one name in
+        tables, for their mean.
     """
 
     name: str
@@ -100,6 +117,7 @@ class FederatedAlgorithm(NamedTuple):
     communication: Mapping[str, Communication]
     num_clients: int
     notes: tuple[str, ...] = ()
+    kept_models: Mapping[str, Mapping[str, KeptModel]] = {}
 
 
 def single_model(model: Model, variables: Callable[[PyTree], Variables]) -> Predictor:

@@ -40,7 +40,7 @@ class CohortResult(NamedTuple):
     Attributes:
       total: the sum of `reduce.prepare` over the cohort, the same on every device.
       rows: what clients keep, in the cohort's order, or None.
-      metrics: name -> [cohort], in the cohort's order.
+      metrics: name -> [cohort, ...], in the cohort's order.
       results: every client's ClientResult stacked in the cohort's order, where asked for.
     """
 

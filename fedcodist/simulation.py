@@ -21,7 +21,12 @@ from fedcodist.aggregation import sum_over_devices
 from fedcodist.client_training import Preprocess
 from fedcodist.cohort import Inputs
 from fedcodist.data.federated_data import FederatedData
-from fedcodist.federated_algorithm import FederatedAlgorithm, Predictor, by_member
+from fedcodist.federated_algorithm import (
+    FederatedAlgorithm,
+    Predictor,
+    by_member,
+    single_model,
+)
 from fedcodist.sources import ResidentData
 
 PyTree = Any
@@ -42,6 +47,8 @@ class Programs(NamedTuple):
         for one round of streamed inputs, placed by `place_inputs`.
       select: (seed, round) -> Selection.
       evaluate: (state, split -> EvaluationSplit) -> split -> model -> metric -> [S, ...].
+      evaluate_kept: (state, pool -> rows [S, rows, ...], pool -> int32 [clients], which of the rows,
+        split -> EvaluationSplit) -> split -> kept model -> metric -> [S, clients, ...]. One by one.
     """
 
     init: Callable[..., Any]
@@ -49,6 +56,7 @@ class Programs(NamedTuple):
     train_streamed: Callable[..., Any]
     select: Callable[..., Any]
     evaluate: Callable[..., Any]
+    evaluate_kept: Callable[..., Any]
 
 
 class EvaluationSplit(NamedTuple):
@@ -184,17 +192,15 @@ def build_programs(
 
         return over_seeds(one_seed)(state, rows, seeds, inputs)
 
+    def measured(predictor, variables, examples):
+        return _evaluate(
+            predictor, variables, examples, evaluation_batch_size, evaluation_preprocess, axis
+        )
+
     def evaluate(state, splits):
         def one_predictor(state, name, predictor, examples):
             def one_model(variables):
-                return _evaluate(
-                    predictor,
-                    variables,
-                    examples,
-                    evaluation_batch_size,
-                    evaluation_preprocess,
-                    axis,
-                )
+                return measured(predictor, variables, examples)
 
             variables = predictor.variables(state)
             if predictor.members:
@@ -212,6 +218,28 @@ def build_programs(
             }
 
         return over_seeds(one_seed)(state)
+
+    def evaluate_kept(state, rows, places, splits):
+        def all_clients(state, own, kept, places, examples):
+            predictor = single_model(kept.model, lambda row: kept.variables(state, row))
+
+            def one_client(place):
+                row = jax.tree.map(lambda leaf: leaf[place], own)
+                return measured(predictor, predictor.variables(row), examples)
+
+            return jax.lax.map(one_client, places)
+
+        def one_seed(state, rows):
+            return {
+                split: {
+                    name: all_clients(state, own, kept, places[pool], examples)
+                    for pool, own in rows.items()
+                    for name, kept in algorithm.kept_models[pool].items()
+                }
+                for split, examples in splits.items()
+            }
+
+        return over_seeds(one_seed)(state, rows)
 
     def compiled(function, specs=lambda *arguments: PartitionSpec(), **options):
         @functools.wraps(function)
@@ -232,6 +260,7 @@ def build_programs(
         train_streamed=compiled(train_streamed, _streamed_specs, donate_argnums=(0, 1)),
         select=jax.jit(lambda seed, round: algorithm.select(round, jax.random.key(seed))),
         evaluate=compiled(evaluate),
+        evaluate_kept=compiled(evaluate_kept),
     )
 
 

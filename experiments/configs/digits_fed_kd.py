@@ -5,7 +5,7 @@ r"""FedKD on scikit-learn's handwritten digits, with four clients as in its pape
 
 The teacher is a network of 17,226 parameters, the student one of 2,410. Beside FedKD are FedAvg of
 either, FedKD that sends students as they are, that has a part of its losses left out, and that exchanges
-gradients. The model that is evaluated is the student. Learning rates are not tuned.
+gradients. The teachers are evaluated, and the student that they share. Learning rates are not tuned.
 """
 
 from ml_collections import ConfigDict

@@ -13,13 +13,14 @@ from fedcodist.algorithms.fed_avg import FedAvgHyper, client_result, fed_avg
 from fedcodist.checks import check_number
 from fedcodist.client_training import LocalTraining, OptimizerFactory, train_client
 from fedcodist.cohort import ClientData
-from fedcodist.federated_algorithm import FederatedMethod
+from fedcodist.federated_algorithm import FederatedMethod, KeptModel
 from fedcodist.model import Batch, Model, Variables
 from fedcodist.models.layered import LayerOutputs, as_layers
 from fedcodist.shuffling import permuted_positions
 
 PyTree = Any
 TEACHER, STUDENT, MAPS = "teacher", "student", "maps"
+TEACHERS = "teachers"  # of all clients, as they are evaluated
 EXCHANGES = ("epoch_delta", "step_gradient")
 
 
@@ -82,7 +83,7 @@ class FedKDRow(NamedTuple):
       teacher: its Variables.
       maps: W^h of the aligned layers, [student's width, teacher's width].
       optimizers: states of the teacher's (and maps') and of the student's; () for the latter where
-        gradients are exchanged.
+        gradients are exchanged, and for both where optimizers are fresh.
       has_started: bool; before, all else is but room.
     """
 
@@ -114,6 +115,7 @@ def fed_kd(
     columns: Mapping[str, Any],
     training: LocalTraining = LocalTraining(optax.adam, batch_size=32),
     exchange: str = "epoch_delta",
+    fresh_optimizers: bool = False,
     mutual: Mutual = Mutual(),
     hyper: FedKDHyper = FedKDHyper(),
 ) -> FederatedMethod:
@@ -126,9 +128,9 @@ def fed_kd(
 
     where L^h sums the mean squared distances of aligned layers, W^h times the student's hidden state
     from the teacher's, and attention map from attention map. What FedKD sends is sent by
-    `compressed(fed_kd(...), num_rounds, svd(), svd())`. The method's model is the student. Teachers
-    start from the same values and are clients' rows, on the host where data are streamed. Means over
-    clients are plain.
+    `compressed(fed_kd(...), num_rounds, svd(), svd())`. The method's model is the student, and the
+    teachers, which predict in the end, are evaluated as `teachers`. They start from the same values
+    and are clients' rows, on the host where data are streamed. Means over clients are plain.
 
     Args:
       teacher, student: networks of [batch, classes] logits, or of `LayerOutputs`. Layers are aligned
@@ -141,6 +143,8 @@ def fed_kd(
       exchange: 'epoch_delta', clients train for `training.epochs` a round and their students' changes
         are averaged (the authors' code); or 'step_gradient', a round is one batch and gradients of the
         student are averaged, along whose mean all take a step of `training.optimizer` (algorithm 1).
+      fresh_optimizers: whether clients' optimizers start anew in each round. Without hidden states and
+        adaptive weights that is FML with weights of a half, at half the learning rates.
       mutual: how the models learn from each other.
       hyper: learning rates, and weights with which to leave a term out.
 
@@ -168,7 +172,12 @@ def fed_kd(
         )
 
     def kept(states):
+        if fresh_optimizers:
+            return (), ()
         return (states[0], ()) if by_step else states
+
+    def fresh(params):
+        return training.optimizer((0.0, 0.0)).init(params)
 
     def broadcast(server):
         own = averaging.variables(server.averaging)
@@ -178,24 +187,23 @@ def fed_kd(
         own = teacher.init(jax.random.wrap_key_data(message.key))
         maps = [jnp.eye(*shape) for shape in widths]
         params = {TEACHER: own.params, MAPS: maps, STUDENT: message.params}
-        states = training.optimizer((0.0, 0.0)).init(params)
-        return FedKDRow(own, maps, kept(states), jnp.asarray(True))
+        return FedKDRow(own, maps, kept(fresh(params)), jnp.asarray(True))
 
     def client_update(message, row, data, key, hyper):
         row = jax.lax.cond(row.has_started, lambda: row, lambda: first_row(message))
+        params = {TEACHER: row.teacher.params, MAPS: row.maps, STUDENT: message.params}
         states = row.optimizers
         if by_step:
             data = one_batch(data, keys.derive(key, "batch"), training.batch_size)
             states = (states[0], jax.tree.map(jnp.zeros_like, message.params))
+        if fresh_optimizers:
+            states = fresh(params)
         losses = mutual_losses(teacher, student, mutual, hyper)
         rates: Any = (hyper.teacher_learning_rate, hyper.student_learning_rate)
         trained = train_client(
             pair,
             training,
-            Variables(
-                {TEACHER: row.teacher.params, MAPS: row.maps, STUDENT: message.params},
-                {TEACHER: row.teacher.mutable, STUDENT: message.mutable},
-            ),
+            Variables(params, {TEACHER: row.teacher.mutable, STUDENT: message.mutable}),
             data,
             key,
             rates,
@@ -218,6 +226,10 @@ def fed_kd(
         own = averaging.server_update(server.averaging, aggregate, round, FedAvgHyper(rate, rate))
         return server._replace(averaging=own)
 
+    def teacher_of(server, row):
+        first = lambda: teacher.init(jax.random.wrap_key_data(server.key))
+        return jax.lax.cond(row.has_started, lambda: row.teacher, first)
+
     def init_row():
         message = jax.eval_shape(lambda key: broadcast(init(key)), jax.random.key(0))
         shapes = jax.eval_shape(first_row, message)
@@ -239,6 +251,7 @@ def fed_kd(
             averaging=averaging.with_model(server.averaging, new)
         ),
         init_row=init_row,
+        kept_models={TEACHERS: KeptModel(teacher, teacher_of)},
     )
 
 

@@ -10,7 +10,14 @@ import numpy as np
 
 from fedcodist import keys
 from fedcodist.aggregation import sum_over_devices
-from fedcodist.algorithms.pools import Pool, assemble, check_pools, train_pools, update_servers
+from fedcodist.algorithms.pools import (
+    Pool,
+    assemble,
+    check_pools,
+    kept_models,
+    train_pools,
+    update_servers,
+)
 from fedcodist.checks import check_integer, check_number
 from fedcodist.cohort import Rows, Selection
 from fedcodist.distillation import (
@@ -255,7 +262,16 @@ def fed_sdd(
         predictors[kind] = ensemble_predictor(
             method.model, functools.partial(_client_ensemble, kind)
         )
-    return algorithm._replace(init=init, select=select, predictors=predictors)
+    return algorithm._replace(
+        init=init,
+        select=select,
+        predictors=predictors,
+        kept_models={n: kept_models(n, method, functools.partial(_server_of, n)) for n in names},
+    )
+
+
+def _server_of(name: str, state: FedSDDState) -> PyTree:
+    return state.models[name]
 
 
 def buffered(state: FedSDDState) -> Ensemble:

@@ -1,6 +1,7 @@
 """Pools of clients, one federated model each: what FedAvg baselines and codistillation share."""
 
 import functools
+import operator
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -16,6 +17,7 @@ from fedcodist.cohort import Inputs, Selection
 from fedcodist.federated_algorithm import (
     FederatedAlgorithm,
     FederatedMethod,
+    KeptModel,
     client_key,
     communication_of,
     single_model,
@@ -101,7 +103,27 @@ def assemble(
         predictors={n: predictor(n, pool.method) for n, pool in pools.items()},
         communication={n: communication_of(pool.method, columns) for n, pool in pools.items()},
         num_clients=1 + max(int(pool.clients[-1]) for pool in pools.values()),
+        kept_models={
+            n: kept_models(n, pool.method, operator.itemgetter(n)) for n, pool in pools.items()
+        },
     )
+
+
+def kept_models(
+    pool: str, method: FederatedMethod, server: Callable[[PyTree], PyTree]
+) -> dict[str, KeptModel]:
+    """The method's models that a pool's clients keep, `<pool>_<name>`, of the algorithm's state.
+
+    Args:
+      pool: its name.
+      method: the pool's.
+      server: algorithm's state -> the method's server.
+    """
+
+    def of_algorithm(kept):
+        return kept._replace(variables=lambda state, row: kept.variables(server(state), row))
+
+    return {f"{pool}_{name}": of_algorithm(kept) for name, kept in method.kept_models.items()}
 
 
 class TrainedPools(NamedTuple):
@@ -164,7 +186,7 @@ def train_pools(
         norm = optax.tree.norm(aggregates[name].pseudo_gradient)
         metrics[f"{name}/pseudo_gradient_norm"] = norm
         metrics[f"{name}/finite"] = jnp.isfinite(norm)
-        metrics |= {f"{name}/client_{k}": jnp.mean(v) for k, v in result.metrics.items()}
+        metrics |= {f"{name}/client_{k}": jnp.mean(v, 0) for k, v in result.metrics.items()}
     return TrainedPools(aggregates, new_rows, metrics, models)
 
 

@@ -1,5 +1,6 @@
 """Any method with its uplink and downlink compressed."""
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -83,6 +84,7 @@ def compressed(
     num_rounds: int,
     uplink: Compressor | None = None,
     downlink: Compressor | None = None,
+    observe: Callable[[PyTree, Any], dict[str, jax.Array]] | None = None,
 ) -> FederatedMethod:
     """The method, but clients' updates and changes of the server's model travel compressed.
 
@@ -102,6 +104,7 @@ def compressed(
       method: any single-model method.
       num_rounds: of the whole training, for compressors that change with it.
       uplink, downlink: compressors; None leaves that way as it is.
+      observe: (a client's update, share of the rounds done) -> metrics of it, such as `spectra`'s.
 
     Raises:
       ValueError: when the algorithm is built, for a method that is compressed already, FetchSGD or
@@ -128,10 +131,11 @@ def compressed(
             raise ValueError("method must not be one that sends less than its model by itself.")
         besides = tree_bytes((result.mutable, result.weight, result.extra))
         update, memory = result.update, row.memory
+        progress = (message.round + 1) / num_rounds
+        observed = {} if observe is None else observe(update, progress)
         if uplink is None:
             bytes_up = jnp.int32(tree_bytes(update) + besides)
         else:
-            progress = (message.round + 1) / num_rounds
             draw = keys.derive(key, "uplink")
             sent, memory = uplink.compress(update, memory, draw, progress)
             update = uplink.decompress(sent, update)
@@ -142,7 +146,7 @@ def compressed(
         return result._replace(
             update=update,
             row=CompressedRow(result.row, memory, message.sent),
-            metrics=result.metrics | {"bytes_up": bytes_up, "bytes_down": bytes_down},
+            metrics=result.metrics | observed | {"bytes_up": bytes_up, "bytes_down": bytes_down},
         )
 
     def written(server, inner, before, round):
@@ -178,6 +182,9 @@ def compressed(
         memory = () if uplink is None else uplink.init(shapes)
         return CompressedRow(method.init_row(), memory, jnp.uint32(0))
 
+    def of_row(kept):
+        return kept._replace(variables=lambda server, row: kept.variables(server.inner, row.inner))
+
     return method._replace(
         init=init,
         broadcast=broadcast,
@@ -187,4 +194,5 @@ def compressed(
         replace_model=replace_model,
         with_model=with_model,
         init_row=init_row,
+        kept_models={name: of_row(kept) for name, kept in method.kept_models.items()},
     )

@@ -62,6 +62,32 @@ def test_the_table_shows_everything():
     assert "the same budget of client examples" in " ".join(text.split())
 
 
+def test_clients_own_models_stand_for_the_one_they_share():
+    """FedKD is ranked by its teachers; its student is beside them."""
+    entries = [
+        entry("fed_avg", (50.0, 60.0)),
+        entry("fed_kd", (40.0, 41.0)),
+        entry("fed_kd", (62.0, 64.0), "main_teachers")._replace(shared="main"),
+    ]
+    for baseline in ("fed_avg", "fed_kd"):
+        shown = ranked(entries, baseline, None)
+        assert [(e.run, e.model) for e in shown] == [
+            ("fed_kd", "main_teachers"),
+            ("fed_avg", "main"),
+        ]
+        console = Console(record=True, width=180)
+        console.print(table(shown, baseline, entries))
+        text = console.export_text()
+        assert "shared model" in text and "40.50 ± 0.71" in text
+        assert ("+8.00" if baseline == "fed_avg" else "-8.00") in text
+    assert difference(entries[2], entries, "fed_avg").mean == 8.0
+    both = ranked(entries, "fed_avg", ["main", "main_teachers"])
+    assert [e.model for e in both] == ["main_teachers", "main", "main"]
+    console = Console(record=True, width=180)
+    console.print(table(ranked(ENTRIES, "fed_avg", None), "fed_avg", ENTRIES))
+    assert "shared model" not in console.export_text()
+
+
 def test_unequal_budgets_are_told():
     assert budget(ENTRIES).startswith("all runs have the same budget")
     assert budget([*ENTRIES, entry("x", (1.0,), examples=11.0)]).startswith("UNEQUAL BUDGETS")

@@ -66,7 +66,7 @@ def test_mistakes_are_one_line(setting, value, message):
 
 
 @pytest.mark.slow
-def test_the_comparison_ranks_students_by_measured_bytes(tmp_path, capfd):
+def test_the_comparison_ranks_teachers_by_the_students_measured_bytes(tmp_path, capfd):
     arguments = [
         "--config=experiments/configs/digits_fed_kd.py",
         f"--workdir={tmp_path}",
@@ -79,9 +79,13 @@ def test_the_comparison_ranks_students_by_measured_bytes(tmp_path, capfd):
         "--config.evaluation.checkpoint_every=4",
     ]
     assert compare.main(arguments) == 0
-    assert "fed_kd,whole" in capfd.readouterr().out
+    output = capfd.readouterr().out
+    assert "fed_kd,whole" in output and "shared model" in output
     runs = ("fed_avg,student", "fed_kd", "fed_kd,whole")
-    entries = {run: read_run(run, tmp_path / run.replace(",", "-"))[0] for run in runs}
+    everything = [read_run(run, tmp_path / run.replace(",", "-")) for run in runs]
+    shown = compare.ranked([e for each in everything for e in each], runs[0], None)
+    entries = {entry.run: entry for entry in shown}
+    assert [entries[run].model for run in runs] == ["main", "main_teachers", "main_teachers"]
     whole = 4 * 2410 * 2 * 4 * 8 / 1e6  # floats, both ways, clients, rounds
     assert entries["fed_kd,whole"].megabytes == pytest.approx(whole, rel=2e-3)
     assert entries["fed_kd"].megabytes < 0.9 * whole

@@ -1,0 +1,129 @@
+"""What FedKD is with some of it left out: FML, or nothing at all."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from fedcodist.algorithms.fed_kd import FedKDHyper, Mutual, fed_kd
+from fedcodist.algorithms.fml import FMLHyper, fml
+from fedcodist.algorithms.parties import Group
+from fedcodist.algorithms.pools import Pool, independent_pools
+from fedcodist.client_training import LocalTraining
+from fedcodist.communication import tree_bytes
+from fedcodist.compression.compressed import compressed
+from fedcodist.compression.svd import svd
+from fedcodist.data.federated_data import FederatedData
+from fedcodist.model import Model, Variables, cross_entropy
+from fedcodist.sources import resident_data
+
+pytestmark = pytest.mark.usefixtures("compile_quickly")
+
+CLIENTS, EXAMPLES, FEATURES, CLASSES, ROUNDS = 3, 4, 5, 3, 3
+DRAWS = np.random.default_rng(0)
+COLUMNS = {
+    "image": DRAWS.normal(size=(CLIENTS * EXAMPLES, FEATURES)).astype(np.float32),
+    "label": DRAWS.integers(0, CLASSES, CLIENTS * EXAMPLES).astype(np.int32),
+}
+DATA = FederatedData.from_arrays(COLUMNS, offsets=EXAMPLES * np.arange(CLIENTS + 1))
+# Whole clients as batches: the order of examples does not matter.
+TRAINING = LocalTraining(functools.partial(optax.sgd, momentum=0.9), EXAMPLES, epochs=2)
+
+
+def network(width) -> Model:
+    """Of the same weights, whatever the key."""
+    draws = np.random.default_rng(width)
+    shapes = ((FEATURES, width), (width, CLASSES))
+    kernels = [draws.normal(size=shape).astype(np.float32) for shape in shapes]
+
+    def apply(variables, batch, **_):
+        first, second = variables.params
+        return jnp.tanh(batch["image"] @ first) @ second, variables.mutable
+
+    init = lambda key: Variables(list(map(jnp.asarray, kernels)), {})
+    return Model(init, apply, cross_entropy, {}, CLASSES)
+
+
+TEACHER, STUDENT = network(8), network(6)
+
+
+def run(algorithm, rows):
+    """(state, rows, metrics) after some rounds of everybody."""
+    data, root, metrics = resident_data(DATA), jax.random.key(0), {}
+    state, once = algorithm.init(root), jax.jit(algorithm.round)
+    for round in range(ROUNDS):
+        inputs = data.read(algorithm.select(round, root))
+        state, rows, metrics = once(state, rows, inputs, round, root, algorithm.hyper)
+    return state, rows, metrics
+
+
+def run_fed_kd(method):
+    algorithm = independent_pools({"pool": Pool(method, np.arange(CLIENTS), CLIENTS)}, COLUMNS)
+    first = jax.tree.map(lambda leaf: jnp.stack([leaf] * CLIENTS), method.init_row())
+    state, rows, metrics = run(algorithm, {"pool": first})
+    rows = getattr(rows["pool"], "inner", rows["pool"])
+    return method.variables(state["pool"]).params, rows, metrics
+
+
+def assert_close(found, expected):
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-4, atol=1e-5), found, expected
+    )
+
+
+@pytest.mark.parametrize("fresh", [True, False])
+def test_with_fresh_optimizers_and_predictions_alone_it_is_fml(fresh):
+    """FML's losses with weights of a half are half of FedKD's; momentum tells old states from new."""
+    method = fed_kd(
+        TEACHER,
+        STUDENT,
+        COLUMNS,
+        TRAINING,
+        fresh_optimizers=fresh,
+        mutual=Mutual(adaptive="none"),
+        hyper=FedKDHyper(0.05, 0.05, 1.0, 0.0),
+    )
+    student, rows, _ = run_fed_kd(method)
+    groups = {"own": Group(TEACHER, np.arange(CLIENTS))}
+    state, _, _ = run(fml(groups, STUDENT, TRAINING, FMLHyper(0.1, 0.5, 0.5)), {})
+    if fresh:
+        assert_close(student, state.meme.params)
+        assert_close(rows.teacher.params, state.models["own"].params)
+        assert rows.optimizers == ((), ())
+    else:
+        assert np.abs(student[0] - state.meme.params[0]).max() > 1e-3
+
+
+def test_fresh_optimizers_forget_in_rounds_of_one_batch_too():
+    """With gradients exchanged, teachers' momentum alone is the clients'."""
+    found = {}
+    for fresh in (True, False):
+        method = fed_kd(
+            TEACHER,
+            STUDENT,
+            COLUMNS,
+            TRAINING,
+            "step_gradient",
+            fresh,
+            hyper=FedKDHyper(0.05, 0.05),
+        )
+        found[fresh] = run_fed_kd(method)[1].teacher.params
+    assert np.abs(found[True][0] - found[False][0]).max() > 1e-3
+
+
+@pytest.mark.parametrize("exchange", ["epoch_delta", "step_gradient"])
+def test_without_learning_nothing_moves_and_nothing_is_a_nan(exchange):
+    """Deltas of zero, of which SVD sends nothing; gradients are sent all the same."""
+    method = fed_kd(TEACHER, STUDENT, COLUMNS, TRAINING, exchange, hyper=FedKDHyper(0.0, 0.0))
+    student, rows, metrics = run_fed_kd(compressed(method, ROUNDS, svd(), svd()))
+    jax.tree.map(np.testing.assert_array_equal, student, STUDENT.init(None).params)
+    for own, first in zip(rows.teacher.params, TEACHER.init(None).params, strict=True):
+        np.testing.assert_array_equal(own, np.stack([first] * CLIENTS))
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves((rows, metrics)))
+    assert metrics["pool/client_bytes_down"] == 8  # the teachers' key
+    nothing = metrics["pool/client_bytes_up"] == 4  # the weight
+    assert nothing == (exchange == "epoch_delta")
+    assert metrics["pool/client_bytes_up"] <= tree_bytes(student) + 4

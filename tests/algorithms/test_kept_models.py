@@ -1,0 +1,205 @@
+"""Models that clients keep: every client's is measured, wherever its row lies."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from fedcodist import simulation
+from fedcodist.algorithms.fed_avg import fed_avg
+from fedcodist.algorithms.fed_kd import FedKDHyper, fed_kd
+from fedcodist.algorithms.fed_sdd import fed_sdd
+from fedcodist.algorithms.pools import Pool, independent_pools
+from fedcodist.client_training import LocalTraining
+from fedcodist.compression.compressed import compressed
+from fedcodist.compression.svd import svd
+from fedcodist.data.federated_data import FederatedData
+from fedcodist.distillation import Distillation
+from fedcodist.experiment import Experiment, run_experiment
+from fedcodist.metrics import accuracy
+from fedcodist.model import Model, Variables, cross_entropy
+from fedcodist.sources import StreamedData, resident_data
+
+pytestmark = pytest.mark.usefixtures("compile_quickly")
+
+CLASSES, FEATURES, CLIENTS, ROUNDS, SEEDS = 3, 4, 5, 3, 2
+TRAINING = LocalTraining(optax.adam, batch_size=4, epochs=1)
+
+
+def network(width) -> Model:
+    def init(key):
+        first, second = jax.random.split(key)
+        shapes = ((first, (FEATURES, width)), (second, (width, CLASSES)))
+        return Variables([jax.random.normal(k, shape) for k, shape in shapes], {})
+
+    def apply(variables, batch, **_):
+        first, second = variables.params
+        return jnp.tanh(batch["image"] @ first) @ second, variables.mutable
+
+    return Model(init, apply, cross_entropy, {"accuracy": accuracy()}, CLASSES)
+
+
+TEACHER, STUDENT = network(6), network(2)
+
+
+def examples(seed, clients) -> FederatedData:
+    draws = np.random.default_rng(seed)
+    columns = {
+        "image": draws.normal(size=(4 * clients, FEATURES)).astype(np.float32),
+        "label": draws.integers(0, CLASSES, 4 * clients).astype(np.int32),
+    }
+    return FederatedData.from_arrays(columns, offsets=4 * np.arange(clients + 1))
+
+
+TRAIN, TEST = examples(0, CLIENTS), examples(1, 2)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_device():
+    """Several devices compile for longer; evaluation on them has tests of its own."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(simulation, "all_devices", lambda: None)
+        yield
+
+
+def method():
+    hyper = FedKDHyper(0.1, 0.1)
+    kd = fed_kd(TEACHER, STUDENT, TRAIN.columns, TRAINING, hyper=hyper)
+    return compressed(kd, ROUNDS, svd(), svd())
+
+
+@functools.cache
+def usual_run():
+    return run()
+
+
+def run(source=resident_data, cohort=2, also=None, rounds=ROUNDS, **settings):
+    pools = {"main": Pool(method(), np.arange(CLIENTS), cohort)} | (also or {})
+    algorithm = independent_pools(pools, TRAIN.columns)
+    return run_experiment(
+        Experiment(
+            algorithm,
+            source(TRAIN, {}),
+            {"test": TEST},
+            rounds,
+            evaluate_every=rounds,
+            seeds=SEEDS,
+            **settings,
+        ),
+        show_progress=False,
+    )
+
+
+def of_teachers(outcome, round=ROUNDS):
+    return [
+        record
+        for record in outcome.records
+        if record["model"] == "main_teachers" and record["round"] == round
+    ]
+
+
+@pytest.fixture(scope="module")
+def by_hand():
+    """Each seed's accuracies and losses of all clients' teachers on the test examples, in float64."""
+    found = []
+    algorithm = independent_pools({"main": Pool(method(), np.arange(CLIENTS), 2)}, TRAIN.columns)
+    data = resident_data(TRAIN)
+    for seed in range(SEEDS):
+        root = jax.random.key(seed)
+        state = algorithm.init(root)
+        first = jax.tree.map(np.asarray, method().init_row())
+        rows = [first] * CLIENTS
+        for round in range(ROUNDS):
+            selection = algorithm.select(round, root)
+            cohort = selection.clients["main"].tolist()
+            own = {"main": jax.tree.map(lambda *r: jnp.stack(r), *(rows[c] for c in cohort))}
+            inputs = data.read(selection)
+            state, own, _ = jax.jit(algorithm.round)(
+                state, own, inputs, round, root, algorithm.hyper
+            )
+            for place, client in enumerate(cohort):
+                rows[client] = jax.tree.map(lambda leaf, p=place: np.asarray(leaf[p]), own["main"])
+        start = TEACHER.init(jax.random.wrap_key_data(state["main"].inner.key)).params
+        found.append([by_numpy(row.inner, start) for row in rows])
+        assert {bool(row.inner.has_started) for row in rows} == {True, False}
+    return np.array(found)
+
+
+def by_numpy(row, start):
+    """(accuracy, loss); a client that was in no round has the first teacher."""
+    kernels = row.teacher.params if row.has_started else start
+    first, second = (np.asarray(kernel, np.float64) for kernel in kernels)
+    logits = np.tanh(TEST.columns["image"] @ first) @ second
+    labels = TEST.columns["label"]
+    of_labels = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
+    right = np.mean(logits.argmax(axis=1) == labels)
+    return right, -np.mean(of_labels[np.arange(len(labels)), labels])
+
+
+@pytest.mark.parametrize("source", [resident_data, StreamedData])
+def test_all_clients_teachers_are_measured(source, by_hand):
+    """Five of them, two at a time where they wait on the host."""
+    outcome = usual_run() if source is resident_data else run(source)
+    for record, teachers in zip(of_teachers(outcome), by_hand, strict=True):
+        rights, losses = teachers.T
+        assert record["accuracy"] == pytest.approx(rights.mean(), rel=1e-5)
+        assert record["loss"] == pytest.approx(losses.mean(), rel=1e-4)
+        spread = record["per_client"]
+        assert spread["accuracy_mean"] == pytest.approx(rights.mean(), rel=1e-5)
+        assert spread["accuracy_min"] == pytest.approx(rights.min(), rel=1e-5)
+        assert len(record["per_label_accuracy"]) == CLASSES
+    accuracies = [record["accuracy"] for record in of_teachers(outcome)]
+    found = outcome.summary["final"]["main_teachers"]["test"]["accuracy"]
+    assert found == accuracies
+    assert list(outcome.summary["models"]) == ["main"]  # teachers cost no bytes
+
+
+def test_before_the_first_round_all_have_the_same_teacher():
+    for record in of_teachers(usual_run(), round=0):
+        spread = record["per_client"]
+        assert spread["accuracy_min"] == spread["accuracy_mean"] == record["accuracy"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("source", [resident_data, StreamedData])
+def test_a_sample_of_clients_is_evenly_spread(source, by_hand):
+    records = of_teachers(run(source, evaluate_clients=3))
+    for record, teachers in zip(records, by_hand, strict=True):
+        assert record["loss"] == pytest.approx(teachers[[0, 2, 4], 1].mean(), rel=1e-4)
+
+
+@pytest.mark.slow
+def test_pools_with_and_without_models_of_their_own():
+    """Each pool's rows are gathered by themselves; the first pool trains as it does alone."""
+    also = {
+        "second": Pool(method(), np.arange(3), 3),
+        "plain": Pool(fed_avg(STUDENT, TRAINING), np.arange(2), 1),
+    }
+    alone, streamed = usual_run(), run(StreamedData, also=also)
+    models = {record["model"] for record in streamed.records}
+    assert models == {"main", "second", "plain", "main_teachers", "second_teachers"}
+    for one, other in zip(of_teachers(alone), of_teachers(streamed), strict=True):
+        assert one["loss"] == pytest.approx(other["loss"], rel=1e-4)
+
+
+@pytest.mark.slow
+def test_groups_of_fed_sdd_have_teachers_of_their_own():
+    algorithm = fed_sdd(
+        Pool(method(), np.arange(CLIENTS), 4),
+        TRAIN.columns,
+        num_unlabelled=1,
+        num_models=2,
+        distillation=Distillation(0, 1, optax.sgd),
+    )
+    experiment = Experiment(algorithm, resident_data(TRAIN), {"test": TEST}, 1, evaluate_every=1)
+    records = run_experiment(experiment, show_progress=False).records
+    losses = {r["model"]: r["loss"] for r in records if r["round"] == 1 and "loss" in r}
+    assert losses["main_teachers"] != losses["model_1_teachers"]
+
+
+def test_no_clients_are_no_sample():
+    with pytest.raises(ValueError, match=r"^evaluate_clients must be at least 1, got 0"):
+        run(evaluate_clients=0)
