@@ -10,14 +10,15 @@ from fedcodist.compression.compressor import Compressor
 from fedcodist.compression.count_sketch import count_sketch
 from fedcodist.compression.error_feedback import with_error_feedback
 from fedcodist.compression.quantisation import quantisation
-from fedcodist.compression.svd import svd
+from fedcodist.compression.spectra import spectra
+from fedcodist.compression.svd import RangeFinder, svd
 from fedcodist.compression.top_k import top_k
 from fedcodist.federated_algorithm import FederatedMethod
 
 # What is lost for good elsewhere is kept for the next message where a compressor is biased by much.
 COMPRESSORS: dict[str, Callable[[ConfigDict], Compressor | None]] = {
     "none": lambda settings: None,
-    "svd": lambda settings: svd(settings.start, settings.end),
+    "svd": lambda settings: svd(settings.start, settings.end, _range_finder(settings)),
     "top_k": lambda settings: with_error_feedback(top_k(settings.share)),
     "quantisation": lambda settings: quantisation(settings.bits),
     "count_sketch": lambda settings: with_error_feedback(
@@ -26,8 +27,17 @@ COMPRESSORS: dict[str, Callable[[ConfigDict], Compressor | None]] = {
 }
 
 
+def _range_finder(settings: ConfigDict) -> RangeFinder | None:
+    """`range_finder` is the number of its columns; SVD is exact where it is not set."""
+    columns = settings.get("range_finder")
+    return None if columns is None else RangeFinder(columns)
+
+
 def with_links(config: ConfigDict, method: FederatedMethod) -> FederatedMethod:
-    """The method with its links as `training.compression` says; as it is where that is not set."""
+    """The method with its links as `training.compression` says; as it is where that is not set.
+
+    With `spectra`, metrics.jsonl tells of each layer the rank that SVD needs and the singular values.
+    """
     settings = config.training.get("compression")
     if settings is None:
         return method
@@ -35,4 +45,5 @@ def with_links(config: ConfigDict, method: FederatedMethod) -> FederatedMethod:
         choice(f"training.compression.{way}", settings[way], COMPRESSORS)(settings)
         for way in ("uplink", "downlink")
     )
-    return compressed(method, config.rounds, uplink, downlink)
+    observe = spectra(settings.start, settings.end) if settings.get("spectra") else None
+    return compressed(method, config.rounds, uplink, downlink, observe)
