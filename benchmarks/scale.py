@@ -10,6 +10,10 @@ next ones read, as the launcher does. Written to results/benchmarks/.
 
 How much of the reading of streamed data hides behind the computation is measured by running the same
 rounds again on one round's examples, which lie ready.
+
+With --accelerator a measurement is one process that uses what JAX finds, and memory is the device's:
+`--only memory` then tells whether clients are trained faster one by one or at once (convolutions with
+a kernel for each client are grouped ones there), and in bfloat16.
 """
 
 import argparse
@@ -73,21 +77,28 @@ class Configuration(NamedTuple):
 def main() -> int:
     """Measures, or is one of the processes that are measured."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    groups = configurations(machine.cores())
-    parser.add_argument("--only", nargs="+", choices=list(groups), default=list(groups))
+    groups = list(configurations(1))
+    parser.add_argument("--only", nargs="+", choices=groups, default=groups)
     parser.add_argument("--turns", type=int, default=2)
+    parser.add_argument("--accelerator", action="store_true", help="not the processor's cores")
     parser.add_argument("--rounds", type=int, help="between two looks at the clock, to try it out")
     parser.add_argument("--results", type=Path, default=records.FOLDER)
     parser.add_argument("--one", nargs=2, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.one:
         folder, configuration = arguments.one
-        return one(Path(folder), Configuration(*json.loads(configuration)), arguments.rounds)
+        return one(
+            Path(folder),
+            Configuration(*json.loads(configuration)),
+            arguments.rounds,
+            arguments.accelerator,
+        )
     for name in ("turns", "rounds"):
         value = getattr(arguments, name)
         if value is not None and value < 1:
             parser.error(f"--{name} must be at least 1, got {value}")
-    chosen = {name: groups[name] for name in arguments.only}
+    every = configurations(1 if arguments.accelerator else machine.cores())
+    chosen = {name: every[name] for name in arguments.only}
     # A configuration of two groups is measured once.
     lines: dict[Configuration, list[dict[str, Any]]] = {
         each: [] for group in chosen.values() for each in group
@@ -97,9 +108,9 @@ def main() -> int:
             write_columns(Path(folder), network, clients)
         for _ in range(arguments.turns):
             for each in lines:
-                lines[each].append(run(Path(folder), each, arguments.rounds))
+                lines[each].append(run(Path(folder), each, arguments.rounds, arguments.accelerator))
     record = {
-        **records.common(RECORD, KIND),
+        **records.common(RECORD, KIND, next(own[0]["device"] for own in lines.values())),
         "turns": arguments.turns,
         "groups": {
             name: [{**each._asdict(), **summary(lines[each])} for each in group]
@@ -184,26 +195,31 @@ def write_columns(folder: Path, network: str, clients: int) -> None:
         column.flush()
 
 
-def run(folder: Path, configuration: Configuration, rounds: int | None) -> dict[str, Any]:
+def run(
+    folder: Path, configuration: Configuration, rounds: int | None, accelerator: bool
+) -> dict[str, Any]:
     """One measurement in processes of its own."""
     script = str(Path(__file__).resolve())
     command = [sys.executable, script, "--one", str(folder), json.dumps(configuration)]
     if rounds is not None:
         command.append(f"--rounds={rounds}")
+    if accelerator:
+        command.append("--accelerator")
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def one(folder: Path, configuration: Configuration, rounds: int | None) -> int:
+def one(folder: Path, configuration: Configuration, rounds: int | None, accelerator: bool) -> int:
     """Starts the processes of one measurement, or measures in one of them."""
     if not launch.is_child():
-        os.environ["JAX_PLATFORMS"] = "cpu"
         os.environ["JAX_COMPILATION_CACHE_DIR"] = str(folder / "compiled")
         if configuration.rematerialised:
             from fedcodist.rematerialisation import CPU_FLAG
 
             os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {CPU_FLAG}"
-        measuring.limit_cores(configuration.devices)
+        if not accelerator:
+            os.environ["JAX_PLATFORMS"] = "cpu"
+            measuring.limit_cores(configuration.devices)
         return launch.supervise([sys.executable, *sys.argv], configuration.devices)
     launch.join()
     import jax
@@ -211,6 +227,7 @@ def one(folder: Path, configuration: Configuration, rounds: int | None) -> int:
     line = measure(folder, configuration, rounds or rounds_of(configuration))
     if jax.process_index() == 0:
         line["peak_rss_mb"] = measuring.peak_memory_mb(os.getppid())
+        line["device"] = machine.accelerator()
         print(json.dumps(line))
     return 0
 

@@ -64,6 +64,14 @@ def test_convolution_and_its_gradients_equal_the_stock_one(shape, features, padd
     assert_equals_stock(inputs, kernel, padding)
 
 
+@pytest.mark.parametrize("padding", ["SAME", "VALID"])
+@pytest.mark.parametrize("width", [7, 8])  # with an even one, two columns at once
+@pytest.mark.parametrize("channels", [(8, 16), (16, 16), (16, 17)])
+def test_channels_that_fill_a_vector(channels, width, padding):
+    inputs = normal(1, 2, 6, width, channels[0], dtype="float32")
+    assert_equals_stock(inputs, normal(2, 3, 3, *channels, dtype="float32"), padding)
+
+
 @pytest.mark.parametrize("batch", [1, 4, 5])
 def test_kernel_gradient_in_chunks_of_examples(batch, monkeypatch):
     monkeypatch.setattr(convolution, "_WINDOW_BYTES", 2 * 6 * 6 * 4 * 4)
