@@ -5,6 +5,7 @@ an example is three forward passes: one, and the gradients of weights and of act
 element-wise operations, augmentation, averaging, evaluation, and what padding adds; so the number says
 what a method asks for and not how well a program does it. Of parties with networks of their own the
 rounds are counted, and not what comes before. FedKD's maps between hidden states are left out too.
+A sentence costs what its tokens do; it has as many as clients' sentences have in the mean of all pools.
 """
 
 import functools
@@ -27,7 +28,9 @@ from experiments.decentralised import (
     image_shape,
 )
 from experiments.parties import extra_shape, network_of, party_groups, party_shapes, public_of
+from experiments.text import TEXT, TEXT_MODELS
 from fedcodist.algorithms.parties import party_names
+from fedcodist.data.vocabulary import PAD
 from fedcodist.graphs import over_time
 
 Config = Mapping[str, Any]
@@ -60,8 +63,9 @@ def flops_of_run(
       ValueError: one line; a name in the config that is not known.
     """
     server = choice("algorithm.name", config["algorithm"]["name"], SERVERS)
+    forward_of = _forward_of(config)
     forward = {
-        pool: forward_flops_of(choice(f"pools.{pool}.model", settings["model"], MODELS))
+        pool: forward_of(f"pools.{pool}.model", settings["model"])
         for pool, settings in config["pools"].items()
     }
     training = config["training"]
@@ -76,9 +80,15 @@ def flops_of_run(
             for pool, settings in config["pools"].items()
             for create, shape in [MODELS[settings["model"]]]
         }
+    if samples := training.get("samples"):
+        forward_of_training = _forward_of_text(config, samples)
+        trained = {
+            pool: forward_of_training(f"pools.{pool}.model", settings["model"])
+            for pool, settings in config["pools"].items()
+        }
     if training.get("method") == "fed_kd":
         name = training["fed_kd"]["teacher"]
-        own = forward_flops_of(choice("training.fed_kd.teacher", name, MODELS))
+        own = forward_of("training.fed_kd.teacher", name)
         trained = {pool: own + student for pool, student in forward.items()}
     clients = {pool: LEARNING * trained[pool] * passes * count for pool, count in examples.items()}
     return Flops(clients, server(config, forward, distillation_steps))
@@ -165,6 +175,39 @@ def _decentralised(
     return found
 
 
+def _forward_of(config: Config) -> Callable[[str, str], float]:
+    """(setting, its model's name) -> FLOPs of that network on one example."""
+    if config.get("data", {}).get("name") == TEXT:
+        return _forward_of_text(config)
+    return lambda setting, name: forward_flops_of(choice(setting, name, MODELS))
+
+
+def _forward_of_text(config: Config, samples: int = 0) -> Callable[[str, str], float]:
+    data = _data(config)
+    length = data.splits["train"].columns["tokens"].shape[1] - 1
+
+    def of(setting, name):
+        network = choice(setting, name, TEXT_MODELS)(data.text.vocabulary.size)
+        return data.text.expected_length * flops_per_token(network, length, samples)
+
+    return of
+
+
+def flops_per_token(network: Any, length: int, samples: int = 0) -> float:
+    """FLOPs of a network that returns a Readout on one of `length` tokens, its logits included.
+
+    Args:
+      network: a Flax linen module that is called with tokens.
+      length: tokens of a sentence, all of which attention looks at.
+      samples: of sampled softmax, whose logits are those of the samples and of the label; 0 has all.
+    """
+    tokens = jax.ShapeDtypeStruct((1, length), jnp.int32)
+    variables = jax.eval_shape(network.init, jax.random.key(0), tokens)
+    width, classes = jax.eval_shape(network.apply, variables, tokens).kernel.shape
+    logits = 2 * width * (samples + 1 if samples else classes)
+    return forward_flops(network.apply, variables, tokens) / length + logits
+
+
 @functools.cache
 def forward_flops_of(model: tuple[Callable[[], Any], tuple[int, ...]]) -> float:
     """FLOPs of a network on one example; `model` is a value of MODELS."""
@@ -232,7 +275,8 @@ def _codistillation(config: Config, forward: Mapping[str, float], steps: float |
         own = [pool["alpha"] for pool in config["pools"].values()]
         if all(alpha == 1 or (alpha is None and settings["alpha"] == 1) for alpha in own):
             times = 0
-    return times * _images(settings) * (1 + LEARNING) * sum(forward.values())
+    examples = times * _images(settings) * _unlabelled_size(config)
+    return examples * (1 + LEARNING) * sum(forward.values())
 
 
 def _fed_df(config: Config, forward: Mapping[str, float], steps: float | None) -> float:
@@ -269,6 +313,15 @@ SERVERS: dict[str, Callable[[Config, Mapping[str, float], float | None], float]]
     "fed_df": _fed_df,
     "fed_sdd": _fed_sdd,
 }
+
+
+def _unlabelled_size(config: Config) -> float:
+    """What an unlabelled example costs, in clients' ones: a sentence by its tokens."""
+    if config.get("data", {}).get("name") != TEXT:
+        return 1.0
+    data = _data(config)
+    tokens = data.unlabelled[:1_000_000, 1:]  # there may be gigabytes
+    return np.count_nonzero(tokens != PAD) / len(tokens) / data.text.expected_length
 
 
 def _images(settings: Config) -> int:

@@ -18,11 +18,13 @@ from experiments.flops import (
     SERVERS,
     flops_of_parties,
     flops_of_run,
+    flops_per_token,
     forward_flops,
     forward_flops_of,
 )
 from experiments.parties import PARTY_METHODS
 from fedcodist.algorithms.parties import PUBLIC
+from fedcodist.models import lstm, transformer
 from fedcodist.sources import resident_data
 
 ROUNDS = 3
@@ -51,6 +53,18 @@ def test_networks_by_hand():
     assert forward_flops_of(MODELS["resnet20_10"]) / 2 - shortcuts == pytest.approx(
         40.55e6, rel=1e-3
     )
+
+
+def test_networks_of_text_by_hand():
+    small, large = (2 * ((e + h) * 4 * h + h * e) for e, h in ((96, 70), (192, 140)))
+    assert flops_per_token(lstm.small_lstm(), 20) == small + 2 * 96 * 10_004
+    assert flops_per_token(lstm.large_lstm(), 20) == 2 * large + 2 * 192 * 10_004
+    # The logits are 95 % of the small network's FLOPs, which a softmax of 100 samples leaves out.
+    assert flops_per_token(lstm.small_lstm(), 20, samples=100) == small + 2 * 96 * 101
+    # Four dense layers of width times width and two of four times that; scores and their values.
+    block = 2 * (4 * 128**2 + 2 * 4 * 128**2) + 2 * 2 * 20 * 128
+    found = flops_per_token(transformer.small_transformer(), 20)
+    assert found == 4 * block + 2 * 128 * 10_004
 
 
 def codistillation(name, **more):

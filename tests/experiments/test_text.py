@@ -12,6 +12,7 @@ from experiments.algorithms import build_algorithm
 from experiments.assembly import build_experiment
 from experiments.configs import text_domain_shift
 from experiments.data import load_data
+from experiments.flops import flops_of_run
 from experiments.report import load_run
 from experiments.text import TEXT
 from fedcodist.data import save_prepared, text_splits
@@ -124,6 +125,29 @@ def test_a_run_and_its_table(folder, tmp_path, method, capsys):
     assert cell.accuracy == pytest.approx(record["accuracy"])
     assert cell.perplexity == pytest.approx(np.exp(record["loss"]))
     assert cell.deviation is None and cell.seeds == 1
+
+
+def test_a_run_costs_what_its_tokens_do(folder):
+    config = config_of(folder)
+    data = load_data(config.data)
+    tokens = {"clients": data.splits["train"].columns["tokens"], "unlabelled": data.unlabelled}
+    mean = {name: np.count_nonzero(own[:, 1:]) / len(own) for name, own in tokens.items()}
+    classes = data.text.vocabulary.size
+    body = {"small": 2 * (7 * 12 + 3 * 4), "large": 2 * (11 * 20 + 5 * 6)}
+    logits = {"small": 2 * 4, "large": 2 * 6}
+    each = {pool: body[pool] + logits[pool] * classes for pool in body}
+    examples = {"small": 30.0, "large": 7.0}
+    found = flops_of_run(config.to_dict(), examples)
+    for pool in each:
+        clients = 3 * each[pool] * mean["clients"] * examples[pool]
+        assert found.clients[pool] == pytest.approx(clients)
+    taught = 2 * 2 * 4  # rounds, steps, sentences
+    server = 4 * taught * mean["unlabelled"] * sum(each.values())
+    assert found.server == pytest.approx(server)
+    config.training.samples = 5
+    sampled = flops_of_run(config.to_dict(), examples)
+    expected = 3 * (body["small"] + 6 * logits["small"]) * mean["clients"] * examples["small"]
+    assert sampled.clients["small"] == pytest.approx(expected) and sampled.server == found.server
 
 
 def test_the_mixed_set_is_its_two_parts(folder):
