@@ -13,6 +13,7 @@ they learn before the first round is the same for all methods and not counted. W
 of their own beside the one that they share, as FedKD's teachers, it is the mean accuracy of these that
 is ranked; that of the shared one, FedKD's student, stands beside it.
 
+    --metric NAME    what is ranked, such as f_score or auc; accuracy where not given
     --model NAME     model to rank, repeatable; the baseline's, or all parties', where not given
     --baseline RUN   the run to compare with; the first that is compared where not given
 """
@@ -40,7 +41,7 @@ class Entry(NamedTuple):
 
     Attributes:
       run, model: their names.
-      accuracies: in %, one per seed, after the last round.
+      accuracies: or another metric, in %, one per seed, after the last round.
       megabytes: that all clients together sent and received in the run. Where one pool's clients are
         divided among several models, costs are all clients'; of several pools, the own pool's; of
         parties, the own party's, and of what parties share, all parties'.
@@ -79,6 +80,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--config", required=True)
     parser.add_argument("--workdir", required=True, type=Path)
     parser.add_argument("--only", action="append")
+    parser.add_argument("--metric", default="accuracy", help="what is ranked (default: accuracy)")
     parser.add_argument("--model", action="append", help="model to rank; repeatable")
     parser.add_argument("--baseline", help="run to compare with")
     settings, others = parser.parse_known_args(arguments)
@@ -97,7 +99,9 @@ def main(arguments: Sequence[str]) -> int:
         entries = [
             entry
             for run in runs
-            for entry in read_run(run, settings.workdir / sweep.run_folder_name(run))
+            for entry in read_run(
+                run, settings.workdir / sweep.run_folder_name(run), settings.metric
+            )
         ]
         shown = ranked(entries, baseline, settings.model)
     except ValueError as error:
@@ -105,16 +109,16 @@ def main(arguments: Sequence[str]) -> int:
     console = Console()
     if not console.is_terminal:
         console.width = max(console.width, 140)
-    console.print(table(shown, baseline, entries))
+    console.print(table(shown, baseline, entries, settings.metric))
     folders = [str(settings.workdir / sweep.run_folder_name(run)) for run in runs]
     return report.main([*folders, "--output", str(settings.workdir / "report")])
 
 
-def read_run(run: str, folder: Path) -> list[Entry]:
+def read_run(run: str, folder: Path, metric: str = "accuracy") -> list[Entry]:
     """Every model of a finished run, on the split that is looked at last.
 
     Raises:
-      ValueError: one line; the run has no summary.
+      ValueError: one line; the run has no summary, or no model with this metric.
     """
     # It imports JAX, which a mistyped option should not wait for.
     from experiments.flops import flops_of_parties, flops_of_run
@@ -143,10 +147,14 @@ def read_run(run: str, folder: Path) -> list[Entry]:
     kept = summary.get("kept_models", {})
     final_splits = config["evaluation"]["final_splits"] or config["evaluation"]["splits"]
     entries = []
+    measured: dict[str, None] = {}
     for model, splits in summary["final"].items():
-        accuracies = splits.get(final_splits[0], {}).get("accuracy")
-        if accuracies is None:
+        values = splits.get(final_splits[0], {})
+        measured |= dict.fromkeys(values)
+        if metric not in values:
             continue
+        # What is undefined, such as precision where nothing was predicted, is null.
+        accuracies = [math.nan if value is None else value for value in values[metric]]
         own = [report.pool_of(config, model)]
         if of_parties and model not in examples:
             own = list(examples)
@@ -161,6 +169,8 @@ def read_run(run: str, folder: Path) -> list[Entry]:
                 kept.get(model),
             )
         )
+    if not entries:
+        raise ValueError(f"--metric must be one of {list(measured)} for {run}, got {metric!r}.")
     return [_all_parties(entries, examples), *entries] if of_parties else entries
 
 
@@ -198,7 +208,9 @@ def difference(entry: Entry, entries: Sequence[Entry], baseline: str) -> Differe
     return Difference(statistics.fmean(differences), student_half_width(differences))
 
 
-def table(shown: Sequence[Entry], baseline: str, entries: Sequence[Entry]) -> Table:
+def table(
+    shown: Sequence[Entry], baseline: str, entries: Sequence[Entry], metric: str = "accuracy"
+) -> Table:
     """The ranking for people."""
     seeds = len(shown[0].accuracies) if shown else 0
     # A baseline's clients' own models are what others are compared with, unless the shared one is shown.
@@ -206,12 +218,12 @@ def table(shown: Sequence[Entry], baseline: str, entries: Sequence[Entry]) -> Ta
     stood_for = {(e.run, e.model): e for e in entries}
     has_shared = any(entry.shared for entry in shown)
     drawn = Table(
-        title=f"accuracy in %, {seeds} seed{'' if seeds == 1 else 's'}", caption=budget(shown)
+        title=f"{metric} in %, {seeds} seed{'' if seeds == 1 else 's'}", caption=budget(shown)
     )
     drawn.add_column("method")
     drawn.add_column("model")
     costs = ("client examples", "MB", "clients' FLOPs", "server's FLOPs", "seconds")
-    headings = ["accuracy", *(["shared model"] if has_shared else []), f"to {baseline}", *costs]
+    headings = [metric, *(["shared model"] if has_shared else []), f"to {baseline}", *costs]
     for heading in headings:
         drawn.add_column(heading, justify="right")
     for entry in shown:

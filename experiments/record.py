@@ -275,9 +275,8 @@ def _rounded(final: Mapping[str, Any]) -> dict[str, dict[str, dict[str, list[Any
     return {
         model: {
             split: {
-                metric: [_five_digits(value) for value in metrics[metric]]
-                for metric in ("accuracy", "loss")
-                if metric in metrics
+                metric: [_five_digits(value) for value in values]
+                for metric, values in metrics.items()
             }
             for split, metrics in splits.items()
             if "accuracy" in metrics

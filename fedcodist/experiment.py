@@ -30,6 +30,8 @@ Record = dict[str, Any]
 Callback = Callable[[Sequence[Record]], None]
 # The progress display moves at least this often, by ending a block of rounds before an evaluation.
 _SECONDS_PER_BLOCK = 2.0
+# What of a record is no metric.
+_WHAT_IS_MEASURED = ("round", "model", "split", "seed")
 _STOPPED = "training stopped, the last good checkpoint stays. Lower learning rates may help."
 
 
@@ -594,9 +596,9 @@ def _summary(experiment, records, variables, seconds) -> dict[str, Any]:
     for record in records:
         if record["round"] == experiment.rounds and "loss" in record:
             metrics = final.setdefault(record["model"], {}).setdefault(record["split"], {})
-            for name in ("accuracy", "loss"):
-                if name in record:
-                    metrics.setdefault(name, []).append(record[name])
+            for name, value in record.items():
+                if name not in _WHAT_IS_MEASURED and not isinstance(value, dict | list):
+                    metrics.setdefault(name, []).append(value)
     return {
         "algorithm": experiment.algorithm.name,
         "rounds": experiment.rounds,

@@ -157,6 +157,19 @@ def test_a_run_folder_tells_accuracies_and_costs(tmp_path):
     assert read_run("x", tmp_path / "no_test")[0].accuracies == pytest.approx((10.0, 20.0))
 
 
+def test_any_metric_is_read(tmp_path):
+    write_run(tmp_path / "run")
+    path = tmp_path / "run" / "summary.json"
+    summary = json.loads(path.read_text())
+    summary["final"]["main"]["test"]["f_score"] = [None, 0.25]  # one is undefined
+    path.write_text(json.dumps(summary))
+    (found,) = read_run("run", tmp_path / "run", "f_score")
+    assert found.model == "main" and found.accuracies == pytest.approx((math.nan, 25), nan_ok=True)
+    message = r"--metric must be one of \['accuracy', 'f_score'\] for run, got 'auc'"
+    with pytest.raises(ValueError, match=message):
+        read_run("run", tmp_path / "run", "auc")
+
+
 def write_party_run(folder):
     """Two rounds of FD between parties 0 and 2 with one network and party 1 with another, two seeds."""
     config = digits_parties.get_config("fd")
