@@ -52,11 +52,13 @@ MODELS: dict[str, tuple[Callable[[], Any], tuple[int, ...]]] = {
     "cnn_small": (cnn.small_cnn, (24, 24, 3)),
     "cnn_small_10": (functools.partial(cnn.small_cnn, classes=10), (24, 24, 3)),
     "cnn_large": (cnn.large_cnn, (24, 24, 3)),
+    "cnn_large_10": (functools.partial(cnn.large_cnn, classes=10), (24, 24, 3)),
     "cnn_small_32": (functools.partial(cnn.small_cnn, input_size=32), (32, 32, 3)),
     "cnn_large_32": (functools.partial(cnn.large_cnn, input_size=32), (32, 32, 3)),
 } | {
     f"{name}_{classes}": (functools.partial(network, classes=classes), (32, 32, 3))
     for name, network in {
+        "resnet8": resnet.resnet8,
         "resnet20": resnet.resnet20,
         "resnet56": resnet.resnet56,
         "wide_resnet16_2": resnet.wide_resnet16_2,
@@ -285,6 +287,7 @@ def _fed_kd(
         train.columns,
         local,
         settings["exchange"],
+        settings.get("fresh_optimizers", False),
         Mutual(**{name: settings[name] for name in Mutual._fields}),
         FedKDHyper(
             settings["teacher_learning_rate"],

@@ -139,6 +139,8 @@ def plain_network(module, variables, x, train=True):
 @pytest.mark.parametrize(
     ("make", "ten", "hundred"),
     [
+        (functools.partial(resnet.resnet8, shortcut="A"), 75_290, 81_140),
+        (resnet.resnet8, 78_042, 83_892),
         (functools.partial(resnet.resnet20, shortcut="A"), 269_722, 275_572),
         (resnet.resnet20, 272_474, 278_324),
         (functools.partial(resnet.resnet56, shortcut="A"), 853_018, 858_868),

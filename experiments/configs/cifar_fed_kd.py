@@ -1,0 +1,180 @@
+r"""FedKD on CIFAR-10 at a size for a CPU, in the orderings that its paper shows.
+
+    python -m experiments.compare --config experiments/configs/cifar_fed_kd.py \
+        --workdir runs/cifar_fed_kd --only "*student" --only "*teacher" --only "fed_kd*"
+
+The training images are dealt into equal random parts, four or sixteen (paper: four, of tweets or of
+users). A run is a method, `_16` behind it for sixteen clients, `resnet,` before it for the other pair:
+the codistillation paper's CNNs on 24x24 pixels (97,738 and 386,954 parameters), or ResNet-8 and
+ResNet-20 on 32x32 (78,042 and 272,474).
+
+- `fed_avg,student` and `fed_avg,teacher` average either network.
+- `fed_kd,no_mutual`: its teachers learn from local data alone, the paper's "Local". Its students,
+  FedAvg's with compressed links, are what its bytes are.
+- `fed_kd,no_output`, `no_hidden`, `not_adaptive` leave a part of the losses out, `whole` compresses
+  nothing.
+- `fed_kd,0.9-1` has other energy thresholds at start and end; `fed_kd` has 0.95 and 0.98.
+- `fml`: FML's losses with weights of a half, of the same pair: no hidden states, no adaptive weights,
+  optimizers that start anew in each round, and whole students.
+- `fetch_sgd` and `fed_dropout` train the teacher's network with about 25 % and 60 % of FedAvg's bytes;
+  FetchSGD in five times as many rounds, each of one gradient of all examples.
+
+`--config.training.compression.spectra=True` adds the ranks and singular values of clients' updates,
+layer by layer, to metrics.jsonl after every round. Learning rates are Adam's default and not tuned.
+"""
+
+from typing import Any, NamedTuple
+
+from ml_collections import ConfigDict, config_dict
+
+RATE = 0.001
+
+
+class Pair(NamedTuple):
+    """Teacher and student, the layers whose outputs they compare, and the images that they take."""
+
+    teacher: str
+    student: str
+    teacher_layers: tuple[str, ...]
+    student_layers: tuple[str, ...]
+    crop: int
+
+
+_CNN_LAYERS = ("conv1", "conv2", "conv3", "dense1", "dense2")
+CNN = Pair("cnn_large_10", "cnn_small_10", _CNN_LAYERS, _CNN_LAYERS, 24)
+RESNET = Pair(
+    "resnet20_10",
+    "resnet8_10",
+    tuple(f"stage{stage}_block3" for stage in (1, 2, 3)),
+    tuple(f"stage{stage}_block1" for stage in (1, 2, 3)),
+    32,
+)
+FED_AVG = ("fed_avg,student", "fed_avg,teacher")
+PARTS: dict[str, dict[str, Any]] = {
+    "no_mutual": dict(output_weight=0.0, hidden_weight=0.0),
+    "no_output": dict(output_weight=0.0),
+    "no_hidden": dict(hidden_weight=0.0),
+    "not_adaptive": dict(adaptive="none"),
+}
+FML = dict(hidden_weight=0.0, adaptive="none", fresh_optimizers=True)
+THRESHOLDS = {
+    f"{start:g}-{end:g}": (start, end)
+    for start, end in ((0.9, 1.0), (0.95, 1.0), (1.0, 1.0), (0.95, 0.95))
+}
+# What is run with sixteen clients, and with the other pair.
+MAIN = (*FED_AVG, "fed_kd", "fed_kd,no_mutual")
+FETCH_SGD_ROUNDS = 5  # to one of the others
+
+
+def get_runs() -> list[str]:
+    """All of the CNNs with four clients, the main ones with sixteen, and of ResNets."""
+    kinds = [*PARTS, "whole", *THRESHOLDS]
+    cnn = [*FED_AVG, "fed_kd", *(f"fed_kd,{kind}" for kind in kinds)]
+    cnn += ["fml", "fetch_sgd", "fed_dropout"]
+    return [*cnn, *(f"{run}_16" for run in MAIN), *(f"resnet,{run}" for run in MAIN)]
+
+
+def get_config(run: str = "fed_kd") -> ConfigDict:
+    """Returns one run's experiment."""
+    if run not in get_runs():
+        raise ValueError(f"a run of this config is one of {get_runs()}, got {run!r}.")
+    pair = RESNET if run.startswith("resnet,") else CNN
+    clients = 16 if run.endswith("_16") else 4
+    method, _, kind = run.removeprefix("resnet,").removesuffix("_16").partition(",")
+    config = ConfigDict()
+    config.name = "cifar_fed_kd"
+    config.run = run
+    config.rounds = config.full_rounds = 10
+    config.seed = 0
+    config.seeds = 2
+
+    config.data = dict(
+        name="prepared",
+        folder="data/cifar10",
+        unlabelled_folder="data/cifar10",  # nobody looks at them
+        num_unlabelled=1,
+        partition=dict(
+            name="equal_dirichlet", num_clients=clients, concentration=1e6, validation=0.1
+        ),
+        crop=pair.crop,
+        padding=4 if pair.crop == 32 else 0,
+        augmentation="per_image",
+        seed=0,
+    )
+    config.training = dict(
+        method=method,
+        client_optimizer="adam",
+        batch_size=32,
+        epochs=1,
+        server_optimizer="sgd",  # of rate 1: the mean of the clients' models
+        server_epsilon=config_dict.placeholder(float),
+        server_schedule="constant",
+    )
+    config.pools = dict(
+        main=dict(
+            model=pair.teacher,
+            fraction=1.0,
+            cohort_size=clients,
+            client_learning_rate=RATE,
+            server_learning_rate=1.0,
+        ),
+    )
+    config.nested_pools = True
+    config.algorithm = dict(name="fed_avg")
+    config.evaluation = dict(
+        every=1, batch_size=500, checkpoint_every=5, splits=("validation",), final_splits=("test",)
+    )
+    config.execution = dict(
+        processes=config_dict.placeholder(int),
+        loop="scan",
+        chunk_size=config_dict.placeholder(int),
+        seeds_loop="map",
+        stream=False,
+        precision="float32",
+        rematerialise=False,
+    )
+    if method in ("fed_kd", "fml"):
+        _add_fed_kd(config, pair, kind)
+    elif method == "fetch_sgd":
+        _add_fetch_sgd(config)
+    elif method == "fed_dropout":
+        config.training.fed_dropout = dict(share=0.77)  # of units; 59 % of the numbers
+    elif kind == "student":
+        config.pools.main.model = pair.student
+    return config
+
+
+def _add_fed_kd(config: ConfigDict, pair: Pair, kind: str) -> None:
+    is_fml = config.training.method == "fml"
+    config.training.method = "fed_kd"
+    config.pools.main.model = pair.student
+    config.training.fed_kd = dict(
+        teacher=pair.teacher,
+        teacher_layers=pair.teacher_layers,
+        student_layers=pair.student_layers,
+        teacher_learning_rate=RATE,
+        output_weight=1.0,
+        hidden_weight=1.0,
+        exchange="epoch_delta",
+        fresh_optimizers=False,
+        adaptive="batch",
+        kl_reduction="batchmean",
+        hidden_map="learned",
+        detach_targets=True,
+        detach_normaliser=False,
+    )
+    config.training.fed_kd.update(FML if is_fml else PARTS.get(kind, {}))
+    if not is_fml and kind != "whole":
+        start, end = THRESHOLDS.get(kind, (0.95, 0.98))
+        config.training.compression = dict(
+            uplink="svd", downlink="svd", start=start, end=end, spectra=False
+        )
+
+
+def _add_fetch_sgd(config: ConfigDict) -> None:
+    """A quarter of FedAvg's bytes in all: 23,200 floats up, 7,740 numbers and indices down a round."""
+    config.rounds = config.full_rounds = FETCH_SGD_ROUNDS * config.rounds
+    config.evaluation.every *= FETCH_SGD_ROUNDS
+    config.evaluation.checkpoint_every *= FETCH_SGD_ROUNDS
+    config.training.fetch_sgd = dict(rows=5, columns=4640, count=7740, momentum=0.9)
+    config.pools.main.server_learning_rate = 0.1
