@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from ml_collections import ConfigDict
 
-from experiments import domains
+from experiments import compare, domains
 from experiments.algorithms import build_algorithm
 from experiments.assembly import build_experiment
 from experiments.configs import text_domain_shift
@@ -125,6 +125,10 @@ def test_a_run_and_its_table(folder, tmp_path, method, capsys):
     assert cell.accuracy == pytest.approx(record["accuracy"])
     assert cell.perplexity == pytest.approx(np.exp(record["loss"]))
     assert cell.deviation is None and cell.seeds == 1
+    entries = {entry.model: entry for entry in compare.read_run(method, tmp_path / "run")}
+    assert entries["large"].accuracies == (pytest.approx(100 * last["large", "test"]["accuracy"]),)
+    assert entries["small"].client_flops > 0 and entries["small"].megabytes > 0
+    assert (entries["small"].server_flops > 0) == (method != "fed_avg")
 
 
 def test_a_run_costs_what_its_tokens_do(folder):
