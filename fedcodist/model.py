@@ -52,9 +52,9 @@ def cross_entropy(outputs: jax.Array, batch: Batch) -> jax.Array:
 
 def from_flax_linen(
     module: Any,
-    example: jax.Array,
+    example: Any,
     *,
-    inputs: str = "image",
+    inputs: str | tuple[str, ...] = "image",
     loss: Callable[[Any, Batch], jax.Array] = cross_entropy,
     metrics: Mapping[str, metrics_lib.Statistic] | None = None,
 ) -> Model:
@@ -66,7 +66,7 @@ def from_flax_linen(
     Args:
       module: a `flax.linen.Module`.
       example: inputs with a leading batch axis, for initialisation.
-      inputs: the batch's key of the network's inputs.
+      inputs: the batch's key of the network's inputs; of several, the network gets a dictionary.
       loss: per-example loss of outputs and batch.
       metrics: name -> statistic; accuracy where not given.
 
@@ -78,6 +78,9 @@ def from_flax_linen(
     (2, 10)
     """
     accepted = set(inspect.signature(type(module).__call__).parameters)
+
+    def read(batch):
+        return batch[inputs] if isinstance(inputs, str) else {name: batch[name] for name in inputs}
 
     def init(key):
         variables = dict(module.init(key, example))
@@ -91,13 +94,14 @@ def from_flax_linen(
         collections = {"params": variables.params, **variables.mutable}
         rngs = {"dropout": key} if train and key is not None else None
         if not train:
-            return network.apply(collections, batch[inputs], **arguments), variables.mutable
+            return network.apply(collections, read(batch), **arguments), variables.mutable
         outputs, mutable = network.apply(
-            collections, batch[inputs], **arguments, rngs=rngs, mutable=list(variables.mutable)
+            collections, read(batch), **arguments, rngs=rngs, mutable=list(variables.mutable)
         )
         return outputs, dict(mutable)
 
-    return _finish(init, apply, loss, metrics, {inputs: example})
+    example_batch = {inputs: example} if isinstance(inputs, str) else example
+    return _finish(init, apply, loss, metrics, example_batch)
 
 
 def from_flax_nnx(

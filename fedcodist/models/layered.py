@@ -1,6 +1,6 @@
 """Networks that show what is between their layers, for distillation of more than logits."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import flax.linen as nn
@@ -17,7 +17,7 @@ class LayerOutputs(NamedTuple):
     Attributes:
       logits: [batch, classes].
       hidden: one [batch, ..., width] per layer, from the inputs to the outputs.
-      attention: one [batch, heads, queries, keys] per layer of those that attend.
+      attention: one [batch, heads, ..., queries, keys] per layer of those that attend.
     """
 
     logits: jax.Array
@@ -68,12 +68,16 @@ def with_layers(module: Any, example: jax.Array, layers: Sequence[str], **option
     for name in layers:
         if name not in known:
             raise ValueError(f"layers must be of {known}, got {name!r}.")
-    accuracy = metrics_lib.accuracy()
     return plain._replace(
         apply=apply,
-        loss=lambda outputs, batch: cross_entropy(outputs.logits, batch),
-        metrics={"accuracy": lambda outputs, batch: accuracy(outputs.logits, batch)},
+        loss=of_logits(cross_entropy),
+        metrics={"accuracy": of_logits(metrics_lib.accuracy())},
     )
+
+
+def of_logits(function: Callable[[jax.Array, Any], Any]) -> Callable[[LayerOutputs, Any], Any]:
+    """A loss or statistic of (logits, batch) as one of (`LayerOutputs`, batch)."""
+    return lambda outputs, batch: function(outputs.logits, batch)
 
 
 def pooled(hidden: jax.Array) -> jax.Array:

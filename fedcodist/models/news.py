@@ -1,0 +1,93 @@
+"""News recommendation as in FedKD: NAML (Wu et al., 2019) of titles that BERT's encoder reads."""
+
+from collections.abc import Mapping
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from fedcodist.model import Model, from_flax_linen
+from fedcodist.models.attentive_pooling import AttentivePooling
+from fedcodist.models.bert import PAD, Encoder
+from fedcodist.models.layered import LayerOutputs, of_logits
+from fedcodist.ranking import ranking_loss, ranking_metrics
+
+NO_NEWS = -1e9
+"""The score of candidates that are padding; finite, so that divergences of softmaxes are."""
+
+
+def news_recommender(
+    encoder: Encoder,
+    width: int = 64,
+    queries: int = 200,
+    dropout: float = 0.2,
+    candidates: int = 5,
+) -> Model:
+    """Scores of candidate news for what a user clicked before, a Model of `LayerOutputs`.
+
+    Batches have 'candidates' int [batch, candidates, length] and 'history' int [batch, clicks, length],
+    titles in tokens; titles of zeros are padding. Labels are those of `ranking`. Candidates may be of
+    any number. A user without history scores all news 0.
+
+    Hidden states and attention maps are those of the candidates' titles, layer by layer, and then those
+    of the history's, so that FedKD sums their distances. What it learns as W^h is then one map for
+    each layer and either of the two.
+
+    Args:
+      encoder: of titles; its parameters are below 'encoder', see `with_encoder`.
+      width: of the vectors of news and users.
+      queries: width of the queries that pool tokens and news.
+      dropout: share of the encoder's output that is dropped in training.
+      candidates: in training: the clicked one and those that were not.
+    """
+    example = {
+        "candidates": jnp.zeros((1, candidates, 2), jnp.int32),
+        "history": jnp.zeros((1, 1, 2), jnp.int32),
+    }
+    return from_flax_linen(
+        NewsRecommender(encoder, width, queries, dropout),
+        example,
+        inputs=tuple(example),
+        loss=of_logits(ranking_loss),
+        metrics={name: of_logits(each) for name, each in ranking_metrics().items()},
+    )
+
+
+class NewsRecommender(nn.Module):
+    """The network of `news_recommender`, from its two columns to `LayerOutputs`."""
+
+    encoder: Encoder
+    width: int
+    queries: int
+    dropout: float
+
+    @nn.compact
+    def __call__(self, batch: Mapping[str, jax.Array], *, train: bool = False) -> LayerOutputs:
+        candidates, history = batch["candidates"], batch["history"]
+        if candidates.shape[::2] != history.shape[::2]:
+            raise ValueError(
+                "candidates and history must be of one batch and title length, got "
+                f"{list(candidates.shape)} and {list(history.shape)}."
+            )
+        titles = jnp.concatenate([candidates, history], axis=1)
+        encoded = self.encoder(titles.reshape(-1, titles.shape[-1]), train=train)
+        drop = nn.Dropout(self.dropout, deterministic=not (train and self.has_rng("dropout")))
+        pooling = AttentivePooling(self.queries, name="title_pooling")
+        pooled = pooling(drop(encoded.hidden[-1]), encoded.is_real)
+        news = nn.Dense(self.width, name="news")(pooled).reshape(*titles.shape[:2], self.width)
+
+        count = candidates.shape[1]
+        is_news = jnp.any(titles != PAD, axis=-1)
+        reader = AttentivePooling(self.queries, name="user_pooling")
+        user = reader(news[:, count:], is_news[:, count:])
+        scores = jnp.einsum("bcw,bw->bc", news[:, :count], user)
+        scores = jnp.where(is_news[:, :count], scores, NO_NEWS)
+
+        by_title = lambda layer: layer.reshape(*titles.shape[:2], *layer.shape[1:])
+        hidden = [by_title(layer) for layer in encoded.hidden]
+        heads = [jnp.moveaxis(by_title(layer), 2, 1) for layer in encoded.attention]
+        return LayerOutputs(
+            scores,
+            (*(each[:, :count] for each in hidden), *(each[:, count:] for each in hidden)),
+            (*(each[:, :, :count] for each in heads), *(each[:, :, count:] for each in heads)),
+        )
