@@ -275,12 +275,16 @@ def _fed_kd(
     train = data.splits["train"]
 
     def network(setting, name, layers):
+        if data.models is not None:  # they show all of their layers
+            return as_executed(config, _model(config, data, setting, name))
         _image_model(setting, name, train, data.preprocess)  # a mistake is told by its setting
         create, shape = MODELS[name]
         return as_executed(config, with_layers(create(), jnp.zeros((1, *shape)), layers))
 
-    teacher = network("training.fed_kd.teacher", settings["teacher"], settings["teacher_layers"])
-    student = network("a pool's model for fed_kd", pool.model, settings["student_layers"])
+    teacher = network(
+        "training.fed_kd.teacher", settings["teacher"], settings.get("teacher_layers")
+    )
+    student = network("a pool's model for fed_kd", pool.model, settings.get("student_layers"))
     return fed_kd(
         teacher,
         student,
@@ -319,6 +323,8 @@ def narrowed(network: Any, share: float) -> Any:
 
 
 def _model(config: ConfigDict, data: Data, setting: str, name: str) -> Model:
+    if data.models is not None:
+        return choice(setting, name, data.models)()
     if data.text is not None:
         choice(setting, name, TEXT_MODELS)
         return text_model(name, data.text, config.training.get("samples", 0))

@@ -1,11 +1,12 @@
 """From a config's `data` to examples, and how they are read."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 from ml_collections import ConfigDict
 
+from experiments.encoded import ENCODED, load_encoded
 from experiments.primary_data import PRIMARY, load_primary
 from experiments.public_data import PUBLIC_PRIVATE, Public, load_public_private
 from experiments.text import TEXT, Text, load_text
@@ -16,6 +17,7 @@ from fedcodist.data.digits import load_digits_federated
 from fedcodist.data.federated_data import FederatedData
 from fedcodist.data.partition import dirichlet, equal_dirichlet
 from fedcodist.data.prepared import load_prepared
+from fedcodist.model import Model
 from fedcodist.next_token import next_tokens
 
 CIFAR_MEAN, CIFAR_DEVIATION = (0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)
@@ -32,6 +34,8 @@ class Data(NamedTuple):
       preprocess, evaluation_preprocess: how images are read in training and in evaluation.
       public: labelled examples that everybody has, for methods of parties; None elsewhere.
       text: vocabulary and domains; None for images.
+      models: name -> a function that makes a network for these data; None where networks are those of
+        images or of text.
     """
 
     splits: Mapping[str, FederatedData]
@@ -40,6 +44,7 @@ class Data(NamedTuple):
     evaluation_preprocess: Preprocess
     public: Public | None = None
     text: Text | None = None
+    models: Mapping[str, Callable[[], Model]] | None = None
 
     @property
     def inputs(self) -> str:
@@ -71,6 +76,9 @@ def load_data(settings: ConfigDict) -> Data:
     if settings.name == TEXT:
         splits, unlabelled, text = load_text(settings)
         return Data(splits, unlabelled, next_tokens, next_tokens, text=text)
+    if settings.name in ENCODED:
+        splits, *preprocess, models = load_encoded(settings)
+        return Data(splits, np.zeros((0,)), *preprocess, models=models)
     if settings.name in PUBLIC_PRIVATE:
         private, test, preprocess, public = load_public_private(settings)
         images = public.train.columns["image"]
@@ -84,7 +92,7 @@ def load_data(settings: ConfigDict) -> Data:
         classes = 1 + int(test.columns["label"].max())
         everybodys = Public(shared, test, preprocess[0], classes)
         return Data({"train": private, "test": test}, images, *preprocess, everybodys)
-    names = ("digits", "prepared", TEXT, *PUBLIC_PRIVATE, *PRIMARY)
+    names = ("digits", "prepared", TEXT, *ENCODED, *PUBLIC_PRIVATE, *PRIMARY)
     raise ValueError(f"data.name must be one of {names}, got {settings.name!r}.")
 
 

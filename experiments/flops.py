@@ -27,6 +27,7 @@ from experiments.decentralised import (
     graph_of,
     image_shape,
 )
+from experiments.encoded import ENCODED
 from experiments.parties import extra_shape, network_of, party_groups, party_shapes, public_of
 from experiments.text import TEXT, TEXT_MODELS
 from fedcodist.algorithms.parties import party_names
@@ -177,9 +178,22 @@ def _decentralised(
 
 def _forward_of(config: Config) -> Callable[[str, str], float]:
     """(setting, its model's name) -> FLOPs of that network on one example."""
-    if config.get("data", {}).get("name") == TEXT:
+    kind = config.get("data", {}).get("name")
+    if kind == TEXT:
         return _forward_of_text(config)
-    return lambda setting, name: forward_flops_of(choice(setting, name, MODELS))
+    if kind not in ENCODED:
+        return lambda setting, name: forward_flops_of(choice(setting, name, MODELS))
+    data, key = _data(config), jax.random.key(0)
+    columns = data.splits["train"].columns
+    one = {n: jax.ShapeDtypeStruct((1, *c.shape[1:]), c.dtype) for n, c in columns.items()}
+    batch = jax.eval_shape(data.preprocess, one, key, jnp.zeros(1, jnp.int32))
+
+    def of(setting, name):
+        model = choice(setting, name, data.models)()
+        apply = lambda variables, batch: model.apply(variables, batch)[0]
+        return forward_flops(apply, jax.eval_shape(model.init, key), batch)
+
+    return of
 
 
 def _forward_of_text(config: Config, samples: int = 0) -> Callable[[str, str], float]:

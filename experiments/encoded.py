@@ -1,0 +1,118 @@
+"""Sentences and news in word pieces: from a config's `data` to clients and their networks."""
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+import numpy as np
+from ml_collections import ConfigDict
+
+from fedcodist import metrics
+from fedcodist.candidates import all_candidates, sampled_candidates
+from fedcodist.client_training import Preprocess
+from fedcodist.data.federated_data import FederatedData
+from fedcodist.data.partition import iid, merge_clients
+from fedcodist.data.prepared import load_prepared
+from fedcodist.model import Model
+from fedcodist.models.bert import Encoder, bert_base, bert_mini
+from fedcodist.models.layered import of_logits
+from fedcodist.models.news import news_recommender
+from fedcodist.models.sentence_classifier import sentence_classifier
+
+SENTENCES, NEWS = "prepared_sentences", "prepared_news"
+ENCODED = (SENTENCES, NEWS)
+NEGATIVES = 4
+
+
+def bert_tiny(vocabulary: int, layers: int = 2) -> Encoder:
+    """Width 128, two heads (Turc et al., 2019)."""
+    return Encoder(vocabulary, width=128, layers=layers, heads=2)
+
+
+# From the number of pieces to an encoder. A student has fewer layers of the same width.
+ENCODERS: dict[str, Callable[[int], Encoder]] = {
+    f"{name}_{layers}": functools.partial(encoder, layers=layers)
+    for name, encoder, counts in (
+        ("bert_base", bert_base, (12, 4, 2)),
+        ("bert_mini", bert_mini, (4, 2, 1)),
+        ("bert_tiny", bert_tiny, (4, 2, 1)),
+    )
+    for layers in counts
+}
+
+
+class EncodedData(NamedTuple):
+    """What `experiments.data.Data` is made of.
+
+    Attributes:
+      splits: 'train', its examples dealt to clients, and 'held_out' and 'test'.
+      preprocess, evaluation_preprocess: how examples are read.
+      models: name -> a function that makes the network for these data.
+    """
+
+    splits: dict[str, FederatedData]
+    preprocess: Preprocess
+    evaluation_preprocess: Preprocess
+    models: Mapping[str, Callable[[], Model]]
+
+
+def load_encoded(settings: ConfigDict) -> EncodedData:
+    """Loads a prepared folder: sentences and their labels, or impressions of news.
+
+    Clients are `data.num_clients` of equal size: sentences are dealt one by one, readers of news with
+    all of their clicks.
+
+    Raises:
+      ValueError: one line that names the setting and what is allowed.
+    """
+    prepared = load_prepared(settings.folder)
+    is_news = settings.name == NEWS
+    needed = {"train", "held_out", "test", "vocabulary"} | ({"news"} if is_news else set())
+    if missing := needed - set(prepared):
+        raise ValueError(f"data.folder {settings.folder} has no split {min(missing)!r}.")
+    pieces = prepared["vocabulary"].num_examples
+    splits = {name: _together(name, prepared[name]) for name in ("held_out", "test")}
+    train, count, seed = prepared["train"], settings.num_clients, settings.seed
+    try:
+        if is_news:
+            splits["train"] = merge_clients(train, count, seed)
+        else:
+            hands = iid(train.num_examples, count, seed)
+            splits["train"] = FederatedData.from_arrays(train.columns, partition=hands)
+    except ValueError as error:
+        raise ValueError(f"data.{error}.") from None
+    if is_news:
+        titles = np.array(prepared["news"].columns["tokens"])
+        preprocess = sampled_candidates(titles, NEGATIVES), all_candidates(titles)
+        return EncodedData(splits, *preprocess, _models(news_recommender, pieces))
+    classes = 1 + int(train.columns["label"].max())
+    create = functools.partial(_classifier, classes)
+    as_it_is = lambda batch, key, positions: batch
+    return EncodedData(splits, as_it_is, as_it_is, _models(create, pieces))
+
+
+def _models(create: Callable[[Encoder], Model], pieces: int) -> dict[str, Callable[[], Model]]:
+    return {
+        name: lambda encoder=encoder: create(encoder(pieces)) for name, encoder in ENCODERS.items()
+    }
+
+
+def _classifier(classes: int, encoder: Encoder) -> Model:
+    """Of two classes, precision, recall and F of class 1 are measured too."""
+    model = sentence_classifier(encoder, classes)
+    if classes != 2:
+        return model
+    ratios = {
+        "precision": metrics.precision(),
+        "recall": metrics.recall(),
+        "f_score": metrics.f_score(),
+    }
+    ratios = {name: of_logits(statistic) for name, statistic in ratios.items()}
+    return model._replace(metrics={**model.metrics, **ratios})
+
+
+def _together(name: str, data: FederatedData) -> FederatedData:
+    """The examples of all clients as those of one: metrics are then of all examples alone."""
+    return FederatedData.from_arrays(
+        data.columns, offsets=[0, data.num_examples], client_ids=[name]
+    )
