@@ -89,7 +89,9 @@ NETWORKS = {
 }
 
 
-@pytest.mark.parametrize("network", NETWORKS)
+@pytest.mark.parametrize(
+    "network", [pytest.param(n, marks=[pytest.mark.slow] * (n != "lstm")) for n in NETWORKS]
+)
 @settings(max_examples=4, deadline=None)
 @given(text=sentences)
 def test_more_padding_changes_nothing(network, text):

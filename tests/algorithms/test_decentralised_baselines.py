@@ -154,7 +154,7 @@ def round_(value):
     return int(np.round(value))
 
 
-@pytest.mark.parametrize("devices", [None, 4])
+@pytest.mark.parametrize("devices", [None, pytest.param(4, marks=pytest.mark.slow)])
 def test_periodic_codistillation_teaches_what_neighbours_think(devices):
     rounds, period, rate, temperature = 4, 2, 0.7, 2.0
     graph = np.stack([*[graphs.directed_cycle(4)] * 3, np.zeros((4, 4), bool)])

@@ -155,6 +155,7 @@ def test_killed_again_and_again_by_the_clock(uninterrupted, start, run, tmp_path
     assert_same_bits(folder, uninterrupted)
 
 
+@pytest.mark.slow
 def test_a_second_command_meanwhile_is_refused(uninterrupted, start, run, tmp_path, wait_for):
     folder = tmp_path / "run"
     process = start(folder, fault="training:4:hang")
