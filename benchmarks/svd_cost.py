@@ -1,0 +1,132 @@
+"""What SVD takes of a round of FedKD: students as they are, exact SVD both ways, or in random subspaces.
+
+    python benchmarks/svd_cost.py [--clients 4] [--examples 500] [--turns 7]
+
+Clients train the CNNs of configs/cifar_fed_kd.py for an epoch, on random images. The three programs take
+turns in one process, and SVD's share is what a round takes longer than one without. Nothing is written.
+"""
+
+import argparse
+import statistics
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+WHOLE = "students as they are"
+EXACT, SUBSPACE = "exact SVD", "SVD in 32 dimensions"
+# The run of the config, and what its compression is besides.
+KINDS: dict[str, tuple[str, dict[str, int]]] = {
+    WHOLE: ("fed_kd,whole", {}),
+    EXACT: ("fed_kd", {}),
+    SUBSPACE: ("fed_kd", {"range_finder": 32}),
+}
+MOST_ROUNDS = 1000  # over which thresholds rise; more than are measured
+
+
+class Round(NamedTuple):
+    """What a round took in each turn, and sent.
+
+    Attributes:
+      seconds: one per turn.
+      bytes_up: mean over the clients of the last turn's round.
+    """
+
+    seconds: tuple[float, ...]
+    bytes_up: float
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measures and prints."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--clients", type=int, default=4)
+    parser.add_argument("--examples", type=int, default=500, help="of each client")
+    parser.add_argument("--turns", type=int, default=7)
+    options = parser.parse_args(arguments)
+    for name in ("clients", "examples", "turns"):
+        if getattr(options, name) < 1:
+            parser.error(f"--{name} must be at least 1, got {getattr(options, name)}")
+    print(table(measure(options.clients, options.examples, options.turns)))
+    return 0
+
+
+def measure(clients: int, examples: int, turns: int) -> dict[str, Round]:
+    """Rounds with each kind of links, which take turns after one round each that compiles."""
+    rounds = {name: prepare(name, clients, examples) for name in KINDS}
+    seconds: dict[str, list[float]] = {name: [] for name in rounds}
+    sent = {name: once() for name, once in rounds.items()}
+    for _ in range(turns):
+        for name, once in rounds.items():
+            started = time.perf_counter()
+            sent[name] = once()
+            seconds[name].append(time.perf_counter() - started)
+    return {name: Round(tuple(seconds[name]), sent[name]) for name in rounds}
+
+
+def prepare(kind: str, clients: int, examples: int) -> Callable[[], float]:
+    """Returns what does one more round when it is called, and tells how many bytes a client sent."""
+    import jax
+    import numpy as np
+
+    from experiments.assembly import build_experiment
+    from experiments.configs import cifar_fed_kd
+    from experiments.data import CIFAR_DEVIATION, CIFAR_MEAN, Data
+    from fedcodist import augmentation, simulation
+    from fedcodist.client_rows import device_rows
+    from fedcodist.data.federated_data import FederatedData
+
+    run, more = KINDS[kind]
+    config = cifar_fed_kd.get_config(run)
+    config.rounds, config.pools.main.cohort_size = MOST_ROUNDS, clients
+    if more:
+        config.training.compression.update(more)
+    draws = np.random.default_rng(0)
+    columns = {
+        "image": draws.integers(0, 256, (clients * examples, 24, 24, 3), dtype=np.uint8),
+        "label": draws.integers(0, 10, clients * examples, dtype=np.int32),
+    }
+    columns["label"][0] = 9  # all classes are there
+    federated = FederatedData.from_arrays(columns, offsets=examples * np.arange(clients + 1))
+    read = augmentation.image_preprocess(augmentation.normalise(CIFAR_MEAN, CIFAR_DEVIATION))
+    splits = {"train": federated, "validation": federated, "test": federated}
+    data = Data(splits, columns["image"][:1], read, read)
+    experiment = build_experiment(config, data)
+    mesh, algorithm = simulation.all_devices(), experiment.algorithm
+    programs = simulation.build_programs(algorithm, 1, mesh)
+    seeds = simulation.replicate(np.zeros(1, np.uint32), mesh)
+    hyper = simulation.replicate(jax.tree.map(np.float32, algorithm.hyper), mesh)
+    own = simulation.replicate(experiment.data, mesh)
+    state = [programs.init(seeds), simulation.replicate(device_rows(algorithm.rows, 1), mesh)]
+
+    def once() -> float:
+        nonlocal state
+        *state, history = programs.train(*state, seeds, np.int32(0), np.int32(1), hyper, own)
+        jax.block_until_ready(state)
+        sent = history.get("main/client_bytes_up")
+        return algorithm.communication["main"].up if sent is None else float(sent[0, 0])
+
+    return once
+
+
+def share(rounds: Mapping[str, Round], kind: str) -> float:
+    """The median over turns of the part of a round that one without SVD does not take."""
+    pairs = zip(rounds[WHOLE].seconds, rounds[kind].seconds, strict=True)
+    return statistics.median(1 - without / own for without, own in pairs)
+
+
+def table(rounds: Mapping[str, Round]) -> str:
+    """The figures for people."""
+    lines = [f"{'':<24}{'ms/round':>10}{'of it SVD':>12}{'KB up':>10}"]
+    for kind, own in rounds.items():
+        lines.append(
+            f"{kind:<24}{1000 * statistics.median(own.seconds):10.1f}"
+            f"{100 * share(rounds, kind):10.1f} %{own.bytes_up / 1000:10.1f}"
+        )
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,142 @@
+r"""Pre-trains BERT's encoder on the tokens of a prepared folder, for the teachers and students of FedKD.
+
+    python -m experiments.pretrain_encoder --data data/ade --workdir runs/ade_encoder \
+        --output runs/ade_encoder.safetensors
+
+Hidden tokens are guessed, on one machine and in no federation: the substitute for a published model
+where none is to be had, as good as the text at hand is large. The same command continues a run that was
+stopped. The file has BERT's names: `fedcodist.bert_weights.load_encoder` reads it, `first_layers` makes
+a student's start of it, and `transformers` knows it too.
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from experiments import command
+from fedcodist import launch
+
+if TYPE_CHECKING:
+    from fedcodist.experiment import Experiment
+
+HELD_OUT = 0.05  # share of the texts on which guesses are counted
+WARM_UP = 0.1  # share of the steps in which the learning rate grows
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command; returns its exit status. A mistake of the user's is one line and status 2."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0], allow_abbrev=False)
+    parser.add_argument("--data", required=True, type=Path, help="prepared folder with word pieces")
+    parser.add_argument("--split", default="train", help="split of texts; 'news' of MIND")
+    parser.add_argument("--workdir", required=True, type=Path, help="run folder")
+    parser.add_argument("--output", required=True, type=Path, help="safetensors file to write")
+    parser.add_argument("--layers", type=int, default=6)
+    parser.add_argument("--width", type=int, default=256)
+    parser.add_argument("--heads", type=int, default=4)
+    parser.add_argument("--epochs", type=int, default=20)
+    parser.add_argument("--batch-size", type=int, default=64)
+    parser.add_argument("--learning-rate", type=float, default=5e-4, help="the largest one")
+    parser.add_argument("--seed", type=int, default=0)
+    settings = parser.parse_args(arguments)
+    launch.cache_compilations()
+    import jax
+
+    from fedcodist.bert_weights import save_encoder
+    from fedcodist.checkpoint import CheckpointError
+    from fedcodist.experiment import TrainingDiverged, run_experiment
+    from fedcodist.run_folder import RunFolderError
+
+    try:
+        experiment = _experiment(settings)
+    except Exception as error:
+        if not command.is_mistake(error):
+            raise
+        return command.refuse(error)
+    config = {name: str(value) for name, value in vars(settings).items() if name != "output"}
+    try:
+        outcome = run_experiment(
+            experiment, settings.workdir, config={"name": "pretrain_encoder", **config}
+        )
+    except (TrainingDiverged, CheckpointError, RunFolderError) as error:
+        return command.refuse(error)
+    (variables,) = outcome.variables.values()
+    params = jax.tree.map(lambda leaf: leaf[0], variables.params["encoder"])
+    save_encoder(settings.output, params, {"heads": str(settings.heads)})
+    print(f"encoder: {settings.output}")
+    return 0
+
+
+def _experiment(settings: argparse.Namespace) -> "Experiment":
+    """One party with all texts; raises one line for a setting that makes no sense."""
+    import jax.numpy as jnp
+    import numpy as np
+    import optax
+
+    from fedcodist.algorithms.isolated import IsolatedHyper, isolated
+    from fedcodist.algorithms.parties import Group
+    from fedcodist.checks import check_integer, check_number
+    from fedcodist.client_training import LocalTraining
+    from fedcodist.data.bert_tokens import BertVocabulary
+    from fedcodist.data.federated_data import FederatedData
+    from fedcodist.data.prepared import load_prepared
+    from fedcodist.experiment import Experiment
+    from fedcodist.masked_language_model import hidden_tokens, masked_language_model
+    from fedcodist.models.bert import Encoder
+    from fedcodist.sources import resident_data
+
+    for name in ("layers", "width", "heads", "epochs", "batch_size"):
+        check_integer(f"--{name.replace('_', '-')}", getattr(settings, name), low=1)
+    check_number("--learning-rate", settings.learning_rate, above=0)
+    if not settings.output.parent.is_dir():
+        raise ValueError(f"--output must be in an existing folder, got {settings.output}.")
+    prepared = load_prepared(settings.data)
+    for split, column in ((settings.split, "tokens"), ("vocabulary", "piece")):
+        if split not in prepared or column not in prepared[split].columns:
+            raise ValueError(f"--data {settings.data} has no split {split!r} with {column!r}.")
+    vocabulary = BertVocabulary(tuple(prepared["vocabulary"].columns["piece"].tolist()))
+    tokens = np.asarray(prepared[settings.split].columns["tokens"])
+    tokens = np.random.default_rng(settings.seed).permutation(tokens[tokens.any(axis=1)])
+    held_out = max(1, round(HELD_OUT * len(tokens)))
+    if len(tokens) <= held_out:
+        raise ValueError(f"--split {settings.split} must have at least 2 texts.")
+    texts = {
+        name: FederatedData.from_arrays({"tokens": part}, offsets=[0, len(part)])
+        for name, part in (("train", tokens[held_out:]), ("held_out", tokens[:held_out]))
+    }
+    steps = settings.epochs * -(-texts["train"].num_examples // settings.batch_size)
+
+    def optimizer(rate):
+        rises = max(1.0, WARM_UP * steps)
+        rate_at = lambda step: (
+            rate * jnp.minimum((step + 1) / rises, (steps - step) / max(1.0, steps - rises))
+        )
+        return optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(rate_at, weight_decay=0.01))
+
+    encoder = Encoder(
+        vocabulary.size,
+        settings.width,
+        settings.layers,
+        settings.heads,
+        positions=max(128, tokens.shape[1]),
+    )
+    preprocess = hidden_tokens(vocabulary)
+    training = LocalTraining(optimizer, settings.batch_size, preprocess=preprocess)
+    party = Group(masked_language_model(encoder), np.array([0]))
+    return Experiment(
+        algorithm=isolated(
+            {"encoder": party}, training, hyper=IsolatedHyper(settings.learning_rate)
+        ),
+        data=resident_data(texts["train"]),
+        splits={"held_out": texts["held_out"]},
+        rounds=settings.epochs,
+        evaluate_every=1,
+        seed=settings.seed,
+        evaluation_batch_size=settings.batch_size,
+        evaluation_preprocess=preprocess,
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

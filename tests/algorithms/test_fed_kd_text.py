@@ -1,0 +1,65 @@
+"""FedKD of a teacher and a student that read text: the student is the teacher's first layers."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from fedcodist import simulation
+from fedcodist.algorithms.fed_kd import FedKDHyper, fed_kd
+from fedcodist.algorithms.pools import Pool, independent_pools
+from fedcodist.client_rows import device_rows
+from fedcodist.client_training import LocalTraining
+from fedcodist.compression.compressed import compressed
+from fedcodist.compression.svd import svd
+from fedcodist.data.federated_data import FederatedData
+from fedcodist.models.bert import Encoder, first_layers, frozen_tables, with_encoder
+from fedcodist.models.news import news_recommender
+from fedcodist.models.sentence_classifier import sentence_classifier
+from fedcodist.sources import resident_data
+
+pytestmark = pytest.mark.usefixtures("compile_quickly")
+
+ENCODER = Encoder(vocabulary=11, width=8, layers=2, heads=2, positions=12)
+SENTENCES = {
+    "tokens": np.array([[2, 7, 5, 9, 3], [2, 8, 3, 0, 0], [0, 0, 0, 0, 0]]),
+    "label": np.array([1, 0, 2]),
+}
+IMPRESSIONS = {
+    "candidates": np.array([[[2, 7, 3], [4, 0, 0], [0, 0, 0]], [[5, 6, 0], [9, 1, 1], [3, 2, 0]]]),
+    "history": np.array([[[8, 3, 0], [0, 0, 0], [1, 4, 2], [9, 9, 0]], [[0, 0, 0]] * 4]),
+    "label": np.array([1, 2]),
+}
+
+
+def one_round(method, columns):
+    data = FederatedData.from_arrays(columns, offsets=[0, 1, len(columns["label"])])
+    algorithm = independent_pools({"pool": Pool(method, np.arange(2), 2)}, columns)
+    programs = simulation.build_programs(algorithm, 1)
+    rows = jax.tree.map(jnp.asarray, device_rows(algorithm.rows, 1))
+    seeds, hyper = jnp.zeros(1, jnp.uint32), jax.tree.map(np.float32, algorithm.hyper)
+    state, *_ = programs.train(programs.init(seeds), rows, seeds, 0, 1, hyper, resident_data(data))
+    return method.variables(jax.tree.map(lambda leaf: leaf[0], state["pool"])).params
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["classifier", "news"])
+def test_fed_kd_trains_a_student_that_is_the_teachers_first_layers(kind):
+    columns, make = SENTENCES, lambda encoder: sentence_classifier(encoder, 3, queries=5)
+    if kind == "news":
+        columns = IMPRESSIONS
+        make = lambda encoder: news_recommender(encoder, width=6, queries=5, candidates=3)
+    encoder = ENCODER.init(jax.random.key(9), jnp.zeros((1, 2), jnp.int32))["params"]
+    teacher = with_encoder(make(ENCODER), encoder)
+    encoder_start = first_layers(encoder, 1)
+    student = with_encoder(make(ENCODER.clone(layers=1)), encoder_start)
+    training = LocalTraining(frozen_tables(optax.adam), batch_size=2)
+    method = fed_kd(teacher, student, columns, training, hyper=FedKDHyper(0.01, 0.01))
+    found = one_round(compressed(method, 1, svd(0.9, 0.9), svd(0.9, 0.9)), columns)
+    for name in ("words", "positions", "types"):
+        np.testing.assert_array_equal(
+            found["encoder"]["embeddings"][name], encoder["embeddings"][name]
+        )
+    moved = jax.tree.map(lambda a, b: np.abs(a - b).max(), found["encoder"], encoder_start)
+    assert moved["layer0"]["query"]["kernel"] > 0 and moved["embeddings"]["norm"]["bias"] > 0

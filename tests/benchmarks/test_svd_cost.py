@@ -1,0 +1,33 @@
+"""SVD's share of a round: taken within turns, and the three programs once, tiny."""
+
+import pytest
+
+from benchmarks import svd_cost
+from benchmarks.svd_cost import EXACT, SUBSPACE, WHOLE, Round
+
+
+def test_shares_are_taken_within_turns():
+    rounds = {
+        WHOLE: Round((1.0, 2.0, 4.0), 4000.0),
+        EXACT: Round((2.0, 4.0, 8.0), 1000.0),
+        SUBSPACE: Round((1.25, 2.5, 4.0), 1100.0),
+    }
+    assert [svd_cost.share(rounds, kind) for kind in rounds] == [0.0, 0.5, pytest.approx(0.2)]
+    lines = svd_cost.table(rounds).splitlines()
+    assert lines[2].split()[-4:] == ["4000.0", "50.0", "%", "1.0"]
+
+
+def test_nothing_is_not_measured(capsys):
+    with pytest.raises(SystemExit):
+        svd_cost.main(["--turns=0"])
+    assert "--turns must be at least 1, got 0" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("compile_quickly")
+def test_rounds_are_of_the_same_work_and_send_less(capsys):
+    assert svd_cost.main(["--clients=2", "--examples=4", "--turns=1"]) == 0
+    kilobytes = [float(line.split()[-1]) for line in capsys.readouterr().out.splitlines()[1:]]
+    assert kilobytes[0] == pytest.approx(4 * 97.738, rel=1e-3)
+    # A subspace's ranks may be larger by a little.
+    assert kilobytes[1] <= kilobytes[2] * 1.001 < kilobytes[0]

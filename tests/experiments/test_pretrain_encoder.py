@@ -1,0 +1,80 @@
+"""Pre-training as a command: it goes on where it stopped, and its file starts other models."""
+
+import json
+
+import jax
+import numpy as np
+import pytest
+
+from experiments import pretrain_encoder
+from fedcodist.bert_weights import load_encoder
+from fedcodist.data.bert_tokens import SPECIAL, BertVocabulary
+from fedcodist.data.federated_data import FederatedData
+from fedcodist.data.piece_preparation import vocabulary_split
+from fedcodist.data.prepared import save_prepared
+from fedcodist.models.bert import Encoder, first_layers, with_encoder
+from fedcodist.models.sentence_classifier import sentence_classifier
+
+pytestmark = pytest.mark.usefixtures("compile_quickly")
+
+VOCABULARY = BertVocabulary((*SPECIAL, *"abcdefgh"))
+SIZES = ["--layers=2", "--width=8", "--heads=2", "--batch-size=16", "--learning-rate=0.01"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Sentences that repeat one letter."""
+    texts = [" ".join(letter * 6) for letter in "abcdefgh"] * 10
+    tokens = VOCABULARY.encode(texts, 9).astype(np.int32)
+    tokens[3] = 0  # padding alone, such as MIND's article of no title
+    data = FederatedData.from_arrays({"tokens": tokens}, offsets=[0, len(tokens)])
+    path = tmp_path_factory.mktemp("data") / "letters"
+    splits = {"train": data, "vocabulary": vocabulary_split(VOCABULARY)}
+    save_prepared(path, splits, source="letters", licence="none", arguments={})
+    return path
+
+
+def command(folder, tmp_path, *more):
+    output = tmp_path / "encoder.safetensors"
+    paths = [f"--data={folder}", f"--workdir={tmp_path / 'run'}", f"--output={output}"]
+    return [*paths, *SIZES, *more], output
+
+
+@pytest.mark.slow
+def test_an_encoder_is_trained_and_starts_a_teacher_and_a_student(folder, tmp_path):
+    arguments, output = command(folder, tmp_path, "--epochs=6")
+    assert pretrain_encoder.main(arguments) == 0
+    lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    losses = [line["loss"] for line in map(json.loads, lines) if line["split"] == "held_out"]
+    assert len(losses) == 7 and losses[-1] < losses[0]
+    # What is left of a run that was killed at its end is a finished run.
+    before = output.read_bytes()
+    output.unlink()
+    assert pretrain_encoder.main(arguments) == 0
+    assert output.read_bytes() == before
+
+    encoder = Encoder(VOCABULARY.size, width=8, layers=2, heads=2, positions=128)
+    params = load_encoder(output, encoder)
+    for layers in (2, 1):
+        model = sentence_classifier(encoder.clone(layers=layers))
+        started = with_encoder(model, first_layers(params, layers)).init(jax.random.key(0))
+        np.testing.assert_array_equal(
+            started.params["encoder"]["layer0"]["query"]["kernel"],
+            params["layer0"]["query"]["kernel"],
+        )
+
+
+@pytest.mark.parametrize(
+    ("more", "line"),
+    [
+        (["--split=news"], "has no split 'news' with 'tokens'."),
+        (["--heads=3"], "width must be a multiple of heads = 3, got 8."),
+        (["--epochs=0"], "--epochs must be at least 1, got 0."),
+        (["--learning-rate=0"], "--learning-rate must be above 0, got 0.0."),
+    ],
+)
+def test_a_mistake_is_one_line(folder, tmp_path, capsys, more, line):
+    assert pretrain_encoder.main(command(folder, tmp_path, *more)[0]) == 2
+    message = capsys.readouterr().err
+    assert message.startswith("error: ") and message.endswith(f"{line}\n")
+    assert message.count("\n") == 1 and not (tmp_path / "run").exists()
