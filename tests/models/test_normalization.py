@@ -73,6 +73,33 @@ def test_train_mode_equals_numpy_without_the_padding(mask, space, channels, offs
     assert_trees_close(updates["batch_stats"], running)
 
 
+@settings(max_examples=4, deadline=None)
+@given(
+    st.lists(st.booleans(), min_size=2, max_size=6).filter(any),
+    st.lists(st.integers(1, 3), max_size=2),
+    st.integers(0, 2**31),
+)
+def test_gradients_are_those_of_the_formula_without_the_padding(mask, space, seed):
+    rng, mask = np.random.default_rng(seed), np.array(mask)
+    variables, shape = variables_for(3, rng), (len(mask), *space, 3)
+    x, weights = rng.standard_normal(shape), rng.standard_normal(shape)
+
+    def ours(params, x):
+        outputs, _ = train({**variables, "params": params}, x, jnp.asarray(mask))
+        return jnp.sum((weights * outputs)[mask])
+
+    def formula(params, x):
+        x, axes = x[mask], tuple(range(len(shape) - 1))
+        standard = (x - x.mean(axes)) / jnp.sqrt(x.var(axes) + 1e-5)
+        return jnp.sum(weights[mask] * (params["scale"] * standard + params["bias"]))
+
+    with jax.enable_x64(True):
+        x, arguments = jnp.asarray(x), variables["params"]
+        expected = jax.grad(formula, (0, 1))(arguments, x)
+        for own, other in zip(jax.grad(ours, (0, 1))(arguments, x), expected, strict=True):
+            jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), own, other)
+
+
 def test_no_mask_is_a_mask_of_ones():
     rng = np.random.default_rng(0)
     variables, x = variables_for(3, rng), rng.standard_normal((5, 4, 3)).astype("float32")
