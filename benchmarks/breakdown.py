@@ -33,9 +33,9 @@ INPUTS = records.ROOT / "build" / "benchmarks"
 # The first pattern that is found in an instruction's path of scopes says what it is for.
 PRODUCT = r"(conv_general_dilated|dot_general)$"
 PURPOSES = {
-    "convolutions: outputs": rf"/jvp\(.*/conv3x3/.*{PRODUCT}",
     "convolutions: gradient of images": rf"inputs_gradient/.*{PRODUCT}",
     "convolutions: gradient of kernels": rf"kernel_gradient/.*{PRODUCT}",
+    "convolutions: outputs": rf"conv3x3/.*{PRODUCT}",
     "convolutions: layout and padding": r"conv3x3",
     "dense layers": r"/(dense\w*|Dense\w*|output)/",
     "examples: order, reading, normalising": r"/(input|order)/",

@@ -212,13 +212,11 @@ def _correlate_in_vectors(inputs: jax.Array, kernel: jax.Array, margin: int) -> 
 def _kernel_by_convolution(inputs: jax.Array, cotangent: jax.Array, padding: Padding) -> jax.Array:
     """Correlates images with cotangents, examples in the role of channels and channels of examples.
 
-    The cotangents are the window of that correlation. Chunks of examples keep it in the cache:
-    128 images 24x24x32 take 2.3 ms in chunks instead of 8.8 ms.
+    The cotangents are the window of that correlation; chunks of examples keep it in the cache.
     """
-    batch, height, width, features = cotangent.shape
-    largest = max(1, _WINDOW_BYTES // (height * width * features * cotangent.dtype.itemsize))
-    chunks = max(1, -(-batch // largest))
-    size = max(1, -(-batch // chunks))
+    batch, features = cotangent.shape[0], cotangent.shape[-1]
+    size = max(1, _chunk_size(batch, features))
+    chunks = max(1, -(-batch // size))
     margin = 1 if padding == "SAME" else 0
 
     def kernel_of(pair):
@@ -236,7 +234,15 @@ def _kernel_by_convolution(inputs: jax.Array, cotangent: jax.Array, padding: Pad
     return jnp.sum(jax.lax.map(kernel_of, (split(inputs), split(cotangent))), axis=0)
 
 
-_WINDOW_BYTES = 768 * 1024  # with the images it fits a megabyte of second-level cache
+def _chunk_size(batch: int, features: int) -> int:
+    """Examples at a time: all of a small batch, else of the fast sizes the one least filled up.
+
+    Examples, in the role of channels, are read four at once; and few features are fast from 20 examples
+    on only. 128 images, one core: 24x24x32 to 32 features take 16 ms in eights, 36 ms whole and 50 ms in
+    fives; 32x32x16 to 16 features take 11 ms by 32 examples, 14 ms by 16 and 20 ms by 18.
+    """
+    whole, sizes = (20, (8, 4)) if features > 16 else (32, (32, 28, 24, 20))
+    return batch if batch <= whole else min(sizes, key=lambda size: -batch % size)
 
 
 def _outputs_by_patches(inputs: jax.Array, kernel: jax.Array, padding: Padding) -> jax.Array:
