@@ -284,8 +284,10 @@ def _cache_key(config: ConfigDict, data: Data) -> str:
     """A hash of networks, data, settings and seeds."""
     digest = hashlib.sha256()
     about = {"version": _CACHE_VERSION, **_determinants(config, "public")}
-    # What the images are counts, not where they lie.
+    # What the images are counts, not where they lie, and which of them are held out.
     del about["data"]
+    if config.phases.stopping == "held_out":
+        about["held_out_seed"] = config.data.seed
     digest.update(json.dumps(about, sort_keys=True).encode())
     public = public_of(data)
     for split in (public.train, public.test):

@@ -182,6 +182,7 @@ def test_public_training_is_kept_for_other_runs(config_and_models):
         ("phases.public.epochs", 3),
         ("phases.stopping", "fixed"),
         ("phases.held_out_share", 0.2),
+        ("data.seed", 1),
         ("parties.narrower", 2),
     ],
 )
