@@ -1,10 +1,12 @@
 """Has anything become slower? A short measurement against what was recorded on this machine.
 
-    python benchmarks/check.py
+    python benchmarks/check.py [--workload digits cnn_small cnn_large]
 
 Only ratios are compared, ours against a peer's and our share of the GEMM peak; a machine's speed is
-not. Exit status 0: nothing is slower; 1: one line for each ratio that fell by more than noise; 2: the
-machine is too busy to judge, or nothing comparable was recorded or measured.
+not. How far a ratio may fall is the noise of the turns, of those recorded and of those measured now.
+Exit status 0: every recorded ratio was measured and none is slower; 1: one line for each ratio that
+fell by more than noise; 2: none was seen to fall, but not all could be judged: the machine is too busy,
+a program does not run or is not installed, or nothing comparable was recorded. The last line says which.
 """
 
 import argparse
@@ -22,13 +24,13 @@ import fedavg_cnn
 import machine
 import records
 import side_by_side
-from side_by_side import OURS, PROGRAMS, ProgramFailed, Setting
+from side_by_side import OURS, PROGRAMS, ROUNDS, ProgramFailed, Setting
 
-WORKLOADS = ("digits", "cnn_small")
-TURNS, GEMM_REPETITIONS = 3, 5
-GEMM_ROUNDS = ("small", "large")
-# A record may have a small spread by luck.
-LEAST_NOISE = 0.05
+WORKLOADS = ("digits", "cnn_small", "cnn_large")
+TURNS, GEMM_REPETITIONS = 5, 5
+# Of the recorded median. Turns may be alike by luck; where they differ so much that half of a ratio may
+# go, nothing is told.
+LEAST_NOISE, MOST_NOISE = 0.05, 0.5
 SLOWER, CANNOT_JUDGE = 1, 2
 
 
@@ -37,22 +39,34 @@ class Ratio(NamedTuple):
 
     Attributes:
       name: what is compared with what.
-      median: over turns or repetitions, as are the others.
-      lowest: the smallest.
-      highest: the largest.
+      values: of each turn or repetition.
     """
 
     name: str
-    median: float
-    lowest: float
-    highest: float
+    values: tuple[float, ...]
+
+    @property
+    def median(self) -> float:
+        """Over turns."""
+        return statistics.median(self.values)
+
+    @property
+    def spread(self) -> float:
+        """From the first to the third quartile: one turn that was disturbed does not widen it."""
+        if len(self.values) < 2:
+            return 0.0
+        first, _, third = statistics.quantiles(self.values, n=4, method="inclusive")
+        return third - first
 
 
 def main() -> int:
     """Measures and compares; returns the exit status."""
-    argparse.ArgumentParser(description=__doc__.splitlines()[0]).parse_args()
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument(
+        "--workload", nargs="+", choices=sorted(ROUNDS), help=f"default: {' '.join(WORKLOADS)}"
+    )
     try:
-        return compare_with_records()
+        return compare_with_records(parser.parse_args().workload)
     except ProgramFailed as error:
         print(f"error: {error}", file=sys.stderr)
         return SLOWER
@@ -61,19 +75,28 @@ def main() -> int:
         return CANNOT_JUDGE
 
 
-def compare_with_records() -> int:
-    """Measures what was recorded on this machine once more; returns the exit status."""
+def compare_with_records(asked: Sequence[str] | None) -> int:
+    """Measures what was recorded on this machine once more; returns the exit status.
+
+    Args:
+      asked: workloads that must be recorded; None takes those of WORKLOADS that are.
+    """
     device = machine.device()
     recorded = {r["workload"]: r for r in records.newest() if r["device"] == device}
-    wanted = [name for name in (fedavg_cnn.RECORD, *WORKLOADS) if name in recorded]
+    workloads = [name for name in asked or WORKLOADS if name in recorded]
+    wanted = [*([fedavg_cnn.RECORD] if fedavg_cnn.RECORD in recorded else []), *workloads]
+    if lacking := [name for name in asked or () if name not in recorded]:
+        print(f"{lacking[0]} was not recorded on {device}: make bench", file=sys.stderr)
+        return CANNOT_JUDGE
     if not wanted:
         print(f"nothing to compare with was recorded on {device}: make bench", file=sys.stderr)
         return CANNOT_JUDGE
-    gemm = measure_gemm()
+    shares = recorded[fedavg_cnn.RECORD]["rounds"] if fedavg_cnn.RECORD in recorded else ["small"]
+    gemm = measure_gemm(list(shares))
     if fault := implausible(gemm["gemm_gflops"], machine.cores(), machine.vector_lanes()):
         print(fault, file=sys.stderr)
         return CANNOT_JUDGE
-    measured = [gemm, *(measure_again(recorded[name]) for name in WORKLOADS if name in recorded)]
+    measured = [gemm, *(measure_again(recorded[name]) for name in workloads)]
     return judge(
         [ratio for name in wanted for ratio in ratios(recorded[name])],
         [ratio for record in measured for ratio in ratios(record)],
@@ -81,35 +104,46 @@ def compare_with_records() -> int:
 
 
 def judge(recorded: Sequence[Ratio], measured: Sequence[Ratio]) -> int:
-    """Prints what was compared and what fell; returns the exit status."""
-    found, present = findings(recorded, measured), {ratio.name: ratio for ratio in measured}
+    """Prints what was compared, what fell and what cannot be told; returns the exit status."""
+    present = {ratio.name: ratio for ratio in measured}
     for old in recorded:
-        new = present.get(old.name)
-        now = f"{new.median:.3g}" if new else "not measured"
-        print(
-            f"{old.name}: {now}, recorded {old.median:.3g} ({old.lowest:.3g} to {old.highest:.3g})"
-        )
+        if new := present.get(old.name):
+            noise = allowed_fall(old, new)
+            print(
+                f"{old.name}: {new.median:.3g}, recorded {old.median:.3g}; may fall by {noise:.3g} "
+                f"({noise / old.median:.0%})"
+            )
+        else:
+            print(f"{old.name}: not measured, recorded {old.median:.3g}")
+    found = findings(recorded, measured)
     for finding in found:
         print(f"SLOWER: {finding}", file=sys.stderr)
-    if found:
-        return SLOWER
-    if not {ratio.name for ratio in recorded} & set(present):
-        print("nothing that was recorded could be measured", file=sys.stderr)
-        return CANNOT_JUDGE
-    return 0
+    unknown = doubts(recorded, measured)
+    if unknown:
+        few = f"{len(unknown)} of {len(recorded)} recorded ratios could not be judged"
+        print(f"NOT JUDGED: {few}: {'; '.join(unknown)}", file=sys.stderr)
+    elif not found:
+        print(f"none of {len(recorded)} recorded ratios is slower")
+    return SLOWER if found else CANNOT_JUDGE if unknown else 0
+
+
+def allowed_fall(recorded: Ratio, measured: Ratio) -> float:
+    """The noise of two medians: the spreads of both, and at least LEAST_NOISE of the recorded one."""
+    return max(recorded.spread + measured.spread, LEAST_NOISE * recorded.median)
 
 
 def findings(recorded: Sequence[Ratio], measured: Sequence[Ratio]) -> list[str]:
     """One line for each measured ratio that lies below the recorded one by more than noise.
 
-    Noise is the recorded ratio's spread, from its lowest to its highest, and at least LEAST_NOISE of
-    it. Ratios that are in one of the two only are left out.
+    Ratios that are in one of the two only are left out.
     """
     present, found = {ratio.name: ratio for ratio in measured}, []
     for old in recorded:
         new = present.get(old.name)
-        noise = max(old.highest - old.lowest, LEAST_NOISE * old.median)
-        if new is not None and not new.median >= old.median - noise:
+        if new is None:
+            continue
+        noise = allowed_fall(old, new)
+        if not new.median >= old.median - noise:
             found.append(
                 f"{old.name} fell from {old.median:.3g} to {new.median:.3g}, "
                 f"by more than the noise of {noise:.3g}"
@@ -117,18 +151,31 @@ def findings(recorded: Sequence[Ratio], measured: Sequence[Ratio]) -> list[str]:
     return found
 
 
+def doubts(recorded: Sequence[Ratio], measured: Sequence[Ratio]) -> list[str]:
+    """Each recorded ratio that was not measured, or that is lower on turns too unlike to tell why."""
+    present, found = {ratio.name: ratio for ratio in measured}, []
+    for old in recorded:
+        new = present.get(old.name)
+        if new is None:
+            found.append(f"{old.name} was not measured")
+        elif new.median < old.median and allowed_fall(old, new) >= MOST_NOISE * old.median:
+            found.append(f"{old.name} is too noisy")
+    return found
+
+
 def ratios(record: Mapping[str, Any]) -> Iterator[Ratio]:
     """The ratios that a record of side_by_side.py or fedavg_cnn.py holds."""
     if record["kind"] == fedavg_cnn.KIND:
         for workload, own in record["rounds"].items():
-            shares = own["share_of_peak"]
             name = f"{fedavg_cnn.name_of(workload)}: share of the GEMM peak"
-            yield Ratio(name, statistics.median(shares), min(shares), max(shares))
+            yield Ratio(name, tuple(own["share_of_peak"]))
         return
+    ours = record["programs"][OURS]["seconds_per_round"]
     for peer, own in record["programs"].items():
         if peer != OURS and "error" not in own:
-            spread = (own["ratio_minimum"], own["ratio_maximum"])
-            yield Ratio(f"{record['workload']}: {peer} / {OURS}", own["ratio_to_ours"], *spread)
+            turns = zip(own["seconds_per_round"], ours, strict=True)
+            values = tuple(theirs / mine for theirs, mine in turns)
+            yield Ratio(f"{record['workload']}: {peer} / {OURS}", values)
 
 
 def implausible(gflops: Sequence[float], cores: int, lanes: int | None) -> str | None:
@@ -160,12 +207,12 @@ def plausible_gflops(lanes: int | None) -> tuple[float, float]:
     return 1.25 * narrowest, 24.0 * widest
 
 
-def measure_gemm() -> dict[str, Any]:
-    """A short run of fedavg_cnn.py."""
+def measure_gemm(rounds: Sequence[str]) -> dict[str, Any]:
+    """A short run of fedavg_cnn.py on some of its rounds."""
     script = Path(__file__).parent / "fedavg_cnn.py"
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, str(script), f"--repetitions={GEMM_REPETITIONS}"]
-        command += ["--workloads", *GEMM_ROUNDS, f"--results={folder}"]
+        command += ["--workloads", *rounds, f"--results={folder}"]
         done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True)
         if done.returncode:
             said = (done.stderr.strip() or "no output").splitlines()[-1]
