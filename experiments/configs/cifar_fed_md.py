@@ -5,7 +5,7 @@ widths. Settings are the released code's. The paper's bounds on pooled examples:
 
     python -m experiments.sweep --config experiments/configs/cifar_fed_md.py \
         --only "*,scaled" --workdir runs/cifar_fed_md
-    python -m experiments.phases runs/cifar_fed_md/non_iid,scaled
+    python -m experiments.phases runs/cifar_fed_md/non_iid-scaled
 """
 
 from ml_collections import ConfigDict, config_dict
