@@ -47,8 +47,8 @@ class Mutual(NamedTuple):
       adaptive: what D = L_t^task + L_s^task, which divides L^d and L^h, is the sum of: a 'batch' means
         the batch's mean losses (as the authors' code), 'sample' each example's own; 'none' is D = 1.
       kl_reduction: 'batchmean' sums L^d over classes, 'elementmean' averages it (the code).
-      hidden_map: 'learned' is a linear map W^h per aligned layer from the student's hidden states to the
-        teacher's, 'identity' compares them as they are (the code).
+      hidden_map: 'learned' is one linear map W^h per aligned layer, whatever the inputs it reads, from
+        the student's hidden states to the teacher's; 'identity' compares them as they are (the code).
       detach_targets: whether a model's gradient is that of its own loss L_t or L_s; else it is that of
         L_t + L_s, in which it is the other's target and L^h is there twice (the code).
       detach_normaliser: whether D gets no gradient.
@@ -304,13 +304,15 @@ def hidden_distance(own: LayerOutputs, other: LayerOutputs, maps: list[jax.Array
     """L^h before D divides it, per example: a mean over each layer's elements, summed over layers."""
     distance = jnp.zeros(own.logits.shape[:1], own.logits.dtype)
     pairs = aligned("hidden states", own.hidden, other.hidden)
-    for index, (target, state) in enumerate(pairs):
-        distance += _mean_square(target - (state @ maps[index] if maps else state))
+    for index, layers in enumerate(pairs):
+        for target, state in by_input("hidden states", *layers):
+            distance += _mean_square(target - (state @ maps[index] if maps else state))
     if own.attention and other.attention:
-        for target, state in aligned("attention maps", own.attention, other.attention):
-            if target.shape[1] != state.shape[1]:
-                target, state = target.mean(axis=1), state.mean(axis=1)
-            distance += _mean_square(target - state)
+        for layers in aligned("attention maps", own.attention, other.attention):
+            for target, state in by_input("attention maps", *layers):
+                if target.shape[1] != state.shape[1]:
+                    target, state = target.mean(axis=1), state.mean(axis=1)
+                distance += _mean_square(target - state)
     return distance
 
 
@@ -329,6 +331,21 @@ def aligned(what: str, own: tuple[Any, ...], other: tuple[Any, ...]) -> list[tup
         )
     step = len(own) // len(other)
     return list(zip(own[step - 1 :: step], other, strict=True))
+
+
+def by_input(what: str, own: Any, other: Any) -> list[tuple[Any, Any]]:
+    """(the teacher's, the student's) of two aligned layers, for each input that they read.
+
+    Raises:
+      ValueError: one line; one of them reads more inputs than the other.
+    """
+    own, other = jax.tree.leaves(own), jax.tree.leaves(other)
+    if len(own) != len(other):
+        raise ValueError(
+            f"student's {what} must be of as many inputs as the teacher's {len(own)}, "
+            f"got {len(other)}."
+        )
+    return list(zip(own, other, strict=True))
 
 
 def teacher_and_student(teacher: Model, student: Model) -> Model:
@@ -422,25 +439,27 @@ def _widths(
             f"{list(own.logits.shape)} and {list(other.logits.shape)}."
         )
     widths = []
-    for target, state in aligned("hidden states", own.hidden, other.hidden):
-        if target.shape[:-1] != state.shape[:-1]:
-            raise ValueError(
-                "student's hidden states must be of the teacher's shapes but for the width, got "
-                f"{list(state.shape)} for {list(target.shape)}."
-            )
-        if mutual.hidden_map == "identity" and target.shape != state.shape:
-            raise ValueError(
-                "mutual.hidden_map must be 'learned' where widths differ, got 'identity' for a "
-                f"student's {state.shape[-1]} and a teacher's {target.shape[-1]}."
-            )
-        widths.append((state.shape[-1], target.shape[-1]))
-    if own.attention and other.attention:
-        for target, state in aligned("attention maps", own.attention, other.attention):
-            if target.shape[2:] != state.shape[2:]:
+    for layers in aligned("hidden states", own.hidden, other.hidden):
+        for target, state in by_input("hidden states", *layers):
+            if target.shape[:-1] != state.shape[:-1]:
                 raise ValueError(
-                    "student's attention maps must be of the teacher's positions, got "
+                    "student's hidden states must be of the teacher's shapes but for the width, got "
                     f"{list(state.shape)} for {list(target.shape)}."
                 )
+            if mutual.hidden_map == "identity" and target.shape != state.shape:
+                raise ValueError(
+                    "mutual.hidden_map must be 'learned' where widths differ, got 'identity' for a "
+                    f"student's {state.shape[-1]} and a teacher's {target.shape[-1]}."
+                )
+        widths.append((state.shape[-1], target.shape[-1]))  # one for all inputs
+    if own.attention and other.attention:
+        for layers in aligned("attention maps", own.attention, other.attention):
+            for target, state in by_input("attention maps", *layers):
+                if target.shape[2:] != state.shape[2:]:
+                    raise ValueError(
+                        "student's attention maps must be of the teacher's positions, got "
+                        f"{list(state.shape)} for {list(target.shape)}."
+                    )
     return [] if mutual.hidden_map == "identity" else widths
 
 

@@ -16,13 +16,14 @@ class LayerOutputs(NamedTuple):
 
     Attributes:
       logits: [batch, classes].
-      hidden: one [batch, ..., width] per layer, from the inputs to the outputs.
-      attention: one [batch, heads, ..., queries, keys] per layer of those that attend.
+      hidden: one [batch, ..., width] per layer, from the inputs to the outputs; a tuple of them, of
+        one width, where a layer reads several inputs.
+      attention: one [batch, heads, ..., queries, keys] per layer of those that attend, or such a tuple.
     """
 
     logits: jax.Array
-    hidden: tuple[jax.Array, ...] = ()
-    attention: tuple[jax.Array, ...] = ()
+    hidden: tuple[Any, ...] = ()
+    attention: tuple[Any, ...] = ()
 
 
 def with_layers(module: Any, example: jax.Array, layers: Sequence[str], **options: Any) -> Model:

@@ -29,9 +29,8 @@ def news_recommender(
     titles in tokens; titles of zeros are padding. Labels are those of `ranking`. Candidates may be of
     any number. A user without history scores all news 0.
 
-    Hidden states and attention maps are those of the candidates' titles, layer by layer, and then those
-    of the history's, so that FedKD sums their distances. What it learns as W^h is then one map for
-    each layer and either of the two.
+    A layer's hidden states and attention maps are those of the candidates' titles and those of the
+    history's, whose distances FedKD sums; the layer's W^h is one for both.
 
     Args:
       encoder: of titles; its parameters are below 'encoder', see `with_encoder`.
@@ -88,6 +87,6 @@ class NewsRecommender(nn.Module):
         heads = [jnp.moveaxis(by_title(layer), 2, 1) for layer in encoded.attention]
         return LayerOutputs(
             scores,
-            (*(each[:, :count] for each in hidden), *(each[:, count:] for each in hidden)),
-            (*(each[:, :, :count] for each in heads), *(each[:, :, count:] for each in heads)),
+            tuple((each[:, :count], each[:, count:]) for each in hidden),
+            tuple((each[:, :, :count], each[:, :, count:]) for each in heads),
         )

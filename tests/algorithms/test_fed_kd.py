@@ -468,6 +468,7 @@ def test_clients_at_once_are_clients_one_by_one():
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-7), rows, other_rows)
 
 
+@pytest.mark.slow
 def test_teachers_wait_on_the_host():
     """One of three clients a round, on the device and streamed."""
     found = {}
@@ -548,6 +549,17 @@ def attending(positions):
     return inner._replace(apply=apply)
 
 
+def reading_two_inputs(hidden):
+    """A network whose layers show what they make of each of two inputs."""
+    inner = network(hidden)
+
+    def apply(variables, batch, **arguments):
+        outputs, mutable = inner.apply(variables, batch, **arguments)
+        return outputs._replace(hidden=tuple((each, each) for each in outputs.hidden)), mutable
+
+    return inner._replace(apply=apply)
+
+
 def made(teacher=LARGE, student=SMALL, **options):
     return lambda: fed_kd(teacher, student, COLUMNS, **options)
 
@@ -576,6 +588,10 @@ def made(teacher=LARGE, student=SMALL, **options):
         (
             made(attending(3), attending(2)),
             "student's attention maps must be of the teacher's positions",
+        ),
+        (
+            made(reading_two_inputs((5,)), network((3,))),
+            "student's hidden states must be of as many inputs as the teacher's 2, got 1",
         ),
         (made(training=TRAINING._replace(epochs=0)), "training.epochs must be at least 1"),
     ],

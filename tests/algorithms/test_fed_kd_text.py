@@ -43,6 +43,14 @@ def one_round(method, columns):
     return method.variables(jax.tree.map(lambda leaf: leaf[0], state["pool"])).params
 
 
+def test_candidates_and_history_share_a_map_per_aligned_layer():
+    make = lambda encoder: news_recommender(encoder, width=6, queries=5, candidates=3)
+    teacher = make(ENCODER.clone(layers=4))
+    student = make(ENCODER.clone(layers=2, width=4))
+    method = fed_kd(teacher, student, IMPRESSIONS)
+    assert [leaf.shape for leaf in method.init_row().maps] == [(4, 8)] * 2
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["classifier", "news"])
 def test_fed_kd_trains_a_student_that_is_the_teachers_first_layers(kind):

@@ -98,8 +98,9 @@ def plain_news(params, titles):
 
 def test_the_news_recommender_equals_a_loop():
     params, found = in_float64(NEWS, IMPRESSIONS)
-    assert [each.shape for each in found.hidden] == [(2, 3, 3, 8)] * 2 + [(2, 4, 3, 8)] * 2
-    assert [each.shape for each in found.attention] == [(2, 2, 3, 3, 3)] * 2 + [(2, 2, 4, 3, 3)] * 2
+    shapes = lambda layers: jax.tree.map(np.shape, layers, is_leaf=lambda x: hasattr(x, "shape"))
+    assert shapes(found.hidden) == (((2, 3, 3, 8), (2, 4, 3, 8)),) * 2
+    assert shapes(found.attention) == (((2, 2, 3, 3, 3), (2, 2, 4, 3, 3)),) * 2
     for row in range(2):
         candidates, history = (IMPRESSIONS[name][row] for name in ("candidates", "history"))
         vectors, hidden, attention = plain_news(params, candidates)
@@ -108,11 +109,11 @@ def test_the_news_recommender_equals_a_loop():
         scores = np.where(candidates.any(-1), vectors @ user, NO_NEWS)
         close(found.logits[row], scores)
         for layer in range(2):
-            close(found.hidden[layer][row], [each[layer] for each in hidden])
-            close(found.hidden[2 + layer][row], [each[layer] for each in past_hidden])
-            own = np.moveaxis(found.attention[layer][row], 1, 0)
+            close(found.hidden[layer][0][row], [each[layer] for each in hidden])
+            close(found.hidden[layer][1][row], [each[layer] for each in past_hidden])
+            own = np.moveaxis(found.attention[layer][0][row], 1, 0)
             close(own, [each[layer] for each in attention])
-            own = np.moveaxis(found.attention[2 + layer][row], 1, 0)
+            own = np.moveaxis(found.attention[layer][1][row], 1, 0)
             close(own, [each[layer] for each in past_attention])
     np.testing.assert_array_equal(found.logits[1], 0)  # of a user without history
     logs = found.logits - np.log(np.exp(found.logits).sum(-1, keepdims=True))
@@ -124,16 +125,23 @@ def test_the_news_recommender_equals_a_loop():
     np.testing.assert_allclose(shares["auc"][1], 0.5)
 
 
-def test_hidden_distance_sums_candidates_and_history():
+@pytest.mark.parametrize("width", [None, 4])
+def test_hidden_distance_sums_candidates_and_history_through_one_map(width):
+    """With half the width, the student's one layer reaches the teacher's second by one map."""
     teacher = outputs(NEWS, both_params()[1], IMPRESSIONS)
-    small = news_recommender(ENCODER.clone(layers=1), width=6, queries=5, candidates=3)
+    own = ENCODER.clone(layers=1, width=width or ENCODER.width)
+    small = news_recommender(own, width=6, queries=5, candidates=3)
     student = outputs(small, noisy(small), IMPRESSIONS)
+    maps = [np.random.default_rng(1).normal(size=(4, 8))] if width else []
     means = lambda each: np.mean(each, axis=tuple(range(1, each.ndim)))
-    expected = sum(
-        means(np.square(own[1] - other[0])) + means(np.square(own[3] - other[1]))
-        for own, other in ((t, s) for t, s in zip(teacher[1:], student[1:], strict=True))
-    )
-    np.testing.assert_allclose(hidden_distance(teacher, student, []), expected, rtol=1e-5)
+    expected = 0
+    for titles in (0, 1):
+        state = student.hidden[0][titles]
+        state = state @ maps[0] if width else state
+        expected += means(np.square(teacher.hidden[1][titles] - state))
+        attended = teacher.attention[1][titles] - student.attention[0][titles]
+        expected += means(np.square(attended))
+    np.testing.assert_allclose(hidden_distance(teacher, student, maps), expected, rtol=1e-5)
 
 
 def padded(array, axis, more):
