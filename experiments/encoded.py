@@ -8,13 +8,14 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from fedcodist import metrics
+from fedcodist.bert_weights import load_encoder, stored_encoder
 from fedcodist.candidates import all_candidates, sampled_candidates
 from fedcodist.client_training import Preprocess
 from fedcodist.data.federated_data import FederatedData
 from fedcodist.data.partition import iid, merge_clients
 from fedcodist.data.prepared import load_prepared
 from fedcodist.model import Model
-from fedcodist.models.bert import Encoder, bert_base, bert_mini
+from fedcodist.models.bert import Encoder, bert_base, bert_mini, first_layers, with_encoder
 from fedcodist.models.layered import of_logits
 from fedcodist.models.news import news_recommender
 from fedcodist.models.sentence_classifier import sentence_classifier
@@ -60,7 +61,8 @@ def load_encoded(settings: ConfigDict) -> EncodedData:
     """Loads a prepared folder: sentences and their labels, or impressions of news.
 
     Clients are `data.num_clients` of equal size: sentences are dealt one by one, readers of news with
-    all of their clicks.
+    all of their clicks. Where `data.encoder` names a file of `pretrain_encoder`, or of BERT's own
+    weights, networks start from its embeddings and first layers, as many as they have.
 
     Raises:
       ValueError: one line that names the setting and what is allowed.
@@ -84,17 +86,34 @@ def load_encoded(settings: ConfigDict) -> EncodedData:
     if is_news:
         titles = np.array(prepared["news"].columns["tokens"])
         preprocess = sampled_candidates(titles, NEGATIVES), all_candidates(titles)
-        return EncodedData(splits, *preprocess, _models(news_recommender, pieces))
+        models = _models(news_recommender, pieces, settings.get("encoder"))
+        return EncodedData(splits, *preprocess, models)
     classes = 1 + int(train.columns["label"].max())
     create = functools.partial(_classifier, classes)
     as_it_is = lambda batch, key, positions: batch
-    return EncodedData(splits, as_it_is, as_it_is, _models(create, pieces))
+    models = _models(create, pieces, settings.get("encoder"))
+    return EncodedData(splits, as_it_is, as_it_is, models)
 
 
-def _models(create: Callable[[Encoder], Model], pieces: int) -> dict[str, Callable[[], Model]]:
-    return {
-        name: lambda encoder=encoder: create(encoder(pieces)) for name, encoder in ENCODERS.items()
-    }
+def _models(
+    create: Callable[[Encoder], Model], pieces: int, file: str | None
+) -> dict[str, Callable[[], Model]]:
+    def network(encoder: Callable[[int], Encoder]) -> Model:
+        drawn = encoder(pieces)
+        return create(drawn) if file is None else _pretrained(create, drawn, file)
+
+    return {name: functools.partial(network, encoder) for name, encoder in ENCODERS.items()}
+
+
+def _pretrained(create: Callable[[Encoder], Model], encoder: Encoder, file: str) -> Model:
+    """The network that starts from a file's first layers; it has as many positions as the file."""
+    try:
+        stored = stored_encoder(file, encoder.heads)
+        own = encoder.clone(positions=stored.positions)
+        params = load_encoder(file, own.clone(layers=max(own.layers, stored.layers)))
+    except ValueError as error:
+        raise ValueError(f"data.encoder: {error}") from None
+    return with_encoder(create(own), first_layers(params, own.layers))
 
 
 def _classifier(classes: int, encoder: Encoder) -> Model:

@@ -5,8 +5,9 @@ r"""Pre-trains BERT's encoder on the tokens of a prepared folder, for the teache
 
 Hidden tokens are guessed, on one machine and in no federation: the substitute for a published model
 where none is to be had, as good as the text at hand is large. The same command continues a run that was
-stopped. The file has BERT's names: `fedcodist.bert_weights.load_encoder` reads it, `first_layers` makes
-a student's start of it, and `transformers` knows it too.
+stopped. A config's `data.encoder` names the file for its networks to start from. It has BERT's names:
+`fedcodist.bert_weights.load_encoder` reads it, `first_layers` makes a student's start of it, and
+`transformers` knows it too.
 """
 
 import argparse

@@ -10,7 +10,7 @@ import numpy as np
 import safetensors
 import safetensors.numpy
 
-from fedcodist.models.bert import Encoder
+from fedcodist.models.bert import TABLES, Encoder
 
 PyTree = Any
 PREFIX = "bert."
@@ -94,6 +94,34 @@ def load_encoder(path: str | os.PathLike[str], encoder: Encoder) -> PyTree:
     if tensors:
         raise ValueError(f"{file} has tensor {min(tensors)}, which the encoder has not.")
     return params
+
+
+def stored_encoder(path: str | os.PathLike[str], heads: int) -> Encoder:
+    """The encoder that a file holds, of whose tensors only the shapes are read.
+
+    Args:
+      path: a safetensors file.
+      heads: of each layer, which no shape tells; where the file notes it, it must agree.
+
+    Raises:
+      ValueError: one line; no safetensors file, no tensors of BERT's names, or another number of heads.
+    """
+    file = os.fspath(path)
+    try:
+        with safetensors.safe_open(file, framework="numpy") as opened:
+            noted = (opened.metadata() or {}).get("heads", str(heads))
+            shapes = {_plain(name): opened.get_slice(name).get_shape() for name in opened.keys()}  # noqa: SIM118
+    except (safetensors.SafetensorError, OSError) as error:
+        raise ValueError(f"cannot read an encoder from {file}: {error}.") from error
+    tables = [f"embeddings.{_EMBEDDINGS[table]}.weight" for table in TABLES]
+    for name in tables:
+        if len(shapes.get(name, ())) != 2:
+            raise ValueError(f"{file} has no table {name}, which every encoder needs.")
+    if noted != str(heads):
+        raise ValueError(f"{file} is of an encoder of {noted} heads, got one of {heads}.")
+    words, positions, types = (shapes[name] for name in tables)
+    of_layers = {name.split(".")[2] for name in shapes if name.startswith("encoder.layer.")}
+    return Encoder(words[0], words[1], len(of_layers), heads, positions[0], types[0])
 
 
 def _bert_name(names: tuple[str, ...]) -> str:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from fedcodist.bert_weights import load_encoder, save_encoder
+from fedcodist.bert_weights import load_encoder, save_encoder, stored_encoder
 from fedcodist.data.bert_tokens import BertVocabulary
 from fedcodist.models.bert import Encoder, bert_mini, first_layers
 
@@ -48,6 +48,23 @@ def test_parameters_come_back_under_any_of_berts_names(tmp_path):
     found = load_encoder(other, SMALL)
     jax.tree.map(np.testing.assert_array_equal, found, params)
     assert all(leaf.dtype == np.float32 for leaf in jax.tree.leaves(found))
+
+
+def test_a_file_tells_its_encoder(tmp_path):
+    file, other = tmp_path / "encoder", tmp_path / "other"
+    save_encoder(file, noisy(), {"heads": "2"})
+    assert stored_encoder(file, heads=2) == SMALL
+    with pytest.raises(ValueError, match=r"encoder is of an encoder of 2 heads, got one of 4\.$"):
+        stored_encoder(file, heads=4)
+    tensors = safetensors.numpy.load_file(file)
+    plain = {name.removeprefix("bert."): tensor for name, tensor in tensors.items()}
+    safetensors.numpy.save_file(plain, other)  # as published, without a note of heads
+    assert stored_encoder(other, heads=4) == SMALL.clone(heads=4)
+    safetensors.numpy.save_file({"classes.weight": np.zeros((2, 3), np.float32)}, other)
+    with pytest.raises(ValueError, match=r"other has no table embeddings\.word_embeddings\.weight"):
+        stored_encoder(other, heads=2)
+    with pytest.raises(ValueError, match=r"^cannot read an encoder from .*nothing.*\.$"):
+        stored_encoder(tmp_path / "nothing", heads=2)
 
 
 def test_a_file_that_does_not_fit_is_one_line(tmp_path):

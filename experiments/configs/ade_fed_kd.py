@@ -7,13 +7,15 @@ r"""FedKD on sentences with and without adverse drug effects, at a size for a CP
 The paper's task is the same question about tweets. Runs are those of cifar_fed_kd.py, which explains
 them, for four clients: `fed_kd,no_mutual` has the paper's "Local" as its teachers, `fed_avg,teacher` is
 "Fed", `fed_avg,student` a small model alone. The teacher is an encoder of four layers of width 128
-(1,910,034 parameters), the student one of two (1,513,490), of which 1,090,688 are embeddings. Nothing is
-pre-trained, so embeddings are trained and sent too. Federated Dropout is not there: it knows chains of
-dense and convolutional layers only. FetchSGD takes a plain gradient of all examples in each of its
-rounds, which suits encoders that start from nothing badly. Learning rates are not tuned.
+(1,910,034 parameters), the student one of two (1,513,490), of which 1,090,688 are embeddings, which are
+trained and sent too. All networks start from nothing, or, with `--config.data.encoder=FILE`, from the
+first layers of a file that `experiments.pretrain_encoder --layers 4 --width 128 --heads 2` has written.
+Federated Dropout is not there: it knows chains of dense and convolutional layers only. FetchSGD takes a
+plain gradient of all examples in each of its rounds, which suits encoders that start from nothing badly.
+Learning rates are not tuned.
 """
 
-from ml_collections import ConfigDict
+from ml_collections import ConfigDict, config_dict
 
 from experiments.configs import cifar_fed_kd
 from experiments.configs.cifar_fed_kd import CNN, FED_AVG, PARTS
@@ -41,7 +43,13 @@ def get_config(run: str = "fed_kd") -> ConfigDict:
     config.name = "ade_fed_kd"
     config.seeds = 1
     with config.unlocked():
-        config.data = dict(name="prepared_sentences", folder="data/ade", num_clients=4, seed=0)
+        config.data = dict(
+            name="prepared_sentences",
+            folder="data/ade",
+            num_clients=4,
+            seed=0,
+            encoder=config_dict.placeholder(str),
+        )
     config.training.batch_size = 64
     main = config.pools.main
     main.model = {CNN.teacher: TEACHER, CNN.student: STUDENT}[main.model]

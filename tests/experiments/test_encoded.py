@@ -9,9 +9,11 @@ from experiments.assembly import build_experiment
 from experiments.configs import ade_fed_kd
 from experiments.data import load_data
 from experiments.encoded import ENCODERS
+from fedcodist.bert_weights import save_encoder
 from fedcodist.data import load_prepared
 from fedcodist.experiment import check_experiment
 from fedcodist.model import parameter_count
+from fedcodist.models.bert import Encoder
 from tests.data import test_ade, test_mind
 from tests.datasets.test_prepare import program
 
@@ -133,6 +135,71 @@ def test_flops_are_those_of_an_encoder(sentences):
 def test_mistakes_are_one_line(sentences, setting, value, message):
     config = config_of(sentences)
     config.update_from_flattened_dict({setting: value})
+    with pytest.raises(ValueError, match=message) as error:
+        build_experiment(config)
+    assert "\n" not in str(error.value)
+
+
+@pytest.fixture(scope="module")
+def pretrained(sentences, tmp_path_factory):
+    """A file of three layers with 20 positions, as `pretrain_encoder` writes it, and its parameters."""
+    encoder = Encoder(pieces(sentences), width=128, layers=3, heads=2, positions=20)
+    params = encoder.init(jax.random.key(7), np.zeros((1, 2), np.int32))["params"]
+    file = tmp_path_factory.mktemp("encoder") / "encoder.safetensors"
+    save_encoder(file, params, {"heads": "2"})
+    return str(file), params
+
+
+def pieces(folder):
+    return load_prepared(folder)["vocabulary"].num_examples
+
+
+def test_teacher_and_student_start_from_the_files_first_layers(sentences, pretrained):
+    file, params = pretrained
+    config = config_of(sentences)
+    config.data.encoder = file
+    algorithm = build_experiment(config).algorithm
+    state = algorithm.init(jax.random.key(3))
+    student = algorithm.predictors["main"].variables(state).params["encoder"]
+    kept = algorithm.kept_models["main"]["main_teachers"]
+    row = jax.tree.map(np.asarray, algorithm.rows["main"].first)
+    teacher = kept.variables(state, row).params["encoder"]
+    for found, layers in ((teacher, 2), (student, 1)):
+        assert sorted(found) == ["embeddings", *(f"layer{layer}" for layer in range(layers))]
+        jax.tree.map(np.testing.assert_array_equal, found, {name: params[name] for name in found})
+    # What is no encoder is drawn, of one draw whatever the file.
+    drawn = build_experiment(config_of(sentences)).algorithm
+    other = drawn.predictors["main"].variables(drawn.init(jax.random.key(3))).params
+    own = algorithm.predictors["main"].variables(state).params
+    for part in ("pooling", "classes"):
+        jax.tree.map(np.testing.assert_array_equal, own[part], other[part])
+
+
+def test_every_method_starts_from_the_file(sentences, news, pretrained):
+    file, params = pretrained
+    config = config_of(sentences, "fed_avg,teacher")
+    config.data.encoder = file
+    model = load_data(config.data).models["bert_tiny_2"]()
+    own = model.init(jax.random.key(0)).params["encoder"]
+    np.testing.assert_array_equal(own["layer1"]["query"]["bias"], params["layer1"]["query"]["bias"])
+    config = config_of(news, name="prepared_news")
+    config.data.encoder = file
+    with pytest.raises(ValueError, match=r"^data\.encoder: .*word_embeddings\.weight must be \["):
+        load_data(config.data).models["bert_tiny_2"]()  # another vocabulary
+
+
+@pytest.mark.parametrize(
+    ("model", "file", "message"),
+    [
+        ("bert_tiny_1", "nowhere", r"data\.encoder: cannot read an encoder from nowhere: .*\.$"),
+        ("bert_tiny_4", None, r"data\.encoder: .* has no tensor encoder\.layer\.3\."),
+        ("bert_mini_1", None, r"data\.encoder: .* is of an encoder of 2 heads, got one of 4\.$"),
+    ],
+)
+def test_a_file_that_does_not_fit_is_one_line(sentences, pretrained, model, file, message):
+    config = config_of(sentences)
+    config.data.encoder = file or pretrained[0]
+    config.training.fed_kd.teacher = model
     with pytest.raises(ValueError, match=message) as error:
         build_experiment(config)
     assert "\n" not in str(error.value)
