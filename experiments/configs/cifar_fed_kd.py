@@ -167,7 +167,12 @@ def _add_fed_kd(config: ConfigDict, pair: Pair, kind: str) -> None:
     if not is_fml and kind != "whole":
         start, end = THRESHOLDS.get(kind, (0.95, 0.98))
         config.training.compression = dict(
-            uplink="svd", downlink="svd", start=start, end=end, spectra=False
+            uplink="svd",
+            downlink="svd",
+            start=start,
+            end=end,
+            range_finder=config_dict.placeholder(int),  # columns; exact where not set
+            spectra=False,
         )
 
 

@@ -8,7 +8,7 @@ FetchSGD's and Federated Dropout's sizes are such that they send about a quarter
 bytes, as in that paper. FetchSGD's clients compute one gradient a round where others train locally.
 """
 
-from ml_collections import ConfigDict
+from ml_collections import ConfigDict, config_dict
 
 from experiments.configs import digits_methods
 
@@ -51,6 +51,7 @@ def get_config(run: str = "fed_avg,svd") -> ConfigDict:
             **COMPRESSIONS[compression],
             start=0.95,  # svd
             end=0.98,
+            range_finder=config_dict.placeholder(int),  # columns; exact where not set
             share=0.1,  # top_k
             bits=8,  # quantisation
             rows=3,  # count_sketch

@@ -2,13 +2,15 @@
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from experiments import compare
 from experiments.algorithms import MODELS
 from experiments.assembly import build_experiment
 from experiments.compare import read_run
-from experiments.configs import digits_fed_kd
+from experiments.compression import COMPRESSORS
+from experiments.configs import cifar_fed_kd, digits_fed_kd
 from experiments.flops import LEARNING, flops_of_run, forward_flops_of
 from fedcodist.communication import tree_bytes
 
@@ -63,6 +65,23 @@ def test_mistakes_are_one_line(setting, value, message):
     with pytest.raises(ValueError, match=message) as error:
         build_experiment(config)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("configs", [digits_fed_kd, cifar_fed_kd])
+def test_a_range_finder_is_a_setting(configs):
+    config = configs.get_config("fed_kd")
+    compressor = COMPRESSORS["svd"](config.training.compression)
+    matrix = {"kernel": jnp.asarray(np.random.default_rng(0).normal(size=(12, 9)), jnp.float32)}
+    program = lambda svd: str(
+        jax.make_jaxpr(lambda tree: svd.compress(tree, (), jax.random.key(0), 0.5))(matrix)
+    )
+    drawing = "erf_inv"  # of normal numbers
+    assert drawing not in program(compressor)
+    config.update_from_flattened_dict({"training.compression.range_finder": 4})
+    assert drawing in program(COMPRESSORS["svd"](config.training.compression))
+    config.training.compression.range_finder = 0
+    with pytest.raises(ValueError, match=r"^range_finder\.columns must be at least 1, got 0"):
+        COMPRESSORS["svd"](config.training.compression)
 
 
 @pytest.mark.slow
