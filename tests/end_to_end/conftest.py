@@ -1,5 +1,6 @@
 """Runs of the real command. They share one small experiment, and what XLA compiles for it."""
 
+import fcntl
 import os
 import subprocess
 import sys
@@ -47,8 +48,21 @@ def clean_environment(compilations: Path | None) -> dict[str, str]:
 
 
 @pytest.fixture(scope="session")
-def environment(tmp_path_factory) -> dict[str, str]:
-    return clean_environment(tmp_path_factory.mktemp("compilations"))
+def shared(tmp_path_factory) -> Path:
+    """A folder that all processes of a test session have in common."""
+    own = tmp_path_factory.getbasetemp()
+    folder = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "end_to_end"
+    folder.mkdir(exist_ok=True)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def environment(shared) -> dict[str, str]:
+    """One in which the commands compile quickly, and nothing twice."""
+    return clean_environment(shared / "compilations") | {
+        "XLA_FLAGS": "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false",
+        "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
+    }
 
 
 @pytest.fixture(scope="session")
@@ -89,12 +103,15 @@ def run(start) -> Callable[..., subprocess.CompletedProcess]:
 
 
 @pytest.fixture(scope="session")
-def uninterrupted(run, tmp_path_factory) -> Path:
-    """The run folder of the small experiment, never stopped."""
-    folder = tmp_path_factory.mktemp("runs") / "uninterrupted"
-    done = run(folder)
-    assert done.returncode == 0, done.stderr
-    (folder.parent / "output").write_text(done.stdout)
+def uninterrupted(run, shared) -> Path:
+    """The run folder of the small experiment, never stopped; of one process, for all of them."""
+    folder, output = shared / "uninterrupted", shared / "output"
+    with (shared / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # until the file is closed
+        if not output.exists():
+            done = run(folder)
+            assert done.returncode == 0, done.stderr
+            output.write_text(done.stdout)
     return folder
 
 

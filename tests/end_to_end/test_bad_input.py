@@ -366,6 +366,7 @@ def test_a_folder_that_holds_no_run(folders):
 # While it runs.
 
 
+@pytest.mark.slow
 def test_a_full_disk_while_a_checkpoint_is_written(uninterrupted, run, tmp_path):
     folder = tmp_path / "run"
     done = run(folder, fault="checkpoint:7:full")

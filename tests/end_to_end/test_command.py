@@ -138,7 +138,10 @@ def test_the_environment_says_versions_commit_device_and_plan(uninterrupted):
         ["git", "-C", str(ROOT), "rev-parse", "HEAD"], capture_output=True, text=True
     )
     if head.returncode == 0:
-        assert len(environment["commit"]) == len(head.stdout.strip())
+        commit = environment["commit"]
+        assert commit[:40] == head.stdout.strip()
+        # Files may be edited while the tests run.
+        assert commit[40:] in ("", "-dirty")
     assert environment["device"] == "cpu"
     assert environment["plan"] == {
         "processes": 1,
@@ -258,6 +261,7 @@ def kept_programs(folder):
     return {path.name for path in (folder / "cache").glob("fedcodist/compiled-*/*-cache")}
 
 
+@pytest.mark.slow
 def test_the_launcher_keeps_compiled_programs(first_start):
     assert len(kept_programs(first_start[0])) > 3
 
@@ -270,6 +274,7 @@ def test_the_next_start_compiles_nothing_again(first_start):
     assert kept_programs(folder) == before
 
 
+@pytest.mark.slow
 def test_some_rounds_are_traced(first_start):
     folder, output, _ = first_start
     assert f"trace: {folder / 'trace'}\n" in output
