@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import chex
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from fedcodist import keys
 from fedcodist.aggregation import ClientResult, Reduce, sum_over_devices
@@ -112,19 +113,25 @@ def for_each_client(
     )
 
 
-def dealing_order(sizes: Any) -> Any:
-    """The order in which a cohort's clients are dealt to devices one by one, largest first.
+def dealing_order(sizes: Any, devices: int) -> Any:
+    """The order in which a cohort's clients are dealt to devices one by one.
 
     The client at place r goes to device r % devices, whatever the chunk, so a host can gather what its
-    devices will read.
+    devices will read. Largest first, and every second turn goes back from the last device to the first
+    one, or the first would get the larger ones in every turn.
 
     Args:
       sizes: integers [cohort], a NumPy or a JAX array.
+      devices: how many there are.
 
     Returns:
       Places in the cohort [cohort], an array of the same kind.
     """
-    return (-sizes).argsort(stable=True)
+    places = np.arange(len(sizes))
+    turn, device = np.divmod(places, devices)
+    backwards = (turn % 2 == 1) & (turn < len(sizes) // devices)
+    there_and_back = np.where(backwards, (turn + 1) * devices - 1 - device, places)
+    return (-sizes).argsort(stable=True)[there_and_back]
 
 
 def _run_slots(client_update, reduce, message, rows, cohort, key, loop, slots):
@@ -174,7 +181,7 @@ def _deal(sizes: jax.Array, execution: Execution) -> jax.Array:
     chunk = min(chunk, -(-cohort // devices))
     rounds = -(-cohort // (devices * chunk))
     fillers = jnp.full((rounds * devices * chunk - cohort,), cohort)
-    filled = jnp.concatenate([dealing_order(sizes), fillers]).astype(jnp.int32)
+    filled = jnp.concatenate([dealing_order(sizes, devices), fillers]).astype(jnp.int32)
     return filled.reshape(rounds * chunk, devices)[:, device].reshape(rounds, chunk)
 
 

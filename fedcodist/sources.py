@@ -124,10 +124,11 @@ class StreamedData:
     def _cohort(self, clients: np.ndarray, devices: int, own: Sequence[int]) -> Cohort:
         offsets = self._federated.offsets
         sizes = self._federated.client_sizes[clients]
-        # Room for the largest cohort possible, so that every round has one shape; the first device
-        # is dealt the most examples.
-        room = int(self._largest_first[: len(clients)][::devices].sum())
-        order = dealing_order(sizes)
+        # Room for the largest cohort possible, so that every round has one shape.
+        largest = self._largest_first[: len(clients)]
+        at = dealing_order(largest, devices)
+        room = max(int(largest[at[device::devices]].sum()) for device in range(devices))
+        order = dealing_order(sizes, devices)
         starts = np.zeros_like(sizes)
         for device in range(devices):
             dealt = sizes[order[device::devices]]

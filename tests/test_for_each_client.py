@@ -22,7 +22,7 @@ from fedcodist.cohort import Cohort
 from fedcodist.data.federated_data import FederatedData
 from fedcodist.distillation import Distillation
 from fedcodist.federated_algorithm import FederatedMethod
-from fedcodist.for_each_client import Execution, for_each_client
+from fedcodist.for_each_client import Execution, dealing_order, for_each_client
 from fedcodist.model import Model, Variables, from_flax_linen
 from fedcodist.models.digits import MLP, BatchNormMLP
 from fedcodist.sources import resident_data
@@ -39,7 +39,10 @@ ONE_DEVICE = [("vmap", 1, None), ("vmap", 3, None), ("vmap", 20, None)]
 MESHES = [(loop, 3, devices) for devices in (2, 3, 8) for loop in ("scan", "vmap")]
 MESHES += [("vmap", 1, 3), ("vmap", 20, 3)]
 # The slow suite runs all combinations of algorithms and executions; a round takes seconds to compile.
-FAST = [("merged", "vmap", 3, 3), ("periodic", "vmap", 20, 8)]
+FAST = [
+    ("merged", "vmap", 3, 3),
+    pytest.param("periodic", "vmap", 20, 8, marks=pytest.mark.slow),
+]
 
 
 @pytest.fixture(autouse=True)
@@ -421,6 +424,19 @@ def test_slots_that_only_fill_a_chunk_never_reach_the_sum(loop, chunk, devices):
     np.testing.assert_allclose(total["per_step"], len(clients), rtol=1e-5)
 
 
+@pytest.mark.parametrize("devices", [1, 2, 3, 4, 8, 20])
+@pytest.mark.parametrize("clients", [1, 4, 13, 20, 48])
+def test_devices_are_dealt_about_the_same(clients, devices):
+    sizes = np.random.default_rng(clients).permutation(np.arange(1, clients + 1) * 7)
+    order = dealing_order(sizes, devices)
+    assert sorted(order) == list(range(clients))
+    np.testing.assert_array_equal(order, dealing_order(jnp.asarray(sizes), devices))
+    dealt = [sizes[order[device::devices]].sum() for device in range(devices)]
+    assert max(dealt) - min(dealt) <= max(sizes)
+    if clients % (2 * devices) == 0:
+        assert len(set(dealt)) == 1
+
+
 @pytest.mark.parametrize(
     "loop, chunk, devices", [("scan", 1, 3), ("vmap", 3, None), ("vmap", 3, 8)]
 )
@@ -510,7 +526,9 @@ def test_rows_may_hold_any_dtype_and_shape():
 
 # Adam's epsilon keeps noise in zero gradients (biases before BatchNorm) from becoming steps.
 @pytest.mark.parametrize(
-    "optimizer", [optax.sgd, lambda rate: optax.adam(rate, eps=1e-2)], ids=["sgd", "adam"]
+    "optimizer",
+    [pytest.param(optax.sgd, marks=pytest.mark.slow), lambda rate: optax.adam(rate, eps=1e-2)],
+    ids=["sgd", "adam"],
 )
 def test_a_small_client_is_the_same_beside_a_much_larger_one(optimizer):
     """Padded steps and examples change nothing: not batch statistics, not the optimizer's count."""

@@ -289,8 +289,8 @@ def _dealt_here(sizes: jax.Array, axis_name: str | None) -> jax.Array:
     """Whether each party is this device's, bool [parties]; as streamed examples are dealt."""
     if axis_name is None:
         return jnp.ones(len(sizes), bool)
-    order = dealing_order(sizes)
     devices, device = jax.lax.axis_size(axis_name), jax.lax.axis_index(axis_name)
+    order = dealing_order(sizes, devices)
     turn = jnp.arange(len(sizes)) % devices
     return jnp.zeros(len(sizes), bool).at[order].set(turn == device)
 

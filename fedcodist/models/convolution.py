@@ -269,10 +269,10 @@ def _kernel_by_patches(inputs: jax.Array, cotangent: jax.Array, padding: Padding
 
 
 def _kernel_stock(inputs: jax.Array, cotangent: jax.Array, padding: Padding) -> jax.Array:
-    kernel = jax.ShapeDtypeStruct((3, 3, inputs.shape[-1], cotangent.shape[-1]), inputs.dtype)
     margin = 1 if padding == "SAME" else 0
-    transpose = jax.linear_transpose(lambda w: _correlate(inputs, w, margin), kernel)
-    return transpose(cotangent)[0]
+    zeros = jnp.zeros((3, 3, inputs.shape[-1], cotangent.shape[-1]), inputs.dtype)
+    inputs, kernel = same_varying_axes(inputs, zeros)
+    return jax.vjp(lambda w: _correlate(inputs, w, margin), kernel)[1](cotangent)[0]
 
 
 def _correlate(
@@ -314,13 +314,10 @@ def _pool_forward(inputs):
 
 def _pool_backward(residuals, cotangent):
     def compare(inputs, outputs, cotangent):
-        free = jnp.ones(outputs.shape, bool)
-        gradients = []
-        for quarter in _quarters(inputs):
-            wins = free & (quarter == outputs)
-            free = free & ~wins
-            gradients.append(jnp.where(wins, cotangent, 0))
-        return _join_quarters(gradients)
+        places = jnp.arange(4, dtype=jnp.int8)
+        winner = jnp.select([quarter == outputs for quarter in _quarters(inputs)], list(places), -1)
+        wins = winner[:, :, None, :, None] == places.reshape(2, 1, 2, 1)
+        return jnp.where(wins, cotangent[:, :, None, :, None], 0).reshape(inputs.shape)
 
     def stock(inputs, outputs, cotangent):
         del outputs
@@ -341,10 +338,3 @@ def _quarters(inputs: jax.Array) -> list[jax.Array]:
     batch, height, width, channels = inputs.shape
     windows = inputs.reshape(batch, height // 2, 2, width // 2, 2, channels)
     return [windows[:, :, i, :, j] for i in range(2) for j in range(2)]
-
-
-def _join_quarters(quarters: list[jax.Array]) -> jax.Array:
-    """The inverse of `_quarters`."""
-    batch, height, width, channels = quarters[0].shape
-    rows = [jnp.stack(quarters[k : k + 2], axis=3) for k in (0, 2)]
-    return jnp.stack(rows, axis=2).reshape(batch, 2 * height, 2 * width, channels)
