@@ -208,8 +208,11 @@ def _lines(path: Path) -> Iterator[bytes | None]:
                     line = rest
                 if is_long or line.strip():
                     yield None if is_long else line
-    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise ValueError(f"{path} is damaged or cut off: {error}") from None
+    except EOFError:
+        size = path.stat().st_size
+        raise ValueError(f"{path} is cut off: it ends at byte {size:,}, inside gzip data") from None
+    except (zlib.error, gzip.BadGzipFile) as error:
+        raise ValueError(f"{path} is damaged: {error}") from None
     except OSError as error:
         raise ValueError(f"{path} cannot be read: {error.strerror or error}") from None
 

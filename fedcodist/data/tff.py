@@ -313,7 +313,10 @@ def decompress(path: Path, plain: Path) -> None:
     try:
         with lzma.open(path) as compressed, open(plain, "wb") as file:
             shutil.copyfileobj(compressed, file)
-    except (lzma.LZMAError, EOFError) as error:
+    except EOFError:
+        size = path.stat().st_size
+        raise ValueError(f"{path} is cut off: it ends at byte {size:,}, inside LZMA data") from None
+    except lzma.LZMAError as error:
         raise ValueError(f"{path} is damaged, it cannot be decompressed: {error}") from None
 
 

@@ -96,8 +96,12 @@ def test_pieces(tmp_path):
 
 def test_what_cannot_be_read(tmp_path):
     path = tmp_path / "a.json.gz"
-    path.write_bytes(gzip.compress(GOOD)[:-9])
-    with pytest.raises(ValueError, match=r"a\.json\.gz is damaged or cut off"):
+    packed = gzip.compress(GOOD)
+    path.write_bytes(packed[:-9])
+    with pytest.raises(ValueError, match=rf"is cut off: it ends at byte {len(packed) - 9:,}"):
+        read_c4([path], VOCABULARY, 4)
+    path.write_bytes(packed[:-8] + bytes(8))  # the checksum
+    with pytest.raises(ValueError, match=r"a\.json\.gz is damaged: CRC check failed"):
         read_c4([path], VOCABULARY, 4)
     path.write_bytes(BAD)
     with pytest.raises(ValueError, match=r"a\.json\.gz: no sentence of C4"):

@@ -409,7 +409,10 @@ def test_sqlite_unreadable_files(tmp_path):
     path = write_sqlite(tmp_path / "a", cifar_rows())
     errors_of(path, r"no split 'dev'; its splits are \['test', 'train'\]", split="dev")
     compressed = tmp_path / "a.lzma"
-    compressed.write_bytes(lzma.compress(path.read_bytes())[:-30])
+    packed = lzma.compress(path.read_bytes())
+    compressed.write_bytes(packed[:-30])
+    errors_of(compressed, f"a.lzma is cut off: it ends at byte {len(packed) - 30:,}")
+    compressed.write_bytes(packed[:60] + bytes(20) + packed[80:])
     errors_of(compressed, "cannot be decompressed")
     damaged = tmp_path / "damaged"
     damaged.write_bytes(path.read_bytes()[:3000])
