@@ -165,10 +165,15 @@ def test_a_stopped_run_goes_on(database, tmp_path, monkeypatch):
 
         return reader._replace(examples=examples)
 
+    shown = []
+    show = lambda text, fraction: shown.append(fraction)
     for limit in (3, 7):
         with pytest.raises(KeyboardInterrupt):
-            prepare_stackoverflow(stopping(limit), SETTINGS, tmp_path / "work")
-    again = prepare_stackoverflow(stopping(None), SETTINGS, tmp_path / "work")
+            prepare_stackoverflow(stopping(limit), SETTINGS, tmp_path / "work", show=show)
+        assert shown == sorted(shown) and 0 < shown[-1] < 0.9
+        reached, shown[:] = shown[-1], []
+    again = prepare_stackoverflow(stopping(None), SETTINGS, tmp_path / "work", show=show)
+    assert shown == sorted(shown) and shown[0] > reached and shown[-1] < 1
     assert_same(again.splits, whole.splits)
     # Shards of train and distillation are read for the words and for the tokens, others once.
     assert max(len(users) for _, users in read) == 3  # never are all users read at once

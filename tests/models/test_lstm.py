@@ -20,6 +20,7 @@ def test_parameter_totals():
     assert count(language_model(lstm.large_lstm(), 10_004)) == 4_278_644
     # The lower-cased 4k word pieces of the paper's appendix C.2.
     assert count(language_model(lstm.small_lstm(4_004), 4_004)) == 826_348
+    assert count(language_model(lstm.large_lstm(4_004), 4_004)) == 1_968_644
 
 
 def test_haiku_parameter_totals():
@@ -77,7 +78,7 @@ def test_the_haiku_network_is_the_same_function():
     flax = language_model(lstm.LSTMLanguageModel(12, 6, 5, 2), 12)
     params = haiku.init(jax.random.key(0)).params
 
-    def layer(number):
+    def layer(params, number):
         suffix = "" if number == 0 else f"_{number}"
         gates = params[f"lstm{suffix}/linear"]
         projection = params[f"linear{suffix}"]
@@ -90,21 +91,29 @@ def test_the_haiku_network_is_the_same_function():
             f"projection{number + 1}": {"kernel": projection["w"], "bias": projection["b"]},
         }
 
-    own = {
-        "embedding": {"embedding": params["embed"]["embeddings"]},
-        **layer(0),
-        **layer(1),
-        "output": {
-            "kernel": params["~"]["output_kernel"],
-            "bias": params["~"]["output_bias"],
-        },
+    def as_flax(params):
+        output = params["~"]
+        return {
+            "embedding": {"embedding": params["embed"]["embeddings"]},
+            **layer(params, 0),
+            **layer(params, 1),
+            "output": {"kernel": output["output_kernel"], "bias": output["output_bias"]},
+        }
+
+    batch = {
+        "tokens": jnp.array([[BOS, 5, 3, 8], [BOS, 4, EOS, PAD]]),
+        "label": jnp.array([[5, 3, 8, 7], [4, EOS, PAD, PAD]]),
     }
-    batch = {"tokens": jnp.array([[BOS, 5, 3, 8], [BOS, 4, EOS, PAD]])}
-    one, other = (
-        haiku.apply(Variables(params, {}), batch)[0],
-        flax.apply(Variables(own, {}), batch)[0],
-    )
-    for left, right in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True):
+
+    def loss_and_outputs(params, model):
+        outputs, _ = model.apply(Variables(params, {}), batch, train=True)
+        return model.mean_loss(outputs, batch, jnp.ones(2)), outputs
+
+    both = jax.value_and_grad(loss_and_outputs, has_aux=True)
+    found, gradient = both(params, haiku)
+    expected = both(as_flax(params), flax)
+    same = (found, as_flax(gradient)), expected
+    for left, right in zip(*map(jax.tree.leaves, same), strict=True):
         np.testing.assert_allclose(left, right, rtol=2e-5, atol=1e-6)
 
 
