@@ -173,6 +173,21 @@ def test_padding_is_not_multiplied():
     assert np.isnan(readout.total_in_chunks(readout.label_losses, one, labels, 16))
 
 
+@pytest.mark.parametrize("padded", [0.0, 0.3, 0.8, 0.97])
+def test_only_chunks_of_real_positions_are_computed(padded):
+    outputs, labels, _ = made_up(7, (8, 8), padded=padded)
+    computed = []
+
+    def counted(logits, labels):
+        jax.debug.callback(lambda: computed.append(len(logits)))
+        return readout.label_losses(logits, labels)
+
+    jax.block_until_ready(readout.total_in_chunks(counted, outputs, labels, 5))
+    jax.effects_barrier()
+    real = np.count_nonzero(outputs.weights)
+    assert computed == [5] * -(-real // 5) and len(computed) < 13 * (1.1 - padded) + 1
+
+
 @pytest.mark.parametrize(("positions", "largest"), [(2, 1), (400, 100), (5000, 256)])
 def test_chunks_are_small_beside_the_batch(positions, largest):
     outputs, labels, cotangents = made_up(0, (positions,), classes=7)

@@ -1,6 +1,7 @@
 """Codistillation of language models: logits in chunks, the mean over tokens, any number of devices."""
 
 import functools
+import math
 
 import jax
 import jax.numpy as jnp
@@ -9,7 +10,7 @@ import optax
 import pytest
 from jax.sharding import PartitionSpec
 
-from fedcodist import simulation
+from fedcodist import readout, simulation
 from fedcodist.cohort import Rows
 from fedcodist.data.vocabulary import BOS, EOS, PAD
 from fedcodist.distillation import (
@@ -20,9 +21,11 @@ from fedcodist.distillation import (
     kl_divergence,
 )
 from fedcodist.model import Variables
+from fedcodist.models import lstm
 from fedcodist.models.lstm import LSTMLanguageModel
 from fedcodist.models.transformer import Transformer
 from fedcodist.next_token import language_model, next_tokens
+from tests.test_readout import all_shapes
 
 VOCABULARY, LENGTH = 12, 5
 MODELS = {
@@ -112,6 +115,26 @@ def test_equals_the_mean_over_tokens_of_all_logits():
     params, losses = jax.jit(reference)()
     assert_close({name: values.params for name, values in found.students.items()}, params)
     assert_close([found.first_loss, found.last_loss], losses)
+
+
+def test_no_logits_of_a_batch_exist():
+    words = lstm.VOCABULARY
+    models = {
+        "small": language_model(lstm.small_lstm(), words),
+        "large": language_model(lstm.large_lstm(), words),
+    }
+    tokens = {"tokens": jnp.full((64, 21), 5, jnp.uint16)}
+    batches = Rows(tokens, jnp.zeros((2, 64), jnp.int32))
+
+    def distilled(key):
+        students = {name: model.init(key) for name, model in models.items()}
+        teachers = {name: frozen(model, students[name]) for name, model in models.items()}
+        rates, settings = dict.fromkeys(models, 0.5), SETTINGS._replace(batch_size=64)
+        return distill(models, students, teachers, target, batches, key, rates, settings)
+
+    program = jax.make_jaxpr(distilled)(jax.random.key(0))
+    shapes = {shape for shape in all_shapes(program.jaxpr) if shape[-1:] == (words,)}
+    assert max(math.prod(shape[:-1]) for shape in shapes) == readout.CHUNK < 64 * 20
 
 
 def test_devices_share_the_batch():
