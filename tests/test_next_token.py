@@ -1,5 +1,7 @@
 """Loss and accuracy against loops in float64, sampled training, and what a model continues."""
 
+import math
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,10 +14,12 @@ from fedcodist.client_training import LocalTraining, train_client
 from fedcodist.cohort import ClientData
 from fedcodist.data.vocabulary import BOS, EOS, PAD
 from fedcodist.model import Variables
-from fedcodist.models.lstm import LSTMLanguageModel
+from fedcodist.models import lstm
+from fedcodist.models.lstm import LSTMLanguageModel, small_lstm
 from fedcodist.models.transformer import Transformer
 from fedcodist.next_token import continuations, language_model, next_tokens
 from fedcodist.readout import Readout
+from tests.test_readout import all_shapes
 
 WORDS = 7
 VOCABULARY = WORDS + 4
@@ -143,6 +147,18 @@ def test_training_learns_a_cycle_of_words(samples):
     assert evaluated(model)(outputs, tokens)[1]["accuracy"] > 0.8
     written = continuations(model, trained.variables, tokens[:, :2], 4)
     np.testing.assert_array_equal(written[:, :6], tokens[:, :6])
+
+
+def test_a_client_never_has_the_logits_of_its_batch():
+    model = language_model(small_lstm(), lstm.VOCABULARY, 13.3)
+    training = LocalTraining(batch_size=20, epochs=1, preprocess=next_tokens)
+    data = client(np.full((40, 21), EOS + 1, np.uint16))
+    key = jax.random.key(0)
+    train = lambda variables, key: train_client(model, training, variables, data, key, 0.1)
+    program = jax.make_jaxpr(train)(jax.eval_shape(model.init, key), key)
+    shapes = {shape for shape in all_shapes(program.jaxpr) if shape[-1:] == (lstm.VOCABULARY,)}
+    # A quarter of the positions; embeddings have 96 features.
+    assert max(math.prod(shape[:-1]) for shape in shapes) == 20 * 20 // 4
 
 
 @pytest.mark.parametrize("samples", [0, 8])
