@@ -77,6 +77,9 @@ DESCRIPTIONS = {
     "step, one teacher from a pool of eight checkpoints.",
     "mhd_digits": "The same with a network of 4,810 parameters and three heads on 8x8 images.",
     "mhd_64": "The same with 64 such clients, pools of 64 checkpoints.",
+    "fed_kd": "FedKD, four clients of 100 images: the codistillation paper's large CNN as teacher, its "
+    "small one as student, five steps of 20 images with adaptive weights and hidden states through "
+    "learned maps; students' changes by exact SVD both ways.",
 }
 
 
@@ -254,6 +257,12 @@ def starts(record: Record) -> Iterable[str]:
         f"processes ({record['processes']}). The import is of all public names, JAX with them. The "
         "first start has an empty folder for compiled programs, the second one what the first left."
     )
+    if any(name.startswith("command") for name in record["seconds"]):
+        yield (
+            "*Command* is `python -m experiments.main` with a config of one such round, until it says "
+            "that the round is done: it reads and checks a prepared folder of made-up images, evaluates "
+            "before and after the round and writes a run folder. The others are the library alone."
+        )
     rows = [
         [name, _over(own), f"< {record['targets'][name]:g}"]
         for name, own in record["seconds"].items()
@@ -267,14 +276,18 @@ def looking(record: Record) -> Iterable[str]:
         f"Runs of {record['rounds']} rounds of the small CNN by `run_experiment` in "
         f"{record['processes']} processes, with a run folder: evaluated at both ends; evaluated after "
         "every round, with a line in `metrics.jsonl` and a callback; and so with another split. Splits "
-        "are of so few images that what is added is the loop's own time. Each way is compared with the "
-        f"one before it; the target is less than {record['target']:.0%} of a round."
+        "are of so few images that what is added is the loop's own time: the arithmetic of evaluating "
+        "more images comes on top, checkpoints do too, and of a shorter round the same time is a larger "
+        "share. Each way is compared with the one before it; the target is less than "
+        f"{record['target']:.0%} of a round, and the program fails beyond it."
     )
     added = overhead.shares(record)
     rows = []
     for way, own in record["seconds_per_round"].items():
         shares = [100 * share for share in added.get(way, [])]
         more = f"{statistics.median(shares):.1f}" if shares else ""
+        if way in overhead.beyond_target(record):
+            more += " (beyond the target)"
         rows.append([way, _over([1000 * seconds for seconds in own]), more])
     yield _table(["evaluated", "ms/round", "adds, % of a round"], rows)
 
@@ -302,29 +315,48 @@ def growth(record: Record) -> Iterable[str]:
         ]
         for group, configurations in record["groups"].items()
         for own in configurations
-        if group != "memory"
+        if group not in ("memory", "seeds")
     ]
     if rows:
         more = ["ready, ms/round", "gathering, ms", "hidden", "peak, MB"]
         yield _table([*headings, *more], rows, texts=2)
-    rows = [
-        [
-            scale.way(own),
-            own["network"],
-            _over([1000 * seconds for seconds in own["seconds_per_round"]]),
-            f"{own['program_mb']:,.1f}",
-            f"{statistics.median(own['peak_rss_mb']):,.0f}",
-        ]
-        for own in record["groups"].get("memory", [])
-    ]
-    if rows:
+    if memory := record["groups"].get("memory"):
         yield (
             "Memory against the number of clients that a device trains at once: what the compiled "
             "program says that it needs with its data, by which the library chooses that number, and "
-            "the peak of the whole process. "
-            f"Cohorts of {record['groups']['memory'][0]['cohort']} clients, one CPU core."
+            f"the peak of the whole process. Cohorts of {memory[0]['cohort']} clients, one device."
         )
-        yield _table(["training", "network", "ms/round", "program, MB", "peak, MB"], rows, texts=2)
+        yield _ways(memory)
+    if seeds := record["groups"].get("seeds"):
+        yield (
+            "Several seeds in one program against one: what a round takes, and what it takes of each "
+            f"seed, to compare with as many runs of one. Cohorts of {seeds[0]['cohort']} clients, one "
+            "device."
+        )
+        yield _ways(seeds)
+
+
+def _ways(configurations: Sequence[Mapping[str, Any]]) -> str:
+    """Time and memory of a round, a row per way of training the same clients."""
+    has_seeds = any(own.get("seeds", 1) > 1 for own in configurations)
+    has_device = any(_peak_on_device(own) for own in configurations)
+    headings = ["training", "network", "ms/round", *(["ms/round and seed"] if has_seeds else [])]
+    headings += ["program, MB", "peak, MB", *(["peak on the device, MB"] if has_device else [])]
+    rows = []
+    for own in configurations:
+        times = [1000 * seconds for seconds in own["seconds_per_round"]]
+        row = [scale.way(own), own["network"], _over(times)]
+        if has_seeds:
+            row.append(_three(statistics.median(times) / own.get("seeds", 1)))
+        row += [f"{own['program_mb']:,.1f}", f"{statistics.median(own['peak_rss_mb']):,.0f}"]
+        rows.append([*row, *([_peak_on_device(own)] if has_device else [])])
+    return _table(headings, rows, texts=2)
+
+
+def _peak_on_device(own: Mapping[str, Any]) -> str:
+    """The largest peak of all turns; nothing where devices do not tell."""
+    told = [each for each in own.get("peak_device_mb", []) if each is not None]
+    return f"{max(told):,.0f}" if told else ""
 
 
 def _gathering(own: Mapping[str, Any]) -> list[str]:

@@ -87,6 +87,7 @@ def prepare(inputs: work.Inputs, most_rounds: int) -> Prepared:
 
     from fedcodist import simulation
     from fedcodist.algorithms.parties import PUBLIC
+    from fedcodist.client_rows import device_rows
     from fedcodist.distillation import UNLABELLED
     from fedcodist.sources import resident_data
 
@@ -104,7 +105,7 @@ def prepare(inputs: work.Inputs, most_rounds: int) -> Prepared:
     floats = next(iter(some_pool.weights.values())).dtype.type
     hyper = simulation.replicate(jax.tree.map(floats, algorithm.hyper), mesh)
     seeds = simulation.replicate(np.full(1, SEED, np.uint32), mesh)
-    kept = {} if method_of(inputs) in PARTIES else dict.fromkeys(inputs.pools)
+    kept = simulation.replicate(device_rows(algorithm.rows, 1), mesh)
     state = programs.init(seeds), kept
 
     def arguments(rounds):
@@ -124,6 +125,13 @@ def prepare(inputs: work.Inputs, most_rounds: int) -> Prepared:
             servers = {
                 name: jax.tree.map(lambda x, client=client: x[:, client], models)
                 for client, name in enumerate(inputs.pools)
+            }
+        if method_of(inputs) == "fed_kd":
+            # All clients' teachers, stacked.
+            student, rows = state[0][work.STUDENT], state[1][work.STUDENT]
+            servers = {
+                work.STUDENT: student.inner.averaging,
+                work.TEACHER: rows.inner.teacher,
             }
         return {n: common_weights(p.network, servers[n]) for n, p in inputs.pools.items()}
 
@@ -157,7 +165,10 @@ def make_data(inputs: work.Inputs):
 
     images, labels = inputs.images, inputs.labels
     is_sdd = method_of(inputs) == "fed_sdd"  # whose groups' clients draw from one stream
-    for name, pool in inputs.pools.items():
+    pools = dict(inputs.pools)
+    if method_of(inputs) == "fed_kd":
+        del pools[work.TEACHER]  # the same clients, on the same batches
+    for name, pool in pools.items():
         for client in pool.cohorts[0]:
             rows, size = inputs.rows_of(client), sizes[client]
             order = rows.start + np.asarray(order_of(MAIN if is_sdd else name, client, size))[:size]
@@ -197,6 +208,8 @@ def make_algorithm(inputs: work.Inputs, federated):
         return make_fed_md(inputs)
     if method_of(inputs) == "mhd":
         return make_mhd(inputs)
+    if method_of(inputs) == "fed_kd":
+        return make_fed_kd(inputs, federated)
     pools = {name: make_pool(inputs, name) for name in inputs.pools}
     cohorts = {name: jnp.asarray(pool.cohorts) for name, pool in inputs.pools.items()}
     distillation, rows = work.WORKLOADS[inputs.workload].distillation, {}
@@ -348,6 +361,45 @@ def make_mhd(inputs: work.Inputs):
         SEED,
     )
     return algorithm._replace(init=lambda key: start(models, training, schedule))
+
+
+def make_fed_kd(inputs: work.Inputs, federated):
+    """FedKD as the library has it by default, from the file's weights, with SVD both ways."""
+    import jax.numpy as jnp
+    import numpy as np
+    import optax
+
+    from fedcodist.algorithms.fed_kd import FedKDHyper, fed_kd
+    from fedcodist.algorithms.pools import Pool, independent_pools
+    from fedcodist.client_training import LocalTraining
+    from fedcodist.cohort import Selection
+    from fedcodist.compression.compressed import compressed
+    from fedcodist.compression.svd import svd
+    from fedcodist.models import cnn
+    from fedcodist.models.layered import with_layers
+
+    def network(module, name):
+        shown = inputs.pools[name].network
+        model = with_layers(module, jnp.zeros((1, *shown.image)), list(work.hidden_widths(shown)))
+        return model._replace(init=lambda key: own_weights(shown, inputs.pools[name].weights))
+
+    method = fed_kd(
+        network(cnn.large_cnn(), work.TEACHER),
+        network(cnn.small_cnn(), work.STUDENT),
+        federated.columns,
+        LocalTraining(optax.adam, work.BATCH, epochs=1),
+        hyper=FedKDHyper(work.FED_KD_TEACHER_RATE, work.FED_KD_STUDENT_RATE),
+    )
+    links = svd(*work.FED_KD_THRESHOLDS)
+    method = compressed(method, work.FED_KD_ROUNDS, links, links)
+    cohorts = jnp.asarray(inputs.pools[work.STUDENT].cohorts)
+    everyone = np.arange(len(inputs.offsets) - 1)
+    pools = {work.STUDENT: Pool(method, everyone, cohorts.shape[1])}
+
+    def select(round, key):
+        return Selection({work.STUDENT: cohorts[round % len(cohorts)]}, {})
+
+    return independent_pools(pools, federated.columns)._replace(select=select)
 
 
 def method_of(inputs: work.Inputs) -> str | None:

@@ -52,11 +52,15 @@ ROUNDS = {
     "mhd": 2,
     "mhd_digits": 4,
     "mhd_64": 2,
+    "fed_kd": 5,
 }
 TOLERANCE = 1e-4  # of weights after one round, relative to the norm of the round's update
 ROUNDING = 1e-5  # norms of updates below it are no updates
 TIME_LIMIT = 1800
-DISTILLATION = ("merged", "periodic", "fed_sdd", "fed_md", "mhd", "mhd_digits", "mhd_64")
+DISTILLATION = (
+    *("merged", "periodic", "fed_sdd", "fed_md"),
+    *("mhd", "mhd_digits", "mhd_64", "fed_kd"),
+)
 # What is checked in float64. A few steps of ResNet-20 amplify float32's rounding so much that the loop
 # itself ends as far from its own round in float64 as a round goes.
 IN_DOUBLE = (*DISTILLATION, "resnet20")

@@ -46,7 +46,10 @@ def make(workload: str) -> dict[str, np.ndarray]:
     networks, population, cohort, distillation = work.WORKLOADS[workload]
     network = next(iter(networks.values()))
     draws = np.random.default_rng(SEED)
-    sizes = client_sizes(population, len(networks) * population.clients, draws)
+    # FedKD's pools have the same clients.
+    is_kd = distillation is not None and distillation.method == "fed_kd"
+    groups = 1 if is_kd else len(networks)
+    sizes = client_sizes(population, groups * population.clients, draws)
     rows = int(sizes.sum())
     arrays = {
         "workload": np.array(workload),
@@ -55,10 +58,11 @@ def make(workload: str) -> dict[str, np.ndarray]:
     }
     for index, (pool, network) in enumerate(networks.items()):
         chosen = [draws.choice(population.clients, cohort, replace=False) for _ in range(ROUNDS)]
-        arrays[f"{pool}/cohorts"] = (index * population.clients + np.stack(chosen)).astype(np.int32)
+        first = index % groups * population.clients
+        arrays[f"{pool}/cohorts"] = (first + np.stack(chosen)).astype(np.int32)
         for name, shape in work.weight_shapes(network).items():
             arrays[f"{pool}/{name}"] = initial_weight(name, shape, draws)
-    if distillation is not None:
+    if distillation is not None and distillation.steps:
         size = (work.UNLABELLED, *network.image)
         arrays["unlabelled"] = draws.integers(0, 256, size, dtype=np.uint8)
         shape = (DISTILLATIONS, distillation.steps, work.DISTILLATION_BATCH)

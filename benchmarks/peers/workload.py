@@ -32,6 +32,11 @@ DIGEST_BATCH, ANSWER_BATCH = DISTILLATION_BATCH, 500
 # pools and the learning rate's cosine are for.
 MHD_RATE, MHD_MOMENTUM, MHD_BATCH = 0.03, 0.9, 64
 EMBEDDING_WEIGHT, HEAD_WEIGHT, MHD_ROUNDS = 1.0, 3.0, 8
+# Of FedKD: Adam's learning rates, in the paper's ratio; the energy threshold, which rises from the first
+# to the last of the whole run's rounds.
+FED_KD_TEACHER_RATE, FED_KD_STUDENT_RATE = 1e-3, 2.5e-3
+FED_KD_THRESHOLDS, FED_KD_ROUNDS = (0.95, 0.98), 8
+TEACHER, STUDENT = "teacher", "student"  # its networks
 PARTY_STATISTICS = (0.99, 1e-3)  # momentum and epsilon of batch normalisation, Keras'
 # Of batch statistics: the old running average's share, and what is added to variances.
 STATISTICS_MOMENTUM, STATISTICS_EPSILON = 0.9, 1e-5
@@ -126,19 +131,21 @@ class Distillation(NamedTuple):
     """How pools' models teach each other in every round, and in how many steps.
 
     By 'merged' or 'periodic' codistillation, by 'fed_sdd', where all of them teach the first, by
-    'fed_md', where pools are parties of one client who agree on logits, or by 'mhd', where pools are
-    clients who teach each other's heads, each on every other one's checkpoints.
+    'fed_md', where pools are parties of one client who agree on logits, by 'mhd', where pools are
+    clients who teach each other's heads, each on every other one's checkpoints, or by 'fed_kd', where
+    both pools have the same clients, who train a teacher of their own and a student that travels; that
+    takes no steps on unlabelled images.
     """
 
     method: str
-    steps: int
+    steps: int = 0
 
 
 class Workload(NamedTuple):
     """What is trained, on whom.
 
     Attributes:
-      networks: pool -> the network that its clients train; pools share no clients.
+      networks: pool -> the network that its clients train; pools share no clients but FedKD's.
       population: of each pool.
       cohort: clients of each pool in a round.
       distillation: of several pools' models, else None.
@@ -196,6 +203,9 @@ WORKLOADS = {
     "mhd": _mhd(_HEADED_CNN, 8),
     "mhd_digits": _mhd(_HEADED_DIGITS, 8),
     "mhd_64": _mhd(_HEADED_DIGITS, 64),
+    "fed_kd": Workload(
+        {TEACHER: _LARGE, STUDENT: _SMALL}, Population(4, 100, 100), 4, Distillation("fed_kd")
+    ),
 }
 
 
@@ -227,8 +237,8 @@ class Inputs(NamedTuple):
       labels: int32 [rows]; of text, the tokens after those, int32 [rows, POSITIONS].
       offsets: int64 [clients + 1]; client i has rows offsets[i]:offsets[i + 1], in that order.
       pools: name -> Pool.
-      unlabelled: floats [UNLABELLED, *image] with distillation, else None.
-      unlabelled_rows: int32 [rounds, steps, DISTILLATION_BATCH] with distillation, else None.
+      unlabelled: floats [UNLABELLED, *image] with steps of distillation, else None.
+      unlabelled_rows: int32 [rounds, steps, DISTILLATION_BATCH] with steps of distillation, else None.
     """
 
     workload: str
@@ -333,6 +343,13 @@ def weight_shapes(network: AnyNetwork) -> dict[str, tuple[int, ...]]:
 def dense_layers(network: Network) -> list[str]:
     """Names of the dense layers, the output last."""
     return [*(f"dense{index + 1}" for index in range(len(network.hidden))), "output"]
+
+
+def hidden_widths(network: Network) -> dict[str, int]:
+    """Layer -> width of what FedKD compares: blocks' means over the image, dense layers before ReLU."""
+    features = [features for features, _ in network.convolutions]
+    blocks = {f"conv{index}": width for index, width in enumerate(features, start=1)}
+    return blocks | dict(zip(dense_layers(network), network.hidden, strict=False))
 
 
 def _residual_shapes(network: ResidualNetwork) -> dict[str, tuple[int, ...]]:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
+import fed_kd
 import mhd
 import torch
 from codistillation import distil, merge
@@ -55,16 +56,22 @@ def main() -> int:
             name: {purpose: torch.from_numpy(own).long() for purpose, own in pool.orders.items()}
             for name, pool in inputs.pools.items()
         }
+    elif method == "fed_kd":
+        federation = fed_kd.Federation(inputs.pools, len(clients))
     else:
         plain = method == "fed_sdd"
         servers = {name: Server(pool, plain) for name, pool in inputs.pools.items()}
-    if distillation is not None:
+    if inputs.unlabelled is not None:
         unlabelled = torch_networks.image_tensor(inputs.unlabelled)
     rounds = measuring.rounds(arguments)
 
     def train(count):
         for _ in range(count):
             round = next(rounds)
+            if method == "fed_kd":
+                drawn = inputs.pools[work.STUDENT].cohorts
+                federation.train_round(drawn[round % len(drawn)], clients)
+                continue
             cohorts = {}
             for name, pool in inputs.pools.items():
                 drawn = pool.cohorts[round % len(pool.cohorts)]
@@ -92,7 +99,10 @@ def main() -> int:
             train_together[method](servers, cohorts, batches)
 
     def save():
-        weights = {n: torch_networks.common_weights(s.network) for n, s in servers.items()}
+        if method == "fed_kd":
+            weights = federation.weights()
+        else:
+            weights = {n: torch_networks.common_weights(s.network) for n, s in servers.items()}
         measuring.save_weights(weights, arguments)
 
     times = measuring.run(train, save, arguments, time.perf_counter)
