@@ -263,6 +263,7 @@ FED_MD_THREES = (30_464, 23_504, 44_304, 19_072, 26_032)
         ("mhd", 8 * [109_348 + 3 * 12_900]),
         ("mhd_digits", 8 * [4_810 + 3 * 650]),
         ("mhd_64", 64 * [4_810 + 3 * 650]),
+        ("fed_kd", [410_084, 109_348]),
     ],
 )
 def test_networks_have_the_published_sizes(workload, counts):
@@ -379,6 +380,33 @@ def test_clients_of_mhd_have_streams_and_pools_of_their_own():
     sources, replaced = arrays["source_orders"][:, 1:], arrays["replaced_orders"][:, 1:]
     assert sources.shape == replaced.shape == (8, work.MHD_ROUNDS - 1)
     assert (sources != everybody[:, None]).all() and (replaced < 8).all()
+
+
+def test_pools_of_fed_kd_are_the_same_four_clients():
+    arrays = make_inputs.make("fed_kd")
+    assert arrays["offsets"].tolist() == [0, 100, 200, 300, 400]
+    for pool in (work.TEACHER, work.STUDENT):
+        cohorts = arrays[f"{pool}/cohorts"]
+        assert np.array_equal(np.sort(cohorts, axis=1), np.tile(np.arange(4), (len(cohorts), 1)))
+    assert "unlabelled" not in arrays and "unlabelled_rows" not in arrays
+    own, other = (
+        work.hidden_widths(work.WORKLOADS["fed_kd"].networks[pool])
+        for pool in (work.TEACHER, work.STUDENT)
+    )
+    assert list(own) == list(other) == ["conv1", "conv2", "conv3", "dense1", "dense2"]
+    assert list(own.values()) == [32, 64, 64, 128, 256]
+    assert list(other.values()) == [16, 32, 32, 64, 128]
+
+
+def test_one_clients_teacher_that_differs_is_found():
+    """FedKD's teachers are compared with the weights that all of them start from."""
+    initial = {"kernel": np.zeros((3, 2))}
+    reference = {"kernel": np.ones((4, 3, 2))}
+    other = reference["kernel"].copy()
+    other[2, 1, 1] += 0.01
+    assert side_by_side.relative_difference(reference, reference, initial) == 0
+    differs = side_by_side.relative_difference({"kernel": other}, reference, initial)
+    assert differs > side_by_side.TOLERANCE
 
 
 def test_inputs_are_the_same_whenever_they_are_made():
