@@ -1,6 +1,9 @@
 """The preparation programs of text, on small sources in the real format."""
 
 import json
+import os
+import subprocess
+import sys
 
 import pytest
 
@@ -96,3 +99,8 @@ def test_the_embedded_source_needs_no_argument(tmp_path, capsys):
     content = json.loads((output / "manifest.json").read_text())
     assert content["arguments"]["domains"] == ["prose", "code"]
     assert content["splits"]["train"]["num_clients"] > 50
+    # Another process, in which sets of strings have another order.
+    again = [sys.executable, PYTHON_SOURCE.__file__, f"--output={tmp_path / 'again'}"]
+    environment = os.environ | {"PYTHONHASHSEED": "1"}
+    subprocess.run([*again, "--max-examples=20"], env=environment, check=True, capture_output=True)
+    assert all_bytes(tmp_path / "again") == all_bytes(output)
