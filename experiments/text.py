@@ -9,7 +9,7 @@ from ml_collections import ConfigDict
 from fedcodist.data.federated_data import FederatedData
 from fedcodist.data.prepared import load_prepared, manifest
 from fedcodist.data.text import SPLITS, domain_pools, of_domain, vocabulary_of
-from fedcodist.data.vocabulary import PAD, Vocabulary
+from fedcodist.data.vocabulary import Vocabulary
 from fedcodist.model import Model
 from fedcodist.models import lstm, transformer
 from fedcodist.next_token import language_model
@@ -76,7 +76,8 @@ def load_text(settings: ConfigDict) -> TextData:
             f"{name}_{domain}": of_domain(prepared[name], index)
             for index, domain in enumerate(domains)
         }
-    expected_length = np.count_nonzero(clients.columns["tokens"][:, 1:] != PAD)
+    # Padding is 0. Not compared with it: that would be an array as large as all users' tokens.
+    expected_length = np.count_nonzero(clients.columns["tokens"][:, 1:])
     text = Text(vocabulary_of(prepared), expected_length / clients.num_examples, domains, pools)
     unlabelled = prepared["distillation"]
     if settings.get("unlabelled_folder") is not None:

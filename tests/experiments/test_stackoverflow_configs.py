@@ -1,5 +1,8 @@
 """Table 1's Stack Overflow half and Figure 3: every config builds, on made-up users."""
 
+import tracemalloc
+
+import jax
 import numpy as np
 import pytest
 
@@ -8,7 +11,7 @@ from experiments.algorithms import build_algorithm
 from experiments.assembly import build_experiment
 from experiments.configs import stackoverflow_domain_shift, stackoverflow_table1
 from experiments.data import load_data
-from fedcodist.data import FederatedData, save_prepared, text_splits
+from fedcodist.data import FederatedData, load_prepared, save_prepared, text_splits
 from fedcodist.experiment import check_experiment, run_experiment
 from fedcodist.models import lstm
 
@@ -76,6 +79,8 @@ def test_table_1(folders, run):
         np.testing.assert_array_equal(clients["small"], np.arange(150))
     data = load_data(config.data)
     assert len(data.unlabelled) == (13 if expected else 200)
+    for tokens in (data.unlabelled, data.splits["train"].columns["tokens"]):
+        assert isinstance(tokens, np.memmap)
 
 
 def test_the_papers_numbers_of_users():
@@ -116,6 +121,33 @@ def test_both_domains_are_evaluated_around_a_codistillation(folders):
     for model in ("small", "large"):
         for split in ("held_out", "held_out_questions", "held_out_answers"):
             assert rounds[model, split] == {0, 2, 3, 4, 5}
+
+
+@pytest.mark.slow
+def test_the_tokens_of_all_users_are_never_in_memory(folders, tmp_path):
+    """As many users as Stack Overflow has, of ten sentences each; a tenth trains."""
+
+    def made_up(name, users):
+        sentences = np.full((10 * users, 21), 5, np.uint16)
+        columns = {"tokens": sentences, "domain": np.zeros(len(sentences), np.int8)}
+        ids = [f"{name}{user}" for user in range(users)]
+        return FederatedData.from_arrays(columns, offsets=10 * np.arange(users + 1), client_ids=ids)
+
+    splits = dict(load_prepared(folders["text"]))
+    splits |= {"train": made_up("a", 34_248), "distillation": made_up("b", 342_477 - 34_248)}
+    size = splits["distillation"].columns["tokens"].nbytes
+    arguments = {"domains": list(DOMAINS)}
+    save_prepared(tmp_path / "all", splits, source="made up", licence="none", arguments=arguments)
+    del splits
+    config = small(stackoverflow_table1.get_config(), folders)
+    config.data.folder = str(tmp_path / "all")
+    tracemalloc.start()
+    experiment = build_experiment(config)
+    selection = experiment.algorithm.select(0, jax.random.key(0))
+    experiment.data.read(selection)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < size / 2
 
 
 @pytest.mark.parametrize(
