@@ -26,6 +26,8 @@ SETTINGS = {
     "algorithm.batch_size": 32,
     "algorithm.period": 10,
     "evaluation.every": 20,
+    "evaluation.around.before": 0,
+    "evaluation.around.after": 0,
     "evaluation.checkpoint_every": 20,
 }
 STEPS = {"fed_avg": 0, "periodic_codistillation": 50, "merged_codistillation": 8}

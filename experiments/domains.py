@@ -2,7 +2,9 @@
 
 python -m experiments.domains RUN_FOLDERS [--split test] [--samples 3]
 
-The codistillation paper's table 2, from folders of finished runs or folders above them.
+The codistillation paper's table 2, from folders of finished runs or folders above them. Where the rounds
+around codistillations were evaluated, a second table says what its figure 3 shows: by how much held-out
+accuracy differs from that of the round before, right after a codistillation and some rounds later.
 """
 
 import argparse
@@ -35,6 +37,15 @@ class Cell(NamedTuple):
     seeds: int
 
 
+class Change(NamedTuple):
+    """Accuracy less that of the round before a codistillation, one mean over codistillations per seed:
+    after the codistillation's round, and `rounds` later."""
+
+    at_once: list[float]
+    later: list[float]
+    rounds: int
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Prints the table and continuations; returns 0, or 2 for a mistake."""
     parser = argparse.ArgumentParser(prog="python -m experiments.domains", description=__doc__)
@@ -50,6 +61,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         runs.sort(key=lambda run: list(METHOD_NAMES).index(run.config["algorithm"]["name"]))
         found = {name_of(run): cells(run, options.split) for run in runs}
         console.print(domain_table(found, options.split))
+        if changed := {name_of(run): own for run in runs if (own := changes(run))}:
+            console.print(change_table(changed))
         if options.samples:
             for lines in samples(runs, options.split, options.samples):
                 console.print(lines, markup=False, highlight=False, soft_wrap=True)
@@ -125,6 +138,48 @@ def domain_table(found: Mapping[str, Mapping[tuple[str, str], Cell]], split: str
     return table
 
 
+def changes(run: Run) -> dict[tuple[str, str], Change]:
+    """(model, split) -> what codistillations change; of methods without them, what these rounds do.
+
+    Nothing where the rounds `evaluation.around` a codistillation were not evaluated.
+    """
+    around = run.config["evaluation"].get("around")
+    if not around or not around["before"] or not around["after"]:
+        return {}
+    period, later = run.config["algorithm"]["period"], around["after"]
+    found: dict[tuple[str, str], Change] = {}
+    for series, records in run.records.items():
+        accuracy = {at: own["accuracy"] for at, own in records.items() if "accuracy" in own}
+        points = [
+            [accuracy[at] for at in (middle - 1, middle, middle + later)]
+            for middle in range(period, run.config["rounds"] + 1, period)
+            if {middle - 1, middle, middle + later} <= set(accuracy)
+        ]
+        if points:
+            before, at_once, after = np.mean(points, axis=0)
+            own = found.setdefault((series.model, series.split), Change([], [], later))
+            own.at_once.append(at_once - before)
+            own.later.append(after - before)
+    return found
+
+
+def change_table(found: Mapping[str, Mapping[tuple[str, str], Change]]) -> Table:
+    """A row per method and model, a column per split: points of accuracy, at once / later."""
+    splits = sorted({own for each in found.values() for _, own in each}, reverse=True)
+    later = ", ".join(sorted({str(c.rounds) for each in found.values() for c in each.values()}))
+    title = "points of accuracy since the round before a codistillation"
+    table = Table(title=f"{title}: right after it / {later} rounds later")
+    table.add_column("method")
+    table.add_column("model")
+    for own in splits:
+        table.add_column(own, justify="right")
+    for method, each in found.items():
+        for model in dict.fromkeys(model for model, _ in each):
+            table.add_row(method, model, *(_shown_change(each.get((model, own))) for own in splits))
+        table.add_section()
+    return table
+
+
 def samples(runs: Sequence[Run], split: str, count: int, words: int = 3, length: int = 12):
     """Lines of text: beginnings of sentences of each domain, and how every model goes on.
 
@@ -175,6 +230,17 @@ def _cell(records: Sequence[Mapping[str, Any]]) -> Cell:
     loss = float(np.mean([record["loss"] for record in records]))
     deviation = float(np.std(accuracies, ddof=1)) if len(records) > 1 else None
     return Cell(float(np.mean(accuracies)), math.exp(loss), deviation, len(records))
+
+
+def _shown_change(change: Change | None) -> str:
+    if change is None:
+        return "-"
+    return " / ".join(map(_points_of_seeds, (change.at_once, change.later)))
+
+
+def _points_of_seeds(shares: Sequence[float]) -> str:
+    spread = f" ± {100 * np.std(shares, ddof=1):.2f}" if len(shares) > 1 else ""
+    return f"{100 * np.mean(shares):+.2f}{spread}"
 
 
 def _shown(cell: Cell | None) -> str:

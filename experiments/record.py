@@ -111,7 +111,7 @@ def make_record(folder: Path, partial: bool = False) -> dict[str, Any]:
             "parameters": {model: each["parameters"] for model, each in models.items()},
             "bytes": {model: _bytes(each) for model, each in models.items()},
             "final": _rounded(summary["final"] if finished else _at(evaluations, last_round)),
-            "curve": _curve(evaluations),
+            "curve": _curve(evaluations, _every_point(config)),
             "phases": _phases(folder),
             "data": environment.get("data", {}),
             "notes": [
@@ -262,10 +262,17 @@ def _at(evaluations: Evaluations, round: int) -> dict[str, dict[str, dict[str, l
     return final
 
 
-def _curve(evaluations: Evaluations) -> dict[str, dict[str, dict[str, list[Any]]]]:
+def _every_point(config: Mapping[str, Any]) -> bool:
+    """Whether a curve is of rounds that were chosen, those around codistillations."""
+    return bool((config.get("evaluation") or {}).get("around"))
+
+
+def _curve(
+    evaluations: Evaluations, every_point: bool
+) -> dict[str, dict[str, dict[str, list[Any]]]]:
     curves: dict[str, dict[str, dict[str, list[Any]]]] = {}
     for (model, split), rounds in evaluations.items():
-        kept = thin(list(rounds))
+        kept = list(rounds) if every_point else thin(list(rounds))
         accuracies = [[_five_digits(value) for value in rounds[at]["accuracy"]] for at in kept]
         curves.setdefault(model, {})[split] = {"round": kept, "accuracy": accuracies}
     return curves

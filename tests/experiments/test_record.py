@@ -106,6 +106,14 @@ def test_thinned_points_are_evenly_spread(count):
     assert max(steps) - min(steps) <= 2
 
 
+def test_rounds_around_codistillations_are_all_kept(tmp_path):
+    for name, around in (("thin", None), ("whole", {"before": 1, "after": 4})):
+        evaluation = {"every": 1, "around": around}
+        folder = write_run(tmp_path / name, every=1, evaluation=evaluation)
+        points = record.make_record(folder)["curve"]["large"]["held_out"]["round"]
+        assert len(points) == (101 if around else record.MOST_POINTS)
+
+
 def test_a_record_says_what_was_run_and_what_it_gave(tmp_path):
     one = record.make_record(write_run(tmp_path / "run", seed=3))
     assert (one["experiment"], one["run"], one["seeds"]) == ("table", RUN, [3, 4])
