@@ -1,6 +1,9 @@
 """Text in experiments: pools by domain, splits by domain, the table of domains, the demo."""
 
 import json
+import subprocess
+import sys
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -9,17 +12,21 @@ from ml_collections import ConfigDict
 
 from experiments import compare, domains
 from experiments.algorithms import build_algorithm
-from experiments.assembly import build_experiment
+from experiments.assembly import _around_codistillations, build_experiment
 from experiments.configs import text_domain_shift
 from experiments.data import load_data
 from experiments.flops import flops_of_run
-from experiments.report import load_run
+from experiments.methods import METHOD_NAMES, METHODS
+from experiments.report import Run, Series, load_run
 from experiments.text import TEXT
 from fedcodist.data import save_prepared, text_splits
+from fedcodist.data.vocabulary import EOS, PAD
 from fedcodist.experiment import run_experiment
 from fedcodist.export import save_model
 from fedcodist.models import lstm
+from tests.end_to_end.conftest import clean_environment
 
+ROOT = Path(__file__).parents[2]
 DOMAINS = ("prose", "code")
 
 
@@ -116,6 +123,16 @@ def test_a_run_and_its_table(folder, tmp_path, method, capsys):
     for split in ("test", "test_prose", "test_code", "held_out", "held_out_prose"):
         record = last["small", split]
         assert 0 <= record["accuracy"] <= 1 and 1 < np.exp(record["loss"]) < 40
+    # Every word and every token counts alike, in whichever domain.
+    splits = experiment.final_splits
+    for metric, first in (("accuracy", EOS + 1), ("loss", PAD + 1)):
+        values = [last["small", f"test_{domain}"][metric] for domain in DOMAINS]
+        counts = [
+            np.count_nonzero(splits[f"test_{domain}"].columns["tokens"][:, 1:] >= first)
+            for domain in DOMAINS
+        ]
+        expected = np.average(values, weights=counts)
+        assert last["small", "test"][metric] == pytest.approx(expected)
     assert domains.main([str(tmp_path / "run"), "--samples=1"]) == 0
     printed = capsys.readouterr().out
     assert "prose" in printed and "mixed" in printed and "[code] name" in printed
@@ -129,6 +146,19 @@ def test_a_run_and_its_table(folder, tmp_path, method, capsys):
     assert entries["large"].accuracies == (pytest.approx(100 * last["large", "test"]["accuracy"]),)
     assert entries["small"].client_flops > 0 and entries["small"].megabytes > 0
     assert (entries["small"].server_flops > 0) == (method != "fed_avg")
+
+
+@pytest.mark.slow
+def test_a_sampled_softmax_trains_and_all_words_are_evaluated(folder):
+    losses = []
+    for samples in (0, 5):
+        config = config_of(folder)
+        config.training.samples = samples
+        outcome = run_experiment(build_experiment(config), show_progress=False)
+        losses.append([r["loss"] for r in outcome.records if r["split"] == "held_out"])
+    exact, sampled = np.array(losses)
+    assert sampled[0] == exact[0] and not np.allclose(sampled[-2:], exact[-2:], rtol=1e-5)
+    np.testing.assert_allclose(sampled, exact, rtol=0.1)
 
 
 def test_a_run_costs_what_its_tokens_do(folder):
@@ -159,6 +189,61 @@ def test_the_mixed_set_is_its_two_parts(folder):
     for name in ("test", "held_out"):
         parts = [splits[f"{name}_{domain}"].num_examples for domain in DOMAINS]
         assert sum(parts) == splits[name].num_examples
+
+
+def test_every_codistillation_is_evaluated_in_both_domains():
+    for run in text_domain_shift.get_runs():
+        config = text_domain_shift.get_config(run)
+        found = _around_codistillations(config)
+        middles = range(config.algorithm.period, config.rounds, config.algorithm.period)
+        assert len(middles) == 3 and {t + by for t in middles for by in range(-1, 5)} < set(found)
+        domains = run.split(",")[1]
+        expected = {f"held_out_{domain}" for domain in text_domain_shift.TEXTS[domains]}
+        assert set(config.evaluation.splits) == {"held_out", *expected}
+
+
+def made_up_run(accuracies, around):
+    """A run of 9 rounds, codistilled every third; `accuracies`: (seed, round) -> of the small model."""
+    config = {"rounds": 9, "algorithm": {"period": 3}, "evaluation": {"around": around}}
+    records = {}
+    for (seed, round), accuracy in accuracies.items():
+        own = records.setdefault(Series("small", "held_out_code", seed), {})
+        own[round] = {"accuracy": accuracy}
+    return Run(Path("run"), config, records, {}, {}, True, ())
+
+
+def test_what_a_codistillation_changes():
+    # 0.1 more at rounds 3 and 6, of which seed 0 keeps nothing and seed 1 half; round 9 has no later.
+    gained = lambda seed, round: (
+        {0: 0.1, 1: 0.05 * seed, 2: 0.0}[round % 3] if round in (3, 4, 6, 7) else 0.0
+    )
+    accuracies = {(s, t): 0.2 + gained(s, t) for s in range(2) for t in range(2, 10)}
+    run = made_up_run(accuracies, {"before": 1, "after": 1})
+    (change,) = domains.changes(run).values()
+    np.testing.assert_allclose(change.at_once, [0.1, 0.1])
+    np.testing.assert_allclose(change.later, [0.0, 0.05])
+    table = domains.change_table({"PeriodicCodist": domains.changes(run)})
+    assert table.columns[2]._cells == ["+10.00 ± 0.00 / +2.50 ± 3.54"]
+    for around in (None, {"before": 0, "after": 1}):
+        assert domains.changes(made_up_run(accuracies, around)) == {}
+
+
+@pytest.mark.slow
+def test_the_demo_prints_its_table_and_continuations(tmp_path):
+    command = [sys.executable, "-m", "experiments.demo_text", "--rounds=2"]
+    done = subprocess.run(
+        [*command, f"--workdir={tmp_path}"],
+        cwd=ROOT,
+        env=clean_environment(None),
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    table = done.stdout.partition("accuracy in vocabulary (%) and perplexity, test")[2]
+    for name in ("prose", "code", "mixed"):
+        assert name in table
+    for name in (METHOD_NAMES[method] for method in METHODS):
+        assert f"{name}, python_source, small" in table and f"{name}, python_source, large" in table
 
 
 @pytest.mark.parametrize(
