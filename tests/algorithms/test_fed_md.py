@@ -19,7 +19,8 @@ from fedcodist.cohort import ClientData
 from fedcodist.data.federated_data import FederatedData
 from fedcodist.for_each_client import Execution
 from fedcodist.metrics import accuracy
-from fedcodist.model import Model, Variables, cross_entropy
+from fedcodist.model import Model, Variables, cross_entropy, from_flax_linen
+from fedcodist.models.fed_md import FedMDNetwork
 from fedcodist.shuffling import stratified_sample
 from fedcodist.sources import resident_data
 
@@ -36,6 +37,8 @@ LABELS = GENERATOR.integers(0, CLASSES, sum(SIZES)).astype(np.int32)
 # Whole batches, so that the order of examples does not matter to the plain loop.
 DIGEST = LocalTraining(ADAM, batch_size=ALIGNED, epochs=2)
 REVISIT = LocalTraining(ADAM, batch_size=max(SIZES), epochs=3)
+PENALTY = 1e-3  # of the squares of the last layer, part of every loss
+MOMENTUM, EPSILON = 0.9, 1e-3  # of the hidden layer's normalisation
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -55,15 +58,31 @@ def linear(classes=CLASSES) -> Model:
 
 
 def hidden() -> Model:
+    """With a normalised hidden layer: by the batch in training, else by its running averages."""
+
     def init(key):
         keys = jax.random.split(key)
         u = jax.random.normal(keys[0], (FEATURES, HIDDEN))
-        return Variables({"u": u, "v": jax.random.normal(keys[1], (HIDDEN, CLASSES))}, {})
+        running = {"mean": jnp.zeros(HIDDEN), "variance": jnp.ones(HIDDEN)}
+        return Variables({"u": u, "v": jax.random.normal(keys[1], (HIDDEN, CLASSES))}, running)
 
-    def apply(variables, batch, **_):
-        return jnp.tanh(batch["image"] @ variables.params["u"]) @ variables.params["v"], {}
+    def apply(variables, batch, train=False, mask=None, **_):
+        before = batch["image"] @ variables.params["u"]
+        used = running = variables.mutable
+        if train:
+            share = (mask / jnp.maximum(mask.sum(), 1))[:, None]
+            mean = jnp.sum(share * before, axis=0)
+            used = {"mean": mean, "variance": jnp.sum(share * (before - mean) ** 2, axis=0)}
+            running = {k: MOMENTUM * running[k] + (1 - MOMENTUM) * used[k] for k in used}
+        normal = (before - used["mean"]) / jnp.sqrt(used["variance"] + EPSILON)
+        return jnp.tanh(normal) @ variables.params["v"], running
 
     return Model(init, apply, cross_entropy, {"accuracy": accuracy()}, CLASSES)
+
+
+def penalised(gradient, params):
+    last = "w" if "w" in params else "v"
+    return gradient | {last: gradient[last] + 2 * PENALTY * params[last]}
 
 
 TWO = {"linear": Group(linear(), np.array([0, 2])), "hidden": Group(hidden(), np.array([3, 1]))}
@@ -72,7 +91,7 @@ ALIKE = {"linear": Group(linear(), np.arange(4))}
 
 @functools.cache
 def algorithm(groups="two", digest=DIGEST, revisit=REVISIT, **options):
-    options = dict(alignment_size=ALIGNED) | options
+    options = dict(alignment_size=ALIGNED, gradient_hook=penalised) | options
     hyper = fed_md_module.FedMDHyper(*RATES)
     chosen = {"two": TWO, "alike": ALIKE}[groups]
     return fed_md(chosen, PUBLIC_LABELS, CLASSES, digest, revisit, hyper=hyper, **options)
@@ -106,13 +125,19 @@ def run(state, rounds=1, images=IMAGES, labels=LABELS, hyper=None, sizes=SIZES, 
     return first[0], {name: values[:rounds] for name, values in first[1].items()}
 
 
-def params_of(state):
-    """client -> parameters."""
+def models_of(state):
+    """client -> Variables."""
     found = {}
     for name, group in (TWO if "hidden" in state else ALIKE).items():
         for index, client in enumerate(sorted(group.clients.tolist())):
-            found[client] = {k: v[index] for k, v in state[name].variables.params.items()}
+            own = lambda leaf, index=index: leaf[index]
+            found[client] = jax.tree.map(own, state[name].variables)
     return found
+
+
+def params_of(state):
+    """client -> parameters."""
+    return {client: variables.params for client, variables in models_of(state).items()}
 
 
 def assert_close(left, right, **tolerance):
@@ -122,19 +147,39 @@ def assert_close(left, right, **tolerance):
 # ---------------------------------------------------------------------------------- plain NumPy
 
 
-def logits_of(params, images):
+def statistics(before):
+    return {"mean": before.mean(0), "variance": before.var(0)}
+
+
+def logits_of(params, images, running):
+    """By running averages, or by the batch's own where there are none given."""
     if "w" in params:
         return images @ params["w"] + params["b"]
-    return np.tanh(images @ params["u"]) @ params["v"]
+    before = images @ params["u"]
+    used = running or statistics(before)
+    normal = (before - used["mean"]) / np.sqrt(used["variance"] + EPSILON)
+    return np.tanh(normal) @ params["v"]
 
 
 def gradient_of(params, images, slope):
     """Of parameters, where `slope` [rows, classes] is the loss's gradient of the logits."""
     if "w" in params:
-        return {"w": images.T @ slope, "b": slope.sum()}
-    active = np.tanh(images @ params["u"])
+        gradient = {"w": images.T @ slope, "b": slope.sum()}
+        return gradient | {"w": gradient["w"] + 2 * PENALTY * params["w"]}
+    before = images @ params["u"]
+    scale = np.sqrt(statistics(before)["variance"] + EPSILON)
+    normal = (before - before.mean(0)) / scale
+    active = np.tanh(normal)
     back = (slope @ params["v"].T) * (1 - active**2)
-    return {"u": images.T @ back, "v": active.T @ slope}
+    # The batch's mean and variance depend on u, too.
+    back = (back - back.mean(0) - normal * (back * normal).mean(0)) / scale
+    return {"u": images.T @ back, "v": active.T @ slope + 2 * PENALTY * params["v"]}
+
+
+def after_step(running, params, images):
+    """The running averages after a step on a batch."""
+    new = statistics(images @ params["u"]) if running else {}
+    return {k: MOMENTUM * running[k] + (1 - MOMENTUM) * new[k] for k in running}
 
 
 def softmax(logits):
@@ -162,59 +207,77 @@ class Adam:
         return new
 
 
-def plain(params, rounds, weights, softened=False):
-    """`params` by client, after some rounds."""
+def plain(models, rounds, weights, temperature=None):
+    """`models` by client, after some rounds; at a temperature where probabilities are exchanged."""
+    params = {client: own.params for client, own in models.items()}
+    running = {client: own.mutable for client, own in models.items()}
     optimizers = {c: (Adam(p, RATES[0]), Adam(p, RATES[1])) for c, p in params.items()}
+    scores = (lambda logits: logits) if temperature is None else lambda z: softmax(z / temperature)
+
+    def step(client, optimizer, images, slope):
+        gradient = gradient_of(params[client], images, slope)
+        running[client] = after_step(running[client], params[client], images)
+        params[client] = optimizer.step(params[client], gradient)
+
     for round in range(rounds):
         selection = algorithm().select(round, jax.random.key(0))
         images = PUBLIC_IMAGES[np.asarray(selection.rows[PUBLIC])[0]]
-        scores = softmax if softened else lambda logits: logits
-        everybody = [scores(logits_of(params[c], images)) for c in sorted(params)]
+        everybody = [scores(logits_of(params[c], images, running[c])) for c in sorted(params)]
         consensus = np.average(everybody, axis=0, weights=weights)
         for client in params:
             digest, revisit = optimizers[client]
             for _ in range(DIGEST.epochs):
-                own = scores(logits_of(params[client], images))
+                own = scores(logits_of(params[client], images, None))
                 slope = np.sign(own - consensus) / consensus.size
-                if softened:
-                    slope = own * (slope - (slope * own).sum(-1, keepdims=True))
-                gradient = gradient_of(params[client], images, slope)
-                params[client] = digest.step(params[client], gradient)
+                if temperature is not None:
+                    slope = own * (slope - (slope * own).sum(-1, keepdims=True)) / temperature
+                step(client, digest, images, slope)
             rows = slice(sum(SIZES[:client]), sum(SIZES[: client + 1]))
             for _ in range(REVISIT.epochs):
-                probabilities = softmax(logits_of(params[client], IMAGES[rows]))
+                probabilities = softmax(logits_of(params[client], IMAGES[rows], None))
                 slope = (probabilities - np.eye(CLASSES)[LABELS[rows]]) / SIZES[client]
-                gradient = gradient_of(params[client], IMAGES[rows], slope)
-                params[client] = revisit.step(params[client], gradient)
-    return params
+                step(client, revisit, IMAGES[rows], slope)
+    return {client: Variables(params[client], running[client]) for client in params}
 
 
 @pytest.mark.parametrize(
-    "options", [dict(), dict(exchanged="probabilities", groups="alike")], ids=str
+    "options, temperature",
+    [
+        (dict(), None),
+        (dict(exchanged="probabilities", groups="alike"), 1.0),
+        (dict(exchanged="probabilities", groups="alike"), 2.5),
+    ],
+    ids=str,
 )
-def test_rounds_are_a_plain_loop(options):
-    """Two architectures, weights, and optimizers that go on; three rounds in one program."""
+def test_rounds_are_a_plain_loop(options, temperature):
+    """Two architectures, weights, running averages, a penalty, and optimizers that go on; three
+    rounds in one program."""
     weights = np.array([0.1, 0.4, 0.2, 0.3])
     hyper = algorithm(**options).hyper._replace(weights=weights)
+    if temperature is not None:
+        hyper = hyper._replace(temperature=temperature)
     before = start(**options)
     after, _ = run(before, 3, hyper=hyper, **options)
-    first = params_of(jax.tree.map(lambda leaf: leaf[0], before))
-    expected = plain(first, 3, weights, "exchanged" in options)
-    assert_close(params_of(after), expected, rtol=1e-6, atol=1e-8)
+    first = models_of(jax.tree.map(lambda leaf: leaf[0], before))
+    assert_close(models_of(after), plain(first, 3, weights, temperature), rtol=1e-6, atol=1e-8)
 
 
 # --------------------------------------------------------------------------- how it is executed
 
 
-def test_scan_vmap_and_devices_agree():
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param(dict(devices=8), marks=pytest.mark.slow),
+        dict(devices=3, execution=Execution("vmap", 2)),
+    ],
+    ids=str,
+)
+def test_scan_vmap_and_devices_agree(options):
     before = start()
     expected, metrics = run(before, 2)
-    for options in (
-        dict(devices=8),
-        dict(devices=3, execution=Execution("vmap", 2)),
-    ):
-        state, other = run(before, 2, **options)
-        assert_close((state, other), (expected, metrics), rtol=1e-6, atol=1e-9)
+    state, other = run(before, 2, **options)
+    assert_close((state, other), (expected, metrics), rtol=1e-6, atol=1e-9)
 
 
 def test_one_program_serves_all_rounds_and_all_floats():
@@ -233,7 +296,6 @@ DIGEST_ONLY = dict(
     groups="alike",
     digest=LocalTraining(optax.sgd, batch_size=ALIGNED),
     revisit=LocalTraining(optax.sgd, epochs=0),
-    gradient_hook=lambda gradient, params: {**gradient, "w": gradient["w"] + 2e-3 * params["w"]},
 )
 
 
@@ -246,7 +308,7 @@ def test_equal_models_have_nothing_to_digest():
     after, metrics = run(state, **DIGEST_ONLY)
     for party in range(4):
         assert (metrics[f"linear_{party}/digest_loss"] == 0).all()
-    shrunk = (1 - RATES[0] * 2e-3) * alike["w"][0]
+    shrunk = (1 - RATES[0] * 2 * PENALTY) * alike["w"][0]
     np.testing.assert_allclose(after["linear"].variables.params["w"], shrunk, rtol=1e-12)
 
 
@@ -412,6 +474,27 @@ def test_nothing_but_scores_leaves_a_party():
         {"linear": Group(model, np.arange(3))}, np.zeros(7, int), 16, alignment_size=None
     )
     assert whole.communication["linear_0"].down == 7 * 16 * 4
+
+
+def test_what_is_sent_is_of_evaluation_mode():
+    """By running averages, without dropout; the running averages stay as they are."""
+    shape = (6, 6, 1)
+    model = from_flax_linen(FedMDNetwork((3, 4), 0.5, CLASSES), jnp.zeros((1, *shape)))
+    draw = np.random.default_rng(1)
+    shapes = jax.eval_shape(model.init, jax.random.key(0))
+    variables = jax.tree.map(lambda leaf: jnp.asarray(draw.uniform(0.5, 1.5, leaf.shape)), shapes)
+    batch = {"image": jnp.asarray(draw.normal(size=(7, *shape)))}
+    count = jnp.asarray(7)
+    data = ClientData(batch, jnp.asarray(0), count, count, 7, False)
+    found = sent(model, variables, 1.0, data, DIGEST, batch_size=3)
+    expected = model.apply(variables, batch, train=False)[0]
+    np.testing.assert_allclose(found.update, expected, rtol=1e-6)
+    in_training = model.apply(
+        variables, batch, train=True, key=jax.random.key(0), mask=jnp.ones(7)
+    )[0]
+    assert np.abs(found.update - in_training).max() > 0.1
+    # Nothing in place of what the party has.
+    assert found.row is None
 
 
 def test_the_whole_public_set():
