@@ -119,27 +119,47 @@ def test_devices_and_chunks_change_nothing():
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), found, expected)
 
 
-def test_a_party_stops_when_it_no_longer_gains():
+def accuracy_of(w):
+    return np.mean((TESTS["image"] @ w).argmax(-1) == TESTS["label"])
+
+
+def keras(weights, patience, min_delta):
+    """(the last round in which the party trains, its best accuracy, rounds since then)."""
+    best, waited = -np.inf, 0
+    for round in range(1, ROUNDS + 1):
+        now = accuracy_of(weights[round])
+        if now - min_delta > best:
+            best, waited = now, 0
+        else:
+            waited += 1
+        if waited == patience:
+            break
+    return round, best, waited
+
+
+@pytest.mark.parametrize(
+    "patience, min_delta",
+    [(1, 0.0), pytest.param(3, 0.0, marks=pytest.mark.slow), (2, 0.08)],
+)
+def test_a_party_stops_when_it_no_longer_gains(patience, min_delta):
     """As Keras does: each party apart, and the last weights stay, not the best."""
     free, _, _ = trained()
-    stopped, state, _ = trained(patience=PATIENCE)
-    accuracy_of = lambda w: np.mean((TESTS["image"] @ w).argmax(-1) == TESTS["label"])
+    stopped, state, _ = trained(patience=PATIENCE._replace(patience=patience, min_delta=min_delta))
     ends = []
     for client in range(3):
-        best, end = -np.inf, ROUNDS
-        for round in range(1, ROUNDS + 1):
-            now = accuracy_of(free[round][client])
-            if now <= best:
-                end = round
-                break
-            best = now
+        course = [free[round][client] for round in range(ROUNDS + 1)]
+        end, best, waited = keras(course, patience, min_delta)
         for round in range(ROUNDS + 1):
-            expected = free[min(round, end)][client]
-            np.testing.assert_allclose(stopped[round][client], expected, rtol=1e-4, atol=1e-6)
-        ends.append(end)
-        waited = by_client(lambda name, index: state[name].waited[index])[client]
-        assert waited == (1 if end < ROUNDS else 0) or end == ROUNDS
-    assert min(ends) < ROUNDS
+            found, expected = stopped[round][client], course[min(round, end)]
+            np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-6)
+        ends.append((end, keras(course, patience, 0.0)[0], keras(course, 1, min_delta)[0]))
+        left = by_client(lambda name, index: (state[name].best[index], state[name].waited[index]))
+        np.testing.assert_allclose(left[client], (best, waited), rtol=1e-6)
+    found, without_delta, without_patience = zip(*ends, strict=True)
+    assert min(found) < ROUNDS
+    # Both numbers matter to some party.
+    assert (found != without_delta) == (min_delta > 0)
+    assert (found != without_patience) == (patience > 1)
 
 
 def test_a_round_leaves_the_types_that_it_was_given():
@@ -149,27 +169,29 @@ def test_a_round_leaves_the_types_that_it_was_given():
         assert not any(leaf.weak_type for leaf in jax.tree.leaves(state))
 
 
+def program(parties_of_a=1, parties_of_b=1, training=TRAINING):
+    """One round of two architectures, traced, as text."""
+    ends = np.cumsum([parties_of_a, parties_of_b])
+    a, b = np.arange(ends[0]), np.arange(ends[0], ends[1])
+    algorithm = isolated({"a": Group(model(), a), "b": Group(model(), b)}, training)
+    private = FederatedData.from_arrays(
+        {name: column[: ends[1]] for name, column in COLUMNS.items()},
+        offsets=np.arange(ends[1] + 1),
+    )
+    data = resident_data(private)
+    key = jax.random.key(0)
+
+    def round_(state):
+        inputs = jax.tree.map(jnp.asarray, data).read(algorithm.select(0, key))
+        return algorithm.round(state, {}, inputs, 0, key, algorithm.hyper)[0]
+
+    return str(jax.make_jaxpr(round_)(jax.eval_shape(algorithm.init, key)))
+
+
 def test_parties_of_one_architecture_are_compiled_once():
     """A program holds a network's training once, however many parties have the network."""
-
-    def loops(parties_of_a, parties_of_b):
-        ends = np.cumsum([parties_of_a, parties_of_b])
-        a, b = np.arange(ends[0]), np.arange(ends[0], ends[1])
-        algorithm = isolated({"a": Group(model(), a), "b": Group(model(), b)}, TRAINING)
-        private = FederatedData.from_arrays(
-            {name: column[: ends[1]] for name, column in COLUMNS.items()},
-            offsets=np.arange(ends[1] + 1),
-        )
-        data = resident_data(private)
-        key = jax.random.key(0)
-
-        def round_(state):
-            inputs = jax.tree.map(jnp.asarray, data).read(algorithm.select(0, key))
-            return algorithm.round(state, {}, inputs, 0, key, algorithm.hyper)[0]
-
-        return str(jax.make_jaxpr(round_)(jax.eval_shape(algorithm.init, key))).count("while[")
-
-    assert loops(1, 1) == loops(4, 3) == loops(8, 1) > 0
+    loops = [program(*parties).count("while[") for parties in ((1, 1), (4, 3), (8, 1))]
+    assert loops[0] == loops[1] == loops[2] > 0
 
 
 def test_the_name_says_what_was_looked_at():
