@@ -290,6 +290,30 @@ def test_one_program_serves_all_rounds_and_all_floats():
     assert programs.train._cache_size() == compiled == 1
 
 
+def test_epochs_and_batches_are_no_longer_program():
+    """Steps of digest and revisit are loops of the program's, not copies of one."""
+
+    def program(epochs, size):
+        both = [each._replace(epochs=epochs, batch_size=size) for each in (DIGEST, REVISIT)]
+        chosen = fed_md(TWO, PUBLIC_LABELS, CLASSES, *both, alignment_size=ALIGNED)
+        private = FederatedData.from_arrays(
+            {"image": IMAGES, "label": LABELS}, offsets=np.cumsum([0, *SIZES])
+        )
+        data = resident_data(private, {PUBLIC: {"image": PUBLIC_IMAGES}})
+        key = jax.random.key(0)
+
+        def round_(state):
+            inputs = jax.tree.map(jnp.asarray, data).read(chosen.select(0, key))
+            hyper = jax.tree.map(jnp.asarray, chosen.hyper)
+            return chosen.round(state, {}, inputs, 0, key, hyper)[0]
+
+        return str(jax.make_jaxpr(round_)(jax.eval_shape(chosen.init, key)))
+
+    few, many = program(1, 5), program(7, 2)
+    assert few.count("while[") == many.count("while[") > 0
+    assert many.count("\n") < 1.05 * few.count("\n")
+
+
 # ------------------------------------------------------------------------------- the properties
 
 DIGEST_ONLY = dict(

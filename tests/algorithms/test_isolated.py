@@ -194,6 +194,16 @@ def test_parties_of_one_architecture_are_compiled_once():
     assert loops[0] == loops[1] == loops[2] > 0
 
 
+def test_epochs_and_batches_are_no_longer_program():
+    """Steps are a loop of the program's, not copies of one."""
+    few, many = (
+        program(training=TRAINING._replace(epochs=epochs, batch_size=size))
+        for epochs, size in ((1, 5), (7, 2))
+    )
+    assert few.count("while[") == many.count("while[") > 0
+    assert many.count("\n") < 1.05 * few.count("\n")
+
+
 def test_the_name_says_what_was_looked_at():
     assert isolated(GROUPS, TRAINING, patience=PATIENCE).name == "isolated, stopped on test data"
     assert isolated(GROUPS, TRAINING).name == "isolated"
