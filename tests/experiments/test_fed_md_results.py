@@ -12,11 +12,11 @@ from experiments.results.sections import fed_md as section
 from tests.experiments.test_results import record as write_record
 
 
-def write(folder, run, courses, bounds=None, seeds=(0, 1)):
+def write(folder, run, courses, bounds=None, seeds=(0, 1), **changes):
     """A record of a run; `courses`: party -> accuracies in % by round, the same for every seed but for
     0.4 points more with each."""
     final = {party: course[-1] for party, course in courses.items()}
-    path = write_record(folder, run, final, experiment=section.SMALL, seeds=seeds)
+    path = write_record(folder, run, final, experiment=section.SMALL, seeds=seeds, **changes)
     content = json.loads(path.read_text())
     share = lambda value: [(value + 0.4 * place) / 100 for place in range(len(seeds))]
     content["curve"] = {
@@ -68,6 +68,22 @@ def test_remarks_are_differences_within_seeds(tmp_path):
     # a loses 10 in place of 4, b nothing: means of parties.
     assert rows["| Dips: 2 epochs of revisit in place of 10"] == "-3.00 ± 0.00"
     assert rows["| Dips: digest in one batch"] == "not run"
+
+
+def test_it_says_how_the_phases_of_each_run_were_stopped(tmp_path):
+    modes = {"non_iid": "fixed", "iid": "test_data", "revisit_epochs,2": "held_out"}
+    for run, mode in modes.items():
+        write(tmp_path, run, {"a": [10.0, 20.0]}, phases={"stopping": mode})
+    write(tmp_path, "public_images,50", {"a": [10.0, 20.0]}, phases={"stopping": "fixed"})
+    write(tmp_path, "public_images,all", {"a": [10.0, 20.0]})
+    text, _ = render(tmp_path)
+    says = lambda mode, runs: f"- {section.STOPPING[mode]} ({runs})" in text.splitlines()
+    assert says("fixed", "`non_iid`, `public_images,50`")
+    assert says("test_data", "`iid`")
+    assert says("held_out", "`revisit_epochs,2`")
+    assert says(None, "`public_images,all`")
+    assert "**test data**" in section.STOPPING["test_data"]
+    assert set(section.STOPPING) == {*phases.STOPPING, None}
 
 
 def test_what_is_not_run_has_its_command(tmp_path):

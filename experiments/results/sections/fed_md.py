@@ -10,7 +10,7 @@ from experiments.results.intervals import student_half_width
 from experiments.results.records import Record
 from experiments.results.sections.beneath import own_notes
 from experiments.results.sections.commands import full_lengths, planned, sweep
-from experiments.results.sections.markdown import Plots, image, table
+from experiments.results.sections.markdown import Plots, codes, image, table
 
 SMALL = "cifar_fed_md_small"
 TITLES = {
@@ -24,6 +24,14 @@ PAPER_BOUNDS = {
     "emnist_fed_md": {"non_iid": 87.68, "iid": 89.37},
 }
 SPLIT = "test"
+# phases.stopping -> how training before the rounds, and the bound's, came to its end.
+STOPPING = {
+    "fixed": "Every phase has all its epochs: nothing looks at test data.",
+    "held_out": "Public training stops on held-out public examples, the other phases have all their "
+    "epochs: nothing looks at test data.",
+    "test_data": "Phases stop on **test data**, as in the released code: accuracies are too good.",
+    None: "How phases were stopped is not recorded.",
+}
 
 # A run's accuracies of a party, in %: round -> one per seed.
 Course = dict[int, list[float]]
@@ -57,7 +65,7 @@ def fed_md(records: Sequence[Record], notes: dict[str, str], plots: Plots) -> li
                 parts += _run(record, plots)
         if experiment == SMALL:
             parts += _remarks(records)
-        parts += [*full_lengths(own), *own_notes(own), notes.get(experiment, "")]
+        parts += [*_stopping(own), *full_lengths(own), *own_notes(own), notes.get(experiment, "")]
     return parts
 
 
@@ -114,6 +122,15 @@ def _remarks(records: Sequence[Record]) -> list[str]:
         differences = [ours[of_run[seed]] - theirs[of_other[seed]] for seed in seeds]
         rows.append([text, _shown(differences), expected])
     return ["What the paper remarks:", table(["Remark", "Difference, points", "Paper"], rows)]
+
+
+def _stopping(records: Iterable[Record]) -> list[str]:
+    """How the phases of each run were stopped."""
+    by_mode: dict[str | None, list[str]] = {}
+    for record in records:
+        mode = record.config.get("phases", {}).get("stopping")
+        by_mode.setdefault(mode, []).append(record.run)
+    return ["\n".join(f"- {STOPPING[mode]} ({codes(runs)})" for mode, runs in by_mode.items())]
 
 
 def _final(parties: Iterable[Course]) -> list[float]:
