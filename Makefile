@@ -35,12 +35,13 @@ bench: $(INSTALLED)
 	$(BIN)/python benchmarks/side_by_side.py
 	$(BIN)/python benchmarks/breakdown.py
 	$(BIN)/python benchmarks/cold_start.py
-	$(BIN)/python benchmarks/overhead.py
+	-$(BIN)/python benchmarks/overhead.py  # fails beyond its target, and is written all the same
 	$(BIN)/python benchmarks/scale.py
 	$(BIN)/python benchmarks/distillation_cost.py
 	$(BIN)/python benchmarks/document.py
 
-# Fails where a ratio fell below the recorded one; make ends with status 2 whatever the script's.
+# Fails where a ratio fell below the recorded one or could not be measured; make ends with status 2
+# whatever the script's.
 bench-check: $(INSTALLED)
 	$(BIN)/python benchmarks/check.py
 
