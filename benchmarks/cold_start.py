@@ -2,9 +2,12 @@
 
     python benchmarks/cold_start.py [--turns 5]
 
-Everything is measured in new processes, in turn. The first start of a command has an empty folder for
-compiled programs, the second one that which the first has filled. A start has the processes that the
-launcher chooses; its time ends when the first round's result is there. Written to results/benchmarks/.
+Everything is measured in new processes, in turn. The first start has an empty folder for compiled
+programs, the second one that which the first has filled. A start has the processes that the launcher
+chooses and is timed twice: as the library alone, until the first round's result is there, and as the
+command that README.md documents, `python -m experiments.main --config ... --workdir ...`, until it
+reports its first round. The command reads and checks a prepared folder of made-up images, evaluates
+before and after the round and writes a run folder. Written to results/benchmarks/.
 """
 
 import argparse
@@ -14,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,11 +31,19 @@ import records
 from fedcodist import launch
 
 KIND = RECORD = "cold_start"
-TARGETS = {"import": 2.0, "first start": 15.0, "second start": 5.0}  # seconds
+TARGETS = {  # seconds
+    "import": 2.0,
+    "first start": 15.0,
+    "second start": 5.0,
+    "command, first start": 15.0,
+    "command, second start": 5.0,
+}
 # Names are imported when first used: all of them is what an experiment may need.
 IMPORT = "import fedcodist; [getattr(fedcodist, name) for name in fedcodist.__all__]"
 FIRST_ROUND = "--first-round"
 DONE = "first round done"
+CONFIG = "benchmarks/small_cnn_config.py"
+REPORTED = "round 1/1"  # in the command's line of progress
 
 
 def main() -> int:
@@ -46,9 +57,12 @@ def main() -> int:
     if arguments.turns < 1:
         parser.error(f"--turns must be at least 1, got {arguments.turns}")
     seconds: dict[str, list[float]] = {name: [] for name in TARGETS}
-    for _ in range(arguments.turns):
-        for name, value in measure().items():
-            seconds[name].append(value)
+    with tempfile.TemporaryDirectory() as folder:
+        data = Path(folder) / "data"
+        write_images(data)
+        for _ in range(arguments.turns):
+            for name, value in measure(data).items():
+                seconds[name].append(value)
     record = {
         **records.common(RECORD, KIND, machine.accelerator()),
         "processes": launch.default_processes(),
@@ -60,29 +74,76 @@ def main() -> int:
     return 0
 
 
-def measure() -> dict[str, float]:
-    """Seconds of one import, one first start and one second start."""
+def measure(data: Path) -> dict[str, float]:
+    """Seconds of one import, and of a first and a second start of the library and of the command.
+
+    Args:
+      data: a folder of `write_images`.
+    """
     started = time.perf_counter()
     subprocess.run([sys.executable, "-c", IMPORT], cwd=records.ROOT, check=True)
-    imported = time.perf_counter() - started
+    measured = {"import": time.perf_counter() - started}
+    library = [sys.executable, str(Path(__file__).resolve()), FIRST_ROUND]
     with tempfile.TemporaryDirectory() as folder:
-        environment = os.environ | {"XDG_CACHE_HOME": folder}
-        environment.pop("JAX_COMPILATION_CACHE_DIR", None)
-        starts = [seconds_to_first_round(environment) for _ in range(2)]
-    return {"import": imported, "first start": starts[0], "second start": starts[1]}
+        for start in ("first start", "second start"):
+            measured[start] = seconds_until(DONE, library, with_cache(folder))
+    with tempfile.TemporaryDirectory() as folder:
+        for start in ("first start", "second start"):
+            # A run folder of its own: in an old one it would go on from the checkpoint.
+            run = command(data, Path(folder) / f"run of the {start}")
+            measured[f"command, {start}"] = seconds_until(REPORTED, run, with_cache(folder))
+    return measured
 
 
-def seconds_to_first_round(environment: Mapping[str, str]) -> float:
-    """Seconds from a command to the end of its first round."""
-    started, ended = time.perf_counter(), None
-    command = [sys.executable, str(Path(__file__).resolve()), FIRST_ROUND]
-    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as process:
+def command(data: Path, workdir: Path) -> list[str]:
+    """The documented command for one round on a prepared folder."""
+    main = [sys.executable, "-m", "experiments.main", "--config", CONFIG, "--workdir", str(workdir)]
+    return [*main, f"--config.data.folder={data}"]
+
+
+def with_cache(folder: str) -> dict[str, str]:
+    """An environment in which the launcher keeps compiled programs in a folder, and not elsewhere."""
+    environment = os.environ | {"XDG_CACHE_HOME": folder}
+    environment.pop("JAX_COMPILATION_CACHE_DIR", None)
+    return environment
+
+
+def seconds_until(said: str, command: Sequence[str], environment: Mapping[str, str]) -> float:
+    """Seconds from a command to the first line in which it says something. It is run to its end."""
+    started, heard = time.perf_counter(), None
+    with subprocess.Popen(
+        command, env=environment, cwd=records.ROOT, stdout=subprocess.PIPE, text=True
+    ) as process:
         for line in process.stdout or ():
-            if line.strip() == DONE:
-                ended = time.perf_counter()
-    if process.returncode or ended is None:
-        raise RuntimeError(f"the first round ended with status {process.returncode}")
-    return ended - started
+            if heard is None and said in line:
+                heard = time.perf_counter()
+    if process.returncode or heard is None:
+        raise RuntimeError(f"{command[1:3]} ended with status {process.returncode}")
+    return heard - started
+
+
+def write_images(folder: Path) -> None:
+    """A prepared folder of random 32x32 images: as many clients and examples as `make_data` has."""
+    import numpy as np
+
+    from fedcodist.data.federated_data import FederatedData
+    from fedcodist.data.prepared import save_prepared
+
+    draws = np.random.default_rng(0)
+
+    def split(clients):
+        rows = clients * fedavg_cnn.EXAMPLES
+        columns = {
+            "image": draws.integers(0, 256, (rows, 32, 32, 3), dtype=np.uint8),
+            "label": draws.integers(0, 100, rows, dtype=np.int32),
+        }
+        return FederatedData.from_arrays(
+            columns, offsets=np.arange(clients + 1) * fedavg_cnn.EXAMPLES
+        )
+
+    splits = {"train": split(fedavg_cnn.CLIENTS)}
+    splits |= {name: split(1) for name in ("distillation", "held_out", "test")}
+    save_prepared(folder, splits, source="random", licence="none", arguments={})
 
 
 def first_round() -> int:
@@ -114,11 +175,11 @@ def first_round() -> int:
 def table(record: Mapping[str, Any]) -> str:
     """Medians beside their targets for people."""
     lines = [f"{record['device']}, {record['processes']} processes"]
-    lines.append(f"{'':<14}{'seconds':>9}{'min':>8}{'max':>8}{'target':>10}")
+    lines.append(f"{'':<23}{'seconds':>9}{'min':>8}{'max':>8}{'target':>10}")
     for name, own in record["seconds"].items():
         target = f"< {record['targets'][name]:.0f}"
         median = statistics.median(own)
-        lines.append(f"{name:<14}{median:9.2f}{min(own):8.2f}{max(own):8.2f}{target:>10}")
+        lines.append(f"{name:<23}{median:9.2f}{min(own):8.2f}{max(own):8.2f}{target:>10}")
     return "\n".join(lines)
 
 

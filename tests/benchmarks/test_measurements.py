@@ -107,37 +107,60 @@ def test_figures_of_all_turns():
 
 
 def test_cold_start_takes_turns(tmp_path, monkeypatch, capsys):
-    values = iter([(3.0, 9.0, 4.0), (1.0, 8.0, 5.0), (2.0, 7.0, 6.0)])
-    monkeypatch.setattr(
-        cold_start, "measure", lambda: dict(zip(cold_start.TARGETS, next(values), strict=True))
-    )
+    values, folders = iter([(3.0, 9.0, 4.0, 7.0, 1.0), (1.0, 8.0, 5.0, 8.0, 2.0)]), []
+
+    def measure(data):
+        assert data == folders[0] and data.parent.is_dir()
+        return dict(zip(cold_start.TARGETS, next(values), strict=True))
+
+    monkeypatch.setattr(cold_start, "measure", measure)
+    monkeypatch.setattr(cold_start, "write_images", folders.append)
     script = str(records.ROOT / "benchmarks" / "cold_start.py")
-    monkeypatch.setattr("sys.argv", [script, "--turns", "3", "--results", str(tmp_path)])
+    monkeypatch.setattr("sys.argv", [script, "--turns", "2", "--results", str(tmp_path)])
     assert cold_start.main() == 0
     (record,) = records.newest(tmp_path)
-    assert record["seconds"]["import"] == [3.0, 1.0, 2.0]
-    assert record["seconds"]["second start"] == [4.0, 5.0, 6.0]
-    assert "2.00" in capsys.readouterr().out
+    assert record["seconds"]["import"] == [3.0, 1.0]
+    assert record["seconds"]["second start"] == [4.0, 5.0]
+    assert record["seconds"]["command, second start"] == [1.0, 2.0]
+    assert "2.00" in capsys.readouterr().out and len(folders) == 1
 
 
-def test_second_start_finds_what_the_first_has_left(monkeypatch):
-    caches = []
+def test_second_start_finds_what_the_first_has_left(monkeypatch, tmp_path):
+    starts = []
 
-    def start(environment):
+    def seconds_until(said, command, environment):
         cache = environment["XDG_CACHE_HOME"]
-        caches.append((cache, sorted(os.listdir(cache))))
-        (open(os.path.join(cache, "program"), "w")).close()
+        starts.append((said, command, cache, sorted(os.listdir(cache))))
+        open(os.path.join(cache, "program"), "a").close()
         assert "JAX_COMPILATION_CACHE_DIR" not in environment
-        return 1.0
+        return float(len(starts))
 
     monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", "of the user")
     monkeypatch.setattr(cold_start, "IMPORT", "pass")
-    monkeypatch.setattr(cold_start, "seconds_to_first_round", start)
-    assert set(cold_start.measure()) == set(cold_start.TARGETS)
-    (first, before), (second, then) = caches
-    assert first == second and before == [] and then == ["program"]
-    cold_start.measure()
-    assert caches[2][1] == [] and caches[2][0] != first
+    monkeypatch.setattr(cold_start, "seconds_until", seconds_until)
+    measured = cold_start.measure(tmp_path)
+    assert list(measured) == list(cold_start.TARGETS)
+    assert list(measured.values())[1:] == [1, 2, 3, 4]
+    assert [said for said, *_ in starts] == 2 * [cold_start.DONE] + 2 * [cold_start.REPORTED]
+    for (_, first, cache, before), (_, second, same, then) in (starts[:2], starts[2:]):
+        assert cache == same and before == [] and then == ["program"]
+        # Of the command, which would go on from the first one's checkpoint, in a new run folder.
+        assert (first == second) == ("experiments.main" not in first)
+    cold_start.measure(tmp_path)
+    assert starts[4][3] == [] and len({cache for _, _, cache, _ in starts}) == 4
+
+
+def test_a_command_is_timed_until_it_says_so(capfd):
+    """And run to its end, whose status counts."""
+    program = (
+        "import sys; print('some round 1/1'); print('round 1/1 again'); sys.exit(int(sys.argv[1]))"
+    )
+    command = [sys.executable, "-c", program]
+    assert 0 < cold_start.seconds_until("round 1/1", [*command, "0"], os.environ) < 60
+    with pytest.raises(RuntimeError, match="status 3"):
+        cold_start.seconds_until("round 1/1", [*command, "3"], os.environ)
+    with pytest.raises(RuntimeError, match="status 0"):
+        cold_start.seconds_until("round 2/2", [*command, "0"], os.environ)
 
 
 def test_teachers_of_each_method():
@@ -255,6 +278,22 @@ def test_more_than_the_target_is_a_failure(added, status, tmp_path, monkeypatch,
     assert record["seconds_per_round"] == measured
     said = "with a second split: more than the target of 2% of a round"
     assert (said in capsys.readouterr().out) == bool(status)
+
+
+@pytest.mark.slow
+def test_first_round_of_the_documented_command(tmp_path):
+    cold_start.write_images(tmp_path / "data")
+    (tmp_path / "cache").mkdir()
+    ours = ("XLA_FLAGS", "NPROC", "JAX_", "FEDCODIST_")
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
+    environment = clean | {"XDG_CACHE_HOME": str(tmp_path / "cache")}
+    command = cold_start.command(tmp_path / "data", tmp_path / "run")
+    assert cold_start.seconds_until(cold_start.REPORTED, command, environment) > 0
+    assert any((tmp_path / "cache" / "fedcodist").glob("compiled-*/*")), "no program was kept"
+    lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    found = [json.loads(line) for line in lines]
+    assert {line["model"] for line in found} == {"small"}
+    assert {line["round"] for line in found} == {0, 1}
 
 
 @pytest.mark.slow
