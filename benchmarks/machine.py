@@ -25,6 +25,16 @@ def accelerator() -> str | None:
     return f"{jax.device_count()} x {jax.devices()[0].device_kind}"
 
 
+def peak_accelerator_mb() -> float | None:
+    """Peak of what JAX used of its first device; None of a processor, or where it is not told."""
+    import jax
+
+    about = jax.local_devices()[0].memory_stats() or {}
+    if jax.default_backend() == "cpu" or "peak_bytes_in_use" not in about:
+        return None
+    return about["peak_bytes_in_use"] / 1e6
+
+
 def cores() -> int:
     """Cores that this process may use."""
     if hasattr(os, "sched_getaffinity"):

@@ -1,6 +1,6 @@
 """How a round's time and memory grow with clients, cohorts, devices and chunks; what streaming costs.
 
-    python benchmarks/scale.py [--only population cohort strong weak streaming memory] [--turns 2]
+    python benchmarks/scale.py [--only population memory ...] [--turns 2]
 
 Data are made up in a temporary folder (1.4 GB; TMPDIR says where) and memory-mapped; streamed ones are
 read there round by round. Rounds are those of `run_experiment`, on the networks of
@@ -13,7 +13,8 @@ rounds again on one round's examples, which lie ready.
 
 With --accelerator a measurement is one process that uses what JAX finds, and memory is the device's:
 `--only memory` then tells whether clients are trained faster one by one or at once (convolutions with
-a kernel for each client are grouped ones there), and in bfloat16.
+a kernel for each client are grouped ones there), and in bfloat16; `--only seeds` what several seeds in
+one program save against as many runs. `--rounds` should be so many that they take a second.
 """
 
 import argparse
@@ -45,6 +46,7 @@ KIND = RECORD = "scale"
 EXAMPLES = {"digits": 20, "cnn_small": 100}
 ROUNDS = {"digits": 200, "cnn_small": 5}
 REPETITIONS = 3  # in each process
+SEEDS = 4  # where there are several
 MOST_DEVICES = 8
 CLIENTS = 20 * MOST_DEVICES
 CHUNK = 1 << 16  # rows written at once
@@ -62,6 +64,8 @@ class Configuration(NamedTuple):
       chunk: clients that a device trains at once; 0 one after another, not vmapped.
       precision: 'float32' or 'bfloat16'.
       rematerialised: whether activations are computed again in the backward pass.
+      seeds: runs in one program.
+      seeds_loop: 'map' runs them one after another, 'vmap' at once.
     """
 
     network: str
@@ -72,6 +76,8 @@ class Configuration(NamedTuple):
     chunk: int = 0
     precision: str = "float32"
     rematerialised: bool = False
+    seeds: int = 1
+    seeds_loop: str = "map"
 
 
 def main() -> int:
@@ -81,7 +87,7 @@ def main() -> int:
     parser.add_argument("--only", nargs="+", choices=groups, default=groups)
     parser.add_argument("--turns", type=int, default=2)
     parser.add_argument("--accelerator", action="store_true", help="not the processor's cores")
-    parser.add_argument("--rounds", type=int, help="between two looks at the clock, to try it out")
+    parser.add_argument("--rounds", type=int, help="between two looks at the clock")
     parser.add_argument("--results", type=Path, default=records.FOLDER)
     parser.add_argument("--one", nargs=2, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -126,6 +132,7 @@ def configurations(cores: int) -> dict[str, list[Configuration]]:
     """What is measured on a machine, by what grows."""
     devices = [count for count in (1, 2, 4, MOST_DEVICES) if count <= cores]
     chunk = Configuration("cnn_small", CLIENTS, 20, 1, False)
+    several = chunk._replace(seeds=SEEDS)
     return {
         "population": [
             Configuration("digits", clients, 20, 1, True) for clients in (100, 10_000, 1_000_000)
@@ -146,14 +153,24 @@ def configurations(cores: int) -> dict[str, list[Configuration]]:
             chunk._replace(chunk=20, precision="bfloat16"),
             chunk._replace(chunk=20, rematerialised=True),
         ],
+        "seeds": [
+            way._replace(network=network)
+            for network in EXAMPLES
+            for way in (
+                *(chunk, several),
+                *(chunk._replace(chunk=20), several._replace(chunk=20)),
+                several._replace(chunk=20, seeds_loop="vmap"),
+            )
+        ],
     }
 
 
 def rounds_of(configuration: Configuration) -> int:
-    """Rounds between two looks at the clock: fewer, the larger they are; one where memory counts."""
-    if configuration.chunk:
-        return 1
-    return max(5, ROUNDS[configuration.network] * 20 // configuration.cohort)
+    """Rounds between two looks at the clock: fewer, the larger they are."""
+    if configuration.chunk and configuration.network == "cnn_small":
+        return 1  # a processor's core takes long for several clients at once
+    clients = configuration.cohort * configuration.seeds
+    return max(5, ROUNDS[configuration.network] * 20 // clients)
 
 
 def summary(lines: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
@@ -167,6 +184,7 @@ def summary(lines: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
         "gather_seconds": [line["gather_seconds"] for line in lines],
         "program_mb": lines[0]["program_mb"],
         "peak_rss_mb": [line["peak_rss_mb"] for line in lines],
+        "peak_device_mb": [line["peak_device_mb"] for line in lines],
     }
 
 
@@ -228,6 +246,7 @@ def one(folder: Path, configuration: Configuration, rounds: int | None, accelera
     if jax.process_index() == 0:
         line["peak_rss_mb"] = measuring.peak_memory_mb(os.getppid())
         line["device"] = machine.accelerator()
+        line["peak_device_mb"] = machine.peak_accelerator_mb()
         print(json.dumps(line))
     return 0
 
@@ -270,6 +289,8 @@ def measure(folder: Path, configuration: Configuration, rounds: int) -> dict[str
         # The first evaluation and the first rounds compile.
         rounds=(1 + REPETITIONS) * rounds,
         evaluate_every=rounds,
+        seeds=configuration.seeds,
+        seeds_loop=configuration.seeds_loop,
         evaluation_preprocess=_scale(),
     )
     programs = experiment_programs(experiment)
@@ -349,7 +370,11 @@ def way(own: Mapping[str, Any]) -> str:
     """How a configuration's clients are trained, for tables."""
     loop = f"{own['chunk']} at once" if own["chunk"] else "one by one"
     options = [own["precision"]] if own["precision"] != "float32" else []
-    return ", ".join([loop, *options, *(["rematerialised"] if own["rematerialised"] else [])])
+    if own["rematerialised"]:
+        options.append("rematerialised")
+    if (seeds := own.get("seeds", 1)) > 1:
+        options.append(f"{seeds} seeds {'at once' if own['seeds_loop'] == 'vmap' else 'in turn'}")
+    return ", ".join([loop, *options])
 
 
 def table(record: Mapping[str, Any]) -> str:

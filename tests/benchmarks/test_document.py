@@ -72,6 +72,7 @@ def gemm(**more):
 
 def cold(**more):
     seconds = {"import": [1.5, 1.25, 1.75], "first start": [12.0], "second start": [4.0]}
+    seconds |= {"command, first start": [13.0], "command, second start": [4.5]}
     about = {"processes": 2, "targets": cold_start.TARGETS, "seconds": seconds}
     return common("cold_start", "cold_start", **about, **more)
 
@@ -102,7 +103,8 @@ def grown(**more):
         other | {"chunk": 5, "program_mb": 123.4},
         other | {"chunk": 20, "precision": "bfloat16", "rematerialised": True},
     ]
-    groups = {"population": [own], "streaming": [own, other], "memory": chunks}
+    seeds = [other, other | {"seeds": 4, "seconds_per_round": [0.004]}]
+    groups = {"population": [own], "streaming": [own, other], "memory": chunks, "seeds": seeds}
     return common("scale", "scale", turns=3, groups=groups, **more)
 
 
@@ -168,14 +170,49 @@ def test_other_sections():
     assert cells(text, "after every round")[1:] == ["102 (101 to 204)", "2.0"]
     assert cells(text, "with a second split")[2] == "1.0"
     assert cells(text, "import") == ["import", "1.50 (1.25 to 1.75)", "< 2"]
+    assert (
+        cells(text, "command, second start")[2] == "< 5" and "`python -m experiments.main`" in text
+    )
     assert cells(text, "population")[2:6] == ["1,000,000", "20", "1", "streamed"]
     times = ["1.20 (1.20 to 1.20)", "1.00 (1.00 to 1.00)", "0.500 (0.500 to 0.500)"]
     assert cells(text, "population")[6:] == [*times, "60%", "800"]
     assert cells(text, "5 at once")[2:] == ["1.20 (1.20 to 1.20)", "123.4", "800"]
     assert cells(text, "20 at once, bfloat16, rematerialised")[3] == "2.5"
-    assert "on the device" in text
+    assert cells(text, "one by one, 4 seeds in turn")[2:4] == ["4.00 (4.00 to 4.00)", "1.00"]
+    assert cells(text, "one by one")[2:4] == ["1.20 (1.20 to 1.20)", "1.20"]
+    assert "on the device" in text and "peak on the device" not in text
     assert cells(text, "dense layers") == ["dense layers", "2.0 (25%)", ""]
     assert cells(text, "traced") == ["traced", "8.00", "8.00"]
+
+
+def test_the_record_of_an_older_program_is_rendered():
+    """Without a start of the command, seeds and what a device tells."""
+    start, scaled = cold(), grown()
+    for name in ("command, first start", "command, second start"):
+        del start["seconds"][name]
+    del scaled["groups"]["seeds"]
+    for own in scaled["groups"]["memory"]:
+        del own["seeds"], own["seeds_loop"]
+    text = document.render([start, scaled])
+    assert "experiments.main" not in text
+    assert cells(text, "5 at once")[2:] == ["1.20 (1.20 to 1.20)", "123.4", "800"]
+
+
+def test_memory_of_an_accelerator_is_shown_where_it_is_told():
+    record = grown(device=GPU)
+    for own, peaks in zip(record["groups"]["memory"], [[500.0, 600.0], [None]], strict=True):
+        own["peak_device_mb"] = peaks
+    text = document.render([record])
+    assert cells(text, "5 at once")[-1] == "600"
+    assert cells(text, "20 at once, bfloat16, rematerialised")[-1] == ""
+
+
+def test_evaluating_beyond_the_target_is_marked():
+    slow = looked()
+    slow["seconds_per_round"]["after every round"] = [0.104, 0.104, 0.208]
+    text = document.render([slow])
+    assert cells(text, "after every round")[2] == "4.0 (beyond the target)"
+    assert "(beyond the target)" not in document.render([looked() | {"target": 0.021}])
 
 
 def test_distillation_with_more_clients_has_a_table_and_a_plot(folder, tmp_path, capsys):

@@ -62,12 +62,19 @@ def test_what_grows(cores, devices):
     assert chunks == sorted(chunks) and chunks[0] == 0 and chunks[-1] == 20
     options = {(each.precision, each.rematerialised) for each in groups["memory"]}
     assert options == {("float32", False), ("bfloat16", False), ("float32", True)}
+    # Several seeds are compared with one, all else equal.
+    for each in groups["seeds"]:
+        assert each._replace(seeds=1, seeds_loop="map") in groups["seeds"]
+    loops = {(each.seeds > 1, each.chunk > 0, each.seeds_loop) for each in groups["seeds"]}
+    assert len(groups["seeds"]) == 2 * len(loops) == 10
 
 
 def test_fewer_rounds_are_timed_where_they_are_larger():
     groups = scale.configurations(8)
     assert [scale.rounds_of(each) for each in groups["cohort"]] == [200, 20, 5]
     assert [scale.rounds_of(each) for each in groups["memory"]][:2] == [5, 1]
+    digits = [scale.rounds_of(each) for each in groups["seeds"] if each.network == "digits"]
+    assert digits == [200, 50, 200, 50, 50]
 
 
 @pytest.mark.parametrize(
@@ -96,6 +103,7 @@ def test_figures_of_all_turns():
         "gather_seconds": None,
         "program_mb": 5.0,
         "peak_rss_mb": 3.0,
+        "peak_device_mb": None,
     }
     assert scale.summary([line, line]) == {
         "seconds_per_round": [1.0, 2.0, 1.0, 2.0],
@@ -103,6 +111,7 @@ def test_figures_of_all_turns():
         "gather_seconds": [None, None],
         "program_mb": 5.0,
         "peak_rss_mb": [3.0, 3.0],
+        "peak_device_mb": [None, None],
     }
 
 
@@ -247,8 +256,66 @@ def test_chunks_and_options_change_what_a_program_needs(tmp_path):
 
 
 @pytest.mark.slow
+def test_seeds_are_of_the_measured_program(tmp_path):
+    """One program for several seeds, not as many runs."""
+    scale.write_columns(tmp_path, "digits", 30)
+    one = Configuration("digits", 30, 5, 1, False, seeds=2, seeds_loop="vmap")
+    line = json.loads(_last_line("scale.py", "--one", str(tmp_path), json.dumps(one), "--rounds=2"))
+    assert len(line["seconds_per_round"]) == scale.REPETITIONS
+    assert line["peak_device_mb"] is None  # of a processor
+
+
+def test_how_clients_and_seeds_are_trained_is_said():
+    one = Configuration("digits", 30, 5, 1, False)
+    said = {
+        "one by one": one,
+        "5 at once, bfloat16": one._replace(chunk=5, precision="bfloat16"),
+        "one by one, 4 seeds in turn": one._replace(seeds=4),
+        "5 at once, 4 seeds at once": one._replace(chunk=5, seeds=4, seeds_loop="vmap"),
+    }
+    assert {text: scale.way(own._asdict()) for text, own in said.items()} == {t: t for t in said}
+
+
+@pytest.mark.parametrize(
+    ("backend", "about", "expected"),
+    [
+        ("gpu", {"peak_bytes_in_use": 2_500_000}, 2.5),
+        ("gpu", {}, None),
+        ("gpu", None, None),
+        ("cpu", {"peak_bytes_in_use": 2_500_000}, None),
+    ],
+)
+def test_peak_memory_of_an_accelerator(monkeypatch, backend, about, expected):
+    import jax
+
+    class Device:
+        def memory_stats(self):
+            return about
+
+    monkeypatch.setattr(jax, "local_devices", lambda: [Device()])
+    monkeypatch.setattr(jax, "default_backend", lambda: backend)
+    assert machine.peak_accelerator_mb() == expected
+
+
+@pytest.mark.slow
 def test_first_round_of_a_start():
     assert _last_line("cold_start.py", cold_start.FIRST_ROUND) == cold_start.DONE
+
+
+@pytest.mark.slow
+def test_first_round_of_the_documented_command(tmp_path):
+    cold_start.write_images(tmp_path / "data")
+    (tmp_path / "cache").mkdir()
+    ours = ("XLA_FLAGS", "NPROC", "JAX_", "FEDCODIST_")
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
+    environment = clean | {"XDG_CACHE_HOME": str(tmp_path / "cache")}
+    command = cold_start.command(tmp_path / "data", tmp_path / "run")
+    assert cold_start.seconds_until(cold_start.REPORTED, command, environment) > 0
+    assert any((tmp_path / "cache" / "fedcodist").glob("compiled-*/*")), "no program was kept"
+    lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    found = [json.loads(line) for line in lines]
+    assert {line["model"] for line in found} == {"small"}
+    assert {line["round"] for line in found} == {0, 1}
 
 
 @pytest.mark.slow
@@ -278,22 +345,6 @@ def test_more_than_the_target_is_a_failure(added, status, tmp_path, monkeypatch,
     assert record["seconds_per_round"] == measured
     said = "with a second split: more than the target of 2% of a round"
     assert (said in capsys.readouterr().out) == bool(status)
-
-
-@pytest.mark.slow
-def test_first_round_of_the_documented_command(tmp_path):
-    cold_start.write_images(tmp_path / "data")
-    (tmp_path / "cache").mkdir()
-    ours = ("XLA_FLAGS", "NPROC", "JAX_", "FEDCODIST_")
-    clean = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
-    environment = clean | {"XDG_CACHE_HOME": str(tmp_path / "cache")}
-    command = cold_start.command(tmp_path / "data", tmp_path / "run")
-    assert cold_start.seconds_until(cold_start.REPORTED, command, environment) > 0
-    assert any((tmp_path / "cache" / "fedcodist").glob("compiled-*/*")), "no program was kept"
-    lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
-    found = [json.loads(line) for line in lines]
-    assert {line["model"] for line in found} == {"small"}
-    assert {line["round"] for line in found} == {0, 1}
 
 
 @pytest.mark.slow
