@@ -31,7 +31,7 @@ SMALL = Encoder(vocabulary=11, width=8, layers=2, heads=2, positions=12)
 @functools.cache
 def noisy(dtype=np.float32):
     """Parameters none of which is 0 or 1."""
-    params = SMALL.init(jax.random.key(0), jnp.zeros((1, 2), jnp.int32))["params"]
+    params = jax.jit(SMALL.init)(jax.random.key(0), jnp.zeros((1, 2), jnp.int32))["params"]
     noise = np.random.default_rng(0)
     add = lambda leaf: jnp.asarray(leaf + 0.4 * noise.normal(size=leaf.shape), dtype)
     return jax.tree.map(add, params)

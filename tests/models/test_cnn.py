@@ -42,8 +42,15 @@ def test_parameter_totals(make, total, input_size):
     assert count(shapes) == total
 
 
-@pytest.mark.parametrize("input_size", [24, 32])
-@pytest.mark.parametrize("make", [cnn.small_cnn, cnn.large_cnn])
+@pytest.mark.parametrize(
+    ("make", "input_size"),
+    [
+        (cnn.small_cnn, 24),
+        (cnn.large_cnn, 32),
+        pytest.param(cnn.small_cnn, 32, marks=pytest.mark.slow),
+        pytest.param(cnn.large_cnn, 24, marks=pytest.mark.slow),
+    ],
+)
 def test_equals_the_network_of_plain_layers(make, input_size):
     with jax.enable_x64(True):
         ours = make(input_size=input_size)
@@ -72,6 +79,7 @@ def test_equals_the_network_of_plain_layers(make, input_size):
         )
 
 
+@pytest.mark.slow
 def test_float32_gradient_is_close_to_the_plain_one():
     ours, images = cnn.large_cnn(), jax.random.normal(jax.random.key(1), (6, 24, 24, 3))
     plain = PlainCNN(ours.filters, ours.hidden, "SAME", (0, 1))

@@ -1,5 +1,7 @@
 """Networks that show hidden states are the networks themselves."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,6 +11,8 @@ from fedcodist.model import from_flax_linen
 from fedcodist.models.cnn import CNN
 from fedcodist.models.digits import MLP, BatchNormMLP
 from fedcodist.models.layered import as_layers, with_layers
+
+pytestmark = pytest.mark.usefixtures("compile_quickly")
 
 IMAGES = np.random.default_rng(0).normal(size=(3, 8, 8, 1)).astype(np.float32)
 BATCH = {"image": jnp.asarray(IMAGES), "label": jnp.array([1, 0, 2])}
@@ -42,12 +46,11 @@ def test_images_between_layers_are_pooled():
     images = jnp.asarray(np.random.default_rng(0).normal(size=(2, 24, 24, 3)), jnp.float32)
     network = CNN((4, 6, 5), (7,), classes=3)
     model = with_layers(network, images[:1], ["conv1", "conv3", "dense1"])
-    variables = model.init(jax.random.key(0))
-    hidden = model.apply(variables, {"image": images})[0].hidden
+    variables = jax.jit(model.init)(jax.random.key(0))
+    hidden = jax.jit(model.apply)(variables, {"image": images})[0].hidden
     assert [state.shape for state in hidden] == [(2, 4), (2, 5), (2, 7)]
-    _, captured = network.apply(
-        {"params": variables.params}, images, capture_intermediates=True, mutable="intermediates"
-    )
+    show = functools.partial(network.apply, capture_intermediates=True, mutable="intermediates")
+    _, captured = jax.jit(show)({"params": variables.params}, images)
     stage = captured["intermediates"]["conv3"]["__call__"][0]
     np.testing.assert_allclose(hidden[1], np.mean(stage, axis=(1, 2)), rtol=1e-5)
 

@@ -95,7 +95,10 @@ def test_networks_without_classes_return_what_the_output_layer_gets(network, sha
     np.testing.assert_allclose(logits, whole.apply(variables, x), atol=1e-5)
 
 
-@pytest.mark.parametrize(("network", "count"), [(resnet18, 11_689_512), (resnet34, 21_797_672)])
+@pytest.mark.parametrize(
+    ("network", "count"),
+    [(resnet18, 11_689_512), pytest.param(resnet34, 21_797_672, marks=pytest.mark.slow)],
+)
 def test_imagenet_resnets_have_the_papers_parameters(network, count):
     example = jnp.zeros((1, 224, 224, 3))
     assert parameter_count(shapes(from_flax_linen(network(), example)).params) == count

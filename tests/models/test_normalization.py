@@ -1,5 +1,7 @@
 """Masked batch normalisation against a NumPy reference that drops the padding beforehand."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,6 +12,8 @@ from jax.sharding import PartitionSpec
 
 from fedcodist.models.digits import BatchNormMLP
 from fedcodist.models.normalization import BatchNorm
+
+pytestmark = pytest.mark.usefixtures("compile_quickly")
 
 
 def variables_for(channels, rng):
@@ -66,7 +70,7 @@ def test_train_mode_equals_numpy_without_the_padding(mask, space, channels, offs
     real = (rng.standard_normal((len(mask), *space, channels)) + offset).astype("float32")
     padded = np.where(mask.reshape(-1, *[1] * (real.ndim - 1)), real, np.nan)
     expected, running = reference(variables, padded, mask)
-    actual, updates = train(variables, jnp.asarray(padded), jnp.asarray(mask))
+    actual, updates = jax.jit(train)(variables, jnp.asarray(padded), jnp.asarray(mask))
     # An offset of 1000 leaves float32 inputs four digits; the statistics must keep those.
     tolerance = 1e-4 if offset == 0 else 3e-2
     np.testing.assert_allclose(actual[mask], expected, rtol=tolerance, atol=tolerance)
@@ -95,8 +99,9 @@ def test_gradients_are_those_of_the_formula_without_the_padding(mask, space, see
 
     with jax.enable_x64(True):
         x, arguments = jnp.asarray(x), variables["params"]
-        expected = jax.grad(formula, (0, 1))(arguments, x)
-        for own, other in zip(jax.grad(ours, (0, 1))(arguments, x), expected, strict=True):
+        expected = jax.jit(jax.grad(formula, (0, 1)))(arguments, x)
+        found = jax.jit(jax.grad(ours, (0, 1)))(arguments, x)
+        for own, other in zip(found, expected, strict=True):
             jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), own, other)
 
 
@@ -132,8 +137,8 @@ def test_padding_has_no_gradient_and_an_empty_batch_changes_nothing(mask):
         real = jnp.where(mask[:, None, None], outputs, 0)
         return jnp.sum(jnp.sin(real)), (outputs, updates["batch_stats"])
 
-    (_, (outputs, updates)), (gradient, inputs_gradient) = jax.value_and_grad(
-        loss, (0, 1), has_aux=True
+    (_, (outputs, updates)), (gradient, inputs_gradient) = jax.jit(
+        jax.value_and_grad(loss, (0, 1), has_aux=True)
     )(variables["params"], x)
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves((outputs, updates, gradient)))
     np.testing.assert_array_equal(inputs_gradient[~mask], 0)
@@ -178,12 +183,9 @@ def test_gradient_over_an_axis_equals_that_of_the_whole_batch():
         outputs, _ = train(variables, x, mask, axis_name=axis_name)
         return jnp.sum(jnp.where(mask[:, None], jnp.sin(outputs), 0))
 
-    sharded = jax.grad(
-        lambda x: jnp.sum(
-            jax.vmap(lambda x, m: loss(x, m, "devices"), axis_name="devices")(x, mask)
-        )
-    )(x)
-    whole = jax.grad(lambda x: loss(x.reshape(8, 3), mask.reshape(8), None))(x)
+    over_axis = jax.vmap(lambda x, m: loss(x, m, "devices"), axis_name="devices")
+    sharded = jax.jit(jax.grad(lambda x: jnp.sum(over_axis(x, mask))))(x)
+    whole = jax.jit(jax.grad(lambda x: loss(x.reshape(8, 3), mask.reshape(8), None)))(x)
     np.testing.assert_allclose(sharded, whole, rtol=1e-4, atol=1e-5)
 
 
@@ -191,13 +193,13 @@ def test_module_passes_train_mask_and_axis_name_on():
     module = BatchNormMLP(hidden=(4,), classes=3, axis_name="devices")
     x = jax.random.normal(jax.random.key(0), (2, 5, 8, 8, 1))
     mask = jnp.arange(10).reshape(2, 5) < 7
-    variables = module.init(jax.random.key(1), x[0], train=True)
+    variables = jax.jit(functools.partial(module.init, train=True))(jax.random.key(1), x[0])
     np.testing.assert_array_equal(variables["batch_stats"]["BatchNorm_0"]["mean"], 0)
 
     def apply(x, mask):
         return module.apply(variables, x, train=True, mask=mask, mutable=["batch_stats"])
 
-    outputs, updates = jax.vmap(apply, axis_name="devices")(x, mask)
+    outputs, updates = jax.jit(jax.vmap(apply, axis_name="devices"))(x, mask)
     single = BatchNormMLP(hidden=(4,), classes=3).apply(
         variables, x.reshape(10, 8, 8, 1)[:7], train=True, mutable=["batch_stats"]
     )

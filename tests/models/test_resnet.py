@@ -315,6 +315,7 @@ def test_devices_share_one_batch(name):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SMALL)
 def test_loss_falls(name):
     network = model_of(SMALL[name])

@@ -9,12 +9,14 @@ from fedcodist.data.vocabulary import BOS, EOS, PAD
 from fedcodist.model import parameter_count
 from fedcodist.models import transformer
 
+pytestmark = pytest.mark.usefixtures("compile_quickly")
+
 TOKENS = np.array([[BOS, 5, 3, 8, 9, EOS], [BOS, 8, 8, EOS, PAD, PAD]])
 
 
 def small(dtype=np.float64):
     network = transformer.Transformer(12, width=8, heads=2, blocks=2)
-    params = network.init(jax.random.key(0), jnp.asarray(TOKENS))["params"]
+    params = jax.jit(network.init)(jax.random.key(0), jnp.asarray(TOKENS))["params"]
     noise = np.random.default_rng(0)
     return network, jax.tree.map(
         lambda leaf: jnp.asarray(leaf + 0.3 * noise.normal(size=leaf.shape), dtype),
