@@ -1,6 +1,8 @@
 """FedMD as a config: its phases, what is kept of them, and the table at the end."""
 
+import functools
 import json
+import shutil
 from pathlib import Path
 
 import jax
@@ -23,6 +25,7 @@ from fedcodist.models.fed_md import TABLE_1, TABLE_2, Shape
 pytestmark = pytest.mark.usefixtures("compile_quickly")
 
 DENSE = (((6,), 0.0),) * 3
+PHASES = ("public", "private", "pooled")
 
 
 def small_config(**changes):
@@ -33,7 +36,7 @@ def small_config(**changes):
     config.algorithm.alignment_size = 30
     with config.ignore_type():
         config.parties.networks = DENSE
-    for phase in ("public", "private", "pooled"):
+    for phase in PHASES:
         config.phases[phase].epochs = 2
     config.update_from_flattened_dict(changes)
     return config
@@ -83,7 +86,7 @@ def test_private_and_pooled_training_start_from_the_public_one(finished):
     assert record("private", 0) == record("pooled", 0)
     summaries = {
         phase: json.loads((folder / "phases" / phase / "summary.json").read_text())
-        for phase in ("public", "private", "pooled")
+        for phase in PHASES
     }
     assert summaries["public"]["algorithm"] == "public training, stopped on held-out public data"
     assert summaries["private"]["algorithm"] == "private training"
@@ -131,6 +134,75 @@ def test_a_finished_run_is_not_run_again(finished, monkeypatch):
     config = small_config()
     again = phases.run_phases(config, load_data(config.data), folder, show_progress=False)
     jax.tree.map(np.testing.assert_array_equal, again, start)
+
+
+class Killed(Exception):
+    pass
+
+
+@pytest.mark.slow
+def test_a_killed_phase_goes_on_with_the_same_bits(finished, tmp_path, monkeypatch):
+    """Killed before its second epoch is saved; how often it is evaluated changes nothing either."""
+    folder, expected, _ = finished
+    shutil.copytree(folder / "phases" / "public", tmp_path / "phases" / "public")
+    config = small_config(**{"phases.evaluate_every": 1, "phases.pooled_bound": False})
+    data, evaluated = load_data(config.data), []
+
+    def watch(records):
+        evaluated.append(records[0]["round"])
+        if evaluated == [0, 1, 2]:
+            raise Killed
+
+    watched = functools.partial(run_experiment, callbacks=[watch])
+    monkeypatch.setattr(phases, "run_experiment", watched)
+    with pytest.raises(Killed):
+        phases.run_phases(config, data, tmp_path, show_progress=False)
+    assert not (tmp_path / "phases" / "private" / "summary.json").exists()
+    found = phases.run_phases(config, data, tmp_path, show_progress=False)
+    assert evaluated == [0, 1, 2, 2]
+    jax.tree.map(np.testing.assert_array_equal, found, expected)
+
+
+@pytest.mark.parametrize(
+    "stopping, phase",
+    [
+        ("held_out", "public"),
+        *(
+            pytest.param("held_out", phase, marks=pytest.mark.slow)
+            for phase in ("private", "pooled")
+        ),
+        *(pytest.param("fixed", phase, marks=pytest.mark.slow) for phase in PHASES),
+        *(pytest.param("test_data", phase, marks=pytest.mark.slow) for phase in PHASES),
+    ],
+)
+def test_test_data_are_looked_at_only_where_the_name_says_so(stopping, phase):
+    """With other test images, weights are the same to the last bit, unless phases stop on them."""
+    config = small_config(
+        **{
+            "phases.stopping": stopping,
+            "algorithm.learning_rate": 3e-2,
+            f"phases.{phase}.epochs": 6,
+            f"phases.{phase}.patience": 1,
+        }
+    )
+    data, other = load_data(config.data), load_data(config.data)
+    for split in (other.splits["test"], other.public.test):
+        # Labels no longer belong to their images.
+        split.columns["image"][:] = split.columns["image"][::-1].copy()
+    groups = party_groups(config, data)
+    start = None
+    if phase != "public":
+        seeds = np.zeros(1, np.uint32)
+        init = lambda seed: parties.init_models(groups, jax.random.key(seed))
+        start = jax.tree.map(np.asarray, jax.vmap(init)(seeds))
+    ours, theirs = (
+        run_experiment(phases.phase_experiment(config, each, phase, start), show_progress=False)
+        for each in (data, other)
+    )
+    assert ours.records != theirs.records
+    leaves = [jax.tree.leaves(outcome.variables) for outcome in (ours, theirs)]
+    same = all(np.array_equal(*pair) for pair in zip(*leaves, strict=True))
+    assert same == (stopping != "test_data")
 
 
 def test_streamed_examples_give_the_same(finished):
@@ -307,7 +379,7 @@ def test_faithful_early_stopping_is_in_the_names():
     config = small_config(**{"phases.stopping": "test_data"})
     data = load_data(config.data)
     assert build_experiment(config, data).algorithm.name == "fed_md, phases stopped on test data"
-    for phase in ("public", "private", "pooled"):
+    for phase in PHASES:
         name = phases.phase_experiment(config, data, phase).algorithm.name
         assert name == f"{phase} training, stopped on test data"
 
