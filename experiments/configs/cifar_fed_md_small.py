@@ -66,7 +66,6 @@ def get_config(run: str = "non_iid") -> ConfigDict:
     # Smaller batches, since running averages of so few steps of 128 would be those of the start.
     config.phases.public.update(epochs=8, batch_size=32)  # 20 and 128
     config.phases.stopping = "fixed"
-    config.phases.evaluate_every = 100  # at the start and at the end
     config.phases.private.epochs = 25
     config.phases.pooled.epochs = 15  # 50
     # The bound does not depend on how parties collaborate.
