@@ -23,7 +23,8 @@ from fedcodist.sources import resident_data
 
 pytestmark = pytest.mark.usefixtures("compile_quickly")
 
-SIZES, CLASSES, FEATURES, RATE, EPOCHS, ROUNDS = (5, 2, 7), 3, 4, 0.3, 2, 2
+SIZES, CLASSES, FEATURES, HIDDEN = (5, 2, 7), 3, 4, 2
+RATE, EPOCHS, ROUNDS = 0.3, 2, 2
 GENERATOR = np.random.default_rng(0)
 PUBLIC_IMAGES = GENERATOR.normal(size=(6, FEATURES))
 COLUMNS = {
@@ -51,21 +52,40 @@ def linear(classes=CLASSES) -> Model:
     return Model(init, apply, cross_entropy, {"accuracy": accuracy()}, classes)
 
 
+def hidden() -> Model:
+    def init(key):
+        keys = jax.random.split(key)
+        u = jax.random.normal(keys[0], (FEATURES, HIDDEN))
+        return Variables({"u": u, "v": jax.random.normal(keys[1], (HIDDEN, CLASSES))}, {})
+
+    def apply(variables, batch, **_):
+        active = jnp.tanh(batch["image"] @ variables.params["u"])
+        return active @ variables.params["v"], variables.mutable
+
+    return Model(init, apply, cross_entropy, {"accuracy": accuracy()}, CLASSES)
+
+
 MODEL = linear()
-GROUPS = {"all": Group(MODEL, np.arange(3))}
+GROUPS = {"hidden": Group(hidden(), np.array([2, 0])), "linear": Group(MODEL, np.array([1]))}
 
 
-ALGORITHMS = {
-    "fd": fd(GROUPS, CLASSES, TRAINING, FDHyper(RATE, 0.7, 2.0)),
-    "ds_fl": ds_fl(
+def open_examples(aggregation="era"):
+    return ds_fl(
         GROUPS,
         MODEL,
         len(PUBLIC_IMAGES),
         TRAINING,
         LocalTraining(optax.sgd, batch_size=4, epochs=1),
         open_size=4,
+        aggregation=aggregation,
         hyper=DSFLHyper(RATE, RATE, 0.1),
-    ),
+    )
+
+
+ALGORITHMS = {
+    "fd": fd(GROUPS, CLASSES, TRAINING, FDHyper(RATE, 0.7, 2.0)),
+    "ds_fl": open_examples(),
+    "ds_fl, sa": open_examples("sa"),
     "fml": fml(GROUPS, MODEL, TRAINING, FMLHyper(RATE, 0.3, 0.6)),
 }
 
@@ -76,18 +96,18 @@ def programs_of(name, devices):
     return simulation.build_programs(ALGORITHMS[name], ROUNDS, mesh), mesh
 
 
-def run(name, hyper=None, rounds=ROUNDS, devices=None, images=COLUMNS["image"]):
+def run(name, hyper=None, devices=None, state=None, columns=COLUMNS, sizes=SIZES):
     """(first state, last state, metrics) of the first seed."""
     algorithm = ALGORITHMS[name]
     programs, mesh = programs_of(name, devices)
     put = functools.partial(simulation.replicate, mesh=mesh)
-    private = FederatedData.from_arrays(COLUMNS | {"image": images}, offsets=np.cumsum([0, *SIZES]))
+    private = FederatedData.from_arrays(columns, offsets=np.cumsum([0, *sizes]))
     data = resident_data(private, {PUBLIC: {"image": PUBLIC_IMAGES}})
     seeds = put(np.zeros(1, np.uint32))
-    before = jax.tree.map(np.asarray, programs.init(seeds))
+    before = state or jax.tree.map(np.asarray, programs.init(seeds))
     hyper = jax.tree.map(lambda v: np.asarray(v, np.float64), hyper or algorithm.hyper)
     after, _, metrics = programs.train(
-        *put((before, {}, seeds, np.int32(0), np.int32(rounds), hyper, data))
+        *put((before, {}, seeds, np.int32(0), np.int32(ROUNDS), hyper, data))
     )
     return jax.tree.map(lambda leaf: np.asarray(leaf)[0], (before, after, metrics))
 
@@ -105,21 +125,51 @@ def examples_of(client):
     return COLUMNS["image"][rows], COLUMNS["label"][rows]
 
 
-def descend(w, images, target):
+def logits_of(params, images):
+    if "w" in params:
+        return images @ params["w"]
+    return np.tanh(images @ params["u"]) @ params["v"]
+
+
+def descend(params, images, slope):
+    """One step; `slope` [rows, classes] is the gradient of each example's loss of its logits."""
+    slope = slope / len(images)
+    if "w" in params:
+        return {"w": params["w"] - RATE * images.T @ slope}
+    active = np.tanh(images @ params["u"])
+    back = (slope @ params["v"].T) * (1 - active**2)
+    return {
+        "u": params["u"] - RATE * images.T @ back,
+        "v": params["v"] - RATE * active.T @ slope,
+    }
+
+
+def learn(params, images, target):
     """One step on the mean cross-entropy with a target."""
-    return w - RATE * images.T @ (softmax(images @ w) - target) / len(images)
+    return descend(params, images, softmax(logits_of(params, images)) - target)
 
 
-def alone(w, client, epochs=EPOCHS):
+def alone(params, client, epochs=EPOCHS):
     images, labels = examples_of(client)
     for _ in range(epochs):
-        w = descend(w, images, np.eye(CLASSES)[labels])
-    return w
+        params = learn(params, images, np.eye(CLASSES)[labels])
+    return params
 
 
-def weights_of(state):
-    models = state.models["all"]
-    return getattr(models, "variables", models).params["w"]
+def params_of(state):
+    """Every party's parameters, in the order of parties."""
+    found = {}
+    for name, group in GROUPS.items():
+        models = state.models[name]
+        params = getattr(models, "variables", models).params
+        for index, client in enumerate(sorted(group.clients.tolist())):
+            found[client] = {k: leaf[index] for k, leaf in params.items()}
+    return [found[client] for client in range(len(SIZES))]
+
+
+def assert_close(found, expected, rtol=1e-6, atol=1e-8):
+    close = functools.partial(np.testing.assert_allclose, rtol=rtol, atol=atol)
+    jax.tree.map(close, found, expected)
 
 
 # ------------------------------------------------------------------------------------------- FD
@@ -127,7 +177,7 @@ def weights_of(state):
 
 def test_fd_is_a_plain_loop():
     before, after, _ = run("fd")
-    hyper, models = ALGORITHMS["fd"].hyper, list(weights_of(before))
+    hyper, models = ALGORITHMS["fd"].hyper, params_of(before)
     means = [{} for _ in SIZES]
     for _ in range(ROUNDS):
         new_means = []
@@ -138,25 +188,25 @@ def test_fd_is_a_plain_loop():
                 for y in range(CLASSES)
                 if any(j != client and y in m for j, m in enumerate(means))
             }
-            w = models[client]
             for _ in range(EPOCHS):
-                slope = softmax(images @ w) - np.eye(CLASSES)[labels]
+                logits = logits_of(models[client], images)
+                slope = softmax(logits) - np.eye(CLASSES)[labels]
                 for row, y in enumerate(labels.tolist()):
                     if y in others:
                         t = hyper.temperature
-                        pull = softmax(images[row] @ w / t) - softmax(others[y] / t)
+                        pull = softmax(logits[row] / t) - softmax(others[y] / t)
                         slope[row] += hyper.weight * t * pull
-                w = w - RATE * images.T @ slope / len(images)
-            models[client] = w
-            new_means.append({y: (images[labels == y] @ w).mean(0) for y in set(labels.tolist())})
+                models[client] = descend(models[client], images, slope)
+            logits = logits_of(models[client], images)
+            new_means.append({y: logits[labels == y].mean(0) for y in set(labels.tolist())})
         means = new_means
-    np.testing.assert_allclose(weights_of(after), models, rtol=1e-5, atol=1e-7)
+    assert_close(params_of(after), models, rtol=1e-5, atol=1e-7)
 
 
 def test_fd_without_its_regulariser_is_training_alone():
     before, after, _ = run("fd", FDHyper(RATE, 0.0, 2.0))
-    expected = [alone(w, c, ROUNDS * EPOCHS) for c, w in enumerate(weights_of(before))]
-    np.testing.assert_allclose(weights_of(after), expected, rtol=1e-6, atol=1e-8)
+    expected = [alone(params, c, ROUNDS * EPOCHS) for c, params in enumerate(params_of(before))]
+    assert_close(params_of(after), expected)
 
 
 def test_a_single_party_has_no_others():
@@ -168,26 +218,44 @@ def test_a_single_party_has_no_others():
 
 
 def test_fd_sends_a_square_of_classes():
-    about = ALGORITHMS["fd"].communication["all_0"]
+    about = ALGORITHMS["fd"].communication["hidden_0"]
     assert about.up == about.down == 4 * CLASSES * (CLASSES + 1)
 
 
 # ---------------------------------------------------------------------------------------- DS-FL
 
 
-def test_ds_fl_is_a_plain_loop():
-    before, after, _ = run("ds_fl")
-    models, server = list(weights_of(before)), before.server.params["w"]
+@pytest.mark.parametrize("name", ["ds_fl", pytest.param("ds_fl, sa", marks=pytest.mark.slow)])
+def test_ds_fl_is_a_plain_loop(name):
+    before, after, _ = run(name)
+    models, server = params_of(before), before.server.params
     for round in range(ROUNDS):
-        rows = ALGORITHMS["ds_fl"].select(round, jax.random.key(0)).rows[PUBLIC][0]
+        rows = ALGORITHMS[name].select(round, jax.random.key(0)).rows[PUBLIC][0]
         images = PUBLIC_IMAGES[np.asarray(rows)]
         assert len(np.unique(rows)) == 4
-        models = [alone(w, client) for client, w in enumerate(models)]
-        target = softmax(np.mean([softmax(images @ w) for w in models], axis=0) / 0.1)
-        models = [descend(w, images, target) for w in models]
-        server = descend(server, images, target)
-    np.testing.assert_allclose(weights_of(after), models, rtol=1e-6, atol=1e-8)
-    np.testing.assert_allclose(after.server.params["w"], server, rtol=1e-6, atol=1e-8)
+        models = [alone(params, client) for client, params in enumerate(models)]
+        target = np.mean([softmax(logits_of(params, images)) for params in models], axis=0)
+        if name == "ds_fl":
+            target = softmax(target / 0.1)
+        models = [learn(params, images, target) for params in models]
+        server = learn(server, images, target)
+    assert_close(params_of(after), models)
+    assert_close(after.server.params, server)
+
+
+def test_permuting_parties_permutes_ds_fl():
+    """Parties 0 and 2, of one architecture, change places: models and examples."""
+    before, expected, _ = run("ds_fl")
+    swapped = before._replace(models=before.models | {"hidden": exchanged(before)})
+    order = np.concatenate(np.split(np.arange(sum(SIZES)), np.cumsum(SIZES)[:-1])[::-1])
+    columns = {name: column[order] for name, column in COLUMNS.items()}
+    state = jax.tree.map(lambda leaf: leaf[None], swapped)
+    _, found, _ = run("ds_fl", state=state, columns=columns, sizes=SIZES[::-1])
+    assert_close(found._replace(models=found.models | {"hidden": exchanged(found)}), expected)
+
+
+def exchanged(state):
+    return jax.tree.map(lambda leaf: leaf[::-1], state.models["hidden"])
 
 
 def entropy(p):
@@ -213,33 +281,32 @@ def test_sharpening_lowers_the_entropy_of_peaked_probabilities(classes, peak):
 def test_fml_is_a_plain_loop():
     before, after, _ = run("fml")
     hyper = ALGORITHMS["fml"].hyper
-    models, meme = list(weights_of(before)), before.meme.params["w"]
+    models, meme = params_of(before), before.meme.params
     for _ in range(ROUNDS):
         memes = []
         for client in range(3):
             images, labels = examples_of(client)
             own, fork, targets = models[client], meme, np.eye(CLASSES)[labels]
             for _ in range(EPOCHS):
-                p, q = softmax(images @ own), softmax(images @ fork)
+                p, q = (softmax(logits_of(params, images)) for params in (own, fork))
                 slope_own = hyper.own_weight * (p - targets) + (1 - hyper.own_weight) * (p - q)
                 slope = hyper.meme_weight * (q - targets) + (1 - hyper.meme_weight) * (q - p)
-                own = own - RATE * images.T @ slope_own / len(images)
-                fork = fork - RATE * images.T @ slope / len(images)
+                own, fork = descend(own, images, slope_own), descend(fork, images, slope)
             models[client] = own
-            memes.append(fork)
-        meme = np.mean(memes, axis=0)
-    np.testing.assert_allclose(weights_of(after), models, rtol=1e-6, atol=1e-8)
-    np.testing.assert_allclose(after.meme.params["w"], meme, rtol=1e-6, atol=1e-8)
+            memes.append(fork["w"])
+        meme = {"w": np.mean(memes, axis=0)}
+    assert_close(params_of(after), models)
+    assert_close(after.meme.params, meme)
 
 
 def test_fml_of_labels_alone_is_fed_avg_and_training_alone():
     before, after, _ = run("fml", FMLHyper(RATE, 1.0, 1.0))
-    meme = before.meme.params["w"]
+    meme = before.meme.params
     for _ in range(ROUNDS):
-        meme = np.mean([alone(meme, client) for client in range(3)], axis=0)
-    np.testing.assert_allclose(after.meme.params["w"], meme, rtol=1e-6, atol=1e-8)
-    own = [alone(w, c, ROUNDS * EPOCHS) for c, w in enumerate(weights_of(before))]
-    np.testing.assert_allclose(weights_of(after), own, rtol=1e-6, atol=1e-8)
+        meme = {"w": np.mean([alone(meme, client)["w"] for client in range(3)], axis=0)}
+    assert_close(after.meme.params, meme)
+    own = [alone(params, c, ROUNDS * EPOCHS) for c, params in enumerate(params_of(before))]
+    assert_close(params_of(after), own)
 
 
 def test_equal_models_do_not_pull_at_each_other():
@@ -263,12 +330,11 @@ def test_equal_models_do_not_pull_at_each_other():
 # -------------------------------------------------------------------------------- all of them
 
 
-@pytest.mark.parametrize("name", ["ds_fl"])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["ds_fl", "fd", "fml"])
 def test_devices_share_the_parties(name):
     expected, found = run(name)[1], run(name, devices=2)[1]
-    jax.tree.map(
-        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-9), found, expected
-    )
+    assert_close(found, expected, atol=1e-9)
 
 
 @pytest.mark.parametrize(
