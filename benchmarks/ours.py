@@ -6,7 +6,7 @@
 A client's examples are visited in an order drawn from the seed. So that the first round visits them
 in the order of the file, as the peers do, they are stored where that round's order finds them; the
 drawing itself stays in the measured time. Cohorts, unlabelled rows and initial weights are the file's.
-The other programs use the CPU, so this one does.
+With --accelerator clients are trained at once, and on processors one after another.
 """
 
 import functools
@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+import machine
 from peers import measuring
 from peers import workload as work
 
@@ -33,12 +34,16 @@ MHD_CLIENTS = "clients"  # the only architecture
 
 def main() -> int:
     """Starts the processes, or measures in one of them."""
-    arguments = measuring.parse_arguments(__doc__)
-    os.environ["JAX_PLATFORMS"] = "cpu"
+    arguments = measuring.parse_arguments(__doc__, accelerated=True)
+    if not arguments.accelerator:
+        os.environ["JAX_PLATFORMS"] = "cpu"
     if not launch.is_child():
         measuring.limit_cores(arguments.processes * arguments.threads)
         return launch.supervise([sys.executable, *sys.argv], arguments.processes)
     launch.join()
+    if arguments.accelerator and machine.accelerator() is None:
+        print("error: --accelerator: JAX finds none.", file=sys.stderr)
+        return 2
     measure(arguments)
     return 0
 
@@ -49,7 +54,7 @@ def measure(arguments) -> None:
 
     jax.config.update("jax_enable_x64", arguments.double)
     inputs = work.read_inputs(arguments.inputs, arguments.workload, arguments.double)
-    prepared = prepare(inputs, arguments.rounds_per_repetition)
+    prepared = prepare(inputs, arguments.rounds_per_repetition, arguments.accelerator)
 
     def save():
         if jax.process_index() == 0:
@@ -57,8 +62,15 @@ def measure(arguments) -> None:
 
     times = measuring.run(prepared.train, save, arguments, time.perf_counter)
     if jax.process_index() == 0:
-        memory = measuring.peak_memory_mb(os.getppid())
-        measuring.report("fedcodist", version("fedcodist"), arguments, times, memory)
+        measuring.report(
+            "fedcodist",
+            version("fedcodist"),
+            arguments,
+            times,
+            measuring.peak_memory_mb(os.getppid()),
+            device=machine.accelerator(),
+            peak_device_mb=machine.peak_accelerator_mb(),
+        )
 
 
 class Prepared(NamedTuple):
@@ -75,12 +87,13 @@ class Prepared(NamedTuple):
     program: Callable[[], str]
 
 
-def prepare(inputs: work.Inputs, most_rounds: int) -> Prepared:
+def prepare(inputs: work.Inputs, most_rounds: int, at_once: bool = False) -> Prepared:
     """Puts a workload on all devices; nothing but initialisation compiles yet.
 
     Args:
       inputs: the workload.
       most_rounds: that one call of `train` may ask for.
+      at_once: whether a device trains its clients at once.
     """
     import jax
     import numpy as np
@@ -93,7 +106,7 @@ def prepare(inputs: work.Inputs, most_rounds: int) -> Prepared:
 
     mesh = simulation.all_devices()
     federated = make_data(inputs)
-    algorithm = make_algorithm(inputs, federated)
+    algorithm = make_algorithm(inputs, federated, at_once)
     programs = simulation.build_programs(algorithm, most_rounds, mesh)
     rows = {}
     if inputs.unlabelled is not None:
@@ -192,7 +205,7 @@ def is_text(workload: str) -> bool:
     return any(isinstance(network, work.LanguageNetwork) for network in networks)
 
 
-def make_algorithm(inputs: work.Inputs, federated):
+def make_algorithm(inputs: work.Inputs, federated, at_once: bool):
     """The workload's method from the file's weights, on the file's cohorts and unlabelled rows."""
     import jax.numpy as jnp
     import optax
@@ -203,22 +216,27 @@ def make_algorithm(inputs: work.Inputs, federated):
     from fedcodist.algorithms.pools import independent_pools
     from fedcodist.cohort import Selection
     from fedcodist.distillation import UNLABELLED, Distillation
+    from fedcodist.for_each_client import Execution
 
-    if method_of(inputs) == "fed_md":
+    if method_of(inputs) == "fed_md":  # every architecture has one party
         return make_fed_md(inputs)
+    execution = Execution()
+    if at_once:
+        clients = work.WORKLOADS[inputs.workload].cohort
+        execution = Execution("vmap", len(inputs.pools) if method_of(inputs) == "mhd" else clients)
     if method_of(inputs) == "mhd":
-        return make_mhd(inputs)
+        return make_mhd(inputs, execution)
     if method_of(inputs) == "fed_kd":
-        return make_fed_kd(inputs, federated)
+        return make_fed_kd(inputs, federated, execution)
     pools = {name: make_pool(inputs, name) for name in inputs.pools}
     cohorts = {name: jnp.asarray(pool.cohorts) for name, pool in inputs.pools.items()}
     distillation, rows = work.WORKLOADS[inputs.workload].distillation, {}
     if distillation is not None:
         rows[UNLABELLED] = jnp.asarray(inputs.unlabelled_rows)
     if distillation is None:
-        algorithm = independent_pools(pools, federated.columns)
+        algorithm = independent_pools(pools, federated.columns, execution)
     elif distillation.method == "fed_sdd":
-        algorithm = make_fed_sdd(inputs, pools, federated, distillation.steps)
+        algorithm = make_fed_sdd(inputs, pools, federated, distillation.steps, execution)
     else:
         optimizer = functools.partial(optax.adam, eps=work.STUDENT_EPSILON)
         steps, batch = distillation.steps, work.DISTILLATION_BATCH
@@ -230,6 +248,7 @@ def make_algorithm(inputs: work.Inputs, federated):
             "num_rounds": 1,
             "distillation": Distillation(steps, batch, optimizer, mixup_beta=0.0),
             "teaching": dict.fromkeys(pools, teaching),
+            "execution": execution,
         }
         if distillation.method == "merged":
             settings["alpha"] = work.ALPHA
@@ -244,7 +263,7 @@ def make_algorithm(inputs: work.Inputs, federated):
     return algorithm._replace(select=select)
 
 
-def make_fed_sdd(inputs: work.Inputs, pools, federated, steps: int):
+def make_fed_sdd(inputs: work.Inputs, pools, federated, steps: int, execution):
     """FedSDD whose models start from the file's weights, each its own."""
     import numpy as np
     import optax
@@ -263,6 +282,7 @@ def make_fed_sdd(inputs: work.Inputs, pools, federated, steps: int):
         distillation=Distillation(steps, work.DISTILLATION_BATCH, optax.sgd, mixup_beta=0.0),
         learning_rate=work.TEACHING_RATE,
         temperature=work.TEACHING_TEMPERATURE,
+        execution=execution,
     )
 
     def init(key):
@@ -313,7 +333,7 @@ def make_fed_md(inputs: work.Inputs):
     return algorithm._replace(init=lambda key: fed_md.start(models, digest, revisit), select=select)
 
 
-def make_mhd(inputs: work.Inputs):
+def make_mhd(inputs: work.Inputs, execution):
     """MHD on a complete graph, of clients who start from the file's weights."""
     import jax
     import jax.numpy as jnp
@@ -359,11 +379,12 @@ def make_mhd(inputs: work.Inputs):
         HeadDistillation(work.MHD_BATCH),
         MHDHyper(work.MHD_RATE, work.EMBEDDING_WEIGHT, work.HEAD_WEIGHT),
         SEED,
+        execution=execution,
     )
     return algorithm._replace(init=lambda key: start(models, training, schedule))
 
 
-def make_fed_kd(inputs: work.Inputs, federated):
+def make_fed_kd(inputs: work.Inputs, federated, execution):
     """FedKD as the library has it by default, from the file's weights, with SVD both ways."""
     import jax.numpy as jnp
     import numpy as np
@@ -399,7 +420,7 @@ def make_fed_kd(inputs: work.Inputs, federated):
     def select(round, key):
         return Selection({work.STUDENT: cohorts[round % len(cohorts)]}, {})
 
-    return independent_pools(pools, federated.columns)._replace(select=select)
+    return independent_pools(pools, federated.columns, execution)._replace(select=select)
 
 
 def method_of(inputs: work.Inputs) -> str | None:

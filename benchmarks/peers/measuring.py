@@ -17,12 +17,15 @@ import numpy as np
 from peers import workload as work
 
 
-def parse_arguments(description: str, most_processes: int | None = None) -> argparse.Namespace:
+def parse_arguments(
+    description: str, most_processes: int | None = None, accelerated: bool = False
+) -> argparse.Namespace:
     """The arguments that every program takes.
 
     Args:
       description: the program's docstring.
       most_processes: the largest number of processes that the program can use.
+      accelerated: whether it can use an accelerator, and so takes --accelerator.
     """
     parser = argparse.ArgumentParser(description=description.splitlines()[0])
     parser.add_argument("--workload", choices=sorted(work.WORKLOADS), required=True)
@@ -33,7 +36,11 @@ def parse_arguments(description: str, most_processes: int | None = None) -> argp
     parser.add_argument("--processes", type=int, default=1)
     parser.add_argument("--save-weights", type=Path, help="writes the weights after one round")
     parser.add_argument("--double", action="store_true", help="compute in float64, to compare")
+    if accelerated:
+        parser.add_argument("--accelerator", action="store_true", help="instead of the processor")
     arguments = parser.parse_args()
+    if accelerated and arguments.accelerator:
+        most_processes = 1
     for name, least in (
         ("repetitions", 0),
         ("rounds_per_repetition", 1),
@@ -117,8 +124,17 @@ def report(
     arguments: argparse.Namespace,
     times: Sequence[float],
     peak_rss_mb: float,
+    **more: str | float | None,
 ) -> None:
-    """Prints the line of JSON that side_by_side.py reads."""
+    """Prints the line of JSON that side_by_side.py reads.
+
+    Args:
+      peer, version: who reports.
+      arguments: of the program.
+      times: see `run`.
+      peak_rss_mb: of all processes.
+      more: of an accelerator, where it is told: `device`, `peak_device_mb`.
+    """
     rounds = arguments.rounds_per_repetition
     seconds = [(end - begin) / rounds for begin, end in itertools.pairwise(times[2:])]
     first = times[1] - times[0]
@@ -136,6 +152,7 @@ def report(
         "processes": arguments.processes,
         "threads": arguments.threads,
         "weights_after_one_round": None if weights is None else str(weights),
+        **{name: value for name, value in more.items() if value is not None},
     }
     print("\n" + json.dumps(line), flush=True)
 

@@ -2,6 +2,7 @@
 
 import numpy as np
 import torch
+from peers import torch_device
 from peers import workload as work
 
 
@@ -11,7 +12,7 @@ def make_network(network: work.AnyNetwork) -> torch.nn.Module:
     Its attribute `weighted` lists (layer's name in the common layout, layer, shape of what is
     flattened before it, or ()).
     """
-    return kind_of(network)(network)
+    return kind_of(network)(network).to(torch_device.current())
 
 
 def kind_of(network: work.AnyNetwork) -> type[torch.nn.Module]:
@@ -232,7 +233,7 @@ def common_weights(network: torch.nn.Module) -> dict[str, np.ndarray]:
     weights = {}
     for name, layer, flattened in network.weighted:
         for leaf, tensor in _leaves(layer).items():
-            value = tensor.detach().numpy()
+            value = tensor.detach().cpu().numpy()
             if leaf == "kernel":
                 value = _kernel_from_torch(value, flattened)
             if isinstance(layer, LSTM):
@@ -244,12 +245,12 @@ def common_weights(network: torch.nn.Module) -> dict[str, np.ndarray]:
 def client_tensors(inputs: work.Inputs, client: int) -> tuple[torch.Tensor, torch.Tensor]:
     """A client's images, channels first, and labels."""
     rows = inputs.rows_of(client)
-    return image_tensor(inputs.images[rows]), torch.from_numpy(inputs.labels[rows]).long()
+    return image_tensor(inputs.images[rows]), torch_device.tensor(inputs.labels[rows]).long()
 
 
 def image_tensor(images: np.ndarray) -> torch.Tensor:
     """Images with their channels first; rows of features or tokens stay as they are."""
-    tensor = torch.from_numpy(images)
+    tensor = torch_device.tensor(images)
     return tensor.permute(0, 3, 1, 2).contiguous() if tensor.ndim == 4 else tensor
 
 

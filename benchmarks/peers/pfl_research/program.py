@@ -2,7 +2,6 @@
 
 import os
 import sys
-import time
 from importlib.metadata import version
 from pathlib import Path
 
@@ -17,8 +16,9 @@ STARTED_BY_TORCHRUN = "TORCHELASTIC_RUN_ID"
 
 def main() -> int:
     """Starts several processes where they are asked for, and measures."""
-    arguments = measuring.parse_arguments(__doc__)
+    arguments = measuring.parse_arguments(__doc__, accelerated=True)
     os.environ["OMP_NUM_THREADS"] = str(arguments.threads)
+    os.environ["PFL_PYTORCH_DEVICE"] = "cuda" if arguments.accelerator else "cpu"
     if arguments.processes > 1 and STARTED_BY_TORCHRUN not in os.environ:
         torchrun = ["-m", "torch.distributed.run", "--standalone"]
         processes = f"--nproc-per-node={arguments.processes}"
@@ -30,7 +30,7 @@ def main() -> int:
 def measure(arguments) -> None:
     """Trains and reports; imports join the processes, so they are made only here."""
     import torch
-    from peers import torch_networks
+    from peers import torch_device, torch_networks
     from pfl.aggregate.simulate import SimulatedBackend
     from pfl.aggregate.weighting import WeightByDatapoints
     from pfl.algorithm.base import NNAlgorithmParams
@@ -41,6 +41,7 @@ def measure(arguments) -> None:
     from pfl.metrics import Metrics
     from pfl.model.pytorch import PyTorchModel
 
+    torch_device.use(arguments.accelerator)
     torch.set_num_threads(arguments.threads)
     inputs = work.read_inputs(arguments.inputs, arguments.workload)
     network = make_network(inputs.pool.network)
@@ -50,7 +51,7 @@ def measure(arguments) -> None:
 
     class Clock(TrainingProcessCallback):
         def after_central_iteration(self, aggregate_metrics, model, *, central_iteration):
-            ends.append(time.perf_counter())
+            ends.append(torch_device.clock())
             if central_iteration == 0 and rank == 0:
                 weights = torch_networks.common_weights(network)
                 measuring.save_weights({work.POOL: weights}, arguments)
@@ -63,7 +64,7 @@ def measure(arguments) -> None:
     data = make_data(inputs, measuring.cohorts(inputs, arguments))
     rounds = measuring.total_rounds(arguments)
     cohort = work.WORKLOADS[inputs.workload].cohort
-    started = time.perf_counter()
+    started = torch_device.clock()
     FederatedAveraging().run(
         # The first round is evaluated whatever the frequency; it is not timed.
         NNAlgorithmParams(rounds, rounds, cohort, val_cohort_size=0),
@@ -82,7 +83,8 @@ def measure(arguments) -> None:
         memory = measuring.peak_memory_mb(os.getppid() if several else None)
         times = measuring.ends_of_parts(started, ends, arguments)
         name = f"{version('pfl')}, torch {torch.__version__}"
-        measuring.report("pfl_research", name, arguments, times, memory)
+        device_mb = torch_device.peak_mb()
+        measuring.report("pfl_research", name, arguments, times, memory, peak_device_mb=device_mb)
     if several:
         torch.distributed.barrier()
 

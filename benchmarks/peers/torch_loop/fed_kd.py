@@ -2,7 +2,7 @@
 
 import numpy as np
 import torch
-from peers import torch_networks
+from peers import torch_device, torch_networks
 from peers import workload as work
 
 
@@ -17,7 +17,10 @@ class Client:
             work.hidden_widths(pools[name].network).values()
             for name in (work.TEACHER, work.STUDENT)
         )
-        self.maps = [torch.eye(*widths).requires_grad_() for widths in zip(other, own, strict=True)]
+        self.maps = [
+            torch.eye(*widths, device=torch_device.current()).requires_grad_()
+            for widths in zip(other, own, strict=True)
+        ]
         private = [*self.teacher.parameters(), *self.maps]
         self.optimizers = [
             torch.optim.Adam(private, work.FED_KD_TEACHER_RATE),

@@ -2,7 +2,6 @@
 
 import copy
 import sys
-import time
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
@@ -13,8 +12,10 @@ import torch
 from codistillation import distil, merge
 from fed_md import Party, collaborate
 from fed_sdd import teach
-from peers import measuring, torch_networks
+from peers import measuring, torch_device, torch_networks
 from peers import workload as work
+
+ROWS = ("digest", "revisit", "private", "public")  # orders that are of images
 
 
 class Server:
@@ -41,7 +42,8 @@ class Server:
 
 def main() -> int:
     """Runs the benchmark."""
-    arguments = measuring.parse_arguments(__doc__, most_processes=1)
+    arguments = measuring.parse_arguments(__doc__, most_processes=1, accelerated=True)
+    torch_device.use(arguments.accelerator)
     torch.set_num_threads(arguments.threads)
     if arguments.double:
         torch.set_default_dtype(torch.float64)
@@ -53,7 +55,11 @@ def main() -> int:
         kind = {"fed_md": Party, "mhd": mhd.Client}[method]
         servers = {name: kind(pool) for name, pool in inputs.pools.items()}
         orders = {
-            name: {purpose: torch.from_numpy(own).long() for purpose, own in pool.orders.items()}
+            name: {
+                # Rows of images lie beside them; places of models are read by the program itself.
+                purpose: (torch_device.tensor if purpose in ROWS else torch.from_numpy)(own).long()
+                for purpose, own in pool.orders.items()
+            }
             for name, pool in inputs.pools.items()
         }
     elif method == "fed_kd":
@@ -87,10 +93,10 @@ def main() -> int:
             rows = inputs.unlabelled_rows[round % len(inputs.unlabelled_rows)]
             if method == "fed_md":
                 private = {name: cohort[0] for name, cohort in cohorts.items()}
-                aligned = unlabelled[torch.from_numpy(rows.reshape(-1)).long()]
+                aligned = unlabelled[torch_device.tensor(rows.reshape(-1)).long()]
                 collaborate(servers, aligned, private, orders)
                 continue
-            batches = (unlabelled[torch.from_numpy(each).long()] for each in rows)
+            batches = (unlabelled[torch_device.tensor(each).long()] for each in rows)
             train_together = {
                 "merged": merged_round,
                 "periodic": periodic_round,
@@ -105,9 +111,11 @@ def main() -> int:
             weights = {n: torch_networks.common_weights(s.network) for n, s in servers.items()}
         measuring.save_weights(weights, arguments)
 
-    times = measuring.run(train, save, arguments, time.perf_counter)
-    memory = measuring.peak_memory_mb()
-    measuring.report("torch_loop", torch.__version__, arguments, times, memory)
+    times = measuring.run(train, save, arguments, torch_device.clock)
+    memory, device_mb = measuring.peak_memory_mb(), torch_device.peak_mb()
+    measuring.report(
+        "torch_loop", torch.__version__, arguments, times, memory, peak_device_mb=device_mb
+    )
     return 0
 
 
