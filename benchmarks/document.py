@@ -37,10 +37,12 @@ HEADER = """\
 
 What a round costs: with this library, with other simulators and with a plain PyTorch loop, on the
 same work. `make bench-peers` installs the others, `make bench` measures everything anew and writes
-this page, `make bench-check` tells whether anything has become slower.
+this page, `make bench-check` tells whether anything has become slower. One of them beside ours:
+`python benchmarks/side_by_side.py --only fedjax`, or `torch_loop`, `pfl_research`, `flower`.
 
 - All programs start from the same weights and train the same clients on the same examples in the same
-  order; `python benchmarks/side_by_side.py --check` compares their weights after one round.
+  order; `python benchmarks/side_by_side.py --check` compares their weights after one round and writes
+  down what it found.
 - Each program first tries its divisions of the cores into processes and threads and goes on with its
   fastest. Then the programs take turns, each time in new processes; figures are medians over turns,
   with the smallest and the largest in brackets.
@@ -141,6 +143,7 @@ def _device(found: Sequence[Record]) -> Iterable[str]:
         kind: [record for record in found if record["kind"] == kind]
         for kind in (
             side_by_side.KIND,
+            side_by_side.CHECK,
             fedavg_cnn.KIND,
             breakdown.KIND,
             cold_start.KIND,
@@ -163,8 +166,14 @@ def _device(found: Sequence[Record]) -> Iterable[str]:
             yield DESCRIPTIONS[record["workload"]]
             yield programs(record)
             about = f"{record['turns']} turns of {record['rounds_per_repetition']} rounds"
+            if "peak_tflops" in record:
+                about += (
+                    f"; MFU: {record['gflop_per_round']:,.0f} GFLOP of a round's matrix products and "
+                    f"direct convolutions by its seconds and by {record['peak_tflops']:g} TFLOP/s"
+                )
             yield f"{about}; {origin(record)}"
     for heading, kind, section in (
+        ("The same computation", side_by_side.CHECK, agreement),
         ("Against the GEMM peak", fedavg_cnn.KIND, gemm),
         ("Where the time goes", breakdown.KIND, parts),
         ("Cold start", cold_start.KIND, starts),
@@ -192,10 +201,19 @@ def overview(found: Sequence[Record]) -> str:
 def programs(record: Record) -> str:
     """All figures of one workload, a row per program."""
     rows = []
+    headings = ["program", "version", "processes x threads", "s/round", "/ ours", "warm-up, s"]
+    headings.append("peak, MB")
+    has_device = any("peak_device_mb" in own for own in record["programs"].values())
+    headings += ["on the device, MB"] if has_device else []
+    headings += ["MFU"] if "peak_tflops" in record else []
     for name, own in record["programs"].items():
         if "error" in own:
-            rows.append([name, own["error"], *[""] * 5])
+            rows.append([name, own["error"], *[""] * (len(headings) - 2)])
             continue
+        peak = own.get("peak_device_mb")
+        more = [f"{peak:,.0f}" if peak is not None else ""] if has_device else []
+        if "peak_tflops" in record:
+            more.append(f"{side_by_side.mfu(record, own['median']):.1%}")
         rows.append(
             [
                 name,
@@ -205,10 +223,41 @@ def programs(record: Record) -> str:
                 _ratio(own),
                 f"{own['compile_or_warmup_seconds']:.1f}",
                 f"{own['peak_rss_mb']:,.0f}",
+                *more,
             ]
         )
-    headings = ["program", "version", "processes x threads", "s/round", "/ ours", "warm-up, s"]
-    return _table([*headings, "peak, MB"], rows, texts=2)
+    return _table(headings, rows, texts=2)
+
+
+def agreement(record: Record) -> Iterable[str]:
+    """How far programs' weights are from the reference's, a row per workload."""
+    lines = record["checked"]
+    known = [name for name in PROGRAMS if name in {line["program"] for line in lines}]
+    yield (
+        f"Weights after one round against those of {side_by_side.REFERENCE} in one thread: the largest "
+        "distance of an array from the reference's, by the length of the reference's update; of each "
+        f"program's settings the worst. {record['tolerance']:g} and less counts as the same."
+    )
+    rows = []
+    for workload in DESCRIPTIONS:
+        if own := [line for line in lines if line["workload"] == workload]:
+            found = [[line for line in own if line["program"] == name] for name in known]
+            precision = "float64" if own[0]["double"] else "float32"
+            commit = f"{own[0]['date']}, {_commit(own[0]['commit'])}"
+            rows.append([workload, precision, commit, *(_difference(each) for each in found)])
+    yield _table(["workload", "in", "checked", *known], rows, texts=3)
+
+
+def _difference(lines: Sequence[Mapping[str, Any]]) -> str:
+    """The worst of a program's settings."""
+    if not lines:
+        return ""
+    if "hindrance" in lines[0]:
+        return lines[0]["hindrance"].split(":")[0]
+    if failed := [line for line in lines if "error" in line]:
+        return f"failed with {failed[0]['processes']} x {failed[0]['threads']}"
+    worst = max(line["difference"] for line in lines)
+    return f"{worst:.0e}" + ("" if all(map(side_by_side.agrees, lines)) else " DIFFERS")
 
 
 def gemm(record: Record) -> Iterable[str]:
@@ -405,10 +454,14 @@ def _plot_path(record: Record) -> Path:
 def origin(record: Record) -> str:
     """Where a record comes from."""
     versions = ", ".join(f"{name} {value}" for name, value in record["versions"].items())
-    commit = (record["commit"] or "unknown")[:10]
-    if (record["commit"] or "").endswith("-dirty"):
-        commit += " with changes"
-    return f"{record['date']}, commit {commit}, {versions}: `{record['command']}`"
+    return (
+        f"{record['date']}, commit {_commit(record['commit'])}, {versions}: `{record['command']}`"
+    )
+
+
+def _commit(commit: str | None) -> str:
+    short = (commit or "unknown")[:10]
+    return f"{short} with changes" if (commit or "").endswith("-dirty") else short
 
 
 def _milliseconds(value: float | None, own: Mapping[str, Any]) -> str:

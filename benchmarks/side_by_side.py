@@ -1,18 +1,31 @@
 """Ours and the peers on the same work, in turn: seconds per round, ratios, compilation, memory.
 
     python benchmarks/side_by_side.py [--workload cnn_small ...] [--turns 7]
-    python benchmarks/side_by_side.py --check --workload digits
+    python benchmarks/side_by_side.py --only flower [--workload cnn_small ...]
+    python benchmarks/side_by_side.py --check [--workload digits ...]
+    python benchmarks/side_by_side.py --accelerator [--peak-tflops N] [--workload cnn_small ...]
 
 Each program first tries its settings of processes and threads, and goes on with its fastest. Then
 all programs run one after another, again and again, each time in new processes, so that a machine
 that changes its speed changes it for all. `make bench-peers` installs the peers, each in an
-environment of its own. `--check` compares the weights after one round with the PyTorch loop's; with
-distillation in float64, since Adam makes a step of full length of a gradient that is next to nothing,
-and with ResNet-20 too.
+environment of its own.
+
+`--only` measures ours beside some programs and prints the table; it writes no record, which would
+stand in the place of one of all programs.
+
+`--check` compares the weights after one round with the PyTorch loop's; with distillation in float64,
+since Adam makes a step of full length of a gradient that is next to nothing, and with ResNet-20 too.
+What it finds is written to results/benchmarks/; a workload's lines there replace its old ones.
+
+`--accelerator` measures the programs that can use one, each in one process. Without it accelerators are
+hidden from all. With the peak of the device in `--peak-tflops` the record tells the share of it that
+a round's counted FLOPs make: look it up for the arithmetic that the programs do, TF32 where nothing
+else is asked for.
 """
 
 import argparse
 import json
+import math
 import os
 import re
 import signal
@@ -29,13 +42,14 @@ sys.path.insert(0, str(Path(__file__).parent))
 import machine
 import numpy as np
 import records
+import round_flops
 from peers import make_inputs
 from peers import workload as work
 
 ROOT = Path(__file__).resolve().parents[1]
 INPUTS = ROOT / "build" / "benchmarks"
 OURS, REFERENCE = "fedcodist", "torch_loop"
-KIND = "side_by_side"
+KIND, CHECK = "side_by_side", "check"
 # One repetition should take long against the clock and not against the patience.
 ROUNDS = {
     "cnn_small": 5,
@@ -76,16 +90,18 @@ class Program(NamedTuple):
       needs: a file that is there once its environment has been made.
       several: whether it can use several processes.
       lacks: workloads that it cannot do.
+      accelerated: whether it can use an accelerator.
     """
 
     command: tuple[str, ...]
     needs: Path
     several: bool = True
     lacks: tuple[str, ...] = ()
+    accelerated: bool = False
 
-    def hindrance(self, workload: str) -> str | None:
+    def hindrance(self, workload: str, accelerator: bool = False) -> str | None:
         """Why it cannot be run, or None."""
-        if workload in self.lacks:
+        if workload in self.lacks or (accelerator and not self.accelerated):
             return NOT_SUPPORTED
         return None if self.needs.exists() else NOT_INSTALLED
 
@@ -104,25 +120,32 @@ class Job(NamedTuple):
     inputs: Path
     rounds: int
     turns: int
+    accelerator: bool = False
 
 
 class ProgramFailed(RuntimeError):
     """A program gave no result; the message is its own last line."""
 
 
-def _peer(name: str, several: bool = True, lacks: tuple[str, ...] = ()) -> Program:
+def _peer(
+    name: str, several: bool = True, lacks: tuple[str, ...] = (), accelerated: bool = False
+) -> Program:
     environment = ROOT / ".venv-peers" / name
     script = ROOT / "benchmarks" / "peers" / name / "program.py"
     command = (str(environment / "bin" / "python"), str(script))
-    return Program(command, environment / ".installed", several, lacks)
+    return Program(command, environment / ".installed", several, lacks, accelerated)
 
 
 PROGRAMS = {
-    OURS: Program((sys.executable, str(ROOT / "benchmarks" / "ours.py")), Path(sys.executable)),
-    REFERENCE: _peer(REFERENCE, several=False),
+    OURS: Program(
+        (sys.executable, str(ROOT / "benchmarks" / "ours.py")),
+        Path(sys.executable),
+        accelerated=True,
+    ),
+    REFERENCE: _peer(REFERENCE, several=False, accelerated=True),
     # FedJAX's models have no mutable state; pfl-research averages parameters alone.
     "fedjax": _peer("fedjax", lacks=("resnet20", *DISTILLATION)),
-    "pfl_research": _peer("pfl_research", lacks=("resnet20", *DISTILLATION)),
+    "pfl_research": _peer("pfl_research", lacks=("resnet20", *DISTILLATION), accelerated=True),
     # Flower averages weights and not updates: what float32 rounds there, Adam makes steps of for the
     # thousands of words that no client has, so it would compute another round of text.
     "flower": _peer("flower", lacks=("lstm_small", "lstm_large", *DISTILLATION)),
@@ -131,28 +154,55 @@ PROGRAMS = {
 
 def main() -> int:
     """Measures, or checks, one workload after another."""
+    arguments = parse_arguments()
+    programs = {
+        name: program
+        for name, program in PROGRAMS.items()
+        if arguments.only is None or name in (OURS, *arguments.only)
+    }
+    cores = machine.cores()
+    if arguments.check:
+        return check_all(arguments.workload, cores, arguments.results)
+    for workload in arguments.workload:
+        job = make_job(workload, arguments.turns)._replace(accelerator=arguments.accelerator)
+        try:
+            record = measure(programs, job, cores)
+        except ProgramFailed as error:
+            print(f"error: {error}", file=sys.stderr)
+            return 1
+        if arguments.peak_tflops is not None:
+            flops = round_flops.flops_of_round(workload, job.inputs, job.rounds)
+            record |= {"gflop_per_round": flops / 1e9, "peak_tflops": arguments.peak_tflops}
+        print(table(record), flush=True)
+        if arguments.only is None:
+            records.write(record, arguments.results)
+    return 0
+
+
+def parse_arguments() -> argparse.Namespace:
+    """The command line; ends the program with one line where it makes no sense."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--workload", nargs="+", choices=sorted(ROUNDS), default=list(ROUNDS))
     parser.add_argument("--turns", type=int, default=7)
+    peers = [name for name in PROGRAMS if name != OURS]
+    parser.add_argument("--only", nargs="+", choices=peers, help="beside ours; writes no record")
     parser.add_argument("--check", action="store_true", help="compare results, measure nothing")
+    parser.add_argument("--accelerator", action="store_true", help="instead of the processor")
+    parser.add_argument("--peak-tflops", type=float, help="of the accelerator, for MFU")
     parser.add_argument("--results", type=Path, default=records.FOLDER)
     arguments = parser.parse_args()
     if arguments.turns < 1:
         parser.error(f"--turns must be at least 1, got {arguments.turns}")
-    cores, status = machine.cores(), 0
-    for workload in arguments.workload:
-        job = make_job(workload, arguments.turns)
-        try:
-            if arguments.check:
-                status = max(status, check(PROGRAMS, job, cores))
-                continue
-            record = measure(PROGRAMS, job, cores)
-        except ProgramFailed as error:
-            print(f"error: {error}", file=sys.stderr)
-            return 1
-        print(table(record), flush=True)
-        records.write(record, arguments.results)
-    return status
+    if arguments.check and (arguments.only or arguments.accelerator):
+        parser.error(
+            "--check compares all programs on the processor: not --only, not --accelerator"
+        )
+    if arguments.peak_tflops is not None:
+        if not arguments.accelerator:
+            parser.error("--peak-tflops is an accelerator's: it needs --accelerator")
+        if not arguments.peak_tflops > 0:
+            parser.error(f"--peak-tflops must be positive, got {arguments.peak_tflops}")
+    return arguments
 
 
 def make_job(workload: str, turns: int) -> Job:
@@ -167,10 +217,13 @@ def measure(programs: Mapping[str, Program], job: Job, cores: int) -> dict[str, 
     measured: dict[str, dict[str, Any]] = {}
     chosen = {}
     for name, program in programs.items():
-        if hindrance := program.hindrance(job.workload):
+        if hindrance := program.hindrance(job.workload, job.accelerator):
             measured[name] = {"error": hindrance}
             continue
-        tried = try_settings(program, job, settings(cores, program.several))
+        possible = settings(cores, program.several)
+        if job.accelerator:
+            possible = [Setting(1, cores)]
+        tried = try_settings(program, job, possible)
         measured[name] = {"tried": tried}
         worked = [trial for trial in tried if "error" not in trial]
         if not worked:
@@ -182,8 +235,10 @@ def measure(programs: Mapping[str, Program], job: Job, cores: int) -> dict[str, 
         raise ProgramFailed(f"{OURS} does not run: {measured[OURS]['error']}")
     for name, own in compare({name: programs[name] for name in chosen}, chosen, job).items():
         measured[name] |= own
+    # Where an accelerator computes, ours says which.
+    device = measured[OURS].pop("device", None)
     return {
-        **records.common(job.workload, KIND),
+        **records.common(job.workload, KIND, device),
         "turns": job.turns,
         "rounds_per_repetition": job.rounds,
         "programs": measured,
@@ -265,6 +320,12 @@ def summary(lines: Sequence[Mapping[str, Any]], ours: Sequence[float]) -> dict[s
             line["compile_or_warmup_seconds"] for line in lines
         ),
         "peak_rss_mb": max(line["peak_rss_mb"] for line in lines),
+        **({"device": lines[0]["device"]} if "device" in lines[0] else {}),
+        **(
+            {"peak_device_mb": max(line["peak_device_mb"] for line in lines)}
+            if "peak_device_mb" in lines[0]
+            else {}
+        ),
     }
 
 
@@ -289,36 +350,88 @@ def table(record: Mapping[str, Any]) -> str:
             f"{own[key]:8.2f}" for key in ("ratio_to_ours", "ratio_minimum", "ratio_maximum")
         )
         rest = f"{own['compile_or_warmup_seconds']:12.1f}{own['peak_rss_mb']:10.0f}"
+        if "peak_device_mb" in own:
+            rest += f"  {own['peak_device_mb']:.0f} MB on the device"
+        if "peak_tflops" in record:
+            rest += f"  MFU {mfu(record, own['median']):.1%}"
         lines.append(f"{name:<14}{setting:>20} {times}{ratios}{rest}  {own['version']}")
     return "\n".join(lines)
 
 
-def check(programs: Mapping[str, Program], job: Job, cores: int) -> int:
-    """Compares weights after one round with the reference's; returns 1 where one disagrees."""
-    if not programs[REFERENCE].needs.exists():
+def mfu(record: Mapping[str, Any], seconds: float) -> float:
+    """Counted FLOPs of a round by its seconds and by the device's peak."""
+    return record["gflop_per_round"] / seconds / (1000 * record["peak_tflops"])
+
+
+def check_all(workloads: Sequence[str], cores: int, results: Path) -> int:
+    """Checks workloads, writing what was found of each; returns 1 where a program disagrees."""
+    if not PROGRAMS[REFERENCE].needs.exists():
         print(f"error: the check needs {REFERENCE}: make bench-peers", file=sys.stderr)
         return 2
+    status = 0
+    for workload in workloads:
+        try:
+            found = check(PROGRAMS, make_job(workload, turns=1), cores)
+        except ProgramFailed as error:
+            print(f"error: {REFERENCE}: {error}", file=sys.stderr)
+            return 1
+        write_check(found, results)
+        if not all(agrees(line) for line in found):
+            status = 1
+    return status
+
+
+def write_check(found: Sequence[Mapping[str, Any]], results: Path) -> Path:
+    """Writes a workload's lines of `check`, and the newest ones of the others, with date and commit."""
+    record = records.common(CHECK, CHECK)
+    old = [
+        line
+        for other in records.newest(results)
+        if other["kind"] == CHECK and other["device"] == record["device"]
+        for line in other["checked"]
+        if line["workload"] != found[0]["workload"]
+    ]
+    new = [{**line, "date": record["date"], "commit": record["commit"]} for line in found]
+    record |= {"tolerance": TOLERANCE, "checked": [*old, *new]}
+    return records.write(record, results)
+
+
+def check(programs: Mapping[str, Program], job: Job, cores: int) -> list[dict[str, Any]]:
+    """Compares weights after one round with the reference's, of each program in each setting.
+
+    Returns:
+      Per line workload, program, processes, threads, whether in float64, and the difference or an
+      error; or instead of a setting the `hindrance` of a program that was not run.
+    """
     initial = initial_weights(job)
     reference = weights_after_one_round(programs[REFERENCE], job, Setting(1, 1))
-    status = 0
+    lines = []
     for name, program in programs.items():
+        line = {"workload": job.workload, "program": name, "double": job.workload in IN_DOUBLE}
         if hindrance := program.hindrance(job.workload):
+            lines.append({**line, "hindrance": hindrance})
             print(f"{job.workload:<12}{name:<14}{hindrance}")
             continue
         for setting in settings(cores, program.several):
             where = f"{job.workload:<12}{name:<14}{setting.processes} x {setting.threads}"
-            where += "  float64" if job.workload in IN_DOUBLE else ""
+            where += "  float64" if line["double"] else ""
+            own: dict[str, Any] = {**line, **setting._asdict()}
+            lines.append(own)
             try:
                 weights = weights_after_one_round(program, job, setting)
             except ProgramFailed as error:
+                own["error"] = str(error)
                 print(f"{where}  failed: {error}")
-                status = 1
                 continue
-            difference = relative_difference(weights, reference, initial)
-            agrees = difference <= TOLERANCE
-            print(f"{where}  {difference:.1e}  {'ok' if agrees else 'DIFFERS'}", flush=True)
-            status = max(status, int(not agrees))
-    return status
+            own["difference"] = relative_difference(weights, reference, initial)
+            said = "ok" if agrees(own) else "DIFFERS"
+            print(f"{where}  {own['difference']:.1e}  {said}", flush=True)
+    return lines
+
+
+def agrees(line: Mapping[str, Any]) -> bool:
+    """Whether a line of `check` is no fault; what could not be run is none."""
+    return "hindrance" in line or line.get("difference", math.inf) <= TOLERANCE
 
 
 def initial_weights(job: Job) -> dict[str, np.ndarray]:
@@ -379,8 +492,13 @@ def run(
         command.append(f"--save-weights={save_weights}")
         if job.workload in IN_DOUBLE:
             command.append("--double")
+    hidden = {"CUDA_VISIBLE_DEVICES": ""}
+    if job.accelerator:
+        command.append("--accelerator")
+        hidden = {}
     process = subprocess.Popen(
         command,
+        env=os.environ | hidden,
         text=True,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,

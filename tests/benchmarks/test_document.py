@@ -63,6 +63,24 @@ def compared(workload="digits", median=0.02, **more):
     }
 
 
+def checked(**more):
+    def line(workload, program, difference=None, **own):
+        about = {"workload": workload, "program": program, "double": workload == "merged"}
+        about |= {"date": "2026-01-01", "commit": "abcdef1234567890-dirty"}
+        setting = {"processes": 2, "threads": 1}
+        return about | own if difference is None else about | setting | {"difference": difference}
+
+    lines = [
+        line("merged", "fedcodist", 2e-12),
+        line("merged", "fedjax", hindrance=NOT_SUPPORTED),
+        line("digits", "fedcodist", 1.2e-7),
+        line("digits", "fedcodist", 3.4e-6),
+        line("digits", "fedjax", 0.5),
+        line("digits", "flower", error="no memory", processes=2, threads=1),
+    ]
+    return common("check", "check", tolerance=1e-4, checked=lines, **more)
+
+
 def gemm(**more):
     own = {"gflop": 15.0, "seconds": [0.2, 0.1, 0.3], "share_of_peak": [0.5, 0.7, 0.4]}
     rounds = {"small": {**own, "first_call_seconds": 7.5}}
@@ -162,6 +180,30 @@ def test_figures_of_a_comparison():
     assert f"## {CPU}" in text and "3 turns of 5 rounds" in text
 
 
+def test_what_was_checked_is_a_table():
+    text = document.render([checked()])
+    commit = "2026-01-01, abcdef1234 with changes"
+    row = ["digits", "float32", commit, "3e-06", "5e-01 DIFFERS", "failed with 2 x 1"]
+    assert cells(text, "digits") == row
+    assert cells(text, "merged") == ["merged", "float64", commit, "2e-12", NOT_SUPPORTED, ""]
+    assert "### The same computation" in text and "0.0001 and less" in text
+    # In the order of the list of workloads.
+    assert text.index("| digits |") < text.index("| merged |")
+
+
+def test_figures_of_an_accelerator():
+    record = compared(device=GPU) | {"gflop_per_round": 500.0, "peak_tflops": 100.0}
+    record["programs"]["fedcodist"]["peak_device_mb"] = 2345.6
+    text = document.render([record])
+    assert cells(text, "fedcodist")[-3:] == ["1,234", "2,346", "25.0%"]
+    assert cells(text, "torch_loop")[-2:] == ["", "8.3%"]
+    assert cells(text, "fedjax")[1:] == [NOT_SUPPORTED, *[""] * 7]
+    assert "100 TFLOP/s" in text and f"## {GPU}" in text
+    assert "MFU" not in document.render([compared()])
+    assert "MFU 25.0%" in side_by_side.table(record)
+    assert "2346 MB on the device" in side_by_side.table(record)
+
+
 def test_other_sections():
     text = document.render([gemm(), traced(), cold(), looked(), grown()])
     row = ["FedAvg small", "15.0", "0.200 (0.100 to 0.300)", "50.0 (40.0 to 70.0)", "7.5"]
@@ -243,7 +285,8 @@ def test_lines_of_the_plot_are_the_medians():
 
 
 def test_every_table_has_rows_of_one_width():
-    text = document.render([taught(), compared(), gemm(), traced(), cold(), grown()], "a note")
+    measured = [taught(), compared(), checked(), gemm(), traced(), cold(), grown()]
+    text = document.render(measured, "a note")
     for block in re.findall(r"(?:^\|.*\n)+", text, re.MULTILINE):
         assert len({line.count("|") for line in block.splitlines()}) == 1
 

@@ -218,17 +218,182 @@ def test_check_finds_what_differs(stand_in, job, tmp_path, capsys):
         "missing": stand_in("missing", SAME)._replace(needs=tmp_path / "nowhere"),
         "unable": stand_in("unable", SAME)._replace(lacks=("digits",)),
     }
-    assert side_by_side.check(programs, job, cores=1) == 0
+    found = {line["program"]: line for line in side_by_side.check(programs, job, cores=1)}
+    assert all(side_by_side.agrees(line) for line in found.values())
+    assert found["near"]["difference"] == pytest.approx(5e-5, rel=0.1)
+    assert (found["near"]["processes"], found["near"]["threads"]) == (1, 1)
+    assert found["missing"]["hindrance"] == NOT_INSTALLED
     lines = capsys.readouterr().out.splitlines()
     assert [line for line in lines if "missing" in line and line.endswith(NOT_INSTALLED)]
     assert [line for line in lines if "unable" in line and line.endswith(NOT_SUPPORTED)]
     programs["wrong"] = stand_in("wrong", SAME, weights=paths["wrong"])
-    assert side_by_side.check(programs, job, cores=1) == 1
+    programs["broken"] = stand_in("broken", SAME, fails=["1x1"])
+    found = side_by_side.check(programs, job, cores=1)
+    assert [line["program"] for line in found if not side_by_side.agrees(line)] == [
+        "wrong",
+        "broken",
+    ]
+    assert "out of memory" in found[-1]["error"] and "difference" not in found[-1]
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[-1] for line in lines if "wrong" in line] == ["DIFFERS"]
     assert [line.split()[-1] for line in lines if "near" in line] == ["ok"]
-    programs["torch_loop"] = programs["torch_loop"]._replace(needs=tmp_path / "nowhere")
-    assert side_by_side.check(programs, job, cores=1) == 2
+
+
+def checked(workload, difference=1e-6, program="fedcodist"):
+    line = {"workload": workload, "program": program, "double": False}
+    return line | {"processes": 1, "threads": 2, "difference": difference}
+
+
+def test_a_check_replaces_the_lines_of_its_workload(tmp_path, monkeypatch):
+    monkeypatch.setattr("sys.argv", [str(ROOT / "benchmarks" / "side_by_side.py"), "--check"])
+    write = lambda *lines: side_by_side.write_check(lines, tmp_path)
+    write(checked("digits", 1e-6), checked("digits", 2e-6, "flower"))
+    write(checked("merged", 3e-6))
+    path = write(checked("digits", 4e-6))
+    assert [path] == list(tmp_path.iterdir()) and path.name.endswith("-check.json")
+    (record,) = side_by_side.records.newest(tmp_path)
+    found = [(line["workload"], line["difference"]) for line in record["checked"]]
+    assert found == [("merged", 3e-6), ("digits", 4e-6)]
+    assert all(line["date"] and "commit" in line for line in record["checked"])
+    assert record["tolerance"] == side_by_side.TOLERANCE
+
+
+@pytest.mark.parametrize(
+    ("differences", "status"), [([1e-6, 1e-5], 0), ([1e-3, 1e-6], 1), ([float("nan"), 0.0], 1)]
+)
+def test_status_of_a_check_of_several_workloads(tmp_path, monkeypatch, differences, status):
+    of = dict(zip(["digits", "merged"], differences, strict=True))
+    monkeypatch.setattr(side_by_side, "make_job", lambda workload, turns: workload)
+    monkeypatch.setattr(side_by_side, "check", lambda p, job, cores: [checked(job, of[job])])
+    here = {REFERENCE: Program((), tmp_path)}
+    monkeypatch.setattr(side_by_side, "PROGRAMS", here)
+    command = ["side_by_side.py", "--check", "--workload", *of, "--results", str(tmp_path)]
+    monkeypatch.setattr("sys.argv", command)
+    assert side_by_side.main() == status
+    (record,) = side_by_side.records.newest(tmp_path)
+    assert [line["workload"] for line in record["checked"]] == list(of)
+    here[REFERENCE] = here[REFERENCE]._replace(needs=tmp_path / "nowhere")
+    assert side_by_side.main() == 2
+
+
+def test_some_programs_beside_ours_leave_no_record(
+    stand_in, calls, job, tmp_path, monkeypatch, capsys
+):
+    programs = {name: stand_in(name, SAME) for name in ("fedcodist", "torch_loop", "flower")}
+    monkeypatch.setattr(side_by_side, "PROGRAMS", programs)
+    monkeypatch.setattr(side_by_side, "make_job", lambda workload, turns: job)
+    results = tmp_path / "results"
+    command = ["side_by_side.py", "--workload", "digits", "--results", str(results)]
+    monkeypatch.setattr("sys.argv", [*command, "--only", "flower"])
+    assert side_by_side.main() == 0
+    assert {call.split()[0] for call in calls()} == {"fedcodist", "flower"}
+    said = capsys.readouterr().out
+    assert "flower" in said and "torch_loop" not in said and not results.exists()
+    monkeypatch.setattr("sys.argv", command)
+    assert side_by_side.main() == 0
+    (record,) = side_by_side.records.newest(results)
+    assert list(record["programs"]) == list(programs)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--turns", "0"], "--turns must be at least 1"),
+        (["--only", "fedcodist"], "invalid choice: 'fedcodist'"),
+        (["--check", "--only", "flower"], "not --only"),
+        (["--check", "--accelerator"], "not --accelerator"),
+        (["--peak-tflops", "5"], "it needs --accelerator"),
+        (["--accelerator", "--peak-tflops", "0"], "--peak-tflops must be positive"),
+    ],
+)
+def test_refused_arguments(arguments, said, monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["side_by_side.py", *arguments])
+    with pytest.raises(SystemExit) as error:
+        side_by_side.main()
+    assert error.value.code == 2 and said in capsys.readouterr().err
+
+
+SAYS_WHERE = """
+import json, os, sys
+device = {"device": "1 x Some GPU", "peak_device_mb": 50.0} if "--accelerator" in sys.argv else {}
+print(json.dumps({
+    "version": os.environ.get("CUDA_VISIBLE_DEVICES", "all"), "seconds_per_round": [2.0],
+    "compile_or_warmup_seconds": 0.0, "peak_rss_mb": 1.0, "processes": 1, "threads": 8, **device,
+}))
+"""
+
+
+def test_an_accelerator_is_used_where_it_is_asked_for_and_else_hidden(job, tmp_path, monkeypatch):
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    able = Program((sys.executable, "-c", SAYS_WHERE), tmp_path, accelerated=True)
+    programs = {"fedcodist": able, "torch_loop": able, "flower": able._replace(accelerated=False)}
+    there = side_by_side.measure(programs, job._replace(accelerator=True), cores=8)
+    assert there["device"] == "1 x Some GPU"
+    assert there["programs"]["flower"] == {"error": NOT_SUPPORTED}
+    own = there["programs"]["torch_loop"]
+    assert own["version"] == "all" and own["peak_device_mb"] == 50.0
+    # One process, with all cores for what the host does.
+    assert [(t["processes"], t["threads"]) for t in own["tried"]] == [(1, 8)]
+    here = side_by_side.measure(programs, job, cores=1)
+    assert here["device"] == side_by_side.machine.device()
+    assert all(own["version"] == "" for own in here["programs"].values())
+    assert not any("device" in key for own in here["programs"].values() for key in own)
+
+
+def test_share_of_an_accelerators_peak():
+    """A round of 50 TFLOP in 2 s at a peak of 100 TFLOP/s."""
+    assert side_by_side.mfu({"gflop_per_round": 50_000, "peak_tflops": 100.0}, 2.0) == 0.25
+
+
+def test_who_can_use_an_accelerator():
+    able = {name for name, program in side_by_side.PROGRAMS.items() if program.accelerated}
+    assert able == {"fedcodist", "torch_loop", "pfl_research"}
+    for name, program in side_by_side.PROGRAMS.items():
+        hindrance = program.hindrance("digits", accelerator=True)
+        assert (hindrance == NOT_SUPPORTED) == (name not in able)
+
+
+@pytest.mark.parametrize("name", ["fedcodist", "torch_loop", "pfl_research"])
+def test_an_accelerator_that_is_not_there_is_one_line(name, tmp_path, monkeypatch):
+    program = side_by_side.PROGRAMS[name]
+    if program.hindrance("digits"):
+        pytest.skip(f"{name} is not installed: make bench-peers")
+    for variable in os.environ.keys() - _environment().keys():
+        monkeypatch.delenv(variable)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    np.savez(tmp_path / "inputs.npz", **make_inputs.make("digits"))
+    job = Job("digits", tmp_path / "inputs.npz", rounds=1, turns=1, accelerator=True)
+    with pytest.raises(ProgramFailed, match=r"^status 2: error: --accelerator: \w+ finds no"):
+        side_by_side.run(program, job, Setting(1, 1))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--accelerator", "--processes=2"], "--processes must be at most 1"),
+        (["--processes=2"], None),
+    ],
+)
+def test_an_accelerator_has_one_process(arguments, said, monkeypatch, capsys):
+    command = ["program.py", "--workload=digits", "--inputs=x", *arguments]
+    monkeypatch.setattr("sys.argv", command)
+    if said is None:
+        assert not measuring.parse_arguments("About.", accelerated=True).accelerator
+        return
+    with pytest.raises(SystemExit):
+        measuring.parse_arguments("About.", accelerated=True)
+    assert said in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        measuring.parse_arguments("About.")
+    assert "unrecognized arguments: --accelerator" in capsys.readouterr().err
+
+
+def test_a_report_tells_of_an_accelerator_where_it_is_told(capsys):
+    arguments = _arguments(rounds_per_repetition=1)
+    more = {"device": "1 x Some GPU", "peak_device_mb": None}
+    measuring.report("peer", "1.0", arguments, [0.0, 1.0, 2.0, 3.0], 10.0, **more)
+    line = json.loads(capsys.readouterr().out)
+    assert line["device"] == "1 x Some GPU" and "peak_device_mb" not in line
 
 
 def test_what_only_rounding_moves_must_not_be_moved_by_more():
@@ -492,15 +657,58 @@ def test_ours_and_the_pytorch_loop_agree_after_one_round(workload, tmp_path, mon
 
 @pytest.mark.slow
 @pytest.mark.parametrize("workload", list(work.WORKLOADS))
-def test_all_programs_agree_after_one_round(workload):
+def test_all_programs_agree_after_one_round(workload, tmp_path):
     _skip_without_reference()
     command = [sys.executable, "benchmarks/side_by_side.py", "--check", "--workload", workload]
+    command += ["--results", str(tmp_path)]
     done = subprocess.run(
         command, cwd=ROOT, env=_environment(), capture_output=True, text=True, timeout=3600
     )
     assert done.returncode == 0, done.stdout + done.stderr
     lines = [line for line in done.stdout.splitlines() if "fedcodist" in line]
     assert lines and all(line.endswith("ok") for line in lines)
+
+
+AT_ONCE = """
+import sys
+sys.path[:0] = ["benchmarks", "."]
+import jax
+jax.config.update("jax_enable_x64", True)
+import ours, side_by_side
+from pathlib import Path
+from side_by_side import work
+path, workload = Path(sys.argv[1]), sys.argv[2]
+found = []
+for at_once in (False, True):
+    prepared = ours.prepare(work.read_inputs(path, workload, double=True), 1, at_once)
+    prepared.train(1)
+    own = prepared.weights()
+    found.append({f"{pool}/{name}": own[pool][name] for pool in own for name in own[pool]})
+initial = side_by_side.initial_weights(side_by_side.Job(workload, path, 1, 1))
+print(side_by_side.relative_difference(*found, initial))
+"""
+
+
+@pytest.mark.parametrize(
+    "workload",
+    [
+        "digits",
+        *(
+            pytest.param(name, marks=pytest.mark.slow)
+            for name in ("mhd_digits", "merged", "fed_sdd", "fed_kd")
+        ),
+    ],
+)
+def test_ours_trains_the_same_clients_at_once(workload, tmp_path):
+    """As it does on accelerators."""
+    make_inputs.write(workload, tmp_path / "inputs.npz")
+    command = [sys.executable, "-c", AT_ONCE, str(tmp_path / "inputs.npz"), workload]
+    environment = _environment() | {"JAX_PLATFORMS": "cpu"}
+    done = subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=1800
+    )
+    assert done.returncode == 0, done.stderr
+    assert 0 < float(done.stdout.splitlines()[-1]) < 1e-6
 
 
 def _skip_without_reference():
