@@ -209,6 +209,7 @@ def test_a_period_longer_than_the_run_is_federated_averaging():
     _assert_trees_close(_run_rounds("never"), _run_rounds("independent"))
 
 
+@pytest.mark.slow
 def test_no_steps_with_a_plain_server_is_federated_averaging():
     _assert_trees_close(
         _run_rounds("periodic without steps sgd"), _run_rounds("independent sgd"), atol=2e-6
@@ -305,7 +306,7 @@ def test_pools_draw_the_same_cohorts_alone_and_together():
 # Symmetry.
 
 
-@pytest.mark.parametrize("method", ["merged", "periodic"])
+@pytest.mark.parametrize("method", ["merged", pytest.param("periodic", marks=pytest.mark.slow)])
 def test_swapping_the_pools_swaps_the_outcome(method):
     """Both pools have the same network and clients; a full batch makes orders irrelevant."""
     columns = _codistillation_data()[0].columns

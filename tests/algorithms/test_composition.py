@@ -44,8 +44,8 @@ def method(local, hidden, clients):
 
 
 @functools.cache
-def trained(codistillation, local, rounds=ROUNDS):
-    """(models' parameters, all clients' rows) after some rounds; one pool each way to draw."""
+def compiled(codistillation, local):
+    """(pools, algorithm, programs, data); one pool each way to draw."""
     generator = np.random.default_rng(0)
     columns = {
         "image": generator.normal(size=(sum(SIZES), FEATURES)).astype(np.float32),
@@ -66,8 +66,14 @@ def trained(codistillation, local, rounds=ROUNDS):
         case "merged" | "merged, alpha 1":
             alpha = 1.0 if "1" in codistillation else 0.5
             algorithm = merged_codistillation(alpha=alpha, distillation=distillation, **common)
-    programs = simulation.build_programs(algorithm, ROUNDS)
     data = resident_data(clients, {UNLABELLED: {"image": UNLABELLED_IMAGES}})
+    return pools, algorithm, simulation.build_programs(algorithm, ROUNDS), data
+
+
+@functools.cache
+def trained(codistillation, local, rounds=ROUNDS):
+    """(models' parameters, all clients' rows) after some rounds."""
+    pools, algorithm, programs, data = compiled(codistillation, local)
     rows = jax.tree.map(jnp.asarray, device_rows(algorithm.rows, 1))
     seeds, hyper = jnp.zeros(1, jnp.uint32), jax.tree.map(jnp.float32, algorithm.hyper)
     state, rows, _ = programs.train(programs.init(seeds), rows, seeds, 0, rounds, hyper, data)

@@ -82,14 +82,20 @@ def softmax(logits):
     return exponential / exponential.sum(-1, keepdims=True)
 
 
+@functools.cache
+def private_rows(client, step, count):
+    """Which of its rows a client draws for a step."""
+    own = keys.derive(jax.random.key(0), CLIENT_STEPS, client)
+    return np.asarray(stream_positions(keys.derive(own, "private"), 3 * step, 3, count))
+
+
 def private_steps(weights, velocity, client, round, rounds, rows=None):
     """A round of plain momentum descent; `rows` where the client has others than its own."""
-    own = keys.derive(jax.random.key(0), CLIENT_STEPS, client)
     first, count = (np.cumsum([0, *SIZES])[client], SIZES[client]) if rows is None else (0, rows)
     for index in range(TRAINING.steps):
         step = round * TRAINING.steps + index
-        drawn = stream_positions(keys.derive(own, "private"), 3 * step, 3, count)
-        images, labels = IMAGES[first + np.asarray(drawn)], LABELS[first + np.asarray(drawn)]
+        drawn = first + private_rows(client, step, count)
+        images, labels = IMAGES[drawn], LABELS[drawn]
         slope = softmax(images @ weights) - np.eye(CLASSES)[labels]
         velocity = 0.9 * velocity + images.T @ slope / 3
         rate = RATE * (1 + np.cos(np.pi * step / (rounds * TRAINING.steps))) / 2
@@ -102,19 +108,19 @@ def close(found, expected):
         np.testing.assert_allclose(found[client], expected[client], rtol=1e-4, atol=1e-5)
 
 
-def test_clients_alone_and_all_on_shared_examples():
+@pytest.mark.parametrize("shared", [pytest.param(None, marks=pytest.mark.slow), sum(SIZES)])
+def test_clients_alone_and_all_on_shared_examples(shared):
     rounds = 3
-    for shared in (None, sum(SIZES)):
-        algorithm = separate(GROUPS, rounds, TRAINING, shared, SeparateHyper(RATE))
-        weights, found, metrics = trained(algorithm, rounds)
-        for client in weights:
-            velocity = np.zeros((FEATURES, CLASSES))
-            for round in range(rounds):
-                weights[client], velocity = private_steps(
-                    weights[client], velocity, client, round, rounds, shared
-                )
-        close(found, weights)
-        assert metrics["one/client_examples"].tolist() == [6] * rounds
+    algorithm = separate(GROUPS, rounds, TRAINING, shared, SeparateHyper(RATE))
+    weights, found, metrics = trained(algorithm, rounds)
+    for client in weights:
+        velocity = np.zeros((FEATURES, CLASSES))
+        for round in range(rounds):
+            weights[client], velocity = private_steps(
+                weights[client], velocity, client, round, rounds, shared
+            )
+    close(found, weights)
+    assert metrics["one/client_examples"].tolist() == [6] * rounds
 
 
 CHANGING = np.stack([graphs.islands(4, 2), graphs.directed_cycle(4), graphs.complete(4)])
@@ -122,7 +128,11 @@ CHANGING = np.stack([graphs.islands(4, 2), graphs.directed_cycle(4), graphs.comp
 
 @pytest.mark.parametrize(
     ("graph", "devices"),
-    [(None, None), (CHANGING, None), pytest.param(CHANGING, 4, marks=pytest.mark.slow)],
+    [
+        pytest.param(None, None, marks=pytest.mark.slow),
+        (CHANGING, None),
+        pytest.param(CHANGING, 4, marks=pytest.mark.slow),
+    ],
 )
 def test_fed_avg_takes_the_mean_of_neighbours_with_the_same_architecture(graph, devices):
     rounds = 3

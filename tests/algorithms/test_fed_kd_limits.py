@@ -74,7 +74,7 @@ def assert_close(found, expected):
     )
 
 
-@pytest.mark.parametrize("fresh", [True, False])
+@pytest.mark.parametrize("fresh", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_with_fresh_optimizers_and_predictions_alone_it_is_fml(fresh):
     """FML's losses with weights of a half are half of FedKD's; momentum tells old states from new."""
     method = fed_kd(
@@ -114,7 +114,9 @@ def test_fresh_optimizers_forget_in_rounds_of_one_batch_too():
     assert np.abs(found[True][0] - found[False][0]).max() > 1e-3
 
 
-@pytest.mark.parametrize("exchange", ["epoch_delta", "step_gradient"])
+@pytest.mark.parametrize(
+    "exchange", ["epoch_delta", pytest.param("step_gradient", marks=pytest.mark.slow)]
+)
 def test_without_learning_nothing_moves_and_nothing_is_a_nan(exchange):
     """Deltas of zero, of which SVD sends nothing; gradients are sent all the same."""
     method = fed_kd(TEACHER, STUDENT, COLUMNS, TRAINING, exchange, hyper=FedKDHyper(0.0, 0.0))

@@ -108,7 +108,7 @@ def test_fed_prox_is_a_plain_loop(mu):
 
 
 @pytest.mark.parametrize("option", [1, 2])
-@pytest.mark.parametrize("loop", ["scan", "vmap"])
+@pytest.mark.parametrize("loop", ["scan", pytest.param("vmap", marks=pytest.mark.slow)])
 def test_scaffold_is_a_plain_loop(option, loop):
     """Two of four clients a round, so variates wait for their client's next turn."""
     w, cohorts = run(variates(option), 2, execution=Execution(loop, 2))
@@ -122,6 +122,7 @@ def test_no_proximal_weight_is_fed_avg():
     np.testing.assert_allclose(run(prox(0.0))[0], run(averaging())[0], rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_the_first_step_does_not_feel_the_proximal_term():
     one_step = TRAINING._replace(epochs=1)
     np.testing.assert_allclose(
@@ -129,6 +130,7 @@ def test_the_first_step_does_not_feel_the_proximal_term():
     )
 
 
+@pytest.mark.slow
 def test_more_weight_means_less_drift():
     moved = [np.linalg.norm(run(prox(mu), rounds=1)[0] - start()) for mu in (0.0, 0.3, 1.0, 3.0)]
     assert moved == sorted(moved, reverse=True)
@@ -173,7 +175,7 @@ def quadratics() -> Model:
     return Model(lambda key: Variables({"w": jnp.asarray(3.0)}, {}), apply, loss, {}, 2)
 
 
-@pytest.mark.parametrize("option", [1, 2])
+@pytest.mark.parametrize("option", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_scaffold_reaches_the_joint_optimum_and_fed_avg_does_not(option):
     columns = {
         "curvature": np.array([1.0, 10.0], np.float32),

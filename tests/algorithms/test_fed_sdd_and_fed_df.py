@@ -52,11 +52,15 @@ def sdd(method=AVERAGING, cohort=5, images=UNLABELLED_IMAGES, steps=STEPS, **opt
     return fed_sdd(pool, federated().columns, len(images), distillation=distillation, **options)
 
 
-def trained(algorithm, rounds=ROUNDS, images=UNLABELLED_IMAGES, devices=None):
-    """The state after the last round, and the Selection of every round."""
+def trained(algorithm, rounds=ROUNDS, images=UNLABELLED_IMAGES, devices=None, programs=None):
+    """The state after the last round, and the Selection of every round.
+
+    `programs` of the same algorithm with other floats in `hyper`, or of more rounds, are not compiled
+    again.
+    """
     mesh = devices and jax.sharding.Mesh(np.array(jax.devices()[:devices]), (simulation.AXIS,))
     put = functools.partial(simulation.replicate, mesh=mesh)
-    programs = simulation.build_programs(algorithm, rounds, mesh)
+    programs = programs or simulation.build_programs(algorithm, rounds, mesh)
     validation = {"image": images, "label": np.arange(len(images), dtype=np.int32) % CLASSES}
     data = resident_data(federated(), {UNLABELLED: {"image": images}, VALIDATION: validation})
     seeds = put(np.zeros(1, np.uint32))
@@ -68,6 +72,12 @@ def trained(algorithm, rounds=ROUNDS, images=UNLABELLED_IMAGES, devices=None):
     root = jax.random.key(0)
     selections = [jax.tree.map(np.asarray, algorithm.select(n, root)) for n in range(rounds)]
     return jax.tree.map(lambda leaf: np.asarray(leaf)[0], (state, metrics)), selections
+
+
+@functools.cache
+def trained_by_two_models():
+    """The state after the last round of FedSDD with two models, which several tests compare with."""
+    return trained(sdd(num_models=2))[0][0]
 
 
 def weights_of(state, name=MAIN):
@@ -159,7 +169,7 @@ def test_devices_share_the_work():
 # ------------------------------------------------------------------------------------ identities
 
 
-@pytest.mark.parametrize("steps", [0, STEPS])
+@pytest.mark.parametrize("steps", [pytest.param(0, marks=pytest.mark.slow), STEPS])
 def test_one_model_and_one_round_is_fed_avg(steps):
     """Teacher and student are then the same model, so distillation has nothing to teach."""
     alone, _ = trained(sdd(num_models=1, steps=steps))
@@ -171,11 +181,14 @@ def test_one_model_and_one_round_is_fed_avg(steps):
 def test_distilling_the_main_model_touches_nothing_else():
     """Whatever the images, the temperature and the number of steps: so groups k > 0 could start
     their next round while the main model is taught."""
-    base, _ = trained(sdd(num_models=3))
+    algorithm = sdd(num_models=3)
+    programs = simulation.build_programs(algorithm, ROUNDS)
+    base, _ = trained(algorithm, programs=programs)
+    hot = algorithm._replace(hyper=algorithm.hyper._replace(temperature=9.0))
     others = [
-        trained(sdd(num_models=3, temperature=9.0))[0],
+        trained(hot, programs=programs)[0],
         trained(sdd(num_models=3, steps=0))[0],
-        trained(sdd(num_models=3), images=-UNLABELLED_IMAGES)[0],
+        trained(algorithm, images=-UNLABELLED_IMAGES, programs=programs)[0],
     ]
     for other, _ in others:
         assert np.abs(weights_of(other) - weights_of(base[0])).max() > 1e-3
@@ -294,10 +307,11 @@ def test_clients_visit_every_group_alike():
 
 def test_the_ensemble_is_the_mean_of_what_is_in_the_buffer():
     algorithm = sdd(num_models=2, rounds_kept=3)
+    programs = simulation.build_programs(algorithm, ROUNDS)
     predictor = algorithm.predictors[ENSEMBLE]
     images = jnp.asarray(UNLABELLED_IMAGES)
     for rounds, members in ((1, 2), (2, 4), (4, 6)):
-        (state, _), _ = trained(algorithm, rounds)
+        (state, _), _ = trained(algorithm, rounds, programs=programs)
         logits = predictor.predict(predictor.variables(state), {"image": images})
         models = state.buffer.params["w"].reshape(-1, FEATURES, CLASSES)[:members]
         np.testing.assert_allclose(
@@ -314,9 +328,11 @@ def test_the_ensemble_is_the_mean_of_what_is_in_the_buffer():
 def test_client_ensembles_are_measured_and_change_nothing():
     images = jnp.asarray(UNLABELLED_IMAGES)
     algorithm = sdd(num_models=2, measured=("clients", "gaussian", "dirichlet"))
-    (state, _), selections = trained(algorithm)
-    (plain, _), before = trained(sdd(num_models=2)), trained(algorithm, ROUNDS - 1)[0][0]
-    np.testing.assert_allclose(weights_of(state), weights_of(plain[0]), rtol=1e-5, atol=1e-6)
+    programs = simulation.build_programs(algorithm, ROUNDS)
+    (state, _), selections = trained(algorithm, programs=programs)
+    before = trained(algorithm, ROUNDS - 1, programs=programs)[0][0]
+    plain = trained_by_two_models()
+    np.testing.assert_allclose(weights_of(state), weights_of(plain), rtol=1e-5, atol=1e-6)
 
     names = (MAIN, "model_1")
     start = {n: np.asarray(weights_of(before, n), np.float64) for n in names}
@@ -336,14 +352,17 @@ def test_client_ensembles_are_measured_and_change_nothing():
 @pytest.mark.parametrize(
     "method",
     [
-        fed_prox(MODEL, TRAINING, optax.sgd, hyper=FedProxHyper(RATE, 1.0, 0.0)),
+        pytest.param(
+            fed_prox(MODEL, TRAINING, optax.sgd, hyper=FedProxHyper(RATE, 1.0, 0.0)),
+            marks=pytest.mark.slow,
+        ),
         scaffold(MODEL, len(SIZES), TRAINING, hyper=FedAvgHyper(RATE, 1.0)),
     ],
     ids=["fed_prox", "scaffold"],
 )
 def test_other_local_methods_fit_in(method):
     (state, _), _ = trained(sdd(method, num_models=2))
-    (plain, _), _ = trained(sdd(num_models=2))
+    plain = trained_by_two_models()
     server = state.models[MAIN]
     w = (server.averaging if hasattr(server, "averaging") else server).params["w"]
     difference = np.abs(w - weights_of(plain)).max()
@@ -366,7 +385,7 @@ def df(**options):
     return fed_df(pools, federated().columns, 11, distillation, **arguments)
 
 
-@pytest.mark.parametrize("scaled", [False, True])
+@pytest.mark.parametrize("scaled", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_fed_df_is_a_plain_loop(scaled):
     algorithm = df(scaled=scaled)
     (state, _), selections = trained(algorithm)
@@ -435,6 +454,7 @@ def test_validation_stops_early_and_keeps_the_best():
         assert accuracy(kept, name) >= accuracy(start, name)
 
 
+@pytest.mark.slow
 def test_dropping_the_worst_changes_the_teacher():
     validated = Validated(num_examples=11, every=STEPS, patience=STEPS, batch_size=4)
     (all_teach, _), _ = trained(df(validated=validated))

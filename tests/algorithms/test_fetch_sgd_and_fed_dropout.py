@@ -137,6 +137,7 @@ def test_fetch_sgd_is_a_plain_loop(rate_in_error):
     assert down[0] == 4 * NUMBERS and all(8 * 6 <= each <= 4 * NUMBERS for each in down)
 
 
+@pytest.mark.slow
 def test_where_the_rate_is_applied_does_not_matter_if_it_is_constant():
     hyper = FetchSGDHyper(RATE, 0.9)
     methods = [fetch_sgd(MODEL, TRAINING, 3, 12, 6, place, hyper=hyper) for place in (False, True)]

@@ -16,6 +16,8 @@ from fedcodist.algorithms.head_distillation import (
 )
 from fedcodist.models.multi_headed import HeadedOutputs
 
+pytestmark = pytest.mark.usefixtures("compile_quickly")
+
 BATCH, CLASSES, WIDTH = 4, 3, 5
 FEW = settings(max_examples=15, deadline=None)
 

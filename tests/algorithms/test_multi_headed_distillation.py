@@ -268,7 +268,7 @@ def test_ten_steps_of_two_architectures_are_those_of_a_plain_loop():
 # ------------------------------------------------------------------------------ how far it travels
 
 
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_head_k_knows_nothing_from_more_than_k_hops_away(seed):
     # With backbones that distillation does not reach. Same-level candidates would go further.
     graph = graphs.random_graph(CLIENTS, 0.1, seed)
@@ -309,6 +309,7 @@ def test_knowledge_goes_one_hop_with_each_refresh():
             assert same(plain[client], other[client]) == (distance[client, 5] > rounds - 1)
 
 
+@pytest.mark.slow
 def test_islands_keep_what_they_know():
     groups = alike(heads=2)
     kind = DISTILLATION._replace(pool_size=1)
@@ -391,7 +392,7 @@ def test_running_statistics_are_of_private_batches_unless_asked():
 @pytest.mark.parametrize(
     ("devices", "execution"),
     [
-        (8, Execution()),
+        pytest.param(8, Execution(), marks=pytest.mark.slow),
         pytest.param(2, Execution("vmap", 3), marks=pytest.mark.slow),
         pytest.param(None, Execution("vmap", 8), marks=pytest.mark.slow),
     ],

@@ -136,6 +136,7 @@ def round_(number):
     return int(np.round(number))
 
 
+@pytest.mark.slow
 def test_rows_on_the_host_are_the_same():
     links = dict(uplink=with_error_feedback(top_k(count=5)), downlink=svd(0.5, 0.9))
     resident, streamed = (run(averaging(**links), source=s) for s in (resident_data, StreamedData))
@@ -143,7 +144,14 @@ def test_rows_on_the_host_are_the_same():
     assert bytes_of(resident[2], "down") == bytes_of(streamed[2], "down")
 
 
-@pytest.mark.parametrize("ways", [("uplink",), ("downlink",), ("uplink", "downlink")])
+@pytest.mark.parametrize(
+    "ways",
+    [
+        pytest.param(("uplink",), marks=pytest.mark.slow),
+        pytest.param(("downlink",), marks=pytest.mark.slow),
+        ("uplink", "downlink"),
+    ],
+)
 def test_a_threshold_of_one_is_uncompressed(ways):
     """The model to float tolerance, its bytes exactly."""
     found, _, outcome = run(averaging(**{way: svd(1.0, 1.0) for way in ways}), len(SIZES))
@@ -238,12 +246,12 @@ ONE, OTHER = ("small", "large"), ("sketch", "swapped")
 @pytest.mark.parametrize(
     ("algorithm", "local_method", "links"),
     [
-        ("none", "fed_avg", OTHER),
         ("merged", "fed_avg", ONE),
         *(
             pytest.param(*case, marks=pytest.mark.slow)
             for case in [
                 ("none", "fed_avg", ONE),
+                ("none", "fed_avg", OTHER),
                 ("none", "scaffold", ONE),
                 ("none", "scaffold", OTHER),
                 ("periodic", "fed_avg", ONE),
