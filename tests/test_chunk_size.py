@@ -141,7 +141,7 @@ def bytes_of(chunk, evaluated=2):
         return needed_bytes(experiment_of(chunk, evaluated))
 
 
-@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("stream", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_what_is_measured_is_what_runs(stream, monkeypatch):
     """Compiled programs refuse arguments of other shapes or on other devices."""
     experiment = experiment_of(1, stream=stream, with_rows=True)

@@ -19,6 +19,8 @@ from fedcodist.federated_algorithm import FederatedMethod
 from fedcodist.model import Model, Variables
 from fedcodist.sources import StreamedData, resident_data
 
+pytestmark = pytest.mark.usefixtures("compile_quickly")
+
 SIZES = (3, 1, 4, 2, 5, 2, 6)
 POOLS = {"odd": (np.array([1, 3, 5], np.int32), 2), "all": (np.arange(7, dtype=np.int32), 4)}
 COLUMNS = {"label": np.arange(sum(SIZES), dtype=np.int32) % 2}

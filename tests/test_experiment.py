@@ -28,6 +28,8 @@ from fedcodist.model import from_flax_linen
 from fedcodist.run_folder import RunFolderError
 from fedcodist.sources import StreamedData, resident_data
 
+pytestmark = pytest.mark.usefixtures("compile_quickly")
+
 CLIENTS, FEATURES, CLASSES = 4, 3, 2
 
 

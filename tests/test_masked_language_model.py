@@ -105,7 +105,7 @@ def test_the_loss_is_that_of_hidden_tokens_in_a_loop():
     batch = jax.tree.map(jnp.asarray, hide(sentences([18, 3, 0], 20)))
     noise = np.random.default_rng(0)
     with jax.enable_x64(True):
-        start = model.init(jax.random.key(0)).params
+        start = jax.jit(model.init)(jax.random.key(0)).params
         params = jax.tree.map(
             lambda leaf: jnp.asarray(leaf + 0.4 * noise.normal(size=leaf.shape)), start
         )
@@ -135,7 +135,7 @@ def test_the_loss_is_that_of_hidden_tokens_in_a_loop():
 def test_gradients_reach_the_table_from_both_ends():
     model = masked_language_model(ENCODER)
     batch = jax.tree.map(jnp.asarray, hide(sentences([18, 3], 20)))
-    variables = model.init(jax.random.key(0))
+    variables = jax.jit(model.init)(jax.random.key(0))
 
     def loss(params):
         return jnp.sum(model.loss(model.apply(Variables(params, {}), batch)[0], batch))

@@ -1,5 +1,6 @@
 """Loss and accuracy against loops in float64, sampled training, and what a model continues."""
 
+import functools
 import math
 
 import jax
@@ -20,6 +21,8 @@ from fedcodist.models.transformer import Transformer
 from fedcodist.next_token import continuations, language_model, next_tokens
 from fedcodist.readout import Readout
 from tests.test_readout import all_shapes
+
+pytestmark = pytest.mark.usefixtures("compile_quickly")
 
 WORDS = 7
 VOCABULARY = WORDS + 4
@@ -63,11 +66,10 @@ def test_loss_and_accuracy_equal_a_loop(text, seed):
     rng = np.random.default_rng(seed)
     tokens = rows_of(text)
     with jax.enable_x64(True):
-        model = language_model(LSTMLanguageModel(VOCABULARY, 4, 3, 1), VOCABULARY, 2.5)
         features = rng.normal(size=(4, LENGTH, 4))
         kernel, bias = rng.normal(size=(4, VOCABULARY)), rng.normal(size=VOCABULARY)
         outputs = Readout(*map(jnp.asarray, (features, kernel, bias, np.ones((4, LENGTH)))))
-        losses, values = evaluated(model)(outputs, tokens)
+        losses, values = evaluation()(outputs, tokens)
     expected = reference(features @ kernel + bias, tokens, 2.5)
     np.testing.assert_allclose(losses, expected[0], rtol=1e-9)
     np.testing.assert_allclose(values["loss"], expected[1], rtol=1e-6)
@@ -87,6 +89,12 @@ def evaluated(model):
     return evaluate
 
 
+@functools.cache
+def evaluation():
+    """`evaluated` with sentences of 2.5 tokens; compiled once for all examples."""
+    return evaluated(language_model(LSTMLanguageModel(VOCABULARY, 4, 3, 1), VOCABULARY, 2.5))
+
+
 NETWORKS = {
     "lstm": LSTMLanguageModel(VOCABULARY, 4, 3, 2),
     "transformer": Transformer(VOCABULARY, 8, 2, 1),
@@ -100,7 +108,7 @@ NETWORKS = {
 @given(text=sentences)
 def test_more_padding_changes_nothing(network, text):
     model = language_model(NETWORKS[network], VOCABULARY, 2.5)
-    params = model.init(jax.random.key(0)).params
+    params = jax.jit(model.init)(jax.random.key(0)).params
 
     def loss(params, tokens):
         batch = next_tokens({"tokens": tokens}, None, None)

@@ -174,7 +174,8 @@ def test_seeds_one_after_another_are_single_runs():
         )
 
 
-@pytest.mark.parametrize("kind", [pytest.param("merged", marks=pytest.mark.slow), "periodic"])
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["merged", "periodic"])
 def test_seeds_at_once_are_single_runs(kind):
     seeds = (0, 3, 9)
     together = train((3, 4), seeds, kind=kind, seeds_loop="vmap")
@@ -196,9 +197,10 @@ def test_a_pool_alone_is_the_pool_in_company():
     state, history = train(kind="fed_avg")
     for name, pool in pools().items():
         alone = independent_pools({name: pool}, federated().columns)
+        select_alone, select_together = jax.jit(alone.select), jax.jit(together.select)
         for round in range(ROUNDS):
             root = jax.random.key(0)
-            cohorts = [each.select(round, root).clients[name] for each in (alone, together)]
+            cohorts = [each(round, root).clients[name] for each in (select_alone, select_together)]
             np.testing.assert_array_equal(*cohorts)
     compiled = simulation.build_programs(alone, ROUNDS)
     seeds = jnp.zeros(1, jnp.uint32)

@@ -133,7 +133,14 @@ def test_streamed_inputs_are_the_resident_ones_row_for_row(stored, kind):
     assert len(shapes) == 1
 
 
-@pytest.mark.parametrize("kind, devices", [("merged", None), ("periodic", None), ("merged", 4)])
+@pytest.mark.parametrize(
+    "kind, devices",
+    [
+        ("merged", None),
+        pytest.param("periodic", None, marks=pytest.mark.slow),
+        ("merged", 4),
+    ],
+)
 def test_streamed_training_is_resident_training(stored, kind, devices):
     arrays, mapped = stored
     mesh = devices and Mesh(np.array(jax.devices()[:devices]), (simulation.AXIS,))
@@ -175,7 +182,7 @@ def test_streamed_training_is_resident_training(stored, kind, devices):
 # ----------------------------------------------------------------------------- clients of some devices
 
 
-@settings(deadline=None, max_examples=20)
+@settings(deadline=None, max_examples=10)
 @given(
     cohort=st.permutations(range(len(SIZES))),
     clients=st.integers(1, len(SIZES)),

@@ -605,6 +605,7 @@ def test_tff_compressed_file_has_a_checksum(tff, prepare, tmp_path, monkeypatch,
 # The real files
 
 
+@pytest.mark.slow
 def test_official_cifar100(tmp_path, capsys):
     folder = os.environ.get("FEDCODIST_DATA")
     if not folder or not (Path(folder) / "cifar-100-python").is_dir():

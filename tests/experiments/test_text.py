@@ -26,6 +26,8 @@ from fedcodist.export import save_model
 from fedcodist.models import lstm
 from tests.end_to_end.conftest import clean_environment
 
+pytestmark = pytest.mark.usefixtures("compile_quickly")
+
 ROOT = Path(__file__).parents[2]
 DOMAINS = ("prose", "code")
 

@@ -347,6 +347,7 @@ def test_every_evaluation_is_reported(real):
     assert list(real.study.trials[0].intermediate_values) == [0, 2, 3]
 
 
+@pytest.mark.slow
 def test_the_value_is_the_accuracy_of_a_run_with_the_trials_parameters(real, monkeypatch):
     """Of a trial whose floats are not those that the programs were built with."""
     monkeypatch.setattr(simulation, "all_devices", lambda: None)
