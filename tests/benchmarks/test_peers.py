@@ -636,7 +636,8 @@ def test_ours_computes_the_round_that_the_inputs_say(tmp_path):
     assert side_by_side.relative_difference(weights, expected, initial) > 1e-2
 
 
-@pytest.mark.parametrize("workload", ["digits", pytest.param("lstm_large", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("workload", ["digits", "lstm_large"])
 def test_ours_and_the_pytorch_loop_agree_after_one_round(workload, tmp_path, monkeypatch):
     _skip_without_reference()
     for name in os.environ.keys() - _environment().keys():
