@@ -164,11 +164,11 @@ def changes(run: Run) -> dict[tuple[str, str], Change]:
 
 
 def change_table(found: Mapping[str, Mapping[tuple[str, str], Change]]) -> Table:
-    """A row per method and model, a column per split: points of accuracy, at once / later."""
+    """A row per method and model, a column per split: points of accuracy, at once and, below, later."""
     splits = sorted({own for each in found.values() for _, own in each}, reverse=True)
     later = ", ".join(sorted({str(c.rounds) for each in found.values() for c in each.values()}))
     title = "points of accuracy since the round before a codistillation"
-    table = Table(title=f"{title}: right after it / {later} rounds later")
+    table = Table(title=f"{title}: right after it, {later} rounds later")
     table.add_column("method")
     table.add_column("model")
     for own in splits:
@@ -235,7 +235,7 @@ def _cell(records: Sequence[Mapping[str, Any]]) -> Cell:
 def _shown_change(change: Change | None) -> str:
     if change is None:
         return "-"
-    return " / ".join(map(_points_of_seeds, (change.at_once, change.later)))
+    return "\n".join(map(_points_of_seeds, (change.at_once, change.later)))
 
 
 def _points_of_seeds(shares: Sequence[float]) -> str:
