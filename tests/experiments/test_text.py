@@ -225,7 +225,7 @@ def test_what_a_codistillation_changes():
     np.testing.assert_allclose(change.at_once, [0.1, 0.1])
     np.testing.assert_allclose(change.later, [0.0, 0.05])
     table = domains.change_table({"PeriodicCodist": domains.changes(run)})
-    assert table.columns[2]._cells == ["+10.00 ± 0.00 / +2.50 ± 3.54"]
+    assert table.columns[2]._cells == ["+10.00 ± 0.00\n+2.50 ± 3.54"]
     for around in (None, {"before": 0, "after": 1}):
         assert domains.changes(made_up_run(accuracies, around)) == {}
 
