@@ -11,6 +11,13 @@ from peers import workload as work
 SEED = 0
 
 
+def _on_the_processor() -> None:
+    """JAX would take most of an accelerator's memory for as long as the asking process lives."""
+    import jax
+
+    jax.config.update("jax_platforms", "cpu")
+
+
 def orders(parties: int, aligned: int, private: int) -> dict[str, np.ndarray]:
     """'digest' int32 [parties, aligned] and 'revisit' int32 [parties, private]: positions."""
     import jax
@@ -19,6 +26,7 @@ def orders(parties: int, aligned: int, private: int) -> dict[str, np.ndarray]:
     from fedcodist import keys
     from fedcodist.shuffling import permuted_positions
 
+    _on_the_processor()
     root = keys.derive(jax.random.key(SEED), "client_update", 0)
 
     def order(party, purpose, size):
@@ -43,6 +51,7 @@ def mhd_orders(clients: int, steps: int, private: int) -> dict[str, np.ndarray]:
     from fedcodist.shuffling import stream_positions
     from fedcodist.step_training import CLIENT_STEPS
 
+    _on_the_processor()
     root, shape = jax.random.key(SEED), (steps, work.MHD_BATCH)
 
     def stream(key, size):
