@@ -235,6 +235,8 @@ def cache_compilations() -> None:
         folder = Path(home) / "fedcodist" / f"compiled-{_processor()}"
         folder.mkdir(parents=True, exist_ok=True)
         settings.update("jax_compilation_cache_dir", str(folder))
+        # A start has several programs of half a second, which JAX's default of one second leaves out.
+        settings.update("jax_persistent_cache_min_compile_time_secs", 0.1)
     if is_child():
         _write_from_every_process()
 
