@@ -236,7 +236,8 @@ def cache_compilations() -> None:
         folder.mkdir(parents=True, exist_ok=True)
         settings.update("jax_compilation_cache_dir", str(folder))
         # A start has several programs of half a second, which JAX's default of one second leaves out.
-        settings.update("jax_persistent_cache_min_compile_time_secs", 0.1)
+        if "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS" not in os.environ:
+            settings.update("jax_persistent_cache_min_compile_time_secs", 0.1)
     if is_child():
         _write_from_every_process()
 

@@ -199,6 +199,7 @@ def test_rounds_are_the_same_under_every_execution(kind, loop, chunk, devices):
     check_rounds(kind, True, loop, chunk, devices)
 
 
+@pytest.mark.slow
 def test_a_merged_round_is_the_same_under_pmap():
     check_rounds("merged", True, "scan", 1, 2, "pmap")
 
@@ -236,6 +237,7 @@ def test_all_algorithms_eagerly(kind):
     assert_close((state, metrics), rounds_by_scan(kind, True))
 
 
+@pytest.mark.slow
 def test_the_rounds_compared_do_something():
     """Distillation, batch statistics and clients all leave traces in what is compared above."""
     initial, _ = start(True)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import jax
 import jax.numpy as jnp
+import pytest
 
 import fedcodist as fc
 from fedcodist.models.digits import large_digits
@@ -28,6 +29,7 @@ def run(code, folder):
     return done.stdout
 
 
+@pytest.mark.slow
 def test_a_new_algorithm_runs_and_learns(tmp_path):
     final = eval(run(ALGORITHM, tmp_path).splitlines()[-1])
     assert final["large"]["test"]["accuracy"][0] > 0.7

@@ -191,6 +191,7 @@ def test_a_run_on_several_devices_is_the_run_on_one():
     assert_close((state, history), in_one_call("merged"))
 
 
+@pytest.mark.slow
 def test_a_pool_alone_is_the_pool_in_company():
     """The same cohorts, the same batches, the same model: keys follow the pool's name."""
     together = algorithm("fed_avg")

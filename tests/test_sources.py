@@ -138,7 +138,7 @@ def test_streamed_inputs_are_the_resident_ones_row_for_row(stored, kind):
     [
         ("merged", None),
         pytest.param("periodic", None, marks=pytest.mark.slow),
-        ("merged", 4),
+        pytest.param("merged", 4, marks=pytest.mark.slow),
     ],
 )
 def test_streamed_training_is_resident_training(stored, kind, devices):

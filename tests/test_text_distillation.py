@@ -137,6 +137,7 @@ def test_no_logits_of_a_batch_exist():
     assert max(math.prod(shape[:-1]) for shape in shapes) == readout.CHUNK < 64 * 20
 
 
+@pytest.mark.slow
 def test_devices_share_the_batch():
     mesh = simulation.all_devices()
     dealt = jax.shard_map(

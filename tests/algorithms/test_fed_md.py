@@ -443,6 +443,7 @@ def test_the_alignment_subset_of_cifar10_has_500_of_every_class():
     assert len(set(drawn[0].tolist()) & set(drawn[1].tolist())) < 1000
 
 
+@pytest.mark.slow
 @given(st.lists(st.integers(0, 4), min_size=1, max_size=30), st.data())
 @settings(max_examples=8, deadline=None)
 def test_a_stratified_sample_has_rounded_shares(labels, data):

@@ -136,9 +136,12 @@ def plain_sdd(algorithm, selections, names, kept, scaled, all_models=False, warm
     [
         dict(num_models=2, rounds_kept=3),
         dict(num_models=3, rounds_kept=1, scaled=False),
-        dict(num_models=3, rounds_kept=2, distilled="all", group_sizes=(3, 1, 1)),
-        dict(num_models=2, rounds_kept=2, warm_up=2),
-        dict(num_models=2, rounds_kept=2, cached=True),
+        pytest.param(
+            dict(num_models=3, rounds_kept=2, distilled="all", group_sizes=(3, 1, 1)),
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(dict(num_models=2, rounds_kept=2, warm_up=2), marks=pytest.mark.slow),
+        pytest.param(dict(num_models=2, rounds_kept=2, cached=True), marks=pytest.mark.slow),
     ],
     ids=str,
 )
@@ -159,6 +162,7 @@ def test_fed_sdd_is_a_plain_loop(options):
         np.testing.assert_allclose(weights_of(state, n), expected[n], rtol=2e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_devices_share_the_work():
     algorithm = sdd(num_models=2, rounds_kept=2, cached=True)
     (one, _), _ = trained(algorithm)
@@ -325,6 +329,7 @@ def test_the_ensemble_is_the_mean_of_what_is_in_the_buffer():
     )
 
 
+@pytest.mark.slow
 def test_client_ensembles_are_measured_and_change_nothing():
     images = jnp.asarray(UNLABELLED_IMAGES)
     algorithm = sdd(num_models=2, measured=("clients", "gaussian", "dirichlet"))
@@ -439,6 +444,7 @@ def test_a_single_client_has_nothing_to_learn_from_itself():
     )
 
 
+@pytest.mark.slow
 def test_validation_stops_early_and_keeps_the_best():
     """The kept student is at least as good on validation data as the one of all steps."""
 

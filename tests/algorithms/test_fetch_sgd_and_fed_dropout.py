@@ -180,6 +180,7 @@ def dropout(kept=(3, 2), server=optax.sgd):
 HYPER = FedAvgHyper(RATE, 1.0)
 
 
+@pytest.mark.slow
 def test_keeping_everything_is_fed_avg():
     found, _, outcome = run(dropout(HIDDEN))
     plain, _, other = run(fed_avg(mlp(HIDDEN), TRAINING, optax.sgd, hyper=HYPER))

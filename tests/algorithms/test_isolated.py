@@ -113,6 +113,7 @@ def test_each_party_trains_as_if_it_were_alone(shared):
     assert metrics["pair_0/finite"].all()
 
 
+@pytest.mark.slow
 def test_devices_and_chunks_change_nothing():
     expected = trained(shared=True)[0][ROUNDS]
     found = trained(shared=True, devices=2, execution=Execution("vmap", 2))[0][ROUNDS]
@@ -139,7 +140,11 @@ def keras(weights, patience, min_delta):
 
 @pytest.mark.parametrize(
     "patience, min_delta",
-    [(1, 0.0), pytest.param(3, 0.0, marks=pytest.mark.slow), (2, 0.08)],
+    [
+        pytest.param(1, 0.0, marks=pytest.mark.slow),
+        pytest.param(3, 0.0, marks=pytest.mark.slow),
+        (2, 0.08),
+    ],
 )
 def test_a_party_stops_when_it_no_longer_gains(patience, min_delta):
     """As Keras does: each party apart, and the last weights stay, not the best."""

@@ -139,7 +139,9 @@ def by_numpy(row, start):
     return right, -np.mean(of_labels[np.arange(len(labels)), labels])
 
 
-@pytest.mark.parametrize("source", [resident_data, StreamedData])
+@pytest.mark.parametrize(
+    "source", [resident_data, pytest.param(StreamedData, marks=pytest.mark.slow)]
+)
 def test_all_clients_teachers_are_measured(source, by_hand):
     """Five of them, two at a time where they wait on the host."""
     outcome = usual_run() if source is resident_data else run(source)

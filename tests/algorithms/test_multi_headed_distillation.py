@@ -321,6 +321,7 @@ def test_islands_keep_what_they_know():
 # --------------------------------------------------------------------- what does not change anything
 
 
+@pytest.mark.slow
 def test_without_weights_clients_train_as_if_alone():
     groups = alike(heads=2, clients=4)
     nothing = MHDHyper(0.1, 0.0, 0.0)
@@ -348,6 +349,7 @@ def test_without_weights_clients_train_as_if_alone():
     assert not same(taught[0]["backbone"], learnt[0]["backbone"])
 
 
+@pytest.mark.slow
 def test_one_client_without_neighbours_chases_its_own_main_head():
     groups = alike(heads=1, clients=1)
     kind = HeadDistillation(8, teachers=0, reaches_backbone=False)
@@ -411,6 +413,7 @@ def plain_outcome():
     return Run(mhd(alike(heads=2), graphs.complete(CLIENTS)))(5)
 
 
+@pytest.mark.slow
 def test_a_run_in_two_parts_ends_with_the_same_bits():
     groups = alike(heads=1, clients=3)
     run = Run(mhd(groups, graphs.complete(3)))
@@ -434,6 +437,7 @@ def test_a_graph_that_changes_is_followed():
 # --------------------------------------------------------------------------------- end to end, limits
 
 
+@pytest.mark.slow
 def test_every_head_of_every_client_is_evaluated_and_bytes_are_counted():
     groups = two(heads=2)
     algorithm = mhd(groups, graphs.directed_cycle(4), 4, hyper=MHDHyper(0.1))

@@ -694,12 +694,13 @@ print(side_by_side.relative_difference(*found, initial))
     "workload",
     [
         "digits",
-        *(
-            pytest.param(name, marks=pytest.mark.slow)
-            for name in ("mhd_digits", "merged", "fed_sdd", "fed_kd")
-        ),
+        "mhd_digits",
+        "merged",
+        "fed_sdd",
+        "fed_kd",
     ],
 )
+@pytest.mark.slow
 def test_ours_trains_the_same_clients_at_once(workload, tmp_path):
     """As it does on accelerators."""
     make_inputs.write(workload, tmp_path / "inputs.npz")

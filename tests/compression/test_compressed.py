@@ -246,11 +246,11 @@ ONE, OTHER = ("small", "large"), ("sketch", "swapped")
 @pytest.mark.parametrize(
     ("algorithm", "local_method", "links"),
     [
-        ("merged", "fed_avg", ONE),
+        ("none", "fed_avg", ONE),
         *(
             pytest.param(*case, marks=pytest.mark.slow)
             for case in [
-                ("none", "fed_avg", ONE),
+                ("merged", "fed_avg", ONE),
                 ("none", "fed_avg", OTHER),
                 ("none", "scaffold", ONE),
                 ("none", "scaffold", OTHER),

@@ -397,6 +397,7 @@ def test_a_full_disk_while_the_summary_is_written(run, tmp_path):
     assert not (tmp_path / "run" / "summary.json").exists()
 
 
+@pytest.mark.slow
 def test_an_update_that_is_not_finite(small, environment, tmp_path):
     folder = tmp_path / "run"
     settings = [CONFIG, *small, f"--workdir={folder}"]

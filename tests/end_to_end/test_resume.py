@@ -102,6 +102,7 @@ def test_killed_during_compilation(uninterrupted, start, run, tmp_path, wait_for
     assert_same_bits(folder, uninterrupted)
 
 
+@pytest.mark.slow
 def test_killed_while_a_checkpoint_is_written(uninterrupted, start, run, tmp_path, wait_for):
     folder = tmp_path / "run"
     kill_at("checkpoint:7:hang", start, folder, wait_for)

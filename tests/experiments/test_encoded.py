@@ -154,6 +154,7 @@ def pieces(folder):
     return load_prepared(folder)["vocabulary"].num_examples
 
 
+@pytest.mark.slow
 def test_teacher_and_student_start_from_the_files_first_layers(sentences, pretrained):
     file, params = pretrained
     config = config_of(sentences)

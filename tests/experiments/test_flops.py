@@ -211,7 +211,13 @@ PARTY_CONFIGS = {
 }
 
 
-@pytest.mark.parametrize("name", PARTY_CONFIGS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        "fed_md",
+        *(pytest.param(n, marks=pytest.mark.slow) for n in PARTY_CONFIGS if n != "fed_md"),
+    ],
+)
 def test_parties_compute_what_is_counted(name, monkeypatch):
     config = PARTY_CONFIGS[name]()
     seen = count_examples(party_methods, monkeypatch)

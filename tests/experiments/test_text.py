@@ -104,14 +104,8 @@ def test_unlabelled_text_is_of_both_domains_and_of_other_users(folder):
     assert data.text.expected_length == pytest.approx(lengths.mean())
 
 
-@pytest.mark.parametrize(
-    "method",
-    [
-        pytest.param("fed_avg", marks=pytest.mark.slow),
-        pytest.param("periodic_codistillation", marks=pytest.mark.slow),
-        "merged_codistillation",
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["fed_avg", "periodic_codistillation", "merged_codistillation"])
 def test_a_run_and_its_table(folder, tmp_path, method, capsys):
     config = config_of(folder, method)
     experiment = build_experiment(config)

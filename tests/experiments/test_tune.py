@@ -581,6 +581,7 @@ def test_workers_that_start_together_share_the_trials(tmp_path):
     assert len({trial.user_attrs["worker"]["number"] for trial in opened.trials}) > 1
 
 
+@pytest.mark.slow
 def test_a_worker_waits_for_the_last_trials_of_others(tmp_path):
     """So that it can take them over."""
     plan = make_plan(alpha_config(), tmp_path, trials=1)
@@ -788,6 +789,7 @@ def test_mistakes_in_the_config(line, parts, as_worker, capsys, tmp_path):
     assert not (tmp_path / "x.db").exists()
 
 
+@pytest.mark.slow
 def test_a_worker_loads_its_data_once(pretend, as_worker, monkeypatch, tmp_path):
     loaded, load = [], reading.load_digits_federated
 

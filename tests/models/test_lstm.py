@@ -72,6 +72,7 @@ def test_equals_a_loop_over_tokens():
     assert outputs.weights.tolist() == [[1, 1, 1, 1, 0, 0], [1] * 6]
 
 
+@pytest.mark.slow
 def test_the_haiku_network_is_the_same_function():
     pytest.importorskip("haiku")
     haiku = language_model(lstm.haiku_lstm(12, 6, 5, 2), 12, adapter=from_haiku)

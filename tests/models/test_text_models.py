@@ -125,6 +125,7 @@ def test_the_news_recommender_equals_a_loop():
     np.testing.assert_allclose(shares["auc"][1], 0.5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("width", [None, 4])
 def test_hidden_distance_sums_candidates_and_history_through_one_map(width):
     """With half the width, the student's one layer reaches the teacher's second by one map."""
