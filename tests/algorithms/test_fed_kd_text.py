@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from text_examples import ENCODER, IMPRESSIONS, SENTENCES
 
 from fedcodist import simulation
 from fedcodist.algorithms.fed_kd import FedKDHyper, fed_kd
@@ -14,23 +15,12 @@ from fedcodist.client_training import LocalTraining
 from fedcodist.compression.compressed import compressed
 from fedcodist.compression.svd import svd
 from fedcodist.data.federated_data import FederatedData
-from fedcodist.models.bert import Encoder, first_layers, frozen_tables, with_encoder
+from fedcodist.models.bert import first_layers, frozen_tables, with_encoder
 from fedcodist.models.news import news_recommender
 from fedcodist.models.sentence_classifier import sentence_classifier
 from fedcodist.sources import resident_data
 
 pytestmark = pytest.mark.usefixtures("compile_quickly")
-
-ENCODER = Encoder(vocabulary=11, width=8, layers=2, heads=2, positions=12)
-SENTENCES = {
-    "tokens": np.array([[2, 7, 5, 9, 3], [2, 8, 3, 0, 0], [0, 0, 0, 0, 0]]),
-    "label": np.array([1, 0, 2]),
-}
-IMPRESSIONS = {
-    "candidates": np.array([[[2, 7, 3], [4, 0, 0], [0, 0, 0]], [[5, 6, 0], [9, 1, 1], [3, 2, 0]]]),
-    "history": np.array([[[8, 3, 0], [0, 0, 0], [1, 4, 2], [9, 9, 0]], [[0, 0, 0]] * 4]),
-    "label": np.array([1, 2]),
-}
 
 
 def one_round(method, columns):

@@ -9,27 +9,18 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from text_examples import ENCODER, IMPRESSIONS, SENTENCES
 
 from fedcodist.algorithms.fed_kd import hidden_distance
 from fedcodist.model import Variables, parameter_count
-from fedcodist.models.bert import Encoder, bert_base
+from fedcodist.models.bert import bert_base
 from fedcodist.models.news import NO_NEWS, news_recommender
 from fedcodist.models.sentence_classifier import sentence_classifier
 
 pytestmark = pytest.mark.usefixtures("compile_quickly")
 
-ENCODER = Encoder(vocabulary=11, width=8, layers=2, heads=2, positions=12)
 CLASSIFIER = sentence_classifier(ENCODER, classes=3, queries=5)
 NEWS = news_recommender(ENCODER, width=6, queries=5, candidates=3)
-SENTENCES = {
-    "tokens": np.array([[2, 7, 5, 9, 3], [2, 8, 3, 0, 0], [0, 0, 0, 0, 0]]),
-    "label": np.array([1, 0, 2]),
-}
-IMPRESSIONS = {
-    "candidates": np.array([[[2, 7, 3], [4, 0, 0], [0, 0, 0]], [[5, 6, 0], [9, 1, 1], [3, 2, 0]]]),
-    "history": np.array([[[8, 3, 0], [0, 0, 0], [1, 4, 2], [9, 9, 0]], [[0, 0, 0]] * 4]),
-    "label": np.array([1, 2]),
-}
 
 
 def noisy(model, dtype=np.float32):
