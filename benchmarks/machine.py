@@ -8,7 +8,7 @@ CPUINFO = Path("/proc/cpuinfo")
 
 
 def device() -> str:
-    """What results are compared by: 'AMD EPYC, 2 cores'.
+    """What results are compared by: 'AMD EPYC (family 26, model 2), 2 cores'.
 
     A process of several is kept on its own cores once it has joined the others: ask before that.
     """
@@ -43,8 +43,13 @@ def cores() -> int:
 
 
 def processor() -> str:
-    """The processor's name, as far as the system tells."""
-    return _field("model name") or platform.processor() or platform.machine()
+    """The processor's name and the numbers of its model, as far as the system tells.
+
+    Virtual machines call processors of several generations by one name.
+    """
+    name = _field("model name") or platform.processor() or platform.machine()
+    numbers = [_field("cpu family"), _field("model")]
+    return f"{name} (family {numbers[0]}, model {numbers[1]})" if all(numbers) else name
 
 
 def vector_lanes() -> int | None:

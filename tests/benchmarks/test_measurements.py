@@ -15,7 +15,11 @@ from benchmarks.scale import Configuration
 @pytest.mark.parametrize(
     ("text", "name", "lanes"),
     [
-        ("model name\t: AMD EPYC\nflags\t\t: fpu sse2 avx2 avx512f fma\n", "AMD EPYC", 16),
+        (
+            "cpu family\t: 26\nmodel\t\t: 2\nmodel name\t: EPYC\nflags\t\t: sse2 avx2 avx512f fma\n",
+            "EPYC (family 26, model 2)",
+            16,
+        ),
         ("model name: Xeon\nflags: sse2 avx avx2\n\nmodel name: other\n", "Xeon", 8),
         ("model name: Old\nflags: sse2\n", "Old", 4),
         ("processor: 0\nFeatures\t: fp asimd\n", None, 4),
