@@ -72,11 +72,11 @@ def test_channels_that_fill_a_vector(channels, width, padding):
     assert_equals_stock(inputs, normal(2, 3, 3, *channels, dtype="float32"), padding)
 
 
-@pytest.mark.parametrize("features", [4, 17])
+@pytest.mark.parametrize(("features", "width"), [(4, 6), (17, 6), (17, 12)])
 @pytest.mark.parametrize("batch", [1, 20, 33, 40])
-def test_kernel_gradient_in_chunks_of_examples(batch, features):
+def test_kernel_gradient_in_chunks_of_examples(batch, features, width):
     inputs, kernel = (
-        normal(0, batch, 6, 6, 3, dtype="float32"),
+        normal(0, batch, 6, width, 3, dtype="float32"),
         normal(1, 3, 3, 3, features, dtype="float32"),
     )
     assert_equals_stock(inputs, kernel, "SAME")
