@@ -6,7 +6,8 @@
 A client's examples are visited in an order drawn from the seed. So that the first round visits them
 in the order of the file, as the peers do, they are stored where that round's order finds them; the
 drawing itself stays in the measured time. Cohorts, unlabelled rows and initial weights are the file's.
-With --accelerator clients are trained at once, and on processors one after another.
+Clients are trained at once with --accelerator, and where networks are dense; on processors those of
+convolutions and text one after another. Each is the faster way there (BUILD.md tells how to choose).
 """
 
 import functools
@@ -93,7 +94,7 @@ def prepare(inputs: work.Inputs, most_rounds: int, at_once: bool = False) -> Pre
     Args:
       inputs: the workload.
       most_rounds: that one call of `train` may ask for.
-      at_once: whether a device trains its clients at once.
+      at_once: whether a device trains its clients at once, which of dense networks it always does.
     """
     import jax
     import numpy as np
@@ -205,6 +206,12 @@ def is_text(workload: str) -> bool:
     return any(isinstance(network, work.LanguageNetwork) for network in networks)
 
 
+def is_dense(workload: str) -> bool:
+    """Whether a workload's networks have dense layers alone."""
+    networks = work.WORKLOADS[workload].networks.values()
+    return all(isinstance(each, work.Network) and not each.convolutions for each in networks)
+
+
 def make_algorithm(inputs: work.Inputs, federated, at_once: bool):
     """The workload's method from the file's weights, on the file's cohorts and unlabelled rows."""
     import jax.numpy as jnp
@@ -221,7 +228,7 @@ def make_algorithm(inputs: work.Inputs, federated, at_once: bool):
     if method_of(inputs) == "fed_md":  # every architecture has one party
         return make_fed_md(inputs)
     execution = Execution()
-    if at_once:
+    if at_once or is_dense(inputs.workload):
         clients = work.WORKLOADS[inputs.workload].cohort
         execution = Execution("vmap", len(inputs.pools) if method_of(inputs) == "mhd" else clients)
     if method_of(inputs) == "mhd":

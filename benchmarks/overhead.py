@@ -56,9 +56,10 @@ def main() -> int:
     launch.join()
     seconds = measure(arguments.repetitions, Path(arguments.runs))
     if seconds is not None:
+        del sys.argv[sys.argv.index("--runs") :]  # what a record calls the command
         record = {
             **records.common(RECORD, KIND, machine.accelerator() or device),
-            "processes": launch.default_processes(),
+            "processes": launch.processes_here(),
             "rounds": ROUNDS,
             "target": TARGET,
             "seconds_per_round": seconds,

@@ -123,6 +123,7 @@ def join() -> None:
         return
     rank = int(os.environ[RANK])
     take_cores(rank, count)
+    _let_no_thread_interrupt_another()
     import jax
 
     jax.config.update("jax_num_cpu_devices", 1)
@@ -215,6 +216,18 @@ def take_cores(place: int, places: int, process: int = 0) -> None:
     first = place * len(cores) // places
     end = (place + 1) * len(cores) // places
     os.sched_setaffinity(process, cores[first : max(end, first + 1)])
+
+
+def _let_no_thread_interrupt_another() -> None:
+    """Threads that wake up wait for the running one to pause; those made from now on do too (Linux).
+
+    The thread that receives what other processes sent would otherwise interrupt, on their only core, the
+    one that holds the lock which it then spins on until the kernel's next tick: a collective took
+    4 ms, and takes 0.1 ms.
+    """
+    if hasattr(os, "sched_setscheduler"):
+        with contextlib.suppress(OSError):  # a container may forbid it
+            os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
 
 
 def cache_compilations() -> None:

@@ -204,6 +204,22 @@ def test_join_leaves_a_process_alone_that_is_the_only_one(monkeypatch):
     assert os.sched_getaffinity(0) == affinity
 
 
+@pytest.mark.skipif(not hasattr(os, "SCHED_BATCH"), reason="Linux alone has this policy")
+def test_threads_of_joined_processes_do_not_interrupt_each_other(tmp_path):
+    program = """
+from unittest import mock
+from fedcodist import launch
+policies = []
+jax = mock.MagicMock()
+jax.distributed.initialize = lambda *_: policies.append(os.sched_getscheduler(0))
+with mock.patch.dict(sys.modules, {"jax": jax, "jax.experimental": jax.experimental}):
+    launch.join()
+(folder / str(rank)).write_text(str(policies == [os.SCHED_BATCH]))
+"""
+    assert supervise(program, tmp_path, 2) == 0
+    assert [(tmp_path / str(rank)).read_text() for rank in range(2)] == ["True", "True"]
+
+
 def shares(cores: set[int], places: int) -> list[list[int]]:
     """What each place is given by a system with these cores."""
     taken = {}

@@ -2,7 +2,6 @@
 
 import functools
 import math
-from typing import Any
 
 import flax.linen as nn
 import jax
@@ -104,7 +103,7 @@ def _by_batch_backward(epsilon, axis_name, residuals, cotangents):
     along_bias = jnp.sum(cotangent, axes)
     along_scale = inverse * jnp.sum(cotangent * (x - mean), axes)
     # What reaches an example through the mean and the variance, to which only real ones belong.
-    through_mean, through_var = _total((along_bias, along_scale), axis_name)
+    through_mean, through_var = _total(jnp.stack([along_bias, along_scale]), axis_name)
     shared = (through_mean + (x - mean) * (inverse * through_var)) / jnp.maximum(count, 1)
     inputs = scale * inverse * (cotangent - jnp.where(_real(x, mask), shared, 0))
     gradients = (
@@ -124,8 +123,8 @@ def _real(x: jax.Array, mask: jax.Array | None) -> jax.Array:
     return real.reshape(real.shape + (1,) * (x.ndim - 1))
 
 
-def _total(tree: Any, axis_name: str | None) -> Any:
-    return tree if axis_name is None else jax.lax.psum(tree, axis_name)
+def _total(array: jax.Array, axis_name: str | None) -> jax.Array:
+    return array if axis_name is None else jax.lax.psum(array, axis_name)
 
 
 def _masked_moments(
@@ -138,10 +137,26 @@ def _masked_moments(
     """
     x = x.astype(jnp.promote_types(x.dtype, jnp.float32))
     axes, real = tuple(range(x.ndim - 1)), _real(x, mask)
-    positions = math.prod(x.shape[1:-1])
-    count, sums = _total(
-        (positions * jnp.sum(real, dtype=x.dtype), jnp.sum(jnp.where(real, x, 0), axes)), axis_name
-    )
-    mean = sums / jnp.maximum(count, 1)
+    count = math.prod(x.shape[1:-1]) * jnp.sum(real, dtype=x.dtype)
+    mean = jnp.sum(jnp.where(real, x, 0), axes) / jnp.maximum(count, 1)
     squares = jnp.sum(jnp.where(real, jnp.square(x - mean), 0), axes)
-    return count, mean, _total(squares, axis_name) / jnp.maximum(count, 1)
+    if axis_name is not None:
+        count, mean, squares = _together(count, mean, squares, axis_name)
+    return count, mean, squares / jnp.maximum(count, 1)
+
+
+def _together(
+    count: jax.Array, mean: jax.Array, squares: jax.Array, axis_name: str
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Number of values, their mean and sum of squared deviations over all devices, from each one's.
+
+    By the parallel formula of Chan, Golub and LeVeque (1979): one collective, where the mean first and
+    then the deviations from it would take two, and processes wait for each other in every one.
+    """
+    own = jnp.concatenate([count[None], mean, squares])
+    places = jnp.arange(jax.lax.axis_size(axis_name)) == jax.lax.axis_index(axis_name)
+    parts = _total(jnp.where(places[:, None], own, 0), axis_name)
+    counts, means, squared = parts[:, :1], *jnp.split(parts[:, 1:], 2, axis=1)
+    count = jnp.sum(counts)
+    mean = jnp.sum(counts * means, axis=0) / jnp.maximum(count, 1)
+    return count, mean, jnp.sum(squared + counts * jnp.square(means - mean), axis=0)
