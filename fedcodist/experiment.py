@@ -171,7 +171,7 @@ def _run(
         while True:
             is_new = round > first_round or round == 0
             if is_new and round in evaluated:
-                _check_finite_models(round, state[0], seeds, algorithm)
+                _check_finite_models(round, programs.finite(state[0]), seeds)
                 evaluation = evaluate(state, splits)
                 if round == experiment.rounds and experiment.final_splits:
                     final_splits = _on_devices(experiment.final_splits, mesh)
@@ -345,7 +345,8 @@ def _training(programs, experiment, mesh, seeds, hyper, host_rows):
         count = at_most
         if rounds_per_second is not None:
             count = max(1, min(at_most, int(rounds_per_second * _SECONDS_PER_BLOCK)))
-        count = _agreed(count)
+        if at_most > 1:
+            count = _agreed(count)
         began = time.monotonic()
         *state, history = programs.train(
             *state, seeds, np.int32(round), np.int32(count), hyper, data
@@ -494,16 +495,14 @@ def _check_finite(round, history, seeds, algorithm):
             )
 
 
-def _check_finite_models(round, state, seeds, algorithm):
+def _check_finite_models(round, finite, seeds):
     """What a pseudo-gradient does not tell: a codistillation or a server update that diverged."""
-    for model, variables in _models(algorithm, state):
-        for leaf in jax.tree.leaves(variables):
-            bad = ~np.isfinite(leaf).reshape(len(seeds), -1).all(axis=1)
-            if bad.any():
-                raise TrainingDiverged(
-                    f"non-finite update by round {round}, pool {model!r}, "
-                    f"seed {seeds[np.argmax(bad)]}: {_STOPPED}"
-                )
+    for model, good in _on_host(finite).items():
+        if not good.all():
+            raise TrainingDiverged(
+                f"non-finite update by round {round}, pool {model!r}, seed {seeds[good.argmin()]}: "
+                f"{_STOPPED}"
+            )
 
 
 def _models(algorithm: FederatedAlgorithm, state: PyTree) -> Iterator[tuple[str, Variables]]:

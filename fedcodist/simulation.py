@@ -47,6 +47,7 @@ class Programs(NamedTuple):
         for one round of streamed inputs, placed by `place_inputs`.
       select: (seed, round) -> Selection.
       evaluate: (state, split -> EvaluationSplit) -> split -> model -> metric -> [S, ...].
+      finite: state -> model -> bool [S], whether all of its numbers are.
       evaluate_kept: (state, pool -> rows [S, rows, ...], pool -> int32 [clients], which of the rows,
         split -> EvaluationSplit) -> split -> kept model -> metric -> [S, clients, ...]. One by one.
     """
@@ -56,6 +57,7 @@ class Programs(NamedTuple):
     train_streamed: Callable[..., Any]
     select: Callable[..., Any]
     evaluate: Callable[..., Any]
+    finite: Callable[..., Any]
     evaluate_kept: Callable[..., Any]
 
 
@@ -219,6 +221,19 @@ def build_programs(
 
         return over_seeds(one_seed)(state)
 
+    def finite(state):
+        def one_model(variables):
+            return jnp.all(jnp.stack([jnp.all(jnp.isfinite(x)) for x in jax.tree.leaves(variables)]))
+
+        def one_seed(state):
+            found = {}
+            for name, predictor in algorithm.predictors.items():
+                over_members = jax.vmap(one_model) if predictor.members else one_model
+                found |= by_member(name, predictor, over_members(predictor.variables(state)))
+            return found
+
+        return over_seeds(one_seed)(state)
+
     def evaluate_kept(state, rows, places, splits):
         def all_clients(state, own, kept, places, examples):
             predictor = single_model(kept.model, lambda row: kept.variables(state, row))
@@ -261,6 +276,7 @@ def build_programs(
         train_streamed=compiled(train_streamed, _streamed_specs, donate_argnums=(0, 1)),
         select=jax.jit(lambda seed, round: algorithm.select(round, jax.random.key(seed))),
         evaluate=compiled(evaluate),
+        finite=compiled(finite),
         evaluate_kept=compiled(evaluate_kept),
     )
 
