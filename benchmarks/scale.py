@@ -9,7 +9,8 @@ has processes of its own, one per device, and all take turns; programs that one 
 next ones read, as the launcher does. Written to results/benchmarks/.
 
 How much of the reading of streamed data hides behind the computation is measured by running the same
-rounds again on one round's examples, which lie ready.
+rounds again on one round's examples, which lie ready; on processors with a core beside those that
+compute, as accelerators leave them, and without.
 
 With --accelerator a measurement is one process that uses what JAX finds, and memory is the device's:
 `--only memory` then tells whether clients are trained faster one by one or at once (convolutions with
@@ -66,6 +67,7 @@ class Configuration(NamedTuple):
       rematerialised: whether activations are computed again in the backward pass.
       seeds: runs in one program.
       seeds_loop: 'map' runs them one after another, 'vmap' at once.
+      host_cores: beside the devices' own, for what the host prepares.
     """
 
     network: str
@@ -78,6 +80,7 @@ class Configuration(NamedTuple):
     rematerialised: bool = False
     seeds: int = 1
     seeds_loop: str = "map"
+    host_cores: int = 0
 
 
 def main() -> int:
@@ -143,10 +146,11 @@ def configurations(cores: int) -> dict[str, list[Configuration]]:
         "weak": [
             Configuration("cnn_small", CLIENTS, 20 * count, count, False) for count in devices
         ],
+        # What is read meanwhile needs a core that does not compute.
         "streaming": [
-            Configuration(network, CLIENTS, 20, devices[-1], streamed)
-            for network in EXAMPLES
-            for streamed in (False, True)
+            Configuration(network, clients, cohort, 1, True, host_cores=spare)
+            for network, clients, cohort in (("digits", 10_000, 200), ("cnn_small", CLIENTS, 20))
+            for spare in range(min(cores, 2))
         ],
         "memory": [
             *(chunk._replace(chunk=size) for size in (0, 2, 5, 10, 20)),
@@ -184,6 +188,7 @@ def summary(lines: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
         "gather_seconds": [line["gather_seconds"] for line in lines],
         "program_mb": lines[0]["program_mb"],
         "peak_rss_mb": [line["peak_rss_mb"] for line in lines],
+        "anonymous_mb": [line["anonymous_mb"] for line in lines],
         "peak_device_mb": [line["peak_device_mb"] for line in lines],
     }
 
@@ -237,13 +242,15 @@ def one(folder: Path, configuration: Configuration, rounds: int | None, accelera
             os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {CPU_FLAG}"
         if not accelerator:
             os.environ["JAX_PLATFORMS"] = "cpu"
-            measuring.limit_cores(configuration.devices)
+            measuring.limit_cores(configuration.devices + configuration.host_cores)
+            os.environ["NPROC"] = "1"  # threads that XLA computes with, in each process
         return launch.supervise([sys.executable, *sys.argv], configuration.devices)
     launch.join()
     import jax
 
     line = measure(folder, configuration, rounds or rounds_of(configuration))
     if jax.process_index() == 0:
+        line["anonymous_mb"] = measuring.anonymous_memory_mb()
         line["peak_rss_mb"] = measuring.peak_memory_mb(os.getppid())
         line["device"] = machine.accelerator()
         line["peak_device_mb"] = machine.peak_accelerator_mb()
@@ -374,6 +381,8 @@ def way(own: Mapping[str, Any]) -> str:
         options.append("rematerialised")
     if (seeds := own.get("seeds", 1)) > 1:
         options.append(f"{seeds} seeds {'at once' if own['seeds_loop'] == 'vmap' else 'in turn'}")
+    if own.get("host_cores", 0):
+        options.append("a core for reading")
     return ", ".join([loop, *options])
 
 

@@ -184,3 +184,14 @@ def peak_memory_mb(root: int | None = None) -> float:
         if not found:
             return sum(peaks[member] for member in family) / 1024
         family |= found
+
+
+def anonymous_memory_mb() -> float | None:
+    """Resident memory of this process besides pages of files, which the system takes back when it needs
+    them; None where it does not tell."""
+    try:
+        lines = Path("/proc/self/status").read_text().splitlines()
+    except OSError:
+        return None
+    fields = dict(line.split(":", 1) for line in lines)
+    return int(fields["RssAnon"].split()[0]) / 1024 if "RssAnon" in fields else None

@@ -58,10 +58,12 @@ def test_what_grows(cores, devices):
     assert [each.cohort for each in groups["cohort"]] == [20, 200, 2000]
     for group in groups.values():
         assert all(each.cohort <= each.clients and each.devices <= cores for each in group)
-    # Streaming is compared with data on the device, all else equal.
-    pairs = zip(groups["streaming"][::2], groups["streaming"][1::2], strict=True)
-    for resident, streamed in pairs:
-        assert resident._replace(streamed=True) == streamed != resident
+    # Streaming is measured with and without a core for reading, all else equal, where there are two.
+    assert all(each.streamed for each in groups["streaming"])
+    assert {each.host_cores for each in groups["streaming"]} == set(range(min(cores, 2)))
+    if cores > 1:
+        pairs = zip(groups["streaming"][::2], groups["streaming"][1::2], strict=True)
+        assert all(alone._replace(host_cores=1) == beside for alone, beside in pairs)
     chunks = [each.chunk for each in groups["memory"]]
     assert chunks == sorted(chunks) and chunks[0] == 0 and chunks[-1] == 20
     options = {(each.precision, each.rematerialised) for each in groups["memory"]}
@@ -107,6 +109,7 @@ def test_figures_of_all_turns():
         "gather_seconds": None,
         "program_mb": 5.0,
         "peak_rss_mb": 3.0,
+        "anonymous_mb": 2.0,
         "peak_device_mb": None,
     }
     assert scale.summary([line, line]) == {
@@ -115,6 +118,7 @@ def test_figures_of_all_turns():
         "gather_seconds": [None, None],
         "program_mb": 5.0,
         "peak_rss_mb": [3.0, 3.0],
+        "anonymous_mb": [2.0, 2.0],
         "peak_device_mb": [None, None],
     }
 
