@@ -257,13 +257,9 @@ def _method(
     if name == "fed_kd":
         return _fed_kd(config, data, pool, local)
     if name == "fed_dropout":
-        create, shape = choice("a pool's model for fed_dropout", pool.model, MODELS)
-        submodel = from_flax_linen(
-            narrowed(create(), training.fed_dropout.share), jnp.zeros((1, *shape))
-        )
-        layers = list(jax.eval_shape(model.init, jax.random.key(0)).params)
+        submodel, units = _submodel(data, pool.model, training.fed_dropout.share, model)
         submodel = as_executed(config, submodel)
-        return fed_dropout(model, submodel, layers, local, hyper=FedAvgHyper(*rates), **server)
+        return fed_dropout(model, submodel, units, local, hyper=FedAvgHyper(*rates), **server)
     return fed_avg(model, local, hyper=FedAvgHyper(*rates), **server)
 
 
@@ -300,6 +296,17 @@ def _fed_kd(
             settings["hidden_weight"],
         ),
     )
+
+
+def _submodel(data: Data, name: str, share: float, model: Model) -> tuple[Model, Any]:
+    """A share of a network's units, and what `fed_dropout` must know of the whole."""
+    setting = "a pool's model for fed_dropout"
+    if data.submodels is not None:
+        check_number("training.fed_dropout.share", share, above=0, high=1)
+        return choice(setting, name, data.submodels)(share)
+    create, shape = choice(setting, name, MODELS)
+    layers = list(jax.eval_shape(model.init, jax.random.key(0)).params)
+    return from_flax_linen(narrowed(create(), share), jnp.zeros((1, *shape))), layers
 
 
 def narrowed(network: Any, share: float) -> Any:

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from ml_collections import ConfigDict
 
-from experiments.encoded import ENCODED, load_encoded
+from experiments.encoded import ENCODED, Submodel, load_encoded
 from experiments.primary_data import PRIMARY, load_primary
 from experiments.public_data import PUBLIC_PRIVATE, Public, load_public_private
 from experiments.text import TEXT, Text, load_text
@@ -36,6 +36,7 @@ class Data(NamedTuple):
       text: vocabulary and domains; None for images.
       models: name -> a function that makes a network for these data; None where networks are those of
         images or of text.
+      submodels: name -> share of its units -> a smaller one for Federated Dropout; None elsewhere too.
     """
 
     splits: Mapping[str, FederatedData]
@@ -45,6 +46,7 @@ class Data(NamedTuple):
     public: Public | None = None
     text: Text | None = None
     models: Mapping[str, Callable[[], Model]] | None = None
+    submodels: Mapping[str, Callable[[float], Submodel]] | None = None
 
     @property
     def inputs(self) -> str:
@@ -77,8 +79,8 @@ def load_data(settings: ConfigDict) -> Data:
         splits, unlabelled, text = load_text(settings)
         return Data(splits, unlabelled, next_tokens, next_tokens, text=text)
     if settings.name in ENCODED:
-        splits, *preprocess, models = load_encoded(settings)
-        return Data(splits, np.zeros((0,)), *preprocess, models=models)
+        splits, *preprocess, networks = load_encoded(settings)
+        return Data(splits, np.zeros((0,)), *preprocess, **networks._asdict())
     if settings.name in PUBLIC_PRIVATE:
         private, test, preprocess, public = load_public_private(settings)
         images = public.train.columns["image"]

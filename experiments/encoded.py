@@ -2,8 +2,9 @@
 
 import functools
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 from ml_collections import ConfigDict
 
@@ -15,11 +16,22 @@ from fedcodist.data.federated_data import FederatedData
 from fedcodist.data.partition import iid, merge_clients
 from fedcodist.data.prepared import load_prepared
 from fedcodist.model import Model
-from fedcodist.models.bert import Encoder, bert_base, bert_mini, first_layers, with_encoder
+from fedcodist.models.bert import (
+    Encoder,
+    bert_base,
+    bert_mini,
+    encoder_units,
+    first_layers,
+    narrowed,
+    with_encoder,
+    with_frozen_tables,
+)
 from fedcodist.models.layered import of_logits
 from fedcodist.models.news import news_recommender
 from fedcodist.models.sentence_classifier import sentence_classifier
+from fedcodist.submodels import Units
 
+PyTree = Any
 SENTENCES, NEWS = "prepared_sentences", "prepared_news"
 ENCODED = (SENTENCES, NEWS)
 NEGATIVES = 4
@@ -42,19 +54,33 @@ ENCODERS: dict[str, Callable[[int], Encoder]] = {
 }
 
 
+class Submodel(NamedTuple):
+    """A network of a share of the heads and inner neurons, and what the whole one's axes run over."""
+
+    model: Model
+    units: Units
+
+
+class Networks(NamedTuple):
+    """Names of ENCODERS -> a function that makes the network, whole or with a share of its units."""
+
+    models: Mapping[str, Callable[[], Model]]
+    submodels: Mapping[str, Callable[[float], Submodel]]
+
+
 class EncodedData(NamedTuple):
     """What `experiments.data.Data` is made of.
 
     Attributes:
       splits: 'train', its examples dealt to clients, and 'held_out' and 'test'.
       preprocess, evaluation_preprocess: how examples are read.
-      models: name -> a function that makes the network for these data.
+      networks: for these data.
     """
 
     splits: dict[str, FederatedData]
     preprocess: Preprocess
     evaluation_preprocess: Preprocess
-    models: Mapping[str, Callable[[], Model]]
+    networks: Networks
 
 
 def load_encoded(settings: ConfigDict) -> EncodedData:
@@ -62,7 +88,8 @@ def load_encoded(settings: ConfigDict) -> EncodedData:
 
     Clients are `data.num_clients` of equal size: sentences are dealt one by one, readers of news with
     all of their clicks. Where `data.encoder` names a file of `pretrain_encoder`, or of BERT's own
-    weights, networks start from its embeddings and first layers, as many as they have.
+    weights, networks start from its embeddings and first layers, as many as they have; with
+    `data.frozen_tables` the embeddings' tables stay the file's and are no parameters.
 
     Raises:
       ValueError: one line that names the setting and what is allowed.
@@ -86,34 +113,56 @@ def load_encoded(settings: ConfigDict) -> EncodedData:
     if is_news:
         titles = np.array(prepared["news"].columns["tokens"])
         preprocess = sampled_candidates(titles, NEGATIVES), all_candidates(titles)
-        models = _models(news_recommender, pieces, settings.get("encoder"))
-        return EncodedData(splits, *preprocess, models)
+        return EncodedData(splits, *preprocess, _networks(news_recommender, pieces, settings))
     classes = 1 + int(train.columns["label"].max())
     create = functools.partial(_classifier, classes)
     as_it_is = lambda batch, key, positions: batch
-    models = _models(create, pieces, settings.get("encoder"))
-    return EncodedData(splits, as_it_is, as_it_is, models)
+    return EncodedData(splits, as_it_is, as_it_is, _networks(create, pieces, settings))
 
 
-def _models(
-    create: Callable[[Encoder], Model], pieces: int, file: str | None
-) -> dict[str, Callable[[], Model]]:
-    def network(encoder: Callable[[int], Encoder]) -> Model:
-        drawn = encoder(pieces)
-        return create(drawn) if file is None else _pretrained(create, drawn, file)
+def _networks(create: Callable[[Encoder], Model], pieces: int, settings: ConfigDict) -> Networks:
+    file, is_frozen = settings.get("encoder"), settings.get("frozen_tables", False)
+    if not isinstance(is_frozen, bool):
+        raise TypeError(f"data.frozen_tables must be True or False, got {is_frozen!r}.")
+    if is_frozen and file is None:
+        raise ValueError(
+            "data.frozen_tables must be False where data.encoder names no file of an encoder, whose "
+            "tables embeddings could keep."
+        )
 
-    return {name: functools.partial(network, encoder) for name, encoder in ENCODERS.items()}
+    def finished(model: Model, params: PyTree) -> Model:
+        return with_frozen_tables(model, params) if is_frozen else model
+
+    def network(kind: Callable[[int], Encoder]) -> Model:
+        encoder, params = _read(kind(pieces), file)
+        model = create(encoder)
+        if params is not None:
+            model = with_encoder(model, params)
+        return finished(model, params)
+
+    def submodel(kind: Callable[[int], Encoder], share: float) -> Submodel:
+        encoder, params = _read(kind(pieces), file)
+        whole = jax.eval_shape(network(kind).init, jax.eval_shape(lambda: jax.random.key(0)))
+        units = encoder_units(whole.params, encoder.heads)
+        return Submodel(finished(create(narrowed(encoder, share)), params), units)
+
+    return Networks(
+        {name: functools.partial(network, kind) for name, kind in ENCODERS.items()},
+        {name: functools.partial(submodel, kind) for name, kind in ENCODERS.items()},
+    )
 
 
-def _pretrained(create: Callable[[Encoder], Model], encoder: Encoder, file: str) -> Model:
-    """The network that starts from a file's first layers; it has as many positions as the file."""
+def _read(encoder: Encoder, file: str | None) -> tuple[Encoder, PyTree]:
+    """The encoder with as many positions as the file, and the file's first layers; None without one."""
+    if file is None:
+        return encoder, None
     try:
         stored = stored_encoder(file, encoder.heads)
         own = encoder.clone(positions=stored.positions)
         params = load_encoder(file, own.clone(layers=max(own.layers, stored.layers)))
     except ValueError as error:
         raise ValueError(f"data.encoder: {error}") from None
-    return with_encoder(create(own), first_layers(params, own.layers))
+    return own, first_layers(params, own.layers)
 
 
 def _classifier(classes: int, encoder: Encoder) -> Model:

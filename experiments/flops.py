@@ -75,11 +75,10 @@ def flops_of_run(
         passes += 1 / training["epochs"]  # the gradient of all examples
     trained = forward
     if training.get("method") == "fed_dropout":
-        share = training["fed_dropout"]["share"]
+        forward_of_part = _forward_of(config, training["fed_dropout"]["share"])
         trained = {
-            pool: forward_flops_of((functools.partial(narrowed, create(), share), shape))
+            pool: forward_of_part(f"pools.{pool}.model", settings["model"])
             for pool, settings in config["pools"].items()
-            for create, shape in [MODELS[settings["model"]]]
         }
     if samples := training.get("samples"):
         forward_of_training = _forward_of_text(config, samples)
@@ -176,13 +175,13 @@ def _decentralised(
     return found
 
 
-def _forward_of(config: Config) -> Callable[[str, str], float]:
-    """(setting, its model's name) -> FLOPs of that network on one example."""
+def _forward_of(config: Config, share: float | None = None) -> Callable[[str, str], float]:
+    """(setting, its model's name) -> FLOPs on one example of that network or a share of its units."""
     kind = config.get("data", {}).get("name")
     if kind == TEXT:
         return _forward_of_text(config)
     if kind not in ENCODED:
-        return lambda setting, name: forward_flops_of(choice(setting, name, MODELS))
+        return lambda setting, name: _forward_of_image(choice(setting, name, MODELS), share)
     data, key = _data(config), jax.random.key(0)
     columns = data.splits["train"].columns
     one = {n: jax.ShapeDtypeStruct((1, *c.shape[1:]), c.dtype) for n, c in columns.items()}
@@ -190,10 +189,19 @@ def _forward_of(config: Config) -> Callable[[str, str], float]:
 
     def of(setting, name):
         model = choice(setting, name, data.models)()
+        if share is not None:
+            model = data.submodels[name](share).model
         apply = lambda variables, batch: model.apply(variables, batch)[0]
         return forward_flops(apply, jax.eval_shape(model.init, key), batch)
 
     return of
+
+
+def _forward_of_image(
+    model: tuple[Callable[[], Any], tuple[int, ...]], share: float | None
+) -> float:
+    create, shape = model
+    return forward_flops_of(model if share is None else (lambda: narrowed(create(), share), shape))
 
 
 def _forward_of_text(config: Config, samples: int = 0) -> Callable[[str, str], float]:

@@ -17,15 +17,15 @@ from fedcodist.compression.compressor import named_leaves
 from fedcodist.federated_algorithm import FederatedMethod
 from fedcodist.model import Model, Variables, check_stateless
 from fedcodist.shuffling import sample_without_replacement
+from fedcodist.submodels import Kept, Units, chain_units, counts_of, gathered, places_of, scattered
 
 PyTree = Any
-Kept = Mapping[str, jax.Array]  # layer -> int32 [units kept], ascending
 
 
 def fed_dropout(
     model: Model,
     submodel: Model,
-    layers: Sequence[str],
+    layers: Sequence[str] | Units,
     training: LocalTraining = LocalTraining(),
     server_optimizer: OptimizerFactory = lambda rate: optax.adam(rate, eps=1e-5),
     schedule: Schedule = constant,
@@ -33,23 +33,26 @@ def fed_dropout(
 ) -> FederatedMethod:
     """FedAvg whose clients get a model of fewer units per hidden layer, drawn anew for each and round.
 
-    Units are a dense layer's neurons and a convolution's filters; those that a client gets are equally
-    likely to be any. Its model is dense: what is dropped is not there, neither in a layer's outputs nor
-    in the next one's inputs, and activations are not rescaled. The server puts updates back in their
-    places: a number becomes the mean of the clients that had it, weighted by examples, and one that no
-    client had stays. Where the smaller model is the whole this is FedAvg.
+    Units are a dense layer's neurons, a convolution's filters, and an encoder's heads of attention and
+    inner neurons, never its hidden width; those that a client gets are equally likely to be any. Its
+    model is dense: what is dropped is not there, neither in a layer's outputs nor in the next one's
+    inputs, and activations are not rescaled. The server puts updates back in their places: a number
+    becomes the mean of the clients that had it, weighted by examples, and one that no client had stays.
+    Where the smaller model is the whole this is FedAvg.
 
     Only the smaller model travels, both ways; which units it has follows from a key that both know.
 
     Args:
-      model: a chain of layers, parameters {layer: {'kernel': [..., inputs, outputs], 'bias': [outputs]}}
-        and no mutable state. After a convolution a dense layer's inputs are positions x filters.
-      submodel: the same with fewer units in the layers but for the last.
-      layers: the layers' names in the order of the chain.
+      model: without mutable state. A chain of layers has the parameters
+        {layer: {'kernel': [..., inputs, outputs], 'bias': [outputs]}}; after a convolution a dense
+        layer's inputs are positions x filters.
+      submodel: the same with fewer units, of a chain in the layers but for the last.
+      layers: of a chain, the layers' names in their order. Of another network the units of its
+        parameters' axes, such as `fedcodist.models.bert.encoder_units`.
       training, server_optimizer, schedule, hyper: as in `fed_avg`.
 
     Raises:
-      ValueError: one line; models that are no such chains, or do not fit.
+      ValueError: one line; models that are no chains where layers are given, or do not fit.
     """
     check_stateless("model", model)
     averaging = fed_avg(model, training, server_optimizer, schedule, hyper)
@@ -57,20 +60,21 @@ def fed_dropout(
         jax.eval_shape(each.init, jax.eval_shape(lambda: jax.random.key(0))).params
         for each in (model, submodel)
     )
-    _check_chain(shapes, smaller, layers)
+    if isinstance(layers, Mapping):
+        units = layers
+    else:
+        _check_chain(shapes, smaller, layers)
+        units = chain_units(shapes, layers)
+    counts = counts_of(shapes, smaller, units)
 
     def draw(key) -> Kept:
         return {
-            layer: jnp.sort(
-                sample_without_replacement(
-                    keys.derive(key, "units", layer), _units(shapes, layer), _units(smaller, layer)
-                )
-            )
-            for layer in layers[:-1]
+            group: jnp.sort(sample_without_replacement(keys.derive(key, "units", group), *count))
+            for group, count in counts.items()
         }
 
     def client_update(message, row, data, key, hyper):
-        places = places_of(draw(key), shapes, layers)
+        places = places_of(draw(key), shapes, units)
         received = Variables(gathered(message.params, places), {})
         trained = train_client(submodel, training, received, data, key, hyper.client_learning_rate)
         result = client_result(received, trained, weight=data.size, row=row)
@@ -109,39 +113,6 @@ def mean_of_holders() -> Reduce:
         return Aggregate(mean, message.mutable, weight)
 
     return Reduce(prepare, finalize)
-
-
-def places_of(kept: Kept, shapes: PyTree, layers: Sequence[str]) -> PyTree:
-    """Where a smaller model's numbers are in the whole one: a tree of indices for `jnp.ix_`."""
-    places = {}
-    for before, layer in zip([None, *layers[:-1]], layers, strict=True):
-        kernel = shapes[layer]["kernel"].shape
-        outputs = kept.get(layer, jnp.arange(kernel[-1]))
-        inputs = jnp.arange(kernel[-2])
-        if before is not None:
-            units = _units(shapes, before)
-            blocks = jnp.arange(
-                kernel[-2] // units
-            )  # an image's positions where it became a vector
-            inputs = (blocks[:, None] * units + kept[before]).reshape(-1)
-        window = [jnp.arange(size) for size in kernel[:-2]]
-        places[layer] = {"kernel": (*window, inputs, outputs), "bias": (outputs,)}
-    return places
-
-
-def gathered(params: PyTree, places: PyTree) -> PyTree:
-    """The smaller model's parameters."""
-    return jax.tree.map(lambda leaf, at: leaf[jnp.ix_(*at)], params, places)
-
-
-def scattered(smaller: PyTree, places: PyTree, shapes: PyTree) -> PyTree:
-    """A tree like the whole model's parameters with the smaller one's in their places, else 0."""
-    return jax.tree.map(
-        lambda leaf, at, like: jnp.zeros(like.shape, leaf.dtype).at[jnp.ix_(*at)].set(leaf),
-        smaller,
-        places,
-        shapes,
-    )
 
 
 def _units(shapes: PyTree, layer: str) -> int:

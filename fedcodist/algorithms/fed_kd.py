@@ -138,8 +138,9 @@ def fed_kd(
         both or of none, attention maps where both have some. Different numbers of heads are averaged.
       columns: the federated data's columns (arrays or shapes), for the widths of W^h.
       training: of both models, on the same batches; optimizers are two, and go on from round to
-        round. To freeze an embedding let `training.optimizer` make updates of 0 for it, for which SVD
-        sends nothing.
+        round. Embeddings stay as they are where models are those of
+        `fedcodist.models.bert.with_frozen_tables`; for what `training.optimizer` makes updates of 0,
+        SVD sends nothing.
       exchange: 'epoch_delta', clients train for `training.epochs` a round and their students' changes
         are averaged (the authors' code); or 'step_gradient', a round is one batch and gradients of the
         student are averaged, along whose mean all take a step of `training.optimizer` (algorithm 1).

@@ -1,19 +1,31 @@
 """BERT's encoder (Devlin et al., 2019), which shows hidden states and attention of every layer."""
 
+import re
 from typing import Any, NamedTuple
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-import optax
+import numpy as np
 
-from fedcodist.client_training import OptimizerFactory
+from fedcodist.checks import check_number
+from fedcodist.compression.compressor import named_leaves
 from fedcodist.model import Model, Variables
+from fedcodist.submodels import Axis, Units
 
 PyTree = Any
 PAD = 0
 # The tables of the embeddings, by their names among the parameters.
 TABLES = ("words", "positions", "types")
+# What the axes of a layer's arrays run over, besides the hidden width.
+_UNITS: dict[str, tuple[str | None, ...]] = {
+    **{f"{name}/kernel": (None, "heads") for name in ("query", "key", "value")},
+    **{f"{name}/bias": ("heads",) for name in ("query", "key", "value")},
+    "attention_output/kernel": ("heads", None),
+    "inner/kernel": (None, "inner"),
+    "inner/bias": ("inner",),
+    "output/kernel": ("inner", None),
+}
 
 _draw = nn.initializers.truncated_normal(0.02)
 
@@ -51,15 +63,18 @@ class Encoder(nn.Module):
 
     Attributes:
       vocabulary: number of tokens.
-      width: of hidden states, a multiple of `heads`.
+      width: of hidden states, a multiple of `heads` where `head_width` is not given.
       layers: their number.
       heads: of each layer's attention.
       positions: longest length.
       types: number of token types.
       dropout: share that is dropped, of attentions and of all that is added or embedded.
+      head_width: numbers of a head; `width` / `heads` where not given.
+      inner_width: neurons of each layer's GELU layer; four times `width` where not given.
 
     Raises:
-      ValueError: `width` is no multiple of `heads`; tokens of another rank, or too many of them.
+      ValueError: `width` is no multiple of `heads` where that decides a head's numbers; tokens of
+        another rank, or too many of them.
     """
 
     vocabulary: int
@@ -69,9 +84,11 @@ class Encoder(nn.Module):
     positions: int = 512
     types: int = 2
     dropout: float = 0.1
+    head_width: int | None = None
+    inner_width: int | None = None
 
     def __post_init__(self) -> None:
-        if self.width % self.heads:
+        if self.head_width is None and self.width % self.heads:
             raise ValueError(
                 f"width must be a multiple of heads = {self.heads}, got {self.width!r}."
             )
@@ -90,8 +107,10 @@ class Encoder(nn.Module):
         sizes = (self.vocabulary, self.positions, self.types)
         x = drop(Embeddings(sizes, self.width, name="embeddings")(tokens, types))
         is_real, hidden, attention = tokens != PAD, [], []
+        head_width = self.head_width or self.width // self.heads
+        widths = (self.heads, head_width, self.inner_width or 4 * self.width)
         for layer in range(self.layers):
-            x, shares = Layer(self.heads, name=f"layer{layer}")(x, is_real, drop)
+            x, shares = Layer(*widths, name=f"layer{layer}")(x, is_real, drop)
             hidden.append(x)
             attention.append(shares)
         return Encoded(is_real, tuple(hidden), tuple(attention))
@@ -114,27 +133,31 @@ class Embeddings(nn.Module):
 
 
 class Layer(nn.Module):
-    """Attention, then two dense layers of which the first is four times as wide; each is dropped
+    """Attention, then two dense layers of which the first has `inner_width` neurons; each is dropped
     out, added to what it reads, and normalised."""
 
     heads: int
+    head_width: int
+    inner_width: int
 
     @nn.compact
     def __call__(
         self, x: jax.Array, is_real: jax.Array, drop: nn.Dropout
     ) -> tuple[jax.Array, jax.Array]:
         width = x.shape[-1]
-        split = (*x.shape[:2], self.heads, width // self.heads)
+        of_heads = self.heads * self.head_width
+        split = (*x.shape[:2], self.heads, self.head_width)
         queries, keys, values = (
-            dense(name, width, x).reshape(split) for name in ("query", "key", "value")
+            dense(name, of_heads, x).reshape(split) for name in ("query", "key", "value")
         )
-        scores = jnp.einsum("bqhd,bkhd->bhqk", queries, keys) / split[-1] ** 0.5
+        scores = jnp.einsum("bqhd,bkhd->bhqk", queries, keys) / self.head_width**0.5
         # Not minus infinity: of padding alone the softmax must be finite.
         lowest = jnp.finfo(scores.dtype).min
         shares = jax.nn.softmax(jnp.where(is_real[:, None, None, :], scores, lowest))
-        seen = jnp.einsum("bhqk,bkhd->bqhd", drop(shares), values).reshape(x.shape)
+        seen = jnp.einsum("bhqk,bkhd->bqhd", drop(shares), values)
+        seen = seen.reshape(*x.shape[:2], of_heads)
         x = normalised("attention_norm", x + drop(dense("attention_output", width, seen)))
-        inner = nn.gelu(dense("inner", 4 * width, x), approximate=False)
+        inner = nn.gelu(dense("inner", self.inner_width, x), approximate=False)
         return normalised("norm", x + drop(dense("output", width, inner))), shares
 
 
@@ -182,23 +205,81 @@ def with_encoder(model: Model, encoder: PyTree) -> Model:
     return model._replace(init=init)
 
 
-def frozen_tables(factory: OptimizerFactory) -> OptimizerFactory:
-    """An optimizer whose updates of embedding tables are 0, and which keeps no moments for them.
+def with_frozen_tables(model: Model, encoder: PyTree) -> Model:
+    """The model without the tables of its embeddings among its parameters: they stay an encoder's.
 
-    The tables are those below 'embeddings', wherever that stands among the parameters; its
-    normalisation is trained.
+    So they are neither trained nor sent nor kept by clients, but part of the program that all have, as
+    in FedKD. The embeddings' normalisation is trained.
+
+    Args:
+      model: its parameters 'encoder' are an `Encoder`'s.
+      encoder: parameters of an encoder with as many tokens, positions and types.
+
+    Raises:
+      ValueError: one line; a table is not of the model's shape.
     """
+    tables = {name: np.asarray(encoder["embeddings"][name]) for name in TABLES}
+    own = jax.eval_shape(model.init, jax.eval_shape(lambda: jax.random.key(0))).params["encoder"]
+    for name, table in tables.items():
+        if (expected := own["embeddings"][name].shape) != table.shape:
+            raise ValueError(
+                f"encoder's table {name} must be {list(expected)}, got {list(table.shape)}."
+            )
 
-    def label(path, leaf):
-        names = [getattr(key, "key", None) for key in path]
-        return "frozen" if names[-2:-1] == ["embeddings"] and names[-1] in TABLES else "trained"
+    def with_embeddings(params, embeddings):
+        return {**params, "encoder": {**params["encoder"], "embeddings": embeddings}}
 
-    def create(rate):
-        parts = {"trained": factory(rate), "frozen": optax.set_to_zero()}
-        labels = lambda params: jax.tree_util.tree_map_with_path(label, params)
-        return optax.partition(parts, labels)
+    def init(key):
+        params, mutable = model.init(key)
+        embeddings = params["encoder"]["embeddings"]
+        trained = {name: leaf for name, leaf in embeddings.items() if name not in TABLES}
+        return Variables(with_embeddings(params, trained), mutable)
 
-    return create
+    def apply(variables, batch, **options):
+        trained = variables.params["encoder"]["embeddings"]
+        dtype = trained["norm"]["scale"].dtype
+        stay = {name: jnp.asarray(table, dtype) for name, table in tables.items()}
+        params = with_embeddings(variables.params, {**trained, **stay})
+        return model.apply(Variables(params, variables.mutable), batch, **options)
+
+    return model._replace(init=init, apply=apply)
+
+
+def narrowed(encoder: Encoder, share: float) -> Encoder:
+    """The encoder with a share of each layer's heads and inner neurons, at least one; same width."""
+    check_number("share", share, above=0, high=1)
+    return encoder.clone(
+        heads=max(1, round(share * encoder.heads)),
+        head_width=encoder.head_width or encoder.width // encoder.heads,
+        inner_width=max(1, round(share * (encoder.inner_width or 4 * encoder.width))),
+    )
+
+
+def encoder_units(params: PyTree, heads: int) -> Units:
+    """What Federated Dropout drops of an encoder: heads of attention, and inner neurons.
+
+    Args:
+      params: parameters of a model, or their shapes, anywhere among which an encoder's layers stand.
+      heads: of each layer.
+
+    Raises:
+      ValueError: one line; the layers have another number of heads.
+    """
+    units: dict[str, tuple[Axis | None, ...]] = {}
+    for name, leaf in named_leaves(params).items():
+        found = re.fullmatch(r"((?:.*/)?layer\d+)/(\w+/\w+)", name)
+        if found is None or found[2] not in _UNITS:
+            continue
+        axes: list[Axis | None] = []
+        for kind, size in zip(_UNITS[found[2]], leaf.shape, strict=True):
+            if kind == "heads" and size % heads:
+                raise ValueError(
+                    f"heads must be a divisor of the {size} numbers of {name!r}, got {heads}."
+                )
+            numbers = size // heads if kind == "heads" else 1
+            axes.append(Axis(f"{found[1]}/{kind}", inner=numbers) if kind else None)
+        units[name] = tuple(axes)
+    return units
 
 
 def _shapes(params: PyTree) -> dict[str, list[int]]:

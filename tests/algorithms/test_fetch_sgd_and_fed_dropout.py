@@ -8,31 +8,31 @@ import numpy as np
 import optax
 import pytest
 from softmax_regression import random_clients, softmax_regression
+from text_examples import ENCODER, SENTENCES
 
 from fedcodist.aggregation import ClientResult
 from fedcodist.algorithms.fed_avg import FedAvgHyper, fed_avg
-from fedcodist.algorithms.fed_dropout import (
-    fed_dropout,
-    gathered,
-    mean_of_holders,
-    places_of,
-    scattered,
-)
+from fedcodist.algorithms.fed_dropout import fed_dropout, mean_of_holders
 from fedcodist.algorithms.fetch_sgd import FetchSGDHyper, fetch_sgd
 from fedcodist.algorithms.merged_codistillation import merged_codistillation
 from fedcodist.algorithms.pools import Pool, independent_pools
 from fedcodist.client_training import LocalTraining
 from fedcodist.cohort import ClientData
 from fedcodist.compression.compressed import compressed
+from fedcodist.compression.compressor import named_leaves
 from fedcodist.compression.count_sketch import sketched
 from fedcodist.compression.svd import svd
+from fedcodist.data.federated_data import FederatedData
 from fedcodist.experiment import Experiment, run_experiment
 from fedcodist.federated_algorithm import as_fedjax
 from fedcodist.for_each_client import Execution
-from fedcodist.model import Variables, from_flax_linen
+from fedcodist.model import Variables, from_flax_linen, parameter_count
+from fedcodist.models.bert import encoder_units, narrowed
 from fedcodist.models.cnn import CNN
 from fedcodist.models.digits import MLP, BatchNormMLP
+from fedcodist.models.sentence_classifier import sentence_classifier
 from fedcodist.sources import resident_data
+from fedcodist.submodels import Axis, chain_units, counts_of, gathered, places_of, scattered
 
 pytestmark = pytest.mark.usefixtures("compile_quickly")
 
@@ -290,7 +290,10 @@ def test_gathering_and_scattering_are_inverse_behind_a_convolution_too():
         )
         for layer in layers[:-1]
     }
-    places = places_of(kept, whole, layers)
+    units = chain_units(whole, layers)
+    counts = counts_of(whole, small, units)
+    assert counts == {layer: (whole[layer]["bias"].size, own.size) for layer, own in kept.items()}
+    places = places_of(kept, whole, units)
     params = networks[0].init(jax.random.key(1)).params
     cut = gathered(params, places)
     assert jax.tree.map(jnp.shape, cut) == jax.tree.map(lambda leaf: leaf.shape, small)
@@ -306,6 +309,47 @@ def test_gathering_and_scattering_are_inverse_behind_a_convolution_too():
     ]
     np.testing.assert_allclose(*outputs, atol=1e-4)
     fed_dropout(*networks, layers)
+
+
+def test_an_axis_runs_over_units_in_blocks_of_numbers():
+    """By a loop: outer blocks, units within them, numbers within these."""
+    axis = Axis("units", outer=3, inner=2)
+    leaf = np.arange(3 * 5 * 2 * 4).reshape(30, 4)
+    kept = np.array([0, 3])
+    places = places_of({"units": kept}, {"w": leaf}, {"w": (axis, None)})
+    rows = [10 * block + 2 * unit + n for block in range(3) for unit in kept for n in range(2)]
+    np.testing.assert_array_equal(gathered({"w": jnp.asarray(leaf)}, places)["w"], leaf[rows])
+
+
+@pytest.mark.slow
+def test_an_encoders_clients_train_fewer_heads_and_neurons():
+    """Embeddings, normalisations and what is behind the encoder are everybody's."""
+    make = lambda encoder: sentence_classifier(
+        encoder.clone(dropout=0.0), 3, queries=5, dropout=0.0
+    )
+    model, small = make(ENCODER), make(narrowed(ENCODER, 0.5))
+    shapes = jax.eval_shape(model.init, jax.random.key(0)).params
+    units = encoder_units(shapes, ENCODER.heads)
+    method = fed_dropout(model, small, units, LocalTraining(batch_size=3), optax.sgd, hyper=HYPER)
+    data = FederatedData.from_arrays(SENTENCES, offsets=[0, 1, 2, 3])
+    pool = Pool(method, np.arange(3), 3)
+    algorithm = independent_pools({"pool": pool}, SENTENCES)
+    experiment = Experiment(algorithm, resident_data(data, {}), {"train": data}, 1)
+    outcome = run_experiment(experiment, show_progress=False)
+    found = jax.tree.map(lambda leaf: leaf[0], outcome.variables["pool"].params)
+    numbers = parameter_count(jax.eval_shape(small.init, jax.random.key(0)).params)
+    told = outcome.summary["models"]["pool"]
+    assert told["bytes_down_per_participation"] == 4 * numbers
+    assert told["bytes_up_per_participation"] == 4 * numbers + 4
+    assert numbers < parameter_count(shapes)
+    # These start from 0 or 1.
+    moved = {name: np.isin(leaf, (0, 1), invert=True) for name, leaf in named_leaves(found).items()}
+    assert moved["classes/bias"].all() and moved["encoder/layer0/norm/scale"].any()
+    # A head's numbers move together, or none of them.
+    heads = moved["encoder/layer1/value/bias"].reshape(2, 4)
+    assert (heads.all(axis=1) == heads.any(axis=1)).all() and heads.any()
+    # Two clients with half of the neurons each; the third one's sentence is empty.
+    assert 16 <= moved["encoder/layer0/inner/bias"].sum() < 32
 
 
 def test_what_nobody_had_stays():
@@ -354,6 +398,18 @@ def batch_norm():
         (
             lambda: fed_dropout(mlp((6, 5)), mlp((3, 2)), ("Dense_1", "Dense_0", "Dense_2")),
             "model's 'Dense_0' must follow 'Dense_1', but has other inputs",
+        ),
+        (
+            lambda: fed_dropout(mlp((6, 5)), mlp((3, 2)), {"Dense_9/bias": (Axis("a"),)}),
+            "units must be of the model's parameters, got 'Dense_9/bias'",
+        ),
+        (
+            lambda: fed_dropout(mlp((6, 5)), mlp((3,)), {}),
+            "submodel must have the model's parameters, but 'Dense_2/bias' does not fit",
+        ),
+        (
+            lambda: fed_dropout(mlp((6, 5)), mlp((3, 5)), {"Dense_0/bias": (Axis("a"),)}),
+            r"submodel's 'Dense_0/kernel' must be the model's \[6, 6\] with fewer units, got \[6, 3\]",
         ),
     ],
 )

@@ -4,16 +4,17 @@ import jax
 import numpy as np
 import pytest
 
-from experiments import flops
+from experiments import compare, flops
 from experiments.assembly import build_experiment
-from experiments.configs import ade_fed_kd
+from experiments.configs import ade_fed_kd, mind_fed_kd
 from experiments.data import load_data
 from experiments.encoded import ENCODERS
 from fedcodist.bert_weights import save_encoder
+from fedcodist.compression.compressor import named_leaves
 from fedcodist.data import load_prepared
-from fedcodist.experiment import check_experiment
+from fedcodist.experiment import check_experiment, run_experiment
 from fedcodist.model import parameter_count
-from fedcodist.models.bert import Encoder
+from fedcodist.models.bert import Encoder, first_layers, narrowed
 from tests.data import test_ade, test_mind
 from tests.datasets.test_prepare import program
 
@@ -54,7 +55,7 @@ def news(tmp_path_factory):
 
 def config_of(folder, run="fed_kd", name="prepared_sentences"):
     config = ade_fed_kd.get_config(run)
-    config.data.update(name=name, folder=folder, num_clients=3)
+    config.data.update(name=name, folder=folder, num_clients=3, frozen_tables=False)
     config.pools.main.update(model="bert_tiny_1", cohort_size=3)
     if "fed_kd" in config.training:
         config.training.fed_kd.teacher = "bert_tiny_2"
@@ -83,9 +84,9 @@ def test_readers_are_dealt_whole(news):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("run", ade_fed_kd.get_runs())
-def test_every_run_is_built(sentences, run):
+def test_every_run_is_built(sentences, pretrained, run):
     config = ade_fed_kd.get_config(run)
-    config.data.folder = sentences
+    config.data.update(folder=sentences, encoder=pretrained[0])
     experiment = build_experiment(config)
     check_experiment(experiment)
     own = list(experiment.algorithm.kept_models["main"])
@@ -94,23 +95,102 @@ def test_every_run_is_built(sentences, run):
         assert set(predictor.model.metrics) == {"accuracy", "precision", "recall", "f_score"}
 
 
-def test_sizes_are_what_the_config_says(sentences):
-    config = ade_fed_kd.get_config("fed_avg,teacher")
-    config.data.folder = sentences
-    data = load_data(config.data)
-    missing = 8_005 - load_prepared(sentences)["vocabulary"].num_examples  # of the real corpus
-    sizes = {
-        name: missing * 128
-        + parameter_count(jax.eval_shape(data.models[name]().init, jax.random.key(0)).params)
-        for name in (ade_fed_kd.TEACHER, ade_fed_kd.STUDENT)
+@pytest.mark.slow
+@pytest.mark.parametrize("run", mind_fed_kd.get_runs())
+def test_minds_runs_are_built_of_smaller_encoders(news, run):
+    config = mind_fed_kd.get_config(run)
+    config.data.update(folder=news, frozen_tables=False)
+    small = {
+        "bert_base_12": "bert_tiny_4",
+        "bert_base_4": "bert_tiny_2",
+        "bert_base_2": "bert_tiny_1",
     }
-    assert list(sizes.values()) == [1_910_034, 1_513_490]
-    for size in sizes.values():
+    config.pools.main.model = small[config.pools.main.model]
+    if "fed_kd" in config.training:
+        config.training.fed_kd.teacher = small[config.training.fed_kd.teacher]
+    experiment = build_experiment(config)
+    check_experiment(experiment)
+    assert bool(experiment.algorithm.kept_models["main"]) == run.startswith("fed_kd")
+    for predictor in experiment.algorithm.predictors.values():
+        assert set(predictor.model.metrics) == {"auc", "mrr", "ndcg_5", "ndcg_10"}
+
+
+def test_minds_settings_are_the_papers():
+    """Spec, section 5; MIND's title length, history and negatives are the preparation's."""
+    for run in mind_fed_kd.get_runs():
+        config = mind_fed_kd.get_config(run)
+        own, layers = config.pools.main, run.split(",")[1:2]
+        is_student = layers in (["4"], ["2"])
+        assert own.client_learning_rate == (5e-6 if is_student else 2e-6)
+        assert own.model == (f"bert_base_{layers[0]}" if is_student else "bert_base_12")
+        assert (config.rounds, config.training.epochs, config.training.batch_size) == (3, 1, 32)
+        assert config.data.num_clients == own.cohort_size == 4 and config.data.frozen_tables
+        if run.startswith("fed_kd"):
+            links, settings = config.training.compression, config.training.fed_kd
+            assert (links.uplink, links.downlink, links.start, links.end) == (
+                "svd",
+                "svd",
+                0.95,
+                0.98,
+            )
+            assert settings.teacher == "bert_base_12" and settings.teacher_learning_rate == 2e-6
+            assert settings.hidden_weight == settings.output_weight == float("no_mutual" not in run)
+    network = ENCODERS["bert_base_12"](30_522)
+    size = lambda encoder: parameter_count(
+        jax.eval_shape(encoder.init, jax.random.key(0), np.zeros((1, 2), np.int32))["params"][
+            "layer0"
+        ]
+    )
+    share = mind_fed_kd.get_config("fed_dropout").training.fed_dropout.share
+    assert size(narrowed(network, share)) / size(network) == pytest.approx(0.6, abs=0.01)
+    with pytest.raises(ValueError, match=r"a run of this config is one of .*, got 'fed_kd'"):
+        mind_fed_kd.get_config("fed_kd")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["sentences", "news"])
+def test_a_run_has_the_measures_of_its_task(kind, sentences, news, tmp_path):
+    """From a config to its run folder, and what is ranked of it."""
+    config = config_of(sentences, "fed_kd,whole")
+    if kind == "news":
+        config = config_of(news, "fed_kd,whole", "prepared_news")
+    config.training.fed_kd.teacher = "bert_tiny_1"
+    config.update(rounds=1, full_rounds=1, seeds=1)
+    config.evaluation.update(checkpoint_every=1, batch_size=8)
+    experiment = build_experiment(config)
+    run_experiment(experiment, tmp_path / "run", config=config.to_dict(), show_progress=False)
+    for metric in ("f_score", "precision") if kind == "sentences" else ("auc", "ndcg_5"):
+        entries = {
+            entry.model: entry for entry in compare.read_run("fed_kd", tmp_path / "run", metric)
+        }
+        assert set(entries) == {"main", "main_teachers"}
+        for entry in entries.values():
+            (value,) = entry.accuracies
+            # Precision is undefined where nothing is predicted.
+            assert 0 <= value <= 100 or (metric == "precision" and np.isnan(value))
+            assert entry.megabytes > 0 and entry.client_flops > 0
+
+
+def test_sizes_are_what_the_config_says(sentences, pretrained):
+    """With frozen tables they do not depend on the vocabulary."""
+    config = ade_fed_kd.get_config("fed_avg,teacher")
+    config.data.update(folder=sentences, encoder=pretrained[0])
+    data, config = load_data(config.data), ade_fed_kd.get_config("fed_dropout")
+    size_of = lambda model: parameter_count(jax.eval_shape(model.init, jax.random.key(0)).params)
+    sizes = [size_of(data.models[name]()) for name in (ade_fed_kd.TEACHER, ade_fed_kd.STUDENT)]
+    assert sizes == [819_602, 423_058]
+    for size in sizes:
         assert f"{size:,}" in ade_fed_kd.__doc__
+    share = config.training.fed_dropout.share
+    submodel = data.submodels[ade_fed_kd.TEACHER](share)
+    assert size_of(submodel.model) / sizes[0] == pytest.approx(0.6, abs=0.01)
+    layer = jax.eval_shape(submodel.model.init, jax.random.key(0)).params["encoder"]["layer0"]
+    assert layer["query"]["kernel"].shape == (128, 64)  # one of two heads
+    assert layer["inner"]["bias"].shape == (323,) and "323 inner neurons" in ade_fed_kd.__doc__
     sketch = ade_fed_kd.get_config("fetch_sgd")
     table, rounds = sketch.training.fetch_sgd, sketch.rounds / config.rounds
     sent = rounds * (table.rows * table.columns + 2 * table.count)
-    assert sent / (2 * sizes[ade_fed_kd.TEACHER]) == pytest.approx(0.249, abs=0.002)
+    assert sent / (2 * sizes[0]) == pytest.approx(0.249, abs=0.002)
 
 
 def test_flops_are_those_of_an_encoder(sentences):
@@ -123,6 +203,15 @@ def test_flops_are_those_of_an_encoder(sentences):
         assert counted == flops.LEARNING * 10 * forward
 
 
+def test_federated_dropouts_clients_compute_smaller_encoders(sentences):
+    config = config_of(sentences, "fed_dropout")
+    config.training.fed_dropout.share = 0.5
+    part = 12 * 2 * (4 * 128 * 64 + 2 * 128 * 256) + 2 * 2 * 12 * 12 * 64
+    head = 12 * 2 * 128 * 200 + 12 * 2 * 200 + 12 * 2 * 128 + 2 * 128 * 2
+    counted = flops.flops_of_run(config.to_dict(), {"main": 10.0}).clients["main"]
+    assert counted == flops.LEARNING * 10 * (part + head)
+
+
 @pytest.mark.parametrize(
     ("setting", "value", "message"),
     [
@@ -130,6 +219,13 @@ def test_flops_are_those_of_an_encoder(sentences):
         ("training.fed_kd.teacher", "bert", r"training\.fed_kd\.teacher must be one of .*'bert_b"),
         ("data.num_clients", 0, r"data\.num_clients must be an integer in 1\.\.144, .*got 0"),
         ("data.num_clients", 145, r"data\.num_clients must be an integer in 1\.\.144, .*got 145"),
+        (
+            "data.frozen_tables",
+            True,
+            r"data\.frozen_tables must be False where data\.encoder names no",
+        ),
+        ("training.compression.end", 0.9, r"end must be at least start=0\.95, got 0\.9"),
+        ("training.compression.start", 1.5, r"start must be at most 1 and above 0, got 1\.5"),
     ],
 )
 def test_mistakes_are_one_line(sentences, setting, value, message):
@@ -142,8 +238,8 @@ def test_mistakes_are_one_line(sentences, setting, value, message):
 
 @pytest.fixture(scope="module")
 def pretrained(sentences, tmp_path_factory):
-    """A file of three layers with 20 positions, as `pretrain_encoder` writes it, and its parameters."""
-    encoder = Encoder(pieces(sentences), width=128, layers=3, heads=2, positions=20)
+    """A file of four layers with 20 positions, as `pretrain_encoder` writes it, and its parameters."""
+    encoder = Encoder(pieces(sentences), width=128, layers=4, heads=2, positions=20)
     params = encoder.init(jax.random.key(7), np.zeros((1, 2), np.int32))["params"]
     file = tmp_path_factory.mktemp("encoder") / "encoder.safetensors"
     save_encoder(file, params, {"heads": "2"})
@@ -176,6 +272,30 @@ def test_teacher_and_student_start_from_the_files_first_layers(sentences, pretra
         jax.tree.map(np.testing.assert_array_equal, own[part], other[part])
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("run", ["fed_kd", "fed_dropout"])
+def test_frozen_tables_are_neither_trained_nor_sent(sentences, pretrained, run):
+    """Nor kept by clients; networks still read them."""
+    config = config_of(sentences, run)
+    config.data.update(encoder=pretrained[0], frozen_tables=True)
+    experiment = build_experiment(config)
+    algorithm = experiment.algorithm
+    state = algorithm.init(jax.random.key(3))
+    own = algorithm.predictors["main"].variables(state).params["encoder"]
+    assert set(own["embeddings"]) == {"norm"}
+    row = algorithm.rows["main"].first
+    kept = {name for name in named_leaves(row) if "embeddings" in name}
+    assert all("norm" in name for name in kept) and bool(kept) == (run == "fed_kd")
+    data = load_data(config.data)
+    model = data.models["bert_tiny_1"]()
+    variables = model.init(jax.random.key(0))
+    tokens = data.splits["test"].columns["tokens"][:2]
+    other = np.where(tokens > 5, 5 + (tokens - 4) % (pieces(sentences) - 5), tokens)
+    apply = jax.jit(lambda tokens: model.apply(variables, {"tokens": tokens})[0].logits)
+    one, two = apply(tokens), apply(other)
+    assert np.abs(one - two).max() > 1e-4
+
+
 def test_every_method_starts_from_the_file(sentences, news, pretrained):
     file, params = pretrained
     config = config_of(sentences, "fed_avg,teacher")
@@ -193,13 +313,18 @@ def test_every_method_starts_from_the_file(sentences, news, pretrained):
     ("model", "file", "message"),
     [
         ("bert_tiny_1", "nowhere", r"data\.encoder: cannot read an encoder from nowhere: .*\.$"),
-        ("bert_tiny_4", None, r"data\.encoder: .* has no tensor encoder\.layer\.3\."),
+        ("bert_tiny_4", "short", r"data\.encoder: .* has no tensor encoder\.layer\.3\."),
         ("bert_mini_1", None, r"data\.encoder: .* is of an encoder of 2 heads, got one of 4\.$"),
     ],
 )
-def test_a_file_that_does_not_fit_is_one_line(sentences, pretrained, model, file, message):
+def test_a_file_that_does_not_fit_is_one_line(
+    sentences, pretrained, tmp_path, model, file, message
+):
     config = config_of(sentences)
     config.data.encoder = file or pretrained[0]
+    if file == "short":
+        config.data.encoder = str(tmp_path / file)
+        save_encoder(tmp_path / file, first_layers(pretrained[1], 3), {"heads": "2"})
     config.training.fed_kd.teacher = model
     with pytest.raises(ValueError, match=message) as error:
         build_experiment(config)

@@ -7,20 +7,22 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedcodist.model import from_flax_linen, parameter_count
+from fedcodist.model import Variables, from_flax_linen, parameter_count
 from fedcodist.models.bert import (
     Encoder,
     bert_base,
     bert_mini,
+    encoder_units,
     first_layers,
-    frozen_tables,
+    narrowed,
     with_encoder,
+    with_frozen_tables,
 )
+from fedcodist.submodels import counts_of, gathered, places_of, scattered
 
 pytestmark = pytest.mark.usefixtures("compile_quickly")
 
@@ -138,18 +140,76 @@ def test_models_start_from_an_encoder():
         with_encoder(model, {**params, "layer2": params["layer1"]})
 
 
-def test_frozen_tables_get_no_updates_and_no_moments():
-    params = {"teacher": {"encoder": noisy(), "head": jnp.ones(3)}, "maps": [jnp.eye(2)]}
-    optimizer = frozen_tables(optax.adam)(0.1)
-    updates, state = optimizer.update(params, optimizer.init(params), params)
+def test_frozen_tables_are_no_parameters_and_stay_the_encoders():
+    model = from_flax_linen(Part(SMALL), jnp.asarray(TOKENS), inputs="tokens")
+    params, batch = noisy(), {"tokens": jnp.asarray(TOKENS)}
+    whole = with_encoder(model, params)
+    frozen = with_frozen_tables(whole, params)
+    started, of_whole = (each.init(jax.random.key(3)) for each in (frozen, whole))
     tables = (11 + 12 + 2) * 8
-    assert parameter_count(state) == 2 * (parameter_count(params) - tables) + 1
-    plain = optax.adam(0.1)
-    expected, _ = plain.update(params, plain.init(params), params)
-    own = expected["teacher"]["encoder"]["embeddings"]
-    for name in ("words", "positions", "types"):
-        own[name] = jnp.zeros_like(own[name])
-    jax.tree.map(np.testing.assert_array_equal, updates, expected)
+    assert parameter_count(started.params) == parameter_count(of_whole.params) - tables
+    assert set(started.params["encoder"]["embeddings"]) == {"norm"}
+    found, expected = (m.apply(v, batch)[0] for m, v in ((frozen, started), (whole, of_whole)))
+    np.testing.assert_array_equal(found, expected)
+    # All else has the whole network's gradients, the embeddings' normalisation too.
+    loss = lambda model: lambda params: jnp.sum(model.apply(Variables(params, {}), batch)[0] ** 2)
+    gradient = jax.grad(loss(frozen))(started.params)
+    of_all = jax.grad(loss(whole))(of_whole.params)
+    of_all["encoder"]["embeddings"] = {"norm": of_all["encoder"]["embeddings"]["norm"]}
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), gradient, of_all
+    )
+    assert np.abs(gradient["encoder"]["embeddings"]["norm"]["scale"]).min() > 0
+    other = {**params, "embeddings": {**params["embeddings"], "words": jnp.zeros((12, 8))}}
+    with pytest.raises(
+        ValueError, match=r"^encoder's table words must be \[11, 8\], got \[12, 8\]\.$"
+    ):
+        with_frozen_tables(model, other)
+
+
+def test_a_frozen_table_is_computed_with_in_the_parameters_precision():
+    model = from_flax_linen(Part(SMALL), jnp.asarray(TOKENS), inputs="tokens")
+    frozen = with_frozen_tables(model, noisy())
+    half = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), frozen.init(jax.random.key(0)))
+    assert frozen.apply(half, {"tokens": jnp.asarray(TOKENS)})[0].dtype == jnp.bfloat16
+
+
+def test_a_narrowed_encoder_is_the_whole_one_whose_other_units_are_silent():
+    params, draws = noisy(), np.random.default_rng(0)
+    small = narrowed(SMALL, 0.5)
+    assert (small.heads, small.head_width, small.inner_width, small.width) == (1, 4, 16, 8)
+    shapes = jax.eval_shape(small.init, jax.random.key(0), jnp.asarray(TOKENS))["params"]
+    units = encoder_units(params, heads=2)
+    counts = counts_of(params, shapes, units)
+    assert set(counts) == {f"layer{n}/{kind}" for n in (0, 1) for kind in ("heads", "inner")}
+    assert counts["layer1/heads"] == (2, 1) and counts["layer0/inner"] == (32, 16)
+    kept = {group: np.sort(draws.choice(*count, replace=False)) for group, count in counts.items()}
+    places = places_of(kept, params, units)
+    cut = gathered(params, places)
+    assert jax.tree.map(jnp.shape, cut) == jax.tree.map(lambda leaf: leaf.shape, shapes)
+    held = scattered(jax.tree.map(jnp.ones_like, cut), places, params)
+    silent = jax.tree.map(jnp.multiply, params, held)
+    found, expected = encode(cut, TOKENS, small), encode(silent, TOKENS)
+    for a, b in zip(found.hidden, expected.hidden, strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-5)
+    for layer in (0, 1):
+        own = kept[f"layer{layer}/heads"]
+        np.testing.assert_allclose(
+            found.attention[layer], np.asarray(expected.attention[layer])[:, own], atol=1e-5
+        )
+    # Something was silenced.
+    assert np.abs(found.hidden[-1] - encode(params, TOKENS).hidden[-1]).max() > 0.1
+
+
+def test_units_are_found_wherever_an_encoder_stands():
+    whole = {"encoder": noisy(), "head": {"kernel": jnp.ones((8, 3))}}
+    units = encoder_units(whole, heads=2)
+    assert {name.partition("/")[0] for name in units} == {"encoder"}
+    assert not any("embeddings" in name or "norm" in name for name in units)
+    with pytest.raises(ValueError, match=r"^heads must be a divisor of the 8 numbers of .*, got 3"):
+        encoder_units(whole, heads=3)
+    with pytest.raises(ValueError, match=r"^share must be at most 1 and above 0, got 0"):
+        narrowed(SMALL, 0)
 
 
 def test_bad_sizes_and_tokens_are_refused():
