@@ -38,6 +38,7 @@ bench: $(INSTALLED)
 	-$(BIN)/python benchmarks/overhead.py  # fails beyond its target, and is written all the same
 	$(BIN)/python benchmarks/scale.py
 	$(BIN)/python benchmarks/distillation_cost.py
+	$(BIN)/python benchmarks/svd_cost.py
 	$(BIN)/python benchmarks/document.py
 
 # Fails where a ratio fell below the recorded one or could not be measured; make ends with status 2

@@ -26,6 +26,7 @@ import overhead
 import records
 import scale
 import side_by_side
+import svd_cost
 from side_by_side import OURS, PROGRAMS
 
 Record = Mapping[str, Any]
@@ -150,6 +151,7 @@ def _device(found: Sequence[Record]) -> Iterable[str]:
             overhead.KIND,
             scale.KIND,
             distillation_cost.KIND,
+            svd_cost.KIND,
         )
     }
     if unknown := [record for record in found if record["kind"] not in by_kind]:
@@ -180,6 +182,7 @@ def _device(found: Sequence[Record]) -> Iterable[str]:
         ("Evaluating and logging", overhead.KIND, looking),
         ("Scale", scale.KIND, growth),
         ("Distillation with more clients", distillation_cost.KIND, teaching),
+        ("SVD in a round of FedKD", svd_cost.KIND, decomposing),
     ):
         for record in by_kind[kind]:
             yield f"### {heading}"
@@ -456,6 +459,31 @@ def origin(record: Record) -> str:
     versions = ", ".join(f"{name} {value}" for name, value in record["versions"].items())
     return (
         f"{record['date']}, commit {_commit(record['commit'])}, {versions}: `{record['command']}`"
+def decomposing(record: Record) -> Iterable[str]:
+    """What SVD takes of a round, exact and within random subspaces."""
+    yield (
+        f"FedKD, {record['clients']} clients of {record['examples']:,} images, the codistillation "
+        "paper's large CNN as teacher, its small one as student, an epoch of steps of 32 images. The "
+        "student's changes are decomposed by every client and, averaged, by the server: by LAPACK's "
+        "exact SVD, or within a random subspace and exactly where that holds too little. SVD's share is "
+        "what a round takes longer than one of the same turn that sends students as they are."
+    )
+    rounds = {kind: svd_cost.Round(**own) for kind, own in record["rounds"].items()}
+    rows = []
+    for kind, own in rounds.items():
+        parts = [100 * part for part in svd_cost.shares(rounds, kind)]
+        shown = f"{statistics.median(parts):.1f} ({min(parts):.1f} to {max(parts):.1f})"
+        rows.append(
+            [
+                kind,
+                _over([1000 * seconds for seconds in own.seconds]),
+                shown if kind != svd_cost.WHOLE else "",
+                f"{own.bytes_up / 1000:,.1f}",
+            ]
+        )
+    yield _table(["sent", "ms/round", "of it SVD, %", "KB up"], rows)
+
+
     )
 
 

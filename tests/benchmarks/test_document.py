@@ -15,6 +15,7 @@ from benchmarks import (
     records,
     scale,
     side_by_side,
+    svd_cost,
 )
 from benchmarks.side_by_side import NOT_SUPPORTED
 
@@ -140,6 +141,19 @@ def taught(**more):
 @pytest.fixture
 def folder(tmp_path):
     return tmp_path / "benchmarks"
+
+
+def decomposed(**more):
+    seconds = {
+        svd_cost.WHOLE: [1.0, 2.0],
+        svd_cost.EXACT: [2.0, 2.5],
+        svd_cost.SUBSPACE: [1.0, 4.0],
+    }
+    rounds = {
+        kind: {"seconds": own, "bytes_up": 390_952.0 / (1 + place)}
+        for place, (kind, own) in enumerate(seconds.items())
+    }
+    return common("svd_cost", "svd_cost", clients=4, examples=500, rounds=rounds, **more)
 
 
 def cells(text, start):
@@ -281,11 +295,20 @@ def test_lines_of_the_plot_are_the_medians():
     lines = {line.get_label(): line for line in axis.lines}
     assert lines["FedDF"].get_xdata().tolist() == [8, 100]
     assert lines["FedDF"].get_ydata().tolist() == [500.0, 4000.0]
+def test_the_share_of_svd_is_taken_within_turns():
+    text = document.render([decomposed()])
+    whole = cells(text, svd_cost.WHOLE)
+    assert whole[1:] == ["1,500 (1,000 to 2,000)", "", "391.0"]
+    # A half and a fifth.
+    assert cells(text, svd_cost.EXACT)[2:] == ["35.0 (20.0 to 50.0)", "195.5"]
+    assert cells(text, svd_cost.SUBSPACE)[2] == "25.0 (0.0 to 50.0)"
+
+
     assert lines["FedSDD"].get_ydata().tolist() == [300.0, 300.0]
 
 
 def test_every_table_has_rows_of_one_width():
-    measured = [taught(), compared(), checked(), gemm(), traced(), cold(), grown()]
+    measured = [taught(), compared(), checked(), gemm(), traced(), cold(), grown(), decomposed()]
     text = document.render(measured, "a note")
     for block in re.findall(r"(?:^\|.*\n)+", text, re.MULTILINE):
         assert len({line.count("|") for line in block.splitlines()}) == 1

@@ -2,7 +2,7 @@
 
 import pytest
 
-from benchmarks import svd_cost
+from benchmarks import document, records, svd_cost
 from benchmarks.svd_cost import EXACT, SUBSPACE, WHOLE, Round
 
 
@@ -25,9 +25,18 @@ def test_nothing_is_not_measured(capsys):
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("compile_quickly")
-def test_rounds_are_of_the_same_work_and_send_less(capsys):
-    assert svd_cost.main(["--clients=2", "--examples=4", "--turns=1"]) == 0
+def test_rounds_are_of_the_same_work_and_send_less(capsys, tmp_path):
+    arguments = ["--clients=2", "--examples=4", "--turns=1", f"--results={tmp_path}"]
+    assert svd_cost.main(arguments) == 0
     kilobytes = [float(line.split()[-1]) for line in capsys.readouterr().out.splitlines()[1:]]
     assert kilobytes[0] == pytest.approx(4 * 97.738, rel=1e-3)
     # A subspace's ranks may be larger by a little.
     assert kilobytes[1] <= kilobytes[2] * 1.001 < kilobytes[0]
+    (record,) = records.newest(tmp_path)
+    text = document.render([record])
+    assert "### SVD in a round of FedKD" in text and "FedKD, 2 clients of 4 images" in text
+    for kind, sent in zip(svd_cost.KINDS, kilobytes, strict=True):
+        (cells,) = [
+            line.split(" | ") for line in text.splitlines() if line.startswith(f"| {kind} |")
+        ]
+        assert float(cells[3].strip(" |")) == pytest.approx(sent, abs=0.1)
