@@ -449,16 +449,6 @@ def teaching(record: Record) -> Iterable[str]:
     yield f"![Milliseconds per step by number of clients]({_plot_path(record).as_posix()})"
 
 
-def _plot_path(record: Record) -> Path:
-    device = re.sub(r"[^a-z0-9]+", "_", record["device"].lower()).strip("_")
-    return PLOTS / f"distillation_cost_{device}.png"
-
-
-def origin(record: Record) -> str:
-    """Where a record comes from."""
-    versions = ", ".join(f"{name} {value}" for name, value in record["versions"].items())
-    return (
-        f"{record['date']}, commit {_commit(record['commit'])}, {versions}: `{record['command']}`"
 def decomposing(record: Record) -> Iterable[str]:
     """What SVD takes of a round, exact and within random subspaces."""
     yield (
@@ -484,6 +474,16 @@ def decomposing(record: Record) -> Iterable[str]:
     yield _table(["sent", "ms/round", "of it SVD, %", "KB up"], rows)
 
 
+def _plot_path(record: Record) -> Path:
+    device = re.sub(r"[^a-z0-9]+", "_", record["device"].lower()).strip("_")
+    return PLOTS / f"distillation_cost_{device}.png"
+
+
+def origin(record: Record) -> str:
+    """Where a record comes from."""
+    versions = ", ".join(f"{name} {value}" for name, value in record["versions"].items())
+    return (
+        f"{record['date']}, commit {_commit(record['commit'])}, {versions}: `{record['command']}`"
     )
 
 

@@ -138,11 +138,6 @@ def taught(**more):
     return common("distillation_cost", "distillation_cost", **about, **more)
 
 
-@pytest.fixture
-def folder(tmp_path):
-    return tmp_path / "benchmarks"
-
-
 def decomposed(**more):
     seconds = {
         svd_cost.WHOLE: [1.0, 2.0],
@@ -154,6 +149,11 @@ def decomposed(**more):
         for place, (kind, own) in enumerate(seconds.items())
     }
     return common("svd_cost", "svd_cost", clients=4, examples=500, rounds=rounds, **more)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return tmp_path / "benchmarks"
 
 
 def cells(text, start):
@@ -290,11 +290,6 @@ def test_distillation_with_more_clients_has_a_table_and_a_plot(folder, tmp_path,
     assert "lacks its plot" in capsys.readouterr().err
 
 
-def test_lines_of_the_plot_are_the_medians():
-    (axis,) = distillation_cost.plot(taught()).axes
-    lines = {line.get_label(): line for line in axis.lines}
-    assert lines["FedDF"].get_xdata().tolist() == [8, 100]
-    assert lines["FedDF"].get_ydata().tolist() == [500.0, 4000.0]
 def test_the_share_of_svd_is_taken_within_turns():
     text = document.render([decomposed()])
     whole = cells(text, svd_cost.WHOLE)
@@ -304,6 +299,11 @@ def test_the_share_of_svd_is_taken_within_turns():
     assert cells(text, svd_cost.SUBSPACE)[2] == "25.0 (0.0 to 50.0)"
 
 
+def test_lines_of_the_plot_are_the_medians():
+    (axis,) = distillation_cost.plot(taught()).axes
+    lines = {line.get_label(): line for line in axis.lines}
+    assert lines["FedDF"].get_xdata().tolist() == [8, 100]
+    assert lines["FedDF"].get_ydata().tolist() == [500.0, 4000.0]
     assert lines["FedSDD"].get_ydata().tolist() == [300.0, 300.0]
 
 
