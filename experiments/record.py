@@ -10,8 +10,9 @@ recorded again replaces itself.
 import argparse
 import json
 import re
+import statistics
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,8 @@ MOST_POINTS = 61  # every 25 of 1,500 rounds, the codistillations among them
 IDENTITY = ("config", "commit", "seeds", "device", "processes")
 # Folders of results/ that hold other files.
 RESERVED = ("benchmarks", "notes", "tuning")
+# What metrics.jsonl calls a layer's ranks and singular values.
+_RANK, _SPECTRUM = "client_rank/", "client_spectrum/"
 
 # model -> split -> round -> metric -> one value per seed
 Evaluations = dict[tuple[str, str], dict[int, dict[str, list[float | None]]]]
@@ -113,6 +116,7 @@ def make_record(folder: Path, partial: bool = False) -> dict[str, Any]:
             "final": _rounded(summary["final"] if finished else _at(evaluations, last_round)),
             "curve": _curve(evaluations, _every_point(config)),
             "phases": _phases(folder),
+            "spectra": _spectra(folder / "metrics.jsonl", seeds),
             "data": environment.get("data", {}),
             "notes": [
                 *(config.get("notes") or ()),
@@ -243,6 +247,53 @@ def _evaluations(path: Path, seeds: Sequence[int]) -> Evaluations:
         }
         for series, rounds in found.items()
     }
+
+
+def _spectra(path: Path, seeds: Sequence[int]) -> dict[str, dict[str, dict[str, list[Any]]]]:
+    """What SVD met in clients' updates, where the run looked at it (`training.compression.spectra`).
+
+    Model -> layer -> 'round' and 'rank', the rank that the energy threshold asks for, and 'first' and
+    'last', the singular values in the first of these rounds and in the last; means over the seeds.
+    """
+    by_model: dict[str, dict[int, dict[int, dict[str, Any]]]] = {}
+    for line in path.read_text(encoding="utf-8").splitlines():
+        if f'"{_RANK}' not in line:
+            continue
+        try:
+            record = json.loads(line)
+        except ValueError:
+            continue  # a killed run's last line; `_evaluations` refuses others
+        rounds = by_model.setdefault(record["model"], {})
+        rounds.setdefault(record["round"], {})[record["seed"]] = record
+    found: dict[str, dict[str, dict[str, list[Any]]]] = {}
+    for model, rounds in by_model.items():
+        whole = {
+            at: [by_seed[seed] for seed in seeds]
+            for at, by_seed in sorted(rounds.items())
+            if by_seed.keys() == set(seeds)
+        }
+        if not whole:
+            continue
+        shown = thin(list(whole))
+        layers = [key.removeprefix(_RANK) for key in whole[shown[0]][0] if key.startswith(_RANK)]
+        found[model] = {
+            layer: {
+                "round": shown,
+                "rank": [_mean(each[_RANK + layer] for each in whole[at]) for at in shown],
+                "first": _means(each[_SPECTRUM + layer] for each in whole[shown[0]]),
+                "last": _means(each[_SPECTRUM + layer] for each in whole[shown[-1]]),
+            }
+            for layer in layers
+        }
+    return found
+
+
+def _mean(values: Iterable[float]) -> float:
+    return float(f"{statistics.fmean(values):.4g}")
+
+
+def _means(rows: Iterable[Sequence[float]]) -> list[float]:
+    return [_mean(column) for column in zip(*rows, strict=True)]
 
 
 def _last_round(evaluations: Evaluations, folder: Path) -> int:

@@ -18,6 +18,8 @@ from experiments.report import INSTALL_PLOTS
 from experiments.results import paper_numbers
 from experiments.results.records import FIGURE_4, TABLE_1, Record, load_records
 from experiments.results.sections.ablations import ABLATIONS, ablation
+from experiments.results.sections.fed_kd import EXPERIMENTS as FEDKD
+from experiments.results.sections.fed_kd import fed_kd
 from experiments.results.sections.fed_md import TITLES as FEDMD
 from experiments.results.sections.fed_md import fed_md
 from experiments.results.sections.fedsdd import EXPERIMENTS as FEDSDD
@@ -150,7 +152,8 @@ def render(results: Results) -> Document:
     parts += verdicts(records, note("claims"))
     parts += fedsdd(records, notes)
     parts += fed_md(records, notes, plots)
-    known = {TABLE_1, FIGURE_4, *ABLATIONS, *FEDSDD, *FEDMD, "claims", "tuning"}
+    parts += fed_kd(records, notes, plots)
+    known = {TABLE_1, FIGURE_4, *ABLATIONS, *FEDSDD, *FEDMD, *FEDKD, "claims", "tuning"}
     for name in sorted({*(record.experiment for record in records), *notes} - known):
         parts += [*other(records, name), note(name)]
     parts += [*tuning(results.studies), note("tuning"), *run_list(records)]

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from experiments.methods import METHOD_NAMES, METHODS
-from experiments.report import COLOURS, MARKERS
+from experiments.report import COLOURS, LINES, MARKERS
 from experiments.results.pooling import Curve
 
 if TYPE_CHECKING:
@@ -31,6 +31,23 @@ class PartyCurve(NamedTuple):
 
     rounds: tuple[int, ...]
     means: tuple[float, ...]
+
+
+class Cost(NamedTuple):
+    """What a method reaches in %, its standard deviation over seeds (None: one seed), and for what."""
+
+    megabytes: float
+    mean: float
+    deviation: float | None
+
+
+class Spectrum(NamedTuple):
+    """What SVD met in a layer's updates: ranks by round, singular values in the first and last round."""
+
+    rounds: tuple[int, ...]
+    ranks: tuple[float, ...]
+    first: tuple[float, ...]
+    last: tuple[float, ...]
 
 
 # Panel title -> method -> what is drawn
@@ -173,6 +190,69 @@ def parties_plot(
     return figure
 
 
+def costs_plot(
+    panels: Mapping[str, Mapping[str, Cost]], levels: Mapping[str, float], level: str
+) -> "Figure":
+    """Quality by bytes, a point for each method; what sends nothing is a level.
+
+    Args:
+      panels: title -> method -> its point. A method looks the same in all panels.
+      levels: title -> quality of what sends nothing, where it was run.
+      level: what that is called.
+    """
+    names = list(dict.fromkeys(name for costs in panels.values() for name in costs))
+    figure, axes = _panels(panels, "Sent and received by a client, MB", "Quality on tests (%)")
+    for axis, (title, costs) in zip(axes, panels.items(), strict=True):
+        axis.set_xscale("log")
+        if title in levels:
+            axis.axhline(levels[title], color="0.3", linestyle="--", linewidth=1.2, label=level)
+        for name, cost in costs.items():
+            number = names.index(name)
+            axis.errorbar(
+                cost.megabytes,
+                cost.mean,
+                yerr=cost.deviation,
+                color=COLOURS[number % len(COLOURS)],
+                marker=MARKERS[number % len(MARKERS)],
+                markersize=6,
+                linestyle="none",
+                elinewidth=1.2,
+                capsize=2.5,
+                label=name,
+            )
+    _legend(figure, axes)
+    return figure
+
+
+def ranks_plot(layers: Mapping[str, Spectrum]) -> "Figure":
+    """Left the rank that the energy threshold asks for by round, right singular values as shares of
+    the largest, in the first round (dashed) and the last."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8.4, 4.2 + 0.1 * len(layers)), layout="constrained")
+    axes = list(figure.subplots(1, 2))
+    for number, (layer, own) in enumerate(layers.items()):
+        colour = COLOURS[number % len(COLOURS)]
+        line = LINES[number // len(COLOURS) % len(LINES)]
+        axes[0].plot(own.rounds, own.ranks, color=colour, linestyle=line, label=layer)
+        for values, style in ((own.first, "--"), (own.last, "-")):
+            shares = [value / values[0] for value in values if value > 0]
+            axes[1].plot(range(1, len(shares) + 1), shares, color=colour, linestyle=style)
+    axes[1].set_yscale("log")
+    labels = (
+        ("Communication round", "Singular values kept"),
+        ("Singular value", "Share of the largest"),
+    )
+    for axis, (x_label, y_label) in zip(axes, labels, strict=True):
+        axis.set_xlabel(x_label)
+        axis.set_ylabel(y_label)
+        axis.grid(color="0.9", linewidth=0.8)
+        axis.set_axisbelow(True)
+        axis.spines[["top", "right"]].set_visible(False)
+    _legend(figure, axes, columns=3)
+    return figure
+
+
 def _panels(
     titles: Mapping[str, object], x_label: str, y_label: str
 ) -> tuple["Figure", list["Axes"]]:
@@ -181,7 +261,10 @@ def _panels(
 
     rows = (len(titles) + 1) // 2
     figure = Figure(figsize=(8.4, 0.5 + 3.1 * rows), layout="constrained")
-    axes = list(figure.subplots(rows, 2, squeeze=False, sharex=True).flat)[: len(titles)]
+    every = list(figure.subplots(rows, 2, squeeze=False, sharex=True).flat)
+    axes = every[: len(titles)]
+    for surplus in every[len(titles) :]:
+        surplus.remove()
     for axis, title in zip(axes, titles, strict=True):
         axis.set_title(title, fontsize=11, fontweight="bold")
         axis.grid(color="0.9", linewidth=0.8)

@@ -11,7 +11,7 @@ from experiments.results.settings import method_of, read_by_fed_avg, settings
 
 
 class Sample(NamedTuple):
-    """Final accuracies in %, one per seed, of runs with the same settings."""
+    """Final accuracies, or another metric, in %, one per seed, of runs with the same settings."""
 
     values: tuple[float, ...]
     seeds: tuple[int, ...]
@@ -42,7 +42,12 @@ class Curve(NamedTuple):
 
 
 def samples(
-    records: Sequence[Record], experiment: str, run: str, model: str, split: str = "test"
+    records: Sequence[Record],
+    experiment: str,
+    run: str,
+    model: str,
+    split: str = "test",
+    metric: str = "accuracy",
 ) -> list[Sample]:
     """A finished run's final accuracies with each of its settings, each seed once.
 
@@ -56,14 +61,19 @@ def samples(
     # Of the groups, not their samples: both models of a table's cell are the same run's.
     if len(found) > 1:
         found = sorted(found, key=lambda group: _preference(records, group), reverse=True)
-    return [one for group in found if (one := pooled(group, model, split))]
+    return [one for group in found if (one := pooled(group, model, split, metric))]
 
 
 def sample(
-    records: Sequence[Record], experiment: str, run: str, model: str, split: str = "test"
+    records: Sequence[Record],
+    experiment: str,
+    run: str,
+    model: str,
+    split: str = "test",
+    metric: str = "accuracy",
 ) -> Sample | None:
     """The one of `samples` that tables show; None where there are none."""
-    return next(iter(samples(records, experiment, run, model, split)), None)
+    return next(iter(samples(records, experiment, run, model, split, metric)), None)
 
 
 def baseline(records: Iterable[Record], record: Record, model: str) -> Sample | None:
@@ -82,16 +92,23 @@ def baseline(records: Iterable[Record], record: Record, model: str) -> Sample | 
     )
 
 
-def pooled(group: Sequence[Record], model: str, split: str) -> Sample | None:
-    """The finished ones of records with equal settings; the first record of a seed counts."""
+def pooled(
+    group: Sequence[Record], model: str, split: str, metric: str = "accuracy"
+) -> Sample | None:
+    """The finished ones of records with equal settings; the first record of a seed counts.
+
+    Seeds where the metric is undefined are left out.
+    """
     values: dict[int, float] = {}
     used = []
     for record in group:
         metrics = record.final.get(model, {}).get(split)
-        if metrics is None or not record.finished:
+        if metrics is None or metric not in metrics or not record.finished:
             continue
-        by_seed = zip(record.seeds, metrics["accuracy"], strict=True)
-        new = {seed: 100 * share for seed, share in by_seed if seed not in values}
+        by_seed = {
+            s: v for s, v in zip(record.seeds, metrics[metric], strict=True) if v is not None
+        }
+        new = {seed: 100 * share for seed, share in by_seed.items() if seed not in values}
         values |= new
         used += [record] if new else []
     if not values:

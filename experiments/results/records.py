@@ -16,6 +16,8 @@ class Record(NamedTuple):
     """One file, as `experiments.record` writes it; accuracies are shares, one per seed.
 
     `phases`: of runs with phases before the first round, their names -> as `final`.
+    `bytes`: model -> 'up' and 'down' -> of one participation of one client, means over the run.
+    `spectra`: of runs that looked at them, as `experiments.record` says.
     """
 
     path: Path
@@ -36,6 +38,8 @@ class Record(NamedTuple):
     curve: dict[str, dict[str, dict[str, list[Any]]]]
     notes: list[str]
     phases: Mapping[str, dict[str, dict[str, dict[str, list[Any]]]]] = MappingProxyType({})
+    bytes: Mapping[str, dict[str, int]] = MappingProxyType({})
+    spectra: Mapping[str, dict[str, dict[str, list[Any]]]] = MappingProxyType({})
 
 
 def load_records(results: Path) -> list[Record]:
@@ -81,6 +85,8 @@ def _fault(record: Record) -> str | None:
         curve=dict,
         notes=list,
         phases=Mapping,
+        bytes=Mapping,
+        spectra=Mapping,
     )
     for name, kind in kinds.items():
         value = getattr(record, name)
@@ -111,6 +117,23 @@ def _fault(record: Record) -> str | None:
                         return f"curve.{model}.{split}.accuracy has {value!r}"
     except (KeyError, TypeError, AttributeError) as error:
         return f"final or curve is not model, split, metric: {error}"
+    return _fault_of_links(record)
+
+
+def _fault_of_links(record: Record) -> str | None:
+    """What is wrong with the bytes or the spectra, or None."""
+    is_number = lambda value: isinstance(value, int | float) and not isinstance(value, bool)
+    try:
+        for model, ways in record.bytes.items():
+            if not is_number(ways["up"]) or not is_number(ways["down"]):
+                return f"bytes.{model} is {ways!r}"
+        for model, layers in record.spectra.items():
+            for layer, own in layers.items():
+                numbers = [*own["round"], *own["rank"], *own["first"], *own["last"]]
+                if len(own["round"]) != len(own["rank"]) or not all(map(is_number, numbers)):
+                    return f"spectra.{model} has {layer!r} of {own!r}"
+    except (KeyError, TypeError, AttributeError) as error:
+        return f"bytes or spectra is not by model: {error}"
     return None
 
 

@@ -13,7 +13,10 @@ from experiments.results.records import Record
 Settings = dict[str, Any]
 
 # What runs pooled into one sample may differ in: none of it changes what is trained.
-NOT_SETTINGS = ("name", "run", "seed", "seeds", "notes", "full_rounds", "evaluation.*")
+NOT_SETTINGS = (
+    *("name", "run", "seed", "seeds", "notes", "full_rounds", "evaluation.*"),
+    "training.compression.spectra",
+)
 UNLABELLED = ("data.unlabelled_folder", "data.num_unlabelled")
 # A codistillation method's own settings.
 OWN = ("algorithm.*", "pools.*.teaching.*", "pools.*.alpha")

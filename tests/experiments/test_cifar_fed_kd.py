@@ -22,6 +22,7 @@ RUNS = (
     "fetch_sgd",
     "fed_dropout",
     "fed_kd,no_mutual_16",
+    "fetch_sgd_16",
     "resnet,fed_kd",
 )
 

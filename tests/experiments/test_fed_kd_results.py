@@ -1,0 +1,212 @@
+"""FedKD in RESULTS.md: quality and bytes, losses left out, thresholds, ranks, costs; records."""
+
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from experiments import record
+from experiments.configs import ade_fed_kd, cifar_fed_kd
+from experiments.results.records import load_records
+from experiments.results.sections import fed_kd as section
+from fedcodist.communication import tree_bytes
+from fedcodist.models.bert import bert_base
+from tests.experiments.test_record import write_run
+from tests.experiments.test_results import record as write_record
+from tests.experiments.test_results import row
+
+CIFAR, ADE = section.CIFAR, section.ADE
+CONFIGS = {CIFAR: cifar_fed_kd, ADE: ade_fed_kd}
+
+
+def write(folder, run, main, teachers=None, sent=(0, 0), experiment=CIFAR, f_score=None, **more):
+    """A record of two seeds with the run's own config; the second seed is 0.4 points better."""
+    config = CONFIGS[experiment].get_config(run)
+    qualities = {"main": main} | ({} if teachers is None else {"main_teachers": teachers})
+    seeds, rounds = (0, 1), config.rounds
+    path = write_record(
+        folder, run, qualities, experiment=experiment, seeds=seeds, rounds=rounds, file=run
+    )
+    content = json.loads(path.read_text())
+    content["config"] = json.loads(json.dumps(config.to_dict()))
+    content["full_rounds"] = config.full_rounds
+    for model, quality in qualities.items():
+        accuracies = [(quality + 0.4 * place) / 100 for place in range(len(seeds))]
+        content["final"][model]["test"]["accuracy"] = accuracies
+        if f_score is not None:
+            content["final"][model]["test"]["f_score"] = [f_score / 100, None]
+    content["bytes"] = {"main": {"up": sent[0], "down": sent[1]}}
+    path.write_text(json.dumps(content | more))
+
+
+def render(folder):
+    plots = {}
+    return "\n\n".join(section.fed_kd(load_records(folder), {}, plots)), plots
+
+
+def test_methods_stand_beside_fed_avg_with_their_bytes(tmp_path):
+    write(tmp_path, "fed_avg,teacher", 70.0, sent=(600_000, 400_000))
+    write(tmp_path, "fed_avg,student", 60.0, sent=(150_000, 100_000))
+    write(tmp_path, "fed_kd", 62.0, 69.0, sent=(60_000, 40_000))
+    write(tmp_path, "fed_kd,no_mutual", 59.0, 55.0, sent=(60_000, 40_000))
+    write(tmp_path, "fetch_sgd", 40.0, sent=(30_000, 20_000))  # in five times as many rounds
+    text, plots = render(tmp_path)
+    # The means of two seeds: 0.2 more. MB of 10 rounds; all runs have the seeds' difference.
+    (local,) = row(text, "Local")
+    assert local[1:] == ["55.20 ± 0.28", "", "0.00", "0.0 %", "-15.00 ± 0.00"]
+    (fed_kd,) = row(text, "FedKD")
+    assert fed_kd[1:] == ["69.20 ± 0.28", "62.20 ± 0.28", "1.00", "10.0 %", "-1.00 ± 0.00"]
+    (whole,) = row(text, "FedAvg, teacher's network")
+    assert whole[3:5] == ["10.00", "100.0 %"]
+    assert row(text, "FetchSGD")[0][3:] == ["2.50", "25.0 %", "-30.00 ± 0.00"]
+    assert row(text, "FML")[0][1:] == ["not run", "", "–", "–", ""]
+    (axis,) = plots["fed_kd.png"]().axes
+    points = dict(zip(*reversed(axis.get_legend_handles_labels()), strict=True))
+    (place,) = points["FedKD"].lines[0].get_xydata()
+    np.testing.assert_allclose(place, [1.0, 69.2])
+    np.testing.assert_allclose(points["Local"].get_ydata(), 55.2)
+    assert "Federated Dropout" not in points
+    assert '--only "fed_dropout"' in text and '--only "fetch_sgd"' not in text
+
+
+def test_every_run_shown_is_one_of_the_config(tmp_path):
+    """And compared with others it differs from in what methods may differ in alone."""
+    runs = [m.run for m in section.METHODS] + list(section.PARTS) + [section.WHOLE.run]
+    runs += [run for sweep in section.SWEEPS.values() for run in sweep]
+    assert set(runs) <= set(cifar_fed_kd.get_runs())
+    for run in set(runs):
+        write(tmp_path, run, 60.0, 65.0, sent=(1, 1))
+    text, _ = render(tmp_path)
+    assert "no runs with equal settings" not in text
+    shown = {panel.run(run) for panel in section.PANELS[:3] for run in runs}
+    assert set(cifar_fed_kd.get_runs()) <= shown
+
+
+def test_runs_on_other_clients_are_not_compared(tmp_path):
+    write(tmp_path, "fed_avg,teacher", 70.0, sent=(1, 1))
+    other = json.loads(json.dumps(cifar_fed_kd.get_config("fed_kd").to_dict()))
+    other["data"]["partition"]["num_clients"] = 5
+    write(tmp_path, "fed_kd", 62.0, 69.0, sent=(1, 1), config=other)
+    assert row(render(tmp_path)[0], "FedKD")[0][5] == "no runs with equal settings"
+
+
+def test_each_loss_and_each_threshold_has_its_difference(tmp_path):
+    for run, student, teachers, sent in (
+        ("fed_kd", 60.0, 65.0, 30),
+        ("fed_kd,no_output", 59.0, 62.0, 30),
+        ("fed_kd,no_mutual", 58.0, 50.0, 30),
+        ("fed_kd,whole", 61.0, 66.0, 100),
+        ("fed_kd,0.9-1", 57.0, 61.0, 25),
+    ):
+        write(tmp_path, run, student, teachers, sent=(sent * 50_000, sent * 50_000))
+    text, _ = render(tmp_path)
+    (without,) = row(text, "without predictions")
+    assert without[3:] == ["-3.00 ± 0.00", "-1.00 ± 0.00", "below 0"]
+    assert row(text, "the two task losses alone")[0][3:5] == ["-15.00 ± 0.00", "-2.00 ± 0.00"]
+    start = row(text, "start, up to 1")
+    assert [cells[1:3] for cells in start] == [["0.9", "1"], ["0.95", "1"], ["1", "1"]]
+    assert start[0][3:] == ["61.20 ± 0.28", "57.20 ± 0.28", "25.00", "25.0 %", "-5.00 ± 0.00"]
+    end = row(text, "end, from 0.95")
+    assert [cells[1:3] for cells in end] == [["0.95", "0.95"], ["0.95", "0.98"], ["0.95", "1"]]
+    assert end[1][5:] == ["30.00", "30.0 %", "-1.00 ± 0.00"]
+
+
+def test_sentences_are_judged_by_f_where_it_is_defined(tmp_path):
+    write(tmp_path, "fed_avg,teacher", 90.0, sent=(1, 1), experiment=ADE, f_score=62.5)
+    text, _ = render(tmp_path)
+    of_ade = text[text.index("### ADE corpus") :]
+    assert row(of_ade, "FedAvg, teacher's network")[0][1] == "62.50"
+    assert row(of_ade, "Federated Dropout")[0][1] == "not run"
+    assert "start, up to 1" not in of_ade  # thresholds are not swept there
+
+
+def test_ranks_by_round_and_spectra_at_both_ends(tmp_path):
+    layer = {"round": [1, 2], "rank": [3.0, 4.5], "first": [2.0, 1.0, 0.0], "last": [4.0, 3.0, 1.0]}
+    write(tmp_path, "fed_kd", 60.0, 65.0, spectra={"main": {"conv1/kernel": layer}})
+    text, plots = render(tmp_path)
+    assert row(text, "Layer")[0][2:] == ["round 1", "round 2"]
+    assert row(text, "`conv1/kernel`")[0][1:] == ["3", "3.0", "4.5"]
+    ranks, values = plots[f"{CIFAR}_ranks.png"]().axes
+    assert ranks.get_lines()[0].get_ydata().tolist() == [3.0, 4.5]
+    first, last = values.get_lines()
+    assert first.get_ydata().tolist() == [1.0, 0.5] and last.get_ydata().tolist() == [1, 0.75, 0.25]
+
+
+def test_looking_at_spectra_changes_no_settings(tmp_path):
+    write(tmp_path, "fed_kd,whole", 60.0, 65.0, sent=(1, 1))
+    write(tmp_path, "fed_kd,no_output", 60.0, 65.0, sent=(1, 1))
+    found = [cifar_fed_kd.get_config(run) for run in ("fed_kd", "fed_kd,no_output")]
+    assert [each.training.compression.spectra for each in found] == [True, False]
+    records = {one.run: one for one in load_records(tmp_path)}
+    looked = records["fed_kd,no_output"]
+    config = json.loads(json.dumps(looked.config))
+    config["training"]["compression"]["spectra"] = True
+    assert section.settings(looked) == section.settings(looked._replace(config=config))
+
+
+def test_the_papers_costs_are_those_of_an_encoders_shapes(tmp_path):
+    """Beside each the paper's number and what is left, which nothing was fitted to."""
+    text, plots = render(tmp_path)
+    assert not plots
+    tokens = jnp.zeros((1, 2), jnp.int32)
+    for layers in (12, 6, 4, 2):
+        params = jax.eval_shape(bert_base(layers=layers).init, jax.random.key(0), tokens)["params"]
+        encoder = {name: part for name, part in params.items() if name != "embeddings"}
+        (cells,) = row(text, str(layers))
+        numbers = [float(cell) for cell in cells[1:]]
+        for derived, paper, residual, epochs in ((*numbers[:3], 3), (*numbers[3:], 2)):
+            exact = tree_bytes(encoder) * 2 * epochs / 1e9
+            assert derived == round(exact, 3)
+            assert residual == round(paper - exact, 3) and 0.005 < residual < 0.015
+
+
+def test_what_is_not_run_has_its_command(tmp_path):
+    text, _ = render(tmp_path)
+    for experiment in section.EXPERIMENTS:
+        assert f"--config experiments/configs/{experiment}.py" in text
+    assert "`--config.data.encoder` names" in text
+
+
+@pytest.mark.parametrize("cut", [False, True])
+def test_a_record_holds_the_spectra(tmp_path, cut):
+    folder = write_run(tmp_path / "run", rounds=20)
+    path = folder / "metrics.jsonl"
+    lines = path.read_text()
+    for round in (10, 20):
+        for seed in (0, 1):
+            about = {"round": round, "model": "small", "split": "clients", "seed": seed}
+            about["client_rank/w"] = round / 10 + seed
+            about["client_spectrum/w"] = [3.0 * round, 1.0 + seed]
+            lines += json.dumps(about) + "\n"
+    path.write_text(lines[: -len(lines) // 40] if cut else lines)
+    if cut:  # a killed run's
+        (folder / "summary.json").unlink()
+    found = record.make_record(folder, partial=cut)["spectra"]
+    expected = {"round": [10], "rank": [1.5], "first": [30.0, 1.5], "last": [30.0, 1.5]}
+    if not cut:
+        expected = {"round": [10, 20], "rank": [1.5, 2.5]}
+        expected |= {"first": [30.0, 1.5], "last": [60.0, 1.5]}
+    assert found == {"small": {"w": expected}}
+    plain = write_run(tmp_path / "plain")
+    assert record.make_record(plain)["spectra"] == {}
+
+
+@pytest.mark.parametrize(
+    ("change", "fault"),
+    [
+        ({"bytes": {"main": {"up": 1}}}, "bytes or spectra is not by model: 'down'"),
+        ({"bytes": {"main": {"up": "1", "down": 2}}}, "bytes.main is"),
+        ({"spectra": {"main": {"w": {"round": [1], "rank": []}}}}, "bytes or spectra is not by"),
+        (
+            {"spectra": {"main": {"w": {"round": [1], "rank": [], "first": [1], "last": [1]}}}},
+            "spectra.main has 'w' of",
+        ),
+    ],
+)
+def test_malformed_bytes_and_spectra_are_one_line(tmp_path, change, fault):
+    write(tmp_path, "fed_kd", 60.0, 65.0, **change)
+    with pytest.raises(ValueError, match=f"is not a record: {fault}") as error:
+        load_records(tmp_path)
+    assert "\n" not in str(error.value)
