@@ -350,9 +350,11 @@ def growth(record: Record) -> Iterable[str]:
         "Rounds of `run_experiment` on memory-mapped data: digits with 20 examples per client, the "
         "small CNN with 100. Gathering is the time that the host takes for a round's examples with "
         "nothing beside it; while rounds are computed the next one's are gathered. What is hidden of "
-        "it is the part by which rounds do not take longer than those whose examples lie ready."
+        "it is the part by which rounds do not take longer than those whose examples lie ready. Own "
+        "memory is what is resident at the end without the pages of files that were read, which the "
+        "system takes back when it needs them."
     )
-    headings = ["grows", "network", "clients", "cohort", "devices", "data", "ms/round"]
+    headings = ["grows", "network", "clients", "cohort", "devices", "training", "data", "ms/round"]
     rows = [
         [
             group,
@@ -360,17 +362,19 @@ def growth(record: Record) -> Iterable[str]:
             f"{own['clients']:,}",
             f"{own['cohort']:,}",
             str(own["devices"]),
+            scale.way(own),
             "streamed" if own["streamed"] else "on the device",
             _over([1000 * seconds for seconds in own["seconds_per_round"]]),
             *_gathering(own),
             f"{statistics.median(own['peak_rss_mb']):,.0f}",
+            _own_memory(own),
         ]
         for group, configurations in record["groups"].items()
         for own in configurations
         if group not in ("memory", "seeds")
     ]
     if rows:
-        more = ["ready, ms/round", "gathering, ms", "hidden", "peak, MB"]
+        more = ["ready, ms/round", "gathering, ms", "hidden", "peak, MB", "own, MB"]
         yield _table([*headings, *more], rows, texts=2)
     if memory := record["groups"].get("memory"):
         yield (
@@ -409,6 +413,12 @@ def _peak_on_device(own: Mapping[str, Any]) -> str:
     """The largest peak of all turns; nothing where devices do not tell."""
     told = [each for each in own.get("peak_device_mb", []) if each is not None]
     return f"{max(told):,.0f}" if told else ""
+
+
+def _own_memory(own: Mapping[str, Any]) -> str:
+    """The median over turns; nothing where the system does not tell."""
+    told = [each for each in own.get("anonymous_mb", []) if each is not None]
+    return f"{statistics.median(told):,.0f}" if told else ""
 
 
 def _gathering(own: Mapping[str, Any]) -> list[str]:

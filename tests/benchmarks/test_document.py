@@ -116,7 +116,12 @@ def traced(**more):
 def grown(**more):
     own = scale.Configuration("digits", 1_000_000, 20, 1, True)._asdict()
     own |= {"seconds_per_round": [0.0012], "ready_seconds_per_round": [0.001]}
-    own |= {"gather_seconds": [0.0005], "program_mb": 2.5, "peak_rss_mb": [800.0]}
+    own |= {
+        "gather_seconds": [0.0005],
+        "program_mb": 2.5,
+        "peak_rss_mb": [800.0],
+        "anonymous_mb": [300.0],
+    }
     other = own | {"streamed": False, "gather_seconds": [None], "ready_seconds_per_round": []}
     chunks = [
         other | {"chunk": 5, "program_mb": 123.4},
@@ -229,9 +234,9 @@ def test_other_sections():
     assert (
         cells(text, "command, second start")[2] == "< 5" and "`python -m experiments.main`" in text
     )
-    assert cells(text, "population")[2:6] == ["1,000,000", "20", "1", "streamed"]
+    assert cells(text, "population")[2:7] == ["1,000,000", "20", "1", "one by one", "streamed"]
     times = ["1.20 (1.20 to 1.20)", "1.00 (1.00 to 1.00)", "0.500 (0.500 to 0.500)"]
-    assert cells(text, "population")[6:] == [*times, "60%", "800"]
+    assert cells(text, "population")[7:] == [*times, "60%", "800", "300"]
     assert cells(text, "5 at once")[2:] == ["1.20 (1.20 to 1.20)", "123.4", "800"]
     assert cells(text, "20 at once, bfloat16, rematerialised")[3] == "2.5"
     assert cells(text, "one by one, 4 seeds in turn")[2:4] == ["4.00 (4.00 to 4.00)", "1.00"]
