@@ -1,7 +1,8 @@
 """From a config's `parties` and `algorithm` to a method of clients of a graph: MHD and its baselines."""
 
 import functools
-from collections.abc import Callable, Mapping
+import inspect
+from collections.abc import Callable, Iterable, Mapping, Set
 from typing import Any
 
 import jax
@@ -12,7 +13,7 @@ from ml_collections import ConfigDict
 
 from experiments.data import Data, choice
 from experiments.parties import public_of
-from fedcodist import graphs
+from fedcodist import graphs, launch
 from fedcodist.algorithms.decentralised_fed_avg import decentralised_fed_avg
 from fedcodist.algorithms.decentralised_periodic_codistillation import (
     DecentralisedPeriodicHyper,
@@ -21,12 +22,13 @@ from fedcodist.algorithms.decentralised_periodic_codistillation import (
 from fedcodist.algorithms.multi_headed_distillation import (
     HeadDistillation,
     MHDHyper,
+    memory_for_checkpoints,
     multi_headed_distillation,
 )
 from fedcodist.algorithms.parties import Group
+from fedcodist.algorithms.pooled import pooled
 from fedcodist.algorithms.separate import SeparateHyper, separate
 from fedcodist.checks import check_number
-from fedcodist.chunk_size import available_bytes
 from fedcodist.client_training import LocalTraining
 from fedcodist.federated_algorithm import FederatedAlgorithm
 from fedcodist.for_each_client import Execution
@@ -63,27 +65,33 @@ GRAPHS: dict[str, Callable[..., np.ndarray]] = {
 def build_multi_headed(config: ConfigDict, data: Data) -> FederatedAlgorithm:
     """MHD as a config describes it."""
     settings = config.algorithm
-    return multi_headed_distillation(
+    distillation = HeadDistillation(
+        settings.public_batch_size,
+        settings.teachers,
+        settings.candidates,
+        settings.choice,
+        settings.embedding_distance,
+        settings.pool_size,
+        settings.checkpoints_on,
+        preprocess=public_of(data).preprocess,
+    )
+    algorithm = multi_headed_distillation(
         decentralised_groups(config, data, config.parties.heads),
         {"image": data.unlabelled},
         graph_of(config, data.splits["train"].num_clients),
         config.rounds,
         _training(config, data),
-        HeadDistillation(
-            settings.public_batch_size,
-            settings.teachers,
-            settings.candidates,
-            settings.choice,
-            settings.embedding_distance,
-            settings.pool_size,
-            preprocess=public_of(data).preprocess,
-        ),
+        distillation,
         MHDHyper(_rate(config), settings.embedding_weight, settings.head_weight),
         exchange_seed=settings.exchange_seed,
-        # Every seed of a run has banks of its own.
-        memory=available_bytes() // config.seeds,
+        # Every seed of a run has banks of its own, and every process on this machine.
+        memory=memory_for_checkpoints(distillation, launch.processes_here()) // config.seeds,
         execution=_execution(config),
     )
+    if config.seeds == 1:
+        return algorithm
+    notes = (f"{note}, for each of {config.seeds} seeds" for note in algorithm.notes)
+    return algorithm._replace(notes=tuple(notes))
 
 
 def build_separate(config: ConfigDict, data: Data) -> FederatedAlgorithm:
@@ -99,16 +107,17 @@ def build_separate(config: ConfigDict, data: Data) -> FederatedAlgorithm:
 
 def build_pooled(config: ConfigDict, data: Data) -> FederatedAlgorithm:
     """One model of each architecture on all examples, the public ones with their labels too."""
-    groups = _main_only(decentralised_groups(config, data, 0))
-    first = {name: group._replace(clients=group.clients[:1]) for name, group in groups.items()}
-    return separate(
-        first,
+    if config.data.get("public_share") == 1:
+        raise ValueError(
+            "data.public_share must be below 1 for pooled, or private images count twice."
+        )
+    return pooled(
+        _main_only(decentralised_groups(config, data, 0)),
+        len(pooled_examples(data)["label"]),
         config.rounds,
         _training(config, data),
-        len(pooled_examples(data)["label"]),
         SeparateHyper(_rate(config)),
         _execution(config),
-        name="pooled",
     )
 
 
@@ -214,12 +223,26 @@ def _graph(setting: str, described: Mapping[str, Any], num_clients: int) -> np.n
     settings = {name: value for name, value in dict(described).items() if value is not None}
     name = settings.pop("name", None)
     if name == "time_varying":
+        _check_names(setting, name, settings, {"graphs", "every"}, {"graphs"})
         several = [
             _graph(f"{setting}.graphs[{index}]", each, num_clients)
-            for index, each in enumerate(settings.pop("graphs", ()))
+            for index, each in enumerate(settings.pop("graphs"))
         ]
         return graphs.time_varying(several, num_clients, **settings)
-    return choice(f"{setting}.name", name, GRAPHS)(num_clients, **settings)
+    make = choice(f"{setting}.name", name, GRAPHS)
+    needed = set(inspect.signature(make).parameters) - {"num_clients"}
+    _check_names(setting, name, settings, needed, needed)
+    return make(num_clients, **settings)
+
+
+def _check_names(
+    setting: str, name: str, given: Iterable[str], known: Set[str], needed: Set[str]
+) -> None:
+    given = set(given)
+    if missing := sorted(needed - given):
+        raise ValueError(f"{setting} must have {missing[0]!r} where its name is {name!r}.")
+    if unknown := sorted(given - known):
+        raise ValueError(f"{setting} must not have {unknown[0]!r} where its name is {name!r}.")
 
 
 def _main_only(groups: Mapping[str, Group]) -> dict[str, Group]:

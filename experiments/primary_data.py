@@ -37,7 +37,8 @@ def load_primary(settings: ConfigDict) -> PrimaryData:
     """Loads what `data.name`, one of PRIMARY, and its settings name.
 
     Of the training images in a random order the last ones, `public_share`, are public and the first ones
-    private: all others, or `private_share` where the private set must not depend on the public one.
+    private: all others, or `private_share` where the private set must not depend on the public one. With
+    a public share of 1 all are public, so that private images are seen without their labels too.
     """
     train, test = _digits(settings) if settings.name == "digits_primary" else _prepared(settings)
     if settings.assignment not in ASSIGNMENTS:
@@ -70,10 +71,12 @@ def _parts(settings: ConfigDict, count: int) -> tuple[int, int]:
     if settings.private_share is not None:
         check_number("data.private_share", settings.private_share, above=0, high=1)
         private = round(settings.private_share * count)
-    if public < 1 or not 1 <= private <= count - public:
+    most = count if public == count else count - public
+    if public < 1 or not 1 <= private <= most:
         raise ValueError(
             f"data.public_share and data.private_share must leave both parts some of {count} training "
-            f"images, got {settings.public_share} and {settings.private_share}."
+            f"images, got {settings.public_share} and {settings.private_share}; they overlap only where "
+            "the first is 1."
         )
     return private, public
 

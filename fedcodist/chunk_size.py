@@ -153,6 +153,11 @@ def available_bytes(processes_here: int = 1) -> int:
     return int(own)
 
 
+def host_bytes(processes_here: int = 1) -> int:
+    """Bytes of this machine's memory that a process may use beside other programs."""
+    return int(CPU_SHARE * machine_bytes() / processes_here)
+
+
 def machine_bytes() -> int:
     """This machine's memory, or what a container has of it."""
     if not hasattr(os, "sysconf"):

@@ -193,7 +193,10 @@ def _run(
                     log["seconds"] = seconds_before + time.monotonic() - started
                     if is_writer:
                         rows = host_rows.state() if host_rows else state[1]
-                        save_checkpoint(folder.checkpoints, round, _on_host((state[0], rows)), log)
+                        whole = (state[0], rows)
+                        if algorithm.host_state:
+                            whole = (*whole, algorithm.host_state.state())
+                        save_checkpoint(folder.checkpoints, round, _on_host(whole), log)
             if round == experiment.rounds:
                 break
             until = evaluated[bisect.bisect(evaluated, round)]
@@ -289,7 +292,10 @@ def _start(programs, seeds, mesh, folder, experiment, host_rows):
     rows: PyTree = None
     if host_rows is None:
         rows = device_rows(experiment.algorithm.rows, experiment.seeds)
-    expected = (_shapes(state), host_rows.shapes() if host_rows else _shapes(rows))
+    expected: PyTree = (_shapes(state), host_rows.shapes() if host_rows else _shapes(rows))
+    host_state = experiment.algorithm.host_state
+    if host_state:
+        expected = (*expected, host_state.shapes())
     saved = load_checkpoint(folder.checkpoints, expected) if folder else None
     if folder:
         _check_same_round(saved.round if saved else 0, folder)
@@ -298,7 +304,9 @@ def _start(programs, seeds, mesh, folder, experiment, host_rows):
             folder.keep_metrics(0)
         return (state, simulation.replicate(rows, mesh)), 0, log
     folder.keep_metrics(saved.notes["metrics_length"])
-    state, rows = saved.state
+    state, rows = saved.state[:2]
+    if host_state:
+        host_state.restore(saved.state[2])
     if host_rows:
         host_rows.restore(rows)
         rows = None

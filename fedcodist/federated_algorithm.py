@@ -1,7 +1,7 @@
 """What a federated method is, and what the experiment loop sees of an algorithm."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -66,6 +66,19 @@ class FederatedMethod(NamedTuple):
     kept_models: Mapping[str, KeptModel] = {}
 
 
+class HostState(Protocol):
+    """What must be saved beside an algorithm's state, since programs keep it outside of them."""
+
+    def state(self) -> PyTree:
+        """Arrays; the first axis may grow over a run."""
+
+    def shapes(self) -> PyTree:
+        """The shapes of `state`; -1 stands for the length of a first axis that grows."""
+
+    def restore(self, state: PyTree) -> None:
+        """Goes on from a checkpoint's `state`."""
+
+
 class Predictor(NamedTuple):
     """A model, or an ensemble, that can be evaluated.
 
@@ -105,6 +118,8 @@ class FederatedAlgorithm(NamedTuple):
       notes: lines that the launcher prints before the run, such as what its memory is for.
       kept_models: pool -> name -> KeptModel of the pool's rows. All clients' models have one name in
         tables, for their mean.
+      host_state: what programs keep in the host's memory and look up there, such as MHD's stale
+        checkpoints; None for nearly all. It has `state`, `shapes` and `restore`, as HostRows.
     """
 
     name: str
@@ -118,6 +133,7 @@ class FederatedAlgorithm(NamedTuple):
     num_clients: int
     notes: tuple[str, ...] = ()
     kept_models: Mapping[str, Mapping[str, KeptModel]] = {}
+    host_state: HostState | None = None
 
 
 def single_model(model: Model, variables: Callable[[PyTree], Variables]) -> Predictor:

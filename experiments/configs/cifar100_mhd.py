@@ -4,13 +4,16 @@ Of a prepared folder's training images a fifth is public. Runs are named by what
 
     weights,s=<s>,<nu_emb>,<nu_aux>   one auxiliary head, the two weights; heads,s=<s>,1 has 1 and 3
     heads,s=<s>,<m>                   number of auxiliary heads
-    <baseline>,s=<s>                  separate, fed_avg, periodic, pooled
+    mhd_plus,s=<s>                    all images public, private ones too, and twice the rounds
+    <baseline>,s=<s>                  separate, fed_avg (every 50 steps, or 200), periodic, pooled
     graph,<graph>                     4 clients x 25 labels without overlap, three heads
     teachers,<Delta>                  checkpoints per step
     choice,random,s=<s>               targets drawn at random; compare with heads,s=<s>,3
-    candidates,<which>                "self" is the skip rule; "all" has two teachers
+    candidates,<which>                four heads; "self" is the skip rule, "all" has two teachers,
+                                      "all_plus" all images public besides, "all_plus_longer" twice
+                                      the rounds too
     skip,one_head                     the skip rule with a single auxiliary head
-    public,<share>                    size of the public set, the private one fixed
+    public,<share>                    four heads; size of the public set, the private one fixed
     larger,<method>                   one large CNN among small ones, and what it is compared with
 
     python -m experiments.sweep --config experiments/configs/cifar100_mhd.py --only "heads,*" \
@@ -26,6 +29,7 @@ SKEWS = (0, 100)
 BASELINES = {
     "separate": "separate",
     "fed_avg": "decentralised_fed_avg",
+    "fed_avg_200": "decentralised_fed_avg",
     "periodic": "decentralised_periodic_codistillation",
     "pooled": "pooled",
 }
@@ -41,14 +45,17 @@ CANDIDATES = {
     "self": ("self", 1),
     "same_level_and_self": ("same_level_and_self", 1),
     "all": ("same_level_and_self", 2),
+    "all_plus": ("same_level_and_self", 2),
+    "all_plus_longer": ("same_level_and_self", 2),
 }
+ROUNDS, STEPS = 100, 50
 LARGER = ("mhd", "mhd_small_only", "separate", "fed_avg_small")
 
 
 def get_runs() -> list[str]:
     """All runs, the ones that others are compared with first."""
     runs = [f"heads,s={s},{m}" for s in SKEWS for m in (1, 2, 3, 4)]
-    runs += [f"{name},s={s}" for s in SKEWS for name in BASELINES]
+    runs += [f"{name},s={s}" for s in SKEWS for name in ("mhd_plus", *BASELINES)]
     pairs = [(e, a) for e in (0, 1, 3) for a in (0, 1, 3, 10)]
     pairs.remove((EMBEDDING_WEIGHT, HEAD_WEIGHT))
     runs += [f"weights,s={s},{e},{a}" for s in SKEWS for e, a in pairs]
@@ -76,7 +83,7 @@ def get_config(run: str = "heads,s=100,3") -> ConfigDict:
     config = digits_mhd.get_config(method)
     config.name = "cifar100_mhd"
     config.run = run
-    config.rounds = config.full_rounds = 100
+    config.rounds = config.full_rounds = ROUNDS
     config.seeds = 2
     config.data = dict(
         name="prepared_primary",
@@ -96,10 +103,15 @@ def get_config(run: str = "heads,s=100,3") -> ConfigDict:
     config.parties.heads = HEADS
     with config.unlocked():
         config.parties.graph = dict(name="complete")
-    config.training = dict(learning_rate=0.03, momentum=0.9, batch_size=64, steps=50)
+    config.training = dict(learning_rate=0.03, momentum=0.9, batch_size=64, steps=STEPS)
     config.evaluation = dict(
         every=20, batch_size=500, checkpoint_every=20, splits=("test",), final_splits=()
     )
+    if kind == "fed_avg_200":
+        longer = 200 // STEPS
+        config.rounds = config.full_rounds = ROUNDS // longer
+        config.training.steps = longer * STEPS
+        config.evaluation.every = config.evaluation.checkpoint_every = 20 // longer
     if method == "multi_headed_distillation":
         _vary(config, kind, values)
     if kind == "larger":
@@ -124,13 +136,28 @@ def _vary(config: ConfigDict, kind: str, values: list[str]) -> None:
             settings.teachers = int(values[0])
         case "choice":
             settings.choice = values[0]
+        case "mhd_plus":
+            _all_public(config)
+            config.rounds = config.full_rounds = 2 * ROUNDS
         case "candidates":
+            config.parties.heads = 4  # as in the paper
             settings.candidates, settings.teachers = CANDIDATES[values[0]]
+            if "plus" in values[0]:
+                _all_public(config)
+            if "longer" in values[0]:
+                config.rounds = config.full_rounds = 2 * ROUNDS
         case "skip":
             config.parties.heads, settings.candidates = 1, "self"
         case "public":
+            config.parties.heads = 4  # as in the paper
             config.data.private_share = 0.7
             config.data.public_share = int(values[0]) / 100
+
+
+def _all_public(config: ConfigDict) -> None:
+    """The clients keep what they have; the public images are all, their own among them."""
+    config.data.private_share = 1 - config.data.public_share
+    config.data.public_share = 1.0
 
 
 def _one_larger(config: ConfigDict, method: str) -> None:

@@ -19,6 +19,7 @@ OWN = {
         choice="most_confident",  # or "random"
         embedding_distance="squared",
         pool_size=None,  # as many as there are clients
+        checkpoints_on="device",  # or "host"
         exchange_seed=0,
     ),
     "separate": dict(),

@@ -142,13 +142,17 @@ def refresh(
     round: jax.Array,
 ) -> tuple[jax.Array, dict[str, PyTree]]:
     """Pools [clients, pool, 2] and banks at the beginning of a round, from those of the one before."""
-    clients = jnp.arange(pools.shape[0])
-    at = jnp.asarray(schedule.replaced)[round]
-    pools = pools.at[clients, at].set(jnp.asarray(schedule.entry)[round], mode="drop")
-    return pools, {
+    return refresh_pools(schedule, pools, round), {
         name: _put(bank, jnp.asarray(schedule.slot[name])[round], models[name])
         for name, bank in banks.items()
     }
+
+
+def refresh_pools(schedule: PoolSchedule, pools: jax.Array, round: jax.Array) -> jax.Array:
+    """Pools [clients, pool, 2] at the beginning of a round, from those of the one before."""
+    clients = jnp.arange(pools.shape[0])
+    at = jnp.asarray(schedule.replaced)[round]
+    return pools.at[clients, at].set(jnp.asarray(schedule.entry)[round], mode="drop")
 
 
 class _Bank:
@@ -182,4 +186,6 @@ class _Bank:
 
 
 def _put(bank: PyTree, slots: Any, models: PyTree) -> PyTree:
-    return jax.tree.map(lambda leaf, new: leaf.at[slots].set(new, mode="drop"), bank, models)
+    # Of an architecture that is nobody's teacher the bank is empty.
+    put = lambda leaf, new: leaf.at[slots].set(new, mode="drop") if leaf.shape[0] else leaf
+    return jax.tree.map(put, bank, models)

@@ -1,5 +1,6 @@
 """Multi-Headed Distillation (Zhmoginov et al., 2023): no server, knowledge moves from head to head."""
 
+import functools
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -20,9 +21,10 @@ from fedcodist.algorithms.head_distillation import (
     embedding_loss,
     head_loss,
 )
+from fedcodist.algorithms.host_banks import HostBanks
 from fedcodist.algorithms.parties import PARTIES, PUBLIC, Group, for_each_party
 from fedcodist.checks import check_integer, check_number
-from fedcodist.chunk_size import available_bytes
+from fedcodist.chunk_size import available_bytes, host_bytes
 from fedcodist.client_training import Preprocess
 from fedcodist.communication import Communication, tree_bytes
 from fedcodist.federated_algorithm import FederatedAlgorithm
@@ -54,6 +56,9 @@ class HeadDistillation(NamedTuple):
       choice: of the target among the candidates, "most_confident" or "random".
       embedding_distance: "squared" or "norm", of normalised embeddings.
       pool_size: N_P; the number of clients where not given.
+      checkpoints_on: where the stale checkpoints are, "device" or "host". On the host they take no
+        memory of a device, which fetches one when a step needs it; results are the same. A CPU's memory
+        is the host's, and there is no difference.
       reaches_backbone: whether heads' and embeddings' losses change the backbone.
       updates_statistics: whether public batches too update batch normalisation's running averages.
       preprocess: (batch, key, positions) -> batch, of public examples.
@@ -65,6 +70,7 @@ class HeadDistillation(NamedTuple):
     choice: str = "most_confident"
     embedding_distance: str = "squared"
     pool_size: int | None = None
+    checkpoints_on: str = "device"
     reaches_backbone: bool = True
     updates_statistics: bool = False
     preprocess: Preprocess = lambda batch, key, positions: batch
@@ -90,7 +96,8 @@ class MHDState(NamedTuple):
     Attributes:
       learners: architecture -> leaves [group, ...].
       pools: int32 [clients, pool, 2], (architecture, slot); see PoolSchedule.
-      banks: architecture -> Variables of stale checkpoints, leaves [slots, ...].
+      banks: architecture -> Variables of stale checkpoints, leaves [slots, ...]; empty where these are
+        on the host.
     """
 
     learners: dict[str, Learner]
@@ -134,7 +141,7 @@ def multi_headed_distillation(
       hyper: learning rate and weights.
       exchange_seed: of who gets whose checkpoint when. It is settled before the run, like the partition
         of the examples, and the same for all seeds of a run.
-      memory: bytes that the banks may take; what a device may use where not given.
+      memory: bytes that the banks may take; `memory_for_checkpoints` where not given.
       execution: how clients of one architecture are executed. With several architectures 'scan' is
         the better one: a vmapped client computes the teachers of all architectures.
       name: the method's name in tables.
@@ -155,13 +162,17 @@ def multi_headed_distillation(
         graphs.check_neighbours(edges, name)
         pool_size = _pool_size(distillation, num_clients)
         schedule = pool_schedule(groups, edges, pool_size, num_rounds, exchange_seed)
-    notes = _check_memory(groups, schedule, memory)
+    on_host = _is_on_host(distillation)
+    memory = memory_for_checkpoints(distillation) if memory is None else memory
+    notes = _check_memory(groups, schedule, memory, on_host)
+    host_banks: HostBanks | None = None
+    if schedule and on_host:
+        host_banks = HostBanks(schedule, {name: _shapes(group) for name, group in groups.items()})
     num_public = next(iter(public.values())).shape[0]
     batches = (training.steps, distillation.batch_size)
-    architectures = list(groups)
 
     def init(key):
-        return start(parties.init_models(groups, key), training, schedule)
+        return start(parties.init_models(groups, key), training, schedule, on_host)
 
     def select(round, key):
         def own(client):
@@ -177,11 +188,18 @@ def multi_headed_distillation(
 
     def round_(state, rows, inputs, round, key, hyper, axis_name=None):
         pools, banks = state.pools, state.banks
+        # (architecture, slot) -> Variables
+        checkpoint: Any = lambda name, slot: jax.tree.map(lambda leaf: leaf[slot], banks[name])
         if schedule:
             models = {name: learner.variables for name, learner in state.learners.items()}
-            pools, banks = checkpoint_pools.refresh(schedule, pools, banks, models, round)
+            if host_banks:
+                pools = checkpoint_pools.refresh_pools(schedule, pools, round)
+                done = host_banks.put(key, round, models)
+                checkpoint = functools.partial(host_banks.read, key, done)
+            else:
+                pools, banks = checkpoint_pools.refresh(schedule, pools, banks, models, round)
         columns, indices = inputs.rows[PUBLIC].columns, inputs.rows[PUBLIC].indices
-        teach = _teaching(groups, architectures, banks)
+        teach = _teaching(groups, schedule, checkpoint)
 
         def update(model, message, row, data, key):
             learner, pool, public_rows = row
@@ -272,11 +290,15 @@ def multi_headed_distillation(
         communication=_communication(groups, schedule, num_rounds),
         num_clients=num_clients,
         notes=notes,
+        host_state=host_banks,
     )
 
 
 def start(
-    models: Mapping[str, Variables], training: StepTraining, schedule: PoolSchedule | None
+    models: Mapping[str, Variables],
+    training: StepTraining,
+    schedule: PoolSchedule | None,
+    on_host: bool = False,
 ) -> MHDState:
     """The state before the first round: pools hold the neighbours' models as they are.
 
@@ -284,29 +306,52 @@ def start(
       models: architecture -> Variables, leaves [group, ...], such as what earlier training left.
       training: as `multi_headed_distillation` gets it.
       schedule: the run's; None without teachers.
+      on_host: whether checkpoints are on the host, where the first round puts them.
     """
     learners = start_learners(training, dict(models))
     if schedule is None:
         return MHDState(learners, jnp.zeros((_count(models), 1, 2), jnp.int32), {})
-    banks = checkpoint_pools.first_banks(schedule, models)
+    banks = {} if on_host else checkpoint_pools.first_banks(schedule, models)
     return MHDState(learners, jnp.asarray(schedule.first), banks)
 
 
-def _teaching(groups, architectures, banks):
-    """Returns (entries [teachers, 2], batch, model, variables) -> teachers' outputs [teachers, ...]."""
+def memory_for_checkpoints(distillation: HeadDistillation, processes_here: int = 1) -> int:
+    """Bytes that the banks may take: what a device may use, or half of the host's memory.
 
-    def by(name):
-        def outputs(slot, batch):
-            variables = jax.tree.map(lambda leaf: leaf[slot], banks[name])
-            return groups[name].model.apply(variables, batch)[0]
+    Args:
+      distillation: says where they are.
+      processes_here: how many of the run's processes share this machine.
+    """
+    of = host_bytes if _is_on_host(distillation) else available_bytes
+    return of(processes_here)
 
-        return outputs
+
+def _is_on_host(distillation: HeadDistillation) -> bool:
+    """Whether programs ask the host for checkpoints. A CPU has them in the same memory anyway, and
+    callbacks of its virtual devices have been seen to wait for each other for ever."""
+    return distillation.checkpoints_on == "host" and jax.default_backend() != "cpu"
+
+
+def _teaching(groups, schedule, checkpoint):
+    """Returns (entries [teachers, 2], batch, model, variables) -> teachers' outputs [teachers, ...].
+
+    `checkpoint` is (architecture, slot) -> Variables.
+    """
 
     def teach(entries, batch, model, variables):
-        if not banks:
-            shape = jax.eval_shape(lambda: model.apply(variables, batch)[0])
-            return jax.tree.map(lambda leaf: jnp.zeros((0, *leaf.shape), leaf.dtype), shape)
-        every = [by(name) for name in architectures]
+        shape = jax.eval_shape(lambda: model.apply(variables, batch)[0])
+        nothing = lambda *lead: jax.tree.map(
+            lambda leaf: jnp.zeros((*lead, *leaf.shape), leaf.dtype), shape
+        )
+        if schedule is None:
+            return nothing(0)
+
+        def by(name):
+            if not schedule.num_slots[name]:  # nobody's teacher, so no entry leads here
+                return lambda slot, batch: nothing()
+            return lambda slot, batch: groups[name].model.apply(checkpoint(name, slot), batch)[0]
+
+        every = [by(name) for name in groups]
         one = lambda entry: jax.lax.switch(entry[0], every, entry[1], batch)
         return jax.lax.map(one, entries)
 
@@ -338,7 +383,7 @@ def _communication(groups, schedule, num_rounds) -> dict[str, Communication]:
     }
 
 
-def _check_memory(groups, schedule, memory) -> tuple[str, ...]:
+def _check_memory(groups, schedule, memory, on_host) -> tuple[str, ...]:
     """What the banks take, for people; raises one line where that is more than there is."""
     if not schedule:
         return ()
@@ -348,13 +393,14 @@ def _check_memory(groups, schedule, memory) -> tuple[str, ...]:
         f"{schedule.num_slots[name]} of {name} with {_mib(size)} each"
         for name, size in sizes.items()
     )
-    available = available_bytes() if memory is None else memory
-    if needed > available:
+    if needed > memory:
         raise ValueError(
             f"distillation.pool_size: the checkpoints in clients' pools need {_mib(needed)} ({parts}) "
-            f"and a device may use {_mib(available)}; a smaller pool needs less."
+            f"and may take {_mib(memory)} of {'the host' if on_host else 'a device'}; a smaller pool or "
+            "fewer seeds need less."
         )
-    return (f"checkpoints in the clients' pools: {_mib(needed)} ({parts})",)
+    place = " on the host" if on_host else ""
+    return (f"checkpoints in the clients' pools: {_mib(needed)}{place} ({parts})",)
 
 
 def _check_distillation(distillation, hyper, groups, num_clients) -> None:
@@ -369,6 +415,7 @@ def _check_distillation(distillation, hyper, groups, num_clients) -> None:
         ("candidates", distillation.candidates, tuple(CANDIDATES)),
         ("choice", distillation.choice, CHOICES),
         ("embedding_distance", distillation.embedding_distance, EMBEDDING_DISTANCES),
+        ("checkpoints_on", distillation.checkpoints_on, ("device", "host")),
     ):
         if value not in allowed:
             raise ValueError(f"distillation.{argument} must be one of {allowed}, got {value!r}.")

@@ -15,6 +15,7 @@ from fedcodist.algorithms.decentralised_periodic_codistillation import (
 )
 from fedcodist.algorithms.isolated import SHARED
 from fedcodist.algorithms.parties import PUBLIC, Group
+from fedcodist.algorithms.pooled import pooled
 from fedcodist.algorithms.separate import SeparateHyper, separate
 from fedcodist.client_training import LocalTraining
 from fedcodist.data.federated_data import FederatedData
@@ -48,7 +49,7 @@ def linear() -> Model:
 GROUPS = {"three": Group(linear(), np.array([0, 2, 3])), "one": Group(linear(), np.array([1]))}
 
 
-def trained(algorithm, rounds, devices=None):
+def trained(algorithm, rounds, devices=None, groups=GROUPS):
     """(weights by client, before and after; metrics)."""
     mesh = devices and jax.sharding.Mesh(np.array(jax.devices()[:devices]), ("clients",))
     put = functools.partial(simulation.replicate, mesh=mesh)
@@ -63,16 +64,16 @@ def trained(algorithm, rounds, devices=None):
         *put((first, {}, seeds, np.int32(0), np.int32(rounds), hyper, data))
     )
     return (
-        by_client(first),
-        by_client(state),
+        by_client(first, groups),
+        by_client(state, groups),
         jax.tree.map(lambda leaf: np.asarray(leaf)[0], metrics),
     )
 
 
-def by_client(state):
+def by_client(state, groups):
     return {
         int(client): np.asarray(state[name].variables.params["w"])[0, place]
-        for name, group in GROUPS.items()
+        for name, group in groups.items()
         for place, client in enumerate(group.clients)
     }
 
@@ -121,6 +122,25 @@ def test_clients_alone_and_all_on_shared_examples(shared):
             )
     close(found, weights)
     assert metrics["one/client_examples"].tolist() == [6] * rounds
+
+
+def test_pooled_is_one_model_of_each_architecture_on_everybodys_examples():
+    rounds, count = 3, sum(SIZES)
+    algorithm = pooled(GROUPS, count, rounds, TRAINING, SeparateHyper(RATE))
+    assert {name: tuple(cost) for name, cost in algorithm.communication.items()} == {
+        "three": (0, 0),
+        "one": (0, 0),
+    }
+    first = {name: group._replace(clients=group.clients[:1]) for name, group in GROUPS.items()}
+    weights, found, _ = trained(algorithm, rounds, groups=first)
+    assert set(found) == {0, 1}
+    for client in weights:
+        velocity = np.zeros((FEATURES, CLASSES))
+        for round in range(rounds):
+            weights[client], velocity = private_steps(
+                weights[client], velocity, client, round, rounds, count
+            )
+    close(found, weights)
 
 
 CHANGING = np.stack([graphs.islands(4, 2), graphs.directed_cycle(4), graphs.complete(4)])
@@ -219,6 +239,7 @@ ALONE = np.array([[0, 1, 1, 1], [1, 0, 1, 1], [1, 1, 0, 1], [0, 0, 0, 0]])
             "run's 3 times, it changes over 2",
         ),
         (lambda: CALL(graphs.complete(5)), "an edge from 0 to 4"),
+        (lambda: pooled(GROUPS, 0, 3), "num_shared must be at least 1, got 0"),
         (lambda: CALL(graphs.complete(4), period=0), "period must be at least 1, got 0"),
         (lambda: CALL(graphs.complete(4), examples=0), "examples must be at least 1, got 0"),
         (

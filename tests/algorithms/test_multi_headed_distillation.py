@@ -18,11 +18,13 @@ from fedcodist.algorithms.multi_headed_distillation import (
 )
 from fedcodist.algorithms.parties import PUBLIC, Group
 from fedcodist.algorithms.separate import SeparateHyper, separate
+from fedcodist.chunk_size import available_bytes, host_bytes
 from fedcodist.data.federated_data import FederatedData
 from fedcodist.experiment import Experiment, run_experiment
 from fedcodist.for_each_client import Execution
 from fedcodist.models import MLP, BatchNormMLP
 from fedcodist.models.multi_headed import multi_headed
+from fedcodist.models.resnet_imagenet import resnet18, resnet34
 from fedcodist.shuffling import stream_positions
 from fedcodist.sources import resident_data
 from fedcodist.step_training import CLIENT_STEPS, StepTraining
@@ -38,6 +40,13 @@ PUBLIC_COLUMNS = {"image": GENERATOR.normal(size=(20, FEATURES)).astype(np.float
 EXAMPLE = jnp.zeros((1, FEATURES))
 TRAINING = StepTraining(batch_size=3, steps=2)
 DISTILLATION = HeadDistillation(batch_size=4, pool_size=3)
+
+
+@pytest.fixture
+def beside_an_accelerator(monkeypatch):
+    """Checkpoints "on the host" are there, which makes no difference to a CPU otherwise."""
+    is_on_host = lambda distillation: distillation.checkpoints_on == "host"
+    monkeypatch.setattr(module, "_is_on_host", is_on_host)
 
 
 @functools.cache
@@ -391,6 +400,135 @@ def test_running_statistics_are_of_private_batches_unless_asked():
     assert not same(private, statistics(updates_statistics=True))
 
 
+@pytest.mark.slow
+def test_teachers_are_in_inference_mode_and_clients_in_training_mode():
+    network = multi_headed(BatchNormMLP((3,), classes=None), EXAMPLE, CLASSES, 1)
+    groups = {"net": Group(network, np.arange(2))}
+    constant = StepTraining(optax.sgd, batch_size=3, steps=1, schedule=lambda rate, done: rate)
+    kind = HeadDistillation(4, pool_size=1)
+    algorithm = mhd(groups, graphs.complete(2), 1, constant, kind, hyper=MHDHyper(0.1, 0.5, 2.0))
+    run = Run(algorithm)
+    state = run.start()
+    learner = state.learners["net"]
+    # Running averages that are not those of any batch.
+    moved = lambda variables: variables._replace(
+        mutable=jax.tree.map(lambda leaf: leaf + np.float32(0.7), variables.mutable)
+    )
+    state = state._replace(
+        learners={"net": learner._replace(variables=moved(learner.variables))},
+        banks={"net": moved(state.banks["net"])},
+    )
+    found = by_client(groups, run(1, state=state)[0])[0]
+
+    root = jax.random.key(0)
+    models = state.learners["net"].variables
+    own, other = (jax.tree.map(lambda leaf, c=c: leaf[0, c], models) for c in (0, 1))
+    private_key = keys.derive(root, CLIENT_STEPS, 0, "private")
+    rows = np.asarray(stream_positions(private_key, 0, 3, SIZES[0]))
+    private = {"image": IMAGES[rows], "label": LABELS[rows]}
+    seen = np.asarray(algorithm.select(0, root).rows[PUBLIC])[0, 0]
+    public = {"image": PUBLIC_COLUMNS["image"][seen]}
+
+    def after(teacher_trains):
+        theirs = network.apply(other, public, train=teacher_trains)[0]
+
+        def loss(params):
+            mine = module.Variables(params, own.mutable)
+            outputs, _ = network.apply(mine, private, train=True)
+            total = jnp.mean(network.loss(outputs, private))
+            outputs, _ = network.apply(mine, public, train=True)
+            unit = lambda vector: vector / jnp.linalg.norm(vector, axis=-1, keepdims=True)
+            apart = jnp.sum((unit(outputs.embedding) - unit(theirs.embedding)) ** 2, axis=-1)
+            mains = jnp.stack([theirs.logits[:, 0], outputs.logits[:, 0]])
+            competing = jax.nn.softmax(jax.lax.stop_gradient(mains))
+            surest = jnp.argmax(competing.max(axis=-1), axis=0)
+            target = competing[surest, jnp.arange(4)]
+            taught = -jnp.sum(target * jax.nn.log_softmax(outputs.logits[:, 1]), axis=-1)
+            return total + 0.5 * jnp.mean(apart) + 2.0 * jnp.mean(taught)
+
+        return jax.tree.map(lambda a, b: a - 0.1 * b, own.params, jax.grad(loss)(own.params))
+
+    apart = lambda a, b: max(jax.tree.leaves(jax.tree.map(lambda x, y: np.abs(x - y).max(), a, b)))
+    assert apart(found, after(False)) < 1e-5 < 1e-3 < apart(found, after(True))
+
+
+def test_an_architecture_may_be_nobody_s_teacher():
+    groups = {"net": Group(mlp(3, 1), np.array([0, 1])), "pupil": Group(mlp(3, 1), np.array([2]))}
+    graph = np.array([[0, 1, 0], [1, 0, 0], [1, 1, 0]])
+    algorithm = mhd(groups, graph, 2)
+    assert "0 of pupil" in algorithm.notes[0]
+    run = Run(algorithm)
+    state, metrics = run(2)
+    assert metrics["pupil/finite"].all()
+    first = by_client(groups, jax.tree.map(lambda leaf: leaf[0], run.start()))
+    assert not same(first[2]["aux"], by_client(groups, state)[2]["aux"])
+
+
+@pytest.mark.parametrize(
+    ("devices", "execution"),
+    [
+        (None, Execution()),
+        pytest.param(4, Execution(), marks=pytest.mark.slow),
+        pytest.param(None, Execution("vmap", 2), marks=pytest.mark.slow),
+    ],
+)
+def test_checkpoints_may_be_on_the_host(devices, execution, beside_an_accelerator):
+    groups, graph = two(heads=1), graphs.directed_cycle(4) | graphs.islands(4, 2)
+    kind = DISTILLATION._replace(teachers=2)
+    expected, _ = Run(mhd(groups, graph, distillation=kind))(5)
+    kind = kind._replace(checkpoints_on="host")
+    algorithm = mhd(groups, graph, distillation=kind, execution=execution)
+    run = Run(algorithm, devices)
+    assert run.start().banks == {} and " on the host (" in algorithm.notes[0]
+    found, _ = run(5)
+    close = lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
+    jax.tree.map(close, found.learners, expected.learners)
+    # What is there is what would be on the device.
+    _, banks = algorithm.host_state.state()
+    for name, bank in expected.banks.items():
+        jax.tree.map(lambda a, b: close(a[0], b), banks[name], jax.tree.leaves(bank))
+    # Other seeds have banks of their own.
+    run.seeds = np.ones(1, np.uint32)
+    run(1)
+    assert [len(leaf) for leaf in algorithm.host_state.state()[1]["wide"]] == [2] * 7
+
+
+def test_a_cpu_s_memory_is_the_hosts():
+    algorithm = mhd(
+        alike(), graphs.complete(8), distillation=DISTILLATION._replace(checkpoints_on="host")
+    )
+    assert algorithm.host_state is None and "host" not in algorithm.notes[0]
+
+
+@pytest.mark.slow
+def test_a_killed_run_with_checkpoints_on_the_host_goes_on_with_the_same_bits(
+    tmp_path, beside_an_accelerator
+):
+    sizes = SIZES[:3]
+    columns = {"image": IMAGES[: sum(sizes)], "label": LABELS[: sum(sizes)]}
+    private = FederatedData.from_arrays(columns, offsets=np.cumsum([0, *sizes]))
+    test = FederatedData.from_arrays(columns, offsets=[0, sum(sizes)])
+
+    def run(folder, callbacks=()):
+        # As a new process has it: nothing is on the host yet.
+        kind = DISTILLATION._replace(checkpoints_on="host", pool_size=2)
+        algorithm = mhd(alike(heads=1, clients=3), graphs.complete(3), 6, distillation=kind)
+        data = resident_data(private, {PUBLIC: PUBLIC_COLUMNS})
+        experiment = Experiment(algorithm, data, {"test": test}, 6, evaluate_every=2, seeds=2)
+        return run_experiment(experiment, folder, callbacks=callbacks, show_progress=False)
+
+    def killed(records):
+        if records[0]["round"] == 4:
+            raise KeyboardInterrupt
+
+    whole = run(tmp_path / "whole")
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path / "killed", [killed])
+    again = run(tmp_path / "killed")
+    assert same(whole.variables, again.variables)
+    assert whole.records == again.records
+
+
 @pytest.mark.parametrize(
     ("devices", "execution"),
     [
@@ -464,7 +602,7 @@ def test_every_head_of_every_client_is_evaluated_and_bytes_are_counted():
         assert algorithm.communication[party] == (size[source], size[party.split("_")[0]])
 
 
-def test_banks_are_announced_and_refused_where_they_do_not_fit():
+def test_banks_are_announced_and_refused_where_they_do_not_fit(beside_an_accelerator):
     groups, graph = alike(heads=1, clients=4), graphs.complete(4)
     algorithm = mhd(groups, graph)
     assert algorithm.notes[0].startswith("checkpoints in the clients' pools: 0.00")
@@ -475,6 +613,39 @@ def test_banks_are_announced_and_refused_where_they_do_not_fit():
         ValueError, match=r"pool_size: the checkpoints in clients' pools need .* MiB"
     ):
         mhd(groups, graph, memory=needed - 1)
+    kind = DISTILLATION._replace(checkpoints_on="host")
+    assert module.memory_for_checkpoints(kind, 2) == host_bytes(2) == host_bytes() // 2
+    assert module.memory_for_checkpoints(DISTILLATION, 2) == available_bytes(2) < host_bytes(2)
+    mhd(groups, graph, memory=needed, distillation=kind)
+    with pytest.raises(
+        ValueError, match=r"pool_size: .* MiB of the host; a smaller pool"
+    ) as caught:
+        mhd(groups, graph, memory=needed - 1, distillation=kind)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.slow
+def test_the_papers_networks_learn_from_each_other_without_a_projection():
+    """Shapes alone: three ResNet-18 and a ResNet-34, four heads, images of 224 x 224."""
+    example = jnp.zeros((1, 224, 224, 3))
+    small, large = (
+        multi_headed(make(classes=None), example, 1000, heads=4) for make in (resnet18, resnet34)
+    )
+    groups = {"resnet18": Group(small, np.arange(1, 4)), "resnet34": Group(large, np.array([0]))}
+    public = {"image": jax.ShapeDtypeStruct((5000, 224, 224, 3), np.uint8)}
+    kind = HeadDistillation(
+        preprocess=lambda batch, key, positions: {"image": jnp.asarray(batch["image"], float)}
+    )
+    algorithm = multi_headed_distillation(
+        groups, public, graphs.complete(4), 300, StepTraining(), kind, memory=2**40
+    )
+    # Its parameters, four heads more, and batch normalisation's averages of 8,512 channels.
+    whole = 4 * (21_797_672 + 4 * 513_000 + 2 * 8_512)
+    assert f"of resnet34 with {whole / 2**20:,.3g} MiB" in algorithm.notes[0]
+    with pytest.raises(ValueError, match=r"pools need .* MiB .* may take 256 MiB of a device"):
+        multi_headed_distillation(
+            groups, public, graphs.complete(4), 300, StepTraining(), kind, memory=2**28
+        )
 
 
 ISLAND = np.array([[0, 1, 0], [1, 0, 0], [0, 0, 0]])
@@ -524,6 +695,14 @@ ISLAND = np.array([[0, 1, 0], [1, 0, 0], [0, 0, 0]])
                 alike(), graphs.complete(8), distillation=DISTILLATION._replace(candidates="all")
             ),
             r"candidates must be one of \('base', .*, got 'all'",
+        ),
+        (
+            lambda: mhd(
+                alike(),
+                graphs.complete(8),
+                distillation=DISTILLATION._replace(checkpoints_on="gpu"),
+            ),
+            r"checkpoints_on must be one of \('device', 'host'\), got 'gpu'",
         ),
         (
             lambda: mhd(alike(), graphs.complete(8), hyper=MHDHyper(head_weight=-1.0)),

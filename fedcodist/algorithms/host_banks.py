@@ -1,0 +1,152 @@
+"""Banks of stale checkpoints in the host's memory, for models of which a device cannot hold that many.
+
+A compiled program asks the host for a checkpoint when a step needs it, and brings the fresh ones at the
+beginning of a round. What it is told depends on nothing but the run, the round and the slot, so a
+program may ask once or twice for the same.
+"""
+
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedcodist.algorithms.checkpoint_pools import PoolSchedule
+
+PyTree = Any
+
+
+class HostBanks:
+    """A bank per architecture and run, a run being a seed's. Every process has its own.
+
+    Its `state`, `shapes` and `restore` are what checkpoints of an experiment need.
+
+    Args:
+      schedule: the run's exchange, which says how many slots there are and when they are filled.
+      shapes: architecture -> a model's Variables, arrays or shapes.
+    """
+
+    def __init__(self, schedule: PoolSchedule, shapes: Mapping[str, PyTree]):
+        self._shapes = {name: jax.tree.map(_shape, shapes[name]) for name in shapes}
+        self._num_slots = schedule.num_slots
+        # Before round 0 nothing was put anywhere: the initial models are.
+        self._slots = {
+            name: np.concatenate([schedule.first_slot[name][None], slots[1:]])
+            for name, slots in schedule.slot.items()
+        }
+        self._runs: dict[tuple[int, ...], dict[str, list[np.ndarray]]] = {}
+        self._lock = threading.Lock()
+
+    def put(self, key: jax.Array, round: jax.Array, models: Mapping[str, PyTree]) -> jax.Array:
+        """Within a program, at the beginning of a round: puts models where the schedule says.
+
+        Args:
+          key: of the run, the same in all rounds.
+          round: counted from 0.
+          models: architecture -> the clients' present models, leaves [group, ...].
+
+        Returns:
+          A number that `read` wants, so that nothing is read before this is done.
+        """
+        slots = {name: jnp.asarray(own)[round] for name, own in self._slots.items()}
+        return jax.pure_callback(
+            self._write,
+            jax.ShapeDtypeStruct((), jnp.int32),
+            jax.random.key_data(key),
+            slots,
+            dict(models),
+            vmap_method="sequential",
+        )
+
+    def read(self, key: jax.Array, done: jax.Array, name: str, slot: jax.Array) -> PyTree:
+        """Within a program: the checkpoint in a slot of an architecture's bank, as Variables.
+
+        Args:
+          key: as `put` gets it.
+          done: what `put` returned in this round.
+          name: the architecture.
+          slot: beyond the end it is the last one, of an empty bank zeros; as where a branch that is not
+            taken is computed all the same.
+        """
+        shapes = self._shapes[name]
+
+        def look(run, done, slot):
+            return self._read(name, run, int(slot))
+
+        return jax.pure_callback(
+            look, shapes, jax.random.key_data(key), done, slot, vmap_method="sequential"
+        )
+
+    def state(self) -> PyTree:
+        """What a checkpoint holds: the runs, uint32 [runs, words], and leaves [runs, slots, ...]."""
+        with self._lock:
+            runs = np.array(list(self._runs), np.uint32).reshape(-1, *_key_shape())
+            banks = {
+                name: [
+                    np.stack([own[name][index] for own in self._runs.values()])
+                    if self._runs
+                    else np.zeros((0, self._num_slots[name], *leaf.shape), leaf.dtype)
+                    for index, leaf in enumerate(jax.tree.leaves(shapes))
+                ]
+                for name, shapes in self._shapes.items()
+            }
+        return runs, banks
+
+    def shapes(self) -> PyTree:
+        """The shapes of `state`; -1 stands for the number of runs."""
+        return jax.tree.map(
+            lambda leaf: jax.ShapeDtypeStruct((-1, *leaf.shape[1:]), leaf.dtype), self.state()
+        )
+
+    def restore(self, state: PyTree) -> None:
+        """Goes on from a checkpoint's `state`."""
+        runs, banks = state
+        with self._lock:
+            self._runs = {
+                tuple(run.tolist()): {
+                    name: [np.array(leaf[index]) for leaf in leaves]
+                    for name, leaves in banks.items()
+                }
+                for index, run in enumerate(np.asarray(runs))
+            }
+
+    def _write(self, run, slots, models):
+        own = self._of(run)
+        for name, leaves in own.items():
+            at = np.asarray(slots[name])
+            is_put = at < self._num_slots[name]
+            for bank, new in zip(leaves, jax.tree.leaves(models[name]), strict=True):
+                bank[at[is_put]] = np.asarray(new)[is_put]
+        return np.int32(0)
+
+    def _read(self, name, run, slot):
+        shapes = self._shapes[name]
+        if not self._num_slots[name]:
+            return jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), shapes)
+        slot = min(slot, self._num_slots[name] - 1)
+        found = [leaf[slot] for leaf in self._of(run)[name]]
+        return jax.tree.unflatten(jax.tree.structure(shapes), found)
+
+    def _of(self, run):
+        """The banks of a run, made when it is first met: several devices may ask at once."""
+        key = tuple(np.asarray(run).tolist())
+        with self._lock:
+            if key not in self._runs:
+                self._runs[key] = {
+                    name: [
+                        np.zeros((self._num_slots[name], *leaf.shape), leaf.dtype)
+                        for leaf in jax.tree.leaves(shapes)
+                    ]
+                    for name, shapes in self._shapes.items()
+                }
+            return self._runs[key]
+
+
+def _shape(leaf: Any) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
+
+
+def _key_shape() -> tuple[int, ...]:
+    return jax.eval_shape(lambda: jax.random.key_data(jax.random.key(0))).shape

@@ -1,0 +1,37 @@
+"""One model of each architecture on everybody's examples: what clients could learn together."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from fedcodist.algorithms import parties
+from fedcodist.algorithms.parties import Group
+from fedcodist.algorithms.separate import SeparateHyper, separate
+from fedcodist.federated_algorithm import FederatedAlgorithm
+from fedcodist.for_each_client import Execution
+from fedcodist.step_training import StepTraining
+
+PyTree = Any
+
+
+def pooled(
+    groups: Mapping[str, Group],
+    num_shared: int,
+    num_rounds: int,
+    training: StepTraining = StepTraining(),
+    hyper: SeparateHyper = SeparateHyper(),
+    execution: Execution = Execution(),
+    name: str = "pooled",
+) -> FederatedAlgorithm:
+    """The first client of each architecture trains on the data set `shared`, as many steps as alone.
+
+    Args:
+      groups: architecture -> its clients.
+      num_shared: rows of `shared`: all clients' examples, in MHD the public ones too, with their labels.
+      num_rounds, training, hyper, execution, name: as in `separate`.
+
+    Raises:
+      ValueError, TypeError: one line that names the argument and what is allowed.
+    """
+    groups = parties.check_groups(groups)
+    first = {key: group._replace(clients=group.clients[:1]) for key, group in groups.items()}
+    return separate(first, num_rounds, training, num_shared, hyper, execution, name)
