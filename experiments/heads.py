@@ -1,23 +1,25 @@
 """What every head of every client knows: private and shared accuracy, and how far knowledge travelled.
 
-    python -m experiments.heads RUN [RUN ...] [--picture FILE]
+    python -m experiments.heads RUN [RUN ...] [--clients] [--picture FILE]
 
 Private accuracy is that on test examples as frequent as the client's own labels are, shared accuracy
 that on all test examples. The second table has a client's accuracy on the private labels of others, by
-their distance in the graph; the picture has the same for all pairs of clients.
+their distance in the graph; the picture has the same for all pairs of clients. With --clients both
+accuracies of every client follow.
 """
 
 import argparse
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from ml_collections import ConfigDict
 
-from experiments.report import INSTALL_PLOTS
+from experiments.methods import DECENTRALISED
+from experiments.report import COLOURS, INSTALL_PLOTS, MARKERS
 
 
 class Heads(NamedTuple):
@@ -39,6 +41,11 @@ class Heads(NamedTuple):
         """float [seeds, clients, heads]."""
         return np.moveaxis(np.diagonal(self.on_others, axis1=1, axis2=3), -1, 1)
 
+    @property
+    def names(self) -> list[str]:
+        """What the heads are called."""
+        return ["main", *(f"head {k}" for k in range(1, self.shared.shape[2]))]
+
 
 def read_heads(folder: Path) -> Heads:
     """Reads a finished run of a method of `experiments.decentralised`.
@@ -48,7 +55,7 @@ def read_heads(folder: Path) -> Heads:
     """
     # They import JAX, which a mistyped option should not wait for.
     from experiments.data import load_data
-    from experiments.decentralised import DECENTRALISED_METHODS, decentralised_groups, graph_of
+    from experiments.decentralised import decentralised_groups, graph_of
     from fedcodist import graphs
     from fedcodist.algorithms.parties import party_names
     from fedcodist.data.primary_labels import accuracy_on_labels, label_frequencies
@@ -59,7 +66,7 @@ def read_heads(folder: Path) -> Heads:
         lines = (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     except (OSError, ValueError) as error:
         raise ValueError(f"{folder} holds no run: {error}") from error
-    if config.algorithm.name not in set(DECENTRALISED_METHODS) - {"pooled"}:
+    if config.algorithm.name not in DECENTRALISED:
         raise ValueError(
             f"{folder} holds a run of {config.algorithm.name}, which has no such clients."
         )
@@ -95,29 +102,55 @@ def read_heads(folder: Path) -> Heads:
     return Heads(shared, on_others, graphs.hops(graph))
 
 
+def recorded_heads(folder: Path, config: Mapping[str, Any]) -> dict[str, Any] | None:
+    """What a run's record keeps of heads, shares to five digits; None of other methods.
+
+    Args:
+      folder: of a finished run.
+      config: its own.
+
+    Raises:
+      ValueError: one line; the data of the run, whose clients' labels are needed, are not there.
+    """
+    if config.get("algorithm", {}).get("name") not in DECENTRALISED:
+        return None
+    found = read_heads(folder)._asdict()
+    return {name: np.round(values, 5).tolist() for name, values in found.items()}
+
+
 def by_hops(heads: Heads) -> dict[int, np.ndarray]:
     """Hops -> accuracy on the private labels of clients that far away, float [heads]; -1: no way."""
-    found = {}
-    for hops in np.unique(heads.hops):
-        pairs = np.moveaxis(heads.on_others, 2, -1)[:, heads.hops == hops]
-        found[int(hops)] = pairs.mean(axis=(0, 1))
-    return found
+    return {int(hops): at_hops(heads, hops).mean(axis=0) for hops in np.unique(heads.hops)}
+
+
+def at_hops(heads: Heads, hops: int) -> np.ndarray:
+    """Accuracy on the private labels of clients that far away, float [seeds, heads]; -1: no way."""
+    return np.moveaxis(heads.on_others, 2, -1)[:, heads.hops == hops].mean(axis=1)
 
 
 def tables(heads: Heads) -> str:
     """Both tables in per cent, means over clients and seeds."""
-    names = ["main", *(f"head {k}" for k in range(1, heads.shared.shape[2]))]
     lines = ["            private     shared"]
-    for head, name in enumerate(names):
+    for head, name in enumerate(heads.names):
         values = [each[:, :, head].mean() for each in (heads.private, heads.shared)]
         lines.append(f"{name:<8}" + "".join(f"{100 * value:11.1f}" for value in values))
     travelled = by_hops(heads)
     distances = sorted(travelled, key=lambda hops: (hops < 0, hops))
     titles = ["none" if hops < 0 else str(hops) for hops in distances]
     lines += ["", "hops    " + "".join(f"{title:>11}" for title in titles)]
-    for head, name in enumerate(names):
+    for head, name in enumerate(heads.names):
         values = [travelled[hops][head] for hops in distances]
         lines.append(f"{name:<8}" + "".join(f"{100 * value:11.1f}" for value in values))
+    return "\n".join(lines)
+
+
+def table_of_clients(heads: Heads) -> str:
+    """Every client's private / shared accuracy in per cent by head, means over seeds."""
+    private, shared = (100 * each.mean(axis=0) for each in (heads.private, heads.shared))
+    lines = ["client  " + "".join(f"{name:>15}" for name in heads.names)]
+    for client in range(len(shared)):
+        cells = [f"{a:.1f} / {b:.1f}" for a, b in zip(private[client], shared[client], strict=True)]
+        lines.append(f"{client:<8}" + "".join(f"{cell:>15}" for cell in cells))
     return "\n".join(lines)
 
 
@@ -151,27 +184,68 @@ def picture(heads: Heads, title: str = "") -> Any:
     return figure
 
 
+def profiles(panels: Mapping[str, Mapping[str, np.ndarray]]) -> Any:
+    """A figure: accuracy in % by head, a panel for each title, a line for each label, float [heads]."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(2.6 * len(panels), 3.2), layout="constrained")
+    axes = figure.subplots(1, len(panels), sharex=True, squeeze=False)[0]
+    shown: dict[str, Any] = {}
+    for plot, (title, lines) in zip(axes, panels.items(), strict=True):
+        for number, (label, values) in enumerate(lines.items()):
+            (shown[label],) = plot.plot(
+                range(len(values)),
+                values,
+                color=COLOURS[number % len(COLOURS)],
+                marker=MARKERS[number % len(MARKERS)],
+                markersize=5,
+                linewidth=1.6,
+            )
+        most = max(map(len, lines.values()))
+        plot.set_xticks(range(most), ["main", *map(str, range(1, most))])
+        plot.set_title(title, fontsize=10)
+        plot.set_xlabel("head")
+        plot.grid(color="0.9", linewidth=0.8)
+    axes[0].set_ylabel("accuracy (%)")
+    figure.legend(
+        list(shown.values()), list(shown), loc="outside lower center", ncols=4, frameon=False
+    )
+    return figure
+
+
 def main(arguments: Sequence[str]) -> int:
-    """Runs the command; returns the exit status."""
+    """Runs the command; returns 0, 1 without matplotlib, or 2 for a mistake or where nothing was shown.
+
+    Of several folders those without such a run, as the pooled one, are named and left out.
+    """
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("runs", nargs="+", type=Path)
-    parser.add_argument("--picture", type=Path, help="of the first run")
+    parser.add_argument("--clients", action="store_true", help="every client's accuracies too")
+    parser.add_argument("--picture", type=Path, help="of the first run that is shown")
     settings = parser.parse_args(arguments)
-    try:
-        for place, run in enumerate(settings.runs):
+    shown = 0
+    for run in settings.runs:
+        try:
             heads = read_heads(run)
-            print(f"{run}\n{tables(heads)}\n")
-            if settings.picture and place == 0:
+        except (ValueError, OSError) as error:
+            print(f"error: {error}", file=sys.stderr)
+            continue
+        print(f"{run}\n{tables(heads)}\n")
+        if settings.clients:
+            print(f"{table_of_clients(heads)}\n")
+        shown += 1
+        if settings.picture and shown == 1:
+            try:
                 picture(heads, run.name).savefig(settings.picture)
-    except ImportError:
-        print(INSTALL_PLOTS, file=sys.stderr)
-        return 1
-    except (ValueError, OSError) as error:
-        print(error, file=sys.stderr)
-        return 2
-    return 0
+            except ImportError:
+                print(INSTALL_PLOTS, file=sys.stderr)
+                return 1
+            except (ValueError, OSError) as error:
+                print(f"error: {error}", file=sys.stderr)
+                return 2
+    return 0 if shown else 2
 
 
 if __name__ == "__main__":

@@ -23,6 +23,13 @@ METHOD_NAMES = {
     "periodic_codistillation": "PeriodicCodist",
     "merged_codistillation": "MergedCodist",
 }
+# Of clients on a graph who have a model each.
+DECENTRALISED = (
+    "separate",
+    "decentralised_fed_avg",
+    "decentralised_periodic_codistillation",
+    "multi_headed_distillation",
+)
 BASELINE = "fed_avg"
 CODISTILLATION = ("periodic_codistillation", "merged_codistillation")
 # Those of the codistillation paper.

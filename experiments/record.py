@@ -16,6 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from experiments.heads import recorded_heads
 from experiments.methods import BASELINE
 
 MOST_POINTS = 61  # every 25 of 1,500 rounds, the codistillations among them
@@ -116,6 +117,7 @@ def make_record(folder: Path, partial: bool = False) -> dict[str, Any]:
             "final": _rounded(summary["final"] if finished else _at(evaluations, last_round)),
             "curve": _curve(evaluations, _every_point(config)),
             "phases": _phases(folder),
+            "heads": recorded_heads(folder, config) if finished else None,
             "spectra": _spectra(folder / "metrics.jsonl", seeds),
             "data": environment.get("data", {}),
             "notes": [

@@ -26,6 +26,8 @@ from experiments.results.sections.fedsdd import EXPERIMENTS as FEDSDD
 from experiments.results.sections.fedsdd import fedsdd
 from experiments.results.sections.figure_4 import figure_4
 from experiments.results.sections.markdown import PLOT_FOLDER, Plots
+from experiments.results.sections.mhd import EXPERIMENTS as MHD
+from experiments.results.sections.mhd import mhd
 from experiments.results.sections.other import other
 from experiments.results.sections.run_list import run_list
 from experiments.results.sections.table_1 import table_1
@@ -153,7 +155,8 @@ def render(results: Results) -> Document:
     parts += fedsdd(records, notes)
     parts += fed_md(records, notes, plots)
     parts += fed_kd(records, notes, plots)
-    known = {TABLE_1, FIGURE_4, *ABLATIONS, *FEDSDD, *FEDMD, *FEDKD, "claims", "tuning"}
+    parts += mhd(records, notes, plots)
+    known = {TABLE_1, FIGURE_4, *ABLATIONS, *FEDSDD, *FEDMD, *FEDKD, *MHD, "claims", "tuning"}
     for name in sorted({*(record.experiment for record in records), *notes} - known):
         parts += [*other(records, name), note(name)]
     parts += [*tuning(results.studies), note("tuning"), *run_list(records)]

@@ -5,6 +5,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from experiments.record import RESERVED, read_object
 
 # Experiments with sections of their own.
@@ -16,6 +18,7 @@ class Record(NamedTuple):
     """One file, as `experiments.record` writes it; accuracies are shares, one per seed.
 
     `phases`: of runs with phases before the first round, their names -> as `final`.
+    `heads`: of methods of clients on a graph, the fields of `experiments.heads.Heads`.
     `bytes`: model -> 'up' and 'down' -> of one participation of one client, means over the run.
     `spectra`: of runs that looked at them, as `experiments.record` says.
     """
@@ -38,6 +41,7 @@ class Record(NamedTuple):
     curve: dict[str, dict[str, dict[str, list[Any]]]]
     notes: list[str]
     phases: Mapping[str, dict[str, dict[str, dict[str, list[Any]]]]] = MappingProxyType({})
+    heads: dict[str, list[Any]] | None = None
     bytes: Mapping[str, dict[str, int]] = MappingProxyType({})
     spectra: Mapping[str, dict[str, dict[str, list[Any]]]] = MappingProxyType({})
 
@@ -85,6 +89,7 @@ def _fault(record: Record) -> str | None:
         curve=dict,
         notes=list,
         phases=Mapping,
+        heads=dict | None,
         bytes=Mapping,
         spectra=Mapping,
     )
@@ -98,6 +103,8 @@ def _fault(record: Record) -> str | None:
         return f"experiment is {record.experiment!r} in folder {record.path.parent.name!r}"
     if not record.seeds or not all(isinstance(seed, int) for seed in record.seeds):
         return f"seeds is {record.seeds!r}"
+    if record.heads is not None and not _are_heads(record.heads, len(record.seeds)):
+        return "heads is not what experiments.record writes"
     try:
         finals = [
             *record.final.items(),
@@ -135,6 +142,21 @@ def _fault_of_links(record: Record) -> str | None:
     except (KeyError, TypeError, AttributeError) as error:
         return f"bytes or spectra is not by model: {error}"
     return None
+
+
+def _are_heads(heads: Mapping[str, Any], seeds: int) -> bool:
+    """Whether the shapes of `experiments.heads.Heads` fit together, and shares are shares."""
+    try:
+        shared, others, hops = (np.asarray(heads[n]) for n in ("shared", "on_others", "hops"))
+        count, clients, each = shared.shape
+    except (KeyError, ValueError):
+        return False
+    return (
+        count == seeds
+        and others.shape == (seeds, clients, each, clients)
+        and hops.shape == (clients, clients)
+        and all(((part >= 0) & (part <= 1)).all() for part in (shared, others))
+    )
 
 
 def _are_accuracies(values: Any, record: Record) -> bool:

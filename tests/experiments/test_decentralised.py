@@ -1,18 +1,20 @@
 """Configs of MHD and its baselines, their data, what they cost, and the tables of heads."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from experiments import heads, sweep
+from experiments import compare, decentralised, heads, sweep
 from experiments.assembly import build_experiment
 from experiments.configs import cifar100_mhd, cifar_fed_md_small, cifar_mhd_fed_md, digits_mhd
 from experiments.data import load_data
 from experiments.decentralised import BACKBONES, DECENTRALISED_METHODS, graph_of
 from experiments.flops import flops_of_parties
-from experiments.methods import METHOD_NAMES
+from experiments.methods import DECENTRALISED, METHOD_NAMES
 from fedcodist import graphs
 from fedcodist.algorithms.isolated import SHARED
 from fedcodist.data.primary_labels import label_frequencies
@@ -61,6 +63,12 @@ def test_private_public_and_test_images_are_apart_and_all_there():
         for share in (0.1, 0.3)
     ]
     np.testing.assert_array_equal(fixed[0].columns["image"], fixed[1].columns["image"])
+    # All images may be public, without their labels; clients keep what they have.
+    both = load_data(digits(data__private_share=0.8, data__public_share=1.0).data)
+    np.testing.assert_array_equal(
+        both.splits["train"].columns["image"], data.splits["train"].columns["image"]
+    )
+    assert len(both.unlabelled) == 1797 - counts[2]
     even = load_data(digits(data__assignment="even", data__num_clients=10, data__skew=1e9).data)
     assert ((label_frequencies(even.splits["train"], 10) > 0).sum(axis=0) == 3).all()
 
@@ -104,6 +112,9 @@ def test_a_graph_that_changes_by_name():
         ([], "graphs must hold at least one graph"),
         ([("ring", {})] * 2, r"parties.graph.graphs\[0\].name must be one of"),
         ([("islands", {"size": 3})] * 2, "size must divide the 8 clients"),
+        ([("islands", {})] * 2, r"graph.graphs\[0\] must have 'size' where its name is 'islands'"),
+        ([("complete", {"size": 2})] * 2, r"graphs\[0\] must not have 'size' where its name is"),
+        ([("random", {"seed": 2})] * 2, r"graphs\[0\] must have 'probability' where its name is"),
     ],
 )
 def test_mistakes_in_a_graph_that_changes_are_one_line(names, message):
@@ -199,8 +210,72 @@ def test_tables_of_heads_are_those_of_the_records(tmp_path: Path):
     text = heads.tables(found)
     assert f"{100 * two_away[1]:.1f}" in text.splitlines()[-1]
     assert len(heads.picture(found).axes) >= 3
-    assert heads.main([str(tmp_path)]) == 0
-    assert heads.main([str(tmp_path / "nothing")]) == 2
+    assert f"{100 * found.shared[0, 3, 1]:.1f}" in heads.table_of_clients(found).splitlines()[4]
+    # What a record keeps of it.
+    recorded = heads.recorded_heads(tmp_path, config.to_dict())
+    for name, values in found._asdict().items():
+        np.testing.assert_allclose(recorded[name], values, atol=1e-5)
+    assert heads.recorded_heads(tmp_path, digits("pooled").to_dict()) is None
+
+
+def test_runs_without_clients_heads_are_left_out_of_the_tables(tmp_path: Path, capsys):
+    """As the pooled one, which lies among the others."""
+    for run in ("separate", "pooled"):
+        folder = tmp_path / run
+        folder.mkdir()
+        (folder / "config.json").write_text(digits(run, rounds=4).to_json())
+        line = {"round": 4, "split": "test", "seed": 0, "accuracy": 0.5}
+        line["per_label_accuracy"] = [0.5] * 10
+        models = [f"digits_small_{client}" for client in range(8)]
+        lines = [json.dumps(line | {"model": model}) for model in models]
+        (folder / "metrics.jsonl").write_text("\n".join(lines))
+    picture = tmp_path / "heads.png"
+    both = [str(tmp_path / run) for run in ("pooled", "separate")]
+    assert heads.main([*both, "--clients", "--picture", str(picture)]) == 0
+    printed = capsys.readouterr()
+    assert printed.err.count("\n") == 1 and "a run of pooled, which has no such" in printed.err
+    assert printed.out.count("50.0 / 50.0") == 8 and "separate" in printed.out
+    assert picture.stat().st_size > 1000
+    assert heads.main([both[0], str(tmp_path / "nothing")]) == 2
+    assert capsys.readouterr().err.count("\n") == 2
+    assert set(DECENTRALISED) == set(DECENTRALISED_METHODS) - {"pooled"}
+
+
+def test_what_checkpoints_take_is_told_before_a_run_and_refused(tmp_path: Path, monkeypatch):
+    command = [sys.executable, "-m", "experiments.main", "--processes=1", f"--workdir={tmp_path}"]
+    command += ["--config=experiments/configs/digits_mhd.py", "--config.rounds=1"]
+    settings = ("training.steps=1", "evaluation.every=1", "evaluation.checkpoint_every=1")
+    command += [f"--config.{setting}" for setting in settings]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    said = done.stdout.index("checkpoints in the clients' pools: ")
+    assert said < done.stdout.index("run folder: ")
+    shared = []
+    available = lambda distillation, here: shared.append(here) or 2 * 10**6
+    monkeypatch.setattr(decentralised, "memory_for_checkpoints", available)
+    monkeypatch.setattr(decentralised.launch, "processes_here", lambda: 3)
+    notes = build_experiment(digits(seeds=2)).algorithm.notes
+    assert len(notes) == 1 and notes[0].endswith(", for each of 2 seeds")
+    with pytest.raises(ValueError, match=r"pool_size: .* may take .* or fewer seeds") as caught:
+        build_experiment(digits(seeds=3))
+    assert "\n" not in str(caught.value) and set(shared) == {3}
+
+
+def test_all_methods_are_compared_on_the_same_budget(tmp_path: Path, capfd):
+    arguments = ["--config=experiments/configs/digits_mhd.py", f"--workdir={tmp_path}"]
+    arguments += ["--processes=1", "--config.rounds=4", "--config.training.steps=2"]
+    arguments += ["--config.evaluation.every=4", "--config.evaluation.checkpoint_every=4"]
+    assert compare.main(arguments) == 0
+    output = " ".join(capfd.readouterr().out.split())
+    for run in digits_mhd.get_runs():
+        assert f"{run}: finished" in output
+    entries = {run: compare.read_run(run, tmp_path / run)[0] for run in digits_mhd.get_runs()}
+    # Eight clients; the pooled model is one.
+    examples = {run: entry.examples for run, entry in entries.items()}
+    assert examples.pop("pooled") == 4 * 2 * 32
+    assert set(examples.values()) == {8 * 4 * 2 * 32}
+    assert entries["separate"].megabytes == entries["pooled"].megabytes == 0
+    assert entries["multi_headed_distillation"].megabytes > 0
 
 
 @pytest.mark.parametrize(
@@ -220,6 +295,13 @@ def test_tables_of_heads_are_those_of_the_records(tmp_path: Path):
 def test_mistakes_in_a_config_are_one_line(changes, message):
     with pytest.raises(ValueError, match=message) as caught:
         build_experiment(digits(**changes))
+    assert "\n" not in str(caught.value)
+
+
+def test_pooled_examples_must_not_be_counted_twice():
+    config = digits("pooled", data__public_share=1.0, data__private_share=0.8)
+    with pytest.raises(ValueError, match=r"data.public_share must be below 1 for pooled") as caught:
+        build_experiment(config)
     assert "\n" not in str(caught.value)
 
 

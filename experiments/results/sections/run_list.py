@@ -43,6 +43,8 @@ def _test_accuracies(record: Record) -> str:
         for model, splits in sorted(record.final.items(), reverse=True)
         if "test" in splits
     }
+    if record.heads is not None:
+        return f"{len(means)} clients {statistics.fmean(means.values()):.2f}"
     return ", ".join(f"{model} {mean:.2f}" for model, mean in means.items())
 
 
