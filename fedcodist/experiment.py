@@ -193,7 +193,7 @@ def _run(
                     log["seconds"] = seconds_before + time.monotonic() - started
                     if is_writer:
                         rows = host_rows.state() if host_rows else state[1]
-                        whole = (state[0], rows)
+                        whole: PyTree = (state[0], rows)
                         if algorithm.host_state:
                             whole = (*whole, algorithm.host_state.state())
                         save_checkpoint(folder.checkpoints, round, _on_host(whole), log)
