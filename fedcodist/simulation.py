@@ -223,10 +223,12 @@ def build_programs(
 
     def finite(state):
         def one_model(variables):
-            return jnp.all(jnp.stack([jnp.all(jnp.isfinite(x)) for x in jax.tree.leaves(variables)]))
+            return jnp.all(
+                jnp.stack([jnp.all(jnp.isfinite(x)) for x in jax.tree.leaves(variables)])
+            )
 
         def one_seed(state):
-            found = {}
+            found: dict[str, jax.Array] = {}
             for name, predictor in algorithm.predictors.items():
                 over_members = jax.vmap(one_model) if predictor.members else one_model
                 found |= by_member(name, predictor, over_members(predictor.variables(state)))

@@ -242,10 +242,8 @@ def _chunk_size(batch: int, features: int, width: int) -> int:
     50 in fives; 20 of 26x26x32 to 64, with longer vectors, 2.2 in fours and 3.7 whole, and of 6x6x64 to
     128 0.68 and 0.59; 128 of 32x32x16 to 16 take 11 by 32 examples, 14 by 16 and 20 by 18.
     """
-    if features > 16:
-        whole, sizes = (20 if width < 12 else 4), (8, 4)
-    else:
-        whole, sizes = 32, (32, 28, 24, 20)
+    sizes: tuple[int, ...] = (8, 4) if features > 16 else (32, 28, 24, 20)
+    whole = 32 if features <= 16 else 20 if width < 12 else 4
     return batch if batch <= whole else min(sizes, key=lambda size: -batch % size)
 
 
