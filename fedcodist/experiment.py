@@ -193,9 +193,8 @@ def _run(
                     log["seconds"] = seconds_before + time.monotonic() - started
                     if is_writer:
                         rows = host_rows.state() if host_rows else state[1]
-                        whole: PyTree = (state[0], rows)
-                        if algorithm.host_state:
-                            whole = (*whole, algorithm.host_state.state())
+                        on_host = algorithm.host_state
+                        whole = (state[0], rows, *((on_host.state(),) if on_host else ()))
                         save_checkpoint(folder.checkpoints, round, _on_host(whole), log)
             if round == experiment.rounds:
                 break
