@@ -15,7 +15,7 @@ stand in the place of one of all programs.
 
 `--check` compares the weights after one round with the PyTorch loop's; with distillation in float64,
 since Adam makes a step of full length of a gradient that is next to nothing, with ResNet-20 too, and
-ours with pooled convolutions.
+ours and Flower's with pooled convolutions.
 What it finds is written to results/benchmarks/; a workload's lines there replace its old ones.
 
 `--accelerator` measures the programs that can use one, each in one process. Without it accelerators are
@@ -79,9 +79,11 @@ DISTILLATION = (
 # What is checked in float64. A few steps of ResNet-20 amplify float32's rounding so much that the loop
 # itself ends as far from its own round in float64 as a round goes.
 IN_DOUBLE = (*DISTILLATION, "resnet20")
-# Where ours alone is: it pools before bias and ReLU, which round neighbouring values to equal ones;
-# among these the others' gradients take another way in float32, and Adam makes full steps of that.
-OURS_IN_DOUBLE = ("cnn_small", "cnn_large", "emnist")
+# Where two programs alone are. Ours pools before bias and ReLU, which round neighbouring values to equal
+# ones: among these the others' gradients take another way in float32. Flower averages weights and not
+# updates, which rounds these. Adam makes full steps of either.
+POOLED = ("cnn_small", "cnn_large", "emnist")
+POOLED_IN_DOUBLE = (OURS, "flower")
 NOT_SUPPORTED = "not supported"
 NOT_INSTALLED = "not installed: make bench-peers"
 
@@ -440,7 +442,7 @@ def check(programs: Mapping[str, Program], job: Job, cores: int) -> list[dict[st
 
 def in_double(program: str, workload: str) -> bool:
     """Whether a program's weights are compared in float64."""
-    return workload in IN_DOUBLE or (program == OURS and workload in OURS_IN_DOUBLE)
+    return workload in IN_DOUBLE or (workload in POOLED and program in POOLED_IN_DOUBLE)
 
 
 def agrees(line: Mapping[str, Any]) -> bool:
