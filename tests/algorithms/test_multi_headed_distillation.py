@@ -452,6 +452,7 @@ def test_teachers_are_in_inference_mode_and_clients_in_training_mode():
     assert apart(found, after(False)) < 1e-5 < 1e-3 < apart(found, after(True))
 
 
+@pytest.mark.slow
 def test_an_architecture_may_be_nobody_s_teacher():
     groups = {"net": Group(mlp(3, 1), np.array([0, 1])), "pupil": Group(mlp(3, 1), np.array([2]))}
     graph = np.array([[0, 1, 0], [1, 0, 0], [1, 1, 0]])
@@ -464,13 +465,9 @@ def test_an_architecture_may_be_nobody_s_teacher():
     assert not same(first[2]["aux"], by_client(groups, state)[2]["aux"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    ("devices", "execution"),
-    [
-        (None, Execution()),
-        pytest.param(4, Execution(), marks=pytest.mark.slow),
-        pytest.param(None, Execution("vmap", 2), marks=pytest.mark.slow),
-    ],
+    ("devices", "execution"), [(None, Execution()), (4, Execution()), (None, Execution("vmap", 2))]
 )
 def test_checkpoints_may_be_on_the_host(devices, execution, beside_an_accelerator):
     groups, graph = two(heads=1), graphs.directed_cycle(4) | graphs.islands(4, 2)
