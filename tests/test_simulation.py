@@ -232,6 +232,22 @@ SPLITS = {"train": federated(), "test": federated((11,), 5), "many": federated((
 SPLITS["test"].columns["label"][:] = SPLITS["test"].columns["label"] % 2  # no example of label 2
 
 
+@pytest.mark.parametrize("seeds_loop", ["map", "vmap"])
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_one_number_that_is_not_finite_is_told_by_model_and_seed(seeds_loop, value):
+    compiled, _ = programs("merged", seeds_loop=seeds_loop, num_seeds=2)
+    state = compiled.init(np.arange(2, dtype=np.uint32))
+    assert all(np.all(good) for good in compiled.finite(state).values())
+    params, build = jax.tree.flatten(state["large"].params)
+    state["large"] = state["large"]._replace(
+        params=build.unflatten(
+            [params[0].at[(1,) + (0,) * (params[0].ndim - 1)].set(value), *params[1:]]
+        )
+    )
+    found = {name: np.asarray(good).tolist() for name, good in compiled.finite(state).items()}
+    assert found == {"large": [True, False], "small": [True, True]}
+
+
 @pytest.fixture(scope="module")
 def evaluations():
     """The same two seeds' models on one and on eight devices, in batches that do not divide."""

@@ -1,6 +1,7 @@
 """The machine's description, and the programs that measure growth and cold starts."""
 
 import json
+import mmap
 import os
 import subprocess
 import sys
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 
 from benchmarks import cold_start, distillation_cost, machine, overhead, records, scale
+from benchmarks.peers import measuring
 from benchmarks.scale import Configuration
 
 
@@ -376,3 +378,15 @@ def _output(script, *arguments, statuses=(0,)):
     )
     assert done.returncode in statuses, done.stderr
     return done.stdout
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="other systems do not tell")
+def test_pages_of_files_are_no_own_memory(tmp_path):
+    path = tmp_path / "pages"
+    path.write_bytes(b"1" * 2**26)
+    before = measuring.anonymous_memory_mb()
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as pages:
+        assert pages[:: 2**12].count(b"1") == 2**14
+        mapped = measuring.anonymous_memory_mb()
+    own = np.ones(2**26, np.uint8)
+    assert mapped - before < 32 < measuring.anonymous_memory_mb() - before and own[0] == 1
