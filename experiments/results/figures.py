@@ -164,12 +164,14 @@ def parties_plot(
       bound: mean of parties with all private examples, dashed and dotted, where it was run.
     """
     from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
 
     figure = Figure(figsize=(6.4, 4.6), layout="constrained")
     axis = figure.subplots()
     axis.grid(color="0.9", linewidth=0.8)
     axis.spines[["top", "right"]].set_visible(False)
     axis.set_xlabel("Round of collaboration")
+    axis.xaxis.set_major_locator(MaxNLocator(integer=True))
     axis.set_ylabel("Test accuracy (%)")
     for number, (party, curve) in enumerate(parties.items()):
         colour = COLOURS[number % len(COLOURS)]
@@ -179,6 +181,8 @@ def parties_plot(
             curve.means,
             color=colour,
             marker=marker,
+            # Hollow where the colour comes a second time.
+            markerfacecolor="white" if number >= len(COLOURS) else colour,
             markersize=3.5,
             linewidth=1.4,
             label=party,
