@@ -102,6 +102,15 @@ def test_programs_run_in_turn_with_their_best_settings(stand_in, calls, job):
     assert [trial["seconds"] for trial in own["tried"]] == pytest.approx([1.0, 0.8, 0.3])
 
 
+def test_settings_near_the_fastest_are_tried_again(stand_in, calls, job):
+    """The machine slows down: of 2.0 and 2.1 s the second is the faster setting, as more trials tell."""
+    program = stand_in("some", {"1x1": 9.0, "1x2": 1.0, "2x1": 0.7})
+    tried = side_by_side.try_settings(program, job, side_by_side.settings(2, several=True))
+    assert calls() == ["some 1x1", *(3 * ["some 1x2", "some 2x1"])]
+    # Of calls 2, 4, 6 and 3, 5, 7.
+    assert [trial["seconds"] for trial in tried] == pytest.approx([9.0, 4.0, 3.5])
+
+
 def test_figures_over_turns(stand_in, job):
     programs = {
         "fedcodist": stand_in("fedcodist", SAME),
