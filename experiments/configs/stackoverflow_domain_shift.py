@@ -39,6 +39,8 @@ def get_config(run: str = "periodic_codistillation") -> ConfigDict:
     config.data.folder = "data/stackoverflow_domains"
     config.data.domains = dict.fromkeys(config.data.domains, 0.4)  # 30,000 of 75,000 users
     config.algorithm.period = 200
-    config.evaluation.around = dict(before=2, after=10)
+    if run == "merged_codistillation":
+        config.algorithm.steps = 32
+    config.evaluation.update(every=10, around=dict(before=2, after=10))
     config.execution.stream = True  # the unlabelled text alone has gigabytes
     return config

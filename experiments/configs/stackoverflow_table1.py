@@ -57,6 +57,8 @@ def get_config(run: str = "merged_codistillation,296k,in_domain") -> ConfigDict:
         config.pools[pool].fraction = fraction
     config.nested_pools = True  # users of the large model serve the small one too
     config.algorithm.period = 200
+    if method == "merged_codistillation":
+        config.algorithm.steps = 32
     del config.evaluation.around
     config.evaluation.update(
         every=25, checkpoint_every=25, splits=("held_out",), final_splits=("test",)
