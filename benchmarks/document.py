@@ -245,16 +245,9 @@ def agreement(record: Record) -> Iterable[str]:
     for workload in DESCRIPTIONS:
         if own := [line for line in lines if line["workload"] == workload]:
             found = [[line for line in own if line["program"] == name] for name in known]
-            is_double = all(line["double"] for line in own)
-            cells = [_difference(each) for each in found]
-            if not is_double:
-                cells = [
-                    f"{cell}, in float64" if each and each[0]["double"] else cell
-                    for cell, each in zip(cells, found, strict=True)
-                ]
-            precision = "float64" if is_double else "float32"
+            precision = "float64" if own[0]["double"] else "float32"
             commit = f"{own[0]['date']}, {_commit(own[0]['commit'])}"
-            rows.append([workload, precision, commit, *cells])
+            rows.append([workload, precision, commit, *(_difference(each) for each in found)])
     yield _table(["workload", "in", "checked", *known], rows, texts=3)
 
 

@@ -78,8 +78,6 @@ def checked(**more):
         line("digits", "fedcodist", 3.4e-6),
         line("digits", "fedjax", 0.5),
         line("digits", "flower", error="no memory", processes=2, threads=1),
-        line("emnist", "fedcodist", 3e-12) | {"double": True},
-        line("emnist", "fedjax", 2e-5),
     ]
     return common("check", "check", tolerance=1e-4, checked=lines, **more)
 
@@ -207,7 +205,6 @@ def test_what_was_checked_is_a_table():
     row = ["digits", "float32", commit, "3e-06", "5e-01 DIFFERS", "failed with 2 x 1"]
     assert cells(text, "digits") == row
     assert cells(text, "merged") == ["merged", "float64", commit, "2e-12", NOT_SUPPORTED, ""]
-    assert cells(text, "emnist")[1:] == ["float32", commit, "3e-12, in float64", "2e-05", ""]
     assert "### The same computation" in text and "0.0001 and less" in text
     # In the order of the list of workloads.
     assert text.index("| digits |") < text.index("| merged |")

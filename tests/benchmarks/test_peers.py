@@ -645,13 +645,6 @@ def test_ours_computes_the_round_that_the_inputs_say(tmp_path):
     assert side_by_side.relative_difference(weights, expected, initial) > 1e-2
 
 
-def test_ours_and_flowers_weights_are_compared_in_float64_where_float32_rounds_otherwise():
-    ours = {name for name in work.WORKLOADS if side_by_side.in_double(side_by_side.OURS, name)}
-    others = {name for name in work.WORKLOADS if side_by_side.in_double("fedjax", name)}
-    assert ours - others == {"cnn_small", "cnn_large", "emnist"} and others < ours
-    assert side_by_side.in_double("flower", "emnist")
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("workload", ["digits", "lstm_large"])
 def test_ours_and_the_pytorch_loop_agree_after_one_round(workload, tmp_path, monkeypatch):

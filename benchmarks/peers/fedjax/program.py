@@ -33,8 +33,9 @@ def measure(arguments) -> None:
     import jax
     import numpy as np
 
+    jax.config.update("jax_enable_x64", arguments.double)
     fedjax.set_for_each_client_backend("pmap" if arguments.processes > 1 else "jit")
-    inputs = work.read_inputs(arguments.inputs, arguments.workload)
+    inputs = work.read_inputs(arguments.inputs, arguments.workload, arguments.double)
     # Devices must have batches of one shape; the jit backend compiles for each and wastes nothing. Of
     # the LSTM, which it unrolls, that would take minutes, and the last batch is one of 20.
     one_shape = arguments.processes > 1 or isinstance(inputs.pool.network, work.LanguageNetwork)

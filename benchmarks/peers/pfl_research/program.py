@@ -43,7 +43,9 @@ def measure(arguments) -> None:
 
     torch_device.use(arguments.accelerator)
     torch.set_num_threads(arguments.threads)
-    inputs = work.read_inputs(arguments.inputs, arguments.workload)
+    if arguments.double:
+        torch.set_default_dtype(torch.float64)
+    inputs = work.read_inputs(arguments.inputs, arguments.workload, arguments.double)
     network = make_network(inputs.pool.network)
     torch_networks.load_weights(network, inputs.pool.weights)
     rank = pytorch_ops.distributed.global_rank
