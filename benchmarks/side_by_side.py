@@ -427,7 +427,7 @@ def check(programs: Mapping[str, Program], job: Job, cores: int) -> list[dict[st
     """
     initial = initial_weights(job)
     double = job.workload in IN_DOUBLE
-    reference = weights_after_one_round(programs[REFERENCE], job, Setting(1, 1), double)
+    reference = weights_after_one_round(programs[REFERENCE], job, Setting(1, 1))
     lines = []
     for name, program in programs.items():
         line = {"workload": job.workload, "program": name, "double": double}
@@ -441,7 +441,7 @@ def check(programs: Mapping[str, Program], job: Job, cores: int) -> list[dict[st
             own: dict[str, Any] = {**line, **setting._asdict()}
             lines.append(own)
             try:
-                weights = weights_after_one_round(program, job, setting, double)
+                weights = weights_after_one_round(program, job, setting)
             except ProgramFailed as error:
                 own["error"] = str(error)
                 print(f"{where}  failed: {error}")
@@ -468,13 +468,11 @@ def initial_weights(job: Job) -> dict[str, np.ndarray]:
         return {name: file[name] for name in names}
 
 
-def weights_after_one_round(
-    program: Program, job: Job, setting: Setting, double: bool
-) -> dict[str, np.ndarray]:
-    """Runs one round, in float64 or float32, and reads its weights."""
+def weights_after_one_round(program: Program, job: Job, setting: Setting) -> dict[str, np.ndarray]:
+    """Runs one round, of the workloads IN_DOUBLE in float64, and reads its weights."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "weights.npz"
-        run(program, job, setting, repetitions=0, save_weights=path, double=double)
+        run(program, job, setting, repetitions=0, save_weights=path)
         with np.load(path) as file:
             return dict(file)
 
@@ -502,7 +500,6 @@ def run(
     setting: Setting,
     repetitions: int = 1,
     save_weights: Path | None = None,
-    double: bool = False,
 ) -> dict[str, Any]:
     """Runs a program to its end; returns its line of JSON, or raises ProgramFailed."""
     command = [
@@ -516,8 +513,8 @@ def run(
     ]
     if save_weights is not None:
         command.append(f"--save-weights={save_weights}")
-    if double:
-        command.append("--double")
+        if job.workload in IN_DOUBLE:
+            command.append("--double")
     hidden = {"CUDA_VISIBLE_DEVICES": ""}
     if job.accelerator:
         command.append("--accelerator")

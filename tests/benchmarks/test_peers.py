@@ -658,9 +658,7 @@ def test_ours_and_the_pytorch_loop_agree_after_one_round(workload, tmp_path, mon
     np.savez(tmp_path / "inputs.npz", **arrays)
     job = Job(workload, tmp_path / "inputs.npz", rounds=1, turns=1)
     ours, reference = (
-        side_by_side.weights_after_one_round(
-            side_by_side.PROGRAMS[name], job, Setting(1, 1), double=False
-        )
+        side_by_side.weights_after_one_round(side_by_side.PROGRAMS[name], job, Setting(1, 1))
         for name in (side_by_side.OURS, REFERENCE)
     )
     initial = side_by_side.initial_weights(job)
