@@ -102,7 +102,7 @@ def get_config(run: str = "merged_codistillation,python_source") -> ConfigDict:
         # Rounds around each multiple of the period that are evaluated, whatever the method.
         around=dict(before=1, after=4),
         batch_size=100,
-        checkpoint_every=50,
+        checkpoint_every=40,
         splits=("held_out", *(f"held_out_{domain}" for domain in domains)),
         final_splits=("test", *(f"test_{domain}" for domain in domains)),
     )
