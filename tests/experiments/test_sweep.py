@@ -30,6 +30,8 @@ def test_every_run_of_a_config_file_is_a_config_of_its_own(path):
         assert (config.name, config.run) == (path.stem, run)
         of_codistillation = path.stem.startswith("cifar100") and path.stem != "cifar100_mhd"
         assert config.full_rounds == (1500 if of_codistillation else config.rounds)
+        evaluation = config.evaluation
+        assert evaluation.checkpoint_every % evaluation.every == 0
         settings = config.to_dict()
         del settings["run"]
         texts.add(json.dumps(settings))
