@@ -146,21 +146,30 @@ def changes(run: Run) -> dict[tuple[str, str], Change]:
     around = run.config["evaluation"].get("around")
     if not around or not around["before"] or not around["after"]:
         return {}
-    period, later = run.config["algorithm"]["period"], around["after"]
     found: dict[tuple[str, str], Change] = {}
     for series, records in run.records.items():
         accuracy = {at: own["accuracy"] for at, own in records.items() if "accuracy" in own}
-        points = [
-            [accuracy[at] for at in (middle - 1, middle, middle + later)]
-            for middle in range(period, run.config["rounds"] + 1, period)
-            if {middle - 1, middle, middle + later} <= set(accuracy)
-        ]
-        if points:
-            before, at_once, after = np.mean(points, axis=0)
-            own = found.setdefault((series.model, series.split), Change([], [], later))
-            own.at_once.append(at_once - before)
-            own.later.append(after - before)
+        if change := mean_change(accuracy, run.config["algorithm"]["period"], around["after"]):
+            own = found.setdefault((series.model, series.split), Change([], [], around["after"]))
+            own.at_once.append(change[0])
+            own.later.append(change[1])
     return found
+
+
+def mean_change(
+    accuracy: Mapping[int, float], period: int, later: int
+) -> tuple[float, float] | None:
+    """What is added to an accuracy by round, from the round before each multiple of the period to that
+    round, and to `later` rounds after it; means over the multiples, None where rounds are missing."""
+    points = [
+        [accuracy[at] for at in (middle - 1, middle, middle + later)]
+        for middle in range(period, max(accuracy, default=0) + 1, period)
+        if {middle - 1, middle, middle + later} <= set(accuracy)
+    ]
+    if not points:
+        return None
+    before, at_once, after = np.mean(points, axis=0)
+    return float(at_once - before), float(after - before)
 
 
 def change_table(found: Mapping[str, Mapping[tuple[str, str], Change]]) -> Table:

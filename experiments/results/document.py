@@ -18,6 +18,8 @@ from experiments.report import INSTALL_PLOTS
 from experiments.results import paper_numbers
 from experiments.results.records import FIGURE_4, TABLE_1, Record, load_records
 from experiments.results.sections.ablations import ABLATIONS, ablation
+from experiments.results.sections.domain_shift import EXPERIMENT as DOMAIN_SHIFT
+from experiments.results.sections.domain_shift import domain_shift
 from experiments.results.sections.fed_kd import EXPERIMENTS as FEDKD
 from experiments.results.sections.fed_kd import fed_kd
 from experiments.results.sections.fed_md import TITLES as FEDMD
@@ -151,12 +153,14 @@ def render(results: Results) -> Document:
     ]
     for name in ABLATIONS:
         parts += [*ablation(records, name), note(name)]
+    parts += domain_shift(records, notes, plots)
     parts += verdicts(records, note("claims"))
     parts += fedsdd(records, notes)
     parts += fed_md(records, notes, plots)
     parts += fed_kd(records, notes, plots)
     parts += mhd(records, notes, plots)
-    known = {TABLE_1, FIGURE_4, *ABLATIONS, *FEDSDD, *FEDMD, *FEDKD, *MHD, "claims", "tuning"}
+    known = {TABLE_1, FIGURE_4, *ABLATIONS, DOMAIN_SHIFT, *FEDSDD, *FEDMD, *FEDKD, *MHD}
+    known |= {"claims", "tuning"}
     for name in sorted({*(record.experiment for record in records), *notes} - known):
         parts += [*other(records, name), note(name)]
     parts += [*tuning(results.studies), note("tuning"), *run_list(records)]
