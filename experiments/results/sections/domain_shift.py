@@ -73,8 +73,8 @@ def _text(
     if changes := _changes(records, text, domains):
         parts += [
             "What a codistillation changes: held-out accuracy less that of the round before it, in its "
-            "own round and, behind the stroke, four rounds later, in points. Of methods without codistillations "
-            "these are the changes in the same rounds.",
+            "own round and, behind the stroke, four rounds later, in points. Methods without "
+            "codistillations have their changes in the same rounds.",
             table(["Method", "Model", *headings], changes, texts=2),
         ]
     if panels:
