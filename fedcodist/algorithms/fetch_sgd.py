@@ -5,11 +5,13 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from fedcodist import keys
 from fedcodist.aggregation import ClientResult, weighted_mean
 from fedcodist.algorithms.fed_avg import Schedule, constant
 from fedcodist.algorithms.scaffold import full_gradient
-from fedcodist.checks import check_number
+from fedcodist.checks import check_integer, check_number
 from fedcodist.client_training import LocalTraining
+from fedcodist.cohort import ClientData
 from fedcodist.compression.changed_entries import changed_entries
 from fedcodist.compression.compressed import compressed
 from fedcodist.compression.compressor import flat, size_of, unflat
@@ -23,6 +25,7 @@ from fedcodist.compression.count_sketch import (
 from fedcodist.compression.top_k import largest_entries, scattered
 from fedcodist.federated_algorithm import FederatedMethod
 from fedcodist.model import Model, Variables, check_stateless
+from fedcodist.shuffling import permuted_positions
 
 PyTree = Any
 
@@ -49,14 +52,16 @@ def fetch_sgd(
     columns: int = 500_000,
     count: int = 50_000,
     rate_in_error: bool = False,
+    examples: int | None = None,
     schedule: Schedule = constant,
     seed: int = 0,
     hyper: FetchSGDHyper = FetchSGDHyper(),
 ) -> FederatedMethod:
     """Clients send a sketch of one gradient; the server applies the k largest entries of its memory.
 
-    A client's gradient is that of the mean loss over its examples at the model that it received. With S
-    the mean of the clients' sketches, weighted by their examples, the server does (algorithm 1)
+    A client's gradient is that of the mean loss over its examples, or some of them, at the model that it
+    received. With S the mean of the clients' sketches, weighted by all their examples, the server does
+    (algorithm 1)
 
         momentum <- rho momentum + S
         error <- error + momentum                  (times the learning rate with `rate_in_error`)
@@ -76,6 +81,7 @@ def fetch_sgd(
       rows, columns: of the table; the paper's for models of millions of parameters.
       count: k.
       rate_in_error: where the rate is applied, the paper's way; the same where it is constant.
+      examples: of a client, drawn anew in every round, that its gradient is of; all where not given.
       schedule: (learning rate, round from 0) -> learning rate of that round.
       seed: of the hashes, the same for all clients and rounds.
       hyper: learning rate and momentum.
@@ -86,6 +92,8 @@ def fetch_sgd(
     check_sketch(rows, columns, count)
     check_number("hyper.momentum", hyper.momentum, low=0, high=1)
     check_stateless("model", model)
+    if examples is not None:
+        check_integer("examples", examples, low=1)
 
     def init(key):
         table = jnp.zeros((rows, columns))
@@ -95,9 +103,10 @@ def fetch_sgd(
         return Variables(server.params, {})
 
     def client_update(message, row, data, key, hyper):
-        gradient = full_gradient(model, training, message, data, key)
+        seen = data if examples is None else _drawn(data, examples, key)
+        gradient = full_gradient(model, training, message, seen, key)
         table = sketched(flat(gradient), rows, columns, seed).table
-        metrics = {"num_steps": jnp.int32(1), "examples": data.size}
+        metrics = {"num_steps": jnp.int32(1), "examples": seen.size}
         return ClientResult(table, {}, jnp.asarray(data.size, jnp.float32), row, metrics)
 
     def server_update(server, aggregate, round, hyper):
@@ -130,3 +139,16 @@ def fetch_sgd(
         with_model=lambda server, new: server._replace(params=new.params),
     )
     return compressed(method, num_rounds=1, downlink=changed_entries())
+
+
+def _drawn(data: ClientData, count: int, key: jax.Array) -> ClientData:
+    """So many of a client's examples, each at most once; all where it has fewer."""
+    positions = permuted_positions(keys.derive(key, "examples"), jnp.arange(count), data.size)
+    return ClientData(
+        {name: column[data.start + positions] for name, column in data.columns.items()},
+        start=jnp.int32(0),
+        size=jnp.minimum(data.size, count),
+        bound=jnp.minimum(data.bound, count),
+        capacity=min(data.capacity, count),
+        ragged=data.ragged,
+    )

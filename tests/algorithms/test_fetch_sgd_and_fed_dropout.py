@@ -1,6 +1,7 @@
 """FetchSGD and Federated Dropout against plain NumPy in float64, and what they must reduce to."""
 
 import functools
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -155,6 +156,36 @@ def test_a_large_table_and_all_entries_are_sgd(rho):
         weights = [SIZES[c] for c in cohort]
         w = w - RATE * np.average([gradient(w, c) for c in cohort], axis=0, weights=weights)
     np.testing.assert_allclose(found["w"], w, atol=1e-5)
+
+
+def test_a_gradient_of_examples_that_are_drawn_in_every_round():
+    def update_of(count):
+        method = fetch_sgd(MODEL, TRAINING, 3, 12, 6, examples=count)
+        message = method.broadcast(method.init(jax.random.key(0)))
+        row = method.init_row()
+        return jax.jit(lambda data, k: method.client_update(message, row, data, k, method.hyper))
+
+    update = update_of(2)
+    columns = {name: jnp.asarray(column) for name, column in federated().columns.items()}
+    starts = np.cumsum((0, *SIZES))
+    of = lambda client: ClientData(columns, starts[client], SIZES[client], 5, 5, True)
+    images, labels = examples(1)
+    w = start()
+    each = images[:, :, None] * (softmax(images @ w) - np.eye(CLASSES)[labels])[:, None]
+    pairs = {pair: each[list(pair)].mean(0) for pair in itertools.combinations(range(SIZES[1]), 2)}
+    tables = {p: np.tensordot(g.reshape(-1), unit_sketches(3, 12), 1) for p, g in pairs.items()}
+    seen = set()
+    for number in range(30):
+        result = update(of(1), jax.random.key(number))
+        (pair,) = (p for p, t in tables.items() if np.allclose(result.update, t, atol=1e-5))
+        seen.add(pair)
+        assert result.weight == SIZES[1] and result.metrics["examples"] == 2
+    assert len(seen) > 7  # of ten
+    # A client of two examples has no more of them.
+    result = update_of(4)(of(2), jax.random.key(0))
+    whole = np.tensordot(gradient(w, 2).reshape(-1), unit_sketches(3, 12), 1)
+    np.testing.assert_allclose(result.update, whole, atol=1e-5)
+    assert result.metrics["examples"] == SIZES[2]
 
 
 def test_everybody_downloads_what_changed():
@@ -378,6 +409,7 @@ def batch_norm():
     [
         (lambda: fetch_sgd(MODEL, rows=0), "rows must be at least 1, got 0"),
         (lambda: fetch_sgd(MODEL, count=0), "count must be at least 1, got 0"),
+        (lambda: fetch_sgd(MODEL, examples=0), "examples must be at least 1, got 0"),
         (
             lambda: fetch_sgd(MODEL, hyper=FetchSGDHyper(0.1, 1.5)),
             "hyper.momentum must be at least 0 and at most 1, got 1.5",
