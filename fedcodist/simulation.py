@@ -310,16 +310,18 @@ def _evaluate(
     statistics = {
         "loss": lambda outputs, batch: (model.loss(outputs, batch), jnp.ones(len(batch["client"])))
     } | dict(model.metrics)
-    parts = {name: metrics_lib.mean(statistic) for name, statistic in statistics.items()}
+    # A statistic is computed once for all that is averaged of it: a language model's goes over logits.
+    of = lambda name: lambda computed, batch: computed[name]
+    parts = {name: metrics_lib.mean(of(name)) for name in statistics}
     clients = split.num_clients.shape[0]
-    for name, statistic in model.metrics.items():
+    for name in model.metrics:
         if "label" in split.columns and split.columns["label"].ndim == 1:
             parts[f"{name}_per_label"] = metrics_lib.grouped_mean(
-                statistic, lambda batch: batch["label"], model.num_classes
+                of(name), lambda batch: batch["label"], model.num_classes
             )
         if clients > 1:
             parts[f"{name}_per_client"] = metrics_lib.grouped_mean(
-                statistic, lambda batch: batch["client"], clients
+                of(name), lambda batch: batch["client"], clients
             )
 
     rows = split.client.shape[0]
@@ -337,8 +339,9 @@ def _evaluate(
             batch | {"client": split.client[positions]}, jax.random.key(0), positions
         )
         outputs = predictor.predict(variables, batch)
+        computed = {name: statistic(outputs, batch) for name, statistic in statistics.items()}
         return {
-            name: metric.merge(accumulators[name], metric.evaluate(outputs, batch, mask))
+            name: metric.merge(accumulators[name], metric.evaluate(computed, batch, mask))
             for name, metric in parts.items()
         }
 
