@@ -24,7 +24,7 @@ SETTINGS = {
     "pools.small.cohort_size": 10,
     "pools.large.cohort_size": 10,
     "algorithm.batch_size": 32,
-    "algorithm.period": 10,
+    "algorithm.period": 12,
     "evaluation.every": 20,
     "evaluation.around.before": 0,
     "evaluation.around.after": 0,
