@@ -27,7 +27,7 @@ OWN = {
     "decentralised_periodic_codistillation": dict(
         public_batch_size=64,
         examples=512,
-        period=4,
+        period=6,  # so that the last one is some rounds before the end
         distillation_learning_rate=1e-3,
         temperature=1.0,
     ),

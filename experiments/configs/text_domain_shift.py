@@ -87,7 +87,7 @@ def get_config(run: str = "merged_codistillation,python_source") -> ConfigDict:
         alpha=0.7,  # merged
         alpha_schedule="constant",
         skip_at_alpha_one=False,
-        # Periodic; paper: 200. The last of the three is twenty rounds before the end, the paper's hundred.
+        # Periodic; paper: 200. The last one is twenty rounds before the end, the paper's a hundred.
         period=60,
         # As many unlabelled sentences in a round of merging as clients have of their own.
         steps={"periodic_codistillation": 200}.get(method, 8),

@@ -25,7 +25,8 @@ def large_lstm(vocabulary: int = VOCABULARY) -> "LSTMLanguageModel":
 
 class LSTMLanguageModel(nn.Module):
     """Embedding, then layers of LSTM, tanh and a linear map back to the embedding's size, then the
-    output layer, whose weights are its own.
+    output layer, whose weights are its own. Initial weights are drawn as by Haiku's layers, of which
+    FedJAX's model is made.
 
     Called with tokens int [B, T]; returns a `Readout` of [B, T, embedding], of which position t is
     for the token after t.
@@ -40,10 +41,14 @@ class LSTMLanguageModel(nn.Module):
     def __call__(self, tokens: jax.Array) -> Readout:
         if tokens.ndim != 2:
             raise ValueError(f"tokens must be [B, T], got {tokens.shape}")
-        x = nn.Embed(self.vocabulary, self.embedding, name="embedding")(tokens)
+        draw = nn.initializers.truncated_normal
+        x = nn.Embed(self.vocabulary, self.embedding, embedding_init=draw(1.0), name="embedding")(
+            tokens
+        )
         for layer in range(self.layers):
             x = jnp.tanh(LSTM(self.hidden, name=f"lstm{layer + 1}")(x))
-            x = nn.Dense(self.embedding, name=f"projection{layer + 1}")(x)
+            linear = draw(self.hidden**-0.5)
+            x = nn.Dense(self.embedding, kernel_init=linear, name=f"projection{layer + 1}")(x)
         kernel, bias = _Output(self.vocabulary, name="output")(x.shape[-1])
         return Readout(x, kernel, bias, position_weights(tokens))
 
@@ -96,7 +101,9 @@ def haiku_lstm(
             x, _ = hk.dynamic_unroll(core, x, core.initial_state(len(x)), time_major=False)
             x = hk.Linear(embedding)(jnp.tanh(x))
         kernel = hk.get_parameter(
-            "output_kernel", (embedding, vocabulary), init=hk.initializers.VarianceScaling()
+            "output_kernel",
+            (embedding, vocabulary),
+            init=hk.initializers.TruncatedNormal(embedding**-0.5),
         )
         bias = hk.get_parameter("output_bias", (vocabulary,), init=jnp.zeros)
         return Readout(x, kernel, bias, position_weights(tokens))
@@ -111,5 +118,6 @@ class _Output(nn.Module):
 
     @nn.compact
     def __call__(self, width: int) -> tuple[jax.Array, jax.Array]:
-        kernel = self.param("kernel", nn.initializers.lecun_normal(), (width, self.classes))
+        draw = nn.initializers.truncated_normal(width**-0.5)
+        kernel = self.param("kernel", draw, (width, self.classes))
         return kernel, self.param("bias", nn.initializers.zeros_init(), (self.classes,))

@@ -72,34 +72,49 @@ def test_equals_a_loop_over_tokens():
     assert outputs.weights.tolist() == [[1, 1, 1, 1, 0, 0], [1] * 6]
 
 
+def as_flax(params):
+    """Parameters of Haiku's network of two layers by the names of the other one."""
+    width = params["embed"]["embeddings"].shape[1]
+
+    def layer(number):
+        suffix = "" if number == 0 else f"_{number}"
+        gates = params[f"lstm{suffix}/linear"]
+        projection = params[f"linear{suffix}"]
+        return {
+            f"lstm{number + 1}": {
+                "input_kernel": gates["w"][:width],
+                "hidden_kernel": gates["w"][width:],
+                "bias": gates["b"],
+            },
+            f"projection{number + 1}": {"kernel": projection["w"], "bias": projection["b"]},
+        }
+
+    output = params["~"]
+    return {
+        "embedding": {"embedding": params["embed"]["embeddings"]},
+        **layer(0),
+        **layer(1),
+        "output": {"kernel": output["output_kernel"], "bias": output["output_bias"]},
+    }
+
+
+def test_initial_weights_are_as_large_as_haikus():
+    pytest.importorskip("haiku")
+    sizes = 900, 60, 40, 2
+    haiku = language_model(lstm.haiku_lstm(*sizes), sizes[0], adapter=from_haiku)
+    flax = language_model(lstm.LSTMLanguageModel(*sizes), sizes[0])
+    drawn = as_flax(haiku.init(jax.random.key(0)).params), flax.init(jax.random.key(1)).params
+    scales = [jax.tree.map(lambda leaf: np.std(leaf), params) for params in drawn]
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=0.05), *scales)
+    assert scales[0]["embedding"]["embedding"] == pytest.approx(0.88, abs=0.01)
+
+
 @pytest.mark.slow
 def test_the_haiku_network_is_the_same_function():
     pytest.importorskip("haiku")
     haiku = language_model(lstm.haiku_lstm(12, 6, 5, 2), 12, adapter=from_haiku)
     flax = language_model(lstm.LSTMLanguageModel(12, 6, 5, 2), 12)
     params = haiku.init(jax.random.key(0)).params
-
-    def layer(params, number):
-        suffix = "" if number == 0 else f"_{number}"
-        gates = params[f"lstm{suffix}/linear"]
-        projection = params[f"linear{suffix}"]
-        return {
-            f"lstm{number + 1}": {
-                "input_kernel": gates["w"][:6],
-                "hidden_kernel": gates["w"][6:],
-                "bias": gates["b"],
-            },
-            f"projection{number + 1}": {"kernel": projection["w"], "bias": projection["b"]},
-        }
-
-    def as_flax(params):
-        output = params["~"]
-        return {
-            "embedding": {"embedding": params["embed"]["embeddings"]},
-            **layer(params, 0),
-            **layer(params, 1),
-            "output": {"kernel": output["output_kernel"], "bias": output["output_bias"]},
-        }
 
     batch = {
         "tokens": jnp.array([[BOS, 5, 3, 8], [BOS, 4, EOS, PAD]]),
