@@ -8,10 +8,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from fedcodist import keys, readout
 from fedcodist.checks import check_integer, check_number
-from fedcodist.data.vocabulary import EOS, PAD
+from fedcodist.data.vocabulary import BOS, EOS, PAD
 from fedcodist.model import Model, Variables, from_flax_linen
 from fedcodist.readout import Readout
 
@@ -54,7 +55,7 @@ def language_model(
         if outputs.samples is None:
             total = readout.total_in_chunks(readout.label_losses, outputs, batch["label"])
         else:
-            total = jnp.sum(readout.sampled_cross_entropy(outputs, batch["label"]))
+            total = jnp.sum(_sampled(outputs, batch["label"]))
         return total / (expected_length * jnp.maximum(jnp.sum(mask), 1))
 
     example = jnp.zeros((1, 2), jnp.int32)
@@ -63,7 +64,8 @@ def language_model(
     def apply(variables, batch, *, train=False, key=None, **options):
         outputs, mutable = base.apply(variables, batch, train=train, key=key, **options)
         if samples and train and key is not None:
-            drawn = readout.draw_classes(keys.derive(key, "samples"), samples, vocabulary)
+            order = tokens_by_frequency(vocabulary)
+            drawn = readout.draw_classes(keys.derive(key, "samples"), samples, order)
             outputs = outputs._replace(samples=drawn)
         return outputs, mutable
 
@@ -93,6 +95,16 @@ def accuracy_in_vocabulary(outputs: Readout, batch: Batch) -> tuple[jax.Array, j
     counts = (labels != PAD) & (labels != EOS)
     predicted = readout.most_probable(outputs._replace(weights=counts), is_word)
     return _mean_of_tokens((predicted == labels) & counts, counts)
+
+
+def tokens_by_frequency(vocabulary: int) -> np.ndarray:
+    """About the order in which tokens are frequent as targets, int [vocabulary].
+
+    Words are numbered by it. A sentence's end and what is unknown, the last number, are as frequent as
+    the first words; padding and a sentence's beginning are never targets.
+    """
+    words = np.arange(max(PAD, BOS, EOS) + 1, vocabulary - 1)
+    return np.array([EOS, vocabulary - 1, *words, PAD, BOS])
 
 
 def position_weights(tokens: jax.Array) -> jax.Array:
@@ -148,7 +160,11 @@ def _token_losses(outputs: Readout, batch: Batch) -> jax.Array:
     outputs = outputs._replace(weights=(batch["label"] != PAD).astype(jnp.float32))
     if outputs.samples is None:
         return readout.cross_entropy(outputs, batch["label"])
-    return readout.sampled_cross_entropy(outputs, batch["label"])
+    return _sampled(outputs, batch["label"])
+
+
+def _sampled(outputs: Readout, labels: jax.Array) -> jax.Array:
+    return readout.sampled_cross_entropy(outputs, labels, tokens_by_frequency(len(outputs.bias)))
 
 
 def _loss_per_token(outputs: Readout, batch: Batch) -> tuple[jax.Array, jax.Array]:

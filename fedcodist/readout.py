@@ -45,10 +45,10 @@ class Readout(NamedTuple):
 def cross_entropy(readout: Readout, labels: jax.Array, chunk: int | None = None) -> jax.Array:
     """Softmax cross-entropy with integer labels, 0 where `readout.weights` is 0.
 
-    Positions that count are handled first, `chunk` at a time, and the rest is skipped, so padding
-    costs nothing. Of a chunk's logits only their log-sum is kept; the gradient computes them again,
-    one more matrix product in exchange for memory that does not grow with the batch. Only reverse
-    mode is defined.
+    Positions that count are handled first, `chunk` at a time, and chunks of the rest are skipped, so
+    padding costs next to nothing; under `jax.vmap` all have as many chunks as the one with most. Of a
+    chunk's logits only their log-sum is kept; the gradient computes them again, one more matrix product
+    in exchange for memory that does not grow with the batch. Only reverse mode is defined.
 
     Args:
       readout: of positions [...].
@@ -167,17 +167,23 @@ def label_losses(logits: jax.Array, labels: jax.Array) -> jax.Array:
     return jax.nn.logsumexp(logits, axis=-1) - jnp.sum(jnp.where(is_label, logits, 0), axis=-1)
 
 
-def draw_classes(key: jax.Array, samples: int, classes: int) -> jax.Array:
-    """Classes with replacement, int32 [samples], log-uniform: class k has log((k + 2) / (k + 1)).
+def draw_classes(key: jax.Array, samples: int, by_frequency: np.ndarray) -> jax.Array:
+    """Classes with replacement, int32 [samples], log-uniform: the k-th has log((k + 1) / k).
 
-    That is about a word's share of a text where classes are in the order of frequency.
+    Args:
+      key: a JAX random key.
+      samples: number of draws.
+      by_frequency: int [classes], the most frequent first; this is about a word's share of a text.
     """
     uniform = jax.random.uniform(key, (samples,))
-    drawn = jnp.exp(uniform * np.log(classes + 1)) - 1
-    return jnp.minimum(drawn.astype(jnp.int32), classes - 1)
+    ranks = jnp.exp(uniform * np.log(len(by_frequency) + 1)) - 1
+    ranks = jnp.minimum(ranks.astype(jnp.int32), len(by_frequency) - 1)
+    return jnp.asarray(by_frequency, jnp.int32)[ranks]
 
 
-def sampled_cross_entropy(readout: Readout, labels: jax.Array) -> jax.Array:
+def sampled_cross_entropy(
+    readout: Readout, labels: jax.Array, by_frequency: np.ndarray
+) -> jax.Array:
     """Cross-entropy among the label and `readout.samples`, 0 where `readout.weights` is 0.
 
     Sampled softmax (Jean et al. 2015): every logit is lessened by the logarithm of how often its
@@ -187,17 +193,19 @@ def sampled_cross_entropy(readout: Readout, labels: jax.Array) -> jax.Array:
     Args:
       readout: of positions [...], with samples.
       labels: int [...].
+      by_frequency: what `draw_classes` got.
 
     Returns:
       float [...].
     """
-    samples, classes = readout.samples, len(readout.bias)
+    samples = readout.samples
     if samples is None:
         raise ValueError("readout.samples must be classes from draw_classes, got None.")
+    expected = _log_expected(len(samples), by_frequency)
     own = jnp.einsum("...e,e...->...", readout.features, readout.kernel[:, labels])
-    own += readout.bias[labels] - _log_expected(labels, len(samples), classes)
+    own += readout.bias[labels] - expected[labels]
     others = logits_of(readout.features, readout.kernel[:, samples], readout.bias[samples])
-    others -= _log_expected(samples, len(samples), classes)
+    others -= expected[samples]
     others = jnp.where(samples == labels[..., None], -jnp.inf, others)
     every = jnp.concatenate([own[..., None], others], axis=-1)
     return (jax.nn.logsumexp(every, axis=-1) - own) * readout.weights
@@ -230,9 +238,11 @@ def _those_that_count_first(readout: Readout, chunk: int | None) -> tuple[jax.Ar
     return order, gather, chunk
 
 
-def _log_expected(drawn: jax.Array, samples: int, classes: int) -> jax.Array:
-    probability = jnp.log1p(1 / (drawn + 1)) / np.log(classes + 1)
-    return jnp.log(samples * probability)
+def _log_expected(samples: int, by_frequency: np.ndarray) -> jax.Array:
+    """The logarithm of how often each class is expected among the samples, float32 [classes]."""
+    ranks = np.argsort(by_frequency)
+    probability = np.log1p(1 / (ranks + 1)) / np.log(len(ranks) + 1)
+    return jnp.asarray(np.log(samples * probability), jnp.float32)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedcodist import metrics
+from fedcodist import metrics, readout
 from fedcodist.client_training import LocalTraining, train_client
 from fedcodist.cohort import ClientData
 from fedcodist.data.vocabulary import BOS, EOS, PAD
@@ -18,7 +18,12 @@ from fedcodist.model import Variables
 from fedcodist.models import lstm
 from fedcodist.models.lstm import LSTMLanguageModel, small_lstm
 from fedcodist.models.transformer import Transformer
-from fedcodist.next_token import continuations, language_model, next_tokens
+from fedcodist.next_token import (
+    continuations,
+    language_model,
+    next_tokens,
+    tokens_by_frequency,
+)
 from fedcodist.readout import Readout
 from tests.test_readout import all_shapes
 
@@ -189,6 +194,15 @@ def test_the_mean_loss_is_that_of_the_sentences_that_count(samples):
         found, expected = of(params, jnp.array(mask), True), of(params, jnp.array(mask), False)
         for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
             np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+
+
+def test_samples_are_of_tokens_that_are_targets():
+    """A sentence's end and the unknown word most of all; padding and beginnings least."""
+    assert sorted(tokens_by_frequency(50)) == list(range(50))
+    drawn = readout.draw_classes(jax.random.key(0), 100_000, tokens_by_frequency(50))
+    counts = np.bincount(drawn, minlength=50)
+    assert set(np.argsort(-counts)[:3]) == {EOS, 49, 3}
+    assert counts[[PAD, BOS]].max() < counts.max() / 20
 
 
 def test_samples_are_drawn_in_training_only():

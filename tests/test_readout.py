@@ -200,12 +200,13 @@ def test_chunks_are_small_beside_the_batch(positions, largest):
 def test_samples_estimate_the_sum_over_all_classes():
     outputs, labels, _ = made_up(1, (6, 5), classes=40, padded=0.0)
     exact = plain(outputs, labels)
+    order = np.random.default_rng(0).permutation(40)
 
     def estimate(key):
-        drawn = readout.draw_classes(key, 30, 40)
-        losses = readout.sampled_cross_entropy(outputs._replace(samples=drawn), labels)
+        drawn = readout.draw_classes(key, 30, order)
+        losses = readout.sampled_cross_entropy(outputs._replace(samples=drawn), labels, order)
         # Among samples that are not the label, the others' sum over the label's corrected logit.
-        own = readout._log_expected(labels, 30, 40)
+        own = readout._log_expected(30, order)[labels]
         return (jnp.exp(losses) - 1) * jnp.exp(-own)
 
     estimates = jax.jit(jax.vmap(estimate))(jax.random.split(jax.random.key(0), 20_000))
@@ -218,8 +219,9 @@ def test_with_all_classes_sampled_it_is_the_softmax():
     """Each class once: only the correction sets it apart, so undone beforehand nothing does."""
     outputs, labels, cotangents = made_up(6, (4, 5))
     every = jnp.arange(11)
-    undone = outputs.bias + readout._log_expected(every, 11, 11)
-    sampled = lambda new: readout.sampled_cross_entropy(new, labels)
+    order = np.random.default_rng(0).permutation(11)
+    undone = outputs.bias + readout._log_expected(11, order)
+    sampled = lambda new: readout.sampled_cross_entropy(new, labels, order)
     full = functools.partial(plain, labels=labels)
     corrected = outputs._replace(samples=every, bias=undone)
     found = sampled(corrected), gradients(sampled, corrected, cotangents)
@@ -229,9 +231,13 @@ def test_with_all_classes_sampled_it_is_the_softmax():
 
 
 def test_draws_follow_their_probabilities():
-    drawn = np.asarray(readout.draw_classes(jax.random.key(0), 200_000, 20))
+    order = np.random.default_rng(0).permutation(20)
+    drawn = np.asarray(readout.draw_classes(jax.random.key(0), 200_000, order))
     assert drawn.min() >= 0 and drawn.max() == 19
-    expected = np.exp(readout._log_expected(jnp.arange(20), 200_000, 20))
+    expected = np.exp(readout._log_expected(200_000, order))
+    # Log-uniform: twice as far down the order is about half as frequent.
+    places = expected[order] * np.log(21) / 200_000
+    np.testing.assert_allclose(places, np.log((np.arange(20) + 2) / (np.arange(20) + 1)), rtol=1e-5)
     assert expected.sum() == pytest.approx(200_000)
     assert np.all(np.abs(np.bincount(drawn) - expected) < 5 * np.sqrt(expected))
 
@@ -239,11 +245,12 @@ def test_draws_follow_their_probabilities():
 def test_sampled_loss_leaves_padding_out_and_needs_samples():
     outputs, labels, cotangents = made_up(2, (3, 4), padded=0.5)
     outputs = outputs._replace(samples=jnp.array([1, 1, 3]))
-    losses = readout.sampled_cross_entropy(outputs, labels)
+    order = np.arange(len(outputs.bias))
+    losses = readout.sampled_cross_entropy(outputs, labels, order)
     assert np.array_equal(losses == 0, outputs.weights == 0) and np.all(losses >= 0)
-    loss = functools.partial(readout.sampled_cross_entropy, labels=labels)
+    loss = functools.partial(readout.sampled_cross_entropy, labels=labels, by_frequency=order)
     own = jax.jit(functools.partial(gradients, loss))(outputs, cotangents)
     touched = set(np.flatnonzero(np.abs(own[2]))) - {1, 3}
     assert touched == {int(label) for label in labels[outputs.weights > 0]} - {1, 3}
     with pytest.raises(ValueError, match=r"samples must be classes from draw_classes"):
-        readout.sampled_cross_entropy(outputs._replace(samples=None), labels)
+        readout.sampled_cross_entropy(outputs._replace(samples=None), labels, order)
