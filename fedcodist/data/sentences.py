@@ -50,11 +50,17 @@ def words_of(sentence: str) -> list[str]:
 def text_of_html(source: str) -> str:
     """The text of HTML, elements that end a sentence as empty lines; code blocks are left out.
 
-    Never raises for malformed HTML: what cannot be read as an element is text.
+    What cannot be read as an element is text.
+
+    Raises:
+      ValueError: declarations that the standard library's parser gives up on.
     """
     reader = _Reader()
-    reader.feed(source)
-    reader.close()
+    try:
+        reader.feed(source)
+        reader.close()
+    except AssertionError as error:  # of `<![foo[`, for one
+        raise ValueError(f"not HTML: {error}") from None
     return "".join(reader.parts)
 
 

@@ -1,6 +1,6 @@
 """Posts of the Stack Exchange data dump: a file `Posts.xml` per site, a line per post.
 
-The files are read line by line, so their size does not matter and one bad post spoils no other.
+The files are read line by line, so one bad post spoils no other; what is kept of them is in memory.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ DOMAINS = (QUESTIONS, ANSWERS)
 FILE_NAME = "Posts.xml"
 # The sites refuse posts of more than 30,000 characters; escaped as XML that is less than 1 MiB.
 LONGEST_POST = 1 << 20
+# Characters of HTML: what parsing takes may grow with their square.
+LONGEST_BODY = 100_000
 
 _DOMAIN_OF_TYPE = {"1": QUESTIONS, "2": ANSWERS}
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
@@ -49,8 +51,8 @@ def read_posts(
     """Reads one site or several.
 
     Questions are posts of type 1 and answers of type 2; others (wikis, tags) are skipped, and so are
-    posts that are not well-formed XML, not UTF-8, longer than 1 MiB, without a user who still exists,
-    or without a sentence. All are counted.
+    posts that are not well-formed XML or HTML, not UTF-8, longer than 1 MiB or 100,000 characters of
+    HTML, without a user who still exists, or without a sentence. All are counted.
 
     Args:
       source: a `Posts.xml`, a folder that has one, or a folder of such folders; the site's name is
@@ -129,13 +131,17 @@ def _post_lines(path: Path, file: BinaryIO, digest) -> Iterator[tuple[int, bytes
             )
             if content and not started and not known:
                 raise ValueError(f"{path} is no {FILE_NAME} of a Stack Exchange dump")
-        elif content == b"</posts>":
-            ended = True
-            break
-        elif content.startswith(b"<row"):
-            if not is_whole:
-                raise ValueError(_cut_off(path, start, position))
-            yield start, None if is_long else content
+            content = content.partition(b">")[2].strip()  # what stands behind it on its line
+        if started and content:
+            ended = content.endswith(b"</posts>")
+            content = content.removesuffix(b"</posts>").rstrip()
+            if not is_whole and not ended:
+                inside = content.startswith(b"<row")
+                raise ValueError(_cut_off(path, start if inside else position, position))
+            if b"<row" in content:  # other lines are what a broken one left
+                yield start, None if is_long else content
+            if ended:
+                break
     if not ended:
         raise ValueError(_cut_off(path, position, position))
     while rest := file.read(_BLOCK):
@@ -168,5 +174,11 @@ def _post(line: bytes | None) -> tuple[str, str, list[list[str]]] | str:
     user = attributes.get("OwnerUserId", "")
     if not (user.isascii() and user.removeprefix("-").isdigit()):
         return "without a user"
-    sentences = sentences_of(text_of_html(attributes.get("Body", "")))
+    body = attributes.get("Body", "")
+    if len(body) > LONGEST_BODY:
+        return "too long"
+    try:
+        sentences = sentences_of(text_of_html(body))
+    except ValueError:
+        return "malformed"
     return (user, domain, sentences) if sentences else "empty"

@@ -1,7 +1,7 @@
 """Sentences and words of plain text and of HTML."""
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from fedcodist.data.sentences import sentences_of, text_of_html, words_of
@@ -46,9 +46,16 @@ def test_elements_end_sentences():
     assert sentences_of(text_of_html("<li>One</li><li>two</li>")) == [["one"], ["two"]]
 
 
-@given(st.text())
-def test_nothing_breaks_them(text):
-    for sentence in sentences_of(text_of_html(text)):
+@given(st.lists(st.one_of(st.text(), st.sampled_from(["<![", "]]>", "<!--", "</a", "<p", "&#"]))))
+@example(["<![foo[bar]]>"])
+def test_nothing_breaks_them(parts):
+    source = "".join(parts)
+    try:
+        text = text_of_html(source)
+    except ValueError as error:
+        assert str(error).startswith("not HTML: ")
+        text = source
+    for sentence in sentences_of(text):
         assert sentence and all(word == word.lower() and word.isascii() for word in sentence)
         assert not any(set(word) & set(" \n\t") for word in sentence)
 

@@ -55,6 +55,11 @@ BAD = {
     "neither question nor answer": row(1, "5"),
     "empty": row(1, body="<p>...</p>"),
 }
+# In other ways.
+ALSO_BAD = {
+    "malformed": [row(1, body="One.<![foo[bar]]>"), b"x" + row(1), row(1).replace(b">\n", b"\n")],
+    "too long": [row(1, body="<!--" * 25_001)],
+}
 
 
 @pytest.mark.parametrize("reason", BAD)
@@ -63,6 +68,18 @@ def test_a_bad_post_is_counted_and_spoils_no_other(tmp_path, reason):
     posts = read_posts(tmp_path / "Posts.xml")
     assert posts.skipped == {reason: 2}
     assert posts.read == 2 and [user.split("/")[1] for user in posts.users] == ["7", "9"]
+
+
+@pytest.mark.parametrize("reason", ALSO_BAD)
+def test_other_bad_posts_are_counted_too(tmp_path, reason):
+    posts = read_posts(dump(tmp_path, row(1), *ALSO_BAD[reason], row(2)))
+    assert posts.skipped == {reason: len(ALSO_BAD[reason])} and posts.read == 2
+
+
+def test_posts_on_the_lines_of_the_first_and_last_element(tmp_path):
+    one, two = row(1).strip(), row(2, user="9").strip()
+    posts = read_posts(dump(tmp_path, one + b"\n", two, head=HEAD.rstrip(b"\n")))
+    assert list(posts.users) == [f"{tmp_path.name}/7", f"{tmp_path.name}/9"] and posts.read == 2
 
 
 def test_a_post_over_several_lines_is_malformed(tmp_path):
