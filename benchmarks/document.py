@@ -65,7 +65,8 @@ DESCRIPTIONS = {
     "8 clients of 100 images; batch statistics are averaged.",
     "lstm_small": "FedAvg, the codistillation paper's small LSTM (1,984,348 parameters), FedJAX's own "
     "Stack Overflow model: 20 clients of 100 to 988 sentences (396 in the mean) of up to 20 of 10,004 "
-    "tokens, 20 sentences a step; random words in sentences as long as those of Stack Overflow.",
+    "tokens, 20 sentences a step; random words, as many in a sentence as on Stack Overflow in the mean. "
+    "All programs get sentences filled up with padding, of which ours alone computes no logits.",
     "lstm_large": "The same with its large LSTM (4,278,644 parameters).",
     "merged": "MergedCodist, the small and the large CNN; 20 clients of 100 images for each, then 32 "
     "steps of distillation of 128 images; both models are evaluated on every batch.",

@@ -53,6 +53,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--split", default="test", help="test (default) or held_out")
     parser.add_argument("--samples", type=int, default=3, help="beginnings to continue per domain")
     options = parser.parse_args(arguments)
+    if options.samples < 0:
+        parser.error(f"--samples must be at least 0, got {options.samples}.")
     console = Console()
     if not console.is_terminal:
         console.width = max(console.width, 120)
@@ -206,6 +208,8 @@ def samples(runs: Sequence[Run], split: str, count: int, words: int = 3, length:
         picked = long[[len(long) * index // count for index in range(count)]] if len(long) else long
         rows += [(domain, row) for row in picked]
         prompts += [row[: words + 1] for row in picked]
+    if not prompts:
+        return
     written = []
     for run in runs:
         own = data.text if run.config["data"] == first["data"] else _text_of(run.config).text

@@ -19,7 +19,8 @@ def in_bfloat16(model: Model) -> Model:
 
     Parameters and floating inputs are cast where the network is applied. Parameters themselves, and so
     gradients, updates and what clients send, stay float32, as do mutable state (batch statistics),
-    outputs, and with them losses and metrics. Layers that compute their statistics in float32 or
+    outputs, and with them losses and metrics; so does a language model's output layer, which its loss
+    applies. Layers that compute their statistics in float32 or
     wider, such as `fedcodist.models.normalization.BatchNorm` and Flax's, go on doing so.
 
     Args:

@@ -177,6 +177,9 @@ def _first_sentences(path: Path, skipped: Counter[str]) -> Iterator[list[str]]:
     for line in _lines(path):
         text = _text(line)
         if text is None:
+            if line is not None and not line.endswith(b"\n"):
+                size = path.stat().st_size
+                raise ValueError(f"{path} is cut off: it ends at byte {size:,}, inside a page")
             skipped["too long" if line is None else "malformed"] += 1
             continue
         for paragraph in text.split("\n"):

@@ -98,22 +98,23 @@ def prose_and_code(content: bytes) -> tuple[list[list[str]], list[list[str]]]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # such as of an escape that a string does not have
         tree = ast.parse(content)
-    docstrings = {}
+    texts = []  # first line and text
     for node in ast.walk(tree):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             text = ast.get_docstring(node)
             if text is not None:
-                docstrings[node.body[0].lineno] = _without_examples(text)
-    texts, code = dict(docstrings), []
+                texts.append((node.body[0].lineno, _without_examples(text)))
+    code = []
     try:
         for start, comment, line in _logical_lines(content):
             if comment is not None:
-                texts[start] = comment
+                texts.append((start, comment))
             elif line != [STRING]:  # neither a docstring nor code that was switched off
                 code.append(line)
     except tokenize.TokenError as error:
         raise SyntaxError(str(error)) from None
-    prose = [sentence for start in sorted(texts) for sentence in sentences_of(texts[start])]
+    texts.sort(key=lambda each: each[0])  # a comment behind a docstring comes after it
+    prose = [sentence for _, text in texts for sentence in sentences_of(text)]
     return prose, code
 
 

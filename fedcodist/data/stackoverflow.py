@@ -36,7 +36,9 @@ LONGEST_SENTENCE = 1 << 20  # bytes; a post itself has at most 30,000 characters
 
 _TFF_SPLIT = {"train": "train", "distillation": "train", "held_out": "heldout", "test": "test"}
 _DOMAIN_OF_TYPE = {"question": QUESTIONS, "answer": ANSWERS}
-_KEPT_WORDS = 50_000  # of a shard's counts; a vocabulary's words are more frequent in every shard
+_LARGEST_VOCABULARY = (1 << 16) - 5  # so that tokens fit in 16 bits
+# Of a shard's counts, as many as a vocabulary may have; what is rarer there does not count.
+_KEPT_WORDS = _LARGEST_VOCABULARY
 
 # User -> its number of examples, or None where that is not known before they are read.
 Users = Mapping[str, int | None]
@@ -201,8 +203,8 @@ def prepare_stackoverflow(
 
 def _check(settings: Settings) -> None:
     for name, low, high in (
-        ("vocabulary", 1, (1 << 16) - 5),
-        ("pieces", 1, (1 << 16) - 5),
+        ("vocabulary", 1, _LARGEST_VOCABULARY),
+        ("pieces", 1, _LARGEST_VOCABULARY),
         ("train_clients", 1, None),
         ("distillation_sentences", 1, None),
         ("evaluation_sentences", 1, None),
@@ -384,6 +386,8 @@ def _sentence(features: Features | None) -> tuple[str, list[str]] | str:
     for name in ("type", "tokens"):
         values = features.get(name) if features is not None else None
         if not isinstance(values, list) or len(values) != 1:
+            return "malformed"
+        if not isinstance(values[0], bytes):
             return "malformed"
         if len(values[0]) > LONGEST_SENTENCE:
             return "too long"

@@ -93,10 +93,7 @@ def of_domain(data: FederatedData, domain: int) -> FederatedData:
 
     Raises ValueError where no client has one.
     """
-    is_own = data.columns["domain"] == domain
-    sizes = np.add.reduceat(is_own, data.offsets[:-1]) * (data.client_sizes > 0)
-    if not sizes.any():
-        raise ValueError(f"no example is of domain {domain}")
+    is_own, sizes = _of_domain(data, domain)
     columns = {name: column[is_own] for name, column in data.columns.items()}
     sizes, client_ids = sizes[sizes > 0], data.client_ids[sizes > 0]
     return FederatedData(columns, np.concatenate([[0], np.cumsum(sizes)]), client_ids)
@@ -120,14 +117,17 @@ def domain_pools(
       ValueError: an unknown domain, a share outside (0, 1], or too few users.
     """
     order = np.random.default_rng(seed).permutation(data.num_clients)
-    parts, pools, first = [], {}, 0
+    rows: list[np.ndarray] = []
+    sizes: list[int] = []
+    ids: list[str] = []
+    pools: dict[str, np.ndarray] = {}
     for name, share in shares.items():
         if name not in domains:
             raise ValueError(f"a pool's domain must be one of {list(domains)}, got {name!r}")
         if not 0 < share <= 1:
             raise ValueError(f"the share of domain {name!r} must be in (0, 1], got {share!r}")
-        of_own = of_domain(data, list(domains).index(name))
-        has_own = np.isin(data.client_ids[order], of_own.client_ids)
+        is_own, sizes_of_own = _of_domain(data, list(domains).index(name))
+        has_own = sizes_of_own[order] > 0
         wanted = int(share * data.num_clients)
         drawn = order[has_own][:wanted]
         if not 1 <= wanted <= len(drawn):
@@ -136,20 +136,27 @@ def domain_pools(
                 f"but {len(order[has_own])} that no other pool has are left"
             )
         order = order[~np.isin(order, drawn)]
-        own_ids = data.client_ids[np.sort(drawn)].tolist()
-        parts.append(of_own.select([of_own.client_index(each) for each in own_ids]))
-        pools[name] = np.arange(first, first + len(drawn), dtype=np.int32)
-        first += len(drawn)
-    columns = {
-        name: np.concatenate([part.columns[name] for part in parts]) for name in data.columns
-    }
-    offsets = np.concatenate([[0], *(part.client_sizes for part in parts)]).cumsum()
-    ids = [
-        f"{name}/{user}"
-        for name, part in zip(shares, parts, strict=True)
-        for user in part.client_ids.tolist()
-    ]
+        drawn = np.sort(drawn)
+        is_drawn = np.zeros(data.num_clients, bool)
+        is_drawn[drawn] = True
+        rows.append(np.flatnonzero(is_own & np.repeat(is_drawn, data.client_sizes)))
+        pools[name] = np.arange(len(ids), len(ids) + len(drawn), dtype=np.int32)
+        sizes += sizes_of_own[drawn].tolist()
+        ids += [f"{name}/{user}" for user in data.client_ids[drawn].tolist()]
+    # Once, so that there is no other copy of the tokens of all pools.
+    every = np.concatenate(rows)
+    columns = {name: column[every] for name, column in data.columns.items()}
+    offsets = np.cumsum([0, *sizes])
     return FederatedData.from_arrays(columns, offsets=offsets, client_ids=ids), pools
+
+
+def _of_domain(data: FederatedData, domain: int) -> tuple[np.ndarray, np.ndarray]:
+    """Which examples are of a domain, and how many of each client; ValueError where there is none."""
+    is_own = data.columns["domain"] == domain
+    sizes = np.add.reduceat(is_own, data.offsets[:-1]) * (data.client_sizes > 0)
+    if not sizes.any():
+        raise ValueError(f"no example is of domain {domain}")
+    return is_own, sizes
 
 
 def _thinned(

@@ -82,6 +82,8 @@ def piece_splitter(pieces: Iterable[str]) -> Callable[[str], tuple[str, ...]]:
         found, start = [], 0
         if len(word) > _LONGEST_WORD:
             return (word,)
+        if word.startswith(CONTINUES):
+            return (CONTINUES + word,)  # is no piece, where the word itself may be one
         while start < len(word):
             mark = CONTINUES if start else ""
             for end in range(len(word), start, -1):

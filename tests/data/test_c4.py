@@ -103,6 +103,12 @@ def test_what_cannot_be_read(tmp_path):
     path.write_bytes(packed[:-8] + bytes(8))  # the checksum
     with pytest.raises(ValueError, match=r"a\.json\.gz is damaged: CRC check failed"):
         read_c4([path], VOCABULARY, 4)
+    whole = tmp_path / "a.json"
+    cut = (GOOD + lines("One more.")).rstrip()[:-3]
+    whole.write_bytes(cut)
+    with pytest.raises(ValueError, match=rf"a\.json is cut off: it ends at byte {len(cut):,}"):
+        read_c4([whole], VOCABULARY, 4)
+    whole.unlink()
     path.write_bytes(BAD)
     with pytest.raises(ValueError, match=r"a\.json\.gz: no sentence of C4"):
         read_c4([path], VOCABULARY, 4)

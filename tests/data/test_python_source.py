@@ -52,6 +52,11 @@ def test_a_module():
     ]
 
 
+def test_a_comment_behind_a_docstring_leaves_it():
+    prose, _ = prose_and_code(b'def f():\n    """The text."""  # noqa\n')
+    assert prose == [["the", "text", "."], ["noqa"]]
+
+
 def test_formatted_strings_are_one_token():
     code = prose_and_code(b"x = f'{a + 1:{b}} {f\"{c}\"}' 'd'\n")[1]
     assert code == [["x", "=", STRING, STRING]]

@@ -131,6 +131,11 @@ def assert_same(splits, others):
             np.testing.assert_array_equal(data.columns[column], others[name].columns[column])
 
 
+@pytest.mark.parametrize("tokens", [[3], [1.5], [], ["text"], "text", None])
+def test_tokens_that_are_no_text_are_malformed(tokens):
+    assert stackoverflow._sentence({"tokens": tokens, "type": [b"answer"]}) == "malformed"
+
+
 def test_client_data_are_the_same(database, tmp_path):
     by_split = {"train": {}, "heldout": {}, "test": {}}
     for split, user, each in examples():

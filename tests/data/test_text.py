@@ -1,10 +1,13 @@
 """Users dealt to splits, and disjoint pools of users by domain."""
 
+import tracemalloc
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fedcodist.data.federated_data import FederatedData
 from fedcodist.data.text import SPLITS, domain_pools, of_domain, text_splits, vocabulary_of
 
 DOMAINS = ("prose", "code")
@@ -92,6 +95,17 @@ def test_pools_are_disjoint_and_of_one_domain(seed):
     for name, sentences in found.items():
         domain, user = name.split("/")
         assert sentences == [sentence[:20] for sentence in users[user][domain]]
+
+
+def test_pools_are_the_only_copy_of_their_tokens():
+    tokens = np.zeros((40_000, 201), np.uint16)
+    columns = {"tokens": tokens, "domain": np.arange(40_000) // 200 % 2}
+    data = FederatedData.from_arrays(columns, offsets=np.arange(0, 40_001, 100))
+    tracemalloc.start()
+    clients, _ = domain_pools(data, DOMAINS, {"prose": 0.5, "code": 0.5}, 0)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert clients.num_examples == 40_000 and peak < 1.2 * tokens.nbytes
 
 
 def test_a_domain_is_part_of_every_client():

@@ -58,6 +58,12 @@ def test_what_has_no_pieces_is_itself():
     assert split("abx") == ("abx",) and split("b") == ("b",) and split("a" * 101) == ("a" * 101,)
 
 
+def test_a_word_that_looks_like_a_later_piece_is_unknown():
+    later = f"{CONTINUES}b"
+    split = piece_splitter({"a", later})
+    assert split("ab") == ("a", later) and not {"a", later} & set(split(later))
+
+
 def test_bad_input():
     with pytest.raises(ValueError, match="size must be at least 3, the number of characters"):
         learn_pieces({"abc": 1}, 2)

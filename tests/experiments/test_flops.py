@@ -25,6 +25,7 @@ from experiments.flops import (
 from experiments.parties import PARTY_METHODS
 from fedcodist.algorithms.parties import PUBLIC
 from fedcodist.models import lstm, transformer
+from fedcodist.next_token import language_model
 from fedcodist.sources import resident_data
 
 ROUNDS = 3
@@ -273,3 +274,19 @@ def test_federated_dropouts_clients_compute_smaller_networks():
     counted = flops_of_run(config, {"main": 10.0})
     assert counted.clients["main"] == 10 * LEARNING * 2 * (64 * 19 + 19 * 10)  # 0.6 of 32 units
     assert counted.server == 0
+
+
+@pytest.mark.parametrize(
+    ("network", "percent"),
+    [(lstm.small_lstm(), 3), (lstm.large_lstm(), 8), (transformer.large_transformer(), 20)],
+)
+def test_what_is_computed_of_padding(network, percent):
+    """Logits of padding are not; the layers below run over all 20 positions, of which 13.3 predict."""
+    each = flops.flops_per_token(network, 20)
+    tokens = jax.ShapeDtypeStruct((1, 20), jnp.int32)
+    variables = jax.eval_shape(network.init, jax.random.key(0), tokens)
+    width, classes = jax.eval_shape(network.apply, variables, tokens).kernel.shape
+    below = each - 2 * width * classes
+    share = (20 - 13.3) * below / (20 * below + 13.3 * 2 * width * classes)
+    assert 100 * share == pytest.approx(percent, abs=0.6)
+    assert f"{percent} %" in " ".join(language_model.__doc__.split())

@@ -130,6 +130,8 @@ def test_a_run_and_its_table(folder, tmp_path, method, capsys):
         expected = np.average(values, weights=counts)
         assert last["small", "test"][metric] == pytest.approx(expected)
     assert domains.main([str(tmp_path / "run"), "--samples=1"]) == 0
+    with pytest.raises(SystemExit):
+        domains.main([str(tmp_path / "run"), "--samples=-1"])
     printed = capsys.readouterr().out
     assert "prose" in printed and "mixed" in printed and "[code] name" in printed
     found = domains.cells(load_run(tmp_path / "run"), "test")
