@@ -39,6 +39,7 @@ def get_config(run: str = "fed_kd") -> ConfigDict:
         raise ValueError(f"a run of this config is one of {get_runs()}, got {run!r}.")
     config = cifar_fed_kd.get_config(run)
     config.name = "ade_fed_kd"
+    config.rounds = config.full_rounds = config.rounds // 2  # five epochs; the paper's have two
     with config.unlocked():
         config.data = dict(
             name="prepared_sentences",
