@@ -42,5 +42,6 @@ def get_config(run: str = "periodic_codistillation") -> ConfigDict:
     if run == "merged_codistillation":
         config.algorithm.steps = 32
     config.evaluation.update(every=10, around=dict(before=2, after=10))
+    config.evaluation.splits = ("held_out", *config.evaluation.splits)
     config.execution.stream = True  # the unlabelled text alone has gigabytes
     return config

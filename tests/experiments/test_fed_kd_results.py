@@ -51,7 +51,7 @@ def test_methods_stand_beside_fed_avg_with_their_bytes(tmp_path):
     write(tmp_path, "fed_avg,student", 60.0, sent=(150_000, 100_000))
     write(tmp_path, "fed_kd", 62.0, 69.0, sent=(60_000, 40_000))
     write(tmp_path, "fed_kd,no_mutual", 59.0, 55.0, sent=(60_000, 40_000))
-    write(tmp_path, "fetch_sgd", 40.0, sent=(30_000, 20_000))  # in twenty times as many rounds
+    write(tmp_path, "fetch_sgd", 40.0, sent=(7_500, 5_000))  # in twenty times as many rounds
     text, plots = render(tmp_path)
     # The means of two seeds: 0.2 more. MB of 10 rounds; all runs have the seeds' difference.
     (local,) = row(text, "Local")
