@@ -116,7 +116,7 @@ def test_a_run_and_its_table(folder, tmp_path, method, capsys):
         first_seed = jax.tree.map(lambda leaf: leaf[0], variables)
         save_model(tmp_path / "run" / f"{pool}_seed0.safetensors", first_seed)
     last = {(r["model"], r["split"]): r for r in outcome.records if r["round"] == 2}
-    for split in ("test", "test_prose", "test_code", "held_out", "held_out_prose"):
+    for split in ("test", "test_prose", "test_code", "held_out_prose", "held_out_code"):
         record = last["small", split]
         assert 0 <= record["accuracy"] <= 1 and 1 < np.exp(record["loss"]) < 40
     # Every word and every token counts alike, in whichever domain.
@@ -130,8 +130,6 @@ def test_a_run_and_its_table(folder, tmp_path, method, capsys):
         expected = np.average(values, weights=counts)
         assert last["small", "test"][metric] == pytest.approx(expected)
     assert domains.main([str(tmp_path / "run"), "--samples=1"]) == 0
-    with pytest.raises(SystemExit):
-        domains.main([str(tmp_path / "run"), "--samples=-1"])
     printed = capsys.readouterr().out
     assert "prose" in printed and "mixed" in printed and "[code] name" in printed
     found = domains.cells(load_run(tmp_path / "run"), "test")
@@ -146,6 +144,12 @@ def test_a_run_and_its_table(folder, tmp_path, method, capsys):
     assert (entries["small"].server_flops > 0) == (method != "fed_avg")
 
 
+def test_a_number_of_samples_below_zero_is_one_line(capsys):
+    with pytest.raises(SystemExit):
+        domains.main(["run", "--samples=-1"])
+    assert "--samples must be at least 0, got -1." in capsys.readouterr().err
+
+
 @pytest.mark.slow
 def test_a_sampled_softmax_trains_and_all_words_are_evaluated(folder):
     losses = []
@@ -153,7 +157,7 @@ def test_a_sampled_softmax_trains_and_all_words_are_evaluated(folder):
         config = config_of(folder)
         config.training.samples = samples
         outcome = run_experiment(build_experiment(config), show_progress=False)
-        losses.append([r["loss"] for r in outcome.records if r["split"] == "held_out"])
+        losses.append([r["loss"] for r in outcome.records if r["split"] == "held_out_code"])
     exact, sampled = np.array(losses)
     assert sampled[0] == exact[0] and not np.allclose(sampled[-2:], exact[-2:], rtol=1e-5)
     np.testing.assert_allclose(sampled, exact, rtol=0.1)
