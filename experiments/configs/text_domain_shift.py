@@ -16,7 +16,7 @@ twentieth, to see what it changes and what of that is forgotten. A run is "metho
     python -m experiments.domains runs/text_domain_shift
 
 The paper has 30,000 users in each pool of Stack Overflow, 10,000 words and 1,500 rounds; here a few
-hundred users know 4,000 words. Learning rates are ours, not tuned.
+hundred users know 4,000 words. Learning rates are ours, of four pairs that were tried with FedAvg.
 """
 
 from ml_collections import ConfigDict, config_dict
