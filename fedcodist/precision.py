@@ -19,9 +19,9 @@ def in_bfloat16(model: Model) -> Model:
 
     Parameters and floating inputs are cast where the network is applied. Parameters themselves, and so
     gradients, updates and what clients send, stay float32, as do mutable state (batch statistics),
-    outputs, and with them losses and metrics; so does a language model's output layer, which its loss
-    applies. Layers that compute their statistics in float32 or
-    wider, such as `fedcodist.models.normalization.BatchNorm` and Flax's, go on doing so.
+    outputs, and with them losses and metrics. A language model's output layer, which its loss applies,
+    computes in float32. Layers that compute their statistics in float32 or wider, such as
+    `fedcodist.models.normalization.BatchNorm` and Flax's, go on doing so.
 
     Args:
       model: any model whose network computes in the type of its parameters and inputs: one that

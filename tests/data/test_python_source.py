@@ -53,8 +53,8 @@ def test_a_module():
 
 
 def test_a_comment_behind_a_docstring_leaves_it():
-    prose, _ = prose_and_code(b'def f():\n    """The text."""  # noqa\n')
-    assert prose == [["the", "text", "."], ["noqa"]]
+    prose, _ = prose_and_code(b'def f():\n    """The text."""  # A remark\n')
+    assert prose == [["the", "text", "."], ["a", "remark"]]
 
 
 def test_formatted_strings_are_one_token():

@@ -153,9 +153,8 @@ def common_weights(network: work.Network | work.LanguageNetwork, params):
     for name, shape in work.weight_shapes(network).items():
         layer, leaf = _own_name(network, name)
         value = np.asarray(params[layer][leaf])
-        value = value.reshape(
-            value.shape[-len(shape) :]
-        )  # on several devices there is an axis more
+        # On several devices there is an axis more.
+        value = value.reshape(value.shape[-len(shape) :])
         if name.endswith("hidden_kernel"):
             value = value[-shape[0] :]
         weights[name] = value[: shape[0]]

@@ -92,14 +92,9 @@ def _cell(records: Sequence[Record], run: str, model: str, split: str) -> str:
     found = sample(records, EXPERIMENT, run, model, split)
     if found is None:
         return "not run"
-    losses = [
-        loss
-        for seed in found.seeds
-        for record in found.records
-        if seed in record.seeds
-        for loss in [record.final[model][split]["loss"][record.seeds.index(seed)]]
-    ]
-    return f"{accuracy(found)} / {math.exp(statistics.fmean(losses)):,.0f}"
+    loss = sample(records, EXPERIMENT, run, model, split, "loss")
+    perplexity = math.exp(loss.mean / 100) if loss else math.nan  # a Sample is in %
+    return f"{accuracy(found)} / {perplexity:,.0f}"
 
 
 def _gains(records: Sequence[Record], text: str, splits: Sequence[str]) -> list[list[str]]:
