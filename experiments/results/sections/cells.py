@@ -1,7 +1,9 @@
 """Cells of accuracies."""
 
+import statistics
 from collections.abc import Sequence
 
+from experiments.results.intervals import student_half_width
 from experiments.results.paper_numbers import MODELS
 from experiments.results.pooling import Sample, sample
 from experiments.results.records import Record
@@ -36,6 +38,13 @@ def accuracy(one: Sample) -> str:
     """'33.86 ± 0.21 †'."""
     spread = "" if one.deviation is None else f" ± {one.deviation:.2f}"
     return f"{one.mean:.2f}{spread}{' †' if one.is_short else ''}"
+
+
+def mean_difference(values: Sequence[float]) -> str:
+    """'+0.52 ± 0.31' of differences within seeds, by Student's t; without an interval for one seed."""
+    half_width = student_half_width(values)
+    spread = "" if half_width is None else f" ± {half_width:.2f}"
+    return f"{statistics.fmean(values):+.2f}{spread}"
 
 
 def _absence(records: Sequence[Record], experiment: str, run: str) -> str:

@@ -1,19 +1,17 @@
 """The codistillation paper's domain shift: its Table 2, what codistillations change, its Figure 3."""
 
 import math
-import statistics
 from collections.abc import Sequence
 
 from experiments.configs.text_domain_shift import TEXTS
 from experiments.domains import mean_change
 from experiments.methods import BASELINE, METHOD_NAMES, METHODS
 from experiments.results import figures
-from experiments.results.intervals import student_half_width
 from experiments.results.paper_numbers import DOMAIN_SHIFT, MODELS
 from experiments.results.pooling import Curve, curve, sample
 from experiments.results.records import Record
 from experiments.results.sections.beneath import remarks
-from experiments.results.sections.cells import accuracy
+from experiments.results.sections.cells import accuracy, mean_difference
 from experiments.results.sections.commands import planned, sweep
 from experiments.results.sections.markdown import Plots, image, table
 
@@ -112,7 +110,8 @@ def _gains(records: Sequence[Record], text: str, splits: Sequence[str]) -> list[
                     continue
                 of_baseline = dict(zip(theirs.seeds, theirs.values, strict=True))
                 pairs = zip(ours.seeds, ours.values, strict=True)
-                cells.append(_mean([v - of_baseline[s] for s, v in pairs if s in of_baseline]))
+                differences = [v - of_baseline[s] for s, v in pairs if s in of_baseline]
+                cells.append(mean_difference(differences) if differences else "no common seeds")
             rows.append([METHOD_NAMES[method], model, *cells])
     return rows
 
@@ -125,7 +124,7 @@ def _changes(records: Sequence[Record], text: str, domains: Sequence[str]) -> li
             cells = []
             for domain in domains:
                 by_seed = _seeds_changes(records, f"{method},{text}", model, f"held_out_{domain}")
-                cells.append(" / ".join(map(_mean, zip(*by_seed, strict=True))) or "-")
+                cells.append(" / ".join(map(mean_difference, zip(*by_seed, strict=True))) or "-")
             rows.append([METHOD_NAMES[method], model, *cells])
     return rows if any(cell != "-" for row in rows for cell in row[2:]) else []
 
@@ -166,12 +165,3 @@ def _paper() -> list[str]:
         "Small / large model, 30,000 users each, 10,000 words, 1,500 rounds; one number, without seeds.",
         table(["Method", *(split.capitalize() for split in splits)], rows),
     ]
-
-
-def _mean(values: Sequence[float]) -> str:
-    """'+0.52 ± 0.31'; without an interval for one value."""
-    if not values:
-        return "-"
-    half_width = student_half_width(values)
-    spread = "" if half_width is None else f" ± {half_width:.2f}"
-    return f"{statistics.fmean(values):+.2f}{spread}"

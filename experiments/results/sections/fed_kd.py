@@ -7,11 +7,10 @@ from typing import NamedTuple
 from experiments.configs.cifar_fed_kd import THRESHOLDS
 from experiments.results import figures
 from experiments.results.figures import Cost, Spectrum
-from experiments.results.intervals import student_half_width
 from experiments.results.pooling import Sample, sample
 from experiments.results.records import Record
 from experiments.results.sections.beneath import remarks
-from experiments.results.sections.cells import accuracy
+from experiments.results.sections.cells import accuracy, mean_difference
 from experiments.results.sections.commands import planned
 from experiments.results.sections.markdown import Plots, image, table
 from experiments.results.settings import settings, without
@@ -297,9 +296,7 @@ def _difference(records: Sequence[Record], panel: Panel, plus: Method, minus: Me
     if mine != theirs or not seeds:
         return "no runs with equal settings"
     values = [by_seed[0][seed] - by_seed[1][seed] for seed in seeds]
-    half_width = student_half_width(values)
-    spread = "" if half_width is None else f" ± {half_width:.2f}"
-    return f"{statistics.fmean(values):+.2f}{spread}"
+    return mean_difference(values)
 
 
 def _sample(records: Sequence[Record], panel: Panel, method: Method) -> Sample | None:

@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterable, Sequence
 
 from experiments.results import figures
 from experiments.results.figures import PartyCurve
-from experiments.results.intervals import student_half_width
 from experiments.results.records import Record
 from experiments.results.sections.beneath import own_notes
+from experiments.results.sections.cells import mean_difference
 from experiments.results.sections.commands import full_lengths, planned, sweep
 from experiments.results.sections.markdown import Plots, codes, image, table
 
@@ -98,7 +98,7 @@ def _run(record: Record, plots: Plots) -> list[str]:
     return [
         f"**`{record.run}`**, {record.rounds} rounds, {count} seed{'' if count == 1 else 's'}",
         table(["Party", "Before", "After", "Gain", "Bound", "Below it"], rows),
-        f"Gain {_shown(gains)}, below the bound {_shown(gaps)} points."
+        f"Gain {mean_difference(gains)}, below the bound {mean_difference(gaps)} points."
         + (f" The paper's bound has a mean of {theirs:.1f} %." if theirs else ""),
         image(name, f"Accuracy of each party by round, {record.run}"),
         "Dashed: the parties' mean before. Dashed and dotted: of their bounds.",
@@ -120,7 +120,7 @@ def _remarks(records: Sequence[Record]) -> list[str]:
         kept = set.intersection(*map(set, each))
         ours, theirs = (measure([own[party] for party in kept]) for own in each[:2])
         differences = [ours[of_run[seed]] - theirs[of_other[seed]] for seed in seeds]
-        rows.append([text, _shown(differences), expected])
+        rows.append([text, mean_difference(differences), expected])
     return ["What the paper remarks:", table(["Remark", "Difference, points", "Paper"], rows)]
 
 
@@ -195,9 +195,3 @@ def _row(values: Sequence[float]) -> list[str]:
     before, after, bound = values
     gain = f"{after - before:+.1f}"
     return [f"{before:.1f}", f"{after:.1f}", gain, f"{bound:.1f}", f"{bound - after:.1f}"]
-
-
-def _shown(values: Sequence[float]) -> str:
-    half_width = student_half_width(values)
-    spread = "" if half_width is None else f" ± {half_width:.2f}"
-    return f"{_mean(values):+.2f}{spread}"

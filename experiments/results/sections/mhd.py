@@ -9,9 +9,9 @@ import numpy as np
 from experiments import heads as heads_lib
 from experiments.configs.cifar100_mhd import EMBEDDING_WEIGHT, HEAD_WEIGHT, HEADS, SKEWS
 from experiments.heads import Heads
-from experiments.results.intervals import student_half_width
 from experiments.results.records import Record
 from experiments.results.sections.beneath import own_notes
+from experiments.results.sections.cells import mean_difference
 from experiments.results.sections.commands import full_lengths, planned, sweep
 from experiments.results.sections.markdown import Plots, image, listed, table
 
@@ -184,7 +184,7 @@ def _gains(found: Found, skew: int, measure: Measure) -> list[str]:
             cells.append("not run")
             continue
         best = max(gains, key=lambda weights: np.mean(gains[weights]))
-        cells.append(f"{_shown(gains[best])} ({best[0]}, {best[1]})")
+        cells.append(f"{mean_difference(gains[best])} ({best[0]}, {best[1]})")
     return cells
 
 
@@ -352,7 +352,7 @@ def _beside_fed_md(records: Sequence[Record]) -> list[str]:
     ):
         both = sorted(set(values.get("FedMD", {})) & set(values.get("MHD", {})))
         differences = [values["FedMD"][seed] - values["MHD"][seed] for seed in both]
-        lines.append([text, _shown(differences) if both else "not run", "above 0"])
+        lines.append([text, mean_difference(differences) if both else "not run", "above 0"])
     parts = [
         "The ten networks and the data of the FedMD experiments at a size for a CPU: CIFAR-10 public, "
         f"six superclasses of CIFAR-100 private (`experiments/configs/{BESIDE_FED_MD}.py`). *Alone*: "
@@ -671,7 +671,7 @@ def _orderings(found: Found, rows: Iterable[Ordering]) -> list[str]:
                 [(found[run], measure) for run, measure in terms] for terms in (one.plus, one.less)
             )
             values = _differences(plus, less)
-        lines.append([one.text, _shown(values) if values else "not run", one.paper])
+        lines.append([one.text, mean_difference(values) if values else "not run", one.paper])
     return [table(["Ordering", "Difference, points", "Paper"], lines)]
 
 
@@ -687,12 +687,6 @@ def _differences(
             if seed in common:
                 totals[seed] = totals.get(seed, 0.0) + sign * float(value)
     return [totals[seed] for seed in sorted(totals)]
-
-
-def _shown(values: Sequence[float]) -> str:
-    half_width = student_half_width(values)
-    spread = "" if half_width is None else f" ± {half_width:.2f}"
-    return f"{np.mean(values):+.2f}{spread}"
 
 
 def _known(record: Record | None) -> Known | None:
