@@ -94,6 +94,23 @@ def test_what_codistillations_change_and_the_curves(tmp_path):
     assert line.get_ydata().tolist() == pytest.approx([v + 0.5 for v in course.values()])
 
 
+def test_longer_runs_have_a_table_and_a_plot_of_their_own(tmp_path):
+    same = [[10.0, 10.0]] * 3
+    for run, accuracies in (("fed_avg", [[30.0, 30.0]] * 3), ("merged_codistillation", same)):
+        write(tmp_path, f"{run},stackexchange,600", finals(accuracies, accuracies))
+    text, plots = render(tmp_path)
+    (_, shorter), (_, longer) = (
+        part.split("\n", 1) for part in text.split("### Stack Exchange")[1:]
+    )
+    assert "| FedAvg | small | not run |" in shorter
+    # Accuracies of prose and code are none of Stack Exchange's domains; the mixed set's is.
+    assert "| FedAvg | small | not run | not run | 30.00 ± 0.00 / 20 |" in longer
+    assert "| MergedCodist | small | not run | not run | -20.00 ± 0.00 |" in longer
+    assert "PeriodicCodist" not in longer.split("### The paper's")[0]
+    assert not plots
+    assert text_domain_shift.get_config("fed_avg,stackexchange,600").rounds == 600
+
+
 def test_without_runs_there_is_the_command(tmp_path):
     text, plots = render(tmp_path)
     assert "Not run." in text and "--config experiments/configs/text_domain_shift.py" in text

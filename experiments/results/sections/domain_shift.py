@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 
-from experiments.configs.text_domain_shift import TEXTS
+from experiments.configs.text_domain_shift import MORE_ROUNDS, TEXTS, get_runs
 from experiments.domains import mean_change
 from experiments.methods import BASELINE, METHOD_NAMES, METHODS
 from experiments.results import figures
@@ -19,6 +19,7 @@ EXPERIMENT = "text_domain_shift"
 TITLES = {
     "python_source": "Python's standard library: prose and code",
     "stackexchange": "Stack Exchange: answers and questions",
+    f"stackexchange,{MORE_ROUNDS}": f"Stack Exchange, {MORE_ROUNDS} rounds",
 }
 
 
@@ -34,16 +35,16 @@ def domain_shift(records: Sequence[Record], notes: dict[str, str], plots: Plots)
     ]
     if not any(record.experiment == EXPERIMENT and record.finished for record in records):
         return [*parts, f"Not run.\n\n{sweep(EXPERIMENT, planned(EXPERIMENT))}"]
-    for text, domains in TEXTS.items():
-        parts += [f"### {TITLES[text]}", *_text(records, text, domains, plots)]
+    for text, title in TITLES.items():
+        parts += [f"### {title}", *_text(records, text, plots)]
     return [*parts, *_paper(), notes.get(EXPERIMENT, "")]
 
 
-def _text(
-    records: Sequence[Record], text: str, domains: tuple[str, str], plots: Plots
-) -> list[str]:
-    """`domains`: of the small and of the large model."""
-    runs = [f"{method},{text}" for method in METHODS]
+def _text(records: Sequence[Record], text: str, plots: Plots) -> list[str]:
+    """`text`: what follows the method in the runs' names."""
+    domains = TEXTS[text.split(",")[0]]
+    methods = [method for method in METHODS if f"{method},{text}" in get_runs()]
+    runs = [f"{method},{text}" for method in methods]
     splits = [*(f"test_{domain}" for domain in domains), "test"]
     rows = [
         [
@@ -51,11 +52,11 @@ def _text(
             model,
             *(_cell(records, f"{method},{text}", model, split) for split in splits),
         ]
-        for method in METHODS
+        for method in methods
         for model in MODELS
     ]
     headings = [*(domain.capitalize() for domain in domains), "Mixed"]
-    name = f"{EXPERIMENT}_{text}.png"
+    name = f"{EXPERIMENT}_{text.replace(',', '_')}.png"
     panels = {
         f"{model} model, {domain}{'' if domain == own else ' (never trained on)'}": found
         for model, own in zip(MODELS, domains, strict=True)
@@ -66,9 +67,9 @@ def _text(
         f"The small model's clients have {domains[0]}, the large one's {domains[1]}.",
         table(["Method", "Model", *headings], rows, texts=2),
         "Gains over FedAvg, in points:",
-        table(["Method", "Model", *headings], _gains(records, text, splits), texts=2),
+        table(["Method", "Model", *headings], _gains(records, text, methods, splits), texts=2),
     ]
-    if changes := _changes(records, text, domains):
+    if methods == list(METHODS) and (changes := _changes(records, text, domains)):
         parts += [
             "What a codistillation changes: held-out accuracy less that of the round before it, in its "
             "own round and, behind the stroke, four rounds later, in points. Methods without "
@@ -95,9 +96,11 @@ def _cell(records: Sequence[Record], run: str, model: str, split: str) -> str:
     return f"{accuracy(found)} / {perplexity:,.0f}"
 
 
-def _gains(records: Sequence[Record], text: str, splits: Sequence[str]) -> list[list[str]]:
+def _gains(
+    records: Sequence[Record], text: str, methods: Sequence[str], splits: Sequence[str]
+) -> list[list[str]]:
     rows = []
-    for method in METHODS[1:]:
+    for method in methods[1:]:
         for model in MODELS:
             cells = []
             for split in splits:
