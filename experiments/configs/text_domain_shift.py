@@ -94,7 +94,7 @@ def get_config(run: str = "merged_codistillation,python_source") -> ConfigDict:
         alpha=0.7,  # merged
         alpha_schedule="constant",
         skip_at_alpha_one=False,
-        # Periodic; paper: 200. The last one is twenty of 200 rounds before the end, the paper's a hundred.
+        # Periodic; paper: 200. The last one is a tenth of the rounds before the end.
         period=config.rounds * 3 // 10,
         # As many unlabelled sentences in a round of merging as clients have of their own.
         steps={"periodic_codistillation": 200}.get(method, 8),
