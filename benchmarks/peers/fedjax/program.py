@@ -53,6 +53,7 @@ def measure(arguments) -> None:
     keys = list(jax.random.split(jax.random.PRNGKey(0), work.WORKLOADS[inputs.workload].cohort))
     cohorts = measuring.cohorts(inputs, arguments)
     state = algorithm.init(own_weights(inputs))
+    shapes = jax.eval_shape(lambda: state)
 
     def train(rounds):
         nonlocal state
@@ -62,6 +63,8 @@ def measure(arguments) -> None:
                 for client, key in zip(next(cohorts), keys, strict=True)
             ]
             state, _ = algorithm.apply(state, clients)
+            # With this JAX an axis of the devices is left, which Haiku refuses in the next round.
+            state = jax.tree.map(lambda x, own: x.reshape(own.shape), state, shapes)
         jax.block_until_ready(state.params)
 
     def save():
@@ -153,8 +156,6 @@ def common_weights(network: work.Network | work.LanguageNetwork, params):
     for name, shape in work.weight_shapes(network).items():
         layer, leaf = _own_name(network, name)
         value = np.asarray(params[layer][leaf])
-        # On several devices there is an axis more.
-        value = value.reshape(value.shape[-len(shape) :])
         if name.endswith("hidden_kernel"):
             value = value[-shape[0] :]
         weights[name] = value[: shape[0]]
