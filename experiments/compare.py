@@ -8,8 +8,9 @@ differences to the baseline are taken within each seed. Options are experiments.
 command continues. Costs are one seed's but for the seconds; FLOPs are explained in experiments/flops.py.
 Below the table lies an HTML report with curves and accuracy against bytes.
 
-Of parties who each own a model, the mean accuracy of all is ranked, and costs are all parties'. What
-they learn before the first round is the same for all methods and not counted. Where clients keep models
+Of parties who each own a model, the mean accuracy of all is ranked, and costs are all parties'. Where
+their models have auxiliary heads the last one has a row beside the main one's. What parties learn before
+the first round is the same for all methods and not counted. Where clients keep models
 of their own beside the one that they share, as FedKD's teachers, it is the mean accuracy of these that
 is ranked; that of the shared one, FedKD's student, stands beside it.
 
@@ -50,6 +51,8 @@ class Entry(NamedTuple):
       server_flops: of the server.
       seconds: of the whole run, all seeds.
       shared: name of the model that these clients share, where they keep this one for themselves.
+      head: the auxiliary head whose accuracies these are; None of models' one or main head.
+      num_models: how many models' mean this is.
     """
 
     run: str
@@ -61,6 +64,8 @@ class Entry(NamedTuple):
     server_flops: float
     seconds: float
     shared: str | None = None
+    head: int | None = None
+    num_models: int = 1
 
 
 class Difference(NamedTuple):
@@ -148,30 +153,40 @@ def read_run(run: str, folder: Path, metric: str = "accuracy") -> list[Entry]:
     final_splits = config["evaluation"]["final_splits"] or config["evaluation"]["splits"]
     entries = []
     measured: dict[str, None] = {}
+    head = config["parties"].get("heads") if of_parties else None
     for model, splits in summary["final"].items():
         values = splits.get(final_splits[0], {})
         measured |= dict.fromkeys(values)
-        if metric not in values:
-            continue
-        # What is undefined, such as precision where nothing was predicted, is null.
-        accuracies = [math.nan if value is None else value for value in values[metric]]
         own = [report.pool_of(config, model)]
         if of_parties and model not in examples:
             own = list(examples)
-        entries.append(
-            Entry(
-                run,
-                model,
-                tuple(100 * share for share in accuracies),
-                *(sum(cost[pool] for pool in own) for cost in (megabytes, examples, work.clients)),
-                work.server,
-                summary["seconds"],
-                kept.get(model),
+        for name, of_head in ((metric, None), (f"{metric}_head_{head}", head)):
+            if name not in values:
+                continue
+            # What is undefined, such as precision where nothing was predicted, is null.
+            shares = [math.nan if value is None else value for value in values[name]]
+            entries.append(
+                Entry(
+                    run,
+                    model,
+                    tuple(100 * share for share in shares),
+                    *(
+                        sum(each[pool] for pool in own)
+                        for each in (megabytes, examples, work.clients)
+                    ),
+                    work.server,
+                    summary["seconds"],
+                    kept.get(model),
+                    of_head,
+                )
             )
-        )
     if not entries:
         raise ValueError(f"--metric must be one of {list(measured)} for {run}, got {metric!r}.")
-    return [_all_parties(entries, examples), *entries] if of_parties else entries
+    if not of_parties:
+        return entries
+    heads = dict.fromkeys(entry.head for entry in entries)
+    means = [_all_parties([e for e in entries if e.head == each], examples) for each in heads]
+    return [*means, *entries]
 
 
 def ranked(entries: Sequence[Entry], baseline: str, models: Sequence[str] | None) -> list[Entry]:
@@ -198,7 +213,7 @@ def difference(entry: Entry, entries: Sequence[Entry], baseline: str) -> Differe
 
     The interval is Student's t over the seeds' differences; with one seed there is none.
     """
-    own = [other for other in entries if other.run == baseline]
+    own = [other for other in entries if other.run == baseline and other.head is None]
     same = [other for other in own if other.model == entry.model]
     same = same or [o for o in own if _compared_as(o) == _compared_as(entry)] or own
     if len(same) != 1 or same[0] == entry:
@@ -233,7 +248,7 @@ def table(
             beside = [_spread(stood_for[entry.run, entry.shared].accuracies)]
         drawn.add_row(
             entry.run,
-            entry.model,
+            entry.model if entry.head is None else f"{entry.model}, head {entry.head}",
             _spread(entry.accuracies),
             *(beside if has_shared else []),
             "" if found is None else _signed(found),
@@ -250,7 +265,7 @@ def budget(shown: Sequence[Entry]) -> str:
     """Whether the clients of all runs did the same work, and what FLOPs are."""
     by_model: dict[str, list[float]] = {}
     for entry in shown:
-        by_model.setdefault(entry.model, []).append(entry.examples)
+        by_model.setdefault(entry.model, []).append(entry.examples / entry.num_models)
     # Metrics have seven digits.
     equal = all(math.isclose(min(own), max(own), rel_tol=1e-5) for own in by_model.values())
     examples = (
@@ -282,6 +297,7 @@ def _all_parties(entries: Sequence[Entry], parties: Collection[str]) -> Entry:
         megabytes=sum(entry.megabytes for entry in own),
         examples=sum(entry.examples for entry in own),
         client_flops=sum(entry.client_flops for entry in own),
+        num_models=len(own),
     )
 
 

@@ -76,7 +76,7 @@ def build_multi_headed(config: ConfigDict, data: Data) -> FederatedAlgorithm:
         preprocess=public_of(data).preprocess,
     )
     algorithm = multi_headed_distillation(
-        decentralised_groups(config, data, config.parties.heads),
+        decentralised_groups(config, data, config.parties.heads, config.parties.projection),
         {"image": data.unlabelled},
         graph_of(config, data.splits["train"].num_clients),
         config.rounds,
@@ -97,7 +97,7 @@ def build_multi_headed(config: ConfigDict, data: Data) -> FederatedAlgorithm:
 def build_separate(config: ConfigDict, data: Data) -> FederatedAlgorithm:
     """Clients alone."""
     return separate(
-        _main_only(decentralised_groups(config, data, 0)),
+        _main_only(decentralised_groups(config, data)),
         config.rounds,
         _training(config, data),
         hyper=SeparateHyper(_rate(config)),
@@ -112,7 +112,7 @@ def build_pooled(config: ConfigDict, data: Data) -> FederatedAlgorithm:
             "data.public_share must be below 1 for pooled, or private images count twice."
         )
     return pooled(
-        _main_only(decentralised_groups(config, data, 0)),
+        _main_only(decentralised_groups(config, data)),
         len(pooled_examples(data)["label"]),
         config.rounds,
         _training(config, data),
@@ -122,11 +122,15 @@ def build_pooled(config: ConfigDict, data: Data) -> FederatedAlgorithm:
 
 
 def build_fed_avg(config: ConfigDict, data: Data) -> FederatedAlgorithm:
-    """FedAvg among clients of one architecture, every `training.steps` steps."""
+    """FedAvg among clients of one architecture, every `training.steps` steps.
+
+    Where everybody is joined with everybody a server's messages are counted, one model each way.
+    """
+    is_complete = config.parties.graph.get("name") == "complete"
     return decentralised_fed_avg(
-        _main_only(decentralised_groups(config, data, 0)),
+        _main_only(decentralised_groups(config, data)),
         config.rounds,
-        graph_of(config, data.splits["train"].num_clients),
+        None if is_complete else graph_of(config, data.splits["train"].num_clients),
         _training(config, data),
         SeparateHyper(_rate(config)),
         _execution(config),
@@ -138,7 +142,7 @@ def build_periodic(config: ConfigDict, data: Data) -> FederatedAlgorithm:
     settings = config.algorithm
     check_number("algorithm.distillation_learning_rate", settings.distillation_learning_rate, low=0)
     return decentralised_periodic_codistillation(
-        _main_only(decentralised_groups(config, data, 0)),
+        _main_only(decentralised_groups(config, data)),
         len(data.unlabelled),
         config.rounds,
         graph_of(config, data.splits["train"].num_clients),
@@ -167,8 +171,16 @@ DECENTRALISED_METHODS: dict[str, Callable[[ConfigDict, Data], FederatedAlgorithm
 }
 
 
-def decentralised_groups(config: ConfigDict, data: Data, heads: int) -> dict[str, Group]:
-    """Who has which network: backbone's name -> its clients."""
+def decentralised_groups(
+    config: ConfigDict, data: Data, heads: int = 0, projection: int | None = None
+) -> dict[str, Group]:
+    """Who has which network: backbone's name -> its clients.
+
+    Args:
+      config, data: of the run.
+      heads: auxiliary ones.
+      projection: width of the embeddings' map, which MHD alone needs.
+    """
     names, count = backbone_names(config), data.splits["train"].num_clients
     if len(names) != count:
         raise ValueError(
@@ -180,9 +192,7 @@ def decentralised_groups(config: ConfigDict, data: Data, heads: int) -> dict[str
     groups = {}
     for name in dict.fromkeys(names):
         backbone = choice("parties.networks", name, BACKBONES)()
-        model = multi_headed(
-            backbone, jnp.zeros((1, *size)), classes, heads, config.parties.projection
-        )
+        model = multi_headed(backbone, jnp.zeros((1, *size)), classes, heads, projection)
         groups[name] = Group(model, np.flatnonzero(np.array(names) == name))
     return groups
 

@@ -149,7 +149,8 @@ def _decentralised(
     """Of methods of clients on a graph. MHD's teachers are taken to be all neighbours equally often."""
     algorithm = settings.algorithm
     is_mhd = algorithm.name == "multi_headed_distillation"
-    groups = decentralised_groups(settings, data, settings.parties.heads if is_mhd else 0)
+    of_mhd = (settings.parties.heads, settings.parties.projection) if is_mhd else ()
+    groups = decentralised_groups(settings, data, *of_mhd)
     image = jax.ShapeDtypeStruct((1, *image_shape(data)), jnp.float32)
     forward, clients = {}, {}
     for name, names in party_names(groups).items():

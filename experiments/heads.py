@@ -71,7 +71,7 @@ def read_heads(folder: Path) -> Heads:
             f"{folder} holds a run of {config.algorithm.name}, which has no such clients."
         )
     data, split = load_data(config.data), config.evaluation.splits[0]
-    groups = decentralised_groups(config, data, 0)
+    groups = decentralised_groups(config, data)
     places = {
         party: client
         for name, names in party_names(groups).items()
@@ -154,8 +154,14 @@ def table_of_clients(heads: Heads) -> str:
     return "\n".join(lines)
 
 
-def picture(heads: Heads, title: str = "") -> Any:
-    """A figure: per head, every client's accuracy on every client's private labels; and by hops."""
+def picture(heads: Heads, title: str = "", most: float = 100.0) -> Any:
+    """A figure: per head, every client's accuracy on every client's private labels; and by hops.
+
+    Args:
+      heads: of a run.
+      title: above it.
+      most: accuracy in % of the brightest colour, one for all figures that are compared.
+    """
     from matplotlib.figure import Figure
 
     count = heads.shared.shape[2]
@@ -163,20 +169,31 @@ def picture(heads: Heads, title: str = "") -> Any:
     axes = figure.subplots(1, count + 1)
     image = None
     for head, plot in enumerate(axes[:-1]):
-        image = plot.imshow(100 * heads.on_others[:, :, head].mean(axis=0), vmin=0, vmax=100)
+        shown = 100 * heads.on_others[:, :, head].mean(axis=0)
+        image = plot.imshow(shown, vmin=0, vmax=most)
         plot.set_title("main head" if head == 0 else f"head {head}")
         plot.set_xlabel("labels of client")
         plot.set_ylabel("model of client" if head == 0 else "")
         for client, other in np.argwhere(heads.hops >= 0):
+            dark = shown[client, other] < most / 2
             plot.text(
-                other, client, heads.hops[client, other], ha="center", va="center", fontsize=6
+                other,
+                client,
+                heads.hops[client, other],
+                ha="center",
+                va="center",
+                fontsize=7,
+                color="white" if dark else "black",
             )
     figure.colorbar(image, ax=axes[:-1], label="accuracy, %", shrink=0.7)
-    travelled = {hops: own for hops, own in by_hops(heads).items() if hops >= 0}
+    travelled = by_hops(heads)
+    distances = sorted(travelled, key=lambda hops: (hops < 0, hops))
     for head in range(count):
-        values = [100 * own[head] for own in travelled.values()]
+        values = [100 * travelled[hops][head] for hops in distances]
         label = "main" if head == 0 else f"head {head}"
-        axes[-1].plot(list(travelled), values, marker="o", label=label)
+        axes[-1].plot(range(len(distances)), values, marker="o", label=label)
+    titles = ["none" if hops < 0 else str(hops) for hops in distances]
+    axes[-1].set_xticks(range(len(distances)), titles)
     axes[-1].set_xlabel("hops")
     axes[-1].set_ylabel("accuracy, %")
     axes[-1].legend(fontsize=7)
@@ -190,9 +207,12 @@ def profiles(panels: Mapping[str, Mapping[str, np.ndarray]]) -> Any:
 
     figure = Figure(figsize=(2.6 * len(panels), 3.2), layout="constrained")
     axes = figure.subplots(1, len(panels), sharex=True, squeeze=False)[0]
+    # A line that one panel lacks keeps its colour in the others.
+    order = list(dict.fromkeys(label for lines in panels.values() for label in lines))
     shown: dict[str, Any] = {}
     for plot, (title, lines) in zip(axes, panels.items(), strict=True):
-        for number, (label, values) in enumerate(lines.items()):
+        for label, values in lines.items():
+            number = order.index(label)
             (shown[label],) = plot.plot(
                 range(len(values)),
                 values,

@@ -28,8 +28,8 @@ def adjacency(graph: Any, num_clients: int) -> np.ndarray:
         array of another shape.
     """
     check_integer("num_clients", num_clients, low=1)
-    if isinstance(graph, list | tuple) and graph and _is_networkx(graph[0]):
-        return np.stack([_checked(_of_networkx(each, num_clients), num_clients) for each in graph])
+    if isinstance(graph, list | tuple) and any(map(_is_networkx, graph)):
+        return np.stack([adjacency(each, num_clients) for each in graph])
     if _is_networkx(graph):
         return _checked(_of_networkx(graph, num_clients), num_clients)
     return _checked(_of_array(graph), num_clients)

@@ -5,7 +5,8 @@ Of a prepared folder's training images a fifth is public. Runs are named by what
     weights,s=<s>,<nu_emb>,<nu_aux>   one auxiliary head, the two weights; heads,s=<s>,1 has 1 and 3
     heads,s=<s>,<m>                   number of auxiliary heads
     mhd_plus,s=<s>                    all images public, private ones too, and twice the rounds
-    <baseline>,s=<s>                  separate, fed_avg (every 50 steps, or 200), periodic, pooled
+    <baseline>,s=<s>                  separate, fed_avg (every 50 steps, or 200), periodic, pooled;
+                                      "_longer" has twice the rounds, as mhd_plus has
     graph,<graph>                     4 clients x 25 labels without overlap, three heads
     teachers,<Delta>                  checkpoints per step
     choice,random,s=<s>               targets drawn at random; compare with heads,s=<s>,3
@@ -32,6 +33,8 @@ BASELINES = {
     "fed_avg_200": "decentralised_fed_avg",
     "periodic": "decentralised_periodic_codistillation",
     "pooled": "pooled",
+    "fed_avg_longer": "decentralised_fed_avg",
+    "pooled_longer": "pooled",
 }
 # Three heads and both weights, where a run does not vary them.
 HEADS, EMBEDDING_WEIGHT, HEAD_WEIGHT = 3, 1.0, 3.0
@@ -48,6 +51,7 @@ CANDIDATES = {
     "all_plus": ("same_level_and_self", 2),
     "all_plus_longer": ("same_level_and_self", 2),
 }
+PUBLIC_SHARES = (10, 20, 30, 100)  # %
 ROUNDS, STEPS = 100, 50
 LARGER = ("mhd", "mhd_small_only", "separate", "fed_avg_small")
 
@@ -64,7 +68,7 @@ def get_runs() -> list[str]:
     runs += [f"choice,random,s={s}" for s in SKEWS]
     runs += [f"candidates,{name}" for name in CANDIDATES]
     runs += ["skip,one_head"]
-    runs += [f"public,{share}" for share in (10, 20, 30)]
+    runs += [f"public,{share}" for share in PUBLIC_SHARES]
     return runs + [f"larger,{method}" for method in LARGER]
 
 
@@ -107,11 +111,18 @@ def get_config(run: str = "heads,s=100,3") -> ConfigDict:
     config.evaluation = dict(
         every=20, batch_size=500, checkpoint_every=20, splits=("test",), final_splits=()
     )
+    config.execution.loop, config.execution.chunk_size = "scan", 1  # convolutions
     if kind == "fed_avg_200":
         longer = 200 // STEPS
         config.rounds = config.full_rounds = ROUNDS // longer
         config.training.steps = longer * STEPS
         config.evaluation.every = config.evaluation.checkpoint_every = 20 // longer
+    if kind.endswith("_longer"):
+        config.rounds = config.full_rounds = 2 * ROUNDS
+    if kind == "periodic":
+        # As many public images as MHD's clients see in a period.
+        settings = config.algorithm
+        settings.examples = settings.period * STEPS * settings.public_batch_size
     if method == "multi_headed_distillation":
         _vary(config, kind, values)
     if kind == "larger":

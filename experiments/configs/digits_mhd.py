@@ -26,8 +26,8 @@ OWN = {
     "decentralised_fed_avg": dict(),
     "decentralised_periodic_codistillation": dict(
         public_batch_size=64,
-        examples=512,
         period=6,  # so that the last one is some rounds before the end
+        examples=9600,  # as many as MHD's clients see in a period
         distillation_learning_rate=1e-3,
         temperature=1.0,
     ),

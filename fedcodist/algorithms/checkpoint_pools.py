@@ -1,4 +1,4 @@
-"""Rolling pools of stale checkpoints, MHD's stand-in for live exchange (section 3 of the spec's paper).
+"""Rolling pools of stale checkpoints, MHD's stand-in for live exchange.
 
 Who gets whose checkpoint when is settled before a run, from the graph and a seed, as the examples are
 dealt before it: so the bank of checkpoints has exactly as many places as it will need, and none is kept

@@ -16,8 +16,6 @@ from fedcodist.federated_algorithm import FederatedAlgorithm
 from fedcodist.for_each_client import Execution
 from fedcodist.step_training import StepTraining, check_step_training, start_learners
 
-PyTree = Any
-
 
 def decentralised_fed_avg(
     groups: Mapping[str, Group],
@@ -31,7 +29,9 @@ def decentralised_fed_avg(
     """Clients train apart for u = `training.steps` steps, then average with those they learn from.
 
     Means are weighted by private examples and taken over clients of the same architecture, the client
-    itself among them. On a complete graph that is FedAvg. Optimizers go on.
+    itself among them: one whose neighbours all have another architecture trains alone. On a complete
+    graph that is FedAvg, of which a server's account is one model each way and the graph's one for every
+    edge. Optimizers go on.
 
     Args:
       groups: architecture -> its clients.
@@ -44,7 +44,7 @@ def decentralised_fed_avg(
     """
     groups = parties.check_groups(groups)
     check_step_training(training, num_rounds)
-    count = parties.num_clients(groups)
+    count = parties.check_no_gap(groups)
     edges = graphs.complete(count)
     if graph is not None:
         edges = graphs.adjacency(graph, count)

@@ -22,8 +22,6 @@ from fedcodist.for_each_client import Execution
 from fedcodist.shuffling import stream_positions
 from fedcodist.step_training import StepTraining, check_step_training, start_learners
 
-PyTree = Any
-
 
 class DecentralisedPeriodicHyper(NamedTuple):
     """Learning rates of private training and of distillation, and the teachers' temperature; traced."""
@@ -83,12 +81,13 @@ def decentralised_periodic_codistillation(
     ):
         check_integer(argument, value, low=1)
     check_number("temperature", hyper.temperature, above=0)
-    count = parties.num_clients(groups)
+    count = parties.check_no_gap(groups)
     classes = next(iter(groups.values())).model.num_classes
     parties.check_widths(groups, classes)
     edges = graphs.adjacency(graph, count)
     graphs.check_neighbours(edges, name)
     edges = graphs.over_time(edges, num_rounds)
+    teaching = edges[period - 1 :: period]
     divergence = kl_divergence("forward")
 
     def is_due(round):
@@ -164,12 +163,15 @@ def decentralised_periodic_codistillation(
         learners = jax.lax.cond(is_due(round), codistil, lambda same: same, result.rows)
         return learners, rows, result.metrics
 
-    # Answers, and which examples they are of, on the edges of a round in which clients teach.
-    share = (num_rounds // period) / num_rounds
+    # Answers, and which examples they are of, on the edges of the rounds in which clients teach.
     scalar = np.dtype(np.float32).itemsize
-    size, indices = examples * classes * scalar, examples * scalar
-    taught, asked = (edges.mean(axis=0).sum(axis=axis) for axis in (1, 0))
+    size, indices = examples * classes * scalar, examples * scalar * len(teaching)
+    taught, asked = (teaching.sum(axis=(0, axis)) for axis in (2, 1))
     names = parties.party_names(groups)
+
+    def mean_over_rounds(total):
+        return -(-int(total) // num_rounds)
+
     return FederatedAlgorithm(
         name=name,
         hyper=hyper,
@@ -180,15 +182,11 @@ def decentralised_periodic_codistillation(
         predictors=parties.party_predictors(groups, lambda state, name: state[name].variables),
         communication={
             party: Communication(
-                down=_round_up(share * (taught[client] * size + indices)),
-                up=_round_up(share * asked[client] * size),
+                down=mean_over_rounds(taught[client] * size + indices),
+                up=mean_over_rounds(asked[client] * size),
             )
             for name, group in groups.items()
             for client, party in zip(group.clients, names[name], strict=True)
         },
         num_clients=count,
     )
-
-
-def _round_up(count: float) -> int:
-    return int(np.ceil(count))

@@ -41,8 +41,6 @@ from fedcodist.step_training import (
     train_steps,
 )
 
-PyTree = Any
-
 
 class HeadDistillation(NamedTuple):
     """How clients learn from each other.
@@ -52,7 +50,9 @@ class HeadDistillation(NamedTuple):
       teachers: Delta, checkpoints drawn from the pool in each step, without replacement. With 0 nobody
         learns from others: a head chases the client's own one before it.
       candidates: whose predictions compete for a head, see `head_distillation.CANDIDATES`. The paper's
-        "All" is "same_level_and_self" with two teachers.
+        "All" is taken to be "same_level_and_self" with two teachers; it does not say. Head k knows
+        what lies at most k hops away with "base" and "self" and where the backbone is not reached; with
+        the others, and through the backbone, knowledge travels further.
       choice: of the target among the candidates, "most_confident" or "random".
       embedding_distance: "squared" or "norm", of normalised embeddings.
       pool_size: N_P; the number of clients where not given.
@@ -150,10 +150,10 @@ def multi_headed_distillation(
       ValueError, TypeError: one line that names the argument and what is allowed.
     """
     groups = parties.check_groups(groups)
-    num_clients = parties.num_clients(groups)
+    num_clients = parties.check_no_gap(groups)
     check_step_training(training, num_rounds)
-    _check_distillation(distillation, hyper, groups, num_clients)
-    if next(iter(public.values())).shape[0] < 1:
+    _check_distillation(distillation, hyper)
+    if not public or next(iter(public.values())).shape[0] < 1:
         raise ValueError("public must not be empty.")
     heads = _check_outputs(groups, public, distillation.preprocess)
     edges = graphs.adjacency(graph, num_clients)
@@ -397,18 +397,13 @@ def _check_memory(groups, schedule, memory, on_host) -> tuple[str, ...]:
         raise ValueError(
             f"distillation.pool_size: the checkpoints in clients' pools need {_mib(needed)} ({parts}) "
             f"and may take {_mib(memory)} of {'the host' if on_host else 'a device'}; a smaller pool or "
-            "fewer seeds need less."
+            f"fewer seeds need less{'' if on_host else ', and checkpoints_on may be host'}."
         )
     place = " on the host" if on_host else ""
     return (f"checkpoints in the clients' pools: {_mib(needed)}{place} ({parts})",)
 
 
-def _check_distillation(distillation, hyper, groups, num_clients) -> None:
-    given = sum(len(group.clients) for group in groups.values())
-    if given != num_clients:
-        raise ValueError(
-            f"groups must have clients 0 to {num_clients - 1} without a gap, it has {given} of them."
-        )
+def _check_distillation(distillation, hyper) -> None:
     check_integer("distillation.batch_size", distillation.batch_size, low=1)
     check_integer("distillation.teachers", distillation.teachers, low=0)
     for argument, value, allowed in (
@@ -473,4 +468,5 @@ def _count(models: Mapping[str, Variables]) -> int:
 
 
 def _mib(count: int) -> str:
-    return f"{count / 2**20:,.3g} MiB"
+    size = count / 2**20
+    return f"{size:,.0f} MiB" if size >= 100 else f"{size:.3g} MiB"

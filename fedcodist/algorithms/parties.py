@@ -80,6 +80,17 @@ def check_groups(groups: Mapping[str, Group]) -> dict[str, Group]:
     return checked
 
 
+def check_no_gap(groups: Mapping[str, Group]) -> int:
+    """Returns how many clients there are, or raises one line unless groups have 0 to that less one."""
+    count = num_clients(groups)
+    given = sum(len(group.clients) for group in groups.values())
+    if given != count:
+        raise ValueError(
+            f"groups must have clients 0 to {count - 1} without a gap, it has {given} of them."
+        )
+    return count
+
+
 def check_widths(groups: Mapping[str, Group], num_classes: int) -> None:
     """Raises one line unless every model has an output for each class of the joint label space."""
     widths = {name: group.model.num_classes for name, group in groups.items()}

@@ -1,7 +1,6 @@
 """One model of each architecture on everybody's examples: what clients could learn together."""
 
 from collections.abc import Mapping
-from typing import Any
 
 from fedcodist.algorithms import parties
 from fedcodist.algorithms.parties import Group
@@ -9,8 +8,6 @@ from fedcodist.algorithms.separate import SeparateHyper, separate
 from fedcodist.federated_algorithm import FederatedAlgorithm
 from fedcodist.for_each_client import Execution
 from fedcodist.step_training import StepTraining
-
-PyTree = Any
 
 
 def pooled(

@@ -25,8 +25,6 @@ from fedcodist.step_training import (
     train_steps,
 )
 
-PyTree = Any
-
 
 class SeparateHyper(NamedTuple):
     """The learning rate before its decay, traced."""

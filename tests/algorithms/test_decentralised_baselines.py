@@ -220,9 +220,20 @@ def test_periodic_codistillation_teaches_what_neighbours_think(devices):
             weights[client] = weights[client] - rate * PUBLIC_IMAGES.T @ slope / PUBLIC_ROWS
             velocity[client] = np.zeros((FEATURES, CLASSES))
     close(found, weights)
+    # In round 1 all learn from the next, in round 3 client 1 from 0 and 2; others' edges carry nothing.
+    answers, indices = PUBLIC_ROWS * CLASSES * 4, 2 * PUBLIC_ROWS * 4
+    assert algorithm.communication["one"] == (
+        (3 * answers + indices) // rounds,
+        answers // rounds,
+    )
+    assert algorithm.communication["three_0"] == (
+        (answers + indices) // rounds,
+        2 * answers // rounds,
+    )
 
 
 CALL = functools.partial(decentralised_periodic_codistillation, GROUPS, PUBLIC_ROWS, 3)
+GAP = {"three": GROUPS["three"]._replace(clients=np.array([0, 1, 3]))}
 ALONE = np.array([[0, 1, 1, 1], [1, 0, 1, 1], [1, 1, 0, 1], [0, 0, 0, 0]])
 
 
@@ -239,6 +250,11 @@ ALONE = np.array([[0, 1, 1, 1], [1, 0, 1, 1], [1, 1, 0, 1], [0, 0, 0, 0]])
             "run's 3 times, it changes over 2",
         ),
         (lambda: CALL(graphs.complete(5)), "an edge from 0 to 4"),
+        (
+            lambda: decentralised_periodic_codistillation(GAP, PUBLIC_ROWS, 3, graphs.complete(4)),
+            "groups must have clients 0 to 3 without a gap, it has 3 of them",
+        ),
+        (lambda: decentralised_fed_avg(GAP, 3), "0 to 3 without a gap, it has 3 of them"),
         (lambda: pooled(GROUPS, 0, 3), "num_shared must be at least 1, got 0"),
         (lambda: CALL(graphs.complete(4), period=0), "period must be at least 1, got 0"),
         (lambda: CALL(graphs.complete(4), examples=0), "examples must be at least 1, got 0"),

@@ -20,9 +20,6 @@ from fedcodist.algorithms.isolated import SHARED
 from fedcodist.data.primary_labels import label_frequencies
 from fedcodist.experiment import run_experiment
 
-# Each compiles programs of several networks: minutes together.
-pytestmark = pytest.mark.slow
-
 
 def digits(run="multi_headed_distillation", **changes):
     config = digits_mhd.get_config(run)
@@ -36,6 +33,7 @@ def test_every_method_has_a_run_and_a_name():
     assert set(digits_mhd.get_runs()) == set(DECENTRALISED_METHODS) <= set(METHOD_NAMES)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("run", digits_mhd.get_runs())
 def test_runs_of_digits_are_built(run):
     experiment = build_experiment(digits(run))
@@ -139,6 +137,7 @@ def test_fed_md_and_mhd_have_the_same_ten_networks_and_data():
     assert len(set(config.parties.networks)) == 10
 
 
+@pytest.mark.slow
 def test_mhd_runs_on_the_data_and_networks_of_fed_md():
     """The public images less their own mean, the private ones less theirs."""
     names = ("fed_md_16_32", "fed_md_16_48", "fed_md_16_32", "fed_md_16_48")
@@ -171,9 +170,11 @@ def test_flops_are_counted_from_the_steps():
     public = 40 * 25 * 64
     found = flops_of_parties(digits().to_dict(), examples, 40).clients["digits_small_3"]
     assert found == 3 * headed * 1000 + public * (3 * headed + headed)
-    config = digits("decentralised_periodic_codistillation").to_dict()
-    found = flops_of_parties(config, examples, 40).clients["digits_small_3"]
-    assert found == 3 * forward * 1000 + 10 * 512 * 4 * forward
+    settings = digits("decentralised_periodic_codistillation")
+    found = flops_of_parties(settings.to_dict(), examples, 40).clients["digits_small_3"]
+    assert 40 // settings.algorithm.period == 6
+    taught = 6 * settings.algorithm.examples
+    assert found == 3 * forward * 1000 + taught * (1 + 3) * forward
 
 
 def test_tables_of_heads_are_those_of_the_records(tmp_path: Path):
@@ -241,6 +242,7 @@ def test_runs_without_clients_heads_are_left_out_of_the_tables(tmp_path: Path, c
     assert set(DECENTRALISED) == set(DECENTRALISED_METHODS) - {"pooled"}
 
 
+@pytest.mark.slow
 def test_what_checkpoints_take_is_told_before_a_run_and_refused(tmp_path: Path, monkeypatch):
     command = [sys.executable, "-m", "experiments.main", "--processes=1", f"--workdir={tmp_path}"]
     command += ["--config=experiments/configs/digits_mhd.py", "--config.rounds=1"]
@@ -261,6 +263,7 @@ def test_what_checkpoints_take_is_told_before_a_run_and_refused(tmp_path: Path, 
     assert "\n" not in str(caught.value) and set(shared) == {3}
 
 
+@pytest.mark.slow
 def test_all_methods_are_compared_on_the_same_budget(tmp_path: Path, capfd):
     arguments = ["--config=experiments/configs/digits_mhd.py", f"--workdir={tmp_path}"]
     arguments += ["--processes=1", "--config.rounds=4", "--config.training.steps=2"]
@@ -276,6 +279,21 @@ def test_all_methods_are_compared_on_the_same_budget(tmp_path: Path, capfd):
     assert set(examples.values()) == {8 * 4 * 2 * 32}
     assert entries["separate"].megabytes == entries["pooled"].megabytes == 0
     assert entries["multi_headed_distillation"].megabytes > 0
+    assert "all runs have the same budget of client examples" in output
+    # MHD's last head has a row of its own, less the same baseline.
+    assert "head 3" in output and "head 2" not in output
+    main, last = compare.read_run(
+        "multi_headed_distillation", tmp_path / "multi_headed_distillation"
+    )[:2]
+    assert (main.model, main.head, last.model, last.head) == (
+        *["all parties", None],
+        "all parties",
+        3,
+    )
+    assert main.accuracies != last.accuracies and main.examples == last.examples
+    both = [*entries.values(), last]
+    found = compare.difference(last, both, "separate")
+    assert found.mean == pytest.approx(last.accuracies[0] - entries["separate"].accuracies[0])
 
 
 @pytest.mark.parametrize(

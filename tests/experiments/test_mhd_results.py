@@ -219,6 +219,7 @@ def test_fed_md_and_mhd_are_measured_against_their_own_bounds(tmp_path):
     assert "| MHD, main | 25.0 | 46.0 | 66.0 | 20.0 | 2.8 |" in text
     shown = difference(text, "FedMD's gap to its bound less that of MHD's last head")
     assert shown == "+10.00 ± 0.00"
+    assert difference(text, "MHD's bound less FedMD's").startswith("-4.50 ± ")
     shown = difference(text, "FedMD's spread of models less that of MHD's last head")
     assert shown == f"{spread - np.std([54, 58], ddof=1):+.2f} ± 0.00"
 
@@ -233,10 +234,7 @@ def test_what_is_not_run_has_its_command(tmp_path):
 def test_no_number_is_called_the_papers(everything):
     """Its numbers are lost: beside ours stand words."""
     for ordering in section.orderings():
-        assert ordering.paper in {
-            *("above 0", "far above 0", "clearly above 0", "a little above 0"),
-            *("below 0", "about 0", "not stated"),
-        }
+        assert not set(ordering.paper) & set("123456789")
 
 
 @pytest.mark.parametrize(
@@ -336,9 +334,19 @@ def test_baselines_make_the_same_steps_on_the_same_data():
         config = cifar100_mhd.get_config(f"{name},s=100")
         assert config.algorithm.name == method
         assert config.data == base.data and config.seeds == base.seeds >= 2
-        assert config.rounds * config.training.steps == base.rounds * base.training.steps == 5000
+        longer = 2 if name.endswith("_longer") else 1
+        assert config.rounds * config.training.steps == longer * 5000
         assert config.training.batch_size == base.training.batch_size
         assert not config.evaluation.checkpoint_every % config.evaluation.every
+        assert config.execution.loop == "scan"
+    # PeriodicCodist's clients learn from as many public images as MHD's.
+    periodic = cifar100_mhd.get_config("periodic,s=100").algorithm
+    seen = periodic.period * base.training.steps * base.algorithm.public_batch_size
+    assert periodic.examples == seen
+    # What is compared with more public images for longer is as long.
+    for run in ("pooled_longer", "fed_avg_longer"):
+        plus = cifar100_mhd.get_config("mhd_plus,s=0")
+        assert cifar100_mhd.get_config(f"{run},s=0").rounds == plus.rounds
     assert cifar100_mhd.get_config("fed_avg_200,s=0").training.steps == 200
     for method in ("mhd_small_only", "fed_avg_small"):
         config = cifar100_mhd.get_config(f"larger,{method}")

@@ -1,13 +1,20 @@
 """Multi-Headed Distillation: what every head knows, and the orderings that the paper states."""
 
 import functools
+import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from experiments import heads as heads_lib
-from experiments.configs.cifar100_mhd import EMBEDDING_WEIGHT, HEAD_WEIGHT, HEADS, SKEWS
+from experiments.configs.cifar100_mhd import (
+    EMBEDDING_WEIGHT,
+    HEAD_WEIGHT,
+    HEADS,
+    PUBLIC_SHARES,
+    SKEWS,
+)
 from experiments.heads import Heads
 from experiments.results.records import Record
 from experiments.results.sections.beneath import own_notes
@@ -55,6 +62,11 @@ def best_private_of_others(heads: Heads) -> np.ndarray:
     return 100 * heads.private[:, :, 1:].mean(axis=1).max(axis=-1)
 
 
+def best_shared_of_others(heads: Heads) -> np.ndarray:
+    """Of the auxiliary heads the best one's shared accuracy."""
+    return 100 * heads.shared[:, :, 1:].mean(axis=1).max(axis=-1)
+
+
 def mhd(records: Sequence[Record], notes: Mapping[str, str], plots: Plots) -> list[str]:
     """The eight orderings of the paper, each with the tables and plots that it is read from."""
     found = {run: one for run in planned(CIFAR) if (one := _known(_record(records, CIFAR, run)))}
@@ -65,15 +77,18 @@ def mhd(records: Sequence[Record], notes: Mapping[str, str], plots: Plots) -> li
         f"{CIFAR}.py`). *Private* accuracy is that on test images as frequent as the client's own "
         "labels, *shared* accuracy that on all test images; in %, of the last round, means over "
         "clients and seeds. Head 0 is the main one, which gets no distillation. Differences are in "
-        "points, within seeds, with Student's t over the seeds (95 %). The text that this library was "
-        "written from has lost the paper's numbers: what stands beside ours are the orderings that its "
-        "words state.",
+        "points, within seeds, with Student's t over the seeds (95 %). Seeds differ in first weights "
+        "and batches; who has which labels and images, and who gets whose checkpoint, is the same for "
+        "all. The text that this library was written from has lost the paper's numbers: what stands "
+        "beside ours are the orderings that its words state. Lost too, and settled here: that the own "
+        "head is a candidate in the base set, that *All* has two teachers, how pools begin, what public "
+        "batches do to running statistics, and that the learning rate falls to zero.",
     ]
     if not found and not any(r.experiment in EXPERIMENTS for r in records):
         return [*parts, *(f"Not run.\n\n{sweep(each, planned(each))}" for each in EXPERIMENTS)]
     for title, body, orderings in (
         ("1. Alone, MHD, more public images, pooled examples", _compared, COMPARED),
-        ("2. Weights of the two losses", _weights, ()),
+        ("2. Weights of the two losses", _weights, WEIGHTS),
         ("3 and 4. Profiles of heads", _profiles, PROFILES),
         ("5. Graphs: how far knowledge travels", _graphs, TOPOLOGY),
         ("6. Choice of targets, teachers, candidates, public images", _targets, TARGETS),
@@ -124,7 +139,9 @@ def _compared(found: Found, plots: Plots) -> list[str]:
         "fed_avg": "FedAvg every 50 steps",
         "fed_avg_200": "FedAvg every 200 steps",
         "periodic": "PeriodicCodist",
+        "fed_avg_longer": "FedAvg every 50 steps, twice the rounds",
         "pooled": "one model on all examples",
+        "pooled_longer": "one model on all examples, twice the rounds",
     }
     rows = {}
     for skew in SKEWS:
@@ -136,7 +153,8 @@ def _compared(found: Found, plots: Plots) -> list[str]:
 
 def _weights(found: Found, plots: Plots) -> list[str]:
     parts = [
-        "One auxiliary head. Cells are *main head, head 1*. The paper says that both losses help up to "
+        "One auxiliary head. Cells are *main head, head 1*; nothing trains head 1 where ν_aux is 0. "
+        "The paper says that both losses help up to "
         "a threshold, that both together are best, and that one of them is the stronger one at s = 0, "
         "the other at s = 100; which of them is lost, so it is measured here."
     ]
@@ -146,7 +164,7 @@ def _weights(found: Found, plots: Plots) -> list[str]:
                 [
                     f"ν_emb = {embedding}",
                     *(
-                        _pair(found, weights_run(skew, embedding, head), measure)
+                        _pair(found, weights_run(skew, embedding, head), measure, head > 0)
                         for head in HEAD_WEIGHTS
                     ),
                 ]
@@ -161,14 +179,16 @@ def _weights(found: Found, plots: Plots) -> list[str]:
     ]
     parts.append(
         "What the main head gains over no distillation, in the best cell of those with embeddings' loss "
-        "alone, with predictions' loss alone, and with both; the weights beside it."
+        "alone, with predictions' loss alone, and with both; the weights beside it. The best of two, "
+        "three and six cells are chosen by the numbers that are shown, which favours the last; the "
+        "differences below are of cells chosen before."
     )
     parts.append(table(["", "embeddings alone", "predictions alone", "both"], rows))
     return parts
 
 
 def _gains(found: Found, skew: int, measure: Measure) -> list[str]:
-    """The best cells of the sweep; they are chosen by the very numbers that are shown."""
+    """The best cells of the sweep."""
     none = found.get(weights_run(skew, 0, 0))
     cells = []
     for embeddings, predictions in ((True, False), (False, True), (True, True)):
@@ -221,9 +241,12 @@ def _graphs(found: Found, plots: Plots) -> list[str]:
     """Four clients: a table and a picture clients x heads x hops of each graph."""
     parts = [
         "Four clients with 25 labels each, of which no two have one in common, s = 100. Columns: "
-        "accuracy on the labels of clients so many hops away; *none*: no way leads there.",
+        "accuracy on the labels of clients so many hops away; *none*: no way leads there. The paper "
+        "counts what lies between: its transitive teacher of 1 hop is 2 hops away here.",
         _heads_table(found, {name.replace("_", " "): f"graph,{name}" for name in GRAPHS}),
     ]
+    shown = [found[f"graph,{name}"].heads for name in GRAPHS if f"graph,{name}" in found]
+    most = max((100 * heads.on_others.mean(axis=0).max() for heads in shown), default=100.0)
     for name in GRAPHS:
         if not (one := found.get(f"graph,{name}")):
             continue
@@ -235,7 +258,7 @@ def _graphs(found: Found, plots: Plots) -> list[str]:
             for head, title in enumerate(one.heads.names)
         ]
         file = f"mhd_graph_{name}.png"
-        plots[file] = functools.partial(heads_lib.picture, one.heads, name.replace("_", " "))
+        plots[file] = functools.partial(heads_lib.picture, one.heads, name.replace("_", " "), most)
         parts += [
             table([name.replace("_", " "), *titles], rows),
             image(file, f"Accuracy of each client's heads on each client's labels, {name}"),
@@ -268,7 +291,7 @@ def _targets(found: Found, plots: Plots) -> list[str]:
         "one head, base": "heads,s=100,1",
         "one head, skip rule": "skip,one_head",
     }
-    public = {f"{share} % public": f"public,{share}" for share in (10, 20, 30)}
+    public = {f"{share} % public": f"public,{share}" for share in PUBLIC_SHARES}
     return [
         _heads_table(found, chosen),
         f"Teachers per step, {HEADS} heads, s = 100:",
@@ -291,7 +314,7 @@ def _larger(found: Found, plots: Plots) -> list[str]:
         "fed_avg_small": "FedAvg, all small",
     }
     measures = [
-        measure(head, clients)
+        (head, measure(head, clients))
         for clients in (FIRST, OTHERS)
         for measure in (private, shared)
         for head in (0, -1)
@@ -299,7 +322,12 @@ def _larger(found: Found, plots: Plots) -> list[str]:
     rows = []
     for method, label in labels.items():
         one = found.get(f"larger,{method}")
-        values = [f"{measure(one.heads).mean():.1f}" if one else "" for measure in measures]
+        # Without auxiliary heads the last one is the main one.
+        has_heads = one and len(one.heads.names) > 1
+        values = [
+            f"{measure(one.heads).mean():.1f}" if one and (head == 0 or has_heads) else ""
+            for head, measure in measures
+        ]
         rows.append([label if one else f"{label}: not run", *values])
     headings = [
         f"{who}, {what}, {head}"
@@ -320,12 +348,14 @@ def _beside_fed_md(records: Sequence[Record]) -> list[str]:
     # Method -> seed -> what; MHD's of the last head.
     gaps: dict[str, dict[int, float]] = {}
     spreads: dict[str, dict[int, float]] = {}
+    bounds: dict[str, dict[int, float]] = {}
 
     def add(method, label, seeds, before, after, bound):
         rows.append([label, *_against_bound(before, after, bound)])
         gap = bound.mean(axis=1) - after.mean(axis=1)
         gaps[method] = dict(zip(seeds, gap.tolist(), strict=True))
         spreads[method] = dict(zip(seeds, _spread(after).tolist(), strict=True))
+        bounds[method] = dict(zip(seeds, bound.mean(axis=1).tolist(), strict=True))
 
     if theirs and theirs.phases.get("pooled"):
         before = [each[SPLIT]["accuracy"][0] for each in theirs.curve.values() if SPLIT in each]
@@ -346,19 +376,20 @@ def _beside_fed_md(records: Sequence[Record]) -> list[str]:
         for head, name in enumerate(known["mhd"].heads.names):
             add("MHD", f"MHD, {name}", seeds, alone[:, :, 0], own[:, :, head], bound[:, :, 0])
     lines = []
-    for text, values in (
-        ("FedMD's gap to its bound less that of MHD's last head", gaps),
-        ("FedMD's spread of models less that of MHD's last head", spreads),
+    for text, values, more, less in (
+        ("MHD's bound less FedMD's", bounds, "MHD", "FedMD"),
+        ("FedMD's gap to its bound less that of MHD's last head", gaps, "FedMD", "MHD"),
+        ("FedMD's spread of models less that of MHD's last head", spreads, "FedMD", "MHD"),
     ):
         both = sorted(set(values.get("FedMD", {})) & set(values.get("MHD", {})))
-        differences = [values["FedMD"][seed] - values["MHD"][seed] for seed in both]
+        differences = [values[more][seed] - values[less][seed] for seed in both]
         lines.append([text, mean_difference(differences) if both else "not run", "above 0"])
     parts = [
         "The ten networks and the data of the FedMD experiments at a size for a CPU: CIFAR-10 public, "
         f"six superclasses of CIFAR-100 private (`experiments/configs/{BESIDE_FED_MD}.py`). *Alone*: "
         "FedMD's parties after transfer learning, MHD's on their own images. *Bound*: on all examples; "
-        "FedMD's starts from the public data, MHD's has their labels. *Spread*: standard deviation over "
-        "the ten models.",
+        "FedMD's starts from the public data, MHD's has their labels and reads all images less the "
+        "private ones' mean. *Spread*: standard deviation over the ten models.",
     ]
     if rows:
         parts.append(table(["", "Alone", "After", "Bound", "Gap", "Spread"], rows))
@@ -403,10 +434,11 @@ def _shared_by_head(heads: Heads) -> np.ndarray:
     return 100 * heads.shared.mean(axis=(0, 1))
 
 
-def _pair(found: Found, run: str, measure: Callable[[int], Measure]) -> str:
+def _pair(found: Found, run: str, measure: Callable[[int], Measure], is_trained: bool) -> str:
     if run not in found:
         return "not run"
-    return ", ".join(f"{measure(head)(found[run].heads).mean():.1f}" for head in (0, 1))
+    heads = (0, 1) if is_trained else (0,)
+    return ", ".join(f"{measure(head)(found[run].heads).mean():.1f}" for head in heads)
 
 
 # ------------------------------------------------------------------------------------- orderings
@@ -445,8 +477,8 @@ COMPARED = (
             ),
             *(
                 Ordering(
-                    f"s = {s}: {name} less MHD with more public images, shared",
-                    ((f"{run},s={s}", shared(MAIN)),),
+                    f"s = {s}: {name} less MHD with more public images, as many rounds, shared",
+                    ((f"{run}_longer,s={s}", shared(MAIN)),),
                     ((f"mhd_plus,s={s}", shared(LAST)),),
                     "a little above 0",
                 )
@@ -455,6 +487,26 @@ COMPARED = (
         )
     ),
     _more("MHD at s = 0 less at s = 100, last head, shared", _base(0), _base(100), shared(LAST)),
+)
+WEIGHTS = tuple(
+    _more(
+        f"s = {s}: {text}, {name}, shared",
+        weights_run(s, *more),
+        weights_run(s, *less),
+        shared(head),
+        paper,
+    )
+    for s in SKEWS
+    for text, more, less, paper, heads in (
+        ("embeddings' weight 1 less 0, ν_aux = 0", (1, 0), (0, 0), "above 0", (0,)),
+        ("predictions' weight 3 less 0, ν_emb = 0", (0, 3), (0, 0), "above 0", (0,)),
+        ("both less embeddings alone", (1, 3), (1, 0), "above 0", (0,)),
+        ("both less predictions alone", (1, 3), (0, 3), "above 0", (0, 1)),
+        ("ν_aux = 10 less 3, ν_emb = 1", (1, 10), (1, 3), "below 0 from some weight on", (0, 1)),
+        ("ν_emb = 3 less 1, ν_aux = 3", (3, 3), (1, 3), "below 0 from some weight on", (0, 1)),
+    )
+    for head, name in enumerate(("main head", "head 1"))
+    if head in heads
 )
 PROFILES = (
     _within(
@@ -507,7 +559,7 @@ TOPOLOGY = (
     _more("cycle less islands, main head, shared", CYCLE, ISLANDS, shared(MAIN), "about 0"),
     *(
         Ordering(
-            f"the same, head {head} less head {head - 1}",
+            f"cycle less islands, head {head} less head {head - 1}, shared",
             ((CYCLE, shared(head)), (ISLANDS, shared(head - 1))),
             ((ISLANDS, shared(head)), (CYCLE, shared(head - 1))),
             "above 0",
@@ -542,7 +594,13 @@ TOPOLOGY = (
         at_hops(-1, LAST),
         "far above 0",
     ),
-    _more("complete less cycle, last head, shared", COMPLETE, CYCLE, shared(LAST), "about 0"),
+    _more(
+        "complete less cycle, last head, shared",
+        COMPLETE,
+        CYCLE,
+        shared(LAST),
+        "about 0, if the complete graph is its baseline",
+    ),
 )
 TARGETS = (
     *(
@@ -564,7 +622,7 @@ TARGETS = (
         for s in SKEWS
     ),
     Ordering(
-        "the same of the last head, s = 100 less s = 0",
+        "most confident less random, last head, shared: s = 100 less s = 0",
         ((_base(100), shared(LAST)), ("choice,random,s=0", shared(LAST))),
         (("choice,random,s=100", shared(LAST)), (_base(0), shared(LAST))),
         "above 0",
@@ -574,10 +632,11 @@ TARGETS = (
     _more("Δ = 4 less 3, last head, shared", "teachers,4", "teachers,3", shared(LAST), "about 0"),
     _more("Δ = 4 less 1, main head, private", "teachers,4", _base(100), private(MAIN), "about 0"),
     _more(
-        "SL + SF less base, last head, shared",
+        "SL + SF less base, best auxiliary head, shared",
         "candidates,same_level_and_self",
         _base(100, 4),
-        shared(LAST),
+        best_shared_of_others,
+        "above 0 for one auxiliary head; which one is lost",
     ),
     _more(
         "All less SL + SF, last head, shared",
@@ -615,7 +674,7 @@ TARGETS = (
             f"public,{less}",
             shared(head),
         )
-        for less, more in ((10, 20), (20, 30))
+        for less, more in itertools.pairwise(PUBLIC_SHARES)
         for name, head in (("main", MAIN), ("last", LAST))
     ),
 )
@@ -627,7 +686,7 @@ LARGER = (
         shared(LAST, OTHERS),
     ),
     Ordering(
-        "the same less FedAvg among small ones",
+        "small clients, shared: last head beside a large one less FedAvg among small ones",
         (("larger,mhd", shared(LAST, OTHERS)),),
         (("larger,fed_avg_small", shared(MAIN, OTHERS)),),
         "not stated",
@@ -655,7 +714,7 @@ LARGER = (
 
 def orderings() -> list[Ordering]:
     """All that are measured on CIFAR-100."""
-    return [*COMPARED, *PROFILES, *TOPOLOGY, *TARGETS, *LARGER]
+    return [*COMPARED, *WEIGHTS, *PROFILES, *TOPOLOGY, *TARGETS, *LARGER]
 
 
 def _orderings(found: Found, rows: Iterable[Ordering]) -> list[str]:
@@ -695,6 +754,6 @@ def _known(record: Record | None) -> Known | None:
 
 
 def _record(records: Sequence[Record], experiment: str, run: str) -> Record | None:
-    """The run's finished record with most seeds, of these the newest; None where there is none."""
+    """The run's finished record with most rounds, of these most seeds, then the newest, or None."""
     found = [r for r in records if (r.experiment, r.run) == (experiment, run) and r.finished]
-    return max(found, key=lambda r: (len(r.seeds), r.date or ""), default=None)
+    return max(found, key=lambda r: (r.rounds, len(r.seeds), r.date or ""), default=None)
