@@ -113,7 +113,7 @@ def main(arguments: Sequence[str]) -> int:
         return command.refuse(error)
     console = Console()
     if not console.is_terminal:
-        console.width = max(console.width, 140)
+        console.width = max(console.width, 180)
     console.print(table(shown, baseline, entries, settings.metric))
     folders = [str(settings.workdir / sweep.run_folder_name(run)) for run in runs]
     return report.main([*folders, "--output", str(settings.workdir / "report")])

@@ -281,7 +281,7 @@ def test_all_methods_are_compared_on_the_same_budget(tmp_path: Path, capfd):
     assert entries["multi_headed_distillation"].megabytes > 0
     assert "all runs have the same budget of client examples" in output
     # MHD's last head has a row of its own, less the same baseline.
-    assert "head 3" in output and "head 2" not in output
+    assert "all parties, head 3" in output and "head 2" not in output
     main, last = compare.read_run(
         "multi_headed_distillation", tmp_path / "multi_headed_distillation"
     )[:2]
