@@ -125,3 +125,34 @@ def test_made_up_images_are_tuned_by_one_compiled_program(made_up, study):
     summary = json.loads((made_up / f"{study}.json").read_text())
     assert len(summary["trials"]) == 3
     assert len({json.dumps(trial["parameters"]) for trial in summary["trials"]}) == 3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "models"),
+    [
+        ("heads,s=100,3", 8),
+        ("larger,mhd", 4),
+        ("pooled,s=0", 1),
+        ("fed_avg,s=0", 8),
+        ("periodic,s=100", 8),
+    ],
+)
+def test_decentralised_clients_of_the_scaled_config(made_up, tmp_path, name, models):
+    folder = tmp_path / "run"
+    settings = ["rounds=1", "seeds=1", "training.steps=2", "training.batch_size=4"]
+    settings += ["evaluation.every=1", "evaluation.checkpoint_every=1"]
+    if not name.startswith(("pooled", "fed_avg")):
+        settings.append("algorithm.public_batch_size=4")
+    if name.startswith("periodic"):
+        settings += ["algorithm.examples=8", "algorithm.period=1"]
+    run(
+        made_up,
+        *("-m", "experiments.main", f"--config={CONFIGS / 'cifar100_mhd.py'}:{name}"),
+        *("--processes=1", f"--workdir={folder}"),
+        *(f"--config.{setting}" for setting in settings),
+    )
+    summary = json.loads((folder / "summary.json").read_text())
+    assert len(summary["final"]) == models
+    heads = {metric for own in summary["final"].values() for metric in own["test"]}
+    assert ("accuracy_head_3" in heads) == name.startswith(("heads", "larger"))
