@@ -140,3 +140,16 @@ def _example_order(key, data: ClientData, batch_size: int, epochs: int) -> jax.A
     positions = jnp.broadcast_to(jnp.arange(padded), (epochs, padded))
     order = permuted_positions(key, positions, data.size, epoch=jnp.arange(epochs)[:, None])
     return data.start + order
+
+
+def drawn_examples(data: ClientData, count: int, key: jax.Array) -> ClientData:
+    """A client with so many of its examples, each at most once; with all where it has fewer."""
+    positions = permuted_positions(key, jnp.arange(count), data.size)
+    return ClientData(
+        {name: column[data.start + positions] for name, column in data.columns.items()},
+        start=jnp.int32(0),
+        size=jnp.minimum(data.size, count),
+        bound=jnp.minimum(data.bound, count),
+        capacity=min(data.capacity, count),
+        ragged=data.ragged,
+    )

@@ -21,7 +21,7 @@ ResNet-20 on 32x32 (78,042 and 272,474).
 
 `fed_kd` adds the ranks and singular values of clients' updates, layer by layer, to metrics.jsonl after
 every round; with `--config.training.compression.spectra=True` its other runs do. Learning rates are
-Adam's default and not tuned.
+Adam's default, FetchSGD's is 0.1; none is tuned.
 """
 
 from typing import Any, NamedTuple

@@ -11,12 +11,15 @@ import optax
 from fedcodist import keys
 from fedcodist.algorithms.fed_avg import FedAvgHyper, client_result, fed_avg
 from fedcodist.checks import check_number
-from fedcodist.client_training import LocalTraining, OptimizerFactory, train_client
-from fedcodist.cohort import ClientData
+from fedcodist.client_training import (
+    LocalTraining,
+    OptimizerFactory,
+    drawn_examples,
+    train_client,
+)
 from fedcodist.federated_algorithm import FederatedMethod, KeptModel
 from fedcodist.model import Batch, Model, Variables
 from fedcodist.models.layered import LayerOutputs, as_layers
-from fedcodist.shuffling import permuted_positions
 
 PyTree = Any
 TEACHER, STUDENT, MAPS = "teacher", "student", "maps"
@@ -195,7 +198,7 @@ def fed_kd(
         params = {TEACHER: row.teacher.params, MAPS: row.maps, STUDENT: message.params}
         states = row.optimizers
         if by_step:
-            data = one_batch(data, keys.derive(key, "batch"), training.batch_size)
+            data = drawn_examples(data, training.batch_size, keys.derive(key, "batch"))
             states = (states[0], jax.tree.map(jnp.zeros_like, message.params))
         if fresh_optimizers:
             states = fresh(params)
@@ -392,19 +395,6 @@ def two_optimizers(factory: OptimizerFactory, keeps_gradient: bool) -> Optimizer
         return optax.GradientTransformation(init, update)
 
     return create
-
-
-def one_batch(data: ClientData, key: jax.Array, batch_size: int) -> ClientData:
-    """A client with `batch_size` of its examples, drawn without replacement, or all if it has fewer."""
-    rows = data.start + permuted_positions(key, jnp.arange(batch_size), data.size)
-    return ClientData(
-        columns={name: column[rows] for name, column in data.columns.items()},
-        start=jnp.zeros((), jnp.int32),
-        size=jnp.minimum(data.size, batch_size),
-        bound=jnp.minimum(data.bound, batch_size),
-        capacity=batch_size,
-        ragged=data.ragged,
-    )
 
 
 def _last_gradient() -> optax.GradientTransformation:

@@ -10,8 +10,7 @@ from fedcodist.aggregation import ClientResult, weighted_mean
 from fedcodist.algorithms.fed_avg import Schedule, constant
 from fedcodist.algorithms.scaffold import full_gradient
 from fedcodist.checks import check_integer, check_number
-from fedcodist.client_training import LocalTraining
-from fedcodist.cohort import ClientData
+from fedcodist.client_training import LocalTraining, drawn_examples
 from fedcodist.compression.changed_entries import changed_entries
 from fedcodist.compression.compressed import compressed
 from fedcodist.compression.compressor import flat, size_of, unflat
@@ -25,7 +24,6 @@ from fedcodist.compression.count_sketch import (
 from fedcodist.compression.top_k import largest_entries, scattered
 from fedcodist.federated_algorithm import FederatedMethod
 from fedcodist.model import Model, Variables, check_stateless
-from fedcodist.shuffling import permuted_positions
 
 PyTree = Any
 
@@ -60,7 +58,7 @@ def fetch_sgd(
     """Clients send a sketch of one gradient; the server applies the k largest entries of its memory.
 
     A client's gradient is that of the mean loss over its examples, or some of them, at the model that it
-    received. With S the mean of the clients' sketches, weighted by all their examples, the server does
+    received, without dropout. With S the mean of the clients' sketches, weighted by all their examples, the server does
     (algorithm 1)
 
         momentum <- rho momentum + S
@@ -103,7 +101,9 @@ def fetch_sgd(
         return Variables(server.params, {})
 
     def client_update(message, row, data, key, hyper):
-        seen = data if examples is None else _drawn(data, examples, key)
+        seen = data
+        if examples is not None:
+            seen = drawn_examples(data, examples, keys.derive(key, "examples"))
         gradient = full_gradient(model, training, message, seen, key)
         table = sketched(flat(gradient), rows, columns, seed).table
         metrics = {"num_steps": jnp.int32(1), "examples": seen.size}
@@ -139,16 +139,3 @@ def fetch_sgd(
         with_model=lambda server, new: server._replace(params=new.params),
     )
     return compressed(method, num_rounds=1, downlink=changed_entries())
-
-
-def _drawn(data: ClientData, count: int, key: jax.Array) -> ClientData:
-    """So many of a client's examples, each at most once; all where it has fewer."""
-    positions = permuted_positions(keys.derive(key, "examples"), jnp.arange(count), data.size)
-    return ClientData(
-        {name: column[data.start + positions] for name, column in data.columns.items()},
-        start=jnp.int32(0),
-        size=jnp.minimum(data.size, count),
-        bound=jnp.minimum(data.bound, count),
-        capacity=min(data.capacity, count),
-        ragged=data.ragged,
-    )

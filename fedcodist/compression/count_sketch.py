@@ -99,8 +99,16 @@ def count_sketch(rows: int, columns: int, count: int, seed: int = 0) -> Compress
         entries = largest_entries(estimates(message), min(count, message.size))
         return unflat(scattered(entries, message.size), like)
 
+    # The hashes are of so many entries: an array without content has their number as its shape.
+    def pack(message):
+        return {
+            "table": np.asarray(message.table),
+            "entries": np.zeros((0, message.size), np.float32),
+        }
+
     def unpack(arrays, like):
-        check_names(arrays, ["table"])
+        check_names(arrays, ["table", "entries"])
+        taken(arrays, "entries", np.float32, (0, size_of(like)))
         table = taken(arrays, "table", np.float32, (rows, columns))
         return Sketch(jnp.asarray(table), size_of(like), seed)
 
@@ -110,7 +118,7 @@ def count_sketch(rows: int, columns: int, count: int, seed: int = 0) -> Compress
         compress=compress,
         decompress=decompress,
         payload=lambda message: jnp.int32(tree_bytes(message)),
-        pack=lambda message: {"table": np.asarray(message.table)},
+        pack=pack,
         unpack=unpack,
     )
 

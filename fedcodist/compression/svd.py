@@ -107,10 +107,13 @@ def svd(
                 arrays[f"{index}/whole"] = np.asarray(part)
             elif part.rank == WHOLE:
                 arrays[f"{index}/whole"] = np.asarray(part.whole)
-            elif part.rank > 0:
+            else:
+                # Of a matrix of zeros only that there are no values: what is missing is no message.
                 rank = int(part.rank)
-                arrays[f"{index}/left"] = np.ascontiguousarray(part.left[:, :rank])
                 arrays[f"{index}/values"] = np.asarray(part.values[:rank])
+                if not rank:
+                    continue
+                arrays[f"{index}/left"] = np.ascontiguousarray(part.left[:, :rank])
                 arrays[f"{index}/right"] = np.asarray(part.right[:rank])
         return arrays
 
@@ -258,8 +261,6 @@ def _read(arrays: Any, index: int, leaf: Any) -> Any:
     left, right = np.zeros((shape[0], full), leaf.dtype), np.zeros((full, shape[1]), leaf.dtype)
     values, whole = np.zeros(full, leaf.dtype), np.zeros(leaf.shape, leaf.dtype)
     present = [part for part, name in names.items() if name in arrays]
-    if not present:
-        return Factors(left, values, right, whole, np.int32(0))
     if present == ["whole"]:
         whole = taken(arrays, names["whole"], leaf.dtype, leaf.shape)
         return Factors(left, values, right, whole, np.int32(WHOLE))
@@ -267,6 +268,8 @@ def _read(arrays: Any, index: int, leaf: Any) -> Any:
         raise ValueError(f"message must not hold {names['whole']!r} beside its factors.")
     given = taken(arrays, names["values"], leaf.dtype, (None,))
     rank = len(given)
+    if not rank and present == ["values"]:
+        return Factors(left, values, right, whole, np.int32(0))
     if not 1 <= rank <= full:
         raise ValueError(f"message's {names['values']!r} must hold 1 to {full} values, got {rank}.")
     left[:, :rank] = taken(arrays, names["left"], leaf.dtype, (shape[0], rank))

@@ -168,7 +168,8 @@ def test_factors_are_sent_only_where_they_are_fewer_numbers():
 def test_the_fedkd_papers_costs_follow_from_a_transformers_shapes():
     """GB per client: layers x bytes x both ways x epochs, uncompressed (spec, section 3).
 
-    The paper's columns are 0.01 GB more throughout, of which nothing tells where they come from.
+    The paper's columns are 0.006 to 0.013 GB more. A footnote of it names the token embeddings that were
+    updated, and heads are about 0.15 M numbers; neither is counted here.
     """
     width, inner = 768, 3072
     square, vector = jax.ShapeDtypeStruct((width, width), jnp.float32), (width,)
@@ -515,9 +516,8 @@ def test_a_message_must_fit_its_compressor_and_tree():
     other = tree(shapes={"w": (4, 3)})
     for name in COMPRESSORS:
         compressor, _, content = written(name)
-        if name != "count_sketch":  # whose table has no trace of the tree
-            with pytest.raises(ValueError, match=r"^message"):
-                decode(compressor, content, other)
+        with pytest.raises(ValueError, match=r"^message"):
+            decode(compressor, content, other)
     content = written("top_k")[2]
     with pytest.raises(ValueError, match=r"^message must be of 'svd', got one of 'top_k'\.$"):
         decode(COMPRESSORS["svd"], content, tree())
@@ -538,6 +538,7 @@ def test_arrays_that_make_no_sense_are_one_line():
         (small, good | {"0/whole": np.zeros((12, 9), np.float32)}, "beside its factors"),
         (small, good | {"1/whole": np.zeros(3, np.float32)}, "must not hold '1/whole'"),
         (small, {n: a for n, a in good.items() if n != "0/right"}, "must hold '0/right'"),
+        (small, {}, "must hold '0/values'"),
         (small, good | {"0/right": good["0/right"] * np.nan}, "must be finite, but '0/right'"),
         (small, good | {"0/left": good["0/left"].astype(np.float64)}, "got float64"),
     ]

@@ -126,8 +126,11 @@ def test_ranks_by_round_and_spectra_at_both_ends(tmp_path):
     layer = {"round": [1, 2], "rank": [3.0, 4.5], "first": [2.0, 1.0, 0.0], "last": [4.0, 3.0, 1.0]}
     write(tmp_path, "fed_kd", 60.0, 65.0, spectra={"main": {"conv1/kernel": layer}})
     text, plots = render(tmp_path)
-    assert row(text, "Layer")[0][2:] == ["round 1", "round 2"]
-    assert row(text, "`conv1/kernel`")[0][1:] == ["3", "3.0", "4.5"]
+    assert row(text, "Layer")[0][2:] == [
+        *("round 1, T = 0.953", "round 2, T = 0.956"),
+        *("round 1, T = 0.953, mean spectrum", "round 2, T = 0.953, mean spectrum"),
+    ]
+    assert row(text, "`conv1/kernel`")[0][1:] == ["3", "3.0", "4.5", "2", "2"]
     ranks, values = plots[f"{CIFAR}_ranks.png"]().axes
     assert ranks.get_lines()[0].get_ydata().tolist() == [3.0, 4.5]
     first, last = values.get_lines()

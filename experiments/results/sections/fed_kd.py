@@ -4,6 +4,8 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+import numpy as np
+
 from experiments.configs.cifar_fed_kd import THRESHOLDS
 from experiments.results import figures
 from experiments.results.figures import Cost, Spectrum
@@ -14,6 +16,7 @@ from experiments.results.sections.cells import accuracy, mean_difference
 from experiments.results.sections.commands import planned
 from experiments.results.sections.markdown import Plots, image, table
 from experiments.results.settings import settings, without
+from fedcodist.compression.svd import rank_for, threshold
 
 CIFAR, ADE = "cifar_fed_kd", "ade_fed_kd"
 EXPERIMENTS = (CIFAR, ADE)
@@ -43,7 +46,7 @@ METHODS = (
 PARTS = {
     "fed_kd": "all of them",
     "fed_kd,no_output": "without predictions",
-    "fed_kd,no_hidden": "without hidden states and attention",
+    "fed_kd,no_hidden": "without hidden states (and attention, where there is any)",
     "fed_kd,not_adaptive": "without adaptive weights",
     "fed_kd,no_mutual": "the two task losses alone",
 }
@@ -203,21 +206,34 @@ def _ranks(records: Sequence[Record], panel: Panel, plots: Plots) -> list[str]:
         layer: Spectrum(*(tuple(own[part]) for part in ("round", "rank", "first", "last")))
         for layer, own in record.spectra[STUDENT].items()
     }
+    shown = next(iter(layers.values())).rounds
+    link = record.config["training"]["compression"]
+    shares = [
+        float(threshold(link["start"], link["end"], number / record.rounds)) for number in shown
+    ]
     rows = [
-        [f"`{layer}`", str(len(own.first)), f"{own.ranks[0]:.1f}", f"{own.ranks[-1]:.1f}"]
+        [
+            f"`{layer}`",
+            str(len(own.first)),
+            *(f"{own.ranks[place]:.1f}" for place in (0, -1)),
+            *(str(int(rank_for(np.array(part), shares[0]))) for part in (own.first, own.last)),
+        ]
         for layer, own in layers.items()
     ]
-    shown = next(iter(layers.values())).rounds
+    ends = [f"round {number}" for number in (shown[0], shown[-1])]
+    headings = [f"{end}, T = {shares[place]:.3f}" for end, place in zip(ends, (0, -1), strict=True)]
+    headings += [f"{end}, T = {shares[0]:.3f}, mean spectrum" for end in ends]
     name = f"{panel.experiment}_ranks.png"
     plots[name] = lambda: figures.ranks_plot(layers)
     return [
         f"**Singular values that the energy threshold keeps, {panel.title}**",
-        table(["Layer", "all", f"round {shown[0]}", f"round {shown[-1]}"], rows),
+        table(["Layer", "all", *headings], rows),
         image(name, "Ranks by round and singular values of clients' updates"),
         f"Left: means over clients and {len(record.seeds)} seed{'s' * (len(record.seeds) > 1)}, whether "
         "factors are sent or, where these are more numbers, the tensor. Right: singular values of "
-        f"clients' updates in round {shown[0]} (dashed) and round {shown[-1]}. The paper finds that "
-        "more are needed late, and fewest by feed-forward layers.",
+        f"clients' updates in round {shown[0]} (dashed) and round {shown[-1]}. The threshold rises with "
+        "the rounds, and ranks with it; the last two columns hold it fixed, as the paper's figure does, "
+        "which finds that more are needed late, and fewest by feed-forward layers.",
     ]
 
 
@@ -261,8 +277,8 @@ def paper_costs() -> list[str]:
     return [
         "### The paper's column of costs",
         f"GB per client of FedAvg: layers of {LAYER:,} float32 numbers (width {WIDTH}), both ways, once "
-        "an epoch. Embeddings stay where they are. Nothing tells where the residual comes from; it is "
-        "not fitted.",
+        "an epoch. Embeddings stay where they are, and heads are left out. The paper's footnote names "
+        "updated token embeddings for its column; the residual is not fitted.",
         table(headings, rows),
     ]
 
