@@ -58,8 +58,8 @@ def fetch_sgd(
     """Clients send a sketch of one gradient; the server applies the k largest entries of its memory.
 
     A client's gradient is that of the mean loss over its examples, or some of them, at the model that it
-    received, without dropout. With S the mean of the clients' sketches, weighted by all their examples, the server does
-    (algorithm 1)
+    received, without dropout. With S the mean of the clients' sketches, weighted by all their examples,
+    the server does (algorithm 1)
 
         momentum <- rho momentum + S
         error <- error + momentum                  (times the learning rate with `rate_in_error`)
