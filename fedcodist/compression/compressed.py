@@ -22,7 +22,7 @@ class Downlink(NamedTuple):
     Attributes:
       params: that they have.
       memory: the compressor's.
-      sent: uint32, bytes of all messages, modulo 2**32; the first is the whole model.
+      sent: uint32 [2], bytes of all messages, in words of 32 bits; the first is the whole model.
     """
 
     params: PyTree
@@ -71,7 +71,7 @@ class CompressedRow(NamedTuple):
     Attributes:
       inner: the method's row.
       memory: the uplink compressor's, such as what its messages lost so far.
-      read: uint32, `Downlink.sent` at its last participation; 0 before the first.
+      read: uint32 [2], `Downlink.sent` at its last participation; 0 before the first.
     """
 
     inner: PyTree
@@ -116,7 +116,7 @@ def compressed(
         inner = method.init(key)
         draw = jax.random.key_data(keys.derive(key, "downlink"))
         params = method.variables(inner).params
-        sent = jnp.uint32(tree_bytes(params))
+        sent = plus(jnp.zeros(2, jnp.uint32), jnp.uint32(tree_bytes(params)))
         start = Downlink((), (), sent)
         if downlink is not None:
             start = Downlink(params, downlink.init(params), sent)
@@ -141,7 +141,7 @@ def compressed(
             update = uplink.decompress(sent, update)
             bytes_up = uplink.payload(sent) + besides
         model = tree_bytes(message.params)
-        missed = model if downlink is None else jnp.minimum(message.sent - row.read, model)
+        missed = model if downlink is None else missed_bytes(message.sent, row.read, model)
         bytes_down = jnp.int32(missed) + (tree_bytes(message.inner) - model)
         return result._replace(
             update=update,
@@ -159,7 +159,7 @@ def compressed(
         message, memory = downlink.compress(change, before.memory, draw, round / num_rounds)
         restored = downlink.decompress(message, change)
         params = jax.tree.map(jnp.subtract, before.params, restored)
-        sent = before.sent + downlink.payload(message).astype(jnp.uint32)
+        sent = plus(before.sent, downlink.payload(message).astype(jnp.uint32))
         inner = method.with_model(inner, Variables(params, wanted.mutable))
         return CompressedServer(inner, before, memory, sent, round, server.key)
 
@@ -180,7 +180,7 @@ def compressed(
     def init_row():
         shapes = jax.eval_shape(method.model.init, jax.eval_shape(lambda: jax.random.key(0))).params
         memory = () if uplink is None else uplink.init(shapes)
-        return CompressedRow(method.init_row(), memory, jnp.uint32(0))
+        return CompressedRow(method.init_row(), memory, jnp.zeros(2, jnp.uint32))
 
     def of_row(kept):
         return kept._replace(variables=lambda server, row: kept.variables(server.inner, row.inner))
@@ -196,3 +196,16 @@ def compressed(
         init_row=init_row,
         kept_models={name: of_row(kept) for name, kept in method.kept_models.items()},
     )
+
+
+def plus(count: jax.Array, more: jax.Array) -> jax.Array:
+    """A count of bytes, uint32 [2] with the high word first, and some more of them, uint32."""
+    low = count[1] + more
+    return jnp.stack([count[0] + (low < more), low])
+
+
+def missed_bytes(sent: jax.Array, read: jax.Array, most: int) -> jax.Array:
+    """The bytes from one count to a later one, at most so many; uint32."""
+    low = sent[1] - read[1]
+    high = sent[0] - read[0] - (sent[1] < read[1])
+    return jnp.where(high > 0, jnp.uint32(most), jnp.minimum(low, jnp.uint32(most)))

@@ -7,6 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 from softmax_regression import random_clients, softmax_regression
 
 from fedcodist import simulation
@@ -19,7 +21,7 @@ from fedcodist.algorithms.scaffold import scaffold
 from fedcodist.client_rows import device_rows
 from fedcodist.client_training import LocalTraining
 from fedcodist.communication import tree_bytes
-from fedcodist.compression.compressed import compressed
+from fedcodist.compression.compressed import compressed, missed_bytes, plus
 from fedcodist.compression.count_sketch import count_sketch
 from fedcodist.compression.error_feedback import with_error_feedback
 from fedcodist.compression.quantisation import quantisation
@@ -130,6 +132,21 @@ def test_a_plain_loop_in_float64():
     told = outcome.summary["models"]["pool"]
     assert told["bytes_up_per_participation"] == 8 * count + 4
     assert told["bytes_down_per_participation"] == round_(np.mean(bytes_of(outcome, "down")))
+
+
+@settings(deadline=None)
+@given(
+    st.integers(0, 2**40), st.integers(0, 2**32 - 1), st.integers(0, 2**40), st.integers(1, 2**31)
+)
+@example(2**32 - 1, 5, 3, 100)
+@example(7, 2**32 - 1, 2**32, 100)
+def test_bytes_are_counted_beyond_32_bits(first, more, further, most):
+    """A server of BERT's size has sent 2**32 after some forty rounds."""
+    words = lambda count: jnp.array([count >> 32, count & (2**32 - 1)], jnp.uint32)
+    later = plus(words(first), jnp.uint32(more))
+    assert (int(later[0]) << 32) + int(later[1]) == first + more
+    found = missed_bytes(words(first + further), words(first), most)
+    assert found.dtype == jnp.uint32 and int(found) == min(further, most)
 
 
 def round_(number):
