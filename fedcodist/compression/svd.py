@@ -222,7 +222,7 @@ def _within_range(
         outside = jnp.sum((scaled - basis @ projected) ** 2)
         left, values, right = jnp.linalg.svd(projected, full_matrices=False)
         left = basis @ left
-    is_enough = outside <= (1 - share) * (outside + jnp.sum(values**2))
+    is_enough = (share < 1) & (outside <= (1 - share) * (outside + jnp.sum(values**2)))
     full = min(matrix.shape)
     room = lambda leaf, *shape: jnp.zeros(shape, leaf.dtype).at[*map(slice, leaf.shape)].set(leaf)
 

@@ -260,7 +260,7 @@ def test_a_plain_loop_over_the_clients_own_networks():
         for client in range(len(SIZES)):
             images, labels = examples(client)
             columns = {"image": images.astype(np.float32), "label": labels}
-            key = jax.random.fold_in(jax.random.key(9), client)
+            key = jax.random.fold_in(jax.random.key(9 + round), client)
             clients.append((client, columns, key))
             kept = units_of(update, server, columns, key)
             draws.append(kept)
@@ -284,7 +284,10 @@ def test_a_plain_loop_over_the_clients_own_networks():
         jax.tree.map(
             lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), server.params, expected
         )
-    assert len({tuple(map(tuple, kept)) for kept in draws}) > 2  # clients' networks differ
+    drawn = [tuple(map(tuple, kept)) for kept in draws]
+    assert len(set(drawn)) > 2  # clients' networks differ
+    first, second = drawn[: len(SIZES)], drawn[len(SIZES) :]
+    assert sum(a != b for a, b in zip(first, second, strict=True)) > 1  # and from round to round
 
 
 def units_of(update, server, columns, key):

@@ -165,6 +165,21 @@ def test_factors_are_sent_only_where_they_are_fewer_numbers():
             np.testing.assert_array_equal(compressor.decompress([part], value)["w"], value["w"])
 
 
+@pytest.mark.parametrize("finder", [None, RangeFinder(4)])
+def test_a_decomposition_that_does_not_converge_is_sent_whole(monkeypatch, finder):
+    def lost(matrix, full_matrices):
+        rows, columns = matrix.shape
+        full = min(rows, columns)
+        return tuple(jnp.full(s, jnp.nan) for s in ((rows, full), (full,), (full, columns)))
+
+    value = tree(shapes={"w": (12, 9)})
+    monkeypatch.setattr(jnp.linalg, "svd", lost)
+    compressor = svd(0.5, 0.5, finder)
+    (part,), _ = compressor.compress(value, (), KEY, 1.0)
+    assert part.rank == WHOLE and compressor.payload([part]) == tree_bytes(value)
+    np.testing.assert_array_equal(compressor.decompress([part], value)["w"], value["w"])
+
+
 def test_the_fedkd_papers_costs_follow_from_a_transformers_shapes():
     """GB per client: layers x bytes x both ways x epochs, uncompressed (spec, section 3).
 
