@@ -14,8 +14,8 @@ file's, as in the paper, and are neither trained nor sent: what is left are 819,
 parameters. With `--config.data.frozen_tables=False` tables are parameters too, and no file is needed.
 FetchSGD's and Federated Dropout's sizes suit frozen ones, about 25 % and 60 % of FedAvg's bytes: a
 client of Federated Dropout has one head of two in each layer and 323 inner neurons of 512. FetchSGD
-takes a plain gradient of a twentieth of the examples in each of its rounds, without dropout. Rates are not
-tuned.
+takes a plain gradient of a twentieth of the examples in each of its rounds, without dropout. Learning
+rates are not tuned.
 """
 
 from ml_collections import ConfigDict, config_dict
