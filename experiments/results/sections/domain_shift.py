@@ -36,11 +36,11 @@ def domain_shift(records: Sequence[Record], notes: dict[str, str], plots: Plots)
     if not any(record.experiment == EXPERIMENT and record.finished for record in records):
         return [*parts, f"Not run.\n\n{sweep(EXPERIMENT, planned(EXPERIMENT))}"]
     for text, title in TITLES.items():
-        parts += [f"### {title}", *_text(records, text, plots)]
+        parts += [f"### {title}", *_text(records, text, title, plots)]
     return [*parts, *_paper(), notes.get(EXPERIMENT, "")]
 
 
-def _text(records: Sequence[Record], text: str, plots: Plots) -> list[str]:
+def _text(records: Sequence[Record], text: str, title: str, plots: Plots) -> list[str]:
     """`text`: what follows the method in the runs' names."""
     domains = TEXTS[text.split(",")[0]]
     methods = [method for method in METHODS if f"{method},{text}" in get_runs()]
@@ -71,17 +71,16 @@ def _text(records: Sequence[Record], text: str, plots: Plots) -> list[str]:
     ]
     if methods == list(METHODS) and (changes := _changes(records, text, domains)):
         parts += [
-            "What a codistillation changes: held-out accuracy less that of the round before it, in its "
-            "own round and, behind the stroke, four rounds later, in points. Methods without "
-            "codistillations have their changes in the same rounds.",
+            "What a codistillation changes, all rounds around each being evaluated: held-out accuracy "
+            "less that of the round before it, in its own round and, behind the stroke, four rounds "
+            "later, in points. Methods without codistillations have their changes in the same rounds.",
             table(["Method", "Model", *headings[:2]], changes, texts=2),
         ]
     if panels:
         plots[name] = lambda: figures.curves_plot(panels)
         parts += [
-            image(name, f"Accuracy by round in both domains, {text}"),
-            "Rounds around each codistillation are all evaluated. Shades: ± one standard deviation over "
-            "the seeds.",
+            image(name, f"Accuracy by round in both domains, {title}"),
+            "Shades: ± one standard deviation over the seeds.",
         ]
     return [*parts, *remarks(records, EXPERIMENT, runs)]
 
