@@ -133,19 +133,16 @@ def _post_lines(path: Path, file: BinaryIO, digest) -> Iterator[tuple[int, bytes
                 raise ValueError(f"{path} is no {FILE_NAME} of a Stack Exchange dump")
             content = content.partition(b">")[2].strip()  # what stands behind it on its line
         if started and content:
-            ended = content.endswith(b"</posts>")
+            # A broken post may hold these words too: posts behind them are read.
+            ended = content.endswith(b"</posts>") or (ended and b"<row" not in content)
             content = content.removesuffix(b"</posts>").rstrip()
             if not is_whole and not ended:
                 inside = content.startswith(b"<row")
                 raise ValueError(_cut_off(path, start if inside else position, position))
             if b"<row" in content:  # other lines are what a broken one left
                 yield start, None if is_long else content
-            if ended:
-                break
     if not ended:
         raise ValueError(_cut_off(path, position, position))
-    while rest := file.read(_BLOCK):
-        digest.update(rest)
 
 
 def _cut_off(path: Path, start: int, end: int) -> str:

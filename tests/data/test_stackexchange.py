@@ -5,7 +5,7 @@ from pathlib import Path
 from xml.sax.saxutils import quoteattr
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from fedcodist.data.stackexchange import read_posts
@@ -112,6 +112,7 @@ def test_the_post_that_is_cut_is_told(tmp_path):
     max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(st.lists(st.binary(max_size=60), max_size=8))
+@example([b"</posts>"])
 def test_any_bytes_between_posts_are_survived(tmp_path, garbage):
     lines = [b"  <row " + g.replace(b"\n", b" ") + b"\n" for g in garbage]
     posts = read_posts(dump(tmp_path, row(1), *lines, row(2)))
