@@ -13,6 +13,7 @@ from softmax_regression import random_clients, softmax_regression
 
 from fedcodist import simulation
 from fedcodist.algorithms.fed_avg import FedAvgHyper, fed_avg
+from fedcodist.algorithms.fed_df import fed_df
 from fedcodist.algorithms.fed_sdd import fed_sdd
 from fedcodist.algorithms.merged_codistillation import merged_codistillation
 from fedcodist.algorithms.periodic_codistillation import periodic_codistillation
@@ -239,6 +240,8 @@ def trained(algorithm, local_method, links):
         case "fed_sdd":
             once = Distillation(2, 4, mixup_beta=0)
             made = fed_sdd(pools["small"], num_models=2, rounds_kept=2, distillation=once, **common)
+        case "fed_df":
+            made = fed_df(pools, distillation=Distillation(2, 4, mixup_beta=0), **common)
     programs = simulation.build_programs(made, ROUNDS)
     data = resident_data(federated(), {UNLABELLED: {"image": UNLABELLED_IMAGES}})
     rows = jax.tree.map(jnp.asarray, device_rows(made.rows, 1))
@@ -276,6 +279,8 @@ ONE, OTHER = ("small", "large"), ("sketch", "swapped")
                 ("merged", "fed_avg", OTHER),
                 ("fed_sdd", "fed_avg", ONE),
                 ("fed_sdd", "fed_avg", OTHER),
+                ("fed_df", "fed_avg", ONE),
+                ("fed_df", "fed_avg", OTHER),
             ]
         ),
     ],

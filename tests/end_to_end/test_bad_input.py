@@ -109,6 +109,36 @@ OTHER_CONFIGS = {
     },
     "digits_parties.py:fd": {"algorithm.weight=-1": ["weight", "at least 0", "-1"]},
     "digits_parties.py:fml": {"algorithm.own_weight=2": ["own_weight", "at most 1", "2"]},
+    "digits_fed_kd": {
+        "training.fed_kd.teacher=digits_medium": ["training.fed_kd.teacher", "'digits_medium'"],
+        "training.fed_kd.hidden_map=identity": ["mutual.hidden_map", "'learned'", "64"],
+        "training.fed_kd.exchange=epoch": ["exchange", "'step_gradient'", "'epoch'"],
+        "training.fed_kd.adaptive=no": ["mutual.adaptive", "'sample'", "'no'"],
+        "training.fed_kd.student_layers=('Dense_0','Dense_0','Dense_0')": [
+            "as divide the teacher's 2",
+            "got 3",
+        ],
+        "training.compression.start=0": ["start", "above 0", "0"],
+        "training.compression.end=1.5": ["end", "at most 1", "1.5"],
+        "training.compression.start=0.99": ["end", "at least start=0.99", "never decrease"],
+        "training.compression.range_finder=0": ["range_finder.columns", "at least 1", "0"],
+        "training.compression.uplink=zip": ["training.compression.uplink", "'top_k'", "'zip'"],
+    },
+    "digits_compression.py:fed_avg,top_k": {
+        "training.compression.share=0": ["share", "above 0", "0"],
+    },
+    "digits_compression.py:fed_avg,quantisation": {
+        "training.compression.bits=17": ["bits", "at most 16", "17"],
+    },
+    "digits_compression.py:fed_avg,count_sketch": {
+        "training.compression.columns=0": ["columns", "at least 1", "0"],
+    },
+    "digits_compression.py:fed_dropout": {
+        "training.fed_dropout.share=2": ["share", "at most 1", "2"],
+    },
+    "digits_compression.py:fetch_sgd": {
+        "training.fetch_sgd.count=0": ["count", "at least 1", "0"],
+    },
 }
 # Other beginnings of the command -> parts of the line.
 ARGUMENTS = {

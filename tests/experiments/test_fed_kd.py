@@ -13,6 +13,7 @@ from experiments.compression import COMPRESSORS
 from experiments.configs import cifar_fed_kd, digits_fed_kd
 from experiments.flops import LEARNING, flops_of_run, forward_flops_of
 from fedcodist.communication import tree_bytes
+from fedcodist.experiment import run_experiment
 
 
 @pytest.mark.parametrize("run", digits_fed_kd.get_runs())
@@ -82,6 +83,33 @@ def test_a_range_finder_is_a_setting(configs):
     config.training.compression.range_finder = 0
     with pytest.raises(ValueError, match=r"^range_finder\.columns must be at least 1, got 0"):
         COMPRESSORS["svd"](config.training.compression)
+
+
+@pytest.mark.usefixtures("compile_quickly")
+def test_a_stopped_run_goes_on_to_the_same_bits(tmp_path):
+    """Teachers, their optimizers, what links remember and the count of bytes come from the checkpoint."""
+    config = digits_fed_kd.get_config("fed_kd")
+    config.rounds, config.seeds = 4, 1
+    config.evaluation.every, config.evaluation.checkpoint_every = 1, 2
+    config.training.compression.uplink = "top_k"  # with error feedback: a client's memory
+    experiment, settings = build_experiment(config), dict(config={}, show_progress=False)
+    whole = run_experiment(experiment, tmp_path / "whole", **settings)
+    seen = []
+
+    def stop(records):
+        seen.append(records[0]["round"])
+        if seen == [0, 1, 2, 3]:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_experiment(experiment, tmp_path / "run", callbacks=[stop], **settings)
+    resumed = run_experiment(experiment, tmp_path / "run", callbacks=[stop], **settings)
+    assert seen[4:] == [3, 4]  # it went on from round 2
+    assert resumed.records == whole.records
+    measured = [each for each in whole.records if each["split"] == "clients"]
+    assert all(each["client_bytes_up"] > 0 for each in measured) and len(measured) == 4
+    both = (resumed.variables, whole.variables)
+    assert all(jax.tree.leaves(jax.tree.map(np.array_equal, *both)))
 
 
 @pytest.mark.slow

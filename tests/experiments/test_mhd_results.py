@@ -277,8 +277,8 @@ CHANGES = {
     "mhd_plus,s=100": {
         "data.public_share": 1.0,
         "data.private_share": 0.8,
-        "rounds": 200,
-        "full_rounds": 200,
+        "rounds": 80,
+        "full_rounds": 80,
     },
     "graph,islands": {
         "data.num_clients": 4,
@@ -301,8 +301,8 @@ CHANGES = {
         "algorithm.teachers": 2,
         "data.public_share": 1.0,
         "data.private_share": 0.8,
-        "rounds": 200,
-        "full_rounds": 200,
+        "rounds": 80,
+        "full_rounds": 80,
     },
     "skip,one_head": {"parties.heads": 1, "algorithm.candidates": "self"},
     "public,30": {"parties.heads": 4, "data.private_share": 0.7, "data.public_share": 0.3},
@@ -335,7 +335,7 @@ def test_baselines_make_the_same_steps_on_the_same_data():
         assert config.algorithm.name == method
         assert config.data == base.data and config.seeds == base.seeds >= 2
         longer = 2 if name.endswith("_longer") else 1
-        assert config.rounds * config.training.steps == longer * 5000
+        assert config.rounds * config.training.steps == longer * 2000
         assert config.training.batch_size == base.training.batch_size
         assert not config.evaluation.checkpoint_every % config.evaluation.every
         assert config.execution.loop == "scan"
