@@ -87,7 +87,7 @@ def test_a_range_finder_is_a_setting(configs):
 
 @pytest.mark.usefixtures("compile_quickly")
 def test_a_stopped_run_goes_on_to_the_same_bits(tmp_path):
-    """Teachers, their optimizers, what links remember and the count of bytes come from the checkpoint."""
+    """A checkpoint has teachers, optimizers, what links remember and the count of bytes."""
     config = digits_fed_kd.get_config("fed_kd")
     config.rounds, config.seeds = 4, 1
     config.evaluation.every, config.evaluation.checkpoint_every = 1, 2
