@@ -60,7 +60,7 @@ PARTS: dict[str, dict[str, Any]] = {
 FML = dict(hidden_weight=0.0, adaptive="none", fresh_optimizers=True)
 THRESHOLDS = {
     f"{start:g}-{end:g}": (start, end)
-    for start, end in ((0.9, 1.0), (0.95, 1.0), (1.0, 1.0), (0.95, 0.95))
+    for start, end in ((0.5, 1.0), (0.8, 1.0), (0.9, 1.0), (0.95, 1.0), (1.0, 1.0), (0.95, 0.95))
 }
 # What is run with sixteen clients, and what with the other pair, whose batch statistics neither FetchSGD
 # nor Federated Dropout knows.

@@ -52,7 +52,13 @@ PARTS = {
 }
 # As in the paper's figures.
 SWEEPS = {
-    "start, up to 1": ("fed_kd,0.9-1", "fed_kd,0.95-1", "fed_kd,1-1"),
+    "start, up to 1": (
+        "fed_kd,0.5-1",
+        "fed_kd,0.8-1",
+        "fed_kd,0.9-1",
+        "fed_kd,0.95-1",
+        "fed_kd,1-1",
+    ),
     "end, from 0.95": ("fed_kd,0.95-0.95", "fed_kd", "fed_kd,0.95-1"),
 }
 DEFAULT_THRESHOLDS = (0.95, 0.98)
@@ -159,8 +165,10 @@ def _parts(records: Sequence[Record], panel: Panel) -> list[str]:
                 *(_difference(records, panel, *each) for each in zip(both, base, strict=True)),
                 "below 0",
             ]
-        rows.append([text, *_quality(records, panel, both[0]), *differences])
-    headings = ["Losses", f"teachers' {METRICS[panel.metric]}", "the student's"]
+        sent = _megabytes(_sample(records, panel, both[0]))
+        cost = "–" if sent is None else f"{sent:,.2f}"
+        rows.append([text, *_quality(records, panel, both[0]), cost, *differences])
+    headings = ["Losses", f"teachers' {METRICS[panel.metric]}", "the student's", "MB"]
     headings += ["teachers, to all losses", "student, to all losses", "paper (teachers)"]
     return [f"**Each loss left out, {panel.title}**", table(headings, rows)]
 
