@@ -225,7 +225,7 @@ def summary(study: optuna.Study) -> dict[str, Any]:
     return {
         "study": study.study_name,
         "algorithm": attributes["made_of"]["config"]["algorithm.name"],
-        "objective": "mean accuracy of the models on held-out clients after the last round",
+        "objective": "mean accuracy of the models on held-out examples after the last round",
         "command": attributes["command"],
         "commit": attributes["commit"],
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),

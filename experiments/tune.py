@@ -3,11 +3,11 @@ r"""Tunes the float hyper-parameters of an experiment.
     python -m experiments.tune --config experiments/configs/digits_codist.py:merged_codistillation \
         --study digits_merged --storage runs/tuning.db --trials 32 --config.rounds=40
 
-A trial's value is the accuracy on held-out clients after the last round, averaged over models and
-seeds; test data is never read. What is searched is told in experiments/search_space.py. The same
-command goes on with a study that was stopped. On a CPU there is one worker per core; each compiles
-once for all of its trials. `--output FILE` keeps the study as JSON when it has all its trials, and
-`--summary` writes that at any time:
+A trial's value is the accuracy on held-out clients after the last round, or on examples held out of
+clients' own (`data.partition.validation`), averaged over models and seeds; test data is never read.
+What is searched is told in experiments/search_space.py. The same command goes on with a study that was
+stopped. On a CPU there is one worker per core; each compiles once for all of its trials. `--output FILE`
+keeps the study as JSON when it has all its trials, and `--summary` writes that at any time:
 
     python -m experiments.tune --summary --study digits_merged --storage runs/tuning.db
 """
@@ -35,6 +35,8 @@ from fedcodist import launch
 
 # File descriptor by which the first worker says that the study is open.
 _READY = "FEDCODIST_TUNE_READY"
+# Splits of which one gives a trial its value: the first that the data have.
+_HELD_OUT = ("held_out", "validation")
 # What a trial neither depends on nor may change.
 _NOT_SETTINGS = ("execution.", "tuning.", "evaluation.splits", "evaluation.final_splits")
 
@@ -164,7 +166,7 @@ def _conclude(values: flags.FlagValues) -> int:
         print("no trial finished: all were pruned.")
         return 0
     space = search_space.search_space(values.config)
-    print(f"best trial: {best.number}, accuracy on held-out clients {best.value:.4f}, by")
+    print(f"best trial: {best.number}, held-out accuracy {best.value:.4f}, by")
     print("    " + " \\\n    ".join(search_space.overrides(space, best.params)), flush=True)
     return 0
 
@@ -243,7 +245,7 @@ def _work(values: flags.FlagValues) -> int:
 
 
 def held_out_experiment(config: ConfigDict):
-    """The config's experiment, evaluated on held-out clients alone, and what trials differ in.
+    """The config's experiment, evaluated on held-out examples alone, and what trials differ in.
 
     Returns:
       (Experiment, hyper_of): a trial's config -> its algorithm's traced floats. Data are loaded once,
@@ -254,10 +256,10 @@ def held_out_experiment(config: ConfigDict):
     from experiments.data import load_data
     from fedcodist.experiment import check_experiment
 
-    config = copy.deepcopy(config)
+    config, data = copy.deepcopy(config), load_data(config.data)
+    split = next((name for name in _HELD_OUT if name in data.splits), _HELD_OUT[0])
     with config.unlocked(), config.ignore_type():
-        config.evaluation.update(splits=("held_out",), final_splits=())
-    data = load_data(config.data)
+        config.evaluation.update(splits=(split,), final_splits=())
     experiment = build_experiment(config, data)
     check_experiment(experiment)
 
@@ -361,8 +363,8 @@ def _run_trial(trial, experiment, programs, worker):
 
 
 def held_out_accuracy(records: Sequence[Mapping[str, Any]]) -> float:
-    """Mean over models and seeds of one evaluation's accuracies on held-out clients."""
-    accuracies = [record["accuracy"] for record in records if record["split"] == "held_out"]
+    """Mean over models and seeds of one evaluation's accuracies on held-out examples."""
+    accuracies = [record["accuracy"] for record in records if record["split"] in _HELD_OUT]
     return sum(accuracies) / len(accuracies)
 
 

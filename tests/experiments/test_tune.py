@@ -143,6 +143,24 @@ def check_trials(config):
     tune.check_trials(config, search_space.search_space(config), hyper_of)
 
 
+def test_examples_held_out_of_clients_own_serve_where_there_are_no_held_out_clients(monkeypatch):
+    load = reading.load_data
+
+    def without_held_out_clients(settings):
+        data = load(settings)
+        splits = {name: own for name, own in data.splits.items() if name != "held_out"}
+        return data._replace(splits=splits | {"validation": data.splits["held_out"]})
+
+    monkeypatch.setattr(reading, "load_data", without_held_out_clients)
+    experiment, _ = tune.held_out_experiment(get_config())
+    assert set(experiment.splits) == {"validation"} and not experiment.final_splits
+    records = [
+        {"split": split, "accuracy": accuracy}
+        for split, accuracy in (("validation", 0.2), ("clients", 0.9), ("validation", 0.4))
+    ]
+    assert tune.held_out_accuracy(records) == pytest.approx(0.3)
+
+
 def test_a_config_has_a_space_of_its_own():
     config = with_space(get_config(), ("pools.*.teaching.weight", 1, 2, "linear"))
     assert search_space.search_space(config) == {

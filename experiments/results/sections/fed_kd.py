@@ -72,6 +72,7 @@ VARYING = (
     "training.compression.*",
     "training.fetch_sgd.*",
     "training.fed_dropout.*",
+    "tuning.*",
     "pools.main.model",
     "pools.main.server_learning_rate",
 )
