@@ -32,6 +32,9 @@ def news_recommender(
     A layer's hidden states and attention maps are those of the candidates' titles and those of the
     history's, whose distances FedKD sums; the layer's W^h is one for both.
 
+    The user encoder is the model's own: FedKD's teacher and student have one each, and the student's
+    travels with it. In the authors' code a client's two models share one, which never leaves it.
+
     Args:
       encoder: of titles; its parameters are below 'encoder', see `with_encoder`.
       width: of the vectors of news and users.
