@@ -185,6 +185,23 @@ def test_dropout_is_for_training_only():
     assert (draw(0, True)[0] != draw(1, True)[0]).any()
 
 
+@pytest.mark.parametrize("rate", [0.2, 0.3, 0.4])
+def test_dropout_keeps_the_mean_and_drops_features_independently(rate):
+    """Of an odd number of features, the two that share a random word included."""
+    features = jnp.ones((101, 33, 3))
+    found = np.asarray(fed_md.dropped_out(features, rate, jax.random.key(3)))
+    kept = found > 0
+    np.testing.assert_allclose(found[kept], 1 / (1 - rate), rtol=1e-4)
+    error = 4 * np.sqrt(rate * (1 - rate) / found.size)  # standard deviations of a share
+    assert abs(kept.mean() - (1 - rate)) < error
+    flat = kept.reshape(-1)
+    for distance in (1, (flat.size + 1) // 2):  # neighbours, and the halves of one word
+        both = np.mean(flat[distance:] & flat[:-distance])
+        assert abs(both - (1 - rate) ** 2) < 2 * error
+    other = np.asarray(fed_md.dropped_out(features, rate, jax.random.key(4)))
+    assert 0 < np.mean(kept == (other > 0)) < 1
+
+
 @pytest.mark.parametrize("network", [FedMDNetwork((2, 3), 0.1, 4), FullyConnected(3, 4)], ids=str)
 def test_the_penalty_is_of_the_output_layer_alone(network):
     params = network.init(jax.random.key(0), jnp.ones((1, 5, 5, 1)))["params"]
