@@ -19,7 +19,7 @@ from fedcodist.algorithms.ds_fl import DSFLHyper, ds_fl
 from fedcodist.algorithms.fd import FDHyper, fd
 from fedcodist.algorithms.fed_md import FedMDHyper, fed_md
 from fedcodist.algorithms.fml import FMLHyper, fml
-from fedcodist.algorithms.isolated import IsolatedHyper, isolated
+from fedcodist.algorithms.isolated import IsolatedHyper, Loner, isolated
 from fedcodist.algorithms.parties import Group
 from fedcodist.checks import check_integer, check_number
 from fedcodist.client_training import LocalTraining, OptimizerFactory, Preprocess
@@ -143,20 +143,29 @@ PARTY_METHODS: dict[str, Callable[[ConfigDict, Data], FederatedAlgorithm]] = {
 }
 
 
-def start(config: ConfigDict, data: Data, models: dict[str, Variables], key: jax.Array) -> PyTree:
+def start(config: ConfigDict, data: Data, trained: dict[str, Loner], key: jax.Array) -> PyTree:
     """The state of the config's method before its first round, of parties that were trained before.
+
+    The optimizer of private training goes on where the method has one for private examples that lasts
+    over rounds: FedMD's of the revisit, as in the released code, and that of parties alone.
 
     Args:
       config, data: as `build_experiment` gets them.
-      models: architecture -> Variables, leaves [group, ...].
+      trained: architecture -> its parties after private training, leaves [group, ...].
       key: of what else the method starts from, such as a model of the server's.
     """
     state = PARTY_METHODS[config.algorithm.name](config, data).init(key)
-    # Adam's first state is the same whatever the model.
-    put = lambda own, model: model if isinstance(own, Variables) else own._replace(variables=model)
+
+    def put(own, party):
+        if isinstance(own, Variables):
+            return party.variables
+        lasting = {"revisit_state", "optimizer_state"} & set(own._fields)
+        states = dict.fromkeys(lasting, party.optimizer_state)
+        return own._replace(variables=party.variables, **states)
+
     if isinstance(state, dict):
-        return {name: put(own, models[name]) for name, own in state.items()}
-    own = {name: put(party, models[name]) for name, party in state.models.items()}
+        return {name: put(own, trained[name]) for name, own in state.items()}
+    own = {name: put(party, trained[name]) for name, party in state.models.items()}
     return state._replace(models=own)
 
 

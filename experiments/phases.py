@@ -30,11 +30,11 @@ from experiments.report import INSTALL_PLOTS
 from experiments.results.figures import PartyCurve, parties_plot
 from fedcodist.algorithms import isolated, parties
 from fedcodist.algorithms.isolated import SHARED, IsolatedHyper, Patience
-from fedcodist.checkpoint import load_checkpoint, save_checkpoint
+from fedcodist.checkpoint import CheckpointError, load_checkpoint, save_checkpoint
 from fedcodist.checks import check_integer, check_number
 from fedcodist.client_training import LocalTraining
 from fedcodist.data.federated_data import FederatedData
-from fedcodist.experiment import Experiment, check_experiment, run_experiment
+from fedcodist.experiment import Experiment, Outcome, check_experiment, run_experiment
 from fedcodist.for_each_client import Execution
 from fedcodist.models.fed_md import output_penalty
 from fedcodist.run_folder import PHASES
@@ -46,7 +46,7 @@ Models = dict[str, Any]  # architecture -> Variables, leaves [seeds, group, ...]
 # What a phase's early stopping looks at: nothing; public examples held out of the public phase; test
 # data in all phases, as the released code does.
 STOPPING = ("fixed", "held_out", "test_data")
-_CACHE_VERSION = 1  # to be raised when pre-training gives other results of the same settings
+_CACHE_VERSION = 2  # to be raised when pre-training gives other results of the same settings
 
 
 def run_phases(
@@ -70,25 +70,25 @@ def run_phases(
     groups = party_groups(config, data)
     common = dict(plan=plan, change_plan=change_plan, show_progress=show_progress)
 
-    def run(phase: str, start: Models | None) -> Models:
+    def run(phase: str, start: Models | None) -> Outcome:
         experiment = phase_experiment(config, data, phase, start)
-        outcome = run_experiment(
+        return run_experiment(
             experiment,
             Path(workdir) / PHASES / phase,
             config={"phase": phase, **_determinants(config, phase)},
             name=f"{config.name} · {phase}",
             **common,
         )
-        return parties.stacked(groups, outcome.variables)
 
-    public = _cached(config, data, groups, lambda: run("public", None))
-    private = run("private", public)
+    trained = lambda: parties.stacked(groups, run("public", None).variables)
+    public = _cached(config, data, groups, trained)
+    private = run("private", public).state
     if config.phases.pooled_bound:
         run("pooled", public)
     seeds = np.arange(config.seed, config.seed + config.seeds, dtype=np.uint32)
 
-    def start(seed, models):
-        return party_methods.start(config, data, models, jax.random.key(seed))
+    def start(seed, trained):
+        return party_methods.start(config, data, trained, jax.random.key(seed))
 
     return jax.tree.map(np.asarray, jax.jit(jax.vmap(start))(seeds, private))
 
@@ -197,14 +197,18 @@ def curves(workdir: str | Path) -> dict[str, PartyCurve]:
 
 def plot(workdir: str | Path) -> Any:
     """The paper's figure 2 of a run: parties by round, with the means before and of the bound."""
-    found = results(workdir)
+    found = {name: own for name, own in results(workdir).items() if "baseline" in own}
     mean = lambda column: 100 * np.mean([own[column] for own in found.values()])
     has_bound = "pooled" in next(iter(found.values()))
     return parties_plot(curves(workdir), mean("baseline"), mean("pooled") if has_bound else None)
 
 
 def table(found: Mapping[str, Mapping[str, list[float]]]) -> str:
-    """Mean test accuracy over seeds in per cent: a line per party, and their mean."""
+    """Mean test accuracy over seeds in per cent: a line per party, and their mean.
+
+    What is no party's, such as DS-FL's server, has no phases before and no line.
+    """
+    found = {name: own for name, own in found.items() if "baseline" in own}
     columns = list(next(iter(found.values())))
     means = {party: [100 * np.mean(each[c]) for c in columns] for party, each in found.items()}
     means["mean"] = list(np.mean(list(means.values()), axis=0))
@@ -274,6 +278,10 @@ def _cached(config: ConfigDict, data: Data, groups: Any, train: Any) -> Models:
     if _everywhere(saved is not None):
         print(f"pre-training: kept in {folder}")
         return saved.state
+    try:  # what cannot be kept is told before it is trained
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise CheckpointError(f"cannot write {folder}: {error.strerror}.") from error
     models = train()
     if jax.process_index() == 0:
         save_checkpoint(folder, config.phases.public.epochs, models, {})

@@ -86,11 +86,13 @@ class Outcome(NamedTuple):
       records: one dictionary per evaluation, model, split and seed, as in metrics.jsonl.
       variables: model -> trained Variables with a leading axis of seeds, on the host.
       summary: as in summary.json; `kept_models` are names of clients' own models, by pool.
+      state: the algorithm's after the last round, leaves [seeds, ...], for a later phase's `start`.
     """
 
     records: list[Record]
     variables: dict[str, Variables]
     summary: dict[str, Any]
+    state: PyTree = None
 
 
 def run_experiment(
@@ -211,7 +213,7 @@ def _run(
     summary = _summary(experiment, records, variables, seconds)
     if folder:
         folder.write_summary(summary)
-    return Outcome(records, variables, summary)
+    return Outcome(records, variables, summary, state[0])
 
 
 def experiment_programs(experiment: Experiment) -> simulation.Programs:

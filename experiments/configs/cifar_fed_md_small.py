@@ -2,15 +2,19 @@ r"""FedMD with CIFAR-10 public and CIFAR-100 private at a size for a CPU, and th
 
 The ten shapes with an eighth of the widths, 2,000 public images, half of the private ones, and less
 training before the rounds. What differs from cifar_fed_md.py is marked. Levels are far below the
-paper's; differences between runs, paired by seed, are what it can show.
+paper's; differences between runs, paired by seed, are what it can show. Seeds differ in first weights,
+batches and alignment sets; who has which images is the same for all.
 
     python -m experiments.sweep --config experiments/configs/cifar_fed_md_small.py \
         --workdir runs/cifar_fed_md_small
     python -m experiments.phases runs/cifar_fed_md_small/non_iid
 
-A run is `non_iid` or `iid`; or the first with one thing changed. Four of the ten parties weak (two dense
-layers), with equal weights or with low ones (c_k); fewer epochs of the revisit, or a larger batch of the
-digest, against transient dips; other numbers of public images in a round.
+A run is `non_iid` or `iid`; with `,alone` the same rounds without the digest, so that what private
+training alone brings in them is told from what collaboration does. The others are the first with one
+thing changed: four of the ten parties weak (two dense layers with a hidden one of four), with equal
+weights or with low ones (c_k); fewer epochs of the revisit, or a larger batch of the digest, against
+transient dips; other numbers of public images in a round. Of these a round with all has 40 steps of the
+digest, as many as `digest_epochs,10` has, and one with 50 has one step, as `digest_batch_size,200` has.
 """
 
 from collections.abc import Mapping
@@ -27,19 +31,23 @@ WIDTHS = (
 )
 WEAK = 4  # how many of the last parties
 NARROWER = 8
-HIDDEN = 32  # of a weak party
+HIDDEN = 4  # of a weak party
+ALONE = {"algorithm.digest_epochs": 0}
 CHANGES: Mapping[str, Mapping[str, Any]] = {
     "weak,equal_weights": {},
     "weak,low_weights": {"algorithm.weights": (10 - WEAK) * (1.0,) + WEAK * (0.1,)},
     "revisit_epochs,2": {"algorithm.revisit_epochs": 2},
     "digest_batch_size,200": {"algorithm.digest_batch_size": 200},
+    "digest_epochs,10": {"algorithm.digest_epochs": 10},
     "public_images,50": {"algorithm.alignment_size": 50},
     "public_images,all": {"algorithm.alignment_size": None},
+    "non_iid,alone": ALONE,
+    "iid,alone": ALONE,
 }
 
 
 def get_runs() -> list[str]:
-    """Both experiments, and the first with changes."""
+    """Both experiments, and what is changed in them."""
     return ["non_iid", "iid", *CHANGES]
 
 
@@ -47,12 +55,13 @@ def get_config(run: str = "non_iid") -> ConfigDict:
     """Returns one run."""
     if run not in get_runs():
         raise ValueError(f"a run of this config is one of {get_runs()}, got {run!r}.")
-    config = cifar_fed_md.get_config("iid" if run == "iid" else "non_iid")
+    is_iid = run.startswith("iid")
+    config = cifar_fed_md.get_config("iid" if is_iid else "non_iid")
     config.name = "cifar_fed_md_small"
     config.run = run
-    config.seeds = 3
+    config.seeds = 5
     config.data.num_public = 2000  # paper: 50,000
-    if run != "iid":
+    if not is_iid:
         config.rounds = config.full_rounds = 8  # 13
         config.data.per_class = 10  # 20
     config.parties.narrower = NARROWER
@@ -66,7 +75,8 @@ def get_config(run: str = "non_iid") -> ConfigDict:
     # Smaller batches, since running averages of so few steps of 128 would be those of the start.
     config.phases.public.update(epochs=8, batch_size=32)  # 20 and 128
     config.phases.stopping = "fixed"
-    config.phases.private.epochs = 25
+    # Of half as many images, so as many steps; the released code's are few, see `,alone`.
+    config.phases.private.epochs = 25 if is_iid else 50  # 25
     config.phases.pooled.epochs = 15  # 50
     # The bound does not depend on how parties collaborate.
     config.phases.pooled_bound = run in ("non_iid", "iid")

@@ -31,6 +31,7 @@ def get_config(run: str = "mhd") -> ConfigDict:
     if run not in get_runs():
         raise ValueError(f"a run of this config is one of {get_runs()}, got {run!r}.")
     fed_md = cifar_fed_md_small.get_config("non_iid")
+    fed_md.seeds = 3  # of that config's five
     config = fed_md if run == "fed_md" else digits_mhd.get_config(METHODS[run])
     config.name = "cifar_mhd_fed_md"
     config.run = run

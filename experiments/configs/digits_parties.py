@@ -3,7 +3,8 @@ r"""Methods of parties who each own a model, on scikit-learn's handwritten digit
 A run is a method's name. All have the parties, public digits and private images of digits_fed_md.py,
 and go on from the same transfer learning; in a round all train as much on private images. What they
 exchange differs: logits (FedMD), mean logits of each label (FD), probabilities (DS-FL), a shared model
-(FML), nothing. Budgets and costs are those of the rounds, without what comes before.
+(FML), nothing. FML's shared model and DS-FL's server are nobody's and start untrained. Budgets and
+costs are those of the rounds, without what comes before.
 
     python -m experiments.compare --config experiments/configs/digits_parties.py \
         --workdir runs/digits_parties

@@ -198,19 +198,25 @@ def fed_md(
 
 
 def start(
-    models: Mapping[str, Variables], digest: LocalTraining, revisit: LocalTraining
+    models: Mapping[str, Variables],
+    digest: LocalTraining,
+    revisit: LocalTraining,
+    private_states: Mapping[str, PyTree] | None = None,
 ) -> dict[str, Party]:
-    """The state before the first round: models with fresh optimizers.
+    """The state before the first round.
 
     Args:
       models: architecture -> Variables, leaves [group, ...], after transfer learning.
       digest, revisit: as `fed_md` gets them.
+      private_states: architecture -> states of the optimizers of private training, which go on in the
+        revisit, as in the released code; fresh ones where not given.
     """
     fresh = lambda training, params: jax.vmap(training.optimizer(0.0).init)(params)
-    return {
-        name: Party(variables, fresh(digest, variables.params), fresh(revisit, variables.params))
-        for name, variables in models.items()
-    }
+    found = {}
+    for name, (params, mutable) in models.items():
+        goes_on = fresh(revisit, params) if private_states is None else private_states[name]
+        found[name] = Party(Variables(params, mutable), fresh(digest, params), goes_on)
+    return found
 
 
 def sent(

@@ -151,7 +151,7 @@ def dropped_out(features: jax.Array, rate: float, key: jax.Array) -> jax.Array:
       rate: in [0, 1).
       key: of the random words.
     """
-    kept = round((1 - rate) * 2**16)
+    kept = max(1, round((1 - rate) * 2**16))
     words = jax.random.bits(key, (-(-features.size // 2),), jnp.uint32)
     draws = jnp.concatenate([words & 0xFFFF, words >> 16])[: features.size]
     return jnp.where(draws.reshape(features.shape) < kept, features * (2**16 / kept), 0)

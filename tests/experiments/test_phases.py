@@ -15,8 +15,9 @@ from experiments.assembly import build_experiment
 from experiments.configs import cifar_fed_md, digits_fed_md, digits_parties, emnist_fed_md
 from experiments.data import load_data
 from experiments.parties import party_groups, party_shapes
-from fedcodist.algorithms import parties
+from fedcodist.algorithms import isolated, parties
 from fedcodist.checkpoint import CheckpointError
+from fedcodist.client_training import LocalTraining
 from fedcodist.data.federated_data import FederatedData
 from fedcodist.data.prepared import save_prepared
 from fedcodist.experiment import run_experiment
@@ -120,12 +121,22 @@ def test_every_method_of_parties_goes_on_from_the_same_models(method):
     key = jax.random.key(0)
     models = jax.tree.map(lambda leaf: leaf + 1, parties.init_models(groups, key))
     algorithm = build_experiment(config, data).algorithm
-    state = party_methods.start(config, data, models, key)
+    training = LocalTraining(party_methods.adam(config.algorithm), 8)
+    trained = jax.tree.map(lambda leaf: leaf + 2, isolated.start(models, training))
+    trained = {n: each._replace(variables=models[n]) for n, each in trained.items()}
+    state = party_methods.start(config, data, trained, key)
     fresh = jax.eval_shape(algorithm.init, key)
     assert jax.tree.structure(state) == jax.tree.structure(fresh)
     for name in groups:
         found = algorithm.predictors[name].variables(state)
         jax.tree.map(np.testing.assert_array_equal, found, models[name])
+        # The optimizer of private examples goes on where it is one for all rounds; the digest's is new.
+        lasting = {"isolated": "optimizer_state", "fed_md": "revisit_state"}.get(method)
+        if lasting:
+            own = getattr(state[name], lasting)
+            jax.tree.map(np.testing.assert_array_equal, own, trained[name].optimizer_state)
+        if method == "fed_md":
+            assert not any(map(np.any, jax.tree.leaves(state[name].digest_state)))
 
 
 def test_a_finished_run_is_not_run_again(finished, monkeypatch):
@@ -285,10 +296,12 @@ def test_a_corrupt_file_is_made_again(config_and_models, capsys):
 
 
 def test_a_folder_that_cannot_be_written(config_and_models, tmp_path):
-    config, models = config_and_models
+    """It is told before anything is trained."""
+    config, _ = config_and_models
     (tmp_path / "kept").write_text("a file")
+    data = load_data(config.data)
     with pytest.raises(CheckpointError, match="cannot write"):
-        kept(config, models)
+        phases._cached(config, data, party_groups(config, data), lambda: pytest.fail("trained"))
 
 
 # --------------------------------------------------------------------------------- configs
