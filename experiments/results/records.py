@@ -21,6 +21,7 @@ class Record(NamedTuple):
     `heads`: of methods of clients on a graph, the fields of `experiments.heads.Heads`.
     `bytes`: model -> 'up' and 'down' -> of one participation of one client, means over the run.
     `spectra`: of runs that looked at them, as `experiments.record` says.
+    `data`: prepared folder -> what its manifest says: source, unverified, num_examples by split.
     """
 
     path: Path
@@ -44,6 +45,7 @@ class Record(NamedTuple):
     heads: dict[str, list[Any]] | None = None
     bytes: Mapping[str, dict[str, int]] = MappingProxyType({})
     spectra: Mapping[str, dict[str, dict[str, list[Any]]]] = MappingProxyType({})
+    data: Mapping[str, dict[str, Any]] = MappingProxyType({})
 
 
 def load_records(results: Path) -> list[Record]:
@@ -92,6 +94,7 @@ def _fault(record: Record) -> str | None:
         heads=dict | None,
         bytes=Mapping,
         spectra=Mapping,
+        data=Mapping,
     )
     for name, kind in kinds.items():
         value = getattr(record, name)
@@ -128,7 +131,7 @@ def _fault(record: Record) -> str | None:
 
 
 def _fault_of_links(record: Record) -> str | None:
-    """What is wrong with the bytes or the spectra, or None."""
+    """What is wrong with the bytes, the spectra or the data, or None."""
     is_number = lambda value: isinstance(value, int | float) and not isinstance(value, bool)
     try:
         for model, ways in record.bytes.items():
@@ -139,8 +142,12 @@ def _fault_of_links(record: Record) -> str | None:
                 numbers = [*own["round"], *own["rank"], *own["first"], *own["last"]]
                 if len(own["round"]) != len(own["rank"]) or not all(map(is_number, numbers)):
                     return f"spectra.{model} has {layer!r} of {own!r}"
+        for folder, about in record.data.items():
+            counts = about["num_examples"].values()
+            if not isinstance(about["source"], str) or not all(map(is_number, counts)):
+                return f"data.{folder} is {about!r}"
     except (KeyError, TypeError, AttributeError) as error:
-        return f"bytes or spectra is not by model: {error}"
+        return f"bytes, spectra or data is not what experiments.record writes: {error}"
     return None
 
 

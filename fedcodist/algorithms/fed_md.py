@@ -83,7 +83,7 @@ def fed_md(
       exchanged: 'logits', or 'probabilities': softmax(z / T), of senders and in the digest.
       gradient_hook: (gradient, params) -> gradient of digest and revisit, such as a penalty's.
       inference_batch_size: examples per step while logits are computed.
-      hyper: learning rates and temperature.
+      hyper: learning rates and temperature; consensus weights are `weights`' to set.
       execution: how parties of one architecture are executed.
       name: the method's name in tables.
 
@@ -96,8 +96,15 @@ def fed_md(
     parties.check_training("revisit", revisit)
     count = _alignment_size(alignment_size, len(public_labels))
     clients = sum(len(group.clients) for group in groups.values())
+    _check_labels(public_labels, num_classes)
+    if np.ndim(hyper.weights) or hyper.weights != FedMDHyper().weights:
+        raise ValueError(
+            f"hyper.weights must be left as it is, weights are c_k, got {hyper.weights!r}."
+        )
     hyper = hyper._replace(weights=_weights(weights, clients))
-    check_number("temperature", hyper.temperature, above=0)
+    check_number("hyper.digest_learning_rate", hyper.digest_learning_rate, low=0)
+    check_number("hyper.revisit_learning_rate", hyper.revisit_learning_rate, low=0)
+    check_number("hyper.temperature", hyper.temperature, above=0)
     check_integer("inference_batch_size", inference_batch_size, low=1)
     if exchanged not in ("logits", "probabilities"):
         raise ValueError(f"exchanged must be 'logits' or 'probabilities', got {exchanged!r}.")
@@ -157,6 +164,13 @@ def fed_md(
 
         cohort, public = inputs.cohorts[PARTIES], inputs.rows[PUBLIC]
         alignment = dict(public.columns)
+        # All rows where they are on the device, the selected ones where they are streamed.
+        for column, values in alignment.items():
+            if len(values) not in (len(public_labels), count):
+                raise ValueError(
+                    f"public_labels must be one per row of the data set {PUBLIC!r}, got "
+                    f"{len(public_labels)} for the {len(values)} rows of {column!r}."
+                )
         if alignment_size is not None:
             at = public.indices[0]
             alignment = {column: values[at] for column, values in alignment.items()}
@@ -271,10 +285,24 @@ def _alignment_size(size: int | None, num_public: int) -> int:
     return size
 
 
+def _check_labels(labels: np.ndarray, num_classes: int) -> None:
+    labels = np.asarray(labels)
+    if not np.issubdtype(labels.dtype, np.integer):
+        raise TypeError(f"public_labels must be integers, got {labels.dtype}.")
+    if labels.min() < 0 or labels.max() >= num_classes:
+        raise ValueError(
+            f"public_labels must be classes of the joint label space, 0 to {num_classes - 1}, got "
+            f"{labels.min()} to {labels.max()}."
+        )
+
+
 def _weights(weights: Sequence[float] | None, count: int) -> np.ndarray:
     if weights is None:
         return np.ones(count, np.float32)
-    values = np.asarray(weights, np.float64)
+    try:
+        values = np.asarray(weights, np.float64)
+    except (TypeError, ValueError):
+        raise TypeError(f"weights must be numbers, one per party, got {weights!r}.") from None
     if values.shape != (count,):
         raise ValueError(f"weights must be {count} numbers, one per party, got {list(weights)}.")
     if not np.isfinite(values).all() or (values < 0).any() or values.sum() <= 0:

@@ -67,6 +67,10 @@ def check_groups(groups: Mapping[str, Group]) -> dict[str, Group]:
         clients = np.sort(np.asarray(group.clients))
         if clients.size == 0:
             raise ValueError(f"groups[{name!r}].clients must not be empty.")
+        if not np.issubdtype(clients.dtype, np.integer):
+            raise TypeError(
+                f"groups[{name!r}].clients must be integers, indices of clients, got {clients.dtype}."
+            )
         if clients[0] < 0:
             raise ValueError(f"groups[{name!r}].clients must be at least 0, got {clients[0]}.")
         for client in clients.tolist():

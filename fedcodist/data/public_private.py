@@ -351,10 +351,11 @@ def writers_parts(
 
 def _check_parts(num_parties: int, per_class: int) -> None:
     for name, value in (("num_parties", num_parties), ("per_class", per_class)):
-        if value < 1:
+        if isinstance(value, int) and value < 1:
             raise ValueError(
                 f"{name} must be at least 1, got {value}: a private set is never empty."
             )
+        check_integer(name, value, low=1)
 
 
 def _enough(chosen: np.ndarray, needed: int, what: str) -> np.ndarray:

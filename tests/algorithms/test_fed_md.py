@@ -108,13 +108,22 @@ def start(seed=0, **options):
     return jax.tree.map(np.asarray, programs_of(**options)[0].init(np.array([seed], np.uint32)))
 
 
-def run(state, rounds=1, images=IMAGES, labels=LABELS, hyper=None, sizes=SIZES, **options):
+def run(
+    state,
+    rounds=1,
+    images=IMAGES,
+    labels=LABELS,
+    hyper=None,
+    sizes=SIZES,
+    public=PUBLIC_IMAGES,
+    **options,
+):
     """(state, metrics) after some rounds, for the first seed."""
     programs, mesh = programs_of(**options)
     put = functools.partial(simulation.replicate, mesh=mesh)
     columns = {"image": images, "label": labels}
     private = FederatedData.from_arrays(columns, offsets=np.cumsum([0, *sizes]))
-    data = resident_data(private, {PUBLIC: {"image": PUBLIC_IMAGES}})
+    data = resident_data(private, {PUBLIC: {"image": public}})
     hyper = hyper or algorithm(**{k: v for k, v in options.items() if k != "devices"}).hyper
     hyper = jax.tree.map(lambda value: np.asarray(value, np.float64), hyper)
     seeds = np.zeros(1, np.uint32)
@@ -576,7 +585,29 @@ def build(groups=TWO, labels=PUBLIC_LABELS, classes=CLASSES, **options):
         ),
         (
             lambda: build(hyper=fed_md_module.FedMDHyper(temperature=0)),
-            "temperature must be .*above 0",
+            "hyper.temperature must be .*above 0",
+        ),
+        (
+            lambda: build(hyper=fed_md_module.FedMDHyper(weights=(1, 0, 0, 0))),
+            "hyper.weights must be left as it is, weights are c_k",
+        ),
+        (
+            lambda: build(hyper=fed_md_module.FedMDHyper(digest_learning_rate=np.nan)),
+            "hyper.digest_learning_rate must be finite and at least 0",
+        ),
+        (
+            lambda: build(hyper=fed_md_module.FedMDHyper(1e-3, -1)),
+            "hyper.revisit_learning_rate must be at least 0",
+        ),
+        (lambda: build(weights=("a", 1, 1, 1)), "weights must be numbers, one per party"),
+        (
+            lambda: build(labels=np.full(20, 4)),
+            "public_labels must be classes of the joint label space, 0 to 3, got 4 to 4",
+        ),
+        (lambda: build(labels=np.zeros(20)), "public_labels must be integers, got float64"),
+        (
+            lambda: build({"a": Group(linear(), np.array([0.0, 1.5]))}),
+            r"groups\['a'\].clients must be integers",
         ),
     ],
 )
@@ -584,6 +615,12 @@ def test_bad_input_is_one_line(make, message):
     with pytest.raises((ValueError, TypeError), match=message) as error:
         make()
     assert "\n" not in str(error.value)
+
+
+def test_public_labels_are_those_of_the_public_examples():
+    """Of more labels than examples the draw would name rows that do not exist."""
+    with pytest.raises(ValueError, match="one per row of the data set 'public', got 20 for the 7"):
+        run(start(), public=PUBLIC_IMAGES[:7])
 
 
 def test_a_party_without_private_examples():

@@ -193,6 +193,8 @@ def test_labels_are_looked_up(classes, first):
         (lambda: joint_labels(np.zeros(1, int), (1, 1), 0), "classes must be different"),
         (lambda: digits_public_private(public_classes=range(10)), "some digits and not all"),
         (lambda: digits_public_private(per_class=0), "per_class must be at least 1, got 0"),
+        (lambda: digits_public_private(per_class="3"), "per_class must be an integer .* got '3'"),
+        (lambda: digits_public_private(num_parties=2.5), "num_parties must be an integer"),
         (lambda: digits_public_private(num_parties=99), "parties need 297 images of class"),
         (lambda: digits_public_private(test_fraction=1.5), r"test_fraction must be in \(0, 1\)"),
         (
@@ -221,7 +223,7 @@ def test_labels_are_looked_up(classes, first):
     ],
 )
 def test_bad_input_is_one_line(make, message):
-    with pytest.raises(ValueError, match=message) as error:
+    with pytest.raises((ValueError, TypeError), match=message) as error:
         make()
     assert "\n" not in str(error.value)
 

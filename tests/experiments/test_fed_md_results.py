@@ -12,7 +12,7 @@ from experiments.results.sections import fed_md as section
 from tests.experiments.test_results import record as write_record
 
 
-def write(folder, run, courses, bounds=None, seeds=(0, 1), **changes):
+def write(folder, run, courses, bounds=None, seeds=(0, 1), images=(), **changes):
     """A record of a run; `courses`: party -> accuracies in % by round, the same for every seed but for
     0.4 points more with each."""
     final = {party: course[-1] for party, course in courses.items()}
@@ -24,6 +24,7 @@ def write(folder, run, courses, bounds=None, seeds=(0, 1), **changes):
         for party, c in courses.items()
     }
     content["full_rounds"] = content["rounds"]
+    content["data"] = dict(images)
     if bounds:
         pooled = {party: {"test": {"accuracy": share(v)}} for party, v in bounds.items()}
         content["phases"] = {"pooled": pooled}
@@ -40,9 +41,9 @@ def test_parties_before_and_after_and_their_bounds(tmp_path):
     write(tmp_path, "non_iid", courses, {"conv_16_32": 55.0, "conv_8_8_8": 49.0})
     text, plots = render(tmp_path)
     # The means of the seeds: 0.2 points more.
-    assert "| `conv_16_32` | 20.2 | 40.2 | +20.0 | 55.2 | 15.0 |" in text
-    assert "| `conv_8_8_8` | 30.2 | 50.2 | +20.0 | 49.2 | -1.0 |" in text
-    assert "| mean | 25.2 | 45.2 | +20.0 | 52.2 | 7.0 |" in text
+    assert "| `conv_16_32` | 20.2 | 40.2 | 55.2 | +20.0 | 15.0 |" in text
+    assert "| `conv_8_8_8` | 30.2 | 50.2 | 49.2 | +20.0 | -1.0 |" in text
+    assert "| mean | 25.2 | 45.2 | 52.2 | +20.0 | 7.0 |" in text
     assert "Gain +20.00 ± 0.00, below the bound +7.00 ± 0.00 points." in text
     (figure,) = (draw() for draw in plots.values())
     (axis,) = figure.axes
@@ -52,12 +53,41 @@ def test_parties_before_and_after_and_their_bounds(tmp_path):
     np.testing.assert_allclose(lines["pooled examples"].get_ydata(), 52.2)
 
 
+def test_the_gain_is_compared_with_the_same_rounds_alone(tmp_path):
+    write(tmp_path, "iid", {"a": [20.0, 40.0], "b": [30.0, 50.0]}, {"a": 60.0, "b": 60.0})
+    write(tmp_path, "iid,alone", {"a": [20.0, 35.0], "b": [30.0, 31.0]})
+    text, _ = render(tmp_path)
+    assert "| Party | Before | Alone | After | Bound | Gain | to alone | below bound |" in text
+    assert "| `a` | 20.2 | 35.2 | 40.2 | 60.2 | +20.0 | +5.0 | 20.0 |" in text
+    assert "Gain +20.00 ± 0.00, to parties alone +12.00 ± 0.00, below the bound +15.00" in text
+
+
+def test_a_dip_is_what_comes_back():
+    course = lambda *values: {round: [float(value)] for round, value in enumerate(values)}
+    assert section._dips([course(10, 30, 20, 40)]) == [10.0]
+    assert section._dips([course(10, 30, 20, 25)]) == [5.0]  # the rest is lost
+    assert section._dips([course(30, 20, 10)]) == [0.0]
+    assert section._dips([course(10, 30, 20, 40), course(10, 20, 30, 40)]) == [5.0]
+
+
+def test_images_that_there_were_are_told(tmp_path):
+    about = {"source": "CIFAR-10", "unverified": True, "num_examples": {"train": 30_000}}
+    data = {"public_folder": "data/cifar10", "folder": "data/cifar100"}
+    images = {"data/cifar10": about}
+    write(tmp_path, "non_iid", {"a": [10.0, 20.0]}, images=images, data=data)
+    assert (
+        "- Public images are of the 30,000 of `train` in data/cifar10 (CIFAR-10, not verified as its "
+        "official files)." in render(tmp_path)[0]
+    )
+
+
 def test_remarks_are_differences_within_seeds(tmp_path):
-    write(tmp_path, "non_iid", {"a": [10.0, 30.0, 20.0], "b": [10.0, 20.0, 40.0]})
+    write(tmp_path, "non_iid", {"a": [10.0, 30.0, 20.0, 28.0], "b": [10.0, 20.0, 40.0, 42.0]})
     # Weak parties stand in b's place: what is compared is a's.
-    write(tmp_path, "weak,equal_weights", {"a": [10.0, 12.0, 14.0], "dense_32": [5.0, 5.0, 5.0]})
-    write(tmp_path, "weak,low_weights", {"a": [10.0, 12.0, 19.0], "dense_32": [5.0, 5.0, 5.0]})
-    write(tmp_path, "revisit_epochs,2", {"a": [10.0, 24.0, 20.0], "b": [10.0, 11.0, 12.0]})
+    weak = {"dense_4": [5.0, 5.0, 5.0, 5.0]}
+    write(tmp_path, "weak,equal_weights", {"a": [10.0, 12.0, 18.0, 30.0], **weak})
+    write(tmp_path, "weak,low_weights", {"a": [10.0, 12.0, 24.0, 39.0], **weak})
+    write(tmp_path, "revisit_epochs,2", {"a": [10.0, 24.0, 22.0, 26.0], "b": [10.0, 1.0, 2.0, 3.0]})
     text, _ = render(tmp_path)
     rows = {
         line.split(" | ")[0]: line.split(" | ")[1] for line in text.splitlines() if " | " in line
@@ -65,9 +95,10 @@ def test_remarks_are_differences_within_seeds(tmp_path):
     assert rows["| Others beside four weak parties, equal weights"] == "-6.00 ± 0.00"
     assert rows["| Others beside four weak parties, low weights"] == "-1.00 ± 0.00"
     assert rows["| The same, low less equal weights"] == "+5.00 ± 0.00"
-    # a loses 10 in place of 4, b nothing: means of parties.
-    assert rows["| Dips: 2 epochs of revisit in place of 10"] == "-3.00 ± 0.00"
-    assert rows["| Dips: digest in one batch"] == "not run"
+    # a dips by 8 in place of 2, b by nothing in place of 2 + 1: means of parties.
+    assert rows["| Dips: 2 epochs of revisit in place of 10"] == "-1.50 ± 0.00"
+    assert rows["| Accuracy: 2 epochs of revisit in place of 10"] == "-17.00 ± 0.00"
+    assert rows["| Dips: digest in one batch in place of four"] == "not run"
 
 
 def test_it_says_how_the_phases_of_each_run_were_stopped(tmp_path):
@@ -95,7 +126,9 @@ def test_what_is_not_run_has_its_command(tmp_path):
 
 def test_every_remark_is_of_runs_of_the_config():
     runs = set(cifar_fed_md_small.get_runs())
-    assert {run for _, run, other, *_ in section.REMARKS for run in (run, other)} == runs - {"iid"}
+    assert {run for _, run, other, *_ in section.REMARKS for run in (run, other)} == runs - {
+        *("iid", "iid,alone", "non_iid,alone")
+    }
 
 
 def test_a_record_holds_the_phases(tmp_path):

@@ -12,7 +12,13 @@ import pytest
 from experiments import parties as party_methods
 from experiments import phases
 from experiments.assembly import build_experiment
-from experiments.configs import cifar_fed_md, digits_fed_md, digits_parties, emnist_fed_md
+from experiments.configs import (
+    cifar_fed_md,
+    cifar_fed_md_small,
+    digits_fed_md,
+    digits_parties,
+    emnist_fed_md,
+)
 from experiments.data import load_data
 from experiments.parties import party_groups, party_shapes
 from fedcodist.algorithms import isolated, parties
@@ -273,6 +279,14 @@ def test_what_determines_it_is_part_of_the_name(setting, value):
     config, other = small_config(), small_config(**{setting: value})
     data = load_data(config.data)
     assert phases._cache_key(config, data) != phases._cache_key(other, data)
+
+
+def test_both_cifar_experiments_share_it():
+    """They differ in private images, rounds and batches alone; `alone` in neither."""
+    kept = lambda config: phases._cache_key(config, load_data(small_config().data))
+    runs = ("non_iid", "iid", "non_iid,alone", "public_images,50")
+    assert len({kept(cifar_fed_md_small.get_config(run)) for run in runs}) == 1
+    assert len({kept(cifar_fed_md.get_config(run)) for run in ("non_iid", "iid")}) == 1
 
 
 def test_so_are_the_images():

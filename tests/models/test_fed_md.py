@@ -124,7 +124,9 @@ def plain_network(variables, x, widths, train):
     return x.reshape(len(x), -1) @ np.asarray(params["output"]["kernel"]), after
 
 
-@pytest.mark.parametrize("widths, size", [((3, 4), 8), ((3, 4), 7), ((3, 4, 2), 14)])
+@pytest.mark.parametrize(
+    "widths, size", [((3, 4), 8), ((3, 4), 7), ((3, 4, 2), 14), ((3, 4, 2, 3), 14)]
+)
 def test_the_network_is_the_plain_one(widths, size):
     """Padded examples are left out: the plain network never sees them."""
     with jax.enable_x64(True):
