@@ -14,7 +14,7 @@ import fedcodist as fc
 from fedcodist.models.digits import large_digits
 
 ROOT = Path(__file__).parents[1]
-ALGORITHM, INFERENCE = re.findall(
+ALGORITHM, PARTIES, INFERENCE = re.findall(
     r"```python\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL
 )
 
@@ -33,6 +33,14 @@ def run(code, folder):
 def test_a_new_algorithm_runs_and_learns(tmp_path):
     final = eval(run(ALGORITHM, tmp_path).splitlines()[-1])
     assert final["large"]["test"]["accuracy"][0] > 0.7
+
+
+@pytest.mark.slow
+def test_parties_with_networks_of_their_own_agree(tmp_path):
+    for line in run(PARTIES, tmp_path).splitlines():
+        found = eval(line.split(" ", 1)[1].replace("} {", "}, {"))
+        alone, together = (each["accuracy"][0] for each in found)
+        assert together > alone > 1 / 6
 
 
 def test_a_saved_model_predicts(tmp_path):
