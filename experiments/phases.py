@@ -43,9 +43,12 @@ from fedcodist.validation import VALIDATION
 
 PyTree = Any
 Models = dict[str, Any]  # architecture -> Variables, leaves [seeds, group, ...]
-# What a phase's early stopping looks at: nothing; public examples held out of the public phase; test
-# data in all phases, as the released code does.
-STOPPING = ("fixed", "held_out", "test_data")
+# What a phase's early stopping looks at.
+STOPPING = {
+    "fixed": "none is stopped early, nothing looks at test data",
+    "held_out": "the public one is stopped on held-out public examples, nothing looks at test data",
+    "test_data": "stopped on test data, as in the released code, so that accuracies are too good",
+}
 _CACHE_VERSION = 2  # to be raised when pre-training gives other results of the same settings
 
 
@@ -104,7 +107,7 @@ def phase_experiment(
 ) -> Experiment:
     """One phase, from the models that the one before left."""
     settings, public = config.phases[phase], public_of(data)
-    choice("phases.stopping", config.phases.stopping, dict.fromkeys(STOPPING))
+    choice("phases.stopping", config.phases.stopping, STOPPING)
     check_integer(f"phases.{phase}.epochs", settings.epochs, low=1)
     preprocess = public.preprocess if phase == "public" else data.preprocess
     training = LocalTraining(adam(config.algorithm), settings.batch_size, 1, preprocess)
@@ -221,6 +224,12 @@ def table(found: Mapping[str, Mapping[str, list[float]]]) -> str:
     return "\n".join(lines)
 
 
+def stopped(workdir: str | Path) -> str:
+    """What early stopping looked at in a run's phases, by its config."""
+    config = json.loads((Path(workdir) / "config.json").read_text(encoding="utf-8"))
+    return f"Phases before the rounds: {STOPPING[config['phases']['stopping']]}."
+
+
 def _held_out(data: FederatedData, share: float, seed: int) -> tuple[FederatedData, FederatedData]:
     check_number("phases.held_out_share", share, low=0, high=1)
     count = round(share * data.num_examples)
@@ -323,6 +332,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     workdir = options.workdir
     try:
         print(table(results(workdir)))
+        print(stopped(workdir))
         if options.plot is not None:
             plot(workdir).savefig(options.plot, dpi=120)
     except ImportError:

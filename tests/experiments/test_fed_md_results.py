@@ -151,6 +151,11 @@ def test_the_plot_of_a_run_folder(tmp_path, capsys):
         (tmp_path / place).mkdir(parents=True, exist_ok=True)
         final = {p: {"test": {"accuracy": [v[column]] * 2}} for p, v in accuracies.items()}
         (tmp_path / place / "summary.json").write_text(json.dumps({"final": final}))
+    # DS-FL's server is no party: it has no phase before.
+    others = {"server": {"test": {"accuracy": [0.9, 0.9]}}}
+    found = json.loads((tmp_path / "summary.json").read_text())["final"]
+    (tmp_path / "summary.json").write_text(json.dumps({"final": found | others}))
+    (tmp_path / "config.json").write_text(json.dumps({"phases": {"stopping": "test_data"}}))
     lines = [
         {"round": round, "model": party, "split": "test", "seed": seed, "accuracy": values[round]}
         for party, values in accuracies.items()
@@ -160,7 +165,8 @@ def test_the_plot_of_a_run_folder(tmp_path, capsys):
     lines.append({"round": 1, "model": "a", "split": "clients", "seed": 0, "loss": 1.0})
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     assert phases.main([str(tmp_path), "--plot", str(tmp_path / "figure.png")]) == 0
-    assert "mean" in capsys.readouterr().out
+    output = capsys.readouterr().out
+    assert "mean" in output and "stopped on test data" in output and "server" not in output
     assert (tmp_path / "figure.png").stat().st_size > 1000
     (axis,) = phases.plot(tmp_path).axes
     lines = {line.get_label(): np.asarray(line.get_ydata()) for line in axis.get_lines()}
