@@ -617,6 +617,16 @@ def test_bad_input_is_one_line(make, message):
     assert "\n" not in str(error.value)
 
 
+def test_the_optimizer_of_private_training_goes_on_in_the_revisit():
+    models = {"linear": linear().init(jax.random.key(0))}
+    models = jax.tree.map(lambda leaf: leaf[None], models)
+    fresh = fed_md_module.start(models, DIGEST, REVISIT)["linear"]
+    trained = jax.tree.map(lambda leaf: leaf + 3, fresh.revisit_state)
+    found = fed_md_module.start(models, DIGEST, REVISIT, {"linear": trained})["linear"]
+    jax.tree.map(np.testing.assert_array_equal, found, fresh._replace(revisit_state=trained))
+    assert any(np.any(leaf) for leaf in jax.tree.leaves(trained))
+
+
 def test_public_labels_are_those_of_the_public_examples():
     """Of more labels than examples the draw would name rows that do not exist."""
     with pytest.raises(ValueError, match="one per row of the data set 'public', got 20 for the 7"):
