@@ -264,30 +264,32 @@ def mutual_losses(
 ) -> Callable[[Outputs, Batch], Losses]:
     """Returns (outputs, batch) -> Losses, whose sum has the gradients that `mutual` asks for."""
 
-    def losses(own, other, maps, mask, batch):
+    def losses(of_teacher, of_student, maps, mask, batch):
         """Of the teacher's outputs and the student's."""
-        task = Losses(teacher.loss(own, batch), student.loss(other, batch))
-        own, other = as_layers(own), as_layers(other)
+        task = Losses(teacher.loss(of_teacher, batch), student.loss(of_student, batch))
+        of_teacher, of_student = as_layers(of_teacher), as_layers(of_student)
         weight = 1 / normaliser(task, mask, mutual)
-        log_own, log_other = (jax.nn.log_softmax(each.logits) for each in (own, other))
+        log_teacher, log_student = (
+            jax.nn.log_softmax(each.logits) for each in (of_teacher, of_student)
+        )
         divergence = optax.losses.kl_divergence_with_log_targets  # of predictions from targets
         of_output = hyper.output_weight * weight
         if mutual.kl_reduction == "elementmean":
-            of_output /= log_own.shape[-1]
-        hidden = hyper.hidden_weight * weight * hidden_distance(own, other, maps)
+            of_output /= log_teacher.shape[-1]
+        hidden = hyper.hidden_weight * weight * hidden_distance(of_teacher, of_student, maps)
         return Losses(
-            task.teacher + of_output * divergence(log_own, log_other) + hidden,
-            task.student + of_output * divergence(log_other, log_own) + hidden,
+            task.teacher + of_output * divergence(log_teacher, log_student) + hidden,
+            task.student + of_output * divergence(log_student, log_teacher) + hidden,
         )
 
     def both(outputs, batch):
-        own, other, maps, mask = outputs
+        of_teacher, of_student, maps, mask = outputs
         if not mutual.detach_targets:
-            return losses(own, other, maps, mask, batch)
-        fixed_own, fixed_other, fixed_maps, _ = jax.lax.stop_gradient(outputs)
+            return losses(of_teacher, of_student, maps, mask, batch)
+        fixed_teacher, fixed_student, fixed_maps, _ = jax.lax.stop_gradient(outputs)
         return Losses(
-            losses(own, fixed_other, maps, mask, batch).teacher,
-            losses(fixed_own, other, fixed_maps, mask, batch).student,
+            losses(of_teacher, fixed_student, maps, mask, batch).teacher,
+            losses(fixed_teacher, of_student, fixed_maps, mask, batch).student,
         )
 
     return both
@@ -304,15 +306,17 @@ def normaliser(task: Losses, mask: jax.Array, mutual: Mutual) -> jax.Array:
     return jax.lax.stop_gradient(total) if mutual.detach_normaliser else total
 
 
-def hidden_distance(own: LayerOutputs, other: LayerOutputs, maps: list[jax.Array]) -> jax.Array:
+def hidden_distance(
+    of_teacher: LayerOutputs, of_student: LayerOutputs, maps: list[jax.Array]
+) -> jax.Array:
     """L^h before D divides it, per example: a mean over each layer's elements, summed over layers."""
-    distance = jnp.zeros(own.logits.shape[:1], own.logits.dtype)
-    pairs = aligned("hidden states", own.hidden, other.hidden)
+    distance = jnp.zeros(of_teacher.logits.shape[:1], of_teacher.logits.dtype)
+    pairs = aligned("hidden states", of_teacher.hidden, of_student.hidden)
     for index, layers in enumerate(pairs):
         for target, state in by_input("hidden states", *layers):
             distance += _mean_square(target - (state @ maps[index] if maps else state))
-    if own.attention and other.attention:
-        for layers in aligned("attention maps", own.attention, other.attention):
+    if of_teacher.attention and of_student.attention:
+        for layers in aligned("attention maps", of_teacher.attention, of_student.attention):
             for target, state in by_input("attention maps", *layers):
                 if target.shape[1] != state.shape[1]:
                     target, state = target.mean(axis=1), state.mean(axis=1)
@@ -320,36 +324,38 @@ def hidden_distance(own: LayerOutputs, other: LayerOutputs, maps: list[jax.Array
     return distance
 
 
-def aligned(what: str, own: tuple[Any, ...], other: tuple[Any, ...]) -> list[tuple[Any, Any]]:
+def aligned(
+    what: str, of_teacher: tuple[Any, ...], of_student: tuple[Any, ...]
+) -> list[tuple[Any, Any]]:
     """(the teacher's, the student's) of aligned layers: its l-th of m with the l L/m-th of L.
 
     Raises:
       ValueError: one line; m does not divide L, or only one of the models has any.
     """
-    if not own and not other:
+    if not of_teacher and not of_student:
         return []
-    if not other or not own or len(own) % len(other):
+    if not of_student or not of_teacher or len(of_teacher) % len(of_student):
         raise ValueError(
-            f"student's {what} must be of as many layers as divide the teacher's {len(own)}, "
-            f"got {len(other)}."
+            f"student's {what} must be of as many layers as divide the teacher's {len(of_teacher)}, "
+            f"got {len(of_student)}."
         )
-    step = len(own) // len(other)
-    return list(zip(own[step - 1 :: step], other, strict=True))
+    step = len(of_teacher) // len(of_student)
+    return list(zip(of_teacher[step - 1 :: step], of_student, strict=True))
 
 
-def by_input(what: str, own: Any, other: Any) -> list[tuple[Any, Any]]:
+def by_input(what: str, of_teacher: Any, of_student: Any) -> list[tuple[Any, Any]]:
     """(the teacher's, the student's) of two aligned layers, for each input that they read.
 
     Raises:
       ValueError: one line; one of them reads more inputs than the other.
     """
-    own, other = jax.tree.leaves(own), jax.tree.leaves(other)
-    if len(own) != len(other):
+    of_teacher, of_student = jax.tree.leaves(of_teacher), jax.tree.leaves(of_student)
+    if len(of_teacher) != len(of_student):
         raise ValueError(
-            f"student's {what} must be of as many inputs as the teacher's {len(own)}, "
-            f"got {len(other)}."
+            f"student's {what} must be of as many inputs as the teacher's {len(of_teacher)}, "
+            f"got {len(of_student)}."
         )
-    return list(zip(own, other, strict=True))
+    return list(zip(of_teacher, of_student, strict=True))
 
 
 def teacher_and_student(teacher: Model, student: Model) -> Model:
@@ -381,16 +387,22 @@ def two_optimizers(factory: OptimizerFactory, keeps_gradient: bool) -> Optimizer
     """
 
     def create(rates):
-        own, other = factory(rates[0]), _last_gradient() if keeps_gradient else factory(rates[1])
+        teachers, students = factory(rates[0]), factory(rates[1])
+        if keeps_gradient:
+            students = _last_gradient()
         private = lambda tree: {TEACHER: tree[TEACHER], MAPS: tree[MAPS]}
 
         def init(params):
-            return own.init(private(params)), other.init(params[STUDENT])
+            return teachers.init(private(params)), students.init(params[STUDENT])
 
         def update(gradient, states, params):
-            of_own, state = own.update(private(gradient), states[0], private(params))
-            of_other, other_state = other.update(gradient[STUDENT], states[1], params[STUDENT])
-            return of_own | {STUDENT: of_other}, (state, other_state)
+            teachers_update, teachers_state = teachers.update(
+                private(gradient), states[0], private(params)
+            )
+            students_update, students_state = students.update(
+                gradient[STUDENT], states[1], params[STUDENT]
+            )
+            return teachers_update | {STUDENT: students_update}, (teachers_state, students_state)
 
         return optax.GradientTransformation(init, update)
 
@@ -423,14 +435,14 @@ def _widths(
         call = lambda key, batch: as_layers(model.apply(model.init(key), batch)[0])
         return jax.eval_shape(call, jax.eval_shape(lambda: jax.random.key(0)), batch)
 
-    own, other = outputs(teacher), outputs(student)
-    if own.logits.shape != other.logits.shape or own.logits.ndim != 2:
+    of_teacher, of_student = outputs(teacher), outputs(student)
+    if of_teacher.logits.shape != of_student.logits.shape or of_teacher.logits.ndim != 2:
         raise ValueError(
             "teacher and student must have as many classes, logits [batch, classes], got "
-            f"{list(own.logits.shape)} and {list(other.logits.shape)}."
+            f"{list(of_teacher.logits.shape)} and {list(of_student.logits.shape)}."
         )
     widths = []
-    for layers in aligned("hidden states", own.hidden, other.hidden):
+    for layers in aligned("hidden states", of_teacher.hidden, of_student.hidden):
         for target, state in by_input("hidden states", *layers):
             if target.shape[:-1] != state.shape[:-1]:
                 raise ValueError(
@@ -443,8 +455,8 @@ def _widths(
                     f"student's {state.shape[-1]} and a teacher's {target.shape[-1]}."
                 )
         widths.append((state.shape[-1], target.shape[-1]))  # one for all inputs
-    if own.attention and other.attention:
-        for layers in aligned("attention maps", own.attention, other.attention):
+    if of_teacher.attention and of_student.attention:
+        for layers in aligned("attention maps", of_teacher.attention, of_student.attention):
             for target, state in by_input("attention maps", *layers):
                 if target.shape[2:] != state.shape[2:]:
                     raise ValueError(
