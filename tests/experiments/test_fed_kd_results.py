@@ -200,16 +200,18 @@ def test_a_record_holds_the_spectra(tmp_path, cut):
 @pytest.mark.parametrize(
     ("change", "fault"),
     [
-        ({"bytes": {"main": {"up": 1}}}, "bytes or spectra is not by model: 'down'"),
+        ({"bytes": {"main": {"up": 1}}}, "bytes, spectra or data is not .*'down'"),
         ({"bytes": {"main": {"up": "1", "down": 2}}}, "bytes.main is"),
-        ({"spectra": {"main": {"w": {"round": [1], "rank": []}}}}, "bytes or spectra is not by"),
+        ({"spectra": {"main": {"w": {"round": [1], "rank": []}}}}, "bytes, spectra or data is not"),
         (
             {"spectra": {"main": {"w": {"round": [1], "rank": [], "first": [1], "last": [1]}}}},
             "spectra.main has 'w' of",
         ),
+        ({"data": {"data/ade": {"source": "ADE"}}}, "bytes, spectra or data is not"),
+        ({"data": {"data/ade": {"source": 1, "num_examples": {}}}}, "data.data/ade is"),
     ],
 )
-def test_malformed_bytes_and_spectra_are_one_line(tmp_path, change, fault):
+def test_malformed_bytes_spectra_and_data_are_one_line(tmp_path, change, fault):
     write(tmp_path, "fed_kd", 60.0, 65.0, **change)
     with pytest.raises(ValueError, match=f"is not a record: {fault}") as error:
         load_records(tmp_path)
