@@ -51,6 +51,13 @@ def test_differences_are_within_seeds():
     assert difference(one[1], one, "a") == (2.0, None)
 
 
+def test_differences_are_to_the_main_head_of_a_baseline_with_heads():
+    last = entry("mhd", (90.0, 90.0))._replace(head=3)
+    entries = [entry("mhd", (50.0, 60.0)), last, entry("separate", (40.0, 56.0))]
+    assert difference(entries[2], entries, "mhd").mean == -7.0
+    assert difference(last, entries, "mhd").mean == 35.0
+
+
 def test_the_table_shows_everything():
     console = Console(record=True, width=160)
     console.print(table(ranked(ENTRIES, "fed_avg", ["main", "ensemble"]), "fed_avg", ENTRIES))
