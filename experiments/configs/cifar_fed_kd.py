@@ -189,5 +189,5 @@ def _add_fetch_sgd(config: ConfigDict) -> None:
         rows=5, columns=1160, count=1935, momentum=0.9, examples=examples
     )
     config.pools.main.server_learning_rate = 0.1
-    # Its rate is no Adam's default that others have too: best of six trials of one seed.
+    # For experiments.tune, since its rate is no default that others have too; 0.1 is not tuned.
     config.tuning = dict(space=(("pools.main.server_learning_rate", 0.03, 3.0, "log"),))

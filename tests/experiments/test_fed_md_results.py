@@ -166,7 +166,7 @@ def test_the_plot_of_a_run_folder(tmp_path, capsys):
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     assert phases.main([str(tmp_path), "--plot", str(tmp_path / "figure.png")]) == 0
     output = capsys.readouterr().out
-    assert "mean" in output and "stopped on test data" in output and "server" not in output
+    assert "mean" in output and "stop on test data" in output and "server" not in output
     assert (tmp_path / "figure.png").stat().st_size > 1000
     (axis,) = phases.plot(tmp_path).axes
     lines = {line.get_label(): np.asarray(line.get_ydata()) for line in axis.get_lines()}
