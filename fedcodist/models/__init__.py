@@ -10,6 +10,7 @@ from fedcodist.models.fed_md import FedMDNetwork, FullyConnected
 from fedcodist.models.lstm import LSTMLanguageModel, haiku_lstm, large_lstm, small_lstm
 from fedcodist.models.news import NewsRecommender, news_recommender
 from fedcodist.models.normalization import BatchNorm
+from fedcodist.models.normalized_cnn import NormalizedCNN
 from fedcodist.models.resnet import (
     ResNet,
     WideResNet,
@@ -33,6 +34,7 @@ __all__ = [
     "FullyConnected",
     "LSTMLanguageModel",
     "NewsRecommender",
+    "NormalizedCNN",
     "ResNet",
     "SentenceClassifier",
     "Transformer",

@@ -42,7 +42,10 @@ def heads_of_run(run, seeds=SEEDS):
 
 def write(folder, run, heads, experiment=section.CIFAR, seeds=SEEDS, final=None):
     if final is None:
-        final = {name: [40.0 + seed for seed in seeds] for name in ("cnn_small_0", "cnn_small_1")}
+        final = {
+            name: [40.0 + seed for seed in seeds]
+            for name in ("normalized_cnn_0", "normalized_cnn_1")
+        }
     path = write_record(folder, run, final, experiment=experiment, seeds=seeds)
     content = json.loads(path.read_text())
     content["full_rounds"] = content["rounds"]
@@ -277,8 +280,8 @@ CHANGES = {
     "mhd_plus,s=100": {
         "data.public_share": 1.0,
         "data.private_share": 0.8,
-        "rounds": 80,
-        "full_rounds": 80,
+        "rounds": 48,
+        "full_rounds": 48,
     },
     "graph,islands": {
         "data.num_clients": 4,
@@ -301,16 +304,16 @@ CHANGES = {
         "algorithm.teachers": 2,
         "data.public_share": 1.0,
         "data.private_share": 0.8,
-        "rounds": 80,
-        "full_rounds": 80,
+        "rounds": 48,
+        "full_rounds": 48,
     },
     "skip,one_head": {"parties.heads": 1, "algorithm.candidates": "self"},
     "public,30": {"parties.heads": 4, "data.private_share": 0.7, "data.public_share": 0.3},
     "larger,mhd": {
         "data.num_clients": 4,
         "data.labels_per_client": 50,
-        "parties.networks": ("cnn_large", *3 * ("cnn_small",)),
-        "parties.projection": 128,
+        "parties.networks": ("normalized_cnn_wide", *3 * ("normalized_cnn",)),
+        "parties.projection": 64,
     },
 }
 
@@ -335,7 +338,7 @@ def test_baselines_make_the_same_steps_on_the_same_data():
         assert config.algorithm.name == method
         assert config.data == base.data and config.seeds == base.seeds >= 2
         longer = 2 if name.endswith("_longer") else 1
-        assert config.rounds * config.training.steps == longer * 2000
+        assert config.rounds * config.training.steps == longer * 1200
         assert config.training.batch_size == base.training.batch_size
         assert not config.evaluation.checkpoint_every % config.evaluation.every
         assert config.execution.loop == "scan"
@@ -350,5 +353,5 @@ def test_baselines_make_the_same_steps_on_the_same_data():
     assert cifar100_mhd.get_config("fed_avg_200,s=0").training.steps == 200
     for method in ("mhd_small_only", "fed_avg_small"):
         config = cifar100_mhd.get_config(f"larger,{method}")
-        assert config.parties.networks == 4 * ("cnn_small",)
+        assert config.parties.networks == 4 * ("normalized_cnn",)
     assert set(cifar_mhd_fed_md.METHODS.values()) <= {*DECENTRALISED, "pooled"}

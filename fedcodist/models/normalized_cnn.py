@@ -1,0 +1,55 @@
+"""A small convolutional network with batch normalisation that learns in a thousand steps.
+
+For experiments on a CPU in the place of residual networks: normalised, and its embedding is the mean
+over positions as theirs is, at a sixth of the time of the narrowest of them.
+"""
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from fedcodist.models.convolution import max_pool_2x2
+from fedcodist.models.normalization import BatchNorm
+from fedcodist.models.resnet import Convolution
+
+
+class NormalizedCNN(nn.Module):
+    """Three 3x3 convolutions, each batch-normalised, the mean over positions, a linear output.
+
+    After the first two convolutions images are max-pooled to half the size, then normalised, which
+    leaves a quarter of the values to normalise. Called with [B, H, W, C] floats, `train` and an
+    optional mask [B] of real examples; returns logits [B, classes].
+
+    Attributes:
+      width: features of the first convolution; the others have two and four times as many.
+      classes: width of the outputs; None for no output layer, it then returns the mean [B, 4 width].
+
+    Raises:
+      ValueError: for other values, or images smaller than 4x4.
+    """
+
+    width: int = 16
+    classes: int | None = 100
+
+    def __post_init__(self) -> None:
+        if self.width < 1:
+            raise ValueError(f"width must be at least 1, got {self.width!r}")
+        if self.classes is not None and self.classes < 2:
+            raise ValueError(f"classes must be at least 2, got {self.classes!r}")
+        super().__post_init__()
+
+    @nn.compact
+    def __call__(
+        self, x: jax.Array, *, train: bool = False, mask: jax.Array | None = None
+    ) -> jax.Array:
+        if x.ndim != 4 or min(x.shape[1:3]) < 4:
+            raise ValueError(f"x must be [B, H, W, C] with H, W >= 4, got {x.shape}")
+        for layer in range(3):
+            x = Convolution(self.width * 2**layer, name=f"conv{layer + 1}")(x)
+            if layer < 2:
+                x = max_pool_2x2(x)
+            x = nn.relu(BatchNorm(name=f"norm{layer + 1}")(x, train=train, mask=mask))
+        embedding = jnp.mean(x, (1, 2))
+        return (
+            embedding if self.classes is None else nn.Dense(self.classes, name="output")(embedding)
+        )
