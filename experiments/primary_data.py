@@ -95,12 +95,15 @@ def _digits(settings: ConfigDict) -> tuple[Columns, Columns]:
 
 def _prepared(settings: ConfigDict) -> tuple[Columns, Columns]:
     splits = load_prepared(settings.folder)
-    for split in ("train", "test"):
+    for setting, split in (("folder", "train"), ("tested", settings.tested)):
         if split not in splits:
-            raise ValueError(f"data.folder {settings.folder} has no split {split!r}.")
+            raise ValueError(
+                f"data.{setting}: the folder {settings.folder} has no split {split!r}, only "
+                f"{sorted(splits)}."
+            )
     train, test = (
         {name: splits[split].columns[name] for name in ("image", "label")}
-        for split in ("train", "test")
+        for split in ("train", settings.tested)
     )
     return train, test
 

@@ -1,7 +1,7 @@
-"""A small convolutional network with batch normalisation that learns in a thousand steps.
+"""A small convolutional network with batch normalisation that learns in few and cheap steps.
 
 For experiments on a CPU in the place of residual networks: normalised, and its embedding is the mean
-over positions as theirs is, at a sixth of the time of the narrowest of them.
+over positions, as theirs is.
 """
 
 import flax.linen as nn
@@ -14,10 +14,11 @@ from fedcodist.models.resnet import Convolution
 
 
 class NormalizedCNN(nn.Module):
-    """Three 3x3 convolutions, each batch-normalised, the mean over positions, a linear output.
+    """Means of 2x2 pixels, three 3x3 convolutions with normalisation, the mean, a linear output.
 
-    After the first two convolutions images are max-pooled to half the size, then normalised, which
-    leaves a quarter of the values to normalise. Called with [B, H, W, C] floats, `train` and an
+    The first two convolutions are max-pooled before they are normalised. At half the resolution a step
+    takes a third of the time; with 24x24 pixels of CIFAR-100, 4,500 examples and 4,000 steps it costs
+    two points of accuracy (23.0 for 24.9 %). Called with [B, H, W, C] floats, `train` and an
     optional mask [B] of real examples; returns logits [B, classes].
 
     Attributes:
@@ -25,7 +26,7 @@ class NormalizedCNN(nn.Module):
       classes: width of the outputs; None for no output layer, it then returns the mean [B, 4 width].
 
     Raises:
-      ValueError: for other values, or images smaller than 4x4.
+      ValueError: for other values, or images whose sides are not even and at least 8.
     """
 
     width: int = 16
@@ -42,8 +43,10 @@ class NormalizedCNN(nn.Module):
     def __call__(
         self, x: jax.Array, *, train: bool = False, mask: jax.Array | None = None
     ) -> jax.Array:
-        if x.ndim != 4 or min(x.shape[1:3]) < 4:
-            raise ValueError(f"x must be [B, H, W, C] with H, W >= 4, got {x.shape}")
+        if x.ndim != 4 or min(x.shape[1:3]) < 8 or x.shape[1] % 2 or x.shape[2] % 2:
+            raise ValueError(f"x must be [B, H, W, C] with H, W even and >= 8, got {x.shape}")
+        batch, height, width, channels = x.shape
+        x = jnp.mean(x.reshape(batch, height // 2, 2, width // 2, 2, channels), (2, 4))
         for layer in range(3):
             x = Convolution(self.width * 2**layer, name=f"conv{layer + 1}")(x)
             if layer < 2:

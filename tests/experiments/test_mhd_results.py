@@ -184,15 +184,15 @@ def test_the_best_weights_of_each_loss_are_named(tmp_path):
         (0, 0): 0.2,
         (1, 0): 0.25,
         (3, 0): 0.22,
-        (0, 1): 0.21,
+        (0, 0.3): 0.21,
         (0, 3): 0.1,
-        (1, 3): 0.3,
+        (1, 1): 0.3,
     }.items():
         write(tmp_path, section.weights_run(100, embedding, head), with_main(value))
     text, _ = render(tmp_path)
     (line,) = [one for one in text.splitlines() if one.startswith("| s = 100, shared | +")]
     cells = line.strip("| ").split(" | ")[1:]
-    assert cells == ["+5.00 ± 0.00 (1, 0)", "+1.00 ± 0.00 (0, 1)", "+10.00 ± 0.00 (1, 3)"]
+    assert cells == ["+5.00 ± 0.00 (1, 0)", "+1.00 ± 0.00 (0, 0.3)", "+10.00 ± 0.00 (1, 1)"]
 
 
 def test_fed_md_and_mhd_are_measured_against_their_own_bounds(tmp_path):
@@ -271,17 +271,17 @@ def test_the_list_of_runs_has_one_accuracy_of_all_clients(everything):
 CHANGES = {
     "heads,s=0,3": {"data.skew": 0.0},
     "heads,s=100,1": {"parties.heads": 1},
-    "weights,s=0,3,10": {
+    "weights,s=0,3,0.3": {
         "data.skew": 0.0,
         "parties.heads": 1,
         "algorithm.embedding_weight": 3.0,
-        "algorithm.head_weight": 10.0,
+        "algorithm.head_weight": 0.3,
     },
     "mhd_plus,s=100": {
         "data.public_share": 1.0,
         "data.private_share": 0.8,
-        "rounds": 48,
-        "full_rounds": 48,
+        "rounds": 120,
+        "full_rounds": 120,
     },
     "graph,islands": {
         "data.num_clients": 4,
@@ -304,8 +304,8 @@ CHANGES = {
         "algorithm.teachers": 2,
         "data.public_share": 1.0,
         "data.private_share": 0.8,
-        "rounds": 48,
-        "full_rounds": 48,
+        "rounds": 120,
+        "full_rounds": 120,
     },
     "skip,one_head": {"parties.heads": 1, "algorithm.candidates": "self"},
     "public,30": {"parties.heads": 4, "data.private_share": 0.7, "data.public_share": 0.3},
@@ -338,7 +338,7 @@ def test_baselines_make_the_same_steps_on_the_same_data():
         assert config.algorithm.name == method
         assert config.data == base.data and config.seeds == base.seeds >= 2
         longer = 2 if name.endswith("_longer") else 1
-        assert config.rounds * config.training.steps == longer * 1200
+        assert config.rounds * config.training.steps == longer * 3000
         assert config.training.batch_size == base.training.batch_size
         assert not config.evaluation.checkpoint_every % config.evaluation.every
         assert config.execution.loop == "scan"

@@ -16,6 +16,7 @@ class Plain(nn.Module):
 
     @nn.compact
     def __call__(self, x, train):
+        x = nn.avg_pool(x, (2, 2), (2, 2))
         for layer in range(3):
             features = self.width * 2**layer
             x = nn.Conv(features, (3, 3), use_bias=False, name=f"conv{layer + 1}")(x)
@@ -29,7 +30,7 @@ class Plain(nn.Module):
 @pytest.mark.parametrize("train", [False, True])
 def test_equals_plain_layers(train):
     with jax.enable_x64(True):
-        images = np.random.default_rng(0).normal(size=(6, 12, 12, 3))
+        images = np.random.default_rng(0).normal(size=(6, 16, 16, 3))
         network, plain = NormalizedCNN(4, classes=7), Plain(4)
         variables = jax.tree.map(
             lambda leaf: jnp.asarray(leaf, float), network.init(jax.random.key(0), images)
@@ -40,7 +41,7 @@ def test_equals_plain_layers(train):
 
 
 def test_padded_examples_change_nothing():
-    images = np.random.default_rng(1).normal(size=(6, 12, 12, 3)).astype(np.float32)
+    images = np.random.default_rng(1).normal(size=(6, 16, 16, 3)).astype(np.float32)
     mask = np.arange(6) < 4
     network = NormalizedCNN(4, classes=None)
     variables = network.init(jax.random.key(0), images)
@@ -62,8 +63,8 @@ def test_padded_examples_change_nothing():
         (lambda: NormalizedCNN(0), "width must be at least 1, got 0"),
         (lambda: NormalizedCNN(classes=1), "classes must be at least 2, got 1"),
         (
-            lambda: NormalizedCNN().init(jax.random.key(0), jnp.zeros((1, 3, 3, 3))),
-            r"x must be \[B, H, W, C\] with H, W >= 4, got \(1, 3, 3, 3\)",
+            lambda: NormalizedCNN().init(jax.random.key(0), jnp.zeros((1, 9, 8, 3))),
+            r"x must be \[B, H, W, C\] with H, W even and >= 8, got \(1, 9, 8, 3\)",
         ),
     ],
 )

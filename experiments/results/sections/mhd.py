@@ -10,7 +10,9 @@ import numpy as np
 from experiments import heads as heads_lib
 from experiments.configs.cifar100_mhd import (
     EMBEDDING_WEIGHT,
+    EMBEDDING_WEIGHTS,
     HEAD_WEIGHT,
+    HEAD_WEIGHTS,
     HEADS,
     PUBLIC_SHARES,
     SKEWS,
@@ -26,7 +28,6 @@ CIFAR, BESIDE_FED_MD = "cifar100_mhd", "cifar_mhd_fed_md"
 EXPERIMENTS = (CIFAR, BESIDE_FED_MD)
 SPLIT = "test"
 GRAPHS = ("islands", "directed_cycle", "complete")
-EMBEDDING_WEIGHTS, HEAD_WEIGHTS = (0, 1, 3), (0, 1, 3, 10)
 
 # (what a run's heads know) -> % of each seed, float [seeds]
 Measure = Callable[[Heads], np.ndarray]
@@ -208,7 +209,7 @@ def _gains(found: Found, skew: int, measure: Measure) -> list[str]:
     return cells
 
 
-def weights_run(skew: int, embedding: int, head: int) -> str:
+def weights_run(skew: int, embedding: float, head: float) -> str:
     """The run of the sweep with these weights, one of which stands among the numbers of heads."""
     if (embedding, head) == (EMBEDDING_WEIGHT, HEAD_WEIGHT):
         return f"heads,s={skew},1"
@@ -499,11 +500,11 @@ WEIGHTS = tuple(
     for s in SKEWS
     for text, more, less, paper, heads in (
         ("embeddings' weight 1 less 0, ν_aux = 0", (1, 0), (0, 0), "above 0", (0,)),
-        ("predictions' weight 3 less 0, ν_emb = 0", (0, 3), (0, 0), "above 0", (0,)),
-        ("both less embeddings alone", (1, 3), (1, 0), "above 0", (0,)),
-        ("both less predictions alone", (1, 3), (0, 3), "above 0", (0, 1)),
-        ("ν_aux = 10 less 3, ν_emb = 1", (1, 10), (1, 3), "below 0 from some weight on", (0, 1)),
-        ("ν_emb = 3 less 1, ν_aux = 3", (3, 3), (1, 3), "below 0 from some weight on", (0, 1)),
+        ("predictions' weight 1 less 0, ν_emb = 0", (0, 1), (0, 0), "above 0", (0,)),
+        ("both less embeddings alone", (1, 1), (1, 0), "above 0", (0,)),
+        ("both less predictions alone", (1, 1), (0, 1), "above 0", (0, 1)),
+        ("ν_aux = 3 less 1, ν_emb = 1", (1, 3), (1, 1), "below 0 from some weight on", (0, 1)),
+        ("ν_emb = 3 less 1, ν_aux = 1", (3, 1), (1, 1), "below 0 from some weight on", (0, 1)),
     )
     for head, name in enumerate(("main head", "head 1"))
     if head in heads
@@ -531,7 +532,7 @@ PROFILES = (
     ),
     *(
         _more(
-            f"s = {s}: main head with ν_aux = 3 less without, shared",
+            f"s = {s}: main head with ν_aux = 1 less without, shared",
             _base(s, 1),
             weights_run(s, 1, 0),
             shared(MAIN),
