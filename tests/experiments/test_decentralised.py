@@ -17,6 +17,8 @@ from experiments.flops import flops_of_parties
 from experiments.methods import DECENTRALISED, METHOD_NAMES
 from fedcodist import graphs
 from fedcodist.algorithms.isolated import SHARED
+from fedcodist.data.federated_data import FederatedData
+from fedcodist.data.prepared import save_prepared
 from fedcodist.data.primary_labels import label_frequencies
 from fedcodist.experiment import run_experiment
 
@@ -333,3 +335,29 @@ def test_the_scaled_runs_have_the_spec_s_settings():
         assert config.run == run and config.seeds >= 2
         names = config.parties.networks
         assert isinstance(names, str) or len(names) == config.data.num_clients
+
+
+def test_settings_are_chosen_on_held_out_images(tmp_path: Path):
+    rng = np.random.default_rng(0)
+    splits = {
+        split: FederatedData.from_arrays(
+            {
+                "image": rng.integers(0, 256, (20, 32, 32, 3), np.uint8),
+                "label": np.tile(np.arange(10), 2),
+            },
+            offsets=[0, 20],
+            client_ids=["all"],
+        )
+        for split in ("train", "test", "held_out")
+    }
+    save_prepared(tmp_path / "data", splits, source="made up", licence="none", arguments={})
+    config = cifar100_mhd.get_config("heads,s=100,1").data
+    config.update(folder=str(tmp_path / "data"), num_clients=2, labels_per_client=3)
+    for tested in ("test", "held_out"):
+        config.tested = tested
+        np.testing.assert_array_equal(
+            load_data(config).splits["test"].columns["image"], splits[tested].columns["image"]
+        )
+    config.tested = "validation"
+    with pytest.raises(ValueError, match=r"data\.tested: the folder .* has no split 'validation'"):
+        load_data(config)
