@@ -46,7 +46,7 @@ class NormalizedCNN(nn.Module):
         if x.ndim != 4 or min(x.shape[1:3]) < 8 or x.shape[1] % 2 or x.shape[2] % 2:
             raise ValueError(f"x must be [B, H, W, C] with H, W even and >= 8, got {x.shape}")
         # On a CPU a sum of slices takes a tenth of the time of a mean over two axes.
-        x = sum(x[:, i::2, j::2] for i in range(2) for j in range(2)) / 4
+        x = (x[:, ::2, ::2] + x[:, 1::2, ::2] + x[:, ::2, 1::2] + x[:, 1::2, 1::2]) / 4
         for layer in range(3):
             x = Convolution(self.width * 2**layer, name=f"conv{layer + 1}")(x)
             if layer < 2:
