@@ -14,7 +14,7 @@ and see no public label.
 
 from ml_collections import ConfigDict
 
-from experiments.configs import cifar_fed_md_small, digits_mhd
+from experiments.configs import cifar100_mhd, cifar_fed_md_small, digits_mhd
 
 METHODS = {"mhd": "multi_headed_distillation", "separate": "separate", "pooled": "pooled"}
 # Flat embeddings of the ten networks have 144 to 14,400 entries; distances are of this many.
@@ -48,6 +48,8 @@ def get_config(run: str = "mhd") -> ConfigDict:
         )
         config.parties.projection = PROJECTION
         config.parties.graph = dict(name="complete")
+    if run == "mhd":
+        config.algorithm.head_weight = float(cifar100_mhd.HEAD_WEIGHT)  # which was chosen there
     # A party has 60 images.
     config.training = dict(learning_rate=0.03, momentum=0.9, batch_size=32, steps=25)
     config.evaluation = dict(
