@@ -17,6 +17,7 @@ named by what they vary:
     candidates,<which>                four heads; "self" is the skip rule, "all" has two teachers,
                                       "all_plus" all images public besides, "all_plus_longer" twice
                                       the rounds too
+    slower,<which>                    the same with "base" or both others, at 0.03 in place of 0.1
     skip,one_head                     the skip rule with a single auxiliary head
     public,<share>                    four heads; size of the public set, the private one fixed
     larger,<method>                   one wider network among small ones, and what it is compared with
@@ -73,7 +74,7 @@ def get_runs() -> list[str]:
     runs += [f"teachers,{delta}" for delta in (2, 3, 4)]
     runs += [f"choice,random,s={s}" for s in SKEWS]
     runs += [f"candidates,{name}" for name in CANDIDATES]
-    runs += ["skip,one_head"]
+    runs += ["skip,one_head", "slower,base", "slower,same_level_and_self"]
     runs += [f"public,{share}" for share in PUBLIC_SHARES]
     return runs + [f"larger,{method}" for method in LARGER]
 
@@ -168,6 +169,9 @@ def _vary(config: ConfigDict, kind: str, values: list[str]) -> None:
                 _all_public(config)
             if "longer" in values[0]:
                 config.rounds = config.full_rounds = 2 * ROUNDS
+        case "slower":
+            config.parties.heads, settings.candidates = 4, values[0]
+            config.training.learning_rate = 0.03
         case "skip":
             config.parties.heads, settings.candidates = 1, "self"
         case "public":

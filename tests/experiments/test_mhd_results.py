@@ -307,6 +307,11 @@ CHANGES = {
         "rounds": 120,
         "full_rounds": 120,
     },
+    "slower,same_level_and_self": {
+        "parties.heads": 4,
+        "algorithm.candidates": "same_level_and_self",
+        "training.learning_rate": 0.03,
+    },
     "skip,one_head": {"parties.heads": 1, "algorithm.candidates": "self"},
     "public,30": {"parties.heads": 4, "data.private_share": 0.7, "data.public_share": 0.3},
     "larger,mhd": {

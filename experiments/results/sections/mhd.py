@@ -289,6 +289,8 @@ def _targets(found: Found, plots: Plots) -> list[str]:
         "All: SL + SF, Δ = 2": "candidates,all",
         "All+: all images public": "candidates,all_plus",
         "All+, twice the rounds": "candidates,all_plus_longer",
+        "base, rate 0.03 for 0.1": "slower,base",
+        "SL + SF, rate 0.03 for 0.1": "slower,same_level_and_self",
         "one head, base": "heads,s=100,1",
         "one head, skip rule": "skip,one_head",
     }
