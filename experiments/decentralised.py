@@ -108,7 +108,7 @@ def build_separate(config: ConfigDict, data: Data) -> FederatedAlgorithm:
 
 
 def build_pooled(config: ConfigDict, data: Data) -> FederatedAlgorithm:
-    """One model of each architecture on all examples, the public ones with their labels too."""
+    """One model of each architecture on all examples; which these are, `pooled_examples` says."""
     if config.data.get("public_share") == 1:
         raise ValueError(
             "data.public_share must be below 1 for pooled, or private images count twice."
@@ -217,8 +217,15 @@ def graph_of(config: ConfigDict, num_clients: int) -> np.ndarray:
 
 
 def pooled_examples(data: Data) -> dict[str, np.ndarray]:
-    """All clients' examples and the public ones, with labels."""
-    parts = (data.splits["train"].pooled(), public_of(data).train.pooled())
+    """All clients' examples and the public ones, with labels.
+
+    Public ones of other classes than any client's, such as FedMD's, are left out: they would teach what
+    no test asks for.
+    """
+    private, public = data.splits["train"].pooled(), public_of(data).train.pooled()
+    parts = [private]
+    if np.isin(public["label"], private["label"]).any():
+        parts.append(public)
     return {name: np.concatenate([part[name] for part in parts]) for name in ("image", "label")}
 
 

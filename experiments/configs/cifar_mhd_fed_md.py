@@ -2,7 +2,7 @@ r"""FedMD against Multi-Headed Distillation on the same ten models: CIFAR-10 pub
 
 Networks, private images and public ones are those of cifar_fed_md_small.py, six superclasses that all
 ten parties share. A run is `mhd` (three auxiliary heads, complete graph), `separate`, the same batches
-without exchange, or `pooled`, MHD's bound: each network on all examples, the public ones with labels.
+without exchange, or `pooled`, MHD's bound: each network on all private examples.
 `fed_md` is that config's run `non_iid` with its phases and its own bound. MHD's parties start untrained
 and see no public label.
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from ml_collections import ConfigDict
 
 from experiments import compare, decentralised, heads, sweep
 from experiments.assembly import build_experiment
@@ -324,6 +325,16 @@ def test_pooled_examples_must_not_be_counted_twice():
     with pytest.raises(ValueError, match=r"data.public_share must be below 1 for pooled") as caught:
         build_experiment(config)
     assert "\n" not in str(caught.value)
+
+
+def test_public_examples_of_other_classes_are_no_part_of_the_pooled_ones():
+    with_public = load_data(digits().data)
+    assert len(decentralised.pooled_examples(with_public)["label"]) == (
+        with_public.splits["train"].num_examples + len(with_public.unlabelled)
+    )
+    settings = ConfigDict(dict(name="digits_public_private", num_parties=4, per_class=3, seed=0))
+    apart = load_data(settings)
+    assert len(decentralised.pooled_examples(apart)["label"]) == apart.splits["train"].num_examples
 
 
 def test_the_scaled_runs_have_the_spec_s_settings():
