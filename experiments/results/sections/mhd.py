@@ -391,7 +391,8 @@ def _beside_fed_md(records: Sequence[Record]) -> list[str]:
         "The ten networks and the data of the FedMD experiments at a size for a CPU: CIFAR-10 public, "
         f"six superclasses of CIFAR-100 private (`experiments/configs/{BESIDE_FED_MD}.py`). *Alone*: "
         "FedMD's parties after transfer learning, MHD's on their own images. *Bound*: on all "
-        "parties' private examples, of which FedMD's starts from what the public data taught. *Spread*: standard deviation over the ten models.",
+        "parties' private examples, of which FedMD's starts from what the public data taught. "
+        "*Spread*: standard deviation over the ten models.",
     ]
     if rows:
         parts.append(table(["", "Alone", "After", "Bound", "Gap", "Spread"], rows))
