@@ -32,7 +32,7 @@ from fedcodist.checks import check_number
 from fedcodist.client_training import LocalTraining
 from fedcodist.federated_algorithm import FederatedAlgorithm
 from fedcodist.for_each_client import Execution
-from fedcodist.models import CNN, MLP, NormalizedCNN, ResNet
+from fedcodist.models import MLP, NormalizedCNN, ResNet
 from fedcodist.models.fed_md import TABLE_1, FedMDNetwork, narrower
 from fedcodist.models.multi_headed import main_head_only, multi_headed
 from fedcodist.models.resnet_imagenet import resnet18, resnet34
@@ -41,8 +41,6 @@ from fedcodist.step_training import StepTraining
 BACKBONES: dict[str, Callable[[], Any]] = {
     "digits_small": lambda: MLP((32,), classes=None),
     "digits_large": lambda: MLP((128, 64), classes=None),
-    "cnn_small": lambda: CNN((16, 32, 32), (64, 128), None, 24),
-    "cnn_large": lambda: CNN((32, 64, 64), (128, 256), None, 24),
     "normalized_cnn": lambda: NormalizedCNN(16, None),
     "normalized_cnn_wide": lambda: NormalizedCNN(32, None),
     "resnet8_narrow": lambda: ResNet(1, None, width=8),

@@ -17,9 +17,9 @@ class NormalizedCNN(nn.Module):
     """Means of 2x2 pixels, three 3x3 convolutions with normalisation, the mean, a linear output.
 
     The first two convolutions are max-pooled before they are normalised. At half the resolution a step
-    takes a third of the time; with 24x24 pixels of CIFAR-100, 4,500 examples and 4,000 steps it costs
-    two points of accuracy (23.0 for 24.9 %). Called with [B, H, W, C] floats, `train` and an
-    optional mask [B] of real examples; returns logits [B, classes].
+    takes a third of the time, and little is lost: a trial on 4,500 examples of CIFAR-100 cost two points
+    of accuracy. Called with [B, H, W, C] floats, `train` and an optional mask [B] of real examples;
+    returns logits [B, classes].
 
     Attributes:
       width: features of the first convolution; the others have two and four times as many.

@@ -253,7 +253,7 @@ def _graphs(found: Found, plots: Plots) -> list[str]:
             continue
         travelled = heads_lib.by_hops(one.heads)
         distances = sorted(travelled, key=lambda hops: (hops < 0, hops))
-        titles = ["none" if hops < 0 else f"{hops} hops" for hops in distances]
+        titles = ["none" if n < 0 else f"{n} hop{'s' * (n != 1)}" for n in distances]
         rows = [
             [title, *(f"{100 * travelled[hops][head]:.1f}" for hops in distances)]
             for head, title in enumerate(one.heads.names)
