@@ -64,7 +64,7 @@ ROUNDS = {
     "periodic": 1,
     "fed_sdd": 1,
     "fed_md": 1,
-    "mhd": 2,
+    "mhd": 1,
     "mhd_digits": 4,
     "mhd_64": 2,
     "fed_kd": 5,
