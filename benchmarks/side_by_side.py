@@ -66,7 +66,7 @@ ROUNDS = {
     "fed_md": 1,
     "mhd": 1,
     "mhd_digits": 4,
-    "mhd_64": 2,
+    "mhd_64": 1,
     "fed_kd": 5,
 }
 # A setting is tried several times where its first time is near the fastest one's: on a machine with
