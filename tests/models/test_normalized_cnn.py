@@ -1,5 +1,7 @@
 """The normalised CNN: equality with plain flax.linen layers, and who its statistics come from."""
 
+import re
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -62,9 +64,12 @@ def test_padded_examples_change_nothing():
     [
         (lambda: NormalizedCNN(0), "width must be at least 1, got 0"),
         (lambda: NormalizedCNN(classes=1), "classes must be at least 2, got 1"),
-        (
-            lambda: NormalizedCNN().init(jax.random.key(0), jnp.zeros((1, 9, 8, 3))),
-            r"x must be \[B, H, W, C\] with H, W even and >= 8, got \(1, 9, 8, 3\)",
+        *(
+            (
+                lambda shape=shape: NormalizedCNN().init(jax.random.key(0), jnp.zeros(shape)),
+                rf"x must be \[B, H, W, C\] with H, W even and >= 8, got {re.escape(str(shape))}",
+            )
+            for shape in ((1, 9, 8, 3), (1, 8, 9, 3), (1, 6, 8, 3), (8, 8, 3))
         ),
     ],
 )
