@@ -168,7 +168,8 @@ def _device(found: Sequence[Record]) -> Iterable[str]:
             yield f"#### {record['workload']}"
             yield DESCRIPTIONS[record["workload"]]
             yield programs(record)
-            about = f"{record['turns']} turns of {record['rounds_per_repetition']} rounds"
+            rounds = record["rounds_per_repetition"]
+            about = f"{record['turns']} turns of {rounds} round{'s' * (rounds != 1)}"
             if "peak_tflops" in record:
                 about += (
                     f"; MFU: {record['gflop_per_round']:,.0f} GFLOP of a round's matrix products and "
