@@ -558,8 +558,10 @@ def _evaluation_records(round: int, evaluation: Mapping[str, Any], seeds) -> lis
 
 
 def _spread(metric: str, values: np.ndarray) -> Record:
-    """How a metric differs between clients."""
+    """How a metric differs between the clients that have one."""
     values = values[np.isfinite(values)].astype(np.float64)
+    if not values.size:  # precision, where no client's model predicts the class
+        values = np.array([np.nan])
     return {
         f"{metric}_mean": _plain(values.mean()),
         f"{metric}_p10": _plain(np.percentile(values, 10)),

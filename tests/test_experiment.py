@@ -193,6 +193,24 @@ def test_the_records_are_of_the_variables_that_are_returned(outcome):
                 assert record["per_client"] == pytest.approx(expected, rel=1e-6)
 
 
+def test_a_metric_that_is_undefined_for_all_clients_is_null():
+    """As precision is where no client's model predicts the class."""
+    nowhere = lambda outputs, batch: (jnp.ones(len(outputs)), jnp.zeros(len(outputs)))
+    model = from_flax_linen(
+        nn.Dense(CLASSES), jnp.zeros((1, FEATURES)), metrics={"precision": nowhere}
+    )
+    method = fed_avg(model, LocalTraining(optax.sgd, batch_size=2), optax.adam)
+    pools = {"main": Pool(method, np.arange(CLIENTS), 2)}
+    algorithm = independent_pools(pools, make_data().columns)
+    experiment = make_experiment(rounds=1)._replace(algorithm=algorithm)
+    for record in run_experiment(experiment).records:
+        if record["split"] != "clients":
+            assert record["precision"] is None
+            assert record["per_client"] == dict.fromkeys(
+                (f"precision_{kind}" for kind in ("mean", "p10", "min"))
+            )
+
+
 def test_the_summary(outcome):
     summary = outcome[0].summary
     assert summary["finished"] and summary["rounds"] == 5 and summary["seconds"] > 0
