@@ -484,6 +484,38 @@ def decomposing(record: Record) -> Iterable[str]:
             ]
         )
     yield _table(["sent", "ms/round", "of it SVD, %", "KB up"], rows)
+    yield from _matrices(record)
+
+
+def _matrices(record: Record) -> Iterable[str]:
+    matrices = [
+        svd_cost.Decomposition(**{**own, "shape": tuple(own["shape"])})
+        for own in record["matrices"]
+    ]
+    yield (
+        "Single matrices of the sizes of BERT-base's, 95 % of whose energy is to be kept, exactly or "
+        f"within a random subspace of {record['columns']} dimensions. Where singular values are equal "
+        "a subspace holds too little, and both are computed; such a matrix is sent whole."
+    )
+    rows = [
+        [
+            f"{own.shape[0]:,} x {own.shape[1]:,}",
+            own.spectrum,
+            own.kind,
+            _over([1000 * seconds for seconds in own.seconds]),
+            "whole" if own.rank is None else str(own.rank),
+        ]
+        for own in matrices
+    ]
+    yield _table(["matrix", "singular values", "SVD", "ms", "rank"], rows)
+    exactly, within = (
+        svd_cost.of_a_layer(matrices, svd_cost.FALLING, kind)
+        for kind in (svd_cost.EXACTLY, svd_cost.WITHIN)
+    )
+    yield (
+        f"The six matrices of a layer with falling singular values take {exactly:.2f} s exactly and "
+        f"{within:.2f} s within subspaces, once in a round and client, and once for the server."
+    )
 
 
 def _plot_path(record: Record) -> Path:

@@ -207,7 +207,7 @@ def test_a_metric_that_is_undefined_for_all_clients_is_null():
         if record["split"] != "clients":
             assert record["precision"] is None
             assert record["per_client"] == dict.fromkeys(
-                (f"precision_{kind}" for kind in ("mean", "p10", "min"))
+                f"precision_{kind}" for kind in ("mean", "p10", "min")
             )
 
 

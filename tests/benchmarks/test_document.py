@@ -153,7 +153,16 @@ def decomposed(**more):
         kind: {"seconds": own, "bytes_up": 390_952.0 / (1 + place)}
         for place, (kind, own) in enumerate(seconds.items())
     }
-    return common("svd_cost", "svd_cost", clients=4, examples=500, rounds=rounds, **more)
+    matrices = [
+        svd_cost.Decomposition(
+            shape, number, spectrum, kind, (seconds, 3 * seconds), rank
+        )._asdict()
+        for shape, number in svd_cost.MATRICES.items()
+        for spectrum, rank in ((svd_cost.FALLING, 12), (svd_cost.EQUAL, None))
+        for kind, seconds in ((svd_cost.EXACTLY, 0.5), (svd_cost.WITHIN, 0.125))
+    ]
+    about = {"clients": 4, "examples": 500, "rounds": rounds, "columns": 128}
+    return common("svd_cost", "svd_cost", **about, matrices=matrices, **more)
 
 
 @pytest.fixture
@@ -302,6 +311,10 @@ def test_the_share_of_svd_is_taken_within_turns():
     # A half and a fifth.
     assert cells(text, svd_cost.EXACT)[2:] == ["35.0 (20.0 to 50.0)", "195.5"]
     assert cells(text, svd_cost.SUBSPACE)[2] == "25.0 (0.0 to 50.0)"
+    row = next(line for line in text.splitlines() if line.startswith("| 768 x 3,072 | falling"))
+    assert row.split(" | ")[2:] == ["exact", "1,000 (500 to 1,500)", "12 |"]
+    # Six matrices of a second or a quarter of one.
+    assert "take 6.00 s exactly and 1.50 s within subspaces" in text
 
 
 def test_lines_of_the_plot_are_the_medians():
