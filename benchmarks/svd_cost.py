@@ -3,8 +3,8 @@
     python benchmarks/svd_cost.py [--clients 4] [--examples 500] [--turns 7]
 
 Clients train the CNNs of configs/cifar_fed_kd.py for an epoch, on random images. The three programs take
-turns in one process, and SVD's share is what a round takes longer than one without. Then single matrices,
-as large as BERT-base's, whose singular values fall fast or not at all, are decomposed exactly and in random
+turns in one process, and SVD's share is what a round takes longer than one without. Then matrices as
+large as BERT-base's, whose singular values fall fast or not at all, are decomposed exactly and in random
 subspaces. Written to results/benchmarks/.
 """
 
