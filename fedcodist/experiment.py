@@ -469,10 +469,22 @@ def _evenly(count: int, most: int) -> np.ndarray:
 
 
 def _over_clients(metrics: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Metrics [seeds, clients, ...] of clients' own models: their means, and how they spread."""
+    """Metrics [seeds, clients, ...] of clients' own models: their means, and how they spread.
+
+    A mean is over the models for which a metric is defined, but for the loss, which always is.
+    """
     own = {name: each for name, each in metrics.items() if not name.endswith("_per_client")}
     spread = {f"{n}_per_client": each for n, each in own.items() if each.ndim == 2 and n != "loss"}
-    return {name: each.mean(axis=1) for name, each in own.items()} | spread
+    return {name: _mean(each, name == "loss") for name, each in own.items()} | spread
+
+
+def _mean(values: np.ndarray, of_all: bool) -> np.ndarray:
+    """Over clients, [seeds, clients, ...]; of all or of those that are numbers, NaN for none."""
+    counted = np.full(values.shape, True) if of_all else np.isfinite(values)
+    number = counted.sum(axis=1)
+    return np.where(
+        number, np.where(counted, values, 0).sum(axis=1) / np.maximum(number, 1), np.nan
+    )
 
 
 def _agreed(count: int) -> int:

@@ -305,7 +305,7 @@ def _evaluate(
     preprocess: Preprocess,
     axis: str | None,
 ) -> dict[str, jax.Array]:
-    """Every metric of one predictor on one split, and its accuracy per label and per client."""
+    """Every metric of one predictor on one split, also per client, and accuracies per label."""
     model = predictor.model
     statistics = {
         "loss": lambda outputs, batch: (model.loss(outputs, batch), jnp.ones(len(batch["client"])))
@@ -314,8 +314,10 @@ def _evaluate(
     of = lambda name: lambda computed, batch: computed[name]
     parts = {name: metrics_lib.mean(of(name)) for name in statistics}
     clients = split.num_clients.shape[0]
+    has_labels = "label" in split.columns and split.columns["label"].ndim == 1
     for name in model.metrics:
-        if "label" in split.columns and split.columns["label"].ndim == 1:
+        # Precision within the examples of a label would lack those that are falsely predicted.
+        if has_labels and name.startswith("accuracy"):
             parts[f"{name}_per_label"] = metrics_lib.grouped_mean(
                 of(name), lambda batch: batch["label"], model.num_classes
             )

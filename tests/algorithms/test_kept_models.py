@@ -19,7 +19,7 @@ from fedcodist.compression.svd import svd
 from fedcodist.data.federated_data import FederatedData
 from fedcodist.distillation import Distillation
 from fedcodist.experiment import Experiment, run_experiment
-from fedcodist.metrics import accuracy
+from fedcodist.metrics import accuracy, precision
 from fedcodist.model import Model, Variables, cross_entropy
 from fedcodist.sources import StreamedData, resident_data
 
@@ -39,7 +39,8 @@ def network(width) -> Model:
         first, second = variables.params
         return jnp.tanh(batch["image"] @ first) @ second, variables.mutable
 
-    return Model(init, apply, cross_entropy, {"accuracy": accuracy()}, CLASSES)
+    metrics = {f"precision_{label}": precision(label) for label in range(CLASSES)}
+    return Model(init, apply, cross_entropy, {"accuracy": accuracy(), **metrics}, CLASSES)
 
 
 TEACHER, STUDENT = network(6), network(2)
@@ -129,14 +130,20 @@ def by_hand():
 
 
 def by_numpy(row, start):
-    """(accuracy, loss); a client that was in no round has the first teacher."""
+    """(accuracy, loss, precision of each class, NaN where none is predicted); a client that was in no
+    round has the first teacher."""
     kernels = row.teacher.params if row.has_started else start
     first, second = (np.asarray(kernel, np.float64) for kernel in kernels)
     logits = np.tanh(TEST.columns["image"] @ first) @ second
     labels = TEST.columns["label"]
     of_labels = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
-    right = np.mean(logits.argmax(axis=1) == labels)
-    return right, -np.mean(of_labels[np.arange(len(labels)), labels])
+    predicted = logits.argmax(axis=1)
+    right = np.mean(predicted == labels)
+    precisions = [
+        np.mean(labels[predicted == label] == label) if np.any(predicted == label) else np.nan
+        for label in range(CLASSES)
+    ]
+    return right, -np.mean(of_labels[np.arange(len(labels)), labels]), *precisions
 
 
 @pytest.mark.parametrize(
@@ -146,13 +153,18 @@ def test_all_clients_teachers_are_measured(source, by_hand):
     """Five of them, two at a time where they wait on the host."""
     outcome = usual_run() if source is resident_data else run(source)
     for record, teachers in zip(of_teachers(outcome), by_hand, strict=True):
-        rights, losses = teachers.T
+        rights, losses, *precisions = teachers.T
+        for label, own in enumerate(precisions):  # a mean over those that predict the class
+            expected = np.nanmean(own) if np.isfinite(own).any() else None
+            assert record[f"precision_{label}"] == pytest.approx(expected, rel=1e-5)
+            assert f"per_label_precision_{label}" not in record
         assert record["accuracy"] == pytest.approx(rights.mean(), rel=1e-5)
         assert record["loss"] == pytest.approx(losses.mean(), rel=1e-4)
         spread = record["per_client"]
         assert spread["accuracy_mean"] == pytest.approx(rights.mean(), rel=1e-5)
         assert spread["accuracy_min"] == pytest.approx(rights.min(), rel=1e-5)
         assert len(record["per_label_accuracy"]) == CLASSES
+    assert np.isnan(by_hand).any()  # there are some that do not predict a class
     accuracies = [record["accuracy"] for record in of_teachers(outcome)]
     found = outcome.summary["final"]["main_teachers"]["test"]["accuracy"]
     assert found == accuracies
