@@ -89,9 +89,10 @@ def _experiment(settings: argparse.Namespace) -> "Experiment":
 
     for name in ("layers", "width", "heads", "epochs", "batch_size"):
         check_integer(f"--{name.replace('_', '-')}", getattr(settings, name), low=1)
+    check_integer("--seed", settings.seed, low=0)
     check_number("--learning-rate", settings.learning_rate, above=0)
-    if not settings.output.parent.is_dir():
-        raise ValueError(f"--output must be in an existing folder, got {settings.output}.")
+    if not settings.output.parent.is_dir() or settings.output.is_dir():
+        raise ValueError(f"--output must be a file in an existing folder, got {settings.output}.")
     prepared = load_prepared(settings.data)
     for split, column in ((settings.split, "tokens"), ("vocabulary", "piece")):
         if split not in prepared or column not in prepared[split].columns:

@@ -15,7 +15,7 @@ from fedcodist.models.bert import TABLES, Encoder
 PyTree = Any
 PREFIX = "bert."
 # Of files with heads for BERT's own tasks; an encoder has no use for them.
-_OTHERS = ("pooler.", "cls.", "classifier.", "embeddings.position_ids")
+_OTHERS = ("pooler.", "cls.", "classifier.", "qa_outputs.", "embeddings.position_ids")
 # How other releases call a normalisation's parameters.
 _OLD = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}
 

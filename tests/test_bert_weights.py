@@ -44,6 +44,7 @@ def test_parameters_come_back_under_any_of_berts_names(tmp_path):
     for head in ("pooler.dense.weight", "bert.pooler.dense.bias", "cls.predictions.bias"):
         others[head] = np.zeros(3)
     others["bert.embeddings.position_ids"] = np.arange(12)
+    others["qa_outputs.bias"] = np.zeros(2, np.float32)
     safetensors.numpy.save_file(others, other)
     found = load_encoder(other, SMALL)
     jax.tree.map(np.testing.assert_array_equal, found, params)

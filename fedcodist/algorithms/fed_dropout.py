@@ -36,9 +36,10 @@ def fed_dropout(
     Units are a dense layer's neurons, a convolution's filters, and an encoder's heads of attention and
     inner neurons, never its hidden width; those that a client gets are equally likely to be any. Its
     model is dense: what is dropped is not there, neither in a layer's outputs nor in the next one's
-    inputs, and activations are not rescaled. The server puts updates back in their places: a number
-    becomes the mean of the clients that had it, weighted by examples, and one that no client had stays.
-    Where the smaller model is the whole this is FedAvg.
+    inputs, and activations are not rescaled. The server puts updates back in their places: a number's
+    update is the mean over the clients that had it, weighted by examples, and 0 where no client had. So
+    with `optax.sgd` of rate 1 on the server it becomes their mean, or stays; moments of the default Adam
+    move it on. Where the smaller model is the whole this is FedAvg.
 
     Only the smaller model travels, both ways; which units it has follows from a key that both know.
 

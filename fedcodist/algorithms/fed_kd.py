@@ -146,7 +146,8 @@ def fed_kd(
         SVD sends nothing.
       exchange: 'epoch_delta', clients train for `training.epochs` a round and their students' changes
         are averaged (the authors' code); or 'step_gradient', a round is one batch and gradients of the
-        student are averaged, along whose mean all take a step of `training.optimizer` (algorithm 1).
+        student are averaged, along whose mean the server takes a step of `training.optimizer`, which is
+        what clients download (in algorithm 1 they download the mean and take the step themselves).
       fresh_optimizers: whether clients' optimizers start anew in each round. Without hidden states and
         adaptive weights that is FML with weights of a half, at half the learning rates.
       mutual: how the models learn from each other.

@@ -25,7 +25,7 @@ class Compressor(NamedTuple):
       decompress: (message, like) -> tree; `like` is a tree of arrays or shapes.
       payload: message -> int32 scalar, the bytes of the arrays that `pack` gives.
       pack: message of concrete arrays -> name -> NumPy array.
-      unpack: (name -> array, like) -> message; ValueError, one line, for what `pack` cannot give.
+      unpack: (name -> array, like) -> message; ValueError, one line, for arrays that make none.
     """
 
     label: str

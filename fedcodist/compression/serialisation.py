@@ -5,6 +5,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import safetensors
 import safetensors.numpy
 
@@ -15,8 +16,9 @@ PyTree = Any
 
 def encode(compressor: Compressor, message: PyTree) -> bytes:
     """A message as a safetensors file: `payload(message)` bytes after a header."""
-    metadata = {"compressor": compressor.label}
-    return safetensors.numpy.save(compressor.pack(message), metadata)
+    # A strided view would be written as it lies in memory.
+    arrays = {name: np.asarray(each, order="C") for name, each in compressor.pack(message).items()}
+    return safetensors.numpy.save(arrays, {"compressor": compressor.label})
 
 
 def decode(compressor: Compressor, content: bytes, like: PyTree) -> PyTree:
@@ -35,7 +37,7 @@ def decode(compressor: Compressor, content: bytes, like: PyTree) -> PyTree:
         arrays = safetensors.numpy.load(content)
     except Exception as error:  # the reader has no one kind of error for what is malformed
         raise ValueError(f"message cannot be read: {' '.join(str(error).split())}.") from error
-    label = _header(content).get("__metadata__", {}).get("compressor")
+    label = (_header(content).get("__metadata__") or {}).get("compressor")
     if label != compressor.label:
         raise ValueError(f"message must be of {compressor.label!r}, got one of {label!r}.")
     return jax.tree.map(jnp.asarray, compressor.unpack(arrays, like))

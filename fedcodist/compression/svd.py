@@ -66,8 +66,9 @@ def svd(
 
     With a range finder a matrix is decomposed within its subspace. The energy outside of it is measured,
     so what is kept is still at least T of all, and where the subspace does not hold as much the matrix
-    is decomposed as a whole. Ranks may be larger than the least by a little. It saves time where clients
-    are trained one by one; where they are vmapped both decompositions are computed.
+    is decomposed as a whole. Ranks may be larger than the least by a little. It saves time for large
+    matrices whose singular values fall fast, where clients are trained one by one; where they are
+    vmapped both decompositions are computed.
 
     Args:
       start, end: thresholds, in (0, 1] and not decreasing.
@@ -159,7 +160,7 @@ def rank_for(
     largest = values[0]
     scale = jnp.where(largest > 0, largest, 1)  # squares of tiny values would vanish
     tail = jnp.cumsum(((values / scale) ** 2)[::-1])[::-1]
-    left_out = tail + beyond / scale**2  # by rank 0 .. R - 1
+    left_out = tail + beyond / scale / scale  # by rank 0 .. R - 1
     rank = jnp.sum(left_out > (1 - share) * left_out[0])
     rank = jnp.where(jnp.asarray(share) >= 1, len(values), rank)
     return jnp.where(largest > 0, jnp.maximum(rank, 1), 0).astype(jnp.int32)

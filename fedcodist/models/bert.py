@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedcodist.checks import check_number
+from fedcodist.checks import check_integer, check_number
 from fedcodist.compression.compressor import named_leaves
 from fedcodist.model import Model, Variables
 from fedcodist.submodels import Axis, Units
@@ -73,8 +73,8 @@ class Encoder(nn.Module):
       inner_width: neurons of each layer's GELU layer; four times `width` where not given.
 
     Raises:
-      ValueError: `width` is no multiple of `heads` where that decides a head's numbers; tokens of
-        another rank, or too many of them.
+      ValueError, TypeError: sizes below 1; `width` is no multiple of `heads` where that decides a head's
+        numbers; tokens of another rank, or too many of them.
     """
 
     vocabulary: int
@@ -88,6 +88,8 @@ class Encoder(nn.Module):
     inner_width: int | None = None
 
     def __post_init__(self) -> None:
+        for name in ("vocabulary", "width", "layers", "heads"):
+            check_integer(name, getattr(self, name), low=1)
         if self.head_width is None and self.width % self.heads:
             raise ValueError(
                 f"width must be a multiple of heads = {self.heads}, got {self.width!r}."

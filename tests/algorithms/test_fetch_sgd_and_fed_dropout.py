@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+import safetensors.numpy
 from softmax_regression import random_clients, softmax_regression
 from text_examples import ENCODER, SENTENCES
 
@@ -22,6 +23,7 @@ from fedcodist.cohort import ClientData
 from fedcodist.compression.compressed import compressed
 from fedcodist.compression.compressor import named_leaves
 from fedcodist.compression.count_sketch import sketched
+from fedcodist.compression.serialisation import header_bytes
 from fedcodist.compression.svd import svd
 from fedcodist.data.federated_data import FederatedData
 from fedcodist.experiment import Experiment, run_experiment
@@ -306,6 +308,10 @@ def test_bytes_are_those_of_the_small_network():
     told = outcome.summary["models"]["pool"]
     assert told["bytes_down_per_participation"] == 4 * numbers
     assert told["bytes_up_per_participation"] == 4 * numbers + 4
+    # And what a file of the network takes behind its header.
+    network = jax.tree.map(np.asarray, mlp((3, 2)).init(jax.random.key(0)).params)
+    content = safetensors.numpy.save(named_leaves(network))
+    assert len(content) - header_bytes(content) == told["bytes_down_per_participation"]
 
 
 @pytest.mark.slow

@@ -1,6 +1,7 @@
 """Every compressor against its definition in NumPy's float64, and against what it promises."""
 
 import functools
+import json
 
 import jax
 import jax.numpy as jnp
@@ -138,6 +139,14 @@ def test_a_matrix_of_rank_one_has_rank_one(scale):
     (part,), _ = compressor.compress({"w": jnp.asarray(outer)}, (), KEY, 1.0)
     assert part.rank == 1
     np.testing.assert_allclose(compressor.decompress([part], {"w": outer})["w"], outer, rtol=1e-5)
+
+
+@pytest.mark.parametrize("scale", [1e-36, 1e-25, 1e-19, 1e18])
+def test_the_rank_of_values_of_any_size_is_that_of_their_ratios(scale):
+    values = np.array([4, 3, 2, 2, 1], np.float32)
+    for share in (0.4, 0.7, 0.95, 0.99):
+        assert rank_for(jnp.asarray(scale * values), share) == rank_for(jnp.asarray(values), share)
+    assert rank_for(jnp.full(5, scale, jnp.float32), 0.95) == 5
 
 
 def test_a_threshold_of_one_is_lossless_whatever_the_energy():
@@ -525,6 +534,24 @@ def test_malformed_bytes_are_one_line(name):
             assert str(error).startswith("message") and "\n" not in str(error), error
             refused += 1
     assert refused >= 0.9 * len(broken)  # a space in a header's padding may be a tab
+
+
+def test_a_message_without_metadata_is_one_line():
+    content = written("svd")[2]
+    header = json.loads(content[8 : header_bytes(content)])
+    for metadata in (None, {}):
+        own = json.dumps(header | {"__metadata__": metadata}).encode()
+        other = len(own).to_bytes(8, "little") + own + content[header_bytes(content) :]
+        with pytest.raises(ValueError, match=r"^message "):
+            decode(COMPRESSORS["svd"], other, tree())
+
+
+def test_strided_arrays_are_written_in_order():
+    value = {"w": np.arange(6, dtype=np.float32).reshape(2, 3).T, "b": np.arange(8.0)[::2]}
+    compressor = svd(1.0, 1.0)
+    message, _ = compressor.compress(value, (), KEY, 1.0)
+    restored = compressor.decompress(decode(compressor, encode(compressor, message), value), value)
+    jax.tree.map(np.testing.assert_array_equal, restored, value)
 
 
 def test_a_message_must_fit_its_compressor_and_tree():

@@ -215,6 +215,10 @@ def test_units_are_found_wherever_an_encoder_stands():
 def test_bad_sizes_and_tokens_are_refused():
     with pytest.raises(ValueError, match=r"^width must be a multiple of heads = 3, got 8\.$"):
         Encoder(11, width=8, layers=1, heads=3)
+    for name in ("vocabulary", "width", "layers", "heads"):
+        sizes = dict(vocabulary=11, width=8, layers=1, heads=2) | {name: 0}
+        with pytest.raises(ValueError, match=rf"^{name} must be at least 1, got 0\.$"):
+            Encoder(**sizes)
     for shape in ((3,), (1, 13)):
         with pytest.raises(ValueError, match=r"^tokens must be \[batch, length\] of at most 12"):
             SMALL.init(jax.random.key(0), jnp.zeros(shape, jnp.int32))
