@@ -37,13 +37,20 @@ def with_links(config: ConfigDict, method: FederatedMethod) -> FederatedMethod:
     """The method with its links as `training.compression` says; as it is where that is not set.
 
     With `spectra`, metrics.jsonl tells of each layer the rank that SVD needs and the singular values.
+
+    Raises:
+      ValueError, TypeError: one line that names the setting.
     """
     settings = config.training.get("compression")
     if settings is None:
         return method
-    uplink, downlink = (
-        choice(f"training.compression.{way}", settings[way], COMPRESSORS)(settings)
+    makers = [
+        choice(f"training.compression.{way}", settings[way], COMPRESSORS)
         for way in ("uplink", "downlink")
-    )
+    ]
+    try:
+        uplink, downlink = (make(settings) for make in makers)
+    except (ValueError, TypeError) as error:  # names the compressor's argument
+        raise type(error)(f"training.compression.{error}") from None
     observe = spectra(settings.start, settings.end) if settings.get("spectra") else None
     return compressed(method, config.rounds, uplink, downlink, observe)

@@ -118,17 +118,21 @@ OTHER_CONFIGS = {
             "as divide the teacher's 2",
             "got 3",
         ],
-        "training.compression.start=0": ["start", "above 0", "0"],
-        "training.compression.end=1.5": ["end", "at most 1", "1.5"],
-        "training.compression.start=0.99": ["end", "at least start=0.99", "never decrease"],
+        "training.compression.start=0": ["training.compression.start", "above 0", "0"],
+        "training.compression.end=1.5": ["training.compression.end", "at most 1", "1.5"],
+        "training.compression.start=0.99": [
+            "training.compression.end",
+            "at least start=0.99",
+            "never decrease",
+        ],
         "training.compression.range_finder=0": ["range_finder.columns", "at least 1", "0"],
         "training.compression.uplink=zip": ["training.compression.uplink", "'top_k'", "'zip'"],
     },
     "digits_compression.py:fed_avg,top_k": {
-        "training.compression.share=0": ["share", "above 0", "0"],
+        "training.compression.share=0": ["training.compression.share", "above 0", "0"],
     },
     "digits_compression.py:fed_avg,quantisation": {
-        "training.compression.bits=17": ["bits", "at most 16", "17"],
+        "training.compression.bits=17": ["training.compression.bits", "at most 16", "17"],
     },
     "digits_compression.py:fed_avg,count_sketch": {
         "training.compression.columns=0": ["columns", "at least 1", "0"],

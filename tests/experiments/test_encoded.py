@@ -224,8 +224,16 @@ def test_federated_dropouts_clients_compute_smaller_encoders(sentences):
             True,
             r"data\.frozen_tables must be False where data\.encoder names no",
         ),
-        ("training.compression.end", 0.9, r"end must be at least start=0\.95, got 0\.9"),
-        ("training.compression.start", 1.5, r"start must be at most 1 and above 0, got 1\.5"),
+        (
+            "training.compression.end",
+            0.9,
+            r"^training\.compression\.end must be at least start=0\.95, got 0\.9",
+        ),
+        (
+            "training.compression.start",
+            1.5,
+            r"^training\.compression\.start must be at most 1 and above 0, got 1\.5",
+        ),
     ],
 )
 def test_mistakes_are_one_line(sentences, setting, value, message):
