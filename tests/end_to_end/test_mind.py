@@ -18,15 +18,23 @@ from tests.datasets.test_prepare import program
 METRICS = ("auc", "mrr", "ndcg_5", "ndcg_10")
 
 
-def trained_on(folder, rounds, rate):
-    """Records of the test split; two clients, a small network."""
+def trained_on(folder, rounds, rate, with_teachers=False):
+    """Records of the test split; FedAvg, or FedKD with compressed links, of two clients."""
     splits = load_prepared(folder)
     titles = splits["news"].columns["tokens"]
-    encoder = Encoder(splits["vocabulary"].num_examples, width=16, layers=1, heads=2, dropout=0.0)
-    model = news_recommender(encoder, width=16, queries=8, dropout=0.0)
-    training = fc.LocalTraining(optax.adam, batch_size=16, preprocess=sampled_candidates(titles))
-    method = fc.fed_avg(model, training, optax.sgd, hyper=fc.FedAvgHyper(rate, 1.0))
     clients = merge_clients(splits["train"], 2, seed=0)
+
+    def network(layers):
+        pieces = splits["vocabulary"].num_examples
+        encoder = Encoder(pieces, width=16, layers=layers, heads=2, dropout=0.0)
+        return news_recommender(encoder, width=16, queries=8, dropout=0.0)
+
+    training = fc.LocalTraining(optax.adam, batch_size=16, preprocess=sampled_candidates(titles))
+    method = fc.fed_avg(network(1), training, optax.sgd, hyper=fc.FedAvgHyper(rate, 1.0))
+    if with_teachers:
+        hyper = fc.FedKDHyper(rate, rate)
+        method = fc.fed_kd(network(2), network(1), clients.columns, training, hyper=hyper)
+        method = fc.compressed(method, rounds, fc.svd(), fc.svd())
     test = splits["test"]
     test = FederatedData.from_arrays(
         test.columns, offsets=[0, test.num_examples], client_ids=["test"]
@@ -47,14 +55,17 @@ def trained_on(folder, rounds, rate):
 
 @pytest.mark.slow
 @pytest.mark.skipif("FEDCODIST_DATA" not in os.environ, reason="needs the sample of MIND")
-def test_the_real_sample_is_skipped_counted_trained_and_measured(tmp_path):
+@pytest.mark.parametrize("with_teachers", [False, True])
+def test_the_real_sample_is_skipped_counted_trained_and_measured(tmp_path, with_teachers):
     source = Path(os.environ["FEDCODIST_DATA"]) / "mind_sample"
     arguments = ["--source", str(source), "--output", str(tmp_path / "mind"), "--pieces=1000"]
     assert program("mind").main(arguments) == 0
     skipped = manifest(tmp_path / "mind")["arguments"]["skipped"]
     assert skipped["candidates without an article"] == 184_049
-    records = trained_on(tmp_path / "mind", rounds=2, rate=0.001)
-    assert [record["round"] for record in records] == [0, 2]
+    records = trained_on(tmp_path / "mind", rounds=2, rate=0.001, with_teachers=with_teachers)
+    models = ["main", "main_teachers"] if with_teachers else ["main"]
+    found = [(record["round"], record["model"]) for record in records]
+    assert sorted(found) == [(round, model) for round in (0, 2) for model in models]
     for record in records:
         assert all(0 <= record[name] <= 1 for name in METRICS) and record["loss"] > 0
 
