@@ -191,15 +191,14 @@ def with_encoder(model: Model, encoder: PyTree) -> Model:
     """The model, whose parameters 'encoder' start from given ones; the rest is drawn.
 
     Raises:
-      ValueError: one line; the encoder's parameters are not of the model's names and shapes.
+      ValueError: one line; the model has no encoder, or parameters of other names or shapes.
     """
 
     def init(key):
         params, mutable = model.init(key)
         return Variables({**params, "encoder": jax.tree.map(jnp.asarray, encoder)}, mutable)
 
-    own = jax.eval_shape(model.init, jax.eval_shape(lambda: jax.random.key(0))).params["encoder"]
-    expected, given = _shapes(own), _shapes(encoder)
+    expected, given = _shapes(_encoder_of(model)), _shapes(encoder)
     for name in sorted(expected.keys() | given.keys()):
         if expected.get(name) != given.get(name):
             raise ValueError(
@@ -220,10 +219,10 @@ def with_frozen_tables(model: Model, encoder: PyTree) -> Model:
       encoder: parameters of an encoder with as many tokens, positions and types.
 
     Raises:
-      ValueError: one line; a table is not of the model's shape.
+      ValueError: one line; the model has no encoder, or a table of another shape.
     """
     tables = {name: np.asarray(encoder["embeddings"][name]) for name in TABLES}
-    own = jax.eval_shape(model.init, jax.eval_shape(lambda: jax.random.key(0))).params["encoder"]
+    own = _encoder_of(model)
     for name, table in tables.items():
         if (expected := own["embeddings"][name].shape) != table.shape:
             raise ValueError(
@@ -284,6 +283,14 @@ def encoder_units(params: PyTree, heads: int) -> Units:
             axes.append(Axis(f"{found[1]}/{kind}", inner=numbers) if kind else None)
         units[name] = tuple(axes)
     return units
+
+
+def _encoder_of(model: Model) -> PyTree:
+    """Shapes of the model's parameters 'encoder'."""
+    params = jax.eval_shape(model.init, jax.eval_shape(lambda: jax.random.key(0))).params
+    if "encoder" not in params:
+        raise ValueError(f"model must have parameters 'encoder', got {sorted(params)}.")
+    return params["encoder"]
 
 
 def _shapes(params: PyTree) -> dict[str, list[int]]:

@@ -138,6 +138,10 @@ def test_models_start_from_an_encoder():
         with_encoder(model, first_layers(params, 1))
     with pytest.raises(ValueError, match=r"^encoder's parameter layer2/\S+ must be absent, got \["):
         with_encoder(model, {**params, "layer2": params["layer1"]})
+    lone = from_flax_linen(nn.Dense(2), jnp.zeros((1, 3)))
+    for start in (with_encoder, with_frozen_tables):
+        with pytest.raises(ValueError, match=r"^model must have parameters 'encoder', got \["):
+            start(lone, params)
 
 
 def test_frozen_tables_are_no_parameters_and_stay_the_encoders():
