@@ -229,23 +229,28 @@ def costs_plot(
 
 
 def ranks_plot(layers: Mapping[str, Spectrum]) -> "Figure":
-    """Left the rank that the energy threshold asks for by round, right singular values as shares of
-    the largest, in the first round (dashed) and the last."""
+    """The rank that the energy threshold asks for by round, then singular values as shares of the
+    largest, in the first round and in the last."""
     from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
 
-    figure = Figure(figsize=(8.4, 4.2 + 0.1 * len(layers)), layout="constrained")
-    axes = list(figure.subplots(1, 2))
+    figure = Figure(figsize=(8.4, 3.4 + 0.1 * len(layers)), layout="constrained")
+    axes = list(figure.subplots(1, 3))
+    axes[2].sharey(axes[1])
     for number, (layer, own) in enumerate(layers.items()):
         colour = COLOURS[number % len(COLOURS)]
         line = LINES[number // len(COLOURS) % len(LINES)]
         axes[0].plot(own.rounds, own.ranks, color=colour, linestyle=line, label=layer)
-        for values, style in ((own.first, "--"), (own.last, "-")):
+        for axis, values in zip(axes[1:], (own.first, own.last), strict=True):
             shares = [value / values[0] for value in values if value > 0]
-            axes[1].plot(range(1, len(shares) + 1), shares, color=colour, linestyle=style)
+            axis.plot(range(1, len(shares) + 1), shares, color=colour, linestyle=line)
+    axes[0].xaxis.set_major_locator(MaxNLocator(integer=True))
     axes[1].set_yscale("log")
+    rounds = next(iter(layers.values())).rounds
     labels = (
         ("Communication round", "Singular values kept"),
-        ("Singular value", "Share of the largest"),
+        (f"Singular value, round {rounds[0]}", "Share of the largest"),
+        (f"Singular value, round {rounds[-1]}", ""),
     )
     for axis, (x_label, y_label) in zip(axes, labels, strict=True):
         axis.set_xlabel(x_label)

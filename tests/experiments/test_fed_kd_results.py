@@ -132,10 +132,12 @@ def test_ranks_by_round_and_spectra_at_both_ends(tmp_path):
         *("round 1, T = 0.953, mean spectrum", "round 2, T = 0.953, mean spectrum"),
     ]
     assert row(text, "`conv1/kernel`")[0][1:] == ["3", "3.0", "4.5", "2", "2"]
-    ranks, values = plots[f"{CIFAR}_ranks.png"]().axes
-    assert ranks.get_lines()[0].get_ydata().tolist() == [3.0, 4.5]
-    first, last = values.get_lines()
-    assert first.get_ydata().tolist() == [1.0, 0.5] and last.get_ydata().tolist() == [1, 0.75, 0.25]
+    panels = plots[f"{CIFAR}_ranks.png"]().axes
+    ranks, first, last = (panel.get_lines()[0].get_ydata().tolist() for panel in panels)
+    assert (ranks, first, last) == ([3.0, 4.5], [1.0, 0.5], [1, 0.75, 0.25])
+    assert [panel.get_xlabel() for panel in panels[1:]] == [
+        f"Singular value, round {number}" for number in (1, 2)
+    ]
 
 
 def test_looking_at_spectra_changes_no_settings(tmp_path):

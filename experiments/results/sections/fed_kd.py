@@ -239,10 +239,10 @@ def _ranks(records: Sequence[Record], panel: Panel, plots: Plots) -> list[str]:
         table(["Layer", "all", *headings], rows),
         image(name, "Ranks by round and singular values of clients' updates"),
         f"Left: means over clients and {len(record.seeds)} seed{'s' * (len(record.seeds) > 1)}, whether "
-        "factors are sent or, where these are more numbers, the tensor. Right: singular values of "
-        f"clients' updates in round {shown[0]} (dashed) and round {shown[-1]}. The threshold rises with "
-        "the rounds, and ranks with it; the last two columns hold it fixed, as the paper's figure does, "
-        "which finds that more are needed late, and fewest by feed-forward layers.",
+        "factors are sent or, where these are more numbers, the tensor. Beside it: singular values of "
+        f"clients' updates in rounds {shown[0]} and {shown[-1]}. The threshold rises with the rounds, "
+        "and ranks with it; the last two columns hold it fixed, as the paper's figure does, which finds "
+        "that more are needed late, and fewest by feed-forward layers.",
     ]
 
 
