@@ -165,7 +165,8 @@ class Layer(nn.Module):
 
 def dense(name: str, width: int, x: jax.Array) -> jax.Array:
     """A dense layer drawn as BERT's; call it within a module."""
-    # One axis of examples and positions: with two the kernel's gradient takes XLA:CPU twice as long.
+    # One axis of examples and positions: over two the kernel's gradient is up to twice as slow on
+    # XLA:CPU.
     rows = nn.Dense(width, kernel_init=_draw, name=name)(x.reshape(-1, x.shape[-1]))
     return rows.reshape(*x.shape[:-1], width)
 
