@@ -38,7 +38,7 @@ from fedcodist.data.federated_data import FederatedData
 from fedcodist.experiment import Experiment, Outcome, check_experiment, run_experiment
 from fedcodist.for_each_client import Execution
 from fedcodist.models.fed_md import output_penalty
-from fedcodist.run_folder import PHASES
+from fedcodist.run_folder import PHASES, RunFolderError
 from fedcodist.sources import StreamedData, resident_data
 from fedcodist.validation import VALIDATION
 
@@ -67,8 +67,12 @@ def run_phases(
 
     Returns:
       The collaboration's state before its first round, leaves [seeds, ...].
+
+    Raises:
+      RunFolderError: one line; a phase in `workdir` is of other settings or models.
     """
-    groups = party_groups(config, data)
+    groups, key = party_groups(config, data), _pretraining_key(config, data)
+    _check_pretraining(Path(workdir) / PHASES, key)
     common = dict(plan=plan, change_plan=change_plan, show_progress=show_progress)
 
     def run(phase: str, start: Models | None) -> Outcome:
@@ -76,13 +80,13 @@ def run_phases(
         return run_experiment(
             experiment,
             Path(workdir) / PHASES / phase,
-            config={"phase": phase, **_determinants(config, phase)},
+            config={"phase": phase, "pretraining": key, **_determinants(config, phase)},
             name=f"{config.name} · {phase}",
             **common,
         )
 
     trained = lambda: parties.stacked(groups, run("public", None).variables)
-    public = _cached(config, data, groups, trained)
+    public = _cached(config, groups, key, trained)
     private = run("private", public).state
     if config.phases.pooled_bound:
         run("pooled", public)
@@ -249,6 +253,17 @@ def _held_out(data: FederatedData, share: float, seed: int) -> tuple[FederatedDa
     return kept, held_out
 
 
+def _check_pretraining(folder: Path, key: str) -> None:
+    """Raises one line where later phases went on from other models; before these are trained anew."""
+    for phase in ("private", "pooled"):
+        path = folder / phase / "config.json"
+        if path.exists() and json.loads(path.read_text(encoding="utf-8")).get("pretraining") != key:
+            raise RunFolderError(
+                f"run folder {folder / phase} went on from other public training: its settings "
+                "(phases.public), images or version were others. Use another --workdir."
+            )
+
+
 def _determinants(config: ConfigDict, phase: str) -> dict[str, Any]:
     """The settings on which a phase's result depends."""
     algorithm = config.algorithm
@@ -266,7 +281,7 @@ def _determinants(config: ConfigDict, phase: str) -> dict[str, Any]:
     }
 
 
-def _cached(config: ConfigDict, data: Data, groups: Any, train: Any) -> Models:
+def _cached(config: ConfigDict, groups: Any, key: str, train: Any) -> Models:
     """The public phase's models: those kept in `phases.cache` by an earlier run, or trained and kept.
 
     Raises:
@@ -274,7 +289,7 @@ def _cached(config: ConfigDict, data: Data, groups: Any, train: Any) -> Models:
     """
     if config.phases.cache is None:
         return train()
-    folder = Path(config.phases.cache) / _cache_key(config, data)
+    folder = Path(config.phases.cache) / key
     shapes = jax.eval_shape(
         jax.vmap(lambda seed: parties.init_models(groups, jax.random.key(seed))),
         jax.ShapeDtypeStruct((config.seeds,), np.uint32),
@@ -295,8 +310,8 @@ def _cached(config: ConfigDict, data: Data, groups: Any, train: Any) -> Models:
     return models
 
 
-def _cache_key(config: ConfigDict, data: Data) -> str:
-    """A hash of networks, data, settings and seeds."""
+def _pretraining_key(config: ConfigDict, data: Data) -> str:
+    """A name of the public phase's result: a hash of networks, data, settings and seeds."""
     digest = hashlib.sha256()
     about = {"version": _CACHE_VERSION, **_determinants(config, "public")}
     # What the images are counts, not where they lie, and which of them are held out.

@@ -47,7 +47,7 @@ def get_config(run: str = "non_iid") -> ConfigDict:
     config.parties = dict(networks="table_1", narrower=4 if is_scaled else 1)
     config.algorithm = dict(
         name="fed_md",
-        alignment_size=5000,
+        alignment_size=5000,  # of all public images; their number takes all
         exchanged="logits",  # or "probabilities", at the temperature
         temperature=1.0,
         learning_rate=1e-3,
@@ -57,11 +57,10 @@ def get_config(run: str = "non_iid") -> ConfigDict:
         revisit_epochs=4 if iid else 10,
         revisit_batch_size=5 if iid else 10,
         output_penalty=1e-3,
-    )
-    with config.ignore_type():
         # One number per party in place of equal ones. The paper's are lower for models 0 and 9 of
         # table 2, by how much it does not say.
-        config.algorithm.weights = None
+        weights=config_dict.placeholder(tuple),
+    )
     config.phases = dict(
         stopping="held_out",  # "test_data" as in the released code; "fixed" for all epochs
         held_out_share=0.1,

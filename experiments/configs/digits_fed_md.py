@@ -22,7 +22,7 @@ def get_config() -> ConfigDict:
     config.parties = dict(networks="digits", narrower=1)
     config.algorithm = dict(
         name="fed_md",
-        alignment_size=200,  # 5,000
+        alignment_size=200,  # 5,000; the number of all public images takes all
         exchanged="logits",  # or "probabilities", at the temperature
         temperature=1.0,
         learning_rate=1e-3,
@@ -32,9 +32,8 @@ def get_config() -> ConfigDict:
         revisit_epochs=4,
         revisit_batch_size=5,
         output_penalty=1e-3,
+        weights=config_dict.placeholder(tuple),  # one number per party, in place of equal ones
     )
-    with config.ignore_type():
-        config.algorithm.weights = None  # one number per party, in place of equal ones
     config.phases = dict(
         stopping="held_out",  # or "fixed", or "test_data" as in the released code
         held_out_share=0.1,  # of the public training data

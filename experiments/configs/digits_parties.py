@@ -1,10 +1,12 @@
 r"""Methods of parties who each own a model, on scikit-learn's handwritten digits; no download.
 
-A run is a method's name. All have the parties, public digits and private images of digits_fed_md.py,
-and go on from the same transfer learning; in a round all train as much on private images. What they
-exchange differs: logits (FedMD), mean logits of each label (FD), probabilities (DS-FL), a shared model
-(FML), nothing. FML's shared model and DS-FL's server are nobody's and start untrained. Budgets and
-costs are those of the rounds, without what comes before.
+A run is a method's name. All have the parties, public digits and private images of digits_fed_md.py, and
+go on from the same transfer learning; in a round all train as much on private images. What they exchange
+differs: logits (FedMD), mean logits of each label (FD), probabilities (DS-FL), a shared model (FML),
+nothing. FML's shared model and DS-FL's server are nobody's and start untrained. FedMD and parties alone
+go on with private training's optimizer and output penalty; the other three begin a new optimizer in each
+round and have no penalty, as in their sources. Budgets and costs are those of the rounds, without what
+comes before.
 
     python -m experiments.compare --config experiments/configs/digits_parties.py \
         --workdir runs/digits_parties
@@ -19,7 +21,7 @@ OWN = {
     "fed_md": None,  # digits_fed_md.py has them
     "fd": dict(weight=1.0, temperature=1.0),
     "ds_fl": dict(
-        open_size=200,  # None takes all
+        open_size=200,  # the number of public images takes all
         aggregation="era",  # or "sa", the mean itself
         temperature=0.1,
         distillation_learning_rate=1e-3,

@@ -133,6 +133,7 @@ def ds_fl(
             return ClientResult({}, {}, jnp.ones(()), taught.variables, metrics)
 
         cohort, public = inputs.cohorts[PARTIES], inputs.rows[PUBLIC]
+        parties.check_rows("num_public", num_public, count, public.columns)
         examples = {column: values[public.indices[0]] for column, values in public.columns.items()}
         run = lambda update, message, rows, purpose: for_each_party(
             groups,

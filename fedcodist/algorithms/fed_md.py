@@ -164,13 +164,7 @@ def fed_md(
 
         cohort, public = inputs.cohorts[PARTIES], inputs.rows[PUBLIC]
         alignment = dict(public.columns)
-        # All rows where they are on the device, the selected ones where they are streamed.
-        for column, values in alignment.items():
-            if len(values) not in (len(public_labels), count):
-                raise ValueError(
-                    f"public_labels must be one per row of the data set {PUBLIC!r}, got "
-                    f"{len(public_labels)} for the {len(values)} rows of {column!r}."
-                )
+        parties.check_rows("public_labels", len(public_labels), count, alignment)
         if alignment_size is not None:
             at = public.indices[0]
             alignment = {column: values[at] for column, values in alignment.items()}

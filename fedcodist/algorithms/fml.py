@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import optax
 
 from fedcodist import keys
 from fedcodist.aggregation import ClientResult
@@ -43,10 +44,15 @@ class FMLHyper(NamedTuple):
     meme_weight: Any = 0.5
 
 
+def momentum(learning_rate: Any) -> optax.GradientTransformation:
+    """SGD with momentum 0.9 and weight decay 5e-4, as in the authors' code."""
+    return optax.chain(optax.add_decayed_weights(5e-4), optax.sgd(learning_rate, momentum=0.9))
+
+
 def fml(
     groups: Mapping[str, Group],
     meme: Model,
-    training: LocalTraining = LocalTraining(batch_size=128, epochs=5),
+    training: LocalTraining = LocalTraining(momentum, batch_size=128, epochs=5),
     hyper: FMLHyper = FMLHyper(),
     execution: Execution = Execution(),
     name: str = "fml",
@@ -60,7 +66,8 @@ def fml(
     Args:
       groups: architecture -> its parties.
       meme: the shared model.
-      training: of both models, on the same batches.
+      training: of both models, on the same batches. The default is the authors' code's, whose learning
+        rate also falls every ten rounds.
       hyper: learning rate, alpha and beta.
       execution, name: as in `fed_md`.
 

@@ -115,6 +115,20 @@ def check_training(name: str, training: LocalTraining) -> None:
     check_integer(f"{name}.epochs", training.epochs, low=0)
 
 
+def check_rows(name: str, num_public: int, count: int, columns: Mapping[str, jax.Array]) -> None:
+    """Raises one line unless the data set `public` has as many rows as `name` says.
+
+    They are all there where they are on the device, and only the `count` selected ones where they are
+    streamed.
+    """
+    for column, values in columns.items():
+        if len(values) not in (num_public, count):
+            raise ValueError(
+                f"{name} must be one per row of the data set {PUBLIC!r}, got {num_public} for the "
+                f"{len(values)} rows of {column!r}."
+            )
+
+
 def party_names(groups: Mapping[str, Group]) -> dict[str, tuple[str, ...]]:
     """Names of each architecture's parties: its own where it has one, else with the client's index."""
     return {

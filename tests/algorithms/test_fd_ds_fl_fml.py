@@ -1,6 +1,7 @@
 """FD, DS-FL and FML: rounds against plain NumPy, what they must reduce to, and what they exchange."""
 
 import functools
+import inspect
 
 import jax
 import jax.numpy as jnp
@@ -96,13 +97,15 @@ def programs_of(name, devices):
     return simulation.build_programs(ALGORITHMS[name], ROUNDS, mesh), mesh
 
 
-def run(name, hyper=None, devices=None, state=None, columns=COLUMNS, sizes=SIZES):
+def run(
+    name, hyper=None, devices=None, state=None, columns=COLUMNS, sizes=SIZES, public=PUBLIC_IMAGES
+):
     """(first state, last state, metrics) of the first seed."""
     algorithm = ALGORITHMS[name]
     programs, mesh = programs_of(name, devices)
     put = functools.partial(simulation.replicate, mesh=mesh)
     private = FederatedData.from_arrays(columns, offsets=np.cumsum([0, *sizes]))
-    data = resident_data(private, {PUBLIC: {"image": PUBLIC_IMAGES}})
+    data = resident_data(private, {PUBLIC: {"image": public}})
     seeds = put(np.zeros(1, np.uint32))
     before = state or jax.tree.map(np.asarray, programs.init(seeds))
     hyper = jax.tree.map(lambda v: np.asarray(v, np.float64), hyper or algorithm.hyper)
@@ -328,6 +331,25 @@ def test_equal_models_do_not_pull_at_each_other():
 
 
 # -------------------------------------------------------------------------------- all of them
+
+
+def test_ds_fls_number_of_open_examples_is_that_of_the_public_ones():
+    """Of more it would draw rows that do not exist."""
+    with pytest.raises(
+        ValueError, match=r"^num_public must be one per row of the data set 'public'"
+    ):
+        run("ds_fl", public=PUBLIC_IMAGES[:-1])
+
+
+def test_fmls_optimizer_has_momentum_and_weight_decay():
+    optimizer = inspect.signature(fml).parameters["training"].default.optimizer(0.01)
+    params, gradient = jnp.array(2.0), jnp.array(3.0)
+    state, velocity = optimizer.init(params), 0.0
+    for _ in range(3):
+        update, state = optimizer.update(gradient, state, params)
+        velocity = 0.9 * velocity + 3 + 5e-4 * float(params)
+        assert float(update) == pytest.approx(-0.01 * velocity, rel=1e-6)
+        params = params + update
 
 
 @pytest.mark.slow

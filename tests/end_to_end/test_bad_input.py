@@ -70,6 +70,8 @@ OTHER_CONFIGS = {
     "digits_fed_md": {
         "algorithm.alignment_size=5000": ["alignment_size", "at most the 758 public", "5000"],
         "algorithm.exchanged=labels": ["exchanged", "'logits' or 'probabilities'", "'labels'"],
+        "algorithm.weights=(1,1)": ["weights", "6 numbers, one per party"],
+        "algorithm.weights=(1,1,1,1,1,-1)": ["weights", "at least 0, finite and not all 0"],
         "data.per_class=0": ["per_class", "at least 1", "a private set is never empty"],
         "data.num_parties=5": ["parties.networks", "5, one per party", "got 6"],
         "phases.held_out_share=1.5": ["held_out_share", "at most 1", "1.5"],

@@ -28,6 +28,7 @@ from fedcodist.data.federated_data import FederatedData
 from fedcodist.data.prepared import save_prepared
 from fedcodist.experiment import run_experiment
 from fedcodist.models.fed_md import TABLE_1, TABLE_2, Shape
+from fedcodist.run_folder import RunFolderError
 
 pytestmark = pytest.mark.usefixtures("compile_quickly")
 
@@ -237,8 +238,8 @@ def test_streamed_examples_give_the_same(finished):
 def kept(config, models):
     """What `_cached` returns, and how often it trained."""
     data, calls = load_data(config.data), []
-    groups = party_groups(config, data)
-    found = phases._cached(config, data, groups, lambda: calls.append(1) or models)
+    groups, key = party_groups(config, data), phases._pretraining_key(config, data)
+    found = phases._cached(config, groups, key, lambda: calls.append(1) or models)
     return found, len(calls)
 
 
@@ -278,12 +279,12 @@ def test_public_training_is_kept_for_other_runs(config_and_models):
 def test_what_determines_it_is_part_of_the_name(setting, value):
     config, other = small_config(), small_config(**{setting: value})
     data = load_data(config.data)
-    assert phases._cache_key(config, data) != phases._cache_key(other, data)
+    assert phases._pretraining_key(config, data) != phases._pretraining_key(other, data)
 
 
 def test_both_cifar_experiments_share_it():
     """They differ in private images, rounds and batches alone; `alone` in neither."""
-    kept = lambda config: phases._cache_key(config, load_data(small_config().data))
+    kept = lambda config: phases._pretraining_key(config, load_data(small_config().data))
     runs = ("non_iid", "iid", "non_iid,alone", "public_images,50")
     assert len({kept(cifar_fed_md_small.get_config(run)) for run in runs}) == 1
     assert len({kept(cifar_fed_md.get_config(run)) for run in ("non_iid", "iid")}) == 1
@@ -293,7 +294,29 @@ def test_so_are_the_images():
     config = small_config()
     data, other = load_data(config.data), load_data(config.data)
     other.public.train.columns["image"][0, 0, 0, 0] += 1
-    assert phases._cache_key(config, data) != phases._cache_key(config, other)
+    assert phases._pretraining_key(config, data) != phases._pretraining_key(config, other)
+
+
+@pytest.mark.slow
+def test_later_phases_go_on_from_no_other_models(config_and_models, tmp_path, monkeypatch):
+    """Refused before anything is trained, though the public phase has no folder here."""
+    config, models = config_and_models
+    kept(config, models)
+    data = load_data(config.data)
+    phases.run_phases(config, data, tmp_path / "run", show_progress=False)
+    assert not (tmp_path / "run" / "phases" / "public").exists()
+    monkeypatch.setattr(phases, "run_experiment", lambda *_, **__: pytest.fail("trained"))
+    config.phases.public.epochs += 1
+    with pytest.raises(RunFolderError, match=r"went on from other public training.*--workdir\.$"):
+        phases.run_phases(config, data, tmp_path / "run", show_progress=False)
+
+
+def test_pooled_training_is_on_all_private_examples():
+    config = small_config()
+    data = load_data(config.data)
+    experiment = phases.phase_experiment(config, data, "pooled")
+    for name, column in data.splits["train"].columns.items():
+        np.testing.assert_array_equal(experiment.data.rows[isolated.SHARED][name], column)
 
 
 def test_a_corrupt_file_is_made_again(config_and_models, capsys):
@@ -315,7 +338,7 @@ def test_a_folder_that_cannot_be_written(config_and_models, tmp_path):
     (tmp_path / "kept").write_text("a file")
     data = load_data(config.data)
     with pytest.raises(CheckpointError, match="cannot write"):
-        phases._cached(config, data, party_groups(config, data), lambda: pytest.fail("trained"))
+        phases._cached(config, party_groups(config, data), "key", lambda: pytest.fail("trained"))
 
 
 # --------------------------------------------------------------------------------- configs
@@ -343,6 +366,10 @@ def test_cifar_has_the_papers_networks(run):
         assert shapes == TABLE_1
     config.parties.networks = "table_2"
     assert party_shapes(config)[9].widths[0] == TABLE_2[9].widths[0] // config.parties.narrower
+
+
+def test_small_runs_have_the_papers_shapes():
+    assert tuple(shape.widths for shape in TABLE_1) == cifar_fed_md_small.WIDTHS
 
 
 @pytest.mark.parametrize("run", emnist_fed_md.get_runs())
