@@ -61,6 +61,7 @@ def get_config(run: str = "fed_kd") -> ConfigDict:
     if "fetch_sgd" in config.training:
         # 16,775 sentences; a twentieth of a client's.
         config.training.fetch_sgd.update(rows=5, columns=2467, count=4025, examples=209)
+        main.server_learning_rate = 0.1
     if "fed_dropout" in config.training:
         config.training.fed_dropout.share = 0.63
     config.evaluation.splits = ("held_out",)
