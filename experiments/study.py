@@ -23,6 +23,7 @@ import sqlalchemy.exc
 from optuna.distributions import FloatDistribution
 from optuna.trial import FrozenTrial, TrialState
 
+from experiments.methods import BASELINE
 from experiments.record import thin
 from experiments.search_space import Space
 from fedcodist.commit import running_commit
@@ -211,6 +212,7 @@ def best_trial(study: optuna.Study) -> FrozenTrial | None:
 def summary(study: optuna.Study) -> dict[str, Any]:
     """All about a study that is worth keeping, as JSON."""
     attributes, best = study.user_attrs, best_trial(study)
+    config = attributes["made_of"]["config"]
     trials = [trial for trial in study.trials if trial.state in STATES]
     states = [trial.state for trial in trials]
     workers: dict[int, dict[str, Any]] = {}
@@ -224,12 +226,12 @@ def summary(study: optuna.Study) -> dict[str, Any]:
             one["compilations"] = max(one["compilations"], compilations)
     return {
         "study": study.study_name,
-        "algorithm": attributes["made_of"]["config"]["algorithm.name"],
+        "algorithm": _method(config),
         "objective": "mean accuracy of the models on held-out examples after the last round",
         "command": attributes["command"],
         "commit": attributes["commit"],
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "rounds": attributes["made_of"]["config"]["rounds"],
+        "rounds": config["rounds"],
         "states": {name: states.count(state) for state, name in STATES.items()},
         "workers": list(workers.values()),
         "space": {
@@ -241,6 +243,12 @@ def summary(study: optuna.Study) -> dict[str, Any]:
         "best_parameters": best and best.params,
         "trials": [_trial_summary(trial) for trial in trials],
     }
+
+
+def _method(config: Mapping[str, Any]) -> str:
+    """What the server does, or where that is a mean what clients do."""
+    name = config["algorithm.name"]
+    return config.get("training.method", name) if name == BASELINE else name
 
 
 def _trial_summary(trial: FrozenTrial) -> dict[str, Any]:

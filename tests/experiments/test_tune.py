@@ -688,6 +688,15 @@ def test_the_summary_holds_all_that_is_worth_keeping(pretend, tmp_path):
     assert found["best_trial"] == best["number"]
     exact = found["best_parameters"]["algorithm.alpha"]
     assert found["best_value"] == exact
+    made_of = opened.user_attrs["made_of"]
+    for method, server, told in (
+        ("fetch_sgd", "fed_avg", "fetch_sgd"),
+        ("fed_avg", "fed_df", "fed_df"),
+        ("fed_prox", "fed_sdd", "fed_sdd"),
+    ):
+        config = made_of["config"] | {"training.method": method, "algorithm.name": server}
+        opened.set_user_attr("made_of", made_of | {"config": config})
+        assert study.summary(opened)["algorithm"] == told
     assert best["parameters"]["algorithm.alpha"] == pytest.approx(exact, rel=1e-5)
     assert {"commit", "date"} <= set(found)
     for trial in found["trials"]:
