@@ -101,7 +101,7 @@ def test_each_loss_and_each_threshold_has_its_difference(tmp_path):
         ("fed_kd,0.9-1", 57.0, 61.0, 25),
     ):
         write(tmp_path, run, student, teachers, sent=(sent * 50_000, sent * 50_000))
-    text, _ = render(tmp_path)
+    text = render(tmp_path)[0].partition("### ADE corpus")[0]
     (without,) = row(text, "without predictions")
     assert without[3:] == ["3.00", "-3.00 ± 0.00", "-1.00 ± 0.00", "below 0"]
     assert row(text, "the two task losses alone")[0][4:6] == ["-15.00 ± 0.00", "-2.00 ± 0.00"]
@@ -116,11 +116,16 @@ def test_each_loss_and_each_threshold_has_its_difference(tmp_path):
 
 def test_sentences_are_judged_by_f_where_it_is_defined(tmp_path):
     write(tmp_path, "fed_avg,teacher", 90.0, sent=(1, 1), experiment=ADE, f_score=62.5)
+    for run, megabytes in (("fed_kd", 1), ("fed_kd,whole", 4)):
+        sent = 2 * (500_000 * megabytes,)
+        write(tmp_path, run, 80.0, 81.0, sent=sent, experiment=ADE, f_score=40.0)
     text, _ = render(tmp_path)
     of_ade = text[text.index("### ADE corpus") :]
     assert row(of_ade, "FedAvg, teacher's network")[0][1] == "62.50"
     assert row(of_ade, "Federated Dropout")[0][1] == "not run"
     assert "start, up to 1" not in of_ade  # thresholds are not swept there
+    assert row(of_ade, "end, from 0.95")[0][5:7] == ["3.00", "25.0 %"]
+    assert row(of_ade, "nothing compressed")[0][5:7] == ["12.00", "100.0 %"]
 
 
 def test_ranks_by_round_and_spectra_at_both_ends(tmp_path):

@@ -175,8 +175,9 @@ def _parts(records: Sequence[Record], panel: Panel) -> list[str]:
 
 
 def _thresholds(records: Sequence[Record], panel: Panel) -> list[str]:
-    swept = [(varied, run) for varied, runs in SWEEPS.items() for run in runs]
-    if not {run for _, run in swept} <= set(planned(panel.experiment)):
+    runs = planned(panel.experiment)
+    swept = [(varied, run) for varied, own in SWEEPS.items() for run in own if run in runs]
+    if WHOLE.run not in runs:
         return []
     whole = _megabytes(_sample(records, panel, WHOLE))
     rows = []
@@ -192,10 +193,11 @@ def _thresholds(records: Sequence[Record], panel: Panel) -> list[str]:
         rows.append([varied, *shown, *_quality(records, panel, method), *cost, difference])
     headings = ["Varied", "T at the start", "T at the end", f"teachers' {METRICS[panel.metric]}"]
     headings += ["the student's", "MB", "of whole students'", "to whole students"]
+    told = ["The paper finds that quality falls quickly below a start of 0.95."]
     return [
         f"**Energy thresholds, {panel.title}**",
         table(headings, rows),
-        "The paper finds that quality falls quickly below a start of 0.95.",
+        *(told if len(swept) > 1 else []),
     ]
 
 
