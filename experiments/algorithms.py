@@ -4,9 +4,10 @@
 server does with several models.
 """
 
+import contextlib
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -253,13 +254,15 @@ def _method(
     if name == "fetch_sgd":
         sketch = dict(training.fetch_sgd)
         fetched = FetchSGDHyper(pool.server_learning_rate, sketch.pop("momentum"))
-        return fetch_sgd(model, local, **sketch, schedule=server["schedule"], hyper=fetched)
+        with _named("training.fetch_sgd"):
+            return fetch_sgd(model, local, **sketch, schedule=server["schedule"], hyper=fetched)
     if name == "fed_kd":
         return _fed_kd(config, data, pool, local)
     if name == "fed_dropout":
         submodel, units = _submodel(data, pool.model, training.fed_dropout.share, model)
         submodel = as_executed(config, submodel)
-        return fed_dropout(model, submodel, units, local, hyper=FedAvgHyper(*rates), **server)
+        with _named("training.fed_dropout"):
+            return fed_dropout(model, submodel, units, local, hyper=FedAvgHyper(*rates), **server)
     return fed_avg(model, local, hyper=FedAvgHyper(*rates), **server)
 
 
@@ -281,21 +284,31 @@ def _fed_kd(
         "training.fed_kd.teacher", settings["teacher"], settings.get("teacher_layers")
     )
     student = network("a pool's model for fed_kd", pool.model, settings.get("student_layers"))
-    return fed_kd(
-        teacher,
-        student,
-        train.columns,
-        local,
-        settings["exchange"],
-        settings.get("fresh_optimizers", False),
-        Mutual(**{name: settings[name] for name in Mutual._fields}),
-        FedKDHyper(
-            settings["teacher_learning_rate"],
-            pool.client_learning_rate,
-            settings["output_weight"],
-            settings["hidden_weight"],
-        ),
-    )
+    with _named("training.fed_kd"):
+        return fed_kd(
+            teacher,
+            student,
+            train.columns,
+            local,
+            settings["exchange"],
+            settings.get("fresh_optimizers", False),
+            Mutual(**{name: settings[name] for name in Mutual._fields}),
+            FedKDHyper(
+                settings["teacher_learning_rate"],
+                pool.client_learning_rate,
+                settings["output_weight"],
+                settings["hidden_weight"],
+            ),
+        )
+
+
+@contextlib.contextmanager
+def _named(settings: str) -> Iterator[None]:
+    """Errors that name a function's arguments say which settings these come from."""
+    try:
+        yield
+    except (ValueError, TypeError) as error:
+        raise type(error)(f"{settings}: {error}") from None
 
 
 def _submodel(data: Data, name: str, share: float, model: Model) -> tuple[Model, Any]:

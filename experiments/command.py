@@ -41,6 +41,13 @@ def parse(arguments: list[str], values: flags.FlagValues, required: Sequence[str
         if path:
             _check_settings(arguments, values["config"].parser.parse(path))
         raise
+    except flags.IllegalFlagValueError as error:
+        # ml_collections puts the whole traceback of a config file into the message.
+        _, _, traceback = str(error).partition("Error whilst parsing config file:")
+        if not traceback:
+            raise
+        reason = traceback.strip().splitlines()[-1].removeprefix("ValueError: ")
+        raise ValueError(f"--config={path}: {reason}") from error
     if unknown:
         raise ValueError(f"unexpected argument {unknown[0]!r}; settings are --config.name=value.")
     for name in required:

@@ -16,6 +16,7 @@ HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 CONFIG = "--config=experiments/configs/digits_codist.py"
 PERIODIC = f"{CONFIG}:periodic_codistillation"
+FED_KD = "--config=experiments/configs/digits_fed_kd.py"
 
 # What is given after the config -> parts of the line that answers it.
 SETTINGS = {
@@ -114,7 +115,11 @@ OTHER_CONFIGS = {
     "digits_fed_kd": {
         "training.fed_kd.teacher=digits_medium": ["training.fed_kd.teacher", "'digits_medium'"],
         "training.fed_kd.hidden_map=identity": ["mutual.hidden_map", "'learned'", "64"],
-        "training.fed_kd.exchange=epoch": ["exchange", "'step_gradient'", "'epoch'"],
+        "training.fed_kd.exchange=epoch": [
+            "training.fed_kd: exchange",
+            "'step_gradient'",
+            "'epoch'",
+        ],
         "training.fed_kd.adaptive=no": ["mutual.adaptive", "'sample'", "'no'"],
         "training.fed_kd.student_layers=('Dense_0','Dense_0','Dense_0')": [
             "as divide the teacher's 2",
@@ -143,7 +148,7 @@ OTHER_CONFIGS = {
         "training.fed_dropout.share=2": ["share", "at most 1", "2"],
     },
     "digits_compression.py:fetch_sgd": {
-        "training.fetch_sgd.count=0": ["count", "at least 1", "0"],
+        "training.fetch_sgd.count=0": ["training.fetch_sgd: count", "at least 1", "0"],
     },
 }
 # Other beginnings of the command -> parts of the line.
@@ -175,6 +180,10 @@ ARGUMENTS = {
     ("--config.rounds=4", CONFIG, "--workdir=none"): ["--config.rounds", "before"],
     (f"{CONFIG}:fedavg", "--workdir=none"): ["algorithm.name", "'fed_avg'", "'fedavg'"],
     (PERIODIC, "--workdir=none", "--config.algorithm.period=0"): ["period", "at least 1", "0"],
+    (f"{FED_KD}:best", "--workdir=none"): [
+        f"error: {FED_KD}:best: a run of this config is",
+        "'best'",
+    ],
 }
 # Lines added to the digits config -> parts of the line.
 FILES = {
@@ -194,6 +203,7 @@ FILES = {
     "config.pools.small.unlock(": ["never closed", "config"],
     "import a_library_that_is_not_there": ["a_library_that_is_not_there"],
     "config.rounds = 1 / 0": ["division by zero"],
+    "config.rounds = 'a' + 1": [".py: TypeError: can only concatenate str"],
     "config.pools = {}": ["pool"],
 }
 

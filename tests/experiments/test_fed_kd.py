@@ -54,10 +54,14 @@ def test_both_networks_are_counted():
         ("teacher", "digits_medium", r"training\.fed_kd\.teacher must be one of"),
         ("teacher", "cnn_small_10", r"training\.fed_kd\.teacher 'cnn_small_10' takes images of"),
         ("teacher_layers", ("dense", "Dense_1"), r"layers must be of .*'Dense_0'.*, got 'dense'"),
-        ("student_layers", ("Dense_0",) * 3, "as divide the teacher's 2, got 3"),
-        ("hidden_map", "identity", r"mutual\.hidden_map must be 'learned' where widths differ"),
-        ("exchange", "epoch", "exchange must be one of"),
-        ("output_weight", -1.0, r"hyper\.output_weight must be at least 0"),
+        (
+            "student_layers",
+            ("Dense_0",) * 3,
+            r"training\.fed_kd: .*as divide the teacher's 2, got 3",
+        ),
+        ("hidden_map", "identity", r"training\.fed_kd: mutual\.hidden_map must be 'learned' where"),
+        ("exchange", "epoch", r"training\.fed_kd: exchange must be one of"),
+        ("output_weight", -1.0, r"training\.fed_kd: hyper\.output_weight must be at least 0"),
     ],
 )
 def test_mistakes_are_one_line(setting, value, message):
