@@ -11,6 +11,7 @@ import safetensors
 import safetensors.numpy
 
 from fedcodist.models.bert import TABLES, Encoder
+from fedcodist.tensor_files import load_tensors
 
 PyTree = Any
 PREFIX = "bert."
@@ -70,8 +71,8 @@ def load_encoder(path: str | os.PathLike[str], encoder: Encoder) -> PyTree:
     """
     file = os.fspath(path)
     try:
-        found = safetensors.numpy.load_file(file)
-    except (safetensors.SafetensorError, OSError) as error:
+        found = load_tensors(file)
+    except ValueError as error:
         raise ValueError(f"cannot read an encoder from {file}: {error}.") from error
     tensors = {_plain(name): tensor for name, tensor in found.items()}
     tensors = {name: each for name, each in tensors.items() if not name.startswith(_OTHERS)}

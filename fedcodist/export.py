@@ -7,10 +7,10 @@ from typing import Any
 
 import jax
 import numpy as np
-import safetensors
 import safetensors.numpy
 
 from fedcodist.model import Variables
+from fedcodist.tensor_files import load_tensors
 
 
 def save_model(
@@ -42,8 +42,8 @@ def load_model(path: str | os.PathLike[str]) -> Variables:
       ValueError: the file is truncated or no safetensors file, or was not written by `save_model`.
     """
     try:
-        tensors = safetensors.numpy.load_file(path)
-    except (safetensors.SafetensorError, OSError) as error:
+        tensors = load_tensors(path)
+    except ValueError as error:
         raise ValueError(f"cannot read a model from {os.fspath(path)}: {error}.") from error
     trees: dict[str, Any] = {"params": {}, "mutable": {}}
     for name, tensor in tensors.items():

@@ -6,10 +6,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import safetensors
 import safetensors.numpy
 
 from fedcodist.compression.compressor import Compressor
+from fedcodist.tensor_files import tensors_of
 
 PyTree = Any
 
@@ -34,9 +34,9 @@ def decode(compressor: Compressor, content: bytes, like: PyTree) -> PyTree:
         (or of a sketch with other hashes), or do not fit the tree.
     """
     try:
-        arrays = safetensors.numpy.load(content)
-    except Exception as error:  # the reader has no one kind of error for what is malformed
-        raise ValueError(f"message cannot be read: {' '.join(str(error).split())}.") from error
+        arrays = tensors_of(content)
+    except ValueError as error:
+        raise ValueError(f"message cannot be read: {error}.") from error
     label = (_header(content).get("__metadata__") or {}).get("compressor")
     if label != compressor.label:
         raise ValueError(f"message must be of {compressor.label!r}, got one of {label!r}.")

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from fedcodist.compression.compressor import named_leaves
-from fedcodist.compression.svd import matrix_shape, rank_for, threshold
+from fedcodist.compression.svd import as_matrix, matrix_shape, rank_for, threshold
 
 PyTree = Any
 
@@ -29,7 +29,7 @@ def spectra(
         found = {}
         for name, leaf in named_leaves(update).items():
             if (shape := matrix_shape(leaf)) is not None:
-                values = jnp.linalg.svd(leaf.reshape(shape), compute_uv=False)
+                values = jnp.linalg.svd(as_matrix(leaf, shape), compute_uv=False)
                 found[f"rank/{name}"] = rank_for(values, threshold(start, end, progress))
                 found[f"spectrum/{name}"] = values
         return found

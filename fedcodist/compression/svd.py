@@ -62,7 +62,8 @@ def svd(
     are fewer numbers than the tensor, P K + K + K Q < P Q; else the tensor is sent as it is, and so are
     vectors. At T = 1 everything is.
 
-    Values that are not finite are sent as they are, so that whoever receives them sees them.
+    Values that are not finite are sent as they are, so that whoever receives them sees them. Numbers of
+    16 bits are decomposed in float32; their factors are rounded, and with them the energy that is kept.
 
     With a range finder a matrix is decomposed within its subspace. The energy outside of it is measured,
     so what is kept is still at least T of all, and where the subspace does not hold as much the matrix
@@ -174,12 +175,17 @@ def matrix_shape(leaf: Any) -> tuple[int, int] | None:
     return (rows, columns) if rows + 1 + columns < rows * columns else None
 
 
+def as_matrix(leaf: jax.Array, shape: tuple[int, int]) -> jax.Array:
+    """The matrix to decompose, of at least 32 bits, as LAPACK asks."""
+    return leaf.reshape(shape).astype(jnp.promote_types(leaf.dtype, jnp.float32))
+
+
 def _factored(leaf: jax.Array, share: jax.Array, finder: RangeFinder | None, key: jax.Array) -> Any:
     shape = matrix_shape(leaf)
     if shape is None:
         return leaf
     rows, columns = shape
-    matrix = leaf.reshape(shape)
+    matrix = as_matrix(leaf, shape)
     is_finite = jnp.all(jnp.isfinite(matrix))
     matrix = jnp.where(is_finite, matrix, 0)
     if finder is None or finder.columns >= min(shape):
@@ -191,10 +197,11 @@ def _factored(leaf: jax.Array, share: jax.Array, finder: RangeFinder | None, key
     is_cheaper = rank * (rows + 1 + columns) < rows * columns
     rank = jnp.where(is_usable & is_cheaper, rank, WHOLE)
     kept = jnp.arange(len(values)) < rank
+    sent = lambda part, is_kept: jnp.where(is_kept, part, 0).astype(leaf.dtype)
     return Factors(
-        jnp.where(kept, left, 0),
-        jnp.where(kept, values, 0),
-        jnp.where(kept[:, None], right, 0),
+        sent(left, kept),
+        sent(values, kept),
+        sent(right, kept[:, None]),
         jnp.where(rank == WHOLE, leaf, 0),
         rank,
     )

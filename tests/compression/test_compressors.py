@@ -554,6 +554,31 @@ def test_strided_arrays_are_written_in_order():
     jax.tree.map(np.testing.assert_array_equal, restored, value)
 
 
+@pytest.mark.parametrize("name", COMPRESSORS)
+def test_messages_in_bfloat16_are_read(name):
+    value = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), tree())
+    compressor, message, content = written(name, value)
+    restored = compressor.decompress(decode(compressor, content, value), value)
+    jax.tree.map(np.testing.assert_array_equal, restored, compressor.decompress(message, value))
+
+
+@pytest.mark.parametrize("name", ["svd", "svd in a subspace"])
+def test_svd_of_16_bits_is_that_of_32_rounded(name):
+    value = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), tree())
+    half, single = (
+        written(name, each)[:2]
+        for each in (value, jax.tree.map(lambda leaf: leaf.astype(jnp.float32), value))
+    )
+    # Of ranks as of float32, in half the bytes.
+    assert 2 * half[0].payload(half[1]) == single[0].payload(single[1]) < tree_bytes(tree())
+    assert all(leaf.dtype in (jnp.bfloat16, jnp.int32) for leaf in jax.tree.leaves(half[1]))
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, atol=0.02 * float(jnp.abs(b).max())),
+        half[0].decompress(half[1], value),
+        single[0].decompress(single[1], tree()),
+    )
+
+
 def test_a_message_must_fit_its_compressor_and_tree():
     other = tree(shapes={"w": (4, 3)})
     for name in COMPRESSORS:

@@ -45,6 +45,8 @@ def test_ranks_and_singular_values_are_numpys():
             np.testing.assert_allclose(found[f"spectrum/{name}"], values, rtol=1e-4, atol=1e-5)
             kept = np.cumsum(values**2) / np.sum(values**2)
             assert found[f"rank/{name}"] == 1 + np.argmax(kept >= share)
+            half = spectra(0.5, 0.9)({name: tree[name].astype(jnp.bfloat16)}, progress)
+            np.testing.assert_allclose(half[f"spectrum/{name}"], values, atol=0.01 * values[0])
 
 
 def test_a_run_tells_them_over_its_rounds(tmp_path):

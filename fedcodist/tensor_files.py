@@ -1,0 +1,60 @@
+"""Safetensors files as NumPy arrays; in bfloat16 too, which the package's own reader does not know."""
+
+import os
+from pathlib import Path
+
+import jax.numpy as jnp
+import numpy as np
+import safetensors
+
+_DTYPES = {
+    "BOOL": np.bool_,
+    "BF16": jnp.bfloat16,
+    "F16": np.float16,
+    "F32": np.float32,
+    "F64": np.float64,
+    "C64": np.complex64,
+    "I8": np.int8,
+    "I16": np.int16,
+    "I32": np.int32,
+    "I64": np.int64,
+    "U8": np.uint8,
+    "U16": np.uint16,
+    "U32": np.uint32,
+    "U64": np.uint64,
+}
+
+
+def load_tensors(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
+    """The tensors of a file, by name.
+
+    Raises:
+      ValueError: one line without a subject; the file cannot be read, or is as `tensors_of` says.
+    """
+    try:
+        content = Path(path).read_bytes()
+    except OSError as error:
+        raise ValueError(f"{error.strerror}") from error
+    return tensors_of(content)
+
+
+def tensors_of(content: bytes) -> dict[str, np.ndarray]:
+    """The tensors of a file's bytes, by name; they cannot be written to.
+
+    Raises:
+      ValueError: one line without a subject; the bytes are truncated or otherwise no safetensors file,
+        or a tensor's numbers are of a kind that NumPy lacks.
+    """
+    try:
+        found = safetensors.deserialize(content)
+    except safetensors.SafetensorError as error:
+        raise ValueError(" ".join(str(error).split())) from error
+    tensors = {}
+    for name, tensor in found:
+        dtype = _DTYPES.get(tensor["dtype"])
+        if dtype is None:
+            raise ValueError(
+                f"tensor {name} is of {tensor['dtype']}, and must be of one of {list(_DTYPES)}"
+            )
+        tensors[name] = np.frombuffer(tensor["data"], dtype).reshape(tensor["shape"])
+    return tensors

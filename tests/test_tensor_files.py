@@ -1,0 +1,65 @@
+"""Safetensors files: every kind of number comes back, whatever the package's own reader knows."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import safetensors.numpy
+
+from fedcodist.bert_weights import load_encoder, save_encoder
+from fedcodist.export import load_model, save_model
+from fedcodist.model import Variables
+from fedcodist.models.bert import Encoder
+from fedcodist.tensor_files import load_tensors, tensors_of
+
+KINDS = [bool, np.float16, np.float32, np.float64, np.complex64, jnp.bfloat16]
+KINDS += [f"{kind}{bits}" for kind in ("int", "uint") for bits in (8, 16, 32, 64)]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("shape", [(), (0, 3), (2, 3)])
+def test_every_kind_comes_back(kind, shape, tmp_path):
+    value = np.random.default_rng(0).integers(0, 100, shape).astype(kind)
+    tensors = {"a": value, "b/c": np.ones(3, np.float32)}
+    safetensors.numpy.save_file(tensors, tmp_path / "file")
+    found = load_tensors(tmp_path / "file")
+    assert set(found) == set(tensors)
+    for name, each in tensors.items():
+        assert found[name].dtype == each.dtype
+        np.testing.assert_array_equal(found[name], each)
+
+
+def test_what_is_no_file_of_tensors_is_one_line(tmp_path):
+    content = safetensors.numpy.save({"a": np.ones(3, np.float32)})
+    for bad in (b"", content[:-1], content[:20], content + b"x"):
+        with pytest.raises(ValueError, match=r"^Error while deserializing: [^\n]*$"):
+            tensors_of(bad)
+    # Same widths: F8_E4M3 is of a byte, as is I8.
+    small = safetensors.numpy.save({"a": np.ones(3, np.int8)})
+    start = 8 + int.from_bytes(small[:8], "little")
+    header = small[8:start].replace(b'"I8"', b'"F8_E4M3"').rstrip()
+    other = len(header).to_bytes(8, "little") + header + small[start:]
+    with pytest.raises(
+        ValueError, match=r"^tensor a is of F8_E4M3, and must be of one of \['BOOL'"
+    ):
+        tensors_of(other)
+    with pytest.raises(ValueError, match=r"^No such file or directory$"):
+        load_tensors(tmp_path / "none")
+
+
+def test_models_in_bfloat16_are_read(tmp_path):
+    params = {"dense": {"kernel": np.arange(6).reshape(2, 3).astype(jnp.bfloat16)}}
+    save_model(tmp_path / "model", Variables(params, {}))
+    kernel = load_model(tmp_path / "model").params["dense"]["kernel"]
+    assert kernel.dtype == jnp.bfloat16
+    np.testing.assert_array_equal(kernel, params["dense"]["kernel"])
+
+
+def test_an_encoder_in_bfloat16_is_read_as_float32(tmp_path):
+    encoder = Encoder(vocabulary=7, width=4, layers=1, heads=2, positions=5)
+    params = encoder.init(jax.random.key(0), jnp.zeros((1, 2), jnp.int32))["params"]
+    half = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), params)
+    save_encoder(tmp_path / "encoder", half)
+    found = load_encoder(tmp_path / "encoder", encoder)
+    assert all(leaf.dtype == np.float32 for leaf in jax.tree.leaves(found))
+    jax.tree.map(np.testing.assert_array_equal, found, half)
