@@ -14,6 +14,7 @@ from fedcodist.checks import check_number
 from fedcodist.client_training import OptimizerFactory, Preprocess
 from fedcodist.cohort import Rows
 from fedcodist.model import Model, Variables
+from fedcodist.models.layered import logits_of
 from fedcodist.readout import Readout, total_in_chunks
 from fedcodist.shuffling import permuted_positions, stream_positions
 
@@ -259,7 +260,9 @@ def _training(
                     mask=mask,
                     axis_name=axis_name,
                 )
-                losses[name] = divergence(name, student_outputs, mask) / settings.batch_size
+                losses[name] = (
+                    divergence(name, logits_of(student_outputs), mask) / settings.batch_size
+                )
             return sum(losses.values()), (losses, mutable)
 
         params = {name: variables[name].params for name in students}
@@ -301,7 +304,7 @@ def unlabelled_rows(
 
 def frozen(model: Model, variables: Variables) -> Teacher:
     """A model as a teacher: its outputs in evaluation mode."""
-    return lambda batch: model.apply(variables, batch)[0]
+    return lambda batch: logits_of(model.apply(variables, batch)[0])
 
 
 def softened_target(logits: jax.Array, temperature: Any) -> jax.Array:

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from fedcodist.distillation import Teacher
 from fedcodist.federated_algorithm import Predictor
 from fedcodist.model import Model, Variables
+from fedcodist.models.layered import logits_of
 
 PyTree = Any
 
@@ -149,7 +150,7 @@ def _mean(model: Model, ensemble: Ensemble, transform: Callable[[jax.Array], jax
 
     def outputs(batch: Mapping[str, jax.Array], index: Any) -> jax.Array:
         member = jax.tree.map(lambda leaf: leaf[index], members)
-        return transform(model.apply(member, batch)[0])
+        return transform(logits_of(model.apply(member, batch)[0]))
 
     def mean(batch):
         shape = jax.eval_shape(lambda: outputs(batch, 0))

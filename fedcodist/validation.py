@@ -10,6 +10,7 @@ from fedcodist.aggregation import sum_over_devices
 from fedcodist.cohort import Rows
 from fedcodist.distillation import Distillation
 from fedcodist.model import Model, Variables
+from fedcodist.models.layered import logits_of
 
 VALIDATION = "validation"
 
@@ -80,7 +81,7 @@ def validation_accuracy(
         at = rows.indices[jnp.minimum(step, steps - 1)]
         batch = {name: column[at] for name, column in rows.columns.items()}
         batch = validated.preprocess(batch, jax.random.key(0), positions)
-        predicted = jnp.argmax(model.apply(variables, batch)[0], axis=-1)
+        predicted = jnp.argmax(logits_of(model.apply(variables, batch)[0]), axis=-1)
         return correct + jnp.sum((predicted == batch["label"]) & mask)
 
     correct = jax.lax.fori_loop(0, -(-steps // devices), add, jnp.zeros((), jnp.int32))

@@ -76,14 +76,19 @@ def with_layers(module: Any, example: jax.Array, layers: Sequence[str], **option
     )
 
 
-def of_logits(function: Callable[[jax.Array, Any], Any]) -> Callable[[LayerOutputs, Any], Any]:
-    """A loss or statistic of (logits, batch) as one of (`LayerOutputs`, batch)."""
-    return lambda outputs, batch: function(outputs.logits, batch)
+def of_logits(function: Callable[[jax.Array, Any], Any]) -> Callable[[Any, Any], Any]:
+    """A loss or statistic of (logits, batch) as one of (`LayerOutputs`, batch), or of logits still."""
+    return lambda outputs, batch: function(logits_of(outputs), batch)
 
 
 def pooled(hidden: jax.Array) -> jax.Array:
     """The mean over positions of images; anything else as it is."""
     return jnp.mean(hidden, axis=(1, 2)) if hidden.ndim == 4 else hidden
+
+
+def logits_of(outputs: Any) -> Any:
+    """A network's outputs without its layers, if it shows any: what other models learn from."""
+    return outputs.logits if isinstance(outputs, LayerOutputs) else outputs
 
 
 def as_layers(outputs: Any) -> LayerOutputs:

@@ -702,8 +702,8 @@ print(side_by_side.relative_difference(*found, initial))
 @pytest.mark.parametrize(
     "workload",
     [
-        "digits",
-        "mhd_digits",
+        "emnist",
+        "mhd",
         "merged",
         "fed_sdd",
         "fed_kd",

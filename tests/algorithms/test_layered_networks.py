@@ -1,0 +1,137 @@
+"""Networks that show their layers learn from each other as networks of logits do."""
+
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from fedcodist import simulation
+from fedcodist.algorithms.fed_avg import FedAvgHyper, fed_avg
+from fedcodist.algorithms.fed_df import fed_df
+from fedcodist.algorithms.fed_kd import FedKDHyper, fed_kd
+from fedcodist.algorithms.fed_sdd import fed_sdd
+from fedcodist.algorithms.merged_codistillation import merged_codistillation
+from fedcodist.algorithms.periodic_codistillation import periodic_codistillation
+from fedcodist.algorithms.pools import Pool
+from fedcodist.client_training import LocalTraining
+from fedcodist.compression.compressed import compressed
+from fedcodist.compression.svd import svd
+from fedcodist.data.federated_data import FederatedData
+from fedcodist.distillation import UNLABELLED, Distillation
+from fedcodist.experiment import Experiment, run_experiment
+from fedcodist.model import from_flax_linen
+from fedcodist.models.digits import MLP
+from fedcodist.models.layered import with_layers
+from fedcodist.sources import resident_data
+from fedcodist.validation import VALIDATION, Validated
+
+pytestmark = pytest.mark.usefixtures("compile_quickly")
+
+CLIENTS, EXAMPLES, FEATURES, CLASSES, ROUNDS = 4, 6, 4, 3, 2
+DRAWS = np.random.default_rng(0)
+COLUMNS = {
+    "image": DRAWS.normal(size=(CLIENTS * EXAMPLES, FEATURES)).astype(np.float32),
+    "label": DRAWS.integers(0, CLASSES, CLIENTS * EXAMPLES).astype(np.int32),
+}
+DATA = FederatedData.from_arrays(COLUMNS, offsets=EXAMPLES * np.arange(CLIENTS + 1))
+ROWS = {
+    UNLABELLED: {"image": DRAWS.normal(size=(9, FEATURES)).astype(np.float32)},
+    VALIDATION: {name: column[:5] for name, column in COLUMNS.items()},
+}
+TRAINING = LocalTraining(optax.sgd, batch_size=3, epochs=2)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_device():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(simulation, "all_devices", lambda: None)
+        yield
+
+
+def network(hidden, layered=True):
+    module, example = MLP(hidden=(hidden,), classes=CLASSES), jnp.zeros((1, FEATURES))
+    return (
+        with_layers(module, example, ["Dense_0"]) if layered else from_flax_linen(module, example)
+    )
+
+
+def averaged(hidden, layered):
+    return fed_avg(network(hidden, layered), TRAINING, optax.sgd, hyper=FedAvgHyper(0.1, 1.0))
+
+
+def teachers_and_students(hidden, layered):
+    hyper = FedKDHyper(0.1, 0.1)
+    method = fed_kd(network(6), network(hidden), COLUMNS, TRAINING, hyper=hyper)
+    return compressed(method, ROUNDS, svd(), svd())
+
+
+def algorithms(name, method):
+    pools = {
+        pool: Pool(method(hidden), np.arange(CLIENTS), CLIENTS)
+        for pool, hidden in (("small", 3), ("large", 5))
+    }
+    common = dict(columns=COLUMNS, num_unlabelled=9)
+    distillation = Distillation(2, 4, optimizer=optax.sgd, mixup_beta=0)
+    match name:
+        case "periodic":
+            return periodic_codistillation(
+                pools=pools, num_rounds=ROUNDS, period=1, distillation=distillation, **common
+            )
+        case "merged":
+            return merged_codistillation(
+                pools=pools, num_rounds=ROUNDS, alpha=0.5, distillation=distillation, **common
+            )
+        case "fed_df":
+            validated = Validated(5, every=1, patience=2, drop_worst=True, batch_size=5)
+            return fed_df(pools, distillation=distillation, validated=validated, **common)
+        case "fed_sdd" | "fed_sdd, cached":
+            return fed_sdd(
+                pools["small"],
+                num_models=2,
+                rounds_kept=2,
+                distillation=distillation,
+                cached="cached" in name,
+                measured=("clients", "gaussian"),
+                **common,
+            )
+
+
+def records(name, method):
+    data = resident_data(DATA, ROWS)
+    algorithm = algorithms(name, method)
+    experiment = Experiment(algorithm, data, {"test": DATA}, ROUNDS, evaluate_every=ROUNDS)
+    return [
+        {key: record[key] for key in ("round", "model", "loss", "accuracy")}
+        for record in run_experiment(experiment, show_progress=False).records
+        if "loss" in record
+    ]
+
+
+QUICK = ("merged", "fed_sdd")
+NAMES = [
+    pytest.param(name, marks=[pytest.mark.slow] * (name not in QUICK))
+    for name in ("periodic", "merged", "fed_df", "fed_sdd", "fed_sdd, cached")
+]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_layers_change_nothing_for_who_learns_from_logits(name):
+    plain, layered = (
+        records(name, lambda hidden, own=own: averaged(hidden, own)) for own in (False, True)
+    )
+    assert len(plain) == len(layered) > 2
+    for one, other in zip(plain, layered, strict=True):
+        assert one.pop("model") == other.pop("model")
+        assert one == pytest.approx(other, rel=1e-5)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_students_of_fed_kd_are_taught_on_unlabelled_data_too(name):
+    found = records(name, lambda hidden: teachers_and_students(hidden, True))
+    models = {record["model"] for record in found}
+    assert {f"{each}_teachers" for each in ("main" if "sdd" in name else "small",)} <= models
+    assert all(np.isfinite(record["loss"]) for record in found)
+    moved = {r["model"] for r in found if r["round"] == ROUNDS} - {"ensemble"}
+    first = {r["model"]: r["loss"] for r in found if r["round"] == 0}
+    last = {r["model"]: r["loss"] for r in found if r["round"] == ROUNDS}
+    assert all(first[model] != last[model] for model in moved if model in first)
