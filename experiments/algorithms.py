@@ -278,12 +278,12 @@ def _fed_kd(
             return as_executed(config, _model(config, data, setting, name))
         _image_model(setting, name, train, data.preprocess)  # a mistake is told by its setting
         create, shape = MODELS[name]
-        return as_executed(config, with_layers(create(), jnp.zeros((1, *shape)), layers))
+        with _named(f"training.fed_kd.{layers}"):
+            model = with_layers(create(), jnp.zeros((1, *shape)), settings[layers])
+        return as_executed(config, model)
 
-    teacher = network(
-        "training.fed_kd.teacher", settings["teacher"], settings.get("teacher_layers")
-    )
-    student = network("a pool's model for fed_kd", pool.model, settings.get("student_layers"))
+    teacher = network("training.fed_kd.teacher", settings["teacher"], "teacher_layers")
+    student = network("a pool's model for fed_kd", pool.model, "student_layers")
     with _named("training.fed_kd"):
         return fed_kd(
             teacher,

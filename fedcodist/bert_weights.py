@@ -66,8 +66,8 @@ def load_encoder(path: str | os.PathLike[str], encoder: Encoder) -> PyTree:
       encoder: whose sizes the file must have. For a student take `first_layers` of what was read.
 
     Raises:
-      ValueError: one line; no safetensors file, or a tensor that is missing, unknown or of another
-        shape.
+      ValueError: one line; no safetensors file, or a tensor that is missing, unknown, of another shape,
+        or no finite floats.
     """
     file = os.fspath(path)
     try:
@@ -89,7 +89,12 @@ def load_encoder(path: str | os.PathLike[str], encoder: Encoder) -> PyTree:
             raise ValueError(
                 f"{file}: tensor {name} must be {list(expected)}, got {list(tensor.shape)}."
             )
-        return np.asarray(_turned(names, tensor), np.float32, order="C")
+        if not jnp.issubdtype(tensor.dtype, jnp.floating):
+            raise ValueError(f"{file}: tensor {name} must be of floats, got {tensor.dtype}.")
+        numbers = np.asarray(_turned(names, tensor), np.float32, order="C")
+        if not np.isfinite(numbers).all():
+            raise ValueError(f"{file}: tensor {name} must be finite.")
+        return numbers
 
     params = jax.tree_util.tree_map_with_path(read, shapes["params"])
     if tensors:

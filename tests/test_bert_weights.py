@@ -68,6 +68,23 @@ def test_a_file_tells_its_encoder(tmp_path):
         stored_encoder(tmp_path / "nothing", heads=2)
 
 
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        (np.full(8, np.nan, np.float32), r"NAME must be finite\.$"),
+        (np.full(8, np.inf, np.float32), r"NAME must be finite\.$"),
+        (np.zeros(8, np.int8), r"NAME must be of floats, got int8\.$"),
+    ],
+)
+def test_numbers_that_are_no_weights_are_one_line(value, message, tmp_path):
+    params, file = noisy(), tmp_path / "encoder"
+    params["embeddings"]["norm"]["bias"] = value
+    save_encoder(file, params)
+    message = message.replace("NAME", r"embeddings\.LayerNorm\.bias")
+    with pytest.raises(ValueError, match=rf"encoder: tensor {message}"):
+        load_encoder(file, SMALL)
+
+
 def test_a_file_that_does_not_fit_is_one_line(tmp_path):
     file = tmp_path / "encoder"
     save_encoder(file, first_layers(noisy(), 1))

@@ -52,6 +52,7 @@ def get_config(run: str = "fed_avg,svd") -> ConfigDict:
             start=0.95,  # svd
             end=0.98,
             range_finder=config_dict.placeholder(int),  # columns; exact where not set
+            spectra=False,
             share=0.1,  # top_k
             bits=8,  # quantisation
             rows=3,  # count_sketch

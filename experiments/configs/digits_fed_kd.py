@@ -50,6 +50,7 @@ def get_config(run: str = "fed_kd") -> ConfigDict:
         output_weight=1.0,
         hidden_weight=1.0,
         exchange="epoch_delta",
+        fresh_optimizers=False,
         adaptive="batch",
         kl_reduction="batchmean",
         hidden_map="learned",

@@ -3,11 +3,11 @@ r"""Methods of parties who each own a model, on scikit-learn's handwritten digit
 A run is a method's name. All have the parties, public digits and private images of digits_fed_md.py, and
 go on from the same transfer learning; in a round all train as much on private images. What they exchange
 differs: logits (FedMD), mean logits of each label (FD), probabilities (DS-FL), a shared model (FML),
-nothing. FML's shared model and DS-FL's server are nobody's and start untrained; the server sees public digits
-alone, none of a private class, and so is hardly ever right about these. FedMD and parties alone go on
-with private training's optimizer and output penalty; the other three begin a new optimizer in each round
-and have no penalty, as in their sources. Budgets and costs are those of the rounds, without what comes
-before.
+nothing. FML's shared model and DS-FL's server are nobody's and start untrained; the server sees public
+digits alone, none of a private class, and so is hardly ever right about these. FedMD and parties alone
+go on with private training's optimizer and output penalty; the other three begin a new optimizer in each
+round and have no penalty, as in their sources. Budgets and costs are those of the rounds, without what
+comes before.
 
     python -m experiments.compare --config experiments/configs/digits_parties.py \
         --workdir runs/digits_parties

@@ -88,7 +88,9 @@ def fetch_sgd(
       ValueError, TypeError: one line that names the argument and what is allowed.
     """
     check_sketch(rows, columns, count)
+    check_number("hyper.learning_rate", hyper.learning_rate, low=0)
     check_number("hyper.momentum", hyper.momentum, low=0, high=1)
+    check_integer("seed", seed, low=0)
     check_stateless("model", model)
     if examples is not None:
         check_integer("examples", examples, low=1)

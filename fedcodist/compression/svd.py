@@ -280,7 +280,17 @@ def _read(arrays: Any, index: int, leaf: Any) -> Any:
         return Factors(left, values, right, whole, np.int32(0))
     if not 1 <= rank <= full:
         raise ValueError(f"message's {names['values']!r} must hold 1 to {full} values, got {rank}.")
-    left[:, :rank] = taken(arrays, names["left"], leaf.dtype, (shape[0], rank))
-    right[:rank] = taken(arrays, names["right"], leaf.dtype, (rank, shape[1]))
+    if (given < 0).any():
+        raise ValueError(f"message's {names['values']!r} must be at least 0.")
     values[:rank] = given
+    left[:, :rank] = _vectors(arrays, names["left"], leaf.dtype, (shape[0], rank))
+    right[:rank] = _vectors(arrays, names["right"], leaf.dtype, (rank, shape[1]))
     return Factors(left, values, right, whole, np.int32(rank))
+
+
+def _vectors(arrays: Any, name: str, dtype: Any, shape: tuple[int, int]) -> np.ndarray:
+    """Singular vectors of a message, of which no number is beyond 1 but for rounding."""
+    vectors = taken(arrays, name, dtype, shape)
+    if np.abs(vectors.astype(np.float32)).max() > 1.01:
+        raise ValueError(f"message's {name!r} must be of unit vectors.")
+    return vectors

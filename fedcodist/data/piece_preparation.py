@@ -11,7 +11,7 @@ import numpy as np
 
 from fedcodist.data.bert_tokens import BertVocabulary
 from fedcodist.data.federated_data import FederatedData
-from fedcodist.data.preparation import check_is_file, file_checksum
+from fedcodist.data.preparation import file_checksum
 
 PIECES = 8_000
 
@@ -51,7 +51,8 @@ def recorded_arguments(arguments: argparse.Namespace) -> dict[str, Any]:
     recorded: dict[str, Any] = {"length": arguments.length, "seed": arguments.seed}
     if arguments.vocabulary is None:
         return recorded | {"pieces": arguments.pieces}
-    check_is_file(arguments.vocabulary)
+    if not arguments.vocabulary.is_file():
+        raise ValueError(f"--vocabulary must be an existing file, got {arguments.vocabulary}")
     BertVocabulary.load(arguments.vocabulary)
     return recorded | {"vocabulary_sha256": file_checksum(arguments.vocabulary, "sha256")}
 
@@ -60,7 +61,10 @@ def vocabulary_for(arguments: argparse.Namespace, texts: Iterable[str]) -> BertV
     """The vocabulary of `--vocabulary`, or pieces learnt of the texts."""
     if arguments.vocabulary is not None:
         return BertVocabulary.load(arguments.vocabulary)
-    return BertVocabulary.learn(texts, arguments.pieces)
+    try:
+        return BertVocabulary.learn(texts, arguments.pieces)
+    except ValueError as error:
+        raise ValueError(f"--pieces={arguments.pieces} cannot be learnt: {error}") from None
 
 
 def vocabulary_split(vocabulary: BertVocabulary) -> FederatedData:

@@ -73,8 +73,8 @@ class Encoder(nn.Module):
       inner_width: neurons of each layer's GELU layer; four times `width` where not given.
 
     Raises:
-      ValueError, TypeError: sizes below 1; `width` is no multiple of `heads` where that decides a head's
-        numbers; tokens of another rank, or too many of them.
+      ValueError, TypeError: sizes below 1; a share outside of 0 to 1; `width` is no multiple of `heads`
+        where that decides a head's numbers; tokens of another rank, or too many of them.
     """
 
     vocabulary: int
@@ -88,8 +88,12 @@ class Encoder(nn.Module):
     inner_width: int | None = None
 
     def __post_init__(self) -> None:
-        for name in ("vocabulary", "width", "layers", "heads"):
+        for name in ("vocabulary", "width", "layers", "heads", "positions", "types"):
             check_integer(name, getattr(self, name), low=1)
+        for name in ("head_width", "inner_width"):
+            if getattr(self, name) is not None:
+                check_integer(name, getattr(self, name), low=1)
+        check_number("dropout", self.dropout, low=0, high=1)
         if self.head_width is None and self.width % self.heads:
             raise ValueError(
                 f"width must be a multiple of heads = {self.heads}, got {self.width!r}."

@@ -6,6 +6,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from fedcodist.checks import check_integer, check_number
 from fedcodist.model import Model, from_flax_linen
 from fedcodist.models.attentive_pooling import AttentivePooling
 from fedcodist.models.bert import PAD, Encoder
@@ -41,7 +42,13 @@ def news_recommender(
       queries: width of the queries that pool tokens and news.
       dropout: share of the encoder's output that is dropped in training.
       candidates: in training: the clicked one and those that were not.
+
+    Raises:
+      ValueError, TypeError: one line; a size below 1, or another share than of 0 to 1.
     """
+    for name, value in (("width", width), ("queries", queries), ("candidates", candidates)):
+        check_integer(name, value, low=1)
+    check_number("dropout", dropout, low=0, high=1)
     example = {
         "candidates": jnp.zeros((1, candidates, 2), jnp.int32),
         "history": jnp.zeros((1, 1, 2), jnp.int32),

@@ -5,6 +5,7 @@ import jax
 import jax.numpy as jnp
 
 from fedcodist import metrics as metrics_lib
+from fedcodist.checks import check_integer, check_number
 from fedcodist.model import Model, cross_entropy, from_flax_linen
 from fedcodist.models.attentive_pooling import AttentivePooling
 from fedcodist.models.bert import Encoder
@@ -23,7 +24,13 @@ def sentence_classifier(
       classes: number of classes.
       queries: width of the pooling's query.
       dropout: share of the encoder's output that is dropped in training.
+
+    Raises:
+      ValueError, TypeError: one line; a size below 1, or another share than of 0 to 1.
     """
+    for name, value in (("classes", classes), ("queries", queries)):
+        check_integer(name, value, low=1)
+    check_number("dropout", dropout, low=0, high=1)
     return from_flax_linen(
         SentenceClassifier(encoder, classes, queries, dropout),
         jnp.zeros((1, 2), jnp.int32),

@@ -536,6 +536,35 @@ def test_a_round_needs_memory_for_its_own_teachers_alone():
     assert {leaf.shape[0] for leaf in jax.tree.leaves(store.state()["pool"][1])} == {2}
 
 
+@pytest.mark.parametrize("source", [StreamedData, resident_data])
+def test_a_hundred_teachers_need_a_devices_memory_for_those_of_a_round(source):
+    """Where data are streamed; else teachers, which are clients' rows, are on the device too."""
+    count = 100
+    columns = {
+        "image": GENERATOR.normal(size=(count, FEATURES)),
+        "label": GENERATOR.integers(0, CLASSES, count).astype(np.int32),
+    }
+    data = FederatedData.from_arrays(columns, offsets=np.arange(count + 1))
+    large, training = network((400,)), LocalTraining(optax.sgd, batch_size=1)
+    teacher = tree_bytes(large.init(None))
+    method = fed_kd(large, network((2,)), columns, training, hyper=HYPER)
+    algorithm = independent_pools({"pool": Pool(method, np.arange(count), 2)}, columns)
+    found = []
+    measure = lambda records: found.append(sum(leaf.nbytes for leaf in jax.live_arrays()))
+    before = sum(leaf.nbytes for leaf in jax.live_arrays())
+    experiment = Experiment(
+        algorithm,
+        source(data, {}),
+        {"train": federated()},
+        rounds=4,
+        evaluate_every=2,
+        evaluate_clients=1,
+    )
+    run_experiment(experiment, show_progress=False, callbacks=[measure])
+    needed = (max(found) - before) / teacher
+    assert needed > count if source is resident_data else needed < 10
+
+
 @pytest.mark.slow
 def test_a_frozen_tensor_is_not_sent():
     """An optimizer that leaves the first kernel alone, as FedKD leaves embeddings."""

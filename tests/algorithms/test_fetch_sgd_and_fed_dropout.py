@@ -425,6 +425,11 @@ def batch_norm():
         ),
         (lambda: fetch_sgd(batch_norm()), "model must have no mutable state"),
         (
+            lambda: fetch_sgd(mlp((6,)), hyper=FetchSGDHyper(-1.0)),
+            "hyper.learning_rate must be at least 0, got -1",
+        ),
+        (lambda: fetch_sgd(mlp((6,)), seed=-1), "seed must be at least 0, got -1"),
+        (
             lambda: fed_dropout(batch_norm(), batch_norm(), LAYERS),
             "model must have no mutable state",
         ),

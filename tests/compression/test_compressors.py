@@ -608,6 +608,9 @@ def test_arrays_that_make_no_sense_are_one_line():
         (small, {}, "must hold '0/values'"),
         (small, good | {"0/right": good["0/right"] * np.nan}, "must be finite, but '0/right'"),
         (small, good | {"0/left": good["0/left"].astype(np.float64)}, "got float64"),
+        (small, good | {"0/values": -good["0/values"]}, "'0/values' must be at least 0"),
+        (small, good | {"0/right": good["0/right"] * 3e38}, "'0/right' must be of unit vectors"),
+        (small, good | {"0/left": good["0/left"] * 10}, "'0/left' must be of unit vectors"),
     ]
     kept = top_k(count=2)
     entries = {"values": np.ones(2, np.float32), "indices": np.array([0, 1], np.int32)}

@@ -98,7 +98,8 @@ def test_a_given_vocabulary(prepare, tmp_path):
 def test_mistakes_are_one_line_and_leave_nothing(prepare, source, tmp_path):
     for argument, message in (
         ("--seed=-1", "--seed must not be negative, got -1"),
-        (f"--vocabulary={tmp_path}/none", "none does not exist"),
+        (f"--vocabulary={tmp_path}/none", "error: --vocabulary must be an existing file, got "),
+        (f"--vocabulary={tmp_path}", "error: --vocabulary must be an existing file, got "),
         (f"--vocabulary={source}/ADE-NEG.txt", "ADE-NEG.txt is no BERT vocabulary: pieces must"),
     ):
         assert message in one_line(prepare(argument))
@@ -111,5 +112,6 @@ def test_mistakes_are_one_line_and_leave_nothing(prepare, source, tmp_path):
 def test_numbers_out_of_range(source, tmp_path, capsys, argument):
     command = ["--source", str(source), "--output", str(tmp_path / "out"), argument]
     assert ADE.main(command) == 2
-    assert "must be at least" in capsys.readouterr().err
+    message = capsys.readouterr().err
+    assert "must be at least" in message and argument.split("=")[0] in message
     assert not (tmp_path / "out").exists()

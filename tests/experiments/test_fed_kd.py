@@ -53,7 +53,11 @@ def test_both_networks_are_counted():
     [
         ("teacher", "digits_medium", r"training\.fed_kd\.teacher must be one of"),
         ("teacher", "cnn_small_10", r"training\.fed_kd\.teacher 'cnn_small_10' takes images of"),
-        ("teacher_layers", ("dense", "Dense_1"), r"layers must be of .*'Dense_0'.*, got 'dense'"),
+        (
+            "teacher_layers",
+            ("dense", "Dense_1"),
+            r"\.teacher_layers: layers must be of .*, got 'dense'",
+        ),
         (
             "student_layers",
             ("Dense_0",) * 3,

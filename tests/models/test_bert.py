@@ -219,10 +219,13 @@ def test_units_are_found_wherever_an_encoder_stands():
 def test_bad_sizes_and_tokens_are_refused():
     with pytest.raises(ValueError, match=r"^width must be a multiple of heads = 3, got 8\.$"):
         Encoder(11, width=8, layers=1, heads=3)
-    for name in ("vocabulary", "width", "layers", "heads"):
+    names = ("vocabulary", "width", "layers", "heads", "positions", "types")
+    for name in (*names, "head_width", "inner_width"):
         sizes = dict(vocabulary=11, width=8, layers=1, heads=2) | {name: 0}
         with pytest.raises(ValueError, match=rf"^{name} must be at least 1, got 0\.$"):
             Encoder(**sizes)
+    with pytest.raises(ValueError, match=r"^dropout must be at least 0 and at most 1, got 1\.5\.$"):
+        SMALL.clone(dropout=1.5)
     for shape in ((3,), (1, 13)):
         with pytest.raises(ValueError, match=r"^tokens must be \[batch, length\] of at most 12"):
             SMALL.init(jax.random.key(0), jnp.zeros(shape, jnp.int32))

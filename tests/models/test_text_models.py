@@ -173,6 +173,23 @@ def test_training_drops_out_only_with_a_key():
     assert np.abs(keyed - still)[:2].max() > 1e-3
 
 
+@pytest.mark.parametrize(
+    ("create", "name"),
+    [
+        (sentence_classifier, "classes"),
+        (sentence_classifier, "queries"),
+        (news_recommender, "width"),
+        (news_recommender, "queries"),
+        (news_recommender, "candidates"),
+    ],
+)
+def test_sizes_below_one_are_one_line(create, name):
+    with pytest.raises(ValueError, match=rf"^{name} must be at least 1, got 0\.$"):
+        create(ENCODER, **{name: 0})
+    with pytest.raises(ValueError, match=r"^dropout must be at least 0 and at most 1, got -1\.$"):
+        create(ENCODER, dropout=-1)
+
+
 def test_titles_of_two_lengths_are_one_line():
     batch = {"candidates": jnp.zeros((1, 3, 4), int), "history": jnp.zeros((1, 2, 5), int)}
     message = r"^candidates and history must be of one batch and title length, got \[1, 3, 4\] and"
