@@ -13,10 +13,11 @@ teachers, `fed_avg,teacher` is "Fed", `fed_avg,student` a small model alone. The
 four layers of width 128, the student one of two; both start from the file's first layers. The tables of
 their embeddings stay the file's, as in the paper, and are neither trained nor sent: what is left are
 819,602 and 423,058 parameters. With `--config.data.frozen_tables=False` tables are parameters too, and
-no file is needed. FetchSGD's and Federated Dropout's sizes suit frozen ones, about 25 % and 60 % of
-FedAvg's bytes: a client of Federated Dropout has one head of two in each layer and 323 inner neurons of
-512. FetchSGD takes a plain gradient of a twentieth of the examples in each of its rounds, without
-dropout. Its learning rate is tuned (results/tuning/ade_fed_kd_fetch_sgd.json), Adam's is not.
+no file is needed. FetchSGD's and Federated Dropout's sizes suit frozen ones, about 25 % (and the model
+once) and 60 % of FedAvg's bytes: a client of Federated Dropout has one head of two in each layer and
+323 inner neurons of 512. FetchSGD takes a plain gradient of a twentieth of the examples in each of its
+rounds, without dropout. Its learning rate is tuned (results/tuning/ade_fed_kd_fetch_sgd.json), Adam's is
+not.
 """
 
 from ml_collections import ConfigDict, config_dict

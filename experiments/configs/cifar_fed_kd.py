@@ -16,8 +16,9 @@ ResNet-20 on 32x32 (78,042 and 272,474).
 - `fed_kd,0.9-1` has other energy thresholds at start and end; `fed_kd` has 0.95 and 0.98.
 - `fml`: FML's losses with weights of a half, of the same pair: no hidden states, no adaptive weights,
   optimizers that start anew in each round, and whole students.
-- `fetch_sgd` and `fed_dropout` train the teacher's network with about 25 % and 60 % of FedAvg's bytes;
-  FetchSGD in twenty times as many rounds, each of one gradient of a twentieth of the examples.
+- `fetch_sgd` and `fed_dropout` train the teacher's network with about 25 % (and the model once) and 60 %
+  of FedAvg's bytes; FetchSGD in twenty times as many rounds, each of one gradient of a twentieth of the
+  examples.
 
 `fed_kd` adds the ranks and singular values of clients' updates, layer by layer, to metrics.jsonl after
 every round; with `--config.training.compression.spectra=True` its other runs do. Learning rates are

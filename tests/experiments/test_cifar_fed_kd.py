@@ -1,5 +1,8 @@
 """FedKD on CIFAR-10 from its config: every kind of run is built, and what the baselines send."""
 
+import json
+from pathlib import Path
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -14,6 +17,7 @@ from fedcodist.data.prepared import save_prepared
 from fedcodist.experiment import check_experiment
 from fedcodist.model import parameter_count
 
+ROOT = Path(__file__).parents[2]
 RUNS = (
     "fed_avg,teacher",
     "fed_kd",
@@ -101,10 +105,19 @@ def test_baselines_send_what_they_do_in_the_fedkd_paper():
     both_ways = config.rounds * (sketch.rows * sketch.columns + 2 * sketch.count)
     fed_avg = 2 * whole * cifar_fed_kd.get_config("fed_avg,teacher").rounds
     assert both_ways / fed_avg == pytest.approx(0.249, abs=0.002)
+    # A client's first download is the whole model, as it was measured.
+    measured = recorded_bytes("fetch_sgd") / recorded_bytes("fed_avg-teacher")
+    assert measured == pytest.approx((both_ways + whole) / fed_avg, abs=0.002)
     share = cifar_fed_kd.get_config("fed_dropout").training.fed_dropout.share
     network, shape = algorithms.MODELS["cnn_large_10"]
     narrow = parameters(algorithms.narrowed(network(), share), shape)
     assert narrow / whole == pytest.approx(0.6, abs=0.01)
+
+
+def recorded_bytes(name):
+    record = json.loads((ROOT / "results" / "cifar_fed_kd" / f"{name}.json").read_text())
+    (model,) = record["bytes"].values()
+    return record["rounds"] * (model["up"] + model["down"])
 
 
 def size_of(name):
