@@ -19,6 +19,7 @@ from fedcodist.communication import Communication
 from fedcodist.federated_algorithm import FederatedAlgorithm, single_model
 from fedcodist.for_each_client import Execution
 from fedcodist.model import Model, Variables
+from fedcodist.models.layered import logits_of
 from fedcodist.shuffling import permuted_positions
 
 PyTree = Any
@@ -190,4 +191,4 @@ def sharpened(mean: jax.Array, temperature: Any) -> jax.Array:
 
 def soft_cross_entropy(outputs: jax.Array, batch: Mapping[str, jax.Array]) -> jax.Array:
     """Cross-entropy of logits [batch, classes] with the batch's target probabilities."""
-    return optax.softmax_cross_entropy(outputs, batch["target"])
+    return optax.softmax_cross_entropy(logits_of(outputs), batch["target"])

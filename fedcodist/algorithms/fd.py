@@ -19,6 +19,7 @@ from fedcodist.distillation import kl_divergence, softened, softened_target
 from fedcodist.federated_algorithm import FederatedAlgorithm
 from fedcodist.for_each_client import Execution
 from fedcodist.model import Model, Variables
+from fedcodist.models.layered import logits_of
 
 PyTree = Any
 
@@ -117,7 +118,7 @@ def fd(
 
             def loss(outputs, batch):
                 target = softened_target(others.logits[batch["label"]], hyper.temperature)
-                drawn = others.has_label[batch["label"]] * softly(outputs, target)
+                drawn = others.has_label[batch["label"]] * softly(logits_of(outputs), target)
                 return model.loss(outputs, batch) + hyper.weight * drawn
 
             trained = train_client(

@@ -18,6 +18,7 @@ from fedcodist.communication import Communication
 from fedcodist.federated_algorithm import FederatedAlgorithm
 from fedcodist.for_each_client import Execution
 from fedcodist.model import Model, Variables
+from fedcodist.models.layered import logits_of
 from fedcodist.shuffling import stratified_sample
 
 PyTree = Any
@@ -122,6 +123,9 @@ def fed_md(
         def scores(logits):
             return logits if exchanged == "logits" else jax.nn.softmax(logits / hyper.temperature)
 
+        def error(outputs, batch):
+            return mean_absolute_error(scores(logits_of(outputs)), batch["consensus"])
+
         def communicate(model, message, row, data, key):
             variables, weight = row
             examples = parties.shared_examples(alignment, data)
@@ -129,7 +133,6 @@ def fed_md(
 
         def learn(model, consensus, party, data, key):
             examples = parties.shared_examples(alignment | {"consensus": consensus}, data)
-            error = lambda outputs, batch: mean_absolute_error(scores(outputs), batch["consensus"])
             digested = _train(
                 model,
                 digest,

@@ -18,6 +18,7 @@ from fedcodist.distillation import kl_divergence
 from fedcodist.federated_algorithm import FederatedAlgorithm, single_model
 from fedcodist.for_each_client import Execution
 from fedcodist.model import Model, Variables
+from fedcodist.models.layered import logits_of
 
 PyTree = Any
 MEME, OWN = "meme", "own"
@@ -144,7 +145,7 @@ def fml(
 
 
 def both(own: Model, meme: Model) -> Model:
-    """The two models as one, whose outputs are {'own': logits, 'meme': logits}.
+    """The two models as one, whose outputs are {'own': outputs, 'meme': outputs}.
 
     Its loss is the sum of both models'; neither gets a gradient of the other's.
     """
@@ -177,12 +178,13 @@ def mutual_loss(own: Model, meme: Model, own_weight: Any, meme_weight: Any) -> A
     divergence = kl_divergence("forward")
 
     def loss(outputs, batch):
+        logits = {part: logits_of(each) for part, each in outputs.items()}
         target = {
-            part: jax.nn.softmax(jax.lax.stop_gradient(logits)) for part, logits in outputs.items()
+            part: jax.nn.softmax(jax.lax.stop_gradient(each)) for part, each in logits.items()
         }
         labels = own_weight * own.loss(outputs[OWN], batch)
         labels += meme_weight * meme.loss(outputs[MEME], batch)
-        mutual = (1 - own_weight) * divergence(outputs[OWN], target[MEME])
-        return labels + mutual + (1 - meme_weight) * divergence(outputs[MEME], target[OWN])
+        mutual = (1 - own_weight) * divergence(logits[OWN], target[MEME])
+        return labels + mutual + (1 - meme_weight) * divergence(logits[MEME], target[OWN])
 
     return loss

@@ -22,6 +22,7 @@ from fedcodist.cohort import ClientData, Cohort, Selection
 from fedcodist.federated_algorithm import Predictor
 from fedcodist.for_each_client import Execution, dealing_order, for_each_client
 from fedcodist.model import Model, Variables
+from fedcodist.models.layered import logits_of
 
 PyTree = Any
 PARTIES = "parties"  # the one cohort
@@ -276,7 +277,8 @@ def inference(
     def outputs(positions):
         rows = data.start + jnp.minimum(positions, data.capacity - 1)
         batch = {name: column[rows] for name, column in data.columns.items()}
-        return model.apply(variables, preprocess(batch, jax.random.key(0), positions))[0]
+        outputs, _ = model.apply(variables, preprocess(batch, jax.random.key(0), positions))
+        return logits_of(outputs)
 
     def add(index, logits):
         positions = index * size + jnp.arange(size)

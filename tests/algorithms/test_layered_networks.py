@@ -6,11 +6,16 @@ import optax
 import pytest
 
 from fedcodist import simulation
+from fedcodist.algorithms.ds_fl import ds_fl
+from fedcodist.algorithms.fd import fd
 from fedcodist.algorithms.fed_avg import FedAvgHyper, fed_avg
 from fedcodist.algorithms.fed_df import fed_df
 from fedcodist.algorithms.fed_kd import FedKDHyper, fed_kd
+from fedcodist.algorithms.fed_md import fed_md
 from fedcodist.algorithms.fed_sdd import fed_sdd
+from fedcodist.algorithms.fml import fml
 from fedcodist.algorithms.merged_codistillation import merged_codistillation
+from fedcodist.algorithms.parties import PUBLIC, Group
 from fedcodist.algorithms.periodic_codistillation import periodic_codistillation
 from fedcodist.algorithms.pools import Pool
 from fedcodist.client_training import LocalTraining
@@ -36,6 +41,7 @@ COLUMNS = {
 DATA = FederatedData.from_arrays(COLUMNS, offsets=EXAMPLES * np.arange(CLIENTS + 1))
 ROWS = {
     UNLABELLED: {"image": DRAWS.normal(size=(9, FEATURES)).astype(np.float32)},
+    PUBLIC: {"image": DRAWS.normal(size=(9, FEATURES)).astype(np.float32)},
     VALIDATION: {name: column[:5] for name, column in COLUMNS.items()},
 }
 TRAINING = LocalTraining(optax.sgd, batch_size=3, epochs=2)
@@ -59,7 +65,7 @@ def averaged(hidden, layered):
     return fed_avg(network(hidden, layered), TRAINING, optax.sgd, hyper=FedAvgHyper(0.1, 1.0))
 
 
-def teachers_and_students(hidden, layered):
+def teachers_and_students(hidden):
     hyper = FedKDHyper(0.1, 0.1)
     method = fed_kd(network(6), network(hidden), COLUMNS, TRAINING, hyper=hyper)
     return compressed(method, ROUNDS, svd(), svd())
@@ -96,14 +102,32 @@ def algorithms(name, method):
             )
 
 
-def records(name, method):
+def of_parties(name, layered):
+    """Two parties of each of two architectures."""
+    models = {size: network(width, layered) for size, width in (("small", 3), ("large", 5))}
+    groups = {
+        size: Group(model, np.arange(2) + 2 * index)
+        for index, (size, model) in enumerate(models.items())
+    }
+    match name:
+        case "fed_md":
+            labels = np.arange(9, dtype=np.int32) % CLASSES
+            return fed_md(groups, labels, CLASSES, TRAINING, TRAINING, alignment_size=6)
+        case "fd":
+            return fd(groups, CLASSES, TRAINING)
+        case "ds_fl":
+            return ds_fl(groups, models["small"], 9, TRAINING, TRAINING, open_size=6)
+        case "fml":
+            return fml(groups, models["small"], TRAINING)
+
+
+def records(algorithm):
     data = resident_data(DATA, ROWS)
-    algorithm = algorithms(name, method)
     experiment = Experiment(algorithm, data, {"test": DATA}, ROUNDS, evaluate_every=ROUNDS)
     return [
         {key: record[key] for key in ("round", "model", "loss", "accuracy")}
         for record in run_experiment(experiment, show_progress=False).records
-        if "loss" in record
+        if "accuracy" in record
     ]
 
 
@@ -116,9 +140,22 @@ NAMES = [
 
 @pytest.mark.parametrize("name", NAMES)
 def test_layers_change_nothing_for_who_learns_from_logits(name):
-    plain, layered = (
-        records(name, lambda hidden, own=own: averaged(hidden, own)) for own in (False, True)
+    assert_alike(
+        records(algorithms(name, lambda hidden, own=own: averaged(hidden, own)))
+        for own in (False, True)
     )
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["fed_md", *(pytest.param(each, marks=pytest.mark.slow) for each in ("fd", "ds_fl", "fml"))],
+)
+def test_layers_change_nothing_for_parties(name):
+    assert_alike(records(of_parties(name, layered)) for layered in (False, True))
+
+
+def assert_alike(both):
+    plain, layered = both
     assert len(plain) == len(layered) > 2
     for one, other in zip(plain, layered, strict=True):
         assert one.pop("model") == other.pop("model")
@@ -127,7 +164,7 @@ def test_layers_change_nothing_for_who_learns_from_logits(name):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_students_of_fed_kd_are_taught_on_unlabelled_data_too(name):
-    found = records(name, lambda hidden: teachers_and_students(hidden, True))
+    found = records(algorithms(name, teachers_and_students))
     models = {record["model"] for record in found}
     assert {f"{each}_teachers" for each in ("main" if "sdd" in name else "small",)} <= models
     assert all(np.isfinite(record["loss"]) for record in found)
