@@ -4,10 +4,9 @@
 server does with several models.
 """
 
-import contextlib
 import functools
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -17,7 +16,7 @@ import optax
 from ml_collections import ConfigDict
 
 from experiments.compression import with_links
-from experiments.data import Data, choice
+from experiments.data import Data, choice, named
 from experiments.decentralised import DECENTRALISED_METHODS
 from experiments.execution import as_executed, execution_of
 from experiments.parties import PARTY_METHODS
@@ -254,14 +253,14 @@ def _method(
     if name == "fetch_sgd":
         sketch = dict(training.fetch_sgd)
         fetched = FetchSGDHyper(pool.server_learning_rate, sketch.pop("momentum"))
-        with _named("training.fetch_sgd"):
+        with named("training.fetch_sgd: "):
             return fetch_sgd(model, local, **sketch, schedule=server["schedule"], hyper=fetched)
     if name == "fed_kd":
         return _fed_kd(config, data, pool, local)
     if name == "fed_dropout":
         submodel, units = _submodel(data, pool.model, training.fed_dropout.share, model)
         submodel = as_executed(config, submodel)
-        with _named("training.fed_dropout"):
+        with named("training.fed_dropout: "):
             return fed_dropout(model, submodel, units, local, hyper=FedAvgHyper(*rates), **server)
     return fed_avg(model, local, hyper=FedAvgHyper(*rates), **server)
 
@@ -278,13 +277,13 @@ def _fed_kd(
             return as_executed(config, _model(config, data, setting, name))
         _image_model(setting, name, train, data.preprocess)  # a mistake is told by its setting
         create, shape = MODELS[name]
-        with _named(f"training.fed_kd.{layers}"):
+        with named(f"training.fed_kd.{layers}: "):
             model = with_layers(create(), jnp.zeros((1, *shape)), settings[layers])
         return as_executed(config, model)
 
     teacher = network("training.fed_kd.teacher", settings["teacher"], "teacher_layers")
     student = network("a pool's model for fed_kd", pool.model, "student_layers")
-    with _named("training.fed_kd"):
+    with named("training.fed_kd: "):
         return fed_kd(
             teacher,
             student,
@@ -300,15 +299,6 @@ def _fed_kd(
                 settings["hidden_weight"],
             ),
         )
-
-
-@contextlib.contextmanager
-def _named(settings: str) -> Iterator[None]:
-    """Errors that name a function's arguments say which settings these come from."""
-    try:
-        yield
-    except (ValueError, TypeError) as error:
-        raise type(error)(f"{settings}: {error}") from None
 
 
 def _submodel(data: Data, name: str, share: float, model: Model) -> tuple[Model, Any]:

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from ml_collections import ConfigDict
 
-from experiments.data import choice
+from experiments.data import choice, named
 from fedcodist.compression.compressed import compressed
 from fedcodist.compression.compressor import Compressor
 from fedcodist.compression.count_sketch import count_sketch
@@ -48,9 +48,7 @@ def with_links(config: ConfigDict, method: FederatedMethod) -> FederatedMethod:
         choice(f"training.compression.{way}", settings[way], COMPRESSORS)
         for way in ("uplink", "downlink")
     ]
-    try:
+    with named("training.compression."):
         uplink, downlink = (make(settings) for make in makers)
-    except (ValueError, TypeError) as error:  # names the compressor's argument
-        raise type(error)(f"training.compression.{error}") from None
     observe = spectra(settings.start, settings.end) if settings.get("spectra") else None
     return compressed(method, config.rounds, uplink, downlink, observe)

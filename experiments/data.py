@@ -1,6 +1,7 @@
 """From a config's `data` to examples, and how they are read."""
 
-from collections.abc import Callable, Mapping
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -174,3 +175,12 @@ def choice(setting: str, name: str, choices: Mapping[str, Any]) -> Any:
     if name not in choices:
         raise ValueError(f"{setting} must be one of {sorted(choices)}, got {name!r}.")
     return choices[name]
+
+
+@contextlib.contextmanager
+def named(settings: str) -> Iterator[None]:
+    """Errors that begin with a function's argument say which settings it comes from."""
+    try:
+        yield
+    except (ValueError, TypeError) as error:
+        raise type(error)(f"{settings}{error}") from None
