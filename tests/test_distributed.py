@@ -105,6 +105,7 @@ def assert_close(workdir: Path, expected: Path) -> None:
             assert np.linalg.norm(found - leaf) <= 1e-3 * np.linalg.norm(leaf)
 
 
+@pytest.mark.slow
 def test_two_machines_that_stream_their_own_clients_are_one_process(tmp_path):
     alone = start(tmp_path / "alone", devices=1)
     with hosts(tmp_path / "together", "--config.execution.stream") as (first, second):

@@ -453,9 +453,8 @@ def test_rounds_are_a_plain_loop(exchange):
     assert metrics["pool/client_bytes_up"].min() < tree_bytes(student)
 
 
-@pytest.mark.parametrize(
-    "exchange", ["epoch_delta", pytest.param("step_gradient", marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("exchange", ["epoch_delta", "step_gradient"])
 def test_a_threshold_of_one_is_uncompressed(exchange):
     method = method_of(links=False, exchange=exchange)
     student, rows, metrics = run(compressed(method, ROUNDS, svd(1.0, 1.0), svd(1.0, 1.0)))
@@ -473,6 +472,7 @@ def test_one_client_with_a_threshold_of_one_is_local_training():
     assert_close(student, plain("epoch_delta", SIZES[:1])[0][0])
 
 
+@pytest.mark.slow
 def test_without_each_other_the_student_is_fed_avgs_and_teachers_are_alone():
     """Clients of equal size, whose means weigh alike, and batches smaller than a client."""
     sizes, small = (5, 5, 5), TRAINING._replace(optimizer=optax.sgd, batch_size=2)

@@ -175,7 +175,8 @@ def quadratics() -> Model:
     return Model(lambda key: Variables({"w": jnp.asarray(3.0)}, {}), apply, loss, {}, 2)
 
 
-@pytest.mark.parametrize("option", [pytest.param(1, marks=pytest.mark.slow), 2])
+@pytest.mark.slow
+@pytest.mark.parametrize("option", [1, 2])
 def test_scaffold_reaches_the_joint_optimum_and_fed_avg_does_not(option):
     columns = {
         "curvature": np.array([1.0, 10.0], np.float32),

@@ -131,10 +131,12 @@ def records(algorithm):
     ]
 
 
-QUICK = ("merged", "fed_sdd")
 NAMES = [
-    pytest.param(name, marks=[pytest.mark.slow] * (name not in QUICK))
-    for name in ("periodic", "merged", "fed_df", "fed_sdd", "fed_sdd, cached")
+    "merged",
+    *(
+        pytest.param(name, marks=pytest.mark.slow)
+        for name in ("periodic", "fed_df", "fed_sdd", "fed_sdd, cached")
+    ),
 ]
 
 

@@ -362,7 +362,13 @@ def test_who_can_use_an_accelerator():
         assert (hindrance == NOT_SUPPORTED) == (name not in able)
 
 
-@pytest.mark.parametrize("name", ["fedcodist", "torch_loop", "pfl_research"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "fedcodist",
+        *(pytest.param(each, marks=pytest.mark.slow) for each in ("torch_loop", "pfl_research")),
+    ],
+)
 def test_an_accelerator_that_is_not_there_is_one_line(name, tmp_path, monkeypatch):
     program = side_by_side.PROGRAMS[name]
     if program.hindrance("digits"):

@@ -240,11 +240,6 @@ def answers(environment, tmp_path_factory):
     cases = {}
     for setting in SETTINGS:
         cases[setting] = [CONFIG, f"--workdir={folder / 'run'}", f"--config.{setting}"]
-    for name, settings in OTHER_CONFIGS.items():
-        file, _, run = name.partition(".py:")
-        for setting in settings:
-            config = f"--config=experiments/configs/{file}.py{run and ':' + run}"
-            cases[name, setting] = [config, f"--workdir={folder / 'run'}", f"--config.{setting}"]
     for arguments in ARGUMENTS:
         cases[arguments] = list(arguments)
     for index, line in enumerate(FILES):
@@ -258,16 +253,32 @@ def answers(environment, tmp_path_factory):
     return dict(zip(cases, done, strict=True))
 
 
+@pytest.fixture(scope="module")
+def answers_to_others(environment, tmp_path_factory):
+    """What settings of other configs were answered."""
+    folder = tmp_path_factory.mktemp("others")
+    cases = {}
+    for name, settings in OTHER_CONFIGS.items():
+        file, _, run = name.partition(".py:")
+        for setting in settings:
+            config = f"--config=experiments/configs/{file}.py{run and ':' + run}"
+            cases[name, setting] = [config, f"--workdir={folder / 'run'}", f"--config.{setting}"]
+    done = run_many(list(cases.values()), environment)
+    assert not (folder / "run").exists()
+    return dict(zip(cases, done, strict=True))
+
+
 @pytest.mark.parametrize("setting", SETTINGS)
 def test_setting(setting, answers):
     assert_refused(answers[setting], *SETTINGS[setting])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "setting"), [(name, each) for name, own in OTHER_CONFIGS.items() for each in own]
 )
-def test_setting_of_another_config(name, setting, answers):
-    assert_refused(answers[name, setting], *OTHER_CONFIGS[name][setting])
+def test_setting_of_another_config(name, setting, answers_to_others):
+    assert_refused(answers_to_others[name, setting], *OTHER_CONFIGS[name][setting])
 
 
 @pytest.mark.parametrize("arguments", ARGUMENTS, ids=" ".join)

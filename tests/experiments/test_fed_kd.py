@@ -93,6 +93,7 @@ def test_a_range_finder_is_a_setting(configs):
         COMPRESSORS["svd"](config.training.compression)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("compile_quickly")
 def test_a_stopped_run_goes_on_to_the_same_bits(tmp_path):
     """A checkpoint has teachers, optimizers, what links remember and the count of bytes."""

@@ -139,7 +139,7 @@ def count_examples(module, monkeypatch):
     return seen
 
 
-QUICK = ("fed_avg", "fed_df", "fed_sdd")
+QUICK = ("fed_avg", "fed_df")
 
 
 @pytest.mark.parametrize(

@@ -67,11 +67,8 @@ def test_all_notebooks_are_tested():
     assert sorted(path.stem for path in FOLDER.glob("*.ipynb")) == sorted(FEW_ROUNDS)
 
 
-@pytest.mark.parametrize(
-    "notebook",
-    [pytest.param("codistillation", marks=pytest.mark.slow), "knowledge_on_a_graph"],
-    indirect=True,
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("notebook", ["codistillation", "knowledge_on_a_graph"], indirect=True)
 def test_it_runs_with_few_rounds(notebook, tmp_path, monkeypatch):
     run, few = notebook.stored, FEW_ROUNDS[notebook.name]
     parameters = parameters_cell(run)
