@@ -189,19 +189,22 @@ def test_dropout_is_for_training_only():
 
 @pytest.mark.parametrize("rate", [0.2, 0.3, 0.4])
 def test_dropout_keeps_the_mean_and_drops_features_independently(rate):
-    """Of an odd number of features, the two that share a random word included."""
+    """In one place and the others of a mask, and in masks of different keys."""
     features = jnp.ones((101, 33, 3))
-    found = np.asarray(fed_md.dropped_out(features, rate, jax.random.key(3)))
-    kept = found > 0
-    np.testing.assert_allclose(found[kept], 1 / (1 - rate), rtol=1e-4)
-    error = 4 * np.sqrt(rate * (1 - rate) / found.size)  # standard deviations of a share
-    assert abs(kept.mean() - (1 - rate)) < error
-    flat = kept.reshape(-1)
-    for distance in (1, (flat.size + 1) // 2):  # neighbours, and the halves of one word
-        both = np.mean(flat[distance:] & flat[:-distance])
-        assert abs(both - (1 - rate) ** 2) < 2 * error
-    other = np.asarray(fed_md.dropped_out(features, rate, jax.random.key(4)))
-    assert 0 < np.mean(kept == (other > 0)) < 1
+    dropped_out = lambda seed: fed_md.dropped_out(features, rate, jax.random.key(seed))
+    found = np.asarray(jax.vmap(dropped_out)(jnp.arange(6)))
+    kept = (found > 0).reshape(6, -1)
+    np.testing.assert_allclose(found[found > 0], 1 / (1 - rate), rtol=1e-6)
+    error = 4.5 * np.sqrt(rate * (1 - rate) / features.size)  # standard deviations of a share
+    assert np.abs(kept.mean(1) - (1 - rate)).max() < error
+    both = lambda one, other: abs(np.mean(one & other) - (1 - rate) ** 2)
+    for distance in (*2 ** np.arange(13), 3, 33 * 3, 3 * 33 * 10):
+        assert both(kept[0, distance:], kept[0, :-distance]) < 2 * error
+        # Nor is a mask another one that is shifted.
+        assert both(kept[0, distance:], kept[1, :-distance]) < 2 * error
+    for seed in range(6):
+        for other in range(seed):
+            assert both(kept[seed], kept[other]) < 2 * error
 
 
 @pytest.mark.parametrize("network", [FedMDNetwork((2, 3), 0.1, 4), FullyConnected(3, 4)], ids=str)
