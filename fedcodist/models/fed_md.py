@@ -263,14 +263,15 @@ def _strided_patches(inputs: jax.Array, size: int) -> jax.Array:
     batch, height, width, channels = inputs.shape
     rows, columns = ((each - size) // 2 + 1 for each in (height, width))
     if size == 2:  # each pixel belongs to one window
-        windows = inputs[:, : 2 * rows, : 2 * columns].reshape(batch, rows, 2, columns, 2, channels)
-        return windows.swapaxes(2, 3).reshape(batch, rows, columns, 4 * channels)
-    reach = (size - 1) // 2  # pairs of rows that a window needs beyond its first
-    needed = [2 * (each + reach) for each in (rows, columns)]
+        whole = inputs[:, : 2 * rows, : 2 * columns].reshape(batch, rows, 2, columns, 2, channels)
+        return whole.swapaxes(2, 3).reshape(batch, rows, columns, 4 * channels)
+    # A window of 3x3 has its last row and column in the next pairs.
+    needed = [2 * rows + 2, 2 * columns + 2]
     fill = [max(0, n - each) for n, each in zip(needed, (height, width), strict=True)]
     padded = jnp.pad(inputs, ((0, 0), (0, fill[0]), (0, fill[1]), (0, 0)))
-    whole = padded[:, : needed[0], : needed[1]]
-    pairs = whole.reshape(batch, rows + reach, 2, columns + reach, 2, channels)
+    pairs = padded[:, : needed[0], : needed[1]].reshape(
+        batch, rows + 1, 2, columns + 1, 2, channels
+    )
     phases = [[pairs[:, :, i, :, j] for j in range(2)] for i in range(2)]
     windows = [
         phases[i % 2][j % 2][:, i // 2 : i // 2 + rows, j // 2 : j // 2 + columns]
