@@ -234,6 +234,7 @@ def _read_array(path: Path, described: dict[str, Any], mmap: bool, verify: bool)
             )
         map_it = mmap and 0 not in described["shape"]  # nothing to map in an array of no elements
         array = np.load(path, mmap_mode="r" if map_it else None, allow_pickle=False)
+        start = _values_start(path)
     except PreparedDataError:
         raise
     except _UNREADABLE as error:
@@ -243,7 +244,18 @@ def _read_array(path: Path, described: dict[str, Any], mmap: bool, verify: bool)
             f"{path} holds {array.dtype.str} {list(array.shape)}, {_MANIFEST} says "
             f"{described['dtype']} {described['shape']}"
         )
+    if start + array.nbytes != size:  # NumPy reads a file that is longer than its header says
+        raise PreparedDataError(
+            f"{path} holds {size - start} bytes after its header, which says {array.nbytes}: edited"
+        )
     return array
+
+
+def _values_start(path: Path) -> int:
+    with open(path, "rb") as file:
+        np.lib.format.read_magic(file)
+        np.lib.format.read_array_header_1_0(file)
+        return file.tell()
 
 
 def _file_sha256(path: Path) -> str:
