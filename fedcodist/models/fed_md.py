@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from fedcodist.models.convolution import conv3x3, same_varying_axes
 from fedcodist.models.normalization import BatchNorm
@@ -112,7 +111,9 @@ class FedMDNetwork(nn.Module):
                 return x
             return dropped_out(x, self.dropout, self.make_rng("dropout"))
 
-        x = mean_pool_stride_1(block(x, 0, size=3, stride=1))
+        x = block(x, 0, size=3, stride=1)
+        # At the last row and column the mean of fewer pixels, as in Keras.
+        x = nn.avg_pool(x, (2, 2), (1, 1), "SAME", count_include_pad=False)
         if len(self.widths) == 2:
             x = block(x, 1, size=3, stride=2)
         else:
@@ -183,21 +184,6 @@ def strided_convolution(inputs: jax.Array, kernel: jax.Array) -> jax.Array:
     """
     inputs, kernel = same_varying_axes(inputs, kernel)
     return jax.lax.platform_dependent(inputs, kernel, cpu=_by_patches, default=_stock)
-
-
-def mean_pool_stride_1(inputs: jax.Array) -> jax.Array:
-    """The mean of each pixel and its neighbours right, below and diagonal, those that exist.
-
-    The image keeps its size. At the last row and column fewer pixels are averaged, as in Keras.
-    """
-    # `flax.linen.avg_pool` would count them by pooling as many ones, which takes minutes to compile.
-    rows, columns = (np.where(np.arange(n) < n - 1, 2, 1) for n in inputs.shape[1:3])
-    share = jnp.asarray(1 / np.outer(rows, columns), inputs.dtype)
-    padding = ((0, 0), (0, 1), (0, 1), (0, 0))
-    zero = np.zeros((), inputs.dtype)
-    return share[:, :, None] * jax.lax.reduce_window(
-        inputs, zero, jax.lax.add, (1, 2, 2, 1), (1, 1, 1, 1), padding
-    )
 
 
 def mean_pool_stride_2(inputs: jax.Array) -> jax.Array:
