@@ -8,6 +8,12 @@ numbers. The paper's bounds on pooled examples: 56.5 % and 82.6 %.
     python -m experiments.sweep --config experiments/configs/cifar_fed_md.py \
         --only "*,scaled" --workdir runs/cifar_fed_md
     python -m experiments.phases runs/cifar_fed_md/non_iid-scaled
+
+An epoch of all seeds is the least that a checkpoint keeps. Seeds one by one keep more on a machine that
+may go away, and RESULTS.md reads their records as one run:
+
+    python -m experiments.main --config=experiments/configs/cifar_fed_md.py:non_iid,scaled \
+        --workdir=runs/cifar_fed_md/non_iid-scaled-0 --config.seed=0 --config.seeds=1
 """
 
 from ml_collections import ConfigDict, config_dict

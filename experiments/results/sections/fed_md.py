@@ -10,6 +10,7 @@ from experiments.results.sections.beneath import own_notes
 from experiments.results.sections.cells import mean_difference
 from experiments.results.sections.commands import full_lengths, planned, sweep
 from experiments.results.sections.markdown import Plots, codes, image, table
+from experiments.results.seeds import most_seeds
 
 SMALL = "cifar_fed_md_small"
 TITLES = {
@@ -208,9 +209,10 @@ REMARKS: tuple[tuple[str, str, str, Measure, str], ...] = (
 
 
 def _record(records: Sequence[Record], experiment: str, run: str) -> Record | None:
-    """The run's finished record with most seeds, of these the newest; None where there is none."""
-    found = [r for r in records if (r.experiment, r.run) == (experiment, run) and r.finished]
-    return max(found, key=lambda r: (len(r.seeds), r.date or ""), default=None)
+    """The run's finished record with most seeds, joined; None where there is none."""
+    return most_seeds(
+        r for r in records if (r.experiment, r.run) == (experiment, run) and r.finished
+    )
 
 
 def _parties(record: Record) -> dict[str, Course]:
