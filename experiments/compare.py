@@ -66,6 +66,7 @@ class Entry(NamedTuple):
     shared: str | None = None
     head: int | None = None
     num_models: int = 1
+    stopped_on_test_data: bool = False  # training before the first round
 
 
 class Difference(NamedTuple):
@@ -154,6 +155,7 @@ def read_run(run: str, folder: Path, metric: str = "accuracy") -> list[Entry]:
     entries = []
     measured: dict[str, None] = {}
     head = config["parties"].get("heads") if of_parties else None
+    stopping = (config.get("phases") or {}).get("stopping")
     for model, splits in summary["final"].items():
         values = splits.get(final_splits[0], {})
         measured |= dict.fromkeys(values)
@@ -178,6 +180,7 @@ def read_run(run: str, folder: Path, metric: str = "accuracy") -> list[Entry]:
                     summary["seconds"],
                     kept.get(model),
                     of_head,
+                    stopped_on_test_data=stopping == "test_data",
                 )
             )
     if not entries:
@@ -233,7 +236,8 @@ def table(
     stood_for = {(e.run, e.model): e for e in entries}
     has_shared = any(entry.shared for entry in shown)
     drawn = Table(
-        title=f"{metric} in %, {seeds} seed{'' if seeds == 1 else 's'}", caption=budget(shown)
+        title=f"{metric} in %, {seeds} seed{'' if seeds == 1 else 's'}",
+        caption="; ".join([budget(shown), *_too_good(shown)]),
     )
     drawn.add_column("method")
     drawn.add_column("model")
@@ -274,6 +278,15 @@ def budget(shown: Sequence[Entry]) -> str:
         else "UNEQUAL BUDGETS: the runs' clients trained on different numbers of examples"
     )
     return f"{examples}; FLOPs are of matrix products and convolutions, counted from the networks"
+
+
+def _too_good(shown: Sequence[Entry]) -> list[str]:
+    """Which runs' accuracies test data helped to."""
+    runs = dict.fromkeys(entry.run for entry in shown if entry.stopped_on_test_data)
+    if not runs:
+        return []
+    names = ", ".join(runs)
+    return [f"phases before rounds stopped on TEST DATA, accuracies are too good: {names}"]
 
 
 def _compared_as(entry: Entry) -> str:

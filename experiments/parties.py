@@ -13,7 +13,7 @@ import numpy as np
 import optax
 from ml_collections import ConfigDict
 
-from experiments.data import Data, choice
+from experiments.data import Data, choice, named
 from experiments.public_data import PUBLIC_PRIVATE
 from fedcodist.algorithms.ds_fl import DSFLHyper, ds_fl
 from fedcodist.algorithms.fd import FDHyper, fd
@@ -52,7 +52,8 @@ def build_fed_md(config: ConfigDict, data: Data) -> FederatedAlgorithm:
     public = public_of(data)
     for rate in ("learning_rate", "output_penalty"):
         check_number(f"algorithm.{rate}", settings[rate], low=0)
-    return fed_md(
+    return _made(
+        fed_md,
         party_groups(config, data),
         public.train.columns["label"],
         public.num_classes,
@@ -73,7 +74,8 @@ def build_fed_md(config: ConfigDict, data: Data) -> FederatedAlgorithm:
 def build_isolated(config: ConfigDict, data: Data) -> FederatedAlgorithm:
     """Parties who go on training alone, with one optimizer for all rounds."""
     check_number("algorithm.learning_rate", config.algorithm.learning_rate, low=0)
-    return isolated(
+    return _made(
+        isolated,
         party_groups(config, data),
         private_training(config, data.preprocess),
         gradient_hook=output_penalty(config.algorithm.output_penalty),
@@ -86,7 +88,8 @@ def build_fd(config: ConfigDict, data: Data) -> FederatedAlgorithm:
     """FD: mean outputs per label."""
     settings = config.algorithm
     check_number("algorithm.learning_rate", settings.learning_rate, low=0)
-    return fd(
+    return _made(
+        fd,
         party_groups(config, data),
         public_of(data).num_classes,
         private_training(config, data.preprocess),
@@ -102,7 +105,8 @@ def build_ds_fl(config: ConfigDict, data: Data) -> FederatedAlgorithm:
     rates = (settings.learning_rate, settings.distillation_learning_rate)
     for name, rate in zip(("", "distillation_"), rates, strict=True):
         check_number(f"algorithm.{name}learning_rate", rate, low=0)
-    return ds_fl(
+    return _made(
+        ds_fl,
         party_groups(config, data),
         _extra_model(config, data, "server"),
         public.train.num_examples,
@@ -125,7 +129,8 @@ def build_fml(config: ConfigDict, data: Data) -> FederatedAlgorithm:
     """FML, which needs no public examples."""
     settings = config.algorithm
     check_number("algorithm.learning_rate", settings.learning_rate, low=0)
-    return fml(
+    return _made(
+        fml,
         party_groups(config, data),
         _extra_model(config, data, "meme"),
         private_training(config, data.preprocess),
@@ -230,6 +235,12 @@ def adam(settings: ConfigDict) -> OptimizerFactory:
     """Adam with the config's epsilon."""
     check_number("algorithm.epsilon", settings.epsilon, above=0)
     return functools.partial(optax.adam, eps=settings.epsilon)
+
+
+def _made(method: Callable[..., FederatedAlgorithm], *arguments: Any, **others: Any) -> Any:
+    """The method, whose errors say that its arguments are from the config's `algorithm`."""
+    with named("algorithm: "):
+        return method(*arguments, **others)
 
 
 def _common(config: ConfigDict) -> dict[str, Any]:

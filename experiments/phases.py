@@ -24,7 +24,7 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from experiments import parties as party_methods
-from experiments.data import Data, choice
+from experiments.data import Data, choice, named
 from experiments.parties import adam, party_groups, party_shapes, public_of
 from experiments.report import INSTALL_PLOTS
 from experiments.results.figures import PartyCurve, parties_plot
@@ -47,7 +47,7 @@ Models = dict[str, Any]  # architecture -> Variables, leaves [seeds, group, ...]
 # What a phase's early stopping looks at: nothing; public examples held out of the public phase; test
 # data in all phases, as the released code does.
 STOPPING = ("fixed", "held_out", "test_data")
-_CACHE_VERSION = 2  # to be raised when pre-training gives other results of the same settings
+_CACHE_VERSION = 3  # to be raised when pre-training gives other results of the same settings
 
 
 def run_phases(
@@ -136,16 +136,18 @@ def phase_experiment(
         patience = Patience(
             validation.num_examples, settings.patience, settings.min_delta, stopped_on, preprocess
         )
-    algorithm = isolated.isolated(
-        party_groups(config, data),
-        training,
-        len(rows[SHARED]["label"]) if SHARED in rows else None,
-        patience,
-        output_penalty(config.algorithm.output_penalty),
-        IsolatedHyper(config.algorithm.learning_rate),
-        Execution(config.execution.loop, config.execution.chunk_size),
-        name=f"{phase} training",
-    )
+    groups = party_groups(config, data)
+    with named(f"phases.{phase}: "):
+        algorithm = isolated.isolated(
+            groups,
+            training,
+            len(rows[SHARED]["label"]) if SHARED in rows else None,
+            patience,
+            output_penalty(config.algorithm.output_penalty),
+            IsolatedHyper(config.algorithm.learning_rate),
+            Execution(config.execution.loop, config.execution.chunk_size),
+            name=f"{phase} training",
+        )
     state = None
     if start is not None:
         fresh = jax.jit(jax.vmap(lambda models: isolated.start(models, training)))

@@ -471,6 +471,8 @@ def _labels(configs: Sequence[Mapping[str, Any]]) -> list[str]:
             for key, last in zip(differing, short, strict=True)
         ]
         base = METHOD_NAMES.get(name, name)
+        if _mapping(config, "phases").get("stopping") == "test_data":
+            base += ", phases stopped on test data"
         if len(parts) > 3:
             number = same.index(settings) + 1
             labels.append(f"{base} #{number} ({', '.join(parts[:2])}, ...)")

@@ -2,8 +2,9 @@ r"""FedMD with CIFAR-10 public and six classes or superclasses of CIFAR-100 priv
 
 A run is `non_iid` or `iid`, and `,scaled` after it has the same ten shapes with a quarter of the
 widths, and three seeds; with `,alone` at the end the same rounds have no digest. Settings are the
-released code's, but for the images: `train` of the prepared folders, of which RESULTS.md tells the
-numbers. The paper's bounds on pooled examples: 56.5 % and 82.6 %.
+released code's, but for early stopping, which looks at held-out public images and not at test data, and
+for the images: `train` of the prepared folders, of which RESULTS.md tells the numbers. The paper's
+bounds on pooled examples: 56.5 % and 82.6 %.
 
     python -m experiments.sweep --config experiments/configs/cifar_fed_md.py \
         --only "*,scaled" --workdir runs/cifar_fed_md
@@ -57,7 +58,7 @@ def get_config(run: str = "non_iid") -> ConfigDict:
         exchanged="logits",  # or "probabilities", at the temperature
         temperature=1.0,
         learning_rate=1e-3,
-        epsilon=1e-7,
+        epsilon=1e-7,  # Keras', which adds it before the correction of the bias and not after
         digest_epochs=0 if "alone" in kinds else 1,
         digest_batch_size=256 if iid else 128,
         revisit_epochs=4 if iid else 10,

@@ -1,9 +1,9 @@
 r"""FedMD with CIFAR-10 public and CIFAR-100 private at a size for a CPU, and the paper's remarks on it.
 
-The ten shapes with an eighth of the widths, 2,000 public images, half of the private ones, and less
-training before the rounds. What differs from cifar_fed_md.py is marked. Levels are far below the
-paper's; differences between runs, paired by seed, are what it can show. Seeds differ in first weights,
-batches and alignment sets; who has which images is the same for all.
+The ten shapes with an eighth of the widths, 2,000 public images, half of the private ones with
+superclasses, and less training before the rounds. What differs from cifar_fed_md.py is marked. Levels
+are far below the paper's; differences between runs, paired by seed, are what it can show. Seeds differ
+in first weights, batches and alignment sets; who has which images is the same for all.
 
     python -m experiments.sweep --config experiments/configs/cifar_fed_md_small.py \
         --workdir runs/cifar_fed_md_small
@@ -13,8 +13,11 @@ A run is `non_iid` or `iid`; with `,alone` the same rounds without the digest, s
 training alone brings in them is told from what collaboration does. The others are the first with one
 thing changed: four of the ten parties weak (two dense layers with a hidden one of four), with equal
 weights or with low ones (c_k); fewer epochs of the revisit, or a larger batch of the digest, against
-transient dips; other numbers of public images in a round. Of these a round with all has 40 steps of the
-digest, as many as `digest_epochs,10` has, and one with 50 has one step, as `digest_batch_size,200` has.
+transient dips; other numbers of public images in a round; probabilities in place of logits. Of these a
+round with all images has 40 steps of the digest, as many as `digest_epochs,10` has, and one with 50 has
+one step, as `digest_batch_size,200` has. After 50 epochs of private training the weak parties still
+answer with public classes only, so that the herd learns from parties who know nothing of the private
+ones; with `private_epochs,500` at the end all parties know theirs before the first round.
 """
 
 from collections.abc import Mapping
@@ -33,12 +36,18 @@ WEAK = 4  # how many of the last parties
 NARROWER = 8
 HIDDEN = 4  # of a weak party
 ALONE = {"algorithm.digest_epochs": 0}
+LONG = {"phases.private.epochs": 500}
+LOW = {"algorithm.weights": (10 - WEAK) * (1.0,) + WEAK * (0.1,)}
 CHANGES: Mapping[str, Mapping[str, Any]] = {
     "weak,equal_weights": {},
-    "weak,low_weights": {"algorithm.weights": (10 - WEAK) * (1.0,) + WEAK * (0.1,)},
+    "weak,low_weights": LOW,
+    "private_epochs,500": LONG,
+    "weak,equal_weights,private_epochs,500": LONG,
+    "weak,low_weights,private_epochs,500": {**LOW, **LONG},
     "revisit_epochs,2": {"algorithm.revisit_epochs": 2},
     "digest_batch_size,200": {"algorithm.digest_batch_size": 200},
     "digest_epochs,10": {"algorithm.digest_epochs": 10},
+    "exchanged,probabilities": {"algorithm.exchanged": "probabilities"},
     "public_images,50": {"algorithm.alignment_size": 50},
     "public_images,all": {"algorithm.alignment_size": None},
     "non_iid,alone": ALONE,

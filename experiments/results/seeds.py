@@ -6,6 +6,9 @@ from typing import Any
 from experiments.results.records import Record
 from experiments.results.settings import settings
 
+# Of the phases before the first round the one that a run may have from another's cache.
+PUBLIC = "public"
+
 
 def most_seeds(records: Iterable[Record]) -> Record | None:
     """Of one run's records that with most seeds, of these the newest; None of none.
@@ -32,7 +35,8 @@ def _are_parts(one: Record, other: Record) -> bool:
             for model, splits in record.curve.items()
             for split, points in splits.items()
         }
-        return settings(record), record.data, record.last_round, rounds, set(record.phases)
+        phases = record.phases.keys() - {PUBLIC}
+        return settings(record), record.data, record.last_round, rounds, phases
 
     kept_apart = (one.heads, other.heads, one.spectra, other.spectra)
     return (
@@ -48,7 +52,11 @@ def _joined(one: Record, other: Record) -> Record:
         seconds=seconds,
         final=_side_by_side(one.final, other.final),
         curve=_side_by_side(one.curve, other.curve),
-        phases={name: _side_by_side(own, other.phases[name]) for name, own in one.phases.items()},
+        phases={
+            name: _side_by_side(own, other.phases[name])
+            for name, own in one.phases.items()
+            if name != PUBLIC
+        },
     )
 
 

@@ -172,15 +172,8 @@ def cifar_public_private(
     Raises:
       ValueError: a split or a column is missing, or there are fewer images than the parties need.
     """
-    for name, splits, columns in (
-        ("cifar10", cifar10, {"image", "label"}),
-        ("cifar100", cifar100, {"image", "label", "coarse_label"}),
-    ):
-        for split in ("train", "test"):
-            if split not in splits:
-                raise ValueError(f"{name} must have a split {split!r}, it has {sorted(splits)}.")
-            if missing := columns - set(splits[split].columns):
-                raise ValueError(f"{name}'s split {split!r} has no column {min(missing)!r}.")
+    _check_splits("cifar10", cifar10, {"image", "label"})
+    _check_splits("cifar100", cifar100, {"image", "label", "coarse_label"})
     train, test = (cifar100[split].columns for split in ("train", "test"))
     if per_class is None:
         per_class = 3 if iid else 20
@@ -235,12 +228,11 @@ def letters_public_private(
       seed: of the draws.
 
     Raises:
-      ValueError: a split is missing, or there are fewer images or writers than the parties need.
+      ValueError: a split or a column is missing, or there are fewer images or writers than the parties
+        need.
     """
-    for name, splits in (("mnist", mnist), ("emnist", emnist)):
-        for split in ("train", "test"):
-            if split not in splits:
-                raise ValueError(f"{name} must have a split {split!r}, it has {sorted(splits)}.")
+    _check_splits("mnist", mnist, {"image", "label"})
+    _check_splits("emnist", emnist, {"image", "label"})
     first, train, test = 10, emnist["train"], emnist["test"].columns
     labels = joint_labels(train.columns["label"], LETTERS, first)
     test_labels = joint_labels(test["label"], LETTERS, first)
@@ -347,6 +339,14 @@ def writers_parts(
         )
     chosen = np.random.default_rng(seed).choice(len(enough), num_parties, replace=False)
     return [enough[writer] for writer in chosen]
+
+
+def _check_splits(name: str, splits: Mapping[str, FederatedData], columns: set[str]) -> None:
+    for split in ("train", "test"):
+        if split not in splits:
+            raise ValueError(f"{name} must have a split {split!r}, it has {sorted(splits)}.")
+        if missing := columns - set(splits[split].columns):
+            raise ValueError(f"{name}'s split {split!r} has no column {min(missing)!r}.")
 
 
 def _check_parts(num_parties: int, per_class: int) -> None:

@@ -134,6 +134,13 @@ class FullyConnected(nn.Module):
     hidden: int = 64
     classes: int | None = 16
 
+    def __post_init__(self) -> None:
+        if self.hidden < 1:
+            raise ValueError(f"hidden must be at least 1, got {self.hidden!r}")
+        if self.classes is not None and self.classes < 2:
+            raise ValueError(f"classes must be at least 2, got {self.classes!r}")
+        super().__post_init__()
+
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
         x = x.reshape(x.shape[0], -1)

@@ -80,6 +80,18 @@ def hidden() -> Model:
     return Model(init, apply, cross_entropy, {"accuracy": accuracy()}, CLASSES)
 
 
+def dropping() -> Model:
+    """Linear, and in training half of the images' features are dropped."""
+
+    def apply(variables, batch, train=False, key=None, **_):
+        images = batch["image"]
+        if train:
+            images = jnp.where(jax.random.bernoulli(key, 0.5, images.shape), 2 * images, 0)
+        return linear().apply(variables, batch | {"image": images})
+
+    return linear()._replace(apply=apply)
+
+
 def penalised(gradient, params):
     last = "w" if "w" in params else "v"
     return gradient | {last: gradient[last] + 2 * PENALTY * params[last]}
@@ -87,13 +99,14 @@ def penalised(gradient, params):
 
 TWO = {"linear": Group(linear(), np.array([0, 2])), "hidden": Group(hidden(), np.array([3, 1]))}
 ALIKE = {"linear": Group(linear(), np.arange(4))}
+DROPPING = {"linear": Group(dropping(), np.arange(4))}
 
 
 @functools.cache
 def algorithm(groups="two", digest=DIGEST, revisit=REVISIT, **options):
     options = dict(alignment_size=ALIGNED, gradient_hook=penalised) | options
     hyper = fed_md_module.FedMDHyper(*RATES)
-    chosen = {"two": TWO, "alike": ALIKE}[groups]
+    chosen = {"two": TWO, "alike": ALIKE, "dropping": DROPPING}[groups]
     return fed_md(chosen, PUBLIC_LABELS, CLASSES, digest, revisit, hyper=hyper, **options)
 
 
@@ -343,6 +356,24 @@ def test_equal_models_have_nothing_to_digest():
         assert (metrics[f"linear_{party}/digest_loss"] == 0).all()
     shrunk = (1 - RATES[0] * 2 * PENALTY) * alike["w"][0]
     np.testing.assert_allclose(after["linear"].variables.params["w"], shrunk, rtol=1e-12)
+
+
+def test_the_digest_is_in_training_mode_and_the_consensus_is_not():
+    """Alike parties with dropout agree, and have an error all the same: the digest's features drop."""
+    options = DIGEST_ONLY | dict(groups="dropping")
+    state = start(**options)
+    params = state["linear"].variables.params
+    alike = jax.tree.map(lambda leaf: np.broadcast_to(leaf[:, :1], leaf.shape), params)
+    state["linear"] = state["linear"]._replace(variables=Variables(alike, {}))
+    _, metrics = run(state, **options)
+    losses = [float(metrics[f"linear_{party}/digest_loss"][0]) for party in range(4)]
+    # Each drops others: against the mean of outputs in training mode the errors would be smaller.
+    rows = np.asarray(algorithm(**options).select(0, jax.random.key(0)).rows[PUBLIC])[0]
+    dropped = PUBLIC_IMAGES[rows, :, None] * alike["w"][0, 0]
+    # E|sum of +-x w| of fair signs lies between these (Khintchine), for the mean of rows and classes.
+    root = np.sqrt((dropped**2).sum(1)).mean()
+    assert len(set(losses)) == 4
+    assert 0.5 * root < np.mean(losses) < 1.2 * root
 
 
 def test_a_consensus_of_one_draws_the_others_to_it():

@@ -212,6 +212,12 @@ def test_labels_are_looked_up(classes, first):
         (lambda: cifar_public_private({}, {}), "cifar10 must have a split 'train'"),
         (lambda: letters_public_private(letters()[0], {}), "emnist must have a split 'train'"),
         (
+            lambda: letters_public_private(
+                {name: split.keep(("image",)) for name, split in letters()[0].items()}, letters()[1]
+            ),
+            "mnist's split 'train' has no column 'label'",
+        ),
+        (
             lambda: letters_public_private(*letters(), num_parties=4, smallest=20),
             "num_parties must be at most the 2 writers of 20 images or more, got 4",
         ),

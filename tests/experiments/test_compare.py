@@ -227,6 +227,19 @@ def test_parties_are_ranked_by_their_mean_and_cost_together(tmp_path):
     assert [e.model for e in ranked(entries, "fd", ["dense_5"])] == ["dense_5"]
 
 
+@pytest.mark.parametrize("stopping", ["fixed", "held_out", "test_data"])
+def test_phases_that_looked_at_test_data_are_told(stopping, tmp_path):
+    write_party_run(tmp_path / "fd")
+    path = tmp_path / "fd" / "config.json"
+    config = json.loads(path.read_text())
+    config["phases"]["stopping"] = stopping
+    path.write_text(json.dumps(config))
+    entries = read_run("fd", tmp_path / "fd")
+    caption = table(ranked(entries, "fd", None), "fd", entries).caption
+    told = "phases before rounds stopped on TEST DATA, accuracies are too good: fd"
+    assert (told in caption) == (stopping == "test_data")
+
+
 def test_an_unfinished_run_is_one_line(tmp_path):
     with pytest.raises(ValueError, match="holds no finished run"):
         read_run("x", tmp_path)

@@ -16,7 +16,8 @@ def write(folder, run, courses, bounds=None, seeds=(0, 1), images=(), **changes)
     """A record of a run; `courses`: party -> accuracies in % by round, the same for every seed but for
     0.4 points more with each."""
     final = {party: course[-1] for party, course in courses.items()}
-    path = write_record(folder, run, final, experiment=section.SMALL, seeds=seeds, **changes)
+    changes = dict(experiment=section.SMALL) | changes
+    path = write_record(folder, run, final, seeds=seeds, **changes)
     content = json.loads(path.read_text())
     share = lambda value: [(value + 0.4 * place) / 100 for place in range(len(seeds))]
     content["curve"] = {
@@ -60,6 +61,18 @@ def test_the_gain_is_compared_with_the_same_rounds_alone(tmp_path):
     assert "| Party | Before | Alone | After | Bound | Gain | to alone | below bound |" in text
     assert "| `a` | 20.2 | 35.2 | 40.2 | 60.2 | +20.0 | +5.0 | 20.0 |" in text
     assert "Gain +20.00 ± 0.00, to parties alone +12.00 ± 0.00, below the bound +15.00" in text
+
+
+def test_how_much_narrower_networks_are_is_told(tmp_path):
+    courses, bounds = {"a": [20.0, 40.0]}, {"a": 60.0}
+    parties = dict(networks="table_1", narrower=4)
+    write(tmp_path, "iid,scaled", courses, bounds, experiment="cifar_fed_md", parties=parties)
+    write(tmp_path, "iid", courses, bounds, experiment="cifar_fed_md")
+    text, _ = render(tmp_path)
+    title = "**`iid,scaled`**, 1500 rounds, 2 seeds, networks narrower than the paper's by a factor of 4"
+    assert title in text
+    assert "**`iid`**, 1500 rounds, 2 seeds\n" in text
+    assert text.count("The paper's bound has a mean of 82.6 %.") == 2
 
 
 def test_a_dip_is_what_comes_back():

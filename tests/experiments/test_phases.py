@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from experiments import parties as party_methods
-from experiments import phases
+from experiments import phases, public_data
 from experiments.assembly import build_experiment
 from experiments.configs import (
     cifar_fed_md,
@@ -34,6 +34,8 @@ pytestmark = pytest.mark.usefixtures("compile_quickly")
 
 DENSE = (((6,), 0.0),) * 3
 PHASES = ("public", "private", "pooled")
+# Sums of absolute weights of output layers after two epochs, by party.
+TRAINED = {"conv_2_3_dropout_50": 55.28993, "dense_4_1": 14.21610, "dense_4_2": 13.35572}
 
 
 def small_config(**changes):
@@ -282,6 +284,19 @@ def test_what_determines_it_is_part_of_the_name(setting, value):
     assert phases._pretraining_key(config, data) != phases._pretraining_key(other, data)
 
 
+def test_what_is_kept_would_be_trained_again(tmp_path):
+    """Other numbers of the same settings need another name: raise phases._CACHE_VERSION then."""
+    config = small_config(**{"phases.cache": None, "phases.stopping": "fixed"})
+    with config.ignore_type():
+        config.parties.networks = (((2, 3), 0.5), ((4,), 0.0), ((4,), 0.0))
+    experiment = phases.phase_experiment(config, load_data(config.data), "public")
+    models = run_experiment(experiment, tmp_path, {}, show_progress=False).variables
+    sums = {
+        party: float(np.abs(own.params["output"]["kernel"]).sum()) for party, own in models.items()
+    }
+    assert (sums, phases._CACHE_VERSION) == (pytest.approx(TRAINED, rel=1e-3), 3)
+
+
 def test_both_cifar_experiments_share_it():
     """They differ in private images, rounds and batches alone; `alone` in neither."""
     kept = lambda config: phases._pretraining_key(config, load_data(small_config().data))
@@ -368,6 +383,35 @@ def test_cifar_has_the_papers_networks(run):
     assert party_shapes(config)[9].widths[0] == TABLE_2[9].widths[0] // config.parties.narrower
 
 
+@pytest.mark.parametrize(
+    "config, run, settings",
+    [
+        # Rounds; epochs and batch of the digest, of the revisit; private images (spec 2.1).
+        (cifar_fed_md, "non_iid", (13, 1, 128, 10, 10, None)),
+        (cifar_fed_md, "iid", (20, 1, 256, 4, 5, None)),
+        (emnist_fed_md, "iid", (20, 1, 256, 2, 5, 3)),
+        (emnist_fed_md, "non_iid", (20, 1, 256, 4, 5, 3)),
+    ],
+)
+def test_settings_are_the_released_codes(config, run, settings):
+    found = config.get_config(run)
+    own = found.algorithm
+    epochs_and_batches = (
+        *(own.digest_epochs, own.digest_batch_size),
+        *(own.revisit_epochs, own.revisit_batch_size),
+    )
+    assert (found.rounds, *epochs_and_batches, found.data.per_class) == settings
+    assert (own.alignment_size, own.learning_rate, own.epsilon) == (5000, 1e-3, 1e-7)
+    assert own.output_penalty == 1e-3
+    phase = lambda one: (one.epochs, one.batch_size, one.patience)
+    assert phase(found.phases.public) == (20, 128, 3)
+    assert phase(found.phases.private) == (25, 32, 10)
+    assert phase(found.phases.pooled) == (50, 32, 10)
+    min_delta = 0.005 if config is cifar_fed_md else 0.001
+    assert found.phases.public.min_delta == min_delta
+    assert found.phases.private.min_delta == found.phases.pooled.min_delta == 0.001
+
+
 def test_small_runs_have_the_papers_shapes():
     assert tuple(shape.widths for shape in TABLE_1) == cifar_fed_md_small.WIDTHS
 
@@ -402,10 +446,11 @@ def test_letters_are_read_from_prepared_folders(run, tmp_path):
         ({"parties.narrower": 0}, "parties.narrower must be at least 1"),
         (
             {"algorithm.alignment_size": 5000},
-            "alignment_size must be at most the 758 public examples",
+            "algorithm: alignment_size must be at most the 758 public examples",
         ),
         ({"algorithm.output_penalty": -1.0}, "algorithm.output_penalty must be"),
-        ({"algorithm.digest_epochs": -1}, "digest.epochs must be at least 0"),
+        ({"algorithm.digest_epochs": -1}, "algorithm: digest.epochs must be at least 0"),
+        ({"algorithm.weights": (0.0, 0.0, 0.0)}, "algorithm: weights must be .* not all 0"),
         ({"data.name": "digits_public"}, "data.name must be one of .*'digits_public'"),
     ],
 )
@@ -421,6 +466,11 @@ def test_bad_settings_are_one_line(changes, message):
         ({"phases.stopping": "early"}, "phases.stopping must be one of"),
         ({"phases.held_out_share": 0.0}, "phases.held_out_share must leave examples"),
         ({"phases.public.epochs": 0}, "phases.public.epochs must be at least 1"),
+        (
+            {"phases.public.batch_size": 0},
+            "phases.public: training.batch_size must be at least 1",
+        ),
+        ({"phases.public.patience": 0}, "phases.public: patience.patience must be at least 1"),
     ],
 )
 def test_bad_phases_are_one_line(changes, message):
@@ -436,6 +486,33 @@ def test_faithful_early_stopping_is_in_the_names():
     for phase in PHASES:
         name = phases.phase_experiment(config, data, phase).algorithm.name
         assert name == f"{phase} training, stopped on test data"
+
+
+def test_labels_outside_the_joint_space_are_one_line(monkeypatch):
+    """A party whose public classes differ, as data of `data.name` would bring it in."""
+    known = public_data.PUBLIC_PRIVATE["digits_public_private"]
+
+    def others(settings):
+        found = known(settings)
+        found.public.columns["label"][3] = 7
+        return found
+
+    monkeypatch.setitem(public_data.PUBLIC_PRIVATE, "digits_public_private", others)
+    with pytest.raises(ValueError, match="public labels must be 0 to 5 of the joint label space"):
+        build_experiment(small_config())
+
+
+def test_a_public_class_is_no_answer_to_a_private_image():
+    config = small_config()
+    data = load_data(config.data)
+    (group,) = party_groups(config, data).values()
+    private = data.public.num_classes - 1
+    logits = np.zeros((3, data.public.num_classes), np.float32)
+    logits[:, private] = 1.0
+    logits[1, 0] = 2.0  # it is the best of the private ones all the same
+    batch = {"label": np.full(3, private)}
+    correct, _ = group.model.metrics["accuracy"](logits, batch)
+    assert correct.tolist() == [1, 0, 1]
 
 
 def test_other_data_have_no_public_part():

@@ -187,6 +187,17 @@ def test_clients_methods_have_their_names(tmp_path):
     assert labels == ["FedAvg", "SCAFFOLD"]
 
 
+def test_phases_that_looked_at_test_data_are_in_the_label(tmp_path):
+    for stopping in ("fixed", "test_data"):
+        run = write_run(tmp_path / stopping)
+        config = json.loads((run / "config.json").read_text())
+        config |= {"algorithm": {"name": "fed_md"}, "phases": {"stopping": stopping}}
+        (run / "config.json").write_text(json.dumps(config))
+    labels = {method.label.split(" (")[0] for method in report.collect([tmp_path]).methods}
+    fed_md = report.METHOD_NAMES.get("fed_md", "fed_md")
+    assert labels == {fed_md, f"{fed_md}, phases stopped on test data"}
+
+
 def test_half_written_last_line_is_left_out(tmp_path):
     run = write_run(tmp_path / "run", last_round=60, finished=False)
     with (run / "metrics.jsonl").open("a") as file:

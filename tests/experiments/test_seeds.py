@@ -74,6 +74,13 @@ def test_others_are_left_apart(changes):
     assert most_seeds([one, other]) == most_seeds([other, one]) == one
 
 
+def test_a_seed_may_have_its_public_training_from_a_cache():
+    one, other = whole([0]), whole([1])
+    trained = one._replace(phases={"public": {"small": {}}, **one.phases})
+    assert most_seeds([trained, other]) == most_seeds([one, other])
+    assert most_seeds([trained, other]).seeds == [0, 1]
+
+
 def test_the_newest_of_as_many_seeds():
     old, new = whole([0, 1]), whole([0, 1])._replace(date="2026-02-01")
     assert most_seeds([new, old]) == most_seeds([old, new]) == new

@@ -225,6 +225,8 @@ def test_the_penalty_is_of_the_output_layer_alone(network):
         (lambda: FedMDNetwork((8,)), r"widths must be two to four positive numbers, got \(8,\)"),
         (lambda: FedMDNetwork((8, 8), dropout=1.0), r"dropout must be in \[0, 1\), got 1.0"),
         (lambda: FedMDNetwork((8, 8), classes=1), "classes must be at least 2, got 1"),
+        (lambda: FullyConnected(0), "hidden must be at least 1, got 0"),
+        (lambda: FullyConnected(4, classes=1), "classes must be at least 2, got 1"),
         (
             lambda: FedMDNetwork((8, 8, 8)).init(jax.random.key(0), jnp.zeros((1, 8, 8, 1))),
             r"H, W >= 12 for widths \(8, 8, 8\)",

@@ -22,6 +22,7 @@ from experiments.results.records import Record
 from experiments.results.sections.beneath import own_notes
 from experiments.results.sections.cells import mean_difference
 from experiments.results.sections.commands import full_lengths, planned, sweep
+from experiments.results.sections.fed_md import STOPPING
 from experiments.results.sections.markdown import Plots, image, listed, table
 
 CIFAR, BESIDE_FED_MD = "cifar100_mhd", "cifar_mhd_fed_md"
@@ -396,6 +397,9 @@ def _beside_fed_md(records: Sequence[Record]) -> list[str]:
     ]
     if rows:
         parts.append(table(["", "Alone", "After", "Bound", "Gap", "Spread"], rows))
+    if theirs:
+        stopping = STOPPING[theirs.config.get("phases", {}).get("stopping")]
+        parts.append(f"Before FedMD's rounds: {stopping[0].lower()}{stopping[1:]}")
     return [*parts, table(["Ordering", "Difference, points", "Paper"], lines)]
 
 
