@@ -77,7 +77,7 @@ def get_config(run: str = "non_iid") -> ConfigDict:
     weak = WEAK if run.startswith("weak") else 0
     shapes = (*WIDTHS[: 10 - weak], *weak * ((NARROWER * HIDDEN,),))
     with config.ignore_type():
-        # Without dropout, of which networks this narrow need none and which takes long to compile.
+        # Without dropout, of which networks this narrow need none.
         config.parties.networks = tuple((widths, 0.0) for widths in shapes)
     config.algorithm.alignment_size = 200  # paper: 5,000
     config.algorithm.digest_batch_size = 50  # 128 with superclasses, 256 without

@@ -85,7 +85,7 @@ def test_a_hundred_parties_of_ten_architectures():
 def test_the_papers_networks_over_devices():
     """With batch normalisation and dropout, whose draws do not depend on where a party is.
 
-    Three of the ten, which differ in layers: all take minutes to compile.
+    Three of the ten, which differ in layers.
     """
     image = (12, 12, 1)
     groups = {

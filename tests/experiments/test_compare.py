@@ -334,7 +334,7 @@ def test_compressed_links_are_compared_by_measured_bytes(tmp_path, capfd):
     assert any("client_bytes_up" in json.loads(line) for line in records)
 
 
-# Convolutions take a minute to compile.
+# Dense ones, which compile quickly.
 QUICK_PARTIES = """
 from experiments.configs import digits_parties
 from experiments.configs.digits_parties import get_runs

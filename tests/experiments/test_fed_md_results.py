@@ -32,9 +32,9 @@ def write(folder, run, courses, bounds=None, seeds=(0, 1), images=(), **changes)
     path.write_text(json.dumps(content))
 
 
-def render(folder):
+def render(folder, notes=()):
     plots = {}
-    return "\n".join(section.fed_md(load_records(folder), {}, plots)), plots
+    return "\n".join(section.fed_md(load_records(folder), dict(notes), plots)), plots
 
 
 def test_parties_before_and_after_and_their_bounds(tmp_path):
@@ -130,9 +130,10 @@ def test_it_says_how_the_phases_of_each_run_were_stopped(tmp_path):
     assert set(section.STOPPING) == {*phases.STOPPING, None}
 
 
-def test_what_is_not_run_has_its_command(tmp_path):
-    text, plots = render(tmp_path)
+def test_what_is_not_run_has_its_command_and_its_note(tmp_path):
+    text, plots = render(tmp_path, {"emnist_fed_md": "Why not."})
     assert not plots
+    assert "Why not." in text
     for experiment in section.TITLES:
         assert f"--config experiments/configs/{experiment}.py" in text
 

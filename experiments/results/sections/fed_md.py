@@ -54,6 +54,7 @@ def fed_md(records: Sequence[Record], notes: dict[str, str], plots: Plots) -> li
         own = [r for run in planned(experiment) if (r := _record(records, experiment, run))]
         if not own:
             parts += [f"### {title}", f"Not run.\n\n{sweep(experiment, planned(experiment))}"]
+            parts.append(notes.get(experiment, ""))
             continue
         parts.append(f"### {title}")
         if experiment == SMALL:
