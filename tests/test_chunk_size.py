@@ -162,6 +162,7 @@ def test_what_is_measured_is_what_runs(stream, monkeypatch):
     assert outcome.summary["finished"] and len(calls) == experiment.rounds
 
 
+@pytest.mark.slow
 def test_each_client_of_a_chunk_needs_its_activations():
     activations = EXAMPLES * 512 * 4
     two, three, six = (bytes_of(chunk) for chunk in (2, 3, 6))

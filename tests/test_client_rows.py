@@ -113,9 +113,8 @@ def plain_run(name, seed):
     return w
 
 
-@pytest.mark.parametrize(
-    "source", [pytest.param(resident_data, marks=pytest.mark.slow), StreamedData]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("source", [resident_data, StreamedData])
 def test_a_resumed_run_remembers_what_its_clients_knew(source, tmp_path):
     class Stop(Exception):
         pass

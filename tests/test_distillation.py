@@ -334,7 +334,9 @@ def test_no_steps_change_nothing():
 # A batch dealt to devices.
 
 
-@pytest.mark.parametrize("size", [16, 10, 3])
+@pytest.mark.parametrize(
+    "size", [pytest.param(16, marks=pytest.mark.slow), 10, pytest.param(3, marks=pytest.mark.slow)]
+)
 def test_a_sharded_batch_is_the_slice_of_the_whole(size):
     images = np.random.default_rng(0).normal(size=(20, 2, 3, 1)).astype(np.float32)
     indices = np.random.default_rng(1).integers(0, 20, (2, size))

@@ -106,9 +106,8 @@ NETWORKS = {
 }
 
 
-@pytest.mark.parametrize(
-    "network", [pytest.param(n, marks=[pytest.mark.slow] * (n != "lstm")) for n in NETWORKS]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("network", NETWORKS)
 @settings(max_examples=4, deadline=None)
 @given(text=sentences)
 def test_more_padding_changes_nothing(network, text):

@@ -182,6 +182,7 @@ def test_streamed_training_is_resident_training(stored, kind, devices):
 # ----------------------------------------------------------------------------- clients of some devices
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=10)
 @given(
     cohort=st.permutations(range(len(SIZES))),

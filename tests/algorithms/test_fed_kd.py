@@ -436,7 +436,9 @@ def test_attention_maps_are_compared_by_heads_or_by_their_mean(heads):
 # -------------------------------------------------------------------------------------- rounds
 
 
-@pytest.mark.parametrize("exchange", ["epoch_delta", "step_gradient"])
+@pytest.mark.parametrize(
+    "exchange", ["epoch_delta", pytest.param("step_gradient", marks=pytest.mark.slow)]
+)
 def test_rounds_are_a_plain_loop(exchange):
     student, rows, metrics = compressed_run(exchange)
     students, privates = plain(exchange, shares=(START, END))
@@ -536,7 +538,9 @@ def test_a_round_needs_memory_for_its_own_teachers_alone():
     assert {leaf.shape[0] for leaf in jax.tree.leaves(store.state()["pool"][1])} == {2}
 
 
-@pytest.mark.parametrize("source", [StreamedData, resident_data])
+@pytest.mark.parametrize(
+    "source", [StreamedData, pytest.param(resident_data, marks=pytest.mark.slow)]
+)
 def test_a_hundred_teachers_need_a_devices_memory_for_those_of_a_round(source):
     """Where data are streamed; else teachers, which are clients' rows, are on the device too."""
     count = 100

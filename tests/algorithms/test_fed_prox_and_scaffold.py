@@ -107,7 +107,7 @@ def test_fed_prox_is_a_plain_loop(mu):
     np.testing.assert_allclose(w, plain_fed_prox(cohorts, mu), rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("option", [1, 2])
+@pytest.mark.parametrize("option", [pytest.param(1, marks=pytest.mark.slow), 2])
 @pytest.mark.parametrize("loop", ["scan", pytest.param("vmap", marks=pytest.mark.slow)])
 def test_scaffold_is_a_plain_loop(option, loop):
     """Two of four clients a round, so variates wait for their client's next turn."""

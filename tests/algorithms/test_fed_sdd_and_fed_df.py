@@ -354,13 +354,11 @@ def test_client_ensembles_are_measured_and_change_nothing():
         assert 1e-6 < np.abs(predict(kind) - mean).max() < 5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "method",
     [
-        pytest.param(
-            fed_prox(MODEL, TRAINING, optax.sgd, hyper=FedProxHyper(RATE, 1.0, 0.0)),
-            marks=pytest.mark.slow,
-        ),
+        fed_prox(MODEL, TRAINING, optax.sgd, hyper=FedProxHyper(RATE, 1.0, 0.0)),
         scaffold(MODEL, len(SIZES), TRAINING, hyper=FedAvgHyper(RATE, 1.0)),
     ],
     ids=["fed_prox", "scaffold"],

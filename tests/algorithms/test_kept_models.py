@@ -146,9 +146,8 @@ def by_numpy(row, start):
     return right, -np.mean(of_labels[np.arange(len(labels)), labels]), *precisions
 
 
-@pytest.mark.parametrize(
-    "source", [resident_data, pytest.param(StreamedData, marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("source", [resident_data, StreamedData])
 def test_all_clients_teachers_are_measured(source, by_hand):
     """Five of them, two at a time where they wait on the host."""
     outcome = usual_run() if source is resident_data else run(source)

@@ -626,6 +626,7 @@ def test_every_repetition_trains_on_the_same_cohorts():
     assert taken == [0] + [0, 1, 2] * 3
 
 
+@pytest.mark.slow
 def test_ours_computes_the_round_that_the_inputs_say(tmp_path):
     arrays = make_inputs.make("digits")
     # Unequal clients: their last batches are smaller.

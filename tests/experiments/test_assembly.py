@@ -361,9 +361,9 @@ def test_decay_and_clipping_of_the_distillation():
 @pytest.mark.parametrize(
     ("name", "run"),
     [
-        ("fedsdd_table5", "1,1,0.1"),
+        pytest.param("fedsdd_table5", "1,1,0.1", marks=pytest.mark.slow),
         ("fedsdd_table10", "feddf,0.1"),
-        ("fedsdd_scaled", "basic"),
+        pytest.param("fedsdd_scaled", "basic", marks=pytest.mark.slow),
     ],
 )
 def test_fedsdd_s_configs_are_built(name, run, prepared):

@@ -171,6 +171,7 @@ def test_a_run_has_the_measures_of_its_task(kind, sentences, news, tmp_path):
             assert entry.megabytes > 0 and entry.client_flops > 0
 
 
+@pytest.mark.slow
 def test_sizes_are_what_the_config_says(sentences, pretrained):
     """With frozen tables they do not depend on the vocabulary."""
     config = ade_fed_kd.get_config("fed_avg,teacher")

@@ -212,13 +212,8 @@ PARTY_CONFIGS = {
 }
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "fed_md",
-        *(pytest.param(n, marks=pytest.mark.slow) for n in PARTY_CONFIGS if n != "fed_md"),
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", PARTY_CONFIGS)
 def test_parties_compute_what_is_counted(name, monkeypatch):
     config = PARTY_CONFIGS[name]()
     seen = count_examples(party_methods, monkeypatch)

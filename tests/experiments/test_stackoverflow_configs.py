@@ -58,7 +58,14 @@ def small(config, folders):
     return config
 
 
-@pytest.mark.parametrize("run", stackoverflow_table1.get_runs())
+# Of every method and text that with the smaller pool; the other sizes are slow.
+RUNS = [
+    pytest.param(run, marks=[pytest.mark.slow] * (index % 3 > 0))
+    for index, run in enumerate(stackoverflow_table1.get_runs())
+]
+
+
+@pytest.mark.parametrize("run", RUNS)
 def test_table_1(folders, run):
     config = stackoverflow_table1.get_config(run)
     method, sentences, *unlabelled = run.split(",")

@@ -30,6 +30,7 @@ def events(folder):
         return {event.get("name") for event in json.load(file)["traceEvents"]}
 
 
+@pytest.mark.slow
 def test_the_rounds_before_the_third_evaluation_are_traced(tmp_path, capsys):
     with tracing(tmp_path / "trace") as callbacks:
         run(callbacks, 5)

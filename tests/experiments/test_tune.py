@@ -586,6 +586,7 @@ def test_a_killed_workers_trial_is_failed_and_run_again(pretend, tmp_path):
     ]
 
 
+@pytest.mark.slow
 def test_workers_that_start_together_share_the_trials(tmp_path):
     plan = make_plan(alpha_config(), tmp_path, trials=9)
     workers = [start_worker(plan, ALL_TRIALS) for _ in range(3)]

@@ -178,6 +178,7 @@ def test_a_frozen_table_is_computed_with_in_the_parameters_precision():
     assert frozen.apply(half, {"tokens": jnp.asarray(TOKENS)})[0].dtype == jnp.bfloat16
 
 
+@pytest.mark.slow
 def test_a_narrowed_encoder_is_the_whole_one_whose_other_units_are_silent():
     params, draws = noisy(), np.random.default_rng(0)
     small = narrowed(SMALL, 0.5)

@@ -77,7 +77,9 @@ def test_train_and_mask_reach_the_backbone():
         (lambda classes: MLP((5, 4), classes=classes), (8, 8, 1), 4),
         (lambda classes: BatchNormMLP((5,), classes=classes), (8, 8, 1), 5),
         (lambda classes: CNN((2, 3, 3), (6, 9), classes, 24), (24, 24, 3), 9),
-        (lambda classes: ResNet(1, classes, width=4), (32, 32, 3), 16),
+        pytest.param(
+            *(lambda classes: ResNet(1, classes, width=4), (32, 32, 3), 16), marks=pytest.mark.slow
+        ),
         (lambda classes: FedMDNetwork((2, 3), 0.0, classes), (8, 8, 1), 27),
         (lambda classes: FullyConnected(7, classes), (8, 8, 1), 7),
     ],

@@ -241,7 +241,9 @@ def test_strided_convolution_is_the_stock_one_only_off_the_cpu(platform, stock):
 # The networks.
 
 
-@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[pytest.mark.slow] * (n != "B, batch")) for n in NETWORKS]
+)
 def test_training_and_its_gradients_equal_the_plain_network_without_padding(name):
     module = NETWORKS[name]
     variables, images, weights = (

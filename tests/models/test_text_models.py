@@ -142,6 +142,7 @@ def padded(array, axis, more):
     return np.pad(array, widths)
 
 
+@pytest.mark.slow
 @settings(max_examples=15, deadline=None)
 @given(st.integers(0, 1000))
 def test_more_padding_never_changes_scores(seed):
