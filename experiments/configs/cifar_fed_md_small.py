@@ -17,7 +17,8 @@ transient dips; other numbers of public images in a round; probabilities in plac
 round with all images has 40 steps of the digest, as many as `digest_epochs,10` has, and one with 50 has
 one step, as `digest_batch_size,200` has. After 50 epochs of private training the weak parties still
 answer with public classes only, so that the herd learns from parties who know nothing of the private
-ones; `private_epochs,500` at the end is for them to know theirs before the first round.
+ones; `private_epochs,500` at the end is for them to know theirs before the first round, and by itself
+what those are compared with.
 """
 
 from collections.abc import Mapping
