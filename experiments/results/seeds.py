@@ -55,7 +55,7 @@ def _joined(one: Record, other: Record) -> Record:
         phases={
             name: _side_by_side(own, other.phases[name])
             for name, own in one.phases.items()
-            if name != PUBLIC
+            if name in other.phases
         },
     )
 

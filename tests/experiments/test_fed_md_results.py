@@ -46,6 +46,7 @@ def test_parties_before_and_after_and_their_bounds(tmp_path):
     assert "| `conv_8_8_8` | 30.2 | 50.2 | 49.2 | +20.0 | -1.0 |" in text
     assert "| mean | 25.2 | 45.2 | 52.2 | +20.0 | 7.0 |" in text
     assert "Gain +20.00 ± 0.00, below the bound +7.00 ± 0.00 points." in text
+    assert "Means of the parties by round, from 0: 25.2, 42.7, 45.2.\n" in text
     (figure,) = (draw() for draw in plots.values())
     (axis,) = figure.axes
     lines = {line.get_label(): line for line in axis.get_lines()}
@@ -73,6 +74,21 @@ def test_how_much_narrower_networks_are_is_told(tmp_path):
     assert title in text
     assert "**`iid`**, 1500 rounds, 2 seeds\n" in text
     assert text.count("The paper's bound has a mean of 82.6 %.") == 2
+
+
+def test_what_parties_knew_of_public_images_is_told(tmp_path):
+    write(tmp_path, "iid", {"a": [20.0, 40.0], "b": [10.0, 20.0]}, {"a": 60.0, "b": 60.0})
+    (path,) = tmp_path.glob("*/*.json")
+    content = json.loads(path.read_text())
+    tests = {"a": [0.5, 0.6], "b": [0.7, 0.9]}
+    content["phases"]["public"] = {
+        party: {"public_test": {"accuracy": shares}} for party, shares in tests.items()
+    }
+    path.write_text(json.dumps(content))
+    assert (
+        "by round, from 0: 15.2, 30.2. Of public test images they knew 67.5 %."
+        in render(tmp_path)[0]
+    )
 
 
 def test_a_dip_is_what_comes_back():

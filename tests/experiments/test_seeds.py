@@ -79,6 +79,8 @@ def test_a_seed_may_have_its_public_training_from_a_cache():
     trained = one._replace(phases={"public": {"small": {}}, **one.phases})
     assert most_seeds([trained, other]) == most_seeds([one, other])
     assert most_seeds([trained, other]).seeds == [0, 1]
+    both = most_seeds([trained, other._replace(phases=trained.phases)])
+    assert both.phases.keys() == {"public", "private"}
 
 
 def test_the_newest_of_as_many_seeds():

@@ -120,9 +120,26 @@ def _run(record: Record, without: Record | None, plots: Plots) -> list[str]:
         ),
         f"Gain {less('After', 'Before')}{to_alone}, below the bound {less('Bound', 'After')} points."
         + (f" The paper's bound has a mean of {theirs:.1f} %." if theirs else ""),
+        _by_round(parties) + _public(record),
         image(name, f"Accuracy of each party by round, {record.run}"),
         "Dashed: the parties' mean before. Dashed and dotted: of their bounds.",
     ]
+
+
+def _by_round(parties: Mapping[str, Course]) -> str:
+    rounds = next(iter(parties.values()))
+    means = (_mean(_over_parties(own[round] for own in parties.values())) for round in rounds)
+    return f"Means of the parties by round, from {min(rounds)}: {', '.join(f'{m:.1f}' for m in means)}."
+
+
+def _public(record: Record) -> str:
+    """What the parties knew of the public classes before their private training."""
+    found = [
+        share
+        for splits in record.phases.get("public", {}).values()
+        for share in splits.get("public_test", {}).get("accuracy", ())
+    ]
+    return f" Of public test images they knew {100 * _mean(found):.1f} %." if found else ""
 
 
 def _remarks(records: Sequence[Record]) -> list[str]:
