@@ -106,6 +106,7 @@ def _merged(config: ConfigDict, data: Data) -> FederatedAlgorithm:
 
 
 def _fed_df(config: ConfigDict, data: Data) -> FederatedAlgorithm:
+    _check_not_text(data)
     settings = config.algorithm
     validated = None
     if settings.get("validation") is not None:
@@ -117,17 +118,23 @@ def _fed_df(config: ConfigDict, data: Data) -> FederatedAlgorithm:
         data.splits["train"].columns,
         len(data.unlabelled),
         _distillation(config, data),
-        settings.learning_rate,
-        settings.temperature,
-        settings.scaled,
-        validated,
-        execution_of(config),
+        learning_rate=settings.learning_rate,
+        temperature=settings.temperature,
+        scaled=settings.scaled,
+        validated=validated,
+        execution=execution_of(config),
     )
 
 
 def _fed_sdd(config: ConfigDict, data: Data) -> FederatedAlgorithm:
+    _check_not_text(data)
     settings = config.algorithm
     pools = _pools(config, data)
+    if settings.cached and settings.flip:
+        raise ValueError(
+            "algorithm.cached must be False with algorithm.flip: the teacher would answer other images "
+            "than the student sees."
+        )
     if len(pools) != 1:
         raise ValueError(
             f"pools must be one for fed_sdd, whose models share it, got {list(pools)}."
@@ -136,18 +143,18 @@ def _fed_sdd(config: ConfigDict, data: Data) -> FederatedAlgorithm:
         next(iter(pools.values())),
         data.splits["train"].columns,
         len(data.unlabelled),
-        settings.num_models,
-        settings.rounds_kept,
-        _distillation(config, data),
-        settings.learning_rate,
-        settings.temperature,
-        settings.scaled,
-        settings.distilled,
-        settings.warm_up,
-        settings.cached,
-        settings.group_sizes,
-        tuple(settings.measured),
-        execution_of(config),
+        num_models=settings.num_models,
+        rounds_kept=settings.rounds_kept,
+        distillation=_distillation(config, data),
+        learning_rate=settings.learning_rate,
+        temperature=settings.temperature,
+        scaled=settings.scaled,
+        distilled=settings.distilled,
+        warm_up=settings.warm_up,
+        cached=settings.cached,
+        group_sizes=settings.group_sizes,
+        measured=tuple(settings.measured),
+        execution=execution_of(config),
     )
 
 
@@ -160,6 +167,14 @@ ALGORITHMS: dict[str, Callable[[ConfigDict, Data], FederatedAlgorithm]] = {
     **PARTY_METHODS,
     **DECENTRALISED_METHODS,
 }
+
+
+def _check_not_text(data: Data) -> None:
+    if data.text is not None:
+        raise ValueError(
+            "algorithm.name must be fed_avg or a codistillation for text, whose models have no logits "
+            "that an ensemble could average."
+        )
 
 
 def _codistillation(config: ConfigDict, data: Data) -> dict[str, Any]:

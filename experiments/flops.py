@@ -135,6 +135,12 @@ def flops_of_parties(config: Config, examples: Mapping[str, float], rounds: int)
             extra = forward_of(extra_shape(settings, "meme"))
         case "fd":
             answers_own = 1 / algorithm["epochs"]
+        case "isolated":
+            pass
+        case name:
+            raise ValueError(
+                f"FLOPs of {name!r} are not counted: experiments/flops.py must know it."
+            )
     clients = {}
     for party, count in examples.items():
         own = forward_of(shapes[place[party]])

@@ -60,11 +60,11 @@ def weighted_mean() -> Reduce:
     """The weighted mean of updates and mutable state, FedAvg's aggregate.
 
     If no client has any weight, the pseudo-gradient is zero and the mutable state is the one that
-    was broadcast.
+    was broadcast. Integers of mutable state, such as Haiku's counters of steps, stay integers.
     """
 
     def prepare(result):
-        weigh = lambda leaf: leaf * result.weight.astype(leaf.dtype)
+        weigh = lambda leaf: leaf * result.weight.astype(_type_of_means(leaf))
         return (
             jax.tree.map(weigh, result.update),
             jax.tree.map(weigh, result.mutable),
@@ -77,13 +77,22 @@ def weighted_mean() -> Reduce:
         safe = jnp.where(weight > 0, weight, 1)
         pseudo_gradient = jax.tree.map(lambda leaf: leaf / safe.astype(leaf.dtype), update)
         mutable = jax.tree.map(
-            lambda leaf, old: jnp.where(weight > 0, leaf / safe.astype(leaf.dtype), old),
+            lambda leaf, old: jnp.where(
+                weight > 0, as_stored(leaf / safe.astype(leaf.dtype), old), old
+            ),
             mutable,
             message.mutable,
         )
         return Aggregate(pseudo_gradient, mutable, weight, extra)
 
     return Reduce(prepare, finalize)
+
+
+def as_stored(mean: jax.Array, like: jax.Array) -> jax.Array:
+    """A mean of the type of what it is of; of integers it is rounded."""
+    if not jnp.issubdtype(like.dtype, jnp.inexact):
+        mean = jnp.round(mean)
+    return mean.astype(like.dtype)
 
 
 def sum_over_devices(tree: PyTree, axis_name: str | None) -> PyTree:
@@ -105,3 +114,7 @@ def sum_over_devices(tree: PyTree, axis_name: str | None) -> PyTree:
             summed[i] = part.astype(dtype)  # sums of bools come back as integers
             start += leaves[i].size
     return jax.tree.unflatten(structure, summed)
+
+
+def _type_of_means(leaf: jax.Array) -> Any:
+    return leaf.dtype if jnp.issubdtype(leaf.dtype, jnp.inexact) else jnp.float32

@@ -34,6 +34,31 @@ class LocalTraining(NamedTuple):
     preprocess: Preprocess = lambda batch, key, positions: batch
 
 
+def check_factory(name: str, factory: Any) -> None:
+    """Raises one line unless `factory` is a function of the learning rate."""
+    if isinstance(factory, optax.GradientTransformation):
+        raise TypeError(
+            f"{name} must be a function of the learning rate, such as optax.sgd itself or "
+            "lambda rate: optax.adam(rate, eps=1e-5), got an optimizer already made."
+        )
+
+
+def lasting_state(name: str, factory: OptimizerFactory, params: PyTree) -> PyTree:
+    """The first state of an optimizer that goes on over rounds, each at the rate of its own.
+
+    Raises:
+      ValueError: one line; an optimizer that keeps its learning rate, and so would stay at the first.
+    """
+    state = factory(0.0).init(params)
+    keeps_rate = lambda node: hasattr(node, "hyperparams")
+    if any(keeps_rate(node) for node in jax.tree.leaves(state, is_leaf=keeps_rate)):
+        raise ValueError(
+            f"{name} must not keep its learning rate in its state, as optax.inject_hyperparams does: "
+            "the rate is given anew in every round."
+        )
+    return state
+
+
 class TrainedClient(NamedTuple):
     """The outcome: variables after training, steps taken, the mean training loss, how many examples
     were seen, each as often as there are epochs, and the optimizer's state after the last step."""

@@ -10,8 +10,8 @@ import optax
 
 from fedcodist import augmentation, keys
 from fedcodist.aggregation import sum_over_devices
-from fedcodist.checks import check_number
-from fedcodist.client_training import OptimizerFactory, Preprocess
+from fedcodist.checks import check_integer, check_number
+from fedcodist.client_training import OptimizerFactory, Preprocess, check_factory
 from fedcodist.cohort import Rows
 from fedcodist.model import Model, Variables
 from fedcodist.models.layered import logits_of
@@ -86,12 +86,10 @@ class StoppedEarly(NamedTuple):
 
 def check_distillation(distillation: Distillation, num_unlabelled: int) -> None:
     """Raises one line for a setting that makes no sense."""
-    for name, low in (("steps", 0), ("batch_size", 1)):
-        value = getattr(distillation, name)
-        if value < low:
-            raise ValueError(f"distillation.{name} must be at least {low}, got {value}.")
-    if num_unlabelled < 1:
-        raise ValueError(f"num_unlabelled must be at least 1, got {num_unlabelled}.")
+    check_integer("distillation.steps", distillation.steps, low=0)
+    check_integer("distillation.batch_size", distillation.batch_size, low=1)
+    check_integer("num_unlabelled", num_unlabelled, low=1)
+    check_factory("distillation.optimizer", distillation.optimizer)
     check_number("distillation.mixup_beta", distillation.mixup_beta, low=0)
     kl_divergence(distillation.direction)
 
@@ -368,7 +366,9 @@ def kl_divergence(direction: str) -> Callable[[jax.Array, jax.Array], jax.Array]
         def reverse(logits, target):
             # Targets may underflow to 0, where the divergence would be infinite.
             log_target = jnp.log(jnp.maximum(target, jnp.finfo(target.dtype).tiny))
-            return optax.kl_divergence(log_target, jax.nn.softmax(logits))
+            # Of the logarithm: where a student's own probability underflows, that of 0 has no gradient.
+            own = jax.nn.log_softmax(logits)
+            return jnp.sum(jnp.exp(own) * (own - log_target), axis=-1)
 
         return reverse
     raise ValueError(f"direction must be 'forward' or 'reverse', got {direction!r}.")
@@ -380,6 +380,12 @@ def _divergence_from(students, outputs, targets, loss_of):
     Of Readouts it is the sum over positions too, without logits of the whole batch.
     """
     if not isinstance(next(iter(outputs.values())), Readout):
+        for name, each in outputs.items():
+            if jnp.ndim(each) != 2:
+                raise ValueError(
+                    f"the model of {name!r} must return logits [batch, classes] to distil, or a "
+                    f"fedcodist.readout.Readout of several positions, got {jax.typeof(each)}."
+                )
         batch_targets = {name: targets(name, outputs) for name in students}
         return lambda name, student, mask: jnp.sum(loss_of(student, batch_targets[name]) * mask)
 
@@ -431,6 +437,10 @@ def _batch(unlabelled, index, key, settings, axis_name):
 
     batch = part(positions)
     if settings.mixup_beta > 0:
+        if settings.inputs not in batch:
+            raise ValueError(
+                f"distillation.inputs must be one of {sorted(batch)} for mixup, got {settings.inputs!r}."
+            )
         if not jnp.issubdtype(batch[settings.inputs].dtype, jnp.floating):
             raise ValueError(
                 f"distillation.mixup_beta must be 0 for {settings.inputs!r}, which are "

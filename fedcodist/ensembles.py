@@ -14,6 +14,7 @@ from fedcodist.distillation import Teacher
 from fedcodist.federated_algorithm import Predictor
 from fedcodist.model import Model, Variables
 from fedcodist.models.layered import logits_of
+from fedcodist.readout import Readout
 
 PyTree = Any
 
@@ -123,10 +124,15 @@ def dirichlet_samples(
     return jax.tree.map(lambda leaf: jnp.tensordot(shares, leaf, axes=1), members)
 
 
+def is_guessing(accuracy: jax.Array, num_classes: int) -> jax.Array:
+    """Whether models are below 1.2 times random guessing, bool like their accuracies."""
+    return accuracy < 1.2 / num_classes
+
+
 def without_worst(accuracy: jax.Array, num_classes: int) -> jax.Array:
     """Weights 0 or 1 of teachers by their accuracy on validation data: FedDF's drop-worst.
 
-    Teachers below 1.2 times random guessing are dropped. Where there are none, those are that lie
+    Teachers that guess are dropped. Where there are none, those are that lie
     more than 1.5 standard deviations below the mean of all but the best one. The best always stays.
 
     Args:
@@ -135,7 +141,7 @@ def without_worst(accuracy: jax.Array, num_classes: int) -> jax.Array:
     """
     best = jnp.argmax(accuracy)
     is_best = jnp.arange(accuracy.size) == best
-    poor = accuracy < 1.2 / num_classes
+    poor = is_guessing(accuracy, num_classes)
     others = jnp.maximum(accuracy.size - 1, 1)
     mean = jnp.sum(jnp.where(is_best, 0, accuracy)) / others
     variance = jnp.sum(jnp.where(is_best, 0, (accuracy - mean) ** 2)) / others
@@ -150,7 +156,12 @@ def _mean(model: Model, ensemble: Ensemble, transform: Callable[[jax.Array], jax
 
     def outputs(batch: Mapping[str, jax.Array], index: Any) -> jax.Array:
         member = jax.tree.map(lambda leaf: leaf[index], members)
-        return transform(logits_of(model.apply(member, batch)[0]))
+        logits = logits_of(model.apply(member, batch)[0])
+        if isinstance(logits, Readout):
+            raise TypeError(
+                "an ensemble's models must return logits [batch, classes], got a Readout."
+            )
+        return transform(logits)
 
     def mean(batch):
         shape = jax.eval_shape(lambda: outputs(batch, 0))

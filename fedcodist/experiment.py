@@ -32,6 +32,8 @@ Callback = Callable[[Sequence[Record]], None]
 _SECONDS_PER_BLOCK = 2.0
 # What of a record is no metric.
 _WHAT_IS_MEASURED = ("round", "model", "split", "seed")
+# A round's metrics that say whether what a pool's clients sent is finite, and its model after the round.
+_FINITE = ("finite", "finite_model")
 _STOPPED = "training stopped, the last good checkpoint stays. Lower learning rates may help."
 
 
@@ -258,6 +260,13 @@ def check_experiment(experiment: Experiment) -> int:
             f"data must have the data set {missing[0]!r}, which {experiment.algorithm.name} reads, it "
             f"has {sorted(experiment.data.rows)}."
         )
+    for name, count in experiment.algorithm.num_rows.items():
+        have = {len(column) for column in experiment.data.rows[name].values()}
+        if have != {count}:
+            raise ValueError(
+                f"data set {name!r} must have the {count} rows that {experiment.algorithm.name} was "
+                f"told, it has {', '.join(map(str, sorted(have))) or 'none'}."
+            )
     if not experiment.splits:
         raise ValueError("splits must name at least one split to evaluate, got none.")
     if both := sorted(set(experiment.splits) & set(experiment.final_splits)):
@@ -506,14 +515,20 @@ def _of_all_processes(value: int) -> list[int]:
 
 
 def _check_finite(round, history, seeds, algorithm):
-    for pool in algorithm.communication:
-        bad = np.argwhere(~history[f"{pool}/finite"])
-        if len(bad):
-            seed, index = bad[np.argmin(bad[:, 1])]
-            raise TrainingDiverged(
-                f"non-finite update in round {round + index + 1}, pool {pool!r}, seed {seeds[seed]}: "
-                f"{_STOPPED}"
-            )
+    """Raises for the first round in which a pool went wrong, who by then may have infected others."""
+    bad = [
+        (index, metric, pool, seed)
+        for metric in _FINITE
+        for pool in algorithm.communication
+        for seed, index in np.argwhere(~history.get(f"{pool}/{metric}", np.ones((1, 1), bool)))
+    ]
+    if bad:
+        # Within a round what clients sent goes before the model that it is mixed into.
+        index, _, pool, seed = min(bad, key=lambda each: (each[0], _FINITE.index(each[1])))
+        raise TrainingDiverged(
+            f"non-finite update in round {round + index + 1}, pool {pool!r}, seed {seeds[seed]}: "
+            f"{_STOPPED}"
+        )
 
 
 def _check_finite_models(round, finite, seeds):
@@ -597,7 +612,7 @@ def _training_records(
                 (pool, int(seed)),
                 {"round": round, "model": pool, "split": "clients", "seed": int(seed)},
             )
-            if name != "finite":
+            if name not in _FINITE:
                 record[name] = _plain(values[index].mean(axis=0))
     return list(records.values())
 

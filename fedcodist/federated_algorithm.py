@@ -110,11 +110,13 @@ class FederatedAlgorithm(NamedTuple):
         state to carry or to checkpoint.
       round: (state, rows, inputs, round, key, hyper, axis_name) -> (state, rows, metrics). `rows`
         are the cohorts', pool -> leaves [cohort, ...]. `round` counts from 0. Metrics are arrays
-        that are averaged over rounds, most of them scalars; `<pool>/finite` must be among them.
+        that are averaged over rounds, most of them scalars; `<pool>/finite` must be among them, of
+        what a pool's clients sent, and may have `<pool>/finite_model` beside it, of its new model.
       predictors: name -> Predictor.
       communication: pool -> bytes of one participation, as far as shapes tell. Where they differ from
         round to round, metrics `<pool>/client_bytes_up` and `client_bytes_down` go before.
       num_clients: clients that the data must have, one more than the largest index of any pool.
+      num_rows: data set -> rows that it must have, as `select` draws among them.
       notes: lines that the launcher prints before the run, such as what its memory is for.
       kept_models: pool -> name -> KeptModel of the pool's rows. All clients' models have one name in
         tables, for their mean.
@@ -131,6 +133,7 @@ class FederatedAlgorithm(NamedTuple):
     predictors: Mapping[str, Predictor]
     communication: Mapping[str, Communication]
     num_clients: int
+    num_rows: Mapping[str, int] = {}
     notes: tuple[str, ...] = ()
     kept_models: Mapping[str, Mapping[str, KeptModel]] = {}
     host_state: HostState | None = None
@@ -188,7 +191,16 @@ def as_fedjax(
     `apply(server_state, clients, round=0)` takes a sequence of (client_id, columns, key) and returns
     (server_state, diagnostics) with diagnostics[client_id] = that client's metrics. By default
     clients run eagerly, so prints and debuggers work inside `client_update`.
+
+    Raises:
+      ValueError: a method whose clients keep something, such as SCAFFOLD's variates: FedJAX's clients
+        are forgotten after their round.
     """
+    if jax.tree.leaves(method.init_row()):
+        raise ValueError(
+            "method must be one whose clients keep nothing between rounds; SCAFFOLD, FedKD and memories "
+            "of compressors need an algorithm, such as independent_pools."
+        )
     hyper = method.hyper if hyper is None else hyper
 
     def apply(

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import optax
 
 from fedcodist import metrics as metrics_lib
@@ -203,6 +204,11 @@ def from_haiku(
 def parameter_count(tree: PyTree) -> int:
     """The number of scalars in a pytree of arrays or shapes."""
     return sum(int(leaf.size) for leaf in jax.tree.leaves(tree))
+
+
+def is_finite(tree: PyTree) -> jax.Array:
+    """Whether all numbers of a pytree are finite, a scalar."""
+    return jnp.all(jnp.stack([jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(tree)]))
 
 
 def check_stateless(name: str, model: Model) -> None:

@@ -27,6 +27,7 @@ from fedcodist.federated_algorithm import (
     by_member,
     single_model,
 )
+from fedcodist.model import is_finite
 from fedcodist.sources import ResidentData
 
 PyTree = Any
@@ -222,15 +223,10 @@ def build_programs(
         return over_seeds(one_seed)(state)
 
     def finite(state):
-        def one_model(variables):
-            return jnp.all(
-                jnp.stack([jnp.all(jnp.isfinite(x)) for x in jax.tree.leaves(variables)])
-            )
-
         def one_seed(state):
             found: dict[str, jax.Array] = {}
             for name, predictor in algorithm.predictors.items():
-                over_members = jax.vmap(one_model) if predictor.members else one_model
+                over_members = jax.vmap(is_finite) if predictor.members else is_finite
                 found |= by_member(name, predictor, over_members(predictor.variables(state)))
             return found
 

@@ -1,5 +1,6 @@
 """Training by steps on endless streams, for clients who meet every so many steps and not epochs."""
 
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -9,7 +10,12 @@ import optax
 
 from fedcodist import keys
 from fedcodist.checks import check_integer
-from fedcodist.client_training import OptimizerFactory, Preprocess
+from fedcodist.client_training import (
+    OptimizerFactory,
+    Preprocess,
+    check_factory,
+    lasting_state,
+)
 from fedcodist.cohort import ClientData
 from fedcodist.model import Model, Variables
 from fedcodist.shuffling import stream_positions
@@ -57,10 +63,7 @@ class Learner(NamedTuple):
 
 def check_step_training(training: StepTraining, num_rounds: int) -> None:
     """Raises one line for numbers that make no sense, or an optimizer already made."""
-    if isinstance(training.optimizer, optax.GradientTransformation):
-        raise TypeError(
-            "training.optimizer must be a function of the learning rate, got an optimizer already made."
-        )
+    check_factory("training.optimizer", training.optimizer)
     check_integer("training.batch_size", training.batch_size, low=1)
     check_integer("training.steps", training.steps, low=1)
     check_integer("num_rounds", num_rounds, low=1)
@@ -68,7 +71,7 @@ def check_step_training(training: StepTraining, num_rounds: int) -> None:
 
 def start_learners(training: StepTraining, models: dict[str, Variables]) -> dict[str, Learner]:
     """Models, architecture -> leaves [group, ...], with fresh optimizers."""
-    fresh = jax.vmap(training.optimizer(0.0).init)
+    fresh = jax.vmap(functools.partial(lasting_state, "training.optimizer", training.optimizer))
     return {name: Learner(each, fresh(each.params)) for name, each in models.items()}
 
 

@@ -23,7 +23,8 @@ class Validated(NamedTuple):
       every: distillation steps between two looks at it.
       patience: steps without a new best after which distillation stops; the best is returned.
       or_start: whether the averaged model itself may be the best.
-      drop_worst: leave out teachers that `ensembles.without_worst` drops.
+      drop_worst: leave out teachers that `ensembles.without_worst` drops, and of the average that
+        students start from clients who guess, where there are others.
       batch_size: examples per step of an evaluation.
       preprocess: (batch, key, positions) -> batch for evaluation.
     """
@@ -55,7 +56,7 @@ def check_validation(validated: Validated, distillation: Distillation) -> None:
 
 
 def validation_rows(validated: Validated) -> jax.Array:
-    """All rows in batches, int32 [steps, batch]; -1 fills the last one up."""
+    """All rows in batches, int32 [steps, batch]; the last row again fills up the last batch."""
     size = min(validated.batch_size, validated.num_examples)
     steps = -(-validated.num_examples // size)
     rows = jnp.arange(steps * size, dtype=jnp.int32).reshape(steps, size)

@@ -95,6 +95,20 @@ def test_targets_of_exact_zeros_are_finite(direction):
     assert np.all(np.isfinite(gradient))
 
 
+@DIRECTIONS
+@pytest.mark.parametrize("gap", [50.0, 110.0, 1000.0])
+def test_students_of_exact_zeros_have_finite_gradients(direction, gap):
+    """Where a student is so sure that its other probabilities are 0 in float32."""
+    logits, target = jnp.array([[0.0, gap, -3.0]]), jnp.array([[0.2, 0.5, 0.3]])
+    value, gradient = jax.value_and_grad(
+        lambda logits: jnp.sum(kl_divergence(direction)(logits, target))
+    )(logits)
+    expected = -np.log(0.5) if direction == "reverse" else None
+    assert np.isfinite(value)
+    assert expected is None or value == pytest.approx(expected, rel=1e-5)
+    assert np.all(np.isfinite(gradient))
+
+
 def test_the_forward_gradient_is_prediction_minus_target():
     logits, target = _random_logits(0), jax.nn.softmax(_random_logits(1))
     gradient = jax.grad(lambda z: jnp.sum(kl_divergence("forward")(z, target)))(logits)
@@ -361,3 +375,32 @@ def test_a_sharded_batch_is_the_slice_of_the_whole(size):
     assert len(jax.devices()) == 8
     assert real.sum() == size
     np.testing.assert_allclose(np.asarray(parts)[real], whole, rtol=1e-6)
+
+
+def _distilled_outputs(outputs, **settings):
+    """Of a network with these outputs, which teaches itself."""
+    model = MODEL._replace(apply=lambda variables, batch, **_: (outputs(variables, batch), {}))
+    variables = {"a": _two_models()["a"]}
+    return distill(
+        {"a": model},
+        variables,
+        {"a": as_teacher(model, variables["a"])},
+        lambda student, logits: jax.nn.softmax(logits["a"]),
+        _unlabelled(),
+        KEY,
+        {"a": 0.1},
+        Distillation(STEPS, BATCH, mixup_beta=0)._replace(**settings),
+    )
+
+
+def test_logits_of_every_position_are_no_logits():
+    """They would be averaged over wrongly, or by chance fit where there are as many as examples."""
+    with pytest.raises(ValueError, match=r"'a' must return logits \[batch, classes\]") as raised:
+        _distilled_outputs(lambda variables, batch: jnp.zeros((BATCH, BATCH, 3)))
+    assert "\n" not in str(raised.value)
+
+
+def test_mixup_names_its_inputs():
+    message = r"distillation.inputs must be one of \['image'\] for mixup, got 'x'"
+    with pytest.raises(ValueError, match=message):
+        _distilled_outputs(lambda variables, batch: 0.0, mixup_beta=2.0, inputs="x")

@@ -17,7 +17,9 @@ from fedcodist.ensembles import (
     mean_probabilities,
     together,
 )
-from fedcodist.model import Model, Variables, cross_entropy
+from fedcodist.model import Model, Variables, cross_entropy, from_flax_linen
+from fedcodist.models.digits import BatchNormMLP
+from fedcodist.readout import Readout
 
 FEATURES, CLASSES, MEMBERS = 4, 3, 5
 IMAGES = np.random.default_rng(0).normal(size=(7, FEATURES)).astype(np.float32)
@@ -133,3 +135,19 @@ def test_dirichlet_samples_are_convex_combinations():
     doubled = Variables({"a": members().params["b"], "b": members().params["b"]}, {})
     drawn = dirichlet_samples(jax.random.key(0), doubled, 5).params
     np.testing.assert_allclose(drawn["a"], drawn["b"], rtol=1e-6)
+
+
+def test_members_are_in_evaluation_mode():
+    """Their running averages normalise, whatever else is in the batch."""
+    model = from_flax_linen(BatchNormMLP(hidden=(8,), classes=CLASSES), jnp.zeros((1, FEATURES)))
+    both = jax.vmap(model.init)(jax.random.split(jax.random.key(0), 2))
+    mean = mean_logits(model, equal_weights(both))
+    one_by_one = jnp.concatenate([mean({"image": image[None]}) for image in BATCH["image"]])
+    np.testing.assert_allclose(mean(BATCH), one_by_one, atol=1e-5)
+
+
+def test_models_of_text_have_no_logits_to_average():
+    readout = Readout(jnp.zeros((7, 2, 4)), jnp.zeros((4, 3)), jnp.zeros(3), jnp.ones((7, 2)))
+    text = MODEL._replace(apply=lambda variables, batch, **_: (readout, {}))
+    with pytest.raises(TypeError, match=r"must return logits \[batch, classes\], got a Readout"):
+        mean_logits(text, equal_weights(members()))(BATCH)

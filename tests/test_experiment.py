@@ -325,6 +325,26 @@ def test_the_round_in_which_it_first_happened_is_named(monkeypatch):
     algorithm = algorithm._replace(communication={"b": None})
     with pytest.raises(TrainingDiverged, match="in round 12, pool 'b', seed 6:"):
         loop._check_finite(10, history, np.array([5, 6]), algorithm)
+    # Whoever went wrong later may have been taught by it.
+    for order in ("ab", "ba"):
+        algorithm = algorithm._replace(communication=dict.fromkeys(order))
+        with pytest.raises(TrainingDiverged, match="in round 12, pool 'b', seed 6:"):
+            loop._check_finite(10, history, np.array([5, 6]), algorithm)
+
+
+@pytest.mark.parametrize("order", ["ab", "ba"])
+def test_in_one_round_what_clients_sent_goes_before_the_models(order):
+    """Whose models may be mixed with another pool's by then."""
+    finite = np.full((2, 3), True)
+    history = {f"{pool}/{what}": finite for pool in "ab" for what in ("finite", "finite_model")}
+    broken = np.array([[True, True, True], [True, False, False]])
+    history |= {"a/finite_model": broken, "b/finite": broken, "b/finite_model": broken}
+    algorithm = make_experiment().algorithm._replace(communication=dict.fromkeys(order))
+    with pytest.raises(TrainingDiverged, match="in round 2, pool 'b', seed 6:"):
+        loop._check_finite(0, history, np.array([5, 6]), algorithm)
+    history |= {"b/finite": finite, "b/finite_model": finite}
+    with pytest.raises(TrainingDiverged, match="in round 2, pool 'a', seed 6:"):
+        loop._check_finite(0, history, np.array([5, 6]), algorithm)
 
 
 def test_a_server_update_that_is_not_finite_is_never_a_checkpoint(tmp_path):
@@ -384,6 +404,26 @@ def test_bad_settings_are_one_line_before_anything_compiles(settings, error, mes
         run_experiment(experiment, tmp_path / "run")
     assert "\n" not in str(raised.value)
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_rows_that_the_algorithm_was_told_of(stream):
+    """Of more than there are the last one would be drawn again and again, in silence."""
+    select = lambda round, key: (
+        make_algorithm()
+        .select(round, key)
+        .replace(rows={"unlabelled": jnp.zeros((2, 3), jnp.int32)})
+    )
+    rows = {"unlabelled": {"image": np.zeros((7, FEATURES), np.float32)}}
+    data = StreamedData(make_data(), rows) if stream else resident_data(make_data(), rows)
+    experiment = make_experiment()._replace(data=data)
+    algorithm = experiment.algorithm._replace(select=select, num_rows={"unlabelled": 9})
+    with pytest.raises(
+        ValueError, match=r"'unlabelled' must have the 9 rows .* it has 7"
+    ) as raised:
+        check_experiment(experiment._replace(algorithm=algorithm))
+    assert "\n" not in str(raised.value)
+    check_experiment(experiment._replace(algorithm=algorithm._replace(num_rows={"unlabelled": 7})))
 
 
 def test_no_splits():

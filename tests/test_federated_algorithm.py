@@ -9,6 +9,7 @@ import optax
 import pytest
 
 from fedcodist.algorithms.fed_avg import FedAvgHyper, fed_avg
+from fedcodist.algorithms.scaffold import scaffold
 from fedcodist.client_training import LocalTraining
 from fedcodist.federated_algorithm import as_fedjax, client_key, communication_of, single_model
 from fedcodist.for_each_client import Execution
@@ -119,6 +120,13 @@ def test_every_client_has_the_key_it_came_with():
     assert same[0] == pytest.approx(same[1], rel=1e-6)
     assert different[0] == pytest.approx(same[0], rel=1e-6)
     assert abs(different[0] - different[1]) > 1e-5
+
+
+def test_clients_who_keep_something_are_refused():
+    """Forgotten after each round, SCAFFOLD's variates would be worse than none."""
+    with pytest.raises(ValueError, match="method must be one whose clients keep nothing") as error:
+        as_fedjax(scaffold(MODEL, 3, LocalTraining(batch_size=10)))
+    assert "\n" not in str(error.value)
 
 
 def test_apply_needs_clients():

@@ -8,10 +8,11 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 
 from fedcodist import keys
 from fedcodist.algorithms.pools import Pool, check_class_counts, check_pools
-from fedcodist.checks import check_number
+from fedcodist.checks import check_integer, check_number
 from fedcodist.cohort import Rows
 from fedcodist.distillation import (
     Distillation,
@@ -86,8 +87,7 @@ def check_codistillation(
             raise ValueError(f"teaching gives no teacher of {name!r} a weight above 0.")
     check_class_counts(pools)
     check_distillation(distillation, num_unlabelled)
-    if num_rounds < 1:
-        raise ValueError(f"num_rounds must be at least 1, got {num_rounds}.")
+    check_integer("num_rounds", num_rounds, low=1)
     methods = {name: pool.method.hyper for name, pool in pools.items()}
     return pools, CodistillationHyper(methods, teaching)
 
@@ -107,7 +107,7 @@ def codistil(
 
     Section 3: students start from `starts`; teachers are frozen copies of the same values.
     """
-    progress = round / num_rounds
+    progress = jnp.minimum(round / num_rounds, 1)
     rates = {
         name: hyper.learning_rate * (1 - (1 - hyper.decay) * progress)
         for name, hyper in teaching.items()

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedcodist import graphs
+from fedcodist.aggregation import as_stored
 from fedcodist.algorithms import parties
 from fedcodist.algorithms.parties import PARTIES, Group
 from fedcodist.algorithms.separate import SeparateHyper, apart
@@ -55,16 +56,14 @@ def decentralised_fed_avg(
 
     def round_(state, rows, inputs, round, key, hyper, axis_name=None):
         result = train(state, inputs, round, key, hyper.learning_rate, axis_name)
-        # Sizes are the cohort's, whose clients are ascending.
-        everyone = np.sort(np.concatenate([group.clients for group in groups.values()]))
         sizes = inputs.cohorts[PARTIES].sizes
         now = jnp.asarray(edges)[round] | jnp.eye(count, dtype=bool)
 
         def averaged(name, learner):
             own = groups[name].clients
-            weights = now[np.ix_(own, own)] * sizes[np.searchsorted(everyone, own)]
+            weights = now[np.ix_(own, own)] * sizes[own]
             weights = weights / jnp.sum(weights, axis=1, keepdims=True)
-            mean = lambda leaf: jnp.tensordot(weights.astype(leaf.dtype), leaf, axes=1)
+            mean = lambda leaf: as_stored(jnp.tensordot(weights, leaf, axes=1), leaf)
             return learner._replace(variables=jax.tree.map(mean, learner.variables))
 
         state = {name: averaged(name, learner) for name, learner in result.rows.items()}

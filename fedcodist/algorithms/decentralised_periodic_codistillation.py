@@ -19,6 +19,7 @@ from fedcodist.communication import Communication
 from fedcodist.distillation import kl_divergence
 from fedcodist.federated_algorithm import FederatedAlgorithm
 from fedcodist.for_each_client import Execution
+from fedcodist.models.layered import logits_of
 from fedcodist.shuffling import stream_positions
 from fedcodist.step_training import StepTraining, check_step_training, start_learners
 
@@ -125,7 +126,7 @@ def decentralised_periodic_codistillation(
                 ),
                 key,
                 hyper.distillation_learning_rate,
-                loss_hook=lambda logits, batch: divergence(logits, batch["target"]),
+                loss_hook=lambda outputs, batch: divergence(logits_of(outputs), batch["target"]),
             )
             fresh = training.optimizer(0.0).init(taught.variables.params)
             after = learner._replace(variables=taught.variables, optimizer_state=fresh)
@@ -189,4 +190,5 @@ def decentralised_periodic_codistillation(
             for client, party in zip(group.clients, names[name], strict=True)
         },
         num_clients=count,
+        num_rows={PUBLIC: num_public},
     )

@@ -18,7 +18,7 @@ from fedcodist.cohort import ClientData
 from fedcodist.communication import Communication
 from fedcodist.federated_algorithm import FederatedAlgorithm, single_model
 from fedcodist.for_each_client import Execution
-from fedcodist.model import Model, Variables
+from fedcodist.model import Model, Variables, is_finite
 from fedcodist.models.layered import logits_of
 from fedcodist.shuffling import permuted_positions
 
@@ -129,12 +129,11 @@ def ds_fl(
                 hyper.distillation_learning_rate,
                 loss_hook=soft_cross_entropy,
             )
-            finite = parties.is_finite(taught.variables)
+            finite = is_finite(taught.variables)
             metrics = {"distillation_loss": taught.loss, "finite": finite}
             return ClientResult({}, {}, jnp.ones(()), taught.variables, metrics)
 
         cohort, public = inputs.cohorts[PARTIES], inputs.rows[PUBLIC]
-        parties.check_rows("num_public", num_public, count, public.columns)
         examples = {column: values[public.indices[0]] for column, values in public.columns.items()}
         run = lambda update, message, rows, purpose: for_each_party(
             groups,
@@ -181,6 +180,7 @@ def ds_fl(
             for party in names
         },
         num_clients=parties.num_clients(groups),
+        num_rows={PUBLIC: num_public},
     )
 
 

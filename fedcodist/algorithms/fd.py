@@ -18,7 +18,7 @@ from fedcodist.communication import Communication
 from fedcodist.distillation import kl_divergence, softened, softened_target
 from fedcodist.federated_algorithm import FederatedAlgorithm
 from fedcodist.for_each_client import Execution
-from fedcodist.model import Model, Variables
+from fedcodist.model import Model, Variables, is_finite
 from fedcodist.models.layered import logits_of
 
 PyTree = Any
@@ -131,7 +131,7 @@ def fd(
                 "loss": trained.loss,
                 "num_steps": trained.num_steps,
                 "client_examples": trained.num_examples,
-                "finite": parties.is_finite(trained.variables),
+                "finite": is_finite(trained.variables),
             }
             after = FDParty(trained.variables, means)
             return ClientResult(means, {}, jnp.ones(()), after, metrics)

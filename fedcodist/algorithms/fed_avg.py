@@ -1,5 +1,6 @@
 """Federated averaging (McMahan et al., 2017) with any server optimizer (FedOpt, Reddi et al., 2021)."""
 
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -8,10 +9,13 @@ import jax.numpy as jnp
 import optax
 
 from fedcodist.aggregation import ClientResult, weighted_mean
+from fedcodist.checks import check_integer
 from fedcodist.client_training import (
     LocalTraining,
     OptimizerFactory,
     TrainedClient,
+    check_factory,
+    lasting_state,
     train_client,
 )
 from fedcodist.federated_algorithm import FederatedMethod
@@ -19,6 +23,11 @@ from fedcodist.model import Model, Variables
 
 PyTree = Any
 Schedule = Callable[[Any, jax.Array], jax.Array]  # (initial value, round) -> value
+
+
+def constant(rate: Any, round: jax.Array) -> Any:
+    """The same rate in every round."""
+    return rate
 
 
 class FedAvgHyper(NamedTuple):
@@ -40,7 +49,7 @@ def fed_avg(
     model: Model,
     training: LocalTraining = LocalTraining(),
     server_optimizer: OptimizerFactory = lambda rate: optax.adam(rate, eps=1e-5),
-    schedule: Schedule = lambda rate, round: rate,
+    schedule: Schedule = constant,
     hyper: FedAvgHyper = FedAvgHyper(),
 ) -> FederatedMethod:
     """FedAvg as a method: clients train locally, the server optimizer takes their mean update.
@@ -61,22 +70,15 @@ def fed_avg(
     >>> method = fed_avg(from_flax_linen(nn.Dense(10), jnp.zeros((1, 64))))
     >>> server = method.init(jax.random.key(0))
     """
-    for name, factory in (
-        ("training.optimizer", training.optimizer),
-        ("server_optimizer", server_optimizer),
-    ):
-        if isinstance(factory, optax.GradientTransformation):
-            raise TypeError(
-                f"{name} must be a function of the learning rate, such as optax.sgd itself or "
-                "lambda rate: optax.adam(rate, eps=1e-5), got an optimizer already made."
-            )
+    check_factory("training.optimizer", training.optimizer)
+    check_factory("server_optimizer", server_optimizer)
     for name in ("batch_size", "epochs"):
-        if getattr(training, name) < 1:
-            raise ValueError(f"training.{name} must be at least 1, got {getattr(training, name)}.")
+        check_integer(f"training.{name}", getattr(training, name), low=1)
+    start = functools.partial(lasting_state, "server_optimizer", server_optimizer)
 
     def init(key):
         params, mutable = model.init(key)
-        return FedAvgServer(params, mutable, server_optimizer(0.0).init(params))
+        return FedAvgServer(params, mutable, start(params))
 
     def client_update(message, row, data, key, hyper):
         trained = train_client(model, training, message, data, key, hyper.client_learning_rate)
@@ -99,9 +101,7 @@ def fed_avg(
         reduce=weighted_mean(),
         server_update=server_update,
         variables=lambda server: Variables(server.params, server.mutable),
-        replace_model=lambda server, new: FedAvgServer(
-            *new, server_optimizer(0.0).init(new.params)
-        ),
+        replace_model=lambda server, new: FedAvgServer(*new, start(new.params)),
         with_model=lambda server, new: FedAvgServer(*new, server.optimizer_state),
     )
 
@@ -125,10 +125,5 @@ def client_result(
 
 
 def linear_decay(num_rounds: int) -> Schedule:
-    """rate (1 - t / T) for rounds t = 0 .. T - 1."""
-    return lambda rate, round: rate * (1 - round / num_rounds)
-
-
-def constant(rate: Any, round: jax.Array) -> Any:
-    """The same rate in every round."""
-    return rate
+    """rate (1 - t / T) for rounds t = 0 .. T - 1, and 0 from then on."""
+    return lambda rate, round: rate * jnp.maximum(1 - round / num_rounds, 0)

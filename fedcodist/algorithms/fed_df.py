@@ -10,6 +10,7 @@ import numpy as np
 from fedcodist import keys
 from fedcodist.algorithms.pools import (
     Pool,
+    aggregate_of_some,
     assemble,
     check_class_counts,
     check_pools,
@@ -30,7 +31,7 @@ from fedcodist.distillation import (
     softened_target,
     unlabelled_rows,
 )
-from fedcodist.ensembles import Ensemble, mean_logits, without_worst
+from fedcodist.ensembles import Ensemble, is_guessing, mean_logits, without_worst
 from fedcodist.federated_algorithm import FederatedAlgorithm
 from fedcodist.for_each_client import Execution
 from fedcodist.model import Model
@@ -119,23 +120,33 @@ def fed_df(
             axis_name,
             members=True,
         )
-        state = update_servers(pools, state, trained.aggregates, round, hyper.methods)
+        aggregates = trained.aggregates
         counts = {name: inputs.cohorts[name].sizes.size for name in pools}
         weights = {name: jnp.ones(count) for name, count in counts.items()}
         if validated is not None and validated.drop_worst:
-            accuracy = [
-                jax.lax.map(
+            accuracy = {
+                name: jax.lax.map(
                     lambda member, name=name: validation_accuracy(
                         models[name], member, inputs.rows[VALIDATION], validated, axis_name
                     ),
                     trained.members[name],
                 )
                 for name in pools
-            ]
+            }
             classes = next(iter(models.values())).num_classes
-            kept = without_worst(jnp.concatenate(accuracy), classes)
+            kept = without_worst(jnp.concatenate(list(accuracy.values())), classes)
             parts = jnp.split(kept, np.cumsum(list(counts.values()))[:-1].tolist())
             weights = dict(zip(pools, parts, strict=True))
+            aggregates = {
+                name: aggregate_of_some(
+                    pool.method,
+                    state[name],
+                    trained.results[name],
+                    ~is_guessing(accuracy[name], classes),
+                )
+                for name, pool in pools.items()
+            }
+        state = update_servers(pools, state, aggregates, round, hyper.methods)
         teachers = {
             name: _summed(models[name], Ensemble(trained.members[name], weights[name]))
             for name in pools
@@ -183,7 +194,10 @@ def fed_df(
         }
         return state, trained.rows, metrics
 
-    return assemble("fed_df", pools, columns, hyper, round_, select_rows)
+    num_rows = {UNLABELLED: num_unlabelled}
+    if validated is not None:
+        num_rows[VALIDATION] = validated.num_examples
+    return assemble("fed_df", pools, columns, hyper, round_, select_rows, num_rows)
 
 
 def _summed(model: Model, ensemble: Ensemble) -> Teacher:

@@ -1,5 +1,6 @@
 """FedMD (Li and Wang, 2019): parties of any architecture agree on logits of public examples."""
 
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -13,11 +14,16 @@ from fedcodist.aggregation import ClientResult
 from fedcodist.algorithms import parties
 from fedcodist.algorithms.parties import PARTIES, PUBLIC, Group, for_each_party
 from fedcodist.checks import check_integer, check_number
-from fedcodist.client_training import LocalTraining, TrainedClient, train_client
+from fedcodist.client_training import (
+    LocalTraining,
+    TrainedClient,
+    lasting_state,
+    train_client,
+)
 from fedcodist.communication import Communication
 from fedcodist.federated_algorithm import FederatedAlgorithm
 from fedcodist.for_each_client import Execution
-from fedcodist.model import Model, Variables
+from fedcodist.model import Model, Variables, is_finite
 from fedcodist.models.layered import logits_of
 from fedcodist.shuffling import stratified_sample
 
@@ -160,14 +166,13 @@ def fed_md(
                 "loss": revisited.loss,
                 "num_steps": digested.num_steps + revisited.num_steps,
                 "client_examples": revisited.num_examples,
-                "finite": parties.is_finite(revisited.variables),
+                "finite": is_finite(revisited.variables),
             }
             after = Party(revisited.variables, digested.optimizer_state, revisited.optimizer_state)
             return ClientResult({}, {}, jnp.ones(()), after, metrics)
 
         cohort, public = inputs.cohorts[PARTIES], inputs.rows[PUBLIC]
         alignment = dict(public.columns)
-        parties.check_rows("public_labels", len(public_labels), count, alignment)
         if alignment_size is not None:
             at = public.indices[0]
             alignment = {column: values[at] for column, values in alignment.items()}
@@ -205,6 +210,7 @@ def fed_md(
             for party in names
         },
         num_clients=parties.num_clients(groups),
+        num_rows={PUBLIC: len(public_labels)},
     )
 
 
@@ -222,11 +228,18 @@ def start(
       private_states: architecture -> states of the optimizers of private training, which go on in the
         revisit, as in the released code; fresh ones where not given.
     """
-    fresh = lambda training, params: jax.vmap(training.optimizer(0.0).init)(params)
+
+    def fresh(name, training, params):
+        first = functools.partial(lasting_state, f"{name}.optimizer", training.optimizer)
+        return jax.vmap(first)(params)
+
     found = {}
     for name, (params, mutable) in models.items():
-        goes_on = fresh(revisit, params) if private_states is None else private_states[name]
-        found[name] = Party(Variables(params, mutable), fresh(digest, params), goes_on)
+        goes_on = None if private_states is None else private_states[name]
+        if goes_on is None:
+            goes_on = fresh("revisit", revisit, params)
+        digesting = fresh("digest", digest, params)
+        found[name] = Party(Variables(params, mutable), digesting, goes_on)
     return found
 
 

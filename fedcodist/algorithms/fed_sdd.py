@@ -14,7 +14,6 @@ from fedcodist.algorithms.pools import (
     Pool,
     assemble,
     check_pools,
-    kept_models,
     train_pools,
     update_servers,
 )
@@ -39,7 +38,7 @@ from fedcodist.ensembles import (
     mean_logits,
     together,
 )
-from fedcodist.federated_algorithm import FederatedAlgorithm, FederatedMethod, single_model
+from fedcodist.federated_algorithm import FederatedAlgorithm
 from fedcodist.for_each_client import Execution
 from fedcodist.model import Model, Variables
 from fedcodist.shuffling import permuted_positions, sample_without_replacement
@@ -138,11 +137,12 @@ def fed_sdd(
       scaled: whether the divergence is multiplied by T squared (Hinton et al.; the paper does not say).
       distilled: 'main', or 'all' models by the same teacher (the paper's "basic" distillation).
       warm_up: rounds at the start without distillation.
-      cached: evaluate the teacher once on all unlabelled data a round; only right where the
-        distillation does not augment its images.
+      cached: evaluate the teacher once a round on all unlabelled data that are on the device, which are
+        the round's own where they are streamed; refused where the distillation augments its images.
       group_sizes: clients of each group; as even as can be, the first ones larger, where not given.
       measured: ensembles of client models to evaluate too: 'clients', their mean logits; 'gaussian' and
-        'dirichlet', of clients, main aggregate and ten models sampled around the clients' (FedBE).
+        'dirichlet', of clients, aggregate and ten models sampled around the clients' (FedBE), for one
+        model.
       execution: how clients are executed.
       name: the method's name in tables.
 
@@ -160,8 +160,17 @@ def fed_sdd(
         raise ValueError(f"distilled must be 'main' or 'all', got {distilled!r}.")
     if cached and distillation.mixup_beta > 0:
         raise ValueError("cached needs distillation.mixup_beta=0: mixed images differ every time.")
+    if isinstance(measured, str):
+        raise TypeError(
+            f"measured must be several of {CLIENT_ENSEMBLES}, got the string {measured!r}."
+        )
     if unknown := set(measured) - set(CLIENT_ENSEMBLES):
         raise ValueError(f"measured must be among {CLIENT_ENSEMBLES}, got {sorted(unknown)}.")
+    if num_models > 1 and (around := sorted(set(measured) & {"dirichlet", "gaussian"})):
+        raise ValueError(
+            f"measured must not name {around} with num_models above 1: between models that began apart "
+            "there is nothing to sample."
+        )
     method = pool.method
     names = [MAIN, *(f"model_{k}" for k in range(1, num_models))]
     sizes = dict(zip(names, counts, strict=True))
@@ -253,25 +262,16 @@ def fed_sdd(
         columns,
         FedSDDHyper(method.hyper, learning_rate, temperature),
         round_,
+        num_rows={UNLABELLED: num_unlabelled} if distillation.steps else {},
+        servers=lambda state: state.models,
     )
-    predictors = {
-        n: single_model(method.model, functools.partial(_variables_of, method, n)) for n in names
-    }
+    predictors = dict(algorithm.predictors)
     predictors[ENSEMBLE] = ensemble_predictor(method.model, buffered)
     for kind in measured:
         predictors[kind] = ensemble_predictor(
             method.model, functools.partial(_client_ensemble, kind)
         )
-    return algorithm._replace(
-        init=init,
-        select=select,
-        predictors=predictors,
-        kept_models={n: kept_models(n, method, functools.partial(_server_of, n)) for n in names},
-    )
-
-
-def _server_of(name: str, state: FedSDDState) -> PyTree:
-    return state.models[name]
+    return algorithm._replace(init=init, select=select, predictors=predictors)
 
 
 def buffered(state: FedSDDState) -> Ensemble:
@@ -312,6 +312,7 @@ def _taught(
     """The students after distillation (equations 4 and 5)."""
     teacher = mean_logits(model, buffered(state))
     if cached:
+        _check_not_random(distillation, unlabelled.columns)
         logits = _on_all(teacher, unlabelled, distillation, axis_name)
         columns = {**unlabelled.columns, "teacher": logits}
         unlabelled = Rows(columns=columns, indices=unlabelled.indices)
@@ -328,6 +329,25 @@ def _taught(
         axis_name=axis_name,
         divergence=softened(kl_divergence(distillation.direction), hyper.temperature, scaled),
     ).students
+
+
+def _check_not_random(distillation: Distillation, columns: Mapping[str, jax.Array]) -> None:
+    """Raises one line where the preprocessing of the same images depends on the key."""
+    draws, positions = np.random.default_rng(0), jnp.arange(8)
+    with jax.ensure_compile_time_eval():
+        batch = {
+            name: jnp.asarray(draws.integers(0, 2, (8, *column.shape[1:])), column.dtype)
+            for name, column in columns.items()
+        }
+        found = [
+            distillation.preprocess(batch, jax.random.key(seed), positions) for seed in range(4)
+        ]
+        for other in found[1:]:
+            if not all(np.array_equal(found[0][name], other[name]) for name in other):
+                raise ValueError(
+                    "cached must be False where distillation.preprocess is random: the teacher would "
+                    "answer other images than the student sees."
+                )
 
 
 def _on_all(teacher, unlabelled: Rows, distillation: Distillation, axis_name) -> jax.Array:
@@ -352,10 +372,6 @@ def _on_all(teacher, unlabelled: Rows, distillation: Distillation, axis_name) ->
     return sum_over_devices(jax.lax.fori_loop(0, steps, add, logits), axis_name)
 
 
-def _variables_of(method: FederatedMethod, name: str, state: FedSDDState) -> Variables:
-    return method.variables(state.models[name])
-
-
 def _stacked(models: Sequence[Variables]) -> Variables:
     return jax.tree.map(lambda *leaves: jnp.stack(leaves), *models)
 
@@ -369,6 +385,10 @@ def _group_sizes(cohort: int, num_models: int, sizes: Sequence[int] | None) -> l
         )
     if sizes is None:
         return [len(part) for part in np.array_split(np.arange(cohort), num_models)]
+    if not isinstance(sizes, Sequence) or not all(
+        isinstance(size, int | np.integer) for size in sizes
+    ):
+        raise TypeError(f"group_sizes must be integers, one per model, got {sizes!r}.")
     if len(sizes) != num_models or sum(sizes) != cohort or min(sizes) < 1:
         raise ValueError(
             f"group_sizes must be {num_models} positive numbers that sum to the cohort's {cohort} "

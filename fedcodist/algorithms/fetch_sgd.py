@@ -106,7 +106,7 @@ def fetch_sgd(
         seen = data
         if examples is not None:
             seen = drawn_examples(data, examples, keys.derive(key, "examples"))
-        gradient = full_gradient(model, training, message, seen, key)
+        gradient = full_gradient(model, training, message, seen, key, train=False)
         table = sketched(flat(gradient), rows, columns, seed).table
         metrics = {"num_steps": jnp.int32(1), "examples": seen.size}
         return ClientResult(table, {}, jnp.asarray(data.size, jnp.float32), row, metrics)

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import optax
 
 from fedcodist import keys
-from fedcodist.aggregation import ClientResult
+from fedcodist.aggregation import ClientResult, as_stored
 from fedcodist.algorithms import parties
 from fedcodist.algorithms.parties import PARTIES, Group, for_each_party
 from fedcodist.checks import check_integer, check_number
@@ -17,7 +17,7 @@ from fedcodist.communication import Communication, tree_bytes
 from fedcodist.distillation import kl_divergence
 from fedcodist.federated_algorithm import FederatedAlgorithm, single_model
 from fedcodist.for_each_client import Execution
-from fedcodist.model import Model, Variables
+from fedcodist.model import Model, Variables, is_finite
 from fedcodist.models.layered import logits_of
 
 PyTree = Any
@@ -106,7 +106,7 @@ def fml(
                 "loss": trained.loss,
                 "num_steps": trained.num_steps,
                 "client_examples": trained.num_examples,
-                "finite": parties.is_finite(trained.variables),
+                "finite": is_finite(trained.variables),
             }
             return ClientResult(after[MEME], {}, jnp.ones(()), after[OWN], metrics)
 
@@ -120,7 +120,11 @@ def fml(
             execution,
             axis_name,
         )
-        mean = jax.tree.map(lambda leaf: leaf / result.weight.astype(leaf.dtype), result.update)
+        mean = jax.tree.map(
+            lambda leaf, old: as_stored(leaf / result.weight.astype(leaf.dtype), old),
+            result.update,
+            state.meme,
+        )
         return FMLState(result.rows, mean), rows, result.metrics
 
     size = tree_bytes(jax.eval_shape(meme.init, jax.eval_shape(lambda: jax.random.key(0))))

@@ -1,5 +1,6 @@
 """Every party for itself: no collaboration. What FedMD starts from, and what it is compared with."""
 
+import functools
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -11,11 +12,11 @@ from fedcodist.aggregation import ClientResult
 from fedcodist.algorithms import parties
 from fedcodist.algorithms.parties import PARTIES, Group, for_each_party
 from fedcodist.checks import check_integer, check_number
-from fedcodist.client_training import LocalTraining, train_client
+from fedcodist.client_training import LocalTraining, lasting_state, train_client
 from fedcodist.communication import Communication
 from fedcodist.federated_algorithm import FederatedAlgorithm
 from fedcodist.for_each_client import Execution
-from fedcodist.model import Variables
+from fedcodist.model import Variables, is_finite
 from fedcodist.validation import VALIDATION, Validated, validation_accuracy, validation_rows
 
 PyTree = Any
@@ -99,6 +100,12 @@ def isolated(
         name = f"{name}, stopped on {patience.validated_on}"
         validated = Validated(patience.num_examples, preprocess=patience.preprocess)
 
+    num_rows = {}
+    if num_shared is not None:
+        num_rows[SHARED] = num_shared
+    if patience is not None:
+        num_rows[VALIDATION] = patience.num_examples
+
     def init(key):
         return start(parties.init_models(groups, key), training)
 
@@ -142,7 +149,7 @@ def isolated(
                 "loss": trained.loss,
                 "num_steps": trained.num_steps,
                 "client_examples": trained.num_examples,
-                "finite": parties.is_finite(trained.variables),
+                "finite": is_finite(trained.variables),
             }
             after = Loner(trained.variables, trained.optimizer_state, best, waited)
             return ClientResult({}, {}, jnp.ones(()), after, metrics)
@@ -173,6 +180,7 @@ def isolated(
             for party in names
         },
         num_clients=parties.num_clients(groups),
+        num_rows=num_rows,
     )
 
 
@@ -180,7 +188,8 @@ def start(models: Mapping[str, Variables], training: LocalTraining) -> dict[str,
     """The state before the first round: models, leaves [group, ...], with fresh optimizers."""
 
     def fresh(variables):
-        optimizer_state = jax.vmap(training.optimizer(0.0).init)(variables.params)
+        first = functools.partial(lasting_state, "training.optimizer", training.optimizer)
+        optimizer_state = jax.vmap(first)(variables.params)
         count = jax.tree.leaves(variables.params)[0].shape[0]
         # Of the type that a round leaves: another one would be compiled for.
         best = jnp.full(count, -jnp.inf, jnp.float32)

@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from fedcodist.algorithms.codistillation import (
     CodistillationHyper,
@@ -60,7 +61,7 @@ def merged_codistillation(
       num_unlabelled: rows of the unlabelled data.
       num_rounds: rounds T of the whole run, for the decay of distillation learning rates.
       alpha: weight of the pseudo-gradient in [0, 1], one for all pools or pool -> weight.
-      alpha_schedule: (alpha, round from 0) -> alpha of that round.
+      alpha_schedule: (alpha, round from 0) -> alpha of that round, in [0, 1].
       skip_at_alpha_one: leave distillation out in rounds in which every alpha is 1.
       distillation: steps, batch size, optimizer, augmentation.
       teaching: pool -> TeachingHyper, the defaults where not given.
@@ -79,6 +80,7 @@ def merged_codistillation(
         raise ValueError(f"alpha must name every pool of {list(pools)}, got {list(alphas)}.")
     for name, value in alphas.items():
         check_number(f"alpha[{name!r}]" if isinstance(alpha, Mapping) else "alpha", value, 0, 1)
+        _check_schedule(alpha_schedule, value, num_rounds)
     hyper = MergedHyper(codistillation, alphas, float(skip_at_alpha_one))
 
     def select_rows(round, key):
@@ -86,13 +88,13 @@ def merged_codistillation(
 
     def round_(state, rows, inputs, round, key, hyper, axis_name=None):
         methods, teaching = hyper.codistillation
-        aggregates, rows, metrics, _ = train_pools(
+        aggregates, rows, metrics, *_ = train_pools(
             pools, state, rows, inputs, round, key, methods, execution, axis_name
         )
         before = {name: pool.method.variables(state[name]) for name, pool in pools.items()}
         scheduled = {name: alpha_schedule(value, round) for name, value in hyper.alpha.items()}
 
-        def distance():
+        def distilled_directions():
             students = codistil(
                 pools,
                 before,
@@ -109,12 +111,12 @@ def merged_codistillation(
                 for name in pools
             }
 
-        def nothing():
+        def no_directions():
             return {name: jax.tree.map(jnp.zeros_like, before[name].params) for name in pools}
 
         all_one = jnp.all(jnp.stack([jnp.asarray(value) for value in scheduled.values()]) == 1)
         skipped = jnp.logical_and(hyper.skip > 0, all_one)
-        directions = jax.lax.cond(skipped, nothing, distance)
+        directions = jax.lax.cond(skipped, no_directions, distilled_directions)
         merged = {
             name: aggregate._replace(
                 pseudo_gradient=merge_gradients(
@@ -125,4 +127,21 @@ def merged_codistillation(
         }
         return update_servers(pools, state, merged, round, methods), rows, metrics
 
-    return assemble("merged_codistillation", pools, columns, hyper, round_, select_rows)
+    return assemble(
+        "merged_codistillation",
+        pools,
+        columns,
+        hyper,
+        round_,
+        select_rows,
+        {UNLABELLED: num_unlabelled},
+    )
+
+
+def _check_schedule(alpha_schedule, alpha, num_rounds) -> None:
+    for round in range(num_rounds):
+        value = float(alpha_schedule(alpha, np.int32(round)))
+        if not -1e-6 <= value <= 1 + 1e-6:
+            raise ValueError(
+                f"alpha_schedule must give values between 0 and 1, got {value:g} in round {round}."
+            )

@@ -29,7 +29,7 @@ from fedcodist.client_training import Preprocess
 from fedcodist.communication import Communication, tree_bytes
 from fedcodist.federated_algorithm import FederatedAlgorithm
 from fedcodist.for_each_client import Execution
-from fedcodist.model import Variables
+from fedcodist.model import Variables, is_finite
 from fedcodist.models.multi_headed import BACKBONE, HeadedOutputs
 from fedcodist.shuffling import stream_positions
 from fedcodist.step_training import (
@@ -257,7 +257,7 @@ def multi_headed_distillation(
             metrics |= {
                 "num_steps": jnp.asarray(training.steps),
                 "client_examples": jnp.asarray(training.steps * training.batch_size),
-                "finite": parties.is_finite(learner.variables),
+                "finite": is_finite(learner.variables),
             }
             return ClientResult({}, {}, jnp.ones(()), learner, metrics)
 
@@ -289,6 +289,7 @@ def multi_headed_distillation(
         ),
         communication=_communication(groups, schedule, num_rounds),
         num_clients=num_clients,
+        num_rows={PUBLIC: num_public},
         notes=notes,
         host_state=host_banks,
     )

@@ -9,15 +9,15 @@ import functools
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 
 from fedcodist import keys
 from fedcodist.aggregation import Aggregate, ClientResult, Reduce, sum_over_devices
 from fedcodist.checks import check_integer
-from fedcodist.client_training import LocalTraining, Preprocess
+from fedcodist.client_training import LocalTraining, Preprocess, check_factory
 from fedcodist.cohort import ClientData, Cohort, Selection
 from fedcodist.federated_algorithm import Predictor
 from fedcodist.for_each_client import Execution, dealing_order, for_each_client
@@ -27,7 +27,8 @@ from fedcodist.models.layered import logits_of
 PyTree = Any
 PARTIES = "parties"  # the one cohort
 PUBLIC = "public"  # examples that everybody has
-# (the party's model, message, row, data, key) -> ClientResult
+# (the party's model, message, row, data, key) -> ClientResult, whose weight is one number: a method with
+# a weight per example sends both sums as its update, (weights * scores, weights), and weighs 1.
 PartyUpdate = Callable[[Model, PyTree, PyTree, ClientData, jax.Array], ClientResult]
 
 
@@ -108,26 +109,9 @@ def check_widths(groups: Mapping[str, Group], num_classes: int) -> None:
 
 def check_training(name: str, training: LocalTraining) -> None:
     """Raises one line for batches or epochs that make no sense, or an optimizer already made."""
-    if isinstance(training.optimizer, optax.GradientTransformation):
-        raise TypeError(
-            f"{name}.optimizer must be a function of the learning rate, got an optimizer already made."
-        )
+    check_factory(f"{name}.optimizer", training.optimizer)
     check_integer(f"{name}.batch_size", training.batch_size, low=1)
     check_integer(f"{name}.epochs", training.epochs, low=0)
-
-
-def check_rows(name: str, num_public: int, count: int, columns: Mapping[str, jax.Array]) -> None:
-    """Raises one line unless the data set `public` has as many rows as `name` says.
-
-    They are all there where they are on the device, and only the `count` selected ones where they are
-    streamed.
-    """
-    for column, values in columns.items():
-        if len(values) not in (num_public, count):
-            raise ValueError(
-                f"{name} must be one per row of the data set {PUBLIC!r}, got {num_public} for the "
-                f"{len(values)} rows of {column!r}."
-            )
 
 
 def party_names(groups: Mapping[str, Group]) -> dict[str, tuple[str, ...]]:
@@ -295,13 +279,9 @@ def without_examples(data: ClientData, keeps: jax.Array) -> ClientData:
     return dataclasses.replace(data, size=jnp.where(keeps, data.size, 0), bound=bound)
 
 
-def is_finite(tree: PyTree) -> jax.Array:
-    """Whether no number in a pytree is infinite or none at all, a scalar."""
-    return jnp.stack([jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(tree)]).all()
-
-
 def _checked_update(update, model, message, row, data, key):
     result = update(model, message, row, data, key)
+    chex.assert_shape(result.weight, ())
     is_here = data.size > 0
     return result._replace(
         update=jax.tree.map(lambda leaf: jnp.where(is_here, leaf, 0), result.update),

@@ -13,6 +13,7 @@ from fedcodist.algorithms.codistillation import (
     codistil,
 )
 from fedcodist.algorithms.pools import Pool, assemble, train_pools, update_servers
+from fedcodist.checks import check_integer
 from fedcodist.distillation import UNLABELLED, Distillation, unlabelled_rows
 from fedcodist.federated_algorithm import FederatedAlgorithm
 from fedcodist.for_each_client import Execution
@@ -49,8 +50,7 @@ def periodic_codistillation(
       ValueError: a pool, number or class count that makes no sense; names it.
     """
     pools, hyper = check_codistillation(pools, distillation, teaching, num_rounds, num_unlabelled)
-    if period < 1 or period != int(period):
-        raise ValueError(f"period must be an integer of at least 1, got {period}.")
+    check_integer("period", period, low=1)
     if period > num_rounds:
         warnings.warn(
             f"period={period} is longer than the run of {num_rounds} rounds: nothing will be distilled.",
@@ -70,7 +70,7 @@ def periodic_codistillation(
         return {UNLABELLED: rows}
 
     def round_(state, rows, inputs, round, key, hyper, axis_name=None):
-        aggregates, rows, metrics, _ = train_pools(
+        aggregates, rows, metrics, *_ = train_pools(
             pools, state, rows, inputs, round, key, hyper.methods, execution, axis_name
         )
         state = update_servers(pools, state, aggregates, round, hyper.methods)
@@ -99,4 +99,12 @@ def periodic_codistillation(
             metrics,
         )
 
-    return assemble("periodic_codistillation", pools, columns, hyper, round_, select_rows)
+    return assemble(
+        "periodic_codistillation",
+        pools,
+        columns,
+        hyper,
+        round_,
+        select_rows,
+        {UNLABELLED: num_unlabelled},
+    )

@@ -1,7 +1,6 @@
 """Pools of clients, one federated model each: what FedAvg baselines and codistillation share."""
 
 import functools
-import operator
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -11,7 +10,7 @@ import numpy as np
 import optax
 
 from fedcodist import keys
-from fedcodist.aggregation import Aggregate
+from fedcodist.aggregation import Aggregate, ClientResult
 from fedcodist.client_rows import ClientRows
 from fedcodist.cohort import Inputs, Selection
 from fedcodist.federated_algorithm import (
@@ -23,7 +22,7 @@ from fedcodist.federated_algorithm import (
     single_model,
 )
 from fedcodist.for_each_client import Execution, for_each_client
-from fedcodist.model import Variables
+from fedcodist.model import Variables, is_finite
 from fedcodist.shuffling import sample_without_replacement
 
 PyTree = Any
@@ -76,11 +75,26 @@ def assemble(
     hyper: PyTree,
     round_: Callable[..., Any],
     select_rows: Callable[[jax.Array, jax.Array], dict[str, jax.Array]] = lambda round, key: {},
+    num_rows: Mapping[str, int] = {},
+    servers: Callable[[PyTree], Mapping[str, PyTree]] = lambda state: state,
 ) -> FederatedAlgorithm:
-    """Makes an algorithm of pools and a round; `select_rows` adds what is not client data."""
+    """Makes an algorithm of pools and a round.
+
+    Args:
+      name, pools, columns, hyper: as an algorithm's own arguments.
+      round_: FederatedAlgorithm.round.
+      select_rows: (round, key) -> data set -> rows of a round that are not clients' data.
+      num_rows: data set -> rows that it must have.
+      servers: state -> pool -> the method's server; the state itself where not given.
+    """
 
     def init(key):
         return {n: pool.method.init(keys.derive(key, "init", n)) for n, pool in pools.items()}
+
+    def watched(state, rows, inputs, round, key, hyper, axis_name=None):
+        state, rows, metrics = round_(state, rows, inputs, round, key, hyper, axis_name)
+        models = {n: pool.method.variables(servers(state)[n]) for n, pool in pools.items()}
+        return state, rows, metrics | {f"{n}/finite_model": is_finite(m) for n, m in models.items()}
 
     def select(round, key):
         clients = {}
@@ -91,7 +105,10 @@ def assemble(
         return Selection(clients, select_rows(round, key))
 
     def predictor(n, method):
-        return single_model(method.model, lambda state: method.variables(state[n]))
+        return single_model(method.model, lambda state: method.variables(servers(state)[n]))
+
+    def kept(n, method):
+        return _kept_models(n, method, lambda state: servers(state)[n])
 
     return FederatedAlgorithm(
         name=name,
@@ -99,17 +116,16 @@ def assemble(
         init=init,
         rows={n: ClientRows(pool.clients, pool.method.init_row()) for n, pool in pools.items()},
         select=select,
-        round=round_,
+        round=watched,
         predictors={n: predictor(n, pool.method) for n, pool in pools.items()},
         communication={n: communication_of(pool.method, columns) for n, pool in pools.items()},
         num_clients=1 + max(int(pool.clients[-1]) for pool in pools.values()),
-        kept_models={
-            n: kept_models(n, pool.method, operator.itemgetter(n)) for n, pool in pools.items()
-        },
+        num_rows=num_rows,
+        kept_models={n: kept(n, pool.method) for n, pool in pools.items()},
     )
 
 
-def kept_models(
+def _kept_models(
     pool: str, method: FederatedMethod, server: Callable[[PyTree], PyTree]
 ) -> dict[str, KeptModel]:
     """The method's models that a pool's clients keep, `<pool>_<name>`, of the algorithm's state.
@@ -133,13 +149,15 @@ class TrainedPools(NamedTuple):
       aggregates: what the servers learn.
       rows: what the cohorts' clients keep.
       metrics: `<pool>/<name>` -> scalar.
-      members: the clients' trained models, leaves [cohort, ...], where asked for.
+      members, results: the clients' trained models, and all that they returned; leaves [cohort, ...],
+        where asked for.
     """
 
     aggregates: dict[str, Aggregate]
     rows: dict[str, PyTree]
     metrics: dict[str, jax.Array]
     members: dict[str, Variables]
+    results: dict[str, ClientResult]
 
 
 def train_pools(
@@ -162,9 +180,9 @@ def train_pools(
       state, rows, inputs, round, key, hyper, axis_name: as an algorithm's round gets them.
       stream: name under which all pools' clients draw their random numbers; each pool's own where
         not given. Pools that divide one cohort among them share a name.
-      members: whether to return every client's model.
+      members: whether to return every client's model and result.
     """
-    aggregates, new_rows, metrics, models = {}, {}, {}, {}
+    aggregates, new_rows, metrics, models, results = {}, {}, {}, {}, {}
     for name, pool in pools.items():
         method, cohort = pool.method, inputs.cohorts[name]
         message = method.broadcast(state[name])
@@ -179,15 +197,37 @@ def train_pools(
             individual_results=members,
         )
         if result.results is not None:
+            _check_like_parameters(name, result.results.update, message.params)
             trained = jax.tree.map(jnp.subtract, message.params, result.results.update)
             models[name] = Variables(trained, result.results.mutable)
+            results[name] = result.results
         aggregates[name] = method.reduce.finalize(result.total, message)
         new_rows[name] = result.rows
         norm = optax.tree.norm(aggregates[name].pseudo_gradient)
         metrics[f"{name}/pseudo_gradient_norm"] = norm
         metrics[f"{name}/finite"] = jnp.isfinite(norm)
         metrics |= {f"{name}/client_{k}": jnp.mean(v, 0) for k, v in result.metrics.items()}
-    return TrainedPools(aggregates, new_rows, metrics, models)
+    return TrainedPools(aggregates, new_rows, metrics, models, results)
+
+
+def aggregate_of_some(
+    method: FederatedMethod, server: PyTree, results: ClientResult, kept: jax.Array
+) -> Aggregate:
+    """The aggregate of some of a cohort's clients; of all where it would be of none.
+
+    Args:
+      method: the clients'.
+      server: as they received it.
+      results: what they returned, leaves [cohort, ...].
+      kept: bool [cohort].
+    """
+    kept = kept | ~jnp.any(kept)
+
+    def total(leaf):
+        return jnp.sum(jnp.where(kept.reshape(-1, *(1,) * (leaf.ndim - 1)), leaf, 0), axis=0)
+
+    prepared = jax.vmap(method.reduce.prepare)(results)
+    return method.reduce.finalize(jax.tree.map(total, prepared), method.broadcast(server))
 
 
 def update_servers(
@@ -232,6 +272,15 @@ def check_class_counts(pools: Mapping[str, Pool]) -> None:
     if len(set(classes.values())) > 1:
         raise ValueError(
             f"pools must have models of equal class counts to teach each other, got {classes}."
+        )
+
+
+def _check_like_parameters(name: str, update: PyTree, params: PyTree) -> None:
+    paths = lambda tree: [path for path, _ in jax.tree_util.tree_flatten_with_path(tree)[0]]
+    if paths(update) != paths(params):
+        raise ValueError(
+            f"pools[{name!r}].method must send updates like its parameters, from which its clients' "
+            "models are told; it sends something else, as FetchSGD's sketches are."
         )
 
 

@@ -100,7 +100,9 @@ def scaffold(
         else:
             travelled = jnp.maximum(trained.num_steps, 1) * hyper.client_learning_rate
             new_row = jax.tree.map(
-                lambda own, c, before, after: own - c + (before - after) / travelled,
+                lambda own, c, before, after: jnp.where(
+                    travelled > 0, own - c + (before - after) / travelled, own
+                ),
                 row,
                 message.variate,
                 received.params,
@@ -134,17 +136,23 @@ def scaffold(
 
 
 def full_gradient(
-    model: Model, training: LocalTraining, variables: Variables, data: ClientData, key: jax.Array
+    model: Model,
+    training: LocalTraining,
+    variables: Variables,
+    data: ClientData,
+    key: jax.Array,
+    train: bool = True,
 ) -> PyTree:
     """The gradient of the mean loss over all of a client's examples, batch by batch.
 
-    Batch statistics are those of each batch, as in training, and are not kept.
+    With `train`, dropout is on and batch statistics are those of each batch, as in training; they are
+    not kept.
     """
     size = training.batch_size
 
-    def loss(params, batch, mask):
+    def loss(params, batch, mask, key):
         outputs, _ = model.apply(
-            Variables(params, variables.mutable), batch, train=True, mask=mask, key=None
+            Variables(params, variables.mutable), batch, train=train, mask=mask, key=key
         )
         return jnp.sum(model.loss(outputs, batch) * mask)
 
@@ -155,7 +163,8 @@ def full_gradient(
         batch = {name: column[rows] for name, column in data.columns.items()}
         draw = keys.derive(key, "full_gradient", index)
         batch = training.preprocess(batch, draw, jnp.arange(size))
-        gradient = jax.grad(loss)(variables.params, batch, mask)
+        dropout = keys.derive(draw, "dropout") if train else None
+        gradient = jax.grad(loss)(variables.params, batch, mask, dropout)
         return jax.tree.map(jnp.add, total, gradient)
 
     total = jax.lax.fori_loop(
@@ -165,12 +174,17 @@ def full_gradient(
 
 
 def _is_plain_sgd(factory: OptimizerFactory) -> bool:
-    """Whether the first few steps are the learning rate times the gradient and nothing else."""
+    """Whether the first few steps are the learning rate times the gradient and nothing else.
+
+    A schedule shows later, and by its count of steps.
+    """
     rate, draws = 0.5, np.random.default_rng(0)
     optimizer = factory(rate)
     params = {"w": np.full(5, 3.0, np.float32)}
     state = optimizer.init(params)
-    for scale in (1.0, 100.0, 1e-3, 1.0):
+    if jax.tree.leaves(state):
+        return False
+    for scale in (1.0, 1e6, 1e-3, 1.0):
         gradient = {"w": (scale * draws.normal(size=5)).astype(np.float32)}
         updates, state = optimizer.update(gradient, state, params)
         if not np.allclose(updates["w"], -rate * gradient["w"], rtol=1e-5, atol=0):

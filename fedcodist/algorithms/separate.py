@@ -16,6 +16,7 @@ from fedcodist.cohort import Inputs
 from fedcodist.communication import Communication
 from fedcodist.federated_algorithm import FederatedAlgorithm
 from fedcodist.for_each_client import Execution
+from fedcodist.model import is_finite
 from fedcodist.step_training import (
     CLIENT_STEPS,
     Learner,
@@ -88,6 +89,7 @@ def separate(
             for party in names
         },
         num_clients=parties.num_clients(groups),
+        num_rows={} if num_shared is None else {SHARED: num_shared},
     )
 
 
@@ -119,7 +121,7 @@ def apart(
             metrics |= {
                 "num_steps": jnp.asarray(training.steps),
                 "client_examples": jnp.asarray(training.steps * training.batch_size),
-                "finite": parties.is_finite(learner.variables),
+                "finite": is_finite(learner.variables),
             }
             return ClientResult({}, {}, jnp.ones(()), learner, metrics)
 

@@ -2,6 +2,7 @@
 
 import jax
 import numpy as np
+import optax
 import pytest
 
 from fedcodist.algorithms.codistillation import TeachingHyper
@@ -198,6 +199,42 @@ def test_rounds_and_unlabelled_rows(build, value):
     with pytest.raises(ValueError) as error:
         build(num_unlabelled=value)
     _assert_one_line(error, "num_unlabelled", "at least 1", f"got {value}")
+
+
+@BUILDERS
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"num_rounds": 2.5}, "num_rounds must be an integer of at least 1, got 2.5."),
+        ({"num_unlabelled": 9.0}, "num_unlabelled must be an integer of at least 1, got 9.0."),
+        (
+            {"distillation": STEPS._replace(steps=2.0)},
+            "distillation.steps must be an integer of at least 0, got 2.0.",
+        ),
+        (
+            {"distillation": STEPS._replace(optimizer=optax.sgd(0.1))},
+            "distillation.optimizer must be a function of the learning rate",
+        ),
+    ],
+)
+def test_numbers_and_optimizers_of_another_type(build, options, message):
+    with pytest.raises(TypeError) as error:
+        build(**options)
+    _assert_one_line(error, message)
+
+
+@pytest.mark.parametrize("period", [2.5, np.nan, "5", None, True])
+def test_period_is_an_integer(period):
+    with pytest.raises(TypeError) as error:
+        _periodic(period=period)
+    _assert_one_line(error, f"period must be an integer of at least 1, got {period!r}.")
+
+
+def test_a_schedule_of_alpha_stays_between_0_and_1():
+    with pytest.raises(ValueError) as error:
+        _merged(alpha=0.5, alpha_schedule=lambda alpha, round: alpha + 0.2 * round)
+    _assert_one_line(error, "alpha_schedule", "between 0 and 1", "got 1.1 in round 3")
+    _merged(alpha=1.0, alpha_schedule=lambda alpha, round: alpha * (1 - round / 5))
 
 
 @pytest.mark.parametrize("period", [0, -200])

@@ -12,6 +12,7 @@ import numpy as np
 import optax
 import pytest
 
+from fedcodist.algorithms import codistillation
 from fedcodist.algorithms.codistillation import TeachingHyper
 from fedcodist.algorithms.fed_avg import FedAvgHyper, fed_avg
 from fedcodist.algorithms.merged_codistillation import merged_codistillation
@@ -19,8 +20,8 @@ from fedcodist.algorithms.periodic_codistillation import periodic_codistillation
 from fedcodist.algorithms.pools import Pool, independent_pools
 from fedcodist.client_training import LocalTraining
 from fedcodist.data.federated_data import FederatedData
-from fedcodist.distillation import UNLABELLED, Distillation
-from fedcodist.model import from_flax_linen
+from fedcodist.distillation import UNLABELLED, Distillation, frozen
+from fedcodist.model import Variables, from_flax_linen
 from fedcodist.models.digits import MLP, BatchNormMLP
 from fedcodist.sources import resident_data
 
@@ -284,6 +285,83 @@ def test_merged_keeps_the_clients_batch_statistics():
     start = _fresh_state("independent sgd")
     _assert_trees_close(merged["large"].mutable, plain["large"].mutable, atol=2e-6)
     assert _distance(merged["large"].mutable, start["large"].mutable) > 1e-3
+
+
+def test_a_model_that_is_replaced_has_its_students_batch_statistics():
+    """As it ends distillation, and not as its clients left it. Here parameters stay."""
+    still = {name: TeachingHyper(learning_rate=0.0) for name in NETWORKS}
+    periodic = periodic_codistillation(
+        _two_pools(server=_sgd, server_rate=1.0),
+        _codistillation_data()[0].columns,
+        13,
+        TOTAL,
+        period=1,
+        distillation=DISTILLATION,
+        teaching=still,
+    )
+    found = _compiled(periodic)[1](_fresh_state("independent sgd"), 0, periodic.hyper)
+    plain = _run_rounds("independent sgd", rounds=1)
+    _assert_trees_close(found["large"].params, plain["large"].params, atol=2e-6)
+    model, expected = _two_pools()["large"].method.model, plain["large"].mutable
+    images = _codistillation_data()[1].rows[UNLABELLED]["image"]
+    for rows in periodic.select(0, ROOT).rows[UNLABELLED]:
+        variables = Variables(plain["large"].params, expected)
+        batch = {"image": images[rows]}
+        _, expected = model.apply(variables, batch, train=True, mask=jnp.ones(len(rows)))
+    _assert_trees_close(found["large"].mutable, expected, atol=2e-6)
+    assert _distance(expected, plain["large"].mutable) > 1e-2
+
+
+@pytest.mark.parametrize("name", ["merged", "periodic"])
+def test_unlabelled_examples_are_an_endless_stream(name):
+    """Codistillations go on where the one before stopped: no example twice before all had their turn."""
+    columns, rounds = _codistillation_data()[0].columns, 12
+    common = {"distillation": DISTILLATION, "teaching": TEACHING}
+    if name == "merged":
+        algorithm, at = merged_codistillation(_two_pools(), columns, 13, rounds, **common), range(5)
+    else:
+        algorithm = periodic_codistillation(_two_pools(), columns, 13, rounds, period=3, **common)
+        at = range(2, rounds, 3)
+    select = jax.jit(lambda round: algorithm.select(round, ROOT).rows[UNLABELLED])
+    drawn = np.concatenate([np.asarray(select(round)).reshape(-1) for round in at])
+    passes = [drawn[start : start + 13] for start in range(0, len(drawn) - 12, 13)]
+    assert len(passes) > 3
+    assert all(sorted(each) == list(range(13)) for each in passes)
+    assert passes[0].tolist() != passes[1].tolist()
+
+
+def test_teachers_and_starts_are_in_evaluation_mode():
+    """A teacher's running averages normalise its logits, not the batch that it is asked of."""
+    model = from_flax_linen(NETWORKS["large"], jnp.zeros((1, 6)))
+    variables = model.init(ROOT)
+    images = jnp.asarray(np.random.default_rng(2).normal(2.0, 3.0, size=(8, 6)), jnp.float32)
+    asked = frozen(model, variables)
+    one_by_one = jnp.concatenate([asked({"image": image[None]}) for image in images])
+    np.testing.assert_allclose(asked({"image": images}), one_by_one, atol=1e-5)
+    in_training, _ = model.apply(variables, {"image": images}, train=True, mask=jnp.ones(8))
+    assert np.abs(np.asarray(in_training - one_by_one)).max() > 0.1
+
+
+def test_rates_end_where_the_run_was_to_end(monkeypatch):
+    """Rounds beyond `num_rounds` would have negative ones else."""
+    rates = []
+    monkeypatch.setattr(
+        codistillation, "distill", lambda **arguments: rates.append(arguments["learning_rates"])
+    )
+    for round in (0, 3, TOTAL, 10 * TOTAL):
+        codistillation.codistil(
+            _two_pools(),
+            dict.fromkeys(NETWORKS),
+            None,
+            round,
+            ROOT,
+            TEACHING,
+            DISTILLATION,
+            TOTAL,
+            None,
+        )
+    small = [float(each["small"]) for each in rates]
+    assert small == pytest.approx([0.02, 0.02 * 0.65, 0.02 * 0.3, 0.02 * 0.3])
 
 
 def test_pools_draw_the_same_cohorts_alone_and_together():

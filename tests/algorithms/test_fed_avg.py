@@ -3,6 +3,7 @@
 import functools
 import itertools
 
+import haiku as hk
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -15,7 +16,7 @@ from fedcodist.algorithms.fed_avg import FedAvgHyper, constant, fed_avg, linear_
 from fedcodist.client_training import LocalTraining
 from fedcodist.cohort import Cohort
 from fedcodist.for_each_client import Execution, for_each_client
-from fedcodist.model import Variables, from_flax_linen
+from fedcodist.model import Variables, from_flax_linen, from_haiku
 from fedcodist.models.digits import MLP, BatchNormMLP
 
 QUICK = {"xla_backend_optimization_level": 0, "xla_cpu_use_fusion_emitters": False}
@@ -292,9 +293,9 @@ def test_any_optimizer_as_a_plain_loop_would_use_it(client, server):
 @pytest.mark.parametrize("total", [1, 3, 7])
 def test_linear_decay_ends_one_step_before_zero(total):
     rates = [linear_decay(total)(0.5, round) for round in range(total + 1)]
-    np.testing.assert_allclose(rates, 0.5 * (1 - np.arange(total + 1) / total), atol=1e-12)
+    np.testing.assert_allclose(rates, 0.5 * (1 - np.arange(total + 1) / total), rtol=1e-6)
     assert rates[0] == 0.5
-    assert rates[-1] == 0
+    assert rates[-1] == linear_decay(total)(0.5, total + 3) == 0
     assert all(before > after for before, after in itertools.pairwise(rates))
     assert constant(0.5, total) == 0.5
 
@@ -304,3 +305,43 @@ def test_optimizers_must_be_functions_of_the_learning_rate():
         fed_avg(MODEL, server_optimizer=optax.sgd(0.1))
     with pytest.raises(TypeError, match=r"training\.optimizer must be a function"):
         fed_avg(MODEL, LocalTraining(optimizer=optax.adam(0.1)))
+
+
+def test_a_server_optimizer_may_not_keep_its_learning_rate():
+    """It would stay at the one that its state began with, 0, and the model where it is."""
+    method = fed_avg(MODEL, server_optimizer=optax.inject_hyperparams(optax.sgd))
+    with pytest.raises(
+        ValueError, match="server_optimizer must not keep its learning rate"
+    ) as found:
+        method.init(jax.random.key(0))
+    assert "\n" not in str(found.value)
+    # Clients' are made anew each time they train.
+    fed_avg(MODEL, LocalTraining(optax.inject_hyperparams(optax.sgd))).init(jax.random.key(0))
+
+
+def test_counters_in_mutable_state_stay_integers():
+    """Haiku's own batch normalisation counts its steps, for its debiased averages."""
+
+    def network(images, is_training):
+        return hk.BatchNorm(True, True, 0.9)(hk.Linear(3)(images), is_training)
+
+    model = from_haiku(network, jnp.zeros((1, 6)))
+    training = LocalTraining(batch_size=3)
+    method = fed_avg(model, training, optax.sgd, hyper=FedAvgHyper(RATE, 1.0))
+    server = first = method.init(jax.random.key(0))
+    one_round = _fed_avg_round(method)
+    for round in range(2):
+        # 1, 2 and 3 steps, weighted by examples: (3 x 1 + 6 x 2 + 9 x 3) / 18 = 2.33, rounded.
+        server, _ = one_round(server, _cohort_of(_client_tables((3, 6, 9))), round)
+    of = lambda tree: {jax.tree_util.keystr(path): leaf for path, leaf in _paths(tree)}
+    before, after = of(first.mutable), of(server.mutable)
+    assert {name: leaf.dtype for name, leaf in after.items()} == {
+        name: leaf.dtype for name, leaf in before.items()
+    }
+    counters = {name: int(leaf) for name, leaf in after.items() if "counter" in name}
+    assert set(counters.values()) == {4}
+    assert len(counters) == 2
+
+
+def _paths(tree):
+    return jax.tree_util.tree_flatten_with_path(tree)[0]

@@ -12,8 +12,9 @@ from softmax_regression import random_clients, softmax_regression
 from fedcodist.algorithms.fed_avg import FedAvgHyper, fed_avg
 from fedcodist.algorithms.fed_prox import FedProxHyper, fed_prox
 from fedcodist.algorithms.pools import Pool, independent_pools
-from fedcodist.algorithms.scaffold import scaffold
+from fedcodist.algorithms.scaffold import full_gradient, scaffold
 from fedcodist.client_training import LocalTraining
+from fedcodist.cohort import ClientData
 from fedcodist.data.federated_data import FederatedData
 from fedcodist.experiment import Experiment, run_experiment
 from fedcodist.federated_algorithm import communication_of
@@ -213,6 +214,9 @@ def test_variates_travel_both_ways():
         optax.adam,
         lambda rate: optax.chain(optax.add_decayed_weights(0.1), optax.sgd(rate)),
         lambda rate: optax.chain(optax.clip_by_global_norm(1.0), optax.sgd(rate)),
+        lambda rate: optax.chain(optax.clip_by_global_norm(1000.0), optax.sgd(rate)),
+        lambda rate: optax.sgd(optax.piecewise_constant_schedule(rate, {10: 0.1})),
+        lambda rate: optax.sgd(optax.cosine_decay_schedule(rate, 5000)),
     ],
 )
 def test_option_2_refuses_other_optimizers_and_option_1_takes_them(optimizer):
@@ -220,6 +224,50 @@ def test_option_2_refuses_other_optimizers_and_option_1_takes_them(optimizer):
     with pytest.raises(ValueError, match=r"option 2 needs plain SGD as training\.optimizer"):
         variates(training=training)
     variates(option=1, training=training)
+
+
+def test_clients_who_do_not_move_keep_their_variates():
+    """At a rate of 0 a mean local gradient cannot be told from where they went."""
+    method = scaffold(MODEL, len(SIZES), TRAINING, hyper=FedAvgHyper(0.0, 1.0))
+    w, _ = run(method)
+    np.testing.assert_array_equal(w, np.float32(start()))
+
+
+def dropping() -> Model:
+    """Softmax regression on images of which dropout leaves half, by a key that it cannot do without."""
+
+    def apply(variables, batch, train=False, key=None, **_):
+        images = batch["image"]
+        if train:
+            images = images * jax.random.bernoulli(key, 0.5, images.shape) * 2
+        return images @ variables.params["w"], variables.mutable
+
+    return MODEL._replace(apply=apply)
+
+
+def test_dropout_has_keys_where_all_examples_gradient_is_taken():
+    """Other units fall in other rounds; FetchSGD's gradient is without dropout."""
+    data = federated()
+    of_first = ClientData(
+        jax.tree.map(jnp.asarray, dict(data.columns)),
+        jnp.int32(0),
+        jnp.int32(SIZES[0]),
+        jnp.int32(SIZES[0]),
+        SIZES[0],
+        False,
+    )
+    variables = MODEL.init(None)
+    taken = [
+        full_gradient(dropping(), TRAINING, variables, of_first, jax.random.key(seed), train)["w"]
+        for seed in (0, 1)
+        for train in (True, False)
+    ]
+    assert np.abs(taken[0] - taken[2]).max() > 1e-2
+    expected = gradient(start(), 0)
+    for found in (taken[1], taken[3]):
+        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-6)
+    method = scaffold(dropping(), len(SIZES), TRAINING, 1, hyper=FedAvgHyper(RATE, 1.0))
+    assert np.isfinite(run(method, rounds=1)[0]).all()
 
 
 def test_bad_input_is_one_line():

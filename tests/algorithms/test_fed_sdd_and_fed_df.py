@@ -18,10 +18,12 @@ from fedcodist.algorithms.fed_avg import FedAvgHyper, fed_avg
 from fedcodist.algorithms.fed_df import fed_df
 from fedcodist.algorithms.fed_prox import FedProxHyper, fed_prox
 from fedcodist.algorithms.fed_sdd import ENSEMBLE, MAIN, fed_sdd
+from fedcodist.algorithms.fetch_sgd import fetch_sgd
 from fedcodist.algorithms.pools import Pool, independent_pools
 from fedcodist.algorithms.scaffold import scaffold
 from fedcodist.client_rows import device_rows
 from fedcodist.client_training import LocalTraining
+from fedcodist.data.federated_data import FederatedData
 from fedcodist.distillation import UNLABELLED, Distillation
 from fedcodist.ensembles import without_worst
 from fedcodist.experiment import Experiment, check_experiment
@@ -330,16 +332,18 @@ def test_the_ensemble_is_the_mean_of_what_is_in_the_buffer():
 
 
 @pytest.mark.slow
-def test_client_ensembles_are_measured_and_change_nothing():
+@pytest.mark.parametrize("num_models", [1, 2])
+def test_client_ensembles_are_measured_and_change_nothing(num_models):
     images = jnp.asarray(UNLABELLED_IMAGES)
-    algorithm = sdd(num_models=2, measured=("clients", "gaussian", "dirichlet"))
+    samples = ("gaussian", "dirichlet") if num_models == 1 else ()
+    algorithm = sdd(num_models=num_models, measured=("clients", *samples))
     programs = simulation.build_programs(algorithm, ROUNDS)
     (state, _), selections = trained(algorithm, programs=programs)
     before = trained(algorithm, ROUNDS - 1, programs=programs)[0][0]
-    plain = trained_by_two_models()
+    plain = trained_by_two_models() if num_models == 2 else trained(sdd(num_models=1))[0][0]
     np.testing.assert_allclose(weights_of(state), weights_of(plain), rtol=1e-5, atol=1e-6)
 
-    names = (MAIN, "model_1")
+    names = (MAIN, "model_1")[:num_models]
     start = {n: np.asarray(weights_of(before, n), np.float64) for n in names}
     members = [local(start[n], c) for n in names for c in selections[-1].clients[n].tolist()]
     np.testing.assert_allclose(state.clients.members.params["w"], members, rtol=1e-3, atol=1e-4)
@@ -348,7 +352,7 @@ def test_client_ensembles_are_measured_and_change_nothing():
     )
     mean = np.mean(UNLABELLED_IMAGES @ np.array(members), axis=0)
     np.testing.assert_allclose(predict("clients"), mean, rtol=1e-3, atol=1e-3)
-    for kind in ("gaussian", "dirichlet"):
+    for kind in samples:
         weights = algorithm.predictors[kind].variables(state).mutable[1]
         assert len(weights) == 5 + 1 + 10
         assert 1e-6 < np.abs(predict(kind) - mean).max() < 5
@@ -359,20 +363,52 @@ def test_client_ensembles_are_measured_and_change_nothing():
     "method",
     [
         fed_prox(MODEL, TRAINING, optax.sgd, hyper=FedProxHyper(RATE, 1.0, 0.0)),
-        scaffold(MODEL, len(SIZES), TRAINING, hyper=FedAvgHyper(RATE, 1.0)),
     ],
-    ids=["fed_prox", "scaffold"],
 )
 def test_other_local_methods_fit_in(method):
     (state, _), _ = trained(sdd(method, num_models=2))
-    plain = trained_by_two_models()
-    server = state.models[MAIN]
-    w = (server.averaging if hasattr(server, "averaging") else server).params["w"]
-    difference = np.abs(w - weights_of(plain)).max()
-    if hasattr(server, "averaging"):
-        assert 1e-3 < difference < 10
-    else:
-        assert difference < 1e-5
+    difference = weights_of(state) - weights_of(trained_by_two_models())
+    assert np.abs(difference).max() < 1e-5
+
+
+def slope(w, client):
+    rows = slice(sum(SIZES[:client]), sum(SIZES[: client + 1]))
+    images = federated().columns["image"][rows].astype(np.float64)
+    targets = np.eye(CLASSES)[federated().columns["label"][rows]]
+    return images.T @ (softmax(images @ w) - targets) / len(images)
+
+
+def test_scaffold_has_variates_of_every_client_and_model():
+    """c_k is the mean over all clients of their variates of model k; a plain loop in float64."""
+    method = scaffold(MODEL, len(SIZES), TRAINING, hyper=FedAvgHyper(RATE, 1.0))
+    algorithm, names = sdd(method, num_models=2, rounds_kept=2), (MAIN, "model_1")
+    (state, _), selections = trained(algorithm)
+    start = algorithm.init(jax.random.key(0)).models
+    models = {n: np.asarray(start[n].averaging.params["w"], np.float64) for n in names}
+    server = dict.fromkeys(names, 0.0)
+    own = {n: [np.zeros((FEATURES, CLASSES))] * len(SIZES) for n in names}
+    buffer = []
+    for selection in selections:
+        for n in names:
+            results, changes = [], []
+            for client in selection.clients[n].tolist():
+                w = models[n]
+                for _ in range(EPOCHS):
+                    w = w - RATE * (slope(w, client) - own[n][client] + server[n])
+                new = own[n][client] - server[n] + (models[n] - w) / (EPOCHS * RATE)
+                results.append(w)
+                changes.append(new - own[n][client])
+                own[n][client] = new
+            models[n] = np.mean(results, axis=0)
+            server[n] = server[n] + np.sum(changes, axis=0) / len(SIZES)
+        buffer = [*buffer, list(models.values())][-2:]
+        teachers = [model for models_then in buffer for model in models_then]
+        models[MAIN] = distilled(models[MAIN], teachers, selection.rows[UNLABELLED], scaled=True)
+    for n in names:
+        found = state.models[n]
+        np.testing.assert_allclose(found.averaging.params["w"], models[n], rtol=1e-3, atol=1e-5)
+        np.testing.assert_allclose(found.variate["w"], server[n], rtol=1e-3, atol=1e-5)
+        np.testing.assert_allclose(server[n], np.mean(own[n], axis=0), atol=1e-12)
 
 
 # ---------------------------------------------------------------------------------------- FedDF
@@ -444,7 +480,7 @@ def test_a_single_client_has_nothing_to_learn_from_itself():
 
 @pytest.mark.slow
 def test_validation_stops_early_and_keeps_the_best():
-    """The kept student is at least as good on validation data as the one of all steps."""
+    """The kept student is at least as good on validation data as the average that it started from."""
 
     def accuracy(state, name):
         predicted = (UNLABELLED_IMAGES @ weights_of(state, name)).argmax(-1)
@@ -464,6 +500,60 @@ def test_dropping_the_worst_changes_the_teacher():
     (all_teach, _), _ = trained(df(validated=validated))
     (some_teach, _), _ = trained(df(validated=validated._replace(drop_worst=True)))
     assert np.abs(weights_of(all_teach, "odd") - weights_of(some_teach, "odd")).max() > 1e-4
+
+
+@pytest.mark.parametrize("guessing", [True, False])
+def test_students_start_from_clients_who_do_not_guess(guessing):
+    """Clients 1 and 3 have the others' labels by another name; with a rate of 0 students stay."""
+    draws = np.random.default_rng(3)
+    images = draws.normal(size=(27, FEATURES)).astype(np.float32)
+    true = (images @ draws.normal(size=(FEATURES, CLASSES))).argmax(-1).astype(np.int32)
+    offsets = np.cumsum([0, *SIZES])
+    label = true.copy()
+    for client in (1, 3) if guessing else ():
+        own = slice(offsets[client], offsets[client + 1])
+        label[own] = (label[own] + 1) % CLASSES
+    data = FederatedData.from_arrays({"image": images, "label": label}, offsets=offsets)
+    training = LocalTraining(batch_size=max(SIZES), epochs=200)
+    model = softmax_regression(FEATURES, CLASSES)
+    method = fed_avg(model, training, optax.sgd, hyper=FedAvgHyper(RATE, 1.0))
+    pool = Pool(method, np.arange(6), 6)
+    validated = Validated(27, every=STEPS, patience=STEPS, drop_worst=True, batch_size=9)
+    algorithm = fed_df({"pool": pool}, data.columns, 27, DISTILLATION, 0.0, validated=validated)
+    resident = jax.tree.map(
+        jnp.asarray,
+        resident_data(
+            data, {UNLABELLED: {"image": images}, VALIDATION: {"image": images, "label": true}}
+        ),
+    )
+    key = jax.random.key(0)
+    alone = independent_pools({"pool": pool}, data.columns)
+
+    def after(algorithm):
+        inputs = resident.read(algorithm.select(0, key))
+        state = algorithm.init(key)
+        run = jax.jit(lambda state: algorithm.round(state, {"pool": None}, inputs, 0, key, hyper))
+        hyper = jax.tree.map(jnp.float32, algorithm.hyper)
+        return run(state)[0]["pool"].params["w"]
+
+    start = np.asarray(model.init(None).params["w"], np.float64)
+
+    def descended(client):
+        w, own = start, slice(offsets[client], offsets[client + 1])
+        for _ in range(200):
+            shares = softmax(images[own] @ w) - np.eye(CLASSES)[label[own]]
+            w = w - RATE * images[own].T.astype(np.float64) @ shares / len(shares)
+        return w
+
+    found = [descended(client) for client in range(6)]
+    accuracy = [np.mean((images @ w).argmax(-1) == true) for w in found]
+    assert [each < 1.2 / CLASSES for each in accuracy] == [
+        guessing and c in (1, 3) for c in range(6)
+    ]
+    kept = [c for c in range(6) if accuracy[c] >= 1.2 / CLASSES]
+    expected = np.average([found[c] for c in kept], axis=0, weights=[SIZES[c] for c in kept])
+    np.testing.assert_allclose(after(algorithm), expected, rtol=1e-3, atol=1e-4)
+    assert np.allclose(after(alone), expected, rtol=1e-3, atol=1e-4) == (not guessing)
 
 
 @given(st.lists(st.integers(0, 100), min_size=1, max_size=9), st.integers(2, 20))
@@ -508,6 +598,10 @@ def test_teachers_near_guessing_or_far_off_are_dropped():
             lambda: sdd(cached=True, distillation=DISTILLATION._replace(mixup_beta=1.0)),
             r"cached needs distillation\.mixup_beta=0",
         ),
+        (
+            lambda: sdd(num_models=2, measured=("clients", "gaussian")),
+            r"measured must not name \['gaussian'\] with num_models above 1",
+        ),
         (lambda: df(validated=Validated(0)), "validated.num_examples .* needs labelled validation"),
         (
             lambda: df(validated=Validated(11, every=2)),
@@ -519,6 +613,46 @@ def test_teachers_near_guessing_or_far_off_are_dropped():
 def test_bad_input_is_one_line(build, message):
     with pytest.raises(ValueError, match=message) as error:
         build()
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        (dict(measured="clients"), "measured must be several of .*, got the string 'clients'"),
+        (dict(num_models=1, group_sizes=5), "group_sizes must be integers, one per model, got 5"),
+        (dict(steps=1.5), r"distillation.steps must be an integer of at least 0, got 1\.5"),
+    ],
+)
+def test_arguments_of_another_type(options, message):
+    with pytest.raises(TypeError, match=message) as error:
+        sdd(**options)
+    assert "\n" not in str(error.value)
+
+
+def test_answers_are_kept_of_the_images_that_students_see():
+    """A teacher asked once of images that are then augmented anew would teach something else."""
+
+    def flipped(batch, key, positions):
+        return batch | {"image": batch["image"] * jax.random.rademacher(key, (), jnp.float32)}
+
+    random = sdd(cached=True, distillation=DISTILLATION._replace(preprocess=flipped))
+    with pytest.raises(ValueError, match=r"cached must be False where .* is random") as error:
+        trained(random, 1)
+    assert "\n" not in str(error.value)
+    negated = lambda batch, key, positions: batch | {"image": -batch["image"]}
+    trained(sdd(cached=True, distillation=DISTILLATION._replace(preprocess=negated)), 1)
+
+
+def test_models_of_clients_who_send_something_else_cannot_be_known():
+    sketching = fetch_sgd(MODEL, TRAINING, rows=3, columns=9, count=2)
+    algorithm = fed_df(
+        {"pool": Pool(sketching, np.arange(6), 2)}, federated().columns, 11, DISTILLATION
+    )
+    with pytest.raises(
+        ValueError, match=r"'pool'.* must send updates like its parameters"
+    ) as error:
+        trained(algorithm, 1)
     assert "\n" not in str(error.value)
 
 

@@ -6,6 +6,10 @@ import optax
 import pytest
 
 from fedcodist import simulation
+from fedcodist.algorithms.decentralised_fed_avg import decentralised_fed_avg
+from fedcodist.algorithms.decentralised_periodic_codistillation import (
+    decentralised_periodic_codistillation,
+)
 from fedcodist.algorithms.ds_fl import ds_fl
 from fedcodist.algorithms.fd import fd
 from fedcodist.algorithms.fed_avg import FedAvgHyper, fed_avg
@@ -24,10 +28,12 @@ from fedcodist.compression.svd import svd
 from fedcodist.data.federated_data import FederatedData
 from fedcodist.distillation import UNLABELLED, Distillation
 from fedcodist.experiment import Experiment, run_experiment
+from fedcodist.graphs import complete
 from fedcodist.model import from_flax_linen
 from fedcodist.models.digits import MLP
 from fedcodist.models.layered import with_layers
 from fedcodist.sources import resident_data
+from fedcodist.step_training import StepTraining
 from fedcodist.validation import VALIDATION, Validated
 
 pytestmark = pytest.mark.usefixtures("compile_quickly")
@@ -45,6 +51,7 @@ ROWS = {
     VALIDATION: {name: column[:5] for name, column in COLUMNS.items()},
 }
 TRAINING = LocalTraining(optax.sgd, batch_size=3, epochs=2)
+STEP_TRAINING = StepTraining(optax.sgd, batch_size=3, steps=2)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -119,6 +126,13 @@ def of_parties(name, layered):
             return ds_fl(groups, models["small"], 9, TRAINING, TRAINING, open_size=6)
         case "fml":
             return fml(groups, models["small"], TRAINING)
+        case "fed_avg on a graph":
+            return decentralised_fed_avg(groups, ROUNDS, complete(4), STEP_TRAINING)
+        case "periodic on a graph":
+            distillation = LocalTraining(optax.sgd, batch_size=3)
+            return decentralised_periodic_codistillation(
+                groups, 9, ROUNDS, complete(4), STEP_TRAINING, distillation, examples=6
+            )
 
 
 def records(algorithm):
@@ -149,7 +163,9 @@ def test_layers_change_nothing_for_who_learns_from_logits(name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["fed_md", "fd", "ds_fl", "fml"])
+@pytest.mark.parametrize(
+    "name", ["fed_md", "fd", "ds_fl", "fml", "fed_avg on a graph", "periodic on a graph"]
+)
 def test_layers_change_nothing_for_parties(name):
     assert_alike(records(of_parties(name, layered)) for layered in (False, True))
 

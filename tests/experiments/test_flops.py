@@ -248,6 +248,10 @@ def test_every_algorithm_has_a_count():
     counted = SERVERS.keys() | PARTY_METHODS.keys() | DECENTRALISED_METHODS.keys()
     assert counted == algorithms.ALGORITHMS.keys()
     assert {name.partition(",")[0] for name in PARTY_CONFIGS} == PARTY_METHODS.keys()
+    config = dict(digits_parties.get_config("fed_md").to_dict())
+    config["algorithm"]["name"] = "another_exchange"
+    with pytest.raises(ValueError, match="FLOPs of 'another_exchange' are not counted"):
+        flops_of_parties(config, {}, 1)
     with pytest.raises(ValueError, match=r"algorithm\.name must be one of .*, got 'other'"):
         flops_of_run({"algorithm": {"name": "other"}}, {})
 
