@@ -516,15 +516,15 @@ def _of_all_processes(value: int) -> list[int]:
 
 def _check_finite(round, history, seeds, algorithm):
     """Raises for the first round in which a pool went wrong, who by then may have infected others."""
+    # Of one round what clients sent comes first, and then the models that it is mixed into.
     bad = [
-        (index, metric, pool, seed)
+        (index, pool, seed)
         for metric in _FINITE
         for pool in algorithm.communication
         for seed, index in np.argwhere(~history.get(f"{pool}/{metric}", np.ones((1, 1), bool)))
     ]
     if bad:
-        # Within a round what clients sent goes before the model that it is mixed into.
-        index, _, pool, seed = min(bad, key=lambda each: (each[0], _FINITE.index(each[1])))
+        index, pool, seed = min(bad, key=lambda each: each[0])
         raise TrainingDiverged(
             f"non-finite update in round {round + index + 1}, pool {pool!r}, seed {seeds[seed]}: "
             f"{_STOPPED}"

@@ -41,8 +41,8 @@ BASELINES = {
     "fed_avg_longer": "decentralised_fed_avg",
     "pooled_longer": "pooled",
 }
-# Three heads and both weights, where a run does not vary them. The paper's weights are 1 and 3; at this
-# length and 3, three heads hold the main one back (3 % on held-out images, 12 % at 1).
+# Three heads and both weights, where a run does not vary them. At this length and a weight of 3, three
+# heads hold the main one back (3 % on held-out images, 12 % at 1).
 HEADS, EMBEDDING_WEIGHT, HEAD_WEIGHT = 3, 1.0, 1.0
 EMBEDDING_WEIGHTS, HEAD_WEIGHTS = (0, 1, 3), (0, 0.3, 1, 3)
 GRAPHS = {

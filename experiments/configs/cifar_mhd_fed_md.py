@@ -51,7 +51,7 @@ def get_config(run: str = "mhd") -> ConfigDict:
     if run == "mhd":
         config.algorithm.head_weight = cifar100_mhd.HEAD_WEIGHT  # which was chosen there
         config.algorithm.public_batch_size = 32
-    # A party has 60 images. At the paper's 0.03 some of the ten networks diverge on pooled examples,
+    # A party has 60 images. At 0.03 some of the ten networks diverge on pooled examples,
     # public ones among them, whose loss after 250 steps is smallest at 0.003 (of 0.001 to 0.01).
     config.training = dict(learning_rate=0.003, momentum=0.9, batch_size=32, steps=25)
     config.evaluation = dict(

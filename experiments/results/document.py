@@ -35,6 +35,7 @@ from experiments.results.sections.run_list import run_list
 from experiments.results.sections.table_1 import table_1
 from experiments.results.sections.tuning import tuning
 from experiments.results.sections.verdicts import verdicts
+from experiments.results.sections.without_data import without_data
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -163,7 +164,7 @@ def render(results: Results) -> Document:
     known |= {"claims", "tuning"}
     for name in sorted({*(record.experiment for record in records), *notes} - known):
         parts += [*other(records, name), note(name)]
-    parts += [*tuning(results.studies), note("tuning"), *run_list(records)]
+    parts += [*tuning(results.studies), note("tuning"), *without_data(records), *run_list(records)]
     return Document("\n\n".join(part.strip("\n") for part in parts if part) + "\n", plots)
 
 

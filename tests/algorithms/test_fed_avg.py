@@ -331,15 +331,15 @@ def test_counters_in_mutable_state_stay_integers():
     server = first = method.init(jax.random.key(0))
     one_round = _fed_avg_round(method)
     for round in range(2):
-        # 1, 2 and 3 steps, weighted by examples: (3 x 1 + 6 x 2 + 9 x 3) / 18 = 2.33, rounded.
-        server, _ = one_round(server, _cohort_of(_client_tables((3, 6, 9))), round)
+        # 1, 3 and 3 steps more, weighted by examples: (3 x 1 + 9 x 3 + 9 x 3) / 21 = 2.7, rounded.
+        server, _ = one_round(server, _cohort_of(_client_tables((3, 9, 9))), round)
     of = lambda tree: {jax.tree_util.keystr(path): leaf for path, leaf in _paths(tree)}
     before, after = of(first.mutable), of(server.mutable)
     assert {name: leaf.dtype for name, leaf in after.items()} == {
         name: leaf.dtype for name, leaf in before.items()
     }
     counters = {name: int(leaf) for name, leaf in after.items() if "counter" in name}
-    assert set(counters.values()) == {4}
+    assert set(counters.values()) == {6}
     assert len(counters) == 2
 
 

@@ -78,7 +78,7 @@ def table_of_settings(records: Sequence[Record]) -> str:
     headings = [f"{model}, {split_name(split)}" for model, split in columns]
     if not rows:
         return "No finished runs yet."
-    return table(["Run", "Settings", *headings, "Seeds", "Rounds"], rows, texts=2)
+    return table(["Run", "Settings", *headings, "Seeds' numbers", "Rounds"], rows, texts=2)
 
 
 def own_notes(records: Iterable[Record]) -> list[str]:

@@ -80,7 +80,7 @@ def _text(records: Sequence[Record], text: str, title: str, plots: Plots) -> lis
         plots[name] = lambda: figures.curves_plot(panels)
         parts += [
             image(name, f"Accuracy by round in both domains, {title}"),
-            "Shades: ± one standard deviation over the seeds.",
+            "Shades: ± one standard deviation over the seeds, where there are several.",
         ]
     return [*parts, *remarks(records, EXPERIMENT, runs)]
 

@@ -101,7 +101,7 @@ def _run(record: Record, without: Record | None, plots: Plots) -> list[str]:
     theirs = PAPER_BOUNDS.get(record.experiment, {}).get(record.run.removesuffix(",scaled"))
     narrower = record.config.get("parties", {}).get("narrower", 1)
     widths = (
-        "" if narrower == 1 else f", networks narrower than the paper's by a factor of {narrower}"
+        "" if narrower == 1 else f", networks narrower than table 1's by a factor of {narrower}"
     )
     name = f"{record.experiment}_{record.run.replace(',', '_')}.png"
     curves = {
@@ -119,7 +119,7 @@ def _run(record: Record, without: Record | None, plots: Plots) -> list[str]:
             ["Party", *columns, "Gain", *(["to alone"] if to_alone else []), "below bound"], rows
         ),
         f"Gain {less('After', 'Before')}{to_alone}, below the bound {less('Bound', 'After')} points."
-        + (f" The paper's bound has a mean of {theirs:.1f} %." if theirs else ""),
+        + (f" The paper's bound, of its table 2's networks, is {theirs:.1f} %." if theirs else ""),
         _by_round(parties) + _public(record),
         image(name, f"Accuracy of each party by round, {record.run}"),
         "Dashed: the parties' mean before. Dashed and dotted: of their bounds.",

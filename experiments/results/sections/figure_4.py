@@ -55,7 +55,7 @@ def figure_4(records: Sequence[Record], plots: Plots) -> list[str]:
         plots["unlabelled_images.png"] = lambda: figures.unlabelled_plot(panels, baselines)
         parts += [
             image("unlabelled_images.png", "Accuracy by number of unlabelled images"),
-            "Bars: ± one standard deviation over the seeds. Dashed: FedAvg."
+            "Bars: ± one standard deviation, where there are several seeds. Dashed: FedAvg."
             + (" What is marked † in the table is of fewer rounds here too." if any_short else ""),
         ]
     return parts

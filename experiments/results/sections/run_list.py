@@ -9,7 +9,15 @@ from experiments.results.sections.markdown import listed, rounds_of, split_name,
 
 def run_list(records: Sequence[Record]) -> list[str]:
     """A row per record, and what unfinished runs had reached."""
-    headings = ["Experiment", "Run", "Seeds", "Rounds", "Test accuracy", "Device", "Minutes"]
+    headings = [
+        "Experiment",
+        "Run",
+        "Seeds' numbers",
+        "Rounds",
+        "Test accuracy",
+        "Device",
+        "Minutes",
+    ]
     headings += ["Date", "Commit", "Command"]
     rows = [_row(record) for record in records]
     runs = table(headings, rows, texts=len(headings)) if rows else "None yet."

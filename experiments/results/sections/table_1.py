@@ -111,5 +111,5 @@ def _curves_plot(records: Sequence[Record], plots: Plots) -> list[str]:
     if not panels:
         return ["No runs yet."]
     plots["curves.png"] = lambda: figures.curves_plot(panels)
-    text = "Lines: mean over the seeds. Shades: ± one standard deviation."
+    text = "Lines: mean over the seeds. Shades: ± one standard deviation, where there are several."
     return [image("curves.png", "Held-out accuracy by round"), text]
