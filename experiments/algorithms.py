@@ -7,7 +7,7 @@ server does with several models.
 import functools
 import inspect
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -45,7 +45,6 @@ from fedcodist.models import cnn, digits, resnet
 from fedcodist.models.layered import with_layers
 from fedcodist.validation import Validated
 
-CLIENT_METHODS = ("fed_avg", "fed_prox", "scaffold", "fetch_sgd", "fed_dropout", "fed_kd")
 MODELS: dict[str, tuple[Callable[[], Any], tuple[int, ...]]] = {
     "digits_small": (digits.small_digits, (8, 8, 1)),
     "digits_large": (digits.large_digits, (8, 8, 1)),
@@ -244,46 +243,96 @@ def _method(
     """How a pool's clients train and what its server makes of it."""
     training = config.training
     schedules = {"constant": constant, "linear_decay": linear_decay(config.rounds)}
-    local = LocalTraining(
-        _optimizer("training.client_optimizer", training.client_optimizer),
-        training.batch_size,
-        training.epochs,
-        data.preprocess,
-    )
-    server = dict(
-        server_optimizer=_optimizer(
-            "training.server_optimizer", training.server_optimizer, training.server_epsilon
+    clients = Clients(
+        config,
+        data,
+        model,
+        pool,
+        num_clients,
+        LocalTraining(
+            _optimizer("training.client_optimizer", training.client_optimizer),
+            training.batch_size,
+            training.epochs,
+            data.preprocess,
         ),
-        schedule=choice("training.server_schedule", training.server_schedule, schedules),
+        dict(
+            server_optimizer=_optimizer(
+                "training.server_optimizer", training.server_optimizer, training.server_epsilon
+            ),
+            schedule=choice("training.server_schedule", training.server_schedule, schedules),
+        ),
+        FedAvgHyper(pool.client_learning_rate, pool.server_learning_rate),
     )
-    rates = (pool.client_learning_rate, pool.server_learning_rate)
     name = training.get("method", "fed_avg")
-    choice("training.method", name, dict.fromkeys(CLIENT_METHODS))
-    if name == "fed_prox":
-        hyper = FedProxHyper(*rates, training.proximal_weight)
-        return fed_prox(model, local, hyper=hyper, **server)
-    if name == "scaffold":
-        option = training.scaffold_option
-        return scaffold(model, num_clients, local, option, hyper=FedAvgHyper(*rates), **server)
-    if name == "fetch_sgd":
-        sketch = dict(training.fetch_sgd)
-        fetched = FetchSGDHyper(pool.server_learning_rate, sketch.pop("momentum"))
-        with named("training.fetch_sgd: "):
-            return fetch_sgd(model, local, **sketch, schedule=server["schedule"], hyper=fetched)
-    if name == "fed_kd":
-        return _fed_kd(config, data, pool, local)
-    if name == "fed_dropout":
-        submodel, units = _submodel(data, pool.model, training.fed_dropout.share, model)
-        submodel = as_executed(config, submodel)
-        with named("training.fed_dropout: "):
-            return fed_dropout(model, submodel, units, local, hyper=FedAvgHyper(*rates), **server)
-    return fed_avg(model, local, hyper=FedAvgHyper(*rates), **server)
+    return choice("training.method", name, CLIENT_METHODS)(clients)
 
 
-def _fed_kd(
-    config: ConfigDict, data: Data, pool: ConfigDict, local: LocalTraining
-) -> FederatedMethod:
+class Clients(NamedTuple):
+    """What a client method is made of: the config, a pool of it, and what all methods need.
+
+    Attributes:
+      config, data, model, pool, num_clients: of the pool.
+      local: how clients train.
+      server: the server's optimizer and its schedule, as methods' arguments.
+      rates: clients' and the server's.
+    """
+
+    config: ConfigDict
+    data: Data
+    model: Model
+    pool: ConfigDict
+    num_clients: int
+    local: LocalTraining
+    server: dict[str, Any]
+    rates: FedAvgHyper
+
+
+def _fed_avg(clients: Clients) -> FederatedMethod:
+    return fed_avg(clients.model, clients.local, hyper=clients.rates, **clients.server)
+
+
+def _fed_prox(clients: Clients) -> FederatedMethod:
+    hyper = FedProxHyper(*clients.rates, clients.config.training.proximal_weight)
+    return fed_prox(clients.model, clients.local, hyper=hyper, **clients.server)
+
+
+def _scaffold(clients: Clients) -> FederatedMethod:
+    return scaffold(
+        clients.model,
+        clients.num_clients,
+        clients.local,
+        clients.config.training.scaffold_option,
+        hyper=clients.rates,
+        **clients.server,
+    )
+
+
+def _fetch_sgd(clients: Clients) -> FederatedMethod:
+    sketch = dict(clients.config.training.fetch_sgd)
+    hyper = FetchSGDHyper(clients.pool.server_learning_rate, sketch.pop("momentum"))
+    with named("training.fetch_sgd: "):
+        return fetch_sgd(
+            clients.model,
+            clients.local,
+            **sketch,
+            schedule=clients.server["schedule"],
+            hyper=hyper,
+        )
+
+
+def _fed_dropout(clients: Clients) -> FederatedMethod:
+    model, share = clients.model, clients.config.training.fed_dropout.share
+    submodel, units = _submodel(clients.data, clients.pool.model, share, model)
+    submodel = as_executed(clients.config, submodel)
+    with named("training.fed_dropout: "):
+        return fed_dropout(
+            model, submodel, units, clients.local, hyper=clients.rates, **clients.server
+        )
+
+
+def _fed_kd(clients: Clients) -> FederatedMethod:
     """The pool's model is the student; `training.fed_kd` names the teacher and the layers to align."""
+    config, data = clients.config, clients.data
     settings = dict(config.training.fed_kd)
     train = data.splits["train"]
 
@@ -297,23 +346,33 @@ def _fed_kd(
         return as_executed(config, model)
 
     teacher = network("training.fed_kd.teacher", settings["teacher"], "teacher_layers")
-    student = network("a pool's model for fed_kd", pool.model, "student_layers")
+    student = network("a pool's model for fed_kd", clients.pool.model, "student_layers")
     with named("training.fed_kd: "):
         return fed_kd(
             teacher,
             student,
             train.columns,
-            local,
+            clients.local,
             settings["exchange"],
             settings.get("fresh_optimizers", False),
             Mutual(**{name: settings[name] for name in Mutual._fields}),
             FedKDHyper(
                 settings["teacher_learning_rate"],
-                pool.client_learning_rate,
+                clients.pool.client_learning_rate,
                 settings["output_weight"],
                 settings["hidden_weight"],
             ),
         )
+
+
+CLIENT_METHODS: dict[str, Callable[[Clients], FederatedMethod]] = {
+    "fed_avg": _fed_avg,
+    "fed_prox": _fed_prox,
+    "scaffold": _scaffold,
+    "fetch_sgd": _fetch_sgd,
+    "fed_dropout": _fed_dropout,
+    "fed_kd": _fed_kd,
+}
 
 
 def _submodel(data: Data, name: str, share: float, model: Model) -> tuple[Model, Any]:

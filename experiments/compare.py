@@ -144,6 +144,10 @@ def read_run(run: str, folder: Path, metric: str = "accuracy") -> list[Entry]:
     }
     examples = dict.fromkeys(megabytes, 0.0)
     for model, clients in report.clients_per_round(config, sizes).items():
+        if model not in trained:
+            raise ValueError(
+                f"{folder}: metrics.jsonl has no client_examples of {model!r}, which rounds must return."
+            )
         examples[report.pool_of(config, model)] += trained[model] * clients * summary["rounds"]
     of_parties = "parties" in config
     if of_parties:

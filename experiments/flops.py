@@ -138,9 +138,7 @@ def flops_of_parties(config: Config, examples: Mapping[str, float], rounds: int)
         case "isolated":
             pass
         case name:
-            raise ValueError(
-                f"FLOPs of {name!r} are not counted: experiments/flops.py must know it."
-            )
+            raise ValueError(_not_counted(name))
     clients = {}
     for party, count in examples.items():
         own = forward_of(shapes[place[party]])
@@ -176,10 +174,16 @@ def _decentralised(
             neighbours = np.nonzero(edges[:, clients[party]])[1]
             asked = sum(forward[int(c)] for c in neighbours) / max(len(neighbours), 1)
             found[party] += public * (LEARNING * own + algorithm.teachers * asked)
-        if algorithm.name == "decentralised_periodic_codistillation":
+        elif algorithm.name == "decentralised_periodic_codistillation":
             public = rounds // algorithm.period * algorithm.examples
             found[party] += public * (1 + LEARNING) * own
+        elif algorithm.name not in ("separate", "decentralised_fed_avg", "pooled"):
+            raise ValueError(_not_counted(algorithm.name))
     return found
+
+
+def _not_counted(name: str) -> str:
+    return f"FLOPs of {name!r} are not counted: experiments/flops.py must know it."
 
 
 def _forward_of(config: Config, share: float | None = None) -> Callable[[str, str], float]:

@@ -75,7 +75,7 @@ def main(arguments: list[str]) -> int:
             return launch.DISCONNECTED
     program = [sys.executable, "-m", "experiments.main", *arguments[1:]]
     if is_distributed:
-        return launch.supervise_host(program, workdir / "logs")
+        return launch.supervise_host(program)
     return launch.supervise(
         program, processes, lambda: _newest_checkpoint(workdir), logs=workdir / "logs"
     )

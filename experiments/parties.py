@@ -154,6 +154,9 @@ def start(config: ConfigDict, data: Data, trained: dict[str, Loner], key: jax.Ar
     The optimizer of private training goes on where the method has one for private examples that lasts
     over rounds: FedMD's of the revisit, as in the released code, and that of parties alone.
 
+    A method's state must be architecture -> party, or have such a field `models`; a party is Variables,
+    or has them as `variables` and what goes on as `revisit_state` or `optimizer_state`.
+
     Args:
       config, data: as `build_experiment` gets them.
       trained: architecture -> its parties after private training, leaves [group, ...].

@@ -244,7 +244,7 @@ def _training(
         outputs = {
             name: jax.lax.stop_gradient(teacher(batch)) for name, teacher in teachers.items()
         }
-        divergence = _divergence_from(students, outputs, targets, loss_of)
+        summed_divergence = _divergence_from(students, outputs, targets, loss_of)
         examples = _examples(outputs, mask)
 
         def loss(params):
@@ -259,7 +259,7 @@ def _training(
                     axis_name=axis_name,
                 )
                 losses[name] = (
-                    divergence(name, logits_of(student_outputs), mask) / settings.batch_size
+                    summed_divergence(name, logits_of(student_outputs), mask) / settings.batch_size
                 )
             return sum(losses.values()), (losses, mutable)
 

@@ -599,7 +599,10 @@ def _spread(metric: str, values: np.ndarray) -> Record:
 def _training_records(
     round: int, history: Iterable[Mapping[str, np.ndarray]], seeds
 ) -> list[Record]:
-    """Means of the rounds' own metrics since the last evaluation, per pool."""
+    """Means of the rounds' own metrics since the last evaluation, per pool.
+
+    A metric that a round lacks, such as a codistillation's loss, is no number there and left out.
+    """
     blocks = list(history)
     if not blocks:
         return []
@@ -613,8 +616,16 @@ def _training_records(
                 {"round": round, "model": pool, "split": "clients", "seed": int(seed)},
             )
             if name not in _FINITE:
-                record[name] = _plain(values[index].mean(axis=0))
+                record[name] = _plain(_over_rounds(values[index]))
     return list(records.values())
+
+
+def _over_rounds(values: np.ndarray) -> np.ndarray:
+    """Means over rounds, [rounds, ...], of those that have the metric; NaN where none has."""
+    counted = ~np.isnan(values)
+    number = counted.sum(axis=0)
+    total = np.where(counted, values, 0).sum(axis=0)
+    return np.where(number, total / np.maximum(number, 1), np.nan)
 
 
 def _accuracies(records: Iterable[Record]) -> dict[str, float]:

@@ -324,7 +324,7 @@ def supervise(
         print(f"a process was stopped by {reason}: starting again from {where}.", flush=True)
 
 
-def supervise_host(command: Sequence[str], logs: Path) -> int:
+def supervise_host(command: Sequence[str]) -> int:
     """Runs a command as this machine's process of a run on many machines; returns its exit status.
 
     The process ends with this one, however it ends. When it is stopped, or another machine's is, one
@@ -332,7 +332,6 @@ def supervise_host(command: Sequence[str], logs: Path) -> int:
 
     Args:
       command: the program and its arguments, which calls `join_cluster`.
-      logs: the folder that it is called with.
     """
     reading, writing = os.pipe()
     child = _start(command, {RANK: "0", COUNT: "1", _JOINED: str(writing)}, pass_fds=(writing,))

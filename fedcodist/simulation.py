@@ -165,23 +165,22 @@ def build_programs(
         def one_seed(state, rows, seed):
             root = jax.random.key(seed)
 
-            def one_round(index, carry):
-                state, rows, history = carry
-                selection = algorithm.select(first + index, root)
+            def step(state, rows, round):
+                selection = algorithm.select(round, root)
                 own = client_rows.gather(algorithm.rows, rows, selection.clients)
                 state, own, metrics = train_round(
-                    state, own, root, first + index, hyper, data.read(selection)
+                    state, own, root, round, hyper, data.read(selection)
                 )
                 rows = client_rows.scatter(algorithm.rows, rows, selection.clients, own)
+                return state, rows, metrics
+
+            def one_round(index, carry):
+                state, rows, history = carry
+                state, rows, metrics = step(state, rows, first + index)
                 history = {name: history[name].at[index].set(metrics[name]) for name in history}
                 return state, rows, history
 
-            def metrics_of(state, rows):
-                selection = algorithm.select(first, root)
-                own = client_rows.gather(algorithm.rows, rows, selection.clients)
-                return train_round(state, own, root, first, hyper, data.read(selection))[2]
-
-            shapes = jax.eval_shape(metrics_of, state, rows)
+            shapes = jax.eval_shape(step, state, rows, first)[2]
             history = {n: jnp.zeros((interval, *v.shape), v.dtype) for n, v in shapes.items()}
             return jax.lax.fori_loop(0, count, one_round, (state, rows, history))
 

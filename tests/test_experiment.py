@@ -211,6 +211,13 @@ def test_a_metric_that_is_undefined_for_all_clients_is_null():
             )
 
 
+def test_a_metric_that_some_rounds_lack_is_a_mean_of_the_others():
+    values = np.array([[1.0, np.nan, 3.0], [np.nan] * 3, [2.0, np.inf, 1.0]])
+    history = [{"a/loss": values[:, :2]}, {"a/loss": values[:, 2:]}]
+    found = loop._training_records(3, history, np.array([5, 6, 7]))
+    assert [record["loss"] for record in found] == [2.0, None, None]
+
+
 def test_the_summary(outcome):
     summary = outcome[0].summary
     assert summary["finished"] and summary["rounds"] == 5 and summary["seconds"] > 0

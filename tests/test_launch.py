@@ -274,7 +274,7 @@ JOIN = f"os.write(int(os.environ[{launch._JOINED!r}]), b'process_0.log')\n"
 
 
 def supervise_host(program: str, folder: Path) -> int:
-    return launch.supervise_host([sys.executable, "-c", PREAMBLE + program, str(folder)], folder)
+    return launch.supervise_host([sys.executable, "-c", PREAMBLE + program, str(folder)])
 
 
 @pytest.mark.parametrize("join", ["", JOIN])

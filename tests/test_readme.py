@@ -14,7 +14,7 @@ import fedcodist as fc
 from fedcodist.models.digits import large_digits
 
 ROOT = Path(__file__).parents[1]
-ALGORITHM, PARTIES, INFERENCE = re.findall(
+ALGORITHM, OWN_DATA, PARTIES, INFERENCE = re.findall(
     r"```python\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL
 )
 
@@ -33,6 +33,12 @@ def run(code, folder):
 def test_a_new_algorithm_runs_and_learns(tmp_path):
     final = eval(run(ALGORITHM, tmp_path).splitlines()[-1])
     assert final["large"]["test"]["accuracy"][0] > 0.7
+
+
+def test_data_of_your_own(tmp_path):
+    clients, smallest, largest = map(int, run(OWN_DATA, tmp_path).split())
+    assert clients == 100
+    assert 1 <= smallest < 50 < largest
 
 
 @pytest.mark.slow

@@ -126,7 +126,12 @@ def get_config(run: str = "fed_kd") -> ConfigDict:
     config.nested_pools = True
     config.algorithm = dict(name="fed_avg")
     config.evaluation = dict(
-        every=1, batch_size=500, checkpoint_every=5, splits=("validation",), final_splits=("test",)
+        every=1,
+        clients=100,
+        batch_size=500,
+        checkpoint_every=5,
+        splits=("validation",),
+        final_splits=("test",),
     )
     config.execution = dict(
         processes=config_dict.placeholder(int),

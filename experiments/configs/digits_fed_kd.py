@@ -58,6 +58,7 @@ def get_config(run: str = "fed_kd") -> ConfigDict:
         detach_normaliser=False,
     )
     config.training.fed_kd.update(FED_KD[run])
+    config.evaluation.clients = 100  # of a pool, whose teachers are evaluated
     if run == "fed_kd,by_step":  # one batch a round where others train for two epochs
         config.rounds = config.full_rounds = 600
         config.evaluation.every, config.evaluation.checkpoint_every = 50, 200

@@ -77,7 +77,12 @@ def get_config(run: str = "fed_kd,4") -> ConfigDict:
     config.algorithm = dict(name="fed_avg")
     # Impressions have up to 300 candidates.
     config.evaluation = dict(
-        every=1, batch_size=4, checkpoint_every=1, splits=("held_out",), final_splits=("test",)
+        every=1,
+        clients=100,
+        batch_size=4,
+        checkpoint_every=1,
+        splits=("held_out",),
+        final_splits=("test",),
     )
     config.execution = dict(
         processes=config_dict.placeholder(int),

@@ -47,8 +47,8 @@ def find(comparison: Comparison, records: Sequence[Record]) -> Finding:
     if found is None:
         return Finding(paper, None, _lack(comparison, records, each))
     (first_plus, first_minus), *second = found
-    plus = [first_plus, *(minus for _, minus in second)]
-    minus = [first_minus, *(plus for plus, _ in second)]
+    plus = [first_plus, *(taken for _, taken in second)]
+    minus = [first_minus, *(added for added, _ in second)]
     ours = contrast([s.values for s in plus], [s.values for s in minus], TEST_IMAGES)
     decided = "within the interval"
     if abs(ours.value) > ours.half_width:

@@ -11,7 +11,7 @@ PUBLIC = "public"
 
 
 def most_seeds(records: Iterable[Record]) -> Record | None:
-    """Of one run's records that with most seeds, of these the newest; None of none.
+    """Of one run's records that with most rounds, then most seeds, then the newest; None of none.
 
     Records of the same settings that have no seed in common count as one, with the path, the command
     and the commit of the first. Those with heads or spectra do not.
@@ -23,7 +23,8 @@ def most_seeds(records: Iterable[Record]) -> Record | None:
             found.append(record)
         else:
             found[place] = _joined(found[place], record)
-    return max(found, key=lambda r: (len(r.seeds), r.date or ""), default=None)
+    best = lambda record: (record.last_round, len(record.seeds), record.date or "")
+    return max(found, key=best, default=None)
 
 
 def _are_parts(one: Record, other: Record) -> bool:

@@ -92,6 +92,17 @@ def check_codistillation(
     return pools, CodistillationHyper(methods, teaching)
 
 
+def loss_metrics(distilled: Distilled | None, pools: Mapping[str, Pool]) -> dict[str, jax.Array]:
+    """`<pool>/distillation_loss_first` and `_last`; no numbers in a round without codistillation."""
+    found: dict[str, jax.Array] = {}
+    for name in pools:
+        first, last = jnp.full((), jnp.nan), jnp.full((), jnp.nan)
+        if distilled is not None:
+            first, last = distilled.first_loss[name], distilled.last_loss[name]
+        found |= {f"{name}/distillation_loss_first": first, f"{name}/distillation_loss_last": last}
+    return found
+
+
 def codistil(
     pools: Mapping[str, Pool],
     starts: Mapping[str, Variables],

@@ -31,8 +31,8 @@ def decentralised_fed_avg(
 
     Means are weighted by private examples and taken over clients of the same architecture, the client
     itself among them: one whose neighbours all have another architecture trains alone. On a complete
-    graph that is FedAvg, of which a server's account is one model each way and the graph's one for every
-    edge. Optimizers go on.
+    graph that is FedAvg. Bytes are one model for every edge, or one each way as with a server where no
+    graph is given. Optimizers go on.
 
     Args:
       groups: architecture -> its clients.

@@ -174,11 +174,7 @@ def ds_fl(
             **parties.party_predictors(groups, variables_of),
             SERVER: single_model(server, lambda state: state.server),
         },
-        communication={
-            party: Communication(down=floats + indices, up=floats)
-            for names in parties.party_names(groups).values()
-            for party in names
-        },
+        communication=parties.same_for_all(groups, Communication(down=floats + indices, up=floats)),
         num_clients=parties.num_clients(groups),
         num_rows={PUBLIC: num_public},
     )

@@ -161,11 +161,7 @@ def fd(
         predictors=parties.party_predictors(
             groups, lambda state, name: state.models[name].variables
         ),
-        communication={
-            party: Communication(down=payload, up=payload)
-            for names in parties.party_names(groups).values()
-            for party in names
-        },
+        communication=parties.same_for_all(groups, Communication(down=payload, up=payload)),
         num_clients=parties.num_clients(groups),
     )
 

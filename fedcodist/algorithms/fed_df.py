@@ -79,7 +79,7 @@ def fed_df(
     Args:
       pools: name -> Pool, one architecture each.
       columns: the federated data's columns, for counting bytes.
-      num_unlabelled: rows of the unlabelled data.
+      num_unlabelled: rows of the data set `unlabelled`, see `resident_data`.
       distillation: steps, batch size, optimizer, augmentation.
       learning_rate: of the distillation's optimizer.
       temperature: T > 0.

@@ -204,11 +204,9 @@ def fed_md(
         select=select,
         round=round_,
         predictors=parties.party_predictors(groups, lambda state, name: state[name].variables),
-        communication={
-            party: Communication(down=scores_bytes + indices_bytes, up=scores_bytes)
-            for names in parties.party_names(groups).values()
-            for party in names
-        },
+        communication=parties.same_for_all(
+            groups, Communication(down=scores_bytes + indices_bytes, up=scores_bytes)
+        ),
         num_clients=parties.num_clients(groups),
         num_rows={PUBLIC: len(public_labels)},
     )
@@ -276,7 +274,7 @@ def _train(
 
 
 def _by_group(groups: Mapping[str, Group], values: jax.Array) -> dict[str, jax.Array]:
-    everyone = np.sort(np.concatenate([group.clients for group in groups.values()]))
+    everyone = parties.all_clients(groups)
     return {
         name: values[np.searchsorted(everyone, group.clients)] for name, group in groups.items()
     }

@@ -128,7 +128,7 @@ def fed_sdd(
         SCAFFOLD, ...), whose server optimizer is the group's. Clients' rows (SCAFFOLD's variates) are
         kept per client and model.
       columns: the federated data's columns, for counting bytes.
-      num_unlabelled: rows of the unlabelled data.
+      num_unlabelled: rows of the data set `unlabelled`, see `resident_data`.
       num_models: K.
       rounds_kept: R.
       distillation: steps, batch size, optimizer, augmentation; 0 steps leave distillation out.

@@ -139,11 +139,7 @@ def fml(
             **parties.party_predictors(groups, lambda state, name: state.models[name]),
             MEME: single_model(meme, lambda state: state.meme),
         },
-        communication={
-            party: Communication(down=size, up=size)
-            for names in parties.party_names(groups).values()
-            for party in names
-        },
+        communication=parties.same_for_all(groups, Communication(down=size, up=size)),
         num_clients=parties.num_clients(groups),
     )
 

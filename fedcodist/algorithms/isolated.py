@@ -72,7 +72,7 @@ def isolated(
 
     A round is `training.epochs` passes over a party's private examples, or over the data set `shared`:
     public examples (FedMD's pre-training), or the union of all parties' (the bound that a collaboration
-    could reach).
+    could reach). `separate` is the same by steps, and `pooled` its bound.
 
     Args:
       groups: architecture -> its parties.
@@ -174,11 +174,7 @@ def isolated(
         select=select,
         round=round_,
         predictors=parties.party_predictors(groups, lambda state, name: state[name].variables),
-        communication={
-            party: Communication(down=0, up=0)
-            for names in parties.party_names(groups).values()
-            for party in names
-        },
+        communication=parties.same_for_all(groups, Communication(down=0, up=0)),
         num_clients=parties.num_clients(groups),
         num_rows=num_rows,
     )

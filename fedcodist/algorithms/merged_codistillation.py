@@ -12,6 +12,7 @@ from fedcodist.algorithms.codistillation import (
     TeachingHyper,
     check_codistillation,
     codistil,
+    loss_metrics,
 )
 from fedcodist.algorithms.pools import Pool, assemble, train_pools, update_servers
 from fedcodist.checks import check_number
@@ -58,7 +59,7 @@ def merged_codistillation(
     Args:
       pools: name -> Pool, two or more, composed of any single-model methods.
       columns: the federated data's columns, for counting bytes.
-      num_unlabelled: rows of the unlabelled data.
+      num_unlabelled: rows of the data set `unlabelled`, see `resident_data`.
       num_rounds: rounds T of the whole run, for the decay of distillation learning rates.
       alpha: weight of the pseudo-gradient in [0, 1], one for all pools or pool -> weight.
       alpha_schedule: (alpha, round from 0) -> alpha of that round, in [0, 1].
@@ -95,7 +96,7 @@ def merged_codistillation(
         scheduled = {name: alpha_schedule(value, round) for name, value in hyper.alpha.items()}
 
         def distilled_directions():
-            students = codistil(
+            distilled = codistil(
                 pools,
                 before,
                 inputs.rows[UNLABELLED],
@@ -105,18 +106,22 @@ def merged_codistillation(
                 distillation,
                 num_rounds,
                 axis_name,
-            ).students
-            return {
-                name: jax.tree.map(jnp.subtract, before[name].params, students[name].params)
+            )
+            directions = {
+                name: jax.tree.map(
+                    jnp.subtract, before[name].params, distilled.students[name].params
+                )
                 for name in pools
             }
+            return directions, loss_metrics(distilled, pools)
 
         def no_directions():
-            return {name: jax.tree.map(jnp.zeros_like, before[name].params) for name in pools}
+            directions = {name: jax.tree.map(jnp.zeros_like, before[name].params) for name in pools}
+            return directions, loss_metrics(None, pools)
 
         all_one = jnp.all(jnp.stack([jnp.asarray(value) for value in scheduled.values()]) == 1)
         skipped = jnp.logical_and(hyper.skip > 0, all_one)
-        directions = jax.lax.cond(skipped, no_directions, distilled_directions)
+        directions, losses = jax.lax.cond(skipped, no_directions, distilled_directions)
         merged = {
             name: aggregate._replace(
                 pseudo_gradient=merge_gradients(
@@ -125,7 +130,7 @@ def merged_codistillation(
             )
             for name, aggregate in aggregates.items()
         }
-        return update_servers(pools, state, merged, round, methods), rows, metrics
+        return update_servers(pools, state, merged, round, methods), rows, metrics | losses
 
     return assemble(
         "merged_codistillation",

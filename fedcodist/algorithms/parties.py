@@ -19,6 +19,7 @@ from fedcodist.aggregation import Aggregate, ClientResult, Reduce, sum_over_devi
 from fedcodist.checks import check_integer
 from fedcodist.client_training import LocalTraining, Preprocess, check_factory
 from fedcodist.cohort import ClientData, Cohort, Selection
+from fedcodist.communication import Communication
 from fedcodist.federated_algorithm import Predictor
 from fedcodist.for_each_client import Execution, dealing_order, for_each_client
 from fedcodist.model import Model, Variables
@@ -122,6 +123,18 @@ def party_names(groups: Mapping[str, Group]) -> dict[str, tuple[str, ...]]:
     }
 
 
+def same_for_all(
+    groups: Mapping[str, Group], communication: Communication
+) -> dict[str, Communication]:
+    """An algorithm's `communication` where every party's is the same."""
+    return {name: communication for names in party_names(groups).values() for name in names}
+
+
+def all_clients(groups: Mapping[str, Group]) -> np.ndarray:
+    """The indices of all parties, ascending."""
+    return np.sort(np.concatenate([group.clients for group in groups.values()]))
+
+
 def num_clients(groups: Mapping[str, Group]) -> int:
     """One more than the largest client index."""
     return 1 + max(int(group.clients[-1]) for group in groups.values())
@@ -129,7 +142,7 @@ def num_clients(groups: Mapping[str, Group]) -> int:
 
 def everybody(groups: Mapping[str, Group], rows: Mapping[str, jax.Array]) -> Selection:
     """The selection of a round in which all parties take part, and the rows that are read besides."""
-    return Selection({PARTIES: jnp.asarray(_all_clients(groups))}, dict(rows))
+    return Selection({PARTIES: jnp.asarray(all_clients(groups))}, dict(rows))
 
 
 def init_models(groups: Mapping[str, Group], key: jax.Array) -> dict[str, Variables]:
@@ -196,7 +209,7 @@ def for_each_party(
       execution, axis_name: as in `for_each_client`.
     """
     here = _dealt_here(cohort.sizes, axis_name)
-    everyone = _all_clients(groups)
+    everyone = all_clients(groups)
     updates, weights, new_rows, metrics = [], [], {}, {}
     for name, group in groups.items():
         at = np.searchsorted(everyone, group.clients)
@@ -304,7 +317,3 @@ def _dealt_here(sizes: jax.Array, axis_name: str | None) -> jax.Array:
     order = dealing_order(sizes, devices)
     turn = jnp.arange(len(sizes)) % devices
     return jnp.zeros(len(sizes), bool).at[order].set(turn == device)
-
-
-def _all_clients(groups: Mapping[str, Group]) -> np.ndarray:
-    return np.sort(np.concatenate([group.clients for group in groups.values()]))

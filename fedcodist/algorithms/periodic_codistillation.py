@@ -11,6 +11,7 @@ from fedcodist.algorithms.codistillation import (
     TeachingHyper,
     check_codistillation,
     codistil,
+    loss_metrics,
 )
 from fedcodist.algorithms.pools import Pool, assemble, train_pools, update_servers
 from fedcodist.checks import check_integer
@@ -39,7 +40,7 @@ def periodic_codistillation(
     Args:
       pools: name -> Pool, two or more, composed of any single-model methods.
       columns: the federated data's columns, for counting bytes.
-      num_unlabelled: rows of the unlabelled data.
+      num_unlabelled: rows of the data set `unlabelled`, see `resident_data`.
       num_rounds: rounds T of the whole run, for the decay of distillation learning rates.
       period: rounds from one codistillation to the next.
       distillation: steps, batch size, optimizer, augmentation.
@@ -77,7 +78,7 @@ def periodic_codistillation(
 
         def replace_models(state):
             updated = {name: pool.method.variables(state[name]) for name, pool in pools.items()}
-            students = codistil(
+            distilled = codistil(
                 pools,
                 updated,
                 inputs.rows[UNLABELLED],
@@ -87,17 +88,18 @@ def periodic_codistillation(
                 distillation,
                 num_rounds,
                 axis_name,
-            ).students
-            return {
-                name: pool.method.replace_model(state[name], students[name])
+            )
+            state = {
+                name: pool.method.replace_model(state[name], distilled.students[name])
                 for name, pool in pools.items()
             }
+            return state, loss_metrics(distilled, pools)
 
-        return (
-            jax.lax.cond(is_due(round), replace_models, lambda state: state, state),
-            rows,
-            metrics,
-        )
+        def keep_models(state):
+            return state, loss_metrics(None, pools)
+
+        state, losses = jax.lax.cond(is_due(round), replace_models, keep_models, state)
+        return state, rows, metrics | losses
 
     return assemble(
         "periodic_codistillation",

@@ -42,9 +42,10 @@ def separate(
     execution: Execution = Execution(),
     name: str = "separate",
 ) -> FederatedAlgorithm:
-    """Each client trains its own model on the batches that it has in MHD; optimizers go on over rounds.
+    """Each client trains its own model by `training.steps` steps a round; optimizers go on over rounds.
 
-    `isolated` is the same by epochs, with early stopping.
+    Batches are those that a client has in `multi_headed_distillation`, so that the two are compared on
+    the same private examples. `isolated` is the same by epochs, with early stopping.
 
     Args:
       groups: architecture -> its clients.
@@ -83,11 +84,7 @@ def separate(
         select=select,
         round=round_,
         predictors=parties.party_predictors(groups, lambda state, name: state[name].variables),
-        communication={
-            party: Communication(down=0, up=0)
-            for names in parties.party_names(groups).values()
-            for party in names
-        },
+        communication=parties.same_for_all(groups, Communication(down=0, up=0)),
         num_clients=parties.num_clients(groups),
         num_rows={} if num_shared is None else {SHARED: num_shared},
     )

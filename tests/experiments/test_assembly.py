@@ -12,7 +12,14 @@ from ml_collections import config_dict
 from experiments import algorithms
 from experiments import data as reading
 from experiments.assembly import build_experiment
-from experiments.configs import digits_compression, digits_methods
+from experiments.configs import (
+    digits_codist,
+    digits_compression,
+    digits_methods,
+    digits_mhd,
+    digits_parties,
+)
+from experiments.methods import METHOD_NAMES
 from fedcodist.data.federated_data import FederatedData
 from fedcodist.data.prepared import save_prepared
 from fedcodist.experiment import check_experiment
@@ -39,6 +46,52 @@ def test_the_digits_config_builds_every_algorithm(name):
     assert experiment.algorithm.name == name
     assert set(experiment.algorithm.predictors) == {"small", "large"}
     assert set(experiment.data.rows) == (set() if name == "fed_avg" else {"unlabelled"})
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        digits_codist.get_config(),
+        digits_methods.get_config("fed_df"),
+        digits_methods.get_config("fed_sdd"),
+        digits_parties.get_config("fed_md"),
+        digits_parties.get_config("ds_fl"),
+        digits_mhd.get_config("decentralised_periodic_codistillation"),
+        digits_mhd.get_config("pooled"),
+        digits_mhd.get_config(),
+    ],
+    ids=lambda config: config.algorithm.name,
+)
+def test_rows_that_a_method_reads_are_counted_before(config):
+    """So that a wrong number of them is told; see `check_experiment`."""
+    experiment = build_experiment(config)
+    selection = jax.eval_shape(lambda: experiment.algorithm.select(0, jax.random.key(0)))
+    assert experiment.algorithm.num_rows.keys() == selection.rows.keys() != set()
+    check_experiment(experiment)
+
+
+def test_every_method_has_a_name_in_tables():
+    assert algorithms.ALGORITHMS.keys() | algorithms.CLIENT_METHODS.keys() <= METHOD_NAMES.keys()
+
+
+def test_how_configs_say_that_students_are_taught():
+    config = digits_codist.get_config()
+    data = reading.load_data(config.data)
+    config.algorithm.update(flip=True, mixup_beta=0.5, direction="reverse", steps=3, batch_size=5)
+    found = algorithms._distillation(config, data)
+    assert (found.mixup_beta, found.direction, found.steps, found.batch_size) == (
+        0.5,
+        "reverse",
+        3,
+        5,
+    )
+    image = np.zeros((64, 8, 8, 1), np.uint8)
+    image[:, 1, 2] = 16
+    batch, positions = {"image": jnp.asarray(image)}, jnp.arange(64)
+    plain = data.preprocess(batch, jax.random.key(0), positions)["image"][0]
+    flipped = found.preprocess(batch, jax.random.key(0), positions)["image"]
+    seen = {np.asarray(each).tobytes() for each in flipped}
+    assert seen == {np.asarray(each).tobytes() for each in (plain, plain[::-1], plain[:, ::-1])}
 
 
 def test_without_an_argument_the_config_is_merged_codistillation():

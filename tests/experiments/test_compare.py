@@ -164,6 +164,14 @@ def test_a_run_folder_tells_accuracies_and_costs(tmp_path):
     assert read_run("x", tmp_path / "no_test")[0].accuracies == pytest.approx((10.0, 20.0))
 
 
+def test_a_method_that_does_not_count_examples_is_one_line(tmp_path):
+    write_run(tmp_path / "run")
+    path = tmp_path / "run" / "metrics.jsonl"
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[:-1]))
+    with pytest.raises(ValueError, match="has no client_examples of 'model_1'"):
+        read_run("run", tmp_path / "run")
+
+
 def test_any_metric_is_read(tmp_path):
     write_run(tmp_path / "run")
     path = tmp_path / "run" / "summary.json"

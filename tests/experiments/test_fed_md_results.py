@@ -70,7 +70,9 @@ def test_how_much_narrower_networks_are_is_told(tmp_path):
     write(tmp_path, "iid,scaled", courses, bounds, experiment="cifar_fed_md", parties=parties)
     write(tmp_path, "iid", courses, bounds, experiment="cifar_fed_md")
     text, _ = render(tmp_path)
-    title = "**`iid,scaled`**, 1500 rounds, 2 seeds, networks narrower than table 1's by a factor of 4"
+    title = (
+        "**`iid,scaled`**, 1500 rounds, 2 seeds, networks narrower than table 1's by a factor of 4"
+    )
     assert title in text
     assert "**`iid`**, 1500 rounds, 2 seeds\n" in text
     assert text.count("The paper's bound, of its table 2's networks, is 82.6 %.") == 2

@@ -10,7 +10,13 @@ import pytest
 from experiments import algorithms, flops
 from experiments import parties as party_methods
 from experiments.algorithms import MODELS, build_algorithm
-from experiments.configs import digits_codist, digits_compression, digits_methods, digits_parties
+from experiments.configs import (
+    digits_codist,
+    digits_compression,
+    digits_methods,
+    digits_mhd,
+    digits_parties,
+)
 from experiments.data import load_data
 from experiments.decentralised import DECENTRALISED_METHODS
 from experiments.flops import (
@@ -252,6 +258,12 @@ def test_every_algorithm_has_a_count():
     config["algorithm"]["name"] = "another_exchange"
     with pytest.raises(ValueError, match="FLOPs of 'another_exchange' are not counted"):
         flops_of_parties(config, {}, 1)
+    config = digits_mhd.get_config("separate")
+    settings = config.copy_and_resolve_references()
+    settings.algorithm.name = "another_exchange"
+    groups = flops.decentralised_groups(settings, load_data(settings.data))
+    with pytest.raises(ValueError, match="FLOPs of 'another_exchange' are not counted"):
+        flops._decentralised(settings, load_data(settings.data), dict.fromkeys(groups, 1.0), 1)
     with pytest.raises(ValueError, match=r"algorithm\.name must be one of .*, got 'other'"):
         flops_of_run({"algorithm": {"name": "other"}}, {})
 

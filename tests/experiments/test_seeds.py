@@ -83,6 +83,11 @@ def test_a_seed_may_have_its_public_training_from_a_cache():
     assert both.phases.keys() == {"public", "private"}
 
 
+def test_a_longer_run_goes_before_one_of_more_seeds():
+    short = whole([0, 1, 2])._replace(last_round=1)
+    assert most_seeds([short, whole([0])]) == most_seeds([whole([0]), short]) == whole([0])
+
+
 def test_the_newest_of_as_many_seeds():
     old, new = whole([0, 1]), whole([0, 1])._replace(date="2026-02-01")
     assert most_seeds([new, old]) == most_seeds([old, new]) == new

@@ -216,10 +216,10 @@ BASE = "non_iid"
 EQUAL, LOW = "weak,equal_weights", "weak,low_weights"
 KNOWING = "private_epochs,500"  # all parties their private classes, before the first round
 EQUAL_KNOWING, LOW_KNOWING = f"{EQUAL},{KNOWING}", f"{LOW},{KNOWING}"
-# What it says, a run, the run that it is compared with, what is compared, what the paper finds.
 SHORT, LARGE_BATCH, LONG = "revisit_epochs,2", "digest_batch_size,200", "digest_epochs,10"
 ALL, FEW = "public_images,all", "public_images,50"
 PROBABILITIES = "exchanged,probabilities"
+# What it says, a run, the run that it is compared with, what is compared, what the paper finds.
 REMARKS: tuple[tuple[str, str, str, Measure, str], ...] = (
     ("Others beside four weak parties, equal weights", EQUAL, BASE, _late, "below 0"),
     ("Others beside four weak parties, low weights", LOW, BASE, _late, "about 0"),
