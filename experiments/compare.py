@@ -32,6 +32,7 @@ from rich.console import Console
 from rich.table import Table
 
 from experiments import command, report, sweep
+from experiments.costs import bytes_per_round, clients_per_round, pool_of
 from experiments.results.intervals import student_half_width
 
 ALL_PARTIES = "all parties"
@@ -140,15 +141,15 @@ def read_run(run: str, folder: Path, metric: str = "accuracy") -> list[Entry]:
     sizes = summary["models"]
     megabytes = {
         pool: each * summary["rounds"] / 1e6
-        for pool, each in report.bytes_per_round(config, sizes).items()
+        for pool, each in bytes_per_round(config, sizes).items()
     }
     examples = dict.fromkeys(megabytes, 0.0)
-    for model, clients in report.clients_per_round(config, sizes).items():
+    for model, clients in clients_per_round(config, sizes).items():
         if model not in trained:
             raise ValueError(
                 f"{folder}: metrics.jsonl has no client_examples of {model!r}, which rounds must return."
             )
-        examples[report.pool_of(config, model)] += trained[model] * clients * summary["rounds"]
+        examples[pool_of(config, model)] += trained[model] * clients * summary["rounds"]
     of_parties = "parties" in config
     if of_parties:
         work = flops_of_parties(config, examples, summary["rounds"])
@@ -163,7 +164,7 @@ def read_run(run: str, folder: Path, metric: str = "accuracy") -> list[Entry]:
     for model, splits in summary["final"].items():
         values = splits.get(final_splits[0], {})
         measured |= dict.fromkeys(values)
-        own = [report.pool_of(config, model)]
+        own = [pool_of(config, model)]
         if of_parties and model not in examples:
             own = list(examples)
         for name, of_head in ((metric, None), (f"{metric}_head_{head}", head)):

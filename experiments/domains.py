@@ -21,7 +21,7 @@ from rich.console import Console
 from rich.table import Table
 
 from experiments.methods import METHOD_NAMES
-from experiments.report import Run, Series, load_run
+from experiments.report.runs import Run, Series, load_run
 from experiments.text import TEXT, TextData, load_text, text_model
 from fedcodist.export import load_model
 from fedcodist.next_token import continuations

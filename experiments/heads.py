@@ -19,7 +19,7 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from experiments.methods import DECENTRALISED
-from experiments.report import COLOURS, INSTALL_PLOTS, MARKERS
+from experiments.report.plots import COLOURS, INSTALL_PLOTS, MARKERS
 
 
 class Heads(NamedTuple):

@@ -26,7 +26,7 @@ from ml_collections import ConfigDict
 from experiments import parties as party_methods
 from experiments.data import Data, choice, named
 from experiments.parties import adam, party_groups, party_shapes, public_of
-from experiments.report import INSTALL_PLOTS
+from experiments.report.plots import INSTALL_PLOTS
 from experiments.results.figures import PartyCurve, parties_plot
 from experiments.results.sections.fed_md import STOPPING as STOPPING_TOLD
 from fedcodist.algorithms import isolated, parties

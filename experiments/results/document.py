@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from experiments.record import read_object
-from experiments.report import INSTALL_PLOTS
+from experiments.report.plots import INSTALL_PLOTS
 from experiments.results import paper_numbers
 from experiments.results.records import FIGURE_4, TABLE_1, Record, load_records
 from experiments.results.sections.ablations import ABLATIONS, ablation

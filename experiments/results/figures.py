@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from experiments.methods import METHOD_NAMES, METHODS
-from experiments.report import COLOURS, LINES, MARKERS
+from experiments.report.plots import COLOURS, LINES, MARKERS
 from experiments.results.pooling import Curve
 
 if TYPE_CHECKING:

@@ -659,6 +659,7 @@ def test_models_of_clients_who_send_something_else_cannot_be_known():
 @pytest.mark.parametrize("source", [resident_data, StreamedData])
 def test_a_method_that_needs_validation_data_and_gets_none(source):
     algorithm = df(validated=Validated(11, every=STEPS))
+    assert algorithm.num_rows == {UNLABELLED: 11, VALIDATION: 11}
     given = {UNLABELLED: {"image": UNLABELLED_IMAGES}}
     experiment = Experiment(algorithm, source(federated(), given), {"train": federated()}, 1)
     message = (

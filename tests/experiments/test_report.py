@@ -13,9 +13,12 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from experiments import report
+from experiments import costs, report
+from experiments.methods import METHOD_NAMES
+from experiments.report import collection as collection_lib
+from experiments.report import plots, result_table
 
-ROOT = Path(report.__file__).resolve().parent.parent
+ROOT = Path(report.__file__).resolve().parents[2]
 PARAMETERS = {"small": 5_000, "large": 20_000}
 
 
@@ -93,14 +96,16 @@ def three_methods(parent):
 
 def printed(collection, title="digits"):
     console = Console(width=200, record=True, file=io.StringIO())
-    console.print(report.table(collection, title))
+    console.print(result_table.table(collection, title))
     return console.export_text()
 
 
 def cells(collection, method, model):
     """The words of one row, found by the method's block and the model's name."""
     (row,) = [
-        row for row in report.result_rows(collection) if row.method == method and row.model == model
+        row
+        for row in result_table.result_rows(collection)
+        if row.method == method and row.model == model
     ]
     return row
 
@@ -110,8 +115,8 @@ def final(collection, method, model, split="test"):
 
 
 def test_table_has_a_row_per_method_and_model(tmp_path):
-    collection = report.collect([three_methods(tmp_path)])
-    rows = [(row.method, row.model) for row in report.result_rows(collection)]
+    collection = collection_lib.collect([three_methods(tmp_path)])
+    rows = [(row.method, row.model) for row in result_table.result_rows(collection)]
     assert rows == [
         (method, model)
         for method in ("FedAvg", "PeriodicCodist", "MergedCodist")
@@ -127,14 +132,14 @@ def test_table_has_a_row_per_method_and_model(tmp_path):
 
 def test_smaller_model_comes_first_whatever_the_order_of_the_lines(tmp_path):
     write_run(tmp_path / "run", final={"large": 0.7, "small": 0.8})
-    assert report.collect([tmp_path]).models == ("small", "large")
+    assert collection_lib.collect([tmp_path]).models == ("small", "large")
 
 
 def test_runs_that_differ_in_the_seed_are_one_method(tmp_path):
     for seed in (0, 1, 5):
         write_run(tmp_path / f"seed{seed}", seed=seed, name=f"digits_{seed}")
     write_run(tmp_path / "other", "merged_codistillation")
-    collection = report.collect([tmp_path])
+    collection = collection_lib.collect([tmp_path])
     assert [method.label for method in collection.methods] == ["FedAvg", "MergedCodist"]
     values = [0.8, 0.82, 0.9]
     mean = sum(values) / 3
@@ -150,13 +155,13 @@ def test_runs_that_differ_in_the_seed_are_one_method(tmp_path):
 def test_seeds_inside_a_run_and_of_other_runs_count_together(tmp_path):
     write_run(tmp_path / "a", seed=0, seeds=3)
     write_run(tmp_path / "b", seed=3, seeds=1)
-    assert final(report.collect([tmp_path]), "FedAvg", "large").seeds == 4
+    assert final(collection_lib.collect([tmp_path]), "FedAvg", "large").seeds == 4
 
 
 def test_a_repeated_seed_counts_once(tmp_path):
     write_run(tmp_path / "a", seed=0, seeds=3)
     write_run(tmp_path / "b", seed=1)
-    collection = report.collect([tmp_path])
+    collection = collection_lib.collect([tmp_path])
     assert final(collection, "FedAvg", "small").seeds == 3
     (note,) = collection.notes
     assert "repeats seed 1" in note
@@ -167,13 +172,13 @@ def test_seeds_counted_from_zero_inside_each_run_are_told_apart(tmp_path):
         run = write_run(tmp_path / f"{seed}", seed=seed)
         metrics = run / "metrics.jsonl"
         metrics.write_text(metrics.read_text().replace('"seed": 7', '"seed": 0'))
-    assert final(report.collect([tmp_path]), "FedAvg", "small").seeds == 2
+    assert final(collection_lib.collect([tmp_path]), "FedAvg", "small").seeds == 2
 
 
 def test_runs_with_other_settings_are_methods_of_their_own(tmp_path):
     write_run(tmp_path / "a", "merged_codistillation", alpha=0.5)
     write_run(tmp_path / "b", "merged_codistillation", alpha=0.9, seed=1)
-    labels = [method.label for method in report.collect([tmp_path]).methods]
+    labels = [method.label for method in collection_lib.collect([tmp_path]).methods]
     assert labels == ["MergedCodist (alpha=0.5)", "MergedCodist (alpha=0.9)"]
 
 
@@ -183,7 +188,7 @@ def test_clients_methods_have_their_names(tmp_path):
         config = json.loads((run / "config.json").read_text())
         config |= {"run": method, "training": {"method": method}}
         (run / "config.json").write_text(json.dumps(config))
-    labels = [method.label for method in report.collect([tmp_path]).methods]
+    labels = [method.label for method in collection_lib.collect([tmp_path]).methods]
     assert labels == ["FedAvg", "SCAFFOLD"]
 
 
@@ -193,8 +198,8 @@ def test_phases_that_looked_at_test_data_are_in_the_label(tmp_path):
         config = json.loads((run / "config.json").read_text())
         config |= {"algorithm": {"name": "fed_md"}, "phases": {"stopping": stopping}}
         (run / "config.json").write_text(json.dumps(config))
-    labels = {method.label.split(" (")[0] for method in report.collect([tmp_path]).methods}
-    fed_md = report.METHOD_NAMES.get("fed_md", "fed_md")
+    labels = {method.label.split(" (")[0] for method in collection_lib.collect([tmp_path]).methods}
+    fed_md = METHOD_NAMES.get("fed_md", "fed_md")
     assert labels == {fed_md, f"{fed_md}, phases stopped on test data"}
 
 
@@ -202,7 +207,7 @@ def test_half_written_last_line_is_left_out(tmp_path):
     run = write_run(tmp_path / "run", last_round=60, finished=False)
     with (run / "metrics.jsonl").open("a") as file:
         file.write('{"round": 80, "model": "small", "split": "te')
-    collection = report.collect([run])
+    collection = collection_lib.collect([run])
     row = cells(collection, "FedAvg", "small")
     assert row.accuracy["test"].mean == pytest.approx(0.8 * 0.6)
     assert row.rounds == "60 of 100, unfinished"
@@ -216,7 +221,7 @@ def test_half_written_evaluation_does_not_mix_rounds(tmp_path):
     with (run / "metrics.jsonl").open("a") as file:
         line = {"round": 80, "model": "small", "split": "held_out", "seed": 0, "accuracy": 0.99}
         file.write(json.dumps(line) + "\n\n")
-    row = cells(report.collect([run]), "FedAvg", "small")
+    row = cells(collection_lib.collect([run]), "FedAvg", "small")
     assert row.rounds.startswith("60 of")
     assert row.accuracy["held_out"].mean == pytest.approx(0.8 * 0.6 - 0.01)
 
@@ -225,7 +230,7 @@ def test_broken_line_in_the_middle_is_noted(tmp_path):
     run = write_run(tmp_path / "run")
     metrics = run / "metrics.jsonl"
     metrics.write_text("\0\0[1]\n" + metrics.read_text())
-    (note,) = report.collect([run]).notes
+    (note,) = collection_lib.collect([run]).notes
     assert "metrics.jsonl line 1" in note
 
 
@@ -234,14 +239,14 @@ def test_a_round_evaluated_twice_counts_as_evaluated_last(tmp_path):
     with (run / "metrics.jsonl").open("a") as file:
         line = {"round": 100, "model": "small", "split": "test", "seed": 0, "accuracy": 0.5}
         file.write(json.dumps(line) + "\n")
-    assert final(report.collect([run]), "FedAvg", "small").mean == 0.5
+    assert final(collection_lib.collect([run]), "FedAvg", "small").mean == 0.5
 
 
 def test_unfinished_run_does_not_enter_the_mean_of_finished_ones(tmp_path):
     write_run(tmp_path / "a", seed=0)
     write_run(tmp_path / "b", seed=1, last_round=40, finished=False)
-    collection = report.collect([tmp_path])
-    assert final(collection, "FedAvg", "small") == report.Statistic(0.8, None, 1)
+    collection = collection_lib.collect([tmp_path])
+    assert final(collection, "FedAvg", "small") == collection_lib.Statistic(0.8, None, 1)
     (note,) = collection.notes
     assert "left out" in note
 
@@ -252,7 +257,7 @@ def test_final_accuracies_from_the_summary_where_the_metrics_are_gone(tmp_path):
     summary = json.loads((run / "summary.json").read_text())
     summary["final"] = {"small": {"test": {"accuracy": [0.25, 0.75]}}}
     (run / "summary.json").write_text(json.dumps(summary))
-    assert final(report.collect([run]), "FedAvg", "small").mean == 0.5
+    assert final(collection_lib.collect([run]), "FedAvg", "small").mean == 0.5
 
 
 def test_non_finite_accuracy_is_shown_as_such(tmp_path):
@@ -260,7 +265,7 @@ def test_non_finite_accuracy_is_shown_as_such(tmp_path):
     with (run / "metrics.jsonl").open("a") as file:
         line = {"round": 100, "model": "small", "split": "test", "seed": 0, "accuracy": None}
         file.write(json.dumps(line) + "\n")
-    collection = report.collect([run])
+    collection = collection_lib.collect([run])
     assert math.isnan(final(collection, "FedAvg", "small").mean)
     report.write_report(collection, tmp_path)
 
@@ -278,11 +283,11 @@ def test_non_finite_accuracy_is_shown_as_such(tmp_path):
     ],
 )
 def test_human_bytes(count, text):
-    assert report.human_bytes(count) == text
+    assert result_table.human_bytes(count) == text
 
 
 def test_report_is_one_file_with_everything_in_it(tmp_path):
-    collection = report.collect([three_methods(tmp_path / "runs")])
+    collection = collection_lib.collect([three_methods(tmp_path / "runs")])
     files = report.write_report(collection, tmp_path / "out", "A <title>")
     assert [path.name for path in files.plots] == [
         "accuracy.png",
@@ -311,8 +316,8 @@ def with_cohorts(run, **cohorts):
 
 def test_accuracy_against_the_bytes_of_each_pools_clients(tmp_path):
     with_cohorts(write_run(tmp_path / "run"), small=10, large=3)
-    collection = report.collect([tmp_path])
-    small, large = report._bytes_plot(collection).axes
+    collection = collection_lib.collect([tmp_path])
+    small, large = plots._bytes_plot(collection).axes
     # Per client and parameter 12 bytes; evaluations are 20 rounds apart.
     step = 20 * 12 / 1e6
     np.testing.assert_allclose(
@@ -330,12 +335,12 @@ def test_models_that_divide_one_pool_cost_what_all_its_clients_exchange(tmp_path
     run = write_run(tmp_path / "run", "fed_sdd", final={"small": 0.8, "large": 0.7})
     with_cohorts(run, everyone=5)
     config = json.loads((run / "config.json").read_text())
-    assert report.clients_per_round(config, ["a", "b"]) == {"a": 3, "b": 2}
-    small, large = report._bytes_plot(report.collect([tmp_path])).axes
+    assert costs.clients_per_round(config, ["a", "b"]) == {"a": 3, "b": 2}
+    small, large = plots._bytes_plot(collection_lib.collect([tmp_path])).axes
     total = 12 * (3 * PARAMETERS["small"] + 2 * PARAMETERS["large"]) * 100 / 1e6
     assert small.lines[0].get_xdata()[-1] == large.lines[0].get_xdata()[-1] == pytest.approx(total)
     config["algorithm"]["group_sizes"] = [1, 4]
-    assert report.clients_per_round(config, ["a", "b"]) == {"a": 1, "b": 4}
+    assert costs.clients_per_round(config, ["a", "b"]) == {"a": 1, "b": 4}
 
 
 def test_curves_are_of_the_split_that_is_followed(tmp_path):
@@ -343,17 +348,17 @@ def test_curves_are_of_the_split_that_is_followed(tmp_path):
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     kept = [each for each in lines if each["split"] != "test" or each["round"] == 100]
     (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in kept))
-    collection = report.collect([tmp_path])
+    collection = collection_lib.collect([tmp_path])
     assert collection.splits[0] == "test"
-    for figure in (report._accuracy_plot(collection), report._loss_plot(collection)):
+    for figure in (plots._accuracy_plot(collection), plots._loss_plot(collection)):
         assert len(figure.axes[0].lines[0].get_xdata()) == 6
 
 
 def test_curve_is_over_the_rounds_that_every_seed_has(tmp_path):
     write_run(tmp_path / "a", seed=0, last_round=60, finished=False)
     write_run(tmp_path / "b", seed=1, last_round=40, finished=False)
-    (method,) = report.collect([tmp_path]).methods
-    one = report.curve(method, "small", "test", "accuracy")
+    (method,) = collection_lib.collect([tmp_path]).methods
+    one = collection_lib.curve(method, "small", "test", "accuracy")
     assert one.rounds == (0, 20, 40)
     assert one.statistics[2].mean == pytest.approx((0.8 + 0.82) / 2 * 0.4)
 
@@ -418,7 +423,7 @@ def test_run_killed_before_its_first_evaluation(tmp_path, capsys):
 def test_folders_without_a_run_are_noted(tmp_path):
     write_run(tmp_path / "run")
     (tmp_path / "empty").mkdir()
-    collection = report.collect([tmp_path / "run", tmp_path / "empty", tmp_path / "run"])
+    collection = collection_lib.collect([tmp_path / "run", tmp_path / "empty", tmp_path / "run"])
     (note,) = collection.notes
     assert "empty" in note
     assert len(collection.methods[0].runs) == 1
@@ -447,7 +452,7 @@ def test_loss_only_runs_have_a_loss_plot(tmp_path):
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     kept = [{k: v for k, v in line.items() if k != "accuracy"} for line in lines]
     (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in kept))
-    files = report.write_report(report.collect([run]), tmp_path)
+    files = report.write_report(collection_lib.collect([run]), tmp_path)
     assert [path.name for path in files.plots] == ["loss.png"]
 
 

@@ -17,7 +17,7 @@ from experiments.configs import text_domain_shift
 from experiments.data import load_data
 from experiments.flops import flops_of_run
 from experiments.methods import METHOD_NAMES, METHODS
-from experiments.report import Run, Series, load_run
+from experiments.report.runs import Run, Series, load_run
 from experiments.text import TEXT
 from fedcodist.data import save_prepared, text_splits
 from fedcodist.data.vocabulary import EOS, PAD

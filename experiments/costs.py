@@ -1,0 +1,45 @@
+"""What a round costs, from a config: clients per model, bytes per pool."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+
+def clients_per_round(config: Mapping[str, Any], models: Iterable[str]) -> dict[str, int]:
+    """How many clients train each model in a round: its pool's cohort, or a part of the only pool's.
+
+    A party's model has one. `models`: the names of those that clients train, in their order; ensembles
+    are none of them.
+    """
+    names, pools = list(models), (config.get("pools") or {})
+    if "parties" in config:
+        return dict.fromkeys(names, 1)
+    cohorts = {pool: int(settings.get("cohort_size", 0)) for pool, settings in pools.items()}
+    if len(cohorts) != 1:
+        return {name: cohorts.get(name, 0) for name in names}
+    sizes = (config.get("algorithm") or {}).get("group_sizes")
+    (cohort,) = cohorts.values()
+    share, more = divmod(cohort, len(names))
+    even = [share + (place < more) for place in range(len(names))]  # the first groups get more
+    return dict(zip(names, sizes or even, strict=True))
+
+
+def pool_of(config: Mapping[str, Any], model: str) -> str:
+    """The pool whose clients train a model: the only one, where one is divided among several models.
+
+    Models that a pool's clients keep have its name and an ending, such as `large_teachers`.
+    """
+    pools = list(config.get("pools") or {})
+    if len(pools) == 1:
+        return pools[0]
+    keepers = [pool for pool in pools if model.startswith(f"{pool}_")]
+    return model if model in pools or not keepers else max(keepers, key=len)
+
+
+def bytes_per_round(config: Mapping[str, Any], sizes: Mapping[str, Any]) -> dict[str, int]:
+    """Pool -> bytes that its clients send and receive in a round; `sizes`: a summary's `models`."""
+    total: dict[str, int] = {}
+    for model, clients in clients_per_round(config, sizes).items():
+        each = sum(sizes[model][f"bytes_{way}_per_participation"] for way in ("up", "down"))
+        pool = pool_of(config, model)
+        total[pool] = total.get(pool, 0) + each * clients
+    return total

@@ -1,0 +1,91 @@
+"""Table, plots and a single HTML file from any set of run folders.
+
+    python -m experiments.report RUN [RUN ...] [--output DIR] [--title TITLE]
+
+A RUN is a run folder or a folder above some. Runs that differ only in their seed are one method:
+the report gives its mean and standard deviation over the seeds.
+"""
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from rich.console import Console
+
+from experiments.report.collection import Collection, collect, default_title
+from experiments.report.page import page
+from experiments.report.plots import INSTALL_PLOTS, write_plots
+from experiments.report.result_table import table
+
+
+class ReportFiles(NamedTuple):
+    """Where a report lies; no plots where matplotlib is missing or nothing can be plotted."""
+
+    html: Path
+    plots: tuple[Path, ...]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command; returns its exit status: 0, or 2 if there is nothing to report."""
+    parser = argparse.ArgumentParser(
+        prog="python -m experiments.report",
+        description="Table, plots and a single HTML file from any set of run folders.",
+    )
+    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="run folder, or above")
+    parser.add_argument("--output", type=Path, help="where to write (default: beside the runs)")
+    parser.add_argument("--title", help="heading (default: the experiments' names)")
+    options = parser.parse_args(arguments)
+    console = Console()
+    if not console.is_terminal:
+        console.width = max(console.width, 120)
+    try:
+        collection = collect(options.runs)
+        title = options.title or default_title(collection)
+        console.print(table(collection, title))
+        for note in collection.notes:
+            _say(console, f"note: {note}")
+        files = write_report(collection, options.output or _default_output(options.runs), title)
+    except ValueError as error:
+        print(f"report: {error}", file=sys.stderr)
+        return 2
+    except OSError as error:
+        print(f"report: cannot write to {error.filename}: {error.strerror}", file=sys.stderr)
+        return 2
+    if not files.plots:
+        _say(console, INSTALL_PLOTS)
+    for path in (*files.plots, files.html):
+        _say(console, f"wrote {path}")
+    return 0
+
+
+def write_report(collection: Collection, output: Path | str, title: str = "") -> ReportFiles:
+    """Writes accuracy.png, accuracy_by_bytes.png, loss.png, per_label_accuracy.png and report.html.
+
+    A plot without data is left out, and all are where matplotlib is missing. The HTML file holds
+    the plots itself and refers to nothing outside. Raises OSError if `output` cannot be written.
+    """
+    output = Path(output)
+    title = title or default_title(collection)
+    output.mkdir(parents=True, exist_ok=True)
+    plots = write_plots(collection, output)
+    html = output / "report.html"
+    html.write_text(page(collection, title, plots), encoding="utf-8")
+    return ReportFiles(html, tuple(plots))
+
+
+def _default_output(paths: Sequence[Path]) -> Path:
+    """The folder itself for one argument, else the deepest folder above all."""
+    if len(paths) == 1:
+        return paths[0]
+    above = Path(os.path.commonpath([path.resolve() for path in paths]))
+    here = Path.cwd()
+    if above == Path(above.anchor):
+        return Path()
+    return above.relative_to(here) if above.is_relative_to(here) else above
+
+
+def _say(console: Console, line: str) -> None:
+    console.print(line, soft_wrap=True, markup=False, highlight=False, emoji=False)

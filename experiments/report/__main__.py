@@ -1,0 +1,7 @@
+"""`python -m experiments.report`."""
+
+import sys
+
+from experiments.report import main
+
+sys.exit(main())

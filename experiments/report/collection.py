@@ -1,0 +1,260 @@
+"""Runs that differ only in their seed are one method: its means and deviations over the seeds."""
+
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from experiments.methods import BASELINE, METHOD_NAMES
+from experiments.report.runs import (
+    Run,
+    Series,
+    find_run_folders,
+    first_seed,
+    load_run,
+    mapping_of,
+    number_of,
+)
+
+# What two runs of one method may differ in: which seed, and what the run is called.
+NOT_OF_A_METHOD = ("seed", "seeds", "name", "run", "workdir")
+
+
+class Statistic(NamedTuple):
+    """Mean and sample standard deviation (None for a single seed) over the seeds."""
+
+    mean: float
+    spread: float | None
+    seeds: int
+
+
+class Curve(NamedTuple):
+    """A metric over the rounds at which every seed has it."""
+
+    rounds: tuple[int, ...]
+    statistics: tuple[Statistic, ...]
+
+
+class Method(NamedTuple):
+    """Runs with the same settings; `members` are the runs and seeds that count, each seed once."""
+
+    label: str
+    runs: tuple[Run, ...]
+    members: tuple[tuple[Run, int], ...]
+    finished: bool
+
+
+class Collection(NamedTuple):
+    """Everything a report is made of."""
+
+    methods: tuple[Method, ...]
+    models: tuple[str, ...]
+    splits: tuple[str, ...]
+    notes: tuple[str, ...]
+
+
+def collect(paths: Iterable[Path | str]) -> Collection:
+    """Loads every run in or below `paths` and groups those that differ only in their seed.
+
+    Where a method has finished runs, only these count: means never mix run lengths. Raises
+    ValueError if a path does not exist or no run with an evaluation is found.
+    """
+    searched = [Path(path) for path in paths]
+    notes: list[str] = []
+    runs = []
+    for folder in find_run_folders(searched, notes):
+        try:
+            run = load_run(folder)
+        except ValueError as error:
+            notes.append(f"{error}; skipped")
+            continue
+        notes.extend(run.notes)
+        if any(_accuracy_or_loss(record) for record in run.records.values()):
+            runs.append(run)
+        else:
+            notes.append(f"{folder} has no evaluation yet; skipped")
+    if not runs:
+        found = ", ".join(map(str, searched))
+        reasons = "".join(f" ({note})" for note in notes[:1])
+        raise ValueError(f"no run with an evaluation in or below {found}{reasons}")
+    methods = _group(runs, notes)
+    return Collection(methods, _models(runs), _splits(runs), tuple(notes))
+
+
+def curve(method: Method, model: str, split: str, metric: str) -> Curve:
+    """A metric's mean and spread over a method's seeds; empty where it was not measured."""
+    by_seed = []
+    for run, seed in method.members:
+        records = run.records.get(Series(model, split, seed), {})
+        values = {
+            round: value
+            for round, record in records.items()
+            if (value := number_of(record, metric)) is not None
+        }
+        if values:
+            by_seed.append(values)
+    if not by_seed:
+        return Curve((), ())
+    rounds = sorted(set.intersection(*(set(values) for values in by_seed)))
+    statistics = tuple(statistic_of([values[round] for values in by_seed]) for round in rounds)
+    return Curve(tuple(rounds), statistics)
+
+
+def default_title(collection: Collection) -> str:
+    """The names of the experiments in it."""
+    runs = [run for method in collection.methods for run in method.runs]
+    names = distinct(str(run.config.get("name") or run.folder.name) for run in runs)
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+
+
+def _accuracy_or_loss(records: Mapping[int, Mapping[str, Any]]) -> bool:
+    return any("accuracy" in record or "loss" in record for record in records.values())
+
+
+def statistic_of(values: Sequence[float]) -> Statistic:
+    """Mean and sample standard deviation of one value per seed."""
+    count = len(values)
+    mean = sum(values) / count
+    if count == 1:
+        return Statistic(mean, None, 1)
+    variance = sum((value - mean) ** 2 for value in values) / (count - 1)
+    return Statistic(mean, math.sqrt(variance), count)
+
+
+def _group(runs: Sequence[Run], notes: list[str]) -> tuple[Method, ...]:
+    groups: dict[str, list[Run]] = {}
+    for run in runs:
+        groups.setdefault(json.dumps(settings_of(run.config), sort_keys=True), []).append(run)
+    ranks = {name: rank for rank, name in enumerate(METHOD_NAMES)}
+    ordered = sorted(
+        groups.values(), key=lambda group: ranks.get(_algorithm(group[0].config), len(ranks))
+    )
+    labels = _labels([group[0].config for group in ordered])
+    return tuple(_method(label, group, notes) for label, group in zip(labels, ordered, strict=True))
+
+
+def settings_of(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The config flattened to dotted keys, without what runs of one method may differ in."""
+    return {key: value for key, value in flatten(config).items() if key not in NOT_OF_A_METHOD}
+
+
+def flatten(value: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested settings by dotted keys; empty groups stay."""
+    flat: dict[str, Any] = {}
+    for key, item in value.items():
+        if isinstance(item, dict) and item:
+            flat.update(flatten(item, f"{prefix}{key}."))
+        else:
+            flat[f"{prefix}{key}"] = item
+    return flat
+
+
+def _algorithm(config: Mapping[str, Any]) -> str:
+    """What the server does, or where that is FedAvg's, what the clients do."""
+    algorithm = config.get("algorithm")
+    name = algorithm.get("name") if isinstance(algorithm, dict) else algorithm
+    if name == BASELINE:
+        name = mapping_of(config, "training").get("method", name)
+    return str(name) if name else "unnamed"
+
+
+def _labels(configs: Sequence[Mapping[str, Any]]) -> list[str]:
+    """A name for each config, with the settings that tell runs of one algorithm apart."""
+    labels = []
+    for config in configs:
+        name = _algorithm(config)
+        same = [settings_of(other) for other in configs if _algorithm(other) == name]
+        differing = differing_keys(same)
+        short = [key.rsplit(".", 1)[-1] for key in differing]
+        settings = settings_of(config)
+        parts = [
+            f"{last if short.count(last) == 1 else key}={shown_setting(settings, key)}"
+            for key, last in zip(differing, short, strict=True)
+        ]
+        base = METHOD_NAMES.get(name, name)
+        if mapping_of(config, "phases").get("stopping") == "test_data":
+            base += ", phases stopped on test data"
+        if len(parts) > 3:
+            number = same.index(settings) + 1
+            labels.append(f"{base} #{number} ({', '.join(parts[:2])}, ...)")
+        else:
+            labels.append(f"{base} ({', '.join(parts)})" if parts else base)
+    return labels
+
+
+def differing_keys(settings: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Keys whose values are not the same everywhere."""
+    keys = distinct(key for one in settings for key in one)
+    return [key for key in keys if len({shown_setting(one, key) for one in settings}) > 1]
+
+
+def shown_setting(settings: Mapping[str, Any], key: str) -> str:
+    """A setting as text, a dash where it is missing."""
+    if key not in settings:
+        return "–"
+    value = settings[key]
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _method(label: str, runs: Sequence[Run], notes: list[str]) -> Method:
+    finished = any(run.finished for run in runs)
+    members: dict[tuple[int, ...], tuple[Run, int]] = {}
+    for run in runs:
+        if not run.finished:
+            left_out = ": left out of its method's mean" if finished else ""
+            notes.append(f"{run.folder} is unfinished ({progress_of(run)}){left_out}")
+            if finished:
+                continue
+        seeds = distinct(series.seed for series in run.records)
+        first = first_seed(run.config)
+        # Seeds inside a run are written as they are or counted from 0: then they are relative.
+        absolute = all(seed >= first for seed in seeds)
+        repeated = []
+        for seed in seeds:
+            identity = (seed,) if absolute else (first, seed)
+            if identity in members:
+                repeated.append(str(seed))
+            else:
+                members[identity] = (run, seed)
+        if repeated:
+            again = f"{run.folder} repeats seed {', '.join(repeated)} of {label}"
+            notes.append(f"{again}: counted once")
+    return Method(label, tuple(runs), tuple(members.values()), finished)
+
+
+def progress_of(run: Run) -> str:
+    """How far a run came."""
+    reached = max((round for series in run.records.values() for round in series), default=0)
+    total = run.config.get("rounds")
+    return f"{reached} of {total} rounds" if total else f"{reached} rounds"
+
+
+def _models(runs: Sequence[Run]) -> tuple[str, ...]:
+    """Smallest model first where the sizes are known."""
+    models = distinct(series.model for run in runs for series in run.records)
+    sizes = {}
+    for run in runs:
+        for model, description in mapping_of(run.summary, "models").items():
+            size = description.get("parameters") if isinstance(description, dict) else None
+            if isinstance(size, int):
+                sizes[model] = size
+    known = all(model in sizes for model in models)
+    return tuple(sorted(models, key=lambda model: sizes[model]) if known else models)
+
+
+def _splits(runs: Sequence[Run]) -> tuple[str, ...]:
+    """Splits with an accuracy, the test split first."""
+    splits = distinct(
+        series.split
+        for run in runs
+        for series, records in run.records.items()
+        if any("accuracy" in record for record in records.values())
+    )
+    first = ("test", "held_out")
+    return tuple(sorted(splits, key=lambda x: first.index(x) if x in first else len(first)))
+
+
+def distinct(values: Iterable[Any]) -> list[Any]:
+    """Each value once, in order."""
+    return list(dict.fromkeys(values))

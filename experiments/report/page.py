@@ -1,0 +1,218 @@
+"""The single HTML file: table, plots, what differs between methods, runs, environment, configs."""
+
+import base64
+import json
+from collections.abc import Sequence
+from datetime import datetime
+from html import escape
+from pathlib import Path
+
+from experiments.report.collection import (
+    Collection,
+    Method,
+    Statistic,
+    curve,
+    differing_keys,
+    distinct,
+    flatten,
+    progress_of,
+    settings_of,
+    shown_setting,
+    statistic_of,
+)
+from experiments.report.plots import INSTALL_PLOTS
+from experiments.report.result_table import (
+    caption_of,
+    number_cells,
+    number_headings,
+    percent,
+    result_rows,
+    split_name,
+    statistics_of,
+)
+from experiments.report.runs import Run, Series, mapping_of, number_of
+
+STYLE = """
+body { font: 15px/1.5 system-ui, sans-serif; color: #1b1f24; background: #f5f6f8; margin: 0; }
+main { max-width: 68rem; margin: 0 auto; padding: 2rem 1.5rem 4rem; }
+h1 { font-size: 1.7rem; margin: 0; }
+h2 { font-size: 1.1rem; margin: 0 0 .7rem; }
+section { background: #fff; border: 1px solid #e1e4e8; border-radius: 8px; margin: 1.2rem 0;
+  padding: 1.1rem 1.3rem; overflow-x: auto; }
+p.quiet, .quiet { color: #5b6470; font-size: .88rem; margin: .4rem 0 0; }
+table { border-collapse: collapse; font-size: .92rem; font-variant-numeric: tabular-nums; }
+th, td { padding: .35rem .9rem .35rem 0; text-align: left; vertical-align: top; }
+th { font-weight: 600; border-bottom: 2px solid #c9ced6; vertical-align: bottom; }
+tr + tr td { border-top: 1px solid #eceef1; }
+tbody tr.first td { border-top-color: #c9ced6; }
+.number { text-align: right; white-space: nowrap; }
+code, pre { font: .86rem/1.45 ui-monospace, monospace; }
+pre { background: #f5f6f8; padding: .8rem; border-radius: 6px; overflow-x: auto; }
+img { max-width: 100%; height: auto; display: block; margin: 0 auto; }
+summary { cursor: pointer; }
+ul { margin: .3rem 0 0; padding-left: 1.2rem; }
+"""
+
+
+PLOT_HEADINGS = {
+    "accuracy.png": "Accuracy over the rounds",
+    "accuracy_by_bytes.png": "Accuracy against bytes exchanged",
+    "loss.png": "Loss over the rounds",
+    "per_label_accuracy.png": "Accuracy per label",
+}
+
+
+def page(collection: Collection, title: str, plots: Sequence[Path]) -> str:
+    """The whole document as text."""
+    runs = [run for method in collection.methods for run in method.runs]
+    sections = [
+        _section("Results", _results_html(collection)),
+        *(_section(PLOT_HEADINGS[path.name], _image(path)) for path in plots),
+        *([] if plots else [_section("Plots", f"<p>{escape(INSTALL_PLOTS)}</p>")]),
+        _section("Accuracy over the clients", _per_client_html(collection)),
+        _section("What the methods' settings differ in", _differences_html(collection)),
+        _section("Runs", _runs_html(collection)),
+        _section("Notes", _notes_html(collection)),
+        _section("Environment", _environment_html(runs)),
+        _section("Full configs", _configs_html(collection)),
+    ]
+    counted = (
+        f"{_plural(len(collection.methods), 'method')}, {_plural(len(collection.models), 'model')},"
+        f" {_plural(len(runs), 'run')}, written {datetime.now():%Y-%m-%d %H:%M}"
+    )
+    return (
+        '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>{escape(title)}</title><style>{STYLE}</style></head><body><main>"
+        f'<h1>{escape(title)}</h1><p class="quiet">{counted}</p>'
+        + "".join(sections)
+        + "</main></body></html>\n"
+    )
+
+
+def _section(heading: str, body: str) -> str:
+    return f"\n<section><h2>{escape(heading)}</h2>{body}</section>" if body else ""
+
+
+def _results_html(collection: Collection) -> str:
+    rows = result_rows(collection)
+    several = any(one.seeds > 1 for one in statistics_of(rows))
+    headings = ["Method", "Model", *number_headings(collection, several)]
+    cells = [[row.method, row.model, *number_cells(row, collection, several)] for row in rows]
+    return f'{_table_html(headings, cells)}<p class="quiet">{escape(caption_of(rows))}</p>'
+
+
+def _per_client_html(collection: Collection) -> str:
+    shown = {"accuracy_mean": "mean", "accuracy_p10": "10th percentile", "accuracy_min": "minimum"}
+    cells = []
+    for method in collection.methods:
+        for model in collection.models:
+            for split in collection.splits:
+                values = _per_client(method, model, split, list(shown))
+                if values:
+                    numbers = [percent(values.get(key)) for key in shown]
+                    cells.append([method.label, model, split_name(split), *numbers])
+    headings = ["Method", "Model", "Split", *(f"Accuracy, %\n{name}" for name in shown.values())]
+    return _table_html(headings, cells, texts=3) if cells else ""
+
+
+def _per_client(
+    method: Method, model: str, split: str, metrics: Sequence[str]
+) -> dict[str, Statistic]:
+    rounds = curve(method, model, split, "accuracy").rounds
+    found = []
+    for run, seed in method.members:
+        record = run.records.get(Series(model, split, seed), {}).get(rounds[-1] if rounds else -1)
+        if mapping_of(record or {}, "per_client"):
+            found.append(mapping_of(record or {}, "per_client"))
+    result = {}
+    for metric in metrics:
+        values = [value for one in found if (value := number_of(one, metric)) is not None]
+        if values:
+            result[metric] = statistic_of(values)
+    return result
+
+
+def _differences_html(collection: Collection) -> str:
+    settings = [settings_of(method.runs[0].config) for method in collection.methods]
+    keys = differing_keys(settings)
+    if not keys:
+        return ""
+    headings = ["Setting", *(method.label for method in collection.methods)]
+    cells = [[key, *(shown_setting(one, key) for one in settings)] for key in keys]
+    return _table_html(headings, cells, texts=len(headings))
+
+
+def _runs_html(collection: Collection) -> str:
+    cells = []
+    for method in collection.methods:
+        for run in method.runs:
+            seeds = sorted({series.seed for series in run.records})
+            seconds = number_of(run.summary, "seconds")
+            state = "finished" if run.finished else "unfinished"
+            cells.append(
+                [
+                    method.label,
+                    str(run.config.get("name") or "–"),
+                    str(run.folder),
+                    f"{state}, {progress_of(run)}",
+                    ", ".join(map(str, seeds)),
+                    "–" if seconds is None else f"{seconds:,.1f} s",
+                ]
+            )
+    return _table_html(["Method", "Experiment", "Folder", "State", "Seeds", "Time"], cells, texts=5)
+
+
+def _notes_html(collection: Collection) -> str:
+    if not collection.notes:
+        return ""
+    return f"<ul>{''.join(f'<li>{escape(note)}</li>' for note in collection.notes)}</ul>"
+
+
+def _environment_html(runs: Sequence[Run]) -> str:
+    flat = [flatten(run.environment) for run in runs if run.environment]
+    cells = []
+    for key in distinct(key for one in flat for key in one):
+        values = distinct(shown_setting(one, key) for one in flat if key in one)
+        more = f"\nand {len(values) - 4} more" if len(values) > 4 else ""
+        cells.append([key, "\n".join(values[:4]) + more])
+    return _table_html(["", "Value (all that occur among the runs)"], cells, texts=2)
+
+
+def _configs_html(collection: Collection) -> str:
+    return "".join(
+        f"<details><summary>{escape(method.label)} · {escape(str(run.folder))}</summary>"
+        f"<pre>{escape(json.dumps(run.config, indent=2))}</pre></details>"
+        for method in collection.methods
+        for run in method.runs
+    )
+
+
+def _table_html(headings: Sequence[str], rows: Sequence[Sequence[str]], texts: int = 2) -> str:
+    """A table whose first `texts` columns are text and whose others are numbers."""
+    if not rows:
+        return ""
+
+    def cell(tag: str, index: int, text: str) -> str:
+        kind = "" if index < texts else ' class="number"'
+        return f"<{tag}{kind}>{escape(text).replace(chr(10), '<br>')}</{tag}>"
+
+    head = "".join(cell("th", index, text) for index, text in enumerate(headings))
+    body = []
+    blocks = len({row[0] for row in rows}) < len(rows)
+    for number, row in enumerate(rows):
+        new = blocks and number > 0 and row[0] != rows[number - 1][0]
+        start = '<tr class="first">' if new else "<tr>"
+        cells = "".join(cell("td", index, text) for index, text in enumerate(row))
+        body.append(f"{start}{cells}</tr>")
+    return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(body)}</tbody></table>"
+
+
+def _image(path: Path) -> str:
+    encoded = base64.b64encode(path.read_bytes()).decode("ascii")
+    alternative = escape(PLOT_HEADINGS[path.name])
+    return f'<img alt="{alternative}" src="data:image/png;base64,{encoded}">'
+
+
+def _plural(count: int, noun: str) -> str:
+    return f"{count} {noun}" + ("" if count == 1 else "s")

@@ -1,0 +1,316 @@
+"""Plots of methods: curves by round and by bytes, losses, accuracies per label."""
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from experiments.costs import bytes_per_round, pool_of
+from experiments.report.collection import Collection, Curve, Method, curve
+from experiments.report.result_table import split_name
+from experiments.report.runs import Series, mapping_of
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+    from matplotlib.lines import Line2D
+
+
+INSTALL_PLOTS = "no plots: matplotlib is missing, install it with: pip install 'fedcodist[plot]'"
+
+
+# Okabe and Ito's colours, told apart by colour-blind readers; their yellow is too pale for lines.
+COLOURS = ("#000000", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00")
+
+
+LINES = ("-", "--", "-.", (0, (1, 1)))
+
+
+MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+
+
+def write_plots(collection: Collection, output: Path) -> list[Path]:
+    """Draws all plots that have data; returns their files, none without matplotlib."""
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError:
+        return []
+    plots = {
+        "accuracy.png": _accuracy_plot(collection),
+        "accuracy_by_bytes.png": _bytes_plot(collection),
+        "loss.png": _loss_plot(collection),
+        "per_label_accuracy.png": _per_label_plot(collection),
+    }
+    written = []
+    for name, figure in plots.items():
+        if figure is not None:
+            figure.savefig(output / name, dpi=144)
+            written.append(output / name)
+    return written
+
+
+def _accuracy_plot(collection: Collection) -> "Figure | None":
+    if not collection.splits:
+        return None
+    split = _followed_split(collection)
+    label = f"{split_name(split).capitalize()} accuracy (%)"
+    return _curves_plot(collection, [(split, "accuracy", label, 100.0)])
+
+
+def _bytes_plot(collection: Collection) -> "Figure | None":
+    """The same against what clients have sent and received so far."""
+    known = [
+        _megabytes_per_round(m, model) for m in collection.methods for model in collection.models
+    ]
+    if not collection.splits or not any(known):
+        return None
+    split = _followed_split(collection)
+    label = f"{split_name(split).capitalize()} accuracy (%)"
+    return _curves_plot(collection, [(split, "accuracy", label, 100.0)], by_bytes=True)
+
+
+def _followed_split(collection: Collection) -> str:
+    """The split that was evaluated most often: some are only looked at after the last round."""
+
+    def evaluations(split: str) -> int:
+        curves = [
+            curve(method, model, split, "accuracy")
+            for method in collection.methods
+            for model in collection.models
+        ]
+        return max(len(one.rounds) for one in curves)
+
+    return max(collection.splits, key=evaluations)
+
+
+def _megabytes_per_round(method: Method, model: str) -> float | None:
+    """What all clients of the model's pool send and receive; None before a run's end."""
+    for run in method.runs:
+        if sizes := mapping_of(run.summary, "models"):
+            total = bytes_per_round(run.config, sizes).get(pool_of(run.config, model))
+            return total / 1e6 if total else None
+    return None
+
+
+def _loss_plot(collection: Collection) -> "Figure | None":
+    panels = []
+    evaluated = _followed_split(collection) if collection.splits else "test"
+    for split, label in (
+        (evaluated, f"{split_name(evaluated).capitalize()} loss (nats)"),
+        ("train", "Loss on the clients' data (nats)"),
+    ):
+        if any(
+            curve(method, model, split, "loss").rounds
+            for method in collection.methods
+            for model in collection.models
+        ):
+            panels.append((split, "loss", label, 1.0))
+    return _curves_plot(collection, panels) if panels else None
+
+
+def _curves_plot(
+    collection: Collection,
+    quantities: Sequence[tuple[str, str, str, float]],
+    by_bytes: bool = False,
+) -> "Figure":
+    """One row of panels per quantity (split, metric, label, factor), one column per model.
+
+    `by_bytes`: against megabytes exchanged in place of rounds.
+    """
+    from matplotlib.figure import Figure
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
+    from matplotlib.lines import Line2D
+    from matplotlib.ticker import MaxNLocator
+
+    columns = len(collection.models)
+    width = max(6.0, 4.6 * columns)
+    labels = [_legend_label(method, collection) for method in collection.methods]
+    legend_columns = max(1, min(len(labels) + 1, int(width / (0.07 * max(map(len, labels)) + 0.6))))
+    legend_rows = math.ceil((len(labels) + 1) / legend_columns)
+    size = (width, 3.4 * len(quantities) + 0.45 + 0.22 * legend_rows)
+    figure = Figure(figsize=size, layout=ConstrainedLayoutEngine(w_pad=0.1, h_pad=0.1))
+    axes = figure.subplots(len(quantities), columns, squeeze=False, sharex="col", sharey="row")
+    handles = {}
+    for row, (split, metric, label, factor) in zip(axes, quantities, strict=True):
+        row[0].set_ylabel(label)
+        late = []
+        for axis, model in zip(row, collection.models, strict=True):
+            axis.grid(color="0.9", linewidth=0.8)
+            axis.set_axisbelow(True)
+            axis.spines[["top", "right"]].set_visible(False)
+            axis.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=not by_bytes))
+            for number, method in enumerate(collection.methods):
+                one = curve(method, model, split, metric)
+                per_round = _megabytes_per_round(method, model) if by_bytes else 1.0
+                if not one.rounds or per_round is None:
+                    continue
+                if not by_bytes:
+                    _draw_codistillation_rounds(axis, method, one, _colour(number))
+                handles[method.label] = _draw_curve(axis, one, number, factor, per_round)
+                late += _after_the_start(one, factor)
+        _show_from(row[0], late)
+    for axis, model in zip(axes[0], collection.models, strict=True):
+        axis.set_title(f"{model} model", fontsize=11, fontweight="bold")
+    for axis in axes[-1]:
+        axis.set_xlabel(
+            "Sent and received by all clients, MB" if by_bytes else "Communication round"
+        )
+    shown = {
+        text: handles[method.label]
+        for method, text in zip(collection.methods, labels, strict=True)
+        if method.label in handles
+    }
+    if not by_bytes and any(_codistillation_rounds(method) for method in collection.methods):
+        shown["codistillation"] = Line2D([], [], color="0.4", linestyle=":", linewidth=1)
+    figure.legend(
+        list(shown.values()),
+        list(shown),
+        loc="outside lower center",
+        ncols=legend_columns,
+        title=_spread_title(labels),
+        fontsize=9,
+        title_fontsize=8.5,
+        borderaxespad=0,
+        frameon=False,
+    )
+    return figure
+
+
+def _after_the_start(one: Curve, factor: float) -> list[float]:
+    """A curve's values after the first tenth of its rounds."""
+    return [
+        factor * statistic.mean
+        for round, statistic in zip(one.rounds, one.statistics, strict=True)
+        if round >= one.rounds[-1] / 10 and math.isfinite(statistic.mean)
+    ]
+
+
+def _show_from(axis: "Axes", values: Sequence[float]) -> None:
+    """Leaves the steep start of a run out of the picture, where methods do not differ."""
+    if len(values) > 1 and max(values) > min(values):
+        margin = 0.06 * (max(values) - min(values))
+        low, high = axis.get_ylim()
+        axis.set_ylim(max(low, min(values) - margin), min(high, max(values) + margin))
+
+
+def _draw_curve(axis: "Axes", one: Curve, number: int, factor: float, per_round: float) -> "Line2D":
+    places = [round * per_round for round in one.rounds]
+    means = [factor * statistic.mean for statistic in one.statistics]
+    spreads = [factor * (statistic.spread or 0.0) for statistic in one.statistics]
+    if any(spreads):
+        below = [mean - spread for mean, spread in zip(means, spreads, strict=True)]
+        above = [mean + spread for mean, spread in zip(means, spreads, strict=True)]
+        axis.fill_between(places, below, above, color=_colour(number), alpha=0.15, linewidth=0)
+    style = LINES[number // len(COLOURS) % len(LINES)]
+    (line,) = axis.plot(
+        places,
+        means,
+        color=_colour(number),
+        linestyle=style,
+        linewidth=1.6,
+        marker=MARKERS[number % len(MARKERS)],
+        markersize=3.5,
+        markevery=max(1, len(means) // 12),
+    )
+    return line
+
+
+def _draw_codistillation_rounds(axis: "Axes", method: Method, one: Curve, colour: str) -> None:
+    for round in _codistillation_rounds(method):
+        if round <= one.rounds[-1]:
+            axis.axvline(round, color=colour, linestyle=":", linewidth=1, alpha=0.6, zorder=1)
+
+
+def _codistillation_rounds(method: Method) -> list[int]:
+    """Rounds at which a periodic method distils; none where they are too many to be told apart."""
+    config = method.runs[0].config
+    period = mapping_of(config, "algorithm").get("period")
+    rounds = config.get("rounds")
+    if not isinstance(period, int) or not isinstance(rounds, int) or period < 1:
+        return []
+    found = list(range(period, rounds + 1, period))
+    return found if len(found) <= 40 else []
+
+
+def _legend_label(method: Method, collection: Collection) -> str:
+    counts = {
+        statistic.seeds
+        for model in collection.models
+        for split in collection.splits
+        for statistic in curve(method, model, split, "accuracy").statistics
+    }
+    seeds = f", {max(counts)} seeds" if counts and max(counts) > 1 else ""
+    return f"{method.label}{seeds}{'' if method.finished else ', unfinished'}"
+
+
+def _spread_title(labels: Sequence[str]) -> str | None:
+    several = any(label.endswith(("seeds", "seeds, unfinished")) for label in labels)
+    return "line: mean, shade: ± standard deviation over the seeds" if several else None
+
+
+def _colour(number: int) -> str:
+    return COLOURS[number % len(COLOURS)]
+
+
+def _per_label_plot(collection: Collection) -> "Figure | None":
+    """Heat map of the final accuracy on each label, a row per method and model."""
+    if not collection.splits:
+        return None
+    split = collection.splits[0]
+    names, rows = [], []
+    for model in collection.models:
+        for method in collection.methods:
+            values = _per_label(method, model, split)
+            if values:
+                names.append(f"{model} · {method.label}")
+                rows.append(values)
+    if not rows:
+        return None
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
+
+    labels = max(map(len, rows))
+    rows = [[*values, *[math.nan] * (labels - len(values))] for values in rows]
+    width = 2.6 + 0.085 * max(map(len, names)) + min(0.52 * labels, 9)
+    figure = Figure(figsize=(width, 1.3 + 0.36 * len(rows)), layout="constrained")
+    axis = figure.subplots()
+    image = axis.imshow(rows, aspect="auto", cmap="cividis")
+    if labels <= 20:
+        _write_numbers(axis, rows)
+    axis.set_xlabel("Label")
+    axis.xaxis.set_major_locator(MaxNLocator(nbins=20, integer=True))
+    axis.set_yticks(range(len(names)), names)
+    for y in range(1, len(names)):
+        if names[y].split(" · ")[0] != names[y - 1].split(" · ")[0]:
+            axis.axhline(y - 0.5, color="white", linewidth=4)
+    axis.tick_params(length=0)
+    axis.spines[:].set_visible(False)
+    axis.set_title(
+        f"Final {split_name(split)} accuracy per label (%)", fontsize=11, fontweight="bold"
+    )
+    figure.colorbar(image, ax=axis, pad=0.02)
+    return figure
+
+
+def _per_label(method: Method, model: str, split: str) -> list[float]:
+    """Final accuracies in %, mean over the seeds; NaN for a label without examples."""
+    rounds = curve(method, model, split, "accuracy").rounds
+    found = []
+    for run, seed in method.members:
+        record = run.records.get(Series(model, split, seed), {}).get(rounds[-1] if rounds else -1)
+        values = (record or {}).get("per_label_accuracy")
+        if isinstance(values, list):
+            found.append([math.nan if value is None else 100 * value for value in values])
+    if not found or len({len(values) for values in found}) > 1:
+        return []
+    return [sum(values) / len(values) for values in zip(*found, strict=True)]
+
+
+def _write_numbers(axis: "Axes", rows: Sequence[Sequence[float]]) -> None:
+    finite = [value for row in rows for value in row if math.isfinite(value)]
+    middle = (min(finite) + max(finite)) / 2 if finite else 0.0
+    for y, row in enumerate(rows):
+        for x, value in enumerate(row):
+            text = f"{value:.0f}" if math.isfinite(value) else "–"
+            colour = "black" if value > middle or not math.isfinite(value) else "white"
+            axis.text(x, y, text, ha="center", va="center", fontsize=8, color=colour)

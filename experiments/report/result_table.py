@@ -1,0 +1,135 @@
+"""The result table: a method's model in each line, with accuracies, bytes and rounds."""
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from rich import box
+from rich.table import Table
+from rich.text import Text
+
+from experiments.report.collection import Collection, Curve, Method, Statistic, curve
+from experiments.report.runs import mapping_of
+
+
+class Row(NamedTuple):
+    """One line of the result table: a method's model."""
+
+    method: str
+    model: str
+    accuracy: dict[str, Statistic | None]
+    bytes_up: int | None
+    bytes_down: int | None
+    rounds: str
+
+
+def table(collection: Collection, title: str = "") -> Table:
+    """The result table, method x model, for a terminal."""
+    rows = result_rows(collection)
+    several = any(statistic.seeds > 1 for statistic in statistics_of(rows))
+    result = Table(
+        title=Text(title) if title else None, caption=Text(caption_of(rows)), box=box.SIMPLE_HEAD
+    )
+    for heading in ("Method", "Model"):
+        result.add_column(heading)
+    for heading in number_headings(collection, several):
+        result.add_column(heading, justify="right", no_wrap=True)
+    previous = None
+    for row in rows:
+        if previous not in (None, row.method) and len(collection.models) > 1:
+            result.add_section()
+        shown = "" if row.method == previous else row.method
+        cells = [shown, row.model, *number_cells(row, collection, several)]
+        result.add_row(*(Text(cell) for cell in cells))
+        previous = row.method
+    return result
+
+
+def result_rows(collection: Collection) -> list[Row]:
+    """The result table's rows: final accuracy on each split, bytes per participation, rounds."""
+    return [
+        _row(method, model, collection)
+        for method in collection.methods
+        for model in collection.models
+        if any(series.model == model for run in method.runs for series in run.records)
+    ]
+
+
+def _row(method: Method, model: str, collection: Collection) -> Row:
+    curves = {split: curve(method, model, split, "accuracy") for split in collection.splits}
+    at = _last_common_round([one for one in curves.values() if one.rounds])
+    accuracy = {
+        split: one.statistics[one.rounds.index(at)] if at in one.rounds else None
+        for split, one in curves.items()
+    }
+    described = mapping_of(method.runs[0].summary, "models")
+    for run in method.runs:
+        described = described or mapping_of(run.summary, "models")
+    sizes = mapping_of(described, model)
+    total = method.runs[0].config.get("rounds")
+    reached = "–" if at is None else str(at)
+    rounds = reached if method.finished else f"{reached} of {total or '?'}, unfinished"
+    up, down = (sizes.get(f"bytes_{way}_per_participation") for way in ("up", "down"))
+    return Row(method.label, model, accuracy, up, down, rounds)
+
+
+def _last_common_round(curves: Sequence[Curve]) -> int | None:
+    """The last round evaluated on every split: a killed run may have reached only some."""
+    if not curves:
+        return None
+    common = set.intersection(*(set(one.rounds) for one in curves))
+    return max(common) if common else max(round for one in curves for round in one.rounds)
+
+
+def statistics_of(rows: Iterable[Row]) -> list[Statistic]:
+    """All accuracies of the rows."""
+    return [one for row in rows for one in row.accuracy.values() if one is not None]
+
+
+def number_headings(collection: Collection, several: bool) -> list[str]:
+    """Headings of the columns of numbers."""
+    accuracies = [f"Accuracy, %\n{split_name(split)}" for split in collection.splits]
+    seeds = ["Seeds"] if several else []
+    return [*accuracies, "Bytes up*", "Bytes down*", "Rounds", *seeds]
+
+
+def number_cells(row: Row, collection: Collection, several: bool) -> list[str]:
+    """A row's cells under those headings."""
+    accuracies = [percent(row.accuracy[split]) for split in collection.splits]
+    counts = sorted({one.seeds for one in row.accuracy.values() if one is not None})
+    seeds = ["/".join(map(str, counts)) or "–"] if several else []
+    sizes = [human_bytes(row.bytes_up), human_bytes(row.bytes_down)]
+    return [*accuracies, *sizes, row.rounds, *seeds]
+
+
+def caption_of(rows: Sequence[Row]) -> str:
+    """What stands below the table."""
+    several = any(one.seeds > 1 for one in statistics_of(rows))
+    spread = "; ± standard deviation over the seeds" if several else ""
+    return f"* per participation of one client{spread}"
+
+
+def percent(statistic: Statistic | None) -> str:
+    """A share as per cent, with its spread over seeds."""
+    if statistic is None:
+        return "–"
+    spread = "" if statistic.spread is None else f" ± {100 * statistic.spread:.2f}"
+    return f"{100 * statistic.mean:.2f}{spread}"
+
+
+def human_bytes(count: int | None) -> str:
+    """A number of bytes in decimal units, `437.4 kB`."""
+    if count is None:
+        return "–"
+    if count < 1000:
+        return f"{count} B"
+    size = float(count)
+    for unit in ("kB", "MB", "GB"):
+        size /= 1000
+        if size < 999.95:
+            return f"{size:.1f} {unit}"
+    return f"{size / 1000:.1f} TB"
+
+
+def split_name(split: str) -> str:
+    """A split's name in words."""
+    return split.replace("_", " ")

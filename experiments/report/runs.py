@@ -1,0 +1,147 @@
+"""A run folder's contents, read whether the run is finished, under way or killed."""
+
+import json
+import math
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+RUN_CONTENTS = ("metrics.jsonl", "summary.json", "environment.json", "checkpoints")
+
+
+class Series(NamedTuple):
+    """Evaluations of one model on one split with one seed, by round."""
+
+    model: str
+    split: str
+    seed: int
+
+
+class Run(NamedTuple):
+    """A run folder's contents; `records[series][round]` is one line of `metrics.jsonl`."""
+
+    folder: Path
+    config: dict[str, Any]
+    records: dict[Series, dict[int, dict[str, Any]]]
+    summary: dict[str, Any]
+    environment: dict[str, Any]
+    finished: bool
+    notes: tuple[str, ...]
+
+
+def load_run(folder: Path | str) -> Run:
+    """Reads a run folder, of a finished, running or killed run.
+
+    Lines of `metrics.jsonl` that are no JSON object are left out, the last one (half-written by
+    a killed run) silently, others with a note. Where a round was evaluated twice (a resumed run)
+    the later line counts. Raises ValueError if `folder` is not a run folder or its `config.json`
+    cannot be read.
+    """
+    folder = Path(folder)
+    if not _is_run_folder(folder):
+        raise ValueError(f"{folder} is not a run folder: it needs config.json and metrics.jsonl")
+    notes: list[str] = []
+    config = _read_object(folder / "config.json")
+    if config is None:
+        raise ValueError(f"{folder / 'config.json'} is not a JSON object: not a run folder")
+    summary = _read_object(folder / "summary.json") or {}
+    environment = _read_object(folder / "environment.json") or {}
+    records = _read_records(folder / "metrics.jsonl", first_seed(config), notes)
+    finished = summary.get("finished") is True
+    _add_final_from_summary(records, summary, first_seed(config))
+    return Run(folder, config, records, summary, environment, finished, tuple(notes))
+
+
+def find_run_folders(paths: Sequence[Path], notes: list[str]) -> list[Path]:
+    """Run folders in or below the paths, each once; what has none is noted."""
+    found: dict[Path, Path] = {}
+    for path in paths:
+        if not path.exists():
+            raise ValueError(f"no such folder: {path}")
+        below = []
+        for parent, children, _ in os.walk(path):
+            if _is_run_folder(Path(parent)):
+                below.append(Path(parent))
+                children.clear()
+            children[:] = sorted(child for child in children if not child.startswith("."))
+        if not below:
+            notes.append(f"{path} is not a run folder and has none below; skipped")
+        for folder in below:
+            found.setdefault(folder.resolve(), folder)
+    return list(found.values())
+
+
+def _is_run_folder(folder: Path) -> bool:
+    beside = any((folder / name).exists() for name in RUN_CONTENTS)
+    return beside and (folder / "config.json").is_file()
+
+
+def _read_object(path: Path) -> dict[str, Any] | None:
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def _read_records(
+    path: Path, first_seed: int, notes: list[str]
+) -> dict[Series, dict[int, dict[str, Any]]]:
+    records: dict[Series, dict[int, dict[str, Any]]] = {}
+    try:
+        lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
+    except OSError:
+        return records
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        try:
+            record = json.loads(line)
+            series = Series(
+                str(record["model"]), str(record["split"]), int(record.get("seed", first_seed))
+            )
+            round = int(record["round"])
+        except (ValueError, KeyError, TypeError, AttributeError):
+            if number < len(lines):  # a whole line ends in a newline, so it is never the last
+                notes.append(f"{path} line {number} is no evaluation; left out")
+            continue
+        records.setdefault(series, {}).setdefault(round, {}).update(record)
+    return records
+
+
+def _add_final_from_summary(
+    records: dict[Series, dict[int, dict[str, Any]]], summary: dict[str, Any], first_seed: int
+) -> None:
+    """Final accuracies of a run whose `metrics.jsonl` was not kept."""
+    for model, splits in mapping_of(summary, "final").items():
+        for split in mapping_of({"splits": splits}, "splits"):
+            values = mapping_of(splits, split).get("accuracy")
+            if any((model, split) == series[:2] for series in records):
+                continue
+            for index, value in enumerate(values if isinstance(values, list) else []):
+                record = {"round": summary.get("rounds", 0), "accuracy": value}
+                records[Series(model, split, first_seed + index)] = {record["round"]: record}
+
+
+def first_seed(config: Mapping[str, Any]) -> int:
+    """A config's first seed, 0 where it has none."""
+    seed = config.get("seed")
+    return seed if isinstance(seed, int) else 0
+
+
+def mapping_of(value: Mapping[str, Any], key: str) -> dict[str, Any]:
+    """The mapping under a key, empty where there is none."""
+    found = value.get(key)
+    return found if isinstance(found, dict) else {}
+
+
+def number_of(record: Mapping[str, Any], metric: str) -> float | None:
+    """None where it was not measured; NaN where it was, but is not a finite number (JSON null)."""
+    if metric not in record:
+        return None
+    value = record[metric]
+    if value is None:
+        return math.nan
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return float(value) if is_number else None
