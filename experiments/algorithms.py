@@ -24,6 +24,7 @@ from experiments.text import TEXT_MODELS, text_model
 from fedcodist import augmentation
 from fedcodist.algorithms.codistillation import TeachingHyper
 from fedcodist.algorithms.fed_avg import FedAvgHyper, constant, fed_avg, linear_decay
+from fedcodist.algorithms.fed_be import fed_be
 from fedcodist.algorithms.fed_df import fed_df
 from fedcodist.algorithms.fed_dropout import fed_dropout
 from fedcodist.algorithms.fed_kd import FedKDHyper, Mutual, fed_kd
@@ -38,7 +39,7 @@ from fedcodist.checks import check_number
 from fedcodist.client_training import LocalTraining, OptimizerFactory, Preprocess
 from fedcodist.data.federated_data import FederatedData
 from fedcodist.data.partition import capacity_pools
-from fedcodist.distillation import Distillation
+from fedcodist.distillation import Averaging, Distillation
 from fedcodist.federated_algorithm import FederatedAlgorithm, FederatedMethod
 from fedcodist.model import Model, from_flax_linen
 from fedcodist.models import cnn, digits, resnet
@@ -125,6 +126,32 @@ def _fed_df(config: ConfigDict, data: Data) -> FederatedAlgorithm:
     )
 
 
+def _fed_be(config: ConfigDict, data: Data) -> FederatedAlgorithm:
+    _check_not_text(data)
+    settings = config.algorithm
+    if settings.flip:
+        raise ValueError(
+            "algorithm.flip must be False for fed_be, whose ensemble answers every image once a round."
+        )
+    averaging = None
+    if settings.average_every is not None:
+        averaging = Averaging(settings.average_from, settings.average_every)
+    with named("algorithm: "):
+        return fed_be(
+            _pools(config, data),
+            data.splits["train"].columns,
+            len(data.unlabelled),
+            _distillation(config, data),
+            sampling=settings.sampling,
+            samples=settings.samples,
+            with_clients=settings.with_clients,
+            averaging=averaging,
+            learning_rate=settings.learning_rate,
+            temperature=settings.temperature,
+            execution=execution_of(config),
+        )
+
+
 def _fed_sdd(config: ConfigDict, data: Data) -> FederatedAlgorithm:
     _check_not_text(data)
     settings = config.algorithm
@@ -162,6 +189,7 @@ ALGORITHMS: dict[str, Callable[[ConfigDict, Data], FederatedAlgorithm]] = {
     "periodic_codistillation": _periodic,
     "merged_codistillation": _merged,
     "fed_df": _fed_df,
+    "fed_be": _fed_be,
     "fed_sdd": _fed_sdd,
     **PARTY_METHODS,
     **DECENTRALISED_METHODS,
@@ -452,6 +480,9 @@ def _distillation_optimizer(settings: ConfigDict) -> OptimizerFactory:
         settings.distillation_optimizer,
         settings.distillation_epsilon,
     )
+    if (momentum := settings.get("distillation_momentum")) is not None:
+        check_number("algorithm.distillation_momentum", momentum, low=0, high=1)
+        create = functools.partial(create, momentum=momentum)
     decays: dict[str, Callable[[Any], Any]] = {
         "none": lambda rate: rate,
         "cosine": lambda rate: optax.cosine_decay_schedule(rate, max(settings.steps, 1)),

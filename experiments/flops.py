@@ -325,6 +325,18 @@ def _fed_df(config: Config, forward: Mapping[str, float], steps: float | None) -
     return config["rounds"] * each
 
 
+def _fed_be(config: Config, forward: Mapping[str, float], steps: float | None) -> float:
+    """Every unlabelled image is answered once a round; statistics of a mean of students are left out."""
+    settings, pools = config["algorithm"], config["pools"]
+    teachers = sum(
+        own * (1 + settings["samples"] + settings["with_clients"] * pools[pool]["cohort_size"])
+        for pool, own in forward.items()
+    )
+    answered = teachers * len(_data(config).unlabelled)
+    learnt = LEARNING * _images(settings) * sum(forward.values())
+    return config["rounds"] * (answered + learnt)
+
+
 def _fed_sdd(config: Config, forward: Mapping[str, float], steps: float | None) -> float:
     settings, (one,) = config["algorithm"], forward.values()
     if not settings["steps"]:
@@ -344,6 +356,7 @@ SERVERS: dict[str, Callable[[Config, Mapping[str, float], float | None], float]]
     "periodic_codistillation": _codistillation,
     "merged_codistillation": _codistillation,
     "fed_df": _fed_df,
+    "fed_be": _fed_be,
     "fed_sdd": _fed_sdd,
 }
 

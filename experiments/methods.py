@@ -9,6 +9,7 @@ METHOD_NAMES = {
     "fed_dropout": "FedDropout",
     "fed_kd": "FedKD",
     "fed_df": "FedDF",
+    "fed_be": "FedBE",
     "fed_sdd": "FedSDD",
     "isolated": "no collaboration",
     "fed_md": "FedMD",

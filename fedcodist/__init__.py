@@ -9,6 +9,7 @@ from typing import Any
 
 _MODULE_OF = {
     "Aggregate": "aggregation",
+    "Averaging": "distillation",
     "ClientResult": "aggregation",
     "CodistillationHyper": "algorithms.codistillation",
     "Compressor": "compression.compressor",
@@ -21,6 +22,7 @@ _MODULE_OF = {
     "FDHyper": "algorithms.fd",
     "FMLHyper": "algorithms.fml",
     "FedAvgHyper": "algorithms.fed_avg",
+    "FedBEHyper": "algorithms.fed_be",
     "FedDFHyper": "algorithms.fed_df",
     "FedKDHyper": "algorithms.fed_kd",
     "FedMDHyper": "algorithms.fed_md",
@@ -55,6 +57,7 @@ _MODULE_OF = {
     "ds_fl": "algorithms.ds_fl",
     "fd": "algorithms.fd",
     "fed_avg": "algorithms.fed_avg",
+    "fed_be": "algorithms.fed_be",
     "fed_df": "algorithms.fed_df",
     "fed_dropout": "algorithms.fed_dropout",
     "fed_kd": "algorithms.fed_kd",

@@ -76,6 +76,18 @@ class EarlyStopping(NamedTuple):
     or_start: bool = False
 
 
+class Averaging(NamedTuple):
+    """Which of a student's models are averaged at the end (SWA, Izmailov et al., 2018).
+
+    Attributes:
+      start: the step after which the first is taken.
+      every: steps from one to the next.
+    """
+
+    start: int = 500
+    every: int = 25
+
+
 class StoppedEarly(NamedTuple):
     """The best students on validation data, their accuracies, and the steps that were made."""
 
@@ -217,6 +229,97 @@ def distill_until(
         goes_on, block, (start, dict(students), best, best_at, jnp.zeros((), jnp.int32))
     )
     return StoppedEarly(kept, best, steps)
+
+
+def distill_averaged(
+    averaging: Averaging,
+    models: Mapping[str, Model],
+    students: Mapping[str, Variables],
+    teachers: Mapping[str, Teacher],
+    targets: Targets,
+    unlabelled: Rows,
+    key: jax.Array,
+    learning_rates: Mapping[str, Any],
+    settings: Distillation,
+    axis_name: str | None = None,
+    divergence: Divergence | None = None,
+) -> Distilled:
+    """`distill` that returns the mean of the students on their way.
+
+    Batch statistics go on from the last student's over one pass of the unlabelled batches, seen by the
+    mean.
+
+    Args:
+      averaging: which are averaged; the last student alone where there are not as many steps.
+      models, ..., divergence: as in `distill`.
+    """
+    count = len(range(averaging.start, settings.steps + 1, averaging.every))
+    if count == 0:
+        return distill(
+            models,
+            students,
+            teachers,
+            targets,
+            unlabelled,
+            key,
+            learning_rates,
+            settings,
+            axis_name,
+            divergence,
+        )
+    start, step = _training(
+        models,
+        students,
+        teachers,
+        targets,
+        unlabelled,
+        key,
+        learning_rates,
+        settings,
+        axis_name,
+        divergence,
+    )
+    params_of = lambda trained: {name: values.params for name, values in trained.items()}
+
+    def summed_step(carry, index):
+        training, total = carry
+        training, losses = step(training, index)
+        after = index + 1 - averaging.start
+        counts = (after >= 0) & (after % averaging.every == 0)
+        add = lambda sum_, leaf: sum_ + jnp.where(counts, leaf, 0)
+        return (training, jax.tree.map(add, total, params_of(training[0]))), losses
+
+    nothing = jax.tree.map(jnp.zeros_like, params_of(students))
+    ((trained, _), total), losses = jax.lax.scan(
+        summed_step, (start, nothing), jnp.arange(settings.steps)
+    )
+    params = jax.tree.map(lambda leaf: leaf / count, total)
+
+    def seen_by_the_mean(mutable, index):
+        batch, mask = _batch(unlabelled, index, keys.derive(key, index), settings, axis_name)
+        for name in students:
+            _, new = models[name].apply(
+                Variables(params[name], mutable[name]),
+                batch,
+                train=True,
+                key=keys.derive(key, index, "statistics", name),
+                mask=mask,
+                axis_name=axis_name,
+            )
+            mutable = mutable | {name: new}
+        return mutable, None
+
+    mutable = {name: values.mutable for name, values in trained.items()}
+    if jax.tree.leaves(mutable):
+        rows = next(iter(unlabelled.columns.values())).shape[0]
+        batches = min(settings.steps, -(-rows // settings.batch_size))
+        mutable, _ = jax.lax.scan(seen_by_the_mean, mutable, jnp.arange(batches))
+    averaged = {name: Variables(params[name], mutable[name]) for name in students}
+    return Distilled(
+        _agree_on_mutable(averaged, axis_name),
+        {name: values[0] for name, values in losses.items()},
+        {name: values[-1] for name, values in losses.items()},
+    )
 
 
 def _training(

@@ -10,7 +10,7 @@ server does besides differs.
 from ml_collections import ConfigDict, config_dict
 
 LOCAL = ("fed_avg", "fed_prox", "scaffold")
-SERVER = ("fed_df", "fed_sdd")
+SERVER = ("fed_df", "fed_be", "fed_sdd")
 
 
 def get_runs() -> list[str]:
@@ -62,6 +62,7 @@ def get_config(run: str = "fed_sdd") -> ConfigDict:
             batch_size=64,
             distillation_optimizer="sgd",
             distillation_epsilon=config_dict.placeholder(float),
+            distillation_momentum=config_dict.placeholder(float),  # of sgd
             direction="forward",  # KL(teacher || student)
             learning_rate=0.1,
             temperature=4.0,
@@ -79,6 +80,16 @@ def get_config(run: str = "fed_sdd") -> ConfigDict:
             group_sizes=config_dict.placeholder(tuple),
             measured=(),
         )
+    if server == "fed_be":
+        config.algorithm.update(
+            sampling="gaussian",  # or "dirichlet"
+            samples=10,  # models around the clients'
+            with_clients=True,  # among the teachers
+            temperature=0.5,  # below 1 it sharpens the mean of probabilities
+            average_from=25,  # steps before the first student that is averaged
+            average_every=5,
+        )
+        del config.algorithm.scaled
     if server == "fed_df":
         with config.ignore_type():
             config.algorithm.validation = None

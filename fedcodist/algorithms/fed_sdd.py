@@ -9,7 +9,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedcodist import keys
-from fedcodist.aggregation import sum_over_devices
 from fedcodist.algorithms.pools import (
     Pool,
     assemble,
@@ -17,6 +16,7 @@ from fedcodist.algorithms.pools import (
     train_pools,
     update_servers,
 )
+from fedcodist.cached_answers import cached_answers
 from fedcodist.checks import check_integer, check_number
 from fedcodist.cohort import Rows, Selection
 from fedcodist.distillation import (
@@ -312,11 +312,7 @@ def _taught(
     """The students after distillation (equations 4 and 5)."""
     teacher = mean_logits(model, buffered(state))
     if cached:
-        _check_not_random(distillation, unlabelled.columns)
-        logits = _on_all(teacher, unlabelled, distillation, axis_name)
-        columns = {**unlabelled.columns, "teacher": logits}
-        unlabelled = Rows(columns=columns, indices=unlabelled.indices)
-        teacher = lambda batch: batch["teacher"]
+        unlabelled, teacher = cached_answers(teacher, unlabelled, distillation, axis_name)
     return distill(
         models=dict.fromkeys(students, model),
         students=students,
@@ -329,47 +325,6 @@ def _taught(
         axis_name=axis_name,
         divergence=softened(kl_divergence(distillation.direction), hyper.temperature, scaled),
     ).students
-
-
-def _check_not_random(distillation: Distillation, columns: Mapping[str, jax.Array]) -> None:
-    """Raises one line where the preprocessing of the same images depends on the key."""
-    draws, positions = np.random.default_rng(0), jnp.arange(8)
-    with jax.ensure_compile_time_eval():
-        batch = {
-            name: jnp.asarray(draws.integers(0, 2, (8, *column.shape[1:])), column.dtype)
-            for name, column in columns.items()
-        }
-        found = [
-            distillation.preprocess(batch, jax.random.key(seed), positions) for seed in range(4)
-        ]
-        for other in found[1:]:
-            if not all(np.array_equal(found[0][name], other[name]) for name in other):
-                raise ValueError(
-                    "cached must be False where distillation.preprocess is random: the teacher would "
-                    "answer other images than the student sees."
-                )
-
-
-def _on_all(teacher, unlabelled: Rows, distillation: Distillation, axis_name) -> jax.Array:
-    """The teacher's logits on every unlabelled row, [rows, classes], each device doing its part."""
-    rows = next(iter(unlabelled.columns.values())).shape[0]
-    devices = 1 if axis_name is None else jax.lax.axis_size(axis_name)
-    device = 0 if axis_name is None else jax.lax.axis_index(axis_name)
-    size = min(distillation.batch_size, rows)
-
-    def outputs(positions):
-        at = jnp.minimum(positions, rows - 1)
-        batch = {name: column[at] for name, column in unlabelled.columns.items()}
-        return teacher(distillation.preprocess(batch, jax.random.key(0), positions))
-
-    def add(index, logits):
-        positions = (index * devices + device) * size + jnp.arange(size)
-        return logits.at[positions].set(outputs(positions), mode="drop")
-
-    shape = jax.eval_shape(outputs, jnp.arange(size))
-    steps = -(-rows // (size * devices))
-    logits = jnp.zeros((rows, *shape.shape[1:]), shape.dtype)
-    return sum_over_devices(jax.lax.fori_loop(0, steps, add, logits), axis_name)
 
 
 def _stacked(models: Sequence[Variables]) -> Variables:

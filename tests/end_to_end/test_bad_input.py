@@ -94,6 +94,11 @@ OTHER_CONFIGS = {
     },
     "digits_mhd.py:pooled": {"data.public_share=1": ["data.public_share", "both parts some"]},
     "digits_mhd.py:separate": {"training.momentum=2": ["training.momentum", "at most 1", "2"]},
+    "digits_methods.py:fed_be": {
+        "algorithm.sampling=swag": ["algorithm: sampling", "'gaussian', 'dirichlet'", "'swag'"],
+        "algorithm.flip=True": ["algorithm.flip", "must be False"],
+        "algorithm.distillation_momentum=2": ["algorithm.distillation_momentum"],
+    },
     "digits_methods.py:fed_sdd": {
         "algorithm.num_models=9": ["num_models", "at most the cohort's 8 clients", "9"],
         "algorithm.rounds_kept=0": ["rounds_kept", "at least 1", "0"],

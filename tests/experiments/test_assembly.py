@@ -53,6 +53,7 @@ def test_the_digits_config_builds_every_algorithm(name):
     [
         digits_codist.get_config(),
         digits_methods.get_config("fed_df"),
+        digits_methods.get_config("fed_be"),
         digits_methods.get_config("fed_sdd"),
         digits_parties.get_config("fed_md"),
         digits_parties.get_config("ds_fl"),
@@ -405,6 +406,7 @@ def test_decay_and_clipping_of_the_distillation():
     # The cosine is 1 at first, a half after one of two steps, and 0 after the last.
     assert first_steps(gradients, distillation_decay="cosine") == pytest.approx([-4.0, 0.25, 0.0])
     assert first_steps(gradients, distillation_clip=2.0) == [-1.0, 0.5, -0.5]
+    assert first_steps(gradients, distillation_momentum=0.5) == [-4.0, -1.5, -1.25]
     with pytest.raises(ValueError, match=r"algorithm\.distillation_decay must be one of"):
         first_steps(gradients, distillation_decay="linear")
     with pytest.raises(ValueError, match=r"algorithm\.distillation_clip must be above 0"):

@@ -1,0 +1,197 @@
+"""FedBE (Chen and Chao, 2021): models sampled around the clients', beside theirs, teach their mean."""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from fedcodist import keys
+from fedcodist.algorithms.pools import (
+    Pool,
+    assemble,
+    check_class_counts,
+    check_pools,
+    train_pools,
+    update_servers,
+)
+from fedcodist.cached_answers import cached_answers
+from fedcodist.checks import check_integer, check_number
+from fedcodist.distillation import (
+    UNLABELLED,
+    Averaging,
+    Distillation,
+    check_distillation,
+    distill_averaged,
+    kl_divergence,
+    unlabelled_rows,
+)
+from fedcodist.ensembles import (
+    Ensemble,
+    dirichlet_samples,
+    equal_weights,
+    gaussian_samples,
+    mean_probabilities,
+    together,
+)
+from fedcodist.federated_algorithm import FederatedAlgorithm
+from fedcodist.for_each_client import Execution
+
+PyTree = Any
+ENSEMBLE = "ensemble"
+SAMPLINGS = ("gaussian", "dirichlet")
+
+
+class FedBEHyper(NamedTuple):
+    """Floats of FedBE; traced.
+
+    Attributes:
+      methods: pool -> the hyper-parameters of its method.
+      learning_rate: of the distillation's optimizer.
+      temperature: T, to the inverse of which the mean of probabilities is raised; below 1 it sharpens.
+    """
+
+    methods: Mapping[str, PyTree]
+    learning_rate: Any = 1e-3
+    temperature: Any = 0.5
+
+
+def momentum_with_decay(rate: Any) -> optax.GradientTransformation:
+    """SGD with momentum 0.9 and weight decay 1e-5, FedBE's optimizer of the student."""
+    return optax.chain(optax.add_decayed_weights(1e-5), optax.sgd(rate, momentum=0.9))
+
+
+def fed_be(
+    pools: Mapping[str, Pool],
+    columns: Mapping[str, Any],
+    num_unlabelled: int,
+    distillation: Distillation = Distillation(1560, 128, momentum_with_decay, mixup_beta=0),
+    sampling: str = "gaussian",
+    samples: int = 10,
+    with_clients: bool = True,
+    averaging: Averaging | None = Averaging(),
+    learning_rate: float = 1e-3,
+    temperature: float = 0.5,
+    execution: Execution = Execution(),
+) -> FederatedAlgorithm:
+    """Every round a Bayesian ensemble around each pool's models teaches the pools' averaged models.
+
+    The teachers are a pool's average, its clients' models and models sampled around them. The target is
+    the mean of all pools' teachers' probabilities, sharpened: p^(1/T), normalised. Students start from
+    their pool's average, and the mean of the students on their way (SWA) replaces the model. The loss
+    is the authors' code's, KL divided by the number of classes.
+
+    Args:
+      pools: name -> Pool, one architecture each; the paper has one.
+      columns: the federated data's columns, for counting bytes.
+      num_unlabelled: rows of the data set `unlabelled`, see `resident_data`.
+      distillation: steps (20 epochs of 10,000 images), batch size, optimizer; no augmentation, since
+        the ensemble answers every image once a round.
+      sampling: 'gaussian' or 'dirichlet', see `fedcodist.ensembles`.
+      samples: S, models sampled for each pool.
+      with_clients: whether clients' models are among the teachers.
+      averaging: which of the student's models are averaged; the last one alone for None.
+      learning_rate: of the distillation's optimizer.
+      temperature: T > 0.
+      execution: how clients are executed.
+
+    Raises:
+      ValueError, TypeError: one line that names the argument and what is allowed.
+    """
+    pools = check_pools(pools)
+    models = {name: pool.method.model for name, pool in pools.items()}
+    check_class_counts(pools)
+    check_distillation(distillation, num_unlabelled)
+    check_integer("samples", samples, low=0)
+    check_number("learning_rate", learning_rate, low=0)
+    check_number("temperature", temperature, above=0)
+    if sampling not in SAMPLINGS:
+        raise ValueError(f"sampling must be one of {SAMPLINGS}, got {sampling!r}.")
+    if distillation.mixup_beta > 0:
+        raise ValueError("distillation.mixup_beta must be 0: mixed images differ every time.")
+    if averaging is not None:
+        check_integer("averaging.start", averaging.start, low=1)
+        check_integer("averaging.every", averaging.every, low=1)
+    else:
+        averaging = Averaging(distillation.steps + 1)
+    methods = {name: pool.method.hyper for name, pool in pools.items()}
+    classes = next(iter(models.values())).num_classes
+    divergence = kl_divergence(distillation.direction)
+
+    def ensemble(key, received, average, members) -> Ensemble:
+        parts = [equal_weights(jax.tree.map(lambda leaf: leaf[None], average))]
+        if with_clients:
+            parts.append(equal_weights(members))
+        if samples and sampling == "gaussian":
+            parts.append(equal_weights(gaussian_samples(key, received, members, samples)))
+        elif samples:
+            parts.append(equal_weights(dirichlet_samples(key, members, samples)))
+        return together(*parts)
+
+    def select_rows(round, key):
+        return {UNLABELLED: unlabelled_rows(key, round, distillation, num_unlabelled)}
+
+    def round_(state, rows, inputs, round, key, hyper, axis_name=None):
+        received = {name: pool.method.variables(state[name]) for name, pool in pools.items()}
+        trained = train_pools(
+            pools,
+            state,
+            rows,
+            inputs,
+            round,
+            key,
+            hyper.methods,
+            execution,
+            axis_name,
+            members=True,
+        )
+        state = update_servers(pools, state, trained.aggregates, round, hyper.methods)
+        averages = {name: pool.method.variables(state[name]) for name, pool in pools.items()}
+        draw = keys.derive(key, "samples", round)
+        found = {
+            name: ensemble(
+                keys.derive(draw, name), received[name], averages[name], trained.members[name]
+            )
+            for name in pools
+        }
+
+        def teacher(batch):
+            count = sum(each.weights.size for each in found.values())
+            shares = [
+                each.weights.size / count * jnp.exp(mean_probabilities(models[name], each)(batch))
+                for name, each in found.items()
+            ]
+            return sharpened(jnp.sum(jnp.stack(shares), axis=0), hyper.temperature)
+
+        unlabelled, answers = cached_answers(
+            teacher, inputs.rows[UNLABELLED], distillation, axis_name
+        )
+        students = distill_averaged(
+            averaging,
+            models=models,
+            students=averages,
+            teachers={ENSEMBLE: answers},
+            targets=lambda _, outputs: outputs[ENSEMBLE],
+            unlabelled=unlabelled,
+            key=keys.derive(key, "distillation", round),
+            learning_rates=dict.fromkeys(pools, hyper.learning_rate),
+            settings=distillation,
+            axis_name=axis_name,
+            divergence=lambda logits, target: divergence(logits, target) / classes,
+        ).students
+        state = {
+            name: pool.method.with_model(state[name], students[name])
+            for name, pool in pools.items()
+        }
+        return state, trained.rows, trained.metrics
+
+    hyper = FedBEHyper(methods, learning_rate, temperature)
+    num_rows = {UNLABELLED: num_unlabelled}
+    return assemble("fed_be", pools, columns, hyper, round_, select_rows, num_rows)
+
+
+def sharpened(probabilities: jax.Array, temperature: Any) -> jax.Array:
+    """p^(1/T), normalised over the last axis; p itself at T = 1."""
+    tiny = jnp.finfo(probabilities.dtype).tiny
+    return jax.nn.softmax(jnp.log(jnp.maximum(probabilities, tiny)) / temperature)

@@ -1,0 +1,73 @@
+"""A teacher that answers all unlabelled examples once, where students see them many times."""
+
+from collections.abc import Mapping
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedcodist.aggregation import sum_over_devices
+from fedcodist.cohort import Rows
+from fedcodist.distillation import Distillation, Teacher
+
+ANSWERS = "teacher"  # the column that holds them
+
+
+def cached_answers(
+    teacher: Teacher, unlabelled: Rows, distillation: Distillation, axis_name: str | None = None
+) -> tuple[Rows, Teacher]:
+    """The rows with the teacher's answers beside them, and a teacher that looks these up.
+
+    Args:
+      teacher: batch -> answers [batch, ...]; asked of every row there is: of all unlabelled data where
+        they are on the device, of the round's own where they are streamed.
+      unlabelled: as `distill` gets them.
+      distillation: its preprocessing, which must not be random, and batch size.
+      axis_name: mesh axis whose devices each answer a part.
+
+    Raises:
+      ValueError: one line; a preprocessing that depends on its key.
+    """
+    _check_not_random(distillation, unlabelled.columns)
+    answers = _on_all(teacher, unlabelled, distillation, axis_name)
+    columns = {**unlabelled.columns, ANSWERS: answers}
+    return Rows(columns, unlabelled.indices), lambda batch: batch[ANSWERS]
+
+
+def _check_not_random(distillation: Distillation, columns: Mapping[str, jax.Array]) -> None:
+    draws, positions = np.random.default_rng(0), jnp.arange(8)
+    with jax.ensure_compile_time_eval():
+        batch = {
+            name: jnp.asarray(draws.integers(0, 2, (8, *column.shape[1:])), column.dtype)
+            for name, column in columns.items()
+        }
+        found = [
+            distillation.preprocess(batch, jax.random.key(seed), positions) for seed in range(4)
+        ]
+        for other in found[1:]:
+            if not all(np.array_equal(found[0][name], other[name]) for name in other):
+                raise ValueError(
+                    "cached must be False where distillation.preprocess is random: the teacher would "
+                    "answer other images than the student sees."
+                )
+
+
+def _on_all(teacher, unlabelled: Rows, distillation: Distillation, axis_name) -> jax.Array:
+    rows = next(iter(unlabelled.columns.values())).shape[0]
+    devices = 1 if axis_name is None else jax.lax.axis_size(axis_name)
+    device = 0 if axis_name is None else jax.lax.axis_index(axis_name)
+    size = min(distillation.batch_size, rows)
+
+    def outputs(positions):
+        at = jnp.minimum(positions, rows - 1)
+        batch = {name: column[at] for name, column in unlabelled.columns.items()}
+        return teacher(distillation.preprocess(batch, jax.random.key(0), positions))
+
+    def add(index, answers):
+        positions = (index * devices + device) * size + jnp.arange(size)
+        return answers.at[positions].set(outputs(positions), mode="drop")
+
+    shape = jax.eval_shape(outputs, jnp.arange(size))
+    steps = -(-rows // (size * devices))
+    answers = jnp.zeros((rows, *shape.shape[1:]), shape.dtype)
+    return sum_over_devices(jax.lax.fori_loop(0, steps, add, answers), axis_name)
