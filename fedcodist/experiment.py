@@ -5,7 +5,7 @@ import contextlib
 import json
 import time
 import zlib
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,21 +20,37 @@ from fedcodist.client_rows import HostRows, device_rows
 from fedcodist.client_training import Preprocess
 from fedcodist.data.federated_data import FederatedData
 from fedcodist.federated_algorithm import FederatedAlgorithm, by_member
-from fedcodist.model import Variables, parameter_count
+from fedcodist.model import Variables
 from fedcodist.progress import progress
+from fedcodist.records import (
+    FINITE,
+    Record,
+    accuracies,
+    evaluation_records,
+    over_clients,
+    summary_of,
+    training_records,
+)
 from fedcodist.run_folder import RunFolder, RunFolderError
 from fedcodist.sources import ResidentData, StreamedData, stack_inputs
 
 PyTree = Any
-Record = dict[str, Any]
 Callback = Callable[[Sequence[Record]], None]
 # The progress display moves at least this often, by ending a block of rounds before an evaluation.
 _SECONDS_PER_BLOCK = 2.0
-# What of a record is no metric.
-_WHAT_IS_MEASURED = ("round", "model", "split", "seed")
-# A round's metrics that say whether what a pool's clients sent is finite, and its model after the round.
-_FINITE = ("finite", "finite_model")
 _STOPPED = "training stopped, the last good checkpoint stays. Lower learning rates may help."
+
+
+class Trained(NamedTuple):
+    """What a round hands to the next.
+
+    Attributes:
+      state: the algorithm's, leaves [seeds, ...].
+      rows: what clients keep, on the device; None where that is on the host.
+    """
+
+    state: PyTree
+    rows: PyTree
 
 
 class TrainingDiverged(RuntimeError):
@@ -160,13 +176,15 @@ def _run(
     host_rows = None
     if isinstance(experiment.data, StreamedData):
         host_rows = HostRows(algorithm.rows, experiment.seeds)
-    state, first_round, log = _start(programs, device_seeds, mesh, folder, experiment, host_rows)
+    trained, first_round, notes = _start(
+        programs, device_seeds, mesh, folder, experiment, host_rows
+    )
     train = _training(programs, experiment, mesh, device_seeds, hyper, host_rows)
     evaluate = _evaluation(programs, experiment, mesh, host_rows)
     evaluated = _evaluated_rounds(experiment)
 
     records: list[Record] = folder.records() if folder and is_writer else []
-    started, seconds_before = time.monotonic(), log["seconds"]
+    started, seconds_before = time.monotonic(), notes["seconds"]
     with progress(
         name or algorithm.name, experiment.rounds, first_round, show_progress and is_writer
     ) as show:
@@ -175,47 +193,47 @@ def _run(
         while True:
             is_new = round > first_round or round == 0
             if is_new and round in evaluated:
-                _check_finite_models(round, programs.finite(state[0]), seeds)
-                evaluation = evaluate(state, splits)
+                _check_finite_models(round, programs.finite(trained.state), seeds)
+                evaluation = evaluate(trained, splits)
                 if round == experiment.rounds and experiment.final_splits:
                     final_splits = _on_devices(experiment.final_splits, mesh)
-                    evaluation |= evaluate(state, final_splits)
-                new = _evaluation_records(round, evaluation, seeds)
-                new += _training_records(round, history, seeds)
+                    evaluation |= evaluate(trained, final_splits)
+                new = evaluation_records(round, evaluation, seeds)
+                new += training_records(round, history, seeds)
                 history = []
                 records += new
                 if folder:
-                    log["metrics_length"] = folder.append_metrics(new)
+                    notes["metrics_length"] = folder.append_metrics(new)
                 for callback in callbacks if is_writer else ():
                     callback(new)
-                show(round, _accuracies(new))
+                show(round, accuracies(new))
                 if (
                     folder
                     and round
                     and (round % checkpoint_every == 0 or round == experiment.rounds)
                 ):
-                    log["seconds"] = seconds_before + time.monotonic() - started
+                    notes["seconds"] = seconds_before + time.monotonic() - started
                     if is_writer:
-                        rows = host_rows.state() if host_rows else state[1]
+                        rows = host_rows.state() if host_rows else trained.rows
                         on_host = algorithm.host_state
-                        whole = (state[0], rows, *((on_host.state(),) if on_host else ()))
-                        save_checkpoint(folder.checkpoints, round, _on_host(whole), log)
+                        whole = (trained.state, rows, *((on_host.state(),) if on_host else ()))
+                        save_checkpoint(folder.checkpoints, round, _on_host(whole), notes)
             if round == experiment.rounds:
                 break
             until = evaluated[bisect.bisect(evaluated, round)]
-            state, block = train(state, round, until - round)
+            trained, block = train(trained, round, until - round)
             _check_finite(round, block, seeds, algorithm)
             history.append(block)
             round += next(iter(block.values())).shape[1]
             if round not in evaluated:
                 show(round, {})
 
-    variables = dict(_models(algorithm, state[0]))
+    variables = dict(_models(algorithm, trained.state))
     seconds = seconds_before + time.monotonic() - started
-    summary = _summary(experiment, records, variables, seconds)
+    summary = summary_of(experiment, records, variables, seconds)
     if folder:
         folder.write_summary(summary)
-    return Outcome(records, variables, summary, state[0])
+    return Outcome(records, variables, summary, trained.state)
 
 
 def experiment_programs(experiment: Experiment) -> simulation.Programs:
@@ -289,11 +307,11 @@ def _evaluated_rounds(experiment: Experiment) -> list[int]:
 
 
 def _start(programs, seeds, mesh, folder, experiment, host_rows):
-    """((state, rows on the device), round, log): a checkpoint's where there is one.
+    """(Trained, round, notes of the checkpoint): a checkpoint's where there is one.
 
     Rows on the host are brought to the same round.
     """
-    log = {"seconds": 0.0, "metrics_length": 0}
+    notes = {"seconds": 0.0, "metrics_length": 0}
     if experiment.start is None:
         state = programs.init(seeds)
     else:
@@ -312,7 +330,7 @@ def _start(programs, seeds, mesh, folder, experiment, host_rows):
     if saved is None:
         if folder:
             folder.keep_metrics(0)
-        return (state, simulation.replicate(rows, mesh)), 0, log
+        return Trained(state, simulation.replicate(rows, mesh)), 0, notes
     folder.keep_metrics(saved.notes["metrics_length"])
     state, rows = saved.state[:2]
     if host_state:
@@ -320,7 +338,7 @@ def _start(programs, seeds, mesh, folder, experiment, host_rows):
     if host_rows:
         host_rows.restore(rows)
         rows = None
-    return simulation.replicate((state, rows), mesh), saved.round, dict(saved.notes)
+    return Trained(*simulation.replicate((state, rows), mesh)), saved.round, dict(saved.notes)
 
 
 def _check_same_run(config: Any, plan: Any) -> None:
@@ -352,13 +370,13 @@ def _on_devices(splits, mesh):
 
 
 def _training(programs, experiment, mesh, seeds, hyper, host_rows):
-    """Returns (state, round, at most) -> (state, history on the host), for data of either kind."""
+    """Returns (Trained, round, at most) -> (Trained, history on the host), for data of either kind."""
     if host_rows:
         return _streamed_training(programs, experiment, mesh, seeds, hyper, host_rows)
     data = simulation.replicate(experiment.data, mesh)
     rounds_per_second = None
 
-    def train(state, round, at_most):
+    def train(trained, round, at_most):
         nonlocal rounds_per_second
         count = at_most
         if rounds_per_second is not None:
@@ -366,13 +384,13 @@ def _training(programs, experiment, mesh, seeds, hyper, host_rows):
         if at_most > 1:
             count = _agreed(count)
         began = time.monotonic()
-        *state, history = programs.train(
-            *state, seeds, np.int32(round), np.int32(count), hyper, data
+        *after, history = programs.train(
+            *trained, seeds, np.int32(round), np.int32(count), hyper, data
         )
         history = {name: np.asarray(values)[:, :count] for name, values in history.items()}
         # The first block's time is mostly compilation, so the second one is short.
         rounds_per_second = count / max(time.monotonic() - began, 1e-6)
-        return tuple(state), history
+        return Trained(*after), history
 
     return train
 
@@ -395,7 +413,7 @@ def _streamed_training(programs, experiment, mesh, seeds, hyper, host_rows):
 
         return experiment.data.ahead(read, range(round, experiment.rounds))
 
-    def train(state, round, at_most):
+    def train(trained, round, at_most):
         nonlocal ahead
         ahead = ahead or inputs_from(round)
         blocks = []
@@ -404,7 +422,7 @@ def _streamed_training(programs, experiment, mesh, seeds, hyper, host_rows):
             clients = {pool: cohort.clients for pool, cohort in inputs.cohorts.items()}
             rows = host_rows.gather(clients)
             state, rows, history = programs.train_streamed(
-                state[0],
+                trained.state,
                 simulation.replicate(rows, mesh),
                 seeds,
                 np.int32(round + index),
@@ -412,19 +430,19 @@ def _streamed_training(programs, experiment, mesh, seeds, hyper, host_rows):
                 simulation.place_inputs(inputs, mesh),
             )
             host_rows.scatter(clients, rows)
-            state = (state, None)
+            trained = Trained(state, None)
             blocks.append(history)
         history = {
             name: np.concatenate([np.asarray(block[name]) for block in blocks], axis=1)
             for name in blocks[0]
         }
-        return tuple(state), history
+        return trained, history
 
     return train
 
 
 def _evaluation(programs, experiment, mesh, host_rows):
-    """Returns (state, splits) -> split -> model -> metric -> [seeds, ...] on the host.
+    """Returns (Trained, splits) -> split -> model -> metric -> [seeds, ...] on the host.
 
     Of models that clients keep, these are means over clients, and `<metric>_per_client`.
     """
@@ -436,11 +454,13 @@ def _evaluation(programs, experiment, mesh, host_rows):
     }
     selection = jax.eval_shape(lambda: algorithm.select(jnp.asarray(0), jax.random.key(0)))
 
-    def kept_on_device(state, splits):
-        rows = {pool: state[1][pool] for pool in sampled}
-        return programs.evaluate_kept(state[0], rows, simulation.replicate(sampled, mesh), splits)
+    def kept_on_device(trained, splits):
+        rows = {pool: trained.rows[pool] for pool in sampled}
+        return programs.evaluate_kept(
+            trained.state, rows, simulation.replicate(sampled, mesh), splits
+        )
 
-    def kept_on_host(state, splits):
+    def kept_on_host(trained, splits):
         """As many rows at once on the device as in a round."""
         found: dict[str, dict[str, Any]] = {}
         for pool, places in sampled.items():
@@ -453,7 +473,7 @@ def _evaluation(programs, experiment, mesh, host_rows):
                 clients = np.tile(algorithm.rows[pool].clients[own], (experiment.seeds, 1))
                 rows = {pool: host_rows.gather({pool: clients})[pool]}
                 part = programs.evaluate_kept(
-                    state[0], simulation.replicate(rows, mesh), each, splits
+                    trained.state, simulation.replicate(rows, mesh), each, splits
                 )
                 parts.append(_on_host(part))
             together = lambda *leaves, most=len(places): np.concatenate(leaves, axis=1)[:, :most]
@@ -461,12 +481,12 @@ def _evaluation(programs, experiment, mesh, host_rows):
                 found.setdefault(split, {}).update(models)
         return found
 
-    def evaluate(state, splits):
-        found = _on_host(programs.evaluate(state[0], splits))
+    def evaluate(trained, splits):
+        found = _on_host(programs.evaluate(trained.state, splits))
         if sampled:
-            kept = (kept_on_host if host_rows else kept_on_device)(state, splits)
+            kept = (kept_on_host if host_rows else kept_on_device)(trained, splits)
             for split, models in _on_host(kept).items():
-                found[split] |= {name: _over_clients(metrics) for name, metrics in models.items()}
+                found[split] |= {name: over_clients(metrics) for name, metrics in models.items()}
         return found
 
     return evaluate
@@ -475,25 +495,6 @@ def _evaluation(programs, experiment, mesh, host_rows):
 def _evenly(count: int, most: int) -> np.ndarray:
     """All of `count` places, or `most` of them, evenly spread."""
     return np.linspace(0, count - 1, min(count, most)).round().astype(np.int32)
-
-
-def _over_clients(metrics: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Metrics [seeds, clients, ...] of clients' own models: their means, and how they spread.
-
-    A mean is over the models for which a metric is defined, but for the loss, which always is.
-    """
-    own = {name: each for name, each in metrics.items() if not name.endswith("_per_client")}
-    spread = {f"{n}_per_client": each for n, each in own.items() if each.ndim == 2 and n != "loss"}
-    return {name: _mean(each, name == "loss") for name, each in own.items()} | spread
-
-
-def _mean(values: np.ndarray, of_all: bool) -> np.ndarray:
-    """Over clients, [seeds, clients, ...]; of all or of those that are numbers, NaN for none."""
-    counted = np.full(values.shape, True) if of_all else np.isfinite(values)
-    number = counted.sum(axis=1)
-    return np.where(
-        number, np.where(counted, values, 0).sum(axis=1) / np.maximum(number, 1), np.nan
-    )
 
 
 def _agreed(count: int) -> int:
@@ -519,7 +520,7 @@ def _check_finite(round, history, seeds, algorithm):
     # Of one round what clients sent comes first, and then the models that it is mixed into.
     bad = [
         (index, pool, seed)
-        for metric in _FINITE
+        for metric in FINITE
         for pool in algorithm.communication
         for seed, index in np.argwhere(~history.get(f"{pool}/{metric}", np.ones((1, 1), bool)))
     ]
@@ -558,140 +559,6 @@ def _check_start(start: PyTree, like: PyTree) -> None:
                 f"start must be a state of this algorithm, [seeds, ...]: at {path} it has "
                 f"{have.get(path, 'nothing')} in place of {need.get(path, 'nothing')}."
             )
-
-
-def _evaluation_records(round: int, evaluation: Mapping[str, Any], seeds) -> list[Record]:
-    records = []
-    for split, models in evaluation.items():
-        for model, metrics in models.items():
-            for index, seed in enumerate(seeds):
-                record: Record = {
-                    "round": round,
-                    "model": model,
-                    "split": split,
-                    "seed": int(seed),
-                }
-                for name, values in metrics.items():
-                    if name.endswith("_per_client"):
-                        metric = name.removesuffix("_per_client")
-                        record.setdefault("per_client", {}).update(_spread(metric, values[index]))
-                    elif values[index].ndim:
-                        metric = name.removesuffix("_per_label")
-                        record[f"per_label_{metric}"] = _plain(values[index])
-                    else:
-                        record[name] = _plain(values[index])
-                records.append(record)
-    return records
-
-
-def _spread(metric: str, values: np.ndarray) -> Record:
-    """How a metric differs between the clients that have one."""
-    values = values[np.isfinite(values)].astype(np.float64)
-    if not values.size:  # precision, where no client's model predicts the class
-        values = np.array([np.nan])
-    return {
-        f"{metric}_mean": _plain(values.mean()),
-        f"{metric}_p10": _plain(np.percentile(values, 10)),
-        f"{metric}_min": _plain(values.min()),
-    }
-
-
-def _training_records(
-    round: int, history: Iterable[Mapping[str, np.ndarray]], seeds
-) -> list[Record]:
-    """Means of the rounds' own metrics since the last evaluation, per pool.
-
-    A metric that a round lacks, such as a codistillation's loss, is no number there and left out.
-    """
-    blocks = list(history)
-    if not blocks:
-        return []
-    records: dict[tuple[str, int], Record] = {}
-    for key in blocks[0]:
-        pool, name = key.split("/", 1)
-        values = np.concatenate([block[key] for block in blocks], axis=1).astype(np.float64)
-        for index, seed in enumerate(seeds):
-            record = records.setdefault(
-                (pool, int(seed)),
-                {"round": round, "model": pool, "split": "clients", "seed": int(seed)},
-            )
-            if name not in _FINITE:
-                record[name] = _plain(_over_rounds(values[index]))
-    return list(records.values())
-
-
-def _over_rounds(values: np.ndarray) -> np.ndarray:
-    """Means over rounds, [rounds, ...], of those that have the metric; NaN where none has."""
-    counted = ~np.isnan(values)
-    number = counted.sum(axis=0)
-    total = np.where(counted, values, 0).sum(axis=0)
-    return np.where(number, total / np.maximum(number, 1), np.nan)
-
-
-def _accuracies(records: Iterable[Record]) -> dict[str, float]:
-    """Each model's accuracy on the first split that has one, averaged over seeds."""
-    first: dict[str, tuple[str, list[float]]] = {}
-    for record in records:
-        if record.get("accuracy") is not None:
-            split, values = first.setdefault(record["model"], (record["split"], []))
-            if split == record["split"]:
-                values.append(record["accuracy"])
-    return {model: float(np.mean(values)) for model, (_, values) in first.items()}
-
-
-def _summary(experiment, records, variables, seconds) -> dict[str, Any]:
-    final: dict[str, Any] = {}
-    for record in records:
-        if record["round"] == experiment.rounds and "loss" in record:
-            metrics = final.setdefault(record["model"], {}).setdefault(record["split"], {})
-            for name, value in record.items():
-                if name not in _WHAT_IS_MEASURED and not isinstance(value, dict | list):
-                    metrics.setdefault(name, []).append(value)
-    return {
-        "algorithm": experiment.algorithm.name,
-        "rounds": experiment.rounds,
-        "models": {
-            name: {
-                "parameters": parameter_count(variables[name].params) // experiment.seeds,
-                "bytes_down_per_participation": _measured(
-                    records, name, "client_bytes_down", communication.down
-                ),
-                "bytes_up_per_participation": _measured(
-                    records, name, "client_bytes_up", communication.up
-                ),
-            }
-            for name, communication in experiment.algorithm.communication.items()
-        },
-        "kept_models": {
-            name: pool for pool, kept in experiment.algorithm.kept_models.items() for name in kept
-        },
-        "final": final,
-        "seconds": round(seconds, 3),
-        "finished": True,
-    }
-
-
-def _measured(records: Sequence[Record], model: str, metric: str, otherwise: int) -> int:
-    """The mean over all rounds and seeds of a metric of training, where the method has it."""
-    total = dict.fromkeys((record["seed"] for record in records), 0.0)
-    before = dict.fromkeys(total, 0)
-    for record in records:
-        if record["model"] == model and metric in record:
-            seed = record["seed"]
-            # A record has the mean of the rounds since the one before.
-            total[seed] += (record["round"] - before[seed]) * record[metric]
-            before[seed] = record["round"]
-    rounds = sum(before.values())
-    return round(sum(total.values()) / rounds) if rounds else otherwise
-
-
-def _plain(value: Any) -> Any:
-    """JSON numbers; what is not finite becomes null."""
-    value = np.asarray(value, np.float64)
-    if value.ndim:
-        return [_plain(each) for each in value]
-    # Seven digits are what float32 holds.
-    return float(f"{value:.7g}") if np.isfinite(value) else None
 
 
 def _as_float(value: Any) -> np.ndarray:

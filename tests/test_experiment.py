@@ -12,7 +12,7 @@ import optax
 import pytest
 
 from fedcodist import experiment as loop
-from fedcodist import simulation
+from fedcodist import records, simulation
 from fedcodist.algorithms.fed_avg import FedAvgHyper, constant, fed_avg
 from fedcodist.algorithms.pools import Pool, independent_pools
 from fedcodist.client_training import LocalTraining
@@ -214,7 +214,7 @@ def test_a_metric_that_is_undefined_for_all_clients_is_null():
 def test_a_metric_that_some_rounds_lack_is_a_mean_of_the_others():
     values = np.array([[1.0, np.nan, 3.0], [np.nan] * 3, [2.0, np.inf, 1.0]])
     history = [{"a/loss": values[:, :2]}, {"a/loss": values[:, 2:]}]
-    found = loop._training_records(3, history, np.array([5, 6, 7]))
+    found = records.training_records(3, history, np.array([5, 6, 7]))
     assert [record["loss"] for record in found] == [2.0, None, None]
 
 
