@@ -28,7 +28,7 @@ import fedavg_cnn
 import machine
 import records
 
-from fedcodist import launch
+from fedcodist import compilation_cache, launch
 
 KIND = RECORD = "cold_start"
 TARGETS = {  # seconds
@@ -151,7 +151,7 @@ def first_round() -> int:
     if not launch.is_child():
         return launch.supervise([sys.executable, *sys.argv], launch.default_processes())
     launch.join()
-    launch.cache_compilations()
+    compilation_cache.cache_compilations()
     import jax
     import numpy as np
 

@@ -18,7 +18,7 @@ from absl import flags
 from ml_collections import ConfigDict, config_flags
 
 from experiments import command
-from fedcodist import launch
+from fedcodist import compilation_cache, launch
 
 if TYPE_CHECKING:
     from fedcodist.experiment import Outcome
@@ -101,7 +101,7 @@ def _processes(is_distributed: bool) -> int:
 
 def _run() -> int:
     """One process's part of the run."""
-    launch.cache_compilations()
+    compilation_cache.cache_compilations()
     import jax
     from safetensors import SafetensorError
 

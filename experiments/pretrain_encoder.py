@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from experiments import command
-from fedcodist import launch
+from fedcodist import compilation_cache
 
 if TYPE_CHECKING:
     from fedcodist.experiment import Experiment
@@ -41,7 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--learning-rate", type=float, default=5e-4, help="the largest one")
     parser.add_argument("--seed", type=int, default=0)
     settings = parser.parse_args(arguments)
-    launch.cache_compilations()
+    compilation_cache.cache_compilations()
     import jax
 
     from fedcodist.bert_weights import save_encoder

@@ -31,7 +31,7 @@ from absl import flags
 from ml_collections import ConfigDict, config_flags
 
 from experiments import command, search_space
-from fedcodist import launch
+from fedcodist import compilation_cache, launch
 
 # File descriptor by which the first worker says that the study is open.
 _READY = "FEDCODIST_TUNE_READY"
@@ -200,7 +200,7 @@ def _work(values: flags.FlagValues) -> int:
     rank, count = int(os.environ[launch.RANK]), int(os.environ[launch.COUNT])
     _end_with_the_supervisor()
     launch.take_cores(rank, count)
-    launch.cache_compilations()
+    compilation_cache.cache_compilations()
     from experiments import study as studies
 
     command.show_warnings(rank == 0)

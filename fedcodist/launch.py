@@ -8,10 +8,8 @@ many machines, where each machine's command starts one process (`supervise_host`
 
 import contextlib
 import ctypes
-import hashlib
 import importlib.util
 import os
-import platform
 import signal
 import socket
 import subprocess
@@ -19,7 +17,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 RANK = "FEDCODIST_PROCESS"
 COUNT = "FEDCODIST_PROCESSES"
@@ -230,56 +228,6 @@ def _let_no_thread_interrupt_another() -> None:
             os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
 
 
-def cache_compilations() -> None:
-    """Keeps the programs that are compiled from now on, on disk for the next start.
-
-    Does nothing where the user has chosen a folder (JAX_COMPILATION_CACHE_DIR) or switched JAX's cache
-    off. Programs of one kind of processor are kept apart from those of another, which may lack its
-    instructions.
-    """
-    import jax
-
-    settings: Any = jax.config  # whose names appear at run time
-    if settings.jax_compilation_cache_dir or not settings.jax_enable_compilation_cache:
-        return
-    # Without a place to write, or a home, every start compiles.
-    with contextlib.suppress(OSError, RuntimeError):
-        home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-        folder = Path(home) / "fedcodist" / f"compiled-{_processor()}"
-        folder.mkdir(parents=True, exist_ok=True)
-        settings.update("jax_compilation_cache_dir", str(folder))
-        # A start has several programs of half a second, which JAX's default of one second leaves out.
-        if "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS" not in os.environ:
-            settings.update("jax_persistent_cache_min_compile_time_secs", 0.1)
-    if is_child():
-        _write_from_every_process()
-
-
-def _write_from_every_process() -> None:
-    """Lets each process keep what it compiled.
-
-    JAX writes from the first one only, as accelerators' programs are the same for all of a run. On CPUs
-    each process has one of its own, and all but the first would compile again at every start. JAX has
-    no setting for it; should its names change, a test fails and starts are only slower.
-    """
-    with contextlib.suppress(ImportError, AttributeError):
-        from jax._src import compiler, distributed
-
-        private: Any = compiler
-        write, state = private._cache_write, distributed.global_state
-
-        def write_as_first(key: str, seconds: float, name: str, backend: Any, *rest: Any) -> None:
-            process = state.process_id
-            if backend.platform == "cpu":
-                state.process_id = 0
-            try:
-                write(key, seconds, name, backend, *rest)
-            finally:
-                state.process_id = process
-
-        private._cache_write = write_as_first
-
-
 def supervise(
     command: Sequence[str],
     processes: int,
@@ -424,15 +372,6 @@ def _end_with(parent: int) -> None:
         ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGKILL)
         if os.getppid() != parent:
             os._exit(1)
-
-
-def _processor() -> str:
-    """Short text that is the same for processors with the same instructions."""
-    description = platform.machine() + platform.processor()
-    with contextlib.suppress(OSError):
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-        description += next((line for line in lines if line.startswith(("flags", "Features"))), "")
-    return hashlib.sha256(description.encode()).hexdigest()[:12]
 
 
 def _check_port(cluster: Cluster) -> None:

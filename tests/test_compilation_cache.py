@@ -1,0 +1,74 @@
+"""Compiled programs are kept on disk for the next start, by every process."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from fedcodist import launch
+
+
+def cache_folder(**environment) -> str:
+    """The folder that a fresh process would keep its compiled programs in."""
+    code = (
+        "from fedcodist.compilation_cache import cache_compilations; cache_compilations(); import jax; "
+        "print(jax.config.jax_compilation_cache_dir)"
+    )
+    inherited = {k: v for k, v in os.environ.items() if not k.startswith(("JAX_", "XDG_"))}
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env=inherited | environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return done.stdout.strip()
+
+
+def test_compiled_programs_are_kept_for_the_next_start(tmp_path):
+    folder = cache_folder(XDG_CACHE_HOME=str(tmp_path))
+    assert folder == cache_folder(XDG_CACHE_HOME=str(tmp_path))
+    assert Path(folder).is_dir() and Path(folder).parent == tmp_path / "fedcodist"
+    assert cache_folder(HOME=str(tmp_path)) == folder.replace("/fedcodist", "/.cache/fedcodist")
+
+
+COMPILES = """
+from fedcodist import launch
+from fedcodist.compilation_cache import cache_compilations
+launch.join()
+cache_compilations()
+import jax, jax.numpy as jnp, sys
+from jax import monitoring
+found = []
+monitoring.register_event_listener(lambda event, **_: found.append(event))
+mesh = jax.sharding.Mesh(jax.devices(), "clients")
+whole = jax.jit(lambda: jnp.ones(2), out_shardings=jax.NamedSharding(mesh, jax.P("clients")))()
+jax.block_until_ready(jax.jit(lambda x: jnp.sin(x).sum())(whole))
+hits, misses = (found.count(f"/jax/compilation_cache/cache_{what}") for what in ("hits", "misses"))
+with open(f"{sys.argv[1]}_{jax.process_index()}", "w") as file:
+    file.write(f"{hits} {misses}")
+"""
+
+
+def test_every_process_finds_its_compiled_programs(tmp_path, monkeypatch):
+    """On CPUs they differ from process to process; JAX itself keeps the first one's only."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR", raising=False)
+    monkeypatch.setenv("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
+    for start in ("first", "second"):
+        command = [sys.executable, "-c", COMPILES, str(tmp_path / start)]
+        assert launch.supervise(command, 2) == 0
+    for process in range(2):
+        hits, misses = map(int, (tmp_path / f"second_{process}").read_text().split())
+        assert hits > 0 and misses == 0
+
+
+def test_a_users_choice_of_where_they_are_kept_stands(tmp_path):
+    chosen = cache_folder(JAX_COMPILATION_CACHE_DIR=str(tmp_path / "own"), HOME=str(tmp_path))
+    assert chosen == str(tmp_path / "own")
+    assert cache_folder(JAX_ENABLE_COMPILATION_CACHE="0", HOME=str(tmp_path)) == "None"
+
+
+def test_without_a_place_to_write_nothing_is_kept(tmp_path):
+    (tmp_path / "file").touch()
+    assert cache_folder(XDG_CACHE_HOME=str(tmp_path / "file")) == "None"
