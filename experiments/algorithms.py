@@ -27,11 +27,12 @@ from fedcodist.algorithms.fed_avg import FedAvgHyper, constant, fed_avg, linear_
 from fedcodist.algorithms.fed_be import fed_be
 from fedcodist.algorithms.fed_df import fed_df
 from fedcodist.algorithms.fed_dropout import fed_dropout
-from fedcodist.algorithms.fed_kd import FedKDHyper, Mutual, fed_kd
+from fedcodist.algorithms.fed_kd import FedKDHyper, fed_kd
 from fedcodist.algorithms.fed_prox import FedProxHyper, fed_prox
 from fedcodist.algorithms.fed_sdd import fed_sdd
 from fedcodist.algorithms.fetch_sgd import FetchSGDHyper, fetch_sgd
 from fedcodist.algorithms.merged_codistillation import merged_codistillation
+from fedcodist.algorithms.mutual_losses import Mutual
 from fedcodist.algorithms.periodic_codistillation import periodic_codistillation
 from fedcodist.algorithms.pools import Pool, independent_pools
 from fedcodist.algorithms.scaffold import scaffold

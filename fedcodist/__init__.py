@@ -38,7 +38,7 @@ _MODULE_OF = {
     "LocalTraining": "client_training",
     "MHDHyper": "algorithms.multi_headed_distillation",
     "Model": "model",
-    "Mutual": "algorithms.fed_kd",
+    "Mutual": "algorithms.mutual_losses",
     "Pool": "algorithms.pools",
     "Reduce": "aggregation",
     "SeparateHyper": "algorithms.separate",

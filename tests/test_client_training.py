@@ -8,7 +8,7 @@ import numpy as np
 import optax
 import pytest
 
-from fedcodist.client_training import LocalTraining, train_client
+from fedcodist.client_training import LocalTraining, lasting_state, train_client
 from fedcodist.cohort import ClientData
 from fedcodist.model import Model, Variables
 
@@ -168,3 +168,21 @@ def test_preprocessing_sees_raw_columns_and_positions_and_a_new_key_each_step():
     noise = float(first.variables.params["weights"][1]) / -0.1
     assert 0 < noise < 1
     assert abs(weights[1] - 3 * noise) > 1e-3
+
+
+@pytest.mark.parametrize(
+    "factory",
+    [
+        optax.inject_hyperparams(optax.adam),
+        lambda rate: optax.chain(optax.clip(1.0), optax.inject_hyperparams(optax.sgd)(rate)),
+    ],
+)
+def test_optimizers_that_last_over_rounds_may_not_keep_their_rate(factory):
+    """They would stay at that of their first state."""
+    params = {"w": jnp.ones(3)}
+    with pytest.raises(
+        ValueError, match=r"^training.optimizer must not keep its learning"
+    ) as error:
+        lasting_state("training.optimizer", factory, params)
+    assert "\n" not in str(error.value)
+    lasting_state("training.optimizer", optax.adam, params)

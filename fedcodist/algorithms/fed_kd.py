@@ -1,6 +1,6 @@
 """FedKD (Wu et al., 2022): private teachers and one small student that travels teach each other."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -10,16 +10,18 @@ import optax
 
 from fedcodist import keys
 from fedcodist.algorithms.fed_avg import FedAvgHyper, client_result, fed_avg
+from fedcodist.algorithms.mutual_losses import Mutual, Outputs, aligned, by_input, mutual_losses
 from fedcodist.checks import check_number
 from fedcodist.client_training import (
     LocalTraining,
     OptimizerFactory,
     drawn_examples,
+    lasting_state,
     train_client,
 )
 from fedcodist.federated_algorithm import FederatedMethod, KeptModel
-from fedcodist.model import Batch, Model, Variables
-from fedcodist.models.layered import LayerOutputs, as_layers
+from fedcodist.model import Model, Variables
+from fedcodist.models.layered import as_layers
 
 PyTree = Any
 TEACHER, STUDENT, MAPS = "teacher", "student", "maps"
@@ -41,27 +43,6 @@ class FedKDHyper(NamedTuple):
     student_learning_rate: Any = 5e-6
     output_weight: Any = 1.0
     hidden_weight: Any = 1.0
-
-
-class Mutual(NamedTuple):
-    """How teacher and student learn from each other; by default as the paper writes it.
-
-    Attributes:
-      adaptive: what D = L_t^task + L_s^task, which divides L^d and L^h, is the sum of: a 'batch' means
-        the batch's mean losses (as the authors' code), 'sample' each example's own; 'none' is D = 1.
-      kl_reduction: 'batchmean' sums L^d over classes, 'elementmean' averages it (the code).
-      hidden_map: 'learned' is one linear map W^h per aligned layer, whatever the inputs it reads, from
-        the student's hidden states to the teacher's; 'identity' compares them as they are (the code).
-      detach_targets: whether a model's gradient is that of its own loss L_t or L_s; else it is that of
-        L_t + L_s, in which it is the other's target and L^h is there twice (the code).
-      detach_normaliser: whether D gets no gradient.
-    """
-
-    adaptive: str = "batch"
-    kl_reduction: str = "batchmean"
-    hidden_map: str = "learned"
-    detach_targets: bool = True
-    detach_normaliser: bool = False
 
 
 class FedKDServer(NamedTuple):
@@ -94,22 +75,6 @@ class FedKDRow(NamedTuple):
     maps: list[jax.Array]
     optimizers: tuple[PyTree, PyTree]
     has_started: jax.Array
-
-
-class Outputs(NamedTuple):
-    """What teacher and student make of a batch; mask [batch] is 1 for real examples."""
-
-    teacher: LayerOutputs
-    student: LayerOutputs
-    maps: list[jax.Array]
-    mask: jax.Array
-
-
-class Losses(NamedTuple):
-    """L_t and L_s per example, [batch] each."""
-
-    teacher: jax.Array
-    student: jax.Array
 
 
 def fed_kd(
@@ -182,17 +147,18 @@ def fed_kd(
         return (states[0], ()) if by_step else states
 
     def fresh(params):
-        return training.optimizer((0.0, 0.0)).init(params)
+        both = lambda rate: training.optimizer((rate, rate))
+        return lasting_state("training.optimizer", both, params)
 
     def broadcast(server):
-        own = averaging.variables(server.averaging)
-        return FedKDMessage(own.params, own.mutable, server.key)
+        params, mutable = averaging.variables(server.averaging)
+        return FedKDMessage(params, mutable, server.key)
 
     def first_row(message):
-        own = teacher.init(jax.random.wrap_key_data(message.key))
+        first_teacher = teacher.init(jax.random.wrap_key_data(message.key))
         maps = [jnp.eye(*shape) for shape in widths]
-        params = {TEACHER: own.params, MAPS: maps, STUDENT: message.params}
-        return FedKDRow(own, maps, kept(fresh(params)), jnp.asarray(True))
+        params = {TEACHER: first_teacher.params, MAPS: maps, STUDENT: message.params}
+        return FedKDRow(first_teacher, maps, kept(fresh(params)), jnp.asarray(True))
 
     def client_update(message, row, data, key, hyper):
         row = jax.lax.cond(row.has_started, lambda: row, lambda: first_row(message))
@@ -203,7 +169,7 @@ def fed_kd(
             states = (states[0], jax.tree.map(jnp.zeros_like, message.params))
         if fresh_optimizers:
             states = fresh(params)
-        losses = mutual_losses(teacher, student, mutual, hyper)
+        losses = mutual_losses(teacher, student, mutual, hyper.output_weight, hyper.hidden_weight)
         rates: Any = (hyper.teacher_learning_rate, hyper.student_learning_rate)
         trained = train_client(
             pair,
@@ -222,14 +188,16 @@ def fed_kd(
             kept(trained.optimizer_state),
             row.has_started,
         )
-        own = trained._replace(variables=Variables(params[STUDENT], mutable[STUDENT]))
-        result = client_result(message, own, weight=1.0, row=row)
+        of_student = trained._replace(variables=Variables(params[STUDENT], mutable[STUDENT]))
+        result = client_result(message, of_student, weight=1.0, row=row)
         return result._replace(update=trained.optimizer_state[1]) if by_step else result
 
     def server_update(server, aggregate, round, hyper):
         rate = hyper.student_learning_rate if by_step else 1.0
-        own = averaging.server_update(server.averaging, aggregate, round, FedAvgHyper(rate, rate))
-        return server._replace(averaging=own)
+        rates = FedAvgHyper(rate, rate)
+        return server._replace(
+            averaging=averaging.server_update(server.averaging, aggregate, round, rates)
+        )
 
     def teacher_of(server, row):
         first = lambda: teacher.init(jax.random.wrap_key_data(server.key))
@@ -258,105 +226,6 @@ def fed_kd(
         init_row=init_row,
         kept_models={TEACHERS: KeptModel(teacher, teacher_of)},
     )
-
-
-def mutual_losses(
-    teacher: Model, student: Model, mutual: Mutual, hyper: FedKDHyper
-) -> Callable[[Outputs, Batch], Losses]:
-    """Returns (outputs, batch) -> Losses, whose sum has the gradients that `mutual` asks for."""
-
-    def losses(of_teacher, of_student, maps, mask, batch):
-        """Of the teacher's outputs and the student's."""
-        task = Losses(teacher.loss(of_teacher, batch), student.loss(of_student, batch))
-        of_teacher, of_student = as_layers(of_teacher), as_layers(of_student)
-        weight = 1 / normaliser(task, mask, mutual)
-        log_teacher, log_student = (
-            jax.nn.log_softmax(each.logits) for each in (of_teacher, of_student)
-        )
-        divergence = optax.losses.kl_divergence_with_log_targets  # of predictions from targets
-        of_output = hyper.output_weight * weight
-        if mutual.kl_reduction == "elementmean":
-            of_output /= log_teacher.shape[-1]
-        hidden = hyper.hidden_weight * weight * hidden_distance(of_teacher, of_student, maps)
-        return Losses(
-            task.teacher + of_output * divergence(log_teacher, log_student) + hidden,
-            task.student + of_output * divergence(log_student, log_teacher) + hidden,
-        )
-
-    def both(outputs, batch):
-        of_teacher, of_student, maps, mask = outputs
-        if not mutual.detach_targets:
-            return losses(of_teacher, of_student, maps, mask, batch)
-        fixed_teacher, fixed_student, fixed_maps, _ = jax.lax.stop_gradient(outputs)
-        return Losses(
-            losses(of_teacher, fixed_student, maps, mask, batch).teacher,
-            losses(fixed_teacher, of_student, fixed_maps, mask, batch).student,
-        )
-
-    return both
-
-
-def normaliser(task: Losses, mask: jax.Array, mutual: Mutual) -> jax.Array:
-    """D, a scalar or [batch]: the two task losses' sum, at least 1e-8."""
-    total = task.teacher + task.student
-    if mutual.adaptive == "none":
-        return jnp.ones((), total.dtype)
-    if mutual.adaptive == "batch":
-        total = jnp.sum(total * mask) / jnp.maximum(jnp.sum(mask), 1)
-    total = jnp.maximum(total, 1e-8)
-    return jax.lax.stop_gradient(total) if mutual.detach_normaliser else total
-
-
-def hidden_distance(
-    of_teacher: LayerOutputs, of_student: LayerOutputs, maps: list[jax.Array]
-) -> jax.Array:
-    """L^h before D divides it, per example: a mean over each layer's elements, summed over layers."""
-    distance = jnp.zeros(of_teacher.logits.shape[:1], of_teacher.logits.dtype)
-    pairs = aligned("hidden states", of_teacher.hidden, of_student.hidden)
-    for index, layers in enumerate(pairs):
-        for target, state in by_input("hidden states", *layers):
-            distance += _mean_square(target - (state @ maps[index] if maps else state))
-    if of_teacher.attention and of_student.attention:
-        for layers in aligned("attention maps", of_teacher.attention, of_student.attention):
-            for target, state in by_input("attention maps", *layers):
-                if target.shape[1] != state.shape[1]:
-                    target, state = target.mean(axis=1), state.mean(axis=1)
-                distance += _mean_square(target - state)
-    return distance
-
-
-def aligned(
-    what: str, of_teacher: tuple[Any, ...], of_student: tuple[Any, ...]
-) -> list[tuple[Any, Any]]:
-    """(the teacher's, the student's) of aligned layers: its l-th of m with the l L/m-th of L.
-
-    Raises:
-      ValueError: one line; m does not divide L, or only one of the models has any.
-    """
-    if not of_teacher and not of_student:
-        return []
-    if not of_student or not of_teacher or len(of_teacher) % len(of_student):
-        raise ValueError(
-            f"student's {what} must be of as many layers as divide the teacher's {len(of_teacher)}, "
-            f"got {len(of_student)}."
-        )
-    step = len(of_teacher) // len(of_student)
-    return list(zip(of_teacher[step - 1 :: step], of_student, strict=True))
-
-
-def by_input(what: str, of_teacher: Any, of_student: Any) -> list[tuple[Any, Any]]:
-    """(the teacher's, the student's) of two aligned layers, for each input that they read.
-
-    Raises:
-      ValueError: one line; one of them reads more inputs than the other.
-    """
-    of_teacher, of_student = jax.tree.leaves(of_teacher), jax.tree.leaves(of_student)
-    if len(of_teacher) != len(of_student):
-        raise ValueError(
-            f"student's {what} must be of as many inputs as the teacher's {len(of_teacher)}, "
-            f"got {len(of_student)}."
-        )
-    return list(zip(of_teacher, of_student, strict=True))
 
 
 def teacher_and_student(teacher: Model, student: Model) -> Model:
@@ -415,10 +284,6 @@ def _last_gradient() -> optax.GradientTransformation:
     return optax.GradientTransformation(
         zeros, lambda gradient, state, params=None: (zeros(gradient), gradient)
     )
-
-
-def _mean_square(difference: jax.Array) -> jax.Array:
-    return jnp.mean(difference**2, axis=tuple(range(1, difference.ndim)))
 
 
 def _widths(

@@ -18,12 +18,9 @@ from fedcodist.algorithms.fed_kd import (
     STUDENT,
     TEACHER,
     FedKDHyper,
-    Mutual,
-    Outputs,
     fed_kd,
-    hidden_distance,
-    mutual_losses,
 )
+from fedcodist.algorithms.mutual_losses import Mutual, Outputs, hidden_distance, mutual_losses
 from fedcodist.algorithms.pools import Pool, independent_pools
 from fedcodist.client_rows import HostRows, device_rows
 from fedcodist.client_training import LocalTraining
@@ -337,7 +334,7 @@ def test_gradients_of_every_variant_are_the_plain_loops(variant):
     padded = {"image": np.concatenate([images, images[:2] + 9]), "label": [*labels, 0, 0]}
     batch = jax.tree.map(jnp.asarray, padded | {"label": np.asarray(padded["label"])})
     mask = jnp.asarray([1.0] * 6 + [0.0] * 2)
-    losses = mutual_losses(LARGE, small, mutual, HYPER)
+    losses = mutual_losses(LARGE, small, mutual, *HYPER[2:])
 
     def total(params):
         outputs = Outputs(
@@ -365,7 +362,7 @@ def logits_of(*logits, task=None, mutual=DEFAULT):
     loss = cross_entropy if task is None else lambda outputs, batch: task
     models = [Model(None, None, loss, {}, CLASSES)] * 2
     outputs = Outputs(*map(jnp.asarray, logits), [], jnp.ones(len(logits[0])))
-    return mutual_losses(*models, mutual, FedKDHyper())(outputs, labels)
+    return mutual_losses(*models, mutual, 1.0, 1.0)(outputs, labels)
 
 
 LOGITS = st.lists(st.floats(-5, 5), min_size=2 * CLASSES, max_size=2 * CLASSES).map(
@@ -396,7 +393,7 @@ def test_equal_models_leave_the_task_losses():
     outputs = LARGE.apply(variables, batch)[0]
     mask = jnp.ones(len(COLUMNS["label"]))
     identity = [jnp.eye(width) for width in TEACHER_HIDDEN]
-    found = mutual_losses(LARGE, LARGE, DEFAULT, FedKDHyper())(
+    found = mutual_losses(LARGE, LARGE, DEFAULT, 1.0, 1.0)(
         Outputs(outputs, outputs, identity, mask), batch
     )
     task = LARGE.loss(outputs, batch)
@@ -686,3 +683,10 @@ def test_networks_of_logits_alone_have_no_hidden_term():
     assert method.init_row().maps == []
     student, _, _ = run(method, rounds=1)
     assert np.isfinite(student[0]).all()
+
+
+def test_clients_optimizers_may_not_keep_their_rate():
+    training = LocalTraining(optax.inject_hyperparams(optax.sgd))
+    method = fed_kd(LARGE, SMALL, COLUMNS, training, hyper=HYPER)
+    with pytest.raises(ValueError, match="must not keep its learning rate"):
+        method.init_row()

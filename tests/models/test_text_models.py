@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from text_examples import ENCODER, IMPRESSIONS, SENTENCES
 
-from fedcodist.algorithms.fed_kd import hidden_distance
+from fedcodist.algorithms.mutual_losses import hidden_distance
 from fedcodist.model import Variables, parameter_count
 from fedcodist.models.bert import bert_base
 from fedcodist.models.news import NO_NEWS, news_recommender

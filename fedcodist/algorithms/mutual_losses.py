@@ -1,0 +1,156 @@
+"""FedKD's losses: what a teacher and a student learn of outputs, hidden states and attention."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from fedcodist.model import Batch, Model
+from fedcodist.models.layered import LayerOutputs, as_layers
+
+
+class Mutual(NamedTuple):
+    """How teacher and student learn from each other; by default as the paper writes it.
+
+    Attributes:
+      adaptive: what D = L_t^task + L_s^task, which divides L^d and L^h, is the sum of: a 'batch' means
+        the batch's mean losses (as the authors' code), 'sample' each example's own; 'none' is D = 1.
+      kl_reduction: 'batchmean' sums L^d over classes, 'elementmean' averages it (the code).
+      hidden_map: 'learned' is one linear map W^h per aligned layer, whatever the inputs it reads, from
+        the student's hidden states to the teacher's; 'identity' compares them as they are (the code).
+      detach_targets: whether a model's gradient is that of its own loss L_t or L_s; else it is that of
+        L_t + L_s, in which it is the other's target and L^h is there twice (the code).
+      detach_normaliser: whether D gets no gradient.
+    """
+
+    adaptive: str = "batch"
+    kl_reduction: str = "batchmean"
+    hidden_map: str = "learned"
+    detach_targets: bool = True
+    detach_normaliser: bool = False
+
+
+class Outputs(NamedTuple):
+    """What teacher and student make of a batch; mask [batch] is 1 for real examples."""
+
+    teacher: LayerOutputs
+    student: LayerOutputs
+    maps: list[jax.Array]
+    mask: jax.Array
+
+
+class Losses(NamedTuple):
+    """L_t and L_s per example, [batch] each."""
+
+    teacher: jax.Array
+    student: jax.Array
+
+
+def mutual_losses(
+    teacher: Model, student: Model, mutual: Mutual, output_weight: Any, hidden_weight: Any
+) -> Callable[[Outputs, Batch], Losses]:
+    """Returns (outputs, batch) -> Losses, whose sum has the gradients that `mutual` asks for.
+
+    Args:
+      teacher, student: whose outputs they are of.
+      mutual: how they learn from each other.
+      output_weight, hidden_weight: of L^d and L^h; may be traced.
+    """
+
+    def losses(of_teacher, of_student, maps, mask, batch):
+        task = Losses(teacher.loss(of_teacher, batch), student.loss(of_student, batch))
+        of_teacher, of_student = as_layers(of_teacher), as_layers(of_student)
+        weight = 1 / normaliser(task, mask, mutual)
+        log_teacher, log_student = (
+            jax.nn.log_softmax(each.logits) for each in (of_teacher, of_student)
+        )
+        divergence = optax.losses.kl_divergence_with_log_targets  # of predictions from targets
+        of_output = output_weight * weight
+        if mutual.kl_reduction == "elementmean":
+            of_output /= log_teacher.shape[-1]
+        hidden = hidden_weight * weight * hidden_distance(of_teacher, of_student, maps)
+        return Losses(
+            task.teacher + of_output * divergence(log_teacher, log_student) + hidden,
+            task.student + of_output * divergence(log_student, log_teacher) + hidden,
+        )
+
+    def both(outputs, batch):
+        of_teacher, of_student, maps, mask = outputs
+        if not mutual.detach_targets:
+            return losses(of_teacher, of_student, maps, mask, batch)
+        fixed_teacher, fixed_student, fixed_maps, _ = jax.lax.stop_gradient(outputs)
+        return Losses(
+            losses(of_teacher, fixed_student, maps, mask, batch).teacher,
+            losses(fixed_teacher, of_student, fixed_maps, mask, batch).student,
+        )
+
+    return both
+
+
+def normaliser(task: Losses, mask: jax.Array, mutual: Mutual) -> jax.Array:
+    """D, a scalar or [batch]: the two task losses' sum, at least 1e-8."""
+    total = task.teacher + task.student
+    if mutual.adaptive == "none":
+        return jnp.ones((), total.dtype)
+    if mutual.adaptive == "batch":
+        total = jnp.sum(total * mask) / jnp.maximum(jnp.sum(mask), 1)
+    total = jnp.maximum(total, 1e-8)
+    return jax.lax.stop_gradient(total) if mutual.detach_normaliser else total
+
+
+def hidden_distance(
+    of_teacher: LayerOutputs, of_student: LayerOutputs, maps: list[jax.Array]
+) -> jax.Array:
+    """L^h before D divides it, per example: a mean over each layer's elements, summed over layers."""
+    distance = jnp.zeros(of_teacher.logits.shape[:1], of_teacher.logits.dtype)
+    pairs = aligned("hidden states", of_teacher.hidden, of_student.hidden)
+    for index, layers in enumerate(pairs):
+        for target, state in by_input("hidden states", *layers):
+            distance += _mean_square(target - (state @ maps[index] if maps else state))
+    if of_teacher.attention and of_student.attention:
+        for layers in aligned("attention maps", of_teacher.attention, of_student.attention):
+            for target, state in by_input("attention maps", *layers):
+                if target.shape[1] != state.shape[1]:
+                    target, state = target.mean(axis=1), state.mean(axis=1)
+                distance += _mean_square(target - state)
+    return distance
+
+
+def aligned(
+    what: str, of_teacher: tuple[Any, ...], of_student: tuple[Any, ...]
+) -> list[tuple[Any, Any]]:
+    """(the teacher's, the student's) of aligned layers: its l-th of m with the l L/m-th of L.
+
+    Raises:
+      ValueError: one line; m does not divide L, or only one of the models has any.
+    """
+    if not of_teacher and not of_student:
+        return []
+    if not of_student or not of_teacher or len(of_teacher) % len(of_student):
+        raise ValueError(
+            f"student's {what} must be of as many layers as divide the teacher's {len(of_teacher)}, "
+            f"got {len(of_student)}."
+        )
+    step = len(of_teacher) // len(of_student)
+    return list(zip(of_teacher[step - 1 :: step], of_student, strict=True))
+
+
+def by_input(what: str, of_teacher: Any, of_student: Any) -> list[tuple[Any, Any]]:
+    """(the teacher's, the student's) of two aligned layers, for each input that they read.
+
+    Raises:
+      ValueError: one line; one of them reads more inputs than the other.
+    """
+    of_teacher, of_student = jax.tree.leaves(of_teacher), jax.tree.leaves(of_student)
+    if len(of_teacher) != len(of_student):
+        raise ValueError(
+            f"student's {what} must be of as many inputs as the teacher's {len(of_teacher)}, "
+            f"got {len(of_student)}."
+        )
+    return list(zip(of_teacher, of_student, strict=True))
+
+
+def _mean_square(difference: jax.Array) -> jax.Array:
+    return jnp.mean(difference**2, axis=tuple(range(1, difference.ndim)))
