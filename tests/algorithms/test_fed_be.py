@@ -13,7 +13,7 @@ from softmax_regression import random_clients, softmax_regression
 
 from fedcodist import simulation
 from fedcodist.algorithms.fed_avg import FedAvgHyper, fed_avg
-from fedcodist.algorithms.fed_be import fed_be, sharpened
+from fedcodist.algorithms.fed_be import SAMPLINGS, fed_be, sharpened
 from fedcodist.algorithms.pools import Pool, independent_pools
 from fedcodist.client_rows import device_rows
 from fedcodist.client_training import LocalTraining
@@ -102,8 +102,8 @@ def plain(selections, with_clients, counted):
     ("options", "counted"),
     [
         ({}, (2, 4)),
-        ({"with_clients": False, "averaging": None}, (STEPS,)),
-        ({"averaging": Averaging(STEPS + 1, 1)}, (STEPS,)),
+        pytest.param({"with_clients": False, "averaging": None}, (STEPS,), marks=pytest.mark.slow),
+        pytest.param({"averaging": Averaging(STEPS + 1, 1)}, (STEPS,), marks=pytest.mark.slow),
     ],
     ids=["averaged", "alone, last", "never averaged, last"],
 )
@@ -114,6 +114,7 @@ def test_fed_be_is_a_plain_loop(options, counted):
         np.testing.assert_allclose(found[name], expected[name], rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_devices_share_the_work():
     method = algorithm(samples=2)
     one, _ = trained(method, rounds=2)
@@ -122,8 +123,9 @@ def test_devices_share_the_work():
         np.testing.assert_allclose(three[name], one[name], rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_samples_around_a_single_client():
-    """Every Dirichlet sample is its model; Gaussian ones lie near it, and near nobody else's else."""
+    """Every Dirichlet sample is its model; Gaussian ones lie near it."""
     alone = {"pool": Pool(METHOD, np.array([2]), 1)}
     none = trained(algorithm(alone))[0]["pool"]
     same = trained(algorithm(alone, samples=4, sampling="dirichlet"))[0]["pool"]
@@ -134,9 +136,7 @@ def test_samples_around_a_single_client():
     assert np.abs(apart[0] - apart[1]).max() > 1e-4
 
 
-SAMPLINGS = ("gaussian", "dirichlet")
-
-
+@pytest.mark.slow
 def test_without_steps_it_is_fed_avg():
     none = algorithm(distillation=DISTILLATION._replace(steps=0), samples=2)
     found = trained(none)[0]

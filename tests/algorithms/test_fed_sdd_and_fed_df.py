@@ -502,7 +502,7 @@ def test_dropping_the_worst_changes_the_teacher():
     assert np.abs(weights_of(all_teach, "odd") - weights_of(some_teach, "odd")).max() > 1e-4
 
 
-@pytest.mark.parametrize("guessing", [True, False])
+@pytest.mark.parametrize("guessing", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_students_start_from_clients_who_do_not_guess(guessing):
     """Clients 1 and 3 have the others' labels by another name; with a rate of 0 students stay."""
     draws = np.random.default_rng(3)
