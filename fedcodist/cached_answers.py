@@ -47,8 +47,8 @@ def _check_not_random(distillation: Distillation, columns: Mapping[str, jax.Arra
         for other in found[1:]:
             if not all(np.array_equal(found[0][name], other[name]) for name in other):
                 raise ValueError(
-                    "cached must be False where distillation.preprocess is random: the teacher would "
-                    "answer other images than the student sees."
+                    "distillation.preprocess must not be random where answers are cached: the teacher "
+                    "would answer other images than the student sees."
                 )
 
 

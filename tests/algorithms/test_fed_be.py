@@ -223,3 +223,12 @@ def test_bad_input_is_one_line(options, message):
     with pytest.raises((ValueError, TypeError), match=message) as error:
         algorithm(**options)
     assert "\n" not in str(error.value)
+
+
+def test_images_are_answered_once_and_so_not_augmented():
+    def flipped(batch, key, positions):
+        return batch | {"image": batch["image"] * jax.random.rademacher(key, (), jnp.float32)}
+
+    random = algorithm(distillation=DISTILLATION._replace(preprocess=flipped))
+    with pytest.raises(ValueError, match="preprocess must not be random where answers are cached"):
+        trained(random, 1)

@@ -637,7 +637,9 @@ def test_answers_are_kept_of_the_images_that_students_see():
         return batch | {"image": batch["image"] * jax.random.rademacher(key, (), jnp.float32)}
 
     random = sdd(cached=True, distillation=DISTILLATION._replace(preprocess=flipped))
-    with pytest.raises(ValueError, match=r"cached must be False where .* is random") as error:
+    with pytest.raises(
+        ValueError, match=r"preprocess must not be random where answers are cached"
+    ) as error:
         trained(random, 1)
     assert "\n" not in str(error.value)
     negated = lambda batch, key, positions: batch | {"image": -batch["image"]}
