@@ -103,6 +103,7 @@ OTHER_CONFIGS = {
         "algorithm.num_models=9": ["num_models", "at most the cohort's 8 clients", "9"],
         "algorithm.rounds_kept=0": ["rounds_kept", "at least 1", "0"],
         "algorithm.distilled=none": ["distilled", "'main' or 'all'", "'none'"],
+        "algorithm.flip=True": ["algorithm.cached", "algorithm.flip"],
     },
     "digits_methods.py:scaffold": {
         "training.client_optimizer=adam": ["option 2", "plain SGD", "training.optimizer"],

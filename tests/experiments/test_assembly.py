@@ -2,6 +2,7 @@
 
 import importlib.util
 from pathlib import Path
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -69,6 +70,14 @@ def test_rows_that_a_method_reads_are_counted_before(config):
     selection = jax.eval_shape(lambda: experiment.algorithm.select(0, jax.random.key(0)))
     assert experiment.algorithm.num_rows.keys() == selection.rows.keys() != set()
     check_experiment(experiment)
+
+
+@pytest.mark.parametrize("method", ["fed_df", "fed_be", "fed_sdd"])
+def test_ensembles_average_logits_and_text_has_none(method):
+    data = SimpleNamespace(text="sentences")
+    with pytest.raises(ValueError, match=r"algorithm\.name must be .* for text") as error:
+        algorithms.ALGORITHMS[method](digits_methods.get_config(method), data)
+    assert "\n" not in str(error.value)
 
 
 def test_every_method_has_a_name_in_tables():
