@@ -483,6 +483,11 @@ def _distillation_optimizer(settings: ConfigDict) -> OptimizerFactory:
     )
     if (momentum := settings.get("distillation_momentum")) is not None:
         check_number("algorithm.distillation_momentum", momentum, low=0, high=1)
+        if "momentum" not in inspect.signature(create).parameters:
+            raise ValueError(
+                "algorithm.distillation_momentum must be None for algorithm.distillation_optimizer "
+                f"{settings.distillation_optimizer!r}, which has no momentum, got {momentum}."
+            )
         create = functools.partial(create, momentum=momentum)
     decays: dict[str, Callable[[Any], Any]] = {
         "none": lambda rate: rate,

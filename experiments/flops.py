@@ -35,6 +35,8 @@ from fedcodist.data.vocabulary import PAD
 from fedcodist.graphs import over_time
 
 Config = Mapping[str, Any]
+# Where clients compute something else than FedAvg's, `flops_of_run` knows it.
+CLIENT_METHODS_COUNTED = ("fed_avg", "fed_prox", "scaffold", "fetch_sgd", "fed_dropout", "fed_kd")
 LEARNING = 3  # forward passes that a step costs per example
 
 
@@ -70,6 +72,8 @@ def flops_of_run(
         for pool, settings in config["pools"].items()
     }
     training = config["training"]
+    if (method := training.get("method", "fed_avg")) not in CLIENT_METHODS_COUNTED:
+        raise ValueError(_not_counted(method))
     passes = 1.0
     if training.get("method") == "scaffold" and training["scaffold_option"] == 1:
         passes += 1 / training["epochs"]  # the gradient of all examples
@@ -332,7 +336,7 @@ def _fed_be(config: Config, forward: Mapping[str, float], steps: float | None) -
         own * (1 + settings["samples"] + settings["with_clients"] * pools[pool]["cohort_size"])
         for pool, own in forward.items()
     )
-    answered = teachers * len(_data(config).unlabelled)
+    answered = teachers * _answered(config)
     learnt = LEARNING * _images(settings) * sum(forward.values())
     return config["rounds"] * (answered + learnt)
 
@@ -342,7 +346,7 @@ def _fed_sdd(config: Config, forward: Mapping[str, float], steps: float | None) 
     if not settings["steps"]:
         return 0.0
     images = _images(settings)
-    taught = len(_data(config).unlabelled) if settings["cached"] else images
+    taught = _answered(config) if settings["cached"] else images
     students = settings["num_models"] if settings["distilled"] == "all" else 1
     teachers = [
         settings["num_models"] * min(round + 1, settings["rounds_kept"])
@@ -368,6 +372,13 @@ def _unlabelled_size(config: Config) -> float:
     data = _data(config)
     tokens = data.unlabelled[:1_000_000, 1:]  # there may be gigabytes
     return np.count_nonzero(tokens != PAD) / len(tokens) / data.text.expected_length
+
+
+def _answered(config: Config) -> int:
+    """Images that a teacher answers once a round: all, or the round's own where they are streamed."""
+    if config.get("execution", {}).get("stream"):
+        return _images(config["algorithm"])
+    return len(_data(config).unlabelled)
 
 
 def _images(settings: Config) -> int:

@@ -233,6 +233,7 @@ def distill_until(
 
 def distill_averaged(
     averaging: Averaging,
+    num_unlabelled: int,
     models: Mapping[str, Model],
     students: Mapping[str, Variables],
     teachers: Mapping[str, Teacher],
@@ -246,11 +247,11 @@ def distill_averaged(
 ) -> Distilled:
     """`distill` that returns the mean of the students on their way.
 
-    Batch statistics go on from the last student's over one pass of the unlabelled batches, seen by the
-    mean.
+    Batch statistics go on from the last student's over batches of one pass, as the mean sees them.
 
     Args:
       averaging: which are averaged; the last student alone where there are not as many steps.
+      num_unlabelled: examples of a pass.
       models, ..., divergence: as in `distill`.
     """
     count = len(range(averaging.start, settings.steps + 1, averaging.every))
@@ -311,8 +312,7 @@ def distill_averaged(
 
     mutable = {name: values.mutable for name, values in trained.items()}
     if jax.tree.leaves(mutable):
-        rows = next(iter(unlabelled.columns.values())).shape[0]
-        batches = min(settings.steps, -(-rows // settings.batch_size))
+        batches = min(settings.steps, -(-num_unlabelled // settings.batch_size))
         mutable, _ = jax.lax.scan(seen_by_the_mean, mutable, jnp.arange(batches))
     averaged = {name: Variables(params[name], mutable[name]) for name in students}
     return Distilled(

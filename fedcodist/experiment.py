@@ -522,7 +522,8 @@ def _check_finite(round, history, seeds, algorithm):
         (index, pool, seed)
         for metric in FINITE
         for pool in algorithm.communication
-        for seed, index in np.argwhere(~history.get(f"{pool}/{metric}", np.ones((1, 1), bool)))
+        if metric == "finite" or f"{pool}/{metric}" in history
+        for seed, index in np.argwhere(~history[f"{pool}/{metric}"])
     ]
     if bad:
         index, pool, seed = min(bad, key=lambda each: each[0])

@@ -50,6 +50,8 @@ class FederatedMethod(NamedTuple):
       with_model: (server, Variables) -> server with that model and the server optimizer as it is.
       init_row: () -> what a client keeps before its first participation; None if nothing.
       kept_models: name -> KeptModel that can be evaluated; none in most methods.
+      sends_models: whether a client's update is what it received less its model, from which a server
+        that needs single models knows them. A gradient or a sketch is not.
     """
 
     model: Model
@@ -64,6 +66,7 @@ class FederatedMethod(NamedTuple):
     with_model: Callable[[PyTree, Variables], PyTree]
     init_row: Callable[[], PyTree] = lambda: None
     kept_models: Mapping[str, KeptModel] = {}
+    sends_models: bool = True
 
 
 class HostState(Protocol):

@@ -339,6 +339,16 @@ def test_the_round_in_which_it_first_happened_is_named(monkeypatch):
             loop._check_finite(10, history, np.array([5, 6]), algorithm)
 
 
+def test_what_clients_sent_must_be_told():
+    with pytest.raises(KeyError, match="a/finite"):
+        loop._check_finite(
+            0,
+            {"a/loss": np.full((1, 1), np.nan)},
+            np.array([5]),
+            make_experiment().algorithm._replace(communication={"a": None}),
+        )
+
+
 @pytest.mark.parametrize("order", ["ab", "ba"])
 def test_in_one_round_what_clients_sent_goes_before_the_models(order):
     """Whose models may be mixed with another pool's by then."""

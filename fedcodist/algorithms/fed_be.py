@@ -12,6 +12,7 @@ from fedcodist.algorithms.pools import (
     Pool,
     assemble,
     check_class_counts,
+    check_client_models,
     check_pools,
     train_pools,
     update_servers,
@@ -86,8 +87,9 @@ def fed_be(
       pools: name -> Pool, one architecture each; the paper has one.
       columns: the federated data's columns, for counting bytes.
       num_unlabelled: rows of the data set `unlabelled`, see `resident_data`.
-      distillation: steps (20 epochs of 10,000 images), batch size, optimizer; no augmentation, since
-        the ensemble answers every image once a round.
+      distillation: steps (20 epochs of 10,000 images; 0 leave it out), batch size, optimizer; no
+        augmentation, since the ensemble answers once a round: all unlabelled images that are on the
+        device, or the round's own where they are streamed.
       sampling: 'gaussian' or 'dirichlet', see `fedcodist.ensembles`.
       samples: S, models sampled for each pool.
       with_clients: whether clients' models are among the teachers.
@@ -102,6 +104,7 @@ def fed_be(
     pools = check_pools(pools)
     models = {name: pool.method.model for name, pool in pools.items()}
     check_class_counts(pools)
+    check_client_models(pools)
     check_distillation(distillation, num_unlabelled)
     check_integer("samples", samples, low=0)
     check_number("learning_rate", learning_rate, low=0)
@@ -147,6 +150,8 @@ def fed_be(
             members=True,
         )
         state = update_servers(pools, state, trained.aggregates, round, hyper.methods)
+        if distillation.steps == 0:
+            return state, trained.rows, trained.metrics
         averages = {name: pool.method.variables(state[name]) for name, pool in pools.items()}
         draw = keys.derive(key, "samples", round)
         found = {
@@ -169,6 +174,7 @@ def fed_be(
         )
         students = distill_averaged(
             averaging,
+            num_unlabelled,
             models=models,
             students=averages,
             teachers={ENSEMBLE: answers},

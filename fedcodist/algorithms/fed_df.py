@@ -13,6 +13,7 @@ from fedcodist.algorithms.pools import (
     aggregate_of_some,
     assemble,
     check_class_counts,
+    check_client_models,
     check_pools,
     train_pools,
     update_servers,
@@ -93,6 +94,7 @@ def fed_df(
     pools = check_pools(pools)
     models = {name: pool.method.model for name, pool in pools.items()}
     check_class_counts(pools)
+    check_client_models(pools)
     check_distillation(distillation, num_unlabelled)
     check_number("learning_rate", learning_rate, low=0)
     check_number("temperature", temperature, above=0)
@@ -143,7 +145,7 @@ def fed_df(
                     state[name],
                     trained.results[name],
                     ~is_guessing(accuracy[name], classes),
-                )
+                )._replace(extra=trained.aggregates[name].extra)  # what clients keep goes with it
                 for name, pool in pools.items()
             }
         state = update_servers(pools, state, aggregates, round, hyper.methods)

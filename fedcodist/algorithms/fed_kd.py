@@ -225,6 +225,7 @@ def fed_kd(
         ),
         init_row=init_row,
         kept_models={TEACHERS: KeptModel(teacher, teacher_of)},
+        sends_models=not by_step,
     )
 
 

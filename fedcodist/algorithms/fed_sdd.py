@@ -12,6 +12,7 @@ from fedcodist import keys
 from fedcodist.algorithms.pools import (
     Pool,
     assemble,
+    check_client_models,
     check_pools,
     train_pools,
     update_servers,
@@ -171,6 +172,8 @@ def fed_sdd(
             f"measured must not name {around} with num_models above 1: between models that began apart "
             "there is nothing to sample."
         )
+    if measured:
+        check_client_models({"pool": pool})
     method = pool.method
     names = [MAIN, *(f"model_{k}" for k in range(1, num_models))]
     sizes = dict(zip(names, counts, strict=True))

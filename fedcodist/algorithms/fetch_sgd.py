@@ -139,5 +139,6 @@ def fetch_sgd(
         variables=variables,
         replace_model=replace_model,
         with_model=lambda server, new: server._replace(params=new.params),
+        sends_models=False,
     )
     return compressed(method, num_rounds=1, downlink=changed_entries())

@@ -197,7 +197,6 @@ def train_pools(
             individual_results=members,
         )
         if result.results is not None:
-            _check_like_parameters(name, result.results.update, message.params)
             trained = jax.tree.map(jnp.subtract, message.params, result.results.update)
             models[name] = Variables(trained, result.results.mutable)
             results[name] = result.results
@@ -275,13 +274,14 @@ def check_class_counts(pools: Mapping[str, Pool]) -> None:
         )
 
 
-def _check_like_parameters(name: str, update: PyTree, params: PyTree) -> None:
-    paths = lambda tree: [path for path, _ in jax.tree_util.tree_flatten_with_path(tree)[0]]
-    if paths(update) != paths(params):
-        raise ValueError(
-            f"pools[{name!r}].method must send updates like its parameters, from which its clients' "
-            "models are told; it sends something else, as FetchSGD's sketches are."
-        )
+def check_client_models(pools: Mapping[str, Pool]) -> None:
+    """Raises one line unless clients' models are told by what they send."""
+    for name, pool in pools.items():
+        if not pool.method.sends_models:
+            raise ValueError(
+                f"pools[{name!r}].method must send how far its clients came, from which their models "
+                "are told; FetchSGD's sends sketches, FedKD's by steps gradients."
+            )
 
 
 def _client_update(method, hyper, message, row, data, key):

@@ -19,9 +19,10 @@ from fedcodist.client_rows import device_rows
 from fedcodist.client_training import LocalTraining
 from fedcodist.cohort import Rows
 from fedcodist.distillation import UNLABELLED, Averaging, Distillation, distill, distill_averaged
+from fedcodist.experiment import Experiment, run_experiment
 from fedcodist.model import from_flax_linen
 from fedcodist.models.digits import BatchNormMLP
-from fedcodist.sources import resident_data
+from fedcodist.sources import StreamedData, resident_data
 
 pytestmark = pytest.mark.usefixtures("compile_quickly")
 
@@ -173,7 +174,7 @@ def test_a_mean_of_students_has_statistics_of_its_own():
         learning_rates={"a": 0.5},
         settings=DISTILLATION,
     )
-    found = distill_averaged(Averaging(2, 3), **arguments)
+    found = distill_averaged(Averaging(2, 3), len(IMAGES), **arguments)
     on_the_way = []
     for steps in (2, 5):
         cut = arguments | {
@@ -232,3 +233,19 @@ def test_images_are_answered_once_and_so_not_augmented():
     random = algorithm(distillation=DISTILLATION._replace(preprocess=flipped))
     with pytest.raises(ValueError, match="preprocess must not be random where answers are cached"):
         trained(random, 1)
+
+
+@pytest.mark.parametrize("steps", [0, pytest.param(6, marks=pytest.mark.slow)])
+def test_streamed_images_give_the_same(steps):
+    """Of which only a round's own are answered, and statistics are of one pass all the same."""
+    model = from_flax_linen(BatchNormMLP(hidden=(6,), classes=CLASSES), jnp.zeros((1, FEATURES)))
+    method = fed_avg(model, TRAINING, optax.sgd, hyper=FedAvgHyper(RATE, 1.0))
+    pools = {"pool": Pool(method, np.arange(6), 2)}
+    own = DISTILLATION._replace(steps=steps)
+    found = []
+    for source in (resident_data, StreamedData):
+        data = source(federated(), {UNLABELLED: {"image": IMAGES}})
+        chosen = algorithm(pools, own, averaging=Averaging(2, 2))
+        experiment = Experiment(chosen, data, {"train": federated()}, rounds=1)
+        found.append(run_experiment(experiment, show_progress=False).variables["pool"])
+    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-6), *found)

@@ -15,7 +15,9 @@ from softmax_regression import random_clients, softmax_regression
 from fedcodist import simulation
 from fedcodist.algorithms import fed_sdd as fed_sdd_module
 from fedcodist.algorithms.fed_avg import FedAvgHyper, fed_avg
+from fedcodist.algorithms.fed_be import fed_be
 from fedcodist.algorithms.fed_df import fed_df
+from fedcodist.algorithms.fed_kd import fed_kd
 from fedcodist.algorithms.fed_prox import FedProxHyper, fed_prox
 from fedcodist.algorithms.fed_sdd import ENSEMBLE, MAIN, fed_sdd
 from fedcodist.algorithms.fetch_sgd import fetch_sgd
@@ -23,6 +25,7 @@ from fedcodist.algorithms.pools import Pool, independent_pools
 from fedcodist.algorithms.scaffold import scaffold
 from fedcodist.client_rows import device_rows
 from fedcodist.client_training import LocalTraining
+from fedcodist.compression.compressed import compressed
 from fedcodist.data.federated_data import FederatedData
 from fedcodist.distillation import UNLABELLED, Distillation
 from fedcodist.ensembles import without_worst
@@ -556,6 +559,27 @@ def test_students_start_from_clients_who_do_not_guess(guessing):
     assert np.allclose(after(alone), expected, rtol=1e-3, atol=1e-4) == (not guessing)
 
 
+def test_variates_of_clients_who_are_dropped_count():
+    """They keep theirs, so c stays the mean of all; of accuracies only one client's is no guess."""
+    method = scaffold(MODEL, len(SIZES), TRAINING, hyper=FedAvgHyper(RATE, 1.0))
+    pool = Pool(method, np.arange(len(SIZES)), len(SIZES))
+    validated = Validated(11, every=STEPS, patience=STEPS, drop_worst=True, batch_size=11)
+    options = dict(learning_rate=0.0, validated=validated)
+    method = fed_df({"pool": pool}, federated().columns, 11, DISTILLATION, **options)
+    programs = simulation.build_programs(method, 2)
+    rows = jax.tree.map(jnp.asarray, device_rows(method.rows, 1))
+    validation = {"image": UNLABELLED_IMAGES, "label": np.zeros(11, np.int32)}
+    given = {UNLABELLED: {"image": UNLABELLED_IMAGES}, VALIDATION: validation}
+    hyper = jax.tree.map(jnp.float32, method.hyper)
+    seeds = jnp.zeros(1, jnp.uint32)
+    state, rows, _ = programs.train(
+        programs.init(seeds), rows, seeds, 0, 2, hyper, resident_data(federated(), given)
+    )
+    variate = np.asarray(state["pool"].variate["w"][0])
+    assert np.abs(variate).max() > 0.01
+    np.testing.assert_allclose(np.mean(rows["pool"]["w"][0], axis=0), variate, rtol=1e-4, atol=1e-6)
+
+
 @given(st.lists(st.integers(0, 100), min_size=1, max_size=9), st.integers(2, 20))
 @settings(max_examples=100, deadline=None)
 def test_the_best_teacher_always_stays(percent, classes):
@@ -648,14 +672,20 @@ def test_answers_are_kept_of_the_images_that_students_see():
 
 def test_models_of_clients_who_send_something_else_cannot_be_known():
     sketching = fetch_sgd(MODEL, TRAINING, rows=3, columns=9, count=2)
-    algorithm = fed_df(
-        {"pool": Pool(sketching, np.arange(6), 2)}, federated().columns, 11, DISTILLATION
-    )
-    with pytest.raises(
-        ValueError, match=r"'pool'.* must send updates like its parameters"
-    ) as error:
-        trained(algorithm, 1)
-    assert "\n" not in str(error.value)
+    by_step = fed_kd(MODEL, MODEL, federated().columns, TRAINING, exchange="step_gradient")
+    for method in (sketching, compressed(by_step, ROUNDS)):
+        pool = Pool(method, np.arange(6), 2)
+        for build in (
+            lambda pool=pool: fed_df({"pool": pool}, federated().columns, 11, DISTILLATION),
+            lambda pool=pool: fed_be({"pool": pool}, federated().columns, 11, DISTILLATION),
+            lambda method=method: sdd(method, measured=("clients",), num_models=1),
+        ):
+            with pytest.raises(
+                ValueError, match=r"'pool'.* must send how far its clients"
+            ) as error:
+                build()
+            assert "\n" not in str(error.value)
+    sdd(sketching, num_models=1)
 
 
 @pytest.mark.parametrize("source", [resident_data, StreamedData])

@@ -416,6 +416,8 @@ def test_decay_and_clipping_of_the_distillation():
     assert first_steps(gradients, distillation_decay="cosine") == pytest.approx([-4.0, 0.25, 0.0])
     assert first_steps(gradients, distillation_clip=2.0) == [-1.0, 0.5, -0.5]
     assert first_steps(gradients, distillation_momentum=0.5) == [-4.0, -1.5, -1.25]
+    with pytest.raises(ValueError, match=r"distillation_momentum must be None for .*'adam'"):
+        first_steps(gradients, distillation_momentum=0.5, distillation_optimizer="adam")
     with pytest.raises(ValueError, match=r"algorithm\.distillation_decay must be one of"):
         first_steps(gradients, distillation_decay="linear")
     with pytest.raises(ValueError, match=r"algorithm\.distillation_clip must be above 0"):

@@ -254,6 +254,11 @@ def test_parties_compute_what_is_counted(name, monkeypatch):
 def test_every_algorithm_has_a_count():
     counted = SERVERS.keys() | PARTY_METHODS.keys() | DECENTRALISED_METHODS.keys()
     assert counted == algorithms.ALGORITHMS.keys()
+    assert set(flops.CLIENT_METHODS_COUNTED) == algorithms.CLIENT_METHODS.keys()
+    config = digits_methods.get_config("fed_avg")
+    config.training.method = "another_method"
+    with pytest.raises(ValueError, match="FLOPs of 'another_method' are not counted"):
+        flops_of_run(config.to_dict(), {})
     assert {name.partition(",")[0] for name in PARTY_CONFIGS} == PARTY_METHODS.keys()
     config = dict(digits_parties.get_config("fed_md").to_dict())
     config["algorithm"]["name"] = "another_exchange"
