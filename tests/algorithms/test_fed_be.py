@@ -235,6 +235,7 @@ def test_images_are_answered_once_and_so_not_augmented():
         trained(random, 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("steps", [0, pytest.param(6, marks=pytest.mark.slow)])
 def test_streamed_images_give_the_same(steps):
     """Of which only a round's own are answered, and statistics are of one pass all the same."""

@@ -585,6 +585,7 @@ def _without_first():
     return optax.GradientTransformation(lambda params: (), update)
 
 
+@pytest.mark.slow
 def test_seeds_have_teachers_of_their_own():
     """A teacher is drawn from the run's seed and not from the row's first values."""
     shapes = [weights.shape for weights in first_weights(LARGE)]

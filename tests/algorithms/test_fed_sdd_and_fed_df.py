@@ -187,6 +187,7 @@ def test_one_model_and_one_round_is_fed_avg(steps):
     np.testing.assert_allclose(weights_of(alone[0]), weights_of(plain[0]), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_distilling_the_main_model_touches_nothing_else():
     """Whatever the images, the temperature and the number of steps: so groups k > 0 could start
     their next round while the main model is taught."""
@@ -670,6 +671,10 @@ def test_answers_are_kept_of_the_images_that_students_see():
     ) as error:
         trained(random, 1)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.slow
+def test_images_may_be_preprocessed_before_they_are_answered():
     negated = lambda batch, key, positions: batch | {"image": -batch["image"]}
     trained(sdd(cached=True, distillation=DISTILLATION._replace(preprocess=negated)), 1)
 

@@ -145,15 +145,10 @@ def records(algorithm):
     ]
 
 
-NAMES = [
-    "merged",
-    *(
-        pytest.param(name, marks=pytest.mark.slow)
-        for name in ("periodic", "fed_df", "fed_sdd", "fed_sdd, cached")
-    ),
-]
+NAMES = ("merged", "periodic", "fed_df", "fed_sdd", "fed_sdd, cached")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_layers_change_nothing_for_who_learns_from_logits(name):
     assert_alike(

@@ -421,10 +421,12 @@ def folders(small, uninterrupted, environment, tmp_path_factory):
     return dict(zip(cases, run_many(commands, environment), strict=True))
 
 
+@pytest.mark.slow
 def test_the_run_folder_of_another_config(folders):
     assert_refused(folders["config"], "run folder", "algorithm.alpha is 0.5 there and 0.25 here")
 
 
+@pytest.mark.slow
 def test_the_run_folder_of_another_plan(folders):
     assert_refused(folders["plan"], "execution plan", "chunk_size is 1 there and 2 here")
     assert "--change_plan" in folders["plan"].stderr
@@ -433,11 +435,13 @@ def test_the_run_folder_of_another_plan(folders):
     assert folders["same"].returncode == 0
 
 
+@pytest.mark.slow
 def test_a_run_folder_that_was_edited(folders):
     assert_refused(folders["truncated"], "metrics.jsonl", "truncated or edited")
     assert_refused(folders["unreadable"], "cannot read", "config.json")
 
 
+@pytest.mark.slow
 def test_a_folder_that_holds_no_run(folders):
     assert_refused(folders["foreign"], "is not empty and holds no run")
     assert_refused(folders["file"], "is a file")

@@ -40,6 +40,7 @@ def test_the_rounds_before_the_third_evaluation_are_traced(tmp_path, capsys):
     assert capsys.readouterr() == (f"trace: {tmp_path / 'trace'}\n", "")
 
 
+@pytest.mark.slow
 def test_a_run_that_fails_ends_its_trace(tmp_path):
     with pytest.raises(KeyError), tracing(tmp_path / "first") as callbacks:
         run(callbacks, 2)

@@ -165,6 +165,7 @@ def test_more_padding_never_changes_scores(seed):
     np.testing.assert_array_equal(long[:, 3:], NO_NEWS)
 
 
+@pytest.mark.slow
 def test_training_drops_out_only_with_a_key():
     params, _ = both_params()
     still = outputs(CLASSIFIER, params, SENTENCES).logits
