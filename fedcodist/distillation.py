@@ -155,11 +155,7 @@ def distill(
         nothing = {name: jnp.zeros(()) for name in students}
         return Distilled(dict(students), nothing, nothing)
     (trained, _), losses = jax.lax.scan(step, start, jnp.arange(settings.steps))
-    return Distilled(
-        _agree_on_mutable(trained, axis_name),
-        {name: values[0] for name, values in losses.items()},
-        {name: values[-1] for name, values in losses.items()},
-    )
+    return _distilled(trained, losses, axis_name)
 
 
 def distill_until(
@@ -250,24 +246,10 @@ def distill_averaged(
     Batch statistics go on from the last student's over batches of one pass, as the mean sees them.
 
     Args:
-      averaging: which are averaged; the last student alone where there are not as many steps.
+      averaging: which are averaged; the first of them within the steps.
       num_unlabelled: examples of a pass.
       models, ..., divergence: as in `distill`.
     """
-    count = len(range(averaging.start, settings.steps + 1, averaging.every))
-    if count == 0:
-        return distill(
-            models,
-            students,
-            teachers,
-            targets,
-            unlabelled,
-            key,
-            learning_rates,
-            settings,
-            axis_name,
-            divergence,
-        )
     start, step = _training(
         models,
         students,
@@ -294,6 +276,7 @@ def distill_averaged(
     ((trained, _), total), losses = jax.lax.scan(
         summed_step, (start, nothing), jnp.arange(settings.steps)
     )
+    count = len(range(averaging.start, settings.steps + 1, averaging.every))
     params = jax.tree.map(lambda leaf: leaf / count, total)
 
     def seen_by_the_mean(mutable, index):
@@ -315,8 +298,12 @@ def distill_averaged(
         batches = min(settings.steps, -(-num_unlabelled // settings.batch_size))
         mutable, _ = jax.lax.scan(seen_by_the_mean, mutable, jnp.arange(batches))
     averaged = {name: Variables(params[name], mutable[name]) for name in students}
+    return _distilled(averaged, losses, axis_name)
+
+
+def _distilled(students, losses, axis_name) -> Distilled:
     return Distilled(
-        _agree_on_mutable(averaged, axis_name),
+        _agree_on_mutable(students, axis_name),
         {name: values[0] for name, values in losses.items()},
         {name: values[-1] for name, values in losses.items()},
     )

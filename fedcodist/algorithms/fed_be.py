@@ -1,5 +1,6 @@
 """FedBE (Chen and Chao, 2021): models sampled around the clients', beside theirs, teach their mean."""
 
+import functools
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -24,6 +25,7 @@ from fedcodist.distillation import (
     Averaging,
     Distillation,
     check_distillation,
+    distill,
     distill_averaged,
     kl_divergence,
     unlabelled_rows,
@@ -116,8 +118,14 @@ def fed_be(
     if averaging is not None:
         check_integer("averaging.start", averaging.start, low=1)
         check_integer("averaging.every", averaging.every, low=1)
-    else:
-        averaging = Averaging(distillation.steps + 1)
+        if averaging.start > distillation.steps > 0:
+            raise ValueError(
+                f"averaging.start must be at most distillation.steps={distillation.steps}, got "
+                f"{averaging.start}."
+            )
+    taught = distill
+    if averaging is not None:
+        taught = functools.partial(distill_averaged, averaging, num_unlabelled)
     methods = {name: pool.method.hyper for name, pool in pools.items()}
     classes = next(iter(models.values())).num_classes
     divergence = kl_divergence(distillation.direction)
@@ -172,9 +180,7 @@ def fed_be(
         unlabelled, answers = cached_answers(
             teacher, inputs.rows[UNLABELLED], distillation, axis_name
         )
-        students = distill_averaged(
-            averaging,
-            num_unlabelled,
+        students = taught(
             models=models,
             students=averages,
             teachers={ENSEMBLE: answers},

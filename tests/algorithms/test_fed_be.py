@@ -104,9 +104,8 @@ def plain(selections, with_clients, counted):
     [
         ({}, (2, 4)),
         pytest.param({"with_clients": False, "averaging": None}, (STEPS,), marks=pytest.mark.slow),
-        pytest.param({"averaging": Averaging(STEPS + 1, 1)}, (STEPS,), marks=pytest.mark.slow),
     ],
-    ids=["averaged", "alone, last", "never averaged, last"],
+    ids=["averaged", "alone, last"],
 )
 def test_fed_be_is_a_plain_loop(options, counted):
     found, selections = trained(algorithm(**options))
@@ -213,6 +212,10 @@ def test_a_mean_of_students_has_statistics_of_its_own():
         ({"temperature": 0.0}, "temperature must be above 0, got 0.0"),
         ({"learning_rate": -1.0}, "learning_rate must be at least 0, got -1.0"),
         ({"averaging": Averaging(0, 5)}, "averaging.start must be at least 1, got 0"),
+        (
+            {"averaging": Averaging(6, 1)},
+            r"averaging\.start must be at most distillation\.steps=5, got 6",
+        ),
         ({"averaging": Averaging(5, 0)}, "averaging.every must be at least 1, got 0"),
         (
             {"distillation": DISTILLATION._replace(mixup_beta=1.0)},

@@ -109,7 +109,7 @@ CONFIGS = {
         "fed_df",
         validation=dict(split="held_out", every=2, patience=2, or_start=True),
     ),
-    "fed_be": lambda: method("fed_be", samples=2, batch_size=1),
+    "fed_be": lambda: method("fed_be", samples=2, batch_size=1, average_from=1),
     "fed_sdd": lambda: method("fed_sdd", num_models=2, cached=False, warm_up=1),
     # One image at a time: the teacher's batches have no padding.
     "fed_sdd, cached": lambda: method("fed_sdd", num_models=2, batch_size=1),
