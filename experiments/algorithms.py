@@ -27,10 +27,13 @@ from fedcodist.algorithms.fed_avg import FedAvgHyper, constant, fed_avg, linear_
 from fedcodist.algorithms.fed_be import fed_be
 from fedcodist.algorithms.fed_df import fed_df
 from fedcodist.algorithms.fed_dropout import fed_dropout
+from fedcodist.algorithms.fed_ensemble import fed_ensemble
+from fedcodist.algorithms.fed_gkd import FedGKDHyper, fed_gkd
 from fedcodist.algorithms.fed_kd import FedKDHyper, fed_kd
 from fedcodist.algorithms.fed_prox import FedProxHyper, fed_prox
 from fedcodist.algorithms.fed_sdd import fed_sdd
 from fedcodist.algorithms.fetch_sgd import FetchSGDHyper, fetch_sgd
+from fedcodist.algorithms.hetero_fl import Level, hetero_fl
 from fedcodist.algorithms.merged_codistillation import merged_codistillation
 from fedcodist.algorithms.mutual_losses import Mutual
 from fedcodist.algorithms.periodic_codistillation import periodic_codistillation
@@ -80,13 +83,51 @@ def build_algorithm(config: ConfigDict, data: Data) -> FederatedAlgorithm:
 
 def reads_unlabelled(config: ConfigDict) -> bool:
     """Whether the algorithm uses the server's unlabelled images."""
-    return config.algorithm.name not in ("fed_avg", *PARTY_METHODS, *DECENTRALISED_METHODS)
+    without = ("fed_avg", "hetero_fl", "fed_ensemble", *PARTY_METHODS, *DECENTRALISED_METHODS)
+    return config.algorithm.name not in without
 
 
 def _independent(config: ConfigDict, data: Data) -> FederatedAlgorithm:
     name = config.training.get("method", "fed_avg")
     return independent_pools(
         _pools(config, data), data.splits["train"].columns, execution_of(config), name
+    )
+
+
+def _hetero_fl(config: ConfigDict, data: Data) -> FederatedAlgorithm:
+    """Every pool has a `share` of the units of one network's hidden layers."""
+    if data.text is not None or data.models is not None:
+        raise ValueError("algorithm.name must be another than hetero_fl for text.")
+    training = config.training
+    if training.get("method", "fed_avg") != "fed_avg" or "compression" in training:
+        raise ValueError(
+            "training must have neither a method nor compression for hetero_fl, whose clients average."
+        )
+    indices = _clients_of_pools(config, data)
+    _check_rates(config)
+    for setting in ("model", "client_learning_rate", "server_learning_rate"):
+        found = sorted({pool[setting] for pool in config.pools.values()})
+        if len(found) > 1:
+            raise ValueError(f"pools must have one {setting} for hetero_fl, got {found}.")
+    first, one = next(iter(config.pools.items()))
+    whole = as_executed(config, _model(config, data, f"pools.{first}.model", one.model))
+    create, shape = MODELS[one.model]
+    levels = {}
+    for name, pool in config.pools.items():
+        network = narrowed(create(), pool.share, f"pools.{name}.share")
+        part = as_executed(config, from_flax_linen(network, jnp.zeros((1, *shape))))
+        levels[name] = Level(part, indices[name], pool.cohort_size)
+    return hetero_fl(
+        whole,
+        levels,
+        _layers(whole),
+        data.splits["train"].columns,
+        _local_training(config, data),
+        masked=config.algorithm.masked,
+        scaled=config.algorithm.scaled,
+        hyper=FedAvgHyper(one.client_learning_rate, one.server_learning_rate),
+        execution=execution_of(config),
+        **_server(config),
     )
 
 
@@ -156,18 +197,14 @@ def _fed_be(config: ConfigDict, data: Data) -> FederatedAlgorithm:
 def _fed_sdd(config: ConfigDict, data: Data) -> FederatedAlgorithm:
     _check_not_text(data)
     settings = config.algorithm
-    pools = _pools(config, data)
+    pool = _one_pool(config, data)
     if settings.cached and settings.flip:
         raise ValueError(
             "algorithm.cached must be False with algorithm.flip: the teacher would answer other images "
             "than the student sees."
         )
-    if len(pools) != 1:
-        raise ValueError(
-            f"pools must be one for fed_sdd, whose models share it, got {list(pools)}."
-        )
     return fed_sdd(
-        next(iter(pools.values())),
+        pool,
         data.splits["train"].columns,
         len(data.unlabelled),
         num_models=settings.num_models,
@@ -185,13 +222,34 @@ def _fed_sdd(config: ConfigDict, data: Data) -> FederatedAlgorithm:
     )
 
 
+def _fed_ensemble(config: ConfigDict, data: Data) -> FederatedAlgorithm:
+    _check_not_text(data)
+    return fed_ensemble(
+        _one_pool(config, data),
+        data.splits["train"].columns,
+        config.algorithm.num_models,
+        execution_of(config),
+    )
+
+
+def _one_pool(config: ConfigDict, data: Data) -> Pool:
+    pools = _pools(config, data)
+    if len(pools) != 1:
+        raise ValueError(
+            f"pools must be one for {config.algorithm.name}, whose models share it, got {list(pools)}."
+        )
+    return next(iter(pools.values()))
+
+
 ALGORITHMS: dict[str, Callable[[ConfigDict, Data], FederatedAlgorithm]] = {
     "fed_avg": _independent,
+    "hetero_fl": _hetero_fl,
     "periodic_codistillation": _periodic,
     "merged_codistillation": _merged,
     "fed_df": _fed_df,
     "fed_be": _fed_be,
     "fed_sdd": _fed_sdd,
+    "fed_ensemble": _fed_ensemble,
     **PARTY_METHODS,
     **DECENTRALISED_METHODS,
 }
@@ -238,16 +296,21 @@ def _distillation(config: ConfigDict, data: Data) -> Distillation:
 
 def _pools(config: ConfigDict, data: Data) -> dict[str, Pool]:
     indices = _clients_of_pools(config, data)
+    _check_rates(config)
     pools = {}
     for name, pool in config.pools.items():
-        for rate in ("client_learning_rate", "server_learning_rate"):
-            check_number(f"pools.{name}.{rate}", pool[rate], low=0)
         model = _model(config, data, f"pools.{name}.model", pool.model)
         model = as_executed(config, model)
         method = _method(config, data, model, pool, len(indices[name]))
         method = with_links(config, method)
         pools[name] = Pool(method, indices[name], pool.cohort_size)
     return pools
+
+
+def _check_rates(config: ConfigDict) -> None:
+    for name, pool in config.pools.items():
+        for rate in ("client_learning_rate", "server_learning_rate"):
+            check_number(f"pools.{name}.{rate}", pool[rate], low=0)
 
 
 def _clients_of_pools(config: ConfigDict, data: Data) -> dict[str, np.ndarray]:
@@ -270,30 +333,40 @@ def _method(
     config: ConfigDict, data: Data, model: Model, pool: ConfigDict, num_clients: int
 ) -> FederatedMethod:
     """How a pool's clients train and what its server makes of it."""
-    training = config.training
-    schedules = {"constant": constant, "linear_decay": linear_decay(config.rounds)}
     clients = Clients(
         config,
         data,
         model,
         pool,
         num_clients,
-        LocalTraining(
-            _optimizer("training.client_optimizer", training.client_optimizer),
-            training.batch_size,
-            training.epochs,
-            data.preprocess,
-        ),
-        dict(
-            server_optimizer=_optimizer(
-                "training.server_optimizer", training.server_optimizer, training.server_epsilon
-            ),
-            schedule=choice("training.server_schedule", training.server_schedule, schedules),
-        ),
+        _local_training(config, data),
+        _server(config),
         FedAvgHyper(pool.client_learning_rate, pool.server_learning_rate),
     )
-    name = training.get("method", "fed_avg")
+    name = config.training.get("method", "fed_avg")
     return choice("training.method", name, CLIENT_METHODS)(clients)
+
+
+def _local_training(config: ConfigDict, data: Data) -> LocalTraining:
+    training = config.training
+    return LocalTraining(
+        _optimizer("training.client_optimizer", training.client_optimizer),
+        training.batch_size,
+        training.epochs,
+        data.preprocess,
+    )
+
+
+def _server(config: ConfigDict) -> dict[str, Any]:
+    """The server's optimizer and its schedule, as methods' arguments."""
+    training = config.training
+    schedules = {"constant": constant, "linear_decay": linear_decay(config.rounds)}
+    return dict(
+        server_optimizer=_optimizer(
+            "training.server_optimizer", training.server_optimizer, training.server_epsilon
+        ),
+        schedule=choice("training.server_schedule", training.server_schedule, schedules),
+    )
 
 
 class Clients(NamedTuple):
@@ -323,6 +396,20 @@ def _fed_avg(clients: Clients) -> FederatedMethod:
 def _fed_prox(clients: Clients) -> FederatedMethod:
     hyper = FedProxHyper(*clients.rates, clients.config.training.proximal_weight)
     return fed_prox(clients.model, clients.local, hyper=hyper, **clients.server)
+
+
+def _fed_gkd(clients: Clients) -> FederatedMethod:
+    if clients.data.text is not None:
+        raise ValueError(
+            "training.method must be another than fed_gkd for text, whose models have no logits that "
+            "clients could learn from."
+        )
+    settings = clients.config.training.fed_gkd
+    hyper = FedGKDHyper(*clients.rates, settings.weight, settings.temperature)
+    with named("training.fed_gkd: "):
+        return fed_gkd(
+            clients.model, clients.local, settings.models_kept, hyper=hyper, **clients.server
+        )
 
 
 def _scaffold(clients: Clients) -> FederatedMethod:
@@ -397,6 +484,7 @@ def _fed_kd(clients: Clients) -> FederatedMethod:
 CLIENT_METHODS: dict[str, Callable[[Clients], FederatedMethod]] = {
     "fed_avg": _fed_avg,
     "fed_prox": _fed_prox,
+    "fed_gkd": _fed_gkd,
     "scaffold": _scaffold,
     "fetch_sgd": _fetch_sgd,
     "fed_dropout": _fed_dropout,
@@ -411,17 +499,26 @@ def _submodel(data: Data, name: str, share: float, model: Model) -> tuple[Model,
         check_number("training.fed_dropout.share", share, above=0, high=1)
         return choice(setting, name, data.submodels)(share)
     create, shape = choice(setting, name, MODELS)
-    layers = list(jax.eval_shape(model.init, jax.random.key(0)).params)
-    return from_flax_linen(narrowed(create(), share), jnp.zeros((1, *shape))), layers
+    return from_flax_linen(narrowed(create(), share), jnp.zeros((1, *shape))), _layers(model)
 
 
-def narrowed(network: Any, share: float) -> Any:
-    """The network with a share of the units of each hidden layer, at least one.
+def _layers(model: Model) -> list[str]:
+    """The names of a chain's layers, in their order."""
+    return list(jax.eval_shape(model.init, jax.random.key(0)).params)
+
+
+def narrowed(network: Any, share: float, setting: str = "training.fed_dropout.share") -> Any:
+    """The network with a share of the units of each hidden layer, rounded, at least one.
+
+    Args:
+      network: dense layers, or convolutions and dense layers.
+      share: above 0, up to 1.
+      setting: the share's, for messages.
 
     Raises:
       ValueError, TypeError: one line; another share, or a network that is no chain of layers.
     """
-    check_number("training.fed_dropout.share", share, above=0, high=1)
+    check_number(setting, share, above=0, high=1)
     widths = {
         name: tuple(max(1, round(share * width)) for width in getattr(network, name))
         for name in ("filters", "hidden")
@@ -429,7 +526,7 @@ def narrowed(network: Any, share: float) -> Any:
     }
     if not widths:
         raise ValueError(
-            "training.method 'fed_dropout' needs a chain of layers such as digits_small or cnn_small, "
+            f"{setting} needs a chain of layers such as digits_small or cnn_small, "
             f"got a {type(network).__name__}."
         )
     return network.clone(**widths)

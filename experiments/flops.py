@@ -36,7 +36,15 @@ from fedcodist.graphs import over_time
 
 Config = Mapping[str, Any]
 # Where clients compute something else than FedAvg's, `flops_of_run` knows it.
-CLIENT_METHODS_COUNTED = ("fed_avg", "fed_prox", "scaffold", "fetch_sgd", "fed_dropout", "fed_kd")
+CLIENT_METHODS_COUNTED = (
+    "fed_avg",
+    "fed_prox",
+    "fed_gkd",
+    "scaffold",
+    "fetch_sgd",
+    "fed_dropout",
+    "fed_kd",
+)
 LEARNING = 3  # forward passes that a step costs per example
 
 
@@ -67,8 +75,11 @@ def flops_of_run(
     """
     server = choice("algorithm.name", config["algorithm"]["name"], SERVERS)
     forward_of = _forward_of(config)
+    is_hetero_fl = config["algorithm"]["name"] == "hetero_fl"  # each pool has a share of its model
     forward = {
-        pool: forward_of(f"pools.{pool}.model", settings["model"])
+        pool: (_forward_of(config, settings["share"]) if is_hetero_fl else forward_of)(
+            f"pools.{pool}.model", settings["model"]
+        )
         for pool, settings in config["pools"].items()
     }
     training = config["training"]
@@ -77,6 +88,8 @@ def flops_of_run(
     passes = 1.0
     if training.get("method") == "scaffold" and training["scaffold_option"] == 1:
         passes += 1 / training["epochs"]  # the gradient of all examples
+    if training.get("method") == "fed_gkd":
+        passes += 1 / LEARNING  # what the teacher says to every example
     trained = forward
     if training.get("method") == "fed_dropout":
         forward_of_part = _forward_of(config, training["fed_dropout"]["share"])
@@ -357,6 +370,8 @@ def _fed_sdd(config: Config, forward: Mapping[str, float], steps: float | None) 
 
 SERVERS: dict[str, Callable[[Config, Mapping[str, float], float | None], float]] = {
     "fed_avg": _nothing,
+    "hetero_fl": _nothing,
+    "fed_ensemble": _nothing,
     "periodic_codistillation": _codistillation,
     "merged_codistillation": _codistillation,
     "fed_df": _fed_df,

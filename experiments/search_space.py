@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 from ml_collections import ConfigDict
 
 from experiments.command import nearest_name
+from experiments.methods import CODISTILLATION
 
 
 class Dimension(NamedTuple):
@@ -78,8 +79,10 @@ def default_space(config: ConfigDict) -> list[tuple[str, float, float, str]]:
     """
     rates, pools = (1e-4, 1e-1, "log"), list(config.pools)
     space = [("pools.*.client_learning_rate", *rates)]
+    if config.algorithm.name == "hetero_fl":  # all levels have one server
+        return [*space, ("pools.*.server_learning_rate", *rates)]
     space += [(f"pools.{pool}.server_learning_rate", *rates) for pool in pools]
-    if config.algorithm.name != "fed_avg":
+    if config.algorithm.name in CODISTILLATION:
         teaching = {
             "learning_rate": rates,
             "decay": (1e-3, 1.0, "log"),

@@ -1,10 +1,12 @@
 """Smaller networks cut out of a whole one: which of its numbers a network of fewer units has."""
 
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from fedcodist.compression.compressor import named_leaves
 
@@ -29,7 +31,7 @@ class Axis(NamedTuple):
 # A parameter's name, such as `Dense_0/kernel`, -> what each of its axes runs over, None for an axis that
 # stays whole. Parameters that are not named stay whole.
 Units = Mapping[str, tuple[Axis | None, ...]]
-Kept = Mapping[str, jax.Array]  # group -> int32 [units kept], ascending
+Kept = Mapping[str, jax.Array | np.ndarray]  # group -> int32 [units kept], ascending
 
 
 class Count(NamedTuple):
@@ -57,6 +59,41 @@ def chain_units(shapes: PyTree, layers: Sequence[str]) -> Units:
         units[f"{layer}/kernel"] = (*[None] * (len(kernel) - 2), inputs, outputs)
         units[f"{layer}/bias"] = (outputs,)
     return units
+
+
+def check_chain(shapes: PyTree, smaller: PyTree, layers: Sequence[str]) -> None:
+    """Raises one line unless both are chains of these layers, the smaller one of no more units.
+
+    Args:
+      shapes, smaller: the whole network's parameters and the smaller one's, or their shapes.
+      layers: the layers' names in the order of the chain.
+    """
+    for what, tree in (("model", shapes), ("submodel", smaller)):
+        have = sorted(named_leaves(tree))
+        need = sorted(f"{layer}/{part}" for layer in layers for part in ("kernel", "bias"))
+        if have != need:
+            odd = sorted(set(have) ^ set(need))[0]
+            raise ValueError(
+                f"{what} must be a chain of layers, each a kernel and a bias; {odd!r} does not fit."
+            )
+    for first, second in itertools.pairwise(layers):
+        if shapes[second]["kernel"].shape[-2] % _units_of(shapes, first):
+            raise ValueError(f"model's {second!r} must follow {first!r}, but has other inputs.")
+    for before, layer in zip([None, *layers[:-1]], layers, strict=True):
+        kernel, own = shapes[layer]["kernel"].shape, smaller[layer]["kernel"].shape
+        least, most = (1, kernel[-1]) if layer != layers[-1] else (kernel[-1], kernel[-1])
+        if not least <= own[-1] <= most:
+            raise ValueError(
+                f"submodel's {layer!r} must have {least} to {most} units, got {own[-1]}."
+            )
+        inputs = kernel[-2]
+        if before is not None:
+            inputs = inputs // _units_of(shapes, before) * _units_of(smaller, before)
+        if own[:-1] != (*kernel[:-2], inputs):
+            raise ValueError(
+                f"submodel's {layer!r} must have a kernel of {[*kernel[:-2], inputs, own[-1]]}, "
+                f"got {list(own)}."
+            )
 
 
 def counts_of(shapes: PyTree, smaller: PyTree, units: Units) -> dict[str, Count]:
@@ -102,9 +139,9 @@ def places_of(kept: Kept, shapes: PyTree, units: Units) -> PyTree:
 
     def places(axis, size):
         if axis is None:
-            return jnp.arange(size)
-        blocks = jnp.arange(axis.outer)[:, None, None] * (size // (axis.outer * axis.inner))
-        own = (blocks + kept[axis.group][:, None]) * axis.inner + jnp.arange(axis.inner)
+            return np.arange(size)
+        blocks = np.arange(axis.outer)[:, None, None] * (size // (axis.outer * axis.inner))
+        own = (blocks + kept[axis.group][:, None]) * axis.inner + np.arange(axis.inner)
         return own.reshape(-1)
 
     def of_one(name, leaf):
@@ -128,3 +165,7 @@ def scattered(smaller: PyTree, places: PyTree, shapes: PyTree) -> PyTree:
         places,
         shapes,
     )
+
+
+def _units_of(shapes: PyTree, layer: str) -> int:
+    return shapes[layer]["bias"].shape[0]

@@ -12,7 +12,7 @@ from ml_collections import ConfigDict, config_dict
 
 
 def get_config(algorithm: str = "merged_codistillation") -> ConfigDict:
-    """Returns the experiment; `algorithm` is fed_avg, periodic_codistillation or
+    """Returns the experiment; `algorithm` is fed_avg, hetero_fl, periodic_codistillation or
     merged_codistillation."""
     config = ConfigDict()
     config.name = "digits_codist"
@@ -84,6 +84,15 @@ def get_config(algorithm: str = "merged_codistillation") -> ConfigDict:
         mixup_beta=2.0,
         flip=False,  # the paper flips images; a flipped digit is another shape
     )
+    if algorithm == "hetero_fl":
+        # Small clients have a part of the large model, as large as the small one: 2,778 parameters.
+        config.pools.small.update(model="digits_large", share=0.25, fraction=2 / 3)
+        config.pools.large.share = 1.0
+        config.nested_pools = False  # a client has one level
+        config.training.update(server_optimizer="sgd", server_schedule="constant")
+        for pool in config.pools.values():
+            pool.server_learning_rate = 1.0  # the mean of the clients' numbers
+        config.algorithm.update(masked=True, scaled=True)
     config.evaluation = dict(
         every=5,
         batch_size=500,

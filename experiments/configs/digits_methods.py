@@ -1,7 +1,7 @@
 r"""Every method that trains one network for all clients, on scikit-learn's handwritten digits.
 
-A run is a method's name. All have the same clients, cohorts, batch orders and client work; what the
-server does besides differs.
+A run is a method's name. All have the same clients, batch orders and steps, and all but Fed-ensemble
+the same cohorts; what clients add to their loss and what the server does besides differs.
 
     python -m experiments.sweep --config experiments/configs/digits_methods.py \
         --workdir runs/digits_methods
@@ -9,13 +9,20 @@ server does besides differs.
 
 from ml_collections import ConfigDict, config_dict
 
-LOCAL = ("fed_avg", "fed_prox", "scaffold")
+LOCAL = ("fed_avg", "fed_prox", "scaffold", "fed_gkd")
 SERVER = ("fed_df", "fed_be", "fed_sdd")
 
 
 def get_runs() -> list[str]:
-    """Clients' methods, servers' methods, and FedSDD over the other clients' methods."""
-    return [*LOCAL, *SERVER, "fed_sdd,fed_prox", "fed_sdd,scaffold"]
+    """Clients' methods, servers' methods, Fed-ensemble, and FedSDD over other clients' methods."""
+    return [
+        *LOCAL,
+        *SERVER,
+        "fed_ensemble",
+        "fed_sdd,fed_prox",
+        "fed_sdd,fed_gkd",
+        "fed_sdd,scaffold",
+    ]
 
 
 def get_config(run: str = "fed_sdd") -> ConfigDict:
@@ -37,6 +44,7 @@ def get_config(run: str = "fed_sdd") -> ConfigDict:
         method=local or "fed_avg",
         proximal_weight=0.01,  # fed_prox
         scaffold_option=2,
+        fed_gkd=dict(models_kept=5, weight=0.1, temperature=1.0),
         client_optimizer="sgd",
         batch_size=10,
         epochs=2,
@@ -80,6 +88,8 @@ def get_config(run: str = "fed_sdd") -> ConfigDict:
             group_sizes=config_dict.placeholder(tuple),
             measured=(),
         )
+    if server == "fed_ensemble":
+        config.algorithm.num_models = 4
     if server == "fed_be":
         config.algorithm.update(
             sampling="gaussian",  # or "dirichlet"

@@ -1,6 +1,5 @@
 """Federated Dropout (Caldas et al., 2018): every client trains a smaller model cut out of the whole."""
 
-import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -13,11 +12,19 @@ from fedcodist.aggregation import Aggregate, Reduce
 from fedcodist.algorithms.fed_avg import FedAvgHyper, Schedule, client_result, constant, fed_avg
 from fedcodist.client_training import LocalTraining, OptimizerFactory, train_client
 from fedcodist.communication import tree_bytes
-from fedcodist.compression.compressor import named_leaves
 from fedcodist.federated_algorithm import FederatedMethod
 from fedcodist.model import Model, Variables, check_stateless
 from fedcodist.shuffling import sample_without_replacement
-from fedcodist.submodels import Kept, Units, chain_units, counts_of, gathered, places_of, scattered
+from fedcodist.submodels import (
+    Kept,
+    Units,
+    chain_units,
+    check_chain,
+    counts_of,
+    gathered,
+    places_of,
+    scattered,
+)
 
 PyTree = Any
 
@@ -64,7 +71,7 @@ def fed_dropout(
     if isinstance(layers, Mapping):
         units = layers
     else:
-        _check_chain(shapes, smaller, layers)
+        check_chain(shapes, smaller, layers)
         units = chain_units(shapes, layers)
     counts = counts_of(shapes, smaller, units)
 
@@ -114,36 +121,3 @@ def mean_of_holders() -> Reduce:
         return Aggregate(mean, message.mutable, weight)
 
     return Reduce(prepare, finalize)
-
-
-def _units(shapes: PyTree, layer: str) -> int:
-    return shapes[layer]["bias"].shape[0]
-
-
-def _check_chain(shapes: PyTree, smaller: PyTree, layers: Sequence[str]) -> None:
-    for what, tree in (("model", shapes), ("submodel", smaller)):
-        have = sorted(named_leaves(tree))
-        need = sorted(f"{layer}/{part}" for layer in layers for part in ("kernel", "bias"))
-        if have != need:
-            odd = sorted(set(have) ^ set(need))[0]
-            raise ValueError(
-                f"{what} must be a chain of layers, each a kernel and a bias; {odd!r} does not fit."
-            )
-    for first, second in itertools.pairwise(layers):
-        if shapes[second]["kernel"].shape[-2] % _units(shapes, first):
-            raise ValueError(f"model's {second!r} must follow {first!r}, but has other inputs.")
-    for before, layer in zip([None, *layers[:-1]], layers, strict=True):
-        kernel, own = shapes[layer]["kernel"].shape, smaller[layer]["kernel"].shape
-        least, most = (1, kernel[-1]) if layer != layers[-1] else (kernel[-1], kernel[-1])
-        if not least <= own[-1] <= most:
-            raise ValueError(
-                f"submodel's {layer!r} must have {least} to {most} units, got {own[-1]}."
-            )
-        inputs = kernel[-2]
-        if before is not None:
-            inputs = inputs // _units(shapes, before) * _units(smaller, before)
-        if own[:-1] != (*kernel[:-2], inputs):
-            raise ValueError(
-                f"submodel's {layer!r} must have a kernel of {[*kernel[:-2], inputs, own[-1]]}, "
-                f"got {list(own)}."
-            )

@@ -243,22 +243,27 @@ def update_servers(
     }
 
 
-def check_pools(pools: Mapping[str, Pool]) -> dict[str, Pool]:
-    """Returns the pools with sorted clients, or raises one line that names what is wrong."""
+def check_pools(pools: Mapping[str, Pool], called: str = "pools") -> dict[str, Pool]:
+    """Returns the pools with sorted clients, or raises one line that names what is wrong.
+
+    Args:
+      pools: name -> Pool.
+      called: the argument's name.
+    """
     if not pools:
-        raise ValueError("pools must hold at least one pool, got none.")
+        raise ValueError(f"{called} must hold at least one pool, got none.")
     checked = {}
     for name, pool in pools.items():
         clients = np.unique(np.asarray(pool.clients))
         if clients.size == 0:
-            raise ValueError(f"pools[{name!r}].clients must not be empty.")
+            raise ValueError(f"{called}[{name!r}].clients must not be empty.")
         if clients[0] < 0:
-            raise ValueError(f"pools[{name!r}].clients must be at least 0, got {clients[0]}.")
+            raise ValueError(f"{called}[{name!r}].clients must be at least 0, got {clients[0]}.")
         if clients.size != np.size(pool.clients):
-            raise ValueError(f"pools[{name!r}].clients must not repeat a client.")
+            raise ValueError(f"{called}[{name!r}].clients must not repeat a client.")
         if not 1 <= pool.cohort_size <= clients.size:
             raise ValueError(
-                f"pools[{name!r}].cohort_size must be between 1 and the pool's {clients.size} "
+                f"{called}[{name!r}].cohort_size must be between 1 and the pool's {clients.size} "
                 f"clients, got {pool.cohort_size}."
             )
         checked[name] = pool._replace(clients=clients.astype(np.int32))

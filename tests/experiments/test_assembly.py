@@ -28,7 +28,7 @@ from fedcodist.model import parameter_count
 from fedcodist.sources import StreamedData
 
 CONFIG = Path(__file__).parents[2] / "experiments" / "configs" / "digits_codist.py"
-ALGORITHMS = ("fed_avg", "periodic_codistillation", "merged_codistillation")
+ALGORITHMS = ["fed_avg", "hetero_fl", "periodic_codistillation", "merged_codistillation"]
 
 
 def get_config(algorithm: str = "merged_codistillation"):
@@ -46,7 +46,9 @@ def test_the_digits_config_builds_every_algorithm(name):
     assert list(experiment.splits) == ["test", "held_out", "train"]
     assert experiment.algorithm.name == name
     assert set(experiment.algorithm.predictors) == {"small", "large"}
-    assert set(experiment.data.rows) == (set() if name == "fed_avg" else {"unlabelled"})
+    assert set(experiment.data.rows) == (
+        set() if name in ("fed_avg", "hetero_fl") else {"unlabelled"}
+    )
 
 
 @pytest.mark.parametrize(
@@ -72,12 +74,18 @@ def test_rows_that_a_method_reads_are_counted_before(config):
     check_experiment(experiment)
 
 
-@pytest.mark.parametrize("method", ["fed_df", "fed_be", "fed_sdd"])
+@pytest.mark.parametrize("method", ["fed_df", "fed_be", "fed_sdd", "fed_ensemble"])
 def test_ensembles_average_logits_and_text_has_none(method):
     data = SimpleNamespace(text="sentences")
     with pytest.raises(ValueError, match=r"algorithm\.name must be .* for text") as error:
         algorithms.ALGORITHMS[method](digits_methods.get_config(method), data)
     assert "\n" not in str(error.value)
+
+
+def test_what_the_teacher_of_clients_says_is_of_logits_and_text_has_none():
+    clients = SimpleNamespace(data=SimpleNamespace(text="sentences"))
+    with pytest.raises(ValueError, match=r"training\.method must be .* for text, whose models"):
+        algorithms.CLIENT_METHODS["fed_gkd"](clients)
 
 
 def test_every_method_has_a_name_in_tables():
@@ -109,7 +117,8 @@ def test_without_an_argument_the_config_is_merged_codistillation():
 
 
 def test_all_algorithms_have_the_same_clients_data_and_initial_models():
-    built = [build_experiment(get_config(name)) for name in ALGORITHMS]
+    names = [name for name in ALGORITHMS if name != "hetero_fl"]  # it has one model
+    built = [build_experiment(get_config(name)) for name in names]
     key = jax.random.key(0)
     for other in built[1:]:
         for ours, theirs in zip(
@@ -449,7 +458,7 @@ def test_every_method_of_the_comparison_is_built(run):
     algorithm = build_experiment(config).algorithm
     assert algorithm.name == (run.split(",")[0])
     assert "main" in algorithm.predictors
-    assert ("ensemble" in algorithm.predictors) == run.startswith("fed_sdd")
+    assert ("ensemble" in algorithm.predictors) == run.startswith(("fed_sdd", "fed_ensemble"))
 
 
 @pytest.mark.parametrize("run", digits_compression.get_runs())
@@ -504,8 +513,36 @@ def test_mistakes_in_compression_are_one_line(run, setting, value, message):
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda c: c.pools.small.update(share=0.0), r"pools\.small\.share must be .* above 0"),
+        (lambda c: c.pools.small.update(model="digits_small"), "pools must have one model for"),
+        (lambda c: c.pools.small.update(client_learning_rate=1.0), "one client_learning_rate for"),
+        (lambda c: c.training.update(method="scaffold"), "training must have neither a method"),
+    ],
+)
+def test_mistakes_in_levels_are_one_line(change, message):
+    config = digits_codist.get_config("hetero_fl")
+    change(config)
+    with pytest.raises(ValueError, match=message) as error:
+        build_experiment(config)
+    assert "\n" not in str(error.value)
+
+
+def test_half_of_the_large_network_of_the_codistillation_paper_is_its_small_one():
+    (create, shape), (small, _) = (algorithms.MODELS[f"cnn_{size}"] for size in ("large", "small"))
+    shapes = lambda network: jax.tree.map(
+        jnp.shape,
+        jax.eval_shape(network.init, jax.random.key(0), jnp.zeros((1, *shape))),
+    )
+    assert shapes(algorithms.narrowed(create(), 0.5)) == shapes(small())
+
+
 def test_residual_networks_are_no_chains():
-    with pytest.raises(ValueError, match=r"'fed_dropout' needs a chain of layers .* got a ResNet"):
+    with pytest.raises(
+        ValueError, match=r"fed_dropout\.share needs a chain of layers .* got a ResNet"
+    ):
         algorithms.narrowed(algorithms.MODELS["resnet20_10"][0](), 0.5)
 
 

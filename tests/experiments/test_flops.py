@@ -90,6 +90,12 @@ def method(run, **more):
     return config
 
 
+def fed_gkd():
+    config = digits_methods.get_config("fed_gkd")
+    config.training.batch_size = 1  # the teacher's batches have no padding
+    return config
+
+
 def scaffold():
     config = digits_methods.get_config("scaffold")
     config.training.scaffold_option = 1
@@ -99,11 +105,14 @@ def scaffold():
 CONFIGS = {
     "fed_avg": lambda: method("fed_avg"),
     "scaffold, option 1": scaffold,
+    "fed_gkd": fed_gkd,
     "periodic": lambda: codistillation("periodic_codistillation"),
     "merged": lambda: codistillation("merged_codistillation"),
     "merged, skipped": lambda: codistillation(
         "merged_codistillation", alpha=1.0, skip_at_alpha_one=True
     ),
+    "fed_ensemble": lambda: digits_methods.get_config("fed_ensemble"),
+    "hetero_fl": lambda: codistillation("hetero_fl"),
     "fed_df": lambda: method("fed_df"),
     "fed_df, validated": lambda: method(
         "fed_df",
@@ -146,7 +155,7 @@ def count_examples(module, monkeypatch):
     return seen
 
 
-QUICK = ("fed_avg", "fed_df")
+QUICK = ("fed_df",)
 
 
 @pytest.mark.parametrize(
@@ -190,10 +199,25 @@ def test_runs_compute_what_is_counted(name, monkeypatch):
         steps += [float(v) for k, v in metrics.items() if k.endswith("distillation_steps")]
     found = flops_of_run(config.to_dict(), examples, np.mean(steps) if steps else None)
     assert sum(found.clients.values()) + found.server == seen[False] + LEARNING * seen[True]
-    has_server = name not in ("fed_avg", "scaffold, option 1", "merged, skipped", "fed_sdd, none")
-    assert (found.server > 0) == has_server
-    if "option 1" not in name:
+    alone = (
+        "fed_avg",
+        "hetero_fl",
+        "fed_ensemble",
+        "fed_gkd",
+        "scaffold, option 1",
+        "merged, skipped",
+        "fed_sdd, none",
+    )
+    assert (found.server > 0) == (name not in alone)
+    if name not in ("fed_gkd", "scaffold, option 1"):
         assert sum(found.clients.values()) == LEARNING * sum(examples.values())
+
+
+def test_a_level_of_hetero_fl_costs_what_its_part_of_the_network_does():
+    config = digits_codist.get_config("hetero_fl")
+    found = flops_of_run(config.to_dict(), {"small": 10.0, "large": 10.0})
+    small, large = 64 * 32 + 32 * 16 + 16 * 10, 64 * 128 + 128 * 64 + 64 * 10
+    assert found.clients == {"small": 30.0 * 2 * small, "large": 30.0 * 2 * large}
 
 
 def party_method(run, **more):

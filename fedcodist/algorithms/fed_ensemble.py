@@ -1,0 +1,78 @@
+"""Fed-ensemble (Shi et al., 2021): several models that clients train in turn, and their mean answer."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from fedcodist import keys
+from fedcodist.algorithms.fed_sdd import fed_sdd
+from fedcodist.algorithms.pools import Pool, check_pools
+from fedcodist.checks import check_integer
+from fedcodist.cohort import Selection
+from fedcodist.distillation import Distillation
+from fedcodist.federated_algorithm import FederatedAlgorithm
+from fedcodist.for_each_client import Execution
+from fedcodist.shuffling import permuted_positions, sample_without_replacement
+
+
+def fed_ensemble(
+    pool: Pool,
+    columns: Mapping[str, Any],
+    num_models: int = 5,
+    execution: Execution = Execution(),
+    name: str = "fed_ensemble",
+) -> FederatedAlgorithm:
+    """K models of one architecture that go round among K groups of clients.
+
+    Every K rounds all clients of the pool are divided anew into K strata. In round t as many clients are
+    drawn from each, and those of stratum s train model (s + t) mod K, which becomes the mean of what
+    they made of it. Where all clients take part each trains every model once in K rounds. What is
+    evaluated are the models, the first of which is called main, and as `ensemble` the mean of their
+    logits. (In the paper every client has a random order of models of its own; here strata have, so that
+    models have equally many clients.) FedSDD without distillation and with one round kept is this with
+    groups drawn anew in every round. K = 1 is FedAvg.
+
+    Args:
+      pool: the clients, the cohort of all groups together, and the clients' method.
+      columns: the federated data's columns, for counting bytes.
+      num_models: K, which divides the cohort's size.
+      execution: how clients are executed.
+      name: the method's name in tables.
+
+    Raises:
+      ValueError: one line that names the argument and what is allowed.
+    """
+    pool = check_pools({"pool": pool})["pool"]
+    check_integer("num_models", num_models, low=1)
+    if pool.cohort_size % num_models:
+        raise ValueError(
+            f"num_models must divide the cohort's {pool.cohort_size} clients into groups of equal "
+            f"size, got {num_models}."
+        )
+    algorithm = fed_sdd(
+        pool,
+        columns,
+        1,
+        num_models,
+        distillation=Distillation(0, 1),
+        execution=execution,
+        name=name,
+    )
+
+    count, names = len(pool.clients), list(algorithm.rows)
+
+    def select(round, key):
+        shuffle = keys.derive(key, "strata", round // num_models)
+        order = permuted_positions(shuffle, jnp.arange(count), count)
+        strata = jnp.asarray(pool.clients)[order if num_models > 1 else np.arange(count)]
+        drawn = []
+        for name, stratum in zip(names, jnp.array_split(strata, num_models), strict=True):
+            draw = keys.derive(key, "cohort", round, name)
+            size = pool.cohort_size // num_models
+            drawn.append(stratum[sample_without_replacement(draw, len(stratum), size)])
+        turned = jnp.roll(jnp.stack(drawn), round % num_models, axis=0)
+        return Selection(dict(zip(names, turned, strict=True)), {})
+
+    return algorithm._replace(select=select)

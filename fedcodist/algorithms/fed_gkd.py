@@ -1,0 +1,172 @@
+"""FedGKD (Yao et al., 2021): FedAvg whose clients learn from the mean of the last global models too."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from fedcodist.aggregation import as_stored
+from fedcodist.algorithms.fed_avg import (
+    FedAvgHyper,
+    FedAvgServer,
+    Schedule,
+    client_result,
+    constant,
+    fed_avg,
+)
+from fedcodist.checks import check_integer, check_number
+from fedcodist.client_training import LocalTraining, OptimizerFactory, train_client
+from fedcodist.distillation import kl_divergence, softened, softened_target
+from fedcodist.federated_algorithm import FederatedMethod
+from fedcodist.model import Model, Variables
+from fedcodist.models.layered import logits_of
+from fedcodist.readout import Readout
+
+PyTree = Any
+
+
+class FedGKDServer(NamedTuple):
+    """FedAvg's server and its last global models.
+
+    Attributes:
+      averaging: with the current model.
+      earlier: the models before the current one, the last first; leaves [M - 1, ...]. From position
+        num_trained - 1 on they are zeros or the initial model, which do not count.
+      num_trained: int32, global models that clients have trained, the current one included; at most M.
+    """
+
+    averaging: FedAvgServer
+    earlier: Variables
+    num_trained: jax.Array
+
+
+class FedGKDMessage(NamedTuple):
+    """What a client downloads.
+
+    Attributes:
+      params, mutable: the current model.
+      teacher: the mean of the last models; None where that is the current model alone.
+      has_learned: 1, or 0 in the first round, where nobody has anything to teach.
+    """
+
+    params: PyTree
+    mutable: PyTree
+    teacher: Variables | None
+    has_learned: jax.Array
+
+
+class FedGKDHyper(NamedTuple):
+    """Learning rates, lambda (the weight of the divergence) and T; traced."""
+
+    client_learning_rate: Any = 0.05
+    server_learning_rate: Any = 1e-3
+    distillation_weight: Any = 0.1
+    temperature: Any = 1.0
+
+
+def fed_gkd(
+    model: Model,
+    training: LocalTraining = LocalTraining(),
+    models_kept: int = 5,
+    server_optimizer: OptimizerFactory = lambda rate: optax.adam(rate, eps=1e-5),
+    schedule: Schedule = constant,
+    hyper: FedGKDHyper = FedGKDHyper(),
+) -> FederatedMethod:
+    """FedAvg with lambda T^2 KL(teacher || client) of tempered outputs added to every client's loss.
+
+    The teacher is the mean of the parameters of the last M global models, the current one among them
+    and the initial one not; so in the first round there is none. It answers a client's own examples,
+    in evaluation mode. lambda = 0 is FedAvg. With M = 1 the teacher is what the client received; else
+    the download is two models, the teacher whole even where a compressor shortens the other.
+
+    Args:
+      model, training, server_optimizer, schedule: as in `fed_avg`. Outputs are logits.
+      models_kept: M.
+      hyper: learning rates, lambda at least 0 and T above 0.
+
+    Raises:
+      ValueError: one line that names the argument and what is allowed.
+      TypeError: a model of text, that returns no logits.
+    """
+    check_integer("models_kept", models_kept, low=1)
+    check_number("hyper.distillation_weight", hyper.distillation_weight, low=0)
+    check_number("hyper.temperature", hyper.temperature, above=0)
+    averaging = fed_avg(model, training, server_optimizer, schedule, FedAvgHyper(*hyper[:2]))
+    divergence = kl_divergence("forward")
+
+    def init(key):
+        server = averaging.init(key)
+        room = lambda leaf: jnp.zeros((models_kept - 1, *leaf.shape), leaf.dtype)
+        return FedGKDServer(
+            server, jax.tree.map(room, averaging.variables(server)), jnp.zeros((), jnp.int32)
+        )
+
+    def broadcast(server):
+        current = averaging.variables(server.averaging)
+        teacher = None
+        if models_kept > 1:
+            teacher = mean_of_last(current, server.earlier, server.num_trained)
+        return FedGKDMessage(*current, teacher, (server.num_trained > 0).astype(jnp.float32))
+
+    def client_update(message, row, data, key, hyper):
+        received = Variables(message.params, message.mutable)
+        teacher = received if message.teacher is None else message.teacher
+        softly = softened(divergence, hyper.temperature, scaled=True)
+
+        def loss(outputs, batch):
+            answers = logits_of(model.apply(teacher, batch)[0])
+            if isinstance(answers, Readout):
+                raise TypeError(
+                    "FedGKD's model must return logits [batch, classes], got a Readout."
+                )
+            target = softened_target(answers, hyper.temperature)
+            towards_teacher = message.has_learned * softly(logits_of(outputs), target)
+            return model.loss(outputs, batch) + hyper.distillation_weight * towards_teacher
+
+        trained = train_client(
+            model, training, received, data, key, hyper.client_learning_rate, loss_hook=loss
+        )
+        return client_result(message, trained, weight=data.size, row=row)
+
+    def server_update(server, aggregate, round, hyper):
+        current = averaging.variables(server.averaging)
+        push = lambda new, old: jnp.concatenate([new[None], old])[: models_kept - 1]
+        earlier = jax.tree.map(push, current, server.earlier)
+        averaged = averaging.server_update(server.averaging, aggregate, round, hyper)
+        return FedGKDServer(averaged, earlier, jnp.minimum(server.num_trained + 1, models_kept))
+
+    def variables(server):
+        return averaging.variables(server.averaging)
+
+    def replace(how):
+        return lambda server, new: server._replace(averaging=how(server.averaging, new))
+
+    return averaging._replace(
+        hyper=hyper,
+        init=init,
+        broadcast=broadcast,
+        client_update=client_update,
+        server_update=server_update,
+        variables=variables,
+        replace_model=replace(averaging.replace_model),
+        with_model=replace(averaging.with_model),
+    )
+
+
+def mean_of_last(current: Variables, earlier: Variables, num_trained: jax.Array) -> Variables:
+    """The mean of the current model and those before it, as far as clients have trained them.
+
+    Args:
+      current: the newest model.
+      earlier: the models before it, the last first; leaves [kept, ...].
+      num_trained: how many there are, the current one included; with 0 or 1 the mean is the current.
+    """
+    before = jnp.maximum(num_trained - 1, 0)
+
+    def mean(new, old):
+        counts = jnp.arange(old.shape[0]).reshape(-1, *(1,) * new.ndim) < before
+        total = new + jnp.sum(jnp.where(counts, old, 0), axis=0)
+        return as_stored(total / (1 + before), new)
+
+    return jax.tree.map(mean, current, earlier)

@@ -1,0 +1,257 @@
+"""HeteroFL (Diao et al., 2021): clients of several capacities train nested parts of one network."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from fedcodist import keys
+from fedcodist.aggregation import Aggregate, Reduce
+from fedcodist.algorithms.fed_avg import FedAvgHyper, Schedule, client_result, constant, fed_avg
+from fedcodist.algorithms.pools import Pool, assemble, check_pools, train_pools
+from fedcodist.client_training import LocalTraining, OptimizerFactory, train_client
+from fedcodist.cohort import ClientData
+from fedcodist.federated_algorithm import FederatedAlgorithm, FederatedMethod
+from fedcodist.for_each_client import Execution
+from fedcodist.model import Model, Variables, check_stateless
+from fedcodist.submodels import chain_units, check_chain, counts_of, gathered, places_of, scattered
+
+PyTree = Any
+
+
+class Level(NamedTuple):
+    """Clients of one complexity level.
+
+    Attributes:
+      model: the network with fewer units in its hidden layers, or as many.
+      clients: int [level], the clients' indices in the federated data. Levels may overlap.
+      cohort_size: clients drawn per round, without replacement, independently of other levels.
+    """
+
+    model: Model
+    clients: np.ndarray
+    cohort_size: int
+
+
+def hetero_fl(
+    model: Model,
+    levels: Mapping[str, Level],
+    layers: Sequence[str],
+    columns: Mapping[str, Any],
+    training: LocalTraining = LocalTraining(),
+    masked: bool = True,
+    scaled: bool = True,
+    server_optimizer: OptimizerFactory = optax.sgd,
+    schedule: Schedule = constant,
+    hyper: FedAvgHyper = FedAvgHyper(server_learning_rate=1.0),
+    execution: Execution = Execution(),
+    name: str = "hetero_fl",
+) -> FederatedAlgorithm:
+    """One network of which every level of clients trains the first units of each hidden layer.
+
+    So smaller levels' parts lie within larger ones'. The server's pseudo-gradient is, for every number,
+    the mean over the clients that had it, each counting the same, and 0 where no client had: with SGD
+    of rate 1 a number becomes their mean, or stays; moments of another optimizer may move it on. Without
+    masks, one level with the whole network is FedAvg with equal weights. What is evaluated are the
+    levels' own networks. A client's level is fixed ("fix" in the paper).
+
+    Args:
+      model: the whole network, a chain of dense or convolutional layers without mutable state, of
+        parameters {layer: {'kernel': [..., inputs, outputs], 'bias': [outputs]}}. (The paper's batch
+        normalisation, which needs statistics of all clients' examples after training, is not offered.)
+      levels: name -> Level.
+      layers: the layers' names in their order; the last returns logits [batch, classes].
+      columns: the federated data's columns, for counting bytes; 'label' is read by masks.
+      training, server_optimizer, schedule, hyper: as in `fed_avg`; by default the server takes the mean.
+      masked: whether logits of classes that a client does not have are zero in its training, and the
+        output layer's columns and biases of a class are averaged over the clients that have it.
+      scaled: whether hidden layers' outputs are divided by the share of units that the level has of
+        them. Layers must be modules of Flax linen, which all of ours are. (The paper's networks do so in
+        training alone, before a normalisation that undoes it; here it is a part of the network.)
+      execution: how clients are executed.
+      name: the method's name in tables.
+
+    Raises:
+      ValueError: one line that names the argument and what is allowed.
+    """
+    check_stateless("model", model)
+    if not levels:
+        raise ValueError("levels must hold at least one level, got none.")
+    if masked and "label" not in columns:
+        raise ValueError(f"masked must be False for data without 'label', got {sorted(columns)}.")
+    whole = fed_avg(model, training, server_optimizer, schedule, hyper)
+    shapes = _shapes(model)
+    places, pools, start = {}, {}, "whole"
+    for level, settings in levels.items():
+        try:
+            places[level], part = _part(model, settings.model, layers, scaled)
+        except ValueError as error:
+            raise ValueError(f"levels[{level!r}]: {error}") from None
+        method = _method(whole, part, places[level], layers[-1], training, masked)
+        pools[level] = Pool(method, settings.clients, settings.cohort_size)
+        if _shapes(part) == shapes:
+            start = level  # so it starts as a pool of this name would in another algorithm
+    pools = check_pools(pools, "levels")
+    same = lambda value: dict.fromkeys(pools, value)
+
+    def round_(state, rows, inputs, round, key, hyper, axis_name=None):
+        trained = train_pools(
+            pools, same(state), rows, inputs, round, key, same(hyper), execution, axis_name
+        )
+        update = mean_of_owners(trained.aggregates, places, shapes)
+        weight = jnp.sum(jnp.stack([each.weight for each in trained.aggregates.values()]))
+        state = whole.server_update(state, Aggregate(update, {}, weight), round, hyper)
+        return state, trained.rows, trained.metrics
+
+    algorithm = assemble(name, pools, columns, hyper, round_, servers=same)
+    return algorithm._replace(init=lambda key: whole.init(keys.derive(key, "init", start)))
+
+
+def mean_of_owners(
+    aggregates: Mapping[str, Aggregate], places: Mapping[str, PyTree], shapes: PyTree
+) -> PyTree:
+    """The mean of every number of the whole over the clients that had it; 0 where none had.
+
+    Args:
+      aggregates: level -> the mean over its clients, and as `extra` how many of them had each number,
+        of a shape that broadcasts to the number's.
+      places: level -> where its numbers are in the whole.
+      shapes: of the whole.
+    """
+    total = jax.tree.map(lambda like: jnp.zeros(like.shape, like.dtype), shapes)
+    owners = total
+    for level, aggregate in aggregates.items():
+        held = jax.tree.map(
+            lambda leaf, by: jnp.broadcast_to(by, leaf.shape),
+            aggregate.pseudo_gradient,
+            aggregate.extra,
+        )
+        of_level = jax.tree.map(jnp.multiply, aggregate.pseudo_gradient, held)
+        add = lambda tree, own, level=level: jax.tree.map(
+            jnp.add, tree, scattered(own, places[level], shapes)
+        )
+        total, owners = add(total, of_level), add(owners, held)
+    return jax.tree.map(lambda leaf, by: leaf / jnp.where(by > 0, by, 1), total, owners)
+
+
+def classes_of(data: ClientData, classes: int) -> jax.Array:
+    """Which classes a client has examples of, float [classes] of 0 and 1."""
+    positions = jnp.arange(data.capacity)
+    rows = data.start + jnp.minimum(positions, jnp.maximum(data.size - 1, 0))
+    own = (positions < data.size).astype(jnp.float32)
+    return jnp.zeros(classes).at[data.columns["label"][rows]].max(own)
+
+
+def scaled_by_share(model: Model, shares: Mapping[str, float]) -> Model:
+    """The model, but what a layer returns is divided by its share of units.
+
+    A layer that keeps r of its units adds up to r of what the next one is used to. Whether the ReLU or
+    the pooling that follows is within the layer's module is the same: neither minds the scale.
+
+    Args:
+      model: of a Flax linen network.
+      shares: name of a submodule of the network itself -> its share.
+
+    Raises:
+      ValueError: a name that is not called as a submodule.
+    """
+    called = set()
+
+    def divide(call, arguments, keywords, context):
+        outputs = call(*arguments, **keywords)
+        path = context.module.path
+        if context.method_name != "__call__" or len(path) != 1 or path[0] not in shares:
+            return outputs
+        called.add(path[0])
+        return outputs / shares[path[0]]
+
+    def apply(variables, batch, **more):
+        with nn.intercept_methods(divide):
+            outputs = model.apply(variables, batch, **more)
+        if missing := sorted(shares.keys() - called):
+            raise ValueError(
+                f"scaled must be False for a network that does not call {missing[0]!r} as a Flax linen "
+                "module of its own."
+            )
+        return outputs
+
+    return model._replace(apply=apply)
+
+
+def _shapes(model: Model) -> PyTree:
+    return jax.eval_shape(model.init, jax.eval_shape(lambda: jax.random.key(0))).params
+
+
+def _part(model: Model, level: Model, layers: Sequence[str], scaled: bool) -> tuple[PyTree, Model]:
+    """(where a level's numbers are in the whole, its network, scaled where it is to be)."""
+    shapes, smaller = _shapes(model), _shapes(level)
+    check_chain(shapes, smaller, layers)
+    units = chain_units(shapes, layers)
+    counts = counts_of(shapes, smaller, units)
+    # NumPy's: making an algorithm starts no device.
+    first = {group: np.arange(count.kept) for group, count in counts.items()}
+    shares = {group: count.kept / count.whole for group, count in counts.items()}
+    return places_of(first, shapes, units), scaled_by_share(level, shares) if scaled else level
+
+
+def _method(
+    whole: FederatedMethod,
+    part: Model,
+    places: PyTree,
+    last: str,
+    training: LocalTraining,
+    masked: bool,
+) -> FederatedMethod:
+    """What a level's clients do; its server is the whole's.
+
+    Args:
+      whole: FedAvg of the whole network.
+      part: the level's network.
+      places: where its numbers are in the whole.
+      last: name of the output layer.
+      training, masked: as in `hetero_fl`.
+    """
+    variables = lambda server: Variables(gathered(server.params, places), {})
+
+    def client_update(message, row, data, key, hyper):
+        own, loss = None, None
+        if masked:
+            own = classes_of(data, part.num_classes)
+            loss = lambda outputs, batch: part.loss(jnp.where(own > 0, outputs, 0), batch)
+        trained = train_client(
+            part, training, message, data, key, hyper.client_learning_rate, loss_hook=loss
+        )
+        return client_result(message, trained, weight=1.0, row=row, extra=own)
+
+    return whole._replace(
+        model=part,
+        broadcast=variables,
+        client_update=client_update,
+        reduce=_mean_and_owners(last),
+        variables=variables,
+    )
+
+
+def _mean_and_owners(last: str) -> Reduce:
+    """The mean of every number over a level's clients that had it, and how many these are.
+
+    A client has all of its network's numbers, but where it says which classes it has (`extra`), of the
+    output layer theirs alone.
+    """
+
+    def prepare(result):
+        held = jax.tree.map(lambda leaf: result.weight.astype(leaf.dtype), result.update)
+        if result.extra is not None:
+            held |= {last: jax.tree.map(lambda leaf: leaf * result.extra, held[last])}
+        return jax.tree.map(jnp.multiply, result.update, held), held, result.weight
+
+    def finalize(total, message):
+        update, held, weight = total
+        mean = jax.tree.map(lambda leaf, by: leaf / jnp.where(by > 0, by, 1), update, held)
+        return Aggregate(mean, message.mutable, weight, held)
+
+    return Reduce(prepare, finalize)
