@@ -153,7 +153,7 @@ def test_mixup_coefficients_are_beta_distributed():
     assert stats.kstest(coefficients, stats.beta(2, 2).cdf).pvalue > 1e-3
 
 
-@pytest.mark.parametrize("size", [1, 7, 16])
+@pytest.mark.parametrize("size", [1, 7, pytest.param(16, marks=pytest.mark.slow)])
 def test_partners_are_a_permutation_of_the_whole_batch(size):
     """Inputs are unit vectors, so a mixed input shows both of its parts."""
     unlabelled = Rows({"image": jnp.eye(size)}, jnp.arange(size)[None])

@@ -141,6 +141,7 @@ def bytes_of(chunk, evaluated=2):
         return needed_bytes(experiment_of(chunk, evaluated))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stream", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_what_is_measured_is_what_runs(stream, monkeypatch):
     """Compiled programs refuse arguments of other shapes or on other devices."""
@@ -170,6 +171,7 @@ def test_each_client_of_a_chunk_needs_its_activations():
     assert six - three == pytest.approx(3 * (three - two), rel=0.3)
 
 
+@pytest.mark.slow
 def test_data_that_are_evaluated_count():
     one, two = (sum(c.nbytes for c in federated(n).columns.values()) for n in (1, 2))
     assert bytes_of(2) - bytes_of(2, evaluated=1) == two - one

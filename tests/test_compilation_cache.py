@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from fedcodist import launch
 
 
@@ -33,6 +35,8 @@ def test_compiled_programs_are_kept_for_the_next_start(tmp_path):
 
 
 COMPILES = """
+import pytest
+
 from fedcodist import launch
 from fedcodist.compilation_cache import cache_compilations
 launch.join()
@@ -50,6 +54,7 @@ with open(f"{sys.argv[1]}_{jax.process_index()}", "w") as file:
 """
 
 
+@pytest.mark.slow
 def test_every_process_finds_its_compiled_programs(tmp_path, monkeypatch):
     """On CPUs they differ from process to process; JAX itself keeps the first one's only."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))

@@ -100,7 +100,9 @@ def plain(script, patience, or_start):
     return best_at, done
 
 
-@pytest.mark.parametrize("patience", [3, 6, 12])
+@pytest.mark.parametrize(
+    "patience", [3, *(pytest.param(each, marks=pytest.mark.slow) for each in (6, 12))]
+)
 @pytest.mark.parametrize(
     "scripts", [("rises", "late"), ("ties", "first is best"), ("late", "ties")]
 )

@@ -237,6 +237,7 @@ def test_a_seed_alone_gives_what_it_gives_among_others(outcome):
             np.testing.assert_allclose(ours[0], theirs[1], rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_streamed_data_and_seeds_at_once_give_the_same(outcome):
     other = run_experiment(make_experiment(stream=True, seeds_loop="vmap"))
     for ours, theirs in zip(

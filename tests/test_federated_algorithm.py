@@ -68,7 +68,11 @@ def _plain_loop(server, clients, client_rate, server_rate):
     return params, {name: np.mean(values) for name, values in losses.items()}
 
 
-@pytest.mark.parametrize("execution", [Execution(), Execution("vmap", 2)], ids=["scan", "vmap"])
+@pytest.mark.parametrize(
+    "execution",
+    [pytest.param(Execution(), marks=pytest.mark.slow), Execution("vmap", 2)],
+    ids=["scan", "vmap"],
+)
 def test_apply_is_one_round(execution):
     _assert_apply_is_one_round(execution)
 

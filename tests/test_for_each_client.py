@@ -372,9 +372,19 @@ TOY_EXECUTIONS = [
     ("everyone, reversed", "vmap", 20, None),
     ("everyone, reversed", "vmap", 20, 3),
 ]
+QUICK = {
+    ("uneven", "scan", 1, 2),
+    ("everyone, reversed", "vmap", 3, 2),
+}
 
 
-@pytest.mark.parametrize("name, loop, chunk, devices", TOY_EXECUTIONS)
+@pytest.mark.parametrize(
+    "name, loop, chunk, devices",
+    [
+        each if each in QUICK else pytest.param(*each, marks=pytest.mark.slow)
+        for each in TOY_EXECUTIONS
+    ],
+)
 def test_results_come_back_in_the_cohorts_order_and_every_example_is_seen(
     name, loop, chunk, devices
 ):

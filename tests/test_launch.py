@@ -43,7 +43,7 @@ def test_the_exit_status_is_the_process_own(status, tmp_path):
     assert starts(tmp_path) == 1
 
 
-@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("rank", [pytest.param(0, marks=pytest.mark.slow), 1])
 def test_one_failure_ends_all(rank, tmp_path):
     began = time.monotonic()
     assert supervise(f"sys.exit(1) if rank == {rank} else time.sleep(60)", tmp_path, 2) == 1

@@ -100,6 +100,7 @@ def test_draws_depend_on_the_key_and_the_position_alone():
     assert (whole["places"][2] != whole["places"][0]).any()
 
 
+@pytest.mark.slow
 def test_the_loss_is_that_of_hidden_tokens_in_a_loop():
     model = masked_language_model(ENCODER)
     batch = jax.tree.map(jnp.asarray, hide(sentences([18, 3, 0], 20)))

@@ -143,7 +143,7 @@ def client(tokens):
     return ClientData({"tokens": jnp.asarray(tokens)}, jnp.int32(0), size, size, len(tokens), False)
 
 
-@pytest.mark.parametrize("samples", [0, 30])
+@pytest.mark.parametrize("samples", [pytest.param(0, marks=pytest.mark.slow), 30])
 def test_training_learns_a_cycle_of_words(samples):
     words = np.arange(EOS + 1, UNKNOWN)
     tokens = rows_of([np.roll(words, -shift)[:5].tolist() for shift in range(WORDS)] * 4)

@@ -68,6 +68,7 @@ def test_chunked_cross_entropy_equals_the_plain_one(shape, chunk, padded, seed):
     assert_same(*jax.jit(both)(*made_up(seed, shape, padded=padded)))
 
 
+@pytest.mark.slow
 @settings(max_examples=12, deadline=None)
 @given(shapes, st.sampled_from([None, 1, 4]), st.sampled_from([0.4, 1.0]), st.integers(0, 99))
 def test_totals_in_chunks_equal_plain_ones(shape, chunk, padded, seed):
@@ -215,6 +216,7 @@ def test_samples_estimate_the_sum_over_all_classes():
     assert np.all(np.abs(jnp.mean(estimates, axis=0) - others) < 5 * deviation)
 
 
+@pytest.mark.slow
 def test_with_all_classes_sampled_it_is_the_softmax():
     """Each class once: only the correction sets it apart, so undone beforehand nothing does."""
     outputs, labels, cotangents = made_up(6, (4, 5))

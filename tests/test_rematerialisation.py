@@ -137,6 +137,7 @@ def test_the_gradient_of_a_deep_network_takes_less_memory():
     assert bytes_of(rematerialised(model), {}) > 0.9 * before
 
 
+@pytest.mark.slow
 def test_a_network_of_one_operation_stays_whole():
     model = from_flax_linen(Layers(1), jnp.zeros((1, FEATURES)))
     apply = jax.jit(model.apply, static_argnames=("train", "axis_name"))

@@ -128,7 +128,7 @@ def in_one_call(kind):
 
 
 @pytest.mark.parametrize("counts", [(1,) * 7, (3, 4), (4, 3)])
-@pytest.mark.parametrize("kind", ["merged", "periodic"])
+@pytest.mark.parametrize("kind", ["merged", pytest.param("periodic", marks=pytest.mark.slow)])
 def test_a_run_split_into_calls_has_the_same_bits_and_one_compilation(kind, counts):
     """7 rounds, whether or not that is a multiple of the rounds between evaluations."""
     assert_equal(train(counts, kind=kind), in_one_call(kind))
@@ -164,6 +164,7 @@ def test_other_numbers_do_not_compile_again_and_do_change_the_run():
 # ------------------------------------------------------------------------------- seeds and devices
 
 
+@pytest.mark.slow
 def test_seeds_one_after_another_are_single_runs():
     # Programs for one seed and for three are compiled apart: XLA may fuse them differently.
     seeds = (0, 3, 9)

@@ -150,6 +150,7 @@ def test_devices_share_the_batch():
     assert_close(jax.jit(dealt)(), jax.jit(distilled)())
 
 
+@pytest.mark.slow
 def test_tokens_cannot_be_mixed():
     with pytest.raises(ValueError, match=r"mixup_beta must be 0 for 'tokens', which are int32"):
         distilled(SETTINGS._replace(mixup_beta=2.0))

@@ -206,6 +206,7 @@ def test_alpha_below_one_is_not_federated_averaging():
         assert _distance(merged[name].params, plain[name].params) > 1e-2
 
 
+@pytest.mark.slow
 def test_a_period_longer_than_the_run_is_federated_averaging():
     _assert_trees_close(_run_rounds("never"), _run_rounds("independent"))
 
@@ -287,6 +288,7 @@ def test_merged_keeps_the_clients_batch_statistics():
     assert _distance(merged["large"].mutable, start["large"].mutable) > 1e-3
 
 
+@pytest.mark.slow
 def test_a_model_that_is_replaced_has_its_students_batch_statistics():
     """As it ends distillation, and not as its clients left it. Here parameters stay."""
     still = {name: TeachingHyper(learning_rate=0.0) for name in NETWORKS}
@@ -455,6 +457,7 @@ def _swap(tree):
 # Optimizers and bytes.
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["merged", pytest.param("periodic", marks=pytest.mark.slow)])
 def test_any_optimizer_runs_on_clients_and_server(method):
     def client(rate):

@@ -76,7 +76,7 @@ CASES = {
     ("name", "dtype", "tolerance"),
     [
         ("merged", "float64", 1e-8),
-        ("merged, three pools, reverse", "float64", 1e-8),
+        pytest.param("merged, three pools, reverse", "float64", 1e-8, marks=pytest.mark.slow),
         ("periodic, period 2", "float64", 1e-8),
         pytest.param("periodic, period 2", "float32", 1e-3, marks=pytest.mark.slow),
         pytest.param("periodic, three pools, reverse", "float64", 1e-8, marks=pytest.mark.slow),

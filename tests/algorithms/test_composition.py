@@ -11,6 +11,7 @@ import pytest
 
 from fedcodist import simulation
 from fedcodist.algorithms.fed_avg import FedAvgHyper, fed_avg
+from fedcodist.algorithms.fed_gkd import FedGKDHyper, fed_gkd
 from fedcodist.algorithms.fed_prox import FedProxHyper, fed_prox
 from fedcodist.algorithms.merged_codistillation import merged_codistillation
 from fedcodist.algorithms.periodic_codistillation import periodic_codistillation
@@ -40,6 +41,8 @@ def method(local, hidden, clients):
         return fed_avg(model, TRAINING, optax.sgd, hyper=rates)
     if local == "fed_prox":
         return fed_prox(model, TRAINING, optax.sgd, hyper=FedProxHyper(*rates, 0.5))
+    if local == "fed_gkd":
+        return fed_gkd(model, TRAINING, 2, optax.sgd, hyper=FedGKDHyper(*rates, 2.0))
     return scaffold(model, clients, TRAINING, hyper=rates)
 
 
@@ -89,7 +92,9 @@ def distance(left, right):
     ("codistillation", "local"),
     [
         pytest.param(*pair, marks=[pytest.mark.slow] * (pair not in QUICK_PAIRS))
-        for pair in itertools.product(["periodic", "merged"], ["fed_avg", "fed_prox", "scaffold"])
+        for pair in itertools.product(
+            ["periodic", "merged"], ["fed_avg", "fed_prox", "fed_gkd", "scaffold"]
+        )
     ],
 )
 def test_every_pair(codistillation, local):
@@ -104,7 +109,8 @@ def test_every_pair(codistillation, local):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), first, first_alone)
 
 
-@pytest.mark.parametrize("local", [pytest.param("fed_prox", marks=pytest.mark.slow), "scaffold"])
+@pytest.mark.slow
+@pytest.mark.parametrize("local", ["fed_prox", "scaffold"])
 def test_alpha_one_is_the_local_method_alone(local):
     models, rows = trained("merged, alpha 1", local)
     alone = trained("none", local)

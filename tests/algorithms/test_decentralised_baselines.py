@@ -109,6 +109,7 @@ def close(found, expected):
         np.testing.assert_allclose(found[client], expected[client], rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shared", [pytest.param(None, marks=pytest.mark.slow), sum(SIZES)])
 def test_clients_alone_and_all_on_shared_examples(shared):
     rounds = 3

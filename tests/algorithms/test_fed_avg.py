@@ -263,9 +263,17 @@ def test_epochs_visit_every_example():
 @pytest.mark.parametrize(
     ("client", "server"),
     [
-        (functools.partial(optax.sgd, momentum=0.9), optax.adamw),
+        pytest.param(
+            *(functools.partial(optax.sgd, momentum=0.9), optax.adamw), marks=pytest.mark.slow
+        ),
         (lambda rate: optax.chain(optax.clip_by_global_norm(0.1), optax.adam(rate)), optax.yogi),
-        (optax.adamw, lambda rate: optax.chain(optax.clip(0.01), optax.sgd(rate, momentum=0.5))),
+        pytest.param(
+            *(
+                optax.adamw,
+                lambda rate: optax.chain(optax.clip(0.01), optax.sgd(rate, momentum=0.5)),
+            ),
+            marks=pytest.mark.slow,
+        ),
     ],
     ids=["momentum, adamw", "clipped adam, yogi", "adamw, clipped momentum"],
 )

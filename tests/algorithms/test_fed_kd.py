@@ -61,6 +61,7 @@ VARIANTS = {
     "identity": Mutual(hidden_map="identity"),
     "authors' code": Mutual("batch", "elementmean", "identity", False, False),
 }
+QUICK = ("sample constant", "authors' code")
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -321,7 +322,10 @@ def test_the_paper_is_the_default():
     )
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize(
+    "variant",
+    [each if each in QUICK else pytest.param(each, marks=pytest.mark.slow) for each in VARIANTS],
+)
 def test_gradients_of_every_variant_are_the_plain_loops(variant):
     mutual = VARIANTS[variant]
     widths = ALIGNED if mutual.hidden_map == "identity" else STUDENT_HIDDEN
@@ -465,6 +469,7 @@ def test_a_threshold_of_one_is_uncompressed(exchange):
     assert np.ptp(metrics["pool/client_bytes_up"] - size) == 0
 
 
+@pytest.mark.slow
 def test_one_client_with_a_threshold_of_one_is_local_training():
     method = compressed(method_of(links=False), ROUNDS, svd(1.0, 1.0), svd(1.0, 1.0))
     student, _, _ = run(method, sizes=SIZES[:1])

@@ -75,7 +75,8 @@ def assert_close(found, expected):
     )
 
 
-@pytest.mark.parametrize("fresh", [True, pytest.param(False, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("fresh", [True, False])
 def test_with_fresh_optimizers_and_predictions_alone_it_is_fml(fresh):
     """FML's losses with weights of a half are half of FedKD's; momentum tells old states from new."""
     method = fed_kd(
@@ -98,6 +99,7 @@ def test_with_fresh_optimizers_and_predictions_alone_it_is_fml(fresh):
         assert np.abs(student[0] - state.meme.params[0]).max() > 1e-3
 
 
+@pytest.mark.slow
 def test_fresh_optimizers_forget_in_rounds_of_one_batch_too():
     """With gradients exchanged, teachers' momentum alone is the clients'."""
     found = {}

@@ -11,7 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedcodist import simulation
+from fedcodist.aggregation import ClientResult
 from fedcodist.algorithms import fed_md as fed_md_module
+from fedcodist.algorithms import parties
 from fedcodist.algorithms.fed_md import ADAM, fed_md, mean_absolute_error, sent
 from fedcodist.algorithms.parties import PARTIES, PUBLIC, Group
 from fedcodist.client_training import LocalTraining
@@ -265,7 +267,9 @@ def plain(models, rounds, weights, temperature=None):
     "options, temperature",
     [
         (dict(), None),
-        (dict(exchanged="probabilities", groups="alike"), 1.0),
+        pytest.param(
+            *(dict(exchanged="probabilities", groups="alike"), 1.0), marks=pytest.mark.slow
+        ),
         (dict(exchanged="probabilities", groups="alike"), 2.5),
     ],
     ids=str,
@@ -669,3 +673,14 @@ def test_a_party_without_private_examples():
     empty = FederatedData.from_arrays(columns, offsets=[0, 2, 2], allow_empty=True)
     with pytest.raises(ValueError, match="at least one example, client '1' has none"):
         resident_data(empty)
+
+
+def test_a_party_has_one_weight():
+    """One per example would be taken for one per class where there are as many of both."""
+
+    def update(model, message, row, data, key):
+        return ClientResult(jnp.ones((CLASSES, CLASSES)), {}, jnp.ones(CLASSES), None, {})
+
+    data = ClientData({}, jnp.int32(0), jnp.int32(1), jnp.int32(1), 1, False)
+    with pytest.raises(AssertionError, match="shape"):
+        parties._checked_update(update, None, None, None, data, None)

@@ -102,7 +102,7 @@ def variates(option=2, training=TRAINING, clients=len(SIZES)):
     return scaffold(MODEL, clients, training, option, hyper=FedAvgHyper(RATE, 1.0))
 
 
-@pytest.mark.parametrize("mu", [0.0, 0.5])
+@pytest.mark.parametrize("mu", [pytest.param(0.0, marks=pytest.mark.slow), 0.5])
 def test_fed_prox_is_a_plain_loop(mu):
     w, cohorts = run(prox(mu), cohort_size=3)
     np.testing.assert_allclose(w, plain_fed_prox(cohorts, mu), rtol=1e-4, atol=1e-6)
@@ -119,6 +119,7 @@ def test_scaffold_is_a_plain_loop(option, loop):
     assert np.abs(w - other).max() > 1e-3
 
 
+@pytest.mark.slow
 def test_no_proximal_weight_is_fed_avg():
     np.testing.assert_allclose(run(prox(0.0))[0], run(averaging())[0], rtol=1e-6)
 
@@ -138,7 +139,7 @@ def test_more_weight_means_less_drift():
     assert moved[0] > 2 * moved[-1]
 
 
-@pytest.mark.parametrize("option", [1, 2])
+@pytest.mark.parametrize("option", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_scaffold_starts_as_uniform_fed_avg(option):
     w, _ = run(variates(option), rounds=1)
     uniform = np.mean([local(start(), client) for client in range(len(SIZES))], axis=0)

@@ -190,6 +190,7 @@ def test_a_gradient_of_examples_that_are_drawn_in_every_round():
     assert result.metrics["examples"] == SIZES[2]
 
 
+@pytest.mark.slow
 def test_everybody_downloads_what_changed():
     _, _, outcome = run(fetch_sgd(MODEL, TRAINING, 3, 12, 6), len(SIZES))
     assert bytes_of(outcome, "down") == [4 * NUMBERS, 48, 48, 48]
@@ -302,6 +303,7 @@ def units_of(update, server, columns, key):
     return [np.flatnonzero(np.asarray(held[name]["bias"])) for name in LAYERS[:-1]]
 
 
+@pytest.mark.slow
 def test_bytes_are_those_of_the_small_network():
     _, _, outcome = run(dropout())
     numbers = (FEATURES + 1) * 3 + (3 + 1) * 2 + (2 + 1) * CLASSES

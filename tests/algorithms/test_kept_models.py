@@ -170,6 +170,7 @@ def test_all_clients_teachers_are_measured(source, by_hand):
     assert list(outcome.summary["models"]) == ["main"]  # teachers cost no bytes
 
 
+@pytest.mark.slow
 def test_before_the_first_round_all_have_the_same_teacher():
     for record in of_teachers(usual_run(), round=0):
         spread = record["per_client"]

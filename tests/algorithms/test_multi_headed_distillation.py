@@ -200,6 +200,7 @@ def plain_run(params, architectures, schedule, rounds, hyper, algorithm):
     velocity = jax.tree.map(np.zeros_like, params)
     pools = {c: [params[int(s)] for s in schedule.first_source[c]] for c in params}
     total = rounds * TRAINING.steps
+    positions = jax.jit(stream_positions, static_argnums=(2,))
     for round in range(rounds):
         public_rows = np.asarray(algorithm.select(round, root).rows[PUBLIC])
         if round:
@@ -211,7 +212,7 @@ def plain_run(params, architectures, schedule, rounds, hyper, algorithm):
             new = {}
             for c in params:
                 rows = starts[c] + np.asarray(
-                    stream_positions(
+                    positions(
                         keys.derive(own_keys[c], "private"),
                         step * TRAINING.batch_size,
                         TRAINING.batch_size,
@@ -277,6 +278,7 @@ def test_ten_steps_of_two_architectures_are_those_of_a_plain_loop():
 # ------------------------------------------------------------------------------ how far it travels
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_head_k_knows_nothing_from_more_than_k_hops_away(seed):
     # With backbones that distillation does not reach. Same-level candidates would go further.

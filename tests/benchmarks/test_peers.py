@@ -530,6 +530,7 @@ def test_models_of_fed_sdd_start_apart_and_share_no_clients():
     assert arrays["unlabelled"].shape == (5000, 32, 32, 3)
 
 
+@pytest.mark.slow
 def test_parties_visit_examples_in_orders_of_their_own():
     """Those of this library's first round, which the other programs are given."""
     arrays = make_inputs.make("fed_md")

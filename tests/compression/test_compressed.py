@@ -162,14 +162,8 @@ def test_rows_on_the_host_are_the_same():
     assert bytes_of(resident[2], "down") == bytes_of(streamed[2], "down")
 
 
-@pytest.mark.parametrize(
-    "ways",
-    [
-        pytest.param(("uplink",), marks=pytest.mark.slow),
-        pytest.param(("downlink",), marks=pytest.mark.slow),
-        ("uplink", "downlink"),
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("ways", [("uplink",), ("downlink",), ("uplink", "downlink")])
 def test_a_threshold_of_one_is_uncompressed(ways):
     """The model to float tolerance, its bytes exactly."""
     found, _, outcome = run(averaging(**{way: svd(1.0, 1.0) for way in ways}), len(SIZES))
@@ -179,6 +173,7 @@ def test_a_threshold_of_one_is_uncompressed(ways):
     assert told == expected
 
 
+@pytest.mark.slow
 def test_a_client_never_downloads_more_than_the_model():
     links = dict(downlink=quantisation(16))  # 60 + 8 bytes a message, 120 a model
     down = np.array(bytes_of(run(averaging(**links), 2)[2], "down"))
@@ -263,26 +258,22 @@ def distance(left, right):
 ONE, OTHER = ("small", "large"), ("sketch", "swapped")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("algorithm", "local_method", "links"),
     [
         ("none", "fed_avg", ONE),
-        *(
-            pytest.param(*case, marks=pytest.mark.slow)
-            for case in [
-                ("merged", "fed_avg", ONE),
-                ("none", "fed_avg", OTHER),
-                ("none", "scaffold", ONE),
-                ("none", "scaffold", OTHER),
-                ("periodic", "fed_avg", ONE),
-                ("periodic", "fed_avg", OTHER),
-                ("merged", "fed_avg", OTHER),
-                ("fed_sdd", "fed_avg", ONE),
-                ("fed_sdd", "fed_avg", OTHER),
-                ("fed_df", "fed_avg", ONE),
-                ("fed_df", "fed_avg", OTHER),
-            ]
-        ),
+        ("none", "fed_avg", OTHER),
+        ("none", "scaffold", ONE),
+        ("none", "scaffold", OTHER),
+        ("periodic", "fed_avg", ONE),
+        ("periodic", "fed_avg", OTHER),
+        ("merged", "fed_avg", ONE),
+        ("merged", "fed_avg", OTHER),
+        ("fed_sdd", "fed_avg", ONE),
+        ("fed_sdd", "fed_avg", OTHER),
+        ("fed_df", "fed_avg", ONE),
+        ("fed_df", "fed_avg", OTHER),
     ],
 )
 def test_every_method_with_every_compressor(algorithm, local_method, links):

@@ -49,6 +49,7 @@ def test_ranks_and_singular_values_are_numpys():
             np.testing.assert_allclose(half[f"spectrum/{name}"], values, atol=0.01 * values[0])
 
 
+@pytest.mark.slow
 def test_a_run_tells_them_over_its_rounds(tmp_path):
     """Of plain loops in float64; and what is sent is as much as the ranks say."""
     draws = np.random.default_rng(1)

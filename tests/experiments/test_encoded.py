@@ -73,6 +73,7 @@ def test_sentences_are_dealt_equally(sentences):
     np.testing.assert_array_equal(rows, again)
 
 
+@pytest.mark.slow
 def test_readers_are_dealt_whole(news):
     data = load_data(config_of(news, name="prepared_news").data)
     assert data.splits["train"].client_sizes.tolist() == [24, 24, 24]

@@ -225,6 +225,7 @@ def test_test_data_are_looked_at_only_where_the_name_says_so(stopping, phase):
     assert same == (stopping != "test_data")
 
 
+@pytest.mark.slow
 def test_streamed_examples_give_the_same(finished):
     _, start, outcome = finished
     config = small_config(**{"execution.stream": True})

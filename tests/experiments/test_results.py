@@ -930,6 +930,7 @@ def test_the_gains_plot_marks_short_runs_and_binomial_intervals(tmp_path):
         assert ("Dashed: binomial intervals" in caption()) == is_dashed
 
 
+@pytest.mark.slow
 def test_the_text_depends_on_the_records_alone(tmp_path):
     whole_table(tmp_path / "a")
     record(tmp_path / "a", MERGED, {"small": 1.0, "large": 2.0}, rounds=9, alpha=1, beta=2)

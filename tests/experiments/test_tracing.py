@@ -50,6 +50,7 @@ def test_a_run_that_fails_ends_its_trace(tmp_path):
     assert events(tmp_path / "second")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("evaluations", [0, 2])
 def test_a_run_without_a_third_evaluation_says_so(evaluations, tmp_path):
     with pytest.warns(UserWarning, match="nothing was traced"), tracing(tmp_path) as callbacks:

@@ -104,6 +104,16 @@ def test_the_default_space_is_the_papers(name):
     assert space == expected | {key: (*bounds, (key,)) for key, bounds in alone.items()}
 
 
+def test_levels_of_one_network_share_their_rates():
+    space = search_space.search_space(get_config("hetero_fl"))
+    assert {name: each.settings for name, each in space.items()} == {
+        f"pools.*.{side}_learning_rate": tuple(
+            f"pools.{pool}.{side}_learning_rate" for pool in ("large", "small")
+        )
+        for side in ("client", "server")
+    }
+
+
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_every_value_of_a_trial_arrives_in_the_traced_floats_and_nothing_else_changes(name):
     config = get_config(name)
@@ -330,6 +340,7 @@ def real(tmp_path_factory):
     )
 
 
+@pytest.mark.slow
 def test_trials_share_one_compiled_program(real):
     (programs,) = real.programs
     assert real.compilations == programs.train._cache_size() == 1
@@ -477,7 +488,10 @@ def test_the_sampler_finds_good_values(pretend, tmp_path):
     assert study.best_trial(opened).params["algorithm.alpha"] == pytest.approx(0.3, abs=0.05)
 
 
-@pytest.mark.parametrize("pruner", ["median", "hyperband", "none"])
+@pytest.mark.parametrize(
+    "pruner",
+    ["median", *(pytest.param(each, marks=pytest.mark.slow) for each in ("hyperband", "none"))],
+)
 def test_pruning(pruner, pretend, tmp_path):
     opened, counts = run_study(make_plan(alpha_config(), tmp_path, trials=14, pruner=pruner))
     assert (counts["pruned"] > 0) == (pruner != "none")
@@ -559,6 +573,7 @@ def start_worker(plan, program):
     )
 
 
+@pytest.mark.slow
 def test_a_killed_workers_trial_is_failed_and_run_again(pretend, tmp_path):
     plan = make_plan(alpha_config(), tmp_path, trials=3)
     other = start_worker(plan, ONE_TRIAL)

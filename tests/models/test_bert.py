@@ -144,6 +144,7 @@ def test_models_start_from_an_encoder():
             start(lone, params)
 
 
+@pytest.mark.slow
 def test_frozen_tables_are_no_parameters_and_stay_the_encoders():
     model = from_flax_linen(Part(SMALL), jnp.asarray(TOKENS), inputs="tokens")
     params, batch = noisy(), {"tokens": jnp.asarray(TOKENS)}
@@ -171,6 +172,7 @@ def test_frozen_tables_are_no_parameters_and_stay_the_encoders():
         with_frozen_tables(model, other)
 
 
+@pytest.mark.slow
 def test_a_frozen_table_is_computed_with_in_the_parameters_precision():
     model = from_flax_linen(Part(SMALL), jnp.asarray(TOKENS), inputs="tokens")
     frozen = with_frozen_tables(model, noisy())

@@ -46,7 +46,7 @@ def test_parameter_totals(make, total, input_size):
     ("make", "input_size"),
     [
         (cnn.small_cnn, 24),
-        (cnn.large_cnn, 32),
+        pytest.param(cnn.large_cnn, 32, marks=pytest.mark.slow),
         pytest.param(cnn.small_cnn, 32, marks=pytest.mark.slow),
         pytest.param(cnn.large_cnn, 24, marks=pytest.mark.slow),
     ],

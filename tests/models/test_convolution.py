@@ -72,8 +72,10 @@ def test_channels_that_fill_a_vector(channels, width, padding):
     assert_equals_stock(inputs, normal(2, 3, 3, *channels, dtype="float32"), padding)
 
 
-@pytest.mark.parametrize(("features", "width"), [(4, 6), (17, 6), (17, 12)])
-@pytest.mark.parametrize("batch", [1, 20, 33, 40])
+@pytest.mark.parametrize(
+    ("features", "width"), [(4, 6), pytest.param(17, 6, marks=pytest.mark.slow), (17, 12)]
+)
+@pytest.mark.parametrize("batch", [1, pytest.param(20, marks=pytest.mark.slow), 33, 40])
 def test_kernel_gradient_in_chunks_of_examples(batch, features, width):
     inputs, kernel = (
         normal(0, batch, 6, width, 3, dtype="float32"),
@@ -92,7 +94,7 @@ def assert_equals_stock(inputs, kernel, padding):
         assert_close(actual.astype("float64"), expected, tolerance)
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=6, deadline=None)
 @given(SHAPES, st.booleans(), st.integers(0, 2**31))
 def test_pool_and_its_gradient_equal_the_stock_one_with_ties(shape, ties, seed):
     inputs = normal(seed, *shape)
@@ -105,7 +107,7 @@ def test_pool_and_its_gradient_equal_the_stock_one_with_ties(shape, ties, seed):
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 1e-5), ("bfloat16", 0.03)])
-@pytest.mark.parametrize("padding", ["SAME", "VALID"])
+@pytest.mark.parametrize("padding", [pytest.param("SAME", marks=pytest.mark.slow), "VALID"])
 def test_lower_precisions(dtype, tolerance, padding):
     inputs, kernel = normal(0, 2, 8, 8, 3, dtype=dtype), normal(1, 3, 3, 3, 4, dtype=dtype)
 
@@ -132,9 +134,13 @@ def loss(convolve, pool, kernel, inputs, padding="SAME"):
 OURS = functools.partial(loss, convolution.conv3x3, convolution.max_pool_2x2)
 STOCK = functools.partial(loss, stock_convolution, stock_pool)
 BOTH = pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 1e-5), ("float64", 1e-12)])
+QUICK = pytest.mark.parametrize(
+    ("dtype", "tolerance"),
+    [pytest.param("float32", 1e-5, marks=pytest.mark.slow), ("float64", 1e-12)],
+)
 
 
-@BOTH
+@QUICK
 def test_vmapped_over_kernels_under_jit(dtype, tolerance):
     kernels = normal(0, 3, 3, 3, 2, 4, dtype=dtype)
     inputs = normal(1, 3, 2, 6, 6, 2, dtype=dtype)

@@ -163,7 +163,9 @@ def test_the_fourth_convolution_keeps_the_size():
 
 
 @pytest.mark.parametrize("size", [2, 3])
-@pytest.mark.parametrize("height, width", [(8, 8), (7, 6), (3, 9)])
+@pytest.mark.parametrize(
+    "height, width", [pytest.param(8, 8, marks=pytest.mark.slow), (7, 6), (3, 9)]
+)
 def test_both_lowerings_of_a_strided_convolution_agree(size, height, width):
     with jax.enable_x64(True):
         generator = np.random.default_rng(0)

@@ -98,6 +98,7 @@ def as_flax(params):
     }
 
 
+@pytest.mark.slow
 def test_initial_weights_are_as_large_as_haikus():
     pytest.importorskip("haiku")
     sizes = 900, 60, 40, 2

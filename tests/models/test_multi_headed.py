@@ -74,14 +74,18 @@ def test_train_and_mask_reach_the_backbone():
 @pytest.mark.parametrize(
     ("network", "shape", "width"),
     [
-        (lambda classes: MLP((5, 4), classes=classes), (8, 8, 1), 4),
+        pytest.param(
+            *(lambda classes: MLP((5, 4), classes=classes), (8, 8, 1), 4), marks=pytest.mark.slow
+        ),
         (lambda classes: BatchNormMLP((5,), classes=classes), (8, 8, 1), 5),
         (lambda classes: CNN((2, 3, 3), (6, 9), classes, 24), (24, 24, 3), 9),
         pytest.param(
             *(lambda classes: ResNet(1, classes, width=4), (32, 32, 3), 16), marks=pytest.mark.slow
         ),
         (lambda classes: FedMDNetwork((2, 3), 0.0, classes), (8, 8, 1), 27),
-        (lambda classes: FullyConnected(7, classes), (8, 8, 1), 7),
+        pytest.param(
+            *(lambda classes: FullyConnected(7, classes), (8, 8, 1), 7), marks=pytest.mark.slow
+        ),
     ],
 )
 def test_networks_without_classes_return_what_the_output_layer_gets(network, shape, width):

@@ -29,6 +29,7 @@ class Plain(nn.Module):
         return nn.Dense(7, name="output")(x.mean((1, 2)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("train", [False, True])
 def test_equals_plain_layers(train):
     with jax.enable_x64(True):
@@ -42,6 +43,7 @@ def test_equals_plain_layers(train):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), ours, theirs)
 
 
+@pytest.mark.slow
 def test_padded_examples_change_nothing():
     images = np.random.default_rng(1).normal(size=(6, 16, 16, 3)).astype(np.float32)
     mask = np.arange(6) < 4

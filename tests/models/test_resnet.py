@@ -135,7 +135,7 @@ def plain_network(module, variables, x, train=True):
 # Parameters.
 
 
-@pytest.mark.parametrize("norm", ["batch", "group"])
+@pytest.mark.parametrize("norm", ["batch", pytest.param("group", marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     ("make", "ten", "hundred"),
     [

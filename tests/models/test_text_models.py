@@ -58,6 +58,7 @@ def test_parameter_totals():
     assert (CLASSIFIER.num_classes, NEWS.num_classes) == (3, 3)
 
 
+@pytest.mark.slow
 def test_the_classifier_equals_a_loop():
     params, found = in_float64(CLASSIFIER, SENTENCES)
     for row, tokens in enumerate(SENTENCES["tokens"]):
@@ -87,6 +88,7 @@ def plain_news(params, titles):
     return np.stack(vectors), [h for h, _ in found], [a for _, a in found]
 
 
+@pytest.mark.slow
 def test_the_news_recommender_equals_a_loop():
     params, found = in_float64(NEWS, IMPRESSIONS)
     shapes = lambda layers: jax.tree.map(np.shape, layers, is_leaf=lambda x: hasattr(x, "shape"))
