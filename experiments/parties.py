@@ -53,6 +53,7 @@ def build_fed_md(config: ConfigDict, data: Data) -> FederatedAlgorithm:
     for rate in ("learning_rate", "output_penalty"):
         check_number(f"algorithm.{rate}", settings[rate], low=0)
     return _made(
+        config,
         fed_md,
         party_groups(config, data),
         public.train.columns["label"],
@@ -67,7 +68,6 @@ def build_fed_md(config: ConfigDict, data: Data) -> FederatedAlgorithm:
         hyper=FedMDHyper(
             settings.learning_rate, settings.learning_rate, temperature=settings.temperature
         ),
-        **_common(config),
     )
 
 
@@ -75,12 +75,12 @@ def build_isolated(config: ConfigDict, data: Data) -> FederatedAlgorithm:
     """Parties who go on training alone, with one optimizer for all rounds."""
     check_number("algorithm.learning_rate", config.algorithm.learning_rate, low=0)
     return _made(
+        config,
         isolated,
         party_groups(config, data),
         private_training(config, data.preprocess),
         gradient_hook=output_penalty(config.algorithm.output_penalty),
         hyper=IsolatedHyper(config.algorithm.learning_rate),
-        **_common(config),
     )
 
 
@@ -89,13 +89,13 @@ def build_fd(config: ConfigDict, data: Data) -> FederatedAlgorithm:
     settings = config.algorithm
     check_number("algorithm.learning_rate", settings.learning_rate, low=0)
     return _made(
+        config,
         fd,
         party_groups(config, data),
         public_of(data).num_classes,
         private_training(config, data.preprocess),
         FDHyper(settings.learning_rate, settings.weight, settings.temperature),
         config.evaluation.batch_size,
-        **_common(config),
     )
 
 
@@ -106,6 +106,7 @@ def build_ds_fl(config: ConfigDict, data: Data) -> FederatedAlgorithm:
     for name, rate in zip(("", "distillation_"), rates, strict=True):
         check_number(f"algorithm.{name}learning_rate", rate, low=0)
     return _made(
+        config,
         ds_fl,
         party_groups(config, data),
         _extra_model(config, data, "server"),
@@ -121,7 +122,6 @@ def build_ds_fl(config: ConfigDict, data: Data) -> FederatedAlgorithm:
         settings.aggregation,
         DSFLHyper(*rates, settings.temperature),
         config.evaluation.batch_size,
-        **_common(config),
     )
 
 
@@ -130,12 +130,12 @@ def build_fml(config: ConfigDict, data: Data) -> FederatedAlgorithm:
     settings = config.algorithm
     check_number("algorithm.learning_rate", settings.learning_rate, low=0)
     return _made(
+        config,
         fml,
         party_groups(config, data),
         _extra_model(config, data, "meme"),
         private_training(config, data.preprocess),
         FMLHyper(settings.learning_rate, settings.own_weight, settings.meme_weight),
-        **_common(config),
     )
 
 
@@ -209,7 +209,14 @@ def party_shapes(config: ConfigDict) -> tuple[Shape, ...]:
     check_integer("parties.narrower", divisor, low=1)
     if isinstance(networks, str):
         return narrower(choice("parties.networks", networks, NETWORKS), divisor)
-    return narrower([Shape(tuple(widths), dropout) for widths, dropout in networks], divisor)
+    shapes = [Shape(tuple(widths), dropout) for widths, dropout in networks]
+    for shape in shapes:
+        if len(shape.widths) == 1 and shape.dropout:
+            raise ValueError(
+                f"parties.networks must have dropout 0 for fully connected networks, which have none, "
+                f"got {tuple(shape)}."
+            )
+    return narrower(shapes, divisor)
 
 
 def digest_training(config: ConfigDict, preprocess: Preprocess) -> LocalTraining:
@@ -240,18 +247,17 @@ def adam(settings: ConfigDict) -> OptimizerFactory:
     return functools.partial(optax.adam, eps=settings.epsilon)
 
 
-def _made(method: Callable[..., FederatedAlgorithm], *arguments: Any, **others: Any) -> Any:
+def _made(
+    config: ConfigDict, method: Callable[..., FederatedAlgorithm], *arguments: Any, **others: Any
+) -> FederatedAlgorithm:
     """The method, whose errors say that its arguments are from the config's `algorithm`."""
-    with named("algorithm: "):
-        return method(*arguments, **others)
-
-
-def _common(config: ConfigDict) -> dict[str, Any]:
-    name = config.algorithm.name
-    if config.get("phases") is not None and config.phases.stopping == "test_data":
-        name += f", {PHASES} stopped on test data"
     execution = Execution(config.execution.loop, config.execution.chunk_size)
-    return {"execution": execution, "name": name}
+    with named("algorithm: "):
+        made = method(*arguments, execution=execution, name=config.algorithm.name, **others)
+    if config.get("phases") is not None and config.phases.stopping == "test_data":
+        # Renamed here, since batches may depend on the name that a method is given.
+        return made._replace(name=f"{made.name}, {PHASES} stopped on test data")
+    return made
 
 
 def extra_shape(config: ConfigDict, setting: str) -> Shape:
@@ -283,4 +289,4 @@ def shape_name(shape: Shape) -> str:
     """The name that an architecture has in tables."""
     if len(shape.widths) == 1:
         return f"dense_{shape.widths[0]}"
-    return f"conv_{'_'.join(map(str, shape.widths))}_dropout_{round(100 * shape.dropout)}"
+    return f"conv_{'_'.join(map(str, shape.widths))}_dropout_{100 * shape.dropout:g}"

@@ -74,7 +74,7 @@ def ds_fl(
     Raises:
       ValueError, TypeError: one line that names the argument and what is allowed.
     """
-    groups = parties.check_groups(groups)
+    groups = parties.check_groups(groups, (SERVER,))
     parties.check_widths(groups, server.num_classes)
     parties.check_training("local", local)
     parties.check_training("distillation", distillation)

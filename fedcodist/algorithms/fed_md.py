@@ -83,7 +83,8 @@ def fed_md(
         round reads labels of public examples.
       num_classes: of the joint label space, public and private classes.
       digest: optimizer, batch size, epochs and preprocessing of public examples; large batches suit the
-        loss, whose gradient does not fade. 0 epochs leave the exchange without any effect.
+        loss, whose gradient does not fade. 0 epochs leave the exchange without any effect. Senders'
+        logits are of what the same preprocessing makes of them, where it is random under one fixed key.
       revisit: the same of private examples.
       alignment_size: examples of the subset; None takes all public ones, and no indices are sent.
       weights: c_k, one per party in the order of clients; equal where not given.
@@ -295,8 +296,10 @@ def _alignment_size(size: int | None, num_public: int) -> int:
 
 def _check_labels(labels: np.ndarray, num_classes: int) -> None:
     labels = np.asarray(labels)
-    if not np.issubdtype(labels.dtype, np.integer):
-        raise TypeError(f"public_labels must be integers, got {labels.dtype}.")
+    if labels.ndim != 1 or not np.issubdtype(labels.dtype, np.integer):
+        raise TypeError(
+            f"public_labels must be integers [rows], got {labels.dtype} {list(labels.shape)}."
+        )
     if labels.min() < 0 or labels.max() >= num_classes:
         raise ValueError(
             f"public_labels must be classes of the joint label space, 0 to {num_classes - 1}, got "
@@ -312,7 +315,7 @@ def _weights(weights: Sequence[float] | None, count: int) -> np.ndarray:
     except (TypeError, ValueError):
         raise TypeError(f"weights must be numbers, one per party, got {weights!r}.") from None
     if values.shape != (count,):
-        raise ValueError(f"weights must be {count} numbers, one per party, got {list(weights)}.")
+        raise ValueError(f"weights must be {count} numbers, one per party, got {weights!r}.")
     if not np.isfinite(values).all() or (values < 0).any() or values.sum() <= 0:
         raise ValueError(
             f"weights must be at least 0, finite and not all 0, got {values.tolist()}."

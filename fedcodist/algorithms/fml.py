@@ -75,7 +75,7 @@ def fml(
     Raises:
       ValueError, TypeError: one line that names the argument and what is allowed.
     """
-    groups = parties.check_groups(groups)
+    groups = parties.check_groups(groups, (MEME,))
     parties.check_widths(groups, meme.num_classes)
     parties.check_training("training", training)
     check_integer("training.epochs", training.epochs, low=1)

@@ -6,7 +6,7 @@ exported and checkpointed like any model, and a first value may depend on seed a
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import chex
@@ -38,7 +38,8 @@ class Group(NamedTuple):
 
     Attributes:
       model: the architecture.
-      clients: int [group], the parties' indices in the federated data. Groups do not overlap.
+      clients: int [group], the parties' indices in the federated data. Groups do not overlap; clients
+        of none take no part.
     """
 
     model: Model
@@ -60,8 +61,13 @@ class PartiesResult(NamedTuple):
     metrics: dict[str, jax.Array]
 
 
-def check_groups(groups: Mapping[str, Group]) -> dict[str, Group]:
-    """Returns the groups with sorted clients, or raises one line that names what is wrong."""
+def check_groups(groups: Mapping[str, Group], others: Sequence[str] = ()) -> dict[str, Group]:
+    """Returns the groups with sorted clients, or raises one line that names what is wrong.
+
+    Args:
+      groups: architecture -> its parties.
+      others: names of the method's models that are no party's.
+    """
     if not groups:
         raise ValueError("groups must hold at least one architecture, got none.")
     checked: dict[str, Group] = {}
@@ -84,6 +90,15 @@ def check_groups(groups: Mapping[str, Group]) -> dict[str, Group]:
                 )
             owner[client] = name
         checked[name] = group._replace(clients=clients.astype(np.int32))
+    called = {other: other for other in others}
+    for name, own in party_names(checked).items():
+        for party in own:
+            if party in called:
+                raise ValueError(
+                    f"groups must have names that tell models apart, {called[party]!r} and {name!r} both "
+                    f"have one called {party!r}."
+                )
+            called[party] = name
     return checked
 
 

@@ -226,6 +226,14 @@ def test_fd_sends_a_square_of_classes():
 # ---------------------------------------------------------------------------------------- DS-FL
 
 
+def test_ds_fl_sends_probabilities_and_which_examples_they_are_of():
+    about = ds_fl(GROUPS, MODEL, 6, open_size=4).communication["linear"]
+    assert about.up == 4 * 4 * CLASSES
+    assert about.down == about.up + 4 * 4
+    everything = ds_fl(GROUPS, MODEL, 6, open_size=None).communication["linear"]
+    assert everything.up == everything.down == 4 * 6 * CLASSES
+
+
 @pytest.mark.parametrize("name", ["ds_fl", pytest.param("ds_fl, sa", marks=pytest.mark.slow)])
 def test_ds_fl_is_a_plain_loop(name):
     before, after, _ = run(name)
@@ -371,6 +379,10 @@ def test_devices_share_the_parties(name):
         ),
         (lambda: ds_fl(GROUPS, linear(4), 5), "groups must have models of 4 outputs"),
         (lambda: fml(GROUPS, linear(2)), "groups must have models of 2 outputs"),
+        (
+            lambda: ds_fl({"server": Group(MODEL, [0])}, MODEL, 5, open_size=5),
+            "'server' and 'server' both have one called 'server'",
+        ),
         (
             lambda: fml(GROUPS, MODEL, hyper=FMLHyper(own_weight=2)),
             "own_weight must be .*at most 1",

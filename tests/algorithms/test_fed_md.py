@@ -362,21 +362,30 @@ def test_equal_models_have_nothing_to_digest():
 
 
 def test_the_digest_is_in_training_mode_and_the_consensus_is_not():
-    """Alike parties with dropout agree, and have an error all the same: the digest's features drop."""
+    """Alike parties with dropout agree, and have an error all the same: the digest's features drop.
+
+    Were senders' dropped too, the consensus would have errors of its own.
+    """
     options = DIGEST_ONLY | dict(groups="dropping")
     state = start(**options)
     params = state["linear"].variables.params
     alike = jax.tree.map(lambda leaf: np.broadcast_to(leaf[:, :1], leaf.shape), params)
     state["linear"] = state["linear"]._replace(variables=Variables(alike, {}))
-    _, metrics = run(state, **options)
-    losses = [float(metrics[f"linear_{party}/digest_loss"][0]) for party in range(4)]
-    # Each drops others: against the mean of outputs in training mode the errors would be smaller.
-    rows = np.asarray(algorithm(**options).select(0, jax.random.key(0)).rows[PUBLIC])[0]
-    dropped = PUBLIC_IMAGES[rows, :, None] * alike["w"][0, 0]
-    # E|sum of +-x w| of fair signs lies between these (Khintchine), for the mean of rows and classes.
-    root = np.sqrt((dropped**2).sum(1)).mean()
-    assert len(set(losses)) == 4
-    assert 0.5 * root < np.mean(losses) < 1.2 * root
+    rounds = 60
+    still = algorithm(**options).hyper._replace(digest_learning_rate=0.0)
+    _, metrics = run(state, rounds, hyper=still, **options)
+    losses = np.stack([metrics[f"linear_{party}/digest_loss"] for party in range(4)])
+    assert len(set(losses[:, 0])) == 4
+    w = alike["w"][0, 0]
+    signs = 2.0 * np.indices((2,) * FEATURES).reshape(FEATURES, -1).T - 1  # a feature is x + x or x - x
+    expected = []
+    for round in range(rounds):
+        rows = np.asarray(algorithm(**options).select(round, jax.random.key(0)).rows[PUBLIC])[0]
+        parts = PUBLIC_IMAGES[rows, :, None] * w
+        errors = np.einsum("sf,rfc->src", signs, parts)
+        expected.append(np.abs(errors).mean())
+    # Independent errors of four senders would add about an eighth.
+    assert np.mean(losses) == pytest.approx(np.mean(expected), rel=0.05)
 
 
 def test_a_consensus_of_one_draws_the_others_to_it():
@@ -415,15 +424,18 @@ def test_without_a_digest_parties_are_independent():
 
 
 def test_permuting_parties_permutes_results():
-    """Parties 0 and 2, of one architecture, change places: models and examples."""
+    """Parties 0 and 2, of one architecture, change places: models, examples and weights."""
     before = start()
     swapped = dict(before)
     swapped["linear"] = jax.tree.map(lambda leaf: leaf[:, ::-1], before["linear"])
     parts = np.split(np.arange(sum(SIZES)), np.cumsum(SIZES)[:-1])
     order = np.concatenate([parts[c] for c in (2, 1, 0, 3)])
     sizes = tuple(SIZES[c] for c in (2, 1, 0, 3))
-    ours, _ = run(before, 2)
-    theirs, _ = run(swapped, 2, images=IMAGES[order], labels=LABELS[order], sizes=sizes)
+    weights = np.array([0.1, 0.4, 0.2, 0.3])
+    ours, _ = run(before, 2, hyper=algorithm().hyper._replace(weights=weights))
+    hyper = algorithm().hyper._replace(weights=weights[[2, 1, 0, 3]])
+    permuted = dict(images=IMAGES[order], labels=LABELS[order], sizes=sizes)
+    theirs, _ = run(swapped, 2, hyper=hyper, **permuted)
     theirs["linear"] = jax.tree.map(lambda leaf: leaf[::-1], theirs["linear"])
     assert_close(theirs, ours, rtol=1e-6, atol=1e-9)
 
@@ -544,6 +556,30 @@ def test_nothing_but_scores_leaves_a_party():
     assert whole.communication["linear_0"].down == 7 * 16 * 4
 
 
+def test_a_round_sends_scores_and_then_nothing(monkeypatch):
+    """What leaves parties in the two passes of a round: their scores, summed; and no array."""
+    sums, real = [], parties.for_each_party
+
+    def watched(*arguments):
+        result = real(*arguments)
+        sums.append(jax.tree.map(lambda leaf: leaf.shape, result.update))
+        return result
+
+    monkeypatch.setattr(fed_md_module, "for_each_party", watched)
+    private = FederatedData.from_arrays(
+        {"image": IMAGES, "label": LABELS}, offsets=np.cumsum([0, *SIZES])
+    )
+    data = jax.tree.map(jnp.asarray, resident_data(private, {PUBLIC: {"image": PUBLIC_IMAGES}}))
+    chosen, key = algorithm(), jax.random.key(0)
+
+    def round_(state):
+        hyper = jax.tree.map(jnp.asarray, chosen.hyper)
+        return chosen.round(state, {}, data.read(chosen.select(0, key)), 0, key, hyper)[0]
+
+    jax.eval_shape(round_, jax.eval_shape(chosen.init, key))
+    assert sums == [(ALIGNED, CLASSES), {}]
+
+
 def test_what_is_sent_is_of_evaluation_mode():
     """By running averages, without dropout; the running averages stay as they are."""
     shape = (6, 6, 1)
@@ -605,6 +641,7 @@ def build(groups=TWO, labels=PUBLIC_LABELS, classes=CLASSES, **options):
         (lambda: build(alignment_size=0), "alignment_size must be at least 1, got 0"),
         (lambda: build(labels=np.zeros(0, int)), "public_labels must not be empty"),
         (lambda: build(weights=(1, 2)), "weights must be 4 numbers, one per party"),
+        (lambda: build(weights=3.0), "weights must be 4 numbers, one per party, got 3.0"),
         (lambda: build(weights=(1, 2, -1, 1)), "weights must be at least 0, finite and not all 0"),
         (lambda: build(weights=(0, 0, 0, 0)), "weights must be at least 0, finite and not all 0"),
         (lambda: build(exchanged="z"), "exchanged must be 'logits' or 'probabilities', got 'z'"),
@@ -638,7 +675,15 @@ def build(groups=TWO, labels=PUBLIC_LABELS, classes=CLASSES, **options):
             lambda: build(labels=np.full(20, 4)),
             "public_labels must be classes of the joint label space, 0 to 3, got 4 to 4",
         ),
-        (lambda: build(labels=np.zeros(20)), "public_labels must be integers, got float64"),
+        (lambda: build(labels=np.zeros(20)), r"public_labels must be integers \[rows\], got float64"),
+        (
+            lambda: build(labels=np.zeros((20, 1), int)),
+            r"public_labels must be integers \[rows\], got int64 \[20, 1\]",
+        ),
+        (
+            lambda: build({"a": Group(linear(), [0, 1]), "a_0": Group(linear(), [2])}),
+            "names that tell models apart, 'a' and 'a_0' both have one called 'a_0'",
+        ),
         (
             lambda: build({"a": Group(linear(), np.array([0.0, 1.5]))}),
             r"groups\['a'\].clients must be integers",

@@ -94,6 +94,17 @@ def test_private_and_pooled_training_start_from_the_public_one(finished):
         return [r["accuracy"] for r in records if r["round"] == round and r["split"] == "test"]
 
     assert record("private", 0) == record("pooled", 0)
+    config = small_config()
+    data = load_data(config.data)
+    trained = run_experiment(phases.phase_experiment(config, data, "public"), show_progress=False)
+    batch = {"image": data.splits["test"].columns["image"]}
+    batch = data.preprocess(batch, jax.random.key(0), np.arange(len(batch["image"])))
+    labels = data.splits["test"].columns["label"]
+    (group,) = party_groups(config, data).values()
+    for party in range(3):
+        own = jax.tree.map(lambda leaf: leaf[0], trained.variables[f"dense_6_{party}"])
+        predicted = group.model.apply(own, batch)[0].argmax(-1)
+        assert record("private", 0)[party] == pytest.approx(np.mean(predicted == labels))
     summaries = {
         phase: json.loads((folder / "phases" / phase / "summary.json").read_text())
         for phase in PHASES
@@ -360,6 +371,19 @@ def test_a_folder_that_cannot_be_written(config_and_models, tmp_path):
 # --------------------------------------------------------------------------------- configs
 
 
+def test_networks_that_differ_little_have_names_of_their_own():
+    rates = (0.2, 0.201, 0.25)
+    config = small_config()
+    with config.ignore_type():
+        config.parties.networks = tuple(((2, 3), rate) for rate in rates)
+    groups = party_groups(config, load_data(config.data))
+    assert {name: group.clients.tolist() for name, group in groups.items()} == {
+        "conv_2_3_dropout_20": [0],
+        "conv_2_3_dropout_20.1": [1],
+        "conv_2_3_dropout_25": [2],
+    }
+
+
 def test_party_i_has_network_i():
     config = digits_fed_md.get_config()
     data = load_data(config.data)
@@ -446,6 +470,10 @@ def test_letters_are_read_from_prepared_folders(run, tmp_path):
         ({"data.num_parties": 4}, r"parties.networks must be 4, one per party .* got 3"),
         ({"parties.narrower": 0}, "parties.narrower must be at least 1"),
         (
+            {"parties.networks": (((6,), 0.3), ((6,), 0.0), ((6,), 0.0))},
+            r"parties.networks must have dropout 0 for fully connected .* got \(\(6,\), 0.3\)",
+        ),
+        (
             {"algorithm.alignment_size": 5000},
             "algorithm: alignment_size must be at most the 758 public examples",
         ),
@@ -521,3 +549,17 @@ def test_other_data_have_no_public_part():
     config.data = dict(name="digits", num_clients=3, concentration=1.0, seed=0)
     with pytest.raises(ValueError, match="for methods of parties, which need public examples"):
         build_experiment(config)
+
+
+def test_batches_do_not_depend_on_early_stopping(monkeypatch):
+    """Training alone draws them by its name, which is the same however phases were stopped."""
+    given = []
+    real = party_methods.isolated
+    monkeypatch.setattr(
+        party_methods, "isolated", lambda *a, **k: given.append(k["name"]) or real(*a, **k)
+    )
+    config = small_config(**{"phases.stopping": "test_data"})
+    config.algorithm = digits_parties.get_config("isolated").algorithm
+    named = build_experiment(config, load_data(config.data)).algorithm
+    assert named.name == "isolated, phases stopped on test data"
+    assert given == ["isolated"]
