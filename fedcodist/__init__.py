@@ -38,6 +38,7 @@ _MODULE_OF = {
     "IsolatedHyper": "algorithms.isolated",
     "Level": "algorithms.hetero_fl",
     "LocalTraining": "client_training",
+    "MergedHyper": "algorithms.merged_codistillation",
     "MHDHyper": "algorithms.multi_headed_distillation",
     "Model": "model",
     "Mutual": "algorithms.mutual_losses",

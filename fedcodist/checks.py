@@ -1,5 +1,6 @@
 """Checks of numbers that users give: one line that names the argument and what is allowed."""
 
+from collections.abc import Iterable
 from typing import Any
 
 import jax
@@ -30,6 +31,31 @@ def check_number(
     ):
         finite = "" if np.isfinite(number) else "finite and "
         raise ValueError(f"{name} must be {finite}{allowed}, got {value!r}.")
+
+
+def check_clients(name: str, clients: Any) -> np.ndarray:
+    """Returns indices of clients, int32 ascending, or raises one line unless they are at least one, and
+    no two are the same."""
+    given = np.asarray(clients)
+    if given.size == 0:
+        raise ValueError(f"{name} must not be empty.")
+    if given.ndim != 1 or not np.issubdtype(given.dtype, np.integer):
+        raise TypeError(
+            f"{name} must be integers, indices of clients, got {given.dtype} {list(given.shape)}."
+        )
+    ascending = np.unique(given)
+    if ascending[0] < 0:
+        raise ValueError(f"{name} must be at least 0, got {ascending[0]}.")
+    if ascending.size != given.size:
+        raise ValueError(f"{name} must not repeat a client.")
+    return ascending.astype(np.int32)
+
+
+def check_names(name: str, names: Iterable[str]) -> None:
+    """Raises one line where a name has a slash, which parts names from metrics in records."""
+    for own in names:
+        if "/" in own:
+            raise ValueError(f"{name} must have names without '/', got {own!r}.")
 
 
 def check_integer(name: str, value: Any, low: int) -> None:

@@ -15,7 +15,7 @@ class ClientData:
       start: int32 scalar, the client's first row.
       size: int32 scalar, its number of examples; 0 for a slot that only fills a chunk.
       bound: int32 scalar, the largest size among the clients handled together with this one.
-      capacity: the largest size of any client of the pool.
+      capacity: the largest size of any client of the data.
       ragged: whether bound may exceed size, so that some steps must change nothing.
     """
 
@@ -37,7 +37,7 @@ class Cohort:
       clients: int32 [cohort], global client indices; random keys follow these.
       starts: int32 [cohort], first row of each client in `columns`.
       sizes: int32 [cohort], examples of each client.
-      capacity: the largest size of any client of the pool.
+      capacity: the largest size of any client of the data.
     """
 
     columns: Mapping[str, jax.Array]

@@ -263,6 +263,11 @@ def distill_averaged(
         divergence,
     )
     params_of = lambda trained: {name: values.params for name, values in trained.items()}
+    count = len(range(averaging.start, settings.steps + 1, averaging.every))
+    if averaging.start < 1 or not count:
+        raise ValueError(
+            f"averaging.start must be between 1 and the {settings.steps} steps, got {averaging.start}."
+        )
 
     def summed_step(carry, index):
         training, total = carry
@@ -276,7 +281,6 @@ def distill_averaged(
     ((trained, _), total), losses = jax.lax.scan(
         summed_step, (start, nothing), jnp.arange(settings.steps)
     )
-    count = len(range(averaging.start, settings.steps + 1, averaging.every))
     params = jax.tree.map(lambda leaf: leaf / count, total)
 
     def seen_by_the_mean(mutable, index):

@@ -51,17 +51,12 @@ def mean_probabilities(model: Model, ensemble: Ensemble) -> Teacher:
     return lambda batch: jnp.log(jnp.maximum(mean(batch), jnp.finfo(jnp.float32).tiny))
 
 
-def ensemble_predictor(
-    model: Model,
-    ensemble: Callable[[PyTree], Ensemble],
-    average: Callable[[Model, Ensemble], Teacher] = mean_logits,
-) -> Predictor:
-    """An ensemble found in an algorithm's state, as something to evaluate.
+def ensemble_predictor(model: Model, ensemble: Callable[[PyTree], Ensemble]) -> Predictor:
+    """An ensemble found in an algorithm's state, as something to evaluate: by its mean logits.
 
     Args:
       model: the members' network.
       ensemble: algorithm state -> Ensemble.
-      average: `mean_logits` or `mean_probabilities`.
     """
 
     def variables(state):
@@ -70,7 +65,7 @@ def ensemble_predictor(
 
     def predict(variables, batch):
         mutable, weights = variables.mutable
-        return average(model, Ensemble(Variables(variables.params, mutable), weights))(batch)
+        return mean_logits(model, Ensemble(Variables(variables.params, mutable), weights))(batch)
 
     return Predictor(model, variables, predict)
 
@@ -111,16 +106,14 @@ def gaussian_samples(
     return Variables(jax.tree.unflatten(structure, samples), mutable)
 
 
-def dirichlet_samples(
-    key: jax.Array, members: Variables, count: int, concentration: float = 1.0
-) -> Variables:
-    """Random convex combinations of the clients' models: shares ~ Dirichlet(concentration) (FedBE).
+def dirichlet_samples(key: jax.Array, members: Variables, count: int) -> Variables:
+    """Random convex combinations of the clients' models: shares ~ Dirichlet(1, ..., 1) (FedBE).
 
     Returns:
       Variables with leaves [count, ...], batch statistics combined by the same shares.
     """
     clients = jax.tree.leaves(members.params)[0].shape[0]
-    shares = jax.random.dirichlet(key, jnp.full(clients, concentration), (count,))
+    shares = jax.random.dirichlet(key, jnp.ones(clients), (count,))
     return jax.tree.map(lambda leaf: jnp.tensordot(shares, leaf, axes=1), members)
 
 
@@ -166,7 +159,8 @@ def _mean(model: Model, ensemble: Ensemble, transform: Callable[[jax.Array], jax
     def mean(batch):
         shape = jax.eval_shape(lambda: outputs(batch, 0))
         add = lambda index, total: total + weights[index] * outputs(batch, index)
-        total = jax.lax.fori_loop(0, count, add, jnp.zeros(shape.shape, shape.dtype))
+        dtype = jnp.promote_types(shape.dtype, weights.dtype)
+        total = jax.lax.fori_loop(0, count, add, jnp.zeros(shape.shape, dtype))
         return total / jnp.sum(weights)
 
     return mean

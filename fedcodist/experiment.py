@@ -73,8 +73,8 @@ class Experiment(NamedTuple):
       seeds_loop: 'map' one seed after another inside the program, 'vmap' all at once.
       evaluation_batch_size: examples per device and step in evaluation.
       evaluation_preprocess: (batch, key, positions) -> batch for evaluation.
-      start: the state before the first round, leaves [seeds, ...] on the host, such as what an earlier
-        phase left; `algorithm.init`'s where not given.
+      start: the state before the first round, leaves [seeds, ...], such as what an earlier phase left;
+        `algorithm.init`'s where not given.
       evaluate_also: rounds that are evaluated besides, such as those around a codistillation.
       evaluate_clients: how many of a pool's clients, evenly spread over it, have the models evaluated
         that they keep, such as FedKD's teachers; all where there are fewer.
@@ -129,7 +129,8 @@ def run_experiment(
     Args:
       experiment: what to run.
       workdir: run folder; None keeps everything in memory.
-      config: written to config.json, and what a resumed run is compared with.
+      config: written to config.json, and what a resumed run is compared with; where not given, the
+        experiment's own settings, as far as they are numbers and names.
       plan: how it is executed; resuming under another plan needs `change_plan`.
       change_plan: see plan.
       callbacks: called with the records of every evaluation, for a logger of one's own.
@@ -151,7 +152,8 @@ def run_experiment(
         opened = RunFolder(workdir, writes=is_writer)
     with opened as folder:
         if folder and is_writer:
-            folder.claim(config or {}, plan or {}, change_plan)
+            told = _described(experiment) if config is None else config
+            folder.claim(told, plan or {}, change_plan)
         _check_same_run(config, plan)
         return _run(experiment, checkpoint_every, folder, callbacks, show_progress, name, programs)
 
@@ -257,6 +259,10 @@ def check_experiment(experiment: Experiment) -> int:
     for name in ("rounds", "evaluate_every", "seeds", "evaluation_batch_size", "evaluate_clients"):
         check_integer(name, getattr(experiment, name), low=1)
     check_integer("seed", experiment.seed, low=0)
+    if experiment.seed + experiment.seeds > 2**31:
+        raise ValueError(
+            f"seed must leave all seeds below 2**31, got {experiment.seed} and {experiment.seeds} seeds."
+        )
     for round in experiment.evaluate_also:
         check_integer("evaluate_also", round, low=0)
         if round > experiment.rounds:
@@ -301,6 +307,25 @@ def check_experiment(experiment: Experiment) -> int:
     return every
 
 
+def _described(experiment: Experiment) -> dict[str, Any]:
+    """What tells an experiment from others as far as JSON can, for a run folder without a config.
+
+    Not the number of rounds: more of them may be asked for later.
+    """
+    leaves = jax.tree_util.tree_flatten_with_path(experiment.algorithm.hyper)[0]
+    start = jax.tree.leaves(experiment.start)
+    return {
+        "algorithm": experiment.algorithm.name,
+        "hyper": {jax.tree_util.keystr(path): np.asarray(leaf).tolist() for path, leaf in leaves},
+        "clients": experiment.data.num_clients,
+        "splits": sorted([*experiment.splits, *experiment.final_splits]),
+        "evaluate_every": experiment.evaluate_every,
+        "seed": experiment.seed,
+        "seeds": experiment.seeds,
+        "start": [zlib.crc32(np.ascontiguousarray(leaf).tobytes()) for leaf in start],
+    }
+
+
 def _evaluated_rounds(experiment: Experiment) -> list[int]:
     regular = range(0, experiment.rounds, experiment.evaluate_every)
     return sorted({*regular, *experiment.evaluate_also, experiment.rounds})
@@ -316,7 +341,8 @@ def _start(programs, seeds, mesh, folder, experiment, host_rows):
         state = programs.init(seeds)
     else:
         _check_start(experiment.start, jax.eval_shape(programs.init, seeds))
-        state = simulation.replicate(experiment.start, mesh)
+        # Copied, since training takes what it is given: another run may start from the same.
+        state = simulation.replicate(jax.tree.map(np.array, experiment.start), mesh)
     rows: PyTree = None
     if host_rows is None:
         rows = device_rows(experiment.algorithm.rows, experiment.seeds)
@@ -331,6 +357,11 @@ def _start(programs, seeds, mesh, folder, experiment, host_rows):
         if folder:
             folder.keep_metrics(0)
         return Trained(state, simulation.replicate(rows, mesh)), 0, notes
+    if saved.round > experiment.rounds:
+        raise RunFolderError(
+            f"run folder {folder.path} has a checkpoint of round {saved.round}, beyond "
+            f"rounds={experiment.rounds}. Use another --workdir."
+        )
     folder.keep_metrics(saved.notes["metrics_length"])
     state, rows = saved.state[:2]
     if host_state:

@@ -41,7 +41,8 @@ class FederatedMethod(NamedTuple):
       model: the network.
       hyper: default hyper-parameters, a pytree of floats; traced, so other values do not recompile.
       init: key -> server state.
-      broadcast: server -> message, what a client downloads; has a `mutable` attribute.
+      broadcast: server -> message, what a client downloads; has attributes `params` and `mutable`, the
+        model in it.
       client_update: (message, row, data, key, hyper) -> ClientResult.
       reduce: how results are summed and what the server makes of the sum.
       server_update: (server, aggregate, round, hyper) -> server. Schedules are functions of round.
@@ -52,6 +53,7 @@ class FederatedMethod(NamedTuple):
       kept_models: name -> KeptModel that can be evaluated; none in most methods.
       sends_models: whether a client's update is what it received less its model, from which a server
         that needs single models knows them. A gradient or a sketch is not.
+      num_clients: how many clients the pool must have, where the method depends on it; else None.
     """
 
     model: Model
@@ -67,6 +69,7 @@ class FederatedMethod(NamedTuple):
     init_row: Callable[[], PyTree] = lambda: None
     kept_models: Mapping[str, KeptModel] = {}
     sends_models: bool = True
+    num_clients: int | None = None
 
 
 class HostState(Protocol):
@@ -221,19 +224,15 @@ def as_fedjax(
             sizes=jnp.asarray(sizes),
             capacity=int(sizes.max()),
         )
-        own_keys = jnp.stack(client_keys)
         message = method.broadcast(server_state)
-        rows = jax.tree.map(
-            lambda leaf: jnp.broadcast_to(leaf, (len(ids), *jnp.shape(leaf))), method.init_row()
-        )
 
-        def client_update(message, row, data, key):
-            # FedJAX gives every client its own key: find it by where the client's rows start.
-            index = jnp.argmax(cohort.starts == data.start)
-            return method.client_update(message, row, data, own_keys[index], hyper)
+        def client_update(message, own_key, data, key):
+            return method.client_update(message, method.init_row(), data, own_key, hyper)
 
+        # FedJAX gives every client its own key; as a row it comes with the client.
+        own_keys = jnp.stack(client_keys)
         result = for_each_client(
-            client_update, method.reduce, message, rows, cohort, jax.random.key(0), execution
+            client_update, method.reduce, message, own_keys, cohort, jax.random.key(0), execution
         )
         aggregate = method.reduce.finalize(result.total, message)
         server_state = method.server_update(server_state, aggregate, jnp.asarray(round), hyper)

@@ -24,8 +24,8 @@ class Execution(NamedTuple):
 
     Attributes:
       loop: 'scan' one client after another, 'vmap' `chunk_size` clients at once, or 'eager' a Python
-        loop outside of any compilation, for debugging with prints.
-      chunk_size: clients per chunk of 'vmap'.
+        loop, for debugging with prints: called outside of any compilation, as `as_fedjax` does.
+      chunk_size: clients per chunk of 'vmap'; 'scan' and 'eager' have none.
       axis_name: the mesh axis over which clients are dealt when the caller runs inside `shard_map`
         or `pmap`; None on one device.
     """

@@ -12,6 +12,8 @@ from fedcodist import metrics as metrics_lib
 
 PyTree = Any
 Batch = Mapping[str, jax.Array]
+# Other names of a parameter that tells of training.
+_OTHER_FLAGS = ("training", "is_training", "deterministic", "use_running_average")
 
 
 class Variables(NamedTuple):
@@ -71,6 +73,9 @@ def from_flax_linen(
       loss: per-example loss of outputs and batch.
       metrics: name -> statistic; accuracy where not given.
 
+    Raises:
+      ValueError: the module tells training from evaluation by a parameter of another name.
+
     >>> import flax.linen as nn, jax, jax.numpy as jnp
     >>> model = from_flax_linen(nn.Dense(10), jnp.zeros((1, 64)))
     >>> variables = model.init(jax.random.key(0))
@@ -79,12 +84,18 @@ def from_flax_linen(
     (2, 10)
     """
     accepted = set(inspect.signature(type(module).__call__).parameters)
+    if "train" not in accepted and (flags := [name for name in _OTHER_FLAGS if name in accepted]):
+        raise ValueError(
+            f"module must be told of training by a parameter `train`: {type(module).__name__} has "
+            f"{flags[0]!r}, which nobody would set."
+        )
 
     def read(batch):
         return batch[inputs] if isinstance(inputs, str) else {name: batch[name] for name in inputs}
 
     def init(key):
-        variables = dict(module.init(key, example))
+        arguments = _accepted_arguments(accepted, train=False, mask=None)
+        variables = dict(module.init(key, example, **arguments))
         return Variables(variables.pop("params", {}), variables)
 
     def apply(variables, batch, *, train=False, key=None, mask=None, axis_name=None):

@@ -33,6 +33,7 @@ from fedcodist.sources import ResidentData
 PyTree = Any
 AXIS = "clients"
 _DEALT = PartitionSpec(None, AXIS)  # seeds, then one part per device
+_CLIENT = "client of the split"  # beside an evaluated batch's columns
 
 
 class Programs(NamedTuple):
@@ -303,7 +304,7 @@ def _evaluate(
     """Every metric of one predictor on one split, also per client, and accuracies per label."""
     model = predictor.model
     statistics = {
-        "loss": lambda outputs, batch: (model.loss(outputs, batch), jnp.ones(len(batch["client"])))
+        "loss": lambda outputs, batch: (model.loss(outputs, batch), jnp.ones(len(batch[_CLIENT])))
     } | dict(model.metrics)
     # A statistic is computed once for all that is averaged of it: a language model's goes over logits.
     of = lambda name: lambda computed, batch: computed[name]
@@ -318,7 +319,7 @@ def _evaluate(
             )
         if clients > 1:
             parts[f"{name}_per_client"] = metrics_lib.grouped_mean(
-                of(name), lambda batch: batch["client"], clients
+                of(name), lambda batch: batch[_CLIENT], clients
             )
 
     rows = split.client.shape[0]
@@ -332,9 +333,8 @@ def _evaluate(
         mask = (positions < rows).astype(jnp.float32)
         positions = jnp.minimum(positions, rows - 1)
         batch = {name: column[positions] for name, column in split.columns.items()}
-        batch = preprocess(
-            batch | {"client": split.client[positions]}, jax.random.key(0), positions
-        )
+        batch = preprocess(batch, jax.random.key(0), positions)
+        batch = dict(batch) | {_CLIENT: split.client[positions]}
         outputs = predictor.predict(variables, batch)
         computed = {name: statistic(outputs, batch) for name, statistic in statistics.items()}
         return {

@@ -59,6 +59,9 @@ def resident_data(
       rows: data set -> columns, such as `{'unlabelled': {'image': images}}`.
     """
     _check_addressable(federated)
+    _check_numbers("federated", federated.columns)
+    for name, columns in (rows or {}).items():
+        _check_numbers(f"rows[{name!r}]", columns)
     return ResidentData(
         columns=dict(federated.columns),
         starts=federated.offsets[:-1].astype(np.int32),
@@ -82,8 +85,11 @@ class StreamedData:
         rows: Mapping[str, Mapping[str, np.ndarray]] | None = None,
     ):
         _check_addressable(federated)
+        _check_numbers("federated", federated.columns)
         self._federated = federated
         self.rows = dict(rows or {})
+        for name, columns in self.rows.items():
+            _check_numbers(f"rows[{name!r}]", columns)
         self._largest_first = np.sort(federated.client_sizes)[::-1]
         self.num_clients = federated.num_clients
 
@@ -176,6 +182,15 @@ def _unmap(columns: Mapping[str, np.ndarray]) -> None:
             owner = owner.base
             if shared and isinstance(owner, mmap.mmap) and hasattr(mmap, "MADV_DONTNEED"):
                 owner.madvise(mmap.MADV_DONTNEED)
+
+
+def _check_numbers(data_set: str, columns: Mapping[str, Any]) -> None:
+    for name, column in columns.items():
+        if column.dtype.kind in "OSUMm":
+            raise TypeError(
+                f"{data_set} must have columns of numbers, {name!r} is {column.dtype}: leave it out or "
+                "encode it."
+            )
 
 
 def _check_addressable(federated: FederatedData) -> None:

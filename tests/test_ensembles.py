@@ -88,12 +88,21 @@ def test_members_without_weight_at_the_end_are_not_evaluated():
     np.testing.assert_allclose(mean, logits_of(members())[:3].mean(0), rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("average", [mean_logits, mean_probabilities])
-def test_a_predictor_finds_its_ensemble_in_the_state(average):
-    predictor = ensemble_predictor(MODEL, lambda state: equal_weights(state["models"]), average)
+def test_a_predictor_finds_its_ensemble_in_the_state():
+    predictor = ensemble_predictor(MODEL, lambda state: equal_weights(state["models"]))
     outputs = predictor.predict(predictor.variables({"models": members()}), BATCH)
-    expected = average(MODEL, equal_weights(members()))(BATCH)
+    expected = mean_logits(MODEL, equal_weights(members()))(BATCH)
     np.testing.assert_array_equal(outputs, expected)
+
+
+@pytest.mark.parametrize("average", [mean_logits, mean_probabilities])
+def test_logits_of_half_precision_are_averaged_in_float32(average):
+    halves = lambda values, batch: MODEL.apply(values, batch)[0].astype(jnp.bfloat16)
+    model = MODEL._replace(apply=lambda values, batch, **_: (halves(values, batch), {}))
+    found = average(model, equal_weights(members()))(BATCH)
+    assert found.dtype == jnp.float32
+    expected = average(MODEL, equal_weights(members()))(BATCH)
+    np.testing.assert_allclose(found, expected, rtol=0.05, atol=0.05)
 
 
 def test_gaussian_samples_of_equal_clients_scatter_around_them():

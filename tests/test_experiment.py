@@ -304,6 +304,55 @@ def test_seconds_add_up_over_interruptions(tmp_path):
     assert run_experiment(experiment, tmp_path).summary["seconds"] > before
 
 
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """A finished run's folder, without a config."""
+    folder = tmp_path_factory.mktemp("finished")
+    run_experiment(make_experiment(), folder)
+    return folder
+
+
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        (dict(learning_rate=0.2), "hyper.*client_learning_rate is 0.1.* there and 0.2"),
+        (dict(seed=8), "seed is 7 there and 8 here"),
+        (dict(seeds=1), "seeds is 2 there and 1 here"),
+        (dict(evaluate_every=1), "evaluate_every is 2 there and 1 here"),
+    ],
+    ids=str,
+)
+def test_another_experiment_is_told_from_the_first_without_a_config(finished, changes, message):
+    """It would get the first one's results otherwise, since shapes are the same."""
+    with pytest.raises(RunFolderError, match=message):
+        run_experiment(make_experiment(**changes), finished)
+
+
+def test_another_start_is_told_from_the_first(finished):
+    state = run_experiment(make_experiment()).state
+    with pytest.raises(RunFolderError, match="start is"):
+        run_experiment(make_experiment(start=state), finished)
+
+
+def test_fewer_rounds_than_there_are_checkpoints_of(finished):
+    with pytest.raises(RunFolderError, match="a checkpoint of round 5, beyond rounds=3"):
+        run_experiment(make_experiment(rounds=3), finished)
+
+
+def test_a_start_serves_several_runs():
+    """Training takes the memory of what it is given, but not of what the caller still has."""
+    state = run_experiment(make_experiment()).state
+    one, other = (run_experiment(make_experiment(start=state)) for _ in range(2))
+    assert one.records == other.records
+    jax.tree.map(np.asarray, state)
+
+
+def test_preprocessing_of_evaluation_may_make_a_batch_anew():
+    only = lambda batch, key, positions: {"image": batch["image"], "label": batch["label"]}
+    outcome = run_experiment(make_experiment(evaluation_preprocess=only))
+    assert outcome.records == run_experiment(make_experiment()).records
+
+
 def test_edited_metrics_are_refused(tmp_path):
     run_experiment(make_experiment(), tmp_path)
     (tmp_path / "metrics.jsonl").write_text("")
@@ -403,6 +452,7 @@ def test_a_server_update_that_is_not_finite_is_never_a_checkpoint(tmp_path):
         ({"rounds": True}, TypeError, "rounds must be an integer of at least 1, got True"),
         ({"seeds": 0}, ValueError, "seeds must be at least 1, got 0"),
         ({"seed": -1}, ValueError, "seed must be at least 0, got -1"),
+        ({"seed": 2**31 - 1}, ValueError, r"seeds below 2\*\*31, got 2147483647 and 2 seeds"),
         ({"evaluate_every": 0}, ValueError, "evaluate_every must be at least 1, got 0"),
         (
             {"evaluate_also": (2, 6)},

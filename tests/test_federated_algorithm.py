@@ -126,6 +126,18 @@ def test_every_client_has_the_key_it_came_with():
     assert abs(different[0] - different[1]) > 1e-5
 
 
+def test_a_client_without_examples_takes_nobodys_key():
+    """It begins where the next one does."""
+    method = fed_avg(MODEL, LocalTraining(batch_size=1), optax.sgd, hyper=FedAvgHyper(0.5, 1.0))
+    apply = as_fedjax(method, execution=Execution()).apply
+    (_, columns, _), nothing = _named_clients()[1], jax.random.key(6)
+    empty = {name: column[:0] for name, column in columns.items()}
+    own = ("own", columns, jax.random.key(5))
+    _, alone = apply(_initial_server(), [own])
+    _, beside = apply(_initial_server(), [("none", empty, nothing), own])
+    assert beside["own"]["loss"] == pytest.approx(alone["own"]["loss"], rel=1e-6)
+
+
 def test_clients_who_keep_something_are_refused():
     """Forgotten after each round, SCAFFOLD's variates would be worse than none."""
     with pytest.raises(ValueError, match="method must be one whose clients keep nothing") as error:

@@ -375,3 +375,31 @@ def test_modules_own_batch_normalisation_trains():
         assert max(jax.tree.leaves(moved)) > 1e-3
         _, unchanged = network.apply(variables._replace(mutable=mutable), BATCHES)
         jax.tree.map(np.testing.assert_array_equal, unchanged, mutable)
+
+
+class Flagged(nn.Module):
+    """A network that must be told of training."""
+
+    @nn.compact
+    def __call__(self, x, train):
+        return nn.Dense(CLASSES)(nn.Dropout(0.5, deterministic=not train)(x))
+
+
+class Misnamed(nn.Module):
+    @nn.compact
+    def __call__(self, x, training=False):
+        return nn.Dense(CLASSES)(nn.Dropout(0.5, deterministic=not training)(x))
+
+
+def test_a_network_that_must_be_told_of_training_is():
+    model = from_flax_linen(Flagged(), EXAMPLE)
+    variables = model.init(jax.random.key(0))
+    told = lambda train: model.apply(variables, BATCHES, train=train, key=jax.random.key(1))[0]
+    assert np.abs(told(True) - told(False)).max() > 0.1
+
+
+def test_another_name_of_training_is_refused():
+    """Nobody would set it: the network would train in evaluation mode."""
+    with pytest.raises(ValueError, match="parameter `train`: Misnamed has 'training'") as error:
+        from_flax_linen(Misnamed(), EXAMPLE)
+    assert "\n" not in str(error.value)

@@ -363,3 +363,19 @@ def test_a_client_without_examples_is_refused(source):
     )
     with pytest.raises(ValueError, match="client 'b' has none"):
         source(data)
+
+
+@pytest.mark.parametrize("source", [resident_data, StreamedData])
+def test_columns_of_text_are_refused(source):
+    """A device has none; JAX would tell so without the column's name."""
+    columns = {"image": np.zeros((2, 1), np.float32), "title": np.array(["a", "b"])}
+    text = FederatedData.from_arrays(columns, offsets=[0, 1, 2])
+    numbers = FederatedData.from_arrays({"image": columns["image"]}, offsets=[0, 1, 2])
+    for arguments, called in (
+        ((text,), "federated"),
+        ((numbers, {"open": columns}), "rows['open']"),
+    ):
+        with pytest.raises(TypeError, match=re.escape(called)) as error:
+            source(*arguments)
+        assert "'title' is <U1" in str(error.value)
+        assert "\n" not in str(error.value)

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import optax
 
 from fedcodist.aggregation import ClientResult, weighted_mean
-from fedcodist.checks import check_integer
+from fedcodist.checks import check_integer, check_number
 from fedcodist.client_training import (
     LocalTraining,
     OptimizerFactory,
@@ -74,6 +74,8 @@ def fed_avg(
     check_factory("server_optimizer", server_optimizer)
     for name in ("batch_size", "epochs"):
         check_integer(f"training.{name}", getattr(training, name), low=1)
+    for name, rate in hyper._asdict().items():
+        check_number(f"hyper.{name}", rate, low=0)
     start = functools.partial(lasting_state, "server_optimizer", server_optimizer)
 
     def init(key):
@@ -126,4 +128,5 @@ def client_result(
 
 def linear_decay(num_rounds: int) -> Schedule:
     """rate (1 - t / T) for rounds t = 0 .. T - 1, and 0 from then on."""
+    check_integer("num_rounds", num_rounds, low=1)
     return lambda rate, round: rate * jnp.maximum(1 - round / num_rounds, 0)

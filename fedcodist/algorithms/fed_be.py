@@ -123,9 +123,9 @@ def fed_be(
                 f"averaging.start must be at most distillation.steps={distillation.steps}, got "
                 f"{averaging.start}."
             )
-    taught = distill
+    teach = distill
     if averaging is not None:
-        taught = functools.partial(distill_averaged, averaging, num_unlabelled)
+        teach = functools.partial(distill_averaged, averaging, num_unlabelled)
     methods = {name: pool.method.hyper for name, pool in pools.items()}
     classes = next(iter(models.values())).num_classes
     divergence = kl_divergence(distillation.direction)
@@ -180,7 +180,7 @@ def fed_be(
         unlabelled, answers = cached_answers(
             teacher, inputs.rows[UNLABELLED], distillation, axis_name
         )
-        students = taught(
+        students = teach(
             models=models,
             students=averages,
             teachers={ENSEMBLE: answers},

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 
 from fedcodist import keys
 from fedcodist.algorithms.pools import (
@@ -105,7 +106,7 @@ def fed_sdd(
     num_unlabelled: int,
     num_models: int = 4,
     rounds_kept: int = 1,
-    distillation: Distillation = Distillation(steps=5000, batch_size=256, mixup_beta=0),
+    distillation: Distillation = Distillation(5000, 256, optax.sgd, mixup_beta=0),
     learning_rate: float = 0.1,
     temperature: float = 4.0,
     scaled: bool = True,

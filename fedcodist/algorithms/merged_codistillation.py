@@ -82,6 +82,12 @@ def merged_codistillation(
     for name, value in alphas.items():
         check_number(f"alpha[{name!r}]" if isinstance(alpha, Mapping) else "alpha", value, 0, 1)
         _check_schedule(alpha_schedule, value, num_rounds)
+    for name, own in codistillation.teaching.items():
+        if own.interpolation == 1:
+            raise ValueError(
+                f"teaching[{name!r}].interpolation must be below 1: who has no teacher but itself goes "
+                "nowhere, and what rounding leaves would be rescaled to the pseudo-gradient."
+            )
     hyper = MergedHyper(codistillation, alphas, float(skip_at_alpha_one))
 
     def select_rows(round, key):

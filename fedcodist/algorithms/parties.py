@@ -16,7 +16,7 @@ import numpy as np
 
 from fedcodist import keys
 from fedcodist.aggregation import Aggregate, ClientResult, Reduce, sum_over_devices
-from fedcodist.checks import check_integer
+from fedcodist.checks import check_clients, check_integer, check_names
 from fedcodist.client_training import LocalTraining, Preprocess, check_factory
 from fedcodist.cohort import ClientData, Cohort, Selection
 from fedcodist.communication import Communication
@@ -70,18 +70,11 @@ def check_groups(groups: Mapping[str, Group], others: Sequence[str] = ()) -> dic
     """
     if not groups:
         raise ValueError("groups must hold at least one architecture, got none.")
+    check_names("groups", groups)
     checked: dict[str, Group] = {}
     owner: dict[int, str] = {}
     for name, group in groups.items():
-        clients = np.sort(np.asarray(group.clients))
-        if clients.size == 0:
-            raise ValueError(f"groups[{name!r}].clients must not be empty.")
-        if not np.issubdtype(clients.dtype, np.integer):
-            raise TypeError(
-                f"groups[{name!r}].clients must be integers, indices of clients, got {clients.dtype}."
-            )
-        if clients[0] < 0:
-            raise ValueError(f"groups[{name!r}].clients must be at least 0, got {clients[0]}.")
+        clients = check_clients(f"groups[{name!r}].clients", group.clients)
         for client in clients.tolist():
             if client in owner:
                 raise ValueError(
@@ -89,14 +82,14 @@ def check_groups(groups: Mapping[str, Group], others: Sequence[str] = ()) -> dic
                     f"{owner[client]!r} and {name!r}."
                 )
             owner[client] = name
-        checked[name] = group._replace(clients=clients.astype(np.int32))
+        checked[name] = group._replace(clients=clients)
     called = {other: other for other in others}
     for name, own in party_names(checked).items():
         for party in own:
             if party in called:
                 raise ValueError(
-                    f"groups must have names that tell models apart, {called[party]!r} and {name!r} both "
-                    f"have one called {party!r}."
+                    f"groups must have names that tell models apart, {called[party]!r} and {name!r} "
+                    f"both have one called {party!r}."
                 )
             called[party] = name
     return checked

@@ -11,6 +11,7 @@ import optax
 
 from fedcodist import keys
 from fedcodist.aggregation import Aggregate, ClientResult
+from fedcodist.checks import check_clients, check_integer, check_names
 from fedcodist.client_rows import ClientRows
 from fedcodist.cohort import Inputs, Selection
 from fedcodist.federated_algorithm import (
@@ -252,21 +253,22 @@ def check_pools(pools: Mapping[str, Pool], called: str = "pools") -> dict[str, P
     """
     if not pools:
         raise ValueError(f"{called} must hold at least one pool, got none.")
+    check_names(called, pools)
     checked = {}
     for name, pool in pools.items():
-        clients = np.unique(np.asarray(pool.clients))
-        if clients.size == 0:
-            raise ValueError(f"{called}[{name!r}].clients must not be empty.")
-        if clients[0] < 0:
-            raise ValueError(f"{called}[{name!r}].clients must be at least 0, got {clients[0]}.")
-        if clients.size != np.size(pool.clients):
-            raise ValueError(f"{called}[{name!r}].clients must not repeat a client.")
+        clients = check_clients(f"{called}[{name!r}].clients", pool.clients)
         if not 1 <= pool.cohort_size <= clients.size:
             raise ValueError(
                 f"{called}[{name!r}].cohort_size must be between 1 and the pool's {clients.size} "
                 f"clients, got {pool.cohort_size}."
             )
-        checked[name] = pool._replace(clients=clients.astype(np.int32))
+        check_integer(f"{called}[{name!r}].cohort_size", pool.cohort_size, low=1)
+        if pool.method.num_clients not in (None, clients.size):
+            raise ValueError(
+                f"{called}[{name!r}].method must be told of the pool's {clients.size} clients, its "
+                f"num_clients is {pool.method.num_clients}."
+            )
+        checked[name] = pool._replace(clients=clients)
     return checked
 
 

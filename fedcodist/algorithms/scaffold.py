@@ -9,6 +9,7 @@ import optax
 
 from fedcodist import keys
 from fedcodist.algorithms.fed_avg import FedAvgHyper, Schedule, client_result, constant, fed_avg
+from fedcodist.checks import check_integer
 from fedcodist.client_training import LocalTraining, OptimizerFactory, train_client
 from fedcodist.cohort import ClientData
 from fedcodist.federated_algorithm import FederatedMethod
@@ -63,8 +64,7 @@ def scaffold(
     """
     if option not in (1, 2):
         raise ValueError(f"option must be 1 or 2, got {option!r}.")
-    if num_clients < 1:
-        raise ValueError(f"num_clients must be at least 1, got {num_clients}.")
+    check_integer("num_clients", num_clients, low=1)
     if option == 2 and not _is_plain_sgd(training.optimizer):
         raise ValueError(
             "option 2 needs plain SGD as training.optimizer, whose steps are the learning rate times "
@@ -120,6 +120,7 @@ def scaffold(
         )
 
     return averaging._replace(
+        num_clients=num_clients,
         init=init,
         broadcast=broadcast,
         client_update=client_update,

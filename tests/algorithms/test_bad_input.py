@@ -6,10 +6,11 @@ import optax
 import pytest
 
 from fedcodist.algorithms.codistillation import TeachingHyper
-from fedcodist.algorithms.fed_avg import fed_avg
+from fedcodist.algorithms.fed_avg import FedAvgHyper, fed_avg, linear_decay
 from fedcodist.algorithms.merged_codistillation import merged_codistillation
 from fedcodist.algorithms.periodic_codistillation import periodic_codistillation
 from fedcodist.algorithms.pools import Pool, independent_pools
+from fedcodist.algorithms.scaffold import scaffold
 from fedcodist.client_training import LocalTraining
 from fedcodist.data.federated_data import FederatedData
 from fedcodist.distillation import Distillation
@@ -85,6 +86,30 @@ class TestPools:
         with pytest.raises(ValueError) as error:
             build(_valid_pools(clients=np.array([1, 2, 2, 3])))
         _assert_one_line(error, "pools['small'].clients", "repeat")
+
+    @pytest.mark.parametrize("clients", [[0.0, 1.7], [True, False], [[0, 1], [2, 3]]], ids=str)
+    def test_clients_that_are_no_indices(self, build, clients):
+        with pytest.raises(TypeError) as error:
+            build(_valid_pools(clients=np.array(clients)))
+        _assert_one_line(error, "pools['small'].clients", "integers, indices of clients")
+
+    def test_a_name_with_a_slash(self, build):
+        pools = _valid_pools()
+        with pytest.raises(ValueError) as error:
+            build({"en/small": pools["small"], "large": pools["large"]})
+        _assert_one_line(error, "pools must have names without '/'", "got 'en/small'")
+
+    def test_variates_of_another_number_of_clients(self, build):
+        pools = _valid_pools()
+        method = scaffold(pools["small"].method.model, 9)
+        with pytest.raises(ValueError) as error:
+            build(pools | {"small": pools["small"]._replace(method=method)})
+        _assert_one_line(error, "pools['small'].method", "8 clients, its num_clients is 9")
+
+    def test_a_cohort_size_that_is_no_integer(self, build):
+        with pytest.raises(TypeError) as error:
+            build(_valid_pools(cohort_size=2.0))
+        _assert_one_line(error, "pools['small'].cohort_size", "an integer", "got 2.0")
 
     @pytest.mark.parametrize("size", [9, 0, -1])
     def test_cohort_size(self, build, size):
@@ -162,6 +187,25 @@ def test_teaching(build, field, value, allowed):
     with pytest.raises(ValueError) as error:
         build(teaching={"small": TeachingHyper(**{field: value})})
     _assert_one_line(error, f"teaching['small'].{field}", allowed, f"got {value!r}")
+
+
+def test_students_who_teach_themselves_alone_go_nowhere():
+    with pytest.raises(ValueError) as error:
+        _merged(teaching={"small": TeachingHyper(interpolation=1.0)})
+    _assert_one_line(error, "teaching['small'].interpolation", "below 1")
+
+
+@pytest.mark.parametrize("hyper", [FedAvgHyper(-0.1, 1.0), FedAvgHyper(0.1, np.nan)], ids=str)
+def test_learning_rates(hyper):
+    with pytest.raises(ValueError) as error:
+        fed_avg(_valid_pools()["small"].method.model, hyper=hyper)
+    _assert_one_line(error, "hyper.", "learning_rate must be", "at least 0")
+
+
+def test_a_decay_over_no_rounds():
+    with pytest.raises(ValueError) as error:
+        linear_decay(0)
+    _assert_one_line(error, "num_rounds", "at least 1", "got 0")
 
 
 @BUILDERS

@@ -173,6 +173,11 @@ def test_a_mean_of_students_has_statistics_of_its_own():
         learning_rates={"a": 0.5},
         settings=DISTILLATION,
     )
+    for start in (0, STEPS + 1):
+        with pytest.raises(
+            ValueError, match=f"averaging.start must be between 1 and .* got {start}"
+        ):
+            distill_averaged(Averaging(start, 3), len(IMAGES), **arguments)
     found = distill_averaged(Averaging(2, 3), len(IMAGES), **arguments)
     on_the_way = []
     for steps in (2, 5):

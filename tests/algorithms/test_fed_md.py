@@ -377,7 +377,9 @@ def test_the_digest_is_in_training_mode_and_the_consensus_is_not():
     losses = np.stack([metrics[f"linear_{party}/digest_loss"] for party in range(4)])
     assert len(set(losses[:, 0])) == 4
     w = alike["w"][0, 0]
-    signs = 2.0 * np.indices((2,) * FEATURES).reshape(FEATURES, -1).T - 1  # a feature is x + x or x - x
+    signs = (
+        2.0 * np.indices((2,) * FEATURES).reshape(FEATURES, -1).T - 1
+    )  # a feature is x + x or x - x
     expected = []
     for round in range(rounds):
         rows = np.asarray(algorithm(**options).select(round, jax.random.key(0)).rows[PUBLIC])[0]
@@ -675,7 +677,10 @@ def build(groups=TWO, labels=PUBLIC_LABELS, classes=CLASSES, **options):
             lambda: build(labels=np.full(20, 4)),
             "public_labels must be classes of the joint label space, 0 to 3, got 4 to 4",
         ),
-        (lambda: build(labels=np.zeros(20)), r"public_labels must be integers \[rows\], got float64"),
+        (
+            lambda: build(labels=np.zeros(20)),
+            r"public_labels must be integers \[rows\], got float64",
+        ),
         (
             lambda: build(labels=np.zeros((20, 1), int)),
             r"public_labels must be integers \[rows\], got int64 \[20, 1\]",
