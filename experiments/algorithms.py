@@ -45,7 +45,7 @@ from fedcodist.data.federated_data import FederatedData
 from fedcodist.data.partition import capacity_pools
 from fedcodist.distillation import Averaging, Distillation
 from fedcodist.federated_algorithm import FederatedAlgorithm, FederatedMethod
-from fedcodist.model import Model, from_flax_linen
+from fedcodist.model import Model, from_flax_linen, variable_shapes
 from fedcodist.models import cnn, digits, resnet
 from fedcodist.models.layered import with_layers
 from fedcodist.validation import Validated
@@ -504,7 +504,7 @@ def _submodel(data: Data, name: str, share: float, model: Model) -> tuple[Model,
 
 def _layers(model: Model) -> list[str]:
     """The names of a chain's layers, in their order."""
-    return list(jax.eval_shape(model.init, jax.random.key(0)).params)
+    return list(variable_shapes(model).params)
 
 
 def narrowed(network: Any, share: float, setting: str = "training.fed_dropout.share") -> Any:

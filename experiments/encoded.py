@@ -4,7 +4,6 @@ import functools
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-import jax
 import numpy as np
 from ml_collections import ConfigDict
 
@@ -15,7 +14,7 @@ from fedcodist.client_training import Preprocess
 from fedcodist.data.federated_data import FederatedData
 from fedcodist.data.partition import iid, merge_clients
 from fedcodist.data.prepared import load_prepared
-from fedcodist.model import Model
+from fedcodist.model import Model, variable_shapes
 from fedcodist.models.bert import (
     Encoder,
     bert_base,
@@ -142,7 +141,7 @@ def _networks(create: Callable[[Encoder], Model], pieces: int, settings: ConfigD
 
     def submodel(kind: Callable[[int], Encoder], share: float) -> Submodel:
         encoder, params = _read(kind(pieces), file)
-        whole = jax.eval_shape(network(kind).init, jax.eval_shape(lambda: jax.random.key(0)))
+        whole = variable_shapes(network(kind))
         units = encoder_units(whole.params, encoder.heads)
         return Submodel(finished(create(narrowed(encoder, share)), params), units)
 

@@ -33,6 +33,7 @@ from experiments.text import TEXT, TEXT_MODELS
 from fedcodist.algorithms.parties import party_names
 from fedcodist.data.vocabulary import PAD
 from fedcodist.graphs import over_time
+from fedcodist.model import variable_shapes
 
 Config = Mapping[str, Any]
 # Where clients compute something else than FedAvg's, `flops_of_run` knows it.
@@ -176,7 +177,7 @@ def _decentralised(
     forward, clients = {}, {}
     for name, names in party_names(groups).items():
         model = groups[name].model
-        variables = jax.eval_shape(model.init, jax.random.key(0))
+        variables = variable_shapes(model)
         apply = lambda variables, x, model=model: model.apply(variables, {"image": x})[0]
         of_one = forward_flops(apply, variables, image)
         for party, client in zip(names, groups[name].clients.tolist(), strict=True):
@@ -220,7 +221,7 @@ def _forward_of(config: Config, share: float | None = None) -> Callable[[str, st
         if share is not None:
             model = data.submodels[name](share).model
         apply = lambda variables, batch: model.apply(variables, batch)[0]
-        return forward_flops(apply, jax.eval_shape(model.init, key), batch)
+        return forward_flops(apply, variable_shapes(model), batch)
 
     return of
 

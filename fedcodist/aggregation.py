@@ -95,6 +95,13 @@ def as_stored(mean: jax.Array, like: jax.Array) -> jax.Array:
     return mean.astype(like.dtype)
 
 
+def this_device(axis_name: str | None) -> tuple[int, jax.Array]:
+    """(how many devices there are along a mesh axis, which one this is); (1, 0) without an axis."""
+    if axis_name is None:
+        return 1, jnp.zeros((), jnp.int32)
+    return jax.lax.axis_size(axis_name), jax.lax.axis_index(axis_name)
+
+
 def sum_over_devices(tree: PyTree, axis_name: str | None) -> PyTree:
     """Sums a pytree over a named mesh axis in one collective per dtype.
 

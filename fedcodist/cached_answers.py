@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedcodist.aggregation import sum_over_devices
+from fedcodist.aggregation import sum_over_devices, this_device
 from fedcodist.cohort import Rows
 from fedcodist.distillation import Distillation, Teacher
 
@@ -54,8 +54,7 @@ def _check_not_random(distillation: Distillation, columns: Mapping[str, jax.Arra
 
 def _on_all(teacher, unlabelled: Rows, distillation: Distillation, axis_name) -> jax.Array:
     rows = next(iter(unlabelled.columns.values())).shape[0]
-    devices = 1 if axis_name is None else jax.lax.axis_size(axis_name)
-    device = 0 if axis_name is None else jax.lax.axis_index(axis_name)
+    devices, device = this_device(axis_name)
     size = min(distillation.batch_size, rows)
 
     def outputs(positions):

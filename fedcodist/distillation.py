@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import optax
 
 from fedcodist import augmentation, keys
-from fedcodist.aggregation import sum_over_devices
+from fedcodist.aggregation import sum_over_devices, this_device
 from fedcodist.checks import check_integer, check_number
 from fedcodist.client_training import OptimizerFactory, Preprocess, check_factory
 from fedcodist.cohort import Rows
@@ -329,7 +329,7 @@ def _training(
     chex.assert_shape(unlabelled.indices, (settings.steps, settings.batch_size))
     optimizers = {name: settings.optimizer(learning_rates[name]) for name in students}
     # Parts of one batch must not drop the same units; so dropout alone depends on the device count.
-    device = 0 if axis_name is None else jax.lax.axis_index(axis_name)
+    _, device = this_device(axis_name)
     loss_of = divergence or kl_divergence(settings.direction)
 
     def step(carry, index):
@@ -516,9 +516,7 @@ def _agree_on_mutable(
 def _batch(unlabelled, index, key, settings, axis_name):
     """Returns this device's part of a step's batch, augmented and mixed, and its mask."""
     size = settings.batch_size
-    devices, device = 1, jnp.zeros((), jnp.int32)
-    if axis_name is not None:
-        devices, device = jax.lax.axis_size(axis_name), jax.lax.axis_index(axis_name)
+    devices, device = this_device(axis_name)
     share = -(-size // devices)
     positions = device * share + jnp.arange(share)
     mask = (positions < size).astype(jnp.float32)

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedcodist import keys
-from fedcodist.aggregation import ClientResult, Reduce, sum_over_devices
+from fedcodist.aggregation import ClientResult, Reduce, sum_over_devices, this_device
 from fedcodist.cohort import ClientData, Cohort
 
 PyTree = Any
@@ -173,10 +173,7 @@ def _run_slots(client_update, reduce, message, rows, cohort, key, loop, slots):
 def _deal(sizes: jax.Array, execution: Execution) -> jax.Array:
     """Returns this device's slots, int32 [chunks, chunk]; slots >= cohort are fillers."""
     chunk = execution.chunk_size if execution.loop == "vmap" else 1
-    devices, device = 1, jnp.zeros((), jnp.int32)
-    if execution.axis_name is not None:
-        devices = jax.lax.axis_size(execution.axis_name)
-        device = jax.lax.axis_index(execution.axis_name)
+    devices, device = this_device(execution.axis_name)
     cohort = len(sizes)
     chunk = min(chunk, -(-cohort // devices))
     rounds = -(-cohort // (devices * chunk))

@@ -217,6 +217,11 @@ def parameter_count(tree: PyTree) -> int:
     return sum(int(leaf.size) for leaf in jax.tree.leaves(tree))
 
 
+def variable_shapes(model: Model) -> Variables:
+    """The shapes of a model's variables; nothing is computed."""
+    return jax.eval_shape(model.init, jax.eval_shape(lambda: jax.random.key(0)))
+
+
 def is_finite(tree: PyTree) -> jax.Array:
     """Whether all numbers of a pytree are finite, a scalar."""
     return jnp.all(jnp.stack([jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(tree)]))
@@ -224,8 +229,7 @@ def is_finite(tree: PyTree) -> jax.Array:
 
 def check_stateless(name: str, model: Model) -> None:
     """Raises one line where a model has mutable state, such as batch statistics."""
-    mutable = jax.eval_shape(model.init, jax.eval_shape(lambda: jax.random.key(0))).mutable
-    if jax.tree.leaves(mutable):
+    if jax.tree.leaves(variable_shapes(model).mutable):
         raise ValueError(f"{name} must have no mutable state, such as batch statistics.")
 
 

@@ -17,7 +17,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from fedcodist import client_rows
 from fedcodist import metrics as metrics_lib
-from fedcodist.aggregation import sum_over_devices
+from fedcodist.aggregation import sum_over_devices, this_device
 from fedcodist.client_training import Preprocess
 from fedcodist.cohort import Inputs
 from fedcodist.data.federated_data import FederatedData
@@ -323,8 +323,7 @@ def _evaluate(
             )
 
     rows = split.client.shape[0]
-    devices = 1 if axis is None else jax.lax.axis_size(axis)
-    device = 0 if axis is None else jax.lax.axis_index(axis)
+    devices, device = this_device(axis)
     batch_size = min(batch_size, -(-rows // devices))
     steps = -(-rows // (batch_size * devices))
 

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedcodist.aggregation import sum_over_devices
+from fedcodist.aggregation import sum_over_devices, this_device
 from fedcodist.cohort import Rows
 from fedcodist.distillation import Distillation
 from fedcodist.model import Model, Variables
@@ -72,8 +72,7 @@ def validation_accuracy(
 ) -> jax.Array:
     """Share of validation examples that the model labels rightly, a scalar."""
     steps, size = rows.indices.shape
-    devices = 1 if axis_name is None else jax.lax.axis_size(axis_name)
-    device = 0 if axis_name is None else jax.lax.axis_index(axis_name)
+    devices, device = this_device(axis_name)
 
     def add(index, correct):
         step = index * devices + device

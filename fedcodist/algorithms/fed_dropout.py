@@ -13,7 +13,7 @@ from fedcodist.algorithms.fed_avg import FedAvgHyper, Schedule, client_result, c
 from fedcodist.client_training import LocalTraining, OptimizerFactory, train_client
 from fedcodist.communication import tree_bytes
 from fedcodist.federated_algorithm import FederatedMethod
-from fedcodist.model import Model, Variables, check_stateless
+from fedcodist.model import Model, Variables, check_stateless, variable_shapes
 from fedcodist.shuffling import sample_without_replacement
 from fedcodist.submodels import (
     Kept,
@@ -64,10 +64,7 @@ def fed_dropout(
     """
     check_stateless("model", model)
     averaging = fed_avg(model, training, server_optimizer, schedule, hyper)
-    shapes, smaller = (
-        jax.eval_shape(each.init, jax.eval_shape(lambda: jax.random.key(0))).params
-        for each in (model, submodel)
-    )
+    shapes, smaller = (variable_shapes(each).params for each in (model, submodel))
     if isinstance(layers, Mapping):
         units = layers
     else:

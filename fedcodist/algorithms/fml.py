@@ -17,7 +17,7 @@ from fedcodist.communication import Communication, tree_bytes
 from fedcodist.distillation import kl_divergence
 from fedcodist.federated_algorithm import FederatedAlgorithm, single_model
 from fedcodist.for_each_client import Execution
-from fedcodist.model import Model, Variables, is_finite
+from fedcodist.model import Model, Variables, is_finite, variable_shapes
 from fedcodist.models.layered import logits_of
 
 PyTree = Any
@@ -127,7 +127,7 @@ def fml(
         )
         return FMLState(result.rows, mean), rows, result.metrics
 
-    size = tree_bytes(jax.eval_shape(meme.init, jax.eval_shape(lambda: jax.random.key(0))))
+    size = tree_bytes(variable_shapes(meme))
     return FederatedAlgorithm(
         name=name,
         hyper=hyper,

@@ -17,7 +17,7 @@ from fedcodist.client_training import LocalTraining, OptimizerFactory, train_cli
 from fedcodist.cohort import ClientData
 from fedcodist.federated_algorithm import FederatedAlgorithm, FederatedMethod
 from fedcodist.for_each_client import Execution
-from fedcodist.model import Model, Variables, check_stateless
+from fedcodist.model import Model, Variables, check_stateless, variable_shapes
 from fedcodist.submodels import chain_units, check_chain, counts_of, gathered, places_of, scattered
 
 PyTree = Any
@@ -84,7 +84,7 @@ def hetero_fl(
     if masked and "label" not in columns:
         raise ValueError(f"masked must be False for data without 'label', got {sorted(columns)}.")
     whole = fed_avg(model, training, server_optimizer, schedule, hyper)
-    shapes = _shapes(model)
+    shapes = variable_shapes(model).params
     places, pools, start = {}, {}, "whole"
     for level, settings in levels.items():
         try:
@@ -93,7 +93,7 @@ def hetero_fl(
             raise ValueError(f"levels[{level!r}]: {error}") from None
         method = _method(whole, part, places[level], layers[-1], training, masked)
         pools[level] = Pool(method, settings.clients, settings.cohort_size)
-        if _shapes(part) == shapes:
+        if variable_shapes(part).params == shapes:
             start = level  # so it starts as a pool of this name would in another algorithm
     pools = check_pools(pools, "levels")
     same = lambda value: dict.fromkeys(pools, value)
@@ -182,13 +182,9 @@ def scaled_by_share(model: Model, shares: Mapping[str, float]) -> Model:
     return model._replace(apply=apply)
 
 
-def _shapes(model: Model) -> PyTree:
-    return jax.eval_shape(model.init, jax.eval_shape(lambda: jax.random.key(0))).params
-
-
 def _part(model: Model, level: Model, layers: Sequence[str], scaled: bool) -> tuple[PyTree, Model]:
     """(where a level's numbers are in the whole, its network, scaled where it is to be)."""
-    shapes, smaller = _shapes(model), _shapes(level)
+    shapes, smaller = variable_shapes(model).params, variable_shapes(level).params
     check_chain(shapes, smaller, layers)
     units = chain_units(shapes, layers)
     counts = counts_of(shapes, smaller, units)

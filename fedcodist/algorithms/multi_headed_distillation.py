@@ -29,7 +29,7 @@ from fedcodist.client_training import Preprocess
 from fedcodist.communication import Communication, tree_bytes
 from fedcodist.federated_algorithm import FederatedAlgorithm
 from fedcodist.for_each_client import Execution
-from fedcodist.model import Variables, is_finite
+from fedcodist.model import Variables, is_finite, variable_shapes
 from fedcodist.models.multi_headed import BACKBONE, HeadedOutputs
 from fedcodist.shuffling import stream_positions
 from fedcodist.step_training import (
@@ -167,7 +167,9 @@ def multi_headed_distillation(
     notes = _check_memory(groups, schedule, memory, on_host)
     host_banks: HostBanks | None = None
     if schedule and on_host:
-        host_banks = HostBanks(schedule, {name: _shapes(group) for name, group in groups.items()})
+        host_banks = HostBanks(
+            schedule, {name: variable_shapes(group.model) for name, group in groups.items()}
+        )
     num_public = next(iter(public.values())).shape[0]
     batches = (training.steps, distillation.batch_size)
 
@@ -366,7 +368,7 @@ def _communication(groups, schedule, num_rounds) -> dict[str, Communication]:
     """
     names = parties.party_names(groups)
     by_client = {
-        int(client): (party, tree_bytes(_shapes(group)))
+        int(client): (party, tree_bytes(variable_shapes(group.model)))
         for name, group in groups.items()
         for client, party in zip(group.clients, names[name], strict=True)
     }
@@ -388,7 +390,7 @@ def _check_memory(groups, schedule, memory, on_host) -> tuple[str, ...]:
     """What the banks take, for people; raises one line where that is more than there is."""
     if not schedule:
         return ()
-    sizes = {name: tree_bytes(_shapes(group)) for name, group in groups.items()}
+    sizes = {name: tree_bytes(variable_shapes(group.model)) for name, group in groups.items()}
     needed = sum(schedule.num_slots[name] * size for name, size in sizes.items())
     parts = ", ".join(
         f"{schedule.num_slots[name]} of {name} with {_mib(size)} each"
@@ -458,10 +460,6 @@ def _check_outputs(groups, public, preprocess) -> int:
         if len(set(values.values())) > 1:
             raise ValueError(f"groups must have models of the same {what}, got {values}{advice}.")
     return next(iter(found.values())).logits.shape[1] - 1
-
-
-def _shapes(group: Group) -> Variables:
-    return jax.eval_shape(group.model.init, jax.eval_shape(lambda: jax.random.key(0)))
 
 
 def _count(models: Mapping[str, Variables]) -> int:

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedcodist import keys
-from fedcodist.aggregation import Aggregate, ClientResult, Reduce, sum_over_devices
+from fedcodist.aggregation import Aggregate, ClientResult, Reduce, sum_over_devices, this_device
 from fedcodist.checks import check_clients, check_integer, check_names
 from fedcodist.client_training import LocalTraining, Preprocess, check_factory
 from fedcodist.cohort import ClientData, Cohort, Selection
@@ -321,7 +321,7 @@ def _dealt_here(sizes: jax.Array, axis_name: str | None) -> jax.Array:
     """Whether each party is this device's, bool [parties]; as streamed examples are dealt."""
     if axis_name is None:
         return jnp.ones(len(sizes), bool)
-    devices, device = jax.lax.axis_size(axis_name), jax.lax.axis_index(axis_name)
+    devices, device = this_device(axis_name)
     order = dealing_order(sizes, devices)
     turn = jnp.arange(len(sizes)) % devices
     return jnp.zeros(len(sizes), bool).at[order].set(turn == device)

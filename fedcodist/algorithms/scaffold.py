@@ -13,7 +13,7 @@ from fedcodist.checks import check_integer
 from fedcodist.client_training import LocalTraining, OptimizerFactory, train_client
 from fedcodist.cohort import ClientData
 from fedcodist.federated_algorithm import FederatedMethod
-from fedcodist.model import Model, Variables
+from fedcodist.model import Model, Variables, variable_shapes
 
 PyTree = Any
 
@@ -132,7 +132,7 @@ def scaffold(
         with_model=lambda server, new: ScaffoldServer(
             averaging.with_model(server.averaging, new), server.variate
         ),
-        init_row=lambda: zeros(jax.eval_shape(model.init, jax.random.key(0)).params),
+        init_row=lambda: zeros(variable_shapes(model).params),
     )
 
 

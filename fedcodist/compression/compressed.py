@@ -11,7 +11,7 @@ from fedcodist.checks import check_integer
 from fedcodist.communication import tree_bytes
 from fedcodist.compression.compressor import Compressor
 from fedcodist.federated_algorithm import FederatedMethod
-from fedcodist.model import Variables
+from fedcodist.model import Variables, variable_shapes
 
 PyTree = Any
 
@@ -178,7 +178,7 @@ def compressed(
         return written(server, inner, server.before, server.round)
 
     def init_row():
-        shapes = jax.eval_shape(method.model.init, jax.eval_shape(lambda: jax.random.key(0))).params
+        shapes = variable_shapes(method.model).params
         memory = () if uplink is None else uplink.init(shapes)
         return CompressedRow(method.init_row(), memory, jnp.zeros(2, jnp.uint32))
 

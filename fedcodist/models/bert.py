@@ -10,7 +10,7 @@ import numpy as np
 
 from fedcodist.checks import check_integer, check_number
 from fedcodist.compression.compressor import named_leaves
-from fedcodist.model import Model, Variables
+from fedcodist.model import Model, Variables, variable_shapes
 from fedcodist.submodels import Axis, Units
 
 PyTree = Any
@@ -292,7 +292,7 @@ def encoder_units(params: PyTree, heads: int) -> Units:
 
 def _encoder_of(model: Model) -> PyTree:
     """Shapes of the model's parameters 'encoder'."""
-    params = jax.eval_shape(model.init, jax.eval_shape(lambda: jax.random.key(0))).params
+    params = variable_shapes(model).params
     if "encoder" not in params:
         raise ValueError(f"model must have parameters 'encoder', got {sorted(params)}.")
     return params["encoder"]
