@@ -11,8 +11,9 @@ train the large model. A run is "method,examples" or "method,examples,unlabelled
     python -m experiments.sweep --config experiments/configs/cifar100_table1.py \
         --only "*,4700*" --workdir runs/cifar100_table1
 
-What is marked as tuned was found by cifar100_tuning.py (studies in results/tuning); PeriodicCodist and
-MergedCodist share it.
+What is marked as tuned was found by cifar100_tuning.py; PeriodicCodist and MergedCodist share it. The
+large model's rates are of a study in results/tuning, the small one's of an earlier study whose record was
+not kept (RESULTS.md, Tuning).
 
 The data come from `datasets/cifar100/prepare.py` and, for out-of-domain images,
 `datasets/cifar10/prepare.py`.

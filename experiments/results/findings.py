@@ -50,24 +50,32 @@ def find(comparison: Comparison, records: Sequence[Record]) -> Finding:
     plus = [first_plus, *(taken for _, taken in second)]
     minus = [first_minus, *(added for added, _ in second)]
     ours = contrast([s.values for s in plus], [s.values for s in minus], TEST_IMAGES)
-    decided = "within the interval"
+    finding = Finding(
+        paper,
+        ours,
+        "within the interval",
+        first_plus.rounds,
+        max(one.full_rounds for one in (*plus, *minus)),
+    )
+    if finding.is_short:
+        return finding._replace(decided="not enough rounds")
     if abs(ours.value) > ours.half_width:
-        decided = "yes" if ours.value > 0 else "no"
-    full_rounds = max(one.full_rounds for one in (*plus, *minus))
-    return Finding(paper, ours, decided, first_plus.rounds, full_rounds)
+        return finding._replace(decided="yes" if ours.value > 0 else "no")
+    return finding
 
 
 def verdict(findings: Sequence[Finding]) -> str:
     """'holds' if every comparison does, 'does not hold' if one is refuted.
 
-    Else 'not enough runs' where some are missing, and 'undecided' where a difference lies within its
-    interval.
+    Else 'not enough runs' where some are missing or have not all their rounds, and 'undecided' where a
+    difference lies within its interval.
     """
     if any(finding.decided == "no" for finding in findings):
         return FAILS
     if all(finding.decided == "yes" for finding in findings):
         return HOLDS
-    return OPEN if any(finding.ours is None for finding in findings) else UNDECIDED
+    lacks = (finding.ours is None or finding.is_short for finding in findings)
+    return OPEN if any(lacks) else UNDECIDED
 
 
 def _pairs(

@@ -509,6 +509,16 @@ def test_runs_of_unequal_length_are_not_compared(tmp_path):
     assert cells[3].startswith("+50.00") and cells[5] == "† 300 of 1,500"
 
 
+def test_short_runs_decide_nothing(tmp_path):
+    """Differences of 100 rounds may have the other sign after 1,500."""
+    runs = {"fed_avg,4700": 30.0, MERGED: 90.0}
+    for run, accuracy in runs.items():
+        record(tmp_path, run, {"small": accuracy, "large": accuracy}, rounds=300)
+    found = finding(tmp_path, "MergedCodist, in-domain, 4,700, large: above FedAvg")
+    assert found.ours.value == pytest.approx(60) and found.decided == "not enough rounds"
+    assert verdicts(tmp_path)[LIFTS] == OPEN
+
+
 def test_a_difference_within_its_interval_decides_nothing(tmp_path):
     whole_table(tmp_path, lambda run, model, accuracy: 30.0)
     assert verdicts(tmp_path)[LIFTS] == UNDECIDED
