@@ -389,6 +389,12 @@ class Clients(NamedTuple):
     rates: FedAvgHyper
 
 
+def _refuse_text(data: Data, method: str) -> None:
+    """Raises one line for text to be continued; encoded sentences have networks of their own."""
+    if data.text is not None:
+        raise ValueError(f"training.method must be another than {method}, for text.")
+
+
 def _fed_avg(clients: Clients) -> FederatedMethod:
     return fed_avg(clients.model, clients.local, hyper=clients.rates, **clients.server)
 
@@ -399,11 +405,7 @@ def _fed_prox(clients: Clients) -> FederatedMethod:
 
 
 def _fed_gkd(clients: Clients) -> FederatedMethod:
-    if clients.data.text is not None:
-        raise ValueError(
-            "training.method must be another than fed_gkd for text, whose models have no logits that "
-            "clients could learn from."
-        )
+    _refuse_text(clients.data, "fed_gkd, whose clients learn from logits")
     settings = clients.config.training.fed_gkd
     hyper = FedGKDHyper(*clients.rates, settings.weight, settings.temperature)
     with named("training.fed_gkd: "):
@@ -437,6 +439,7 @@ def _fetch_sgd(clients: Clients) -> FederatedMethod:
 
 
 def _fed_dropout(clients: Clients) -> FederatedMethod:
+    _refuse_text(clients.data, "fed_dropout, whose parts are cut out of chains of layers")
     model, share = clients.model, clients.config.training.fed_dropout.share
     submodel, units = _submodel(clients.data, clients.pool.model, share, model)
     submodel = as_executed(clients.config, submodel)
@@ -449,6 +452,7 @@ def _fed_dropout(clients: Clients) -> FederatedMethod:
 def _fed_kd(clients: Clients) -> FederatedMethod:
     """The pool's model is the student; `training.fed_kd` names the teacher and the layers to align."""
     config, data = clients.config, clients.data
+    _refuse_text(data, "fed_kd, which aligns layers that these networks do not show")
     settings = dict(config.training.fed_kd)
     train = data.splits["train"]
 

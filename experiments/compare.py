@@ -90,6 +90,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--metric", default="accuracy", help="what is ranked (default: accuracy)")
     parser.add_argument("--model", action="append", help="model to rank; repeatable")
     parser.add_argument("--baseline", help="run to compare with")
+    parser.add_argument("--list", action="store_true", help="name the runs and stop")
     settings, others = parser.parse_known_args(arguments)
     chosen = [f"--only={pattern}" for pattern in settings.only or ()]
     given = [f"--config={settings.config}", f"--workdir={settings.workdir}", *chosen]
@@ -100,6 +101,8 @@ def main(arguments: Sequence[str]) -> int:
             raise ValueError(f"--baseline must be one of {runs}, got {baseline!r}.")
     except command.PARSE_ERRORS as error:
         return command.refuse(error)
+    if settings.list:
+        return sweep.main([*given, *others, "--list"])
     if status := sweep.main([*given, *others]):
         return status
     try:

@@ -159,6 +159,10 @@ def _repartitioned(
     share = settings.get("validation") or 0.0
     check_number("data.partition.validation", share, low=0, high=1)
     kept = clients.num_examples - round(share * clients.num_examples)
+    if not kept:
+        raise ValueError(
+            f"data.partition.validation must leave clients some examples, got {share}."
+        )
     if share:
         rest = {name: column[kept:] for name, column in columns.items()}
         offsets = [0, clients.num_examples - kept]

@@ -12,6 +12,7 @@ import optax
 from ml_collections import ConfigDict
 
 from experiments.data import Data, choice
+from experiments.execution import execution_of
 from experiments.parties import public_of
 from fedcodist import graphs, launch
 from fedcodist.algorithms.decentralised_fed_avg import decentralised_fed_avg
@@ -31,7 +32,6 @@ from fedcodist.algorithms.separate import SeparateHyper, separate
 from fedcodist.checks import check_number
 from fedcodist.client_training import LocalTraining
 from fedcodist.federated_algorithm import FederatedAlgorithm
-from fedcodist.for_each_client import Execution
 from fedcodist.models import MLP, NormalizedCNN, ResNet
 from fedcodist.models.fed_md import TABLE_1, FedMDNetwork, narrower
 from fedcodist.models.multi_headed import main_head_only, multi_headed
@@ -86,7 +86,7 @@ def build_multi_headed(config: ConfigDict, data: Data) -> FederatedAlgorithm:
         exchange_seed=settings.exchange_seed,
         # Every seed of a run has banks of its own, and every process on this machine.
         memory=memory_for_checkpoints(distillation, launch.processes_here()) // config.seeds,
-        execution=_execution(config),
+        execution=execution_of(config),
     )
     if config.seeds == 1:
         return algorithm
@@ -101,7 +101,7 @@ def build_separate(config: ConfigDict, data: Data) -> FederatedAlgorithm:
         config.rounds,
         _training(config, data),
         hyper=SeparateHyper(_rate(config)),
-        execution=_execution(config),
+        execution=execution_of(config),
     )
 
 
@@ -117,7 +117,7 @@ def build_pooled(config: ConfigDict, data: Data) -> FederatedAlgorithm:
         config.rounds,
         _training(config, data),
         SeparateHyper(_rate(config)),
-        _execution(config),
+        execution_of(config),
     )
 
 
@@ -133,7 +133,7 @@ def build_fed_avg(config: ConfigDict, data: Data) -> FederatedAlgorithm:
         None if is_complete else graph_of(config, data.splits["train"].num_clients),
         _training(config, data),
         SeparateHyper(_rate(config)),
-        _execution(config),
+        execution_of(config),
     )
 
 
@@ -158,7 +158,7 @@ def build_periodic(config: ConfigDict, data: Data) -> FederatedAlgorithm:
             _rate(config), settings.distillation_learning_rate, settings.temperature
         ),
         config.evaluation.batch_size,
-        _execution(config),
+        execution_of(config),
     )
 
 
@@ -280,7 +280,3 @@ def _training(config: ConfigDict, data: Data) -> StepTraining:
 def _rate(config: ConfigDict) -> float:
     check_number("training.learning_rate", config.training.learning_rate, low=0)
     return config.training.learning_rate
-
-
-def _execution(config: ConfigDict) -> Execution:
-    return Execution(config.execution.loop, config.execution.chunk_size)

@@ -9,6 +9,7 @@ A sentence costs what its tokens do; it has as many as clients' sentences have i
 """
 
 import functools
+import json
 import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
@@ -402,4 +403,9 @@ def _images(settings: Config) -> int:
 
 
 def _data(config: Config) -> Data:
-    return load_data(ConfigDict(dict(config["data"])))
+    return _loaded(json.dumps(config["data"], sort_keys=True))
+
+
+@functools.lru_cache(maxsize=2)  # many runs of a table have the same, which may be large
+def _loaded(settings: str) -> Data:
+    return load_data(ConfigDict(json.loads(settings)))

@@ -10,7 +10,7 @@ machines, each runs the command with --distributed or --coordinator (see BUILD.m
 import json
 import sys
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,9 +21,9 @@ from experiments import command
 from fedcodist import compilation_cache, launch
 
 if TYPE_CHECKING:
+    from experiments.tracing import Callback
     from fedcodist.experiment import Outcome
 
-Callback = Callable[[Sequence[Mapping[str, Any]]], None]
 
 _CONFIG = config_flags.DEFINE_config_file("config", None, "The experiment's config file.")
 _WORKDIR = flags.DEFINE_string("workdir", None, "Run folder; the same one continues a stopped run.")
@@ -183,7 +183,7 @@ def save_models(workdir: Path, outcome: "Outcome", first_seed: int) -> None:
             save_model(path, jax.tree.map(lambda leaf, i=index: leaf[i], variables))
 
 
-def _callbacks(config: ConfigDict, workdir: Path) -> list[Callback]:
+def _callbacks(config: ConfigDict, workdir: Path) -> "list[Callback]":
     log, about = tensorboard(workdir / "tensorboard"), data_manifests(config.data)
     return [*([log] if log else []), *([data_note(workdir, about)] if about else [])]
 
@@ -212,7 +212,7 @@ def data_manifests(settings: ConfigDict) -> dict[str, dict[str, Any]]:
     }
 
 
-def data_note(workdir: Path, about: Mapping[str, Any]) -> Callback:
+def data_note(workdir: Path, about: Mapping[str, Any]) -> "Callback":
     """A callback that adds to environment.json, once, what a run's data are."""
     from fedcodist.checkpoint import write_atomically
     from fedcodist.run_folder import RunFolderError
@@ -231,7 +231,7 @@ def data_note(workdir: Path, about: Mapping[str, Any]) -> Callback:
     return note
 
 
-def tensorboard(folder: Path) -> Callback | None:
+def tensorboard(folder: Path) -> "Callback | None":
     """A callback that logs every scalar to TensorBoard; None where tensorboardX is not installed."""
     try:
         from tensorboardX import SummaryWriter

@@ -14,6 +14,7 @@ import optax
 from ml_collections import ConfigDict
 
 from experiments.data import Data, choice, named
+from experiments.execution import execution_of
 from experiments.public_data import PUBLIC_PRIVATE
 from fedcodist.algorithms.ds_fl import DSFLHyper, ds_fl
 from fedcodist.algorithms.fd import FDHyper, fd
@@ -24,7 +25,6 @@ from fedcodist.algorithms.parties import Group
 from fedcodist.checks import check_integer, check_number
 from fedcodist.client_training import LocalTraining, OptimizerFactory, Preprocess
 from fedcodist.federated_algorithm import FederatedAlgorithm
-from fedcodist.for_each_client import Execution
 from fedcodist.model import Model, Variables, from_flax_linen
 from fedcodist.models.fed_md import (
     TABLE_1,
@@ -251,7 +251,7 @@ def _made(
     config: ConfigDict, method: Callable[..., FederatedAlgorithm], *arguments: Any, **others: Any
 ) -> FederatedAlgorithm:
     """The method, whose errors say that its arguments are from the config's `algorithm`."""
-    execution = Execution(config.execution.loop, config.execution.chunk_size)
+    execution = execution_of(config)
     with named("algorithm: "):
         made = method(*arguments, execution=execution, name=config.algorithm.name, **others)
     if config.get("phases") is not None and config.phases.stopping == "test_data":

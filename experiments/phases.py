@@ -25,6 +25,7 @@ from ml_collections import ConfigDict
 
 from experiments import parties as party_methods
 from experiments.data import Data, choice, named
+from experiments.execution import execution_of
 from experiments.parties import adam, party_groups, party_shapes, public_of
 from experiments.report.plots import INSTALL_PLOTS
 from experiments.results.figures import PartyCurve, parties_plot
@@ -36,7 +37,6 @@ from fedcodist.checks import check_integer, check_number
 from fedcodist.client_training import LocalTraining
 from fedcodist.data.federated_data import FederatedData
 from fedcodist.experiment import Experiment, Outcome, check_experiment, run_experiment
-from fedcodist.for_each_client import Execution
 from fedcodist.models.fed_md import output_penalty
 from fedcodist.run_folder import PHASES, RunFolderError
 from fedcodist.sources import StreamedData, resident_data
@@ -145,7 +145,7 @@ def phase_experiment(
             patience,
             output_penalty(config.algorithm.output_penalty),
             IsolatedHyper(config.algorithm.learning_rate),
-            Execution(config.execution.loop, config.execution.chunk_size),
+            execution_of(config),
             name=f"{phase} training",
         )
     state = None

@@ -64,7 +64,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return command.refuse(error)
     (variables,) = outcome.variables.values()
     params = jax.tree.map(lambda leaf: leaf[0], variables.params["encoder"])
-    save_encoder(settings.output, params, {"heads": str(settings.heads)})
+    try:
+        save_encoder(settings.output, params, {"heads": str(settings.heads)})
+    except OSError as error:
+        return command.refuse(error)
     print(f"encoder: {settings.output}")
     return 0
 
@@ -91,8 +94,9 @@ def _experiment(settings: argparse.Namespace) -> "Experiment":
         check_integer(f"--{name.replace('_', '-')}", getattr(settings, name), low=1)
     check_integer("--seed", settings.seed, low=0)
     check_number("--learning-rate", settings.learning_rate, above=0)
-    if not settings.output.parent.is_dir() or settings.output.is_dir():
-        raise ValueError(f"--output must be a file in an existing folder, got {settings.output}.")
+    if settings.output.is_dir():
+        raise ValueError(f"--output must be a file, {settings.output} is a folder.")
+    settings.output.parent.mkdir(parents=True, exist_ok=True)
     prepared = load_prepared(settings.data)
     for split, column in ((settings.split, "tokens"), ("vocabulary", "piece")):
         if split not in prepared or column not in prepared[split].columns:

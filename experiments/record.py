@@ -204,11 +204,13 @@ def _data_notes(config: Mapping[str, Any], environment: Mapping[str, Any]) -> li
     about = environment.get("data", {}).get(folder)
     if about is None or config["algorithm"]["name"] == BASELINE:
         return []
-    count = about["num_examples"]["train"]
+    counts = about["num_examples"]
+    count = counts["train"] if "train" in counts else counts["distillation"]
     used = data.get("num_unlabelled")
-    images = f"the {count:,}" if used in (None, count) else f"{used:,} of the {count:,}"
+    those = f"the {count:,}" if used in (None, count) else f"{used:,} of the {count:,}"
+    what = "sentences" if "vocabulary" in counts else "images"
     doubt = ", not verified as its official files" if about["unverified"] else ""
-    return [f"Unlabelled: {images} images in {folder} ({about['source']}{doubt})."]
+    return [f"Unlabelled: {those} {what} in {folder} ({about['source']}{doubt})."]
 
 
 def _precision_notes(plan: Mapping[str, Any]) -> list[str]:

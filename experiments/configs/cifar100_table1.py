@@ -12,8 +12,8 @@ train the large model. A run is "method,examples" or "method,examples,unlabelled
         --only "*,4700*" --workdir runs/cifar100_table1
 
 What is marked as tuned was found by cifar100_tuning.py; PeriodicCodist and MergedCodist share it. The
-large model's rates are of a study in results/tuning, the small one's of an earlier study whose record was
-not kept (RESULTS.md, Tuning).
+large model's rates are of a study in results/tuning, the small one's of an earlier study whose record
+was not kept (RESULTS.md, Tuning).
 
 The data come from `datasets/cifar100/prepare.py` and, for out-of-domain images,
 `datasets/cifar10/prepare.py`.

@@ -11,9 +11,15 @@ for CIFAR-100 are in comments where these differ.
 from ml_collections import ConfigDict, config_dict
 
 
+def get_runs() -> list[str]:
+    """Codistillation, and what it is compared with."""
+    return ["fed_avg", "hetero_fl", "periodic_codistillation", "merged_codistillation"]
+
+
 def get_config(algorithm: str = "merged_codistillation") -> ConfigDict:
-    """Returns the experiment; `algorithm` is fed_avg, hetero_fl, periodic_codistillation or
-    merged_codistillation."""
+    """Returns one algorithm's experiment."""
+    if algorithm not in get_runs():
+        raise ValueError(f"a run of this config is one of {get_runs()}, got {algorithm!r}.")
     config = ConfigDict()
     config.name = "digits_codist"
     config.rounds = 200  # paper: 1,500
@@ -27,6 +33,10 @@ def get_config(algorithm: str = "merged_codistillation") -> ConfigDict:
         seed=0,
     )
     config.training = dict(
+        method="fed_avg",  # of clients: or "fed_prox", "fed_gkd", "scaffold", not for hetero_fl
+        proximal_weight=0.01,  # fed_prox
+        fed_gkd=dict(models_kept=5, weight=0.1, temperature=1.0),
+        scaffold_option=2,
         client_optimizer="sgd",
         batch_size=10,  # paper: 20
         epochs=1,

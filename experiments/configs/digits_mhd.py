@@ -18,7 +18,7 @@ OWN = {
         candidates="base",  # "same_level", "self", "same_level_and_self"
         choice="most_confident",  # or "random"
         embedding_distance="squared",
-        pool_size=None,  # as many as there are clients
+        pool_size=config_dict.placeholder(int),  # as many as there are clients
         checkpoints_on="device",  # or "host"
         exchange_seed=0,
     ),
@@ -66,8 +66,12 @@ def get_config(run: str = "multi_headed_distillation") -> ConfigDict:
         networks="digits_small",  # or one name per client
         heads=3,
         projection=config_dict.placeholder(int),  # a width, where networks' embeddings differ
-        # "complete", "islands" of a size, "random" with a probability and a seed
-        graph=dict(name="directed_cycle"),
+        graph=dict(
+            name="directed_cycle",  # "complete", "islands" of a size, "random" with a probability
+            size=config_dict.placeholder(int),
+            probability=config_dict.placeholder(float),
+            seed=config_dict.placeholder(int),
+        ),
     )
     config.training = dict(learning_rate=0.03, momentum=0.9, batch_size=32, steps=25)
     with config.ignore_type():

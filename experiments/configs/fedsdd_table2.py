@@ -140,9 +140,11 @@ def get_config(run: str = "fed_sdd_r4,resnet20,cifar10,0.1") -> ConfigDict:
     config.execution = dict(
         processes=config_dict.placeholder(int),
         loop="scan",
-        chunk_size=1,
+        chunk_size=config_dict.placeholder(int),  # with loop="vmap" what fits, if not set
         seeds_loop="map",
         stream=False,
+        precision="float32",  # or "bfloat16"
+        rematerialise=False,
     )
     config.notes = ()  # remarks that RESULTS.md prints beneath the run's table
     return config

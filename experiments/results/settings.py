@@ -44,7 +44,9 @@ def settings(record: Record, model: str | None = None) -> Settings:
     `model`: those that this model's results depend on; FedAvg trains every model by itself.
     """
     method = method_of(record)
-    found = without(flat(record.config), (*NOT_SETTINGS, *UNREAD.get(method, ())))
+    # What is not set is as good as a setting that the config did not have then.
+    set_ = {key: value for key, value in flat(record.config).items() if value is not None}
+    found = without(set_, (*NOT_SETTINGS, *UNREAD.get(method, ())))
     if model is not None and method == BASELINE:
         found = without(found, _other_pools(model))
     return {"algorithm.name": method, **found}

@@ -82,10 +82,13 @@ def test_ensembles_average_logits_and_text_has_none(method):
     assert "\n" not in str(error.value)
 
 
-def test_what_the_teacher_of_clients_says_is_of_logits_and_text_has_none():
-    clients = SimpleNamespace(data=SimpleNamespace(text="sentences"))
-    with pytest.raises(ValueError, match=r"training\.method must be .* for text, whose models"):
-        algorithms.CLIENT_METHODS["fed_gkd"](clients)
+@pytest.mark.parametrize("method", ["fed_gkd", "fed_dropout", "fed_kd"])
+def test_methods_that_need_logits_or_layers_are_not_for_text(method):
+    clients = SimpleNamespace(
+        config=None, model=None, pool=None, data=SimpleNamespace(text="sentences")
+    )
+    with pytest.raises(ValueError, match=rf"training\.method must be .* {method}, .* for text\."):
+        algorithms.CLIENT_METHODS[method](clients)
 
 
 def test_every_method_has_a_name_in_tables():

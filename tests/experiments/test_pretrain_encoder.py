@@ -70,7 +70,7 @@ def test_an_encoder_is_trained_and_starts_a_teacher_and_a_student(folder, tmp_pa
         (["--split=news"], "has no split 'news' with 'tokens'."),
         (["--heads=3"], "width must be a multiple of heads = 3, got 8."),
         (["--seed=-1"], "--seed must be at least 0, got -1."),
-        (["--output=."], "--output must be a file in an existing folder, got .."),
+        (["--output=."], "--output must be a file, . is a folder."),
         (["--epochs=0"], "--epochs must be at least 1, got 0."),
         (["--learning-rate=0"], "--learning-rate must be above 0, got 0.0."),
     ],

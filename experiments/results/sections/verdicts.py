@@ -15,9 +15,9 @@ def verdicts(records: Sequence[Record], note: str) -> list[str]:
         "## The paper's claims",
         "What the paper's Table 1 and Figure 4 say; the verdicts are read off our runs. A claim *holds* "
         "if every difference under it is above zero by more than its interval, *does not hold* if one "
-        "is below zero by more than its interval; else there are *not enough runs*, or not of all their "
-        "rounds (†), which decide nothing, or it is *undecided* as a difference lies within its interval. "
-        "Each interval is at 95 % by itself. Runs "
+        "is below zero by more than its interval; else there are *not enough runs*, or not of all "
+        "their rounds (†), which decide nothing, or it is *undecided* as a difference lies within its "
+        "interval. Each interval is at 95 % by itself. Runs "
         "compared have equal settings, rounds among them, in all but what the difference names. ‡ marks "
         "what rests on single seeds in part: their intervals cover the test images, not the seeds.",
     ]
