@@ -8,6 +8,7 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from experiments.encoded import ENCODED, Submodel, load_encoded
+from experiments.prepared import prepared_folder
 from experiments.primary_data import PRIMARY, load_primary
 from experiments.public_data import PUBLIC_PRIVATE, Public, load_public_private
 from experiments.text import TEXT, Text, load_text
@@ -17,7 +18,6 @@ from fedcodist.client_training import Preprocess
 from fedcodist.data.digits import load_digits_federated
 from fedcodist.data.federated_data import FederatedData
 from fedcodist.data.partition import dirichlet, equal_dirichlet
-from fedcodist.data.prepared import load_prepared
 from fedcodist.model import Model
 from fedcodist.next_token import next_tokens
 
@@ -65,7 +65,7 @@ def load_data(settings: ConfigDict) -> Data:
         )
         return Data(splits, splits.pop("distillation").columns["image"], DIGITS_SCALE, DIGITS_SCALE)
     if settings.name == "prepared":
-        splits = load_prepared(settings.folder)
+        splits = prepared_folder("data.folder", settings.folder)
         partition = settings.get("partition")
         # A data set that is dealt anew needs no clients set apart.
         needed = {"train"} if partition else {"train", "distillation", "held_out", "test"}
@@ -103,7 +103,7 @@ def _unlabelled(settings: ConfigDict, in_domain: FederatedData | None) -> np.nda
     """The images of the clients set apart, or of another prepared folder's 'train' split."""
     data = in_domain
     if settings.unlabelled_folder is not None:
-        splits = load_prepared(settings.unlabelled_folder)
+        splits = prepared_folder("data.unlabelled_folder", settings.unlabelled_folder)
         if "train" not in splits:
             raise ValueError(
                 f"data.unlabelled_folder {settings.unlabelled_folder} has no split 'train'."

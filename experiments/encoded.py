@@ -7,13 +7,13 @@ from typing import Any, NamedTuple
 import numpy as np
 from ml_collections import ConfigDict
 
+from experiments.prepared import prepared_folder
 from fedcodist import metrics
 from fedcodist.bert_weights import load_encoder, stored_encoder
 from fedcodist.candidates import all_candidates, sampled_candidates
 from fedcodist.client_training import Preprocess
 from fedcodist.data.federated_data import FederatedData
 from fedcodist.data.partition import iid, merge_clients
-from fedcodist.data.prepared import load_prepared
 from fedcodist.model import Model, variable_shapes
 from fedcodist.models.bert import (
     Encoder,
@@ -93,7 +93,7 @@ def load_encoded(settings: ConfigDict) -> EncodedData:
     Raises:
       ValueError: one line that names the setting and what is allowed.
     """
-    prepared = load_prepared(settings.folder)
+    prepared = prepared_folder("data.folder", settings.folder)
     is_news = settings.name == NEWS
     needed = {"train", "held_out", "test", "vocabulary"} | ({"news"} if is_news else set())
     if missing := needed - set(prepared):

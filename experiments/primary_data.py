@@ -6,11 +6,11 @@ from typing import NamedTuple
 import numpy as np
 from ml_collections import ConfigDict
 
+from experiments.prepared import prepared_folder
 from fedcodist.checks import check_integer, check_number
 from fedcodist.data.digits import load_digits
 from fedcodist.data.federated_data import FederatedData
 from fedcodist.data.partition import iid
-from fedcodist.data.prepared import load_prepared
 from fedcodist.data.primary_labels import (
     even_primary_labels,
     primary_label_skew,
@@ -94,7 +94,7 @@ def _digits(settings: ConfigDict) -> tuple[Columns, Columns]:
 
 
 def _prepared(settings: ConfigDict) -> tuple[Columns, Columns]:
-    splits = load_prepared(settings.folder)
+    splits = prepared_folder("data.folder", settings.folder)
     for setting, split in (("folder", "train"), ("tested", settings.tested)):
         if split not in splits:
             raise ValueError(

@@ -6,10 +6,10 @@ from typing import NamedTuple
 import numpy as np
 from ml_collections import ConfigDict
 
+from experiments.prepared import prepared_folder
 from fedcodist import augmentation
 from fedcodist.client_training import Preprocess
 from fedcodist.data.federated_data import FederatedData
-from fedcodist.data.prepared import load_prepared
 from fedcodist.data.public_private import (
     PublicPrivate,
     check_joint_labels,
@@ -64,8 +64,8 @@ def _digits(settings: ConfigDict) -> PublicPrivate:
 
 def _cifar(settings: ConfigDict) -> PublicPrivate:
     return cifar_public_private(
-        load_prepared(settings.public_folder),
-        load_prepared(settings.folder),
+        prepared_folder("data.public_folder", settings.public_folder),
+        prepared_folder("data.folder", settings.folder),
         settings.iid,
         settings.num_parties,
         settings.get("per_class"),
@@ -77,8 +77,8 @@ def _cifar(settings: ConfigDict) -> PublicPrivate:
 
 def _letters(settings: ConfigDict) -> PublicPrivate:
     return letters_public_private(
-        load_prepared(settings.public_folder),
-        load_prepared(settings.folder),
+        prepared_folder("data.public_folder", settings.public_folder),
+        prepared_folder("data.folder", settings.folder),
         settings.iid,
         settings.num_parties,
         settings.per_class,

@@ -6,8 +6,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from ml_collections import ConfigDict
 
+from experiments.prepared import prepared_folder
 from fedcodist.data.federated_data import FederatedData
-from fedcodist.data.prepared import load_prepared, manifest
+from fedcodist.data.prepared import manifest
 from fedcodist.data.text import SPLITS, domain_pools, of_domain, vocabulary_of
 from fedcodist.data.vocabulary import Vocabulary
 from fedcodist.model import Model
@@ -58,7 +59,7 @@ def load_text(settings: ConfigDict) -> TextData:
     Raises:
       ValueError: one line that names the setting and what is allowed.
     """
-    prepared = load_prepared(settings.folder)
+    prepared = prepared_folder("data.folder", settings.folder)
     if missing := {*SPLITS, "vocabulary"} - set(prepared):
         raise ValueError(f"data.folder {settings.folder} has no split {min(missing)!r} of text.")
     domains = tuple(manifest(settings.folder)["arguments"].get("domains", ()))
@@ -86,7 +87,7 @@ def load_text(settings: ConfigDict) -> TextData:
 
 
 def _unlabelled(settings: ConfigDict, vocabulary: Vocabulary) -> FederatedData:
-    other = load_prepared(settings.unlabelled_folder)
+    other = prepared_folder("data.unlabelled_folder", settings.unlabelled_folder)
     if "distillation" not in other or vocabulary_of(other) != vocabulary:
         raise ValueError(
             f"data.unlabelled_folder {settings.unlabelled_folder} must have a split 'distillation' in "

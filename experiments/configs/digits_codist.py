@@ -16,13 +16,14 @@ def get_runs() -> list[str]:
     return ["fed_avg", "hetero_fl", "periodic_codistillation", "merged_codistillation"]
 
 
-def get_config(algorithm: str = "merged_codistillation") -> ConfigDict:
+def get_config(run: str = "merged_codistillation") -> ConfigDict:
     """Returns one algorithm's experiment."""
-    if algorithm not in get_runs():
-        raise ValueError(f"a run of this config is one of {get_runs()}, got {algorithm!r}.")
+    if run not in get_runs():
+        raise ValueError(f"a run of this config is one of {get_runs()}, got {run!r}.")
     config = ConfigDict()
     config.name = "digits_codist"
-    config.rounds = 200  # paper: 1,500
+    config.run = run
+    config.rounds = config.full_rounds = 200  # paper: 1,500
     config.seed = 0
     config.seeds = 1
 
@@ -81,12 +82,12 @@ def get_config(algorithm: str = "merged_codistillation") -> ConfigDict:
     config.nested_pools = True  # large clients serve the small model too
 
     config.algorithm = dict(
-        name=algorithm,
+        name=run,
         alpha=0.7,  # merged
         alpha_schedule="constant",  # or "linear_to_one", "linear_to_zero"
         skip_at_alpha_one=False,
         period=30,  # periodic; paper: 200
-        steps={"periodic_codistillation": 100}.get(algorithm, 16),  # paper: 200 and 32
+        steps={"periodic_codistillation": 100}.get(run, 16),  # paper: 200 and 32
         batch_size=64,
         distillation_optimizer="adam",
         distillation_epsilon=1e-5,
@@ -94,7 +95,7 @@ def get_config(algorithm: str = "merged_codistillation") -> ConfigDict:
         mixup_beta=2.0,
         flip=False,  # the paper flips images; a flipped digit is another shape
     )
-    if algorithm == "hetero_fl":
+    if run == "hetero_fl":
         # Small clients have a part of the large model, as large as the small one: 2,778 parameters.
         config.pools.small.update(model="digits_large", share=0.25, fraction=2 / 3)
         config.pools.large.share = 1.0

@@ -37,6 +37,7 @@ SETTINGS = {
 }
 # The same of more settings, and of other methods' configs.
 OTHER_CONFIGS = {
+    "digits_codist.py:fed_df": {"rounds=1": ["a run of this config is one of", "'fed_df'"]},
     "digits_codist": {
         "rounds.number=1": ["--config.rounds.number", "--config.rounds?"],
         "algorithm.steps=2.5": ["--config.algorithm.steps=2.5", "int"],
@@ -199,7 +200,7 @@ ARGUMENTS = {
     ],
     (CONFIG, "--workdir=none", "--coordinator=a:1", "--num_hosts=2", "--host=one"): ["--host=one"],
     ("--config.rounds=4", CONFIG, "--workdir=none"): ["--config.rounds", "before"],
-    (f"{CONFIG}:fedavg", "--workdir=none"): ["algorithm.name", "'fed_avg'", "'fedavg'"],
+    (f"{CONFIG}:fedavg", "--workdir=none"): ["a run of this config", "'fed_avg'", "'fedavg'"],
     (PERIODIC, "--workdir=none", "--config.algorithm.period=0"): ["period", "at least 1", "0"],
     (f"{FED_KD}:best", "--workdir=none"): [
         f"error: {FED_KD}:best: a run of this config is",
@@ -392,7 +393,7 @@ def prepared(environment, tmp_path_factory):
 @pytest.mark.parametrize(
     ("damage", "parts"),
     [
-        ("missing", ["missing/manifest.json", "cannot be read"]),
+        ("missing", ["data.folder", "there is no", "missing", "datasets/*/prepare.py"]),
         ("without manifest", ["manifest.json", "cannot be read"]),
         ("corrupt manifest", ["manifest.json", "not valid JSON"]),
         ("edited manifest", ["manifest.json", "changed"]),

@@ -402,6 +402,9 @@ def test_validation_images_are_the_last_before_the_others_are_dealt(prepared):
     assert data.splits["train"].num_examples == 9
     kept = {image.tobytes() for image in data.splits["train"].columns["image"]}
     assert kept == {image.tobytes() for image in whole.columns["image"][:9]}
+    config.data.partition.validation = 1.0
+    with pytest.raises(ValueError, match=r"data\.partition\.validation must leave clients some"):
+        build_experiment(config)
     config.data.partition.validation = -0.1
     with pytest.raises(ValueError, match=r"data\.partition\.validation must be at least 0"):
         build_experiment(config)

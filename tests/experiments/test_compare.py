@@ -11,7 +11,7 @@ from scipy import stats
 from experiments import compare
 from experiments.algorithms import MODELS
 from experiments.compare import ALL_PARTIES, Entry, budget, difference, ranked, read_run, table
-from experiments.configs import digits_parties
+from experiments.configs import digits_methods, digits_parties
 from experiments.flops import LEARNING, forward_flops_of
 
 CONFIG = "experiments/configs/digits_methods.py"
@@ -266,6 +266,12 @@ def test_mistakes_are_one_line(arguments, message, capsys, tmp_path):
     assert compare.main([*arguments, f"--workdir={tmp_path / 'runs'}"]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert message in line
+    assert not (tmp_path / "runs").exists()
+
+
+def test_the_runs_are_listed(capsys, tmp_path):
+    assert compare.main([f"--config={CONFIG}", f"--workdir={tmp_path / 'runs'}", "--list"]) == 0
+    assert set(capsys.readouterr().out.split()) == set(digits_methods.get_runs())
     assert not (tmp_path / "runs").exists()
 
 

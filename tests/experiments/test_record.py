@@ -225,6 +225,15 @@ def test_unlabelled_images_of_another_folder_are_noted_by_its_manifest(
     assert one["data"] == ABOUT_DATA
 
 
+def test_unlabelled_sentences_are_of_a_folder_that_has_no_others(tmp_path):
+    """C4's has a vocabulary and sentences of nobody."""
+    about = {**ABOUT, "source": "C4", "num_examples": {"distillation": 500, "vocabulary": 90}}
+    data = {"folder": "near", "unlabelled_folder": "far", "num_unlabelled": None}
+    run = write_run(tmp_path / "run", data=data, about_data={"far": about})
+    note = "Unlabelled: the 500 sentences in far (C4, not verified as its official files)."
+    assert note in record.make_record(run)["notes"]
+
+
 @pytest.mark.parametrize(
     "settings",
     [

@@ -238,7 +238,7 @@ def test_several_at_once_share_the_cores_and_keep_logs(fake, capfd):
     ],
 )
 def test_mistakes_are_one_line(arguments, message, capsys, tmp_path):
-    digits = FOLDER / "digits_codist.py"
+    digits = FOLDER / "digits_fed_md.py"
     table = FOLDER / "cifar100_table1.py"
     arguments = [each.format(digits=digits, table=table) for each in arguments]
     assert sweep.main([*arguments, "--workdir", str(tmp_path / "runs")]) == USER_ERROR

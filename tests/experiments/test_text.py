@@ -262,7 +262,10 @@ def test_the_demo_prints_its_table_and_continuations(tmp_path):
         (lambda c: c.pools.small.update(model="cnn_small"), "pools.small.model must be one of"),
         (lambda c: c.algorithm.update(mixup_beta=2.0), "algorithm.mixup_beta 0 for text"),
         (lambda c: c.training.update(samples=-1), "samples must be at least 0"),
-        (lambda c: c.data.update(folder="nowhere"), "is this a prepared folder"),
+        (
+            lambda c: c.data.update(folder="nowhere"),
+            "data.folder must be a prepared folder, there is no nowhere",
+        ),
     ],
 )
 def test_a_mistake_is_one_line(folder, change, message):
