@@ -1,4 +1,4 @@
-"""Prepares CIFAR-10, as unlabelled images of another domain: see README.md beside this program.
+"""Prepares CIFAR-10: see README.md beside this program.
 
 python datasets/cifar10/prepare.py --source PATH --output data/cifar10
 """
