@@ -142,7 +142,7 @@ def prepare(teachers: int, network: str, batch: int, steps: int):
     import optax
 
     from fedcodist import augmentation
-    from fedcodist.cohort import Rows
+    from fedcodist.cohort import Examples
     from fedcodist.distillation import Distillation, distill, kl_divergence, softened
     from fedcodist.distillation import softened_target as target
     from fedcodist.ensembles import equal_weights, mean_logits
@@ -157,7 +157,7 @@ def prepare(teachers: int, network: str, batch: int, steps: int):
     student = model.init(jax.random.key(0))
     members = jax.vmap(model.init)(jax.random.split(jax.random.key(1), teachers))
     images = np.random.default_rng(0).integers(0, 256, (steps * batch, 32, 32, 3), dtype=np.uint8)
-    rows = Rows({"image": jnp.asarray(images)}, jnp.arange(steps * batch).reshape(steps, batch))
+    rows = Examples({"image": jnp.asarray(images)}, jnp.arange(steps * batch).reshape(steps, batch))
     settings = Distillation(
         steps,
         batch,

@@ -7,15 +7,15 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedcodist.aggregation import sum_over_devices, this_device
-from fedcodist.cohort import Rows
+from fedcodist.cohort import Examples
 from fedcodist.distillation import Distillation, Teacher
 
 ANSWERS = "teacher"  # the column that holds them
 
 
 def cached_answers(
-    teacher: Teacher, unlabelled: Rows, distillation: Distillation, axis_name: str | None = None
-) -> tuple[Rows, Teacher]:
+    teacher: Teacher, unlabelled: Examples, distillation: Distillation, axis_name: str | None = None
+) -> tuple[Examples, Teacher]:
     """The rows with the teacher's answers beside them, and a teacher that looks these up.
 
     Args:
@@ -31,7 +31,7 @@ def cached_answers(
     _check_not_random(distillation, unlabelled.columns)
     answers = _on_all(teacher, unlabelled, distillation, axis_name)
     columns = {**unlabelled.columns, ANSWERS: answers}
-    return Rows(columns, unlabelled.indices), lambda batch: batch[ANSWERS]
+    return Examples(columns, unlabelled.indices), lambda batch: batch[ANSWERS]
 
 
 def _check_not_random(distillation: Distillation, columns: Mapping[str, jax.Array]) -> None:
@@ -52,7 +52,7 @@ def _check_not_random(distillation: Distillation, columns: Mapping[str, jax.Arra
                 )
 
 
-def _on_all(teacher, unlabelled: Rows, distillation: Distillation, axis_name) -> jax.Array:
+def _on_all(teacher, unlabelled: Examples, distillation: Distillation, axis_name) -> jax.Array:
     rows = next(iter(unlabelled.columns.values())).shape[0]
     devices, device = this_device(axis_name)
     size = min(distillation.batch_size, rows)

@@ -48,7 +48,7 @@ class Cohort:
 
 
 @flax.struct.dataclass
-class Rows:
+class Examples:
     """Examples without clients, such as the server's unlabelled data.
 
     Attributes:
@@ -67,16 +67,16 @@ class Selection:
 
     Attributes:
       clients: pool -> int32 [cohort], client indices.
-      rows: data set -> int32 [steps, batch].
+      examples: data set -> int32 [steps, batch], places in it.
     """
 
     clients: Mapping[str, jax.Array]
-    rows: Mapping[str, jax.Array]
+    examples: Mapping[str, jax.Array]
 
 
 @flax.struct.dataclass
 class Inputs:
-    """What a round reads: a cohort per pool and rows per data set."""
+    """What a round reads: a cohort per pool and examples per data set."""
 
     cohorts: Mapping[str, Cohort]
-    rows: Mapping[str, Rows]
+    examples: Mapping[str, Examples]

@@ -12,7 +12,7 @@ from fedcodist import augmentation, keys
 from fedcodist.aggregation import sum_over_devices, this_device
 from fedcodist.checks import check_integer, check_number
 from fedcodist.client_training import OptimizerFactory, Preprocess, check_factory
-from fedcodist.cohort import Rows
+from fedcodist.cohort import Examples
 from fedcodist.model import Model, Variables
 from fedcodist.models.layered import logits_of
 from fedcodist.readout import Readout, total_in_chunks
@@ -111,7 +111,7 @@ def distill(
     students: Mapping[str, Variables],
     teachers: Mapping[str, Teacher],
     targets: Targets,
-    unlabelled: Rows,
+    unlabelled: Examples,
     key: jax.Array,
     learning_rates: Mapping[str, Any],
     settings: Distillation,
@@ -164,7 +164,7 @@ def distill_until(
     students: Mapping[str, Variables],
     teachers: Mapping[str, Teacher],
     targets: Targets,
-    unlabelled: Rows,
+    unlabelled: Examples,
     key: jax.Array,
     learning_rates: Mapping[str, Any],
     settings: Distillation,
@@ -234,7 +234,7 @@ def distill_averaged(
     students: Mapping[str, Variables],
     teachers: Mapping[str, Teacher],
     targets: Targets,
-    unlabelled: Rows,
+    unlabelled: Examples,
     key: jax.Array,
     learning_rates: Mapping[str, Any],
     settings: Distillation,

@@ -279,13 +279,13 @@ def check_experiment(experiment: Experiment) -> int:
     selection = jax.eval_shape(
         lambda: experiment.algorithm.select(jnp.asarray(0), jax.random.key(0))
     )
-    if missing := sorted(set(selection.rows) - set(experiment.data.rows)):
+    if missing := sorted(set(selection.examples) - set(experiment.data.data_sets)):
         raise ValueError(
             f"data must have the data set {missing[0]!r}, which {experiment.algorithm.name} reads, it "
-            f"has {sorted(experiment.data.rows)}."
+            f"has {sorted(experiment.data.data_sets)}."
         )
-    for name, count in experiment.algorithm.num_rows.items():
-        have = {len(column) for column in experiment.data.rows[name].values()}
+    for name, count in experiment.algorithm.data_set_sizes.items():
+        have = {len(column) for column in experiment.data.data_sets[name].values()}
         if have != {count}:
             raise ValueError(
                 f"data set {name!r} must have the {count} rows that {experiment.algorithm.name} was "

@@ -122,7 +122,7 @@ class FederatedAlgorithm(NamedTuple):
       communication: pool -> bytes of one participation, as far as shapes tell. Where they differ from
         round to round, metrics `<pool>/client_bytes_up` and `client_bytes_down` go before.
       num_clients: clients that the data must have, one more than the largest index of any pool.
-      num_rows: data set -> rows that it must have, as `select` draws among them.
+      data_set_sizes: data set -> examples that it must have, as `select` draws among them.
       notes: lines that the launcher prints before the run, such as what its memory is for.
       kept_models: pool -> name -> KeptModel of the pool's rows. All clients' models have one name in
         tables, for their mean.
@@ -139,7 +139,7 @@ class FederatedAlgorithm(NamedTuple):
     predictors: Mapping[str, Predictor]
     communication: Mapping[str, Communication]
     num_clients: int
-    num_rows: Mapping[str, int] = {}
+    data_set_sizes: Mapping[str, int] = {}
     notes: tuple[str, ...] = ()
     kept_models: Mapping[str, Mapping[str, KeptModel]] = {}
     host_state: HostState | None = None

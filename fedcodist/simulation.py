@@ -132,7 +132,7 @@ def place_inputs(inputs: Inputs, mesh: Mesh | None) -> Inputs:
     others = {pool: replace(cohort, columns={}) for pool, cohort in inputs.cohorts.items()}
     others = replicate(others, mesh)
     cohorts = {pool: replace(others[pool], columns=columns[pool]) for pool in others}
-    return Inputs(cohorts, replicate(inputs.rows, mesh))
+    return Inputs(cohorts, replicate(inputs.examples, mesh))
 
 
 def build_programs(

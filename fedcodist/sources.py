@@ -9,7 +9,7 @@ import flax.struct
 import jax
 import numpy as np
 
-from fedcodist.cohort import Cohort, Inputs, Rows, Selection
+from fedcodist.cohort import Cohort, Examples, Inputs, Selection
 from fedcodist.data.federated_data import FederatedData
 from fedcodist.for_each_client import dealing_order
 
@@ -22,14 +22,14 @@ class ResidentData:
       columns: name -> [rows, ...], the clients' examples.
       starts: int32 [clients], first row of each client.
       sizes: int32 [clients], examples of each client.
-      rows: data set -> columns of examples without clients.
+      data_sets: data set -> columns of examples without clients.
       capacity: the largest size of any client.
     """
 
     columns: Mapping[str, Any]
     starts: Any
     sizes: Any
-    rows: Mapping[str, Mapping[str, Any]]
+    data_sets: Mapping[str, Mapping[str, Any]]
     capacity: int = flax.struct.field(pytree_node=False)
 
     @property
@@ -45,28 +45,31 @@ class ResidentData:
             )
             for pool, clients in selection.clients.items()
         }
-        rows = {name: Rows(self.rows[name], indices) for name, indices in selection.rows.items()}
-        return Inputs(cohorts, rows)
+        examples = {
+            name: Examples(self.data_sets[name], places)
+            for name, places in selection.examples.items()
+        }
+        return Inputs(cohorts, examples)
 
 
 def resident_data(
-    federated: FederatedData, rows: Mapping[str, Mapping[str, np.ndarray]] | None = None
+    federated: FederatedData, data_sets: Mapping[str, Mapping[str, np.ndarray]] | None = None
 ) -> ResidentData:
     """Prepares federated data, and data sets without clients, to be moved to the device.
 
     Args:
       federated: the clients' examples.
-      rows: data set -> columns, such as `{'unlabelled': {'image': images}}`.
+      data_sets: data set -> columns, such as `{'unlabelled': {'image': images}}`.
     """
     _check_addressable(federated)
     _check_numbers("federated", federated.columns)
-    for name, columns in (rows or {}).items():
-        _check_numbers(f"rows[{name!r}]", columns)
+    for name, columns in (data_sets or {}).items():
+        _check_numbers(f"data_sets[{name!r}]", columns)
     return ResidentData(
         columns=dict(federated.columns),
         starts=federated.offsets[:-1].astype(np.int32),
         sizes=federated.client_sizes.astype(np.int32),
-        rows={name: dict(columns) for name, columns in (rows or {}).items()},
+        data_sets={name: dict(columns) for name, columns in (data_sets or {}).items()},
         capacity=int(federated.client_sizes.max()),
     )
 
@@ -82,14 +85,14 @@ class StreamedData:
     def __init__(
         self,
         federated: FederatedData,
-        rows: Mapping[str, Mapping[str, np.ndarray]] | None = None,
+        data_sets: Mapping[str, Mapping[str, np.ndarray]] | None = None,
     ):
         _check_addressable(federated)
         _check_numbers("federated", federated.columns)
         self._federated = federated
-        self.rows = dict(rows or {})
-        for name, columns in self.rows.items():
-            _check_numbers(f"rows[{name!r}]", columns)
+        self.data_sets = dict(data_sets or {})
+        for name, columns in self.data_sets.items():
+            _check_numbers(f"data_sets[{name!r}]", columns)
         self._largest_first = np.sort(federated.client_sizes)[::-1]
         self.num_clients = federated.num_clients
 
@@ -97,23 +100,23 @@ class StreamedData:
         """Gathers what was selected into buffers whose shapes are the same in every round.
 
         Args:
-          selection: the round's clients and rows.
+          selection: the round's clients and examples.
           devices: how many devices the clients are dealt to, as `for_each_client` does.
           own: the devices whose clients' examples are gathered. Columns of cohorts hold one part of
             equal length per own device, and a client's start counts from the beginning of its
-            device's part. Rows without clients are gathered whole: every device may read any.
+            device's part. Those without clients are gathered whole: every device may read any.
         """
         cohorts = {
             pool: self._cohort(np.asarray(clients), devices, own)
             for pool, clients in selection.clients.items()
         }
-        rows = {
+        examples = {
             name: self._gather(name, np.asarray(indices))
-            for name, indices in selection.rows.items()
+            for name, indices in selection.examples.items()
         }
-        for columns in (self._federated.columns, *self.rows.values()):
+        for columns in (self._federated.columns, *self.data_sets.values()):
             _unmap(columns)
-        return Inputs(cohorts, rows)
+        return Inputs(cohorts, examples)
 
     def ahead(self, read: Callable[[int], Inputs], rounds: Iterable[int]) -> Iterator[Inputs]:
         """Calls `read` for each round, one round ahead of the consumer."""
@@ -151,17 +154,17 @@ class StreamedData:
         where: list[Any] = [part.astype(np.int32) for part in (clients, starts, sizes)]
         return Cohort(columns, where[0], where[1], where[2], int(self._largest_first[0]))
 
-    def _gather(self, name: str, indices: Any) -> Rows:
+    def _gather(self, name: str, indices: Any) -> Examples:
         wanted = indices.reshape(-1)
         is_used = bool((wanted >= 0).all())
         columns: dict[str, Any] = {
             column: np.asarray(values[wanted])
             if is_used
             else np.zeros((len(wanted), *values.shape[1:]), values.dtype)
-            for column, values in self.rows[name].items()
+            for column, values in self.data_sets[name].items()
         }
         positions: Any = np.arange(indices.size, dtype=np.int32).reshape(indices.shape)
-        return Rows(columns, positions if is_used else indices)
+        return Examples(columns, positions if is_used else indices)
 
 
 def stack_inputs(inputs: list[Inputs]) -> Inputs:

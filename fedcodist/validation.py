@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from fedcodist.aggregation import sum_over_devices, this_device
-from fedcodist.cohort import Rows
+from fedcodist.cohort import Examples
 from fedcodist.distillation import Distillation
 from fedcodist.model import Model, Variables
 from fedcodist.models.layered import logits_of
@@ -66,20 +66,20 @@ def validation_rows(validated: Validated) -> jax.Array:
 def validation_accuracy(
     model: Model,
     variables: Variables,
-    rows: Rows,
+    examples: Examples,
     validated: Validated,
     axis_name: str | None = None,
 ) -> jax.Array:
     """Share of validation examples that the model labels rightly, a scalar."""
-    steps, size = rows.indices.shape
+    steps, size = examples.indices.shape
     devices, device = this_device(axis_name)
 
     def add(index, correct):
         step = index * devices + device
         positions = step * size + jnp.arange(size)
         mask = positions < validated.num_examples
-        at = rows.indices[jnp.minimum(step, steps - 1)]
-        batch = {name: column[at] for name, column in rows.columns.items()}
+        at = examples.indices[jnp.minimum(step, steps - 1)]
+        batch = {name: column[at] for name, column in examples.columns.items()}
         batch = validated.preprocess(batch, jax.random.key(0), positions)
         predicted = jnp.argmax(logits_of(model.apply(variables, batch)[0]), axis=-1)
         return correct + jnp.sum((predicted == batch["label"]) & mask)

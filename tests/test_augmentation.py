@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from fedcodist import augmentation, keys
-from fedcodist.cohort import Rows
+from fedcodist.cohort import Examples
 from fedcodist.distillation import Distillation, _batch
 
 KEY = jax.random.key(9)
@@ -156,7 +156,7 @@ def test_mixup_coefficients_are_beta_distributed():
 @pytest.mark.parametrize("size", [1, 7, pytest.param(16, marks=pytest.mark.slow)])
 def test_partners_are_a_permutation_of_the_whole_batch(size):
     """Inputs are unit vectors, so a mixed input shows both of its parts."""
-    unlabelled = Rows({"image": jnp.eye(size)}, jnp.arange(size)[None])
+    unlabelled = Examples({"image": jnp.eye(size)}, jnp.arange(size)[None])
     settings_ = Distillation(steps=1, batch_size=size)
     batch, mask = _batch(unlabelled, 0, KEY, settings_, None)
     coefficient = augmentation.mixup_coefficient(keys.derive(KEY, "mixup"), 2.0)
@@ -172,7 +172,7 @@ def test_partners_are_a_permutation_of_the_whole_batch(size):
 def test_partners_are_augmented_as_in_their_own_place():
     """Flips are decided before mixing: a partner appears as it does unmixed."""
     images = jnp.asarray(_distinct_images(6))
-    unlabelled = Rows({"image": images}, jnp.arange(6)[None])
+    unlabelled = Examples({"image": images}, jnp.arange(6)[None])
     preprocess = augmentation.image_preprocess(augmentation.random_axis_flip)
     settings_ = Distillation(steps=1, batch_size=6, preprocess=preprocess)
     mixed = np.asarray(_batch(unlabelled, 0, KEY, settings_, None)[0]["image"])

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from jax.sharding import Mesh, PartitionSpec
 
 from fedcodist import augmentation
-from fedcodist.cohort import Rows
+from fedcodist.cohort import Examples
 from fedcodist.distillation import (
     Distillation,
     _batch,
@@ -218,7 +218,7 @@ def _two_models():
 def _unlabelled():
     images = np.random.default_rng(3).normal(size=(11, 6)).astype(np.float32)
     indices = np.arange(STEPS * BATCH).reshape(STEPS, BATCH) % 11
-    return Rows({"image": jnp.asarray(images)}, jnp.asarray(indices))
+    return Examples({"image": jnp.asarray(images)}, jnp.asarray(indices))
 
 
 @functools.cache
@@ -339,7 +339,7 @@ def test_teachers_get_no_gradient():
 
 def test_no_steps_change_nothing():
     start = _two_models()
-    none = Rows({"image": np.zeros((2, 6), np.float32)}, np.zeros((0, BATCH), np.int32))
+    none = Examples({"image": np.zeros((2, 6), np.float32)}, np.zeros((0, BATCH), np.int32))
     settings_ = Distillation(steps=0, batch_size=BATCH)
     result = distill(MODELS, start, {}, None, none, KEY, {"a": 0.1, "b": 0.1}, settings_)
     jax.tree.map(np.testing.assert_array_equal, result.students, start)
@@ -354,7 +354,7 @@ def test_no_steps_change_nothing():
 def test_a_sharded_batch_is_the_slice_of_the_whole(size):
     images = np.random.default_rng(0).normal(size=(20, 2, 3, 1)).astype(np.float32)
     indices = np.random.default_rng(1).integers(0, 20, (2, size))
-    unlabelled = Rows({"image": jnp.asarray(images)}, jnp.asarray(indices))
+    unlabelled = Examples({"image": jnp.asarray(images)}, jnp.asarray(indices))
     preprocess = augmentation.image_preprocess(augmentation.random_axis_flip)
     settings_ = Distillation(steps=2, batch_size=size, preprocess=preprocess)
 

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, PartitionSpec
 
-from fedcodist.cohort import Rows
+from fedcodist.cohort import Examples
 from fedcodist.distillation import Distillation, distill, frozen
 from fedcodist.model import from_flax_linen
 
@@ -25,7 +25,7 @@ def test_statistics_that_are_not_synchronised_are_the_same_on_every_device():
     model = from_flax_linen(StockBatchNorm(), jnp.zeros((1, 4)))
     student = model.init(jax.random.key(0))
     images = jax.random.normal(jax.random.key(1), (8, 4))
-    rows = Rows({"image": images}, jnp.arange(8)[None])
+    rows = Examples({"image": images}, jnp.arange(8)[None])
     settings = Distillation(steps=1, batch_size=8, mixup_beta=0)
     mesh = Mesh(np.array(jax.devices()[:2]), ("clients",))
 

@@ -8,7 +8,7 @@ import numpy as np
 import optax
 import pytest
 
-from fedcodist.cohort import Rows
+from fedcodist.cohort import Examples
 from fedcodist.distillation import (
     Distillation,
     EarlyStopping,
@@ -37,7 +37,9 @@ SCRIPTS = {
 
 def rows(steps):
     images = np.random.default_rng(0).normal(size=(9, 6)).astype(np.float32)
-    return Rows({"image": jnp.asarray(images)}, jnp.arange(steps * BATCH).reshape(steps, BATCH) % 9)
+    return Examples(
+        {"image": jnp.asarray(images)}, jnp.arange(steps * BATCH).reshape(steps, BATCH) % 9
+    )
 
 
 @functools.cache

@@ -480,18 +480,20 @@ def test_rows_that_the_algorithm_was_told_of(stream):
     select = lambda round, key: (
         make_algorithm()
         .select(round, key)
-        .replace(rows={"unlabelled": jnp.zeros((2, 3), jnp.int32)})
+        .replace(examples={"unlabelled": jnp.zeros((2, 3), jnp.int32)})
     )
     rows = {"unlabelled": {"image": np.zeros((7, FEATURES), np.float32)}}
     data = StreamedData(make_data(), rows) if stream else resident_data(make_data(), rows)
     experiment = make_experiment()._replace(data=data)
-    algorithm = experiment.algorithm._replace(select=select, num_rows={"unlabelled": 9})
+    algorithm = experiment.algorithm._replace(select=select, data_set_sizes={"unlabelled": 9})
     with pytest.raises(
         ValueError, match=r"'unlabelled' must have the 9 rows .* it has 7"
     ) as raised:
         check_experiment(experiment._replace(algorithm=algorithm))
     assert "\n" not in str(raised.value)
-    check_experiment(experiment._replace(algorithm=algorithm._replace(num_rows={"unlabelled": 7})))
+    check_experiment(
+        experiment._replace(algorithm=algorithm._replace(data_set_sizes={"unlabelled": 7}))
+    )
 
 
 def test_no_splits():

@@ -118,8 +118,8 @@ def test_streamed_inputs_are_the_resident_ones_row_for_row(stored, kind):
                     np.testing.assert_array_equal(
                         buffer.columns[name][there : there + size], column[here : here + size]
                     )
-        for name, view in views.rows.items():
-            buffer = buffers.rows[name]
+        for name, view in views.examples.items():
+            buffer = buffers.examples[name]
             assert buffer.indices.shape == view.indices.shape
             if (view.indices < 0).all():
                 assert (buffer.indices < 0).all()
@@ -129,7 +129,7 @@ def test_streamed_inputs_are_the_resident_ones_row_for_row(stored, kind):
                     buffer.columns[column][buffer.indices], values[view.indices]
                 )
         used = kind == "merged" or round % 2 == 1
-        assert (views.rows["unlabelled"].indices >= 0).all() == used
+        assert (views.examples["unlabelled"].indices >= 0).all() == used
     assert len(shapes) == 1
 
 
@@ -373,7 +373,7 @@ def test_columns_of_text_are_refused(source):
     numbers = FederatedData.from_arrays({"image": columns["image"]}, offsets=[0, 1, 2])
     for arguments, called in (
         ((text,), "federated"),
-        ((numbers, {"open": columns}), "rows['open']"),
+        ((numbers, {"open": columns}), "data_sets['open']"),
     ):
         with pytest.raises(TypeError, match=re.escape(called)) as error:
             source(*arguments)

@@ -11,7 +11,7 @@ import pytest
 from jax.sharding import PartitionSpec
 
 from fedcodist import readout, simulation
-from fedcodist.cohort import Rows
+from fedcodist.cohort import Examples
 from fedcodist.data.vocabulary import BOS, EOS, PAD
 from fedcodist.distillation import (
     Distillation,
@@ -49,7 +49,7 @@ def rows():
         whole = [BOS, *rng.integers(3, VOCABULARY, rng.integers(1, 7)), EOS][: LENGTH + 1]
         row[: len(whole)] = whole
     indices = np.arange(2 * SETTINGS.batch_size).reshape(2, -1)
-    return Rows({"tokens": jnp.asarray(tokens)}, jnp.asarray(indices, jnp.int32))
+    return Examples({"tokens": jnp.asarray(tokens)}, jnp.asarray(indices, jnp.int32))
 
 
 def starts():
@@ -124,7 +124,7 @@ def test_no_logits_of_a_batch_exist():
         "large": language_model(lstm.large_lstm(), words),
     }
     tokens = {"tokens": jnp.full((64, 21), 5, jnp.uint16)}
-    batches = Rows(tokens, jnp.zeros((2, 64), jnp.int32))
+    batches = Examples(tokens, jnp.zeros((2, 64), jnp.int32))
 
     def distilled(key):
         students = {name: model.init(key) for name, model in models.items()}

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from fedcodist import keys
 from fedcodist.algorithms.pools import Pool, check_class_counts, check_pools
 from fedcodist.checks import check_integer, check_number
-from fedcodist.cohort import Rows
+from fedcodist.cohort import Examples
 from fedcodist.distillation import (
     Distillation,
     Distilled,
@@ -106,7 +106,7 @@ def loss_metrics(distilled: Distilled | None, pools: Mapping[str, Pool]) -> dict
 def codistil(
     pools: Mapping[str, Pool],
     starts: Mapping[str, Variables],
-    unlabelled: Rows,
+    unlabelled: Examples,
     round: jax.Array,
     key: jax.Array,
     teaching: Mapping[str, TeachingHyper],

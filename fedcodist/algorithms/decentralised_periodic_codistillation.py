@@ -159,7 +159,7 @@ def decentralised_periodic_codistillation(
             return run(learn, own, "codistillation").rows
 
         result = train(state, inputs, round, key, hyper.learning_rate, axis_name)
-        public = inputs.rows[PUBLIC]
+        public = inputs.examples[PUBLIC]
         columns = {column: values[public.indices[0]] for column, values in public.columns.items()}
         learners = jax.lax.cond(is_due(round), codistil, lambda same: same, result.rows)
         return learners, rows, result.metrics
@@ -190,5 +190,5 @@ def decentralised_periodic_codistillation(
             for client, party in zip(group.clients, names[name], strict=True)
         },
         num_clients=count,
-        num_rows={PUBLIC: num_public},
+        data_set_sizes={PUBLIC: num_public},
     )

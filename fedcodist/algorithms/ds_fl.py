@@ -133,7 +133,7 @@ def ds_fl(
             metrics = {"distillation_loss": taught.loss, "finite": finite}
             return ClientResult({}, {}, jnp.ones(()), taught.variables, metrics)
 
-        cohort, public = inputs.cohorts[PARTIES], inputs.rows[PUBLIC]
+        cohort, public = inputs.cohorts[PARTIES], inputs.examples[PUBLIC]
         examples = {column: values[public.indices[0]] for column, values in public.columns.items()}
         run = lambda update, message, rows, purpose: for_each_party(
             groups,
@@ -176,7 +176,7 @@ def ds_fl(
         },
         communication=parties.same_for_all(groups, Communication(down=floats + indices, up=floats)),
         num_clients=parties.num_clients(groups),
-        num_rows={PUBLIC: num_public},
+        data_set_sizes={PUBLIC: num_public},
     )
 
 

@@ -140,7 +140,7 @@ def fed_be(
             parts.append(equal_weights(dirichlet_samples(key, members, samples)))
         return together(*parts)
 
-    def select_rows(round, key):
+    def select_examples(round, key):
         return {UNLABELLED: unlabelled_rows(key, round, distillation, num_unlabelled)}
 
     def round_(state, rows, inputs, round, key, hyper, axis_name=None):
@@ -178,7 +178,7 @@ def fed_be(
             return sharpened(jnp.sum(jnp.stack(shares), axis=0), hyper.temperature)
 
         unlabelled, answers = cached_answers(
-            teacher, inputs.rows[UNLABELLED], distillation, axis_name
+            teacher, inputs.examples[UNLABELLED], distillation, axis_name
         )
         students = teach(
             models=models,
@@ -199,8 +199,8 @@ def fed_be(
         return state, trained.rows, trained.metrics
 
     hyper = FedBEHyper(methods, learning_rate, temperature)
-    num_rows = {UNLABELLED: num_unlabelled}
-    return assemble("fed_be", pools, columns, hyper, round_, select_rows, num_rows)
+    data_set_sizes = {UNLABELLED: num_unlabelled}
+    return assemble("fed_be", pools, columns, hyper, round_, select_examples, data_set_sizes)
 
 
 def sharpened(probabilities: jax.Array, temperature: Any) -> jax.Array:

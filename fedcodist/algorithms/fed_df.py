@@ -103,11 +103,11 @@ def fed_df(
     methods = {name: pool.method.hyper for name, pool in pools.items()}
     hyper = FedDFHyper(methods, learning_rate, temperature)
 
-    def select_rows(round, key):
-        rows = {UNLABELLED: unlabelled_rows(key, round, distillation, num_unlabelled)}
+    def select_examples(round, key):
+        examples = {UNLABELLED: unlabelled_rows(key, round, distillation, num_unlabelled)}
         if validated is not None:
-            rows[VALIDATION] = validation_rows(validated)
-        return rows
+            examples[VALIDATION] = validation_rows(validated)
+        return examples
 
     def round_(state, rows, inputs, round, key, hyper, axis_name=None):
         trained = train_pools(
@@ -129,7 +129,7 @@ def fed_df(
             accuracy = {
                 name: jax.lax.map(
                     lambda member, name=name: validation_accuracy(
-                        models[name], member, inputs.rows[VALIDATION], validated, axis_name
+                        models[name], member, inputs.examples[VALIDATION], validated, axis_name
                     ),
                     trained.members[name],
                 )
@@ -165,7 +165,7 @@ def fed_df(
             students=students,
             teachers=teachers,
             targets=targets,
-            unlabelled=inputs.rows[UNLABELLED],
+            unlabelled=inputs.examples[UNLABELLED],
             key=keys.derive(key, "distillation", round),
             learning_rates=dict.fromkeys(pools, hyper.learning_rate),
             settings=distillation,
@@ -178,7 +178,7 @@ def fed_df(
         else:
             accuracies = lambda students: {
                 name: validation_accuracy(
-                    models[name], values, inputs.rows[VALIDATION], validated, axis_name
+                    models[name], values, inputs.examples[VALIDATION], validated, axis_name
                 )
                 for name, values in students.items()
             }
@@ -196,10 +196,10 @@ def fed_df(
         }
         return state, trained.rows, metrics
 
-    num_rows = {UNLABELLED: num_unlabelled}
+    data_set_sizes = {UNLABELLED: num_unlabelled}
     if validated is not None:
-        num_rows[VALIDATION] = validated.num_examples
-    return assemble("fed_df", pools, columns, hyper, round_, select_rows, num_rows)
+        data_set_sizes[VALIDATION] = validated.num_examples
+    return assemble("fed_df", pools, columns, hyper, round_, select_examples, data_set_sizes)
 
 
 def _summed(model: Model, ensemble: Ensemble) -> Teacher:

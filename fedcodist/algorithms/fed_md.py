@@ -172,7 +172,7 @@ def fed_md(
             after = Party(revisited.variables, digested.optimizer_state, revisited.optimizer_state)
             return ClientResult({}, {}, jnp.ones(()), after, metrics)
 
-        cohort, public = inputs.cohorts[PARTIES], inputs.rows[PUBLIC]
+        cohort, public = inputs.cohorts[PARTIES], inputs.examples[PUBLIC]
         alignment = dict(public.columns)
         if alignment_size is not None:
             at = public.indices[0]
@@ -209,7 +209,7 @@ def fed_md(
             groups, Communication(down=scores_bytes + indices_bytes, up=scores_bytes)
         ),
         num_clients=parties.num_clients(groups),
-        num_rows={PUBLIC: len(public_labels)},
+        data_set_sizes={PUBLIC: len(public_labels)},
     )
 
 

@@ -20,7 +20,7 @@ from fedcodist.algorithms.pools import (
 )
 from fedcodist.cached_answers import cached_answers
 from fedcodist.checks import check_integer, check_number
-from fedcodist.cohort import Rows, Selection
+from fedcodist.cohort import Examples, Selection
 from fedcodist.distillation import (
     UNLABELLED,
     Distillation,
@@ -201,10 +201,10 @@ def fed_sdd(
             drawn = drawn[permuted_positions(shuffle, places, pool.cohort_size)]
         chosen = jnp.asarray(pool.clients)[drawn]
         parts = jnp.split(chosen, np.cumsum(counts)[:-1].tolist())
-        rows = {}
+        examples = {}
         if distillation.steps:
-            rows[UNLABELLED] = unlabelled_rows(key, round, distillation, num_unlabelled)
-        return Selection(dict(zip(names, parts, strict=True)), rows)
+            examples[UNLABELLED] = unlabelled_rows(key, round, distillation, num_unlabelled)
+        return Selection(dict(zip(names, parts, strict=True)), examples)
 
     def round_(state, rows, inputs, round, key, hyper, axis_name=None):
         # Every client belongs to one group, so all groups draw from one stream, as FedAvg would.
@@ -246,7 +246,7 @@ def fed_sdd(
                     method.model,
                     state,
                     {n: method.variables(models[n]) for n in students},
-                    inputs.rows[UNLABELLED],
+                    inputs.examples[UNLABELLED],
                     round,
                     key,
                     hyper,
@@ -266,7 +266,7 @@ def fed_sdd(
         columns,
         FedSDDHyper(method.hyper, learning_rate, temperature),
         round_,
-        num_rows={UNLABELLED: num_unlabelled} if distillation.steps else {},
+        data_set_sizes={UNLABELLED: num_unlabelled} if distillation.steps else {},
         servers=lambda state: state.models,
     )
     predictors = dict(algorithm.predictors)
@@ -304,7 +304,7 @@ def _taught(
     model: Model,
     state: FedSDDState,
     students: Mapping[str, Variables],
-    unlabelled: Rows,
+    unlabelled: Examples,
     round: jax.Array,
     key: jax.Array,
     hyper: FedSDDHyper,

@@ -100,29 +100,29 @@ def isolated(
         name = f"{name}, stopped on {patience.validated_on}"
         validated = Validated(patience.num_examples, preprocess=patience.preprocess)
 
-    num_rows = {}
+    data_set_sizes = {}
     if num_shared is not None:
-        num_rows[SHARED] = num_shared
+        data_set_sizes[SHARED] = num_shared
     if patience is not None:
-        num_rows[VALIDATION] = patience.num_examples
+        data_set_sizes[VALIDATION] = patience.num_examples
 
     def init(key):
         return start(parties.init_models(groups, key), training)
 
     def select(round, key):
-        rows = {}
+        examples = {}
         if num_shared is not None:
-            rows[SHARED] = jnp.arange(num_shared)[None]
+            examples[SHARED] = jnp.arange(num_shared)[None]
         if patience is not None:
-            rows[VALIDATION] = validation_rows(validated)
-        return parties.everybody(groups, rows)
+            examples[VALIDATION] = validation_rows(validated)
+        return parties.everybody(groups, examples)
 
     def round_(state, rows, inputs, round, key, hyper, axis_name=None):
         def update(model, message, party, data, key):
             goes_on = jnp.asarray(True) if patience is None else party.waited < patience.patience
             own = parties.without_examples(data, goes_on)
             if num_shared is not None:
-                own = parties.shared_examples(inputs.rows[SHARED].columns, own)
+                own = parties.shared_examples(inputs.examples[SHARED].columns, own)
             trained = train_client(
                 model,
                 training,
@@ -138,7 +138,7 @@ def isolated(
                 now = jax.lax.cond(
                     goes_on & (data.size > 0),
                     lambda: validation_accuracy(
-                        model, trained.variables, inputs.rows[VALIDATION], validated
+                        model, trained.variables, inputs.examples[VALIDATION], validated
                     ),
                     lambda: party.best,
                 )
@@ -176,7 +176,7 @@ def isolated(
         predictors=parties.party_predictors(groups, lambda state, name: state[name].variables),
         communication=parties.same_for_all(groups, Communication(down=0, up=0)),
         num_clients=parties.num_clients(groups),
-        num_rows=num_rows,
+        data_set_sizes=data_set_sizes,
     )
 
 

@@ -90,7 +90,7 @@ def merged_codistillation(
             )
     hyper = MergedHyper(codistillation, alphas, float(skip_at_alpha_one))
 
-    def select_rows(round, key):
+    def select_examples(round, key):
         return {UNLABELLED: unlabelled_rows(key, round, distillation, num_unlabelled)}
 
     def round_(state, rows, inputs, round, key, hyper, axis_name=None):
@@ -105,7 +105,7 @@ def merged_codistillation(
             distilled = codistil(
                 pools,
                 before,
-                inputs.rows[UNLABELLED],
+                inputs.examples[UNLABELLED],
                 round,
                 key,
                 teaching,
@@ -144,7 +144,7 @@ def merged_codistillation(
         columns,
         hyper,
         round_,
-        select_rows,
+        select_examples,
         {UNLABELLED: num_unlabelled},
     )
 

@@ -200,7 +200,7 @@ def multi_headed_distillation(
                 checkpoint = functools.partial(host_banks.read, key, done)
             else:
                 pools, banks = checkpoint_pools.refresh(schedule, pools, banks, models, round)
-        columns, indices = inputs.rows[PUBLIC].columns, inputs.rows[PUBLIC].indices
+        columns, indices = inputs.examples[PUBLIC].columns, inputs.examples[PUBLIC].indices
         teach = _teaching(groups, schedule, checkpoint)
 
         def update(model, message, row, data, key):
@@ -291,7 +291,7 @@ def multi_headed_distillation(
         ),
         communication=_communication(groups, schedule, num_rounds),
         num_clients=num_clients,
-        num_rows={PUBLIC: num_public},
+        data_set_sizes={PUBLIC: num_public},
         notes=notes,
         host_state=host_banks,
     )

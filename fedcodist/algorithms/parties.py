@@ -148,9 +148,9 @@ def num_clients(groups: Mapping[str, Group]) -> int:
     return 1 + max(int(group.clients[-1]) for group in groups.values())
 
 
-def everybody(groups: Mapping[str, Group], rows: Mapping[str, jax.Array]) -> Selection:
-    """The selection of a round in which all parties take part, and the rows that are read besides."""
-    return Selection({PARTIES: jnp.asarray(all_clients(groups))}, dict(rows))
+def everybody(groups: Mapping[str, Group], examples: Mapping[str, jax.Array]) -> Selection:
+    """The selection of a round in which all parties take part, and the examples read besides."""
+    return Selection({PARTIES: jnp.asarray(all_clients(groups))}, dict(examples))
 
 
 def init_models(groups: Mapping[str, Group], key: jax.Array) -> dict[str, Variables]:

@@ -61,7 +61,7 @@ def periodic_codistillation(
     def is_due(round):
         return (round + 1) % period == 0
 
-    def select_rows(round, key):
+    def select_examples(round, key):
         size = (distillation.steps, distillation.batch_size)
         rows = jax.lax.cond(
             is_due(round),
@@ -81,7 +81,7 @@ def periodic_codistillation(
             distilled = codistil(
                 pools,
                 updated,
-                inputs.rows[UNLABELLED],
+                inputs.examples[UNLABELLED],
                 round,
                 key,
                 hyper.teaching,
@@ -107,6 +107,6 @@ def periodic_codistillation(
         columns,
         hyper,
         round_,
-        select_rows,
+        select_examples,
         {UNLABELLED: num_unlabelled},
     )

@@ -75,8 +75,8 @@ def assemble(
     columns: Mapping[str, Any],
     hyper: PyTree,
     round_: Callable[..., Any],
-    select_rows: Callable[[jax.Array, jax.Array], dict[str, jax.Array]] = lambda round, key: {},
-    num_rows: Mapping[str, int] = {},
+    select_examples: Callable[[jax.Array, jax.Array], dict[str, jax.Array]] = lambda round, key: {},
+    data_set_sizes: Mapping[str, int] = {},
     servers: Callable[[PyTree], Mapping[str, PyTree]] = lambda state: state,
 ) -> FederatedAlgorithm:
     """Makes an algorithm of pools and a round.
@@ -84,8 +84,8 @@ def assemble(
     Args:
       name, pools, columns, hyper: as an algorithm's own arguments.
       round_: FederatedAlgorithm.round.
-      select_rows: (round, key) -> data set -> rows of a round that are not clients' data.
-      num_rows: data set -> rows that it must have.
+      select_examples: (round, key) -> data set -> places of a round's examples that are not clients'.
+      data_set_sizes: data set -> examples that it must have.
       servers: state -> pool -> the method's server; the state itself where not given.
     """
 
@@ -103,7 +103,7 @@ def assemble(
             draw = keys.derive(key, "cohort", round, n)
             chosen = sample_without_replacement(draw, len(pool.clients), pool.cohort_size)
             clients[n] = jnp.asarray(pool.clients)[chosen]
-        return Selection(clients, select_rows(round, key))
+        return Selection(clients, select_examples(round, key))
 
     def predictor(n, method):
         return single_model(method.model, lambda state: method.variables(servers(state)[n]))
@@ -121,7 +121,7 @@ def assemble(
         predictors={n: predictor(n, pool.method) for n, pool in pools.items()},
         communication={n: communication_of(pool.method, columns) for n, pool in pools.items()},
         num_clients=1 + max(int(pool.clients[-1]) for pool in pools.values()),
-        num_rows=num_rows,
+        data_set_sizes=data_set_sizes,
         kept_models={n: kept(n, pool.method) for n, pool in pools.items()},
     )
 

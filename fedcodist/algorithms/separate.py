@@ -72,7 +72,7 @@ def separate(
     train = apart(groups, num_rounds, training, execution)
 
     def round_(state, rows, inputs, round, key, hyper, axis_name=None):
-        shared = None if num_shared is None else inputs.rows[SHARED].columns
+        shared = None if num_shared is None else inputs.examples[SHARED].columns
         result = train(state, inputs, round, key, hyper.learning_rate, axis_name, shared)
         return result.rows, rows, result.metrics
 
@@ -86,7 +86,7 @@ def separate(
         predictors=parties.party_predictors(groups, lambda state, name: state[name].variables),
         communication=parties.same_for_all(groups, Communication(down=0, up=0)),
         num_clients=parties.num_clients(groups),
-        num_rows={} if num_shared is None else {SHARED: num_shared},
+        data_set_sizes={} if num_shared is None else {SHARED: num_shared},
     )
 
 

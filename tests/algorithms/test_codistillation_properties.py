@@ -305,8 +305,8 @@ def test_a_model_that_is_replaced_has_its_students_batch_statistics():
     plain = _run_rounds("independent sgd", rounds=1)
     _assert_trees_close(found["large"].params, plain["large"].params, atol=2e-6)
     model, expected = _two_pools()["large"].method.model, plain["large"].mutable
-    images = _codistillation_data()[1].rows[UNLABELLED]["image"]
-    for rows in periodic.select(0, ROOT).rows[UNLABELLED]:
+    images = _codistillation_data()[1].data_sets[UNLABELLED]["image"]
+    for rows in periodic.select(0, ROOT).examples[UNLABELLED]:
         variables = Variables(plain["large"].params, expected)
         batch = {"image": images[rows]}
         _, expected = model.apply(variables, batch, train=True, mask=jnp.ones(len(rows)))
@@ -324,7 +324,7 @@ def test_unlabelled_examples_are_an_endless_stream(name):
     else:
         algorithm = periodic_codistillation(_two_pools(), columns, 13, rounds, period=3, **common)
         at = range(2, rounds, 3)
-    select = jax.jit(lambda round: algorithm.select(round, ROOT).rows[UNLABELLED])
+    select = jax.jit(lambda round: algorithm.select(round, ROOT).examples[UNLABELLED])
     drawn = np.concatenate([np.asarray(select(round)).reshape(-1) for round in at])
     passes = [drawn[start : start + 13] for start in range(0, len(drawn) - 12, 13)]
     assert len(passes) > 3

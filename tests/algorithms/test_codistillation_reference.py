@@ -17,7 +17,7 @@ from fedcodist.algorithms.merged_codistillation import merged_codistillation
 from fedcodist.algorithms.periodic_codistillation import periodic_codistillation
 from fedcodist.algorithms.pools import Pool
 from fedcodist.client_training import LocalTraining, _example_order
-from fedcodist.cohort import ClientData, Rows
+from fedcodist.cohort import ClientData, Examples
 from fedcodist.data.federated_data import FederatedData
 from fedcodist.distillation import UNLABELLED, Distillation, _batch
 from fedcodist.federated_algorithm import client_key
@@ -173,11 +173,11 @@ def _run_case(case, dtype):
     for round in range(case.rounds):
         state, selection = one_round(state, round, algorithm.hyper)
         trajectory.append({name: _from_flax(state[name].params) for name in pools})
-        indices = selection.rows[UNLABELLED]
+        indices = selection.examples[UNLABELLED]
         batches = []
         if int(indices[0, 0]) >= 0:
             key = keys.derive(root, "distillation", round)
-            batches = list(np.asarray(_augmented_batches(resident.rows, indices, key)))
+            batches = list(np.asarray(_augmented_batches(resident.data_sets, indices, key)))
         clients = {
             name: [
                 _client_round(data, int(client), client_key(root, round, name)) for client in drawn
@@ -195,7 +195,7 @@ def _distillation(direction):
 
 @functools.partial(jax.jit, compiler_options=QUICK)
 def _augmented_batches(rows, indices, key):
-    unlabelled = Rows(rows[UNLABELLED], indices)
+    unlabelled = Examples(rows[UNLABELLED], indices)
 
     def one_step(step):
         step_key = keys.derive(key, step)

@@ -239,7 +239,7 @@ def test_ds_fl_is_a_plain_loop(name):
     before, after, _ = run(name)
     models, server = params_of(before), before.server.params
     for round in range(ROUNDS):
-        rows = ALGORITHMS[name].select(round, jax.random.key(0)).rows[PUBLIC][0]
+        rows = ALGORITHMS[name].select(round, jax.random.key(0)).examples[PUBLIC][0]
         images = PUBLIC_IMAGES[np.asarray(rows)]
         assert len(np.unique(rows)) == 4
         models = [alone(params, client) for client, params in enumerate(models)]
@@ -341,7 +341,7 @@ def test_equal_models_do_not_pull_at_each_other():
 
 def test_ds_fls_number_of_open_examples_is_that_of_the_public_ones():
     """Of more it would draw rows that do not exist."""
-    assert ALGORITHMS["ds_fl"].num_rows == {PUBLIC: len(PUBLIC_IMAGES)}
+    assert ALGORITHMS["ds_fl"].data_set_sizes == {PUBLIC: len(PUBLIC_IMAGES)}
 
 
 def test_fmls_optimizer_has_momentum_and_weight_decay():

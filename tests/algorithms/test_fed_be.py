@@ -17,7 +17,7 @@ from fedcodist.algorithms.fed_be import SAMPLINGS, fed_be, sharpened
 from fedcodist.algorithms.pools import Pool, independent_pools
 from fedcodist.client_rows import device_rows
 from fedcodist.client_training import LocalTraining
-from fedcodist.cohort import Rows
+from fedcodist.cohort import Examples
 from fedcodist.distillation import UNLABELLED, Averaging, Distillation, distill, distill_averaged
 from fedcodist.experiment import Experiment, run_experiment
 from fedcodist.model import from_flax_linen
@@ -91,7 +91,7 @@ def plain(selections, with_clients, counted):
         target /= target.sum(-1, keepdims=True)
         for n in POOLS:
             w, kept = means[n], []
-            for step, rows in enumerate(selection.rows[UNLABELLED], start=1):
+            for step, rows in enumerate(selection.examples[UNLABELLED], start=1):
                 slope = (softmax(images[rows] @ w) - target[rows]) / CLASSES
                 w = w - TEACHING_RATE * images[rows].T @ slope / len(rows)
                 kept += [w] if step in counted else []
@@ -168,7 +168,7 @@ def test_a_mean_of_students_has_statistics_of_its_own():
         students=students,
         teachers={"t": lambda batch: jnp.eye(CLASSES)[jnp.arange(BATCH) % CLASSES]},
         targets=lambda _, outputs: outputs["t"],
-        unlabelled=Rows({"image": jnp.asarray(IMAGES)}, indices),
+        unlabelled=Examples({"image": jnp.asarray(IMAGES)}, indices),
         key=jax.random.key(1),
         learning_rates={"a": 0.5},
         settings=DISTILLATION,
@@ -183,7 +183,7 @@ def test_a_mean_of_students_has_statistics_of_its_own():
     for steps in (2, 5):
         cut = arguments | {
             "settings": DISTILLATION._replace(steps=steps),
-            "unlabelled": Rows({"image": jnp.asarray(IMAGES)}, indices[:steps]),
+            "unlabelled": Examples({"image": jnp.asarray(IMAGES)}, indices[:steps]),
         }
         on_the_way.append(distill(**cut).students["a"])
     last = distill(**arguments)

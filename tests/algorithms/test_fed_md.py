@@ -244,7 +244,7 @@ def plain(models, rounds, weights, temperature=None):
 
     for round in range(rounds):
         selection = algorithm().select(round, jax.random.key(0))
-        images = PUBLIC_IMAGES[np.asarray(selection.rows[PUBLIC])[0]]
+        images = PUBLIC_IMAGES[np.asarray(selection.examples[PUBLIC])[0]]
         everybody = [scores(logits_of(params[c], images, running[c])) for c in sorted(params)]
         consensus = np.average(everybody, axis=0, weights=weights)
         for client in params:
@@ -382,7 +382,7 @@ def test_the_digest_is_in_training_mode_and_the_consensus_is_not():
     )  # a feature is x + x or x - x
     expected = []
     for round in range(rounds):
-        rows = np.asarray(algorithm(**options).select(round, jax.random.key(0)).rows[PUBLIC])[0]
+        rows = np.asarray(algorithm(**options).select(round, jax.random.key(0)).examples[PUBLIC])[0]
         parts = PUBLIC_IMAGES[rows, :, None] * w
         errors = np.einsum("sf,rfc->src", signs, parts)
         expected.append(np.abs(errors).mean())
@@ -392,7 +392,7 @@ def test_the_digest_is_in_training_mode_and_the_consensus_is_not():
 
 def test_a_consensus_of_one_draws_the_others_to_it():
     state = start(**DIGEST_ONLY)
-    rows = np.asarray(algorithm(**DIGEST_ONLY).select(0, jax.random.key(0)).rows[PUBLIC])[0]
+    rows = np.asarray(algorithm(**DIGEST_ONLY).select(0, jax.random.key(0)).examples[PUBLIC])[0]
     for k in range(4):
         weights = np.eye(4)[k]
         hyper = algorithm(**DIGEST_ONLY).hyper._replace(weights=weights)
@@ -524,7 +524,7 @@ def test_every_row_is_drawn_as_often():
 def test_alignment_subsets_are_fresh_each_round_and_the_same_for_all():
     select = algorithm().select
     first, again, second = (
-        np.asarray(select(n, jax.random.key(0)).rows[PUBLIC]) for n in (0, 0, 1)
+        np.asarray(select(n, jax.random.key(0)).examples[PUBLIC]) for n in (0, 0, 1)
     )
     assert first.shape == (1, ALIGNED)
     np.testing.assert_array_equal(first, again)
@@ -713,7 +713,7 @@ def test_the_optimizer_of_private_training_goes_on_in_the_revisit():
 
 def test_public_labels_are_those_of_the_public_examples():
     """Of more labels than examples the draw would name rows that do not exist."""
-    assert algorithm().num_rows == {PUBLIC: len(PUBLIC_LABELS)}
+    assert algorithm().data_set_sizes == {PUBLIC: len(PUBLIC_LABELS)}
 
 
 def test_a_party_without_private_examples():

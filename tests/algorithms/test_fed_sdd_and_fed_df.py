@@ -133,7 +133,7 @@ def plain_sdd(algorithm, selections, names, kept, scaled, all_models=False, warm
         if round >= warm_up:
             teachers = [model for models_then in buffer for model in models_then]
             for n in names if all_models else [MAIN]:
-                models[n] = distilled(models[n], teachers, selection.rows[UNLABELLED], scaled)
+                models[n] = distilled(models[n], teachers, selection.examples[UNLABELLED], scaled)
     return models
 
 
@@ -215,7 +215,7 @@ def read_in_two_rounds(algorithm):
 
     def two_rounds(state, images, teaching):
         hyper = algorithm.hyper._replace(learning_rate=teaching, temperature=1 + teaching)
-        data = resident.replace(rows={UNLABELLED: {"image": images}})
+        data = resident.replace(data_sets={UNLABELLED: {"image": images}})
         for round in range(2):
             selection = algorithm.select(round, key)
             rows = dict.fromkeys(selection.clients)
@@ -411,7 +411,9 @@ def test_scaffold_has_variates_of_every_client_and_model():
             server[n] = server[n] + np.sum(changes, axis=0) / len(SIZES)
         buffer = [*buffer, list(models.values())][-2:]
         teachers = [model for models_then in buffer for model in models_then]
-        models[MAIN] = distilled(models[MAIN], teachers, selection.rows[UNLABELLED], scaled=True)
+        models[MAIN] = distilled(
+            models[MAIN], teachers, selection.examples[UNLABELLED], scaled=True
+        )
     for n in names:
         found = state.models[n]
         np.testing.assert_allclose(found.averaging.params["w"], models[n], rtol=1e-3, atol=1e-5)
@@ -443,7 +445,7 @@ def test_fed_df_is_a_plain_loop(scaled):
         teachers = [local(models[n], c) for n in models for c in drawn[n]]
         models = {
             n: distilled(
-                aggregate(models[n], drawn[n]), teachers, selection.rows[UNLABELLED], scaled
+                aggregate(models[n], drawn[n]), teachers, selection.examples[UNLABELLED], scaled
             )
             for n in models
         }
@@ -468,7 +470,7 @@ def test_several_architectures_learn_from_all_clients_models():
     w = np.asarray(weights_of(start, "even"), np.float64)
     odd = Variables(start["odd"].params, {})
     logits_of = lambda images: np.asarray(other.apply(odd, {"image": images})[0])
-    for batch in selection.rows[UNLABELLED]:
+    for batch in selection.examples[UNLABELLED]:
         images = UNLABELLED_IMAGES[batch]
         teacher = (2 * images @ np.asarray(weights_of(start, "even")) + 3 * logits_of(images)) / 5
         slope = softmax(images @ w / TEMPERATURE) - softmax(teacher / TEMPERATURE)
@@ -708,7 +710,7 @@ def test_models_of_clients_who_send_something_else_cannot_be_known():
 @pytest.mark.parametrize("source", [resident_data, StreamedData])
 def test_a_method_that_needs_validation_data_and_gets_none(source):
     algorithm = df(validated=Validated(11, every=STEPS))
-    assert algorithm.num_rows == {UNLABELLED: 11, VALIDATION: 11}
+    assert algorithm.data_set_sizes == {UNLABELLED: 11, VALIDATION: 11}
     given = {UNLABELLED: {"image": UNLABELLED_IMAGES}}
     experiment = Experiment(algorithm, source(federated(), given), {"train": federated()}, 1)
     message = (

@@ -202,7 +202,7 @@ def plain_run(params, architectures, schedule, rounds, hyper, algorithm):
     total = rounds * TRAINING.steps
     positions = jax.jit(stream_positions, static_argnums=(2,))
     for round in range(rounds):
-        public_rows = np.asarray(algorithm.select(round, root).rows[PUBLIC])
+        public_rows = np.asarray(algorithm.select(round, root).examples[PUBLIC])
         if round:
             fresh = {c: params[int(schedule.source[round, c])] for c in params}
             for c in params:
@@ -428,7 +428,7 @@ def test_teachers_are_in_inference_mode_and_clients_in_training_mode():
     private_key = keys.derive(root, CLIENT_STEPS, 0, "private")
     rows = np.asarray(stream_positions(private_key, 0, 3, SIZES[0]))
     private = {"image": IMAGES[rows], "label": LABELS[rows]}
-    seen = np.asarray(algorithm.select(0, root).rows[PUBLIC])[0, 0]
+    seen = np.asarray(algorithm.select(0, root).examples[PUBLIC])[0, 0]
     public = {"image": PUBLIC_COLUMNS["image"][seen]}
 
     def after(teacher_trains):

@@ -46,7 +46,7 @@ def test_the_digits_config_builds_every_algorithm(name):
     assert list(experiment.splits) == ["test", "held_out", "train"]
     assert experiment.algorithm.name == name
     assert set(experiment.algorithm.predictors) == {"small", "large"}
-    assert set(experiment.data.rows) == (
+    assert set(experiment.data.data_sets) == (
         set() if name in ("fed_avg", "hetero_fl") else {"unlabelled"}
     )
 
@@ -70,7 +70,7 @@ def test_rows_that_a_method_reads_are_counted_before(config):
     """So that a wrong number of them is told; see `check_experiment`."""
     experiment = build_experiment(config)
     selection = jax.eval_shape(lambda: experiment.algorithm.select(0, jax.random.key(0)))
-    assert experiment.algorithm.num_rows.keys() == selection.rows.keys() != set()
+    assert experiment.algorithm.data_set_sizes.keys() == selection.examples.keys() != set()
     check_experiment(experiment)
 
 
@@ -155,7 +155,7 @@ def cohorts(algorithm, rounds: int) -> dict[str, np.ndarray]:
 def test_no_image_is_in_two_splits():
     config = get_config()
     experiment = build_experiment(config)
-    unlabelled = experiment.data.rows["unlabelled"]["image"]
+    unlabelled = experiment.data.data_sets["unlabelled"]["image"]
     images = [split.columns["image"] for split in experiment.splits.values()] + [unlabelled]
     assert sum(map(len, images)) == 1797
 
@@ -307,7 +307,7 @@ def test_another_folder_supplies_unlabelled_images(prepared, tmp_path):
     sets = {}
     for count in (None, 7, 20):
         config.data.num_unlabelled = count
-        rows = build_experiment(config).data.rows["unlabelled"]["image"]
+        rows = build_experiment(config).data.data_sets["unlabelled"]["image"]
         assert len(rows) == (count or 30)
         sets[count] = {row.tobytes() for row in np.asarray(rows)}
     assert sets[7] < sets[20] < sets[None] == {row.tobytes() for row in images}
@@ -455,7 +455,7 @@ def test_fedsdd_s_configs_are_built(name, run, prepared):
     check_experiment(experiment)
     assert experiment.algorithm.name == ("fed_df" if run.startswith("feddf") else "fed_sdd")
     assert set(experiment.splits) == {"test"}
-    assert ("validation" in experiment.data.rows) == run.startswith("feddf")
+    assert ("validation" in experiment.data.data_sets) == run.startswith("feddf")
 
 
 @pytest.mark.parametrize("run", digits_methods.get_runs())
@@ -557,8 +557,8 @@ def test_validation_data_are_a_split(prepared):
     with config.unlocked(), config.ignore_type():
         config.algorithm.validation = dict(split="held_out", every=10, patience=20, drop_worst=True)
     experiment = build_experiment(config)
-    assert set(experiment.data.rows) == {"unlabelled", "validation"}
-    assert set(experiment.data.rows["validation"]) == {"image", "label"}
+    assert set(experiment.data.data_sets) == {"unlabelled", "validation"}
+    assert set(experiment.data.data_sets["validation"]) == {"image", "label"}
     config.algorithm.validation.split = "nothing"
     with pytest.raises(ValueError, match=r"algorithm\.validation\.split must be one of"):
         build_experiment(config)

@@ -45,7 +45,7 @@ def test_runs_of_digits_are_built(run):
     assert sorted(algorithm.communication) == models
     assert bool(algorithm.notes) == (run == "multi_headed_distillation")
     if run == "pooled":  # all training images, with the labels of the public ones
-        assert len(experiment.data.rows[SHARED]["label"]) == 1797 - round(0.3 * 1797)
+        assert len(experiment.data.data_sets[SHARED]["label"]) == 1797 - round(0.3 * 1797)
 
 
 def test_private_public_and_test_images_are_apart_and_all_there():

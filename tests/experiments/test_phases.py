@@ -343,7 +343,7 @@ def test_pooled_training_is_on_all_private_examples():
     data = load_data(config.data)
     experiment = phases.phase_experiment(config, data, "pooled")
     for name, column in data.splits["train"].columns.items():
-        np.testing.assert_array_equal(experiment.data.rows[isolated.SHARED][name], column)
+        np.testing.assert_array_equal(experiment.data.data_sets[isolated.SHARED][name], column)
 
 
 def test_a_corrupt_file_is_made_again(config_and_models, capsys):
