@@ -1,8 +1,8 @@
 r"""FedMD with CIFAR-10 public and six classes or superclasses of CIFAR-100 private (section 4).
 
 A run is `non_iid` or `iid`, and `,scaled` after it has the same ten shapes with a quarter of the
-widths, and three seeds; `,table_2` has the networks that the paper lists for CIFAR, at its size, in place of
-the released code's; with `,alone` at the end the same rounds have no digest. Settings are the
+widths, and three seeds; `,table_2` has the networks that the paper lists for CIFAR, at its size, in
+place of the released code's; with `,alone` at the end the same rounds have no digest. Settings are the
 released code's, but for early stopping, which looks at held-out public images and not at test data, and
 for the images: `train` of the prepared folders, of which RESULTS.md tells the numbers. The paper's
 bounds on pooled examples: 56.5 % and 82.6 %.

@@ -163,7 +163,10 @@ def test_the_tokens_of_all_users_are_never_in_memory(folders, tmp_path):
             lambda c, f: c.data.update(unlabelled_folder=f["other"]),
             "must have a split 'distillation' in",
         ),
-        (lambda c, f: c.data.update(unlabelled_folder="nowhere"), "is this a prepared folder"),
+        (
+            lambda c, f: c.data.update(unlabelled_folder="nowhere"),
+            r"data\.unlabelled_folder must be a prepared folder, there is no nowhere",
+        ),
         (lambda c, f: c.pools.large.update(fraction=0.001), "pool 'large' is empty"),
     ],
 )
