@@ -1,6 +1,7 @@
 """FedDF (Lin et al., 2020): the round's client models, as one ensemble, teach the averaged models."""
 
-from collections.abc import Mapping
+import functools
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -8,8 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedcodist import keys
+from fedcodist.aggregation import Aggregate
 from fedcodist.algorithms.pools import (
     Pool,
+    TrainedPools,
     aggregate_of_some,
     assemble,
     check_class_counts,
@@ -35,7 +38,7 @@ from fedcodist.distillation import (
 from fedcodist.ensembles import Ensemble, is_guessing, mean_logits, without_worst
 from fedcodist.federated_algorithm import FederatedAlgorithm
 from fedcodist.for_each_client import Execution
-from fedcodist.model import Model
+from fedcodist.model import Model, Variables
 from fedcodist.validation import (
     VALIDATION,
     Validated,
@@ -122,32 +125,16 @@ def fed_df(
             axis_name,
             members=True,
         )
+
+        def accuracy(name, variables):
+            assert validated is not None
+            examples = inputs.examples[VALIDATION]
+            return validation_accuracy(models[name], variables, examples, validated, axis_name)
+
         aggregates = trained.aggregates
-        counts = {name: inputs.cohorts[name].sizes.size for name in pools}
-        weights = {name: jnp.ones(count) for name, count in counts.items()}
+        weights = {name: jnp.ones(pool.cohort_size) for name, pool in pools.items()}
         if validated is not None and validated.drop_worst:
-            accuracy = {
-                name: jax.lax.map(
-                    lambda member, name=name: validation_accuracy(
-                        models[name], member, inputs.examples[VALIDATION], validated, axis_name
-                    ),
-                    trained.members[name],
-                )
-                for name in pools
-            }
-            classes = next(iter(models.values())).num_classes
-            kept = without_worst(jnp.concatenate(list(accuracy.values())), classes)
-            parts = jnp.split(kept, np.cumsum(list(counts.values()))[:-1].tolist())
-            weights = dict(zip(pools, parts, strict=True))
-            aggregates = {
-                name: aggregate_of_some(
-                    pool.method,
-                    state[name],
-                    trained.results[name],
-                    ~is_guessing(accuracy[name], classes),
-                )._replace(extra=trained.aggregates[name].extra)  # what clients keep goes with it
-                for name, pool in pools.items()
-            }
+            weights, aggregates = _without_worst(pools, state, trained, accuracy)
         state = update_servers(pools, state, aggregates, round, hyper.methods)
         teachers = {
             name: _summed(models[name], Ensemble(trained.members[name], weights[name]))
@@ -176,14 +163,11 @@ def fed_df(
         if validated is None:
             students = distill(**arguments).students
         else:
-            accuracies = lambda students: {
-                name: validation_accuracy(
-                    models[name], values, inputs.examples[VALIDATION], validated, axis_name
-                )
-                for name, values in students.items()
-            }
             stopping = EarlyStopping(
-                accuracies, validated.every, validated.patience, validated.or_start
+                lambda students: {name: accuracy(name, own) for name, own in students.items()},
+                validated.every,
+                validated.patience,
+                validated.or_start,
             )
             stopped = distill_until(stopping, **arguments)
             students = stopped.students
@@ -200,6 +184,30 @@ def fed_df(
     if validated is not None:
         data_set_sizes[VALIDATION] = validated.num_examples
     return assemble("fed_df", pools, columns, hyper, round_, select_examples, data_set_sizes)
+
+
+def _without_worst(
+    pools: Mapping[str, Pool],
+    state: Mapping[str, PyTree],
+    trained: TrainedPools,
+    accuracy: Callable[[str, Variables], jax.Array],
+) -> tuple[dict[str, jax.Array], dict[str, Aggregate]]:
+    """Teachers' weights, 0 of the worst, and aggregates without the clients who guess."""
+    found = {
+        name: jax.lax.map(functools.partial(accuracy, name), trained.members[name])
+        for name in pools
+    }
+    classes = next(iter(pools.values())).method.model.num_classes
+    kept = without_worst(jnp.concatenate(list(found.values())), classes)
+    ends = np.cumsum([pool.cohort_size for pool in pools.values()])[:-1].tolist()
+    weights = dict(zip(pools, jnp.split(kept, ends), strict=True))
+    aggregates = {
+        name: aggregate_of_some(
+            pool.method, state[name], trained.results[name], ~is_guessing(found[name], classes)
+        )._replace(extra=trained.aggregates[name].extra)  # what clients keep goes with it
+        for name, pool in pools.items()
+    }
+    return weights, aggregates
 
 
 def _summed(model: Model, ensemble: Ensemble) -> Teacher:

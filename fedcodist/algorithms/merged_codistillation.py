@@ -95,9 +95,7 @@ def merged_codistillation(
 
     def round_(state, rows, inputs, round, key, hyper, axis_name=None):
         methods, teaching = hyper.codistillation
-        aggregates, rows, metrics, *_ = train_pools(
-            pools, state, rows, inputs, round, key, methods, execution, axis_name
-        )
+        trained = train_pools(pools, state, rows, inputs, round, key, methods, execution, axis_name)
         before = {name: pool.method.variables(state[name]) for name, pool in pools.items()}
         scheduled = {name: alpha_schedule(value, round) for name, value in hyper.alpha.items()}
 
@@ -134,9 +132,10 @@ def merged_codistillation(
                     aggregate.pseudo_gradient, directions[name], scheduled[name]
                 )
             )
-            for name, aggregate in aggregates.items()
+            for name, aggregate in trained.aggregates.items()
         }
-        return update_servers(pools, state, merged, round, methods), rows, metrics | losses
+        state = update_servers(pools, state, merged, round, methods)
+        return state, trained.rows, trained.metrics | losses
 
     return assemble(
         "merged_codistillation",

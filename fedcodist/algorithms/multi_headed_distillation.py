@@ -218,31 +218,7 @@ def multi_headed_distillation(
                     replace=False,
                 )
                 teachers = teach(pool[drawn], batch, model, variables)
-
-                def loss(params):
-                    own, mutable = model.apply(
-                        Variables(params, variables.mutable),
-                        batch,
-                        train=True,
-                        key=keys.derive(key, "dropout"),
-                    )
-                    apart = embedding_loss(own, teachers, distillation.embedding_distance)
-                    taught = jnp.zeros(())
-                    if heads:
-                        competing = candidates(own, teachers, distillation.candidates)
-                        choice = chosen(competing, distillation.choice, keys.derive(key, "choice"))
-                        taught = head_loss(own, competing, choice)
-                    total = hyper.embedding_weight * apart + hyper.head_weight * taught
-                    metrics = {"embedding_loss": apart, "head_loss": taught}
-                    return total, (mutable, metrics)
-
-                gradient, (mutable, metrics) = jax.grad(loss, has_aux=True)(variables.params)
-                if not distillation.reaches_backbone:
-                    nothing = jax.tree.map(jnp.zeros_like, gradient[BACKBONE])
-                    gradient = {**gradient, BACKBONE: nothing}
-                if not distillation.updates_statistics:
-                    mutable = variables.mutable
-                return gradient, mutable, metrics
+                return _gradient(model, variables, batch, teachers, heads, distillation, hyper, key)
 
             learner, metrics = train_steps(
                 model,
@@ -333,6 +309,34 @@ def _is_on_host(distillation: HeadDistillation) -> bool:
     """Whether programs ask the host for checkpoints. A CPU has them in the same memory anyway, and
     callbacks of its virtual devices have been seen to wait for each other for ever."""
     return distillation.checkpoints_on == "host" and jax.default_backend() != "cpu"
+
+
+def _gradient(model, variables, batch, teachers, heads, distillation, hyper, key):
+    """Of the losses on a public batch, equations 2 to 5: (gradient, mutable state, metrics)."""
+
+    def loss(params):
+        own, mutable = model.apply(
+            Variables(params, variables.mutable),
+            batch,
+            train=True,
+            key=keys.derive(key, "dropout"),
+        )
+        apart = embedding_loss(own, teachers, distillation.embedding_distance)
+        taught = jnp.zeros(())
+        if heads:
+            competing = candidates(own, teachers, distillation.candidates)
+            choice = chosen(competing, distillation.choice, keys.derive(key, "choice"))
+            taught = head_loss(own, competing, choice)
+        total = hyper.embedding_weight * apart + hyper.head_weight * taught
+        return total, (mutable, {"embedding_loss": apart, "head_loss": taught})
+
+    gradient, (mutable, metrics) = jax.grad(loss, has_aux=True)(variables.params)
+    if not distillation.reaches_backbone:
+        nothing = jax.tree.map(jnp.zeros_like, gradient[BACKBONE])
+        gradient = {**gradient, BACKBONE: nothing}
+    if not distillation.updates_statistics:
+        mutable = variables.mutable
+    return gradient, mutable, metrics
 
 
 def _teaching(groups, schedule, checkpoint):

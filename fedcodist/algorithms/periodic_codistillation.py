@@ -63,18 +63,18 @@ def periodic_codistillation(
 
     def select_examples(round, key):
         size = (distillation.steps, distillation.batch_size)
-        rows = jax.lax.cond(
+        places = jax.lax.cond(
             is_due(round),
             lambda: unlabelled_rows(key, round // period, distillation, num_unlabelled),
             lambda: jnp.full(size, -1, jnp.int32),
         )
-        return {UNLABELLED: rows}
+        return {UNLABELLED: places}
 
     def round_(state, rows, inputs, round, key, hyper, axis_name=None):
-        aggregates, rows, metrics, *_ = train_pools(
+        trained = train_pools(
             pools, state, rows, inputs, round, key, hyper.methods, execution, axis_name
         )
-        state = update_servers(pools, state, aggregates, round, hyper.methods)
+        state = update_servers(pools, state, trained.aggregates, round, hyper.methods)
 
         def replace_models(state):
             updated = {name: pool.method.variables(state[name]) for name, pool in pools.items()}
@@ -99,7 +99,7 @@ def periodic_codistillation(
             return state, loss_metrics(None, pools)
 
         state, losses = jax.lax.cond(is_due(round), replace_models, keep_models, state)
-        return state, rows, metrics | losses
+        return state, trained.rows, trained.metrics | losses
 
     return assemble(
         "periodic_codistillation",
