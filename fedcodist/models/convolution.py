@@ -248,7 +248,7 @@ def _chunk_size(batch: int, features: int, width: int) -> int:
 
 
 def _outputs_by_patches(inputs: jax.Array, kernel: jax.Array, padding: Padding) -> jax.Array:
-    return _patches(inputs, padding) @ kernel.reshape(-1, kernel.shape[-1])
+    return patches3x3(inputs, padding) @ kernel.reshape(-1, kernel.shape[-1])
 
 
 def _inputs_by_patches(cotangent: jax.Array, kernel: jax.Array, padding: Padding) -> jax.Array:
@@ -260,7 +260,7 @@ def _inputs_by_patches(cotangent: jax.Array, kernel: jax.Array, padding: Padding
 def _kernel_by_patches(inputs: jax.Array, cotangent: jax.Array, padding: Padding) -> jax.Array:
     # Contracting the rows of (cotangent, patches) and transposing the small result is faster on a
     # CPU than contracting (patches, cotangent).
-    patches = _patches(inputs, padding)
+    patches = patches3x3(inputs, padding)
     channels, features = inputs.shape[-1], cotangent.shape[-1]
     product = jax.lax.dot_general(
         cotangent.reshape(-1, features),
@@ -290,7 +290,7 @@ def _mirrored(kernel: jax.Array) -> jax.Array:
     return kernel[::-1, ::-1].swapaxes(2, 3)
 
 
-def _patches(inputs: jax.Array, padding: Padding) -> jax.Array:
+def patches3x3(inputs: jax.Array, padding: Padding) -> jax.Array:
     """[B, H, W, C] -> [B, H', W', 9 C], offsets in the kernel's row-major order."""
     if padding == "SAME":
         inputs = jnp.pad(inputs, ((0, 0), (1, 1), (1, 1), (0, 0)))

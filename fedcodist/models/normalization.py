@@ -2,6 +2,7 @@
 
 import functools
 import math
+from typing import NamedTuple
 
 import flax.linen as nn
 import jax
@@ -50,27 +51,76 @@ class BatchNorm(nn.Module):
         """
         if mask is not None and mask.shape != x.shape[:1]:
             raise ValueError(f"mask must have shape {x.shape[:1]}, got {mask.shape}")
-        channels = x.shape[-1:]
-        running_mean = self.variable("batch_stats", "mean", jnp.zeros, channels, jnp.float32)
-        running_var = self.variable("batch_stats", "var", jnp.ones, channels, jnp.float32)
-        scale = self.param("scale", nn.initializers.ones_init(), channels, jnp.float32)
-        bias = self.param("bias", nn.initializers.zeros_init(), channels, jnp.float32)
-
+        averages, scale, bias = _parameters(self, x.shape[-1])
         # Initialisation runs outside any mesh and must leave the averages at their start values.
         if train and not self.is_initializing():
             x, scale, bias = same_varying_axes(x, scale, bias)
-            running = running_mean.value, running_var.value
-            outputs, count, *batch = _by_batch(
+            running = [average.value for average in averages]
+            outputs, count, mean, var = _by_batch(
                 x, mask, scale, bias, *running, self.epsilon, self.axis_name
             )
-            for average, new in zip((running_mean, running_var), batch, strict=True):
-                update = self.momentum * average.value + (1 - self.momentum) * new
-                average.value = jnp.where(count > 0, update, average.value).astype(
-                    average.value.dtype
-                )
+            _record(averages, count, mean, var, self.momentum)
             return outputs
-        mean, var = running_mean.value, running_var.value
+        mean, var = (average.value for average in averages)
         return _affine(x, mean, scale * jax.lax.rsqrt(var + self.epsilon), bias)
+
+
+class Moments(NamedTuple):
+    """Of real examples: how many values a channel has (a scalar), their mean and biased variance, [C]."""
+
+    number: jax.Array
+    mean: jax.Array
+    var: jax.Array
+
+
+class BatchNormOfMoments(nn.Module):
+    """`BatchNorm` where moments are known before what is to be normalised: y = factor x + shift.
+
+    The same parameters, running averages and rules; the moments' gradients are those of their own
+    derivation.
+
+    Attributes:
+      momentum, epsilon: as of `BatchNorm`.
+    """
+
+    momentum: float = 0.9
+    epsilon: float = 1e-5
+
+    @nn.compact
+    def __call__(self, channels: int, moments: Moments | None) -> tuple[jax.Array, jax.Array]:
+        """Returns (factor, shift), [channels] both.
+
+        Args:
+          channels: how many there are.
+          moments: of the batch, in training; None normalises by the running averages.
+        """
+        averages, scale, bias = _parameters(self, channels)
+        mean, var = (average.value for average in averages)
+        if moments is not None and not self.is_initializing():
+            mean = jnp.where(moments.number > 0, moments.mean, mean)
+            var = jnp.where(moments.number > 0, moments.var, var)
+            _record(averages, moments.number, mean, var, self.momentum)
+        factor = scale * jax.lax.rsqrt(var + self.epsilon)
+        return factor, bias - mean * factor
+
+
+def _parameters(module: nn.Module, channels: int) -> tuple[list[nn.Variable], jax.Array, jax.Array]:
+    """A layer's running averages of mean and variance, its scale and its bias."""
+    averages = [
+        module.variable("batch_stats", name, start, (channels,), jnp.float32)
+        for name, start in (("mean", jnp.zeros), ("var", jnp.ones))
+    ]
+    scale = module.param("scale", nn.initializers.ones_init(), (channels,), jnp.float32)
+    bias = module.param("bias", nn.initializers.zeros_init(), (channels,), jnp.float32)
+    return averages, scale, bias
+
+
+def _record(
+    averages: list[nn.Variable], count: jax.Array, mean: jax.Array, var: jax.Array, momentum: float
+) -> None:
+    for average, new in zip(averages, (mean, var), strict=True):
+        update = momentum * average.value + (1 - momentum) * new
+        average.value = jnp.where(count > 0, update, average.value).astype(average.value.dtype)
 
 
 def _affine(x: jax.Array, mean: jax.Array, factor: jax.Array, bias: jax.Array) -> jax.Array:
@@ -105,7 +155,7 @@ def _by_batch_backward(epsilon, axis_name, residuals, cotangents):
     # What reaches an example through the mean and the variance, to which only real ones belong.
     through_mean, through_var = _total(jnp.stack([along_bias, along_scale]), axis_name)
     shared = (through_mean + (x - mean) * (inverse * through_var)) / jnp.maximum(count, 1)
-    inputs = scale * inverse * (cotangent - jnp.where(_real(x, mask), shared, 0))
+    inputs = scale * inverse * (cotangent - jnp.where(real_examples(x, mask), shared, 0))
     gradients = (
         inputs.astype(x.dtype),
         along_scale.astype(scale.dtype),
@@ -117,7 +167,7 @@ def _by_batch_backward(epsilon, axis_name, residuals, cotangents):
 _by_batch.defvjp(_by_batch_forward, _by_batch_backward)
 
 
-def _real(x: jax.Array, mask: jax.Array | None) -> jax.Array:
+def real_examples(x: jax.Array, mask: jax.Array | None) -> jax.Array:
     """[B, 1, ..., 1], true for real examples."""
     real = jnp.ones(x.shape[:1], bool) if mask is None else mask.astype(bool)
     return real.reshape(real.shape + (1,) * (x.ndim - 1))
@@ -136,7 +186,7 @@ def _masked_moments(
     channels whose mean is large.
     """
     x = x.astype(jnp.promote_types(x.dtype, jnp.float32))
-    axes, real = tuple(range(x.ndim - 1)), _real(x, mask)
+    axes, real = tuple(range(x.ndim - 1)), real_examples(x, mask)
     count = math.prod(x.shape[1:-1]) * jnp.sum(real, dtype=x.dtype)
     mean = jnp.sum(jnp.where(real, x, 0), axes) / jnp.maximum(count, 1)
     squares = jnp.sum(jnp.where(real, jnp.square(x - mean), 0), axes)

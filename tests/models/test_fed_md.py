@@ -193,7 +193,7 @@ def test_dropout_is_for_training_only():
 def test_dropout_keeps_the_mean_and_drops_features_independently(rate):
     """In one place and the others of a mask, and in masks of different keys."""
     features = jnp.ones((101, 33, 3))
-    dropped_out = lambda seed: fed_md.dropped_out(features, rate, jax.random.key(seed))
+    dropped_out = lambda seed: fed_md.relu_and_dropout(features, rate, jax.random.key(seed))
     found = np.asarray(jax.vmap(dropped_out)(jnp.arange(6)))
     kept = (found > 0).reshape(6, -1)
     np.testing.assert_allclose(found[found > 0], 1 / (1 - rate), rtol=1e-6)
@@ -207,6 +207,17 @@ def test_dropout_keeps_the_mean_and_drops_features_independently(rate):
     for seed in range(6):
         for other in range(seed):
             assert both(kept[seed], kept[other]) < 2 * error
+
+
+def test_gradients_of_dropout_are_those_of_what_is_kept():
+    """Negative features and the dropped ones have none, others are scaled as the outputs are."""
+    features = jax.random.normal(jax.random.key(0), (50, 8)).at[0].set(0)
+    outputs, pull = jax.vjp(lambda x: fed_md.relu_and_dropout(x, 0.4, jax.random.key(1)), features)
+    kept = np.asarray(fed_md.relu_and_dropout(jnp.ones((50, 8)), 0.4, jax.random.key(1))) > 0
+    np.testing.assert_allclose(outputs, np.where(kept, np.maximum(features, 0), 0) / 0.6, rtol=1e-6)
+    cotangent = jax.random.normal(jax.random.key(2), (50, 8))
+    expected = np.where(kept & (np.asarray(features) > 0), cotangent, 0) / 0.6
+    np.testing.assert_allclose(pull(cotangent)[0], expected, rtol=1e-6)
 
 
 @pytest.mark.parametrize("network", [FedMDNetwork((2, 3), 0.1, 4), FullyConnected(3, 4)], ids=str)

@@ -1,0 +1,110 @@
+"""A first convolution with its batch normalisation as one product: what the two layers compute."""
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from fedcodist.models.convolution import conv3x3
+from fedcodist.models.normalization import BatchNorm, BatchNormOfMoments
+from fedcodist.models.normalized_product import (
+    moments_of_products,
+    patches_and_one,
+    scaled_product,
+)
+
+pytestmark = pytest.mark.usefixtures("compile_quickly")
+
+
+class Layers(nn.Module):
+    """Convolution, then normalisation, as two layers or as one product."""
+
+    features: int
+    is_product: bool
+
+    @nn.compact
+    def __call__(self, x, train=True, mask=None):
+        shape = (3, 3, x.shape[-1], self.features)
+        kernel = self.param("kernel", nn.initializers.normal(1.0), shape)
+        bias = self.param("bias", nn.initializers.normal(1.0), shape[-1:])
+        if not self.is_product:
+            norm = BatchNorm(momentum=0.99, epsilon=1e-3, name="norm")
+            return norm(conv3x3(x, kernel) + bias, train=train, mask=mask)
+        weights = jnp.concatenate([kernel.reshape(-1, self.features), bias[None]])
+        patches = patches_and_one(x)
+        moments = moments_of_products(patches, weights, mask) if train else None
+        norm = BatchNormOfMoments(momentum=0.99, epsilon=1e-3, name="norm")
+        return scaled_product(patches, weights, *norm(self.features, moments))
+
+
+# Few, since each is compiled.
+SHAPES = st.sampled_from([(3, 4, 5, 2), (1, 1, 1, 1), (4, 3, 3, 3)])
+
+
+@settings(max_examples=12, deadline=None)
+@given(shape=SHAPES, seed=st.integers(0, 2**16), data=st.data())
+def test_outputs_gradients_and_averages_are_those_of_the_two_layers(shape, seed, data):
+    features = 4
+    real = data.draw(hnp.arrays(bool, shape[0]))
+    with jax.enable_x64(True):
+        draws = np.random.default_rng(seed)
+        x, cotangent = draws.normal(2, 3, shape), draws.normal(size=(*shape[:3], features))
+        cotangent[~real] = 0  # as a loss over real examples
+        variables = Layers(features, False).init(jax.random.key(seed), jnp.asarray(x))
+        variables = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float64) + 0.25, variables)
+
+        def loss(params, is_product, train):
+            outputs, state = Layers(features, is_product).apply(
+                {**variables, "params": params}, x, train, real, mutable=["batch_stats"]
+            )
+            shown = jnp.where(real[:, None, None, None], outputs, 0)
+            return jnp.sum(jnp.sin(shown) * cotangent), (shown, state)
+
+        for train in (True, False):
+            ours, theirs = (
+                jax.value_and_grad(loss, has_aux=True)(variables["params"], is_product, train)
+                for is_product in (True, False)
+            )
+            jax.tree.map(
+                lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-8), ours, theirs
+            )
+
+
+def test_padded_examples_are_never_read():
+    draws = np.random.default_rng(0)
+    patches, weights = draws.normal(size=(3, 4, 4, 5)), draws.normal(size=(5, 6))
+    patches[1] = np.nan
+    found = moments_of_products(jnp.asarray(patches), jnp.asarray(weights), jnp.array([1, 0, 1]))
+    expected = patches[[0, 2]].reshape(-1, 5) @ weights
+    assert found.number == 32
+    np.testing.assert_allclose(found.mean, expected.mean(0), rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(found.var, expected.var(0), rtol=1e-4)
+
+
+def test_a_large_mean_costs_the_variance_no_digits():
+    """In float32 the mean of squares less the squared mean would be wrong in the first digit."""
+    draws = np.random.default_rng(0)
+    patches = draws.normal(3000, 1, (8, 16, 16, 4)).astype(np.float32)
+    weights = draws.uniform(0.5, 1, (4, 3)).astype(np.float32)
+    found = moments_of_products(jnp.asarray(patches), jnp.asarray(weights))
+    expected = (patches.astype(np.float64).reshape(-1, 4) @ weights).var(0)
+    np.testing.assert_allclose(found.var, expected, rtol=1e-3)
+
+
+def test_moments_of_bfloat16_are_float32():
+    patches = jnp.ones((2, 3, 3, 4), jnp.bfloat16)
+    found = moments_of_products(patches, jnp.ones((4, 2), jnp.bfloat16))
+    assert {each.dtype for each in found} == {jnp.dtype(jnp.float32)}
+    outputs = scaled_product(patches, jnp.ones((4, 2), jnp.bfloat16), found.mean, found.var)
+    assert outputs.dtype == jnp.bfloat16
+
+
+@pytest.mark.parametrize("shape", [(2, 4, 5, 3), (1, 1, 1, 1)])
+def test_the_last_column_is_one(shape):
+    patches = patches_and_one(jnp.zeros(shape))
+    assert patches.shape == (*shape[:3], 9 * shape[3] + 1)
+    assert (patches[..., -1] == 1).all() and not patches[..., :-1].any()
