@@ -27,7 +27,7 @@ from fedcodist.client_training import LocalTraining
 from fedcodist.data.federated_data import FederatedData
 from fedcodist.data.prepared import save_prepared
 from fedcodist.experiment import run_experiment
-from fedcodist.models.fed_md import TABLE_1, TABLE_2, Shape
+from fedcodist.models.fed_md import TABLE_1, TABLE_2, narrower
 from fedcodist.run_folder import RunFolderError
 
 pytestmark = pytest.mark.usefixtures("compile_quickly")
@@ -399,13 +399,9 @@ def test_party_i_has_network_i():
 def test_cifar_has_the_papers_networks(run):
     config = cifar_fed_md.get_config(run)
     shapes = party_shapes(config)
+    divisor = 4 if "scaled" in run else 2 if "half" in run else 1
+    assert shapes == narrower(TABLE_2 if "table_2" in run else TABLE_1, divisor)
     assert len(shapes) == 10
-    if "scaled" in run:
-        assert shapes[0] == Shape((32, 64), 0.2)
-    else:
-        assert shapes == TABLE_1
-    config.parties.networks = "table_2"
-    assert party_shapes(config)[9].widths[0] == TABLE_2[9].widths[0] // config.parties.narrower
 
 
 @pytest.mark.parametrize(
