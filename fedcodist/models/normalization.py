@@ -66,7 +66,7 @@ class BatchNorm(nn.Module):
 
 
 class Moments(NamedTuple):
-    """Of real examples: how many values a channel has (a scalar), their mean and biased variance, [C]."""
+    """Of real examples: values per channel (a scalar), their mean and biased variance, [C] each."""
 
     number: jax.Array
     mean: jax.Array
