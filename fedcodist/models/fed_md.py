@@ -129,10 +129,9 @@ class FedMDNetwork(nn.Module):
             weights = jnp.concatenate([kernel.reshape(-1, self.widths[0]), bias[None]])
             patches = patches_and_one(x)
             moments = moments_of_products(patches, weights, mask) if train else None
-            affine = BatchNormOfMoments(momentum=_MOMENTUM, epsilon=_EPSILON, name="norm1")(
-                self.widths[0], moments
-            )
-            return activated(scaled_product(patches, weights, *affine))
+            norm = BatchNormOfMoments(momentum=_MOMENTUM, epsilon=_EPSILON, name="norm1")
+            factor, shift = norm(self.widths[0], moments)
+            return activated(scaled_product(patches, weights, factor, shift))
 
         x = first_block(x)
         # At the last row and column the mean of fewer pixels, as in Keras.
