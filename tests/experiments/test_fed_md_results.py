@@ -69,13 +69,19 @@ def test_how_much_narrower_networks_are_is_told(tmp_path):
     parties = dict(networks="table_1", narrower=4)
     write(tmp_path, "iid,scaled", courses, bounds, experiment="cifar_fed_md", parties=parties)
     write(tmp_path, "iid", courses, bounds, experiment="cifar_fed_md")
+    for run, factor in (("iid,table_2", 1), ("non_iid,table_2,half", 2)):
+        parties = dict(networks="table_2", narrower=factor)
+        write(tmp_path, run, courses, bounds, experiment="cifar_fed_md", parties=parties)
     text, _ = render(tmp_path)
     title = (
         "**`iid,scaled`**, 1500 rounds, 2 seeds, networks narrower than table 1's by a factor of 4"
     )
     assert title in text
     assert "**`iid`**, 1500 rounds, 2 seeds\n" in text
-    assert text.count("The paper's bound, of its table 2's networks, is 82.6 %.") == 2
+    assert "**`iid,table_2`**, 1500 rounds, 2 seeds, table 2's networks\n" in text
+    assert "2 seeds, networks narrower than table 2's by a factor of 2\n" in text
+    assert text.count("The paper's bound, of its table 2's networks, is 82.6 %.") == 3
+    assert text.count("The paper's bound, of its table 2's networks, is 56.5 %.") == 1
 
 
 def test_what_parties_knew_of_public_images_is_told(tmp_path):

@@ -98,11 +98,7 @@ def _run(record: Record, without: Record | None, plots: Plots) -> list[str]:
         [a - b for a, b in zip(means[one], means[other], strict=True)]
     )
     to_alone = f", to parties alone {less('After', 'Alone')}" if "Alone" in means else ""
-    theirs = PAPER_BOUNDS.get(record.experiment, {}).get(record.run.removesuffix(",scaled"))
-    narrower = record.config.get("parties", {}).get("narrower", 1)
-    widths = (
-        "" if narrower == 1 else f", networks narrower than table 1's by a factor of {narrower}"
-    )
+    theirs = PAPER_BOUNDS.get(record.experiment, {}).get(record.run.split(",")[0])
     name = f"{record.experiment}_{record.run.replace(',', '_')}.png"
     curves = {
         party: PartyCurve(
@@ -114,7 +110,8 @@ def _run(record: Record, without: Record | None, plots: Plots) -> list[str]:
     plots[name] = lambda: figures.parties_plot(curves, *ends)
     count = len(record.seeds)
     return [
-        f"**`{record.run}`**, {record.rounds} rounds, {count} seed{'' if count == 1 else 's'}{widths}",
+        f"**`{record.run}`**, {record.rounds} rounds, {count} seed{'' if count == 1 else 's'}"
+        + _networks(record),
         table(
             ["Party", *columns, "Gain", *(["to alone"] if to_alone else []), "below bound"], rows
         ),
@@ -124,6 +121,15 @@ def _run(record: Record, without: Record | None, plots: Plots) -> list[str]:
         image(name, f"Accuracy of each party by round, {record.run}"),
         "Dashed: the parties' mean before. Dashed and dotted: of their bounds.",
     ]
+
+
+def _networks(record: Record) -> str:
+    """Which networks they are, where they are not table 1's at their size."""
+    settings = record.config.get("parties", {})
+    of_table = "table 2's" if settings.get("networks") == "table_2" else "table 1's"
+    if (factor := settings.get("narrower", 1)) != 1:
+        return f", networks narrower than {of_table} by a factor of {factor}"
+    return "" if of_table == "table 1's" else f", {of_table} networks"
 
 
 def _by_round(parties: Mapping[str, Course]) -> str:
