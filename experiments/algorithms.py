@@ -25,7 +25,7 @@ from fedcodist import augmentation
 from fedcodist.algorithms.codistillation import TeachingHyper
 from fedcodist.algorithms.fed_avg import FedAvgHyper, constant, fed_avg, linear_decay
 from fedcodist.algorithms.fed_be import fed_be
-from fedcodist.algorithms.fed_df import fed_df
+from fedcodist.algorithms.fed_df import Validated, fed_df
 from fedcodist.algorithms.fed_dropout import fed_dropout
 from fedcodist.algorithms.fed_ensemble import fed_ensemble
 from fedcodist.algorithms.fed_gkd import FedGKDHyper, fed_gkd
@@ -43,12 +43,13 @@ from fedcodist.checks import check_number
 from fedcodist.client_training import LocalTraining, OptimizerFactory, Preprocess
 from fedcodist.data.federated_data import FederatedData
 from fedcodist.data.partition import capacity_pools
-from fedcodist.distillation import Averaging, Distillation
+from fedcodist.distillation import Distillation
 from fedcodist.federated_algorithm import FederatedAlgorithm, FederatedMethod
 from fedcodist.model import Model, from_flax_linen, variable_shapes
 from fedcodist.models import cnn, digits, resnet
 from fedcodist.models.layered import with_layers
-from fedcodist.validation import Validated
+from fedcodist.validation import ValidationData
+from fedcodist.weight_averaging import Averaging
 
 MODELS: dict[str, tuple[Callable[[], Any], tuple[int, ...]]] = {
     "digits_small": (digits.small_digits, (8, 8, 1)),
@@ -154,7 +155,8 @@ def _fed_df(config: ConfigDict, data: Data) -> FederatedAlgorithm:
     if settings.get("validation") is not None:
         chosen = dict(settings.validation)
         split = choice("algorithm.validation.split", chosen.pop("split"), data.splits)
-        validated = Validated(split.num_examples, preprocess=data.evaluation_preprocess, **chosen)
+        held_out = ValidationData(split.num_examples, preprocess=data.evaluation_preprocess)
+        validated = Validated(held_out, **chosen)
     return fed_df(
         _pools(config, data),
         data.splits["train"].columns,

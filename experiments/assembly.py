@@ -56,20 +56,20 @@ def with_chunk_size(config: ConfigDict, data: Data) -> tuple[ConfigDict, ChunkSi
 
 def _assemble(config: ConfigDict, data: Data) -> Experiment:
     check_integer("rounds", config.rounds, low=1)
-    rows = {}
+    data_sets = {}
     if reads_unlabelled(config):
-        rows["unlabelled"] = {data.inputs: data.unlabelled}
+        data_sets["unlabelled"] = {data.inputs: data.unlabelled}
     if data.public is not None:
-        rows[PUBLIC] = {"image": data.public.train.columns["image"]}
+        data_sets[PUBLIC] = {"image": data.public.train.columns["image"]}
     if config.algorithm.name == "pooled":
-        rows[SHARED] = pooled_examples(data)
+        data_sets[SHARED] = pooled_examples(data)
     if config.algorithm.get("validation") is not None:
         split = choice("algorithm.validation.split", config.algorithm.validation.split, data.splits)
-        rows[VALIDATION] = dict(split.columns)
+        data_sets[VALIDATION] = dict(split.columns)
     source = StreamedData if config.execution.stream else resident_data
     return Experiment(
         algorithm=build_algorithm(config, data),
-        data=source(data.splits["train"], rows),
+        data=source(data.splits["train"], data_sets),
         splits=_splits("evaluation.splits", config.evaluation.splits, data.splits),
         final_splits=_splits(
             "evaluation.final_splits", config.evaluation.final_splits, data.splits

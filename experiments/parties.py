@@ -20,7 +20,7 @@ from fedcodist.algorithms.ds_fl import DSFLHyper, ds_fl
 from fedcodist.algorithms.fd import FDHyper, fd
 from fedcodist.algorithms.fed_md import FedMDHyper, fed_md
 from fedcodist.algorithms.fml import FMLHyper, fml
-from fedcodist.algorithms.isolated import IsolatedHyper, Loner, isolated
+from fedcodist.algorithms.isolated import IsolatedHyper, IsolatedParty, isolated
 from fedcodist.algorithms.parties import Group
 from fedcodist.checks import check_integer, check_number
 from fedcodist.client_training import LocalTraining, OptimizerFactory, Preprocess
@@ -148,7 +148,9 @@ PARTY_METHODS: dict[str, Callable[[ConfigDict, Data], FederatedAlgorithm]] = {
 }
 
 
-def start(config: ConfigDict, data: Data, trained: dict[str, Loner], key: jax.Array) -> PyTree:
+def start(
+    config: ConfigDict, data: Data, trained: dict[str, IsolatedParty], key: jax.Array
+) -> PyTree:
     """The state of the config's method before its first round, of parties that were trained before.
 
     The optimizer of private training goes on where the method has one for private examples that lasts

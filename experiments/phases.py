@@ -40,7 +40,7 @@ from fedcodist.experiment import Experiment, Outcome, check_experiment, run_expe
 from fedcodist.models.fed_md import output_penalty
 from fedcodist.run_folder import PHASES, RunFolderError
 from fedcodist.sources import StreamedData, resident_data
-from fedcodist.validation import VALIDATION
+from fedcodist.validation import VALIDATION, ValidationData
 
 PyTree = Any
 Models = dict[str, Any]  # architecture -> Variables, leaves [seeds, group, ...]
@@ -113,13 +113,13 @@ def phase_experiment(
     check_integer(f"phases.{phase}.epochs", settings.epochs, low=1)
     preprocess = public.preprocess if phase == "public" else data.preprocess
     training = LocalTraining(adam(config.algorithm), settings.batch_size, 1, preprocess)
-    rows: dict[str, Any] = {}
+    data_sets: dict[str, Any] = {}
     private, test = data.splits["train"], data.splits["test"]
     splits, final_splits, stopped_on = {"test": test}, {}, None
     if config.phases.stopping == "test_data":
         stopped_on = "test data"
     if phase == "pooled":
-        rows[SHARED] = private.pooled()
+        data_sets[SHARED] = private.pooled()
     if phase == "public":
         shared, splits = public.train, {"public_test": public.test}
         if config.phases.stopping == "held_out":
@@ -128,20 +128,23 @@ def phase_experiment(
             )
             splits, final_splits = {"held_out": held_out}, splits
             stopped_on = "held-out public data"
-        rows[SHARED] = shared.pooled()
+        data_sets[SHARED] = shared.pooled()
     patience = None
     if stopped_on:
         validation = next(iter(splits.values()))
-        rows[VALIDATION] = validation.pooled()
+        data_sets[VALIDATION] = validation.pooled()
         patience = Patience(
-            validation.num_examples, settings.patience, settings.min_delta, stopped_on, preprocess
+            ValidationData(validation.num_examples, preprocess=preprocess),
+            settings.patience,
+            settings.min_delta,
+            stopped_on,
         )
     groups = party_groups(config, data)
     with named(f"phases.{phase}: "):
         algorithm = isolated.isolated(
             groups,
             training,
-            len(rows[SHARED]["label"]) if SHARED in rows else None,
+            len(data_sets[SHARED]["label"]) if SHARED in data_sets else None,
             patience,
             output_penalty(config.algorithm.output_penalty),
             IsolatedHyper(config.algorithm.learning_rate),
@@ -155,7 +158,7 @@ def phase_experiment(
     source = StreamedData if config.execution.stream else resident_data
     experiment = Experiment(
         algorithm,
-        source(private, rows),
+        source(private, data_sets),
         splits,
         settings.epochs,
         final_splits,

@@ -60,42 +60,6 @@ class Distilled(NamedTuple):
     last_loss: dict[str, jax.Array]
 
 
-class EarlyStopping(NamedTuple):
-    """When a distillation ends before its last step.
-
-    Attributes:
-      accuracy: students -> each one's accuracy on validation data, a scalar by name.
-      every: steps from one validation to the next; divides the distillation's steps.
-      patience: steps without a new best after which a student is done, a multiple of `every`.
-      or_start: whether the students as they started count among the candidates.
-    """
-
-    accuracy: Callable[[Mapping[str, Variables]], Mapping[str, jax.Array]]
-    every: int = 100
-    patience: int = 1000
-    or_start: bool = False
-
-
-class Averaging(NamedTuple):
-    """Which of a student's models are averaged at the end (SWA, Izmailov et al., 2018).
-
-    Attributes:
-      start: the step after which the first is taken.
-      every: steps from one to the next.
-    """
-
-    start: int = 500
-    every: int = 25
-
-
-class StoppedEarly(NamedTuple):
-    """The best students on validation data, their accuracies, and the steps that were made."""
-
-    students: dict[str, Variables]
-    accuracy: dict[str, jax.Array]
-    steps: jax.Array
-
-
 def check_distillation(distillation: Distillation, num_unlabelled: int) -> None:
     """Raises one line for a setting that makes no sense."""
     check_integer("distillation.steps", distillation.steps, low=0)
@@ -139,7 +103,7 @@ def distill(
       divergence: of a student's logits from its target; `kl_divergence(settings.direction)` where
         not given.
     """
-    start, step = _training(
+    start, step = distillation_loop(
         models,
         students,
         teachers,
@@ -155,11 +119,11 @@ def distill(
         nothing = {name: jnp.zeros(()) for name in students}
         return Distilled(dict(students), nothing, nothing)
     (trained, _), losses = jax.lax.scan(step, start, jnp.arange(settings.steps))
-    return _distilled(trained, losses, axis_name)
+    first, last = ({name: each[at] for name, each in losses.items()} for at in (0, -1))
+    return Distilled(agree_on_mutable(trained, axis_name), first, last)
 
 
-def distill_until(
-    stopping: EarlyStopping,
+def distillation_loop(
     models: Mapping[str, Model],
     students: Mapping[str, Variables],
     teachers: Mapping[str, Teacher],
@@ -168,164 +132,15 @@ def distill_until(
     key: jax.Array,
     learning_rates: Mapping[str, Any],
     settings: Distillation,
-    axis_name: str | None = None,
-    divergence: Divergence | None = None,
-) -> StoppedEarly:
-    """`distill` that looks at validation data and returns each student as it was best.
+    axis_name: str | None,
+    divergence: Divergence | None,
+) -> tuple[Any, Callable[[Any, jax.Array], tuple[Any, dict[str, jax.Array]]]]:
+    """The loop of `distill`, for those that run it in another way.
 
-    Students are judged apart; the loop ends when all are done or after `settings.steps`. The first
-    of equally good students counts.
-
-    Args:
-      stopping: validation and patience; all else as in `distill`.
+    Returns:
+      (start, step): the first carry (students, their optimizers' states), and
+      step(carry, index) -> (carry, student's name -> loss).
     """
-    start, step = _training(
-        models,
-        students,
-        teachers,
-        targets,
-        unlabelled,
-        key,
-        learning_rates,
-        settings,
-        axis_name,
-        divergence,
-    )
-    if stopping.or_start:
-        best = {n: jnp.asarray(a, jnp.float32) for n, a in stopping.accuracy(students).items()}
-    else:
-        best = {name: jnp.full((), -jnp.inf) for name in students}
-    if settings.steps == 0:
-        return StoppedEarly(dict(students), best, jnp.zeros((), jnp.int32))
-    best_at = {name: jnp.zeros((), jnp.int32) for name in students}
-
-    def goes_on(carry):
-        _, _, _, best_at, done = carry
-        waited = jnp.stack([done - best_at[name] for name in students])
-        return (done < settings.steps) & jnp.any(waited < stopping.patience)
-
-    def block(carry):
-        training, kept, best, best_at, done = carry
-        training, _ = jax.lax.scan(step, training, done + jnp.arange(stopping.every))
-        trained = _agree_on_mutable(training[0], axis_name)
-        accuracy = stopping.accuracy(trained)
-        now = done + stopping.every
-        for name in students:
-            is_better = accuracy[name] > best[name]
-            if len(students) > 1:
-                # One that had been done stays done while others go on.
-                is_better &= done - best_at[name] < stopping.patience
-            choose = lambda new, old, is_better=is_better: jnp.where(is_better, new, old)
-            kept = kept | {name: jax.tree.map(choose, trained[name], kept[name])}
-            best = best | {name: choose(accuracy[name], best[name])}
-            best_at = best_at | {name: choose(now, best_at[name])}
-        return training, kept, best, best_at, now
-
-    _, kept, best, _, steps = jax.lax.while_loop(
-        goes_on, block, (start, dict(students), best, best_at, jnp.zeros((), jnp.int32))
-    )
-    return StoppedEarly(kept, best, steps)
-
-
-def distill_averaged(
-    averaging: Averaging,
-    num_unlabelled: int,
-    models: Mapping[str, Model],
-    students: Mapping[str, Variables],
-    teachers: Mapping[str, Teacher],
-    targets: Targets,
-    unlabelled: Examples,
-    key: jax.Array,
-    learning_rates: Mapping[str, Any],
-    settings: Distillation,
-    axis_name: str | None = None,
-    divergence: Divergence | None = None,
-) -> Distilled:
-    """`distill` that returns the mean of the students on their way.
-
-    Batch statistics go on from the last student's over batches of one pass, as the mean sees them.
-
-    Args:
-      averaging: which are averaged; the first of them within the steps.
-      num_unlabelled: examples of a pass.
-      models, ..., divergence: as in `distill`.
-    """
-    start, step = _training(
-        models,
-        students,
-        teachers,
-        targets,
-        unlabelled,
-        key,
-        learning_rates,
-        settings,
-        axis_name,
-        divergence,
-    )
-    params_of = lambda trained: {name: values.params for name, values in trained.items()}
-    count = len(range(averaging.start, settings.steps + 1, averaging.every))
-    if averaging.start < 1 or not count:
-        raise ValueError(
-            f"averaging.start must be between 1 and the {settings.steps} steps, got {averaging.start}."
-        )
-
-    def summed_step(carry, index):
-        training, total = carry
-        training, losses = step(training, index)
-        after = index + 1 - averaging.start
-        counts = (after >= 0) & (after % averaging.every == 0)
-        add = lambda sum_, leaf: sum_ + jnp.where(counts, leaf, 0)
-        return (training, jax.tree.map(add, total, params_of(training[0]))), losses
-
-    nothing = jax.tree.map(jnp.zeros_like, params_of(students))
-    ((trained, _), total), losses = jax.lax.scan(
-        summed_step, (start, nothing), jnp.arange(settings.steps)
-    )
-    params = jax.tree.map(lambda leaf: leaf / count, total)
-
-    def seen_by_the_mean(mutable, index):
-        batch, mask = _batch(unlabelled, index, keys.derive(key, index), settings, axis_name)
-        for name in students:
-            _, new = models[name].apply(
-                Variables(params[name], mutable[name]),
-                batch,
-                train=True,
-                key=keys.derive(key, index, "statistics", name),
-                mask=mask,
-                axis_name=axis_name,
-            )
-            mutable = mutable | {name: new}
-        return mutable, None
-
-    mutable = {name: values.mutable for name, values in trained.items()}
-    if jax.tree.leaves(mutable):
-        batches = min(settings.steps, -(-num_unlabelled // settings.batch_size))
-        mutable, _ = jax.lax.scan(seen_by_the_mean, mutable, jnp.arange(batches))
-    averaged = {name: Variables(params[name], mutable[name]) for name in students}
-    return _distilled(averaged, losses, axis_name)
-
-
-def _distilled(students, losses, axis_name) -> Distilled:
-    return Distilled(
-        _agree_on_mutable(students, axis_name),
-        {name: values[0] for name, values in losses.items()},
-        {name: values[-1] for name, values in losses.items()},
-    )
-
-
-def _training(
-    models,
-    students,
-    teachers,
-    targets,
-    unlabelled,
-    key,
-    learning_rates,
-    settings,
-    axis_name,
-    divergence,
-):
-    """Returns the loop's (first carry, step); a carry is (students, optimizer states)."""
     chex.assert_shape(unlabelled.indices, (settings.steps, settings.batch_size))
     optimizers = {name: settings.optimizer(learning_rates[name]) for name in students}
     # Parts of one batch must not drop the same units; so dropout alone depends on the device count.
@@ -334,7 +149,7 @@ def _training(
 
     def step(carry, index):
         variables, optimizer_states = carry
-        batch, mask = _batch(unlabelled, index, keys.derive(key, index), settings, axis_name)
+        batch, mask = batch_of_step(unlabelled, index, keys.derive(key, index), settings, axis_name)
         outputs = {
             name: jax.lax.stop_gradient(teacher(batch)) for name, teacher in teachers.items()
         }
@@ -381,15 +196,15 @@ def _training(
 
 
 def unlabelled_rows(
-    key: jax.Array, count: jax.Array, distillation: Distillation, num_unlabelled: int
+    key: jax.Array, index: jax.Array, distillation: Distillation, num_unlabelled: int
 ) -> jax.Array:
-    """The rows of codistillation number `count`, int32 [steps, batch_size].
+    """The rows of distillation number `index`, int32 [steps, batch_size].
 
-    The unlabelled data is one endless reshuffled stream over the whole run, so a codistillation goes
+    The unlabelled data is one endless reshuffled stream over the whole run, so a distillation goes
     on where the one before it stopped.
     """
     size = distillation.steps * distillation.batch_size
-    start = jnp.asarray(count, jnp.uint32) * size
+    start = jnp.asarray(index, jnp.uint32) * size
     rows = stream_positions(keys.derive(key, "unlabelled"), start, size, num_unlabelled)
     return rows.reshape(distillation.steps, distillation.batch_size)
 
@@ -405,7 +220,7 @@ def softened_target(logits: jax.Array, temperature: Any) -> jax.Array:
 
 
 def softened(divergence: Divergence, temperature: Any, scaled: bool) -> Divergence:
-    """The divergence of the student's logits at a temperature, as Hinton et al. (2015) distil.
+    """The divergence of the student's logits at a temperature, as Hinton et al. (2015) distill.
 
     Args:
       divergence: of logits from target probabilities, per example.
@@ -414,37 +229,6 @@ def softened(divergence: Divergence, temperature: Any, scaled: bool) -> Divergen
     """
     factor = temperature**2 if scaled else 1.0
     return lambda logits, target: factor * divergence(logits / temperature, target)
-
-
-def codistillation_target(
-    teachers: Mapping[str, jax.Array],
-    temperatures: Mapping[str, Any],
-    weights: Mapping[str, Any],
-    initial: jax.Array,
-    interpolation: Any,
-    self_teacher_temperature: Any = 1.0,
-) -> jax.Array:
-    """The target q = (1 - lambda) sum_j w_j softmax(z_j / T_j) + lambda softmax(z_init / T_self).
-
-    Args:
-      teachers: teacher's name -> logits [batch, classes].
-      temperatures: teacher's name -> temperature > 0.
-      weights: teacher's name -> weight; they are normalised to sum to 1.
-      initial: logits [batch, classes] of the student's own copy before distillation.
-      interpolation: lambda in [0, 1], the share of the student's own initial prediction.
-      self_teacher_temperature: the temperature of that prediction.
-
-    Returns:
-      Probabilities [batch, classes].
-    """
-    chex.assert_equal_shape([initial, *teachers.values()])
-    total = sum(weights[name] for name in teachers)
-    taught = sum(
-        (weights[name] / total) * jax.nn.softmax(logits / temperatures[name])
-        for name, logits in teachers.items()
-    )
-    own = jax.nn.softmax(initial / self_teacher_temperature)
-    return (1 - interpolation) * taught + interpolation * own
 
 
 def kl_divergence(direction: str) -> Callable[[jax.Array, jax.Array], jax.Array]:
@@ -477,7 +261,7 @@ def _divergence_from(students, outputs, targets, loss_of):
         for name, each in outputs.items():
             if jnp.ndim(each) != 2:
                 raise ValueError(
-                    f"the model of {name!r} must return logits [batch, classes] to distil, or a "
+                    f"the model of {name!r} must return logits [batch, classes] to distill, or a "
                     f"fedcodist.readout.Readout of several positions, got {jax.typeof(each)}."
                 )
         batch_targets = {name: targets(name, outputs) for name in students}
@@ -500,7 +284,7 @@ def _examples(outputs, mask):
     return jnp.sum(first.weights * mask[:, None])
 
 
-def _agree_on_mutable(
+def agree_on_mutable(
     students: Mapping[str, Variables], axis_name: str | None
 ) -> dict[str, Variables]:
     """Averages mutable state over devices: a network whose statistics do not know `axis_name` has
@@ -513,8 +297,14 @@ def _agree_on_mutable(
     return {name: values._replace(mutable=mean[name]) for name, values in students.items()}
 
 
-def _batch(unlabelled, index, key, settings, axis_name):
-    """Returns this device's part of a step's batch, augmented and mixed, and its mask."""
+def batch_of_step(
+    unlabelled: Examples,
+    index: jax.Array,
+    key: jax.Array,
+    settings: Distillation,
+    axis_name: str | None,
+) -> tuple[dict[str, jax.Array], jax.Array]:
+    """This device's part of a step's batch, augmented and mixed, and its mask [part]."""
     size = settings.batch_size
     devices, device = this_device(axis_name)
     share = -(-size // devices)

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedcodist import keys
-from fedcodist.aggregation import ClientResult, Reduce, sum_over_devices, this_device
+from fedcodist.aggregation import ClientResult, sum_over_devices, this_device
 from fedcodist.cohort import ClientData, Cohort
 
 PyTree = Any
@@ -26,20 +26,17 @@ class Execution(NamedTuple):
       loop: 'scan' one client after another, 'vmap' `chunk_size` clients at once, or 'eager' a Python
         loop, for debugging with prints: called outside of any compilation, as `as_fedjax` does.
       chunk_size: clients per chunk of 'vmap'; 'scan' and 'eager' have none.
-      axis_name: the mesh axis over which clients are dealt when the caller runs inside `shard_map`
-        or `pmap`; None on one device.
     """
 
     loop: str = "scan"
     chunk_size: int = 1
-    axis_name: str | None = None
 
 
 class CohortResult(NamedTuple):
     """The outcome of a cohort.
 
     Attributes:
-      total: the sum of `reduce.prepare` over the cohort, the same on every device.
+      total: the sum of `prepare(result)` over the cohort, the same on every device.
       rows: what clients keep, in the cohort's order, or None.
       metrics: name -> [cohort, ...], in the cohort's order.
       results: every client's ClientResult stacked in the cohort's order, where asked for.
@@ -53,15 +50,16 @@ class CohortResult(NamedTuple):
 
 def for_each_client(
     client_update: ClientUpdate,
-    reduce: Reduce,
+    prepare: Callable[[ClientResult], PyTree],
     message: PyTree,
     rows: PyTree,
     cohort: Cohort,
     key: jax.Array,
     execution: Execution = Execution(),
+    axis_name: str | None = None,
     individual_results: bool = False,
 ) -> CohortResult:
-    """Runs `client_update` on every client of a cohort and reduces the results.
+    """Runs `client_update` on every client of a cohort and sums what is prepared of the results.
 
     Clients are ordered by size before they are dealt to devices and chunks, so that clients which
     share a chunk need about the same number of steps. A cohort that does not divide by devices and
@@ -69,12 +67,14 @@ def for_each_client(
 
     Args:
       client_update: (message, row, data, key) -> ClientResult; pure.
-      reduce: the reduction.
+      prepare: ClientResult -> pytree of arrays to be summed, such as a `Reduce`'s.
       message: what every client downloads.
       rows: client rows with a leading axis [cohort], or None.
       cohort: who takes part, and where their data lie.
       key: the round's key of this pool; each client's is derived from it and the client's index.
-      execution: scan, vmap or eager, and the mesh axis.
+      execution: scan, vmap or eager.
+      axis_name: the mesh axis over which clients are dealt when the caller runs inside `shard_map` or
+        `pmap`; None on one device.
       individual_results: whether to return every client's result too (FedDF, FedBE, ...).
     """
     chex.assert_equal_shape([cohort.clients, cohort.starts, cohort.sizes])
@@ -86,7 +86,7 @@ def for_each_client(
         raise ValueError(f"execution.chunk_size must be at least 1, got {execution.chunk_size}.")
 
     chunk_of = functools.partial(
-        _run_slots, client_update, reduce, message, rows, cohort, key, execution.loop
+        _run_slots, client_update, prepare, message, rows, cohort, key, execution.loop
     )
     if execution.loop == "eager":
         with jax.disable_jit():
@@ -95,7 +95,7 @@ def for_each_client(
         total = jax.tree.map(lambda *leaves: sum(leaves[1:], leaves[0]), *totals)
         stacked = jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *results)
     else:
-        slots = _deal(cohort.sizes, execution)
+        slots = _deal(cohort.sizes, execution, axis_name)
         shape, _ = jax.eval_shape(chunk_of, slots[0])
         start = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shape)
 
@@ -107,7 +107,7 @@ def for_each_client(
 
         total, dealt = jax.lax.scan(step, start, slots)
         stacked = jax.tree.map(lambda leaf: _undeal(leaf, slots, len(cohort.clients)), dealt)
-        total, stacked = sum_over_devices((total, stacked), execution.axis_name)
+        total, stacked = sum_over_devices((total, stacked), axis_name)
     return CohortResult(
         total, stacked.row, stacked.metrics, stacked if individual_results else None
     )
@@ -134,7 +134,7 @@ def dealing_order(sizes: Any, devices: int) -> Any:
     return (-sizes).argsort(stable=True)[there_and_back]
 
 
-def _run_slots(client_update, reduce, message, rows, cohort, key, loop, slots):
+def _run_slots(client_update, prepare, message, rows, cohort, key, loop, slots):
     """Runs the clients of some slots; returns their prepared sum and their results [slots, ...]."""
     clients = len(cohort.clients)
     real = slots < clients
@@ -156,9 +156,9 @@ def _run_slots(client_update, reduce, message, rows, cohort, key, loop, slots):
             message, row, dataclasses.replace(data, start=start, size=size), client_key
         )
         result = result._replace(weight=jnp.where(is_real, result.weight, 0))
-        # Not by weight alone: a reduction may ignore weights, and no steps may give no number.
+        # Not by weight alone: `prepare` may ignore weights, and no steps may give no number.
         prepared = jax.tree.map(
-            lambda leaf: jnp.where(is_real, leaf, jnp.zeros_like(leaf)), reduce.prepare(result)
+            lambda leaf: jnp.where(is_real, leaf, jnp.zeros_like(leaf)), prepare(result)
         )
         return prepared, result
 
@@ -170,10 +170,10 @@ def _run_slots(client_update, reduce, message, rows, cohort, key, loop, slots):
     return jax.tree.map(lambda leaf: jnp.sum(leaf, axis=0), prepared), result
 
 
-def _deal(sizes: jax.Array, execution: Execution) -> jax.Array:
+def _deal(sizes: jax.Array, execution: Execution, axis_name: str | None) -> jax.Array:
     """Returns this device's slots, int32 [chunks, chunk]; slots >= cohort are fillers."""
     chunk = execution.chunk_size if execution.loop == "vmap" else 1
-    devices, device = this_device(execution.axis_name)
+    devices, device = this_device(axis_name)
     cohort = len(sizes)
     chunk = min(chunk, -(-cohort // devices))
     rounds = -(-cohort // (devices * chunk))

@@ -10,7 +10,7 @@ from scipy import stats
 
 from fedcodist import augmentation, keys
 from fedcodist.cohort import Examples
-from fedcodist.distillation import Distillation, _batch
+from fedcodist.distillation import Distillation, batch_of_step
 
 KEY = jax.random.key(9)
 
@@ -158,7 +158,7 @@ def test_partners_are_a_permutation_of_the_whole_batch(size):
     """Inputs are unit vectors, so a mixed input shows both of its parts."""
     unlabelled = Examples({"image": jnp.eye(size)}, jnp.arange(size)[None])
     settings_ = Distillation(steps=1, batch_size=size)
-    batch, mask = _batch(unlabelled, 0, KEY, settings_, None)
+    batch, mask = batch_of_step(unlabelled, 0, KEY, settings_, None)
     coefficient = augmentation.mixup_coefficient(keys.derive(KEY, "mixup"), 2.0)
     permutation = (np.asarray(batch["image"]) - coefficient * np.eye(size)) / (1 - coefficient)
     np.testing.assert_allclose(permutation, np.round(permutation), atol=1e-5)
@@ -175,9 +175,9 @@ def test_partners_are_augmented_as_in_their_own_place():
     unlabelled = Examples({"image": images}, jnp.arange(6)[None])
     preprocess = augmentation.image_preprocess(augmentation.random_axis_flip)
     settings_ = Distillation(steps=1, batch_size=6, preprocess=preprocess)
-    mixed = np.asarray(_batch(unlabelled, 0, KEY, settings_, None)[0]["image"])
+    mixed = np.asarray(batch_of_step(unlabelled, 0, KEY, settings_, None)[0]["image"])
     plain = np.asarray(
-        _batch(unlabelled, 0, KEY, settings_._replace(mixup_beta=0), None)[0]["image"]
+        batch_of_step(unlabelled, 0, KEY, settings_._replace(mixup_beta=0), None)[0]["image"]
     )
     coefficient = float(augmentation.mixup_coefficient(keys.derive(KEY, "mixup"), 2.0))
     partners = (mixed - coefficient * plain) / (1 - coefficient)

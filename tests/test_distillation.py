@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from jax.sharding import Mesh, PartitionSpec
 
 from fedcodist import augmentation
+from fedcodist.algorithms.codistillation import codistillation_target
 from fedcodist.cohort import Examples
 from fedcodist.distillation import (
     Distillation,
-    _batch,
-    codistillation_target,
+    batch_of_step,
     distill,
     kl_divergence,
 )
@@ -359,7 +359,7 @@ def test_a_sharded_batch_is_the_slice_of_the_whole(size):
     settings_ = Distillation(steps=2, batch_size=size, preprocess=preprocess)
 
     def part(axis_name):
-        batch, mask = _batch(unlabelled, 1, KEY, settings_, axis_name)
+        batch, mask = batch_of_step(unlabelled, 1, KEY, settings_, axis_name)
         return batch["image"], mask
 
     mesh = Mesh(np.array(jax.devices()), ("clients",))

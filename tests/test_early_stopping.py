@@ -11,14 +11,13 @@ import pytest
 from fedcodist.cohort import Examples
 from fedcodist.distillation import (
     Distillation,
-    EarlyStopping,
     distill,
-    distill_until,
     frozen,
     kl_divergence,
     softened,
     softened_target,
 )
+from fedcodist.early_stopping import EarlyStopping, distill_until
 from fedcodist.model import from_flax_linen
 from fedcodist.models.digits import MLP
 

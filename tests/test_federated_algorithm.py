@@ -1,19 +1,14 @@
-"""FedJAX's view of a method, predictors, and bytes."""
-
-import functools
+"""Predictors, bytes and keys of a method."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-import pytest
 
 from fedcodist.algorithms.fed_avg import FedAvgHyper, fed_avg
-from fedcodist.algorithms.scaffold import scaffold
 from fedcodist.client_training import LocalTraining
-from fedcodist.federated_algorithm import as_fedjax, client_key, communication_of, single_model
-from fedcodist.for_each_client import Execution
-from fedcodist.model import Variables, from_flax_linen
+from fedcodist.federated_algorithm import client_key, communication_of, single_model
+from fedcodist.model import from_flax_linen
 from fedcodist.models.digits import MLP
 
 QUICK = {"xla_backend_optimization_level": 0, "xla_cpu_use_fusion_emitters": False}
@@ -21,155 +16,31 @@ MODEL = from_flax_linen(MLP(hidden=(5,), classes=3), np.zeros((1, 6), np.float32
 METHOD = fed_avg(
     MODEL, LocalTraining(batch_size=10, epochs=2), optax.sgd, hyper=FedAvgHyper(0.3, 0.5)
 )
-
-
-@functools.cache
-def _initial_server():
-    return jax.jit(METHOD.init, compiler_options=QUICK)(jax.random.key(0))
-
-
-def _named_clients():
-    generator = np.random.default_rng(0)
-    return [
-        (
-            name,
-            {
-                "image": generator.normal(size=(size, 6)).astype(np.float32),
-                "label": generator.integers(0, 3, size).astype(np.int32),
-            },
-            jax.random.key(index),
-        )
-        for index, (name, size) in enumerate({"ann": 4, "bob": 9, "cy": 1}.items())
-    ]
-
-
-@functools.partial(jax.jit, compiler_options=QUICK)
-def _loss_and_gradient(params, columns):
-    def loss(params):
-        return jnp.mean(MODEL.loss(MODEL.apply(Variables(params, {}), columns)[0], columns))
-
-    return jax.value_and_grad(loss)(params)
-
-
-def _plain_loop(server, clients, client_rate, server_rate):
-    """Full batches, so that order plays no part."""
-    update = jax.tree.map(np.zeros_like, server.params)
-    losses, examples = {}, 0
-    for name, columns, _ in clients:
-        params, losses[name] = server.params, []
-        for _ in range(2):
-            value, gradient = _loss_and_gradient(params, columns)
-            params = jax.tree.map(lambda p, g: p - client_rate * g, params, gradient)
-            losses[name].append(float(value))
-        size = len(columns["label"])
-        update = jax.tree.map(lambda u, p, q: u + size * (p - q), update, server.params, params)
-        examples += size
-    params = jax.tree.map(lambda p, u: p - server_rate * u / examples, server.params, update)
-    return params, {name: np.mean(values) for name, values in losses.items()}
-
-
-@pytest.mark.parametrize(
-    "execution",
-    [pytest.param(Execution(), marks=pytest.mark.slow), Execution("vmap", 2)],
-    ids=["scan", "vmap"],
-)
-def test_apply_is_one_round(execution):
-    _assert_apply_is_one_round(execution)
-
-
-@pytest.mark.slow
-def test_apply_is_one_round_eagerly():
-    _assert_apply_is_one_round(Execution("eager"))
-
-
-def _assert_apply_is_one_round(execution):
-    algorithm = as_fedjax(METHOD, execution=execution)
-    clients = _named_clients()
-    server, diagnostics = algorithm.apply(_initial_server(), clients)
-    expected, losses = _plain_loop(_initial_server(), clients, 0.3, 0.5)
-    for got, want in zip(jax.tree.leaves(server.params), jax.tree.leaves(expected), strict=True):
-        np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-6)
-    assert list(diagnostics) == ["ann", "bob", "cy"]
-    for name, loss in losses.items():
-        assert set(diagnostics[name]) == {"loss", "num_steps", "examples"}
-        assert diagnostics[name]["loss"] == pytest.approx(loss, rel=1e-5)
-        assert diagnostics[name]["num_steps"] == 2
-
-
-def test_apply_takes_other_rates_and_leaves_the_server_state_alone():
-    clients = _named_clients()[:1]
-    before = jax.tree.map(np.array, _initial_server())
-    algorithm = as_fedjax(METHOD, hyper=FedAvgHyper(0.1, 1.0), execution=Execution())
-    server, _ = algorithm.apply(_initial_server(), clients)
-    expected, _ = _plain_loop(_initial_server(), clients, 0.1, 1.0)
-    for got, want in zip(jax.tree.leaves(server.params), jax.tree.leaves(expected), strict=True):
-        np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-6)
-    jax.tree.map(np.testing.assert_array_equal, _initial_server(), before)
-
-
-def test_every_client_has_the_key_it_came_with():
-    """With batches of one example the order matters, and the order comes from the key."""
-    method = fed_avg(MODEL, LocalTraining(batch_size=1), optax.sgd, hyper=FedAvgHyper(0.5, 1.0))
-    apply = as_fedjax(method, execution=Execution()).apply
-    _, columns, _ = _named_clients()[1]
-    key, other = jax.random.key(5), jax.random.key(6)
-
-    def losses(*keys):
-        _, diagnostics = apply(
-            _initial_server(), [(index, columns, key) for index, key in enumerate(keys)]
-        )
-        return [diagnostics[index]["loss"] for index in range(len(keys))]
-
-    same, different = losses(key, key), losses(key, other)
-    assert same[0] == pytest.approx(same[1], rel=1e-6)
-    assert different[0] == pytest.approx(same[0], rel=1e-6)
-    assert abs(different[0] - different[1]) > 1e-5
-
-
-def test_a_client_without_examples_takes_nobodys_key():
-    """It begins where the next one does."""
-    method = fed_avg(MODEL, LocalTraining(batch_size=1), optax.sgd, hyper=FedAvgHyper(0.5, 1.0))
-    apply = as_fedjax(method, execution=Execution()).apply
-    (_, columns, _), nothing = _named_clients()[1], jax.random.key(6)
-    empty = {name: column[:0] for name, column in columns.items()}
-    own = ("own", columns, jax.random.key(5))
-    _, alone = apply(_initial_server(), [own])
-    _, beside = apply(_initial_server(), [("none", empty, nothing), own])
-    assert beside["own"]["loss"] == pytest.approx(alone["own"]["loss"], rel=1e-6)
-
-
-def test_clients_who_keep_something_are_refused():
-    """Forgotten after each round, SCAFFOLD's variates would be worse than none."""
-    with pytest.raises(ValueError, match="method must be one whose clients keep nothing") as error:
-        as_fedjax(scaffold(MODEL, 3, LocalTraining(batch_size=10)))
-    assert "\n" not in str(error.value)
-
-
-def test_apply_needs_clients():
-    with pytest.raises(ValueError, match="clients must hold at least one"):
-        as_fedjax(METHOD).apply(_initial_server(), [])
+COLUMNS = {
+    "image": np.random.default_rng(0).normal(size=(9, 6)).astype(np.float32),
+    "label": np.arange(9, dtype=np.int32) % 3,
+}
 
 
 def test_predictor_is_the_model_in_evaluation_mode():
     predictor = single_model(MODEL, METHOD.variables)
-    batch = _named_clients()[0][1]
-    variables = predictor.variables(_initial_server())
+    server = jax.jit(METHOD.init, compiler_options=QUICK)(jax.random.key(0))
+    variables = predictor.variables(server)
     np.testing.assert_array_equal(
-        predictor.predict(variables, batch), MODEL.apply(variables, batch)[0]
+        predictor.predict(variables, COLUMNS), MODEL.apply(variables, COLUMNS)[0]
     )
 
 
 def test_bytes_follow_the_shapes_exchanged():
     parameters = 6 * 5 + 5 + 5 * 3 + 3
-    columns = _named_clients()[0][1]
-    down, up = communication_of(METHOD, columns)
+    down, up = communication_of(METHOD, COLUMNS)
     assert (down, up) == (4 * parameters, 4 * parameters + 4)
     halved = METHOD._replace(
         client_update=lambda *arguments: (result := METHOD.client_update(*arguments))._replace(
             update=jax.tree.map(lambda leaf: leaf.astype(jnp.float16), result.update)
         )
     )
-    assert communication_of(halved, columns) == (4 * parameters, 2 * parameters + 4)
+    assert communication_of(halved, COLUMNS) == (4 * parameters, 2 * parameters + 4)
 
 
 def test_a_client_of_two_pools_draws_apart_in_each():

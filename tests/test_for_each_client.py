@@ -11,7 +11,7 @@ import pytest
 from jax.sharding import Mesh, PartitionSpec
 
 from fedcodist import client_rows
-from fedcodist.aggregation import Aggregate, ClientResult, Reduce, weighted_mean
+from fedcodist.aggregation import ClientResult, weighted_mean
 from fedcodist.algorithms.codistillation import TeachingHyper
 from fedcodist.algorithms.fed_avg import FedAvgHyper, fed_avg
 from fedcodist.algorithms.merged_codistillation import merged_codistillation
@@ -324,7 +324,7 @@ def cohort_of(clients) -> Cohort:
     return Cohort(data.columns, clients, data.starts[clients], data.sizes[clients], data.capacity)
 
 
-def run_counting(clients, loop, chunk, devices, reduce=None, how="shard_map"):
+def run_counting(clients, loop, chunk, devices, prepare=None, how="shard_map"):
     method = counting_method()
 
     def run(clients, key_data):
@@ -332,12 +332,13 @@ def run_counting(clients, loop, chunk, devices, reduce=None, how="shard_map"):
         rows = {"count": 10 * clients, "owner": clients, "round": clients}
         return for_each_client(
             lambda *arguments: method.client_update(*arguments, ()),
-            reduce or method.reduce,
+            prepare or method.reduce.prepare,
             message,
             rows,
             cohort_of(clients),
             jax.random.wrap_key_data(key_data),
-            Execution(loop, chunk, None if devices is None else AXIS),
+            Execution(loop, chunk),
+            None if devices is None else AXIS,
             individual_results=True,
         )
 
@@ -429,9 +430,8 @@ def test_slots_that_only_fill_a_chunk_never_reach_the_sum(loop, chunk, devices):
             "per_step": jnp.sum(result.update["weights"]) / result.metrics["num_steps"],
         }
 
-    reduce = Reduce(prepare, lambda total, message: Aggregate(total, None, None))
     clients = COHORTS["uneven"]
-    total = run_counting(clients, loop, chunk, devices, reduce).total
+    total = run_counting(clients, loop, chunk, devices, prepare).total
     assert total["clients"] == len(clients)
     np.testing.assert_allclose(total["per_step"], len(clients), rtol=1e-5)
 
@@ -516,12 +516,13 @@ def test_rows_may_hold_any_dtype_and_shape():
         }
         return for_each_client(
             update,
-            Reduce(lambda result: result.weight, lambda total, message: total),
+            lambda result: result.weight,
             None,
             rows,
             cohort_of(clients),
             jax.random.key(0),
-            Execution("vmap", 2, AXIS),
+            Execution("vmap", 2),
+            AXIS,
         ).rows
 
     rows = same_on_every_device(over_devices(run, 3)(jnp.asarray(clients)))
@@ -557,7 +558,7 @@ def test_a_small_client_is_the_same_beside_a_much_larger_one(optimizer):
 
         result = for_each_client(
             update,
-            Reduce(lambda result: result.weight, lambda total, message: total),
+            lambda result: result.weight,
             variables,
             None,
             cohort_of(clients),
@@ -597,4 +598,4 @@ def test_a_small_client_is_the_same_beside_a_much_larger_one(optimizer):
 )
 def test_an_unknown_execution_is_refused(execution, message):
     with pytest.raises(ValueError, match=message):
-        for_each_client(None, weighted_mean(), None, None, cohort_of([1]), None, execution)
+        for_each_client(None, weighted_mean().prepare, None, None, cohort_of([1]), None, execution)

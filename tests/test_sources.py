@@ -224,8 +224,8 @@ def test_each_device_gets_the_clients_that_it_runs_and_no_others(cohort, clients
 
 def slots_of_devices(sizes, devices, chunk):
     """What `for_each_client` deals, [devices, chunks, chunk]."""
-    execution = Execution("vmap", chunk, "devices")
-    deal = lambda _: for_each_client._deal(jnp.asarray(sizes), execution)
+    execution = Execution("vmap", chunk)
+    deal = lambda _: for_each_client._deal(jnp.asarray(sizes), execution, "devices")
     return np.asarray(jax.vmap(deal, axis_name="devices")(jnp.arange(devices)))
 
 

@@ -11,11 +11,11 @@ import pytest
 from jax.sharding import PartitionSpec
 
 from fedcodist import readout, simulation
+from fedcodist.algorithms.codistillation import codistillation_target
 from fedcodist.cohort import Examples
 from fedcodist.data.vocabulary import BOS, EOS, PAD
 from fedcodist.distillation import (
     Distillation,
-    codistillation_target,
     distill,
     frozen,
     kl_divergence,

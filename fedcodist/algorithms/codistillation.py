@@ -7,6 +7,7 @@ models teach each other on unlabelled data. Clients are untouched.
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+import chex
 import jax
 import jax.numpy as jnp
 
@@ -18,7 +19,6 @@ from fedcodist.distillation import (
     Distillation,
     Distilled,
     check_distillation,
-    codistillation_target,
     distill,
     frozen,
 )
@@ -69,7 +69,7 @@ def check_codistillation(
     """Returns checked pools and complete hyper-parameters, or raises one clear line."""
     pools = check_pools(pools)
     if len(pools) < 2:
-        raise ValueError(f"pools must hold at least two pools to codistil, got {list(pools)}.")
+        raise ValueError(f"pools must hold at least two pools to codistill, got {list(pools)}.")
     teaching = dict(teaching or {})
     if unknown := set(teaching) - set(pools):
         raise ValueError(f"teaching names {sorted(unknown)}, but the pools are {list(pools)}.")
@@ -103,7 +103,7 @@ def loss_metrics(distilled: Distilled | None, pools: Mapping[str, Pool]) -> dict
     return found
 
 
-def codistil(
+def codistill(
     pools: Mapping[str, Pool],
     starts: Mapping[str, Variables],
     unlabelled: Examples,
@@ -147,3 +147,34 @@ def codistil(
         settings=distillation,
         axis_name=axis_name,
     )
+
+
+def codistillation_target(
+    teachers: Mapping[str, jax.Array],
+    temperatures: Mapping[str, Any],
+    weights: Mapping[str, Any],
+    initial: jax.Array,
+    interpolation: Any,
+    self_teacher_temperature: Any = 1.0,
+) -> jax.Array:
+    """The target q = (1 - lambda) sum_j w_j softmax(z_j / T_j) + lambda softmax(z_init / T_self).
+
+    Args:
+      teachers: teacher's name -> logits [batch, classes].
+      temperatures: teacher's name -> temperature > 0.
+      weights: teacher's name -> weight; they are normalised to sum to 1.
+      initial: logits [batch, classes] of the student's own copy before distillation.
+      interpolation: lambda in [0, 1], the share of the student's own initial prediction.
+      self_teacher_temperature: the temperature of that prediction.
+
+    Returns:
+      Probabilities [batch, classes].
+    """
+    chex.assert_equal_shape([initial, *teachers.values()])
+    total = sum(weights[name] for name in teachers)
+    taught = sum(
+        (weights[name] / total) * jax.nn.softmax(logits / temperatures[name])
+        for name, logits in teachers.items()
+    )
+    own = jax.nn.softmax(initial / self_teacher_temperature)
+    return (1 - interpolation) * taught + interpolation * own

@@ -66,7 +66,7 @@ def decentralised_fed_avg(
             mean = lambda leaf: as_stored(jnp.tensordot(weights, leaf, axes=1), leaf)
             return learner._replace(variables=jax.tree.map(mean, learner.variables))
 
-        state = {name: averaged(name, learner) for name, learner in result.rows.items()}
+        state = {name: averaged(name, learner) for name, learner in result.own.items()}
         return state, rows, result.metrics
 
     return FederatedAlgorithm(

@@ -96,12 +96,12 @@ def decentralised_periodic_codistillation(
 
     def select(round, key):
         start = jnp.asarray(round // period, jnp.uint32) * examples
-        rows = jax.lax.cond(
+        indices = jax.lax.cond(
             is_due(round),
             lambda: stream_positions(keys.derive(key, "public"), start, examples, num_public),
             lambda: jnp.full(examples, -1, jnp.int32),
         )
-        return parties.everybody(groups, {PUBLIC: rows[None]})
+        return parties.everybody(groups, {PUBLIC: indices[None]})
 
     train = apart(groups, num_rounds, training, execution)
 
@@ -115,8 +115,8 @@ def decentralised_periodic_codistillation(
                 {}, {}, jnp.ones(()), jax.nn.softmax(logits / hyper.temperature), {}
             )
 
-        def learn(model, message, row, data, key):
-            learner, target, has_teacher = row
+        def learn(model, message, own, data, key):
+            learner, target, has_teacher = own
             taught = train_client(
                 model,
                 distillation,
@@ -133,18 +133,18 @@ def decentralised_periodic_codistillation(
             after = jax.tree.map(lambda new, old: jnp.where(has_teacher, new, old), after, learner)
             return ClientResult({}, {}, jnp.ones(()), after, {})
 
-        def codistil(learners):
-            run = lambda update, rows, purpose: for_each_party(
+        def codistill(learners):
+            run = lambda update, own, purpose: for_each_party(
                 groups,
                 update,
                 None,
-                rows,
+                own,
                 inputs.cohorts[PARTIES],
                 keys.derive(key, purpose, round),
                 execution,
                 axis_name,
             )
-            answers = run(answer, learners, "answer").rows
+            answers = run(answer, learners, "answer").own
             said = jnp.zeros((count, examples, classes))
             for name, group in groups.items():
                 said = said.at[group.clients].set(answers[name])
@@ -156,12 +156,12 @@ def decentralised_periodic_codistillation(
                 name: (learners[name], targets[group.clients], teachers[group.clients] > 0)
                 for name, group in groups.items()
             }
-            return run(learn, own, "codistillation").rows
+            return run(learn, own, "codistillation").own
 
         result = train(state, inputs, round, key, hyper.learning_rate, axis_name)
         public = inputs.examples[PUBLIC]
         columns = {column: values[public.indices[0]] for column, values in public.columns.items()}
-        learners = jax.lax.cond(is_due(round), codistil, lambda same: same, result.rows)
+        learners = jax.lax.cond(is_due(round), codistill, lambda same: same, result.own)
         return learners, rows, result.metrics
 
     # Answers, and which examples they are of, on the edges of the rounds in which clients teach.

@@ -97,10 +97,10 @@ def ds_fl(
         )
 
     def select(round, key):
-        rows = jnp.arange(count)
+        indices = jnp.arange(count)
         if open_size is not None:
-            rows = permuted_positions(keys.derive(key, "open", round), rows, num_public)
-        return parties.everybody(groups, {PUBLIC: rows[None]})
+            indices = permuted_positions(keys.derive(key, "open", round), indices, num_public)
+        return parties.everybody(groups, {PUBLIC: indices[None]})
 
     def round_(state, rows, inputs, round, key, hyper, axis_name=None):
         def train(model, message, variables, data, key):
@@ -135,11 +135,11 @@ def ds_fl(
 
         cohort, public = inputs.cohorts[PARTIES], inputs.examples[PUBLIC]
         examples = {column: values[public.indices[0]] for column, values in public.columns.items()}
-        run = lambda update, message, rows, purpose: for_each_party(
+        run = lambda update, message, own, purpose: for_each_party(
             groups,
             update,
             message,
-            rows,
+            own,
             cohort,
             keys.derive(key, purpose, round),
             execution,
@@ -148,7 +148,7 @@ def ds_fl(
         trained = run(train, None, state.models, "client_update")
         mean = trained.update / trained.weight
         target = sharpened(mean, hyper.temperature) if aggregation == "era" else mean
-        taught = run(learn, target, trained.rows, "distillation")
+        taught = run(learn, target, trained.own, "distillation")
         everyone = jnp.asarray(count, jnp.int32)
         all_of_them = ClientData(
             examples, jnp.zeros((), jnp.int32), everyone, everyone, count, False
@@ -156,7 +156,7 @@ def ds_fl(
         own_key = keys.derive(key, "distillation", round, SERVER)
         server_model = learn(server, target, state.server, all_of_them, own_key)
         metrics = trained.metrics | taught.metrics
-        return DSFLState(taught.rows, server_model.row), rows, metrics
+        return DSFLState(taught.own, server_model.row), rows, metrics
 
     def variables_of(state, name):
         return state.models[name]

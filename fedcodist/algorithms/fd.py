@@ -146,7 +146,7 @@ def fd(
             execution,
             axis_name,
         )
-        return FDState(result.rows, result.update), rows, result.metrics
+        return FDState(result.own, result.update), rows, result.metrics
 
     scalar = np.dtype(np.float32).itemsize
     # Which labels a party has, or how many parties have a label, is one more number per label.

@@ -22,11 +22,9 @@ from fedcodist.cached_answers import cached_answers
 from fedcodist.checks import check_integer, check_number
 from fedcodist.distillation import (
     UNLABELLED,
-    Averaging,
     Distillation,
     check_distillation,
     distill,
-    distill_averaged,
     kl_divergence,
     unlabelled_rows,
 )
@@ -40,6 +38,7 @@ from fedcodist.ensembles import (
 )
 from fedcodist.federated_algorithm import FederatedAlgorithm
 from fedcodist.for_each_client import Execution
+from fedcodist.weight_averaging import Averaging, distill_averaged
 
 PyTree = Any
 ENSEMBLE = "ensemble"

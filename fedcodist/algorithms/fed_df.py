@@ -21,33 +21,50 @@ from fedcodist.algorithms.pools import (
     train_pools,
     update_servers,
 )
-from fedcodist.checks import check_number
+from fedcodist.checks import check_integer, check_number
 from fedcodist.distillation import (
     UNLABELLED,
     Distillation,
-    EarlyStopping,
     Teacher,
     check_distillation,
     distill,
-    distill_until,
     kl_divergence,
     softened,
     softened_target,
     unlabelled_rows,
 )
+from fedcodist.early_stopping import EarlyStopping, distill_until
 from fedcodist.ensembles import Ensemble, is_guessing, mean_logits, without_worst
 from fedcodist.federated_algorithm import FederatedAlgorithm
 from fedcodist.for_each_client import Execution
 from fedcodist.model import Model, Variables
 from fedcodist.validation import (
     VALIDATION,
-    Validated,
-    check_validation,
+    ValidationData,
     validation_accuracy,
     validation_rows,
 )
 
 PyTree = Any
+
+
+class Validated(NamedTuple):
+    """How FedDF uses validation data.
+
+    Attributes:
+      data: which they are.
+      every: distillation steps between two looks at them.
+      patience: steps without a new best after which distillation stops; the best is returned.
+      or_start: whether the averaged model itself may be the best.
+      drop_worst: leave out teachers that `ensembles.without_worst` drops, and of the average that
+        students start from clients who guess, where there are others.
+    """
+
+    data: ValidationData
+    every: int = 100
+    patience: int = 1000
+    or_start: bool = False
+    drop_worst: bool = False
 
 
 class FedDFHyper(NamedTuple):
@@ -102,14 +119,14 @@ def fed_df(
     check_number("learning_rate", learning_rate, low=0)
     check_number("temperature", temperature, above=0)
     if validated is not None:
-        check_validation(validated, distillation)
+        _check_validated(validated, distillation)
     methods = {name: pool.method.hyper for name, pool in pools.items()}
     hyper = FedDFHyper(methods, learning_rate, temperature)
 
     def select_examples(round, key):
         examples = {UNLABELLED: unlabelled_rows(key, round, distillation, num_unlabelled)}
         if validated is not None:
-            examples[VALIDATION] = validation_rows(validated)
+            examples[VALIDATION] = validation_rows(validated.data)
         return examples
 
     def round_(state, rows, inputs, round, key, hyper, axis_name=None):
@@ -129,7 +146,7 @@ def fed_df(
         def accuracy(name, variables):
             assert validated is not None
             examples = inputs.examples[VALIDATION]
-            return validation_accuracy(models[name], variables, examples, validated, axis_name)
+            return validation_accuracy(models[name], variables, examples, validated.data, axis_name)
 
         aggregates = trained.aggregates
         weights = {name: jnp.ones(pool.cohort_size) for name, pool in pools.items()}
@@ -182,7 +199,7 @@ def fed_df(
 
     data_set_sizes = {UNLABELLED: num_unlabelled}
     if validated is not None:
-        data_set_sizes[VALIDATION] = validated.num_examples
+        data_set_sizes[VALIDATION] = validated.data.num_examples
     return assemble("fed_df", pools, columns, hyper, round_, select_examples, data_set_sizes)
 
 
@@ -215,3 +232,19 @@ def _summed(model: Model, ensemble: Ensemble) -> Teacher:
     mean, total = mean_logits(model, ensemble), jnp.sum(ensemble.weights)
     # Where all of a pool's clients are dropped there is no mean.
     return lambda batch: jnp.where(total > 0, total * mean(batch), 0)
+
+
+def _check_validated(validated: Validated, distillation: Distillation) -> None:
+    if validated.data.num_examples < 1:
+        raise ValueError(
+            f"validated.data.num_examples must be at least 1, got {validated.data.num_examples}: this "
+            "method needs labelled validation data."
+        )
+    check_integer("validated.data.batch_size", validated.data.batch_size, low=1)
+    check_integer("validated.every", validated.every, low=1)
+    check_integer("validated.patience", validated.patience, low=1)
+    if distillation.steps % validated.every:
+        raise ValueError(
+            f"validated.every must divide distillation.steps={distillation.steps}, "
+            f"got {validated.every}."
+        )

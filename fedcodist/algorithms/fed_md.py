@@ -28,8 +28,11 @@ from fedcodist.models.layered import logits_of
 from fedcodist.shuffling import stratified_sample
 
 PyTree = Any
-# Keras' epsilon.
-ADAM = lambda rate: optax.adam(rate, eps=1e-7)
+
+
+def keras_adam(learning_rate: Any) -> optax.GradientTransformation:
+    """Adam with Keras' epsilon, as in the released code."""
+    return optax.adam(learning_rate, eps=1e-7)
 
 
 class Party(NamedTuple):
@@ -59,8 +62,8 @@ def fed_md(
     groups: Mapping[str, Group],
     public_labels: np.ndarray,
     num_classes: int,
-    digest: LocalTraining = LocalTraining(ADAM, batch_size=256),
-    revisit: LocalTraining = LocalTraining(ADAM, batch_size=5, epochs=4),
+    digest: LocalTraining = LocalTraining(keras_adam, batch_size=256),
+    revisit: LocalTraining = LocalTraining(keras_adam, batch_size=5, epochs=4),
     alignment_size: int | None = 5000,
     weights: Sequence[float] | None = None,
     exchanged: str = "logits",
@@ -87,11 +90,12 @@ def fed_md(
         logits are of what the same preprocessing makes of them, where it is random under one fixed key.
       revisit: the same of private examples.
       alignment_size: examples of the subset; None takes all public ones, and no indices are sent.
-      weights: c_k, one per party in the order of clients; equal where not given.
+      weights: c_k, one per party in the order of clients; equal where not given. They become
+        `hyper.weights`, which is not set in another way.
       exchanged: 'logits', or 'probabilities': softmax(z / T), of senders and in the digest.
       gradient_hook: (gradient, params) -> gradient of digest and revisit, such as a penalty's.
       inference_batch_size: examples per step while logits are computed.
-      hyper: learning rates and temperature; consensus weights are `weights`' to set.
+      hyper: learning rates and temperature.
       execution: how parties of one architecture are executed.
       name: the method's name in tables.
 
@@ -107,7 +111,7 @@ def fed_md(
     _check_labels(public_labels, num_classes)
     if np.ndim(hyper.weights) or hyper.weights != FedMDHyper().weights:
         raise ValueError(
-            f"hyper.weights must be left as it is, weights are c_k, got {hyper.weights!r}."
+            f"hyper.weights must be left as it is, `weights` sets it, got {hyper.weights!r}."
         )
     hyper = hyper._replace(weights=_weights(weights, clients))
     check_number("hyper.digest_learning_rate", hyper.digest_learning_rate, low=0)
@@ -121,24 +125,30 @@ def fed_md(
         return start(parties.init_models(groups, key), digest, revisit)
 
     def select(round, key):
-        rows = jnp.arange(count)
+        indices = jnp.arange(count)
         if alignment_size is not None:
-            rows = stratified_sample(keys.derive(key, "alignment", round), public_labels, count)
-        return parties.everybody(groups, {PUBLIC: rows[None]})
+            indices = stratified_sample(keys.derive(key, "alignment", round), public_labels, count)
+        return parties.everybody(groups, {PUBLIC: indices[None]})
 
     def round_(state, rows, inputs, round, key, hyper, axis_name=None):
+        public = inputs.examples[PUBLIC]
+        alignment = dict(public.columns)
+        if alignment_size is not None:
+            at = public.indices[0]
+            alignment = {column: values[at] for column, values in alignment.items()}
+
         def scores(logits):
             return logits if exchanged == "logits" else jax.nn.softmax(logits / hyper.temperature)
 
         def error(outputs, batch):
             return mean_absolute_error(scores(logits_of(outputs)), batch["consensus"])
 
-        def communicate(model, message, row, data, key):
-            variables, weight = row
+        def communicate(model, message, own, data, key):
+            variables, weight = own
             examples = parties.shared_examples(alignment, data)
             return sent(model, variables, weight, examples, digest, inference_batch_size, scores)
 
-        def learn(model, consensus, party, data, key):
+        def digest_and_revisit(model, consensus, party, data, key):
             examples = parties.shared_examples(alignment | {"consensus": consensus}, data)
             digested = _train(
                 model,
@@ -172,27 +182,22 @@ def fed_md(
             after = Party(revisited.variables, digested.optimizer_state, revisited.optimizer_state)
             return ClientResult({}, {}, jnp.ones(()), after, metrics)
 
-        cohort, public = inputs.cohorts[PARTIES], inputs.examples[PUBLIC]
-        alignment = dict(public.columns)
-        if alignment_size is not None:
-            at = public.indices[0]
-            alignment = {column: values[at] for column, values in alignment.items()}
-        run = lambda update, message, rows, purpose: for_each_party(
+        run = lambda update, message, own, purpose: for_each_party(
             groups,
             update,
             message,
-            rows,
-            cohort,
+            own,
+            inputs.cohorts[PARTIES],
             keys.derive(key, purpose, round),
             execution,
             axis_name,
         )
-        c = _by_group(groups, hyper.weights)
-        speaking = {name: (party.variables, c[name]) for name, party in state.items()}
-        spoken = run(communicate, None, speaking, "communicate")
-        consensus = spoken.update / spoken.weight
-        learnt = run(learn, consensus, state, "client_update")
-        return learnt.rows, rows, learnt.metrics
+        weights = _by_group(groups, hyper.weights)
+        senders = {name: (party.variables, weights[name]) for name, party in state.items()}
+        communicated = run(communicate, None, senders, "communicate")
+        consensus = communicated.update / communicated.weight
+        trained = run(digest_and_revisit, consensus, state, "client_update")
+        return trained.own, rows, trained.metrics
 
     scalar = np.dtype(np.float32).itemsize
     scores_bytes = count * num_classes * scalar

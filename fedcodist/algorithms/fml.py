@@ -125,7 +125,7 @@ def fml(
             result.update,
             state.meme,
         )
-        return FMLState(result.rows, mean), rows, result.metrics
+        return FMLState(result.own, mean), rows, result.metrics
 
     size = tree_bytes(variable_shapes(meme))
     return FederatedAlgorithm(

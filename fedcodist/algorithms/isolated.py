@@ -17,7 +17,7 @@ from fedcodist.communication import Communication
 from fedcodist.federated_algorithm import FederatedAlgorithm
 from fedcodist.for_each_client import Execution
 from fedcodist.model import Variables, is_finite
-from fedcodist.validation import VALIDATION, Validated, validation_accuracy, validation_rows
+from fedcodist.validation import VALIDATION, ValidationData, validation_accuracy, validation_rows
 
 PyTree = Any
 SHARED = "shared"  # the data set on which all parties train, where they do not train on their own
@@ -28,22 +28,20 @@ class Patience(NamedTuple):
     ends `patience` rounds after the last gain of more than `min_delta`. The last model stays.
 
     Attributes:
-      num_examples: rows of the data set `validation`, with labels.
+      data: the validation data.
       patience: rounds without a gain that are allowed.
       min_delta: accuracy, a share, that counts as a gain.
       validated_on: what the data are, for the algorithm's name: where they are test data, the party's
         test accuracy is too good.
-      preprocess: (batch, key, positions) -> batch for evaluation.
     """
 
-    num_examples: int
+    data: ValidationData
     patience: int
     min_delta: float
     validated_on: str
-    preprocess: Any = lambda batch, key, positions: batch
 
 
-class Loner(NamedTuple):
+class IsolatedParty(NamedTuple):
     """A party's model, its optimizer, its best accuracy, and the rounds since then."""
 
     variables: Variables
@@ -94,17 +92,16 @@ def isolated(
     check_integer("training.epochs", training.epochs, low=1)
     stream = name
     if patience is not None:
-        check_integer("patience.num_examples", patience.num_examples, low=1)
+        check_integer("patience.data.num_examples", patience.data.num_examples, low=1)
         check_integer("patience.patience", patience.patience, low=1)
         check_number("patience.min_delta", patience.min_delta, low=0)
         name = f"{name}, stopped on {patience.validated_on}"
-        validated = Validated(patience.num_examples, preprocess=patience.preprocess)
 
     data_set_sizes = {}
     if num_shared is not None:
         data_set_sizes[SHARED] = num_shared
     if patience is not None:
-        data_set_sizes[VALIDATION] = patience.num_examples
+        data_set_sizes[VALIDATION] = patience.data.num_examples
 
     def init(key):
         return start(parties.init_models(groups, key), training)
@@ -114,7 +111,7 @@ def isolated(
         if num_shared is not None:
             examples[SHARED] = jnp.arange(num_shared)[None]
         if patience is not None:
-            examples[VALIDATION] = validation_rows(validated)
+            examples[VALIDATION] = validation_rows(patience.data)
         return parties.everybody(groups, examples)
 
     def round_(state, rows, inputs, round, key, hyper, axis_name=None):
@@ -138,7 +135,7 @@ def isolated(
                 now = jax.lax.cond(
                     goes_on & (data.size > 0),
                     lambda: validation_accuracy(
-                        model, trained.variables, inputs.examples[VALIDATION], validated
+                        model, trained.variables, inputs.examples[VALIDATION], patience.data
                     ),
                     lambda: party.best,
                 )
@@ -151,7 +148,7 @@ def isolated(
                 "client_examples": trained.num_examples,
                 "finite": is_finite(trained.variables),
             }
-            after = Loner(trained.variables, trained.optimizer_state, best, waited)
+            after = IsolatedParty(trained.variables, trained.optimizer_state, best, waited)
             return ClientResult({}, {}, jnp.ones(()), after, metrics)
 
         result = for_each_party(
@@ -164,7 +161,7 @@ def isolated(
             execution,
             axis_name,
         )
-        return result.rows, rows, result.metrics
+        return result.own, rows, result.metrics
 
     return FederatedAlgorithm(
         name=name,
@@ -180,7 +177,7 @@ def isolated(
     )
 
 
-def start(models: Mapping[str, Variables], training: LocalTraining) -> dict[str, Loner]:
+def start(models: Mapping[str, Variables], training: LocalTraining) -> dict[str, IsolatedParty]:
     """The state before the first round: models, leaves [group, ...], with fresh optimizers."""
 
     def fresh(variables):
@@ -189,6 +186,6 @@ def start(models: Mapping[str, Variables], training: LocalTraining) -> dict[str,
         count = jax.tree.leaves(variables.params)[0].shape[0]
         # Of the type that a round leaves: another one would be compiled for.
         best = jnp.full(count, -jnp.inf, jnp.float32)
-        return Loner(variables, optimizer_state, best, jnp.zeros(count, jnp.int32))
+        return IsolatedParty(variables, optimizer_state, best, jnp.zeros(count, jnp.int32))
 
     return {name: fresh(variables) for name, variables in models.items()}

@@ -11,7 +11,7 @@ from fedcodist.algorithms.codistillation import (
     CodistillationHyper,
     TeachingHyper,
     check_codistillation,
-    codistil,
+    codistill,
     loss_metrics,
 )
 from fedcodist.algorithms.pools import Pool, assemble, train_pools, update_servers
@@ -100,7 +100,7 @@ def merged_codistillation(
         scheduled = {name: alpha_schedule(value, round) for name, value in hyper.alpha.items()}
 
         def distilled_directions():
-            distilled = codistil(
+            distilled = codistill(
                 pools,
                 before,
                 inputs.examples[UNLABELLED],

@@ -206,7 +206,7 @@ def multi_headed_distillation(
         def update(model, message, row, data, key):
             learner, pool, public_rows = row
 
-            def distil(variables, step, index, key):
+            def distill(variables, step, index, key):
                 batch = {name: column[public_rows[index]] for name, column in columns.items()}
                 batch = distillation.preprocess(
                     batch, keys.derive(key, "input"), jnp.arange(distillation.batch_size)
@@ -229,7 +229,7 @@ def multi_headed_distillation(
                 round,
                 num_rounds,
                 hyper.learning_rate,
-                distil,
+                distill,
                 ("embedding_loss", "head_loss"),
             )
             metrics |= {
@@ -253,7 +253,7 @@ def multi_headed_distillation(
             execution,
             axis_name,
         )
-        return MHDState(result.rows, pools, banks), rows, result.metrics
+        return MHDState(result.own, pools, banks), rows, result.metrics
 
     return FederatedAlgorithm(
         name=name,

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedcodist import keys
-from fedcodist.aggregation import Aggregate, ClientResult, Reduce, sum_over_devices, this_device
+from fedcodist.aggregation import ClientResult, sum_over_devices, this_device
 from fedcodist.checks import check_clients, check_integer, check_names
 from fedcodist.client_training import LocalTraining, Preprocess, check_factory
 from fedcodist.cohort import ClientData, Cohort, Selection
@@ -28,8 +28,9 @@ from fedcodist.models.layered import logits_of
 PyTree = Any
 PARTIES = "parties"  # the one cohort
 PUBLIC = "public"  # examples that everybody has
-# (the party's model, message, row, data, key) -> ClientResult, whose weight is one number: a method with
-# a weight per example sends both sums as its update, (weights * scores, weights), and weighs 1.
+# (the party's model, message, what it has, data, key) -> ClientResult: `update` is what it sends, `row`
+# what it has afterwards. `weight` is one number for all that it sends; where each example has its own,
+# `update` is the pair (weights * scores, weights), `weight` is 1, and the method divides the sums.
 PartyUpdate = Callable[[Model, PyTree, PyTree, ClientData, jax.Array], ClientResult]
 
 
@@ -51,14 +52,83 @@ class PartiesResult(NamedTuple):
 
     Attributes:
       update, weight: the weighted sum of what they sent, and the sum of weights.
-      rows: architecture -> what each keeps, leaves [group, ...].
+      own: architecture -> what each has afterwards, leaves [group, ...].
       metrics: `<party>/<name>` -> scalar.
     """
 
     update: PyTree
     weight: jax.Array
-    rows: dict[str, PyTree]
+    own: dict[str, PyTree]
     metrics: dict[str, jax.Array]
+
+
+def for_each_party(
+    groups: Mapping[str, Group],
+    update: PartyUpdate,
+    message: PyTree,
+    own: Mapping[str, PyTree],
+    cohort: Cohort,
+    key: jax.Array,
+    execution: Execution = Execution(),
+    axis_name: str | None = None,
+) -> PartiesResult:
+    """Runs `update` once for every party.
+
+    Parties of all architectures are dealt to devices together, since an architecture often has but
+    one. There is one reduction for all of them at the end.
+
+    Args:
+      groups: checked groups.
+      update: (model, message, own, data, key) -> ClientResult; pure. Where data.bound is 0 it should
+        take no time: that party belongs to another device.
+      message: what every party gets.
+      own: architecture -> what each party has, its model and more, leaves [group, ...].
+      cohort: all parties, in ascending order.
+      key: of this pass; each party's is derived from it and its index.
+      execution, axis_name: as in `for_each_client`.
+    """
+    here = _dealt_here(cohort.sizes, axis_name)
+    everyone = all_clients(groups)
+    updates, weights, after, metrics = [], [], {}, {}
+    for name, group in groups.items():
+        at = np.searchsorted(everyone, group.clients)
+        is_here = here[at]
+        members = Cohort(
+            columns=cohort.columns,
+            clients=cohort.clients[at],
+            starts=cohort.starts[at],
+            sizes=jnp.where(is_here, cohort.sizes[at], 0),
+            capacity=cohort.capacity,
+        )
+        result = for_each_client(
+            functools.partial(_checked_update, update, group.model),
+            _weighted,
+            message,
+            own[name],
+            members,
+            key,
+            execution,
+        )
+        keep = lambda leaf, is_here=is_here: jnp.where(
+            is_here.reshape(-1, *(1,) * (leaf.ndim - 1)), leaf, jnp.zeros_like(leaf)
+        )
+        sent, weight = result.total
+        updates.append(sent)
+        weights.append(weight)
+        after[name] = jax.tree.map(keep, result.rows)
+        metrics[name] = jax.tree.map(keep, result.metrics)
+    total = jax.tree.map(lambda *leaves: sum(leaves[1:], leaves[0]), *updates)
+    total, weight, after, metrics = sum_over_devices(
+        (total, sum(weights[1:], weights[0]), after, metrics), axis_name
+    )
+    names = party_names(groups)
+    by_party = {
+        f"{party}/{metric}": values[index]
+        for name, each in metrics.items()
+        for metric, values in each.items()
+        for index, party in enumerate(names[name])
+    }
+    return PartiesResult(total, weight, after, by_party)
 
 
 def check_groups(groups: Mapping[str, Group], others: Sequence[str] = ()) -> dict[str, Group]:
@@ -191,75 +261,6 @@ def stacked(groups: Mapping[str, Group], models: Mapping[str, Any]) -> dict[str,
     }
 
 
-def for_each_party(
-    groups: Mapping[str, Group],
-    update: PartyUpdate,
-    message: PyTree,
-    rows: Mapping[str, PyTree],
-    cohort: Cohort,
-    key: jax.Array,
-    execution: Execution = Execution(),
-    axis_name: str | None = None,
-) -> PartiesResult:
-    """Runs `update` once for every party.
-
-    Parties of all architectures are dealt to devices together, since an architecture often has but
-    one. There is one reduction for all of them at the end.
-
-    Args:
-      groups: checked groups.
-      update: (model, message, row, data, key) -> ClientResult; pure. Where data.bound is 0 it should
-        take no time: that party belongs to another device.
-      message: what every party gets.
-      rows: architecture -> leaves [group, ...].
-      cohort: all parties, in ascending order.
-      key: of this pass; each party's is derived from it and its index.
-      execution, axis_name: as in `for_each_client`.
-    """
-    here = _dealt_here(cohort.sizes, axis_name)
-    everyone = all_clients(groups)
-    updates, weights, new_rows, metrics = [], [], {}, {}
-    for name, group in groups.items():
-        at = np.searchsorted(everyone, group.clients)
-        is_here = here[at]
-        own = Cohort(
-            columns=cohort.columns,
-            clients=cohort.clients[at],
-            starts=cohort.starts[at],
-            sizes=jnp.where(is_here, cohort.sizes[at], 0),
-            capacity=cohort.capacity,
-        )
-        result = for_each_client(
-            functools.partial(_checked_update, update, group.model),
-            _SUM,
-            message,
-            rows[name],
-            own,
-            key,
-            execution._replace(axis_name=None),
-        )
-        keep = lambda leaf, is_here=is_here: jnp.where(
-            is_here.reshape(-1, *(1,) * (leaf.ndim - 1)), leaf, jnp.zeros_like(leaf)
-        )
-        sent, weight = result.total
-        updates.append(sent)
-        weights.append(weight)
-        new_rows[name] = jax.tree.map(keep, result.rows)
-        metrics[name] = jax.tree.map(keep, result.metrics)
-    total = jax.tree.map(lambda *leaves: sum(leaves[1:], leaves[0]), *updates)
-    total, weight, new_rows, metrics = sum_over_devices(
-        (total, sum(weights[1:], weights[0]), new_rows, metrics), axis_name
-    )
-    names = party_names(groups)
-    by_party = {
-        f"{party}/{metric}": values[index]
-        for name, each in metrics.items()
-        for metric, values in each.items()
-        for index, party in enumerate(names[name])
-    }
-    return PartiesResult(total, weight, new_rows, by_party)
-
-
 def shared_examples(columns: Mapping[str, jax.Array], data: ClientData) -> ClientData:
     """Examples that all parties have, as those of the party that `data` belongs to."""
     count = next(iter(columns.values())).shape[0]
@@ -300,8 +301,8 @@ def without_examples(data: ClientData, keeps: jax.Array) -> ClientData:
     return dataclasses.replace(data, size=jnp.where(keeps, data.size, 0), bound=bound)
 
 
-def _checked_update(update, model, message, row, data, key):
-    result = update(model, message, row, data, key)
+def _checked_update(update, model, message, own, data, key):
+    result = update(model, message, own, data, key)
     chex.assert_shape(result.weight, ())
     is_here = data.size > 0
     return result._replace(
@@ -312,9 +313,6 @@ def _checked_update(update, model, message, row, data, key):
 
 def _weighted(result: ClientResult) -> PyTree:
     return jax.tree.map(lambda leaf: leaf * result.weight, result.update), result.weight
-
-
-_SUM = Reduce(_weighted, lambda total, message: Aggregate(total[0], None, total[1]))
 
 
 def _dealt_here(sizes: jax.Array, axis_name: str | None) -> jax.Array:

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from fedcodist.algorithms.codistillation import (
     TeachingHyper,
     check_codistillation,
-    codistil,
+    codistill,
     loss_metrics,
 )
 from fedcodist.algorithms.pools import Pool, assemble, train_pools, update_servers
@@ -78,7 +78,7 @@ def periodic_codistillation(
 
         def replace_models(state):
             updated = {name: pool.method.variables(state[name]) for name, pool in pools.items()}
-            distilled = codistil(
+            distilled = codistill(
                 pools,
                 updated,
                 inputs.examples[UNLABELLED],

@@ -189,12 +189,13 @@ def train_pools(
         message = method.broadcast(state[name])
         result = for_each_client(
             functools.partial(_client_update, method, hyper[name]),
-            method.reduce,
+            method.reduce.prepare,
             message,
             rows[name],
             cohort,
             client_key(key, round, stream or name),
-            execution._replace(axis_name=axis_name),
+            execution,
+            axis_name,
             individual_results=members,
         )
         if result.results is not None:

@@ -74,7 +74,7 @@ def separate(
     def round_(state, rows, inputs, round, key, hyper, axis_name=None):
         shared = None if num_shared is None else inputs.examples[SHARED].columns
         result = train(state, inputs, round, key, hyper.learning_rate, axis_name, shared)
-        return result.rows, rows, result.metrics
+        return result.own, rows, result.metrics
 
     return FederatedAlgorithm(
         name=name,
@@ -97,7 +97,7 @@ def apart(
 
     `train(learners, inputs, round, key, learning_rate, axis_name, shared=None)` takes what
     `FederatedAlgorithm.round` gets; `shared` are columns on which all train in place of their own
-    examples. Its result's rows are the learners after the round.
+    examples. Its result's `own` are the learners after the round.
     """
 
     def train(

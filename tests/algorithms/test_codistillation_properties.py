@@ -351,7 +351,7 @@ def test_rates_end_where_the_run_was_to_end(monkeypatch):
         codistillation, "distill", lambda **arguments: rates.append(arguments["learning_rates"])
     )
     for round in (0, 3, TOTAL, 10 * TOTAL):
-        codistillation.codistil(
+        codistillation.codistill(
             _two_pools(),
             dict.fromkeys(NETWORKS),
             None,

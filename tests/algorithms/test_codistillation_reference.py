@@ -19,7 +19,7 @@ from fedcodist.algorithms.pools import Pool
 from fedcodist.client_training import LocalTraining, _example_order
 from fedcodist.cohort import ClientData, Examples
 from fedcodist.data.federated_data import FederatedData
-from fedcodist.distillation import UNLABELLED, Distillation, _batch
+from fedcodist.distillation import UNLABELLED, Distillation, batch_of_step
 from fedcodist.federated_algorithm import client_key
 from fedcodist.model import Variables, from_flax_linen
 from fedcodist.models.digits import MLP
@@ -199,7 +199,7 @@ def _augmented_batches(rows, indices, key):
 
     def one_step(step):
         step_key = keys.derive(key, step)
-        return _batch(unlabelled, step, step_key, _distillation("forward"), None)[0]["image"]
+        return batch_of_step(unlabelled, step, step_key, _distillation("forward"), None)[0]["image"]
 
     return jax.lax.map(one_step, jnp.arange(len(indices)))
 

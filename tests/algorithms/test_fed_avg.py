@@ -34,7 +34,7 @@ def _fed_avg_round(method, execution=Execution()):
             lambda message, row, data, key: method.client_update(
                 message, row, data, key, method.hyper
             ),
-            method.reduce,
+            method.reduce.prepare,
             message,
             None,
             cohort,
@@ -187,7 +187,7 @@ def test_batch_statistics_are_the_clients_own_until_their_weighted_mean_is_taken
         message = method.broadcast(server)
         result = for_each_client(
             update,
-            method.reduce,
+            method.reduce.prepare,
             message,
             None,
             cohort,

@@ -18,11 +18,12 @@ from fedcodist.algorithms.pools import Pool, independent_pools
 from fedcodist.client_rows import device_rows
 from fedcodist.client_training import LocalTraining
 from fedcodist.cohort import Examples
-from fedcodist.distillation import UNLABELLED, Averaging, Distillation, distill, distill_averaged
+from fedcodist.distillation import UNLABELLED, Distillation, distill
 from fedcodist.experiment import Experiment, run_experiment
 from fedcodist.model import from_flax_linen
 from fedcodist.models.digits import BatchNormMLP
 from fedcodist.sources import StreamedData, resident_data
+from fedcodist.weight_averaging import Averaging, distill_averaged
 
 pytestmark = pytest.mark.usefixtures("compile_quickly")
 

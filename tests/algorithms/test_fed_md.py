@@ -14,7 +14,7 @@ from fedcodist import simulation
 from fedcodist.aggregation import ClientResult
 from fedcodist.algorithms import fed_md as fed_md_module
 from fedcodist.algorithms import parties
-from fedcodist.algorithms.fed_md import ADAM, fed_md, mean_absolute_error, sent
+from fedcodist.algorithms.fed_md import fed_md, keras_adam, mean_absolute_error, sent
 from fedcodist.algorithms.parties import PARTIES, PUBLIC, Group
 from fedcodist.client_training import LocalTraining
 from fedcodist.cohort import ClientData
@@ -37,8 +37,8 @@ PUBLIC_LABELS = np.repeat(np.arange(2), (8, 12))
 IMAGES = GENERATOR.normal(size=(sum(SIZES), FEATURES))
 LABELS = GENERATOR.integers(0, CLASSES, sum(SIZES)).astype(np.int32)
 # Whole batches, so that the order of examples does not matter to the plain loop.
-DIGEST = LocalTraining(ADAM, batch_size=ALIGNED, epochs=2)
-REVISIT = LocalTraining(ADAM, batch_size=max(SIZES), epochs=3)
+DIGEST = LocalTraining(keras_adam, batch_size=ALIGNED, epochs=2)
+REVISIT = LocalTraining(keras_adam, batch_size=max(SIZES), epochs=3)
 PENALTY = 1e-3  # of the squares of the last layer, part of every loss
 MOMENTUM, EPSILON = 0.9, 1e-3  # of the hidden layer's normalisation
 

@@ -17,7 +17,7 @@ from fedcodist import simulation
 from fedcodist.algorithms import fed_sdd as fed_sdd_module
 from fedcodist.algorithms.fed_avg import FedAvgHyper, fed_avg
 from fedcodist.algorithms.fed_be import fed_be
-from fedcodist.algorithms.fed_df import fed_df
+from fedcodist.algorithms.fed_df import Validated, fed_df
 from fedcodist.algorithms.fed_kd import fed_kd
 from fedcodist.algorithms.fed_prox import FedProxHyper, fed_prox
 from fedcodist.algorithms.fed_sdd import ENSEMBLE, MAIN, fed_sdd
@@ -34,7 +34,7 @@ from fedcodist.experiment import Experiment, check_experiment
 from fedcodist.model import Variables, from_flax_linen
 from fedcodist.models.digits import MLP
 from fedcodist.sources import StreamedData, resident_data
-from fedcodist.validation import VALIDATION, Validated
+from fedcodist.validation import VALIDATION, ValidationData
 
 pytestmark = pytest.mark.usefixtures("compile_quickly")
 
@@ -233,7 +233,7 @@ def read_in_two_rounds(algorithm):
 
 
 def test_the_other_groups_next_round_needs_no_distillation():
-    """So a server may distil while their clients train: what they compute is in no part of the program
+    """So a server may distill while their clients train: what they compute is in no part of the program
     that reads the server's images, or the distillation's learning rate and temperature."""
     read = read_in_two_rounds(sdd(num_models=2, rounds_kept=2))
     assert read == {MAIN: (True, True), "model_1": (False, False)}
@@ -498,7 +498,7 @@ def test_validation_stops_early_and_keeps_the_best():
         predicted = (UNLABELLED_IMAGES @ weights_of(state, name)).argmax(-1)
         return np.mean(predicted == np.arange(11) % CLASSES)
 
-    validated = Validated(num_examples=11, every=1, patience=2, or_start=True, batch_size=4)
+    validated = Validated(ValidationData(11, 4), every=1, patience=2, or_start=True)
     (kept, metrics), _ = trained(df(validated=validated, steps=12), rounds=1)
     (start, _), _ = trained(df(steps=0), rounds=1)
     assert metrics["even/distillation_steps"][0] < 12
@@ -508,7 +508,7 @@ def test_validation_stops_early_and_keeps_the_best():
 
 @pytest.mark.slow
 def test_dropping_the_worst_changes_the_teacher():
-    validated = Validated(num_examples=11, every=STEPS, patience=STEPS, batch_size=4)
+    validated = Validated(ValidationData(11, 4), every=STEPS, patience=STEPS)
     (all_teach, _), _ = trained(df(validated=validated))
     (some_teach, _), _ = trained(df(validated=validated._replace(drop_worst=True)))
     assert np.abs(weights_of(all_teach, "odd") - weights_of(some_teach, "odd")).max() > 1e-4
@@ -530,7 +530,7 @@ def test_students_start_from_clients_who_do_not_guess(guessing):
     model = softmax_regression(FEATURES, CLASSES)
     method = fed_avg(model, training, optax.sgd, hyper=FedAvgHyper(RATE, 1.0))
     pool = Pool(method, np.arange(6), 6)
-    validated = Validated(27, every=STEPS, patience=STEPS, drop_worst=True, batch_size=9)
+    validated = Validated(ValidationData(27, 9), every=STEPS, patience=STEPS, drop_worst=True)
     algorithm = fed_df({"pool": pool}, data.columns, 27, DISTILLATION, 0.0, validated=validated)
     resident = jax.tree.map(
         jnp.asarray,
@@ -572,7 +572,7 @@ def test_variates_of_clients_who_are_dropped_count():
     """They keep theirs, so c stays the mean of all. Client 0 is always right, and client 1 never."""
     method = scaffold(MODEL, len(SIZES), TRAINING, hyper=FedAvgHyper(RATE, 1.0))
     pool = Pool(method, np.arange(len(SIZES)), len(SIZES))
-    validated = Validated(11, every=STEPS, patience=STEPS, drop_worst=True, batch_size=11)
+    validated = Validated(ValidationData(11, 11), every=STEPS, patience=STEPS, drop_worst=True)
     options = dict(learning_rate=0.0, validated=validated)
     method = fed_df({"pool": pool}, federated().columns, 11, DISTILLATION, **options)
     programs = simulation.build_programs(method, 1)
@@ -640,9 +640,12 @@ def test_teachers_near_guessing_or_far_off_are_dropped():
             lambda: sdd(num_models=2, measured=("clients", "gaussian")),
             r"measured must not name \['gaussian'\] with num_models above 1",
         ),
-        (lambda: df(validated=Validated(0)), "validated.num_examples .* needs labelled validation"),
         (
-            lambda: df(validated=Validated(11, every=2)),
+            lambda: df(validated=Validated(ValidationData(0))),
+            "validated.data.num_examples .* needs labelled validation",
+        ),
+        (
+            lambda: df(validated=Validated(ValidationData(11), every=2)),
             "validated.every must divide distillation.steps=3, got 2",
         ),
         (lambda: df(learning_rate=-1), "learning_rate must be"),
@@ -709,7 +712,7 @@ def test_models_of_clients_who_send_something_else_cannot_be_known():
 
 @pytest.mark.parametrize("source", [resident_data, StreamedData])
 def test_a_method_that_needs_validation_data_and_gets_none(source):
-    algorithm = df(validated=Validated(11, every=STEPS))
+    algorithm = df(validated=Validated(ValidationData(11), every=STEPS))
     assert algorithm.data_set_sizes == {UNLABELLED: 11, VALIDATION: 11}
     given = {UNLABELLED: {"image": UNLABELLED_IMAGES}}
     experiment = Experiment(algorithm, source(federated(), given), {"train": federated()}, 1)

@@ -27,7 +27,7 @@ from fedcodist.compression.serialisation import header_bytes
 from fedcodist.compression.svd import svd
 from fedcodist.data.federated_data import FederatedData
 from fedcodist.experiment import Experiment, run_experiment
-from fedcodist.federated_algorithm import as_fedjax
+from fedcodist.fedjax_adapter import as_fedjax
 from fedcodist.for_each_client import Execution
 from fedcodist.model import Variables, from_flax_linen, parameter_count
 from fedcodist.models.bert import encoder_units, narrowed

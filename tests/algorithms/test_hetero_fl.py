@@ -242,7 +242,7 @@ def test_what_is_evaluated_is_what_was_trained():
 @pytest.mark.slow
 def test_devices_share_the_work():
     one, _ = trained(algorithm())
-    three, _ = trained(algorithm(execution=Execution("vmap", 2, simulation.AXIS)), devices=3)
+    three, _ = trained(algorithm(execution=Execution("vmap", 2)), devices=3)
     same(one.params, three.params, rtol=1e-5, atol=1e-6)
 
 

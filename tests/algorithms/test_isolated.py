@@ -18,7 +18,7 @@ from fedcodist.for_each_client import Execution
 from fedcodist.metrics import accuracy
 from fedcodist.model import Model, Variables, cross_entropy
 from fedcodist.sources import resident_data
-from fedcodist.validation import VALIDATION
+from fedcodist.validation import VALIDATION, ValidationData
 
 pytestmark = pytest.mark.usefixtures("compile_quickly")
 
@@ -33,7 +33,7 @@ TESTS = {
     "label": GENERATOR.integers(0, CLASSES, 30).astype(np.int32),
 }
 TRAINING = LocalTraining(lambda rate: optax.sgd(rate, momentum=0.9), batch_size=sum(SIZES))
-PATIENCE = Patience(30, 1, 0.0, "test data")
+PATIENCE = Patience(ValidationData(30), 1, 0.0, "test data")
 
 
 def model() -> Model:
@@ -233,8 +233,8 @@ def test_models_by_party_become_models_by_architecture():
         (dict(training=TRAINING._replace(epochs=0)), "training.epochs must be at least 1"),
         (dict(num_shared=0), "num_shared must be at least 1, got 0"),
         (
-            dict(patience=PATIENCE._replace(num_examples=0)),
-            "patience.num_examples must be at least",
+            dict(patience=PATIENCE._replace(data=ValidationData(0))),
+            "patience.data.num_examples must be",
         ),
         (dict(patience=PATIENCE._replace(patience=0)), "patience.patience must be at least 1"),
         (dict(patience=PATIENCE._replace(min_delta=-1.0)), "patience.min_delta must be"),

@@ -13,7 +13,7 @@ from fedcodist.algorithms.decentralised_periodic_codistillation import (
 from fedcodist.algorithms.ds_fl import ds_fl
 from fedcodist.algorithms.fd import fd
 from fedcodist.algorithms.fed_avg import FedAvgHyper, fed_avg
-from fedcodist.algorithms.fed_df import fed_df
+from fedcodist.algorithms.fed_df import Validated, fed_df
 from fedcodist.algorithms.fed_kd import FedKDHyper, fed_kd
 from fedcodist.algorithms.fed_md import fed_md
 from fedcodist.algorithms.fed_sdd import fed_sdd
@@ -34,7 +34,7 @@ from fedcodist.models.digits import MLP
 from fedcodist.models.layered import with_layers
 from fedcodist.sources import resident_data
 from fedcodist.step_training import StepTraining
-from fedcodist.validation import VALIDATION, Validated
+from fedcodist.validation import VALIDATION, ValidationData
 
 pytestmark = pytest.mark.usefixtures("compile_quickly")
 
@@ -95,7 +95,7 @@ def algorithms(name, method):
                 pools=pools, num_rounds=ROUNDS, alpha=0.5, distillation=distillation, **common
             )
         case "fed_df":
-            validated = Validated(5, every=1, patience=2, drop_worst=True, batch_size=5)
+            validated = Validated(ValidationData(5, 5), every=1, patience=2, drop_worst=True)
             return fed_df(pools, distillation=distillation, validated=validated, **common)
         case "fed_sdd" | "fed_sdd, cached":
             return fed_sdd(

@@ -9,7 +9,7 @@ import optax
 import pytest
 
 from fedcodist import simulation
-from fedcodist.algorithms.fed_md import ADAM, fed_md
+from fedcodist.algorithms.fed_md import fed_md, keras_adam
 from fedcodist.algorithms.parties import PUBLIC, Group
 from fedcodist.client_training import LocalTraining
 from fedcodist.data.federated_data import FederatedData
@@ -24,7 +24,9 @@ pytestmark = pytest.mark.usefixtures("compile_quickly")
 CLASSES, ALIGNED = 4, 6
 
 
-def after(groups, image, sizes, rounds=2, devices=None, execution=Execution(), optimizer=ADAM):
+def after(
+    groups, image, sizes, rounds=2, devices=None, execution=Execution(), optimizer=keras_adam
+):
     """(state, metrics) on the host after some rounds, and how many programs were compiled."""
     draw = np.random.default_rng(0)
     columns = {

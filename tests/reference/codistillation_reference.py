@@ -111,7 +111,7 @@ class ClientRound:
 class RoundInputs:
     """What one round consumes: each pool's clients, each student's batches of inputs.
 
-    `distillation` is only read in rounds that distil; a student without batches takes no step.
+    `distillation` is only read in rounds that distill; a student without batches takes no step.
     """
 
     clients: Mapping[str, Sequence[ClientRound]]
@@ -329,7 +329,7 @@ def distil_student(
         settings[pool].distillation_learning_rate, settings[pool].distillation_decay, t, num_rounds
     )
     batches = inputs.distillation.get(pool, ())
-    return distil(frozen[pool], teachers, batches, settings[pool], rate)
+    return distill(frozen[pool], teachers, batches, settings[pool], rate)
 
 
 def teacher_weights(pool: str, pools: Sequence[str], settings: PoolSettings) -> dict[str, float]:
@@ -347,7 +347,7 @@ def teacher_weights(pool: str, pools: Sequence[str], settings: PoolSettings) -> 
     return weights
 
 
-def distil(
+def distill(
     start: Parameters,
     teachers: Sequence[Teacher],
     batches: Sequence[ArrayLike],

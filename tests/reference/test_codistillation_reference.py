@@ -95,8 +95,8 @@ def test_second_distillation_step_still_looks_at_the_student_init():
     batches = [rng.normal(size=(4, 5)) for _ in range(2)]
     teachers = [reference.Teacher(teacher, 1.0, 2.0)]
     settings = dataclasses.replace(BASE, self_teacher_weight=0.5, self_teacher_temperature=3.0)
-    first = reference.distil(start, teachers, batches[:1], settings, 0.1)
-    both = reference.distil(start, teachers, batches, settings, 0.1)
+    first = reference.distill(start, teachers, batches[:1], settings, 0.1)
+    both = reference.distill(start, teachers, batches, settings, 0.1)
     adam = reference.adam_init(start)
     stepped = start
     for batch in batches:
@@ -182,7 +182,7 @@ def test_periodic_round_written_out():
             reference.Teacher(fedavg[other].parameters, weight, temperature)
             for other, weight, temperature in taught[pool]
         ]
-        student = reference.distil(
+        student = reference.distill(
             fedavg[pool].parameters,
             teachers,
             rounds[0].distillation[pool],

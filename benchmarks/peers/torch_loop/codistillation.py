@@ -6,7 +6,7 @@ import torch
 from peers import workload as work
 
 
-def distil(models, batches):
+def distill(models, batches):
     """Students start from the models and learn from them, frozen; every model is evaluated once.
 
     A student's target is the other model's prediction, and a share of its own at the start.

@@ -9,7 +9,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 import fed_kd
 import mhd
 import torch
-from codistillation import distil, merge
+from codistillation import distill, merge
 from fed_md import Party, collaborate
 from fed_sdd import teach
 from peers import measuring, torch_device, torch_networks
@@ -130,7 +130,7 @@ def merged_round(servers, cohorts, batches) -> None:
     """One round of MergedCodist: students of the models before the round's update show the way."""
     for name, server in servers.items():
         aggregate(server, cohorts[name])
-    students = distil({name: server.network for name, server in servers.items()}, batches)
+    students = distill({name: server.network for name, server in servers.items()}, batches)
     for name, server in servers.items():
         merge(server.network, students[name])
         server.optimizer.step()
@@ -139,7 +139,7 @@ def merged_round(servers, cohorts, batches) -> None:
 def periodic_round(servers, cohorts, batches) -> None:
     """One round of PeriodicCodist in which students replace the updated models."""
     train_round(servers, cohorts)
-    students = distil({name: server.network for name, server in servers.items()}, batches)
+    students = distill({name: server.network for name, server in servers.items()}, batches)
     for name, server in servers.items():
         server.network.load_state_dict(students[name].state_dict())
         server.reset_optimizer()

@@ -1,0 +1,111 @@
+"""Distillation that stops early: validation data tell when, and which students were best."""
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fedcodist.cohort import Examples
+from fedcodist.distillation import (
+    Distillation,
+    Divergence,
+    Targets,
+    Teacher,
+    agree_on_mutable,
+    distillation_loop,
+)
+from fedcodist.model import Model, Variables
+
+
+class EarlyStopping(NamedTuple):
+    """When a distillation ends before its last step.
+
+    Attributes:
+      accuracy: students -> each one's accuracy on validation data, a scalar by name.
+      every: steps from one validation to the next; divides the distillation's steps.
+      patience: steps without a new best after which a student is done, a multiple of `every`.
+      or_start: whether the students as they started count among the candidates.
+    """
+
+    accuracy: Callable[[Mapping[str, Variables]], Mapping[str, jax.Array]]
+    every: int = 100
+    patience: int = 1000
+    or_start: bool = False
+
+
+class StoppedEarly(NamedTuple):
+    """The best students on validation data, their accuracies, and the steps that were made."""
+
+    students: dict[str, Variables]
+    accuracy: dict[str, jax.Array]
+    steps: jax.Array
+
+
+def distill_until(
+    stopping: EarlyStopping,
+    models: Mapping[str, Model],
+    students: Mapping[str, Variables],
+    teachers: Mapping[str, Teacher],
+    targets: Targets,
+    unlabelled: Examples,
+    key: jax.Array,
+    learning_rates: Mapping[str, Any],
+    settings: Distillation,
+    axis_name: str | None = None,
+    divergence: Divergence | None = None,
+) -> StoppedEarly:
+    """`distill` that looks at validation data and returns each student as it was best.
+
+    Students are judged apart; the loop ends when all are done or after `settings.steps`. The first
+    of equally good students counts.
+
+    Args:
+      stopping: validation and patience; all else as in `distill`.
+    """
+    start, step = distillation_loop(
+        models,
+        students,
+        teachers,
+        targets,
+        unlabelled,
+        key,
+        learning_rates,
+        settings,
+        axis_name,
+        divergence,
+    )
+    if stopping.or_start:
+        best = {n: jnp.asarray(a, jnp.float32) for n, a in stopping.accuracy(students).items()}
+    else:
+        best = {name: jnp.full((), -jnp.inf) for name in students}
+    if settings.steps == 0:
+        return StoppedEarly(dict(students), best, jnp.zeros((), jnp.int32))
+    best_at = {name: jnp.zeros((), jnp.int32) for name in students}
+
+    def goes_on(carry):
+        _, _, _, best_at, done = carry
+        waited = jnp.stack([done - best_at[name] for name in students])
+        return (done < settings.steps) & jnp.any(waited < stopping.patience)
+
+    def block(carry):
+        training, kept, best, best_at, done = carry
+        training, _ = jax.lax.scan(step, training, done + jnp.arange(stopping.every))
+        trained = agree_on_mutable(training[0], axis_name)
+        accuracy = stopping.accuracy(trained)
+        now = done + stopping.every
+        for name in students:
+            is_better = accuracy[name] > best[name]
+            if len(students) > 1:
+                # One that had been done stays done while others go on.
+                is_better &= done - best_at[name] < stopping.patience
+            choose = lambda new, old, is_better=is_better: jnp.where(is_better, new, old)
+            kept = kept | {name: jax.tree.map(choose, trained[name], kept[name])}
+            best = best | {name: choose(accuracy[name], best[name])}
+            best_at = best_at | {name: choose(now, best_at[name])}
+        return training, kept, best, best_at, now
+
+    _, kept, best, _, steps = jax.lax.while_loop(
+        goes_on, block, (start, dict(students), best, best_at, jnp.zeros((), jnp.int32))
+    )
+    return StoppedEarly(kept, best, steps)

@@ -1,0 +1,112 @@
+"""Distillation whose students are averaged on their way (SWA, Izmailov et al., 2018)."""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fedcodist import keys
+from fedcodist.cohort import Examples
+from fedcodist.distillation import (
+    Distillation,
+    Distilled,
+    Divergence,
+    Targets,
+    Teacher,
+    agree_on_mutable,
+    batch_of_step,
+    distillation_loop,
+)
+from fedcodist.model import Model, Variables
+
+
+class Averaging(NamedTuple):
+    """Which of a student's models are averaged at the end (SWA, Izmailov et al., 2018).
+
+    Attributes:
+      start: the step after which the first is taken.
+      every: steps from one to the next.
+    """
+
+    start: int = 500
+    every: int = 25
+
+
+def distill_averaged(
+    averaging: Averaging,
+    num_unlabelled: int,
+    models: Mapping[str, Model],
+    students: Mapping[str, Variables],
+    teachers: Mapping[str, Teacher],
+    targets: Targets,
+    unlabelled: Examples,
+    key: jax.Array,
+    learning_rates: Mapping[str, Any],
+    settings: Distillation,
+    axis_name: str | None = None,
+    divergence: Divergence | None = None,
+) -> Distilled:
+    """`distill` that returns the mean of the students on their way.
+
+    Batch statistics go on from the last student's over batches of one pass, as the mean sees them.
+
+    Args:
+      averaging: which are averaged; the first of them within the steps.
+      num_unlabelled: examples of a pass.
+      models, ..., divergence: as in `distill`.
+    """
+    start, step = distillation_loop(
+        models,
+        students,
+        teachers,
+        targets,
+        unlabelled,
+        key,
+        learning_rates,
+        settings,
+        axis_name,
+        divergence,
+    )
+    params_of = lambda trained: {name: values.params for name, values in trained.items()}
+    count = len(range(averaging.start, settings.steps + 1, averaging.every))
+    if averaging.start < 1 or not count:
+        raise ValueError(
+            f"averaging.start must be between 1 and the {settings.steps} steps, got {averaging.start}."
+        )
+
+    def summed_step(carry, index):
+        training, total = carry
+        training, losses = step(training, index)
+        after = index + 1 - averaging.start
+        counts = (after >= 0) & (after % averaging.every == 0)
+        add = lambda sum_, leaf: sum_ + jnp.where(counts, leaf, 0)
+        return (training, jax.tree.map(add, total, params_of(training[0]))), losses
+
+    nothing = jax.tree.map(jnp.zeros_like, params_of(students))
+    ((trained, _), total), losses = jax.lax.scan(
+        summed_step, (start, nothing), jnp.arange(settings.steps)
+    )
+    params = jax.tree.map(lambda leaf: leaf / count, total)
+
+    def seen_by_the_mean(mutable, index):
+        batch, mask = batch_of_step(unlabelled, index, keys.derive(key, index), settings, axis_name)
+        for name in students:
+            _, new = models[name].apply(
+                Variables(params[name], mutable[name]),
+                batch,
+                train=True,
+                key=keys.derive(key, index, "statistics", name),
+                mask=mask,
+                axis_name=axis_name,
+            )
+            mutable = mutable | {name: new}
+        return mutable, None
+
+    mutable = {name: values.mutable for name, values in trained.items()}
+    if jax.tree.leaves(mutable):
+        batches = min(settings.steps, -(-num_unlabelled // settings.batch_size))
+        mutable, _ = jax.lax.scan(seen_by_the_mean, mutable, jnp.arange(batches))
+    averaged = {name: Variables(params[name], mutable[name]) for name in students}
+    first, last = ({name: each[at] for name, each in losses.items()} for at in (0, -1))
+    return Distilled(agree_on_mutable(averaged, axis_name), first, last)
