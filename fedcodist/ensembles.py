@@ -125,8 +125,8 @@ def is_guessing(accuracy: jax.Array, num_classes: int) -> jax.Array:
 def without_worst(accuracy: jax.Array, num_classes: int) -> jax.Array:
     """Weights 0 or 1 of teachers by their accuracy on validation data: FedDF's drop-worst.
 
-    Teachers that guess are dropped. Where there are none, those are that lie
-    more than 1.5 standard deviations below the mean of all but the best one. The best always stays.
+    Teachers that guess are dropped; where none does, those that lie more than 1.5 standard deviations
+    below the mean of all but the best one. The best always stays.
 
     Args:
       accuracy: float [teachers], shares between 0 and 1.

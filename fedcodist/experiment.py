@@ -19,6 +19,7 @@ from fedcodist.checks import check_integer
 from fedcodist.client_rows import HostRows, device_rows
 from fedcodist.client_training import Preprocess
 from fedcodist.data.federated_data import FederatedData
+from fedcodist.evaluation import evaluation_split
 from fedcodist.federated_algorithm import FederatedAlgorithm, by_member
 from fedcodist.model import Variables
 from fedcodist.progress import progress
@@ -32,25 +33,12 @@ from fedcodist.records import (
     training_records,
 )
 from fedcodist.run_folder import RunFolder, RunFolderError
-from fedcodist.sources import ResidentData, StreamedData, stack_inputs
+from fedcodist.sources import ResidentData, StreamedData
+from fedcodist.training_blocks import Trained, in_blocks
 
 PyTree = Any
 Callback = Callable[[Sequence[Record]], None]
-# The progress display moves at least this often, by ending a block of rounds before an evaluation.
-_SECONDS_PER_BLOCK = 2.0
 _STOPPED = "training stopped, the last good checkpoint stays. Lower learning rates may help."
-
-
-class Trained(NamedTuple):
-    """What a round hands to the next.
-
-    Attributes:
-      state: the algorithm's, leaves [seeds, ...].
-      rows: what clients keep, on the device; None where that is on the host.
-    """
-
-    state: PyTree
-    rows: PyTree
 
 
 class TrainingDiverged(RuntimeError):
@@ -181,47 +169,46 @@ def _run(
     trained, first_round, notes = _start(
         programs, device_seeds, mesh, folder, experiment, host_rows
     )
-    train = _training(programs, experiment, mesh, device_seeds, hyper, host_rows)
+    train = in_blocks(
+        programs, experiment.data, experiment.rounds, mesh, device_seeds, hyper, host_rows
+    )
     evaluate = _evaluation(programs, experiment, mesh, host_rows)
     evaluated = _evaluated_rounds(experiment)
 
     records: list[Record] = folder.records() if folder and is_writer else []
     started, seconds_before = time.monotonic(), notes["seconds"]
+
+    def report(round, history):
+        """Evaluates, and tells everybody who listens."""
+        _check_finite_models(round, programs.finite(trained.state), seeds)
+        evaluation = evaluate(trained, splits)
+        if round == experiment.rounds and experiment.final_splits:
+            evaluation |= evaluate(trained, _on_devices(experiment.final_splits, mesh))
+        new = evaluation_records(round, evaluation, seeds)
+        new += training_records(round, history, seeds)
+        records.extend(new)
+        if folder:
+            notes["metrics_length"] = folder.append_metrics(new)
+        for callback in callbacks if is_writer else ():
+            callback(new)
+        show(round, accuracies(new))
+
+    def save(folder, round):
+        notes["seconds"] = seconds_before + time.monotonic() - started
+        if is_writer:
+            rows = host_rows.state() if host_rows else trained.rows
+            on_host = algorithm.host_state
+            whole = (trained.state, rows, *((on_host.state(),) if on_host else ()))
+            save_checkpoint(folder.checkpoints, round, _on_host(whole), notes)
+
     with progress(
         name or algorithm.name, experiment.rounds, first_round, show_progress and is_writer
     ) as show:
         round = first_round
         history: list[dict[str, np.ndarray]] = []
-        while True:
-            is_new = round > first_round or round == 0
-            if is_new and round in evaluated:
-                _check_finite_models(round, programs.finite(trained.state), seeds)
-                evaluation = evaluate(trained, splits)
-                if round == experiment.rounds and experiment.final_splits:
-                    final_splits = _on_devices(experiment.final_splits, mesh)
-                    evaluation |= evaluate(trained, final_splits)
-                new = evaluation_records(round, evaluation, seeds)
-                new += training_records(round, history, seeds)
-                history = []
-                records += new
-                if folder:
-                    notes["metrics_length"] = folder.append_metrics(new)
-                for callback in callbacks if is_writer else ():
-                    callback(new)
-                show(round, accuracies(new))
-                if (
-                    folder
-                    and round
-                    and (round % checkpoint_every == 0 or round == experiment.rounds)
-                ):
-                    notes["seconds"] = seconds_before + time.monotonic() - started
-                    if is_writer:
-                        rows = host_rows.state() if host_rows else trained.rows
-                        on_host = algorithm.host_state
-                        whole = (trained.state, rows, *((on_host.state(),) if on_host else ()))
-                        save_checkpoint(folder.checkpoints, round, _on_host(whole), notes)
-            if round == experiment.rounds:
-                break
+        if round == 0:
+            report(round, history)
+        while round < experiment.rounds:
             until = evaluated[bisect.bisect(evaluated, round)]
             trained, block = train(trained, round, until - round)
             _check_finite(round, block, seeds, algorithm)
@@ -229,6 +216,11 @@ def _run(
             round += next(iter(block.values())).shape[1]
             if round not in evaluated:
                 show(round, {})
+                continue
+            report(round, history)
+            history = []
+            if folder and (round % checkpoint_every == 0 or round == experiment.rounds):
+                save(folder, round)
 
     variables = dict(_models(algorithm, trained.state))
     seconds = seconds_before + time.monotonic() - started
@@ -396,80 +388,8 @@ def _check_same_round(round: int, folder: RunFolder) -> None:
 
 def _on_devices(splits, mesh):
     return simulation.replicate(
-        {name: simulation.evaluation_split(data) for name, data in splits.items()}, mesh
+        {name: evaluation_split(data) for name, data in splits.items()}, mesh
     )
-
-
-def _training(programs, experiment, mesh, seeds, hyper, host_rows):
-    """Returns (Trained, round, at most) -> (Trained, history on the host), for data of either kind."""
-    if host_rows:
-        return _streamed_training(programs, experiment, mesh, seeds, hyper, host_rows)
-    data = simulation.replicate(experiment.data, mesh)
-    rounds_per_second = None
-
-    def train(trained, round, at_most):
-        nonlocal rounds_per_second
-        count = at_most
-        if rounds_per_second is not None:
-            count = max(1, min(at_most, int(rounds_per_second * _SECONDS_PER_BLOCK)))
-        if at_most > 1:
-            count = _agreed(count)
-        began = time.monotonic()
-        *after, history = programs.train(
-            *trained, seeds, np.int32(round), np.int32(count), hyper, data
-        )
-        history = {name: np.asarray(values)[:, :count] for name, values in history.items()}
-        # The first block's time is mostly compilation, so the second one is short.
-        rounds_per_second = count / max(time.monotonic() - began, 1e-6)
-        return Trained(*after), history
-
-    return train
-
-
-def _streamed_training(programs, experiment, mesh, seeds, hyper, host_rows):
-    """One round per dispatch; the next round's examples are gathered meanwhile."""
-    ahead = None
-    host_seeds = [int(seed) for seed in np.asarray(seeds)]
-    devices, own = 1 if mesh is None else mesh.size, simulation.own_devices(mesh)
-
-    def inputs_from(round):
-        def read(at):
-            each = [
-                experiment.data.read(
-                    jax.tree.map(np.asarray, programs.select(seed, at)), devices, own
-                )
-                for seed in host_seeds
-            ]
-            return stack_inputs(each)
-
-        return experiment.data.ahead(read, range(round, experiment.rounds))
-
-    def train(trained, round, at_most):
-        nonlocal ahead
-        ahead = ahead or inputs_from(round)
-        blocks = []
-        for index in range(at_most):
-            inputs = next(ahead)
-            clients = {pool: cohort.clients for pool, cohort in inputs.cohorts.items()}
-            rows = host_rows.gather(clients)
-            state, rows, history = programs.train_streamed(
-                trained.state,
-                simulation.replicate(rows, mesh),
-                seeds,
-                np.int32(round + index),
-                hyper,
-                simulation.place_inputs(inputs, mesh),
-            )
-            host_rows.scatter(clients, rows)
-            trained = Trained(state, None)
-            blocks.append(history)
-        history = {
-            name: np.concatenate([np.asarray(block[name]) for block in blocks], axis=1)
-            for name in blocks[0]
-        }
-        return trained, history
-
-    return train
 
 
 def _evaluation(programs, experiment, mesh, host_rows):
@@ -528,15 +448,6 @@ def _evenly(count: int, most: int) -> np.ndarray:
     return np.linspace(0, count - 1, min(count, most)).round().astype(np.int32)
 
 
-def _agreed(count: int) -> int:
-    """The same number on every process, which a clock alone would not give."""
-    if jax.process_count() == 1:
-        return count
-    from jax.experimental import multihost_utils
-
-    return int(multihost_utils.broadcast_one_to_all(np.int32(count)))
-
-
 def _of_all_processes(value: int) -> list[int]:
     """Every process's value (below 2**31), in their order."""
     if jax.process_count() == 1:
@@ -547,7 +458,7 @@ def _of_all_processes(value: int) -> list[int]:
 
 
 def _check_finite(round, history, seeds, algorithm):
-    """Raises for the first round in which a pool went wrong, who by then may have infected others."""
+    """Raises for the first round that went wrong; later ones may have spread it to other pools."""
     # Of one round what clients sent comes first, and then the models that it is mixed into.
     bad = [
         (index, pool, seed)

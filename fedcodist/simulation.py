@@ -6,7 +6,7 @@ each device has its own clients'. On one device there is no mesh.
 """
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -16,24 +16,16 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from fedcodist import client_rows
-from fedcodist import metrics as metrics_lib
-from fedcodist.aggregation import sum_over_devices, this_device
 from fedcodist.client_training import Preprocess
 from fedcodist.cohort import Inputs
-from fedcodist.data.federated_data import FederatedData
-from fedcodist.federated_algorithm import (
-    FederatedAlgorithm,
-    Predictor,
-    by_member,
-    single_model,
-)
+from fedcodist.evaluation import evaluate as evaluate_predictor
+from fedcodist.federated_algorithm import FederatedAlgorithm, by_member, single_model
 from fedcodist.model import is_finite
 from fedcodist.sources import ResidentData
 
 PyTree = Any
 AXIS = "clients"
 _DEALT = PartitionSpec(None, AXIS)  # seeds, then one part per device
-_CLIENT = "client of the split"  # beside an evaluated batch's columns
 
 
 class Programs(NamedTuple):
@@ -61,26 +53,6 @@ class Programs(NamedTuple):
     evaluate: Callable[..., Any]
     finite: Callable[..., Any]
     evaluate_kept: Callable[..., Any]
-
-
-class EvaluationSplit(NamedTuple):
-    """Examples on which predictors are evaluated, and whose they are.
-
-    Attributes:
-      columns: name -> [rows, ...].
-      client: int32 [rows], the index of each row's client within the split.
-      num_clients: a dummy of shape [clients], so that the number is part of the shape.
-    """
-
-    columns: Mapping[str, Any]
-    client: Any
-    num_clients: Any
-
-
-def evaluation_split(data: FederatedData) -> EvaluationSplit:
-    """Prepares a split for `Programs.evaluate`."""
-    client = np.repeat(np.arange(data.num_clients, dtype=np.int32), data.client_sizes)
-    return EvaluationSplit(dict(data.columns), client, np.zeros(data.num_clients, np.int8))
 
 
 def all_devices() -> Mesh | None:
@@ -156,11 +128,48 @@ def build_programs(
     axis = None if mesh is None else AXIS
     over_seeds = {"map": _map_seeds, "vmap": jax.vmap}[seeds_loop]
 
-    def train_round(state, rows, root, round, hyper, inputs):
-        return algorithm.round(state, rows, inputs, round, root, hyper, axis)
-
     def init(seeds):
         return over_seeds(lambda seed: algorithm.init(jax.random.key(seed)))(seeds)
+
+    train, train_streamed = _training(algorithm, interval, over_seeds, axis)
+    measure = functools.partial(
+        evaluate_predictor,
+        batch_size=evaluation_batch_size,
+        preprocess=evaluation_preprocess,
+        axis=axis,
+    )
+    evaluate, finite, evaluate_kept = _evaluation(algorithm, over_seeds, measure)
+
+    def compiled(function, specs=lambda *arguments: PartitionSpec(), **options):
+        @functools.wraps(function)
+        def dealt(*arguments):
+            return jax.shard_map(
+                function,
+                mesh=mesh,
+                in_specs=specs(*arguments),
+                out_specs=PartitionSpec(),
+                check_vma=False,
+            )(*arguments)
+
+        return jax.jit(function if mesh is None else dealt, **options)
+
+    return Programs(
+        # It runs once, in no time: half the compilation, and the same bits, for less optimisation.
+        init=compiled(init, compiler_options={"xla_backend_optimization_level": 1}),
+        train=compiled(train, donate_argnums=(0, 1)),
+        train_streamed=compiled(train_streamed, _streamed_specs, donate_argnums=(0, 1)),
+        select=jax.jit(lambda seed, round: algorithm.select(round, jax.random.key(seed))),
+        evaluate=compiled(evaluate),
+        finite=compiled(finite),
+        evaluate_kept=compiled(evaluate_kept),
+    )
+
+
+def _training(algorithm, interval, over_seeds, axis):
+    """Returns (train, train_streamed) of `Programs`."""
+
+    def train_round(state, rows, root, round, hyper, inputs):
+        return algorithm.round(state, rows, inputs, round, root, hyper, axis)
 
     def train(state, rows, seeds, first, count, hyper, data: ResidentData):
         def one_seed(state, rows, seed):
@@ -195,15 +204,22 @@ def build_programs(
 
         return over_seeds(one_seed)(state, rows, seeds, inputs)
 
-    def measured(predictor, variables, examples):
-        return _evaluate(
-            predictor, variables, examples, evaluation_batch_size, evaluation_preprocess, axis
-        )
+    return train, train_streamed
+
+
+def _evaluation(algorithm, over_seeds, measure):
+    """Returns (evaluate, finite, evaluate_kept) of `Programs`.
+
+    Args:
+      algorithm: whose models are evaluated.
+      over_seeds: makes a function of one seed one of all.
+      measure: (Predictor, Variables, EvaluationSplit) -> metric -> value.
+    """
 
     def evaluate(state, splits):
         def one_predictor(state, name, predictor, examples):
             def one_model(variables):
-                return measured(predictor, variables, examples)
+                return measure(predictor, variables, examples)
 
             variables = predictor.variables(state)
             if predictor.members:
@@ -238,7 +254,7 @@ def build_programs(
 
             def one_client(place):
                 row = jax.tree.map(lambda leaf: leaf[place], own)
-                return measured(predictor, predictor.variables(row), examples)
+                return measure(predictor, predictor.variables(row), examples)
 
             return jax.lax.map(one_client, places)
 
@@ -254,29 +270,7 @@ def build_programs(
 
         return over_seeds(one_seed)(state, rows)
 
-    def compiled(function, specs=lambda *arguments: PartitionSpec(), **options):
-        @functools.wraps(function)
-        def dealt(*arguments):
-            return jax.shard_map(
-                function,
-                mesh=mesh,
-                in_specs=specs(*arguments),
-                out_specs=PartitionSpec(),
-                check_vma=False,
-            )(*arguments)
-
-        return jax.jit(function if mesh is None else dealt, **options)
-
-    return Programs(
-        # It runs once, in no time: half the compilation, and the same bits, for less optimisation.
-        init=compiled(init, compiler_options={"xla_backend_optimization_level": 1}),
-        train=compiled(train, donate_argnums=(0, 1)),
-        train_streamed=compiled(train_streamed, _streamed_specs, donate_argnums=(0, 1)),
-        select=jax.jit(lambda seed, round: algorithm.select(round, jax.random.key(seed))),
-        evaluate=compiled(evaluate),
-        finite=compiled(finite),
-        evaluate_kept=compiled(evaluate_kept),
-    )
+    return evaluate, finite, evaluate_kept
 
 
 def _streamed_specs(*arguments):
@@ -291,57 +285,3 @@ def _streamed_specs(*arguments):
 
 def _map_seeds(function):
     return lambda *arguments: jax.lax.map(lambda each: function(*each), arguments)
-
-
-def _evaluate(
-    predictor: Predictor,
-    variables: PyTree,
-    split: EvaluationSplit,
-    batch_size: int,
-    preprocess: Preprocess,
-    axis: str | None,
-) -> dict[str, jax.Array]:
-    """Every metric of one predictor on one split, also per client, and accuracies per label."""
-    model = predictor.model
-    statistics = {
-        "loss": lambda outputs, batch: (model.loss(outputs, batch), jnp.ones(len(batch[_CLIENT])))
-    } | dict(model.metrics)
-    # A statistic is computed once for all that is averaged of it: a language model's goes over logits.
-    of = lambda name: lambda computed, batch: computed[name]
-    parts = {name: metrics_lib.mean(of(name)) for name in statistics}
-    clients = split.num_clients.shape[0]
-    has_labels = "label" in split.columns and split.columns["label"].ndim == 1
-    for name in model.metrics:
-        # Precision within the examples of a label would lack those that are falsely predicted.
-        if has_labels and name.startswith("accuracy"):
-            parts[f"{name}_per_label"] = metrics_lib.grouped_mean(
-                of(name), lambda batch: batch["label"], model.num_classes
-            )
-        if clients > 1:
-            parts[f"{name}_per_client"] = metrics_lib.grouped_mean(
-                of(name), lambda batch: batch[_CLIENT], clients
-            )
-
-    rows = split.client.shape[0]
-    devices, device = this_device(axis)
-    batch_size = min(batch_size, -(-rows // devices))
-    steps = -(-rows // (batch_size * devices))
-
-    def step(index, accumulators):
-        positions = (index * devices + device) * batch_size + jnp.arange(batch_size)
-        mask = (positions < rows).astype(jnp.float32)
-        positions = jnp.minimum(positions, rows - 1)
-        batch = {name: column[positions] for name, column in split.columns.items()}
-        batch = preprocess(batch, jax.random.key(0), positions)
-        batch = dict(batch) | {_CLIENT: split.client[positions]}
-        outputs = predictor.predict(variables, batch)
-        computed = {name: statistic(outputs, batch) for name, statistic in statistics.items()}
-        return {
-            name: metric.merge(accumulators[name], metric.evaluate(computed, batch, mask))
-            for name, metric in parts.items()
-        }
-
-    accumulators = {name: metric.init() for name, metric in parts.items()}
-    accumulators = jax.lax.fori_loop(0, steps, step, accumulators)
-    accumulators = sum_over_devices(accumulators, axis)
-    return {name: metric.compute(accumulators[name]) for name, metric in parts.items()}

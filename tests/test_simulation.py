@@ -18,6 +18,7 @@ from fedcodist.algorithms.pools import Pool, independent_pools
 from fedcodist.client_training import LocalTraining
 from fedcodist.data.federated_data import FederatedData
 from fedcodist.distillation import Distillation
+from fedcodist.evaluation import evaluation_split
 from fedcodist.model import from_flax_linen
 from fedcodist.models.digits import MLP
 from fedcodist.sources import resident_data
@@ -264,7 +265,7 @@ def evaluations():
                 batch | {"image": 2 * batch["image"]}
             ),
         )
-        splits = {name: simulation.evaluation_split(split) for name, split in SPLITS.items()}
+        splits = {name: evaluation_split(split) for name, split in SPLITS.items()}
         seeds, splits = simulation.replicate((np.arange(2, dtype=np.uint32), splits), mesh)
         state = compiled.init(seeds)
         compiled.evaluate(state, splits)

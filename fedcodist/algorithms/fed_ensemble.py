@@ -54,9 +54,9 @@ def fed_ensemble(
     algorithm = fed_sdd(
         pool,
         columns,
-        1,
-        num_models,
-        distillation=Distillation(0, 1),
+        num_unlabelled=1,  # none are read
+        num_models=num_models,
+        distillation=Distillation(steps=0),
         execution=execution,
         name=name,
     )

@@ -86,8 +86,8 @@ def fed_md(
         round reads labels of public examples.
       num_classes: of the joint label space, public and private classes.
       digest: optimizer, batch size, epochs and preprocessing of public examples; large batches suit the
-        loss, whose gradient does not fade. 0 epochs leave the exchange without any effect. Senders'
-        logits are of what the same preprocessing makes of them, where it is random under one fixed key.
+        loss, whose gradient does not fade. With 0 epochs nobody learns from others. Logits that are sent
+        are of examples preprocessed in the same way, with one fixed key where it is random.
       revisit: the same of private examples.
       alignment_size: examples of the subset; None takes all public ones, and no indices are sent.
       weights: c_k, one per party in the order of clients; equal where not given. They become

@@ -10,10 +10,14 @@ import numpy as np
 import optax
 
 from fedcodist import keys
+from fedcodist.algorithms.client_ensembles import (
+    ClientModels,
+    check_client_ensembles,
+    client_ensemble,
+)
 from fedcodist.algorithms.pools import (
     Pool,
     assemble,
-    check_client_models,
     check_pools,
     train_pools,
     update_servers,
@@ -31,15 +35,7 @@ from fedcodist.distillation import (
     softened_target,
     unlabelled_rows,
 )
-from fedcodist.ensembles import (
-    Ensemble,
-    dirichlet_samples,
-    ensemble_predictor,
-    equal_weights,
-    gaussian_samples,
-    mean_logits,
-    together,
-)
+from fedcodist.ensembles import Ensemble, ensemble_predictor, mean_logits
 from fedcodist.federated_algorithm import FederatedAlgorithm
 from fedcodist.for_each_client import Execution
 from fedcodist.model import Model, Variables
@@ -47,25 +43,6 @@ from fedcodist.shuffling import permuted_positions, sample_without_replacement
 
 PyTree = Any
 MAIN, ENSEMBLE = "main", "ensemble"
-# Ensembles of one round's client models, beside which the paper sets its own (table 5).
-CLIENT_ENSEMBLES = ("clients", "gaussian", "dirichlet")
-SAMPLES = 10  # models drawn for the last two
-
-
-class ClientModels(NamedTuple):
-    """The clients' models of the last round, kept to be measured.
-
-    Attributes:
-      received: the main model that its clients started from.
-      average: what they became, before distillation.
-      members: leaves [cohort, ...], of all groups.
-      key: uint32, data of the key that draws samples around them.
-    """
-
-    received: Variables
-    average: Variables
-    members: Variables
-    key: jax.Array
 
 
 class FedSDDState(NamedTuple):
@@ -75,14 +52,14 @@ class FedSDDState(NamedTuple):
       models: name -> the method's server state, the main model first.
       buffer: aggregated models of the last rounds, before any distillation; leaves
         [rounds kept, models, ...].
-      filled: int32, rounds of which the buffer has models.
+      weights: float [rounds kept], 1 where the buffer has a round's models and 0 where not yet.
       clients: ClientModels where client ensembles are measured, else None. Keeping them is for
         measurements alone: the method itself needs sums over groups and no client's model.
     """
 
     models: dict[str, PyTree]
     buffer: Variables
-    filled: jax.Array
+    weights: jax.Array
     clients: ClientModels | None
 
 
@@ -142,9 +119,7 @@ def fed_sdd(
       cached: evaluate the teacher once a round on all unlabelled data that are on the device, which are
         the round's own where they are streamed; refused where the distillation augments its images.
       group_sizes: clients of each group; as even as can be, the first ones larger, where not given.
-      measured: ensembles of client models to evaluate too: 'clients', their mean logits; 'gaussian' and
-        'dirichlet', of clients, aggregate and ten models sampled around the clients' (FedBE), for one
-        model.
+      measured: ensembles of the clients' models to evaluate too, see `client_ensemble`.
       execution: how clients are executed.
       name: the method's name in tables.
 
@@ -162,19 +137,7 @@ def fed_sdd(
         raise ValueError(f"distilled must be 'main' or 'all', got {distilled!r}.")
     if cached and distillation.mixup_beta > 0:
         raise ValueError("cached needs distillation.mixup_beta=0: mixed images differ every time.")
-    if isinstance(measured, str):
-        raise TypeError(
-            f"measured must be several of {CLIENT_ENSEMBLES}, got the string {measured!r}."
-        )
-    if unknown := set(measured) - set(CLIENT_ENSEMBLES):
-        raise ValueError(f"measured must be among {CLIENT_ENSEMBLES}, got {sorted(unknown)}.")
-    if num_models > 1 and (around := sorted(set(measured) & {"dirichlet", "gaussian"})):
-        raise ValueError(
-            f"measured must not name {around} with num_models above 1: between models that began apart "
-            "there is nothing to sample."
-        )
-    if measured:
-        check_client_models({"pool": pool})
+    check_client_ensembles("measured", measured, pool, num_models)
     method = pool.method
     names = [MAIN, *(f"model_{k}" for k in range(1, num_models))]
     sizes = dict(zip(names, counts, strict=True))
@@ -190,7 +153,8 @@ def fed_sdd(
             main = method.variables(models[MAIN])
             each = _stacked([method.variables(models[n]) for n in names for _ in range(sizes[n])])
             clients = ClientModels(main, main, each, jax.random.key_data(key))
-        return FedSDDState(models, jax.tree.map(room, newest), jnp.zeros((), jnp.int32), clients)
+        weights = jnp.zeros(rounds_kept).at[0].set(1)
+        return FedSDDState(models, jax.tree.map(room, newest), weights, clients)
 
     def select(round, key):
         draw = keys.derive(key, "cohort", round, MAIN)
@@ -238,13 +202,13 @@ def fed_sdd(
                 each,
                 jax.random.key_data(keys.derive(key, "samples", round)),
             )
-        state = FedSDDState(models, buffer, jnp.minimum(state.filled + 1, rounds_kept), clients)
+        state = FedSDDState(models, buffer, state.weights.at[at].set(1), clients)
         if distillation.steps:
 
             def teach(models):
                 taught = _taught(
                     method.model,
-                    state,
+                    buffered(state),
                     {n: method.variables(models[n]) for n in students},
                     inputs.examples[UNLABELLED],
                     round,
@@ -272,37 +236,25 @@ def fed_sdd(
     predictors = dict(algorithm.predictors)
     predictors[ENSEMBLE] = ensemble_predictor(method.model, buffered)
     for kind in measured:
-        predictors[kind] = ensemble_predictor(
-            method.model, functools.partial(_client_ensemble, kind)
-        )
+        predictors[kind] = ensemble_predictor(method.model, functools.partial(_clients_as, kind))
     return algorithm._replace(init=init, select=select, predictors=predictors)
 
 
 def buffered(state: FedSDDState) -> Ensemble:
     """The ensemble of all aggregated models in the buffer; before round 1 the initial ones."""
-    kept, models = jax.tree.leaves(state.buffer.params)[0].shape[:2]
+    models = jax.tree.leaves(state.buffer.params)[0].shape[1]
     flat = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), state.buffer)
-    has_models = jnp.arange(kept) < jnp.maximum(state.filled, 1)
-    return Ensemble(flat, jnp.repeat(has_models.astype(jnp.float32), models))
+    return Ensemble(flat, jnp.repeat(jnp.asarray(state.weights), models))
 
 
-def _client_ensemble(kind: str, state: FedSDDState) -> Ensemble:
+def _clients_as(kind: str, state: FedSDDState) -> Ensemble:
     assert state.clients is not None
-    received, average, members, key_data = state.clients
-    if kind == "clients":
-        return equal_weights(members)
-    key = jax.random.wrap_key_data(jnp.asarray(key_data))
-    if kind == "gaussian":
-        samples = gaussian_samples(key, received, members, SAMPLES)
-    else:
-        samples = dirichlet_samples(key, members, SAMPLES)
-    parts = (members, _stacked([average]), samples)
-    return together(*(equal_weights(each) for each in parts))
+    return client_ensemble(kind, state.clients)
 
 
 def _taught(
     model: Model,
-    state: FedSDDState,
+    ensemble: Ensemble,
     students: Mapping[str, Variables],
     unlabelled: Examples,
     round: jax.Array,
@@ -314,7 +266,7 @@ def _taught(
     axis_name: str | None,
 ) -> dict[str, Variables]:
     """The students after distillation (equations 4 and 5)."""
-    teacher = mean_logits(model, buffered(state))
+    teacher = mean_logits(model, ensemble)
     if cached:
         unlabelled, teacher = cached_answers(teacher, unlabelled, distillation, axis_name)
     return distill(

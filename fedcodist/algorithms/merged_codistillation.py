@@ -51,10 +51,10 @@ def merged_codistillation(
 ) -> FederatedAlgorithm:
     """Every round merges the clients' pseudo-gradient with a step towards the other models.
 
-    Frozen copies of the models *before* the round's update teach students that start from the same
-    values. The way a student went, rescaled to the length of its pool's pseudo-gradient, is mixed
-    into it: alpha g + (1 - alpha) d ||g|| / ||d||, and the server optimizer takes that in place of g.
-    Batch statistics are the client aggregate's; the students' are discarded.
+    The models as they were *before* the round's update are both frozen teachers and where the students
+    start. With g a pool's pseudo-gradient and d what its student's parameters went down by, the server
+    optimizer takes alpha g + (1 - alpha) d ||g|| / ||d|| in place of g. Batch statistics are the client
+    aggregate's; the students' are discarded.
 
     Args:
       pools: name -> Pool, two or more, composed of any single-model methods.
@@ -85,8 +85,9 @@ def merged_codistillation(
     for name, own in codistillation.teaching.items():
         if own.interpolation == 1:
             raise ValueError(
-                f"teaching[{name!r}].interpolation must be below 1: who has no teacher but itself goes "
-                "nowhere, and what rounding leaves would be rescaled to the pseudo-gradient."
+                f"teaching[{name!r}].interpolation must be below 1, got {own.interpolation}: who has no "
+                "teacher but itself goes nowhere, and what rounding leaves would be rescaled to the "
+                "pseudo-gradient."
             )
     hyper = MergedHyper(codistillation, alphas, float(skip_at_alpha_one))
 
@@ -94,7 +95,7 @@ def merged_codistillation(
         return {UNLABELLED: unlabelled_rows(key, round, distillation, num_unlabelled)}
 
     def round_(state, rows, inputs, round, key, hyper, axis_name=None):
-        methods, teaching = hyper.codistillation
+        methods = hyper.codistillation.methods
         trained = train_pools(pools, state, rows, inputs, round, key, methods, execution, axis_name)
         before = {name: pool.method.variables(state[name]) for name, pool in pools.items()}
         scheduled = {name: alpha_schedule(value, round) for name, value in hyper.alpha.items()}
@@ -106,7 +107,7 @@ def merged_codistillation(
                 inputs.examples[UNLABELLED],
                 round,
                 key,
-                teaching,
+                hyper.codistillation.teaching,
                 distillation,
                 num_rounds,
                 axis_name,

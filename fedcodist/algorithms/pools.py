@@ -238,7 +238,7 @@ def update_servers(
     round: jax.Array,
     hyper: Mapping[str, PyTree],
 ) -> dict[str, PyTree]:
-    """Lets every pool's server optimizer consume its aggregate."""
+    """Every pool's server after a step of its optimizer on the aggregate."""
     return {
         name: pool.method.server_update(state[name], aggregates[name], round, hyper[name])
         for name, pool in pools.items()

@@ -14,6 +14,7 @@ from fedcodist.algorithms.isolated import SHARED, IsolatedHyper, Patience, isola
 from fedcodist.algorithms.parties import Group
 from fedcodist.client_training import LocalTraining
 from fedcodist.data.federated_data import FederatedData
+from fedcodist.evaluation import evaluation_split
 from fedcodist.for_each_client import Execution
 from fedcodist.metrics import accuracy
 from fedcodist.model import Model, Variables, cross_entropy
@@ -252,7 +253,7 @@ def test_evaluation_is_by_party():
     programs = simulation.build_programs(algorithm, 1)
     state = programs.init(np.zeros(2, np.uint32))
     split = FederatedData.from_arrays(TESTS, offsets=[0, 30])
-    found = programs.evaluate(state, {"test": simulation.evaluation_split(split)})["test"]
+    found = programs.evaluate(state, {"test": evaluation_split(split)})["test"]
     assert set(found) == {"pair_0", "pair_2", "single"}
     for party, weights in (
         ("pair_2", params(state, "pair")[:, 1]),

@@ -306,7 +306,7 @@ def real(tmp_path_factory):
     )
     evaluated, built = [], []
     build = simulation.build_programs
-    load, split = reading.load_digits_federated, simulation.evaluation_split
+    load, split = reading.load_digits_federated, fedcodist.experiment.evaluation_split
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
             reading,
@@ -314,7 +314,9 @@ def real(tmp_path_factory):
             lambda **arguments: load(**arguments) | {"test": Untouchable()},
         )
         patch.setattr(
-            simulation, "evaluation_split", lambda data: evaluated.append(data) or split(data)
+            fedcodist.experiment,
+            "evaluation_split",
+            lambda data: evaluated.append(data) or split(data),
         )
         patch.setattr(
             simulation, "build_programs", lambda *given: built.append(build(*given)) or built[-1]

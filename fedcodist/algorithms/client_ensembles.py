@@ -1,0 +1,70 @@
+"""Ensembles of one round's client models, beside which FedSDD sets its own (table 5)."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fedcodist.algorithms.pools import Pool, check_client_models
+from fedcodist.ensembles import (
+    Ensemble,
+    dirichlet_samples,
+    equal_weights,
+    gaussian_samples,
+    together,
+)
+from fedcodist.model import Variables
+
+CLIENT_ENSEMBLES = ("clients", "gaussian", "dirichlet")
+SAMPLES = 10  # models drawn for the last two
+
+
+class ClientModels(NamedTuple):
+    """The clients' models of the last round, kept to be measured.
+
+    Attributes:
+      received: the model that its clients started from.
+      average: what it became, before distillation.
+      members: the clients' models, leaves [cohort, ...].
+      key: uint32, data of the key that draws samples around them.
+    """
+
+    received: Variables
+    average: Variables
+    members: Variables
+    key: jax.Array
+
+
+def client_ensemble(kind: str, clients: ClientModels) -> Ensemble:
+    """An ensemble of the clients' models.
+
+    Args:
+      kind: 'clients', these alone; 'gaussian' or 'dirichlet', with their average and ten models sampled
+        around them (FedBE).
+      clients: the round's.
+    """
+    if kind == "clients":
+        return equal_weights(clients.members)
+    key = jax.random.wrap_key_data(jnp.asarray(clients.key))
+    if kind == "gaussian":
+        samples = gaussian_samples(key, clients.received, clients.members, SAMPLES)
+    else:
+        samples = dirichlet_samples(key, clients.members, SAMPLES)
+    average = jax.tree.map(lambda leaf: leaf[None], clients.average)
+    return together(*(equal_weights(each) for each in (clients.members, average, samples)))
+
+
+def check_client_ensembles(name: str, kinds: Sequence[str], pool: Pool, num_models: int) -> None:
+    """Raises one line for ensembles that there are not, or not of this pool and so many models."""
+    if isinstance(kinds, str):
+        raise TypeError(f"{name} must be several of {CLIENT_ENSEMBLES}, got the string {kinds!r}.")
+    if unknown := set(kinds) - set(CLIENT_ENSEMBLES):
+        raise ValueError(f"{name} must be among {CLIENT_ENSEMBLES}, got {sorted(unknown)}.")
+    if num_models > 1 and (around := sorted(set(kinds) & {"dirichlet", "gaussian"})):
+        raise ValueError(
+            f"{name} must not name {around} with num_models above 1: between models that began apart "
+            "there is nothing to sample."
+        )
+    if kinds:
+        check_client_models({"pool": pool})

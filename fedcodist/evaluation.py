@@ -1,0 +1,91 @@
+"""All metrics of one model on one split, on this device's part of its examples."""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedcodist import metrics as metrics_lib
+from fedcodist.aggregation import sum_over_devices, this_device
+from fedcodist.client_training import Preprocess
+from fedcodist.data.federated_data import FederatedData
+from fedcodist.federated_algorithm import Predictor
+
+PyTree = Any
+_CLIENT = "client of the split"  # beside an evaluated batch's columns
+
+
+class EvaluationSplit(NamedTuple):
+    """Examples on which predictors are evaluated, and whose they are.
+
+    Attributes:
+      columns: name -> [rows, ...].
+      client: int32 [rows], the index of each row's client within the split.
+      num_clients: a dummy of shape [clients], so that the number is part of the shape.
+    """
+
+    columns: Mapping[str, Any]
+    client: Any
+    num_clients: Any
+
+
+def evaluation_split(data: FederatedData) -> EvaluationSplit:
+    """Prepares a split for `evaluate`."""
+    client = np.repeat(np.arange(data.num_clients, dtype=np.int32), data.client_sizes)
+    return EvaluationSplit(dict(data.columns), client, np.zeros(data.num_clients, np.int8))
+
+
+def evaluate(
+    predictor: Predictor,
+    variables: PyTree,
+    split: EvaluationSplit,
+    batch_size: int,
+    preprocess: Preprocess,
+    axis: str | None,
+) -> dict[str, jax.Array]:
+    """Every metric of one predictor on one split, also per client, and accuracies per label."""
+    model = predictor.model
+    statistics = {
+        "loss": lambda outputs, batch: (model.loss(outputs, batch), jnp.ones(len(batch[_CLIENT])))
+    } | dict(model.metrics)
+    # A statistic is computed once for all that is averaged of it: a language model's goes over logits.
+    of = lambda name: lambda computed, batch: computed[name]
+    parts = {name: metrics_lib.mean(of(name)) for name in statistics}
+    clients = split.num_clients.shape[0]
+    has_labels = "label" in split.columns and split.columns["label"].ndim == 1
+    for name in model.metrics:
+        # Precision within the examples of a label would lack those that are falsely predicted.
+        if has_labels and name.startswith("accuracy"):
+            parts[f"{name}_per_label"] = metrics_lib.grouped_mean(
+                of(name), lambda batch: batch["label"], model.num_classes
+            )
+        if clients > 1:
+            parts[f"{name}_per_client"] = metrics_lib.grouped_mean(
+                of(name), lambda batch: batch[_CLIENT], clients
+            )
+
+    rows = split.client.shape[0]
+    devices, device = this_device(axis)
+    batch_size = min(batch_size, -(-rows // devices))
+    steps = -(-rows // (batch_size * devices))
+
+    def step(index, accumulators):
+        positions = (index * devices + device) * batch_size + jnp.arange(batch_size)
+        mask = (positions < rows).astype(jnp.float32)
+        positions = jnp.minimum(positions, rows - 1)
+        batch = {name: column[positions] for name, column in split.columns.items()}
+        batch = preprocess(batch, jax.random.key(0), positions)
+        batch = dict(batch) | {_CLIENT: split.client[positions]}
+        outputs = predictor.predict(variables, batch)
+        computed = {name: statistic(outputs, batch) for name, statistic in statistics.items()}
+        return {
+            name: metric.merge(accumulators[name], metric.evaluate(computed, batch, mask))
+            for name, metric in parts.items()
+        }
+
+    accumulators = {name: metric.init() for name, metric in parts.items()}
+    accumulators = jax.lax.fori_loop(0, steps, step, accumulators)
+    accumulators = sum_over_devices(accumulators, axis)
+    return {name: metric.compute(accumulators[name]) for name, metric in parts.items()}

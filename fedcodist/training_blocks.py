@@ -1,0 +1,132 @@
+"""Rounds in blocks between evaluations: one program for many, or one after another if streamed."""
+
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from fedcodist import simulation
+from fedcodist.client_rows import HostRows
+from fedcodist.simulation import Programs
+from fedcodist.sources import ResidentData, StreamedData, stack_inputs
+
+PyTree = Any
+# The progress display moves at least this often, by ending a block of rounds before an evaluation.
+_SECONDS_PER_BLOCK = 2.0
+
+
+class Trained(NamedTuple):
+    """What a round hands to the next.
+
+    Attributes:
+      state: the algorithm's, leaves [seeds, ...].
+      rows: what clients keep, on the device; None where that is on the host.
+    """
+
+    state: PyTree
+    rows: PyTree
+
+
+def in_blocks(
+    programs: Programs,
+    data: ResidentData | StreamedData,
+    rounds: int,
+    mesh: Mesh | None,
+    seeds: jax.Array,
+    hyper: PyTree,
+    host_rows: HostRows | None,
+) -> Callable[[Trained, int, int], tuple[Trained, dict[str, np.ndarray]]]:
+    """Training of some rounds at once, for data of either kind.
+
+    Args:
+      programs: the experiment's.
+      data: with resident data a block ends after about two seconds; with streamed data every round is a
+        dispatch of its own.
+      rounds: of the whole run, so that streaming reads no further.
+      mesh: the programs'.
+      seeds, hyper: on the devices.
+      host_rows: what clients keep, of streamed data.
+
+    Returns:
+      (what came of the rounds before, first round, at most so many) -> (what came of these, metric ->
+      [seeds, rounds trained] on the host).
+    """
+    if isinstance(data, StreamedData):
+        assert host_rows is not None
+        return _streamed(programs, data, rounds, mesh, seeds, hyper, host_rows)
+    on_devices = simulation.replicate(data, mesh)
+    rounds_per_second = None
+
+    def train(trained, round, at_most):
+        nonlocal rounds_per_second
+        count = at_most
+        if rounds_per_second is not None:
+            count = max(1, min(at_most, int(rounds_per_second * _SECONDS_PER_BLOCK)))
+        if at_most > 1:
+            count = _agreed(count)
+        began = time.monotonic()
+        *after, history = programs.train(
+            *trained, seeds, np.int32(round), np.int32(count), hyper, on_devices
+        )
+        history = {name: np.asarray(values)[:, :count] for name, values in history.items()}
+        # The first block's time is mostly compilation, so the second one is short.
+        rounds_per_second = count / max(time.monotonic() - began, 1e-6)
+        return Trained(*after), history
+
+    return train
+
+
+def _streamed(programs, data, rounds, mesh, seeds, hyper, host_rows):
+    """One round per dispatch; the next round's examples are gathered meanwhile."""
+    ahead = None
+    host_seeds = [int(seed) for seed in np.asarray(seeds)]
+    devices, own = 1 if mesh is None else mesh.size, simulation.own_devices(mesh)
+
+    def inputs_from(round):
+        def read(at):
+            each = [
+                data.read(jax.tree.map(np.asarray, programs.select(seed, at)), devices, own)
+                for seed in host_seeds
+            ]
+            return stack_inputs(each)
+
+        return data.ahead(read, range(round, rounds))
+
+    def train(trained, round, at_most):
+        nonlocal ahead
+        ahead = ahead or inputs_from(round)
+        blocks = []
+        for index in range(at_most):
+            inputs = next(ahead)
+            clients = {pool: cohort.clients for pool, cohort in inputs.cohorts.items()}
+            rows = host_rows.gather(clients)
+            state, rows, history = programs.train_streamed(
+                trained.state,
+                simulation.replicate(rows, mesh),
+                seeds,
+                np.int32(round + index),
+                hyper,
+                simulation.place_inputs(inputs, mesh),
+            )
+            host_rows.scatter(clients, rows)
+            trained = Trained(state, None)
+            blocks.append(history)
+        history = {
+            name: np.concatenate([np.asarray(block[name]) for block in blocks], axis=1)
+            for name in blocks[0]
+        }
+        return trained, history
+
+    return train
+
+
+def _agreed(count: int) -> int:
+    """The same number on every process, which a clock alone would not give."""
+    if jax.process_count() == 1:
+        return count
+    from jax.experimental import multihost_utils
+
+    return int(multihost_utils.broadcast_one_to_all(np.int32(count)))
