@@ -14,11 +14,7 @@ import jax.numpy as jnp
 
 from fedcodist.models.convolution import conv3x3, same_varying_axes
 from fedcodist.models.normalization import BatchNorm, BatchNormOfMoments
-from fedcodist.models.normalized_product import (
-    moments_of_products,
-    patches_and_one,
-    scaled_product,
-)
+from fedcodist.models.normalized_product import normalized_convolution
 
 PyTree = Any
 _MOMENTUM, _EPSILON = 0.99, 1e-3  # Keras'
@@ -67,7 +63,7 @@ def narrower(shapes: Sequence[Shape], divisor: int) -> tuple[Shape, ...]:
 class FedMDNetwork(nn.Module):
     """Blocks of convolution, batch normalisation, ReLU and dropout, then a linear output.
 
-    Called with [B, H, W, C] floats, `train` and an optional mask [B] of real examples; returns logits
+    Called with [B, H, W, C] numbers, `train` and an optional mask [B] of real examples; returns logits
     [B, classes]. By the number of widths:
 
     2. 3x3, mean of 2x2 at stride 1; 3x3 at stride 2.
@@ -125,13 +121,8 @@ class FedMDNetwork(nn.Module):
         def first_block(x):
             """As `block`, of images, whose windows have few numbers."""
             kernel, bias = _Kernel(self.widths[0], 3, name="conv1")(x)
-            x, kernel, bias = nn.dtypes.promote_dtype(x, kernel, bias)
-            weights = jnp.concatenate([kernel.reshape(-1, self.widths[0]), bias[None]])
-            patches = patches_and_one(x)
-            moments = moments_of_products(patches, weights, mask) if train else None
             norm = BatchNormOfMoments(momentum=_MOMENTUM, epsilon=_EPSILON, name="norm1")
-            factor, shift = norm(self.widths[0], moments)
-            return activated(scaled_product(patches, weights, factor, shift))
+            return activated(normalized_convolution(x, kernel, bias, norm, train, mask))
 
         x = first_block(x)
         # At the last row and column the mean of fewer pixels, as in Keras.
@@ -178,11 +169,12 @@ def relu_and_dropout(features: jax.Array, rate: float, key: jax.Array) -> jax.Ar
     words of `flax.linen.Dropout`, one per feature, take a fifth of these networks' steps on a CPU.
 
     Args:
-      features: floats of any shape, fewer than 2^32.
+      features: floats of any shape, fewer than 2^32. Without a forward-mode derivative.
       rate: in [0, 1).
       key: of the two words.
     """
-    return _relu_and_dropout(features, jax.random.bits(key, (2,), jnp.uint32), rate)
+    words = jax.random.bits(key, (2,), jnp.uint32)
+    return _relu_and_dropout(*same_varying_axes(features, words), rate)
 
 
 def output_penalty(weight: float = 1e-3) -> Callable[[PyTree, PyTree], PyTree]:
@@ -200,6 +192,8 @@ def output_penalty(weight: float = 1e-3) -> Callable[[PyTree, PyTree], PyTree]:
 
 def strided_convolution(inputs: jax.Array, kernel: jax.Array) -> jax.Array:
     """Correlates images with 2x2 or 3x3 kernels at stride 2, whole windows only.
+
+    Without a forward-mode derivative on a CPU.
 
     Args:
       inputs: [B, H, W, C] floats, H and W at least the kernel's size K.

@@ -49,8 +49,7 @@ class BatchNorm(nn.Module):
         Raises:
           ValueError: when `mask` is not [B].
         """
-        if mask is not None and mask.shape != x.shape[:1]:
-            raise ValueError(f"mask must have shape {x.shape[:1]}, got {mask.shape}")
+        real_examples(x, mask)
         averages, scale, bias = _parameters(self, x.shape[-1])
         # Initialisation runs outside any mesh and must leave the averages at their start values.
         if train and not self.is_initializing():
@@ -76,8 +75,8 @@ class Moments(NamedTuple):
 class BatchNormOfMoments(nn.Module):
     """`BatchNorm` where moments are known before what is to be normalised: y = factor x + shift.
 
-    The same parameters, running averages and rules; the moments' gradients are those of their own
-    derivation.
+    The same parameters, running averages and rules, but that each device has statistics of its own. The
+    moments' gradients are those of their own derivation.
 
     Attributes:
       momentum, epsilon: as of `BatchNorm`.
@@ -168,7 +167,9 @@ _by_batch.defvjp(_by_batch_forward, _by_batch_backward)
 
 
 def real_examples(x: jax.Array, mask: jax.Array | None) -> jax.Array:
-    """[B, 1, ..., 1], true for real examples."""
+    """[B, 1, ..., 1], true for real examples; raises ValueError where `mask` is not [B]."""
+    if mask is not None and mask.shape != x.shape[:1]:
+        raise ValueError(f"mask must have shape {x.shape[:1]}, got {mask.shape}")
     real = jnp.ones(x.shape[:1], bool) if mask is None else mask.astype(bool)
     return real.reshape(real.shape + (1,) * (x.ndim - 1))
 

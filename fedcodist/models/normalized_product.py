@@ -1,19 +1,48 @@
-"""A convolution of images and its batch normalisation as one product of matrices.
+"""A 3x3 convolution of images and its batch normalisation as one product of matrices.
 
 What a linear layer makes of a batch has moments that follow from those of what it reads: for rows x and
-a column w of weights the mean is mean(x) w, the variance w cov(x) w. A 3x3 window of a colour image has
-27 numbers, a wide layer hundreds of features; so these are written once, normalised already, and no
-pass over them takes statistics, in either direction. On a CPU such passes are most of the time of a
-wide first layer.
+a column w of weights the mean is mean(x) w, the variance w cov(x) w. A window of a colour image has 27
+numbers, a wide layer hundreds of features; so features are written once, already normalised, and no pass
+over them takes statistics, in either direction. On a CPU such passes are most of the time of a wide
+first layer.
+
+The limit: where a filter cancels what neighbouring windows share, the variance is a small difference.
+Its relative error is about that of the dtype times |cov(x)| |w|^2 / variance; of images it is harmless.
 """
 
 import math
 
 import jax
 import jax.numpy as jnp
+from flax.linen.dtypes import promote_dtype
 
 from fedcodist.models.convolution import patches3x3
-from fedcodist.models.normalization import Moments, real_examples
+from fedcodist.models.normalization import BatchNormOfMoments, Moments, real_examples
+
+
+def normalized_convolution(
+    images: jax.Array,
+    kernel: jax.Array,
+    bias: jax.Array,
+    norm: BatchNormOfMoments,
+    train: bool,
+    mask: jax.Array | None = None,
+) -> jax.Array:
+    """`norm` of the convolution of images, zeros around them, at stride 1; [B, H, W, N].
+
+    Args:
+      images: [B, H, W, C].
+      kernel, bias: [3, 3, C, N] and [N].
+      norm: called within the network that it belongs to.
+      train: whether the batch's statistics normalise, and are recorded, as in `BatchNorm`.
+      mask: [B], true or non-zero for real examples; None when all are.
+    """
+    images, kernel, bias = promote_dtype(images, kernel, bias)
+    features = kernel.shape[-1]
+    weights = jnp.concatenate([kernel.reshape(-1, features), bias[None]])
+    patches = patches_and_one(images)
+    moments = moments_of_products(patches, weights, mask) if train else None
+    return scaled_product(patches, weights, *norm(features, moments))
 
 
 def patches_and_one(images: jax.Array) -> jax.Array:
@@ -28,7 +57,7 @@ def moments_of_products(
     """The moments of `patches @ weights`, without that product, in float32 or wider.
 
     Args:
-      patches: [B, ..., K] floats; values of padded examples are never read.
+      patches: [B, ..., K] floats; what padded examples hold does not matter.
       weights: [K, N] floats.
       mask: [B], true or non-zero for real examples; None when all are.
     """
@@ -39,18 +68,28 @@ def moments_of_products(
     mean = jnp.sum(jnp.where(real, patches, 0), axes) / jnp.maximum(count, 1)
     # From centred patches: differences of large numbers have no digits left.
     centred = jnp.where(real, patches - mean, 0).reshape(-1, patches.shape[-1])
-    exact = jax.lax.Precision.HIGHEST
-    covariance = jnp.matmul(centred.T, centred, precision=exact) / jnp.maximum(count, 1)
-    var = jnp.sum(weights * jnp.matmul(covariance, weights, precision=exact), axis=0)
-    return Moments(count, jnp.matmul(mean, weights, precision=exact), jnp.maximum(var, 0))
+    highest = jax.lax.Precision.HIGHEST
+    covariance = jnp.matmul(centred.T, centred, precision=highest) / jnp.maximum(count, 1)
+    var = jnp.sum(weights * jnp.matmul(covariance, weights, precision=highest), axis=0)
+    return Moments(count, jnp.matmul(mean, weights, precision=highest), jnp.maximum(var, 0))
 
 
 def scaled_product(
     patches: jax.Array, weights: jax.Array, factor: jax.Array, shift: jax.Array
 ) -> jax.Array:
-    """`(patches @ weights) * factor + shift`, whose last column of patches is 1; [B, ..., N]."""
-    scaled = (weights * factor).at[-1].add(shift).astype(patches.dtype)
+    """`(patches @ weights) * factor + shift`, [B, ..., N] of the dtype of patches.
+
+    Args:
+      patches: [B, ..., K] floats, of which the last number is 1 everywhere.
+      weights: [K, N] floats.
+      factor, shift: [N] floats.
+    """
     # As a matrix: of more dimensions XLA:CPU would transpose the gradient, which takes longer than its
     # product.
     rows = patches.reshape(-1, patches.shape[-1])
-    return (rows @ scaled).reshape(*patches.shape[:-1], -1)
+    if jnp.finfo(patches.dtype).bits < 32:
+        # Scaled weights, rounded once more, would not have the moments that factor and shift are of.
+        product = jnp.matmul(rows, weights, preferred_element_type=jnp.float32) * factor + shift
+    else:
+        product = rows @ (weights * factor).at[-1].add(shift)
+    return product.astype(patches.dtype).reshape(*patches.shape[:-1], -1)

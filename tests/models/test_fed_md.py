@@ -155,6 +155,92 @@ def test_the_network_is_the_plain_one(widths, size):
         )
 
 
+@pytest.mark.parametrize("widths, size", [((3, 4), 8), ((3, 4, 2, 3), 14)])
+def test_gradients_are_the_plain_networks_differences(widths, size):
+    """Along random directions of parameters and images, in training."""
+    with jax.enable_x64(True):
+        model = from_flax_linen(FedMDNetwork(widths, 0.0, 5), jnp.zeros((1, size, size, 2)))
+        generator = np.random.default_rng(0)
+        draw = lambda like: generator.normal(size=like.shape)
+        variables = jax.tree.map(draw, jax.eval_shape(model.init, jax.random.key(0)))
+        images, cotangent = generator.normal(size=(3, size, size, 2)), generator.normal(size=(3, 5))
+
+        def loss(params, images):
+            logits, _ = model.apply(
+                Variables(params, variables.mutable), {"image": images}, train=True
+            )
+            return jnp.sum(jnp.sin(logits) * cotangent)
+
+        gradient = jax.jit(jax.grad(loss, argnums=(0, 1)))(variables.params, jnp.asarray(images))
+        for _ in range(3):
+            direction = jax.tree.map(draw, gradient)
+
+            def plain(step, direction=direction):
+                params, moved = jax.tree.map(
+                    lambda leaf, way: leaf + step * way, (variables.params, images), direction
+                )
+                moved_variables = Variables(params, variables.mutable)
+                logits, _ = plain_network(moved_variables, moved, widths, True)
+                return np.sum(np.sin(logits) * cotangent)
+
+            expected = (plain(1e-6) - plain(-1e-6)) / 2e-6
+            products = jax.tree.map(lambda leaf, way: np.sum(leaf * way), gradient, direction)
+            assert sum(jax.tree.leaves(products)) == pytest.approx(expected, rel=1e-5)
+
+
+def test_every_block_drops_features_by_a_key_of_its_own(monkeypatch):
+    calls, real = [], fed_md.relu_and_dropout
+
+    def watched(features, rate, key):
+        calls.append((rate, tuple(jax.random.key_data(key).tolist())))
+        return real(features, rate, key)
+
+    monkeypatch.setattr(fed_md, "relu_and_dropout", watched)
+    model = from_flax_linen(FedMDNetwork((2, 2, 2), 0.3, 3), jnp.zeros((1, 12, 12, 1)))
+    variables = model.init(jax.random.key(0))
+    calls.clear()
+    model.apply(variables, {"image": jnp.ones((2, 12, 12, 1))}, train=True, key=jax.random.key(1))
+    assert [rate for rate, _ in calls] == [0.3] * 3
+    assert len({key for _, key in calls}) == 3
+
+
+def test_bytes_are_the_same_as_floats():
+    network = FedMDNetwork((2, 2), 0.0, 3)
+    images = np.random.default_rng(0).integers(0, 256, (2, 5, 5, 1), np.uint8)
+    variables = network.init(jax.random.key(0), images)
+    as_floats = network.apply(variables, images.astype(np.float32))
+    np.testing.assert_array_equal(network.apply(variables, images), as_floats)
+
+
+def test_a_mask_of_another_shape_is_refused():
+    network, images = FedMDNetwork((2, 2), 0.0, 3), jnp.ones((4, 5, 5, 1))
+    variables = jax.eval_shape(network.init, jax.random.key(0), images)
+    with pytest.raises(ValueError, match=r"mask must have shape \(4,\), got \(3,\)"):
+        jax.eval_shape(
+            lambda v: network.apply(v, images, train=True, mask=jnp.ones(3), mutable=True),
+            variables,
+        )
+
+
+def test_dropout_of_what_devices_share_by_keys_of_their_own():
+    """Within a shard_map that checks what varies over devices."""
+    mesh = jax.sharding.Mesh(np.array(jax.devices()[:2]), ("devices",))
+    features = jnp.arange(1.0, 9)
+
+    def on_a_device(features):
+        key = jax.random.fold_in(jax.random.key(0), jax.lax.axis_index("devices"))
+        total = lambda x: jnp.sum(fed_md.relu_and_dropout(x, 0.5, key))
+        return jax.grad(lambda x: jax.lax.psum(total(x), "devices"))(features)
+
+    spec = jax.sharding.PartitionSpec()
+    found = jax.jit(jax.shard_map(on_a_device, mesh=mesh, in_specs=spec, out_specs=spec))(features)
+    keys = [jax.random.fold_in(jax.random.key(0), device) for device in range(2)]
+    own = [
+        jax.grad(lambda x, k=k: fed_md.relu_and_dropout(x, 0.5, k).sum())(features) for k in keys
+    ]
+    np.testing.assert_allclose(found, sum(own))
+
+
 def test_the_fourth_convolution_keeps_the_size():
     network = FedMDNetwork((2, 2, 2, 3), 0.0, 5)
     shapes = jax.eval_shape(network.init, jax.random.key(0), jnp.zeros((1, 32, 32, 3)))
