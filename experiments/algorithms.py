@@ -151,23 +151,24 @@ def _merged(config: ConfigDict, data: Data) -> FederatedAlgorithm:
 def _fed_df(config: ConfigDict, data: Data) -> FederatedAlgorithm:
     _check_not_text(data)
     settings = config.algorithm
-    validated = None
+    validation = None
     if settings.get("validation") is not None:
         chosen = dict(settings.validation)
         split = choice("algorithm.validation.split", chosen.pop("split"), data.splits)
         held_out = ValidationData(split.num_examples, preprocess=data.evaluation_preprocess)
-        validated = Validated(held_out, **chosen)
-    return fed_df(
-        _pools(config, data),
-        data.splits["train"].columns,
-        len(data.unlabelled),
-        _distillation(config, data),
-        learning_rate=settings.learning_rate,
-        temperature=settings.temperature,
-        scaled=settings.scaled,
-        validated=validated,
-        execution=execution_of(config),
-    )
+        validation = Validated(held_out, **chosen)
+    with named("algorithm: "):
+        return fed_df(
+            _pools(config, data),
+            data.splits["train"].columns,
+            len(data.unlabelled),
+            _distillation(config, data),
+            learning_rate=settings.learning_rate,
+            temperature=settings.temperature,
+            scaled=settings.scaled,
+            validation=validation,
+            execution=execution_of(config),
+        )
 
 
 def _fed_be(config: ConfigDict, data: Data) -> FederatedAlgorithm:

@@ -3,7 +3,7 @@ r"""How long FedSDD's rounds take with distillation in sequence and overlapped (
     python -m experiments.schedule [--client-seconds 15.5 15.5 15.5 15.5] [--distillation-seconds 175]
 
 Each of four models has one client, and one client is available at a time. Only the main model is
-distilled, so the others' clients need not wait for it: their next round begins while the server distils.
+distilled, so the others' clients need not wait for it: their next round begins during a distillation.
 Results do not change, since no other model depends on a distillation. The default times are those of the
 paper's table 3, on an A100: 123.6 s for eight clients of FedAvg, and 175 s of distillation.
 """

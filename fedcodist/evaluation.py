@@ -1,4 +1,4 @@
-"""All metrics of one model on one split, on this device's part of its examples."""
+"""All metrics of one model on one split, whose examples are dealt over the devices."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -43,9 +43,22 @@ def evaluate(
     split: EvaluationSplit,
     batch_size: int,
     preprocess: Preprocess,
-    axis: str | None,
+    axis_name: str | None,
 ) -> dict[str, jax.Array]:
-    """Every metric of one predictor on one split, also per client, and accuracies per label."""
+    """Every metric of one predictor on one split, also per client, and accuracies per label.
+
+    Args:
+      predictor: whose outputs are measured.
+      variables: of one model, or of one ensemble.
+      split: the examples.
+      batch_size: per device and step.
+      preprocess: (batch, key, positions) -> batch for evaluation; draws nothing.
+      axis_name: mesh axis over which examples are dealt, or None.
+
+    Returns:
+      metric -> scalar; `<metric>_per_label` [classes] and `<metric>_per_client` [clients], where there
+      are labels or several clients.
+    """
     model = predictor.model
     statistics = {
         "loss": lambda outputs, batch: (model.loss(outputs, batch), jnp.ones(len(batch[_CLIENT])))
@@ -67,7 +80,7 @@ def evaluate(
             )
 
     rows = split.client.shape[0]
-    devices, device = this_device(axis)
+    devices, device = this_device(axis_name)
     batch_size = min(batch_size, -(-rows // devices))
     steps = -(-rows // (batch_size * devices))
 
@@ -87,5 +100,5 @@ def evaluate(
 
     accumulators = {name: metric.init() for name, metric in parts.items()}
     accumulators = jax.lax.fori_loop(0, steps, step, accumulators)
-    accumulators = sum_over_devices(accumulators, axis)
+    accumulators = sum_over_devices(accumulators, axis_name)
     return {name: metric.compute(accumulators[name]) for name, metric in parts.items()}

@@ -1,7 +1,8 @@
 """What a federated method is, and what the experiment loop sees of an algorithm.
 
 A *row* is what one client keeps between its participations; a *pool* is clients who train one model. In
-algorithms of parties, who each own a model, a "pool" below is a party.
+algorithms of parties, who each own a model, `rows` is empty and there is one cohort, `parties`; the
+pools of metrics and of `communication` are the parties.
 """
 
 from collections.abc import Callable, Mapping

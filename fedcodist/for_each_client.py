@@ -59,7 +59,7 @@ def for_each_client(
     axis_name: str | None = None,
     individual_results: bool = False,
 ) -> CohortResult:
-    """Runs `client_update` on every client of a cohort and sums what is prepared of the results.
+    """Runs `client_update` on every client of a cohort and sums `prepare` of their results.
 
     Clients are ordered by size before they are dealt to devices and chunks, so that clients which
     share a chunk need about the same number of steps. A cohort that does not divide by devices and

@@ -136,7 +136,7 @@ def build_programs(
         evaluate_predictor,
         batch_size=evaluation_batch_size,
         preprocess=evaluation_preprocess,
-        axis=axis,
+        axis_name=axis,
     )
     evaluate, finite, evaluate_kept = _evaluation(algorithm, over_seeds, measure)
 
@@ -212,7 +212,7 @@ def _evaluation(algorithm, over_seeds, measure):
 
     Args:
       algorithm: whose models are evaluated.
-      over_seeds: makes a function of one seed one of all.
+      over_seeds: turns a function of one seed into one of all seeds.
       measure: (Predictor, Variables, EvaluationSplit) -> metric -> value.
     """
 

@@ -1,4 +1,4 @@
-"""Rounds in blocks between evaluations: one program for many, or one after another if streamed."""
+"""Training between evaluations: many rounds per dispatch, or one where data are streamed."""
 
 import time
 from collections.abc import Callable
@@ -43,16 +43,16 @@ def in_blocks(
 
     Args:
       programs: the experiment's.
-      data: with resident data a block ends after about two seconds; with streamed data every round is a
-        dispatch of its own.
+      data: resident data run many rounds per dispatch, after the first block about two seconds' worth;
+        streamed data one round per dispatch, and always as many as are asked for.
       rounds: of the whole run, so that streaming reads no further.
       mesh: the programs'.
       seeds, hyper: on the devices.
       host_rows: what clients keep, of streamed data.
 
     Returns:
-      (what came of the rounds before, first round, at most so many) -> (what came of these, metric ->
-      [seeds, rounds trained] on the host).
+      train(trained, first round, at most) -> (trained, history): it trains up to `at most` rounds;
+      history is metric -> [seeds, rounds trained] on the host.
     """
     if isinstance(data, StreamedData):
         assert host_rows is not None

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from fedcodist.aggregation import sum_over_devices, this_device
+from fedcodist.checks import check_integer
 from fedcodist.cohort import Examples
 from fedcodist.model import Model, Variables
 from fedcodist.models.layered import logits_of
@@ -15,7 +16,7 @@ VALIDATION = "validation"
 
 
 class ValidationData(NamedTuple):
-    """How a model is evaluated on them.
+    """Labelled examples on which a method evaluates models within a round.
 
     Attributes:
       num_examples: rows of the data set `validation`, with labels.
@@ -26,6 +27,14 @@ class ValidationData(NamedTuple):
     num_examples: int
     batch_size: int = 500
     preprocess: Callable[..., Any] = lambda batch, key, positions: batch
+
+
+def check_validation_data(name: str, data: ValidationData) -> None:
+    """Raises one line for what is no ValidationData, or none that a model can be evaluated on."""
+    if not isinstance(data, ValidationData):
+        raise TypeError(f"{name} must be a ValidationData, got {data!r}.")
+    check_integer(f"{name}.num_examples", data.num_examples, low=1)
+    check_integer(f"{name}.batch_size", data.batch_size, low=1)
 
 
 def validation_rows(data: ValidationData) -> jax.Array:

@@ -1,6 +1,6 @@
 r"""FedSDD's Table 6: which models are distilled, and from which round on.
 
-A run is "distilled,alpha", with ResNet-20 on CIFAR-10, K = 4 and R = 1. `basic` distils all models from
+A run is "distilled,alpha", with ResNet-20 on CIFAR-10, K = 4 and R = 1. `basic` distills all models from
 the same ensemble, `warm_up_20` and `warm_up_40` do so after these rounds. Without distillation it is
 Table 5's "4,1", and FedSDD's own, of the main model alone, Table 2's "fed_sdd_r1".
 

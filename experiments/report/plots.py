@@ -222,7 +222,7 @@ def _draw_codistillation_rounds(axis: "Axes", method: Method, one: Curve, colour
 
 
 def _codistillation_rounds(method: Method) -> list[int]:
-    """Rounds at which a periodic method distils; none where they are too many to be told apart."""
+    """Rounds at which a periodic method distills; none where they are too many to be told apart."""
     config = method.runs[0].config
     period = mapping_of(config, "algorithm").get("period")
     rounds = config.get("rounds")

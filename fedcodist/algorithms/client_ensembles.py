@@ -24,9 +24,9 @@ class ClientModels(NamedTuple):
     """The clients' models of the last round, kept to be measured.
 
     Attributes:
-      received: the model that its clients started from.
-      average: what it became, before distillation.
-      members: the clients' models, leaves [cohort, ...].
+      received: the main model, from which its own group's clients started.
+      average: what that model became, before distillation.
+      members: the clients' models of all groups, leaves [cohort, ...].
       key: uint32, data of the key that draws samples around them.
     """
 
@@ -56,7 +56,7 @@ def client_ensemble(kind: str, clients: ClientModels) -> Ensemble:
 
 
 def check_client_ensembles(name: str, kinds: Sequence[str], pool: Pool, num_models: int) -> None:
-    """Raises one line for ensembles that there are not, or not of this pool and so many models."""
+    """Raises one line for kinds that do not exist, or not for this pool or number of models."""
     if isinstance(kinds, str):
         raise TypeError(f"{name} must be several of {CLIENT_ENSEMBLES}, got the string {kinds!r}.")
     if unknown := set(kinds) - set(CLIENT_ENSEMBLES):

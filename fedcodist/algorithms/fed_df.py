@@ -41,6 +41,7 @@ from fedcodist.model import Model, Variables
 from fedcodist.validation import (
     VALIDATION,
     ValidationData,
+    check_validation_data,
     validation_accuracy,
     validation_rows,
 )
@@ -52,12 +53,12 @@ class Validated(NamedTuple):
     """How FedDF uses validation data.
 
     Attributes:
-      data: which they are.
-      every: distillation steps between two looks at them.
+      data: the validation data.
+      every: distillation steps between two evaluations.
       patience: steps without a new best after which distillation stops; the best is returned.
       or_start: whether the averaged model itself may be the best.
-      drop_worst: leave out teachers that `ensembles.without_worst` drops, and of the average that
-        students start from clients who guess, where there are others.
+      drop_worst: leave out the teachers that `ensembles.without_worst` drops, and leave clients who only
+        guess out of the average from which students start, unless all do.
     """
 
     data: ValidationData
@@ -89,7 +90,7 @@ def fed_df(
     learning_rate: float = 1e-3,
     temperature: float = 1.0,
     scaled: bool = False,
-    validated: Validated | None = None,
+    validation: Validated | None = None,
     execution: Execution = Execution(),
 ) -> FederatedAlgorithm:
     """Every round all clients' models, of whatever architecture, teach each pool's averaged model.
@@ -105,7 +106,7 @@ def fed_df(
       learning_rate: of the distillation's optimizer.
       temperature: T > 0.
       scaled: whether the divergence is multiplied by T squared; FedDF's code does not.
-      validated: early stopping and drop-worst; neither without it.
+      validation: early stopping and drop-worst; neither without it.
       execution: how clients are executed.
 
     Raises:
@@ -118,15 +119,15 @@ def fed_df(
     check_distillation(distillation, num_unlabelled)
     check_number("learning_rate", learning_rate, low=0)
     check_number("temperature", temperature, above=0)
-    if validated is not None:
-        _check_validated(validated, distillation)
+    if validation is not None:
+        _check_validation(validation, distillation)
     methods = {name: pool.method.hyper for name, pool in pools.items()}
     hyper = FedDFHyper(methods, learning_rate, temperature)
 
     def select_examples(round, key):
         examples = {UNLABELLED: unlabelled_rows(key, round, distillation, num_unlabelled)}
-        if validated is not None:
-            examples[VALIDATION] = validation_rows(validated.data)
+        if validation is not None:
+            examples[VALIDATION] = validation_rows(validation.data)
         return examples
 
     def round_(state, rows, inputs, round, key, hyper, axis_name=None):
@@ -144,13 +145,15 @@ def fed_df(
         )
 
         def accuracy(name, variables):
-            assert validated is not None
+            assert validation is not None
             examples = inputs.examples[VALIDATION]
-            return validation_accuracy(models[name], variables, examples, validated.data, axis_name)
+            return validation_accuracy(
+                models[name], variables, examples, validation.data, axis_name
+            )
 
         aggregates = trained.aggregates
         weights = {name: jnp.ones(pool.cohort_size) for name, pool in pools.items()}
-        if validated is not None and validated.drop_worst:
+        if validation is not None and validation.drop_worst:
             weights, aggregates = _without_worst(pools, state, trained, accuracy)
         state = update_servers(pools, state, aggregates, round, hyper.methods)
         teachers = {
@@ -177,14 +180,14 @@ def fed_df(
             divergence=softened(kl_divergence(distillation.direction), hyper.temperature, scaled),
         )
         metrics = trained.metrics
-        if validated is None:
+        if validation is None:
             students = distill(**arguments).students
         else:
             stopping = EarlyStopping(
                 lambda students: {name: accuracy(name, own) for name, own in students.items()},
-                validated.every,
-                validated.patience,
-                validated.or_start,
+                validation.every,
+                validation.patience,
+                validation.or_start,
             )
             stopped = distill_until(stopping, **arguments)
             students = stopped.students
@@ -198,8 +201,8 @@ def fed_df(
         return state, trained.rows, metrics
 
     data_set_sizes = {UNLABELLED: num_unlabelled}
-    if validated is not None:
-        data_set_sizes[VALIDATION] = validated.data.num_examples
+    if validation is not None:
+        data_set_sizes[VALIDATION] = validation.data.num_examples
     return assemble("fed_df", pools, columns, hyper, round_, select_examples, data_set_sizes)
 
 
@@ -234,17 +237,12 @@ def _summed(model: Model, ensemble: Ensemble) -> Teacher:
     return lambda batch: jnp.where(total > 0, total * mean(batch), 0)
 
 
-def _check_validated(validated: Validated, distillation: Distillation) -> None:
-    if validated.data.num_examples < 1:
+def _check_validation(validation: Validated, distillation: Distillation) -> None:
+    check_validation_data("validation.data", validation.data)
+    check_integer("validation.every", validation.every, low=1)
+    check_integer("validation.patience", validation.patience, low=1)
+    if distillation.steps % validation.every:
         raise ValueError(
-            f"validated.data.num_examples must be at least 1, got {validated.data.num_examples}: this "
-            "method needs labelled validation data."
-        )
-    check_integer("validated.data.batch_size", validated.data.batch_size, low=1)
-    check_integer("validated.every", validated.every, low=1)
-    check_integer("validated.patience", validated.patience, low=1)
-    if distillation.steps % validated.every:
-        raise ValueError(
-            f"validated.every must divide distillation.steps={distillation.steps}, "
-            f"got {validated.every}."
+            f"validation.every must divide distillation.steps={distillation.steps}, "
+            f"got {validation.every}."
         )

@@ -90,8 +90,8 @@ def fed_md(
         are of examples preprocessed in the same way, with one fixed key where it is random.
       revisit: the same of private examples.
       alignment_size: examples of the subset; None takes all public ones, and no indices are sent.
-      weights: c_k, one per party in the order of clients; equal where not given. They become
-        `hyper.weights`, which is not set in another way.
+      weights: c_k, one per party in the order of clients; equal where not given. This argument
+        alone sets `hyper.weights`.
       exchanged: 'logits', or 'probabilities': softmax(z / T), of senders and in the digest.
       gradient_hook: (gradient, params) -> gradient of digest and revisit, such as a penalty's.
       inference_batch_size: examples per step while logits are computed.
@@ -111,7 +111,7 @@ def fed_md(
     _check_labels(public_labels, num_classes)
     if np.ndim(hyper.weights) or hyper.weights != FedMDHyper().weights:
         raise ValueError(
-            f"hyper.weights must be left as it is, `weights` sets it, got {hyper.weights!r}."
+            f"hyper.weights must be left as it is (the argument weights sets it), got {hyper.weights!r}."
         )
     hyper = hyper._replace(weights=_weights(weights, clients))
     check_number("hyper.digest_learning_rate", hyper.digest_learning_rate, low=0)

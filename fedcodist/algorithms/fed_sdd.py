@@ -119,7 +119,8 @@ def fed_sdd(
       cached: evaluate the teacher once a round on all unlabelled data that are on the device, which are
         the round's own where they are streamed; refused where the distillation augments its images.
       group_sizes: clients of each group; as even as can be, the first ones larger, where not given.
-      measured: ensembles of the clients' models to evaluate too, see `client_ensemble`.
+      measured: ensembles of the clients' models to evaluate too, any of `CLIENT_ENSEMBLES`, see
+        `client_ensemble`; 'gaussian' and 'dirichlet' for one model only.
       execution: how clients are executed.
       name: the method's name in tables.
 

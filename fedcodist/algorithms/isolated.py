@@ -17,7 +17,13 @@ from fedcodist.communication import Communication
 from fedcodist.federated_algorithm import FederatedAlgorithm
 from fedcodist.for_each_client import Execution
 from fedcodist.model import Variables, is_finite
-from fedcodist.validation import VALIDATION, ValidationData, validation_accuracy, validation_rows
+from fedcodist.validation import (
+    VALIDATION,
+    ValidationData,
+    check_validation_data,
+    validation_accuracy,
+    validation_rows,
+)
 
 PyTree = Any
 SHARED = "shared"  # the data set on which all parties train, where they do not train on their own
@@ -92,7 +98,7 @@ def isolated(
     check_integer("training.epochs", training.epochs, low=1)
     stream = name
     if patience is not None:
-        check_integer("patience.data.num_examples", patience.data.num_examples, low=1)
+        check_validation_data("patience.data", patience.data)
         check_integer("patience.patience", patience.patience, low=1)
         check_number("patience.min_delta", patience.min_delta, low=0)
         name = f"{name}, stopped on {patience.validated_on}"

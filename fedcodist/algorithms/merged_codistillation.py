@@ -52,9 +52,9 @@ def merged_codistillation(
     """Every round merges the clients' pseudo-gradient with a step towards the other models.
 
     The models as they were *before* the round's update are both frozen teachers and where the students
-    start. With g a pool's pseudo-gradient and d what its student's parameters went down by, the server
-    optimizer takes alpha g + (1 - alpha) d ||g|| / ||d|| in place of g. Batch statistics are the client
-    aggregate's; the students' are discarded.
+    start. With g a pool's pseudo-gradient and d its student's parameters at the start less those at the
+    end, the server optimizer takes alpha g + (1 - alpha) d ||g|| / ||d|| in place of g. Batch statistics
+    are the client aggregate's; the students' are discarded.
 
     Args:
       pools: name -> Pool, two or more, composed of any single-model methods.
@@ -85,9 +85,9 @@ def merged_codistillation(
     for name, own in codistillation.teaching.items():
         if own.interpolation == 1:
             raise ValueError(
-                f"teaching[{name!r}].interpolation must be below 1, got {own.interpolation}: who has no "
-                "teacher but itself goes nowhere, and what rounding leaves would be rescaled to the "
-                "pseudo-gradient."
+                f"teaching[{name!r}].interpolation must be below 1, got {own.interpolation}: a student "
+                "that is its own only teacher goes nowhere, and what rounding leaves would be rescaled "
+                "to the pseudo-gradient."
             )
     hyper = MergedHyper(codistillation, alphas, float(skip_at_alpha_one))
 

@@ -177,7 +177,7 @@ def multi_headed_distillation(
         return start(parties.init_models(groups, key), training, schedule, on_host)
 
     def select(round, key):
-        def own(client):
+        def indices_of(client):
             return stream_positions(
                 keys.derive(key, "public", client),
                 jnp.asarray(round, jnp.uint32) * (batches[0] * batches[1]),
@@ -185,8 +185,8 @@ def multi_headed_distillation(
                 num_public,
             )
 
-        rows = jax.vmap(own)(jnp.arange(num_clients))
-        return parties.everybody(groups, {PUBLIC: rows.reshape(num_clients, *batches)})
+        indices = jax.vmap(indices_of)(jnp.arange(num_clients))
+        return parties.everybody(groups, {PUBLIC: indices.reshape(num_clients, *batches)})
 
     def round_(state, rows, inputs, round, key, hyper, axis_name=None):
         pools, banks = state.pools, state.banks
@@ -203,11 +203,11 @@ def multi_headed_distillation(
         columns, indices = inputs.examples[PUBLIC].columns, inputs.examples[PUBLIC].indices
         teach = _teaching(groups, schedule, checkpoint)
 
-        def update(model, message, row, data, key):
-            learner, pool, public_rows = row
+        def update(model, message, own, data, key):
+            learner, pool, public_indices = own
 
             def distill(variables, step, index, key):
-                batch = {name: column[public_rows[index]] for name, column in columns.items()}
+                batch = {name: column[public_indices[index]] for name, column in columns.items()}
                 batch = distillation.preprocess(
                     batch, keys.derive(key, "input"), jnp.arange(distillation.batch_size)
                 )

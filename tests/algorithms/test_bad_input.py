@@ -125,7 +125,7 @@ def test_no_pools():
 
 
 @BUILDERS
-def test_one_pool_cannot_codistil(build):
+def test_one_pool_cannot_codistill(build):
     with pytest.raises(ValueError) as error:
         build({"small": _valid_pools()["small"]})
     _assert_one_line(error, "pools", "at least two", "['small']")

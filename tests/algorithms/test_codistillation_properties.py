@@ -84,7 +84,7 @@ def _two_pools(client=_sgd, server=_adam, server_rate=0.03):
     }
 
 
-def _codistil_algorithm(name):
+def _codistill_algorithm(name):
     """Algorithms are 'method' or 'method sgd', the server optimizer; SGD has learning rate 1."""
     columns = _codistillation_data()[0].columns
     pools = _two_pools(server=_sgd, server_rate=1.0) if "sgd" in name else _two_pools()
@@ -108,8 +108,8 @@ def _codistil_algorithm(name):
 
 
 @functools.cache
-def _codistil_program(name):
-    return _compiled(_codistil_algorithm(name))
+def _codistill_program(name):
+    return _compiled(_codistill_algorithm(name))
 
 
 def _compiled(algorithm):
@@ -133,11 +133,11 @@ def _compiled(algorithm):
 
 @functools.cache
 def _fresh_state(name):
-    return jax.jit(_codistil_algorithm(name).init, compiler_options=QUICK)(ROOT)
+    return jax.jit(_codistill_algorithm(name).init, compiler_options=QUICK)(ROOT)
 
 
 def _run_rounds(name, rounds=TOTAL, hyper=None, state=None):
-    algorithm, step = _codistil_program(name)
+    algorithm, step = _codistill_program(name)
     state = (
         _fresh_state("independent sgd" if "sgd" in name else "independent")
         if (state is None)
@@ -149,12 +149,12 @@ def _run_rounds(name, rounds=TOTAL, hyper=None, state=None):
 
 
 def _with_alpha(name, alpha, skip=0.0):
-    hyper = _codistil_program(name)[0].hyper
+    hyper = _codistill_program(name)[0].hyper
     return hyper._replace(alpha={pool: float(alpha) for pool in hyper.alpha}, skip=float(skip))
 
 
 def _with_teaching(name, **changes):
-    hyper = _codistil_program(name)[0].hyper
+    hyper = _codistill_program(name)[0].hyper
     return {pool: t._replace(**changes) for pool, t in hyper.codistillation.teaching.items()}
 
 
@@ -219,7 +219,7 @@ def test_no_steps_with_a_plain_server_is_federated_averaging():
 
 
 def test_no_steps_with_adam_differs_only_by_the_reset_of_moments():
-    algorithm, step = _codistil_program("independent")
+    algorithm, step = _codistill_program("independent")
     state = _fresh_state("independent")
     pools = _two_pools()
     for round in range(TOTAL):
@@ -242,8 +242,8 @@ def test_no_steps_with_adam_differs_only_by_the_reset_of_moments():
 def test_the_distillation_part_has_the_length_of_the_pseudo_gradient(round):
     """With server SGD of rate 1 a round subtracts Delta, and g alone in FedAvg's program."""
     start = _fresh_state("independent sgd")
-    algorithm, step = _codistil_program("merged sgd")
-    plain, plain_step = _codistil_program("independent sgd")
+    algorithm, step = _codistill_program("merged sgd")
+    plain, plain_step = _codistill_program("independent sgd")
     merged_state, plain_state = (
         step(start, round, algorithm.hyper),
         plain_step(start, round, plain.hyper),
@@ -262,7 +262,7 @@ def test_the_distillation_part_has_the_length_of_the_pseudo_gradient(round):
 
 def test_students_that_stay_leave_alpha_times_the_pseudo_gradient():
     """Learning rate 0: no direction to rescale, and nothing is divided by zero."""
-    hyper = _codistil_program("merged sgd")[0].hyper
+    hyper = _codistill_program("merged sgd")[0].hyper
     still = hyper._replace(
         codistillation=hyper.codistillation._replace(
             teaching=_with_teaching("merged sgd", learning_rate=0.0)
@@ -396,7 +396,7 @@ def test_pools_draw_the_same_cohorts_alone_and_together():
     pools = _two_pools()
     algorithms = (
         independent_pools({"large": pools["large"]}, columns),
-        _codistil_algorithm("merged"),
+        _codistill_algorithm("merged"),
     )
 
     @functools.partial(jax.jit, compiler_options=QUICK)
@@ -489,7 +489,7 @@ def test_any_optimizer_runs_on_clients_and_server(method):
 
 @pytest.mark.parametrize("name", ["independent", "merged", "never"])
 def test_bytes_of_one_participation(name):
-    communication = _codistil_algorithm(name).communication
+    communication = _codistill_algorithm(name).communication
     small = 6 * 5 + 5 + 5 * 3 + 3
     # Scale and bias are parameters; the running mean and variance are sent too.
     large = 6 * 8 + 8 + 2 * 8 + 8 * 3 + 3

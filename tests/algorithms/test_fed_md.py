@@ -662,7 +662,7 @@ def build(groups=TWO, labels=PUBLIC_LABELS, classes=CLASSES, **options):
         ),
         (
             lambda: build(hyper=fed_md_module.FedMDHyper(weights=(1, 0, 0, 0))),
-            "hyper.weights must be left as it is, .weights. sets it",
+            "hyper.weights must be left as it is .the argument weights sets it.",
         ),
         (
             lambda: build(hyper=fed_md_module.FedMDHyper(digest_learning_rate=np.nan)),

@@ -209,7 +209,7 @@ def test_distilling_the_main_model_touches_nothing_else():
 
 
 def read_in_two_rounds(algorithm):
-    """Model -> whether it depends, after two rounds, on the server's images and on how it distils."""
+    """Model -> whether it depends, after two rounds, on the server's images and on how it distills."""
     resident = jax.tree.map(jnp.asarray, resident_data(federated()))
     key = jax.random.key(0)
 
@@ -499,7 +499,7 @@ def test_validation_stops_early_and_keeps_the_best():
         return np.mean(predicted == np.arange(11) % CLASSES)
 
     validated = Validated(ValidationData(11, 4), every=1, patience=2, or_start=True)
-    (kept, metrics), _ = trained(df(validated=validated, steps=12), rounds=1)
+    (kept, metrics), _ = trained(df(validation=validated, steps=12), rounds=1)
     (start, _), _ = trained(df(steps=0), rounds=1)
     assert metrics["even/distillation_steps"][0] < 12
     for name in ("even", "odd"):
@@ -509,8 +509,8 @@ def test_validation_stops_early_and_keeps_the_best():
 @pytest.mark.slow
 def test_dropping_the_worst_changes_the_teacher():
     validated = Validated(ValidationData(11, 4), every=STEPS, patience=STEPS)
-    (all_teach, _), _ = trained(df(validated=validated))
-    (some_teach, _), _ = trained(df(validated=validated._replace(drop_worst=True)))
+    (all_teach, _), _ = trained(df(validation=validated))
+    (some_teach, _), _ = trained(df(validation=validated._replace(drop_worst=True)))
     assert np.abs(weights_of(all_teach, "odd") - weights_of(some_teach, "odd")).max() > 1e-4
 
 
@@ -531,7 +531,7 @@ def test_students_start_from_clients_who_do_not_guess(guessing):
     method = fed_avg(model, training, optax.sgd, hyper=FedAvgHyper(RATE, 1.0))
     pool = Pool(method, np.arange(6), 6)
     validated = Validated(ValidationData(27, 9), every=STEPS, patience=STEPS, drop_worst=True)
-    algorithm = fed_df({"pool": pool}, data.columns, 27, DISTILLATION, 0.0, validated=validated)
+    algorithm = fed_df({"pool": pool}, data.columns, 27, DISTILLATION, 0.0, validation=validated)
     resident = jax.tree.map(
         jnp.asarray,
         resident_data(
@@ -573,7 +573,7 @@ def test_variates_of_clients_who_are_dropped_count():
     method = scaffold(MODEL, len(SIZES), TRAINING, hyper=FedAvgHyper(RATE, 1.0))
     pool = Pool(method, np.arange(len(SIZES)), len(SIZES))
     validated = Validated(ValidationData(11, 11), every=STEPS, patience=STEPS, drop_worst=True)
-    options = dict(learning_rate=0.0, validated=validated)
+    options = dict(learning_rate=0.0, validation=validated)
     method = fed_df({"pool": pool}, federated().columns, 11, DISTILLATION, **options)
     programs = simulation.build_programs(method, 1)
     rows = jax.tree.map(jnp.asarray, device_rows(method.rows, 1))
@@ -641,12 +641,16 @@ def test_teachers_near_guessing_or_far_off_are_dropped():
             r"measured must not name \['gaussian'\] with num_models above 1",
         ),
         (
-            lambda: df(validated=Validated(ValidationData(0))),
-            "validated.data.num_examples .* needs labelled validation",
+            lambda: df(validation=Validated(ValidationData(0))),
+            "validation.data.num_examples must be at least 1, got 0",
         ),
         (
-            lambda: df(validated=Validated(ValidationData(11), every=2)),
-            "validated.every must divide distillation.steps=3, got 2",
+            lambda: df(validation=Validated(ValidationData(11, 0))),
+            "validation.data.batch_size must be at least 1, got 0",
+        ),
+        (
+            lambda: df(validation=Validated(ValidationData(11), every=2)),
+            "validation.every must divide distillation.steps=3, got 2",
         ),
         (lambda: df(learning_rate=-1), "learning_rate must be"),
     ],
@@ -712,7 +716,7 @@ def test_models_of_clients_who_send_something_else_cannot_be_known():
 
 @pytest.mark.parametrize("source", [resident_data, StreamedData])
 def test_a_method_that_needs_validation_data_and_gets_none(source):
-    algorithm = df(validated=Validated(ValidationData(11), every=STEPS))
+    algorithm = df(validation=Validated(ValidationData(11), every=STEPS))
     assert algorithm.data_set_sizes == {UNLABELLED: 11, VALIDATION: 11}
     given = {UNLABELLED: {"image": UNLABELLED_IMAGES}}
     experiment = Experiment(algorithm, source(federated(), given), {"train": federated()}, 1)

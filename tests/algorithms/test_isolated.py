@@ -237,6 +237,10 @@ def test_models_by_party_become_models_by_architecture():
             dict(patience=PATIENCE._replace(data=ValidationData(0))),
             "patience.data.num_examples must be",
         ),
+        (
+            dict(patience=PATIENCE._replace(data=ValidationData(30, 0))),
+            "patience.data.batch_size must be",
+        ),
         (dict(patience=PATIENCE._replace(patience=0)), "patience.patience must be at least 1"),
         (dict(patience=PATIENCE._replace(min_delta=-1.0)), "patience.min_delta must be"),
     ],
@@ -245,6 +249,11 @@ def test_bad_input_is_one_line(options, message):
     with pytest.raises(ValueError, match=message) as error:
         isolated(GROUPS, **(dict(training=TRAINING) | options))
     assert "\n" not in str(error.value)
+
+
+def test_a_number_is_no_validation_data():
+    with pytest.raises(TypeError, match=r"patience\.data must be a ValidationData, got 30"):
+        isolated(GROUPS, TRAINING, patience=PATIENCE._replace(data=30))
 
 
 def test_evaluation_is_by_party():

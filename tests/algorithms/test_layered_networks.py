@@ -96,7 +96,7 @@ def algorithms(name, method):
             )
         case "fed_df":
             validated = Validated(ValidationData(5, 5), every=1, patience=2, drop_worst=True)
-            return fed_df(pools, distillation=distillation, validated=validated, **common)
+            return fed_df(pools, distillation=distillation, validation=validated, **common)
         case "fed_sdd" | "fed_sdd, cached":
             return fed_sdd(
                 pools["small"],

@@ -193,7 +193,7 @@ def periodic_round(
     frozen = {pool: copy_parameters(updated[pool].parameters) for pool in updated}
     replaced = {}
     for pool in updated:
-        student = distil_student(pool, frozen, inputs, settings, t, num_rounds)
+        student = distill_student(pool, frozen, inputs, settings, t, num_rounds)
         replaced[pool] = PoolState(student, adam_init(student))
     return replaced
 
@@ -216,7 +216,7 @@ def merged_round(
     updated = {}
     for pool in state:
         gradient = pseudo_gradient(frozen[pool], inputs.clients[pool], settings[pool])
-        student = distil_student(pool, frozen, inputs, settings, t, num_rounds)
+        student = distill_student(pool, frozen, inputs, settings, t, num_rounds)
         delta = subtract(frozen[pool], student)
         alpha = settings[pool].alpha
         if callable(alpha):
@@ -312,7 +312,7 @@ def server_learning_rate(initial: float, t: int, num_rounds: int) -> float:
 # Distillation
 
 
-def distil_student(
+def distill_student(
     pool: str,
     frozen: Mapping[str, Parameters],
     inputs: RoundInputs,
