@@ -177,6 +177,7 @@ def test_data_that_are_evaluated_count():
     assert bytes_of(2) - bytes_of(2, evaluated=1) == two - one
 
 
+@pytest.mark.slow
 def test_the_chunk_that_fits_is_chosen(monkeypatch):
     monkeypatch.setattr(jax, "device_count", lambda: 1)
     monkeypatch.setattr(chunk_size, "needed_bytes", bytes_of)

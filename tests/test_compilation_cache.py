@@ -68,6 +68,7 @@ def test_every_process_finds_its_compiled_programs(tmp_path, monkeypatch):
         assert hits > 0 and misses == 0
 
 
+@pytest.mark.slow
 def test_a_users_choice_of_where_they_are_kept_stands(tmp_path):
     chosen = cache_folder(JAX_COMPILATION_CACHE_DIR=str(tmp_path / "own"), HOME=str(tmp_path))
     assert chosen == str(tmp_path / "own")

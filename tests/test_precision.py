@@ -98,7 +98,8 @@ def test_outputs_and_gradients_are_near_float32(seed):
     assert_near(found[2], expected[2], 0.05)
 
 
-@pytest.mark.parametrize("name", ["cnn", pytest.param("resnet", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["cnn", "resnet"])
 def test_networks_with_convolutions_and_statistics(name):
     variables, batch = model_of(name).init(jax.random.key(0)), batch_of(name, 0)
     found, expected = (gradients(name, p)(variables, batch) for p in ("bfloat16", "float32"))

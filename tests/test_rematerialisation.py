@@ -61,7 +61,7 @@ def programs(count):
     return model, *(jax.jit(functools.partial(loss_and_gradient, each)) for each in both)
 
 
-@given(count=st.sampled_from([0, 1, 4]), seed=st.integers(0, 99), masked=st.integers(0, BATCH - 1))
+@given(count=st.sampled_from([0, 4]), seed=st.integers(0, 99), masked=st.integers(0, BATCH - 1))
 @settings(max_examples=20, deadline=None)
 def test_values_and_gradients_are_the_models(count, seed, masked):
     model, expected, found = programs(count)
@@ -102,6 +102,7 @@ def trained_clients(model, batch_size=4):
     return train, (model.init(jax.random.key(0)), jax.random.key(1))
 
 
+@pytest.mark.slow
 def test_clients_that_are_trained_at_once_are_the_same():
     model = from_flax_linen(Layers(2), jnp.zeros((1, FEATURES)))
     both = [trained_clients(each) for each in (model, rematerialised(model))]

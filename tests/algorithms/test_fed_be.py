@@ -159,6 +159,7 @@ def test_sharpening_lowers_the_entropy_and_keeps_the_order(seed, temperature):
     assert sharpened(jnp.array([1.0, 0.0]), 0.5).tolist() == [1.0, 0.0]
 
 
+@pytest.mark.slow
 def test_a_mean_of_students_has_statistics_of_its_own():
     """One pass of the batches as the mean of the students sees them, after the last student's."""
     model = from_flax_linen(BatchNormMLP(hidden=(6,), classes=CLASSES), jnp.zeros((1, FEATURES)))

@@ -104,10 +104,12 @@ def test_without_a_weight_it_is_fed_avg():
     np.testing.assert_allclose(run(taught(weight=0.0))[0], averaged(), rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_nobody_teaches_in_the_first_round():
     np.testing.assert_allclose(run(taught(weight=5.0), rounds=1)[0], averaged(rounds=1), rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_the_received_model_teaches_nothing_in_the_first_step():
     """With M = 1 it is the teacher, whose divergence from itself is zero, and so is its gradient."""
     one_step = TRAINING._replace(epochs=1)

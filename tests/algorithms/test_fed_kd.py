@@ -540,9 +540,8 @@ def test_a_round_needs_memory_for_its_own_teachers_alone():
     assert {leaf.shape[0] for leaf in jax.tree.leaves(store.state()["pool"][1])} == {2}
 
 
-@pytest.mark.parametrize(
-    "source", [StreamedData, pytest.param(resident_data, marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("source", [StreamedData, resident_data])
 def test_a_hundred_teachers_need_a_devices_memory_for_those_of_a_round(source):
     """Where data are streamed; else teachers, which are clients' rows, are on the device too."""
     count = 100
@@ -683,6 +682,7 @@ def test_a_student_wider_than_its_teacher_has_a_map():
     assert method.init_row().maps[0].shape == (8, 3)
 
 
+@pytest.mark.slow
 def test_networks_of_logits_alone_have_no_hidden_term():
     large, small = (network((width,), shows_layers=False) for width in (5, 3))
     method = fed_kd(large, small, COLUMNS, TRAINING, hyper=HYPER)

@@ -139,13 +139,15 @@ def test_more_weight_means_less_drift():
     assert moved[0] > 2 * moved[-1]
 
 
-@pytest.mark.parametrize("option", [pytest.param(1, marks=pytest.mark.slow), 2])
+@pytest.mark.slow
+@pytest.mark.parametrize("option", [1, 2])
 def test_scaffold_starts_as_uniform_fed_avg(option):
     w, _ = run(variates(option), rounds=1)
     uniform = np.mean([local(start(), client) for client in range(len(SIZES))], axis=0)
     np.testing.assert_allclose(w, uniform, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_the_servers_variate_is_the_mean_of_the_clients():
     """When all start at zero, whoever takes part."""
     from fedcodist import simulation
@@ -227,6 +229,7 @@ def test_option_2_refuses_other_optimizers_and_option_1_takes_them(optimizer):
     variates(option=1, training=training)
 
 
+@pytest.mark.slow
 def test_clients_who_do_not_move_keep_their_variates():
     """At a rate of 0 a mean local gradient cannot be told from where they went."""
     method = scaffold(MODEL, len(SIZES), TRAINING, hyper=FedAvgHyper(0.0, 1.0))
@@ -246,6 +249,7 @@ def dropping() -> Model:
     return MODEL._replace(apply=apply)
 
 
+@pytest.mark.slow
 def test_dropout_has_keys_where_all_examples_gradient_is_taken():
     """Other units fall in other rounds; FetchSGD's gradient is without dropout."""
     data = federated()

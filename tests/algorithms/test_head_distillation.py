@@ -19,7 +19,7 @@ from fedcodist.models.multi_headed import HeadedOutputs
 pytestmark = pytest.mark.usefixtures("compile_quickly")
 
 BATCH, CLASSES, WIDTH = 4, 3, 5
-FEW = settings(max_examples=15, deadline=None)
+FEW = settings(max_examples=10, deadline=None)
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -131,7 +131,10 @@ def as_pairs(params):
 @pytest.mark.parametrize(
     "names, masked, scaled, execution",
     [
-        (("whole", "half", "quarter"), True, True, Execution()),
+        (("whole", "quarter"), True, True, Execution()),
+        pytest.param(
+            *(("whole", "half", "quarter"), True, True, Execution()), marks=pytest.mark.slow
+        ),
         pytest.param(
             *(("half", "quarter"), False, True, Execution("vmap", 2)), marks=pytest.mark.slow
         ),
@@ -159,6 +162,7 @@ def first_parameters(algorithm):
 # ------------------------------------------------------------------------------------ properties
 
 
+@pytest.mark.slow
 def test_of_one_level_it_is_fed_avg_with_equal_weights():
     sizes = (4, 4, 4)
     columns = random_clients(sizes, FEATURES, CLASSES).columns
@@ -177,6 +181,7 @@ def test_of_one_level_it_is_fed_avg_with_equal_weights():
     assert np.abs(found.params["Dense_0"]["kernel"] - start["Dense_0"]["kernel"]).max() > 1e-3
 
 
+@pytest.mark.slow
 def test_smaller_levels_lie_within_larger_ones():
     ours = algorithm()
     state = ours.init(jax.random.key(3))
@@ -206,7 +211,12 @@ def test_classes_are_those_of_a_clients_own_examples(labels, before):
     "whole, half, shape",
     [
         (MLP((8, 4), CLASSES), MLP((4, 2), CLASSES), (4,)),
-        (CNN((2, 4, 4), (6,), CLASSES, 24), CNN((1, 2, 2), (3,), CLASSES, 24), (24, 24, 1)),
+        pytest.param(
+            CNN((2, 4, 4), (6,), CLASSES, 24),
+            CNN((1, 2, 2), (3,), CLASSES, 24),
+            (24, 24, 1),
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_half_of_units_that_are_all_alike_say_what_the_whole_says(whole, half, shape):

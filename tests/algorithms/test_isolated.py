@@ -104,7 +104,7 @@ def rows_of(client, shared):
     return slice(None) if shared else slice(sum(SIZES[:client]), sum(SIZES[: client + 1]))
 
 
-@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("shared", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_each_party_trains_as_if_it_were_alone(shared):
     weights, _, metrics = trained(shared=shared)
     for client in range(3):

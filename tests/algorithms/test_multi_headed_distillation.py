@@ -560,6 +560,7 @@ def test_a_run_in_two_parts_ends_with_the_same_bits():
     assert same(whole, rest)
 
 
+@pytest.mark.slow
 def test_a_graph_that_changes_is_followed():
     groups = alike(heads=1, clients=4)
     first = graphs.islands(4, 2)

@@ -179,7 +179,7 @@ def assert_same_features(decoded, features):
             np.testing.assert_array_equal(decoded[name], values)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(FEATURES, st.booleans())
 def test_decoder_inverts_encoder(features, packed):
     assert_same_features(decode_example(encode_example(features, packed)), features)

@@ -896,6 +896,7 @@ def test_no_records_at_all(tmp_path):
     assert "not run" in document.text and "None yet." in document.text
 
 
+@pytest.mark.slow
 def test_plots_are_small_and_readable(tmp_path):
     folder = whole_table(tmp_path / "results")
     output = tmp_path / "RESULTS.md"

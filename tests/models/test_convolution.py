@@ -50,7 +50,7 @@ def value_and_gradients(function, *arguments):
     return (outputs, *pullback(normal(9, *outputs.shape).astype("float32").astype(outputs.dtype)))
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=6, deadline=None)
 @given(
     SHAPES,
     st.integers(1, 5),

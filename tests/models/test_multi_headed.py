@@ -78,7 +78,10 @@ def test_train_and_mask_reach_the_backbone():
             *(lambda classes: MLP((5, 4), classes=classes), (8, 8, 1), 4), marks=pytest.mark.slow
         ),
         (lambda classes: BatchNormMLP((5,), classes=classes), (8, 8, 1), 5),
-        (lambda classes: CNN((2, 3, 3), (6, 9), classes, 24), (24, 24, 3), 9),
+        pytest.param(
+            *(lambda classes: CNN((2, 3, 3), (6, 9), classes, 24), (24, 24, 3), 9),
+            marks=pytest.mark.slow,
+        ),
         pytest.param(
             *(lambda classes: ResNet(1, classes, width=4), (32, 32, 3), 16), marks=pytest.mark.slow
         ),
@@ -101,10 +104,8 @@ def test_networks_without_classes_return_what_the_output_layer_gets(network, sha
     np.testing.assert_allclose(logits, whole.apply(variables, x), atol=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("network", "count"),
-    [(resnet18, 11_689_512), pytest.param(resnet34, 21_797_672, marks=pytest.mark.slow)],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("network", "count"), [(resnet18, 11_689_512), (resnet34, 21_797_672)])
 def test_imagenet_resnets_have_the_papers_parameters(network, count):
     example = jnp.zeros((1, 224, 224, 3))
     assert parameter_count(shapes(from_flax_linen(network(), example)).params) == count

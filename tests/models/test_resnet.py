@@ -143,8 +143,11 @@ def plain_network(module, variables, x, train=True):
         (resnet.resnet8, 78_042, 83_892),
         (functools.partial(resnet.resnet20, shortcut="A"), 269_722, 275_572),
         (resnet.resnet20, 272_474, 278_324),
-        (functools.partial(resnet.resnet56, shortcut="A"), 853_018, 858_868),
-        (resnet.resnet56, 855_770, 861_620),
+        pytest.param(
+            *(functools.partial(resnet.resnet56, shortcut="A"), 853_018, 858_868),
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(resnet.resnet56, 855_770, 861_620, marks=pytest.mark.slow),
         (resnet.wide_resnet16_2, 691_674, 703_284),
     ],
 )
@@ -294,7 +297,9 @@ def test_evaluation_uses_the_running_averages_and_changes_none(name):
     np.testing.assert_allclose(outputs, expected, rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[pytest.mark.slow] * (n != "ResNet")) for n in SMALL]
+)
 def test_devices_share_one_batch(name):
     network, images = model_of(SMALL[name]), normal(1, 4, 32, 32, 3)
     variables = arbitrary_variables(SMALL[name])
