@@ -270,7 +270,10 @@ def test_both_lowerings_of_a_strided_convolution_agree(size, height, width):
 def test_dropout_is_for_training_only():
     model = from_flax_linen(FedMDNetwork((4, 4), 0.5, 3), jnp.zeros((1, 6, 6, 1)))
     variables, batch = model.init(jax.random.key(0)), {"image": jnp.ones((2, 6, 6, 1))}
-    draw = lambda seed, train: model.apply(variables, batch, train=train, key=jax.random.key(seed))
+    draw = jax.jit(
+        lambda seed, train: model.apply(variables, batch, train=train, key=jax.random.key(seed)),
+        static_argnums=1,
+    )
     assert (draw(0, False)[0] == draw(1, False)[0]).all()
     assert (draw(0, True)[0] != draw(1, True)[0]).any()
 

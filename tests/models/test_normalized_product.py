@@ -1,5 +1,7 @@
 """A first convolution with its batch normalisation as one product: what the two layers compute."""
 
+import functools
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -43,38 +45,46 @@ class Layers(nn.Module):
 SHAPES = st.sampled_from([(3, 4, 5, 2), (1, 1, 1, 1)])
 
 
-@settings(max_examples=8, deadline=None)
+FEATURES = 4
+
+
+@functools.partial(jax.jit, static_argnames=("is_product", "train"))
+def both_derivatives(variables, x, real, cotangent, is_product, train):
+    """Outputs and running averages, and gradients of parameters and images."""
+
+    def loss(params, x):
+        outputs, state = Layers(FEATURES, is_product).apply(
+            {**variables, "params": params}, x, train, real, mutable=["batch_stats"]
+        )
+        return jnp.sum(jnp.sin(outputs) * cotangent), (outputs, state)
+
+    return jax.value_and_grad(loss, argnums=(0, 1), has_aux=True)(variables["params"], x)
+
+
+@settings(max_examples=12, deadline=None)
 @given(shape=SHAPES, seed=st.integers(0, 2**16), data=st.data())
 def test_outputs_gradients_and_averages_are_those_of_the_two_layers(shape, seed, data):
-    features = 4
     real = data.draw(hnp.arrays(bool, shape[0]))
     with jax.enable_x64(True):
         draws = np.random.default_rng(seed)
-        x, cotangent = draws.normal(2, 3, shape), draws.normal(size=(*shape[:3], features))
-        variables = Layers(features, False).init(jax.random.key(seed), jnp.asarray(x))
-        jax.tree.map(
-            np.testing.assert_array_equal,
-            variables,
-            Layers(features, True).init(jax.random.key(seed), jnp.asarray(x)),
-        )
-        variables = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float64) + 0.25, variables)
-
-        def loss(params, x, is_product, train):
-            outputs, state = Layers(features, is_product).apply(
-                {**variables, "params": params}, x, train, real, mutable=["batch_stats"]
-            )
-            return jnp.sum(jnp.sin(outputs) * cotangent), (outputs, state)
-
+        x, cotangent = draws.normal(2, 3, shape), draws.normal(size=(*shape[:3], FEATURES))
+        shapes = jax.eval_shape(Layers(FEATURES, False).init, jax.random.key(0), x)
+        variables = jax.tree.map(lambda leaf: draws.uniform(0.25, 1.25, leaf.shape), shapes)
         for train in (True, False):
             ours, theirs = (
-                jax.value_and_grad(loss, argnums=(0, 1), has_aux=True)(
-                    variables["params"], jnp.asarray(x), is_product, train
-                )
+                both_derivatives(variables, x, real, cotangent, is_product, train)
                 for is_product in (True, False)
             )
             jax.tree.map(
                 lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-8), ours, theirs
             )
+
+
+def test_both_start_alike():
+    """An initialisation in training mode records nothing."""
+    start = (jax.random.key(0), jnp.ones((2, 3, 3, 1)))
+    starts = [Layers(FEATURES, is_product).init(*start) for is_product in (True, False)]
+    jax.tree.map(np.testing.assert_array_equal, *starts)
 
 
 def test_padded_examples_are_never_read():

@@ -198,4 +198,4 @@ def test_titles_of_two_lengths_are_one_line():
     batch = {"candidates": jnp.zeros((1, 3, 4), int), "history": jnp.zeros((1, 2, 5), int)}
     message = r"^candidates and history must be of one batch and title length, got \[1, 3, 4\] and"
     with pytest.raises(ValueError, match=message):
-        NEWS.apply(NEWS.init(jax.random.key(0)), batch)
+        jax.eval_shape(lambda: NEWS.apply(NEWS.init(jax.random.key(0)), batch))
