@@ -1,7 +1,7 @@
 """From a config's `training`, `pools` and `algorithm` to an algorithm, by the names that configs use.
 
-`training.method` names how clients train (FedAvg where it is not set), `algorithm.name` what the
-server does with several models.
+`training.method` names how clients train (FedAvg where it is not set), `algorithm.name` what a server
+does with their models, or a method without one: of parties, or of clients on a graph.
 """
 
 import functools
@@ -16,9 +16,11 @@ import optax
 from ml_collections import ConfigDict
 
 from experiments.compression import with_links
-from experiments.data import Data, choice, named
+from experiments.data import Data
 from experiments.decentralised import DECENTRALISED_METHODS
-from experiments.execution import as_executed, execution_of
+from experiments.execution import as_executed, check_plainly_executed, execution_of
+from experiments.messages import choice, named
+from experiments.methods import WITHOUT_UNLABELLED
 from experiments.parties import PARTY_METHODS
 from experiments.text import TEXT_MODELS, text_model
 from fedcodist import augmentation
@@ -79,12 +81,14 @@ def build_algorithm(config: ConfigDict, data: Data) -> FederatedAlgorithm:
       ValueError, TypeError: one line that names the setting and what is allowed.
     """
     execution_of(config)  # a mistake there is told first
+    if config.algorithm.name in {**PARTY_METHODS, **DECENTRALISED_METHODS}:
+        check_plainly_executed(config)
     return choice("algorithm.name", config.algorithm.name, ALGORITHMS)(config, data)
 
 
 def reads_unlabelled(config: ConfigDict) -> bool:
     """Whether the algorithm uses the server's unlabelled images."""
-    without = ("fed_avg", "hetero_fl", "fed_ensemble", *PARTY_METHODS, *DECENTRALISED_METHODS)
+    without = (*WITHOUT_UNLABELLED, *PARTY_METHODS, *DECENTRALISED_METHODS)
     return config.algorithm.name not in without
 
 

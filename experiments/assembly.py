@@ -5,8 +5,9 @@ from collections.abc import Mapping, Sequence
 from ml_collections import ConfigDict
 
 from experiments.algorithms import build_algorithm, reads_unlabelled
-from experiments.data import Data, choice, load_data
+from experiments.data import Data, load_data
 from experiments.decentralised import pooled_examples
+from experiments.messages import choice
 from fedcodist import launch
 from fedcodist.algorithms.isolated import SHARED
 from fedcodist.algorithms.parties import PUBLIC

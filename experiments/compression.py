@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from ml_collections import ConfigDict
 
-from experiments.data import choice, named
+from experiments.messages import choice, named
 from fedcodist.compression.compressed import compressed
 from fedcodist.compression.compressor import Compressor
 from fedcodist.compression.count_sketch import count_sketch

@@ -1,13 +1,13 @@
 """From a config's `data` to examples, and how they are read."""
 
-import contextlib
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
 import numpy as np
 from ml_collections import ConfigDict
 
 from experiments.encoded import ENCODED, Submodel, load_encoded
+from experiments.messages import choice
 from experiments.prepared import prepared_folder
 from experiments.primary_data import PRIMARY, load_primary
 from experiments.public_data import PUBLIC_PRIVATE, Public, load_public_private
@@ -172,19 +172,3 @@ def _repartitioned(
         columns = {name: column[:kept] for name, column in columns.items()}
     parts = deal(columns["label"], settings.num_clients, settings.concentration, seed)
     return {"train": FederatedData.from_arrays(dict(columns), partition=parts), **splits}
-
-
-def choice(setting: str, name: str, choices: Mapping[str, Any]) -> Any:
-    """The one of the choices that a setting names, or one line that lists them."""
-    if name not in choices:
-        raise ValueError(f"{setting} must be one of {sorted(choices)}, got {name!r}.")
-    return choices[name]
-
-
-@contextlib.contextmanager
-def named(settings: str) -> Iterator[None]:
-    """Errors that begin with a function's argument say which settings it comes from."""
-    try:
-        yield
-    except (ValueError, TypeError) as error:
-        raise type(error)(f"{settings}{error}") from None

@@ -11,8 +11,9 @@ import numpy as np
 import optax
 from ml_collections import ConfigDict
 
-from experiments.data import Data, choice
+from experiments.data import Data
 from experiments.execution import execution_of
+from experiments.messages import choice
 from experiments.parties import public_of
 from fedcodist import graphs, launch
 from fedcodist.algorithms.decentralised_fed_avg import decentralised_fed_avg

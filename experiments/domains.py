@@ -21,6 +21,7 @@ from rich.console import Console
 from rich.table import Table
 
 from experiments.methods import METHOD_NAMES
+from experiments.report.collection import method_of
 from experiments.report.runs import Run, Series, load_run
 from experiments.text import TEXT, TextData, load_text, text_model
 from fedcodist.export import load_model
@@ -28,13 +29,12 @@ from fedcodist.next_token import continuations
 
 
 class Cell(NamedTuple):
-    """One model on one domain after the last round: means over seeds, accuracy's deviation (None
-    for one seed), and how many seeds there are. Perplexity is exp(mean loss per token)."""
+    """One model on one domain after the last round: means over seeds, and accuracy's deviation (None
+    for one seed). Perplexity is exp(mean loss per token)."""
 
     accuracy: float
     perplexity: float
     deviation: float | None
-    seeds: int
 
 
 class Change(NamedTuple):
@@ -60,13 +60,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         console.width = max(console.width, 120)
     try:
         runs = [finished_run(folder) for folder in run_folders(options.runs)]
-        runs.sort(key=lambda run: list(METHOD_NAMES).index(run.config["algorithm"]["name"]))
-        found = {name_of(run): cells(run, options.split) for run in runs}
+        runs.sort(key=lambda run: list(METHOD_NAMES).index(method_of(run.config)))
+        names = names_of(runs)
+        found = {name: cells(run, options.split) for name, run in zip(names, runs, strict=True)}
         console.print(domain_table(found, options.split))
-        if changed := {name_of(run): own for run in runs if (own := changes(run))}:
+        named_runs = zip(names, runs, strict=True)
+        if changed := {name: own for name, run in named_runs if (own := changes(run))}:
             console.print(change_table(changed))
         if options.samples:
-            for lines in samples(runs, options.split, options.samples):
+            for lines in samples(runs, names, options.split, options.samples):
                 console.print(lines, markup=False, highlight=False, soft_wrap=True)
     except (ValueError, OSError) as error:
         print(f"domains: {error}", file=sys.stderr)
@@ -95,11 +97,20 @@ def finished_run(folder: Path) -> Run:
     return run
 
 
-def name_of(run: Run) -> str:
-    """The method's name, and the text where a config has several."""
-    name = METHOD_NAMES[run.config["algorithm"]["name"]]
-    text = run.config.get("run", "").partition(",")[2]
-    return f"{name}, {text}" if text else name
+def names_of(runs: Sequence[Run]) -> list[str]:
+    """Of each run the method's name, the text where a config has several, and where that is not enough
+    to tell runs apart their folders."""
+
+    def name_of(run):
+        name = METHOD_NAMES[method_of(run.config)]
+        text = run.config.get("run", "").partition(",")[2]
+        return f"{name}, {text}" if text else name
+
+    names = [name_of(run) for run in runs]
+    return [
+        f"{name} ({run.folder.name})" if names.count(name) > 1 else name
+        for name, run in zip(names, runs, strict=True)
+    ]
 
 
 def cells(run: Run, split: str) -> dict[tuple[str, str], Cell]:
@@ -191,7 +202,14 @@ def change_table(found: Mapping[str, Mapping[tuple[str, str], Change]]) -> Table
     return table
 
 
-def samples(runs: Sequence[Run], split: str, count: int, words: int = 3, length: int = 12):
+def samples(
+    runs: Sequence[Run],
+    names: Sequence[str],
+    split: str,
+    count: int,
+    words: int = 3,
+    length: int = 12,
+):
     """Lines of text: beginnings of sentences of each domain, and how every model goes on.
 
     The first `words` words of sentences that are equally far apart in the split; the most probable
@@ -211,7 +229,7 @@ def samples(runs: Sequence[Run], split: str, count: int, words: int = 3, length:
     if not prompts:
         return
     written = []
-    for run in runs:
+    for name, run in zip(names, runs, strict=True):
         own = data.text if run.config["data"] == first["data"] else _text_of(run.config).text
         if own.vocabulary != data.text.vocabulary:
             continue
@@ -224,7 +242,7 @@ def samples(runs: Sequence[Run], split: str, count: int, words: int = 3, length:
                 )
             )
             tokens = np.asarray(write(variables, np.stack(prompts).astype(np.int32)))
-            written.append((f"{name_of(run)}, {pool}", tokens[:, words + 1 :]))
+            written.append((f"{name}, {pool}", tokens[:, words + 1 :]))
     decode = lambda tokens: " ".join(data.text.vocabulary.decode(tokens))
     width = max(len(name) for name, _ in written)
     for index, (domain, row) in enumerate(rows):
@@ -242,7 +260,7 @@ def _cell(records: Sequence[Mapping[str, Any]]) -> Cell:
     accuracies = [record["accuracy"] for record in records]
     loss = float(np.mean([record["loss"] for record in records]))
     deviation = float(np.std(accuracies, ddof=1)) if len(records) > 1 else None
-    return Cell(float(np.mean(accuracies)), math.exp(loss), deviation, len(records))
+    return Cell(float(np.mean(accuracies)), math.exp(loss), deviation)
 
 
 def _shown_change(change: Change | None) -> str:

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from ml_collections import ConfigDict
 
+from experiments.messages import named
 from experiments.prepared import prepared_folder
 from fedcodist import metrics
 from fedcodist.bert_weights import load_encoder, stored_encoder
@@ -101,14 +102,12 @@ def load_encoded(settings: ConfigDict) -> EncodedData:
     pieces = prepared["vocabulary"].num_examples
     splits = {name: _together(name, prepared[name]) for name in ("held_out", "test")}
     train, count, seed = prepared["train"], settings.num_clients, settings.seed
-    try:
+    with named("data."):
         if is_news:
             splits["train"] = merge_clients(train, count, seed)
         else:
             hands = iid(train.num_examples, count, seed)
             splits["train"] = FederatedData.from_arrays(train.columns, partition=hands)
-    except ValueError as error:
-        raise ValueError(f"data.{error}.") from None
     if is_news:
         titles = np.array(prepared["news"].columns["tokens"])
         preprocess = sampled_candidates(titles, NEGATIVES), all_candidates(titles)
@@ -155,12 +154,10 @@ def _read(encoder: Encoder, file: str | None) -> tuple[Encoder, PyTree]:
     """The encoder with as many positions as the file, and the file's first layers; None without one."""
     if file is None:
         return encoder, None
-    try:
+    with named("data.encoder: "):
         stored = stored_encoder(file, encoder.heads)
         own = encoder.clone(positions=stored.positions)
         params = load_encoder(file, own.clone(layers=max(own.layers, stored.layers)))
-    except ValueError as error:
-        raise ValueError(f"data.encoder: {error}") from None
     return own, first_layers(params, own.layers)
 
 

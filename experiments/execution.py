@@ -6,7 +6,7 @@ import warnings
 import jax
 from ml_collections import ConfigDict
 
-from experiments.data import choice
+from experiments.messages import choice
 from fedcodist.checks import check_integer
 from fedcodist.for_each_client import Execution
 from fedcodist.model import Model
@@ -22,6 +22,16 @@ def execution_of(config: ConfigDict) -> Execution:
         return Execution(settings.loop)
     check_integer("execution.chunk_size", settings.chunk_size, low=1)
     return Execution(settings.loop, settings.chunk_size)
+
+
+def check_plainly_executed(config: ConfigDict) -> None:
+    """Raises one line where models are to be computed in a way that the algorithm does not offer."""
+    for setting, plain in (("precision", "float32"), ("rematerialise", False)):
+        if (value := config.execution.get(setting, plain)) != plain:
+            raise ValueError(
+                f"execution.{setting} must be {plain!r} for {config.algorithm.name}, whose clients "
+                f"have models of their own, got {value!r}."
+            )
 
 
 def as_executed(config: ConfigDict, model: Model) -> Model:

@@ -21,7 +21,7 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from experiments.algorithms import MODELS, narrowed
-from experiments.data import Data, choice, load_data
+from experiments.data import Data, load_data
 from experiments.decentralised import (
     DECENTRALISED_METHODS,
     decentralised_groups,
@@ -29,6 +29,7 @@ from experiments.decentralised import (
     image_shape,
 )
 from experiments.encoded import ENCODED
+from experiments.messages import choice
 from experiments.parties import extra_shape, network_of, party_groups, party_shapes, public_of
 from experiments.text import TEXT, TEXT_MODELS
 from fedcodist.algorithms.parties import party_names
@@ -75,7 +76,9 @@ def flops_of_run(
     Raises:
       ValueError: one line; a name in the config that is not known.
     """
-    server = choice("algorithm.name", config["algorithm"]["name"], SERVERS)
+    if (name := config["algorithm"]["name"]) not in SERVERS:
+        raise ValueError(_not_counted(name))
+    server = SERVERS[name]
     forward_of = _forward_of(config)
     is_hetero_fl = config["algorithm"]["name"] == "hetero_fl"  # each pool has a share of its model
     forward = {
@@ -122,7 +125,7 @@ def flops_of_parties(config: Config, examples: Mapping[str, float], rounds: int)
       rounds: of the run.
     """
     settings = ConfigDict(dict(config))
-    data = load_data(settings.data)
+    data = _data(config)
     if settings.algorithm.name in DECENTRALISED_METHODS:
         return Flops(_decentralised(settings, data, examples, rounds), 0.0)
     classes, image = public_of(data).num_classes, data.splits["train"].columns["image"].shape[1:]

@@ -35,6 +35,8 @@ DECENTRALISED = (
     "multi_headed_distillation",
 )
 BASELINE = "fed_avg"
+# Those of servers that read no unlabelled data.
+WITHOUT_UNLABELLED = (BASELINE, "hetero_fl", "fed_ensemble")
 CODISTILLATION = ("periodic_codistillation", "merged_codistillation")
 # Those of the codistillation paper.
 METHODS = (BASELINE, *CODISTILLATION)

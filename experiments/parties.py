@@ -13,8 +13,9 @@ import numpy as np
 import optax
 from ml_collections import ConfigDict
 
-from experiments.data import Data, choice, named
+from experiments.data import Data
 from experiments.execution import execution_of
+from experiments.messages import choice, named
 from experiments.public_data import PUBLIC_PRIVATE
 from fedcodist.algorithms.ds_fl import DSFLHyper, ds_fl
 from fedcodist.algorithms.fd import FDHyper, fd

@@ -24,8 +24,9 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from experiments import parties as party_methods
-from experiments.data import Data, choice, named
+from experiments.data import Data
 from experiments.execution import execution_of
+from experiments.messages import choice, named
 from experiments.parties import adam, party_groups, party_shapes, public_of
 from experiments.report.plots import INSTALL_PLOTS
 from experiments.results.figures import PartyCurve, parties_plot
@@ -357,7 +358,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(INSTALL_PLOTS, file=sys.stderr)
         return 2
     except (OSError, KeyError, ValueError) as error:
-        print(f"{workdir} holds no finished run of FedMD: {error}.", file=sys.stderr)
+        print(f"{workdir} holds no finished run of parties: {error}.", file=sys.stderr)
         return 2
     return 0
 

@@ -6,6 +6,7 @@ from typing import NamedTuple
 import numpy as np
 from ml_collections import ConfigDict
 
+from experiments.messages import choice
 from experiments.prepared import prepared_folder
 from fedcodist.checks import check_integer, check_number
 from fedcodist.data.digits import load_digits
@@ -41,15 +42,12 @@ def load_primary(settings: ConfigDict) -> PrimaryData:
     a public share of 1 all are public, so that private images are seen without their labels too.
     """
     train, test = _digits(settings) if settings.name == "digits_primary" else _prepared(settings)
-    if settings.assignment not in ASSIGNMENTS:
-        raise ValueError(
-            f"data.assignment must be one of {sorted(ASSIGNMENTS)}, got {settings.assignment!r}."
-        )
+    assign = choice("data.assignment", settings.assignment, ASSIGNMENTS)
     count = len(train["label"])
     (order,) = iid(count, 1, settings.seed)
     private, public = _parts(settings, count)
     owned = {name: column[order[:private]] for name, column in train.items()}
-    primary = ASSIGNMENTS[settings.assignment](
+    primary = assign(
         int(max(train["label"].max(), test["label"].max())) + 1,
         settings.num_clients,
         settings.labels_per_client,

@@ -23,8 +23,8 @@ class Public(NamedTuple):
     """What everybody has.
 
     Attributes:
-      train, test: labelled public examples.
-      preprocess: how public images are read; less their own mean image.
+      train, test: labelled public examples; of clients on a graph `test` is everybody's.
+      preprocess: how public images are read, such as less their own mean image.
       num_classes: of the joint label space.
     """
 

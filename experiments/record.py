@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.heads import recorded_heads
-from experiments.methods import BASELINE
+from experiments.methods import WITHOUT_UNLABELLED
 
 MOST_POINTS = 61  # every 25 of 1,500 rounds, the codistillations among them
 # What makes two records of one name two runs.
@@ -202,7 +202,8 @@ def _data_notes(config: Mapping[str, Any], environment: Mapping[str, Any]) -> li
     data = config.get("data", {})
     folder = data.get("unlabelled_folder")
     about = environment.get("data", {}).get(folder)
-    if about is None or config["algorithm"]["name"] == BASELINE:
+    algorithm = config["algorithm"]
+    if about is None or algorithm["name"] in WITHOUT_UNLABELLED or algorithm.get("steps") == 0:
         return []
     counts = about["num_examples"]
     count = counts["train"] if "train" in counts else counts["distillation"]

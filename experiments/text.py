@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from ml_collections import ConfigDict
 
+from experiments.messages import named
 from experiments.prepared import prepared_folder
 from fedcodist.data.federated_data import FederatedData
 from fedcodist.data.prepared import manifest
@@ -66,10 +67,8 @@ def load_text(settings: ConfigDict) -> TextData:
     clients, pools = prepared["train"], None
     if settings.get("domains") is not None:
         shares = settings.domains.to_dict()
-        try:
+        with named("data.domains: "):
             clients, pools = domain_pools(clients, domains, shares, settings.seed)
-        except ValueError as error:
-            raise ValueError(f"data.domains: {error}.") from None
     splits = {"train": clients}
     for name in ("held_out", "test"):
         splits[name] = prepared[name]

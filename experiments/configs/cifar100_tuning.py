@@ -32,7 +32,7 @@ def get_config(study: str = "fed_avg") -> ConfigDict:
     config.name = "cifar100_tuning"
     config.run = study
     config.rounds = config.full_rounds = 300 if study == "large_model" else 200
-    config.algorithm.period = 60  # two codistillations, and rounds enough after the last one
+    config.algorithm.period = 60  # three codistillations, the last one twenty rounds before the end
     if study == "large_model":
         del config.pools.small
         config.pools.large.update(client_learning_rate=0.003, server_learning_rate=1.3e-3)

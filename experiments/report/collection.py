@@ -128,7 +128,7 @@ def _group(runs: Sequence[Run], notes: list[str]) -> tuple[Method, ...]:
         groups.setdefault(json.dumps(settings_of(run.config), sort_keys=True), []).append(run)
     ranks = {name: rank for rank, name in enumerate(METHOD_NAMES)}
     ordered = sorted(
-        groups.values(), key=lambda group: ranks.get(_algorithm(group[0].config), len(ranks))
+        groups.values(), key=lambda group: ranks.get(method_of(group[0].config), len(ranks))
     )
     labels = _labels([group[0].config for group in ordered])
     return tuple(_method(label, group, notes) for label, group in zip(labels, ordered, strict=True))
@@ -150,7 +150,7 @@ def flatten(value: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-def _algorithm(config: Mapping[str, Any]) -> str:
+def method_of(config: Mapping[str, Any]) -> str:
     """What the server does, or where that is FedAvg's, what the clients do."""
     algorithm = config.get("algorithm")
     name = algorithm.get("name") if isinstance(algorithm, dict) else algorithm
@@ -163,8 +163,8 @@ def _labels(configs: Sequence[Mapping[str, Any]]) -> list[str]:
     """A name for each config, with the settings that tell runs of one algorithm apart."""
     labels = []
     for config in configs:
-        name = _algorithm(config)
-        same = [settings_of(other) for other in configs if _algorithm(other) == name]
+        name = method_of(config)
+        same = [settings_of(other) for other in configs if method_of(other) == name]
         differing = differing_keys(same)
         short = [key.rsplit(".", 1)[-1] for key in differing]
         settings = settings_of(config)

@@ -1,7 +1,7 @@
 """Test accuracies in % that papers report.
 
-The codistillation paper's are of CIFAR-100 (its Table 1), without seeds or spreads; its figure 4 has no
-numbers. FedSDD's are means and standard deviations over three seeds.
+The codistillation paper's are of its Tables 1 (CIFAR-100) and 2 (text), without seeds or spreads; its
+figure 4 has no numbers. FedSDD's are means and standard deviations over three seeds.
 """
 
 from collections.abc import Iterator

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
-from experiments.methods import BASELINE
+from experiments.methods import BASELINE, WITHOUT_UNLABELLED
 from experiments.results.paper_numbers import MODELS
 from experiments.results.records import Record
 
@@ -22,7 +22,8 @@ UNLABELLED = ("data.unlabelled_folder", "data.num_unlabelled")
 OWN = ("algorithm.*", "pools.*.teaching.*", "pools.*.alpha")
 # What a method's config holds and the method does not read.
 UNREAD: dict[str | None, tuple[str, ...]] = {
-    "fed_avg": (*OWN, *UNLABELLED),
+    **dict.fromkeys(WITHOUT_UNLABELLED, UNLABELLED),
+    BASELINE: (*OWN, *UNLABELLED),
     "periodic_codistillation": (
         "algorithm.alpha",
         "algorithm.alpha_schedule",

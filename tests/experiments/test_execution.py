@@ -4,7 +4,8 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from experiments import assembly, execution
+from experiments import algorithms, assembly, execution
+from experiments.configs import digits_fed_md
 from experiments.configs.digits_codist import get_config
 from experiments.data import load_data
 from fedcodist import launch
@@ -62,6 +63,29 @@ def test_a_cpu_that_was_told_to_keep_what_is_computed_twice_is_not_warned_of(mon
 def test_mistakes(settings, message):
     with pytest.raises((ValueError, TypeError), match=message):
         assembly.build_experiment(config_of(**settings))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (dict(precision="bfloat16"), "execution.precision must be 'float32' for fed_md"),
+        (dict(rematerialise=True), "execution.rematerialise must be False for fed_md"),
+    ],
+)
+def test_parties_are_computed_plainly(settings, message):
+    config = digits_fed_md.get_config()
+    with config.unlocked():
+        config.execution.update(settings)
+    with pytest.raises(ValueError, match=message):
+        algorithms.build_algorithm(config, load_data(config.data))
+
+
+def test_a_missing_setting_is_named_with_its_group():
+    config = config_of()
+    with config.unlocked():
+        config.training.compression = dict(uplink="top_k", downlink="top_k")
+    with pytest.raises(ValueError, match=r"the config lacks 'training\.compression\.share'"):
+        algorithms.build_algorithm(config, load_data(config.data))
 
 
 def test_a_config_without_the_newer_settings_is_float32():

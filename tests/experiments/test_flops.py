@@ -294,7 +294,7 @@ def test_every_algorithm_has_a_count():
     groups = flops.decentralised_groups(settings, load_data(settings.data))
     with pytest.raises(ValueError, match="FLOPs of 'another_exchange' are not counted"):
         flops._decentralised(settings, load_data(settings.data), dict.fromkeys(groups, 1.0), 1)
-    with pytest.raises(ValueError, match=r"algorithm\.name must be one of .*, got 'other'"):
+    with pytest.raises(ValueError, match="FLOPs of 'other' are not counted"):
         flops_of_run({"algorithm": {"name": "other"}}, {})
 
 

@@ -246,6 +246,12 @@ def test_unlabelled_sentences_are_of_a_folder_that_has_no_others(tmp_path):
             "about_data": ABOUT_DATA,
             "algorithm": {"name": "fed_avg"},
         },
+        # Nor has FedSDD without distillation.
+        {
+            "data": {"folder": "near", "unlabelled_folder": "far"},
+            "about_data": ABOUT_DATA,
+            "algorithm": {"name": "fed_sdd", "steps": 0},
+        },
     ],
 )
 def test_nothing_is_noted_of_images_that_are_not_used_or_not_known(tmp_path, settings):

@@ -137,11 +137,20 @@ def test_a_run_and_its_table(folder, tmp_path, method, capsys):
     cell = found["large", "test_code"]
     assert cell.accuracy == pytest.approx(record["accuracy"])
     assert cell.perplexity == pytest.approx(np.exp(record["loss"]))
-    assert cell.deviation is None and cell.seeds == 1
+    assert cell.deviation is None
     entries = {entry.model: entry for entry in compare.read_run(method, tmp_path / "run")}
     assert entries["large"].accuracies == (pytest.approx(100 * last["large", "test"]["accuracy"]),)
     assert entries["small"].client_flops > 0 and entries["small"].megabytes > 0
     assert (entries["small"].server_flops > 0) == (method != "fed_avg")
+
+
+def test_runs_of_one_name_are_told_apart_by_their_folders():
+    def run(folder, **training):
+        config = {"algorithm": {"name": "fed_avg"}, "training": training, "run": "fed_avg,sites"}
+        return Run(Path(folder), config, {}, {}, {}, True, ())
+
+    runs = [run("a"), run("b"), run("c", method="fed_prox")]
+    assert domains.names_of(runs) == ["FedAvg, sites (a)", "FedAvg, sites (b)", "FedProx, sites"]
 
 
 def test_a_number_of_samples_below_zero_is_one_line(capsys):
