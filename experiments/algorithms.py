@@ -407,7 +407,9 @@ def _fed_avg(clients: Clients) -> FederatedMethod:
 
 
 def _fed_prox(clients: Clients) -> FederatedMethod:
-    hyper = FedProxHyper(*clients.rates, clients.config.training.proximal_weight)
+    weight = clients.config.training.proximal_weight
+    check_number("training.proximal_weight", weight, low=0)
+    hyper = FedProxHyper(*clients.rates, weight)
     return fed_prox(clients.model, clients.local, hyper=hyper, **clients.server)
 
 
@@ -422,14 +424,15 @@ def _fed_gkd(clients: Clients) -> FederatedMethod:
 
 
 def _scaffold(clients: Clients) -> FederatedMethod:
-    return scaffold(
-        clients.model,
-        clients.num_clients,
-        clients.local,
-        clients.config.training.scaffold_option,
-        hyper=clients.rates,
-        **clients.server,
-    )
+    with named("training.scaffold_"):
+        return scaffold(
+            clients.model,
+            clients.num_clients,
+            clients.local,
+            clients.config.training.scaffold_option,
+            hyper=clients.rates,
+            **clients.server,
+        )
 
 
 def _fetch_sgd(clients: Clients) -> FederatedMethod:

@@ -13,7 +13,7 @@ from ml_collections import ConfigDict
 
 from experiments.data import Data
 from experiments.execution import execution_of
-from experiments.messages import choice
+from experiments.messages import choice, named
 from experiments.parties import public_of
 from fedcodist import graphs, launch
 from fedcodist.algorithms.decentralised_fed_avg import decentralised_fed_avg
@@ -250,7 +250,8 @@ def _graph(setting: str, described: Mapping[str, Any], num_clients: int) -> np.n
     make = choice(f"{setting}.name", name, GRAPHS)
     needed = set(inspect.signature(make).parameters) - {"num_clients"}
     _check_names(setting, name, settings, needed, needed)
-    return make(num_clients, **settings)
+    with named(f"{setting}."):
+        return make(num_clients, **settings)
 
 
 def _check_names(

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import numpy as np
 from ml_collections import ConfigDict
 
-from experiments.messages import choice
+from experiments.messages import choice, named
 from experiments.prepared import prepared_folder
 from fedcodist.checks import check_integer, check_number
 from fedcodist.data.digits import load_digits
@@ -47,12 +47,14 @@ def load_primary(settings: ConfigDict) -> PrimaryData:
     (order,) = iid(count, 1, settings.seed)
     private, public = _parts(settings, count)
     owned = {name: column[order[:private]] for name, column in train.items()}
-    primary = assign(
-        int(max(train["label"].max(), test["label"].max())) + 1,
-        settings.num_clients,
-        settings.labels_per_client,
-        settings.seed,
-    )
+    check_integer("data.num_clients", settings.num_clients, low=1)
+    with named("data.labels_"):
+        primary = assign(
+            int(max(train["label"].max(), test["label"].max())) + 1,
+            settings.num_clients,
+            settings.labels_per_client,
+            settings.seed,
+        )
     parts = primary_label_skew(owned["label"], primary, settings.skew, settings.seed)
     return PrimaryData(
         FederatedData.from_arrays(owned, partition=parts),

@@ -568,8 +568,8 @@ def test_validation_data_are_a_split(prepared):
     ("setting", "value", "message"),
     [
         ("training.method", "fed_foo", r"training\.method must be one of"),
-        ("training.scaffold_option", 3, "option must be 1 or 2, got 3"),
-        ("training.proximal_weight", -1.0, r"hyper\.proximal_weight must be"),
+        ("training.scaffold_option", 3, "training.scaffold_option must be 1 or 2, got 3"),
+        ("training.proximal_weight", -1.0, r"training\.proximal_weight must be"),
         ("algorithm.num_models", 9, "num_models must be at most the cohort's 8 clients"),
     ],
 )
