@@ -9,7 +9,7 @@ and see no public label.
     python -m experiments.sweep --config experiments/configs/cifar_mhd_fed_md.py \
         --workdir runs/cifar_mhd_fed_md
     python -m experiments.heads runs/cifar_mhd_fed_md/mhd
-    python -m experiments.phases runs/cifar_mhd_fed_md/fed_md
+    python -m experiments.gains runs/cifar_mhd_fed_md/fed_md
 """
 
 from ml_collections import ConfigDict

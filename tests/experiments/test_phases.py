@@ -9,8 +9,8 @@ import jax
 import numpy as np
 import pytest
 
+from experiments import gains, phases, public_data
 from experiments import parties as party_methods
-from experiments import phases, public_data
 from experiments.assembly import build_experiment
 from experiments.configs import (
     cifar_fed_md,
@@ -118,13 +118,13 @@ def test_private_and_pooled_training_start_from_the_public_one(finished):
 
 def test_the_table_has_a_line_per_party_and_their_mean(finished):
     folder, _, outcome = finished
-    found = phases.results(folder)
+    found = gains.results(folder)
     assert list(found["dense_6_1"]) == ["baseline", "collaboration", "pooled"]
     assert (
         found["dense_6_1"]["collaboration"]
         == outcome.summary["final"]["dense_6_1"]["test"]["accuracy"]
     )
-    lines = phases.table(found).splitlines()
+    lines = gains.table(found).splitlines()
     assert lines[0].split() == ["baseline", "collaboration", "pooled"]
     assert len(lines) == 1 + 3 + 1
     mean = 100 * np.mean([each["pooled"] for each in found.values()])

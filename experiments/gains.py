@@ -1,0 +1,109 @@
+"""What parties gain by a collaboration: accuracy before and after it, and the bound; from a run folder.
+
+    python -m experiments.gains runs/digits_fed_md [--plot figure_2.png]
+
+Before is the end of private training, the bound that of training on all parties' examples
+(`experiments.phases`).
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from experiments.report.plots import INSTALL_PLOTS
+from experiments.results.figures import PartyCurve, parties_plot
+from experiments.results.sections.fed_md import STOPPING
+from fedcodist.run_folder import PHASES
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Prints the table of a run; returns the exit status."""
+    parser = argparse.ArgumentParser(description="Baseline, collaboration and bound, by party.")
+    parser.add_argument("workdir", type=Path)
+    parser.add_argument("--plot", type=Path, help="file for a plot by round, figure 2 of the paper")
+    options = parser.parse_args(arguments)
+    workdir = options.workdir
+    try:
+        print(table(results(workdir)))
+        print(stopped(workdir))
+        if options.plot is not None:
+            plot(workdir).savefig(options.plot, dpi=120)
+    except ImportError:
+        print(INSTALL_PLOTS, file=sys.stderr)
+        return 2
+    except (OSError, KeyError, ValueError) as error:
+        print(f"{workdir} holds no finished run of parties: {error}.", file=sys.stderr)
+        return 2
+    return 0
+
+
+def results(workdir: str | Path) -> dict[str, dict[str, list[float]]]:
+    """party -> 'baseline', 'collaboration', and where it was run 'pooled' -> test accuracy by seed."""
+    folders = {
+        "baseline": Path(workdir) / PHASES / "private",
+        "collaboration": Path(workdir),
+        "pooled": Path(workdir) / PHASES / "pooled",
+    }
+    found: dict[str, dict[str, list[float]]] = {}
+    for column, folder in folders.items():
+        path = folder / "summary.json"
+        if column == "pooled" and not path.exists():
+            continue
+        for party, splits in json.loads(path.read_text(encoding="utf-8"))["final"].items():
+            found.setdefault(party, {})[column] = splits["test"]["accuracy"]
+    return found
+
+
+def curves(workdir: str | Path) -> dict[str, PartyCurve]:
+    """party -> mean test accuracy over seeds in per cent, by round of the collaboration."""
+    by_party: dict[str, dict[int, list[float]]] = {}
+    for line in (Path(workdir) / "metrics.jsonl").read_text(encoding="utf-8").splitlines():
+        record = json.loads(line)
+        if record["split"] == "test":
+            rounds = by_party.setdefault(record["model"], {})
+            rounds.setdefault(record["round"], []).append(100 * record["accuracy"])
+    return {
+        party: PartyCurve(tuple(rounds), tuple(float(np.mean(v)) for v in rounds.values()))
+        for party, rounds in by_party.items()
+    }
+
+
+def plot(workdir: str | Path) -> Any:
+    """The paper's figure 2 of a run: parties by round, with the means before and of the bound."""
+    found = {name: own for name, own in results(workdir).items() if "baseline" in own}
+    mean = lambda column: 100 * np.mean([own[column] for own in found.values()])
+    has_bound = "pooled" in next(iter(found.values()))
+    return parties_plot(curves(workdir), mean("baseline"), mean("pooled") if has_bound else None)
+
+
+def table(found: Mapping[str, Mapping[str, list[float]]]) -> str:
+    """Mean test accuracy over seeds in per cent: a line per party, and their mean.
+
+    What is no party's, such as DS-FL's server, has no phases before and no line.
+    """
+    found = {name: own for name, own in found.items() if "baseline" in own}
+    columns = list(next(iter(found.values())))
+    means = {party: [100 * np.mean(each[c]) for c in columns] for party, each in found.items()}
+    means["mean"] = list(np.mean(list(means.values()), axis=0))
+    width = max(map(len, means))
+    lines = [" " * width + "".join(f"{column:>15}" for column in columns)]
+    lines += [
+        f"{party:<{width}}" + "".join(f"{value:15.1f}" for value in values)
+        for party, values in means.items()
+    ]
+    return "\n".join(lines)
+
+
+def stopped(workdir: str | Path) -> str:
+    """What early stopping looked at in a run's phases, by its config."""
+    config = json.loads((Path(workdir) / "config.json").read_text(encoding="utf-8"))
+    return STOPPING[config["phases"]["stopping"]].replace("**", "")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
