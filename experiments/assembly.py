@@ -57,6 +57,9 @@ def with_chunk_size(config: ConfigDict, data: Data) -> tuple[ConfigDict, ChunkSi
 
 def _assemble(config: ConfigDict, data: Data) -> Experiment:
     check_integer("rounds", config.rounds, low=1)
+    for name in ("every", "batch_size", "checkpoint_every", "clients"):
+        if config.evaluation.get(name) is not None:
+            check_integer(f"evaluation.{name}", config.evaluation[name], low=1)
     data_sets = {}
     if reads_unlabelled(config):
         data_sets["unlabelled"] = {data.inputs: data.unlabelled}
