@@ -13,12 +13,13 @@ from tests.experiments.test_results import record as write_record
 PROSE, CODE = text_domain_shift.TEXTS["python_source"]
 
 
-def write(folder, run, finals, course=None, seeds=(0, 1)):
+def write(folder, run, finals, course=None, seeds=(0, 1), **training):
     """A record of a run; `finals`: model -> split -> accuracies in % by seed; `course`: round ->
     accuracy in % of both models on held-out prose, a point more with each seed."""
     config = text_domain_shift.get_config(run)
     path = write_record(folder, run, {"small": 0.0}, experiment=section.EXPERIMENT, seeds=seeds)
     content = json.loads(path.read_text())
+    config.training.update(training)
     content["config"] = {**config.to_dict(), "seed": seeds[0], "seeds": len(seeds)}
     content["rounds"] = content["full_rounds"] = content["last_round"] = config.rounds
     content["final"] = {
@@ -72,6 +73,14 @@ def test_a_row_per_method_and_model_and_gains_within_seeds(tmp_path):
         in text
     )
     assert "| MergedCodist | 25.50 / 25.29 | 27.65 / 30.75 | 26.45 / 27.70 |" in text
+
+
+def test_gains_are_over_fed_avg_of_the_same_settings(tmp_path):
+    same = [[10.0, 10.0]] * 3
+    write(tmp_path, "fed_avg,python_source", finals(same, same), batch_size=7)
+    write(tmp_path, "merged_codistillation,python_source", finals(same, same))
+    text, _ = render(tmp_path)
+    assert "| MergedCodist | small | not run | not run | not run |" in text
 
 
 def test_what_codistillations_change_and_the_curves(tmp_path):

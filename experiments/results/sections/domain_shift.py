@@ -8,12 +8,13 @@ from experiments.domains import mean_change
 from experiments.methods import BASELINE, METHOD_NAMES, METHODS
 from experiments.results import figures
 from experiments.results.paper_numbers import DOMAIN_SHIFT, MODELS
-from experiments.results.pooling import Curve, curve, sample
+from experiments.results.pooling import Curve, Sample, curve, sample, samples
 from experiments.results.records import Record
 from experiments.results.sections.beneath import remarks
 from experiments.results.sections.cells import accuracy, mean_difference
 from experiments.results.sections.commands import planned, sweep
 from experiments.results.sections.markdown import Plots, image, table
+from experiments.results.settings import read_by_fed_avg
 
 EXPERIMENT = "text_domain_shift"
 TITLES = {
@@ -103,10 +104,8 @@ def _gains(
         for model in MODELS:
             cells = []
             for split in splits:
-                ours, theirs = (
-                    sample(records, EXPERIMENT, f"{each},{text}", model, split)
-                    for each in (method, BASELINE)
-                )
+                ours = sample(records, EXPERIMENT, f"{method},{text}", model, split)
+                theirs = ours and _of_fed_avg(records, ours, text, model, split)
                 if ours is None or theirs is None:
                     cells.append("not run")
                     continue
@@ -116,6 +115,15 @@ def _gains(
                 cells.append(mean_difference(differences) if differences else "no common seeds")
             rows.append([METHOD_NAMES[method], model, *cells])
     return rows
+
+
+def _of_fed_avg(
+    records: Sequence[Record], ours: Sample, text: str, model: str, split: str
+) -> Sample | None:
+    """FedAvg's, with the same settings in all that both read."""
+    wanted = read_by_fed_avg(ours.records[0], model)
+    found = samples(records, EXPERIMENT, f"{BASELINE},{text}", model, split)
+    return next((s for s in found if read_by_fed_avg(s.records[0], model) == wanted), None)
 
 
 def _changes(records: Sequence[Record], text: str, domains: Sequence[str]) -> list[list[str]]:
