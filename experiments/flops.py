@@ -20,7 +20,6 @@ import jax.numpy as jnp
 import numpy as np
 from ml_collections import ConfigDict
 
-from experiments.algorithms import MODELS, narrowed
 from experiments.data import Data, load_data
 from experiments.decentralised import (
     DECENTRALISED_METHODS,
@@ -30,6 +29,7 @@ from experiments.decentralised import (
 )
 from experiments.encoded import ENCODED
 from experiments.messages import choice
+from experiments.networks import MODELS, narrowed
 from experiments.parties import extra_shape, network_of, party_groups, party_shapes, public_of
 from experiments.text import TEXT, TEXT_MODELS
 from fedcodist.algorithms.parties import party_names

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from ml_collections import config_dict
 
-from experiments import algorithms
+from experiments import algorithms, client_methods, networks, optimizers
 from experiments import data as reading
 from experiments.assembly import build_experiment
 from experiments.configs import (
@@ -88,11 +88,13 @@ def test_methods_that_need_logits_or_layers_are_not_for_text(method):
         config=None, model=None, pool=None, data=SimpleNamespace(text="sentences")
     )
     with pytest.raises(ValueError, match=rf"training\.method must be .* {method}, .* for text\."):
-        algorithms.CLIENT_METHODS[method](clients)
+        client_methods.CLIENT_METHODS[method](clients)
 
 
 def test_every_method_has_a_name_in_tables():
-    assert algorithms.ALGORITHMS.keys() | algorithms.CLIENT_METHODS.keys() <= METHOD_NAMES.keys()
+    assert (
+        algorithms.ALGORITHMS.keys() | client_methods.CLIENT_METHODS.keys() <= METHOD_NAMES.keys()
+    )
 
 
 def test_how_configs_say_that_students_are_taught():
@@ -197,10 +199,10 @@ def test_epsilon_goes_to_the_optimizers_that_have_one():
     def step(optimizer):
         return float(optimizer.update(gradient, optimizer.init(params), params)[0]["w"])
 
-    adam = algorithms._optimizer("training.server_optimizer", "adam", 1.0)
+    adam = optimizers.optimizer_of("training.server_optimizer", "adam", 1.0)
     assert step(adam(1.0)) == pytest.approx(-1e-6, rel=1e-4)
-    assert step(algorithms._optimizer("x", "adam")(1.0)) == pytest.approx(-0.99, abs=0.01)
-    sgd = algorithms._optimizer("training.server_optimizer", "sgd", 1.0)
+    assert step(optimizers.optimizer_of("x", "adam")(1.0)) == pytest.approx(-0.99, abs=0.01)
+    sgd = optimizers.optimizer_of("training.server_optimizer", "sgd", 1.0)
     assert step(sgd(1.0)) == pytest.approx(-1e-6)
 
 
@@ -416,7 +418,7 @@ def first_steps(gradients, **more):
     with config.unlocked(), config.ignore_type():
         config.algorithm.update(steps=2, **more)
     build_experiment(config)
-    optimizer = algorithms._distillation_optimizer(config.algorithm)(jnp.float32(0.5))
+    optimizer = optimizers.distillation_optimizer(config.algorithm)(jnp.float32(0.5))
     state, updates = optimizer.init(gradients[0]), []
     for gradient in gradients:
         update, state = optimizer.update(gradient, state, gradient)
@@ -478,7 +480,7 @@ def test_every_compression_is_built(run):
 
 def test_baselines_send_what_they_do_in_the_fedkd_paper():
     """FetchSGD 24.9 %, Federated Dropout 60.0 % of FedAvg's bytes (FedKD, tables 2 and 3)."""
-    network, shape = algorithms.MODELS["digits_small"]
+    network, shape = networks.MODELS["digits_small"]
     size = lambda module: parameter_count(
         jax.eval_shape(module.init, jax.random.key(0), jnp.zeros((1, *shape)))
     )
@@ -487,7 +489,7 @@ def test_baselines_send_what_they_do_in_the_fedkd_paper():
     both_ways = sketch.rows * sketch.columns + 2 * sketch.count
     assert both_ways / (2 * whole) == pytest.approx(0.249, abs=0.001)
     share = digits_compression.get_config("fed_dropout").training.fed_dropout.share
-    assert size(algorithms.narrowed(network(), share)) / whole == pytest.approx(0.6, abs=0.01)
+    assert size(networks.narrowed(network(), share)) / whole == pytest.approx(0.6, abs=0.01)
 
 
 @pytest.mark.parametrize(
@@ -537,19 +539,19 @@ def test_mistakes_in_levels_are_one_line(change, message):
 
 
 def test_half_of_the_large_network_of_the_codistillation_paper_is_its_small_one():
-    (create, shape), (small, _) = (algorithms.MODELS[f"cnn_{size}"] for size in ("large", "small"))
+    (create, shape), (small, _) = (networks.MODELS[f"cnn_{size}"] for size in ("large", "small"))
     shapes = lambda network: jax.tree.map(
         jnp.shape,
         jax.eval_shape(network.init, jax.random.key(0), jnp.zeros((1, *shape))),
     )
-    assert shapes(algorithms.narrowed(create(), 0.5)) == shapes(small())
+    assert shapes(networks.narrowed(create(), 0.5)) == shapes(small())
 
 
 def test_residual_networks_are_no_chains():
     with pytest.raises(
         ValueError, match=r"fed_dropout\.share needs a chain of layers .* got a ResNet"
     ):
-        algorithms.narrowed(algorithms.MODELS["resnet20_10"][0](), 0.5)
+        networks.narrowed(networks.MODELS["resnet20_10"][0](), 0.5)
 
 
 def test_validation_data_are_a_split(prepared):

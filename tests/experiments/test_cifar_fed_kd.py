@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from experiments import algorithms, sweep
+from experiments import networks, sweep
 from experiments.assembly import build_experiment
 from experiments.configs import cifar_fed_kd
 from fedcodist.communication import tree_bytes
@@ -109,8 +109,8 @@ def test_baselines_send_what_they_do_in_the_fedkd_paper():
     measured = recorded_bytes("fetch_sgd") / recorded_bytes("fed_avg-teacher")
     assert measured == pytest.approx((both_ways + whole) / fed_avg, abs=0.002)
     share = cifar_fed_kd.get_config("fed_dropout").training.fed_dropout.share
-    network, shape = algorithms.MODELS["cnn_large_10"]
-    narrow = parameters(algorithms.narrowed(network(), share), shape)
+    network, shape = networks.MODELS["cnn_large_10"]
+    narrow = parameters(networks.narrowed(network(), share), shape)
     assert narrow / whole == pytest.approx(0.6, abs=0.01)
 
 
@@ -121,7 +121,7 @@ def recorded_bytes(name):
 
 
 def size_of(name):
-    network, shape = algorithms.MODELS[name]
+    network, shape = networks.MODELS[name]
     return parameters(network(), shape)
 
 

@@ -9,10 +9,10 @@ from rich.console import Console
 from scipy import stats
 
 from experiments import compare
-from experiments.algorithms import MODELS
 from experiments.compare import ALL_PARTIES, Entry, budget, difference, ranked, read_run, table
 from experiments.configs import digits_methods, digits_parties
 from experiments.flops import LEARNING, forward_flops_of
+from experiments.networks import MODELS
 
 CONFIG = "experiments/configs/digits_methods.py"
 

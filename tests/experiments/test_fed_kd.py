@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 from experiments import compare
-from experiments.algorithms import MODELS
 from experiments.assembly import build_experiment
 from experiments.compare import read_run
 from experiments.compression import COMPRESSORS
 from experiments.configs import cifar_fed_kd, digits_fed_kd
 from experiments.flops import LEARNING, flops_of_run, forward_flops_of
+from experiments.networks import MODELS
 from fedcodist.communication import tree_bytes
 from fedcodist.experiment import run_experiment
 

@@ -7,9 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from experiments import algorithms, flops
+from experiments import algorithms, client_methods, flops, networks
 from experiments import parties as party_methods
-from experiments.algorithms import MODELS, build_algorithm
+from experiments.algorithms import build_algorithm
 from experiments.configs import (
     digits_codist,
     digits_compression,
@@ -28,6 +28,7 @@ from experiments.flops import (
     forward_flops,
     forward_flops_of,
 )
+from experiments.networks import MODELS
 from experiments.parties import PARTY_METHODS
 from fedcodist.algorithms.parties import PUBLIC
 from fedcodist.models import lstm, transformer
@@ -129,10 +130,10 @@ CONFIGS = {
 }
 
 
-def count_examples(module, monkeypatch):
-    """What the networks made in `module` will have seen: whether they learned -> examples."""
+def count_examples(monkeypatch, *modules):
+    """What the networks made in the modules will have seen: whether they learned -> examples."""
     seen = {True: 0.0, False: 0.0}
-    create = module.from_flax_linen
+    create = modules[0].from_flax_linen
 
     def watched(*arguments):
         model = create(*arguments)
@@ -149,7 +150,8 @@ def count_examples(module, monkeypatch):
 
         return model._replace(apply=apply)
 
-    monkeypatch.setattr(module, "from_flax_linen", watched)
+    for module in modules:
+        monkeypatch.setattr(module, "from_flax_linen", watched)
     # All networks are as large as one another, so that numbers of evaluations are compared.
     monkeypatch.setattr(flops, "forward_flops_of", lambda model: 1.0)
     return seen
@@ -166,7 +168,7 @@ def test_runs_compute_what_is_counted(name, monkeypatch):
     """Every evaluation of a network reports how many examples it saw, and whether it learned."""
     config = CONFIGS[name]()
     config.rounds, config.training.epochs = ROUNDS, 2
-    seen = count_examples(algorithms, monkeypatch)
+    seen = count_examples(monkeypatch, algorithms, networks)
     data = load_data(config.data)
     algorithm = build_algorithm(config, data)
     rows = {"unlabelled": {"image": data.unlabelled}}
@@ -247,7 +249,7 @@ PARTY_CONFIGS = {
 @pytest.mark.parametrize("name", PARTY_CONFIGS)
 def test_parties_compute_what_is_counted(name, monkeypatch):
     config = PARTY_CONFIGS[name]()
-    seen = count_examples(party_methods, monkeypatch)
+    seen = count_examples(monkeypatch, party_methods)
     data = load_data(config.data)
     algorithm = build_algorithm(config, data)
     rows = {PUBLIC: {"image": data.public.train.columns["image"]}}
@@ -278,7 +280,7 @@ def test_parties_compute_what_is_counted(name, monkeypatch):
 def test_every_algorithm_has_a_count():
     counted = SERVERS.keys() | PARTY_METHODS.keys() | DECENTRALISED_METHODS.keys()
     assert counted == algorithms.ALGORITHMS.keys()
-    assert set(flops.CLIENT_METHODS_COUNTED) == algorithms.CLIENT_METHODS.keys()
+    assert set(flops.CLIENT_METHODS_COUNTED) == client_methods.CLIENT_METHODS.keys()
     config = digits_methods.get_config("fed_avg")
     config.training.method = "another_method"
     with pytest.raises(ValueError, match="FLOPs of 'another_method' are not counted"):

@@ -23,7 +23,7 @@ import sqlalchemy
 from optuna.trial import TrialState
 
 import fedcodist.experiment
-from experiments import algorithms, command, search_space, study, tune
+from experiments import command, networks, search_space, study, tune
 from experiments import data as reading
 from experiments.assembly import build_experiment
 from experiments.search_space import check_effects, overrides, own_values, with_values
@@ -390,7 +390,7 @@ def test_the_value_is_the_accuracy_of_a_run_with_the_trials_parameters(real, mon
     # The same without the experiment's own evaluation.
     images, correct = (real.held_out["image"] / 16 - 0.3) / 0.37, []
     for model in MODELS:
-        network, _ = algorithms.MODELS[f"digits_{model}"]
+        network, _ = networks.MODELS[f"digits_{model}"]
         params = jax.tree.map(lambda leaf: leaf[0], outcome.variables[model].params)
         logits = network().apply({"params": params}, images.astype(np.float32))
         correct.append(np.mean(np.argmax(logits, -1) == real.held_out["label"]))

@@ -1,0 +1,106 @@
+"""Networks by the names that configs give them, and parts of them."""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from ml_collections import ConfigDict
+
+from experiments.data import Data
+from experiments.messages import choice
+from experiments.text import TEXT_MODELS, text_model
+from fedcodist.checks import check_number
+from fedcodist.client_training import Preprocess
+from fedcodist.data.federated_data import FederatedData
+from fedcodist.model import Model, from_flax_linen, variable_shapes
+from fedcodist.models import cnn, digits, resnet
+
+# name -> (network, shape of its images)
+MODELS: dict[str, tuple[Callable[[], Any], tuple[int, ...]]] = {
+    "digits_small": (digits.small_digits, (8, 8, 1)),
+    "digits_large": (digits.large_digits, (8, 8, 1)),
+    "cnn_small": (cnn.small_cnn, (24, 24, 3)),
+    "cnn_small_10": (functools.partial(cnn.small_cnn, classes=10), (24, 24, 3)),
+    "cnn_large": (cnn.large_cnn, (24, 24, 3)),
+    "cnn_large_10": (functools.partial(cnn.large_cnn, classes=10), (24, 24, 3)),
+    "cnn_small_32": (functools.partial(cnn.small_cnn, input_size=32), (32, 32, 3)),
+    "cnn_large_32": (functools.partial(cnn.large_cnn, input_size=32), (32, 32, 3)),
+} | {
+    f"{name}_{classes}": (functools.partial(network, classes=classes), (32, 32, 3))
+    for name, network in {
+        "resnet8": resnet.resnet8,
+        "resnet20": resnet.resnet20,
+        "resnet56": resnet.resnet56,
+        "wide_resnet16_2": resnet.wide_resnet16_2,
+    }.items()
+    for classes in (10, 100)
+}
+
+
+def model_of(config: ConfigDict, data: Data, setting: str, name: str) -> Model:
+    """The model that a setting names, of images, text, or what the data bring networks for."""
+    if data.models is not None:
+        return choice(setting, name, data.models)()
+    if data.text is not None:
+        choice(setting, name, TEXT_MODELS)
+        return text_model(name, data.text, config.training.get("samples", 0))
+    return image_model(setting, name, data.splits["train"], data.preprocess)
+
+
+def image_model(setting: str, name: str, data: FederatedData, preprocess: Preprocess) -> Model:
+    """One of MODELS, or one line where it takes other images or has too few classes for the data."""
+    create, shape = choice(setting, name, MODELS)
+    model = from_flax_linen(create(), jnp.zeros((1, *shape)))
+    one = {key: jax.ShapeDtypeStruct((1, *c.shape[1:]), c.dtype) for key, c in data.columns.items()}
+    images = jax.eval_shape(preprocess, one, jax.random.key(0), jnp.zeros(1, jnp.int32))["image"]
+    if images.shape[1:] != shape:
+        raise ValueError(
+            f"{setting} {name!r} takes images of {list(shape)}, the data has {list(images.shape[1:])}."
+        )
+    if (classes := int(data.columns["label"].max()) + 1) > model.num_classes:
+        raise ValueError(
+            f"{setting} {name!r} has {model.num_classes} classes, the data has {classes}."
+        )
+    return model
+
+
+def narrowed(network: Any, share: float, setting: str = "training.fed_dropout.share") -> Any:
+    """The network with a share of the units of each hidden layer, rounded, at least one.
+
+    Args:
+      network: dense layers, or convolutions and dense layers.
+      share: above 0, up to 1.
+      setting: the share's, for messages.
+
+    Raises:
+      ValueError, TypeError: one line; another share, or a network that is no chain of layers.
+    """
+    check_number(setting, share, above=0, high=1)
+    widths = {
+        name: tuple(max(1, round(share * width)) for width in getattr(network, name))
+        for name in ("filters", "hidden")
+        if hasattr(network, name)
+    }
+    if not widths:
+        raise ValueError(
+            f"{setting} needs a chain of layers such as digits_small or cnn_small, "
+            f"got a {type(network).__name__}."
+        )
+    return network.clone(**widths)
+
+
+def submodel_of(data: Data, name: str, share: float, model: Model) -> tuple[Model, Any]:
+    """A share of a network's units, and what `fed_dropout` must know of the whole."""
+    setting = "a pool's model for fed_dropout"
+    if data.submodels is not None:
+        check_number("training.fed_dropout.share", share, above=0, high=1)
+        return choice(setting, name, data.submodels)(share)
+    create, shape = choice(setting, name, MODELS)
+    return from_flax_linen(narrowed(create(), share), jnp.zeros((1, *shape))), layers_of(model)
+
+
+def layers_of(model: Model) -> list[str]:
+    """The names of a chain's layers, in their order."""
+    return list(variable_shapes(model).params)
