@@ -100,9 +100,11 @@ def over_devices(function, devices, how="shard_map"):
 
 
 def same_on_every_device(results):
-    """Checks that devices hold the same bits and returns the first one's."""
+    """Checks that devices hold the same values, or the same lack of a number, and returns one's."""
     for path, leaf in jax.tree_util.tree_leaves_with_path(results):
-        assert (leaf == leaf[:1]).all(), f"devices disagree at {jax.tree_util.keystr(path)}"
+        leaf, name = np.asarray(leaf), jax.tree_util.keystr(path)
+        first = np.broadcast_to(leaf[:1], leaf.shape)
+        np.testing.assert_array_equal(leaf, first, err_msg=f"devices disagree at {name}")
     return jax.tree.map(lambda leaf: leaf[0], results)
 
 
