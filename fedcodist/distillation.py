@@ -132,8 +132,8 @@ def distillation_loop(
     key: jax.Array,
     learning_rates: Mapping[str, Any],
     settings: Distillation,
-    axis_name: str | None,
-    divergence: Divergence | None,
+    axis_name: str | None = None,
+    divergence: Divergence | None = None,
 ) -> tuple[Any, Callable[[Any, jax.Array], tuple[Any, dict[str, jax.Array]]]]:
     """The loop of `distill`, for those that run it in another way.
 

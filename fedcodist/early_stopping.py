@@ -6,16 +6,12 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedcodist.cohort import Examples
 from fedcodist.distillation import (
     Distillation,
-    Divergence,
-    Targets,
-    Teacher,
     agree_on_mutable,
     distillation_loop,
 )
-from fedcodist.model import Model, Variables
+from fedcodist.model import Variables
 
 
 class EarlyStopping(NamedTuple):
@@ -44,16 +40,11 @@ class StoppedEarly(NamedTuple):
 
 def distill_until(
     stopping: EarlyStopping,
-    models: Mapping[str, Model],
+    *,
     students: Mapping[str, Variables],
-    teachers: Mapping[str, Teacher],
-    targets: Targets,
-    unlabelled: Examples,
-    key: jax.Array,
-    learning_rates: Mapping[str, Any],
     settings: Distillation,
     axis_name: str | None = None,
-    divergence: Divergence | None = None,
+    **others: Any,
 ) -> StoppedEarly:
     """`distill` that looks at validation data and returns each student as it was best.
 
@@ -61,19 +52,11 @@ def distill_until(
     of equally good students counts.
 
     Args:
-      stopping: validation and patience; all else as in `distill`.
+      stopping: validation and patience.
+      students, settings, axis_name, others: as `distill` takes them, by their names.
     """
     start, step = distillation_loop(
-        models,
-        students,
-        teachers,
-        targets,
-        unlabelled,
-        key,
-        learning_rates,
-        settings,
-        axis_name,
-        divergence,
+        students=students, settings=settings, axis_name=axis_name, **others
     )
     if stopping.or_start:
         best = {n: jnp.asarray(a, jnp.float32) for n, a in stopping.accuracy(students).items()}

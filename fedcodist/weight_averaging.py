@@ -11,9 +11,6 @@ from fedcodist.cohort import Examples
 from fedcodist.distillation import (
     Distillation,
     Distilled,
-    Divergence,
-    Targets,
-    Teacher,
     agree_on_mutable,
     batch_of_step,
     distillation_loop,
@@ -36,16 +33,14 @@ class Averaging(NamedTuple):
 def distill_averaged(
     averaging: Averaging,
     num_unlabelled: int,
+    *,
     models: Mapping[str, Model],
     students: Mapping[str, Variables],
-    teachers: Mapping[str, Teacher],
-    targets: Targets,
     unlabelled: Examples,
     key: jax.Array,
-    learning_rates: Mapping[str, Any],
     settings: Distillation,
     axis_name: str | None = None,
-    divergence: Divergence | None = None,
+    **others: Any,
 ) -> Distilled:
     """`distill` that returns the mean of the students on their way.
 
@@ -54,19 +49,16 @@ def distill_averaged(
     Args:
       averaging: which are averaged; the first of them within the steps.
       num_unlabelled: examples of a pass.
-      models, ..., divergence: as in `distill`.
+      models, ..., axis_name, others: as `distill` takes them, by their names.
     """
     start, step = distillation_loop(
-        models,
-        students,
-        teachers,
-        targets,
-        unlabelled,
-        key,
-        learning_rates,
-        settings,
-        axis_name,
-        divergence,
+        models=models,
+        students=students,
+        unlabelled=unlabelled,
+        key=key,
+        settings=settings,
+        axis_name=axis_name,
+        **others,
     )
     params_of = lambda trained: {name: values.params for name, values in trained.items()}
     count = len(range(averaging.start, settings.steps + 1, averaging.every))
