@@ -2,11 +2,12 @@
 
 import os
 
+import quick_compilation
+
 # Nearly all of the tests' time is compilation: of code that need not be fast.
 os.environ.setdefault(
     "XLA_FLAGS",
-    "--xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0 "
-    "--xla_cpu_use_fusion_emitters=false",
+    f"--xla_force_host_platform_device_count=8 {quick_compilation.XLA_FLAGS}",
 )
 # XLA runs all virtual devices on one pool of threads, and a collective blocks the thread it runs on:
 # with more threads than devices can block, none starves.

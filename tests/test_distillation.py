@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.sharding import Mesh, PartitionSpec
+from quick_compilation import QUICK
 
 from fedcodist import augmentation
 from fedcodist.algorithms.codistillation import codistillation_target
@@ -24,7 +25,6 @@ from fedcodist.distillation import frozen as as_teacher
 from fedcodist.model import from_flax_linen
 from fedcodist.models.digits import MLP
 
-QUICK = {"xla_backend_optimization_level": 0, "xla_cpu_use_fusion_emitters": False}
 KEY = jax.random.key(4)
 SEEDS = st.integers(0, 2**31 - 1)
 DIRECTIONS = pytest.mark.parametrize("direction", ["forward", "reverse"])

@@ -14,6 +14,7 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+from quick_compilation import XLA_FLAGS
 
 from experiments import main
 from fedcodist import experiment
@@ -40,7 +41,7 @@ def start(workdir: Path, *settings: str, devices: int) -> subprocess.Popen:
     """The command, in an environment where it compiles quickly."""
     ours = ("XLA_FLAGS", "NPROC", "JAX_", "FEDCODIST_")
     environment = {k: v for k, v in os.environ.items() if not k.startswith(ours)} | {
-        "XLA_FLAGS": "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false",
+        "XLA_FLAGS": XLA_FLAGS,
         "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
         "JAX_PLATFORMS": "cpu",
         "JAX_NUM_CPU_DEVICES": str(devices),

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from quick_compilation import QUICK
 
 from fedcodist.cohort import Examples
 from fedcodist.distillation import (
@@ -21,7 +22,6 @@ from fedcodist.early_stopping import EarlyStopping, distill_until
 from fedcodist.model import from_flax_linen
 from fedcodist.models.digits import MLP
 
-QUICK = {"xla_backend_optimization_level": 0, "xla_cpu_use_fusion_emitters": False}
 STEPS, EVERY, BATCH = 24, 3, 4
 NAMES = ("a", "b")
 MODEL = from_flax_linen(MLP(hidden=(3,), classes=3), jnp.zeros((1, 6)))

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from quick_compilation import QUICK
 
 from fedcodist.algorithms.fed_avg import FedAvgHyper, fed_avg
 from fedcodist.algorithms.scaffold import scaffold
@@ -16,7 +17,6 @@ from fedcodist.for_each_client import Execution
 from fedcodist.model import Variables, from_flax_linen
 from fedcodist.models.digits import MLP
 
-QUICK = {"xla_backend_optimization_level": 0, "xla_cpu_use_fusion_emitters": False}
 MODEL = from_flax_linen(MLP(hidden=(5,), classes=3), np.zeros((1, 6), np.float32))
 METHOD = fed_avg(
     MODEL, LocalTraining(batch_size=10, epochs=2), optax.sgd, hyper=FedAvgHyper(0.3, 0.5)

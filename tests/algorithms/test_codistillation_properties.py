@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from quick_compilation import QUICK
 
 from fedcodist.algorithms import codistillation
 from fedcodist.algorithms.codistillation import TeachingHyper
@@ -26,7 +27,6 @@ from fedcodist.models.digits import MLP, BatchNormMLP
 from fedcodist.sources import resident_data
 
 # Compiling is most of this file's time; the programs are too small for optimisation to pay.
-QUICK = {"xla_backend_optimization_level": 0, "xla_cpu_use_fusion_emitters": False}
 SIZES = (3, 9, 4, 7, 2, 5, 1, 8)
 TOTAL = 6
 ROOT = jax.random.key(7)

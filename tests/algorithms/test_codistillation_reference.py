@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from quick_compilation import QUICK
 
 from fedcodist import augmentation, keys
 from fedcodist.algorithms.codistillation import TeachingHyper
@@ -26,7 +27,6 @@ from fedcodist.models.digits import MLP
 from fedcodist.sources import resident_data
 
 # Compiling is most of this file's time; the programs are too small for optimisation to pay.
-QUICK = {"xla_backend_optimization_level": 0, "xla_cpu_use_fusion_emitters": False}
 CLIENT_SIZES = (1, 9, 4, 7, 2, 5, 3, 8)
 NUM_UNLABELLED = 11  # less than two rounds use, so that the stream goes through several passes
 HIDDEN = {"small": (5,), "large": (8,), "third": (4, 4)}

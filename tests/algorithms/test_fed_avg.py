@@ -11,6 +11,7 @@ import optax
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from quick_compilation import QUICK
 
 from fedcodist.algorithms.fed_avg import FedAvgHyper, constant, fed_avg, linear_decay
 from fedcodist.client_training import LocalTraining
@@ -19,7 +20,6 @@ from fedcodist.for_each_client import Execution, for_each_client
 from fedcodist.model import Variables, from_flax_linen, from_haiku
 from fedcodist.models.digits import MLP, BatchNormMLP
 
-QUICK = {"xla_backend_optimization_level": 0, "xla_cpu_use_fusion_emitters": False}
 MODEL = from_flax_linen(MLP(hidden=(5,), classes=3), jnp.zeros((1, 6)))
 CAPACITY, ROWS, RATE = 9, 54, 0.3
 

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from quick_compilation import XLA_FLAGS
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
@@ -60,7 +61,7 @@ def shared(tmp_path_factory) -> Path:
 def environment(shared) -> dict[str, str]:
     """One in which the commands compile quickly, and nothing twice."""
     return clean_environment(shared / "compilations") | {
-        "XLA_FLAGS": "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false",
+        "XLA_FLAGS": XLA_FLAGS,
         "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
     }
 
