@@ -3,10 +3,17 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
+LOWEST := .venv-lowest
+# One test file of every kind: what `make test-fast` runs on the oldest Python.
+FAST := tests/test_model.py tests/test_metrics.py tests/test_checkpoint.py tests/test_simulation.py \
+  tests/test_for_each_client.py tests/algorithms/test_codistillation_reference.py \
+  tests/algorithms/test_fed_avg.py tests/algorithms/test_fed_md.py tests/compression/test_compressed.py \
+  tests/data/test_partition.py tests/models/test_resnet.py tests/experiments/test_assembly.py \
+  tests/end_to_end/test_command.py
 
 PEERS := $(notdir $(patsubst %/requirements.txt,%,$(wildcard benchmarks/peers/*/requirements.txt)))
 
-.PHONY: demo demo-text test test-slow lint format bench bench-check bench-peers wheel clean
+.PHONY: demo demo-text test test-fast test-slow test-lowest lint format bench bench-check bench-peers wheel clean
 
 demo: $(INSTALLED)
 	$(BIN)/python -m experiments.demo
@@ -16,6 +23,13 @@ demo-text: $(INSTALLED)
 
 test: $(INSTALLED) lint
 	$(BIN)/python -m pytest -n 2 --dist loadfile
+
+test-fast: $(INSTALLED) lint
+	$(BIN)/python -m pytest -n 2 --dist loadfile $(FAST)
+
+# The whole suite in an environment that holds exactly the lower bounds of setup.py.
+test-lowest: $(LOWEST)/.installed
+	$(LOWEST)/bin/python -m pytest -n 2 --dist loadfile
 
 test-slow: $(INSTALLED)
 	$(BIN)/python -m pytest -m slow
@@ -53,12 +67,19 @@ wheel: $(INSTALLED)
 	$(BIN)/python -m pip wheel --no-deps --wheel-dir dist .
 
 clean:
-	rm -rf $(VENV) .venv-peers build dist *.egg-info
+	rm -rf $(VENV) $(LOWEST) .venv-peers build dist *.egg-info
 
 $(INSTALLED): setup.py pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	$(BIN)/python -m pip install --quiet --editable ".[dev]"
+	touch $@
+
+$(LOWEST)/.installed: setup.py
+	$(PYTHON) -m venv $(LOWEST)
+	$(LOWEST)/bin/python -m pip install --quiet --no-deps --editable .
+	$(LOWEST)/bin/python .ci/lower_bounds.py > $(LOWEST)/constraints.txt
+	$(LOWEST)/bin/python -m pip install --quiet --editable ".[dev]" --constraint $(LOWEST)/constraints.txt
 	touch $@
 
 .venv-peers/%/.installed: benchmarks/peers/%/requirements.txt

@@ -2,12 +2,13 @@
 
 import os
 from pathlib import Path
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 import safetensors
 
-_DTYPES = {
+_DTYPES: dict[str, Any] = {
     "BOOL": np.bool_,
     "BF16": jnp.bfloat16,
     "F16": np.float16,
