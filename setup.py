@@ -23,7 +23,7 @@ EXTRAS["dev"] = [
     "nbclient>=0.10.1",
     "nbformat>=5.10.4",
     "pytest>=8.2",
-    "pytest-xdist>=3.6",
+    "pytest-xdist>=3.6.1",
     "ruff>=0.6",
 ]
 
