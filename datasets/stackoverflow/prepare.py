@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import hashlib
-import importlib
 import json
 import os
 import shutil
@@ -21,14 +20,12 @@ from fedcodist.data.stackexchange import DOMAINS
 from fedcodist.data.stackoverflow import (
     Reader,
     Settings,
-    client_data_reader,
     prepare_stackoverflow,
     sqlite_reader,
 )
-from fedcodist.data.tff import decompress, is_compressed
+from fedcodist.data.tff_sqlite import decompress, is_compressed
 
 NAME = "Stack Overflow"
-TFF = "tff"
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -39,7 +36,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument(
         "--source",
         required=True,
-        help=f"TFF's stackoverflow.sqlite or stackoverflow.sqlite.lzma, or '{TFF}': TFF's ClientData",
+        help="TFF's stackoverflow.sqlite or stackoverflow.sqlite.lzma",
     )
     parser.add_argument("--output", required=True, type=Path, help="folder to write")
     for name, text in (
@@ -78,12 +75,19 @@ def open_source(
     settings = Settings(**{name: getattr(arguments, name) for name in Settings._fields})
     if arguments.processes < 1:
         raise ValueError(f"--processes must be at least 1, got {arguments.processes}")
-    recorded: dict[str, Any] = {"source": "tff", **settings._asdict(), "domains": list(DOMAINS)}
-    if arguments.source != TFF:
-        preparation.check_is_file(Path(arguments.source))
-        show(Path(arguments.source).name, 0.0)
-        recorded["source"] = "tff sqlite"
-        recorded["sha256"] = preparation.file_checksum(Path(arguments.source), "sha256")
+    if arguments.source == "tff" and not Path("tff").exists():
+        raise ValueError(
+            "--source must be TFF's file stackoverflow.sqlite.lzma, got 'tff': the package "
+            "tensorflow-federated, which downloads it, cannot be installed beside this JAX"
+        )
+    preparation.check_is_file(Path(arguments.source))
+    show(Path(arguments.source).name, 0.0)
+    recorded: dict[str, Any] = {
+        "source": "tff sqlite",
+        **settings._asdict(),
+        "domains": list(DOMAINS),
+        "sha256": preparation.file_checksum(Path(arguments.source), "sha256"),
+    }
     digest = hashlib.sha256(json.dumps(recorded, sort_keys=True).encode()).hexdigest()
     own = work / digest[:16]
     skipped: dict[str, int] = {}
@@ -94,7 +98,7 @@ def open_source(
                 shutil.rmtree(other)
         own.mkdir(parents=True, exist_ok=True)
         try:
-            reader = tff_reader() if arguments.source == TFF else opened(arguments, own, show)
+            reader = opened(arguments, own, show)
             prepared = prepare_stackoverflow(reader, settings, own, arguments.processes, show)
         except ValueError:
             shutil.rmtree(work, ignore_errors=True)  # going on would not help
@@ -116,16 +120,6 @@ def opened(arguments: argparse.Namespace, work: Path, show: preparation.Show) ->
         decompress(path, plain.with_suffix(".partial"))
         plain.with_suffix(".partial").rename(plain)
     return sqlite_reader(plain)
-
-
-def tff_reader() -> Reader:
-    """TFF's own loader, which may download its file."""
-    try:
-        tff = importlib.import_module("tensorflow_federated")
-    except ImportError:
-        raise ImportError(f"--source {TFF} needs the package tensorflow-federated") from None
-    loaded = tff.simulation.datasets.stackoverflow.load_data()
-    return client_data_reader(dict(zip(("train", "heldout", "test"), loaded, strict=True)))
 
 
 if __name__ == "__main__":

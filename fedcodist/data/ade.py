@@ -129,6 +129,6 @@ def _lines(content: bytes) -> Iterator[str | None]:
     for line in content.split(b"\n"):
         if line := line.strip():
             try:
-                yield line.decode()
+                yield line.decode("utf-8-sig").strip()
             except UnicodeDecodeError:
                 yield None

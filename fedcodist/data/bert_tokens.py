@@ -77,7 +77,8 @@ class BertVocabulary:
         Raises ValueError, one line with the path, where it is none.
         """
         try:
-            lines = Path(path).read_text(encoding="utf-8").removesuffix("\n").split("\n")
+            # Some editors begin a file with a byte order mark, which is no part of its first piece.
+            lines = Path(path).read_text(encoding="utf-8-sig").removesuffix("\n").split("\n")
             return cls(tuple(lines), lower_case)
         except ValueError as error:
             raise ValueError(f"{os.fspath(path)} is no BERT vocabulary: {error}.") from None

@@ -231,13 +231,16 @@ def _shown(fields: Sequence[str]) -> list[tuple[str, int]] | None:
 
 
 def _lines(path: Path) -> Iterator[Sequence[str]]:
-    """The fields of every line that is not empty; none of one that is not UTF-8."""
+    """The fields of every line that is not empty; none of one that is not UTF-8.
+
+    Files that are put together have a byte order mark at any line.
+    """
     try:
         with open(path, "rb") as file:
             for line in file:
                 if line.strip():
                     try:
-                        yield line.rstrip(b"\r\n").decode().split("\t")
+                        yield line.rstrip(b"\r\n").decode("utf-8-sig").split("\t")
                     except UnicodeDecodeError:
                         yield ()
     except OSError as error:

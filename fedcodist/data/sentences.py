@@ -6,7 +6,7 @@ and addresses of web pages replaced by one token.
 
 from __future__ import annotations
 
-import html.parser
+import html
 import re
 
 URL = "<url>"
@@ -24,6 +24,22 @@ _BLOCKS = frozenset(
 )
 # What is in them is no prose.
 _LEFT_OUT = frozenset(("pre", "script", "style"))
+# Elements whose content is no HTML, and what ends each.
+_RAW = {
+    name: re.compile(rf"</{name}(?=[\s/>])", re.IGNORECASE | re.ASCII)
+    for name in ("script", "style")
+}
+# A name and attributes, `name`, `name=value` or `name="value"`. Nothing is given back (`*+`), so that
+# reading one costs no more than its length; a quote that is never closed is a character like others.
+_TAG = re.compile(
+    r"""<(/?)([a-zA-Z][^\s/>]*+)
+    (?: [\s/]++ | [^\s/>][^\s/>=]*+ (?:\s*+=\s*+ (?:"[^"]*+"|'[^']*+'|[^\s>"'][^\s>]*+|(?=>)) )?+ )*+
+    >""",
+    re.VERBOSE,
+)
+_SECTION = re.compile(
+    r"<!\[\s*(?:(cdata|temp|ignore|include|rcdata)|if|else|endif)\b", re.IGNORECASE | re.ASCII
+)
 
 
 def sentences_of(text: str) -> list[list[str]]:
@@ -50,37 +66,68 @@ def words_of(sentence: str) -> list[str]:
 def text_of_html(source: str) -> str:
     """The text of HTML, elements that end a sentence as empty lines; code blocks are left out.
 
-    What cannot be read as an element is text.
+    What cannot be read as an element is text. Takes time in proportion to the length, whatever the
+    source holds: the standard library's parser takes its square for elements that never end.
 
     Raises:
-      ValueError: declarations that the standard library's parser gives up on.
+      ValueError: declarations that HTML does not have, such as of `<![foo[`, and character references
+        of thousands of digits.
     """
-    reader = _Reader()
+    parts: list[str] = []
+    left_out = position = 0
+    while position < len(source):
+        start = source.find("<", position)
+        text = source[position:] if start < 0 else source[position:start]
+        if text and not left_out:
+            parts.append(_characters(text))
+        if start < 0:
+            break
+        tag = _TAG.match(source, start)
+        if tag is None:
+            end = _end_of_other(source, start)
+            if end is None:  # nothing ends an element any more
+                if not left_out:
+                    parts.append(_characters(source[start:]))
+                break
+            position = end
+            if not left_out and position == start + 1:
+                parts.append("<")
+            continue
+        position = tag.end()
+        is_end, name = tag[1] == "/", tag[2].lower()
+        if name in _BLOCKS:
+            parts.append("\n\n")
+        if name in _RAW and not is_end:
+            # Elements within are text of the script.
+            closing = _RAW[name].search(source, position)
+            position = len(source) if closing is None else closing.start()
+            left_out += 1
+        elif name in _LEFT_OUT:
+            left_out = max(0, left_out - 1) if is_end else left_out + 1
+    return "".join(parts)
+
+
+def _characters(text: str) -> str:
     try:
-        reader.feed(source)
-        reader.close()
-    except AssertionError as error:  # of `<![foo[`, for one
+        return html.unescape(text)
+    except ValueError as error:  # of a number with more digits than Python reads
         raise ValueError(f"not HTML: {error}") from None
-    return "".join(reader.parts)
 
 
-class _Reader(html.parser.HTMLParser):
-    def __init__(self) -> None:
-        super().__init__(convert_charrefs=True)
-        self.parts: list[str] = []
-        self.left_out = 0
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        if tag in _BLOCKS:
-            self.parts.append("\n\n")
-        self.left_out += tag in _LEFT_OUT
-
-    def handle_endtag(self, tag: str) -> None:
-        if tag in _BLOCKS:
-            self.parts.append("\n\n")
-        if tag in _LEFT_OUT and self.left_out:
-            self.left_out -= 1
-
-    def handle_data(self, data: str) -> None:
-        if not self.left_out:
-            self.parts.append(data)
+def _end_of_other(source: str, start: int) -> int | None:
+    """Where a comment, a declaration or a sign that begins no element ends; None where it never does."""
+    if source.startswith("<!--", start):
+        end, length = source.find("-->", start + 4), 3
+    elif source.startswith("<![", start):
+        section = _SECTION.match(source, start)
+        if section is None:
+            raise ValueError(f"not HTML: unknown declaration {source[start : start + 20]!r}")
+        mark = "]]>" if section[1] else "]>"
+        end, length = source.find(mark, section.end()), len(mark)
+    elif source.startswith(("<!", "<?", "</"), start):
+        end, length = source.find(">", start + 2), 1
+    else:
+        # A letter begins an element, which has no end here; before anything else it is a mere sign.
+        letter = source[start + 1 : start + 2]
+        return None if letter.isascii() and letter.isalpha() else start + 1
+    return None if end < 0 else end + length

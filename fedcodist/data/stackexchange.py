@@ -1,16 +1,19 @@
-"""Posts of the Stack Exchange data dump: a file `Posts.xml` per site, a line per post.
+"""Posts of the Stack Exchange data dump: a file `Posts.xml` per site, an element `row` per post.
 
-The files are read line by line, so one bad post spoils no other; what is kept of them is in memory.
+The files are read by the standard library's streaming XML parser, block by block: a file larger than
+the memory is no trouble, only what is kept of it is in memory. Where the XML is broken, reading goes on
+at the next line, so one bad post spoils no other.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 from xml.parsers import expat
+from xml.parsers.expat import errors
 
 from fedcodist.data.sentences import sentences_of, text_of_html
 
@@ -19,14 +22,23 @@ DOMAINS = (QUESTIONS, ANSWERS)
 FILE_NAME = "Posts.xml"
 # The sites refuse posts of more than 30,000 characters; escaped as XML that is less than 1 MiB.
 LONGEST_POST = 1 << 20
-# Characters of HTML: what parsing takes may grow with their square.
+# Characters of HTML.
 LONGEST_BODY = 100_000
 
 _DOMAIN_OF_TYPE = {"1": QUESTIONS, "2": ANSWERS}
-_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _UTF16_MARKS = (b"\xff\xfe", b"\xfe\xff")
-_BLOCK = 1 << 16
+_UNFINISHED = frozenset(
+    (
+        errors.XML_ERROR_NO_ELEMENTS,
+        errors.XML_ERROR_UNCLOSED_TOKEN,
+        errors.XML_ERROR_PARTIAL_CHAR,
+    )
+)
+_BLOCK = 1 << 14  # small: what follows a broken post is read again
 _SHOWN = 1 << 26
+# Bytes that may be read again for XML that is broken, besides as many as the file has: a file could be
+# made so that every line of it makes the parser search far ahead in vain.
+_READ_AGAIN = 1 << 26
 
 
 class Posts(NamedTuple):
@@ -52,7 +64,8 @@ def read_posts(
 
     Questions are posts of type 1 and answers of type 2; others (wikis, tags) are skipped, and so are
     posts that are not well-formed XML or HTML, not UTF-8, longer than 1 MiB or 100,000 characters of
-    HTML, without a user who still exists, or without a sentence. All are counted.
+    HTML, without a user who still exists, or without a sentence. All are counted. Comments may stand
+    anywhere outside of posts.
 
     Args:
       source: a `Posts.xml`, a folder that has one, or a folder of such folders; the site's name is
@@ -60,8 +73,8 @@ def read_posts(
       show: called with the site's name and the fraction of all bytes that is done.
 
     Raises:
-      ValueError: there is no such file, or one that is cut off (with the byte position), is UTF-16 or
-        not such a file at all.
+      ValueError: there is no such file, or one that is cut off (with the byte position), is UTF-16,
+        declares entities, or is not such a file at all.
     """
     files = _files(Path(source))
     total = sum(path.stat().st_size for path in files.values()) or 1
@@ -73,11 +86,11 @@ def read_posts(
         with open(path, "rb") as file:
             show(site, before / total)
             shown = 0
-            for position, line in _post_lines(path, file, digest):
+            for position, attributes in _rows(path, file, digest):
                 if position >= shown + _SHOWN:
                     shown = position
                     show(f"{site}, {position >> 20:,} MiB", (before + position) / total)
-                post = _post(line)
+                post = _post(attributes)
                 if isinstance(post, str):
                     skipped[post] += 1
                     continue
@@ -103,46 +116,210 @@ def _files(source: Path) -> dict[str, Path]:
     return files
 
 
-def _post_lines(path: Path, file: BinaryIO, digest) -> Iterator[tuple[int, bytes | None]]:
-    """(byte position, line) of every post; None for lines that are too long.
+def _rows(path: Path, file: BinaryIO, digest) -> Iterator[tuple[int, Mapping[str, str] | str]]:
+    """(byte position, attributes) of every post, or (position, why it cannot be read).
 
     Raises ValueError where the file does not begin or end as a dump does.
     """
-    position, started, ended = 0, False, False
-    while line := file.readline(LONGEST_POST + 1):
-        digest.update(line)
-        start, is_whole = position, line.endswith(b"\n")
-        position += len(line)
-        if start == 0:
-            if line.startswith(_UTF16_MARKS):
-                raise ValueError(f"{path} is UTF-16, dumps are UTF-8")
-            line = line.removeprefix(_BYTE_ORDER_MARK)
-        is_long = len(line) > LONGEST_POST
-        while not is_whole and (rest := file.readline(_BLOCK)):
-            digest.update(rest)
-            position += len(rest)
-            is_whole = rest.endswith(b"\n")
-        content = line.strip()
-        if not started:
-            started = content.startswith(b"<posts")
-            # The file may end within these words.
-            known = content.startswith((b"<?xml", b"<!")) or (
-                not is_whole and any(word.startswith(content) for word in (b"<?xml", b"<posts"))
-            )
-            if content and not started and not known:
+    parser = _Parser(path, 0, is_first=True)
+    unread, position = (
+        b"",
+        0,
+    )  # what is behind the parser's last event, and the bytes of the file so far
+    stop: _Stop | None = None
+    is_ended = skips_line = False
+    read_again = 0
+    while True:
+        block = file.read(_BLOCK)
+        digest.update(block)
+        at_end = not block
+        if position == 0 and block.startswith(_UTF16_MARKS):
+            raise ValueError(f"{path} is UTF-16, dumps are UTF-8")
+        position += len(block)
+        if skips_line:
+            start = block.find(b"\n") + 1
+            if not start and not at_end:
+                continue
+            block, skips_line = block[start:], False
+            parser = _Parser(path, position - len(block))
+        unread += block
+        while True:
+            start = parser.done
+            stop = stop or parser.feed(block, at_end)
+            for row in parser.rows:
+                is_ended = False
+                yield row
+            parser.rows.clear()
+            is_ended = is_ended or parser.is_ended
+            unread = unread[parser.done - start :]
+            if stop is None and len(unread) > LONGEST_POST:
+                stop = _Stop("too long", parser.done, position)
+            if stop is None:
+                break
+            begin, end = stop.begin - parser.done, stop.begin - parser.done
+            if stop.reason:  # what is broken goes on to the end of its line
+                end = unread.find(b"\n", begin) + 1
+            if not parser.is_started and not stop.in_prolog:
+                if at_end and stop.is_unfinished:
+                    raise ValueError(_cut_off(path, position, position))
                 raise ValueError(f"{path} is no {FILE_NAME} of a Stack Exchange dump")
-            content = content.partition(b">")[2].strip()  # what stands behind it on its line
-        if started and content:
-            # A broken post may hold these words too: posts behind them are read.
-            ended = content.endswith(b"</posts>") or (ended and b"<row" not in content)
-            content = content.removesuffix(b"</posts>").rstrip()
-            if not is_whole and not ended:
-                inside = content.startswith(b"<row")
-                raise ValueError(_cut_off(path, start if inside else position, position))
-            if b"<row" in content:  # other lines are what a broken one left
-                yield start, None if is_long else content
-    if not ended:
-        raise ValueError(_cut_off(path, position, position))
+            if stop.reason and not end:
+                if not at_end:
+                    if len(unread) > LONGEST_POST:
+                        yield stop.begin, "too long"
+                        unread, stop, skips_line = b"", None, True
+                    break
+                if stop.is_unfinished and not is_ended:
+                    inside = parser.line if b"<row" in unread else position
+                    raise ValueError(_cut_off(path, inside, position))
+                end = len(unread)
+            broken = unread[begin:end]
+            if stop.reason:
+                if b"<row" in broken:
+                    is_ended = False
+                    yield stop.begin, _reason(stop.reason, broken)
+                is_ended = is_ended or broken.rstrip().endswith(b"</posts>")
+                read_again += max(0, stop.found - stop.begin - len(broken))
+                if read_again > position + _READ_AGAIN:
+                    raise ValueError(
+                        f"{path} is damaged in too many places, at last at byte {stop.begin:,}"
+                    )
+            if at_end and end == len(unread):
+                if not is_ended:
+                    raise ValueError(_cut_off(path, position, position))
+                return
+            parser = _Parser(path, stop.begin + len(broken), stop.in_prolog)
+            unread = block = unread[end:]
+            stop = None
+
+
+class _Stop(Exception):
+    """Where a parser stops, to be followed by another one.
+
+    Attributes:
+      reason: what is wrong with what begins at `begin`; empty where the next parser begins right there.
+      begin: position of the first byte that is not read.
+      found: position up to which the parser has searched.
+      is_unfinished: whether the file ends within what begins at `begin`.
+      in_prolog: whether `<posts>` is still to come.
+    """
+
+    def __init__(
+        self,
+        reason: str,
+        begin: int,
+        found: int,
+        is_unfinished: bool = False,
+        in_prolog: bool = False,
+    ) -> None:
+        super().__init__(reason)
+        self.reason, self.begin, self.found = reason, begin, found
+        self.is_unfinished, self.in_prolog = is_unfinished, in_prolog
+
+
+class _Parser:
+    """Expat from one position of the file on; all but the first begin within `<posts>`.
+
+    Attributes:
+      rows: (position, attributes) of the posts since they were taken last, or (position, reason).
+      done: position behind the last event; nothing in front of it is needed any more.
+      line: position of the line on which `done` lies.
+      is_started, is_ended: whether `<posts>` and `</posts>` were read.
+    """
+
+    def __init__(self, path: Path, start: int, is_first: bool = False) -> None:
+        self.rows: list[tuple[int, Mapping[str, str] | str]] = []
+        self.done = self.line = start
+        self.is_started, self.is_ended = not is_first, False
+        self._path, self._first, self._depth, self._row = path, start, 0, start
+        # Whatever a file declares is ignored: dumps are UTF-8.
+        self._expat = expat.ParserCreate("utf-8")
+        self._shift = start
+        if not is_first:
+            self._expat.Parse(b"<posts>", False)
+            self._shift -= len(b"<posts>")
+            self._depth = 1
+        self._expat.StartElementHandler = self._start
+        self._expat.EndElementHandler = self._end
+        # Text, comments and processing instructions, as they stand in the file.
+        self._expat.DefaultHandler = self._other
+        self._expat.StartDoctypeDeclHandler = self._doctype
+        self._expat.EndDoctypeDeclHandler = self._end_doctype
+
+    def feed(self, content: bytes, is_final: bool) -> _Stop | None:
+        """Reads on; returns where it has to stop."""
+        try:
+            self._expat.Parse(content, is_final)
+        except _Stop as stop:
+            return stop
+        except expat.ExpatError as error:
+            found, message = self._expat.ErrorByteIndex + self._shift, expat.ErrorString(error.code)
+            # An XML declaration may stand behind a comment, and posts behind `</posts>`.
+            in_prolog = message == errors.XML_ERROR_MISPLACED_XML_PI and not self.is_started
+            goes_on = in_prolog or message == errors.XML_ERROR_JUNK_AFTER_DOC_ELEMENT
+            reason = "" if goes_on and self.done > self._first else "malformed"
+            return _Stop(reason, self.done, found, message in _UNFINISHED, in_prolog)
+        return None
+
+    def _position(self) -> int:
+        return self._expat.CurrentByteIndex + self._shift
+
+    def _start(self, name: str, attributes: dict[str, str]) -> None:
+        begin = self._position()
+        if self._depth == 0:
+            if name != "posts":
+                raise _Stop("malformed", begin, begin)
+            self.is_started = True
+        elif self._depth > 1:  # what holds it was not closed
+            raise _Stop("" if name == "row" else "malformed", begin, begin)
+        elif name == "row":
+            self._row = begin
+            self.rows.append((begin, attributes))
+        self._depth += 1
+        self.done = begin + 1
+
+    def _end(self, name: str) -> None:
+        self.done = self._position()
+        self._depth -= 1
+        if name == "row" and self.done - self._row > LONGEST_POST:
+            self.rows[-1] = (self._row, "too long")
+        self.is_ended = self._depth == 0
+        if self.is_ended and (self._expat.GetInputContext() or b"").startswith(b"</posts>"):
+            self.done += len(b"</posts>")
+
+    def _other(self, text: str) -> None:
+        begin = self._position()
+        if (
+            text.strip()
+            and not text.startswith(("<!--", "<?"))
+            and self._depth
+            and not self.is_ended
+        ):
+            raise _Stop("malformed", begin, begin)
+        self.done = begin + len(text.encode())
+        if text.endswith("\n"):
+            self.line = self.done
+
+    def _doctype(self, name: str, system: str | None, public: str | None, declares: bool) -> None:
+        if declares:
+            raise ValueError(
+                f"{self._path} declares entities or elements in its document type, which no "
+                f"{FILE_NAME} does: refused"
+            )
+
+    def _end_doctype(self) -> None:
+        # A name of a document type, as old dumps have it, says nothing and is not looked up. Behind it
+        # another parser begins, for which entities are as unknown as in files without one.
+        behind = self._position() + 1
+        raise _Stop("", behind, behind, in_prolog=True)
+
+
+def _reason(reason: str, broken: bytes) -> str:
+    try:
+        broken.decode()
+    except UnicodeDecodeError:
+        return "not UTF-8"
+    return reason
 
 
 def _cut_off(path: Path, start: int, end: int) -> str:
@@ -150,21 +327,10 @@ def _cut_off(path: Path, start: int, end: int) -> str:
     return f"{path} is cut off: it ends at byte {end:,}{inside}, before </posts>"
 
 
-def _post(line: bytes | None) -> tuple[str, str, list[list[str]]] | str:
-    """(user, domain, sentences) of a line, or why it is skipped."""
-    if line is None:
-        return "too long"
-    try:
-        line.decode()
-    except UnicodeDecodeError:
-        return "not UTF-8"
-    attributes: dict[str, str] = {}
-    parser = expat.ParserCreate("utf-8")
-    parser.StartElementHandler = lambda name, found: attributes.update(found)
-    try:
-        parser.Parse(line, True)
-    except expat.ExpatError:
-        return "malformed"
+def _post(attributes: Mapping[str, str] | str) -> tuple[str, str, list[list[str]]] | str:
+    """(user, domain, sentences) of a post's attributes, or why it is skipped."""
+    if isinstance(attributes, str):
+        return attributes
     domain = _DOMAIN_OF_TYPE.get(attributes.get("PostTypeId", ""))
     if domain is None:
         return "neither question nor answer"

@@ -27,7 +27,9 @@ from fedcodist.data.partition import split_clients
 from fedcodist.data.preparation import Show
 from fedcodist.data.stackexchange import ANSWERS, DOMAINS, QUESTIONS
 from fedcodist.data.text import EVALUATION_LENGTH, SPLITS, TRAIN_LENGTH
-from fedcodist.data.tff import decode_example, numpy_examples, sqlite_connection, to_numpy
+from fedcodist.data.tf_example import decode_example
+from fedcodist.data.tff import numpy_examples, to_numpy
+from fedcodist.data.tff_sqlite import sqlite_database
 from fedcodist.data.vocabulary import Vocabulary
 from fedcodist.data.word_pieces import learn_pieces, piece_splitter
 
@@ -35,6 +37,7 @@ USERS_PER_SHARD = 500
 LONGEST_SENTENCE = 1 << 20  # bytes; a post itself has at most 30,000 characters
 
 _TFF_SPLIT = {"train": "train", "distillation": "train", "held_out": "heldout", "test": "test"}
+_READ = ("type", "tokens")  # features of an example
 _DOMAIN_OF_TYPE = {"question": QUESTIONS, "answer": ANSWERS}
 _LARGEST_VOCABULARY = (1 << 16) - 5  # so that tokens fit in 16 bits
 # Of a shard's counts, as many as a vocabulary may have; what is rarer there does not count.
@@ -383,7 +386,7 @@ def _kept(shard: Mapping[str, np.ndarray], last: float, rows: np.ndarray) -> np.
 def _sentence(features: Features | None) -> tuple[str, list[str]] | str:
     """(domain, words) of an example, or why it is skipped."""
     texts = []
-    for name in ("type", "tokens"):
+    for name in _READ:
         values = features.get(name) if features is not None else None
         if not isinstance(values, list) or len(values) != 1:
             return "malformed"
@@ -403,33 +406,23 @@ def _sentence(features: Features | None) -> tuple[str, list[str]] | str:
 
 
 def _sqlite_users(path: Path, split: str) -> Users:
-    with sqlite_connection(path) as connection:
-        tables = connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")
-        if ("client_metadata",) in tables.fetchall():
-            query = "SELECT client_id, num_examples FROM client_metadata"
-        else:
-            query = "SELECT client_id, NULL FROM examples"
-        found = connection.execute(
-            f"{query} WHERE split_name = ? GROUP BY client_id ORDER BY client_id", (split,)
-        )
-        users = {str(user): count for user, count in found}
+    with sqlite_database(path) as database:
+        users: Users | None = database.client_sizes(split)
+        table = "examples" if users is None else "client_metadata"
+        if users is None:
+            users = dict.fromkeys(database.client_ids(split))
         if not users:
-            found = connection.execute("SELECT DISTINCT split_name FROM examples")
-            splits = sorted(str(name) for (name,) in found)
-            raise ValueError(f"{path} has no split {split!r}; its splits are {splits}")
+            raise ValueError(
+                f"{path} has no split {split!r}; its splits are {database.splits(table)}"
+            )
     return users
 
 
 def _sqlite_examples(path: Path, split: str, users: Users) -> Iterator[tuple[str, Features | None]]:
-    with sqlite_connection(path) as connection:
+    with sqlite_database(path) as database:
         for user, expected in users.items():
-            rows = connection.execute(
-                "SELECT serialized_example_proto FROM examples "
-                "WHERE split_name = ? AND client_id = ? ORDER BY rowid",
-                (split, user),
-            )
             count = 0
-            for (blob,) in rows:
+            for _, blob in database.examples(split, user):
                 count += 1
                 yield user, _decoded(blob)
             if expected not in (None, count):
@@ -439,9 +432,9 @@ def _sqlite_examples(path: Path, split: str, users: Users) -> Iterator[tuple[str
                 )
 
 
-def _decoded(blob: Any) -> Features | None:
+def _decoded(blob: bytes) -> Features | None:
     try:
-        return decode_example(blob) if isinstance(blob, bytes) else None
+        return decode_example(blob, _READ)
     except ValueError:
         return None
 

@@ -55,6 +55,18 @@ def test_every_sentence_is_there_once(tmp_path):
     assert set(found.sha256) == {"DRUG-AE.rel", "ADE-NEG.txt"}
 
 
+def test_a_byte_order_mark_is_no_part_of_the_first_line(tmp_path):
+    mark = b"\xef\xbb\xbf"
+    marked = corpus(tmp_path / "marked", [mark + b"".join(RELATIONS)], [mark + b"".join(NEGATIVES)])
+    plain = read_ade(corpus(tmp_path / "plain"))
+    found = read_ade(marked)
+    assert (found.texts, found.documents, found.skipped) == (
+        plain.texts,
+        plain.documents,
+        plain.skipped,
+    )
+
+
 def test_a_sentence_of_both_kinds_is_positive(tmp_path):
     both = negative(3, "Aspirin  caused a rash.")
     found = read_ade(corpus(tmp_path, negatives=[both, *NEGATIVES[:1]]))

@@ -76,6 +76,10 @@ def test_special_pieces_in_a_text_are_text():
 def test_a_file_comes_back_and_one_laid_out_as_berts_is_read(tmp_path):
     LEARNT.save(tmp_path / "vocab.txt")
     assert BertVocabulary.load(tmp_path / "vocab.txt") == LEARNT
+    for mark, newline in ((b"\xef\xbb\xbf", b"\n"), (b"", b"\r\n"), (b"\xef\xbb\xbf", b"\r\n")):
+        content = (tmp_path / "vocab.txt").read_bytes().replace(b"\n", newline)
+        (tmp_path / "edited.txt").write_bytes(mark + content)
+        assert BertVocabulary.load(tmp_path / "edited.txt") == LEARNT
     lines = [PADDING, *(f"[unused{n}]" for n in range(99)), *SPECIAL[1:], "the", "cat", "##s"]
     (tmp_path / "bert.txt").write_bytes("\r\n".join(lines).encode() + b"\r\n")
     vocabulary = BertVocabulary.load(tmp_path / "bert.txt")

@@ -20,7 +20,7 @@ VOCABULARY = Vocabulary(("the", "a", "sentence", "don't", "."))
     [
         ("One here. Two there.", "one here ."),
         ("Dr. Who came at 3.14 p.m. sharp! Then left.", "dr . who came at 3.14 p.m . sharp !"),
-        ("They don’t know we’ll see Anna’s dog", "they don't know we'll see anna's dog"),
+        ("They don’t know they’ll see Anna’s dog", "they don't know they'll see anna's dog"),
         ("It's up-to-date, isn't it?", "it's up-to-date , isn't it ?"),
         ("‘Quoted’ words stay ’ apart ’ s.", "‘ quoted ’ words stay ’ apart's ."),
         ("“Really?” She left.", "“ really ? ”"),
@@ -33,7 +33,87 @@ def test_first_sentence(paragraph, words):
     assert " ".join(first_sentence(paragraph)) == words
 
 
-@pytest.mark.parametrize("stem, ending", [("aren", "t"), ("you", "re"), ("i", "m"), ("dog", "s")])
+# The paper's rules but for those that its last one, "’ s", holds.
+RULES = [
+    "aren’t",
+    "can’t",
+    "couldn’t",
+    "didn’t",
+    "doesn’t",
+    "don’t",
+    "hadn’t",
+    "hasn’t",
+    "haven’t",
+    "he’d",
+    "he’ll",
+    "i’d",
+    "i’ll",
+    "i’m",
+    "i’ve",
+    "isn’t",
+    "mightn’t",
+    "mustn’t",
+    "shan’t",
+    "she’d",
+    "she’ll",
+    "shouldn’t",
+    "they’d",
+    "they’ll",
+    "they’re",
+    "they’ve",
+    "we’d",
+    "we’re",
+    "we’ve",
+    "weren’t",
+    "what’ll",
+    "what’re",
+    "what’ve",
+    "who’d",
+    "who’ll",
+    "who’re",
+    "who’ve",
+    "won’t",
+    "wouldn’t",
+    "you’d",
+    "you’ll",
+    "you’re",
+    "you’ve",
+]
+# Contractions that it does not repair.
+OTHERS = [
+    "ain’t",
+    "needn’t",
+    "oughtn’t",
+    "wasn’t",
+    "it’ll",
+    "that’ll",
+    "there’ll",
+    "we’ll",
+    "could’ve",
+    "might’ve",
+    "must’ve",
+    "should’ve",
+    "would’ve",
+    "it’d",
+    "that’d",
+    "there’d",
+    "o’clock",
+    "y’all",
+]
+
+
+def test_contractions_are_the_papers():
+    rules = {f"{stem}’{ending}" for ending, stems in c4._CONTRACTIONS.items() for stem in stems}
+    assert rules == set(RULES) and len(RULES) == 43
+    assert len(OTHERS) == 18
+    for word in OTHERS:
+        stem, ending = word.split("’")
+        assert repaired([stem, "’", ending]) == [stem, "’", ending]
+
+
+@pytest.mark.parametrize(
+    "stem, ending", [tuple(rule.split("’")) for rule in RULES] + [("dog", "s"), ("what", "s")]
+)
 def test_repairs(stem, ending):
     assert repaired([stem, "’", ending, "x"]) == [f"{stem}'{ending}", "x"]
 
@@ -82,6 +162,25 @@ def test_lines(tmp_path, pack, monkeypatch):
     np.testing.assert_array_equal(
         read_c4([path] * 2, VOCABULARY, 4).tokens, np.concatenate([found.tokens] * 2)
     )
+
+
+@pytest.mark.parametrize("pack", [bytes, gzip.compress])
+def test_a_byte_order_mark_is_no_part_of_the_first_page(tmp_path, pack):
+    path = tmp_path / "a.json"
+    path.write_bytes(pack(b"\xef\xbb\xbf" + GOOD))
+    found = read_c4([path], VOCABULARY, 4)
+    assert found.skipped == {"empty": 2} and len(found.tokens) == 4
+    path.write_bytes(pack(b"\xef\xbb\xbf" + GOOD) + pack(b"\xef\xbb\xbf" + GOOD))
+    assert read_c4([path], VOCABULARY, 4).skipped == {"empty": 4}
+
+
+@pytest.mark.parametrize("line", [b"0", b"{}\n"])
+def test_gzip_that_unpacks_to_far_more_is_refused(tmp_path, line, monkeypatch):
+    monkeypatch.setattr(c4, "_SMALL_FILE", 1 << 10)
+    path = tmp_path / "a.json.gz"
+    path.write_bytes(gzip.compress(line * (1 << 20)))
+    with pytest.raises(ValueError, match=r"a\.json\.gz unpacks to more than 200 times its"):
+        read_c4([path], VOCABULARY, 4)
 
 
 def test_pieces(tmp_path):

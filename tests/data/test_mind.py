@@ -65,6 +65,14 @@ def test_articles(tmp_path):
     assert news.skipped == {"articles without a title": 1}
 
 
+def test_a_byte_order_mark_is_no_part_of_the_first_line(tmp_path):
+    mark = b"\xef\xbb\xbf"
+    plain = read(layout(tmp_path / "plain"))
+    layout(tmp_path / "marked", [mark + b"".join(ARTICLES)], [mark + b"".join(BEHAVIORS)])
+    for found, expected in zip(read(tmp_path / "marked"), plain, strict=True):
+        assert str(found) == str(expected)
+
+
 def test_articles_of_two_folders(tmp_path):
     first = layout(tmp_path / "train", ARTICLES[:3])
     second = layout(tmp_path / "dev", [article("N2", "Changed"), *ARTICLES[3:]])

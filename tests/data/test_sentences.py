@@ -1,5 +1,7 @@
 """Sentences and words of plain text and of HTML."""
 
+import time
+
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -36,6 +38,15 @@ def test_sentences(text, sentences):
         ("<script>bad()</script>good", "good"),
         ("</pre>never opened", "never opened"),
         ("3 < 4 & 5", "3 < 4 & 5"),
+        ("<a title='1 > 2' href=x>one</a> <!-- <p> -->two", "one two"),
+        ("<a b=don't>one</a> isn't two", "one isn't two"),
+        ('one <a b="two</a> three', "one three"),
+        ("one <a two", "one <a two"),
+        ("<script>if (a < b) '<pre>'</script>good", "good"),
+        ("<SCRIPT>bad()</SCRIPT >good<style>bad", "good"),
+        ("<pre>bad <script>", ""),
+        ("<!DOCTYPE html><?php x ?>good</ >", "good"),
+        ("a<![CDATA[b]]>c", "ac"),
     ],
 )
 def test_html(source, text):
@@ -44,6 +55,46 @@ def test_html(source, text):
 
 def test_elements_end_sentences():
     assert sentences_of(text_of_html("<li>One</li><li>two</li>")) == [["one"], ["two"]]
+
+
+@pytest.mark.parametrize(
+    "piece",
+    [
+        "<a ",
+        "<a b='",
+        '<a b="',
+        "<a/",
+        "<p x= ",
+        "</a",
+        "<!--",
+        "<!",
+        "<?",
+        "<",
+        "<![cdata[",
+        "<pre>",
+        "<script>",
+        "<script></scrip",
+        "<style",
+        "<a b='>",
+        "&#",
+        "&amp",
+        "\n ",
+        ".)",
+        "www.",
+        "\n<a\n=",
+    ],
+)
+def test_time_grows_with_the_length_only(piece):
+    """100,000 characters, the longest that are read, in seconds; their square would be minutes."""
+    source = piece * (100_000 // len(piece))
+    start = time.monotonic()
+    sentences_of(text_of_html(source))
+    assert time.monotonic() - start < 5
+
+
+def test_references_of_thousands_of_digits_are_refused():
+    with pytest.raises(ValueError, match="not HTML: "):
+        text_of_html(f"&#{'9' * 5000};")
 
 
 @given(st.lists(st.one_of(st.text(), st.sampled_from(["<![", "]]>", "<!--", "</a", "<p", "&#"]))))

@@ -1,6 +1,8 @@
 """Reading Posts.xml: good posts, posts of every bad kind, and files that are cut off."""
 
 import os
+import time
+import tracemalloc
 from pathlib import Path
 from xml.sax.saxutils import quoteattr
 
@@ -82,9 +84,104 @@ def test_posts_on_the_lines_of_the_first_and_last_element(tmp_path):
     assert list(posts.users) == [f"{tmp_path.name}/7", f"{tmp_path.name}/9"] and posts.read == 2
 
 
-def test_a_post_over_several_lines_is_malformed(tmp_path):
-    broken = row(1).replace(b"citra ", b"citra\n")
-    assert read_posts(dump(tmp_path, broken, row(2))).skipped == {"malformed": 1}
+def test_a_post_over_several_lines_is_read_as_xml_says(tmp_path):
+    """A line break within a value is a space, unless it is written as a reference; so is one between."""
+    broken = row(1).replace(b"citra ", b"citra\n").replace(b" PostTypeId", b"\n  PostTypeId")
+    lines = row(2, body="One").replace(b"One", b"One&#xA;&#xA;Two")
+    posts = read_posts(dump(tmp_path, broken, lines))
+    assert posts.users[f"{tmp_path.name}/7"]["questions"] == [
+        ["what", "is", "a", "citra", "hop", "?"],
+        ["one"],
+        ["two"],
+    ]
+    assert posts.skipped == {}
+
+
+DECLARATION = b'<?xml version="1.0" encoding="utf-8"?>\n'
+HEADERS = {
+    "no declaration": b"<posts>\n",
+    "blank lines before it": b"\n \n" + DECLARATION + b"<posts>\n",
+    "a comment of one line": DECLARATION + b"<!-- for your own use -->\n<posts>\n",
+    "a comment of several lines": DECLARATION + b"<!--\n  For your own use.\n-->\n<posts>\n",
+    "text on its first line": DECLARATION + b"<!-- Terms.\nMore terms. -->\n<posts>\n",
+    "a comment before the declaration": b"<!-- Terms.\n -->\n" + DECLARATION + b"<posts>\n",
+    "elements in the comment": DECLARATION
+    + b"<!--\n<posts>\n"
+    + row(7)
+    + b"</posts>\n-->\n<posts>\n",
+    "a document type": DECLARATION + b"<!DOCTYPE posts SYSTEM 'posts.dtd'>\n<posts>\n",
+    "an instruction": DECLARATION + b'<?xml-stylesheet\n href="a"?>\n<posts>\n',
+    "attributes of the first element": DECLARATION + b'<posts\n xmlns:x="y">\n',
+    "all on one line": DECLARATION.strip() + b"<!-- Terms. --><posts>",
+    "comments between posts": DECLARATION + b"<posts>\n<!-- one\n two -->\n",
+}
+
+
+@pytest.mark.parametrize("newline", [b"\n", b"\r\n"])
+@pytest.mark.parametrize("mark", [b"", b"\xef\xbb\xbf"])
+@pytest.mark.parametrize("header", HEADERS)
+def test_every_header_is_read(tmp_path, header, mark, newline):
+    content = HEADERS[header] + row(1) + row(2, user="9") + TAIL + b"\n<!-- the\nend -->\n"
+    path = dump(tmp_path, head=mark + content.replace(b"\n", newline), tail=b"")
+    posts = read_posts(path)
+    assert posts.read == 2 and posts.skipped == {}
+    assert list(posts.users) == [f"{tmp_path.name}/7", f"{tmp_path.name}/9"]
+
+
+def test_a_file_without_line_breaks_is_read(tmp_path):
+    rows = [row(number).strip() for number in range(200)]
+    assert read_posts(dump(tmp_path, *rows, head=b"<posts>")).read == 200
+
+
+@pytest.mark.parametrize(
+    "declared",
+    [
+        b'<!DOCTYPE posts [<!ENTITY a "aaaa"><!ENTITY b "&a;&a;">]>\n',
+        b'<!-- a\n --><!DOCTYPE posts SYSTEM "posts.dtd" [<!ENTITY a SYSTEM "file:///etc/passwd">]>\n',
+        b"<!DOCTYPE posts [<!ELEMENT posts ANY>]>\n",
+    ],
+)
+def test_entities_are_refused(tmp_path, declared):
+    path = dump(tmp_path, row(1), head=DECLARATION + declared + b"<posts>\n")
+    with pytest.raises(ValueError, match="declares entities or elements") as error:
+        read_posts(path)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "head", [HEAD, DECLARATION + b"<!DOCTYPE posts SYSTEM 'posts.dtd'>\n<posts>\n"]
+)
+def test_an_entity_that_nobody_declared_is_malformed(tmp_path, head):
+    posts = read_posts(dump(tmp_path, row(1).replace(b"citra", b"&citra;"), row(2), head=head))
+    assert posts.skipped == {"malformed": 1} and posts.read == 1
+
+
+@pytest.mark.parametrize(
+    "line", ["<?x\n", "<row a='\n", "<row>\n", "<a>", "<!--\n", "x\n", "<row a=>\n"]
+)
+def test_what_is_made_to_be_slow_is_not(tmp_path, line):
+    path = dump(tmp_path, line.encode() * 10_000)
+    start = time.monotonic()
+    try:
+        assert read_posts(path).read == 0
+    except ValueError as error:
+        assert "damaged in too many places" in str(error)
+    assert time.monotonic() - start < 20
+
+
+def test_memory_does_not_grow_with_the_file(tmp_path):
+    rows = b"".join(row(number, "5") for number in range(200))
+    small, large = dump(tmp_path / "small", rows), dump(tmp_path / "large", rows * 100)
+
+    def peak(path):
+        tracemalloc.start()
+        try:
+            read_posts(path)
+            return tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+
+    assert peak(large) < peak(small) + 100_000 < large.stat().st_size
 
 
 @settings(

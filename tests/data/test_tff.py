@@ -1,14 +1,16 @@
 import lzma
 import sqlite3
 import struct
+from typing import NamedTuple
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedcodist.data import from_client_data, from_sqlite
-from fedcodist.data.tff import decode_example
+from fedcodist.data import from_client_data, from_sqlite, tff_sqlite
+from fedcodist.data.stackoverflow import sqlite_reader
+from fedcodist.data.tf_example import decode_example
 
 # ClientData, as TFF has it, without TensorFlow
 
@@ -113,10 +115,34 @@ def test_client_data_names_client_and_example(odd, message):
 def test_client_data_of_another_kind():
     with pytest.raises(TypeError, match="list has no client_ids"):
         from_client_data([])
-    with pytest.raises(TypeError, match="client 'a', example 0 must be a mapping"):
-        from_client_data(ClientData({"a": [(1, 2)]}, list))
+    with pytest.raises(TypeError, match=r"client 'a', example 0 must be a mapping .*, got int"):
+        from_client_data(ClientData({"a": [1]}, list))
     with pytest.raises(ValueError, match="no column 'z'"):
         from_client_data(ClientData(CLIENTS), columns=["z"])
+
+
+class Labelled(NamedTuple):
+    pixels: np.ndarray
+    label: np.int32
+
+
+def test_tuples_are_columns():
+    pairs = {
+        "a": [(np.ones(3, np.float32), np.int32(1))],
+        "b": [(np.zeros(3, np.float32), np.int32(2))],
+    }
+    data = from_client_data(ClientData(pairs, list))
+    assert list(data.columns) == ["x", "y"] and data.columns["x"].shape == (2, 3)
+    np.testing.assert_array_equal(data.columns["y"], [1, 2])
+    data = from_client_data(ClientData(pairs, list), columns=["image", "label"])
+    np.testing.assert_array_equal(data.columns["label"], [1, 2])
+    named = {"a": [Labelled(np.ones(3), np.int32(1))]}
+    assert list(from_client_data(ClientData(named, list)).columns) == ["pixels", "label"]
+    assert list(from_client_data(ClientData(named, list), columns="label").columns) == ["label"]
+    with pytest.raises(ValueError, match="client 'a', example 0: columns must name all 2 arrays"):
+        from_client_data(ClientData(pairs, list), columns=["image"])
+    with pytest.raises(ValueError, match="example 0: columns must name the 3 arrays of a tuple"):
+        from_client_data(ClientData({"a": [(1, 2, 3)]}, list))
 
 
 # tf.train.Example: a small encoder
@@ -271,6 +297,14 @@ def test_decoder_merges_and_skips_as_protocol_buffers_do(protobuf_example):
     assert set(decoded) == set(reference)
 
 
+@settings(max_examples=30, deadline=None)
+@given(FEATURES, st.lists(st.text(max_size=5)))
+def test_only_what_is_asked_for_is_decoded(features, names):
+    asked = [*list(features)[::2], *names]
+    expected = {name: values for name, values in features.items() if name in asked}
+    assert_same_features(decode_example(encode_example(features), asked), expected)
+
+
 @settings(max_examples=150, deadline=None)
 @given(FEATURES.filter(bool), st.booleans(), st.data())
 def test_a_cut_example_is_an_error(features, packed, data):
@@ -402,6 +436,117 @@ def test_sqlite_examples_that_its_metadata_does_not_know_or_misses(tmp_path):
     connection.commit()
     connection.close()
     errors_of(path, "client '7' has 1 examples, client_metadata says 2")
+
+
+def made(path, *statements):
+    connection = sqlite3.connect(path)
+    for statement, *rows in statements:
+        connection.executemany(statement, rows) if rows else connection.execute(statement)
+    connection.commit()
+    connection.close()
+    return path
+
+
+EXAMPLES = "CREATE TABLE examples (split_name, client_id %s, serialized_example_proto)"
+INSERT = "INSERT INTO examples VALUES (?, ?, ?)"
+
+
+@pytest.mark.parametrize("declared", ["", "TEXT", "BLOB", "TEXT COLLATE NOCASE"])
+@pytest.mark.parametrize("indexed", [True, False])
+def test_sqlite_ids_of_another_type_or_collation_keep_their_examples(tmp_path, declared, indexed):
+    """The id "b" as text and as bytes is one client, "B" another; each has what is its own."""
+    ids = ["b", b"a", "B", b"b", "a", "b", b"B", "10", 10, b"10", "9"]
+    splits = ["train", b"train"]
+    rows = [
+        (splits[row % 2], client, encode_example({"label": np.array([row])}))
+        for row, client in enumerate(ids)
+    ]
+    path = made(tmp_path / "a", (EXAMPLES % declared,), (INSERT, *rows))
+    if indexed:
+        made(path, ("CREATE INDEX i ON examples (split_name, client_id)",))
+    text = [client.decode() if isinstance(client, bytes) else str(client) for client in ids]
+    expected = {
+        client: [row for row, owner in enumerate(text) if owner == client]
+        for client in sorted(set(text))
+    }
+    data = from_sqlite(path, "train", {"label": (np.int32, ())})
+    assert {c: data.get_client(c)["label"].tolist() for c in data.client_ids.tolist()} == expected
+    assert data.client_ids.tolist() == list(expected)
+    counts = "CREATE TABLE client_metadata AS SELECT *, 1 AS num_examples FROM examples"
+    for users in (
+        dict.fromkeys(expected),
+        {c: len(rows) for c, rows in expected.items()},
+    ):
+        reader = sqlite_reader(path)
+        assert reader.users("train") == users
+        blobs = [user for user, _ in reader.examples("train", users)]
+        assert blobs == [client for client, rows in expected.items() for _ in rows]
+        if users["a"] is None:
+            made(path, (counts,))
+    errors_of(path, r"no split 'dev'; its splits are \['train'\]", split="dev")
+
+
+def test_sqlite_ids_that_are_missing_are_told(tmp_path):
+    path = made(tmp_path / "a", (EXAMPLES % "",), (INSERT, ("train", None, b"")))
+    errors_of(path, "client_id must name a client in every row, got NULL")
+
+
+ENDLESS = """CREATE VIEW examples AS WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n)
+    SELECT 'train' AS split_name, 'a' || i AS client_id, x'' AS serialized_example_proto FROM n"""
+COMPUTED = """CREATE TABLE examples (split_name, client_id,
+    serialized_example_proto AS (zeroblob(1000000000)))"""
+VIRTUAL = (
+    "CREATE VIRTUAL TABLE examples USING fts5(split_name, client_id, serialized_example_proto)"
+)
+
+
+@pytest.mark.parametrize("statement", [ENDLESS, COMPUTED, VIRTUAL])
+@pytest.mark.parametrize("table", ["examples", "client_metadata"])
+def test_sqlite_tables_that_are_computed_are_refused(tmp_path, statement, table):
+    path = tmp_path / "a"
+    if table == "client_metadata":
+        write_sqlite(path, cifar_rows(), metadata=False)
+        statement = statement.replace("examples", table, 1)
+        statement = statement.replace("serialized_example_proto", "num_examples")
+    made(path, (statement,))
+    errors_of(path, f"{table} must be a table whose columns are stored, not computed")
+    with pytest.raises(ValueError, match=f"{table} must be a table"):
+        sqlite_reader(path).users("train")
+
+
+def test_sqlite_queries_end(tmp_path, monkeypatch):
+    """A file whose pages lead back to each other has rows without end."""
+    monkeypatch.setattr(tff_sqlite, "_FIRST_STEPS", 1000)
+    monkeypatch.setattr(tff_sqlite, "_STEPS_PER_BYTE", 0)
+    monkeypatch.setattr(tff_sqlite, "_STEPS_AT_ONCE", 100)
+    blob = encode_example({"label": np.array([1])})
+    path = write_sqlite(tmp_path / "a", [("train", "a", blob)] * 1000)
+    errors_of(
+        path, "takes far longer to read than a file of its size", features={"label": (int, ())}
+    )
+
+
+@pytest.mark.parametrize("format", [lzma.FORMAT_XZ, lzma.FORMAT_ALONE])
+def test_lzma_that_unpacks_to_far_more_is_refused(tmp_path, format, monkeypatch):
+    monkeypatch.setattr(tff_sqlite, "_SMALL_FILE", 1 << 20)
+    bomb = tmp_path / "a.lzma"
+    bomb.write_bytes(lzma.compress(bytes(1 << 24), format=format))
+    errors_of(bomb, "a.lzma unpacks to more than .* bytes, 200 times its")
+    assert not list(tmp_path.glob("**/*.sqlite"))
+
+
+def test_lzma_that_asks_for_much_memory_is_refused(tmp_path):
+    path = tmp_path / "a.lzma"
+    path.write_bytes(b"]" + struct.pack("<I", 3 << 30) + b"\xff" * 8 + bytes(100))
+    errors_of(path, "a.lzma is damaged, it cannot be decompressed: Memory usage limit")
+
+
+def test_lzma_of_several_streams(tmp_path):
+    content = write_sqlite(tmp_path / "a", cifar_rows()).read_bytes()
+    path = tmp_path / "a.lzma"
+    half = len(content) // 2
+    path.write_bytes(lzma.compress(content[:half]) + lzma.compress(content[half:]) + b"rest")
+    assert from_sqlite(path, "train", CIFAR_FEATURES).num_clients == 2
 
 
 def test_sqlite_unreadable_files(tmp_path):

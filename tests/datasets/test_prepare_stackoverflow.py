@@ -2,8 +2,6 @@
 
 import gzip
 import lzma
-import sys
-import types
 
 import numpy as np
 import pytest
@@ -12,7 +10,7 @@ from fedcodist.data import load_prepared, manifest, stackoverflow, vocabulary_of
 from tests.data.test_c4 import BAD as BAD_LINES
 from tests.data.test_c4 import lines
 from tests.data.test_stackoverflow import BAD, examples
-from tests.data.test_tff import ClientData, encode_example, write_sqlite
+from tests.data.test_tff import encode_example, write_sqlite
 from tests.datasets.test_prepare import all_bytes, one_line, program
 
 STACKOVERFLOW, C4 = program("stackoverflow"), program("c4_mod")
@@ -87,21 +85,13 @@ def test_a_stopped_program_goes_on(prepare, database, tmp_path, monkeypatch):
     assert all_bytes(tmp_path / "whole") == all_bytes(tmp_path / "out")
 
 
-def test_client_data_of_tff(prepare, tmp_path, monkeypatch):
-    by_split = {"train": {}, "heldout": {}, "test": {}}
-    for split, user, each in examples():
-        plain = {name: value[0] for name, value in each.items()}
-        by_split[split].setdefault(user, []).append(plain)
-    loaded = tuple(ClientData(users) for users in by_split.values())
-    monkeypatch.setitem(sys.modules, "tensorflow_federated", None)
+def test_the_package_of_tff_is_no_source(prepare, tmp_path, capsys):
     error = one_line(prepare(STACKOVERFLOW, "tff", tmp_path / "out", *SMALL))
-    assert "--source tff needs the package tensorflow-federated" in error
-    module = types.SimpleNamespace(load_data=lambda: loaded)
-    datasets = types.SimpleNamespace(stackoverflow=module)
-    tff = types.SimpleNamespace(simulation=types.SimpleNamespace(datasets=datasets))
-    monkeypatch.setitem(sys.modules, "tensorflow_federated", tff)
-    assert prepare(STACKOVERFLOW, "tff", tmp_path / "out", *SMALL)[0] == 0
-    assert load_prepared(tmp_path / "out")["train"].num_clients == 4
+    assert "--source must be TFF's file stackoverflow.sqlite.lzma, got 'tff'" in error
+    assert "cannot be installed beside this JAX" in error
+    with pytest.raises(SystemExit):
+        STACKOVERFLOW.main(["--help"])
+    assert "'tff'" not in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
