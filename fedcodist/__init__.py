@@ -87,6 +87,7 @@ _MODULE_OF = {
     "merged_codistillation": "algorithms.merged_codistillation",
     "multi_headed": "models.multi_headed",
     "multi_headed_distillation": "algorithms.multi_headed_distillation",
+    "per_example": "example_losses",
     "periodic_codistillation": "algorithms.periodic_codistillation",
     "pooled": "algorithms.pooled",
     "quantisation": "compression.quantisation",

@@ -9,6 +9,7 @@ import optax
 
 from fedcodist import keys
 from fedcodist.cohort import ClientData
+from fedcodist.example_losses import checked_loss
 from fedcodist.model import Batch, Model, Variables
 from fedcodist.shuffling import permuted_positions
 
@@ -115,7 +116,7 @@ def train_client(
         )
         if mean_loss is not None:
             return mean_loss(outputs, batch, mask), mutable
-        per_example = loss_of(outputs, batch)
+        per_example = checked_loss(loss_of, outputs, batch)
         return jnp.sum(per_example * mask) / jnp.maximum(jnp.sum(mask), 1), mutable
 
     def step(index, carry):

@@ -1,5 +1,6 @@
 """All metrics of one model on one split, whose examples are dealt over the devices."""
 
+import functools
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -11,6 +12,7 @@ from fedcodist import metrics as metrics_lib
 from fedcodist.aggregation import sum_over_devices, this_device
 from fedcodist.client_training import Preprocess
 from fedcodist.data.federated_data import FederatedData
+from fedcodist.example_losses import checked_loss, checked_statistic
 from fedcodist.federated_algorithm import Predictor
 
 PyTree = Any
@@ -61,18 +63,21 @@ def evaluate(
     """
     model = predictor.model
     statistics = {
-        "loss": lambda outputs, batch: (model.loss(outputs, batch), jnp.ones(len(batch[_CLIENT])))
-    } | dict(model.metrics)
+        "loss": lambda outputs, batch: _with_ones(checked_loss(model.loss, outputs, batch))
+    }
+    for name, statistic in model.metrics.items():
+        statistics[name] = functools.partial(checked_statistic, name, statistic)
     # A statistic is computed once for all that is averaged of it: a language model's goes over logits.
     of = lambda name: lambda computed, batch: computed[name]
     parts = {name: metrics_lib.mean(of(name)) for name in statistics}
     clients = split.num_clients.shape[0]
+    labels = max(model.num_classes, 2)  # one logit tells two labels apart
     has_labels = "label" in split.columns and split.columns["label"].ndim == 1
     for name in model.metrics:
         # Precision within the examples of a label would lack those that are falsely predicted.
         if has_labels and name.startswith("accuracy"):
             parts[f"{name}_per_label"] = metrics_lib.grouped_mean(
-                of(name), lambda batch: batch["label"], model.num_classes
+                of(name), lambda batch: batch["label"], labels
             )
         if clients > 1:
             parts[f"{name}_per_client"] = metrics_lib.grouped_mean(
@@ -102,3 +107,7 @@ def evaluate(
     accumulators = jax.lax.fori_loop(0, steps, step, accumulators)
     accumulators = sum_over_devices(accumulators, axis_name)
     return {name: metric.compute(accumulators[name]) for name, metric in parts.items()}
+
+
+def _with_ones(values: jax.Array) -> tuple[jax.Array, jax.Array]:
+    return values, jnp.ones_like(values)

@@ -6,6 +6,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from fedcodist.example_losses import WrongShape
+
 Batch = Mapping[str, jax.Array]
 # What is averaged: (outputs, batch) -> (values [batch], weights [batch]).
 Statistic = Callable[[Any, Batch], tuple[jax.Array, jax.Array]]
@@ -28,13 +30,42 @@ class Metric(NamedTuple):
 
 
 def accuracy(label: str = "label") -> Statistic:
-    """Share of examples whose largest logit is at their label."""
+    """Share of examples whose largest logit is at their label; of one logit see `of_one_logit`."""
 
     def statistic(outputs, batch):
-        correct = (jnp.argmax(outputs, axis=-1) == batch[label]).astype(jnp.float32)
+        correct = (predicted_label(outputs) == batch[label]).astype(jnp.float32)
         return correct, jnp.ones_like(correct)
 
     return statistic
+
+
+def of_one_logit(statistic: Statistic, threshold: float = 0.0) -> Statistic:
+    """A statistic of two classes, such as `accuracy()`, for a network with one output per example.
+
+    Label 1 is predicted where the output, [batch, 1] or [batch], is above the threshold: 0 for a logit,
+    0.5 for a probability.
+    """
+
+    def of_two(outputs, batch):
+        logit = outputs.reshape(outputs.shape[:1]) - threshold
+        return statistic(jnp.stack([jnp.zeros_like(logit), logit], axis=-1), batch)
+
+    return of_two
+
+
+def predicted_label(outputs: jax.Array) -> jax.Array:
+    """Where the largest logit of outputs [..., classes] is, int32 [...].
+
+    Raises:
+      ValueError: one line; one output, of which the largest is always the first.
+    """
+    if outputs.ndim < 2 or outputs.shape[-1] < 2:
+        raise WrongShape(
+            "outputs must be logits [batch, classes] of at least two classes to tell a label, got "
+            f"{list(outputs.shape)}: of one logit per example use "
+            "fedcodist.metrics.of_one_logit(accuracy())."
+        )
+    return jnp.argmax(outputs, axis=-1)
 
 
 def precision(positive: int = 1, label: str = "label") -> Statistic:
@@ -111,7 +142,7 @@ def grouped_mean(
 
 def _is_positive(outputs, labels, positive):
     """Whether each example is predicted to be, and is, of the class; floats [batch]."""
-    predicted = jnp.argmax(outputs, axis=-1) == positive
+    predicted = predicted_label(outputs) == positive
     return predicted.astype(jnp.float32), (labels == positive).astype(jnp.float32)
 
 

@@ -1,6 +1,5 @@
 """`Model`: pure functions, whatever library the network is written in."""
 
-import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -9,11 +8,21 @@ import jax.numpy as jnp
 import optax
 
 from fedcodist import metrics as metrics_lib
+from fedcodist.example_losses import WrongShape, check_by_shape
+from fedcodist.training_flag import (
+    TRAIN,
+    Call,
+    check_all_told,
+    check_attributes,
+    given_arguments,
+    read_call,
+    says_evaluation,
+)
 
 PyTree = Any
 Batch = Mapping[str, jax.Array]
-# Other names of a parameter that tells of training.
-_OTHER_FLAGS = ("training", "is_training", "deterministic", "use_running_average")
+_MODES = ("deterministic", "use_running_average")  # attributes of Flax's layers
+_CUT_SHORT = ("Checkpoint", "Remat")  # how Flax names the classes of `nn.remat`
 
 
 class Variables(NamedTuple):
@@ -33,7 +42,8 @@ class Model(NamedTuple):
         and padding with 0, which batch statistics leave out; `axis_name` is a mesh axis over which
         the batch is sharded and batch statistics are synchronised. In evaluation mutable comes back
         unchanged.
-      loss: (outputs, batch) -> per-example loss [batch].
+      loss: (outputs, batch) -> per-example loss [batch]; `fedcodist.per_example` makes one of a mean
+        over a batch.
       metrics: name -> statistic, see `fedcodist.metrics`.
       num_classes: width of the outputs.
       mean_loss: (outputs, batch, mask) -> mean of `loss` over the mask's examples, where there is a
@@ -49,7 +59,17 @@ class Model(NamedTuple):
 
 
 def cross_entropy(outputs: jax.Array, batch: Batch) -> jax.Array:
-    """Softmax cross-entropy of logits [batch, classes] with integer labels, per example."""
+    """Softmax cross-entropy of logits [batch, classes] with integer labels, per example.
+
+    Raises:
+      ValueError: one line; one class, of which the probability is always 1.
+    """
+    if outputs.shape[-1] < 2:
+        raise WrongShape(
+            "loss cross_entropy needs logits [batch, classes] of at least two classes, got "
+            f"{list(outputs.shape)}: for one logit per example give a loss, such as "
+            "optax.sigmoid_binary_cross_entropy(outputs[:, 0], batch['label'])."
+        )
     return optax.softmax_cross_entropy_with_integer_labels(outputs, batch["label"])
 
 
@@ -64,17 +84,19 @@ def from_flax_linen(
     """Makes a Model of a Flax linen module.
 
     The module is called as `module(x)`. If its `__call__` has parameters named `train` or `mask`
-    they are passed; if it has an attribute `axis_name` it is set where the batch is sharded.
+    they are passed, also through `nn.remat`; if it has an attribute `axis_name` it is set where the
+    batch is sharded.
 
     Args:
       module: a `flax.linen.Module`.
       example: inputs with a leading batch axis, for initialisation.
       inputs: the batch's key of the network's inputs; of several, the network gets a dictionary.
-      loss: per-example loss of outputs and batch.
+      loss: per-example loss of outputs and batch; see `fedcodist.per_example` for a mean over a batch.
       metrics: name -> statistic; accuracy where not given.
 
     Raises:
-      ValueError: the module tells training from evaluation by a parameter of another name.
+      ValueError: one line; a module that is told of training in another way than by `train`, or whose
+        dropout or batch statistics are never on; a loss or metrics that are not one number per example.
 
     >>> import flax.linen as nn, jax, jax.numpy as jnp
     >>> model = from_flax_linen(nn.Dense(10), jnp.zeros((1, 64)))
@@ -83,36 +105,44 @@ def from_flax_linen(
     >>> outputs.shape
     (2, 10)
     """
-    accepted = set(inspect.signature(type(module).__call__).parameters)
-    if "train" not in accepted and (flags := [name for name in _OTHER_FLAGS if name in accepted]):
-        raise ValueError(
-            f"module must be told of training by a parameter `train`: {type(module).__name__} has "
-            f"{flags[0]!r}, which nobody would set."
-        )
+    call = read_call("module", module, module.__call__, (TRAIN, "mask"))
+    if TRAIN not in call.accepted:
+        flags = {name: getattr(module, name, ...) for name in module.__dataclass_fields__}
+        check_attributes("module", module, flags)
+    arguments = _linen_arguments(module, call, example)
 
     def read(batch):
         return batch[inputs] if isinstance(inputs, str) else {name: batch[name] for name in inputs}
 
     def init(key):
-        arguments = _accepted_arguments(accepted, train=False, mask=None)
-        variables = dict(module.init(key, example, **arguments))
+        method, placed, named = arguments(train=False, mask=None)
+        variables = dict(module.init(key, example, *placed, **named, method=method))
         return Variables(variables.pop("params", {}), variables)
 
     def apply(variables, batch, *, train=False, key=None, mask=None, axis_name=None):
         network = module
         if axis_name is not None and hasattr(module, "axis_name"):
             network = module.clone(axis_name=axis_name)
-        arguments = _accepted_arguments(accepted, train=train, mask=mask)
+        method, placed, named = arguments(train=train, mask=mask)
         collections = {"params": variables.params, **variables.mutable}
         rngs = {"dropout": key} if train and key is not None else None
         if not train:
-            return network.apply(collections, read(batch), **arguments), variables.mutable
+            outputs = network.apply(collections, read(batch), *placed, **named, method=method)
+            return outputs, variables.mutable
         outputs, mutable = network.apply(
-            collections, read(batch), **arguments, rngs=rngs, mutable=list(variables.mutable)
+            collections,
+            read(batch),
+            *placed,
+            **named,
+            method=method,
+            rngs=rngs,
+            mutable=list(variables.mutable),
         )
         return outputs, dict(mutable)
 
     example_batch = {inputs: example} if isinstance(inputs, str) else example
+    if TRAIN not in call.accepted:
+        check_all_told("module", module, _linen_layers_off(init, apply, example_batch))
     return _finish(init, apply, loss, metrics, example_batch)
 
 
@@ -126,20 +156,31 @@ def from_flax_nnx(
 ) -> Model:
     """Makes a Model of a Flax NNX module.
 
-    Training and evaluation are the module's own `train()` and `eval()` modes; a `mask` or
+    Training and evaluation are the module's own `train()` and `eval()` modes; a `train`, `mask` or
     `axis_name` parameter of its `__call__` is passed.
 
     Args:
       create: `nnx.Rngs -> nnx.Module`, such as `lambda rngs: MyNetwork(rngs=rngs)`.
       example: inputs with a leading batch axis, for the width of the outputs.
       inputs: the batch's key of the network's inputs.
-      loss: per-example loss of outputs and batch.
+      loss: per-example loss of outputs and batch; see `fedcodist.per_example` for a mean over a batch.
       metrics: name -> statistic; accuracy where not given.
+
+    Raises:
+      ValueError: one line, as `from_flax_linen`.
     """
     from flax import nnx
 
     template: Any = nnx.eval_shape(lambda: create(nnx.Rngs(0)))
-    accepted = set(inspect.signature(type(template).__call__).parameters)
+    call = read_call(
+        "create", template, template.__call__, (TRAIN, "mask", "axis_name"), has_modes=True
+    )
+    modules = [module for _, module in nnx.iter_modules(template)]
+    if TRAIN not in call.accepted:
+        for module in modules:
+            # NNX sets the others in its modes.
+            own = {n: v for n, v in vars(module).items() if n not in _MODES}
+            check_attributes("create", module, own)
     graphs: dict[bool, Any] = {}
     for train in (True, False):
         template.train() if train else template.eval()
@@ -156,12 +197,16 @@ def from_flax_nnx(
         nnx.replace_by_pure_dict(params, variables.params)
         nnx.replace_by_pure_dict(mutable, variables.mutable)
         network = nnx.merge(graphs[train], params, random_state, mutable)
-        arguments = _accepted_arguments(accepted, mask=mask, axis_name=axis_name)
-        outputs = network(batch[inputs], **arguments)
+        placed, named = call.arguments(train=train, mask=mask, axis_name=axis_name)
+        outputs = network(batch[inputs], *placed, **named)
         if not train:
             return outputs, variables.mutable
         return outputs, nnx.to_pure_dict(_nnx_split(network)[3])
 
+    if TRAIN not in call.accepted:
+        layers = [type(module).__name__ for module in modules if _drops_or_normalises(module)]
+        if layers and _is_the_same_in_training(init, apply, {inputs: example}):
+            check_all_told("create", template, layers)
     return _finish(init, apply, loss, metrics, {inputs: example})
 
 
@@ -180,35 +225,37 @@ def from_haiku(
         `train` (or `is_training`), `mask` or `axis_name` are passed.
       example: inputs with a leading batch axis, for initialisation.
       inputs: the batch's key of the network's inputs.
-      loss: per-example loss of outputs and batch.
+      loss: per-example loss of outputs and batch; see `fedcodist.per_example` for a mean over a batch.
       metrics: name -> statistic; accuracy where not given.
+
+    Raises:
+      ValueError: one line, as `from_flax_linen`.
     """
     try:
         import haiku as hk
     except ImportError as error:
         raise ImportError("from_haiku needs dm-haiku: pip install 'fedcodist[haiku]'") from error
 
-    accepted = set(inspect.signature(network).parameters)
+    told_by = (TRAIN, "is_training")
+    call = read_call("network", network, network, (*told_by, "mask", "axis_name"), told_by)
     transformed = hk.transform_with_state(network)
 
     def arguments(train, mask, axis_name):
-        return _accepted_arguments(
-            accepted, train=train, is_training=train, mask=mask, axis_name=axis_name
-        )
+        return call.arguments(train=train, is_training=train, mask=mask, axis_name=axis_name)
 
     def init(key):
-        return Variables(*transformed.init(key, example, **arguments(True, None, None)))
+        placed, named = arguments(True, None, None)
+        return Variables(*transformed.init(key, example, *placed, **named))
 
     def apply(variables, batch, *, train=False, key=None, mask=None, axis_name=None):
+        placed, named = arguments(train, mask, axis_name)
         outputs, mutable = transformed.apply(
-            variables.params,
-            variables.mutable,
-            key,
-            batch[inputs],
-            **arguments(train, mask, axis_name),
+            variables.params, variables.mutable, key, batch[inputs], *placed, **named
         )
         return outputs, mutable if train else variables.mutable
 
+    if call.accepted.isdisjoint(told_by):
+        check_all_told("network", network, _haiku_layers_off(init))
     return _finish(init, apply, loss, metrics, {inputs: example})
 
 
@@ -219,7 +266,7 @@ def parameter_count(tree: PyTree) -> int:
 
 def variable_shapes(model: Model) -> Variables:
     """The shapes of a model's variables; nothing is computed."""
-    return jax.eval_shape(model.init, jax.eval_shape(lambda: jax.random.key(0)))
+    return jax.eval_shape(model.init, _key_shape())
 
 
 def is_finite(tree: PyTree) -> jax.Array:
@@ -234,20 +281,160 @@ def check_stateless(name: str, model: Model) -> None:
 
 
 def _finish(init, apply, loss, metrics, example_batch) -> Model:
-    outputs = jax.eval_shape(
-        lambda key: apply(init(key), example_batch)[0], jax.eval_shape(lambda: jax.random.key(0))
-    )
+    variables = jax.eval_shape(init, _key_shape())
+    outputs_of = lambda batch: jax.eval_shape(lambda v, b: apply(v, b)[0], variables, batch)
+    outputs = outputs_of(example_batch)
+    are_logits = isinstance(outputs, jax.ShapeDtypeStruct)
+    if metrics is None and are_logits and loss is not cross_entropy:
+        jax.eval_shape(metrics_lib.predicted_label, outputs)
+    if loss is cross_entropy and are_logits and outputs.ndim == 2:
+        labels = jax.ShapeDtypeStruct(outputs.shape[:1], jnp.int32)
+        jax.eval_shape(loss, outputs, {"label": labels})
+        check_by_shape(None, metrics or {}, example_batch, outputs_of)
+    else:
+        check_by_shape(loss, metrics or {}, example_batch, outputs_of)
     return Model(
         init=init,
         apply=apply,
         loss=loss,
-        metrics=dict(metrics) if metrics else {"accuracy": metrics_lib.accuracy()},
+        metrics={"accuracy": metrics_lib.accuracy()} if metrics is None else dict(metrics),
         num_classes=jax.tree.leaves(outputs)[0].shape[-1],
     )
 
 
-def _accepted_arguments(accepted: set[str], **available) -> dict[str, Any]:
-    return {name: value for name, value in available.items() if name in accepted}
+def _linen_arguments(module: Any, call: Call, example: Any) -> Callable[..., Any]:
+    """Returns (train, mask) -> (method, arguments by place, arguments by name) of a linen module.
+
+    A module under `nn.remat` or `nn.jit` makes tracers of its arguments, `train` too, but for those that
+    it was told are static by their places. Whichever way works first is taken.
+    """
+
+    def by_name(**available):
+        return None, *call.arguments(**available)
+
+    def by_place(**available):
+        return None, *call.with_train_by_place().arguments(**available)
+
+    def closed_over(**available):
+        network: Any = type(module).__bases__[0]  # what `nn.remat` was given
+
+        def method(module, x, mask):
+            placed, named = call.arguments(**{**available, "mask": mask})
+            return network.__call__(module, x, *placed, **named)
+
+        return nn.remat(method), [available["mask"]], {}
+
+    is_lifted = type(module).__module__ == "flax.linen.transforms"
+    if TRAIN not in call.accepted or not is_lifted:
+        return by_name
+    import flax.linen as nn
+
+    reason: Exception | None = None
+    ways = [by_name, by_place]
+    if type(module).__name__.startswith(_CUT_SHORT):
+        ways.append(closed_over)
+    for way in ways:
+
+        def start(key, way=way):
+            method, placed, named = way(train=False, mask=None)
+            return module.init(key, example, *placed, **named, method=method)
+
+        try:
+            jax.eval_shape(start, _key_shape())
+            return way
+        except Exception as error:
+            reason = error
+    first_line = (str(reason).splitlines() or [type(reason).__name__])[0]
+    raise ValueError(
+        f"module {type(module).__name__} must have `{TRAIN}` among its static arguments: {first_line}"
+    ) from reason
+
+
+def _linen_layers_off(init, apply, batch) -> list[str]:
+    """Names of layers that drop units or normalise by the batch, but not in training."""
+    import flax.linen as nn
+    from flax.errors import InvalidRngError, ModifyScopeVariableError
+
+    off: list[str] = []
+
+    def watch(method, placed, named, context):
+        layer = context.module
+        if context.method_name == "__call__" and _drops_or_normalises(layer):
+            given = given_arguments(layer, placed, named)
+            if says_evaluation({**_modes(layer), **given}):
+                off.append("/".join(layer.path))
+        return method(*placed, **named)
+
+    def train(variables, batch, key):
+        _, mutable = apply(variables, batch, train=True, key=key)
+        before, after = (
+            jax.tree.leaves(dict(each.get("batch_stats", {})))
+            for each in (variables.mutable, mutable)
+        )
+        if before and all(new is old for new, old in zip(after, before, strict=True)):
+            off.append("batch_stats")
+
+    variables = jax.eval_shape(init, _key_shape())
+    with nn.intercept_methods(watch):
+        jax.eval_shape(train, variables, batch, _key_shape())
+    try:
+        jax.eval_shape(lambda v, b: apply(v, b)[0], variables, batch)
+    except (InvalidRngError, ModifyScopeVariableError) as error:
+        raise ValueError(
+            f"module must be told of training by a parameter `{TRAIN}`, and tell its layers: one is in "
+            f"evaluation as in training. {str(error).splitlines()[0]}"
+        ) from error
+    return off
+
+
+def _haiku_layers_off(init) -> list[str]:
+    """Names of layers that are told of evaluation where the network is initialised for training."""
+    import haiku as hk
+
+    off: list[str] = []
+
+    def watch(method, placed, named, context):
+        if context.method_name == "__call__":
+            given = given_arguments(context.module, placed, named)
+            if says_evaluation(given):
+                off.append(context.module.name)
+        return method(*placed, **named)
+
+    with hk.intercept_methods(watch):
+        jax.eval_shape(init, _key_shape())
+    return off
+
+
+def _is_the_same_in_training(init, apply, batch) -> bool:
+    """Whether a network's program is one in training and in evaluation."""
+    variables = jax.eval_shape(init, _key_shape())
+    programs = [
+        str(
+            jax.make_jaxpr(lambda v, b, k, t=train: apply(v, b, train=t, key=k))(
+                variables, batch, _key_shape()
+            )
+        )
+        for train in (True, False)
+    ]
+    return programs[0] == programs[1]
+
+
+def _drops_or_normalises(layer: Any) -> bool:
+    """Whether a layer of Flax is another in training: dropout, attention with it, statistics."""
+    if hasattr(layer, "use_running_average"):
+        return True
+    rates = (getattr(layer, name, 0) for name in ("rate", "dropout_rate"))
+    return hasattr(layer, "deterministic") and any(
+        isinstance(rate, int | float) and rate > 0 for rate in rates
+    )
+
+
+def _modes(layer: Any) -> dict[str, Any]:
+    return {name: getattr(layer, name, None) for name in _MODES}
+
+
+def _key_shape() -> Any:
+    return jax.eval_shape(lambda: jax.random.key(0))
 
 
 def _nnx_split(module: Any) -> Any:

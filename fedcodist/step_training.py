@@ -17,6 +17,7 @@ from fedcodist.client_training import (
     lasting_state,
 )
 from fedcodist.cohort import ClientData
+from fedcodist.example_losses import checked_loss
 from fedcodist.model import Model, Variables
 from fedcodist.shuffling import stream_positions
 
@@ -129,7 +130,7 @@ def train_steps(
                 train=True,
                 key=keys.derive(step_key, "dropout"),
             )
-            return jnp.mean(model.loss(outputs, batch)), mutable
+            return jnp.mean(checked_loss(model.loss, outputs, batch)), mutable
 
         (loss, mutable), gradient = jax.value_and_grad(private_loss, has_aux=True)(variables.params)
         metrics = {"loss": loss}

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from fedcodist.aggregation import sum_over_devices, this_device
 from fedcodist.checks import check_integer
 from fedcodist.cohort import Examples
+from fedcodist.metrics import predicted_label
 from fedcodist.model import Model, Variables
 from fedcodist.models.layered import logits_of
 
@@ -63,7 +64,7 @@ def validation_accuracy(
         at = examples.indices[jnp.minimum(step, steps - 1)]
         batch = {name: column[at] for name, column in examples.columns.items()}
         batch = data.preprocess(batch, jax.random.key(0), positions)
-        predicted = jnp.argmax(logits_of(model.apply(variables, batch)[0]), axis=-1)
+        predicted = predicted_label(logits_of(model.apply(variables, batch)[0]))
         return correct + jnp.sum((predicted == batch["label"]) & mask)
 
     correct = jax.lax.fori_loop(0, -(-steps // devices), add, jnp.zeros((), jnp.int32))

@@ -16,6 +16,7 @@ from fedcodist.client_training import LocalTraining, train_client
 from fedcodist.cohort import ClientData
 from fedcodist.communication import Communication
 from fedcodist.distillation import kl_divergence, softened, softened_target
+from fedcodist.example_losses import checked_loss
 from fedcodist.federated_algorithm import FederatedAlgorithm
 from fedcodist.for_each_client import Execution
 from fedcodist.model import Model, Variables, is_finite
@@ -119,7 +120,7 @@ def fd(
             def loss(outputs, batch):
                 target = softened_target(others.logits[batch["label"]], hyper.temperature)
                 drawn = others.has_label[batch["label"]] * softly(logits_of(outputs), target)
-                return model.loss(outputs, batch) + hyper.weight * drawn
+                return checked_loss(model.loss, outputs, batch) + hyper.weight * drawn
 
             trained = train_client(
                 model, training, party.variables, data, key, hyper.learning_rate, loss_hook=loss

@@ -18,6 +18,7 @@ from fedcodist.algorithms.fed_avg import (
 from fedcodist.checks import check_integer, check_number
 from fedcodist.client_training import LocalTraining, OptimizerFactory, train_client
 from fedcodist.distillation import kl_divergence, softened, softened_target
+from fedcodist.example_losses import checked_loss
 from fedcodist.federated_algorithm import FederatedMethod
 from fedcodist.model import Model, Variables
 from fedcodist.models.layered import logits_of
@@ -122,7 +123,10 @@ def fed_gkd(
                 )
             target = softened_target(answers, hyper.temperature)
             towards_teacher = message.has_learned * softly(logits_of(outputs), target)
-            return model.loss(outputs, batch) + hyper.distillation_weight * towards_teacher
+            return (
+                checked_loss(model.loss, outputs, batch)
+                + hyper.distillation_weight * towards_teacher
+            )
 
         trained = train_client(
             model, training, received, data, key, hyper.client_learning_rate, loss_hook=loss

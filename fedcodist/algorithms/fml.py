@@ -15,6 +15,7 @@ from fedcodist.checks import check_integer, check_number
 from fedcodist.client_training import LocalTraining, train_client
 from fedcodist.communication import Communication, tree_bytes
 from fedcodist.distillation import kl_divergence
+from fedcodist.example_losses import checked_loss
 from fedcodist.federated_algorithm import FederatedAlgorithm, single_model
 from fedcodist.for_each_client import Execution
 from fedcodist.model import Model, Variables, is_finite, variable_shapes
@@ -182,8 +183,8 @@ def mutual_loss(own: Model, meme: Model, own_weight: Any, meme_weight: Any) -> A
         target = {
             part: jax.nn.softmax(jax.lax.stop_gradient(each)) for part, each in logits.items()
         }
-        labels = own_weight * own.loss(outputs[OWN], batch)
-        labels += meme_weight * meme.loss(outputs[MEME], batch)
+        labels = own_weight * checked_loss(own.loss, outputs[OWN], batch)
+        labels += meme_weight * checked_loss(meme.loss, outputs[MEME], batch)
         mutual = (1 - own_weight) * divergence(logits[OWN], target[MEME])
         return labels + mutual + (1 - meme_weight) * divergence(logits[MEME], target[OWN])
 

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from fedcodist.example_losses import checked_loss
 from fedcodist.model import Batch, Model
 from fedcodist.models.layered import LayerOutputs, as_layers
 
@@ -60,7 +61,10 @@ def mutual_losses(
     """
 
     def losses(of_teacher, of_student, maps, mask, batch):
-        task = Losses(teacher.loss(of_teacher, batch), student.loss(of_student, batch))
+        task = Losses(
+            checked_loss(teacher.loss, of_teacher, batch),
+            checked_loss(student.loss, of_student, batch),
+        )
         of_teacher, of_student = as_layers(of_teacher), as_layers(of_student)
         weight = 1 / normaliser(task, mask, mutual)
         log_teacher, log_student = (

@@ -12,6 +12,7 @@ from fedcodist.algorithms.fed_avg import FedAvgHyper, Schedule, client_result, c
 from fedcodist.checks import check_integer
 from fedcodist.client_training import LocalTraining, OptimizerFactory, train_client
 from fedcodist.cohort import ClientData
+from fedcodist.example_losses import checked_loss
 from fedcodist.federated_algorithm import FederatedMethod
 from fedcodist.model import Model, Variables, variable_shapes
 
@@ -155,7 +156,7 @@ def full_gradient(
         outputs, _ = model.apply(
             Variables(params, variables.mutable), batch, train=train, mask=mask, key=key
         )
-        return jnp.sum(model.loss(outputs, batch) * mask)
+        return jnp.sum(checked_loss(model.loss, outputs, batch) * mask)
 
     def add(index, total):
         positions = index * size + jnp.arange(size)

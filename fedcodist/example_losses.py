@@ -1,0 +1,213 @@
+"""Losses and metrics per example: the shapes that they must have, and a mean made into one of each."""
+
+import itertools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+Batch = Mapping[str, jax.Array]
+Loss = Callable[[Any, Batch], jax.Array]
+_SIZES = (11, 13)  # of batches, two, so that a constant is not taken for one number per example
+_MOST_GUESSES = 300
+
+
+class WrongShape(ValueError):
+    """A loss or a metric that is not one number per example."""
+
+
+def per_example(mean: Callable[[Any, Batch], jax.Array]) -> Loss:
+    """A loss per example, [batch], of one that is a mean over a batch, as in Flax's examples.
+
+    It is called with every example as a batch of one, so examples that only fill a batch do not count.
+
+    Args:
+      mean: (outputs, batch) -> scalar. All outputs must have the batch as their first axis.
+
+    >>> import jax.numpy as jnp
+    >>> loss = per_example(lambda outputs, batch: jnp.mean((outputs - batch['target']) ** 2))
+    >>> loss(jnp.array([[1.0], [2.0]]), {'target': jnp.array([[0.0], [0.0]])})
+    Array([1., 4.], dtype=float32)
+    """
+
+    def loss(outputs, batch):
+        size = _shape(jax.tree.leaves(outputs)[0])[:1]
+        axes = {name: 0 if _shape(column)[:1] == size else None for name, column in batch.items()}
+
+        def of_one(outputs, batch):
+            one = lambda tree: jax.tree.map(lambda leaf: leaf[None], tree)
+            alone = {n: column if axes[n] is None else column[None] for n, column in batch.items()}
+            value = mean(one(outputs), alone)
+            if jnp.size(value) != 1:
+                raise ValueError(
+                    "per_example must be given a loss that returns one number for a batch, got "
+                    f"{list(_shape(value))} for a batch of one."
+                )
+            return jnp.reshape(value, ())
+
+        return jax.vmap(of_one, in_axes=(0, axes))(outputs, dict(batch))
+
+    return loss
+
+
+def checked_loss(loss: Loss, outputs: Any, batch: Batch, name: str = "loss") -> jax.Array:
+    """The loss of each example, [batch]. Shapes are known when a program is traced: it costs nothing.
+
+    Raises:
+      ValueError, TypeError: one line; a loss of another shape or of integers.
+    """
+    values = loss(outputs, batch)
+    _check_values(name, values, number_of_examples(batch))
+    if not jnp.issubdtype(values.dtype, jnp.floating):
+        raise TypeError(f"{name} must be of real numbers, got {values.dtype}.")
+    return values
+
+
+def checked_statistic(
+    name: str, statistic: Callable[[Any, Batch], Any], outputs: Any, batch: Batch
+) -> tuple[jax.Array, jax.Array]:
+    """A metric's values and weights, [batch] each.
+
+    Raises:
+      ValueError: one line; anything else than two arrays of these shapes.
+    """
+    pair = statistic(outputs, batch)
+    if not (isinstance(pair, tuple | list) and len(pair) == 2):
+        raise WrongShape(
+            f"metrics[{name!r}] must return two arrays (values [batch], weights [batch]), got "
+            f"{_described(pair)}."
+        )
+    size = number_of_examples(batch)
+    for part, values in zip(("values", "weights"), pair, strict=True):
+        _check_values(f"metrics[{name!r}]'s {part}", values, size)
+    return pair[0], pair[1]
+
+
+def number_of_examples(batch: Batch) -> int:
+    """The length of a batch, padding included: of its first column."""
+    return _shape(next(iter(batch.values())))[0]
+
+
+def check_by_shape(
+    loss: Loss | None,
+    metrics: Mapping[str, Callable[[Any, Batch], Any]],
+    inputs: Mapping[str, Any],
+    outputs_of: Callable[[Mapping[str, Any]], Any],
+) -> None:
+    """Checks a model's loss and metrics by shape, as far as that can be done without its data.
+
+    Columns beside the inputs are guessed: what is of the wrong shape for all guesses is refused. The
+    rest is checked with the data, before an experiment compiles anything.
+
+    Args:
+      loss, metrics: a Model's; None and no metrics where they are known.
+      inputs: the network's, columns or shapes with a leading batch axis.
+      outputs_of: inputs -> shapes of the outputs.
+
+    Raises:
+      ValueError, TypeError: one line.
+    """
+
+    if loss is None and not metrics:
+        return
+
+    def resized(size):
+        like = lambda leaf: jax.ShapeDtypeStruct((size, *_shape(leaf)[1:]), leaf.dtype)
+        return {name: like(column) for name, column in inputs.items()}
+
+    try:
+        cases = [(batch, outputs_of(batch)) for batch in map(resized, _SIZES)]
+    except Exception:
+        # A network for batches of one size.
+        cases = [(resized(number_of_examples(inputs)), outputs_of(inputs))]
+    if loss is not None:
+        _check_guessed(lambda *case: checked_loss(loss, *case), cases)
+    for name, statistic in metrics.items():
+        _check_guessed(lambda *case, n=name, s=statistic: checked_statistic(n, s, *case), cases)
+
+
+def _check_guessed(check, cases):
+    """Raises what `check` raises unless some columns pass it in all cases; nothing if all is unknown."""
+    refused: Exception | None = None
+    guesses = 0
+    names: list[str] = []
+    while True:
+        batch, outputs = cases[0]
+        unknown = None
+        kinds = itertools.product(range(len(_guesses(batch, outputs))), repeat=len(names))
+        for kind in kinds:
+            guesses += 1
+            if guesses > _MOST_GUESSES:
+                return
+            try:
+                for batch, outputs in cases:
+                    columns = _guesses(batch, outputs)
+                    guessed = {n: columns[k] for n, k in zip(names, kind, strict=True)}
+                    jax.eval_shape(lambda o, b: _noted(check, o, b), outputs, {**batch, **guessed})
+                return
+            except _Refused as found:
+                refused = refused or found.error
+            except KeyError as missing:
+                unknown = missing.args[0] if missing.args else None
+                break
+            except Exception:
+                continue  # these columns do not fit
+        if isinstance(unknown, str) and unknown not in names:
+            names.append(unknown)
+            continue
+        if refused is not None and unknown is None:
+            raise refused
+        return
+
+
+class _Refused(Exception):
+    """A shape that is wrong, told apart from errors of columns that do not fit."""
+
+    def __init__(self, error: Exception):
+        super().__init__(str(error))
+        self.error = error
+
+
+def _noted(check, outputs, batch):
+    try:
+        return check(outputs, batch)
+    except WrongShape as error:
+        raise _Refused(error) from None
+
+
+def _guesses(batch, outputs):
+    """Columns that a loss may read beside the inputs: labels first, then like what is known."""
+    size = number_of_examples(batch)
+    known = [
+        leaf.shape for leaf in jax.tree.leaves((outputs, dict(batch))) if leaf.shape[:1] == (size,)
+    ]
+    shapes = [(size,), (size, 1)]
+    for shape in known:
+        shapes += [shape[:length] for length in range(len(shape) - 1, len(shape) + 1) if length > 0]
+    return [
+        jax.ShapeDtypeStruct(shape, dtype)
+        for shape in dict.fromkeys(shapes)
+        for dtype in (jnp.int32, jnp.float32)
+    ]
+
+
+def _check_values(name: str, values: Any, size: int) -> None:
+    if _shape(values) == (size,) and not isinstance(values, tuple | list):
+        return
+    help_ = " fedcodist.per_example makes one of a mean over the batch." if name == "loss" else ""
+    raise WrongShape(
+        f"{name} must have one number per example, [batch] = [{size}], got {_described(values)}.{help_}"
+    )
+
+
+def _described(value: Any) -> str:
+    if isinstance(value, tuple | list | dict):
+        return f"a {type(value).__name__} of {len(value)}"
+    if not hasattr(value, "dtype"):
+        return f"{value!r}"[:50]
+    return f"{value.dtype}{list(_shape(value))}"
+
+
+def _shape(value: Any) -> tuple[int, ...]:
+    return tuple(getattr(value, "shape", ()))
