@@ -7,7 +7,6 @@ many machines, where each machine's command starts one process (`supervise_host`
 """
 
 import contextlib
-import ctypes
 import importlib.util
 import os
 import signal
@@ -19,13 +18,15 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from fedcodist.children import INTERRUPTED as INTERRUPTED
+from fedcodist.children import start, stop, until_interrupted
+
 RANK = "FEDCODIST_PROCESS"
 COUNT = "FEDCODIST_PROCESSES"
 COORDINATOR = "FEDCODIST_COORDINATOR"
 _JOINED = "FEDCODIST_JOINED"
 USER_ERROR = 2
 DISCONNECTED = 3
-INTERRUPTED = 130
 _RESUME = "the same command on all machines goes on from the last checkpoint"
 # A process killed on a machine that runs on is mostly noticed at once, when its connections close.
 _SECONDS_WITHOUT_HEARTBEAT = 30
@@ -246,19 +247,28 @@ def supervise(
       newest_checkpoint: names the newest checkpoint, to tell progress from a loop.
       logs: folder for the output of all processes but the first; None discards it.
     """
+    return until_interrupted(
+        lambda: _supervised(command, processes, newest_checkpoint, logs),
+        "interrupted: the same command goes on from the last checkpoint.",
+    )
+
+
+def _supervised(command, processes, newest_checkpoint, logs):
     attempts, seen = 0, newest_checkpoint()
     while True:
-        port = _free_port()
-        children = [_start_local(command, rank, processes, port, logs) for rank in range(processes)]
+        port, started = _free_port(), []
         try:
-            status = _wait(children)
-        except KeyboardInterrupt:
-            print("interrupted: the same command goes on from the last checkpoint.", flush=True)
-            return INTERRUPTED
+            for rank in range(processes):
+                started.append(_start_local(command, rank, processes, port, logs))
+            status = _wait(started)
         finally:
-            _stop(children)
+            stop(started, seconds=0)
         if status >= 0:
-            if status and logs is not None and children[0].returncode <= 0:
+            if (
+                status
+                and logs is not None
+                and started[0].returncode in (0, -signal.SIGKILL, DISCONNECTED)
+            ):
                 print(f"error: a process ended with status {status}: see {logs}.", file=sys.stderr)
             return status
         newest = newest_checkpoint()
@@ -281,16 +291,18 @@ def supervise_host(command: Sequence[str]) -> int:
     Args:
       command: the program and its arguments, which calls `join_cluster`.
     """
+    return until_interrupted(lambda: _supervised_host(command), f"interrupted: {_RESUME}.")
+
+
+def _supervised_host(command):
     reading, writing = os.pipe()
-    child = _start(command, {RANK: "0", COUNT: "1", _JOINED: str(writing)}, pass_fds=(writing,))
+    joined = {RANK: "0", COUNT: "1", _JOINED: str(writing)}
+    child = start(command, env=os.environ | joined, stdin=subprocess.DEVNULL, pass_fds=(writing,))
     os.close(writing)
     try:
         status = child.wait()
-    except KeyboardInterrupt:
-        print(f"interrupted: {_RESUME}.", flush=True)
-        return INTERRUPTED
     finally:
-        _stop([child])
+        stop([child], seconds=0)
         with os.fdopen(reading, "rb") as pipe:
             log = pipe.read().decode()
     if status == DISCONNECTED or (status == -signal.SIGABRT and log):
@@ -318,20 +330,13 @@ def _start_local(command, rank, processes, port, logs):
                 logs.mkdir(parents=True, exist_ok=True)
                 path = logs / f"process_{rank}.log"
             output = opened.enter_context(open(path, "ab"))
-        return _start(command, environment, stdout=output, stderr=output)
-
-
-def _start(command, environment, **options):
-    parent = os.getpid()
-    return subprocess.Popen(
-        command,
-        env=os.environ | environment,
-        stdin=subprocess.DEVNULL,
-        # Ctrl-C is this process's to handle; it ends the others.
-        start_new_session=True,
-        preexec_fn=lambda: _end_with(parent),
-        **options,
-    )
+        return start(
+            command,
+            env=os.environ | environment,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+        )
 
 
 def _wait(children: Sequence[subprocess.Popen]) -> int:
@@ -355,23 +360,6 @@ def _wait(children: Sequence[subprocess.Popen]) -> int:
         return USER_ERROR
     stopped = [code for code in codes if code is not None and code < 0]
     return stopped[0] if stopped else next(code for code in codes if code)
-
-
-def _stop(children: Sequence[subprocess.Popen]) -> None:
-    for child in children:
-        if child.poll() is None:
-            child.kill()
-    for child in children:
-        child.wait()
-
-
-def _end_with(parent: int) -> None:
-    """Asks the kernel to kill this process when its parent is gone, even by SIGKILL."""
-    if sys.platform == "linux":
-        set_parent_death_signal = 1
-        ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGKILL)
-        if os.getppid() != parent:
-            os._exit(1)
 
 
 def _check_port(cluster: Cluster) -> None:
