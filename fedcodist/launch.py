@@ -24,6 +24,7 @@ from fedcodist.children import start, stop, until_interrupted
 RANK = "FEDCODIST_PROCESS"
 COUNT = "FEDCODIST_PROCESSES"
 COORDINATOR = "FEDCODIST_COORDINATOR"
+_LOGS = "FEDCODIST_LOGS"
 _JOINED = "FEDCODIST_JOINED"
 USER_ERROR = 2
 DISCONNECTED = 3
@@ -121,12 +122,16 @@ def join() -> None:
     if count == 1:
         return
     rank = int(os.environ[RANK])
+    if rank == 0 and _LOGS in os.environ:
+        _log_native_errors(Path(os.environ[_LOGS]) / "process_0.log")
     take_cores(rank, count)
     _let_no_thread_interrupt_another()
     import jax
 
     jax.config.update("jax_num_cpu_devices", 1)
-    jax.distributed.initialize(os.environ[COORDINATOR], count, rank)
+    address = os.environ[COORDINATOR]
+    # Whoever reaches the coordinator may join the run: on one machine it listens to this one alone.
+    jax.distributed.initialize(address, count, rank, coordinator_bind_address=address)
     with _silent():
         # The first collective prints how the processes found each other.
         from jax.experimental import multihost_utils
@@ -179,9 +184,10 @@ def join_cluster(cluster: Cluster | None, logs: Path) -> None:
 
 
 def is_disconnection(error: RuntimeError) -> bool:
-    """Whether an error of a process of many machines says that another one is gone; logs it if so."""
+    """Whether an error of one of several processes says that another one is gone; logs it if so."""
     signs = ("Gloo", "NCCL", "UNAVAILABLE", "ABORTED", "CANCELLED", "DEADLINE_EXCEEDED")
-    gone = _JOINED in os.environ and any(sign in str(error) for sign in signs)
+    is_one_of_several = _JOINED in os.environ or processes_here() > 1
+    gone = is_one_of_several and any(sign in str(error) for sign in signs)
     if gone:
         os.write(2, f"{error}\n".encode())
     return gone
@@ -245,7 +251,8 @@ def supervise(
       command: the program and its arguments, the same for every process.
       processes: how many.
       newest_checkpoint: names the newest checkpoint, to tell progress from a loop.
-      logs: folder for the output of all processes but the first; None discards it.
+      logs: folder for the output of all processes but the first, and for what C++ code says of errors
+        in the first one; None discards the others' and leaves the first one's.
     """
     return until_interrupted(
         lambda: _supervised(command, processes, newest_checkpoint, logs),
@@ -264,19 +271,22 @@ def _supervised(command, processes, newest_checkpoint, logs):
         finally:
             stop(started, seconds=0)
         if status >= 0:
-            if (
-                status
-                and logs is not None
-                and started[0].returncode in (0, -signal.SIGKILL, DISCONNECTED)
-            ):
-                print(f"error: a process ended with status {status}: see {logs}.", file=sys.stderr)
+            is_told = started[0].returncode > 0 and started[0].returncode != DISCONNECTED
+            if status and logs is not None and not is_told:
+                what = f"a process ended with status {status}"
+                if status == DISCONNECTED:
+                    what = "the processes lost each other"
+                print(f"error: {what}: see {logs}.", file=sys.stderr)
             return status
         newest = newest_checkpoint()
         attempts = attempts + 1 if newest == seen else 1
         seen = newest
         reason = signal.Signals(-status).name
         if attempts >= _ATTEMPTS_WITHOUT_PROGRESS:
-            print(f"stopped by {reason} {attempts} times without progress: giving up.", flush=True)
+            see = "" if logs is None else f" See {logs}."
+            print(
+                f"stopped by {reason} {attempts} times without progress: giving up.{see}", flush=True
+            )
             return 1
         where = f"checkpoint {newest}" if newest else "the beginning"
         print(f"a process was stopped by {reason}: starting again from {where}.", flush=True)
@@ -322,6 +332,8 @@ def _supervised_host(command):
 
 def _start_local(command, rank, processes, port, logs):
     environment = {RANK: str(rank), COUNT: str(processes), COORDINATOR: f"127.0.0.1:{port}"}
+    if logs is not None:
+        environment[_LOGS] = str(logs)
     with contextlib.ExitStack() as opened:
         output = None
         if rank > 0:
@@ -359,7 +371,9 @@ def _wait(children: Sequence[subprocess.Popen]) -> int:
     if USER_ERROR in codes:
         return USER_ERROR
     stopped = [code for code in codes if code is not None and code < 0]
-    return stopped[0] if stopped else next(code for code in codes if code)
+    # One that lost another tells nothing of why.
+    failed = [code for code in codes if code and code != DISCONNECTED]
+    return (stopped or failed or [DISCONNECTED])[0]
 
 
 def _check_port(cluster: Cluster) -> None:
@@ -405,16 +419,25 @@ def _connect_devices() -> None:
     jax.block_until_ready(jax.jit(summed)())
 
 
-def _log_native_output(path: Path) -> None:
+def _log_native_output(path: Path, streams: Sequence[str] = ("stdout", "stderr")) -> None:
     """Sends what C++ code prints to a log; Python prints where it did."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with open(path, "ab") as log:
-        for descriptor, name in ((1, "stdout"), (2, "stderr")):
-            before = getattr(sys, name)
+        for name in streams:
+            before, descriptor = getattr(sys, name), {"stdout": 1, "stderr": 2}[name]
             before.flush()
             now = os.fdopen(os.dup(descriptor), "w", 1, before.encoding, before.errors)
             setattr(sys, name, now)
             os.dup2(log.fileno(), descriptor)
+
+
+def _log_native_errors(path: Path) -> None:
+    """The same for errors alone, where that is possible: those of XLA and Gloo when a process is gone.
+
+    Standard output stays, by which a live display knows the terminal's width.
+    """
+    with contextlib.suppress(OSError):  # a folder that cannot be written is the run's to refuse
+        _log_native_output(path, ("stderr",))
 
 
 @contextlib.contextmanager
