@@ -7,6 +7,7 @@ many machines, where each machine's command starts one process (`supervise_host`
 """
 
 import contextlib
+import functools
 import importlib.util
 import os
 import signal
@@ -132,6 +133,7 @@ def join() -> None:
     address = os.environ[COORDINATOR]
     # Whoever reaches the coordinator may join the run: on one machine it listens to this one alone.
     jax.distributed.initialize(address, count, rank, coordinator_bind_address=address)
+    _connect_on_loopback()
     with _silent():
         # The first collective prints how the processes found each other.
         from jax.experimental import multihost_utils
@@ -285,7 +287,8 @@ def _supervised(command, processes, newest_checkpoint, logs):
         if attempts >= _ATTEMPTS_WITHOUT_PROGRESS:
             see = "" if logs is None else f" See {logs}."
             print(
-                f"stopped by {reason} {attempts} times without progress: giving up.{see}", flush=True
+                f"stopped by {reason} {attempts} times without progress: giving up.{see}",
+                flush=True,
             )
             return 1
         where = f"checkpoint {newest}" if newest else "the beginning"
@@ -398,6 +401,16 @@ def _cores() -> set[int]:
     if hasattr(os, "sched_getaffinity"):
         return os.sched_getaffinity(0)
     return set(range(os.cpu_count() or 1))
+
+
+def _connect_on_loopback() -> None:
+    """Has Gloo listen to this machine alone, and not on the address that its host name stands for."""
+    # JAX hands this on to nobody who asks; where it moves, Gloo listens as it does among machines.
+    with contextlib.suppress(ImportError, AttributeError):
+        from jax._src import xla_bridge
+
+        make = xla_bridge._jax.make_gloo_tcp_collectives
+        xla_bridge._jax.make_gloo_tcp_collectives = functools.partial(make, hostname="127.0.0.1")
 
 
 def _connect_devices() -> None:
