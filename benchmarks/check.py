@@ -19,12 +19,15 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import fedavg_cnn
 import machine
 import records
 import side_by_side
 from side_by_side import OURS, PROGRAMS, ROUNDS, ProgramFailed, Setting
+
+from fedcodist import children
 
 WORKLOADS = ("digits", "cnn_small", "cnn_large")
 TURNS, GEMM_REPETITIONS = 5, 5
@@ -213,7 +216,13 @@ def measure_gemm(rounds: Sequence[str]) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, str(script), f"--repetitions={GEMM_REPETITIONS}"]
         command += ["--workloads", *rounds, f"--results={folder}"]
-        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+        done = children.run(
+            command,
+            text=True,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
         if done.returncode:
             said = (done.stderr.strip() or "no output").splitlines()[-1]
             raise ProgramFailed(f"fedavg_cnn.py: status {done.returncode}: {said}")
@@ -237,4 +246,4 @@ def measure_again(record: Mapping[str, Any]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(children.until_interrupted(main, "interrupted."))

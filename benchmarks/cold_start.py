@@ -28,7 +28,7 @@ import fedavg_cnn
 import machine
 import records
 
-from fedcodist import compilation_cache, launch
+from fedcodist import children, compilation_cache, launch
 
 KIND = RECORD = "cold_start"
 TARGETS = {  # seconds
@@ -81,7 +81,7 @@ def measure(data: Path) -> dict[str, float]:
       data: a folder of `write_images`.
     """
     started = time.perf_counter()
-    subprocess.run([sys.executable, "-c", IMPORT], cwd=records.ROOT, check=True)
+    children.run([sys.executable, "-c", IMPORT], cwd=records.ROOT).check_returncode()
     measured = {"import": time.perf_counter() - started}
     library = [sys.executable, str(Path(__file__).resolve()), FIRST_ROUND]
     with tempfile.TemporaryDirectory() as folder:
@@ -111,12 +111,16 @@ def with_cache(folder: str) -> dict[str, str]:
 def seconds_until(said: str, command: Sequence[str], environment: Mapping[str, str]) -> float:
     """Seconds from a command to the first line in which it says something. It is run to its end."""
     started, heard = time.perf_counter(), None
-    with subprocess.Popen(
+    process = children.start(
         command, env=environment, cwd=records.ROOT, stdout=subprocess.PIPE, text=True
-    ) as process:
+    )
+    try:
         for line in process.stdout or ():
             if heard is None and said in line:
                 heard = time.perf_counter()
+        process.wait()
+    finally:
+        children.stop([process])
     if process.returncode or heard is None:
         raise RuntimeError(f"{command[1:3]} ended with status {process.returncode}")
     return heard - started
@@ -184,4 +188,4 @@ def table(record: Mapping[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(children.until_interrupted(main, "interrupted."))

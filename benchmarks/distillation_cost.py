@@ -26,6 +26,8 @@ import machine
 import records
 from peers import measuring
 
+from fedcodist import children
+
 KIND = RECORD = "distillation_cost"
 METHODS = {"fed_df": "FedDF", "fed_sdd": "FedSDD"}
 CLIENTS = (8, 14, 20, 100)
@@ -112,7 +114,8 @@ def run(configuration: Configuration, options: argparse.Namespace) -> dict[str, 
         *(sys.executable, str(Path(__file__).resolve()), "--one", json.dumps(configuration)),
         *(f"--{name}={getattr(options, name)}" for name in ("network", "batch", "steps")),
     ]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+    done = children.run(command, stdout=subprocess.PIPE, text=True)
+    done.check_returncode()
     return json.loads(done.stdout.splitlines()[-1])
 
 
@@ -233,4 +236,4 @@ def table(record: Mapping[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(children.until_interrupted(main, "interrupted."))

@@ -40,7 +40,7 @@ import records
 from peers import measuring
 from peers import workload as work
 
-from fedcodist import launch
+from fedcodist import children, launch
 
 KIND = RECORD = "scale"
 # network -> examples of each client, rounds of 20 clients between two looks at the clock
@@ -228,7 +228,8 @@ def run(
         command.append(f"--rounds={rounds}")
     if accelerator:
         command.append("--accelerator")
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+    done = children.run(command, stdout=subprocess.PIPE, text=True)
+    done.check_returncode()
     return json.loads(done.stdout.splitlines()[-1])
 
 
@@ -412,4 +413,4 @@ def table(record: Mapping[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(children.until_interrupted(main, "interrupted."))

@@ -29,7 +29,6 @@ import json
 import math
 import os
 import re
-import signal
 import statistics
 import subprocess
 import sys
@@ -39,6 +38,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import machine
 import numpy as np
@@ -46,6 +46,8 @@ import records
 import round_flops
 from peers import make_inputs
 from peers import workload as work
+
+from fedcodist import children
 
 ROOT = Path(__file__).resolve().parents[1]
 INPUTS = ROOT / "build" / "benchmarks"
@@ -515,33 +517,28 @@ def run(
         command.append(f"--save-weights={save_weights}")
         if job.workload in IN_DOUBLE:
             command.append("--double")
-    hidden = {"CUDA_VISIBLE_DEVICES": ""}
+    hidden = {} if job.accelerator else {"CUDA_VISIBLE_DEVICES": ""}
     if job.accelerator:
         command.append("--accelerator")
-        hidden = {}
-    process = subprocess.Popen(
-        command,
-        env=os.environ | hidden,
-        text=True,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        start_new_session=True,
-    )
     try:
-        output, errors = process.communicate(timeout=TIME_LIMIT)
+        done = children.run(
+            command,
+            TIME_LIMIT,
+            env=os.environ | hidden,
+            text=True,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
     except subprocess.TimeoutExpired as expired:
         raise ProgramFailed(f"no result within {TIME_LIMIT} s") from expired
-    finally:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+    output, errors = done.stdout, done.stderr
     line = next((text for text in reversed(output.splitlines()) if text.startswith("{")), None)
-    if process.returncode or line is None:
+    if done.returncode or line is None:
         # Some programs end what they say with a line of signs.
         lines = [text for text in (errors.strip() or output).splitlines() if re.search(r"\w", text)]
         said = lines[-1] if lines else "no output"
-        raise ProgramFailed(f"status {process.returncode}: {said[:200]}")
+        raise ProgramFailed(f"status {done.returncode}: {said[:200]}")
     return json.loads(line)
 
 
@@ -551,4 +548,4 @@ def seconds(line: Mapping[str, Any]) -> float:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(children.until_interrupted(main, "interrupted."))

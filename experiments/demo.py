@@ -7,12 +7,12 @@ scikit-learn; nothing is downloaded.
 """
 
 import argparse
-import subprocess
 import sys
 from pathlib import Path
 
 from experiments import report
 from experiments.methods import METHODS
+from fedcodist import children
 
 CONFIG = Path(__file__).parent / "configs" / "digits_codist.py"
 
@@ -24,13 +24,18 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=200)
     parser.add_argument("--seeds", type=int, default=3)
     arguments = parser.parse_args()
+    return children.until_interrupted(
+        lambda: _run(arguments), "interrupted: the same command goes on where it stopped."
+    )
 
+
+def _run(arguments: argparse.Namespace) -> int:
     folders = [arguments.workdir / method for method in METHODS]
     for method, folder in zip(METHODS, folders, strict=True):
         command = [sys.executable, "-m", "experiments.main"]
         command += [f"--config={CONFIG}:{method}", f"--workdir={folder}"]
         command += [f"--config.rounds={arguments.rounds}", f"--config.seeds={arguments.seeds}"]
-        status = subprocess.run(command).returncode
+        status = children.run(command).returncode
         if status:
             return status
     return report.main([*map(str, folders), "--output", str(arguments.workdir)])

@@ -8,12 +8,12 @@ codistillation paper's table 2 in this setting, and what each model continues.
 """
 
 import argparse
-import subprocess
 import sys
 from pathlib import Path
 
 from experiments import domains
 from experiments.methods import METHODS
+from fedcodist import children
 
 ROOT = Path(__file__).parents[1]
 CONFIG = ROOT / "experiments" / "configs" / "text_domain_shift.py"
@@ -40,10 +40,15 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=40)
     parser.add_argument("--seeds", type=int, default=1)
     arguments = parser.parse_args()
+    return children.until_interrupted(
+        lambda: _run(arguments), "interrupted: the same command goes on where it stopped."
+    )
 
+
+def _run(arguments: argparse.Namespace) -> int:
     text = arguments.workdir / "text"
     prepare = [sys.executable, str(PREPARE), f"--output={text}"]
-    status = subprocess.run([*prepare, "--vocabulary=2000", "--max-examples=60"]).returncode
+    status = children.run([*prepare, "--vocabulary=2000", "--max-examples=60"]).returncode
     if status:
         return status
     folders = []
@@ -54,7 +59,7 @@ def main() -> int:
         command = [sys.executable, "-m", "experiments.main"]
         command += [f"--config={CONFIG}:{method},python_source", f"--workdir={folders[-1]}"]
         command += [f"--config.{name}={value}" for name, value in settings.items()]
-        status = subprocess.run(command).returncode
+        status = children.run(command).returncode
         if status:
             return status
     return domains.main([*map(str, folders), "--samples=3"])

@@ -20,8 +20,7 @@ from ml_collections import ConfigDict
 from rich.console import Console
 from rich.table import Table
 
-from experiments.methods import METHOD_NAMES
-from experiments.report.collection import method_of
+from experiments.methods import METHOD_NAMES, method_of
 from experiments.report.runs import Run, Series, load_run
 from experiments.text import TEXT, TextData, load_text, text_model
 from fedcodist.export import load_model

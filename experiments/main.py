@@ -61,11 +61,11 @@ def main(arguments: list[str]) -> int:
     workdir = Path(_WORKDIR.value)
     if launch.is_child():
         # JAX is imported from here on, so that a mistyped flag is answered at once.
-        if not is_distributed:
-            launch.join()
-            return _run()
         try:
-            launch.join_cluster(cluster, workdir / "logs")
+            if is_distributed:
+                launch.join_cluster(cluster, workdir / "logs")
+            else:
+                launch.join()
             return _run()
         except launch.ClusterError as error:
             return command.refuse(error)
@@ -103,10 +103,10 @@ def _run() -> int:
     """One process's part of the run."""
     compilation_cache.cache_compilations()
     import jax
-    from safetensors import SafetensorError
 
     from experiments.assembly import build_experiment, with_chunk_size
     from experiments.data import load_data
+    from experiments.methods import run_title
     from experiments.phases import check_phases, run_phases
     from experiments.tracing import check_folder, tracing
     from fedcodist.checkpoint import CheckpointError
@@ -153,14 +153,14 @@ def _run() -> int:
                 plan=plan,
                 change_plan=_CHANGE_PLAN.value,
                 callbacks=[*_callbacks(config, workdir), *traced] if is_first else [],
-                name=f"{config.name} · {config.algorithm.name}",
+                name=run_title(config.to_dict()),
             )
     except (TrainingDiverged, CheckpointError, RunFolderError) as error:
         return command.refuse(error)
     if is_first:
         try:
             save_models(workdir, outcome, config.seed)
-        except (OSError, SafetensorError) as error:
+        except OSError as error:
             return command.refuse(error)
         print(f"run folder: {workdir}")
     return 0
@@ -170,7 +170,7 @@ def save_models(workdir: Path, outcome: "Outcome", first_seed: int) -> None:
     """Writes `<model>_seed<n>.safetensors` of every model; ensembles are not models of their own.
 
     Raises:
-      OSError, SafetensorError: the folder cannot be written.
+      OSError: the folder cannot be written.
     """
     import jax
 

@@ -24,6 +24,7 @@ from experiments import parties as party_methods
 from experiments.data import Data
 from experiments.execution import execution_of
 from experiments.messages import choice, named
+from experiments.methods import run_title
 from experiments.parties import adam, party_groups, party_shapes, public_of
 from fedcodist.algorithms import isolated, parties
 from fedcodist.algorithms.isolated import SHARED, IsolatedHyper, Patience
@@ -76,7 +77,7 @@ def run_phases(
             experiment,
             Path(workdir) / PHASES / phase,
             config={"phase": phase, "pretraining": key, **_determinants(config, phase)},
-            name=f"{config.name} · {phase}",
+            name=f"{run_title(config.to_dict())} · {phase} training",
             **common,
         )
 

@@ -132,7 +132,10 @@ def _experiment(settings: argparse.Namespace) -> "Experiment":
     party = Group(masked_language_model(encoder), np.array([0]))
     return Experiment(
         algorithm=isolated(
-            {"encoder": party}, training, hyper=IsolatedHyper(settings.learning_rate)
+            {"encoder": party},
+            training,
+            hyper=IsolatedHyper(settings.learning_rate),
+            name="pre-training by hidden tokens",
         ),
         data=resident_data(texts["train"]),
         splits={"held_out": texts["held_out"]},

@@ -8,14 +8,13 @@ run has a folder of its own in the work folder. The same command continues where
 """
 
 import argparse
-import concurrent.futures
 import fnmatch
 import importlib.util
 import json
-import queue
 import re
 import subprocess
 import sys
+import time
 import types
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -25,10 +24,11 @@ from absl import flags
 from ml_collections import config_flags
 
 from experiments import command
-from fedcodist import launch
+from fedcodist import children, launch
 
 _COMMAND = (sys.executable, "-m", "experiments.main")
 _MARK = "sweep.json"  # in the folder of a run that is finished
+_SECONDS_BETWEEN_LOOKS = 0.05
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -59,11 +59,10 @@ def main(arguments: Sequence[str]) -> int:
     if settings.list:
         print("\n".join(runs))
         return 0
-    try:
-        return _run_all(configs, settings, others)
-    except KeyboardInterrupt:
-        print("interrupted: the same command goes on where it stopped.", flush=True)
-        return launch.INTERRUPTED
+    return children.until_interrupted(
+        lambda: _run_all(configs, settings, others),
+        "interrupted: the same command goes on where it stopped.",
+    )
 
 
 def chosen_runs(config: str, patterns: Sequence[str] | None) -> list[str]:
@@ -113,60 +112,76 @@ def _check_settings(path: str, run: str, others: Sequence[str]) -> None:
 def _run_all(
     configs: Mapping[str, str], settings: argparse.Namespace, others: Sequence[str]
 ) -> int:
-    free: queue.Queue[int] = queue.Queue()
-    for place in range(settings.at_once):
-        free.put(place)
-
-    def one(run: str) -> int:
-        place = free.get()
-        try:
-            return _run(run, configs[run], settings, others, place)
-        finally:
-            free.put(place)
-
-    with concurrent.futures.ThreadPoolExecutor(settings.at_once) as executor:
-        statuses = list(executor.map(one, configs))
-    failed = [run for run, status in zip(configs, statuses, strict=True) if status]
+    """Runs them, as many at once as there are places; returns 0 or the last status that is not."""
+    places = range(min(settings.at_once, len(configs)))
+    statuses: dict[str, int] = {}
+    waiting, running = list(configs), dict[int, tuple[str, subprocess.Popen]]()
+    try:
+        while waiting or running:
+            for place in places:
+                if place in running and running[place][1].poll() is not None:
+                    run, child = running.pop(place)
+                    statuses[run] = _ended(run, child.returncode, configs[run], settings, others)
+                while waiting and place not in running:
+                    run = waiting.pop(0)
+                    if _is_finished(run, configs[run], settings, others):
+                        statuses[run] = 0
+                    else:
+                        running[place] = run, _start(run, settings, others, place, len(places))
+            time.sleep(_SECONDS_BETWEEN_LOOKS)
+    finally:
+        children.stop([child for _, child in running.values()])
+    failed = [run for run in configs if statuses[run]]
     if failed:
         print(f"error: {len(failed)} of {len(configs)} runs failed: {failed}", file=sys.stderr)
-    return next((status for status in reversed(statuses) if status), 0)
+    return statuses[failed[-1]] if failed else 0
 
 
-def _run(
-    run: str, config: str, settings: argparse.Namespace, others: Sequence[str], place: int
-) -> int:
+def _start(
+    run: str, settings: argparse.Namespace, others: Sequence[str], place: int, places: int
+) -> subprocess.Popen:
     workdir = settings.workdir / run_folder_name(run)
-    arguments = [f"--config={settings.config}:{run}", f"--workdir={workdir}", *others]
-    finished = {"config": json.loads(config), "others": list(others)}
-    if _is_finished(workdir, finished):
-        print(f"{run}: finished already, in {workdir}", flush=True)
-        return 0
-    program = [*_COMMAND, *arguments]
+    program = [*_COMMAND, f"--config={settings.config}:{run}", f"--workdir={workdir}", *others]
     print(f"{run}: runs in {workdir}", flush=True)
     if settings.at_once == 1:
-        status = subprocess.call(program)
-    else:
-        log = settings.workdir / f"{run_folder_name(run)}.log"
-        log.parent.mkdir(parents=True, exist_ok=True)
-        with open(log, "a", encoding="utf-8") as output:
-            child = subprocess.Popen(
-                [*program, "--processes=1"], stdout=output, stderr=subprocess.STDOUT
-            )
-            # Long before the child starts its threads, which inherit this.
-            launch.take_cores(place, settings.at_once, child.pid)
-            status = child.wait()
+        return children.start(program)
+    log = settings.workdir / f"{run_folder_name(run)}.log"
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with open(log, "a", encoding="utf-8") as output:
+        child = children.start([*program, "--processes=1"], stdout=output, stderr=subprocess.STDOUT)
+    # Long before the child starts its threads, which inherit this.
+    launch.take_cores(place, places, child.pid)
+    return child
+
+
+def _ended(
+    run: str, status: int, config: str, settings: argparse.Namespace, others: Sequence[str]
+) -> int:
+    """Says how a run ended, and marks its folder where it is finished; returns its status."""
     print(f"{run}: {'finished' if status == 0 else f'failed with status {status}'}", flush=True)
     if status == 0:
-        (workdir / _MARK).write_text(json.dumps(finished, indent=2) + "\n")
+        mark = settings.workdir / run_folder_name(run) / _MARK
+        mark.write_text(json.dumps(_mark(config, others), indent=2) + "\n")
     return status
 
 
-def _is_finished(workdir: Path, finished: Mapping[str, Any]) -> bool:
-    """Whether the run ended with this config; another config is main's to refuse."""
+def _mark(config: str, others: Sequence[str]) -> dict[str, Any]:
+    """What a finished run's folder says of it: config and settings."""
+    return {"config": json.loads(config), "others": list(others)}
+
+
+def _is_finished(
+    run: str, config: str, settings: argparse.Namespace, others: Sequence[str]
+) -> bool:
+    """Whether the run ended with this config, and says so; another config is main's to refuse."""
+    workdir = settings.workdir / run_folder_name(run)
     try:
-        return json.loads((workdir / _MARK).read_text()) == finished
+        is_finished = json.loads((workdir / _MARK).read_text()) == _mark(config, others)
     except (OSError, ValueError):
         return False
+    if is_finished:
+        print(f"{run}: finished already, in {workdir}", flush=True)
+    return is_finished
 
 
 if __name__ == "__main__":

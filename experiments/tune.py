@@ -31,7 +31,7 @@ from absl import flags
 from ml_collections import ConfigDict, config_flags
 
 from experiments import command, search_space
-from fedcodist import compilation_cache, launch
+from fedcodist import children, compilation_cache, launch
 
 # File descriptor by which the first worker says that the study is open.
 _READY = "FEDCODIST_TUNE_READY"
@@ -57,7 +57,11 @@ def main(arguments: list[str]) -> int:
     if launch.is_child():
         return _work(values)
     processes = values.processes or launch.default_processes()
-    status = _supervise([sys.executable, "-m", "experiments.tune", *arguments[1:]], processes)
+    program = [sys.executable, "-m", "experiments.tune", *arguments[1:]]
+    status = children.until_interrupted(
+        lambda: _supervise(program, processes),
+        "interrupted: the same command goes on with the study.",
+    )
     return status or _conclude(values)
 
 
@@ -120,13 +124,8 @@ def _supervise(program: Sequence[str], processes: int) -> int:
             workers += [_start(program, rank, processes) for rank in range(1, processes)]
         os.close(is_ready)
         statuses = [worker.wait() for worker in workers]
-    except KeyboardInterrupt:
-        print("interrupted: the same command goes on with the study.", flush=True)
-        return launch.INTERRUPTED
     finally:
-        for worker in workers:
-            worker.kill()
-            worker.wait()
+        children.stop(workers, seconds=0)
     for rank, status in enumerate(statuses):
         if status < 0:
             name = signal.Signals(-status).name
@@ -140,14 +139,12 @@ def _start(
     environment = os.environ | {launch.RANK: str(rank), launch.COUNT: str(processes)}
     if ready is not None:
         environment[_READY] = str(ready)
-    return subprocess.Popen(
+    return children.start(
         program,
         env=environment,
         # It is never written to: its end tells a worker that this process is gone.
         stdin=subprocess.PIPE,
         pass_fds=() if ready is None else (ready,),
-        # Ctrl-C is this process's to handle; it ends the others.
-        start_new_session=True,
     )
 
 

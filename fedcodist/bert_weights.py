@@ -8,10 +8,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import safetensors
-import safetensors.numpy
 
 from fedcodist.models.bert import TABLES, Encoder
-from fedcodist.tensor_files import load_tensors
+from fedcodist.tensor_files import load_tensors, save_tensors
 
 PyTree = Any
 PREFIX = "bert."
@@ -53,7 +52,7 @@ def save_encoder(
         names = tuple(key.key for key in keys)
         # A transposed view would be written as it lies in memory.
         tensors[PREFIX + _bert_name(names)] = np.asarray(_turned(names, leaf), order="C")
-    safetensors.numpy.save_file(tensors, path, {"format": "pt", **(metadata or {})})
+    save_tensors(path, tensors, {"format": "pt", **(metadata or {})})
 
 
 def load_encoder(path: str | os.PathLike[str], encoder: Encoder) -> PyTree:

@@ -7,10 +7,9 @@ from typing import Any
 
 import jax
 import numpy as np
-import safetensors.numpy
 
 from fedcodist.model import Variables
-from fedcodist.tensor_files import load_tensors
+from fedcodist.tensor_files import load_tensors, save_tensors
 
 
 def save_model(
@@ -26,13 +25,16 @@ def save_model(
       path: the file.
       variables: nested dictionaries of arrays.
       metadata: strings kept in the file's header.
+
+    Raises:
+      OSError: the file cannot be written; one that was there stays.
     """
     tensors = {
         "/".join((part, *(_written(key.key) for key in keys))): np.asarray(leaf, order="C")
         for part, tree in zip(("params", "mutable"), variables, strict=True)
         for keys, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]
     }
-    safetensors.numpy.save_file(tensors, path, dict(metadata or {}))
+    save_tensors(path, tensors, metadata or {})
 
 
 def load_model(path: str | os.PathLike[str]) -> Variables:

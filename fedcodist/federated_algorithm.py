@@ -57,6 +57,7 @@ class FederatedMethod(NamedTuple):
       sends_models: whether a client's update is what it received less its model, from which a server
         that needs single models knows them. A gradient or a sketch is not.
       num_clients: how many clients the pool must have, where the method depends on it; else None.
+      name: the method's name, for progress and tables.
     """
 
     model: Model
@@ -73,6 +74,7 @@ class FederatedMethod(NamedTuple):
     kept_models: Mapping[str, KeptModel] = {}
     sends_models: bool = True
     num_clients: int | None = None
+    name: str = ""
 
 
 class HostState(Protocol):

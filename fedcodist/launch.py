@@ -7,7 +7,7 @@ many machines, where each machine's command starts one process (`supervise_host`
 """
 
 import contextlib
-import ctypes
+import functools
 import importlib.util
 import os
 import signal
@@ -19,13 +19,16 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from fedcodist.children import INTERRUPTED as INTERRUPTED
+from fedcodist.children import start, stop, until_interrupted
+
 RANK = "FEDCODIST_PROCESS"
 COUNT = "FEDCODIST_PROCESSES"
 COORDINATOR = "FEDCODIST_COORDINATOR"
+_LOGS = "FEDCODIST_LOGS"
 _JOINED = "FEDCODIST_JOINED"
 USER_ERROR = 2
 DISCONNECTED = 3
-INTERRUPTED = 130
 _RESUME = "the same command on all machines goes on from the last checkpoint"
 # A process killed on a machine that runs on is mostly noticed at once, when its connections close.
 _SECONDS_WITHOUT_HEARTBEAT = 30
@@ -120,12 +123,17 @@ def join() -> None:
     if count == 1:
         return
     rank = int(os.environ[RANK])
+    if rank == 0 and _LOGS in os.environ:
+        _log_native_errors(Path(os.environ[_LOGS]) / "process_0.log")
     take_cores(rank, count)
     _let_no_thread_interrupt_another()
     import jax
 
     jax.config.update("jax_num_cpu_devices", 1)
-    jax.distributed.initialize(os.environ[COORDINATOR], count, rank)
+    address = os.environ[COORDINATOR]
+    # Whoever reaches the coordinator may join the run: on one machine it listens to this one alone.
+    jax.distributed.initialize(address, count, rank, coordinator_bind_address=address)
+    _connect_on_loopback()
     with _silent():
         # The first collective prints how the processes found each other.
         from jax.experimental import multihost_utils
@@ -178,9 +186,10 @@ def join_cluster(cluster: Cluster | None, logs: Path) -> None:
 
 
 def is_disconnection(error: RuntimeError) -> bool:
-    """Whether an error of a process of many machines says that another one is gone; logs it if so."""
+    """Whether an error of one of several processes says that another one is gone; logs it if so."""
     signs = ("Gloo", "NCCL", "UNAVAILABLE", "ABORTED", "CANCELLED", "DEADLINE_EXCEEDED")
-    gone = _JOINED in os.environ and any(sign in str(error) for sign in signs)
+    is_one_of_several = _JOINED in os.environ or processes_here() > 1
+    gone = is_one_of_several and any(sign in str(error) for sign in signs)
     if gone:
         os.write(2, f"{error}\n".encode())
     return gone
@@ -244,29 +253,43 @@ def supervise(
       command: the program and its arguments, the same for every process.
       processes: how many.
       newest_checkpoint: names the newest checkpoint, to tell progress from a loop.
-      logs: folder for the output of all processes but the first; None discards it.
+      logs: folder for the output of all processes but the first, and for what C++ code says of errors
+        in the first one; None discards the others' and leaves the first one's.
     """
+    return until_interrupted(
+        lambda: _supervised(command, processes, newest_checkpoint, logs),
+        "interrupted: the same command goes on from the last checkpoint.",
+    )
+
+
+def _supervised(command, processes, newest_checkpoint, logs):
     attempts, seen = 0, newest_checkpoint()
     while True:
-        port = _free_port()
-        children = [_start_local(command, rank, processes, port, logs) for rank in range(processes)]
+        port, started = _free_port(), []
         try:
-            status = _wait(children)
-        except KeyboardInterrupt:
-            print("interrupted: the same command goes on from the last checkpoint.", flush=True)
-            return INTERRUPTED
+            for rank in range(processes):
+                started.append(_start_local(command, rank, processes, port, logs))
+            status = _wait(started)
         finally:
-            _stop(children)
+            stop(started, seconds=0)
         if status >= 0:
-            if status and logs is not None and children[0].returncode <= 0:
-                print(f"error: a process ended with status {status}: see {logs}.", file=sys.stderr)
+            is_told = started[0].returncode > 0 and started[0].returncode != DISCONNECTED
+            if status and logs is not None and not is_told:
+                what = f"a process ended with status {status}"
+                if status == DISCONNECTED:
+                    what = "the processes lost each other"
+                print(f"error: {what}: see {logs}.", file=sys.stderr)
             return status
         newest = newest_checkpoint()
         attempts = attempts + 1 if newest == seen else 1
         seen = newest
         reason = signal.Signals(-status).name
         if attempts >= _ATTEMPTS_WITHOUT_PROGRESS:
-            print(f"stopped by {reason} {attempts} times without progress: giving up.", flush=True)
+            see = "" if logs is None else f" See {logs}."
+            print(
+                f"stopped by {reason} {attempts} times without progress: giving up.{see}",
+                flush=True,
+            )
             return 1
         where = f"checkpoint {newest}" if newest else "the beginning"
         print(f"a process was stopped by {reason}: starting again from {where}.", flush=True)
@@ -281,16 +304,18 @@ def supervise_host(command: Sequence[str]) -> int:
     Args:
       command: the program and its arguments, which calls `join_cluster`.
     """
+    return until_interrupted(lambda: _supervised_host(command), f"interrupted: {_RESUME}.")
+
+
+def _supervised_host(command):
     reading, writing = os.pipe()
-    child = _start(command, {RANK: "0", COUNT: "1", _JOINED: str(writing)}, pass_fds=(writing,))
+    joined = {RANK: "0", COUNT: "1", _JOINED: str(writing)}
+    child = start(command, env=os.environ | joined, stdin=subprocess.DEVNULL, pass_fds=(writing,))
     os.close(writing)
     try:
         status = child.wait()
-    except KeyboardInterrupt:
-        print(f"interrupted: {_RESUME}.", flush=True)
-        return INTERRUPTED
     finally:
-        _stop([child])
+        stop([child], seconds=0)
         with os.fdopen(reading, "rb") as pipe:
             log = pipe.read().decode()
     if status == DISCONNECTED or (status == -signal.SIGABRT and log):
@@ -310,6 +335,8 @@ def supervise_host(command: Sequence[str]) -> int:
 
 def _start_local(command, rank, processes, port, logs):
     environment = {RANK: str(rank), COUNT: str(processes), COORDINATOR: f"127.0.0.1:{port}"}
+    if logs is not None:
+        environment[_LOGS] = str(logs)
     with contextlib.ExitStack() as opened:
         output = None
         if rank > 0:
@@ -318,20 +345,13 @@ def _start_local(command, rank, processes, port, logs):
                 logs.mkdir(parents=True, exist_ok=True)
                 path = logs / f"process_{rank}.log"
             output = opened.enter_context(open(path, "ab"))
-        return _start(command, environment, stdout=output, stderr=output)
-
-
-def _start(command, environment, **options):
-    parent = os.getpid()
-    return subprocess.Popen(
-        command,
-        env=os.environ | environment,
-        stdin=subprocess.DEVNULL,
-        # Ctrl-C is this process's to handle; it ends the others.
-        start_new_session=True,
-        preexec_fn=lambda: _end_with(parent),
-        **options,
-    )
+        return start(
+            command,
+            env=os.environ | environment,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+        )
 
 
 def _wait(children: Sequence[subprocess.Popen]) -> int:
@@ -354,24 +374,9 @@ def _wait(children: Sequence[subprocess.Popen]) -> int:
     if USER_ERROR in codes:
         return USER_ERROR
     stopped = [code for code in codes if code is not None and code < 0]
-    return stopped[0] if stopped else next(code for code in codes if code)
-
-
-def _stop(children: Sequence[subprocess.Popen]) -> None:
-    for child in children:
-        if child.poll() is None:
-            child.kill()
-    for child in children:
-        child.wait()
-
-
-def _end_with(parent: int) -> None:
-    """Asks the kernel to kill this process when its parent is gone, even by SIGKILL."""
-    if sys.platform == "linux":
-        set_parent_death_signal = 1
-        ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGKILL)
-        if os.getppid() != parent:
-            os._exit(1)
+    # One that lost another tells nothing of why.
+    failed = [code for code in codes if code and code != DISCONNECTED]
+    return (stopped or failed or [DISCONNECTED])[0]
 
 
 def _check_port(cluster: Cluster) -> None:
@@ -398,6 +403,16 @@ def _cores() -> set[int]:
     return set(range(os.cpu_count() or 1))
 
 
+def _connect_on_loopback() -> None:
+    """Has Gloo listen to this machine alone, and not on the address that its host name stands for."""
+    # JAX hands this on to nobody who asks; where it moves, Gloo listens as it does among machines.
+    with contextlib.suppress(ImportError, AttributeError):
+        from jax._src import xla_bridge
+
+        make = xla_bridge._jax.make_gloo_tcp_collectives
+        xla_bridge._jax.make_gloo_tcp_collectives = functools.partial(make, hostname="127.0.0.1")
+
+
 def _connect_devices() -> None:
     """Connects processes, and devices, now: on a CPU all must want it within 30 s, and one that still
     compiles while another has its programs from the disk may be later than that."""
@@ -417,16 +432,25 @@ def _connect_devices() -> None:
     jax.block_until_ready(jax.jit(summed)())
 
 
-def _log_native_output(path: Path) -> None:
+def _log_native_output(path: Path, streams: Sequence[str] = ("stdout", "stderr")) -> None:
     """Sends what C++ code prints to a log; Python prints where it did."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with open(path, "ab") as log:
-        for descriptor, name in ((1, "stdout"), (2, "stderr")):
-            before = getattr(sys, name)
+        for name in streams:
+            before, descriptor = getattr(sys, name), {"stdout": 1, "stderr": 2}[name]
             before.flush()
             now = os.fdopen(os.dup(descriptor), "w", 1, before.encoding, before.errors)
             setattr(sys, name, now)
             os.dup2(log.fileno(), descriptor)
+
+
+def _log_native_errors(path: Path) -> None:
+    """The same for errors alone, where that is possible: those of XLA and Gloo when a process is gone.
+
+    Standard output stays, by which a live display knows the terminal's width.
+    """
+    with contextlib.suppress(OSError):  # a folder that cannot be written is the run's to refuse
+        _log_native_output(path, ("stderr",))
 
 
 @contextlib.contextmanager

@@ -4,6 +4,7 @@ with progress("digits", total_rounds=100) as show:
     show(20, {"small": 0.831, "large": 0.799})
 """
 
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -21,7 +22,9 @@ SECONDS_BETWEEN_LINES = 2.0
 class Show(Protocol):
     """What `progress` hands out: call it once after every block of rounds."""
 
-    def __call__(self, round: int, accuracies: Mapping[str, float], note: str = "") -> None: ...
+    def __call__(
+        self, round: int, accuracies: Mapping[str, float | None], note: str = ""
+    ) -> None: ...
 
 
 @contextmanager
@@ -37,10 +40,10 @@ def progress(
     """Shows how far an experiment is, and yields the function that moves the display on.
 
     A terminal gets a live bar; anything else (a file, a CI log) gets plain lines, at most one every
-    two seconds besides the last; `enabled=False` shows nothing. The speed leaves
-    out the time until the first call that reports new rounds, which is mostly compilation, as soon
-    as there is a second such call. `accuracies` are fractions in [0, 1] by model; a model left out
-    of a call keeps its last value.
+    two seconds besides the last; `enabled=False` shows nothing. Speed and time left are not shown
+    before they are known without compilation: they leave out the time until the first call that
+    reports new rounds, and until the first that has accuracies. `accuracies` are fractions in [0, 1] by
+    model, None or NaN where undefined; a model left out of a call keeps its last value.
 
     Raises ValueError if `total_rounds` < 1 or `start_round` is not in [0, `total_rounds`].
     """
@@ -57,7 +60,9 @@ def progress(
     if console.is_interactive and console.file.isatty():
         with Live(state, console=console, refresh_per_second=4) as live:
 
-            def show_live(round: int, accuracies: Mapping[str, float], note: str = "") -> None:
+            def show_live(
+                round: int, accuracies: Mapping[str, float | None], note: str = ""
+            ) -> None:
                 state.update(round, accuracies, note)
                 live.refresh()
 
@@ -70,7 +75,7 @@ def progress(
         lines.print_pending()
 
 
-def _show_nothing(round: int, accuracies: Mapping[str, float], note: str = "") -> None:
+def _show_nothing(round: int, accuracies: Mapping[str, float | None], note: str = "") -> None:
     del round, accuracies, note
 
 
@@ -87,27 +92,31 @@ class _State:
         self.note = ""
         self.clock = clock
         self.started = clock()
-        self.start_round = start_round
-        self.first: tuple[int, float] | None = None  # round and time of the first new rounds
+        # Round and time from which on nothing compiles any more, as far as is known.
+        self.first: tuple[int, float] | None = None
+        self.has_evaluated = False
         self.last: tuple[int, float] = (start_round, self.started)
 
-    def update(self, round: int, accuracies: Mapping[str, float], note: str) -> None:
+    def update(self, round: int, accuracies: Mapping[str, float | None], note: str) -> None:
         now = self.clock()
         if round > self.last[0]:
-            self.first = self.first or (round, now)
+            if self.first is None or (accuracies and not self.has_evaluated):
+                self.first = (round, now)
             self.last = (round, now)
+        self.has_evaluated = self.has_evaluated or bool(accuracies)
         self.round = round
-        self.accuracies.update({model: float(value) for model, value in accuracies.items()})
+        self.accuracies |= {
+            model: math.nan if value is None else float(value)
+            for model, value in accuracies.items()
+        }
         self.note = note
 
     def rounds_per_second(self) -> float | None:
-        """Speed up to the last report; None before the first."""
-        if self.first is None:
+        """Speed up to the last report; None where all that is known holds compilation."""
+        if self.first is None or self.last == self.first:
             return None
-        only_one = self.last == self.first
-        origin_round, origin = (self.start_round, self.started) if only_one else self.first
-        elapsed = self.last[1] - origin
-        return (self.last[0] - origin_round) / elapsed if elapsed > 0 else None
+        elapsed = self.last[1] - self.first[1]
+        return (self.last[0] - self.first[0]) / elapsed if elapsed > 0 else None
 
     def seconds_left(self) -> float | None:
         speed = self.rounds_per_second()
@@ -122,7 +131,7 @@ class _State:
     def speed_text(self) -> str:
         speed = self.rounds_per_second()
         if speed is None:
-            return "" if self.finished() else "compiling"
+            return "compiling" if self.first is None and not self.finished() else ""
         return f"{speed:.1f} rounds/s" if speed >= 1 else f"{1 / speed:.1f} s/round"
 
     def time_text(self) -> str:
@@ -133,7 +142,8 @@ class _State:
 
     def accuracy_text(self) -> str:
         return " · ".join(
-            f"{model} {100 * accuracy:.1f} %" for model, accuracy in self.accuracies.items()
+            f"{model} {100 * accuracy:.1f} %" if math.isfinite(accuracy) else f"{model} -"
+            for model, accuracy in self.accuracies.items()
         )
 
     def line(self) -> str:
@@ -165,7 +175,7 @@ class _Lines:
         self.printed_at: float | None = None
         self.pending = False
 
-    def show(self, round: int, accuracies: Mapping[str, float], note: str = "") -> None:
+    def show(self, round: int, accuracies: Mapping[str, float | None], note: str = "") -> None:
         self.state.update(round, accuracies, note)
         self.pending = True
         due = self.printed_at is None or self.clock() - self.printed_at >= SECONDS_BETWEEN_LINES

@@ -1,12 +1,16 @@
 """Safetensors files as NumPy arrays; in bfloat16 too, which the package's own reader does not know."""
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 import safetensors
+import safetensors.numpy
+
+from fedcodist.checkpoint import write_atomically
 
 _DTYPES: dict[str, Any] = {
     "BOOL": np.bool_,
@@ -24,6 +28,25 @@ _DTYPES: dict[str, Any] = {
     "U32": np.uint32,
     "U64": np.uint64,
 }
+
+
+def save_tensors(
+    path: str | os.PathLike[str], tensors: Mapping[str, np.ndarray], metadata: Mapping[str, str]
+) -> None:
+    """Writes tensors to a file, all of it or nothing, that others may read as any file of this process.
+
+    The package's own writer leaves it readable by its owner alone.
+
+    Args:
+      path: the file.
+      tensors: by name, in C order.
+      metadata: strings kept in the file's header.
+
+    Raises:
+      OSError: the file cannot be written; one that was there stays.
+    """
+    content = safetensors.numpy.save(dict(tensors), dict(metadata))
+    write_atomically(Path(path), content)
 
 
 def load_tensors(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:

@@ -121,6 +121,8 @@ def test_three_failures_without_progress_end_it(tmp_path, capfd):
     lines = capfd.readouterr().out.splitlines()
     assert [line for line in lines if "starting again" in line] == lines[:2]
     assert lines[2] == "stopped by SIGABRT 3 times without progress: giving up."
+    assert supervise("os.abort()", tmp_path, logs=tmp_path / "logs") == 1
+    assert capfd.readouterr().out.endswith(f"giving up. See {tmp_path / 'logs'}.\n")
 
 
 def test_progress_lets_it_go_on(tmp_path, capfd):
@@ -211,13 +213,93 @@ from unittest import mock
 from fedcodist import launch
 policies = []
 jax = mock.MagicMock()
-jax.distributed.initialize = lambda *_: policies.append(os.sched_getscheduler(0))
+jax.distributed.initialize = lambda *_, **__: policies.append(os.sched_getscheduler(0))
 with mock.patch.dict(sys.modules, {"jax": jax, "jax.experimental": jax.experimental}):
     launch.join()
 (folder / str(rank)).write_text(str(policies == [os.SCHED_BATCH]))
 """
     assert supervise(program, tmp_path, 2) == 0
     assert [(tmp_path / str(rank)).read_text() for rank in range(2)] == ["True", "True"]
+
+
+LISTENING = """
+from fedcodist import launch
+launch.join()
+import jax, jax.numpy as jnp
+files = [pathlib.Path("/proc/net/tcp"), pathlib.Path("/proc/net/tcp6")]
+inodes = set()
+for link in pathlib.Path("/proc/self/fd").iterdir():
+    try:
+        inodes.add(os.readlink(link).removeprefix("socket:[").removesuffix("]"))
+    except OSError:
+        pass
+lines = [line.split() for file in files if file.exists() for line in file.read_text().splitlines()]
+own = [line[1].split(":")[0] for line in lines if line[3] == "0A" and line[9] in inodes]
+(folder / str(rank)).write_text(" ".join(own))
+os._exit(0)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
+def test_processes_of_one_machine_listen_to_it_alone(tmp_path):
+    assert supervise(LISTENING, tmp_path, 2, logs=tmp_path / "logs") == 0
+    addresses = [(tmp_path / str(rank)).read_text().split() for rank in range(2)]
+    # 127.0.0.1 as the kernel writes it, alone or within IPv6: the coordinator's and Gloo's.
+    assert addresses[0] and {each[-8:] for own in addresses for each in own} == {"0100007F"}
+
+
+def test_gloo_is_told_to_listen_on_loopback(monkeypatch):
+    from jax._src import xla_bridge
+
+    told = []
+    monkeypatch.setattr(
+        xla_bridge._jax, "make_gloo_tcp_collectives", lambda **options: told.append(options)
+    )
+    launch._connect_on_loopback()
+    xla_bridge._jax.make_gloo_tcp_collectives(distributed_client=None)
+    assert told == [{"distributed_client": None, "hostname": "127.0.0.1"}]
+
+
+# What the first process does where it is told that another one is gone, as XLA says it.
+LOST = f"""
+if rank == 1:
+    starts()
+    time.sleep(0.5 if (folder / "starts_1").stat().st_size == 1 else 0)
+    os.kill(os.getpid(), signal.SIGKILL) if (folder / "starts_1").stat().st_size == 1 else sys.exit(0)
+from fedcodist import launch
+if starts() == 1:
+    launch._log_native_errors(pathlib.Path(os.environ[{launch._LOGS!r}]) / "process_0.log")
+    time.sleep(1)
+    os.write(2, b"E1 gloo: line\\n" * 26)
+    error = RuntimeError("Gloo all-reduce failed: Connection closed by peer")
+    assert launch.is_disconnection(error)
+    print("a warning of Python's", file=sys.stderr, flush=True)
+    os._exit(launch.DISCONNECTED)
+"""
+
+
+def test_a_killed_process_is_told_in_one_line(tmp_path, capfd):
+    """What Gloo says of it, in many, goes to a log."""
+    logs = tmp_path / "logs"
+    assert supervise(LOST, tmp_path, 2, logs=logs) == 0
+    output, errors = capfd.readouterr()
+    assert output == "a process was stopped by SIGKILL: starting again from the beginning.\n"
+    assert errors == "a warning of Python's\n"
+    log = (logs / "process_0.log").read_text()
+    assert log.count("gloo: line") == 26 and "Connection closed by peer" in log
+
+
+@pytest.mark.parametrize(
+    ("statuses", "line", "expected"),
+    [
+        ((launch.DISCONNECTED, 1), "a process ended with status 1", 1),
+        ((launch.DISCONNECTED,) * 2, "the processes lost each other", launch.DISCONNECTED),
+    ],
+)
+def test_no_error_is_lost_with_a_connection(statuses, line, expected, tmp_path, capfd):
+    logs = tmp_path / "logs"
+    assert supervise(f"sys.exit({statuses}[rank])", tmp_path, 2, logs=logs) == expected
+    assert capfd.readouterr().err == f"error: {line}: see {logs}.\n"
 
 
 def shares(cores: set[int], places: int) -> list[list[int]]:

@@ -38,7 +38,7 @@ def test_log_gets_one_line_per_update():
         show(40, {"small": 0.85, "large": 0.81}, "codistilled")
     lines = console.file.getvalue().splitlines()
     assert lines == [
-        "digits  round  20/100  1.5 s/round  ETA 2:00  small 83.1 % · large 79.9 %",
+        "digits  round  20/100  small 83.1 % · large 79.9 %",
         "digits  round  40/100  10.0 rounds/s  ETA 0:06  small 85.0 % · large 81.0 %  codistilled",
     ]
 
@@ -78,8 +78,58 @@ def test_resumed_run_counts_its_own_rounds_only():
         show(80, {"small": 0.7})
     lines = console.file.getvalue().splitlines()
     assert "compiling" in lines[0] and "ETA" not in lines[0]
-    assert "2.0 s/round  ETA 1:00" in lines[1]
+    assert "compiling" not in lines[1] and "ETA" not in lines[1] and "round/s" not in lines[1]
     assert "4.0 rounds/s  ETA 0:05" in lines[2]
+
+
+def test_no_time_is_told_before_one_is_known_without_compilation():
+    """Ten thousand rounds of a hundredth of a second, of which the first compile for 20 s."""
+    clock, console = Clock(), log()
+    with progress("digits", 10_000, console=console, clock=clock) as show:
+        show(0, {"small": 0.1})
+        clock.seconds = 20.1
+        show(10, {"small": 0.2})
+        clock.seconds = 25.0  # without news nothing is known
+        clock.seconds = 20.2 + 5
+        show(20, {"small": 0.3})
+    lines = console.file.getvalue().splitlines()
+    assert ["ETA" in line for line in lines] == [False, False, True]
+
+
+def test_an_evaluation_that_compiles_counts_neither():
+    """A resumed run evaluates first after some blocks of rounds."""
+    clock, console = Clock(), log()
+    with progress("digits", 1000, start_round=500, console=console, clock=clock) as show:
+        clock.seconds = 30.0  # training compiles
+        show(510, {})
+        clock.seconds = 40.0
+        show(520, {})
+        clock.seconds = 140.0  # evaluation compiles
+        show(530, {"small": 0.2})
+        clock.seconds = 150.0
+        show(540, {})
+    lines = console.file.getvalue().splitlines()
+    assert "ETA" not in lines[0] and "ETA 8:00" in lines[1]
+    assert "ETA" not in lines[2] and "ETA 7:40" in lines[3]
+
+
+@pytest.mark.parametrize("value", [None, float("nan")])
+def test_what_is_undefined_is_a_dash(value):
+    console = log()
+    with progress("digits", 1, console=console) as show:
+        show(1, {"small": value, "large": 0.5})
+    assert "small - · large 50.0 %" in console.file.getvalue()
+
+
+@pytest.mark.parametrize("where", [log, terminal])
+def test_names_are_shown_as_they_are(where):
+    """Not as rich's markup, which an unmatched end of would be an error."""
+    console = where()
+    with progress("[/bold] a[red]b $x$ :smile:", 1, console=console) as show:
+        show(1, {"[/m]": 0.5}, note="[/n]")
+    output = console.file.getvalue()
+    for text in ("[/bold] a[red]b $x$ :smile:", "[/m] 50.0 %", "[/n]"):
+        assert text in output
 
 
 def test_model_left_out_keeps_its_last_accuracy():

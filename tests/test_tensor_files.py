@@ -1,5 +1,7 @@
 """Safetensors files: every kind of number comes back, whatever the package's own reader knows."""
 
+import os
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,10 +9,11 @@ import pytest
 import safetensors.numpy
 
 from fedcodist.bert_weights import load_encoder, save_encoder
+from fedcodist.checkpoint import write_atomically
 from fedcodist.export import load_model, save_model
 from fedcodist.model import Variables
 from fedcodist.models.bert import Encoder
-from fedcodist.tensor_files import load_tensors, tensors_of
+from fedcodist.tensor_files import load_tensors, save_tensors, tensors_of
 
 KINDS = [bool, np.float16, np.float32, np.float64, np.complex64, jnp.bfloat16]
 KINDS += [f"{kind}{bits}" for kind in ("int", "uint") for bits in (8, 16, 32, 64)]
@@ -63,3 +66,31 @@ def test_an_encoder_in_bfloat16_is_read_as_float32(tmp_path):
     found = load_encoder(tmp_path / "encoder", encoder)
     assert all(leaf.dtype == np.float32 for leaf in jax.tree.leaves(found))
     jax.tree.map(np.testing.assert_array_equal, found, half)
+
+
+@pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o644), (0o027, 0o640), (0o077, 0o600)])
+def test_files_may_be_read_by_whom_the_umask_lets(umask, mode, tmp_path):
+    before = os.umask(umask)
+    try:
+        save_model(tmp_path / "model.safetensors", Variables({"w": np.ones(2)}, {}))
+        save_tensors(tmp_path / "tensors.safetensors", {"w": np.ones(2)}, {})
+        write_atomically(tmp_path / "checkpoint", b"")
+    finally:
+        os.umask(before)
+    for path in tmp_path.iterdir():
+        assert path.stat().st_mode & 0o777 == mode, path
+
+
+def test_a_file_that_cannot_be_written_is_left_as_it_was(tmp_path, monkeypatch):
+    path = tmp_path / "tensors.safetensors"
+    save_tensors(path, {"w": np.ones(2)}, {"round": "1"})
+    with monkeypatch.context() as patch:
+
+        def full(file, content):
+            raise OSError(28, "No space left on device")
+
+        patch.setattr("fedcodist.checkpoint.write_all", full)
+        with pytest.raises(OSError, match="No space left"):
+            save_tensors(path, {"w": np.zeros(2)}, {})
+    np.testing.assert_array_equal(load_tensors(path)["w"], np.ones(2))
+    assert [each.name for each in tmp_path.iterdir()] == [path.name]

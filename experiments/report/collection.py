@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from experiments.methods import BASELINE, METHOD_NAMES
+from experiments.methods import METHOD_NAMES, method_of
 from experiments.report.runs import (
     Run,
     Series,
@@ -150,17 +150,11 @@ def flatten(value: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-def method_of(config: Mapping[str, Any]) -> str:
-    """What the server does, or where that is FedAvg's, what the clients do."""
-    algorithm = config.get("algorithm")
-    name = algorithm.get("name") if isinstance(algorithm, dict) else algorithm
-    if name == BASELINE:
-        name = mapping_of(config, "training").get("method", name)
-    return str(name) if name else "unnamed"
-
-
 def _labels(configs: Sequence[Mapping[str, Any]]) -> list[str]:
-    """A name for each config, with the settings that tell runs of one algorithm apart."""
+    """A name for each config: the method's, and the run's where configs name their runs.
+
+    Where they do not, the settings that tell runs of one method apart.
+    """
     labels = []
     for config in configs:
         name = method_of(config)
@@ -175,7 +169,11 @@ def _labels(configs: Sequence[Mapping[str, Any]]) -> list[str]:
         base = METHOD_NAMES.get(name, name)
         if mapping_of(config, "phases").get("stopping") == "test_data":
             base += ", phases stopped on test data"
-        if len(parts) > 3:
+        runs = [other.get("run") for other in configs if method_of(other) == name]
+        if all(isinstance(run, str) and run for run in runs) and len(set(runs)) == len(runs):
+            run = config["run"]
+            labels.append(base if run == name else f"{base} ({run})")
+        elif len(parts) > 3:
             number = same.index(settings) + 1
             labels.append(f"{base} #{number} ({', '.join(parts[:2])}, ...)")
         else:

@@ -95,6 +95,7 @@ def fed_avg(
         return FedAvgServer(params, aggregate.mutable, optimizer_state)
 
     return FederatedMethod(
+        name="fed_avg",
         model=model,
         hyper=hyper,
         init=init,

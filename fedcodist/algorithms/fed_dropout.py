@@ -95,7 +95,9 @@ def fed_dropout(
             metrics=result.metrics | own,
         )
 
-    return averaging._replace(client_update=client_update, reduce=mean_of_holders())
+    return averaging._replace(
+        client_update=client_update, reduce=mean_of_holders(), name="fed_dropout"
+    )
 
 
 def mean_of_holders() -> Reduce:

@@ -147,6 +147,7 @@ def fed_gkd(
         return lambda server, new: server._replace(averaging=how(server.averaging, new))
 
     return averaging._replace(
+        name="fed_gkd",
         hyper=hyper,
         init=init,
         broadcast=broadcast,

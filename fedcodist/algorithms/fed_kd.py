@@ -209,6 +209,7 @@ def fed_kd(
         return jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), shapes)
 
     return FederatedMethod(
+        name="fed_kd",
         model=student,
         hyper=hyper,
         init=init,

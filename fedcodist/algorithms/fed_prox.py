@@ -63,4 +63,4 @@ def fed_prox(
         )
         return client_result(message, trained, weight=data.size, row=row)
 
-    return averaging._replace(hyper=hyper, client_update=client_update)
+    return averaging._replace(hyper=hyper, client_update=client_update, name="fed_prox")

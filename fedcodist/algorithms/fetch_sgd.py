@@ -129,6 +129,7 @@ def fetch_sgd(
         return FetchSGDServer(new.params, table, table)
 
     method = FederatedMethod(
+        name="fetch_sgd",
         model=model,
         hyper=hyper,
         init=init,

@@ -47,7 +47,7 @@ def independent_pools(
     pools: Mapping[str, Pool],
     columns: Mapping[str, Any],
     execution: Execution = Execution(),
-    name: str = "fed_avg",
+    name: str = "",
 ) -> FederatedAlgorithm:
     """Every pool on its own: the baseline that codistillation is compared with.
 
@@ -55,9 +55,11 @@ def independent_pools(
       pools: name -> Pool.
       columns: the federated data's columns (arrays or shapes), for counting bytes.
       execution: how clients are executed.
-      name: the method's name in tables.
+      name: the method's name in tables; where not given, the names of the pools' methods.
     """
     pools = check_pools(pools)
+    methods = dict.fromkeys(pool.method.name for pool in pools.values() if pool.method.name)
+    name = name or ", ".join(methods) or "independent pools"
 
     def round_(state, rows, inputs, round, key, hyper, axis_name=None):
         trained = train_pools(pools, state, rows, inputs, round, key, hyper, execution, axis_name)

@@ -121,6 +121,7 @@ def scaffold(
         )
 
     return averaging._replace(
+        name="scaffold",
         num_clients=num_clients,
         init=init,
         broadcast=broadcast,

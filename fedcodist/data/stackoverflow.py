@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from fedcodist.children import end_with_parent
 from fedcodist.data.federated_data import FederatedData, client_id_array
 from fedcodist.data.partition import split_clients
 from fedcodist.data.preparation import Show
@@ -269,7 +270,12 @@ def _finished(tasks: Sequence[Callable[[], None]], processes: int) -> Iterator[N
         return
     # Forked processes would share the threads' locks of whatever was imported before.
     context = multiprocessing.get_context("spawn")
-    pool = concurrent.futures.ProcessPoolExecutor(min(processes, len(tasks)), context)
+    pool = concurrent.futures.ProcessPoolExecutor(
+        # A pool's processes would wait for work for ever where this one is stopped by a signal.
+        min(processes, len(tasks)),
+        context,
+        initializer=end_with_parent,
+    )
     try:
         for future in concurrent.futures.as_completed([pool.submit(task) for task in tasks]):
             yield future.result()

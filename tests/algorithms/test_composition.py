@@ -121,3 +121,16 @@ def test_alpha_one_is_the_local_method_alone(local):
     models, rows = trained("merged, alpha 1", local)
     alone = trained("none", local)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-6), (models, rows), alone)
+
+
+@pytest.mark.parametrize("local", ["fed_avg", "fed_prox", "fed_gkd", "scaffold"])
+def test_a_baseline_is_called_by_its_clients_method(local):
+    """FedProx is not FedAvg, beside the progress and in tables."""
+    columns = {"image": jax.ShapeDtypeStruct((9, FEATURES), np.float32)}
+    columns |= {"label": jax.ShapeDtypeStruct((9,), np.int32)}
+    pools = {"small": Pool(method(local, 3, 6), CLIENTS["small"], 3)}
+    assert independent_pools(pools, columns).name == local
+    assert independent_pools(pools, columns, name="ours").name == "ours"
+    both = pools | {"large": Pool(method("fed_avg", 5, 3), CLIENTS["large"], 2)}
+    names = {local: None, "fed_avg": None}
+    assert independent_pools(both, columns).name == ", ".join(names)

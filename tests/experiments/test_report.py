@@ -14,7 +14,7 @@ import pytest
 from rich.console import Console
 
 from experiments import costs, report
-from experiments.methods import METHOD_NAMES
+from experiments.methods import METHOD_NAMES, run_title
 from experiments.report import collection as collection_lib
 from experiments.report import plots, result_table
 
@@ -190,6 +190,48 @@ def test_clients_methods_have_their_names(tmp_path):
         (run / "config.json").write_text(json.dumps(config))
     labels = [method.label for method in collection_lib.collect([tmp_path]).methods]
     assert labels == ["FedAvg", "SCAFFOLD"]
+
+
+def test_runs_that_have_names_are_called_by_them(tmp_path):
+    for number, (algorithm, run) in enumerate(
+        (
+            ("fed_sdd", "fed_sdd"),
+            ("fed_sdd", "fed_sdd,fed_prox"),
+            ("merged_codistillation", "merged,4700"),
+        )
+    ):
+        folder = write_run(tmp_path / str(number), algorithm)
+        config = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps(config | {"run": run, "number": number}))
+    labels = [method.label for method in collection_lib.collect([tmp_path]).methods]
+    assert labels == ["FedSDD", "FedSDD (fed_sdd,fed_prox)", "MergedCodist (merged,4700)"]
+
+
+def test_a_phase_and_a_run_without_a_config_have_names(tmp_path):
+    configs = {"a": {"phase": "public"}, "b": {"algorithm": "fed_prox"}, "c": {"name": "encoder"}}
+    for name, config in configs.items():
+        write_run(tmp_path / name)
+        (tmp_path / name / "config.json").write_text(json.dumps(config))
+    labels = {method.label for method in collection_lib.collect([tmp_path]).methods}
+    assert labels == {"public training", "FedProx", "encoder"}
+
+
+@pytest.mark.parametrize(
+    ("config", "title"),
+    [
+        (
+            {"name": "a", "algorithm": {"name": "fed_avg"}, "training": {"method": "fed_prox"}},
+            "a · fed_prox",
+        ),
+        (
+            {"name": "a", "run": "b,1", "algorithm": {"name": "fed_sdd"}, "training": {}},
+            "a · b,1 · fed_sdd",
+        ),
+        ({"name": "a", "run": "fed_df", "algorithm": {"name": "fed_df"}}, "a · fed_df"),
+    ],
+)
+def test_a_run_is_called_by_experiment_run_and_method(config, title):
+    assert run_title(config) == title
 
 
 def test_phases_that_looked_at_test_data_are_in_the_label(tmp_path):
