@@ -117,7 +117,7 @@ def _run() -> int:
     is_first = jax.process_index() == 0
     command.show_warnings(is_first)
     try:
-        data = load_data(config.data)
+        data, prepared = load_data(config.data), data_checksums(config.data)
         if _PROFILE.value is not None:
             check_folder(_PROFILE.value)
         config, chosen = with_chunk_size(config, data)
@@ -141,7 +141,7 @@ def _run() -> int:
     }
     try:
         if config.get("phases") is not None:
-            start = run_phases(config, data, workdir, plan, _CHANGE_PLAN.value)
+            start = run_phases(config, data, workdir, plan, _CHANGE_PLAN.value, prepared=prepared)
             experiment = experiment._replace(start=start)
         with tracing(_PROFILE.value if is_first else None) as traced:
             outcome = run_experiment(
@@ -152,6 +152,7 @@ def _run() -> int:
                 },
                 plan=plan,
                 change_plan=_CHANGE_PLAN.value,
+                prepared=prepared,
                 callbacks=[*_callbacks(config, workdir), *traced] if is_first else [],
                 name=run_title(config.to_dict()),
             )
@@ -197,8 +198,7 @@ def data_manifests(settings: ConfigDict) -> dict[str, dict[str, Any]]:
     """
     from fedcodist.data.prepared import manifest
 
-    folders = [settings.get(f"{kind}folder") for kind in ("", "unlabelled_", "public_")]
-    manifests = {folder: manifest(folder) for folder in folders if folder is not None}
+    manifests = {folder: manifest(folder) for folder in _prepared_folders(settings)}
     return {
         folder: {
             "source": content["source"],
@@ -210,6 +210,22 @@ def data_manifests(settings: ConfigDict) -> dict[str, dict[str, Any]]:
         }
         for folder, content in manifests.items()
     }
+
+
+def data_checksums(settings: ConfigDict) -> dict[str, str]:
+    """The checksums of the manifests of a config's prepared folders, which hold those of all files.
+
+    Raises:
+      PreparedDataError: a folder has no manifest, or one that was changed.
+    """
+    from fedcodist.data.prepared import manifest
+
+    return {folder: manifest(folder)["sha256"] for folder in _prepared_folders(settings)}
+
+
+def _prepared_folders(settings: ConfigDict) -> list[str]:
+    folders = (settings.get(f"{kind}folder") for kind in ("", "unlabelled_", "public_"))
+    return [folder for folder in folders if folder is not None]
 
 
 def data_note(workdir: Path, about: Mapping[str, Any]) -> "Callback":
@@ -227,6 +243,8 @@ def data_note(workdir: Path, about: Mapping[str, Any]) -> "Callback":
                 write_atomically(path, text.encode())
         except OSError as error:
             raise RunFolderError(f"cannot write {path}: {error.strerror}.") from error
+        except (ValueError, TypeError) as error:
+            raise RunFolderError(f"cannot read {path}: {error}.") from error
 
     return note
 
@@ -254,9 +272,14 @@ def tensorboard(folder: Path) -> "Callback | None":
 
 
 def _newest_checkpoint(workdir: Path) -> str | None:
+    """The run's newest checkpoint, before its first round the newest of its phases."""
     # The supervising process has no use for JAX, which the checkpoint module imports.
-    checkpoints = (workdir / "checkpoints").glob("round_*.msgpack")
-    return max((path.name for path in checkpoints), default=None)
+    phases = (f"phases/{phase}/" for phase in ("pooled", "private", "public"))
+    for part in ("", *phases):
+        checkpoints = (workdir / part / "checkpoints").glob("round_*.msgpack")
+        if newest := max((path.name for path in checkpoints), default=None):
+            return part + newest
+    return None
 
 
 if __name__ == "__main__":

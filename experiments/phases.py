@@ -53,13 +53,14 @@ def run_phases(
     plan: Mapping[str, Any] | None = None,
     change_plan: bool = False,
     show_progress: bool = True,
+    prepared: Mapping[str, str] | None = None,
 ) -> PyTree:
     """Runs the phases, or goes on where they were stopped.
 
     Args:
       config, data: of the collaboration.
       workdir: the collaboration's run folder.
-      plan, change_plan, show_progress: as `run_experiment` gets them.
+      plan, change_plan, show_progress, prepared: as `run_experiment` gets them.
 
     Returns:
       The collaboration's state before its first round, leaves [seeds, ...].
@@ -69,7 +70,9 @@ def run_phases(
     """
     groups, key = party_groups(config, data), _pretraining_key(config, data)
     _check_pretraining(Path(workdir) / PHASES, key)
-    common = dict(plan=plan, change_plan=change_plan, show_progress=show_progress)
+    common: dict[str, Any] = dict(
+        plan=plan, change_plan=change_plan, show_progress=show_progress, prepared=prepared
+    )
 
     def run(phase: str, start: Models | None) -> Outcome:
         experiment = phase_experiment(config, data, phase, start)
@@ -195,7 +198,13 @@ def _check_pretraining(folder: Path, key: str) -> None:
     """Raises one line where later phases went on from other models; before these are trained anew."""
     for phase in ("private", "pooled"):
         path = folder / phase / "config.json"
-        if path.exists() and json.loads(path.read_text(encoding="utf-8")).get("pretraining") != key:
+        try:
+            config = json.loads(path.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            continue
+        except (OSError, ValueError) as error:
+            raise RunFolderError(f"cannot read {path}: {error}.") from error
+        if not isinstance(config, dict) or config.get("pretraining") != key:
             raise RunFolderError(
                 f"run folder {folder / phase} went on from other public training: its settings "
                 "(phases.public), images or version were others. Use another --workdir."

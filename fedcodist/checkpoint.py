@@ -7,6 +7,7 @@ holds the whole state: orbax's coordination of hosts would have nothing to do.
 
 import hashlib
 import os
+import re
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,6 +18,8 @@ from flax import serialization
 PyTree = Any
 _MAGIC = b"FEDCODIST-CHECKPOINT-1\n"
 _KEPT = 2
+_NAME = re.compile(r"round_(\d+)\.msgpack")
+_DAMAGED = "damaged"
 
 
 class CheckpointError(RuntimeError):
@@ -32,7 +35,9 @@ class Checkpoint(NamedTuple):
 
 
 def save_checkpoint(folder: Path, round: int, state: PyTree, notes: dict[str, Any]) -> Path:
-    """Writes a checkpoint and removes all but the newest two.
+    """Writes a checkpoint and removes earlier ones, all but the newest.
+
+    Those of later rounds stay: what they are is decided where a run starts, see `set_damaged_aside`.
 
     Args:
       folder: created if missing.
@@ -52,9 +57,10 @@ def save_checkpoint(folder: Path, round: int, state: PyTree, notes: dict[str, An
         write_atomically(path, _MAGIC + hashlib.sha256(payload).digest() + payload)
     except OSError as error:
         raise CheckpointError(f"cannot write checkpoint {path}: {error.strerror}.") from error
+    up_to_this = [old for at, old in _by_round(folder) if at <= round and old.is_file()]
     # The hidden ones are what processes killed while writing left.
-    for old in (*sorted(folder.glob("round_*.msgpack"))[:-_KEPT], *folder.glob(".round_*")):
-        old.unlink()
+    for old in (*up_to_this[:-_KEPT], *folder.glob(".round_*")):
+        old.unlink(missing_ok=True)
     return path
 
 
@@ -67,19 +73,49 @@ def load_checkpoint(folder: Path, like: PyTree) -> Checkpoint | None:
         fits any length.
 
     Raises:
-      CheckpointError: the newest whole checkpoint holds other arrays than `like`.
+      CheckpointError: the newest whole checkpoint holds other arrays than `like`, or a file cannot be
+        read.
     """
-    for path in sorted(Path(folder).glob("round_*.msgpack"), reverse=True):
-        content = path.read_bytes()
-        start = len(_MAGIC) + 32
-        payload = content[start:]
-        if content[len(_MAGIC) : start] != hashlib.sha256(payload).digest():
+    for round, path in reversed(_by_round(Path(folder))):
+        saved = _content(path)
+        if saved is None or saved["round"] != round:
             continue
-        saved = serialization.msgpack_restore(payload)
         leaves = [_matching(path, saved["leaves"], key, leaf) for key, leaf in _paths(like)]
         state = jax.tree.unflatten(jax.tree.structure(like), leaves)
-        return Checkpoint(saved["round"], state, saved["notes"])
+        return Checkpoint(round, state, saved["notes"])
     return None
+
+
+def set_damaged_aside(folder: Path, whole: int) -> list[Path]:
+    """Moves checkpoints that `load_checkpoint` passed over into a folder beside the others.
+
+    A run that goes on from an earlier round would otherwise keep them in place of its own.
+
+    Args:
+      folder: where checkpoints lie.
+      whole: the round of the newest whole one; 0 if there is none.
+
+    Returns:
+      Where they were.
+
+    Raises:
+      CheckpointError: one of them cannot be moved.
+    """
+    folder = Path(folder)
+    damaged = [path for round, path in _by_round(folder) if round > whole]
+    for path in damaged:
+        place, copies = folder / _DAMAGED / path.name, 1
+        while place.exists():
+            copies += 1
+            place = place.with_name(f"{path.name}.{copies}")
+        try:
+            place.parent.mkdir(exist_ok=True)
+            path.rename(place)
+        except OSError as error:
+            raise CheckpointError(
+                f"cannot move damaged checkpoint {path}: {error.strerror}."
+            ) from error
+    return damaged
 
 
 def write_atomically(path: Path, content: bytes) -> None:
@@ -104,6 +140,30 @@ def write_atomically(path: Path, content: bytes) -> None:
 def write_all(file: Any, content: bytes) -> None:
     """Writes bytes to an open file; the one place where a full disk shows."""
     file.write(content)
+
+
+def _by_round(folder: Path) -> list[tuple[int, Path]]:
+    """Whatever is called a checkpoint, in the order of rounds."""
+    names = [(_NAME.fullmatch(path.name), path) for path in folder.glob("round_*.msgpack")]
+    return sorted((int(name[1]), path) for name, path in names if name)
+
+
+def _content(path: Path) -> dict[str, Any] | None:
+    """What a checkpoint holds; None if it is damaged.
+
+    Raises:
+      CheckpointError: it cannot be read, so that nobody knows whether it is damaged.
+    """
+    try:
+        content = path.read_bytes()
+    except (FileNotFoundError, IsADirectoryError):
+        return None  # gone where another process has just set it aside
+    except OSError as error:
+        raise CheckpointError(f"cannot read checkpoint {path}: {error.strerror}.") from error
+    start = len(_MAGIC) + 32
+    payload = content[start:]
+    digest = hashlib.sha256(payload).digest()
+    return serialization.msgpack_restore(payload) if content[:start] == _MAGIC + digest else None
 
 
 def _paths(tree: PyTree) -> list[tuple[Any, Any]]:

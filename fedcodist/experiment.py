@@ -4,6 +4,7 @@ import bisect
 import contextlib
 import json
 import time
+import warnings
 import zlib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -14,17 +15,19 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedcodist import simulation
-from fedcodist.checkpoint import load_checkpoint, save_checkpoint
+from fedcodist.checkpoint import Checkpoint, load_checkpoint, save_checkpoint, set_damaged_aside
 from fedcodist.checks import check_integer
 from fedcodist.client_rows import HostRows, device_rows
 from fedcodist.client_training import Preprocess
 from fedcodist.data.federated_data import FederatedData
 from fedcodist.evaluation import evaluation_split
 from fedcodist.federated_algorithm import FederatedAlgorithm, by_member
+from fedcodist.identity import identity_of
 from fedcodist.model import Variables
 from fedcodist.progress import progress
 from fedcodist.records import (
     FINITE,
+    WHAT_IS_MEASURED,
     Record,
     accuracies,
     evaluation_records,
@@ -32,7 +35,7 @@ from fedcodist.records import (
     summary_of,
     training_records,
 )
-from fedcodist.run_folder import RunFolder, RunFolderError
+from fedcodist.run_folder import RunFolder, RunFolderError, machine_plan
 from fedcodist.sources import ResidentData, StreamedData
 from fedcodist.training_blocks import Trained, in_blocks
 
@@ -111,21 +114,24 @@ def run_experiment(
     show_progress: bool = True,
     name: str = "",
     programs: simulation.Programs | None = None,
+    prepared: Mapping[str, str] | None = None,
 ) -> Outcome:
     """Trains, evaluates and logs; continues where a killed run with the same workdir stopped.
 
     Args:
       experiment: what to run.
       workdir: run folder; None keeps everything in memory.
-      config: written to config.json, and what a resumed run is compared with; where not given, the
-        experiment's own settings, as far as they are numbers and names.
-      plan: how it is executed; resuming under another plan needs `change_plan`.
+      config: written to config.json, and what a resumed run is compared with beside its data; where
+        not given, all settings and functions of the experiment, as far as they can be named.
+      plan: how it is executed, to which JAX's version, precision and device are added; resuming under
+        another plan needs `change_plan`.
       change_plan: see plan.
       callbacks: called with the records of every evaluation, for a logger of one's own.
       show_progress: a live bar in a terminal, plain lines elsewhere.
       name: shown beside the progress.
       programs: those of an earlier call, which differed in seeds and in the floats of
         `algorithm.hyper` only; built and compiled anew where not given.
+      prepared: checksums of prepared folders that the data come from, which a resumed run's must equal.
 
     Raises:
       ValueError: settings that make no sense, before anything compiles.
@@ -139,10 +145,15 @@ def run_experiment(
     if workdir is not None:
         opened = RunFolder(workdir, writes=is_writer)
     with opened as folder:
-        if folder and is_writer:
-            told = _described(experiment) if config is None else config
-            folder.claim(told, plan or {}, change_plan)
-        _check_same_run(config, plan)
+        identity = None
+        if folder:
+            identity = identity_of(experiment, config is not None, prepared)
+            execution = identity.execution if config is None else {}
+            whole_plan = {**execution, **(plan or {}), **machine_plan()}
+            if is_writer:
+                told = _described(experiment) if config is None else config
+                folder.claim(told, whole_plan, change_plan, identity)
+        _check_same_run(config, plan, identity and identity.content)
         return _run(experiment, checkpoint_every, folder, callbacks, show_progress, name, programs)
 
 
@@ -175,7 +186,9 @@ def _run(
     evaluate = _evaluation(programs, experiment, mesh, host_rows)
     evaluated = _evaluated_rounds(experiment)
 
-    records: list[Record] = folder.records() if folder and is_writer else []
+    records: list[Record] = []
+    if folder and is_writer:
+        records = folder.records(WHAT_IS_MEASURED)
     started, seconds_before = time.monotonic(), notes["seconds"]
 
     def report(round, history):
@@ -345,6 +358,8 @@ def _start(programs, seeds, mesh, folder, experiment, host_rows):
     saved = load_checkpoint(folder.checkpoints, expected) if folder else None
     if folder:
         _check_same_round(saved.round if saved else 0, folder)
+        if jax.process_index() == 0:
+            _tell_damaged(set_damaged_aside(folder.checkpoints, saved.round if saved else 0), saved)
     if saved is None:
         if folder:
             folder.keep_metrics(0)
@@ -364,14 +379,25 @@ def _start(programs, seeds, mesh, folder, experiment, host_rows):
     return Trained(*simulation.replicate((state, rows), mesh)), saved.round, dict(saved.notes)
 
 
-def _check_same_run(config: Any, plan: Any) -> None:
+def _tell_damaged(damaged: Sequence[Path], saved: Checkpoint | None) -> None:
+    if damaged:
+        warnings.warn(
+            f"{damaged[0].parent}: {', '.join(path.name for path in damaged)} cannot be read as a "
+            "checkpoint and now lies in the folder 'damaged' there: training goes on from "
+            f"{f'round {saved.round}' if saved else 'the beginning'}.",
+            stacklevel=2,
+        )
+
+
+def _check_same_run(config: Any, plan: Any, identity: Any) -> None:
     """Raises one line where processes were started differently, before they wait for each other."""
-    starts = _of_all_processes(zlib.crc32(json.dumps([config, plan], default=str).encode()) >> 1)
+    told = json.dumps([config, plan, identity], default=str)
+    starts = _of_all_processes(zlib.crc32(told.encode()) >> 1)
     for process, start in enumerate(starts):
         if start != starts[0]:
             raise RunFolderError(
-                f"process {process} was given another config or execution plan than process 0: the "
-                "same command must run on all machines."
+                f"process {process} was given another config, execution plan or data than process 0: "
+                "the same command must run on all machines."
             )
 
 

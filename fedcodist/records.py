@@ -9,7 +9,7 @@ from fedcodist.model import Variables, parameter_count
 
 Record = dict[str, Any]
 # What of a record is no metric.
-_WHAT_IS_MEASURED = ("round", "model", "split", "seed")
+WHAT_IS_MEASURED = ("round", "model", "split", "seed")
 # A round's metrics that say whether what a pool's clients sent is finite, and its model after the round.
 FINITE = ("finite", "finite_model")
 
@@ -115,7 +115,7 @@ def summary_of(
         if record["round"] == experiment.rounds and "loss" in record:
             metrics = final.setdefault(record["model"], {}).setdefault(record["split"], {})
             for name, value in record.items():
-                if name not in _WHAT_IS_MEASURED and not isinstance(value, dict | list):
+                if name not in WHAT_IS_MEASURED and not isinstance(value, dict | list):
                     metrics.setdefault(name, []).append(value)
     return {
         "algorithm": experiment.algorithm.name,

@@ -1,4 +1,4 @@
-"""A run's folder: config, metrics, summary and environment as JSON, and its checkpoints."""
+"""A run's folder: config, identity, metrics, summary and environment as JSON, and its checkpoints."""
 
 import datetime
 import fnmatch
@@ -8,7 +8,7 @@ import os
 import platform
 import shlex
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -16,6 +16,7 @@ import jax
 
 from fedcodist.checkpoint import write_atomically
 from fedcodist.commit import running_commit
+from fedcodist.identity import Identity, first_difference
 
 try:
     import fcntl
@@ -25,7 +26,9 @@ except ImportError:  # Windows has none: two processes in one folder are then no
 _LOCK = ".lock"
 PHASES = "phases"  # run folders of what comes before a run's first round
 # What a start that was killed at once may leave.
-_BEGINNINGS = ("logs", PHASES, _LOCK, ".*.json.*")
+_BEGINNINGS = ("logs", PHASES, _LOCK, "identity.json", ".*.json.*")
+# What the plans of older run folders lack; these are not compared with it.
+_MACHINE = ("x64", "jaxlib", "device")
 _PACKAGES = ("fedcodist", "jax", "jaxlib", "flax", "optax", "chex", "ml-collections", "numpy")
 
 
@@ -54,12 +57,26 @@ class RunFolder:
         if self._lock is not None:
             self._lock.close()
 
-    def claim(self, config: Mapping[str, Any], plan: Mapping[str, Any], change_plan: bool) -> None:
+    def claim(
+        self,
+        config: Mapping[str, Any],
+        plan: Mapping[str, Any],
+        change_plan: bool,
+        identity: Identity | None = None,
+    ) -> None:
         """Makes the folder this run's, or checks that it already is, and keeps other processes out.
 
+        Args:
+          config: what is written to config.json.
+          plan: how the run is executed.
+          change_plan: whether that may be another way than before.
+          identity: what else tells the run from others, identity.json; a folder that has none, of an
+            earlier version, gets this one.
+
         Raises:
-          RunFolderError: another process has the folder, config.json is another experiment's, or the
-            execution plan differs (the bits would) and `change_plan` does not allow it.
+          RunFolderError: another process has the folder, config.json or identity.json is another
+            experiment's, or the execution plan differs (the bits would) and `change_plan` does not
+            allow it.
         """
         if self.path.exists() and not self.path.is_dir():
             raise RunFolderError(f"run folder {self.path} is a file.")
@@ -71,30 +88,52 @@ class RunFolder:
         config, plan = json.loads(json.dumps(config)), json.loads(json.dumps(plan))
         for unfinished in self.path.glob(".*.json.*"):
             unfinished.unlink()
-        if (self.path / "config.json").exists():
-            if difference := _first_difference(self._read("config.json"), config):
-                raise RunFolderError(
-                    f"run folder {self.path} belongs to another config: {difference}. "
-                    "Use another --workdir, or the same settings."
-                )
-            if (self.path / "environment.json").exists() and not change_plan:
-                theirs = self._read("environment.json")["plan"]
-                if difference := _first_difference(theirs, plan):
-                    raise RunFolderError(
-                        f"run folder {self.path} belongs to another execution plan: {difference}. "
-                        "Results would differ in the last bits; --change_plan resumes all the same."
-                    )
+        first = None
+        if "config.json" in names:
+            theirs = self._read("identity.json") if "identity.json" in names else None
+            self._check_same_run(config, identity, theirs)
+            if "environment.json" in names:
+                first = self._read("environment.json")
+                if not isinstance(first.get("plan"), dict):
+                    raise RunFolderError(f"cannot read {self.path / 'environment.json'}: no plan.")
+                if not change_plan:
+                    self._check_same_plan(plan, first["plan"])
+        if identity is not None:
+            self._write("identity.json", identity.content)
         self._write("config.json", config)
         environment = _environment(plan)
-        if (self.path / "environment.json").exists():
+        if first is not None:
             # What started the run stays; what continues it is added.
-            first = self._read("environment.json")
-            environment = {
-                **first,
-                "plan": plan,
-                "resumed": [*first.get("resumed", []), environment],
-            }
+            resumed = first.get("resumed", [])
+            resumed = [*(resumed if isinstance(resumed, list) else []), environment]
+            environment = {**first, "plan": plan, "resumed": resumed}
         self._write("environment.json", environment)
+
+    def _check_same_run(
+        self, config: Mapping[str, Any], identity: Identity | None, theirs: dict[str, Any] | None
+    ) -> None:
+        before = self._read("config.json")
+        difference = None
+        if identity is not None and theirs is not None:
+            if identity.is_longer(before, config):
+                before = before | {"rounds": config["rounds"]}
+                difference = identity.difference(theirs, to_grow=True)
+            else:
+                difference = identity.difference(theirs)
+        # Settings are told before what follows from them.
+        if difference := first_difference(before, config) or difference:
+            raise RunFolderError(
+                f"run folder {self.path} belongs to another config: {difference}. "
+                "Use another --workdir, or the same settings."
+            )
+
+    def _check_same_plan(self, plan: Mapping[str, Any], theirs: dict[str, Any]) -> None:
+        later = {name: plan[name] for name in _MACHINE if name in plan and name not in theirs}
+        if difference := first_difference(theirs | later, plan):
+            raise RunFolderError(
+                f"run folder {self.path} belongs to another execution plan: {difference}. "
+                "Results would differ in the last bits; --change_plan resumes all the same."
+            )
 
     def append_metrics(self, records: Iterable[Mapping[str, Any]]) -> int:
         """Appends one line per record; returns the length of the file.
@@ -114,23 +153,49 @@ class RunFolder:
             raise RunFolderError(f"cannot write {self.metrics}: {error.strerror}.") from error
 
     def keep_metrics(self, length: int) -> None:
-        """Cuts off what was written after the checkpoint that a run resumes from."""
+        """Cuts off what was written after the checkpoint that a run resumes from.
+
+        Raises:
+          RunFolderError: the file is shorter than that, or cannot be cut.
+        """
         if not self._writes:
             return
-        present = self.metrics.stat().st_size if self.metrics.exists() else 0
-        if present < length:
-            raise RunFolderError(
-                f"{self.metrics} has {present} bytes, but the checkpoint was made after {length}: "
-                "it was truncated or edited."
-            )
-        if self.metrics.exists():
-            os.truncate(self.metrics, length)
+        try:
+            present = self.metrics.stat().st_size if self.metrics.exists() else 0
+            if present < length:
+                raise RunFolderError(
+                    f"{self.metrics} has {present} bytes, but the checkpoint was made after {length}: "
+                    "it was truncated or edited."
+                )
+            if self.metrics.exists():
+                os.truncate(self.metrics, length)
+        except OSError as error:
+            raise RunFolderError(f"cannot write {self.metrics}: {error.strerror}.") from error
 
-    def records(self) -> list[dict[str, Any]]:
-        """All lines of metrics.jsonl."""
+    def records(self, names: Sequence[str] = ("round",)) -> list[dict[str, Any]]:
+        """All lines of metrics.jsonl, each of which must have values of these names.
+
+        Raises:
+          RunFolderError: the file cannot be read, or one of its lines is no record.
+        """
         if not self.metrics.exists():
             return []
-        return [json.loads(line) for line in self.metrics.read_text(encoding="utf-8").splitlines()]
+        try:
+            lines = self.metrics.read_text(encoding="utf-8").splitlines()
+        except (OSError, ValueError) as error:
+            raise RunFolderError(f"cannot read {self.metrics}: {error}.") from error
+        records = []
+        for number, line in enumerate(lines, start=1):
+            try:
+                record = json.loads(line)
+            except (ValueError, RecursionError):
+                record = None
+            if not isinstance(record, dict) or not record.keys() >= {*names}:
+                raise RunFolderError(
+                    f"cannot read {self.metrics}: line {number} is no record, the file was edited."
+                )
+            records.append(record)
+        return records
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         """Writes summary.json, which marks the run as finished."""
@@ -158,9 +223,12 @@ class RunFolder:
 
     def _read(self, name: str) -> dict[str, Any]:
         try:
-            return json.loads((self.path / name).read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
+            content = json.loads((self.path / name).read_text(encoding="utf-8"))
+        except (OSError, ValueError, RecursionError) as error:
             raise RunFolderError(f"cannot read {self.path / name}: {error}.") from error
+        if not isinstance(content, dict):
+            raise RunFolderError(f"cannot read {self.path / name}: it is no JSON object.")
+        return content
 
     def _write(self, name: str, content: Mapping[str, Any]) -> None:
         if not self._writes:
@@ -177,16 +245,14 @@ def _is_beginning(name: str) -> bool:
     return any(fnmatch.fnmatchcase(name, pattern) for pattern in _BEGINNINGS)
 
 
-def _first_difference(theirs: Any, ours: Any, where: str = "") -> str | None:
-    if isinstance(theirs, dict) and isinstance(ours, dict):
-        for name in [*theirs, *(name for name in ours if name not in theirs)]:
-            missing = "nothing"
-            inner = f"{where}.{name}" if where else name
-            left, right = theirs.get(name, missing), ours.get(name, missing)
-            if difference := _first_difference(left, right, inner):
-                return difference
-        return None
-    return None if theirs == ours else f"{where} is {theirs!r} there and {ours!r} here"
+def machine_plan() -> dict[str, Any]:
+    """What of a plan the machine and its software decide."""
+    values = (
+        bool(jax.config.jax_enable_x64),
+        importlib.metadata.version("jaxlib"),
+        jax.devices()[0].device_kind,
+    )
+    return dict(zip(_MACHINE, values, strict=True))
 
 
 def _environment(plan: Mapping[str, Any]) -> dict[str, Any]:

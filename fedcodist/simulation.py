@@ -107,6 +107,15 @@ def place_inputs(inputs: Inputs, mesh: Mesh | None) -> Inputs:
     return Inputs(cohorts, replicate(inputs.examples, mesh))
 
 
+def strongly_typed(tree: PyTree) -> PyTree:
+    """The same arrays, of types that JAX does not let others change.
+
+    A program compiles again for an array that was weakly typed, as `jnp.full(shape, 0.5)` is, and is
+    not any more.
+    """
+    return jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.result_type(leaf)), tree)
+
+
 def build_programs(
     algorithm: FederatedAlgorithm,
     interval: int,
@@ -129,7 +138,7 @@ def build_programs(
     over_seeds = {"map": _map_seeds, "vmap": jax.vmap}[seeds_loop]
 
     def init(seeds):
-        return over_seeds(lambda seed: algorithm.init(jax.random.key(seed)))(seeds)
+        return over_seeds(lambda seed: strongly_typed(algorithm.init(jax.random.key(seed))))(seeds)
 
     train, train_streamed = _training(algorithm, interval, over_seeds, axis)
     measure = functools.partial(
@@ -169,7 +178,8 @@ def _training(algorithm, interval, over_seeds, axis):
     """Returns (train, train_streamed) of `Programs`."""
 
     def train_round(state, rows, root, round, hyper, inputs):
-        return algorithm.round(state, rows, inputs, round, root, hyper, axis)
+        state, rows, metrics = algorithm.round(state, rows, inputs, round, root, hyper, axis)
+        return *strongly_typed((state, rows)), metrics
 
     def train(state, rows, seeds, first, count, hyper, data: ResidentData):
         def one_seed(state, rows, seed):

@@ -95,6 +95,7 @@ class StreamedData:
             _check_numbers(f"data_sets[{name!r}]", columns)
         self._largest_first = np.sort(federated.client_sizes)[::-1]
         self.num_clients = federated.num_clients
+        self.columns, self.sizes = federated.columns, federated.client_sizes
 
     def read(self, selection: Selection, devices: int = 1, own: Sequence[int] = (0,)) -> Inputs:
         """Gathers what was selected into buffers whose shapes are the same in every round.
@@ -115,7 +116,7 @@ class StreamedData:
             for name, indices in selection.examples.items()
         }
         for columns in (self._federated.columns, *self.data_sets.values()):
-            _unmap(columns)
+            unmap(columns)
         return Inputs(cohorts, examples)
 
     def ahead(self, read: Callable[[int], Inputs], rounds: Iterable[int]) -> Iterator[Inputs]:
@@ -172,7 +173,7 @@ def stack_inputs(inputs: list[Inputs]) -> Inputs:
     return jax.tree.map(lambda *leaves: np.stack(leaves), *inputs)
 
 
-def _unmap(columns: Mapping[str, np.ndarray]) -> None:
+def unmap(columns: Mapping[str, np.ndarray]) -> None:
     """Gives back the pages of memory-mapped columns that were read; the system still has them cached.
 
     Each that is read stays resident otherwise, with many around it: after some rounds, all examples.

@@ -147,7 +147,7 @@ def load_prepared(
 
 
 def manifest(folder: str | os.PathLike[str]) -> dict[str, Any]:
-    """The manifest of a prepared folder: source, licence, arguments, and what each split holds.
+    """The manifest of a prepared folder: source, licence, arguments, what each split holds, checksum.
 
     Raises PreparedDataError when it is missing, cannot be read, was edited or has another version.
     """
@@ -173,7 +173,7 @@ def manifest(folder: str | os.PathLike[str]) -> dict[str, Any]:
     splits = content.get("splits")
     if not isinstance(splits, dict) or not all(map(_is_split_entry, splits, splits.values())):
         raise PreparedDataError(f"{path}: its splits are not described as expected")
-    return content
+    return content | {"sha256": checksum}
 
 
 def _is_split_entry(split: str, entry: Any) -> bool:

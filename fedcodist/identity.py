@@ -1,0 +1,408 @@
+"""What tells a run from others: its data, its settings, and its functions as far as they can be named.
+
+A work directory holds it as identity.json, so that a script that was edited does not go on with the
+numbers of what it was before. Data are known by a digest. Functions are known by their names, by what
+their closures hold and, where they are the user's own, by the constants and names in their code: the
+same in every process and, for nearly all code, in every version of Python.
+"""
+
+import dataclasses
+import dis
+import enum
+import functools
+import hashlib
+import itertools
+import sys
+import types
+from collections.abc import Iterator, Mapping
+from collections.abc import Set as AbstractSet
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from fedcodist.data.federated_data import FederatedData
+from fedcodist.for_each_client import Execution
+from fedcodist.sources import unmap
+
+PyTree = Any
+# Of larger columns blocks are digested that lie evenly spread over them.
+_DIGESTED_WHOLE = 2**30
+_BLOCK = 2**24
+_SHOWN = 8  # values of an array, or entries of a list, that a line can hold
+_SETTINGS = (
+    "evaluate_every",
+    "checkpoint_every",
+    "seed",
+    "seeds",
+    "evaluation_batch_size",
+    "evaluate_clients",
+)
+_PARTS = ("round", "select", "init", "predictors", "rows", "kept_models", "data_set_sizes")
+_LIBRARIES = {"fedcodist", "experiments", *sys.stdlib_module_names}
+_LOADS = ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_ATTR", "LOAD_METHOD", "LOAD_DEREF", "IMPORT_NAME")
+
+
+class Identity(NamedTuple):
+    """What a run is.
+
+    Attributes:
+      content: what JSON can hold: 'rounds', 'prepared', 'data', 'settings' and 'algorithm'.
+      has_config: whether a config tells the settings, so that 'settings' and 'algorithm' need not be
+        the same for it to be the same run.
+      execution: how the algorithm's clients are executed, which belongs to the plan.
+    """
+
+    content: dict[str, Any]
+    has_config: bool
+    execution: dict[str, Any]
+
+    def is_longer(self, theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> bool:
+        """Whether our config asks for more rounds than theirs."""
+        before, now = theirs.get("rounds"), ours.get("rounds")
+        return isinstance(before, int) and isinstance(now, int) and before < now
+
+    def difference(self, theirs: Mapping[str, Any], to_grow: bool = False) -> str | None:
+        """The first difference from another run's content; None if it is the same run.
+
+        Args:
+          theirs: as identity.json has it.
+          to_grow: whether our config is theirs with more rounds, on which nothing may depend.
+        """
+        parts = ["prepared", "data"]
+        if not self.has_config:
+            parts += ["settings", "algorithm"]
+        until = min(theirs.get("rounds") or 0, self.content["rounds"])
+        before, now = (
+            {part: _until(until, content.get(part)) for part in parts}
+            for content in (theirs, self.content)
+        )
+        if difference := first_difference(before, now):
+            return difference
+        if to_grow and (
+            difference := first_difference(
+                {"algorithm": theirs.get("algorithm")}, {"algorithm": self.content["algorithm"]}
+            )
+        ):
+            return (
+                f"rounds is {theirs.get('rounds')} there and {self.content['rounds']} here, and the "
+                f"algorithm depends on it: {difference}"
+            )
+        return None
+
+
+def identity_of(
+    experiment: Any, has_config: bool = False, prepared: Mapping[str, str] | None = None
+) -> Identity:
+    """What an Experiment is; the data are read once.
+
+    Args:
+      experiment: an Experiment.
+      has_config: whether a config tells its settings.
+      prepared: prepared folder -> checksum.
+    """
+    described = _Description()
+    settings: dict[str, Any] = {name: getattr(experiment, name) for name in _SETTINGS}
+    settings["evaluate_also"] = sorted(int(round) for round in experiment.evaluate_also)
+    settings["final_splits"] = sorted(experiment.final_splits)
+    preprocess = _Description()
+    preprocess.add("evaluation_preprocess", experiment.evaluation_preprocess)
+    settings |= preprocess.entries
+    for part in _PARTS:
+        described.add(part, getattr(experiment.algorithm, part))
+    content = {
+        "rounds": experiment.rounds,
+        "prepared": dict(prepared or {}),
+        "data": _data(experiment),
+        "settings": jax.tree.map(_plain, settings),
+        "algorithm": described.entries,
+    }
+    execution = {"seeds_loop": experiment.seeds_loop, **described.execution}
+    return Identity(content, has_config, execution)
+
+
+def digest(array: Any) -> str:
+    """An array's dtype, shape and a checksum of its values, in one word for a line."""
+    values = np.asarray(array)
+    if values.dtype.kind in "OSU":
+        values = np.frombuffer("\0".join(map(str, values.reshape(-1))).encode(), np.uint8)
+    rows, checksum = np.atleast_1d(values), hashlib.sha256()
+    length = max(1, _BLOCK * len(rows) // max(1, rows.nbytes))
+    blocks, most = -(-len(rows) // length), _DIGESTED_WHOLE // _BLOCK
+    for block in range(blocks) if blocks <= most else np.linspace(0, blocks - 1, most).astype(int):
+        part = np.ascontiguousarray(rows[block * length : (block + 1) * length])
+        checksum.update(part.reshape(-1).view(np.uint8))
+    return f"{np.asarray(array).dtype}{list(np.shape(array))} {checksum.hexdigest()[:16]}"
+
+
+def first_difference(theirs: Any, ours: Any, where: str = "") -> str | None:
+    """One line about the first place in which two JSON values differ; None if nowhere."""
+    if isinstance(theirs, dict) and isinstance(ours, dict):
+        for name in [*theirs, *(name for name in ours if name not in theirs)]:
+            missing = "nothing"
+            inner = f"{where}.{name}" if where else name
+            left, right = theirs.get(name, missing), ours.get(name, missing)
+            if difference := first_difference(left, right, inner):
+                return difference
+        return None
+    if theirs == ours:
+        return None
+    if (
+        isinstance(theirs, list)
+        and isinstance(ours, list)
+        and min(map(len, (theirs, ours))) > _SHOWN
+    ):
+        pairs = enumerate(itertools.zip_longest(theirs, ours, fillvalue="nothing"))
+        place, (left, right) = next((at, pair) for at, pair in pairs if pair[0] != pair[1])
+        return first_difference(left, right, f"{where}[{place}]")
+    return f"{where} is {theirs!r} there and {ours!r} here"
+
+
+def _until(rounds: int, part: Any) -> Any:
+    """A part of the content without evaluations that only the longer one of two runs has."""
+    if isinstance(part, dict) and isinstance(part.get("evaluate_also"), list):
+        part = part | {"evaluate_also": [r for r in part["evaluate_also"] if r < rounds]}
+    return part
+
+
+def _data(experiment: Any) -> dict[str, Any]:
+    data, splits = experiment.data, {**experiment.splits, **experiment.final_splits}
+    return {
+        "clients": _of_clients(data.columns, data.sizes),
+        "data_sets": {name: _columns(columns) for name, columns in data.data_sets.items()},
+        "splits": {
+            name: _of_clients(own.columns, own.client_sizes) for name, own in splits.items()
+        },
+    }
+
+
+def _of_clients(columns: Mapping[str, Any], sizes: Any) -> dict[str, str]:
+    return {**_columns(columns), "sizes of clients": digest(np.asarray(sizes, np.int64))}
+
+
+def _columns(columns: Mapping[str, Any]) -> dict[str, str]:
+    digests = {name: digest(column) for name, column in columns.items()}
+    unmap(columns)
+    return digests
+
+
+class _Description:
+    """Lines path -> value about a value, its closures and whatever they hold.
+
+    What is met again is named by the path where it was met first. Objects whose class says nothing
+    about its fields are known by their class and their public attributes.
+    """
+
+    def __init__(self) -> None:
+        self.entries: dict[str, Any] = {}
+        self.execution: dict[str, Any] = {}
+        self._paths: dict[int, str] = {}
+        self._kept: list[Any] = []  # so that no two of them have one id
+
+    def add(self, path: str, value: Any) -> None:
+        if (plain := _plain(value)) is not _NOT_PLAIN:
+            self.entries[path] = plain
+        elif isinstance(value, Execution):
+            self.execution = {"execution": value._asdict()}
+        elif isinstance(value, types.FunctionType) and _is_named(value):
+            self.entries[path] = _name(value)
+        elif id(value) in self._paths:
+            self.entries[path] = f"as {self._paths[id(value)]}"
+        else:
+            self._paths[id(value)] = path
+            self._kept.append(value)
+            self._describe(path, value)
+
+    def _describe(self, path: str, value: Any) -> None:
+        if isinstance(value, np.ndarray | jax.Array):
+            self.entries[path] = _array(value)
+        elif isinstance(value, types.FunctionType):
+            self._function(path, value)
+        elif isinstance(value, types.MethodType):
+            self._parts(path, "method", {"function": value.__func__, "self": value.__self__})
+        elif isinstance(value, functools.partial):
+            named = {f"[{index}]": each for index, each in enumerate(value.args)} | value.keywords
+            self._parts(path, "partial", {"function": value.func, **named})
+        elif isinstance(value, type):
+            self._class(path, value)
+        elif isinstance(value, tuple) and hasattr(value, "_asdict"):
+            self._parts(path, _name(type(value)), value._asdict())
+        elif isinstance(value, Mapping):
+            self._parts(path, "mapping", {f"[{_key(key)}]": own for key, own in value.items()})
+        elif isinstance(value, list | tuple):
+            self._parts(path, "list", {f"[{index}]": own for index, own in enumerate(value)})
+        elif isinstance(value, AbstractSet):
+            self.entries[path] = sorted(map(_key, value))
+        elif isinstance(value, FederatedData):
+            self.entries[path] = _of_clients(value.columns, value.client_sizes)
+        elif hasattr(value, "__wrapped__"):  # a compiled function, or one whose results are kept
+            self.add(path, value.__wrapped__)
+        else:
+            self._object(path, value)
+
+    def _parts(self, path: str, kind: str, parts: Mapping[str, Any]) -> None:
+        self.entries[path] = kind
+        for name, part in parts.items():
+            self.add(f"{path}{name}" if name.startswith("[") else f"{path}.{name}", part)
+
+    def _function(self, path: str, function: types.FunctionType) -> None:
+        code, parts = function.__code__, dict(_closure(function))
+        is_own = not _is_library(function)
+        if is_own or "<" in function.__qualname__:
+            defaults = function.__defaults__ or ()
+            named = code.co_varnames[: code.co_argcount][code.co_argcount - len(defaults) :]
+            parts |= dict(zip(named, defaults, strict=True)) | (function.__kwdefaults__ or {})
+        if is_own:
+            found = {name: function.__globals__.get(name) for name in _globals(code)}
+            parts |= {name: own for name, own in found.items() if _is_lasting(own)}
+        self._parts(path, _name(function), parts)
+        if is_own or function.__name__ == "<lambda>":
+            self.entries[f"{path}.code"] = [*_code(code)]
+
+    def _class(self, path: str, own: type) -> None:
+        self.entries[path] = _name(own)
+        if _is_library(own):
+            return
+        for name, method in vars(own).items():
+            is_generated = name.startswith("__") and (
+                name != "__call__" and (name != "__init__" or dataclasses.is_dataclass(own))
+            )
+            while hasattr(method, "__wrapped__"):
+                method = method.__wrapped__
+            if isinstance(method, types.FunctionType) and not is_generated:
+                self.add(f"{path}.{name}", method)
+
+    def _object(self, path: str, value: Any) -> None:
+        if dataclasses.is_dataclass(value):
+            # A Flax module's parent is where it is used, not what it is.
+            names = [field.name for field in dataclasses.fields(value) if field.name != "parent"]
+            parts = {name: getattr(value, name, None) for name in names}
+        else:
+            parts = {n: v for n, v in getattr(value, "__dict__", {}).items() if n[:1] != "_"}
+        self._parts(path, _name(type(value)), parts)
+        if not _is_library(type(value)):
+            self.add(f"{path}.class", type(value))
+
+
+_NOT_PLAIN = object()
+
+
+def _plain(value: Any) -> Any:
+    """What JSON holds of a simple value; _NOT_PLAIN for others."""
+    if isinstance(value, enum.Enum):
+        return str(value)
+    if isinstance(value, np.generic):
+        value = value.item()
+    if value is None or isinstance(value, bool | str | int):
+        return value
+    if isinstance(value, float):
+        return value if np.isfinite(value) else str(value)
+    if isinstance(value, bytes):
+        return value.hex()
+    if isinstance(value, complex | np.dtype) or value is Ellipsis:
+        return str(value)
+    if isinstance(value, types.ModuleType):
+        return value.__name__.partition(".")[0]
+    if isinstance(value, types.BuiltinFunctionType | np.ufunc):
+        return value.__name__
+    return _NOT_PLAIN
+
+
+def _array(value: Any) -> Any:
+    if isinstance(value, jax.Array) and not value.is_fully_addressable:
+        return f"{value.dtype}{list(value.shape)}"
+    if jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key):
+        value = jax.random.key_data(value)
+    if value.size <= _SHOWN and value.dtype.kind in "biuf":
+        return [str(value.dtype), *map(_plain, np.asarray(value).reshape(-1))]
+    return digest(value)
+
+
+def _key(key: Any) -> str:
+    plain = _plain(key)
+    if plain is not _NOT_PLAIN:
+        return repr(plain)
+    if isinstance(key, tuple | frozenset):
+        parts = map(_key, key) if isinstance(key, tuple) else sorted(map(_key, key))
+        return f"({', '.join(parts)})"
+    return _name(key if hasattr(key, "__qualname__") else type(key))
+
+
+def _name(named: Any) -> str:
+    """A function's or a class's name; where a library keeps it inside is the library's own business."""
+    name = getattr(named, "__qualname__", type(named).__qualname__)
+    if not _is_library(named):
+        return name
+    return f"{named.__module__.partition('.')[0]}.{name}"
+
+
+def _is_library(named: Any) -> bool:
+    package = (getattr(named, "__module__", None) or "").partition(".")[0]
+    if package in _LIBRARIES:
+        return package != "__main__"
+    file = getattr(sys.modules.get(package), "__file__", None) or ""
+    return "site-packages" in file or "dist-packages" in file
+
+
+def _is_named(function: types.FunctionType) -> bool:
+    """Whether a function's name says all: a library's that holds nothing besides."""
+    is_inner = function.__closure__ or "<" in function.__qualname__
+    return _is_library(function) and not is_inner
+
+
+def _closure(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        try:
+            yield name, cell.cell_contents
+        except ValueError:  # defined later than the function, as it is being made
+            yield name, None
+
+
+def _is_lasting(value: Any) -> bool:
+    """Whether a module's variable is something that code depends on, not where it keeps its notes."""
+    if isinstance(value, types.ModuleType):
+        return False
+    if isinstance(value, tuple):
+        return all(map(_is_lasting, value))
+    lasting = (types.FunctionType, functools.partial, type, np.ndarray, jax.Array)
+    return _plain(value) is not _NOT_PLAIN or isinstance(value, lasting)
+
+
+def _globals(code: types.CodeType) -> Iterator[str]:
+    for instruction in dis.get_instructions(code):
+        if instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
+            yield instruction.argval
+        elif isinstance(instruction.argval, types.CodeType):
+            yield from _globals(instruction.argval)
+
+
+def _code(code: types.CodeType) -> Iterator[Any]:
+    """The names, constants and operators of some code, in their order."""
+    inner = {*code.co_cellvars, *code.co_freevars}
+    for instruction in dis.get_instructions(code):
+        name, value = instruction.opname, instruction.argval
+        if isinstance(value, types.CodeType):
+            yield from _code(value)
+        elif name in _LOADS:
+            yield value
+        elif "LOAD_FAST" in name and "CLEAR" not in name:
+            loaded = value if isinstance(value, tuple) else (value,)
+            # Of what is stored and loaded at once only the second is loaded.
+            loaded = loaded[1:] if name.startswith("STORE") else loaded
+            yield from (each for each in loaded if each not in inner and each[:1] != ".")
+        elif name in ("BINARY_OP", "COMPARE_OP", "CONTAINS_OP", "IS_OP"):
+            yield instruction.argrepr or str(value)
+        elif name.startswith("UNARY_"):
+            yield name
+        elif instruction.opcode in dis.hasconst or name == "LOAD_SMALL_INT":
+            yield from _constants(value)
+
+
+def _constants(value: Any) -> Iterator[Any]:
+    if isinstance(value, tuple):
+        for each in value:
+            yield from _constants(each)
+    elif isinstance(value, frozenset):
+        yield from sorted(map(_key, value))
+    elif value is not None:
+        yield _plain(value)
