@@ -57,6 +57,8 @@ class FederatedMethod(NamedTuple):
       sends_models: whether a client's update is what it received less its model, from which a server
         that needs single models knows them. A gradient or a sketch is not.
       num_clients: how many clients the pool must have, where the method depends on it; else None.
+      gradient: (message, row, data, key, hyper) -> the gradient of a client's loss on one batch at the
+        model that it received, to look at. None where a method does not tell.
     """
 
     model: Model
@@ -73,6 +75,7 @@ class FederatedMethod(NamedTuple):
     kept_models: Mapping[str, KeptModel] = {}
     sends_models: bool = True
     num_clients: int | None = None
+    gradient: Callable[[PyTree, PyTree, ClientData, jax.Array, PyTree], PyTree] | None = None
 
 
 class HostState(Protocol):
