@@ -3,6 +3,8 @@
 import ast
 import json
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +25,7 @@ from experiments.configs import (
 from experiments.data import load_data
 from experiments.division import divided
 from experiments.phases import phase_experiment
+from experiments.report.collection import collect
 from experiments.tune import held_out_experiment
 from fedcodist.data.public_private import digits_public_private
 
@@ -198,3 +201,21 @@ def test_seeds_of_one_program_share_their_division():
         config.data.division_per_seed = "no"
     with pytest.raises(TypeError, match=r"data.division_per_seed must be True or False, got 'no'"):
         divided(config)
+
+
+@pytest.mark.slow
+def test_runs_of_single_seeds_are_one_method_to_the_report(tmp_path):
+    for seed in (0, 1):
+        command = [sys.executable, "-m", "experiments.main", "--processes=1"]
+        command += ["--config=experiments/configs/digits_methods.py:fed_avg"]
+        command += [f"--workdir={tmp_path / str(seed)}", f"--config.seed={seed}"]
+        settings = ("seeds=1", "rounds=1", "evaluation.every=1", "data.division_per_seed=True")
+        command += [
+            f"--config.{setting}" for setting in (*settings, "evaluation.checkpoint_every=1")
+        ]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
+        assert done.returncode == 0, done.stderr
+        config = json.loads((tmp_path / str(seed) / "config.json").read_text())
+        assert config["data"]["seed"] == 0 and config["data"]["division_per_seed"] is True
+    (method,) = collect([tmp_path]).methods
+    assert len(method.members) == 2
