@@ -7,6 +7,7 @@ from ml_collections import ConfigDict
 from experiments.algorithms import build_algorithm, reads_unlabelled
 from experiments.data import Data, load_data
 from experiments.decentralised import pooled_examples
+from experiments.division import divided
 from experiments.messages import choice
 from fedcodist import launch
 from fedcodist.algorithms.isolated import SHARED
@@ -29,6 +30,7 @@ def build_experiment(config: ConfigDict, data: Data | None = None) -> Experiment
     Raises:
       ValueError, TypeError: one line that names the setting and what is allowed.
     """
+    config = divided(config)
     data = load_data(config.data) if data is None else data
     return _assemble(with_chunk_size(config, data)[0], data)
 

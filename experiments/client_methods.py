@@ -179,7 +179,7 @@ def _fed_kd(clients: Clients) -> FederatedMethod:
             clients.local,
             settings["exchange"],
             settings.get("fresh_optimizers", False),
-            Mutual(**{name: settings[name] for name in Mutual._fields}),
+            Mutual(**{name: settings[name] for name in Mutual._fields if name in settings}),
             FedKDHyper(
                 settings["teacher_learning_rate"],
                 clients.pool.client_learning_rate,

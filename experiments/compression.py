@@ -36,7 +36,8 @@ def _range_finder(settings: ConfigDict) -> RangeFinder | None:
 def with_links(config: ConfigDict, method: FederatedMethod) -> FederatedMethod:
     """The method with its links as `training.compression` says; as it is where that is not set.
 
-    With `spectra`, metrics.jsonl tells of each layer the rank that SVD needs and the singular values.
+    With `spectra`, metrics.jsonl tells of each layer of clients' updates the rank that SVD needs and the
+    singular values; with `gradient_spectra` the same of a batch's gradient, before any optimizer.
 
     Raises:
       ValueError, TypeError: one line that names the setting.
@@ -50,5 +51,8 @@ def with_links(config: ConfigDict, method: FederatedMethod) -> FederatedMethod:
     ]
     with named("training.compression."):
         uplink, downlink = (make(settings) for make in makers)
-    observe = spectra(settings.start, settings.end) if settings.get("spectra") else None
-    return compressed(method, config.rounds, uplink, downlink, observe)
+    observe, observe_gradient = (
+        spectra(settings.start, settings.end) if settings.get(of) else None
+        for of in ("spectra", "gradient_spectra")
+    )
+    return compressed(method, config.rounds, uplink, downlink, observe, observe_gradient)

@@ -83,20 +83,28 @@ def load_data(settings: ConfigDict) -> Data:
         splits, *preprocess, networks = load_encoded(settings)
         return Data(splits, np.zeros((0,)), *preprocess, **networks._asdict())
     if settings.name in PUBLIC_PRIVATE:
-        private, test, preprocess, public = load_public_private(settings)
+        private, test, held_out, preprocess, public = load_public_private(settings)
         images = public.train.columns["image"]
-        return Data({"train": private, "test": test}, images, preprocess, preprocess, public)
+        splits = _with_held_out({"train": private, "test": test}, held_out)
+        return Data(splits, images, preprocess, preprocess, public)
     if settings.name in PRIMARY:
-        private, shared, test = load_primary(settings)
+        private, shared, test, held_out = load_primary(settings)
         images = shared.columns["image"]
         preprocess = (DIGITS_SCALE, DIGITS_SCALE)
         if settings.name == "prepared_primary":
             preprocess = _cifar_preprocess(settings, images.shape[1:3])
         classes = 1 + int(test.columns["label"].max())
         everybodys = Public(shared, test, preprocess[0], classes)
-        return Data({"train": private, "test": test}, images, *preprocess, everybodys)
+        splits = _with_held_out({"train": private, "test": test}, held_out)
+        return Data(splits, images, *preprocess, everybodys)
     names = ("digits", "prepared", TEXT, *ENCODED, *PUBLIC_PRIVATE, *PRIMARY)
     raise ValueError(f"data.name must be one of {names}, got {settings.name!r}.")
+
+
+def _with_held_out(
+    splits: dict[str, FederatedData], held_out: FederatedData | None
+) -> dict[str, FederatedData]:
+    return splits if held_out is None else splits | {"held_out": held_out}
 
 
 def _unlabelled(settings: ConfigDict, in_domain: FederatedData | None) -> np.ndarray:

@@ -74,6 +74,8 @@ def build_multi_headed(config: ConfigDict, data: Data) -> FederatedAlgorithm:
         settings.embedding_distance,
         settings.pool_size,
         settings.checkpoints_on,
+        settings.get("reaches_backbone", True),
+        settings.get("updates_statistics", False),
         preprocess=public_of(data).preprocess,
     )
     algorithm = multi_headed_distillation(
@@ -88,6 +90,7 @@ def build_multi_headed(config: ConfigDict, data: Data) -> FederatedAlgorithm:
         # Every seed of a run has banks of its own, and every process on this machine.
         memory=memory_for_checkpoints(distillation, launch.processes_here()) // config.seeds,
         execution=execution_of(config),
+        same_start=_same_start(config),
     )
     if config.seeds == 1:
         return algorithm
@@ -103,6 +106,7 @@ def build_separate(config: ConfigDict, data: Data) -> FederatedAlgorithm:
         _training(config, data),
         hyper=SeparateHyper(_rate(config)),
         execution=execution_of(config),
+        same_start=_same_start(config),
     )
 
 
@@ -135,6 +139,7 @@ def build_fed_avg(config: ConfigDict, data: Data) -> FederatedAlgorithm:
         _training(config, data),
         SeparateHyper(_rate(config)),
         execution_of(config),
+        same_start=_same_start(config, default=True),
     )
 
 
@@ -160,6 +165,7 @@ def build_periodic(config: ConfigDict, data: Data) -> FederatedAlgorithm:
         ),
         config.evaluation.batch_size,
         execution_of(config),
+        same_start=_same_start(config),
     )
 
 
@@ -277,6 +283,14 @@ def _training(config: ConfigDict, data: Data) -> StepTraining:
         settings.steps,
         data.preprocess,
     )
+
+
+def _same_start(config: ConfigDict, default: bool = False) -> bool:
+    """Whether clients of one architecture start from the same values."""
+    value = config.algorithm.get("same_start", default)
+    if not isinstance(value, bool):
+        raise TypeError(f"algorithm.same_start must be True or False, got {value!r}.")
+    return value
 
 
 def _rate(config: ConfigDict) -> float:

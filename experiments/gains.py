@@ -42,8 +42,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def results(workdir: str | Path) -> dict[str, dict[str, list[float]]]:
-    """party -> 'baseline', 'collaboration', and where it was run 'pooled' -> test accuracy by seed."""
+def results(workdir: str | Path, split: str = "test") -> dict[str, dict[str, list[float]]]:
+    """party -> 'baseline', 'collaboration', and where it was run 'pooled' -> accuracy by seed."""
     folders = {
         "baseline": Path(workdir) / PHASES / "private",
         "collaboration": Path(workdir),
@@ -55,16 +55,17 @@ def results(workdir: str | Path) -> dict[str, dict[str, list[float]]]:
         if column == "pooled" and not path.exists():
             continue
         for party, splits in json.loads(path.read_text(encoding="utf-8"))["final"].items():
-            found.setdefault(party, {})[column] = splits["test"]["accuracy"]
+            found.setdefault(party, {})[column] = splits[split]["accuracy"]
     return found
 
 
 def curves(workdir: str | Path) -> dict[str, PartyCurve]:
-    """party -> mean test accuracy over seeds in per cent, by round of the collaboration."""
+    """party -> mean accuracy over seeds in per cent, by round of the collaboration; of `followed`."""
+    split = followed(workdir)
     by_party: dict[str, dict[int, list[float]]] = {}
     for line in (Path(workdir) / "metrics.jsonl").read_text(encoding="utf-8").splitlines():
         record = json.loads(line)
-        if record["split"] == "test":
+        if record["split"] == split:
             rounds = by_party.setdefault(record["model"], {})
             rounds.setdefault(record["round"], []).append(100 * record["accuracy"])
     return {
@@ -73,12 +74,22 @@ def curves(workdir: str | Path) -> dict[str, PartyCurve]:
     }
 
 
+def followed(workdir: str | Path) -> str:
+    """The split that a run was evaluated on as it went."""
+    config = json.loads((Path(workdir) / "config.json").read_text(encoding="utf-8"))
+    return config["evaluation"]["splits"][0]
+
+
 def plot(workdir: str | Path) -> Any:
     """The paper's figure 2 of a run: parties by round, with the means before and of the bound."""
-    found = {name: own for name, own in results(workdir).items() if "baseline" in own}
+    found = results(workdir, followed(workdir))
+    found = {name: own for name, own in found.items() if "baseline" in own}
     mean = lambda column: 100 * np.mean([own[column] for own in found.values()])
     has_bound = "pooled" in next(iter(found.values()))
-    return parties_plot(curves(workdir), mean("baseline"), mean("pooled") if has_bound else None)
+    figure = parties_plot(curves(workdir), mean("baseline"), mean("pooled") if has_bound else None)
+    shown = followed(workdir).replace("_", " ").capitalize()
+    figure.axes[0].set_ylabel(f"{shown} accuracy (%)")
+    return figure
 
 
 def table(found: Mapping[str, Mapping[str, list[float]]]) -> str:

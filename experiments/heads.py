@@ -56,6 +56,7 @@ def read_heads(folder: Path) -> Heads:
     # They import JAX, which a mistyped option should not wait for.
     from experiments.data import load_data
     from experiments.decentralised import decentralised_groups, graph_of
+    from experiments.division import divided
     from fedcodist import graphs
     from fedcodist.algorithms.parties import party_names
     from fedcodist.data.primary_labels import accuracy_on_labels, label_frequencies
@@ -70,7 +71,9 @@ def read_heads(folder: Path) -> Heads:
         raise ValueError(
             f"{folder} holds a run of {config.algorithm.name}, which has no such clients."
         )
-    data, split = load_data(config.data), config.evaluation.splits[0]
+    config = divided(config)
+    data = load_data(config.data)
+    split = (config.evaluation.final_splits or config.evaluation.splits)[0]
     groups = decentralised_groups(config, data)
     places = {
         party: client

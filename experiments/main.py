@@ -106,6 +106,7 @@ def _run() -> int:
 
     from experiments.assembly import build_experiment, with_chunk_size
     from experiments.data import load_data
+    from experiments.division import divided
     from experiments.methods import run_title
     from experiments.phases import check_phases, run_phases
     from experiments.tracing import check_folder, tracing
@@ -117,6 +118,7 @@ def _run() -> int:
     is_first = jax.process_index() == 0
     command.show_warnings(is_first)
     try:
+        config = divided(config)
         data, prepared = load_data(config.data), data_checksums(config.data)
         if _PROFILE.value is not None:
             check_folder(_PROFILE.value)
@@ -148,7 +150,9 @@ def _run() -> int:
                 experiment,
                 workdir,
                 config={
-                    key: value for key, value in config.to_dict().items() if key != "execution"
+                    key: value
+                    for key, value in _CONFIG.value.to_dict().items()
+                    if key != "execution"
                 },
                 plan=plan,
                 change_plan=_CHANGE_PLAN.value,

@@ -117,10 +117,12 @@ def phase_experiment(
     splits, final_splits, stopped_on = {"test": test}, {}, None
     if config.phases.stopping == "test_data":
         stopped_on = "test data"
+    elif "held_out" in data.splits:
+        splits, final_splits = {"held_out": data.splits["held_out"]}, splits
     if phase == "pooled":
         data_sets[SHARED] = private.pooled()
     if phase == "public":
-        shared, splits = public.train, {"public_test": public.test}
+        shared, splits, final_splits = public.train, {"public_test": public.test}, {}
         if config.phases.stopping == "held_out":
             shared, held_out = _held_out(
                 public.train, config.phases.held_out_share, config.data.seed

@@ -27,11 +27,19 @@ Columns = Mapping[str, np.ndarray]
 
 
 class PrimaryData(NamedTuple):
-    """The clients' examples, the public ones, and the test set, columns `image` and `label`."""
+    """Columns `image` and `label`.
+
+    Attributes:
+      private: the clients' examples.
+      public: the public ones.
+      test: the test set.
+      held_out: other examples to watch training by; None where a data set has none.
+    """
 
     private: FederatedData
     public: FederatedData
     test: FederatedData
+    held_out: FederatedData | None
 
 
 def load_primary(settings: ConfigDict) -> PrimaryData:
@@ -41,7 +49,8 @@ def load_primary(settings: ConfigDict) -> PrimaryData:
     private: all others, or `private_share` where the private set must not depend on the public one. With
     a public share of 1 all are public, so that private images are seen without their labels too.
     """
-    train, test = _digits(settings) if settings.name == "digits_primary" else _prepared(settings)
+    read = _digits if settings.name == "digits_primary" else _prepared
+    train, test, held_out = read(settings)
     assign = choice("data.assignment", settings.assignment, ASSIGNMENTS)
     count = len(train["label"])
     (order,) = iid(count, 1, settings.seed)
@@ -60,6 +69,7 @@ def load_primary(settings: ConfigDict) -> PrimaryData:
         FederatedData.from_arrays(owned, partition=parts),
         _one({name: column[order[count - public :]] for name, column in train.items()}, "public"),
         _one(test, "test"),
+        None if held_out is None else _one(held_out, "held_out"),
     )
 
 
@@ -81,19 +91,30 @@ def _parts(settings: ConfigDict, count: int) -> tuple[int, int]:
     return private, public
 
 
-def _digits(settings: ConfigDict) -> tuple[Columns, Columns]:
+def _digits(settings: ConfigDict) -> tuple[Columns, Columns, Columns | None]:
+    """Digits for training, for tests, and those held out, if `held_out_share` asks for some."""
     check_number("data.test_share", settings.test_share, above=0, high=1)
+    share = settings.get("held_out_share") or 0.0
+    check_number("data.held_out_share", share, low=0, high=1)
     digits = load_digits()
     count = len(digits["label"])
     (order,) = iid(count, 1, settings.seed)
     tests = round(settings.test_share * count)
     check_integer("data.test_share: test images", min(tests, count - tests), low=1)
-    rows = np.sort(order[tests:]), np.sort(order[:tests])
-    train, test = ({name: column[own] for name, column in digits.items()} for own in rows)
-    return train, test
+    apart = round((settings.test_share + share) * count)  # with what is held out
+    if apart >= count:
+        raise ValueError(
+            "data.test_share and data.held_out_share must leave training images, got "
+            f"{settings.test_share} and {share}."
+        )
+    train, test, held_out = (
+        {name: column[np.sort(rows)] for name, column in digits.items()}
+        for rows in (order[apart:], order[:tests], order[tests:apart])
+    )
+    return train, test, held_out if apart > tests else None
 
 
-def _prepared(settings: ConfigDict) -> tuple[Columns, Columns]:
+def _prepared(settings: ConfigDict) -> tuple[Columns, Columns, Columns | None]:
     splits = prepared_folder("data.folder", settings.folder)
     for setting, split in (("folder", "train"), ("tested", settings.tested)):
         if split not in splits:
@@ -101,11 +122,14 @@ def _prepared(settings: ConfigDict) -> tuple[Columns, Columns]:
                 f"data.{setting}: the folder {settings.folder} has no split {split!r}, only "
                 f"{sorted(splits)}."
             )
-    train, test = (
+    train, test, held_out = (
         {name: splits[split].columns[name] for name in ("image", "label")}
-        for split in ("train", settings.tested)
+        if split in splits
+        else None
+        for split in ("train", settings.tested, "held_out")
     )
-    return train, test
+    assert train is not None and test is not None
+    return train, test, held_out
 
 
 def _one(columns: Columns, name: str) -> FederatedData:

@@ -8,6 +8,7 @@ from ml_collections import ConfigDict
 
 from experiments.prepared import prepared_folder
 from fedcodist import augmentation
+from fedcodist.checks import check_number
 from fedcodist.client_training import Preprocess
 from fedcodist.data.federated_data import FederatedData
 from fedcodist.data.public_private import (
@@ -35,10 +36,11 @@ class Public(NamedTuple):
 
 
 class PartyData(NamedTuple):
-    """Private examples, the common test set, and how their images are read."""
+    """Private examples, the common test set, others held out (or None), and how images are read."""
 
     private: FederatedData
     test: FederatedData
+    held_out: FederatedData | None
     preprocess: Preprocess
     public: Public
 
@@ -50,7 +52,8 @@ def load_public_private(settings: ConfigDict) -> PartyData:
     public = Public(
         data.public, data.public_test, _less(data.public_mean, data.scale), data.num_classes
     )
-    return PartyData(data.private, data.test, _less(data.private_mean, data.scale), public)
+    preprocess = _less(data.private_mean, data.scale)
+    return PartyData(data.private, data.test, data.held_out, preprocess, public)
 
 
 def _less(mean: np.ndarray, scale: float) -> Preprocess:
@@ -59,7 +62,11 @@ def _less(mean: np.ndarray, scale: float) -> Preprocess:
 
 
 def _digits(settings: ConfigDict) -> PublicPrivate:
-    return digits_public_private(settings.num_parties, settings.per_class, seed=settings.seed)
+    share = settings.get("held_out_share") or 0.0
+    check_number("data.held_out_share", share, low=0, high=1)
+    return digits_public_private(
+        settings.num_parties, settings.per_class, seed=settings.seed, held_out_fraction=share
+    )
 
 
 def _cifar(settings: ConfigDict) -> PublicPrivate:

@@ -251,9 +251,11 @@ def held_out_experiment(config: ConfigDict):
     from experiments.algorithms import build_algorithm
     from experiments.assembly import build_experiment
     from experiments.data import load_data
+    from experiments.division import divided
     from fedcodist.experiment import check_experiment
 
-    config, data = copy.deepcopy(config), load_data(config.data)
+    config = divided(copy.deepcopy(config))
+    data = load_data(config.data)
     split = next((name for name in _HELD_OUT if name in data.splits), _HELD_OUT[0])
     with config.unlocked(), config.ignore_type():
         config.evaluation.update(splits=(split,), final_splits=())

@@ -68,6 +68,7 @@ _MODULE_OF = {
     "fed_gkd": "algorithms.fed_gkd",
     "fed_kd": "algorithms.fed_kd",
     "fed_md": "algorithms.fed_md",
+    "fed_opt": "algorithms.fed_avg",
     "fed_prox": "algorithms.fed_prox",
     "fed_sdd": "algorithms.fed_sdd",
     "fetch_sgd": "algorithms.fetch_sgd",

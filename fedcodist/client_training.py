@@ -160,6 +160,32 @@ def train_client(
     )
 
 
+def last_gradient() -> optax.GradientTransformation:
+    """An optimizer that leaves parameters where they are; its state is the last gradient."""
+    zeros = lambda tree: jax.tree.map(jnp.zeros_like, tree)
+    return optax.GradientTransformation(
+        zeros, lambda gradient, state, params=None: (zeros(gradient), gradient)
+    )
+
+
+def gradient_of_a_batch(
+    model: Model,
+    training: LocalTraining,
+    variables: Variables,
+    data: ClientData,
+    key: jax.Array,
+    loss_hook: Callable[[Any, Batch], jax.Array] | None = None,
+) -> PyTree:
+    """The gradient of a client's loss on one batch of its examples, as its first step would see it.
+
+    Arguments are `train_client`'s. Nothing is trained.
+    """
+    batch = drawn_examples(data, training.batch_size, keys.derive(key, "batch"))
+    looking = training._replace(optimizer=lambda rate: last_gradient(), epochs=1)
+    trained = train_client(model, looking, variables, batch, key, 0.0, loss_hook=loss_hook)
+    return trained.optimizer_state
+
+
 def _example_order(key, data: ClientData, batch_size: int, epochs: int) -> jax.Array:
     """Returns the rows of every epoch in visiting order, int32 [epochs, padded capacity]."""
     padded = -(-data.capacity // batch_size) * batch_size

@@ -58,6 +58,8 @@ class FederatedMethod(NamedTuple):
         that needs single models knows them. A gradient or a sketch is not.
       num_clients: how many clients the pool must have, where the method depends on it; else None.
       name: the method's name, for progress and tables.
+      gradient: (message, row, data, key, hyper) -> the gradient of a client's loss on one batch at the
+        model that it received, to look at. None where a method does not tell.
     """
 
     model: Model
@@ -75,6 +77,7 @@ class FederatedMethod(NamedTuple):
     sends_models: bool = True
     num_clients: int | None = None
     name: str = ""
+    gradient: Callable[[PyTree, PyTree, ClientData, jax.Array, PyTree], PyTree] | None = None
 
 
 class HostState(Protocol):

@@ -171,6 +171,7 @@ def _add_fed_kd(config: ConfigDict, pair: Pair, kind: str) -> None:
         hidden_map="learned",
         detach_targets=True,
         detach_normaliser=False,
+        without_padding=False,  # of text, in distances of hidden states
     )
     config.training.fed_kd.update(FML if is_fml else PARTS.get(kind, {}))
     if not is_fml and kind != "whole":
@@ -181,7 +182,8 @@ def _add_fed_kd(config: ConfigDict, pair: Pair, kind: str) -> None:
             start=start,
             end=end,
             range_finder=config_dict.placeholder(int),  # columns; exact where not set
-            spectra=not kind,  # costs another decomposition
+            spectra=not kind,  # of clients' updates; costs another decomposition
+            gradient_spectra=False,  # of a batch's gradient, before any optimizer
         )
 
 

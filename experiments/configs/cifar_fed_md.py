@@ -83,6 +83,7 @@ def get_config(run: str = "non_iid") -> ConfigDict:
         pooled_bound="alone" not in kinds,
         cache="data/pretraining",  # the two private experiments share what was learnt of CIFAR-10
     )
+    # Curves are of test images, as the paper's figure does; nothing is chosen by them.
     config.evaluation = dict(
         every=1, batch_size=500, checkpoint_every=1, splits=("test",), final_splits=()
     )

@@ -54,6 +54,7 @@ def get_config(run: str = "mhd") -> ConfigDict:
     # A party has 60 images. At 0.03 some of the ten networks diverge on pooled examples,
     # public ones among them, whose loss after 250 steps is smallest at 0.003 (of 0.001 to 0.01).
     config.training = dict(learning_rate=0.003, momentum=0.9, batch_size=32, steps=25)
+    # Curves are of test images, as cifar_fed_md.py's; nothing is chosen by them.
     config.evaluation = dict(
         every=10, batch_size=500, checkpoint_every=10, splits=("test",), final_splits=()
     )

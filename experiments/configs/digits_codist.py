@@ -108,8 +108,8 @@ def get_config(run: str = "merged_codistillation") -> ConfigDict:
         every=5,
         batch_size=500,
         checkpoint_every=20,
-        splits=("test", "held_out", "train"),
-        final_splits=(),  # looked at after the last round only
+        splits=("held_out", "train"),
+        final_splits=("test",),  # looked at after the last round only
     )
     config.execution = dict(
         processes=1,  # networks this small gain nothing from a second one

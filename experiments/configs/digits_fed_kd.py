@@ -56,6 +56,7 @@ def get_config(run: str = "fed_kd") -> ConfigDict:
         hidden_map="learned",
         detach_targets=True,
         detach_normaliser=False,
+        without_padding=False,  # of text, in distances of hidden states
     )
     config.training.fed_kd.update(FED_KD[run])
     config.evaluation.clients = 100  # of a pool, whose teachers are evaluated

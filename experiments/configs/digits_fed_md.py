@@ -18,7 +18,13 @@ def get_config() -> ConfigDict:
     config.seed = 0
     config.seeds = 1
 
-    config.data = dict(name="digits_public_private", num_parties=6, per_class=3, seed=0)
+    config.data = dict(
+        name="digits_public_private",
+        num_parties=6,
+        per_class=3,
+        held_out_share=0.3,  # of the private classes' images that no party has; the others are tests
+        seed=0,
+    )
     config.parties = dict(networks="digits", narrower=1)
     config.algorithm = dict(
         name="fed_md",
@@ -45,7 +51,7 @@ def get_config() -> ConfigDict:
         cache=config_dict.placeholder(str),  # a folder where public training is kept for other runs
     )
     config.evaluation = dict(
-        every=1, batch_size=500, checkpoint_every=10, splits=("test",), final_splits=()
+        every=1, batch_size=500, checkpoint_every=10, splits=("held_out",), final_splits=("test",)
     )
     config.execution = dict(processes=1, loop="scan", chunk_size=1, seeds_loop="map", stream=False)
     return config

@@ -39,7 +39,13 @@ def get_config(run: str = "fed_sdd") -> ConfigDict:
     config.seed = 0
     config.seeds = 3
 
-    config.data = dict(name="digits", num_clients=20, concentration=0.1, seed=0)
+    config.data = dict(
+        name="digits",
+        num_clients=20,
+        concentration=0.1,
+        division_per_seed=False,  # True: each seed's own, with one seed a run
+        seed=0,
+    )
     config.training = dict(
         method=local or "fed_avg",
         proximal_weight=0.01,  # fed_prox

@@ -1,7 +1,8 @@
 r"""Multi-Headed Distillation on scikit-learn's handwritten digits: eight clients on a directed cycle.
 
 Each client has three of the ten digits as its own and sees few of the others; no download. A run is a
-method's name; all share data, private batches and first weights.
+method's name. All share data and private batches; first weights too, but for FedAvg, whose clients start
+from those of the first one.
 
     python -m experiments.main --config experiments/configs/digits_mhd.py --workdir runs/digits_mhd
     python -m experiments.heads runs/digits_mhd
@@ -12,24 +13,28 @@ from ml_collections import ConfigDict, config_dict
 OWN = {
     "multi_headed_distillation": dict(
         embedding_weight=1.0,
-        head_weight=3.0,
+        head_weight=1.0,
         public_batch_size=64,
         teachers=1,  # Delta
         candidates="base",  # "same_level", "self", "same_level_and_self"
         choice="most_confident",  # or "random"
         embedding_distance="squared",
+        reaches_backbone=True,  # whether heads' and embeddings' losses change the backbone
+        updates_statistics=False,  # whether public batches change running averages too
         pool_size=config_dict.placeholder(int),  # as many as there are clients
         checkpoints_on="device",  # or "host"
         exchange_seed=0,
+        same_start=False,  # whether clients of one network start from the same weights
     ),
-    "separate": dict(),
-    "decentralised_fed_avg": dict(),
+    "separate": dict(same_start=False),
+    "decentralised_fed_avg": dict(same_start=True),  # or the first mean is of unrelated weights
     "decentralised_periodic_codistillation": dict(
         public_batch_size=64,
         period=6,  # so that the last one is some rounds before the end
         examples=9600,  # as many as MHD's clients see in a period
         distillation_learning_rate=1e-3,
         temperature=1.0,
+        same_start=False,
     ),
     "pooled": dict(),
 }
@@ -59,7 +64,8 @@ def get_config(run: str = "multi_headed_distillation") -> ConfigDict:
         skew=100.0,
         public_share=0.2,
         private_share=config_dict.placeholder(float),
-        test_share=0.3,
+        test_share=0.2,
+        held_out_share=0.1,
         seed=0,
     )
     config.parties = dict(
@@ -77,7 +83,7 @@ def get_config(run: str = "multi_headed_distillation") -> ConfigDict:
     with config.ignore_type():
         config.algorithm = dict(name=run, **OWN[run])
     config.evaluation = dict(
-        every=10, batch_size=500, checkpoint_every=20, splits=("test",), final_splits=()
+        every=10, batch_size=500, checkpoint_every=20, splits=("held_out",), final_splits=("test",)
     )
     config.execution = dict(processes=1, loop="vmap", chunk_size=8, seeds_loop="map", stream=False)
     return config

@@ -13,7 +13,10 @@ in its ensemble, each of four models.
         --only "*,resnet20,cifar10,*" --workdir runs/fedsdd_table2
 
 All methods share the division of the data and, seed by seed, cohorts and batches; seeds change
-everything else. The length is the paper's: fedsdd_scaled.py has one for a CPU.
+everything else. In the paper each seed has a division of its own: that is
+`--config.data.division_per_seed=True --config.seeds=1 --config.seed=N`, for every N in a work folder of
+its own; `python -m experiments.report` takes the folders together. The length is the paper's:
+fedsdd_scaled.py has one for a CPU.
 
 The data come from `datasets/cifar10/prepare.py`, `datasets/cifar100/prepare.py` with all clients in
 training, and `datasets/imagenet32/prepare.py`. What the paper leaves open is marked as a choice.
@@ -82,6 +85,7 @@ def get_config(run: str = "fed_sdd_r4,resnet20,cifar10,0.1") -> ConfigDict:
         crop=32,  # choice: crops of the image with 4 pixels around, and flips, as FedDF
         padding=4,
         augmentation="per_image",
+        division_per_seed=False,
         seed=0,
     )
     config.training = dict(
@@ -134,6 +138,7 @@ def get_config(run: str = "fed_sdd_r4,resnet20,cifar10,0.1") -> ConfigDict:
         # No validation data, so neither early stopping nor drop-worst, which Table 10 has.
         with config.ignore_type():
             config.algorithm.validation = None
+    # Curves are of test images, as the paper's do; nothing is chosen by them.
     config.evaluation = dict(
         every=10, batch_size=500, checkpoint_every=10, splits=("test",), final_splits=()
     )

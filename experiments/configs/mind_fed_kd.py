@@ -108,6 +108,7 @@ def get_config(run: str = "fed_kd,4") -> ConfigDict:
             hidden_map="learned",
             detach_targets=True,
             detach_normaliser=False,
+            without_padding=False,  # of text, in distances of hidden states
         )
         config.training.compression = dict(
             uplink="svd",
@@ -115,6 +116,7 @@ def get_config(run: str = "fed_kd,4") -> ConfigDict:
             start=0.95,
             end=0.98,
             range_finder=config_dict.placeholder(int),  # columns; exact where not set
-            spectra=False,
+            spectra=False,  # of clients' updates, in metrics.jsonl
+            gradient_spectra=False,  # of a batch's gradient, before any optimizer
         )
     return config

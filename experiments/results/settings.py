@@ -15,7 +15,7 @@ Settings = dict[str, Any]
 # What runs pooled into one sample may differ in: none of it changes what is trained.
 NOT_SETTINGS = (
     *("name", "run", "seed", "seeds", "notes", "full_rounds", "evaluation.*"),
-    "training.compression.spectra",
+    *("training.compression.spectra", "training.compression.gradient_spectra"),
 )
 UNLABELLED = ("data.unlabelled_folder", "data.num_unlabelled")
 # A codistillation method's own settings.

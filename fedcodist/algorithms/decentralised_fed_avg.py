@@ -26,6 +26,7 @@ def decentralised_fed_avg(
     hyper: SeparateHyper = SeparateHyper(),
     execution: Execution = Execution(),
     name: str = "decentralised_fed_avg",
+    same_start: bool = True,
 ) -> FederatedAlgorithm:
     """Clients train apart for u = `training.steps` steps, then average with those they learn from.
 
@@ -39,6 +40,8 @@ def decentralised_fed_avg(
       num_rounds: of the whole run.
       graph: see `fedcodist.graphs`; everybody with everybody, through a server, where not given.
       training, hyper, execution, name: as in `separate`.
+      same_start: whether clients of one architecture start from the same values, as FedAvg's do. The
+        mean of networks with unrelated first values is hardly better than a first value.
 
     Raises:
       ValueError, TypeError: one line that names the argument and what is allowed.
@@ -72,7 +75,7 @@ def decentralised_fed_avg(
     return FederatedAlgorithm(
         name=name,
         hyper=hyper,
-        init=lambda key: start_learners(training, parties.init_models(groups, key)),
+        init=lambda key: start_learners(training, parties.init_models(groups, key, same_start)),
         rows={},
         select=lambda round, key: parties.everybody(groups, {}),
         round=round_,

@@ -47,6 +47,7 @@ def decentralised_periodic_codistillation(
     inference_batch_size: int = 500,
     execution: Execution = Execution(),
     name: str = "decentralised_periodic_codistillation",
+    same_start: bool = False,
 ) -> FederatedAlgorithm:
     """Clients train apart; every `period` rounds each learns its neighbours' view of public examples.
 
@@ -65,7 +66,7 @@ def decentralised_periodic_codistillation(
       period: rounds from one codistillation to the next.
       hyper: learning rates and T.
       inference_batch_size: examples per step while clients answer.
-      execution, name: as in `separate`.
+      execution, name, same_start: as in `separate`.
 
     Raises:
       ValueError, TypeError: one line that names the argument and what is allowed.
@@ -176,7 +177,7 @@ def decentralised_periodic_codistillation(
     return FederatedAlgorithm(
         name=name,
         hyper=hyper,
-        init=lambda key: start_learners(training, parties.init_models(groups, key)),
+        init=lambda key: start_learners(training, parties.init_models(groups, key, same_start)),
         rows={},
         select=select,
         round=round_,

@@ -15,6 +15,7 @@ from fedcodist.client_training import (
     OptimizerFactory,
     TrainedClient,
     check_factory,
+    gradient_of_a_batch,
     lasting_state,
     train_client,
 )
@@ -34,7 +35,7 @@ class FedAvgHyper(NamedTuple):
     """Learning rates, traced."""
 
     client_learning_rate: Any = 0.05
-    server_learning_rate: Any = 1e-3
+    server_learning_rate: Any = 1.0
 
 
 class FedAvgServer(NamedTuple):
@@ -48,19 +49,21 @@ class FedAvgServer(NamedTuple):
 def fed_avg(
     model: Model,
     training: LocalTraining = LocalTraining(),
-    server_optimizer: OptimizerFactory = lambda rate: optax.adam(rate, eps=1e-5),
+    server_optimizer: OptimizerFactory = optax.sgd,
     schedule: Schedule = constant,
     hyper: FedAvgHyper = FedAvgHyper(),
 ) -> FederatedMethod:
-    """FedAvg as a method: clients train locally, the server optimizer takes their mean update.
+    """FedAvg as a method: clients train locally, the new model is the weighted mean of theirs.
 
-    The pseudo-gradient is the example-weighted mean of (received - trained) parameters. With server
-    SGD of learning rate 1 the new model is the weighted mean of the clients' models.
+    The pseudo-gradient is the example-weighted mean of (received - trained) parameters. The default
+    server, SGD of learning rate 1, takes all of it, as McMahan et al. do. Another server optimizer, of
+    a rate of its own, makes it FedOpt; `fed_opt` is the one with Adam.
 
     Args:
       model: the network.
       training: local optimizer (learning rate -> optax optimizer), batch size, epochs, preprocessing.
-      server_optimizer: learning rate -> any optax optimizer.
+      server_optimizer: learning rate -> any optax optimizer. One that is not SGD needs a
+        `hyper.server_learning_rate` that suits it: 1 does not suit Adam.
       schedule: (server learning rate, round from 0) -> learning rate of that round. It is applied
         outside of the optimizer's state, so that resetting moments does not reset the schedule.
       hyper: learning rates.
@@ -86,6 +89,10 @@ def fed_avg(
         trained = train_client(model, training, message, data, key, hyper.client_learning_rate)
         return client_result(message, trained, weight=data.size, row=row)
 
+    def gradient(message, row, data, key, hyper):
+        received = Variables(message.params, message.mutable)
+        return gradient_of_a_batch(model, training, received, data, key)
+
     def server_update(server, aggregate, round, hyper):
         optimizer = server_optimizer(schedule(hyper.server_learning_rate, round))
         updates, optimizer_state = optimizer.update(
@@ -106,7 +113,22 @@ def fed_avg(
         variables=lambda server: Variables(server.params, server.mutable),
         replace_model=lambda server, new: FedAvgServer(*new, start(new.params)),
         with_model=lambda server, new: FedAvgServer(*new, server.optimizer_state),
+        gradient=gradient,
     )
+
+
+def fed_opt(
+    model: Model,
+    training: LocalTraining = LocalTraining(),
+    server_optimizer: OptimizerFactory = lambda rate: optax.adam(rate, eps=1e-5),
+    schedule: Schedule = constant,
+    hyper: FedAvgHyper = FedAvgHyper(server_learning_rate=0.01),
+) -> FederatedMethod:
+    """FedOpt (Reddi et al., 2021): `fed_avg` whose server takes steps of Adam, or of another optimizer.
+
+    Arguments are `fed_avg`'s. The server's learning rate has to be tuned together with the clients'.
+    """
+    return fed_avg(model, training, server_optimizer, schedule, hyper)
 
 
 def client_result(

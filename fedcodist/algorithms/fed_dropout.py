@@ -34,7 +34,7 @@ def fed_dropout(
     submodel: Model,
     layers: Sequence[str] | Units,
     training: LocalTraining = LocalTraining(),
-    server_optimizer: OptimizerFactory = lambda rate: optax.adam(rate, eps=1e-5),
+    server_optimizer: OptimizerFactory = optax.sgd,
     schedule: Schedule = constant,
     hyper: FedAvgHyper = FedAvgHyper(),
 ) -> FederatedMethod:
@@ -45,8 +45,8 @@ def fed_dropout(
     model is dense: what is dropped is not there, neither in a layer's outputs nor in the next one's
     inputs, and activations are not rescaled. The server puts updates back in their places: a number's
     update is the mean over the clients that had it, weighted by examples, and 0 where no client had. So
-    with `optax.sgd` of rate 1 on the server it becomes their mean, or stays; moments of the default Adam
-    move it on. Where the smaller model is the whole this is FedAvg.
+    with the default server, SGD of rate 1, it becomes their mean, or stays; moments of a server's Adam
+    would move it on. Where the smaller model is the whole this is FedAvg.
 
     Only the smaller model travels, both ways; which units it has follows from a key that both know.
 

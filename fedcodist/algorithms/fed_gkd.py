@@ -61,7 +61,7 @@ class FedGKDHyper(NamedTuple):
     """Learning rates, lambda (the weight of the divergence) and T; traced."""
 
     client_learning_rate: Any = 0.05
-    server_learning_rate: Any = 1e-3
+    server_learning_rate: Any = 1.0
     distillation_weight: Any = 0.1
     temperature: Any = 1.0
 
@@ -70,7 +70,7 @@ def fed_gkd(
     model: Model,
     training: LocalTraining = LocalTraining(),
     models_kept: int = 5,
-    server_optimizer: OptimizerFactory = lambda rate: optax.adam(rate, eps=1e-5),
+    server_optimizer: OptimizerFactory = optax.sgd,
     schedule: Schedule = constant,
     hyper: FedGKDHyper = FedGKDHyper(),
 ) -> FederatedMethod:

@@ -22,14 +22,14 @@ class FedProxHyper(NamedTuple):
     """Learning rates and mu, the weight of the proximal term; traced."""
 
     client_learning_rate: Any = 0.05
-    server_learning_rate: Any = 1e-3
+    server_learning_rate: Any = 1.0
     proximal_weight: Any = 0.01
 
 
 def fed_prox(
     model: Model,
     training: LocalTraining = LocalTraining(),
-    server_optimizer: OptimizerFactory = lambda rate: optax.adam(rate, eps=1e-5),
+    server_optimizer: OptimizerFactory = optax.sgd,
     schedule: Schedule = constant,
     hyper: FedProxHyper = FedProxHyper(),
 ) -> FederatedMethod:

@@ -47,7 +47,7 @@ def hetero_fl(
     scaled: bool = True,
     server_optimizer: OptimizerFactory = optax.sgd,
     schedule: Schedule = constant,
-    hyper: FedAvgHyper = FedAvgHyper(server_learning_rate=1.0),
+    hyper: FedAvgHyper = FedAvgHyper(),
     execution: Execution = Execution(),
     name: str = "hetero_fl",
 ) -> FederatedAlgorithm:
@@ -66,7 +66,7 @@ def hetero_fl(
       levels: name -> Level.
       layers: the layers' names in their order; the last returns logits [batch, classes].
       columns: the federated data's columns, for counting bytes; 'label' is read by masks.
-      training, server_optimizer, schedule, hyper: as in `fed_avg`; by default the server takes the mean.
+      training, server_optimizer, schedule, hyper: as in `fed_avg`.
       masked: whether logits of classes that a client does not have are zero in its training, and the
         output layer's columns and biases of a class are averaged over the clients that have it.
       scaled: whether hidden layers' outputs are divided by the share of units that the level has of

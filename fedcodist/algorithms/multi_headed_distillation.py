@@ -82,12 +82,12 @@ class MHDHyper(NamedTuple):
     Attributes:
       learning_rate: before its decay.
       embedding_weight: nu_emb.
-      head_weight: nu_aux.
+      head_weight: nu_aux. Weights above 1 have been seen to hold all heads at chance in short runs.
     """
 
     learning_rate: Any = 0.03
     embedding_weight: Any = 1.0
-    head_weight: Any = 3.0
+    head_weight: Any = 1.0
 
 
 class MHDState(NamedTuple):
@@ -117,6 +117,7 @@ def multi_headed_distillation(
     memory: int | None = None,
     execution: Execution = Execution(),
     name: str = "multi_headed_distillation",
+    same_start: bool = False,
 ) -> FederatedAlgorithm:
     """Clients of a graph teach each other's auxiliary heads on public examples.
 
@@ -145,6 +146,7 @@ def multi_headed_distillation(
       execution: how clients of one architecture are executed. With several architectures 'scan' is
         the better one: a vmapped client computes the teachers of all architectures.
       name: the method's name in tables.
+      same_start: whether clients of one architecture start from the same values.
 
     Raises:
       ValueError, TypeError: one line that names the argument and what is allowed.
@@ -174,7 +176,7 @@ def multi_headed_distillation(
     batches = (training.steps, distillation.batch_size)
 
     def init(key):
-        return start(parties.init_models(groups, key), training, schedule, on_host)
+        return start(parties.init_models(groups, key, same_start), training, schedule, on_host)
 
     def select(round, key):
         def indices_of(client):
@@ -421,6 +423,11 @@ def _check_distillation(distillation, hyper) -> None:
     ):
         if value not in allowed:
             raise ValueError(f"distillation.{argument} must be one of {allowed}, got {value!r}.")
+    for flag in ("reaches_backbone", "updates_statistics"):
+        if not isinstance(getattr(distillation, flag), bool):
+            raise TypeError(
+                f"distillation.{flag} must be True or False, got {getattr(distillation, flag)!r}."
+            )
     for weight in ("embedding_weight", "head_weight"):
         check_number(weight, getattr(hyper, weight), low=0)
 

@@ -1,5 +1,6 @@
 """FedKD's losses: what a teacher and a student learn of outputs, hidden states and attention."""
 
+import itertools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -23,7 +24,17 @@ class Mutual(NamedTuple):
         the student's hidden states to the teacher's; 'identity' compares them as they are (the code).
       detach_targets: whether a model's gradient is that of its own loss L_t or L_s; else it is that of
         L_t + L_s, in which it is the other's target and L^h is there twice (the code).
-      detach_normaliser: whether D gets no gradient.
+      detach_normaliser: whether D gets no gradient. As the paper writes it, it gets one, and that takes
+        from the task: L_t = L_t^task + (L^d + L^h) / D has the gradient of the task's loss multiplied by
+
+            1 - (L^d + L^h) / D^2,
+
+        with the weights of L^d and L^h in them, and the same holds for L_s. (With `detach_targets` off
+        both models' L^d and L^h stand there.) While the two models disagree by more than D^2 the factor
+        is negative: they then go up their task's loss.
+      without_padding: whether distances of hidden states and attention maps are means over real tokens
+        alone; else, as in the authors' code, padding counts as much. For networks that tell which tokens
+        are real (`LayerOutputs.is_real`).
     """
 
     adaptive: str = "batch"
@@ -31,6 +42,7 @@ class Mutual(NamedTuple):
     hidden_map: str = "learned"
     detach_targets: bool = True
     detach_normaliser: bool = False
+    without_padding: bool = False
 
 
 class Outputs(NamedTuple):
@@ -74,7 +86,8 @@ def mutual_losses(
         of_output = output_weight * weight
         if mutual.kl_reduction == "elementmean":
             of_output /= log_teacher.shape[-1]
-        hidden = hidden_weight * weight * hidden_distance(of_teacher, of_student, maps)
+        distance = hidden_distance(of_teacher, of_student, maps, mutual.without_padding)
+        hidden = hidden_weight * weight * distance
         return Losses(
             task.teacher + of_output * divergence(log_teacher, log_student) + hidden,
             task.student + of_output * divergence(log_student, log_teacher) + hidden,
@@ -105,20 +118,33 @@ def normaliser(task: Losses, mask: jax.Array, mutual: Mutual) -> jax.Array:
 
 
 def hidden_distance(
-    of_teacher: LayerOutputs, of_student: LayerOutputs, maps: list[jax.Array]
+    of_teacher: LayerOutputs,
+    of_student: LayerOutputs,
+    maps: list[jax.Array],
+    without_padding: bool = False,
 ) -> jax.Array:
-    """L^h before D divides it, per example: a mean over each layer's elements, summed over layers."""
+    """L^h before D divides it, per example: a mean over each layer's elements, summed over layers.
+
+    With `without_padding` means are over elements of real tokens, which `of_teacher.is_real` tells.
+    """
     distance = jnp.zeros(of_teacher.logits.shape[:1], of_teacher.logits.dtype)
+    real = jax.tree.leaves(of_teacher.is_real) if without_padding else itertools.repeat(None)
     pairs = aligned("hidden states", of_teacher.hidden, of_student.hidden)
     for index, layers in enumerate(pairs):
-        for target, state in by_input("hidden states", *layers):
-            distance += _mean_square(target - (state @ maps[index] if maps else state))
+        inputs = by_input("hidden states", *layers)
+        for (target, state), is_real in zip(inputs, real, strict=False):
+            mask = None if is_real is None else is_real[..., None]
+            distance += _mean_square(target - (state @ maps[index] if maps else state), mask)
     if of_teacher.attention and of_student.attention:
         for layers in aligned("attention maps", of_teacher.attention, of_student.attention):
-            for target, state in by_input("attention maps", *layers):
+            inputs = by_input("attention maps", *layers)
+            for (target, state), is_real in zip(inputs, real, strict=False):
                 if target.shape[1] != state.shape[1]:
-                    target, state = target.mean(axis=1), state.mean(axis=1)
-                distance += _mean_square(target - state)
+                    target, state = (each.mean(axis=1, keepdims=True) for each in (target, state))
+                mask = None
+                if is_real is not None:  # a real token's attention to a real token
+                    mask = (is_real[..., :, None] & is_real[..., None, :])[:, None]
+                distance += _mean_square(target - state, mask)
     return distance
 
 
@@ -156,5 +182,11 @@ def by_input(what: str, of_teacher: Any, of_student: Any) -> list[tuple[Any, Any
     return list(zip(of_teacher, of_student, strict=True))
 
 
-def _mean_square(difference: jax.Array) -> jax.Array:
-    return jnp.mean(difference**2, axis=tuple(range(1, difference.ndim)))
+def _mean_square(difference: jax.Array, mask: jax.Array | None = None) -> jax.Array:
+    """Per example; the mask, bool, is broadcast to the difference's shape. An empty one gives 0."""
+    axes = tuple(range(1, difference.ndim))
+    if mask is None:
+        return jnp.mean(difference**2, axis=axes)
+    counts = jnp.broadcast_to(mask, difference.shape).astype(difference.dtype)
+    total = jnp.sum(difference**2 * counts, axis=axes)
+    return total / jnp.maximum(jnp.sum(counts, axis=axes), 1)

@@ -223,12 +223,19 @@ def everybody(groups: Mapping[str, Group], examples: Mapping[str, jax.Array]) ->
     return Selection({PARTIES: jnp.asarray(all_clients(groups))}, dict(examples))
 
 
-def init_models(groups: Mapping[str, Group], key: jax.Array) -> dict[str, Variables]:
-    """Every party's own initial model: architecture -> leaves [group, ...]."""
+def init_models(
+    groups: Mapping[str, Group], key: jax.Array, same_start: bool = False
+) -> dict[str, Variables]:
+    """Every party's own initial model: architecture -> leaves [group, ...].
+
+    With `same_start` the parties of an architecture share the values of the first of them, so that
+    a mean of their models means something.
+    """
 
     def stack(group):
         own = lambda client: group.model.init(keys.derive(key, "init", client))
-        return jax.vmap(own)(jnp.asarray(group.clients))
+        clients = np.full_like(group.clients, group.clients[0]) if same_start else group.clients
+        return jax.vmap(own)(jnp.asarray(clients))
 
     return {name: stack(group) for name, group in groups.items()}
 

@@ -41,7 +41,7 @@ def scaffold(
     option: int = 2,
     server_optimizer: OptimizerFactory = optax.sgd,
     schedule: Schedule = constant,
-    hyper: FedAvgHyper = FedAvgHyper(server_learning_rate=1.0),
+    hyper: FedAvgHyper = FedAvgHyper(),
 ) -> FederatedMethod:
     """FedAvg whose local gradients are corrected by c - c_i, the server's less the client's variate.
 
@@ -54,8 +54,7 @@ def scaffold(
     the number of all clients. Batch statistics are averaged uniformly and have no variates.
 
     Args:
-      model, training, server_optimizer, schedule, hyper: as in `fed_avg`; by default the server takes
-        the clients' mean.
+      model, training, server_optimizer, schedule, hyper: as in `fed_avg`.
       num_clients: N, all clients that may take part: the pool's size.
       option: 1 or 2.
 

@@ -41,6 +41,7 @@ def separate(
     hyper: SeparateHyper = SeparateHyper(),
     execution: Execution = Execution(),
     name: str = "separate",
+    same_start: bool = False,
 ) -> FederatedAlgorithm:
     """Each client trains its own model by `training.steps` steps a round; optimizers go on over rounds.
 
@@ -56,6 +57,7 @@ def separate(
       hyper: the learning rate.
       execution: how clients of one architecture are executed.
       name: the name in tables.
+      same_start: whether clients of one architecture start from the same values.
 
     Raises:
       ValueError, TypeError: one line that names the argument and what is allowed.
@@ -79,7 +81,7 @@ def separate(
     return FederatedAlgorithm(
         name=name,
         hyper=hyper,
-        init=lambda key: start_learners(training, parties.init_models(groups, key)),
+        init=lambda key: start_learners(training, parties.init_models(groups, key, same_start)),
         rows={},
         select=select,
         round=round_,

@@ -14,6 +14,7 @@ from fedcodist.federated_algorithm import FederatedMethod
 from fedcodist.model import Variables, variable_shapes
 
 PyTree = Any
+Observer = Callable[[PyTree, Any], dict[str, jax.Array]]
 
 
 class Downlink(NamedTuple):
@@ -84,7 +85,8 @@ def compressed(
     num_rounds: int,
     uplink: Compressor | None = None,
     downlink: Compressor | None = None,
-    observe: Callable[[PyTree, Any], dict[str, jax.Array]] | None = None,
+    observe: Observer | None = None,
+    observe_gradient: Observer | None = None,
 ) -> FederatedMethod:
     """The method, but clients' updates and changes of the server's model travel compressed.
 
@@ -105,12 +107,21 @@ def compressed(
       num_rounds: of the whole training, for compressors that change with it.
       uplink, downlink: compressors; None leaves that way as it is.
       observe: (a client's update, share of the rounds done) -> metrics of it, such as `spectra`'s.
+      observe_gradient: the same of the gradient of the client's loss on one batch at the model that it
+        received; its metrics' names begin with `gradient_`. What an optimizer such as Adam makes of an
+        epoch of gradients is another matrix, of a far higher rank.
 
     Raises:
+      ValueError: `observe_gradient` for a method that does not tell its gradient.
       ValueError: when the algorithm is built, for a method that is compressed already, FetchSGD or
         Federated Dropout.
     """
     check_integer("num_rounds", num_rounds, low=1)
+    inner_gradient = method.gradient
+    if observe_gradient is not None and inner_gradient is None:
+        raise ValueError(
+            "observe_gradient must be None for a method that does not tell its gradient."
+        )
 
     def init(key):
         inner = method.init(key)
@@ -133,6 +144,11 @@ def compressed(
         update, memory = result.update, row.memory
         progress = (message.round + 1) / num_rounds
         observed = {} if observe is None else observe(update, progress)
+        if observe_gradient is not None and inner_gradient is not None:
+            look = keys.derive(key, "observed_gradient")
+            gradient = inner_gradient(message.inner, row.inner, data, look, hyper)
+            seen = observe_gradient(gradient, progress)
+            observed |= {f"gradient_{name}": value for name, value in seen.items()}
         if uplink is None:
             bytes_up = jnp.int32(tree_bytes(update) + besides)
         else:
@@ -195,6 +211,7 @@ def compressed(
         with_model=with_model,
         init_row=init_row,
         kept_models={name: of_row(kept) for name, kept in method.kept_models.items()},
+        gradient=None,  # whoever looks at it does so here
     )
 
 

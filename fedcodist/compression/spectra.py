@@ -1,4 +1,4 @@
-"""What FedKD's figures show of an uplink: singular values of updates, and the ranks that they need."""
+"""What FedKD's figures show of an uplink: singular values, and the ranks that they need."""
 
 from collections.abc import Callable
 from typing import Any
@@ -16,6 +16,9 @@ def spectra(
     start: float = 0.95, end: float = 0.98
 ) -> Callable[[PyTree, Any], dict[str, jax.Array]]:
     """For `compressed(observe=...)`: what `svd` with these thresholds meets in a client's update.
+
+    As `compressed(observe_gradient=...)` it shows the same of a batch's gradient, which is what FedKD's
+    paper says it sends: an update by Adam, which rescales every entry, needs a far higher rank.
 
     It costs another decomposition, so it is for looking and not for measuring times.
 

@@ -37,6 +37,7 @@ class PublicPrivate(NamedTuple):
       public_mean, private_mean: float32 [height, width, channel], the mean image of each data set's
         training images, divided by `scale`.
       scale: the largest value of a pixel.
+      held_out: as `test`, other examples, to watch training by; None where there are none.
     """
 
     public: FederatedData
@@ -48,6 +49,7 @@ class PublicPrivate(NamedTuple):
     public_mean: np.ndarray
     private_mean: np.ndarray
     scale: float
+    held_out: FederatedData | None = None
 
 
 def joint_labels(labels: np.ndarray, classes: Sequence[int], first: int) -> np.ndarray:
@@ -86,6 +88,7 @@ def check_joint_labels(data: PublicPrivate) -> None:
         ("public_test", data.public_test, 0, first),
         ("private", data.private, first, end),
         ("test", data.test, first, end),
+        *([("held_out", data.held_out, first, end)] if data.held_out else []),
     ):
         for client, columns in split.clients():
             labels = columns["label"]
@@ -103,11 +106,13 @@ def digits_public_private(
     public_classes: Sequence[int] = (0, 1, 2, 3, 4, 5),
     test_fraction: float = 0.3,
     seed: int = 0,
+    held_out_fraction: float = 0.0,
 ) -> PublicPrivate:
     """scikit-learn's digits: some are public, the others the parties' private classes.
 
     Parties hold `per_class` images of each private class, no image twice. What they leave of the
-    private classes is held out as the common test set; `test_fraction` of the public images are tests.
+    private classes is the common test set, but for `held_out_fraction` of it, to watch training by.
+    `test_fraction` of the public images are tests.
 
     Raises:
       ValueError: classes that are no digits, or fewer images than the parties need.
@@ -119,6 +124,8 @@ def digits_public_private(
         )
     if not 0 < test_fraction < 1:
         raise ValueError(f"test_fraction must be in (0, 1), got {test_fraction}.")
+    if not 0 <= held_out_fraction < 1:
+        raise ValueError(f"held_out_fraction must be in [0, 1), got {held_out_fraction}.")
     digits = load_digits()
     generator = np.random.default_rng(seed)
     first = len(public_classes)
@@ -128,18 +135,24 @@ def digits_public_private(
     tests = round(test_fraction * len(rows))
     dealt = disjoint_parts(private, range(first, 10), num_parties, per_class, seed)
     left = np.setdiff1d(np.flatnonzero(private >= 0), np.concatenate(dealt))
+    watched = round(held_out_fraction * len(left))
+    left = generator.permutation(left) if watched else left
+    held_out = None
+    if watched:
+        held_out = _one(digits["image"], private, np.sort(left[:watched]), "held_out")
     scale = 16.0
     return PublicPrivate(
         public=_one(digits["image"], public, np.sort(rows[tests:]), "public"),
         public_test=_one(digits["image"], public, np.sort(rows[:tests]), "public_test"),
         private=_dealt(digits["image"], private, dealt),
-        test=_one(digits["image"], private, left, "test"),
+        test=_one(digits["image"], private, np.sort(left[watched:]), "test"),
         num_public_classes=first,
         num_classes=10,
         public_mean=_mean_image(digits["image"][rows[tests:]], scale),
         # The other data set's training images are those of the parties.
         private_mean=_mean_image(digits["image"][np.concatenate(dealt)], scale),
         scale=scale,
+        held_out=held_out,
     )
 
 

@@ -19,11 +19,14 @@ class LayerOutputs(NamedTuple):
       hidden: one [batch, ..., width] per layer, from the inputs to the outputs; a tuple of them, of
         one width, where a layer reads several inputs.
       attention: one [batch, heads, ..., queries, keys] per layer of those that attend, or such a tuple.
+      is_real: of text, bool [batch, ..., positions], false for padding, or a tuple of one for each input
+        that the layers read; None where a network has no padding or does not tell.
     """
 
     logits: jax.Array
     hidden: tuple[Any, ...] = ()
     attention: tuple[Any, ...] = ()
+    is_real: Any = None
 
 
 def with_layers(module: Any, example: jax.Array, layers: Sequence[str], **options: Any) -> Model:

@@ -94,9 +94,11 @@ class NewsRecommender(nn.Module):
 
         by_title = lambda layer: layer.reshape(*titles.shape[:2], *layer.shape[1:])
         hidden = [by_title(layer) for layer in encoded.hidden]
+        is_real = by_title(encoded.is_real)
         heads = [jnp.moveaxis(by_title(layer), 2, 1) for layer in encoded.attention]
         return LayerOutputs(
             scores,
             tuple((each[:, :count], each[:, count:]) for each in hidden),
             tuple((each[:, :, :count], each[:, :, count:]) for each in heads),
+            (is_real[:, :count], is_real[:, count:]),
         )

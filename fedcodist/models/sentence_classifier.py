@@ -55,4 +55,4 @@ class SentenceClassifier(nn.Module):
         pooling = AttentivePooling(self.queries, name="pooling")
         pooled = pooling(drop(encoded.hidden[-1]), encoded.is_real)
         logits = nn.Dense(self.classes, name="classes")(pooled)
-        return LayerOutputs(logits, encoded.hidden, encoded.attention)
+        return LayerOutputs(logits, encoded.hidden, encoded.attention, encoded.is_real)

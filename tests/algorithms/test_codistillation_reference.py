@@ -13,7 +13,7 @@ from quick_compilation import QUICK
 
 from fedcodist import augmentation, keys
 from fedcodist.algorithms.codistillation import TeachingHyper
-from fedcodist.algorithms.fed_avg import FedAvgHyper, fed_avg, linear_decay
+from fedcodist.algorithms.fed_avg import FedAvgHyper, fed_opt, linear_decay
 from fedcodist.algorithms.merged_codistillation import merged_codistillation
 from fedcodist.algorithms.periodic_codistillation import periodic_codistillation
 from fedcodist.algorithms.pools import Pool
@@ -132,7 +132,7 @@ def _run_case(case, dtype):
     example = jnp.zeros((1, 2, 3, 1))
     pools = {
         name: Pool(
-            fed_avg(
+            fed_opt(
                 from_flax_linen(MLP(hidden=HIDDEN[name], classes=3), example),
                 TRAINING,
                 schedule=linear_decay(case.total),

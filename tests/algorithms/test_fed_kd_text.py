@@ -9,6 +9,7 @@ from text_examples import ENCODER, IMPRESSIONS, SENTENCES
 
 from fedcodist import simulation
 from fedcodist.algorithms.fed_kd import FedKDHyper, fed_kd
+from fedcodist.algorithms.mutual_losses import Mutual, hidden_distance
 from fedcodist.algorithms.pools import Pool, independent_pools
 from fedcodist.client_rows import device_rows
 from fedcodist.client_training import LocalTraining
@@ -39,6 +40,47 @@ def test_candidates_and_history_share_a_map_per_aligned_layer():
     student = make(ENCODER.clone(layers=2, width=4))
     method = fed_kd(teacher, student, IMPRESSIONS)
     assert [leaf.shape for leaf in method.init_row().maps] == [(4, 8)] * 2
+
+
+@pytest.mark.parametrize("kind", ["classifier", "news"])
+def test_networks_of_text_tell_their_padding(kind):
+    """So that distances may leave it out: what padded positions hold then changes nothing."""
+    columns, make = SENTENCES, lambda encoder: sentence_classifier(encoder, 3, queries=5)
+    if kind == "news":
+        columns = IMPRESSIONS
+        make = lambda encoder: news_recommender(encoder, width=6, queries=5, candidates=3)
+    teacher, student = make(ENCODER), make(ENCODER.clone(layers=1))
+    fed_kd(teacher, student, columns, mutual=Mutual(without_padding=True))
+    batch = {name: jnp.asarray(column) for name, column in columns.items()}
+    outputs = [
+        jax.eval_shape(
+            lambda key, model=model: model.apply(model.init(key), batch)[0], jax.random.key(0)
+        )
+        for model in (teacher, student)
+    ]
+    drawn = np.random.default_rng(0)
+    values = [
+        jax.tree.map(lambda leaf: drawn.normal(size=leaf.shape).astype(np.float32), each)
+        for each in outputs
+    ]
+    tokens = ("candidates", "history") if kind == "news" else ("tokens",)
+    real = [np.asarray(columns[name]) != 0 for name in tokens]
+    assert not all(each.all() for each in real)
+    told = jax.tree.unflatten(jax.tree.structure(outputs[0].is_real), real)
+    first, second = (each._replace(is_real=told) for each in values)
+    places = iter([])
+
+    def changed(leaf):
+        return leaf + 9 * ~next(places)[..., None]
+
+    before = hidden_distance(first, second, [], True)
+    hidden = []
+    for layer in first.hidden:
+        places = iter(real)
+        hidden.append(jax.tree.map(changed, layer))
+    after = hidden_distance(first._replace(hidden=tuple(hidden)), second, [], True)
+    np.testing.assert_allclose(after, before, rtol=1e-5)
+    assert np.all(np.isfinite(before)) and before.shape == (len(columns["label"]),)
 
 
 @pytest.mark.slow

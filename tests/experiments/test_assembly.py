@@ -43,7 +43,8 @@ def test_the_digits_config_builds_every_algorithm(name):
     config = get_config(name)
     experiment = build_experiment(config)
     assert check_experiment(experiment) == config.evaluation.checkpoint_every
-    assert list(experiment.splits) == ["test", "held_out", "train"]
+    assert list(experiment.splits) == ["held_out", "train"]
+    assert list(experiment.final_splits) == ["test"]
     assert experiment.algorithm.name == name
     assert set(experiment.algorithm.predictors) == {"small", "large"}
     assert set(experiment.data.data_sets) == (

@@ -397,7 +397,7 @@ def test_methods_of_parties_run_from_the_same_start_and_are_ranked(tmp_path, cap
         first = {
             (r["model"], r["seed"]): r["loss"]
             for r in records
-            if r["round"] == 0 and r["split"] == "test" and r["model"] not in ("server", "meme")
+            if r["round"] == 0 and r["split"] == "held_out" and r["model"] not in ("server", "meme")
         }
         starts.append(first)
     assert len(starts[0]) == parties * 3

@@ -53,9 +53,10 @@ def test_private_public_and_test_images_are_apart_and_all_there():
     counts = (
         data.splits["train"].num_examples,
         len(data.unlabelled),
-        data.splits["test"].num_examples,
+        data.splits["test"].num_examples + data.splits["held_out"].num_examples,
     )
     assert sum(counts) == 1797 and counts[1] == round(0.2 * (1797 - counts[2]))
+    assert data.splits["held_out"].num_examples == round(0.3 * 1797) - round(0.2 * 1797)
     frequencies = label_frequencies(data.splits["train"], 10)
     assert (np.sort(frequencies, axis=1)[:, -3:].sum(axis=1) > 0.8).mean() > 0.7
     # A fixed private part does not depend on the public one.
@@ -153,6 +154,7 @@ def test_mhd_runs_on_the_data_and_networks_of_fed_md():
     config.execution.loop = "scan"
     with config.ignore_type():
         config.data = dict(name="digits_public_private", num_parties=4, per_class=3, seed=0)
+        config.evaluation.update(splits=("test",), final_splits=())
     data = load_data(config.data)
     public, seen = data.public, []
 

@@ -78,9 +78,9 @@ def test_the_first_record_is_the_baseline(finished):
     """What private training ends with is what the collaboration starts with, and no update yet."""
     folder, _, outcome = finished
     baseline = final(folder / "phases" / "private")
-    first = [r for r in outcome.records if r["round"] == 0 and r["split"] == "test"]
+    first = [r for r in outcome.records if r["round"] == 0 and r["split"] == "held_out"]
     assert {r["model"]: r["accuracy"] for r in first} == {
-        party: splits["test"]["accuracy"][0] for party, splits in baseline.items()
+        party: splits["held_out"]["accuracy"][0] for party, splits in baseline.items()
     }
     assert set(baseline) == {"dense_6_0", "dense_6_1", "dense_6_2"}
 
@@ -91,15 +91,15 @@ def test_private_and_pooled_training_start_from_the_public_one(finished):
     def record(phase, round):
         lines = (folder / "phases" / phase / "metrics.jsonl").read_text().splitlines()
         records = [json.loads(line) for line in lines]
-        return [r["accuracy"] for r in records if r["round"] == round and r["split"] == "test"]
+        return [r["accuracy"] for r in records if r["round"] == round and r["split"] == "held_out"]
 
     assert record("private", 0) == record("pooled", 0)
     config = small_config()
     data = load_data(config.data)
     trained = run_experiment(phases.phase_experiment(config, data, "public"), show_progress=False)
-    batch = {"image": data.splits["test"].columns["image"]}
+    batch = {"image": data.splits["held_out"].columns["image"]}
     batch = data.preprocess(batch, jax.random.key(0), np.arange(len(batch["image"])))
-    labels = data.splits["test"].columns["label"]
+    labels = data.splits["held_out"].columns["label"]
     (group,) = party_groups(config, data).values()
     for party in range(3):
         own = jax.tree.map(lambda leaf: leaf[0], trained.variables[f"dense_6_{party}"])

@@ -1,0 +1,32 @@
+"""`data.division_per_seed`: a division of the data among clients that is a seed's own.
+
+Seeds that are trained in one program share their data. FedSDD's paper has a division for each of its
+seeds. With this setting a run has one seed, `data.seed` + `seed` draws what `data.seed` draws else, and
+runs that differ in their seed are one method's for `experiments.report` and `experiments.results`.
+"""
+
+from ml_collections import ConfigDict
+
+
+def divided(config: ConfigDict) -> ConfigDict:
+    """The config with the `data.seed` of its seed; itself where seeds share a division.
+
+    Applied again it changes nothing.
+
+    Raises:
+      ValueError, TypeError: one line; several seeds, or neither True nor False.
+    """
+    per_seed = config.data.get("division_per_seed", False)
+    if not isinstance(per_seed, bool):
+        raise TypeError(f"data.division_per_seed must be True or False, got {per_seed!r}.")
+    if not per_seed:
+        return config
+    if config.seeds != 1:
+        raise ValueError(
+            f"seeds must be 1 with data.division_per_seed, since seeds of one program share their data, "
+            f"got {config.seeds}; run them one by one, with --config.seed=0, 1, ... and a folder each."
+        )
+    own = config.copy_and_resolve_references()
+    own.data.seed = config.data.seed + config.seed
+    own.data.division_per_seed = False
+    return own
