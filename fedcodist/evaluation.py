@@ -12,6 +12,7 @@ from fedcodist.aggregation import sum_over_devices, this_device
 from fedcodist.client_training import Preprocess
 from fedcodist.data.federated_data import FederatedData
 from fedcodist.federated_algorithm import Predictor
+from fedcodist.labels import class_labels
 
 PyTree = Any
 _CLIENT = "client of the split"  # beside an evaluated batch's columns
@@ -67,12 +68,14 @@ def evaluate(
     of = lambda name: lambda computed, batch: computed[name]
     parts = {name: metrics_lib.mean(of(name)) for name in statistics}
     clients = split.num_clients.shape[0]
-    has_labels = "label" in split.columns and split.columns["label"].ndim == 1
+    has_labels = _has_labels(split.columns, model.num_classes)
     for name in model.metrics:
         # Precision within the examples of a label would lack those that are falsely predicted.
         if has_labels and name.startswith("accuracy"):
             parts[f"{name}_per_label"] = metrics_lib.grouped_mean(
-                of(name), lambda batch: batch["label"], model.num_classes
+                of(name),
+                lambda batch: class_labels(batch["label"], model.num_classes),
+                model.num_classes,
             )
         if clients > 1:
             parts[f"{name}_per_client"] = metrics_lib.grouped_mean(
@@ -102,3 +105,12 @@ def evaluate(
     accumulators = jax.lax.fori_loop(0, steps, step, accumulators)
     accumulators = sum_over_devices(accumulators, axis_name)
     return {name: metric.compute(accumulators[name]) for name, metric in parts.items()}
+
+
+def _has_labels(columns: Mapping[str, Any], num_classes: int) -> bool:
+    """Whether every example has one label, in a form that `class_labels` knows."""
+    label = columns.get("label")
+    if label is None or label.ndim not in (1, 2):
+        return False
+    is_whole = label.dtype == bool or jnp.issubdtype(label.dtype, jnp.integer)
+    return is_whole if label.ndim == 1 or label.shape[1] == 1 else label.shape[1] == num_classes

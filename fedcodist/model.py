@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import optax
 
 from fedcodist import metrics as metrics_lib
+from fedcodist.labels import class_labels
 
 PyTree = Any
 Batch = Mapping[str, jax.Array]
@@ -49,8 +50,9 @@ class Model(NamedTuple):
 
 
 def cross_entropy(outputs: jax.Array, batch: Batch) -> jax.Array:
-    """Softmax cross-entropy of logits [batch, classes] with integer labels, per example."""
-    return optax.softmax_cross_entropy_with_integer_labels(outputs, batch["label"])
+    """Softmax cross-entropy of logits [batch, classes] with `class_labels` of 'label', per example."""
+    labels = class_labels(batch["label"], outputs.shape[-1], outputs.ndim - 1)
+    return optax.softmax_cross_entropy_with_integer_labels(outputs, labels)
 
 
 def from_flax_linen(

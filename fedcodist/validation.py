@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from fedcodist.aggregation import sum_over_devices, this_device
 from fedcodist.checks import check_integer
 from fedcodist.cohort import Examples
+from fedcodist.labels import class_labels
 from fedcodist.model import Model, Variables
 from fedcodist.models.layered import logits_of
 
@@ -64,7 +65,8 @@ def validation_accuracy(
         batch = {name: column[at] for name, column in examples.columns.items()}
         batch = data.preprocess(batch, jax.random.key(0), positions)
         predicted = jnp.argmax(logits_of(model.apply(variables, batch)[0]), axis=-1)
-        return correct + jnp.sum((predicted == batch["label"]) & mask)
+        labels = class_labels(batch["label"], model.num_classes)
+        return correct + jnp.sum((predicted == labels) & mask)
 
     correct = jax.lax.fori_loop(0, -(-steps // devices), add, jnp.zeros((), jnp.int32))
     return sum_over_devices(correct, axis_name) / data.num_examples
