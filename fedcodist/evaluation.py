@@ -14,6 +14,7 @@ from fedcodist.client_training import Preprocess
 from fedcodist.data.federated_data import FederatedData
 from fedcodist.example_losses import checked_loss, checked_statistic
 from fedcodist.federated_algorithm import Predictor
+from fedcodist.labels import class_labels
 
 PyTree = Any
 _CLIENT = "client of the split"  # beside an evaluated batch's columns
@@ -71,13 +72,13 @@ def evaluate(
     of = lambda name: lambda computed, batch: computed[name]
     parts = {name: metrics_lib.mean(of(name)) for name in statistics}
     clients = split.num_clients.shape[0]
-    labels = max(model.num_classes, 2)  # one logit tells two labels apart
-    has_labels = "label" in split.columns and split.columns["label"].ndim == 1
+    num_labels = max(model.num_classes, 2)  # one logit tells two labels apart
+    has_labels = _has_labels(split.columns, model.num_classes)
     for name in model.metrics:
         # Precision within the examples of a label would lack those that are falsely predicted.
         if has_labels and name.startswith("accuracy"):
             parts[f"{name}_per_label"] = metrics_lib.grouped_mean(
-                of(name), lambda batch: batch["label"], labels
+                of(name), lambda batch: class_labels(batch["label"], num_labels), num_labels
             )
         if clients > 1:
             parts[f"{name}_per_client"] = metrics_lib.grouped_mean(
@@ -111,3 +112,12 @@ def evaluate(
 
 def _with_ones(values: jax.Array) -> tuple[jax.Array, jax.Array]:
     return values, jnp.ones_like(values)
+
+
+def _has_labels(columns: Mapping[str, Any], num_classes: int) -> bool:
+    """Whether every example has one label, in a form that `class_labels` knows."""
+    label = columns.get("label")
+    if label is None or label.ndim not in (1, 2):
+        return False
+    is_whole = label.dtype == bool or jnp.issubdtype(label.dtype, jnp.integer)
+    return is_whole if label.ndim == 1 or label.shape[1] == 1 else label.shape[1] == num_classes

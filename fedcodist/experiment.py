@@ -19,7 +19,8 @@ from fedcodist.checkpoint import Checkpoint, load_checkpoint, save_checkpoint, s
 from fedcodist.checks import check_integer
 from fedcodist.client_rows import HostRows, device_rows
 from fedcodist.client_training import Preprocess
-from fedcodist.data.federated_data import FederatedData
+from fedcodist.data.federated_data import federated_splits
+from fedcodist.data_checks import check_data
 from fedcodist.evaluation import evaluation_split
 from fedcodist.federated_algorithm import FederatedAlgorithm, by_member
 from fedcodist.identity import identity_of
@@ -54,7 +55,7 @@ class Experiment(NamedTuple):
     Attributes:
       algorithm: what is run.
       data: clients' examples and unlabelled data, on the device or streamed.
-      splits: name -> examples that are evaluated again and again.
+      splits: name -> examples that are evaluated again and again, FederatedData or plain columns.
       final_splits: name -> examples that are looked at once, after the last round: the test data.
       rounds: number of rounds.
       evaluate_every: rounds from one evaluation to the next; the last round is always evaluated.
@@ -73,9 +74,9 @@ class Experiment(NamedTuple):
 
     algorithm: FederatedAlgorithm
     data: ResidentData | StreamedData
-    splits: Mapping[str, FederatedData]
+    splits: Mapping[str, Any]
     rounds: int
-    final_splits: Mapping[str, FederatedData] = {}
+    final_splits: Mapping[str, Any] = {}
     evaluate_every: int = 10
     checkpoint_every: int | None = None
     seed: int = 0
@@ -139,6 +140,7 @@ def run_experiment(
       CheckpointError, RunFolderError: the folder cannot be written, belongs to another run, or is in
         use by another process.
     """
+    experiment = _with_federated_splits(experiment)
     checkpoint_every = check_experiment(experiment)
     is_writer = jax.process_index() == 0
     opened: contextlib.AbstractContextManager[RunFolder | None] = contextlib.nullcontext()
@@ -261,6 +263,7 @@ def check_experiment(experiment: Experiment) -> int:
     Returns:
       Rounds between checkpoints.
     """
+    experiment = _with_federated_splits(experiment)
     for name in ("rounds", "evaluate_every", "seeds", "evaluation_batch_size", "evaluate_clients"):
         check_integer(name, getattr(experiment, name), low=1)
     check_integer("seed", experiment.seed, low=0)
@@ -309,7 +312,15 @@ def check_experiment(experiment: Experiment) -> int:
             f"checkpoint_every must be a multiple of evaluate_every={experiment.evaluate_every}, "
             f"got {every}."
         )
+    check_data(experiment)
     return every
+
+
+def _with_federated_splits(experiment: Experiment) -> Experiment:
+    return experiment._replace(
+        splits=federated_splits("splits", experiment.splits),
+        final_splits=federated_splits("final_splits", experiment.final_splits),
+    )
 
 
 def _described(experiment: Experiment) -> dict[str, Any]:

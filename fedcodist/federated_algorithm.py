@@ -177,7 +177,10 @@ def communication_of(method: FederatedMethod, columns: Mapping[str, Any]) -> Com
       columns: the federated data's columns, arrays or shapes.
     """
     scalar: Any = jax.ShapeDtypeStruct((), jnp.int32)
-    shapes: Any = {name: jax.ShapeDtypeStruct(v.shape, v.dtype) for name, v in columns.items()}
+    on_device = jax.dtypes.canonicalize_dtype
+    shapes: Any = {
+        name: jax.ShapeDtypeStruct(v.shape, on_device(v.dtype)) for name, v in columns.items()
+    }
     data = ClientData(shapes, scalar, scalar, scalar, capacity=1, ragged=False)
 
     def participate(key, data):

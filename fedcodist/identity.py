@@ -21,9 +21,9 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from fedcodist.data.column_values import give_back_pages
 from fedcodist.data.federated_data import FederatedData
 from fedcodist.for_each_client import Execution
-from fedcodist.sources import unmap
 
 PyTree = Any
 # Of larger columns blocks are digested that lie evenly spread over them.
@@ -182,7 +182,7 @@ def _of_clients(columns: Mapping[str, Any], sizes: Any) -> dict[str, str]:
 
 def _columns(columns: Mapping[str, Any]) -> dict[str, str]:
     digests = {name: digest(column) for name, column in columns.items()}
-    unmap(columns)
+    give_back_pages(columns)
     return digests
 
 

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from fedcodist.example_losses import WrongShape
+from fedcodist.labels import class_labels
 
 Batch = Mapping[str, jax.Array]
 # What is averaged: (outputs, batch) -> (values [batch], weights [batch]).
@@ -33,7 +34,8 @@ def accuracy(label: str = "label") -> Statistic:
     """Share of examples whose largest logit is at their label; of one logit see `of_one_logit`."""
 
     def statistic(outputs, batch):
-        correct = (predicted_label(outputs) == batch[label]).astype(jnp.float32)
+        is_right = predicted_label(outputs) == _labels(outputs, batch[label])
+        correct = is_right.astype(jnp.float32)
         return correct, jnp.ones_like(correct)
 
     return statistic
@@ -76,8 +78,8 @@ def precision(positive: int = 1, label: str = "label") -> Statistic:
     """
 
     def statistic(outputs, batch):
-        predicted, actual = _is_positive(outputs, batch[label], positive)
-        return predicted * actual, predicted
+        hit, predicted, _ = _of_class(outputs, batch[label], positive)
+        return hit, predicted
 
     return statistic
 
@@ -86,8 +88,8 @@ def recall(positive: int = 1, label: str = "label") -> Statistic:
     """Share of the examples of a class that are predicted to be; undefined where there are none."""
 
     def statistic(outputs, batch):
-        predicted, actual = _is_positive(outputs, batch[label], positive)
-        return predicted * actual, actual
+        hit, _, actual = _of_class(outputs, batch[label], positive)
+        return hit, actual
 
     return statistic
 
@@ -99,8 +101,8 @@ def f_score(positive: int = 1, label: str = "label") -> Statistic:
     """
 
     def statistic(outputs, batch):
-        predicted, actual = _is_positive(outputs, batch[label], positive)
-        return predicted * actual, predicted + actual
+        hit, predicted, actual = _of_class(outputs, batch[label], positive)
+        return hit, predicted + actual
 
     return statistic
 
@@ -140,10 +142,19 @@ def grouped_mean(
     return Metric(init, evaluate, _add, _ratio)
 
 
-def _is_positive(outputs, labels, positive):
-    """Whether each example is predicted to be, and is, of the class; floats [batch]."""
-    predicted = predicted_label(outputs) == positive
-    return predicted.astype(jnp.float32), (labels == positive).astype(jnp.float32)
+def _of_class(outputs, labels, positive):
+    """Whether each example is of the class and predicted to be, is predicted to be, and is; floats."""
+    predicted, labels = predicted_label(outputs), _labels(outputs, labels)
+    hit = (predicted == labels) & (predicted == positive)
+    return tuple(
+        each.astype(jnp.float32) for each in (hit, predicted == positive, labels == positive)
+    )
+
+
+def _labels(outputs, labels):
+    """As `class_labels`; numbers that stand one for each prediction are compared as they are."""
+    rank = outputs.ndim - 1
+    return labels if labels.ndim == rank else class_labels(labels, outputs.shape[-1], rank)
 
 
 def _add(left, right):

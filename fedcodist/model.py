@@ -9,6 +9,7 @@ import optax
 
 from fedcodist import metrics as metrics_lib
 from fedcodist.example_losses import WrongShape, check_by_shape
+from fedcodist.labels import class_labels
 from fedcodist.training_flag import (
     TRAIN,
     Call,
@@ -59,7 +60,7 @@ class Model(NamedTuple):
 
 
 def cross_entropy(outputs: jax.Array, batch: Batch) -> jax.Array:
-    """Softmax cross-entropy of logits [batch, classes] with integer labels, per example.
+    """Softmax cross-entropy of logits [batch, classes] with `class_labels` of 'label', per example.
 
     Raises:
       ValueError: one line; one class, of which the probability is always 1.
@@ -70,7 +71,8 @@ def cross_entropy(outputs: jax.Array, batch: Batch) -> jax.Array:
             f"{list(outputs.shape)}: for one logit per example give a loss, such as "
             "optax.sigmoid_binary_cross_entropy(outputs[:, 0], batch['label'])."
         )
-    return optax.softmax_cross_entropy_with_integer_labels(outputs, batch["label"])
+    labels = class_labels(batch["label"], outputs.shape[-1], outputs.ndim - 1)
+    return optax.softmax_cross_entropy_with_integer_labels(outputs, labels)
 
 
 def from_flax_linen(

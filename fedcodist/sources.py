@@ -1,6 +1,5 @@
 """Where a round's inputs come from: data held on the device, or streamed from the host."""
 
-import mmap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
@@ -10,7 +9,8 @@ import jax
 import numpy as np
 
 from fedcodist.cohort import Cohort, Examples, Inputs, Selection
-from fedcodist.data.federated_data import FederatedData
+from fedcodist.data.column_values import check_32_bits, give_back_pages
+from fedcodist.data.federated_data import FederatedData, array_of
 from fedcodist.for_each_client import dealing_order
 
 
@@ -53,23 +53,26 @@ class ResidentData:
 
 
 def resident_data(
-    federated: FederatedData, data_sets: Mapping[str, Mapping[str, np.ndarray]] | None = None
+    federated: FederatedData,
+    data_sets: Mapping[str, Mapping[str, Any] | FederatedData] | None = None,
 ) -> ResidentData:
     """Prepares federated data, and data sets without clients, to be moved to the device.
 
     Args:
       federated: the clients' examples.
-      data_sets: data set -> columns, such as `{'unlabelled': {'image': images}}`.
+      data_sets: data set -> columns, such as `{'unlabelled': {'image': images}}`, or FederatedData,
+        whose columns are taken.
+
+    Raises:
+      ValueError, TypeError: one line; columns that are no numbers, or that 32 bits do not hold.
     """
     _check_addressable(federated)
-    _check_numbers("federated", federated.columns)
-    for name, columns in (data_sets or {}).items():
-        _check_numbers(f"data_sets[{name!r}]", columns)
+    _check_columns("federated", federated.columns)
     return ResidentData(
         columns=dict(federated.columns),
         starts=federated.offsets[:-1].astype(np.int32),
         sizes=federated.client_sizes.astype(np.int32),
-        data_sets={name: dict(columns) for name, columns in (data_sets or {}).items()},
+        data_sets=_data_sets(data_sets),
         capacity=int(federated.client_sizes.max()),
     )
 
@@ -85,17 +88,17 @@ class StreamedData:
     def __init__(
         self,
         federated: FederatedData,
-        data_sets: Mapping[str, Mapping[str, np.ndarray]] | None = None,
+        data_sets: Mapping[str, Mapping[str, Any] | FederatedData] | None = None,
     ):
         _check_addressable(federated)
-        _check_numbers("federated", federated.columns)
+        _check_columns("federated", federated.columns)
         self._federated = federated
-        self.data_sets = dict(data_sets or {})
-        for name, columns in self.data_sets.items():
-            _check_numbers(f"data_sets[{name!r}]", columns)
+        self.data_sets = _data_sets(data_sets)
         self._largest_first = np.sort(federated.client_sizes)[::-1]
         self.num_clients = federated.num_clients
         self.columns, self.sizes = federated.columns, federated.client_sizes
+        self.starts = federated.offsets[:-1]
+        self.capacity = int(self._largest_first[0])
 
     def read(self, selection: Selection, devices: int = 1, own: Sequence[int] = (0,)) -> Inputs:
         """Gathers what was selected into buffers whose shapes are the same in every round.
@@ -116,7 +119,7 @@ class StreamedData:
             for name, indices in selection.examples.items()
         }
         for columns in (self._federated.columns, *self.data_sets.values()):
-            unmap(columns)
+            give_back_pages(columns)
         return Inputs(cohorts, examples)
 
     def ahead(self, read: Callable[[int], Inputs], rounds: Iterable[int]) -> Iterator[Inputs]:
@@ -173,28 +176,40 @@ def stack_inputs(inputs: list[Inputs]) -> Inputs:
     return jax.tree.map(lambda *leaves: np.stack(leaves), *inputs)
 
 
-def unmap(columns: Mapping[str, np.ndarray]) -> None:
-    """Gives back the pages of memory-mapped columns that were read; the system still has them cached.
+def _data_sets(given: Mapping[str, Any] | None) -> dict[str, dict[str, Any]]:
+    """Checked columns of data sets without clients; those of federated data are accepted."""
+    found = {}
+    for name, columns in (given or {}).items():
+        where = f"data_sets[{name!r}]"
+        if isinstance(columns, FederatedData):
+            columns = columns.columns
+        if not isinstance(columns, Mapping):
+            raise TypeError(
+                f"{where} must be columns, a mapping from name to array, got a "
+                f"{type(columns).__name__}."
+            )
+        found[name] = {
+            # Arrays of JAX stay where they are.
+            column: values if isinstance(values, jax.Array) else array_of(column, values, where)
+            for column, values in columns.items()
+        }
+        _check_columns(where, found[name])
+        sizes = {column: len(values) for column, values in found[name].items()}
+        if len(set(sizes.values())) > 1:
+            raise ValueError(f"{where} must have columns of equal numbers of rows, got {sizes}.")
+    return found
 
-    Each that is read stays resident otherwise, with many around it: after some rounds, all examples.
-    """
-    for column in columns.values():
-        owner: Any = column
-        while isinstance(owner, np.ndarray):
-            # Pages of a copy-on-write mapping may hold what was written to them.
-            shared = isinstance(owner, np.memmap) and owner.mode != "c"
-            owner = owner.base
-            if shared and isinstance(owner, mmap.mmap) and hasattr(mmap, "MADV_DONTNEED"):
-                owner.madvise(mmap.MADV_DONTNEED)
 
-
-def _check_numbers(data_set: str, columns: Mapping[str, Any]) -> None:
+def _check_columns(where: str, columns: Mapping[str, Any]) -> None:
     for name, column in columns.items():
         if column.dtype.kind in "OSUMm":
             raise TypeError(
-                f"{data_set} must have columns of numbers, {name!r} is {column.dtype}: leave it out or "
+                f"{where} must have columns of numbers, {name!r} is {column.dtype}: leave it out or "
                 "encode it."
             )
+        if column.ndim == 0:
+            raise ValueError(f"{where} must have columns with rows, {name!r} is a scalar.")
+    check_32_bits("the clients' data" if where == "federated" else where, columns)
 
 
 def _check_addressable(federated: FederatedData) -> None:

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from fedcodist.aggregation import sum_over_devices, this_device
 from fedcodist.checks import check_integer
 from fedcodist.cohort import Examples
+from fedcodist.labels import class_labels
 from fedcodist.metrics import predicted_label
 from fedcodist.model import Model, Variables
 from fedcodist.models.layered import logits_of
@@ -65,7 +66,8 @@ def validation_accuracy(
         batch = {name: column[at] for name, column in examples.columns.items()}
         batch = data.preprocess(batch, jax.random.key(0), positions)
         predicted = predicted_label(logits_of(model.apply(variables, batch)[0]))
-        return correct + jnp.sum((predicted == batch["label"]) & mask)
+        labels = class_labels(batch["label"], max(model.num_classes, 2))
+        return correct + jnp.sum((predicted == labels) & mask)
 
     correct = jax.lax.fori_loop(0, -(-steps // devices), add, jnp.zeros((), jnp.int32))
     return sum_over_devices(correct, axis_name) / data.num_examples

@@ -19,6 +19,7 @@ from fedcodist.distillation import kl_divergence, softened, softened_target
 from fedcodist.example_losses import checked_loss
 from fedcodist.federated_algorithm import FederatedAlgorithm
 from fedcodist.for_each_client import Execution
+from fedcodist.labels import class_labels
 from fedcodist.model import Model, Variables, is_finite
 from fedcodist.models.layered import logits_of
 
@@ -118,8 +119,9 @@ def fd(
             others = of_others(total, party.sent)
 
             def loss(outputs, batch):
-                target = softened_target(others.logits[batch["label"]], hyper.temperature)
-                drawn = others.has_label[batch["label"]] * softly(logits_of(outputs), target)
+                labels = class_labels(batch["label"], num_classes)
+                target = softened_target(others.logits[labels], hyper.temperature)
+                drawn = others.has_label[labels] * softly(logits_of(outputs), target)
                 return checked_loss(model.loss, outputs, batch) + hyper.weight * drawn
 
             trained = train_client(
@@ -187,7 +189,8 @@ def label_means(
     logits = parties.inference(model, variables, data, training.preprocess, batch_size)
     positions = jnp.arange(data.capacity)
     rows = data.start + jnp.minimum(positions, jnp.maximum(data.size - 1, 0))
-    own = jax.nn.one_hot(data.columns["label"][rows], num_classes)
+    labels = class_labels(data.columns["label"][rows], num_classes)
+    own = jax.nn.one_hot(labels, num_classes)
     own *= (positions < data.size)[:, None]
     count = jnp.sum(own, axis=0)
     means = (own.T @ logits) / jnp.maximum(count, 1)[:, None]

@@ -17,6 +17,7 @@ from fedcodist.client_training import LocalTraining, OptimizerFactory, train_cli
 from fedcodist.cohort import ClientData
 from fedcodist.federated_algorithm import FederatedAlgorithm, FederatedMethod
 from fedcodist.for_each_client import Execution
+from fedcodist.labels import class_labels
 from fedcodist.model import Model, Variables, check_stateless, variable_shapes
 from fedcodist.submodels import chain_units, check_chain, counts_of, gathered, places_of, scattered
 
@@ -143,7 +144,8 @@ def classes_of(data: ClientData, classes: int) -> jax.Array:
     positions = jnp.arange(data.capacity)
     rows = data.start + jnp.minimum(positions, jnp.maximum(data.size - 1, 0))
     own = (positions < data.size).astype(jnp.float32)
-    return jnp.zeros(classes).at[data.columns["label"][rows]].max(own)
+    labels = class_labels(data.columns["label"][rows], classes)
+    return jnp.zeros(classes).at[labels].max(own)
 
 
 def scaled_by_share(model: Model, shares: Mapping[str, float]) -> Model:

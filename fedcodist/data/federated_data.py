@@ -51,7 +51,7 @@ class FederatedData:
         columns: Mapping[str, Any],
         *,
         client_of_row: Any = None,
-        partition: Sequence[Any] | None = None,
+        partition: Sequence[Any] | Mapping[Any, Any] | None = None,
         offsets: Any = None,
         client_ids: Sequence[str] | np.ndarray | None = None,
         allow_empty: bool = False,
@@ -59,10 +59,11 @@ class FederatedData:
         """Makes federated data of arrays `[rows, ...]` and one description of who owns which row.
 
         Exactly one of these is given:
-        `client_of_row`: `[rows]`, either natural ids (str; clients are then sorted by id) or client
-        indices (integers from 0; natural ids that are integers must be passed as str);
+        `client_of_row`: `[rows]`, either natural ids (text or UTF-8 bytes; clients are then sorted by
+        id) or client indices (integers from 0; natural ids that are integers must be passed as str);
         `partition`: for each client an integer array of its rows, as the functions of
-        `fedcodist.data.partition` return them; rows that occur in none are left out;
+        `fedcodist.data.partition` return them, or `{client: rows}`, whose keys become ids; rows that
+        occur in none are left out;
         `offsets`: int `[num_clients + 1]`, for rows that lie client by client already.
 
         `client_ids` names the clients in index order; by default the natural ids, or "0", "1", ...
@@ -80,6 +81,13 @@ class FederatedData:
         if offsets is not None:
             order = None
         elif partition is not None:
+            if isinstance(partition, Mapping):
+                if client_ids is not None:
+                    raise ValueError(
+                        "client_ids cannot be given when partition is a mapping, whose keys they are"
+                    )
+                client_ids = _ids_of_keys(partition)
+                partition = list(partition.values())
             order, offsets = _order_of_partition(partition, num_rows)
         else:
             order, offsets, natural_ids = _order_of_client_of_row(
@@ -228,18 +236,72 @@ def default_client_ids(num_clients: int) -> np.ndarray:
 
 def client_id_array(client_ids: Iterable[str] | np.ndarray) -> np.ndarray:
     """Natural ids as an array of text. Raises TypeError or ValueError for what is not an id."""
-    if isinstance(client_ids, np.ndarray):
-        if client_ids.dtype.kind != "U":
-            raise TypeError(f"client_ids must be strings, got {client_ids.dtype}")
+    if isinstance(client_ids, np.ndarray) and client_ids.dtype.kind == "U":
         return client_ids
-    ids = list(client_ids)
+    ids = [_as_text("client_ids", client_id) for client_id in client_ids]
     for client_id in ids:
-        if not isinstance(client_id, str):
-            raise TypeError(f"client_ids must be strings, got {client_id!r}")
         # Fixed-width text is padded with NUL, so a trailing one would be lost without a word.
         if client_id.endswith("\0"):
             raise ValueError(f"client_ids must not end in a NUL character, got {client_id!r}")
     return np.array(ids, dtype=np.str_)
+
+
+def array_of(name: str, column: Any, where: str = "") -> np.ndarray:
+    """A column as an array, whatever holds it; one line for what is no array or hides entries."""
+    of = f" of {where}" if where else ""
+    try:
+        array = column if isinstance(column, np.ndarray) else np.asarray(column)
+    except (TypeError, ValueError, RuntimeError) as error:
+        reason = " ".join(str(error).split())
+        raise ValueError(
+            f"column {name!r}{of} must be an array [rows, ...], examples of one shape: {reason:.120}"
+        ) from None
+    if isinstance(array, np.ma.MaskedArray):
+        if np.ma.is_masked(array):
+            raise ValueError(
+                f"column {name!r}{of} must not be masked, since masks are not kept: leave the "
+                f"{np.ma.count_masked(array)} masked entries out, or fill them"
+            )
+        array = array.data
+    return array
+
+
+def federated_splits(name: str, splits: Mapping[str, Any]) -> dict[str, FederatedData]:
+    """Splits as federated data; those given as plain columns are of one client, named as the split.
+
+    Raises TypeError or ValueError, one line that names the split, for anything else.
+    """
+    if not isinstance(splits, Mapping):
+        raise TypeError(f"{name} must be a mapping from names to data, got {type(splits).__name__}")
+    found = {}
+    for split, data in splits.items():
+        if isinstance(data, FederatedData):
+            found[split] = data
+            continue
+        if not isinstance(data, Mapping):
+            raise TypeError(
+                f"{name}[{split!r}] must be FederatedData, or columns as a mapping from name to array, "
+                f"got {type(data).__name__}"
+            )
+        try:
+            columns = _checked_columns(data)
+            rows = len(next(iter(columns.values())))
+            found[split] = FederatedData(columns, np.array([0, rows]), np.array([str(split)]))
+        except (TypeError, ValueError) as error:
+            raise type(error)(f"{name}[{split!r}]: {error}") from None
+    return found
+
+
+def _as_text(name: str, client_id: Any) -> str:
+    """A natural id that is text, or bytes as TFDS and HDF5 have them."""
+    if isinstance(client_id, bytes):
+        try:
+            return client_id.decode("utf-8")
+        except UnicodeDecodeError:
+            raise ValueError(f"{name} must be text in UTF-8, got {client_id!r:.60}") from None
+    if not isinstance(client_id, str):
+        raise TypeError(f"{name} must be strings, got {client_id!r:.60}")
+    return str(client_id)
 
 
 def _checked_columns(columns: Mapping[str, Any]) -> dict[str, np.ndarray]:
@@ -253,7 +315,7 @@ def _checked_columns(columns: Mapping[str, Any]) -> dict[str, np.ndarray]:
     for name, column in columns.items():
         if not isinstance(name, str) or not name:
             raise TypeError(f"column names must be non-empty strings, got {name!r}")
-        array = column if isinstance(column, np.ndarray) else np.asarray(column)
+        array = array_of(name, column)
         if array.ndim == 0:
             raise ValueError(f"column {name!r} must have rows on its leading axis, got a scalar")
         if array.dtype.kind not in _COLUMN_KINDS or not array.dtype.isnative:
@@ -352,10 +414,29 @@ def _check_same_columns(
         )
 
 
+def _ids_of_keys(partition: Mapping[Any, Any]) -> list[str]:
+    """Keys of {client: rows}, text or whole numbers, as natural ids in the order given."""
+    ids = [
+        str(int(key))
+        if isinstance(key, int | np.integer) and not isinstance(key, bool)
+        else _as_text("partition's keys", key)
+        for key in partition
+    ]
+    if len(set(ids)) < len(ids):
+        repeated = next(own for own in ids if ids.count(own) > 1)
+        raise ValueError(f"partition's keys must be different clients, got {repeated!r} twice")
+    return ids
+
+
 def _order_of_partition(partition: Sequence[Any], num_rows: int) -> tuple[np.ndarray, np.ndarray]:
+    if not hasattr(partition, "__len__") or isinstance(partition, str | bytes):
+        raise TypeError(
+            f"partition must hold an array of rows for each client, got {type(partition).__name__}"
+        )
     if len(partition) == 0:
         raise ValueError("partition must hold the rows of at least one client")
-    parts = [np.asarray(rows) for rows in partition]
+    # A set has no order of its own, and NumPy would make one object of it.
+    parts = [np.asarray(sorted(rows) if isinstance(rows, set) else rows) for rows in partition]
     for index, rows in enumerate(parts):
         if rows.ndim != 1 or (len(rows) and rows.dtype.kind not in "iu"):
             raise ValueError(
@@ -378,7 +459,7 @@ def _order_of_client_of_row(
     client_ids: Sequence[str] | np.ndarray | None,
     allow_empty: bool,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    owners = np.asarray(client_of_row)
+    owners = _natural_ids_as_text(np.asarray(client_of_row))
     if owners.shape != (num_rows,):
         raise ValueError(
             f"client_of_row must name a client for each of the {num_rows} rows, "
@@ -414,9 +495,26 @@ def _order_of_client_of_row(
                 )
         natural_ids = default_client_ids(num_clients)
     else:
-        raise TypeError(f"client_of_row must be integers or strings, got {owners.dtype}")
+        raise TypeError(f"client_of_row must be integers, text or bytes, got {owners.dtype}")
     order = np.argsort(owners, kind="stable")
     return order, _offsets_of_sizes(np.bincount(owners, minlength=num_clients)), natural_ids
+
+
+def _natural_ids_as_text(owners: np.ndarray) -> np.ndarray:
+    """Natural ids in an array of bytes or of objects, as pandas has text, as an array of text.
+
+    Text and the same in bytes are one id. Objects that are all whole numbers are indices.
+    """
+    if owners.dtype.kind not in "OS" or owners.ndim != 1:
+        return owners
+    if owners.dtype.kind == "O":
+        is_whole = lambda owner: isinstance(owner, int | np.integer) and not isinstance(owner, bool)
+        if len(owners) and all(map(is_whole, owners)):
+            try:
+                return owners.astype(np.int64)
+            except OverflowError:
+                raise ValueError("client_of_row must be indices that 64 bits hold") from None
+    return client_id_array([_as_text("client_of_row", owner) for owner in owners.tolist()])
 
 
 def _offsets_of_sizes(sizes: Any) -> np.ndarray:

@@ -1,0 +1,322 @@
+"""What a function does with whole columns of data, read off its jaxpr: nothing is computed.
+
+A label chooses one of a network's outputs, a token one row of a table. Nothing in JAX says so when the
+number is too large or negative: a gather returns the last entry, the first, or NaN, and a one-hot vector
+is zero. So a program is followed from its columns, through whatever keeps their numbers as they are or
+shifts them by a constant, to where they index an axis.
+
+What is computed of them otherwise (clipped, taken modulo, replaced where they are negative) is the
+function's own affair and is not followed.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jax.extend.core import ClosedJaxpr, Literal
+from jax.interpreters import partial_eval
+
+from fedcodist.labels import ONE_HOT
+
+PyTree = Any
+
+# One operand whose numbers stay what they are.
+_KEEPING = {
+    "broadcast_in_dim",
+    "convert_element_type",
+    "copy",
+    "copy_p",
+    "dynamic_slice",
+    "expand_dims",
+    "gather",
+    "optimization_barrier",
+    "pad",
+    "reduce_precision",
+    "reshape",
+    "rev",
+    "slice",
+    "squeeze",
+    "stop_gradient",
+    "transpose",
+}
+# Several arrays become one.
+_JOINING = {"concatenate", "dynamic_update_slice"}
+_SCATTERS = {"scatter", "scatter-add", "scatter_add", "scatter-max", "scatter_max"}
+_SCATTERS |= {"scatter-min", "scatter_min", "scatter-mul", "scatter_mul"}
+
+
+class Followed(NamedTuple):
+    """What is known of the numbers of one array.
+
+    Attributes:
+      columns: (column, what has been added to its numbers) of those it holds.
+      is_wrapped: whether n was added to those below 0, as indexing does.
+      positions: n where all numbers are positions on an axis of n entries, such as an argmax; else None.
+    """
+
+    columns: frozenset[tuple[Any, int]] = frozenset()
+    is_wrapped: bool = False
+    positions: int | None = None
+
+
+class Index(NamedTuple):
+    """A column whose numbers, after `shift` is added, are positions on an axis of `entries`.
+
+    `is_compared`: with positions, as `one_hot` and accuracy do, and not looked up.
+    """
+
+    column: Any
+    shift: int
+    entries: int
+    is_compared: bool
+
+
+class Uses(NamedTuple):
+    """What a function does with columns.
+
+    Attributes:
+      results: of each of the function's results, in the order of its leaves.
+      indices: columns that index an axis.
+      one_hot: columns of one-hot vectors, whose class is taken (`class_of_one_hot`).
+      asked: columns of which the function asks whether they are finite, or NaN.
+      read: columns on which some result depends.
+    """
+
+    results: list[Followed]
+    indices: set[Index]
+    one_hot: set[Any]
+    asked: set[Any]
+    read: set[Any]
+
+
+def column_uses(jaxpr: ClosedJaxpr, arguments: Sequence[Followed]) -> Uses:
+    """Follows columns through a traced function.
+
+    Args:
+      jaxpr: of `jax.make_jaxpr`.
+      arguments: of each of its arguments, in the order of leaves, what is known; see `of_column`.
+    """
+    _, used = partial_eval.dce_jaxpr(jaxpr.jaxpr, [True] * len(jaxpr.jaxpr.outvars))
+    read = {
+        column
+        for argument, is_used in zip(arguments, used, strict=True)
+        if is_used
+        for column, _ in argument.columns
+    }
+    uses = Uses([], set(), set(), set(), read)
+    results = _follow(jaxpr.jaxpr, [_of_constant(c) for c in jaxpr.consts], arguments, uses)
+    return uses._replace(results=results)
+
+
+def of_column(column: Any) -> Followed:
+    """An argument that is a column of data, under a name that can be hashed."""
+    return Followed(frozenset({(column, 0)}))
+
+
+UNKNOWN = Followed()
+
+
+def _follow(jaxpr: Any, constants: Sequence[Followed], arguments: Sequence[Followed], uses: Uses):
+    known = dict(zip(jaxpr.constvars, constants, strict=True))
+    known |= dict(zip(jaxpr.invars, arguments, strict=True))
+
+    def of(atom: Any) -> Followed:
+        if isinstance(atom, Literal):
+            return UNKNOWN
+        return known.get(atom, UNKNOWN)
+
+    for equation in jaxpr.eqns:
+        operands = [of(atom) for atom in equation.invars]
+        for variable, result in zip(
+            equation.outvars, _results(equation, operands, uses), strict=True
+        ):
+            if result != UNKNOWN:
+                known[variable] = result
+    return [of(atom) for atom in jaxpr.outvars]
+
+
+def _results(equation: Any, operands: list[Followed], uses: Uses) -> list[Followed]:
+    """What is known of an equation's results; what it does with columns is added to `uses`."""
+    name, first = equation.primitive.name, operands[0] if operands else UNKNOWN
+    if name == "iota":
+        return [Followed(positions=equation.params["shape"][equation.params["dimension"]])]
+    if name in ("argmax", "argmin"):
+        (axis,) = equation.params["axes"]
+        return [Followed(positions=equation.invars[0].aval.shape[axis])]
+    if name in ("top_k", "approx_top_k"):
+        return [UNKNOWN, Followed(positions=equation.invars[0].aval.shape[-1])]
+    if name == "is_finite" or (name in ("ne", "eq") and equation.invars[0] is equation.invars[1]):
+        uses.asked.update(column for column, _ in first.columns)
+        return [UNKNOWN]
+    if name == "eq":
+        _compare(operands, uses)
+        return [UNKNOWN]
+    if name == "gather":
+        _look_up(equation, equation.invars[0].aval.shape, operands[1], uses)
+        return [first]
+    if name in _SCATTERS:
+        _look_up(equation, equation.invars[0].aval.shape, operands[1], uses)
+        return [_joined([first, operands[2]]) if name == "scatter" else UNKNOWN]
+    if name in ("add", "sub"):
+        return [_shifted(equation, operands, 1 if name == "add" else -1)]
+    if name == "select_n":
+        return [_selected(operands[1:])]
+    if name == "sort":
+        return operands
+    if name == "dynamic_slice":
+        _pick(equation.invars[0].aval.shape, operands[1:], uses)
+    if name == "dynamic_update_slice":
+        _pick(equation.invars[0].aval.shape, operands[2:], uses)
+    if name in _KEEPING:
+        return [first] * len(equation.outvars)
+    if name in _JOINING:
+        return [_joined(operands[:2] if name == "dynamic_update_slice" else operands)]
+    if name in _CONTROL:
+        return _CONTROL[name](equation, operands, uses)
+    if equation.params.get("name") == ONE_HOT:
+        uses.one_hot.update(column for column, _ in first.columns)
+    for inner in _inner_jaxprs(equation):
+        if len(getattr(inner, "jaxpr", inner).invars) == len(operands):
+            results = _inside(inner, operands, uses)
+            if len(results) == len(equation.outvars):
+                return results
+    return [UNKNOWN] * len(equation.outvars)
+
+
+def _look_up(equation: Any, shape: tuple[int, ...], index: Followed, uses: Uses) -> None:
+    numbers = equation.params["dimension_numbers"]
+    # An explicit mode='clip' is meant; an index under vmap has that mode too, but counts from the end.
+    is_clipped = equation.params["mode"] == jax.lax.GatherScatterMode.CLIP
+    if is_clipped and not index.is_wrapped:
+        return
+    axes = getattr(numbers, "start_index_map", None)
+    if axes is None:
+        axes = numbers.scatter_dims_to_operand_dims
+    # Of several indices together (x[rows, label]) it is not known which is the column's: the least
+    # demanding is taken.
+    entries = max((shape[axis] for axis in axes), default=None)
+    if entries is not None:
+        for column, shift in index.columns:
+            uses.indices.add(Index(column, shift, int(entries), False))
+
+
+def _pick(shape: tuple[int, ...], starts: Sequence[Followed], uses: Uses) -> None:
+    """Where one scalar is an index; a slice's start that was not wrapped may be anything."""
+    for entries, start in zip(shape, starts, strict=False):
+        for column, shift in start.columns if start.is_wrapped else ():
+            uses.indices.add(Index(column, shift, int(entries), False))
+
+
+def _compare(operands: Sequence[Followed], uses: Uses) -> None:
+    for column_side, other in (operands, operands[::-1]):
+        if other.positions is not None:
+            for column, shift in column_side.columns:
+                uses.indices.add(Index(column, shift, other.positions, True))
+
+
+def _shifted(equation: Any, operands: Sequence[Followed], sign: int) -> Followed:
+    first, second = operands
+    amount = equation.invars[1]
+    if sign > 0 and isinstance(equation.invars[0], Literal):
+        first, amount = second, equation.invars[0]
+    if not isinstance(amount, Literal) or not first.columns or np.ndim(amount.val):
+        return UNKNOWN
+    number = np.asarray(amount.val)
+    if number.dtype.kind not in "iu":
+        return UNKNOWN
+    by = sign * int(number)
+    return Followed(frozenset((column, shift + by) for column, shift in first.columns))
+
+
+def _selected(cases: Sequence[Followed]) -> Followed:
+    """An index that counts from the end where it is negative keeps its number; other choices do not."""
+    if len(cases) == 2 and cases[0].columns and cases[1].columns:
+        columns = dict(cases[0].columns)
+        wrapped = dict(cases[1].columns)
+        if columns.keys() == wrapped.keys():
+            if all(wrapped[column] > columns[column] for column in columns):
+                return Followed(cases[0].columns, is_wrapped=True)
+            if columns == wrapped:
+                return cases[0]
+    positions = {case.positions for case in cases}
+    return Followed(positions=positions.pop()) if len(positions) == 1 else UNKNOWN
+
+
+def _joined(parts: Iterable[Followed]) -> Followed:
+    parts = list(parts)
+    positions = {part.positions for part in parts}
+    return Followed(
+        frozenset().union(*(part.columns for part in parts)),
+        any(part.is_wrapped for part in parts),
+        positions.pop() if len(positions) == 1 else None,
+    )
+
+
+def _of_constant(value: Any) -> Followed:
+    """Positions where a constant is 0, 1, ..., as a comparison with `jnp.arange(classes)` has it."""
+    shape = np.shape(value)
+    if getattr(value, "dtype", np.dtype(float)).kind not in "iu" or sum(n > 1 for n in shape) != 1:
+        return UNKNOWN
+    numbers = np.asarray(value).reshape(-1)
+    return Followed(positions=len(numbers) if (numbers == np.arange(len(numbers))).all() else None)
+
+
+def _inside(inner: Any, operands: Sequence[Followed], uses: Uses) -> list[Followed]:
+    if isinstance(inner, ClosedJaxpr):
+        return _follow(inner.jaxpr, [_of_constant(c) for c in inner.consts], operands, uses)
+    return _follow(inner, [UNKNOWN] * len(inner.constvars), operands, uses)
+
+
+def _inner_jaxprs(equation: Any) -> list[Any]:
+    """The functions that an equation calls (jit, checkpoint, custom derivatives)."""
+    name = equation.primitive.name
+    if name in ("sort", *_SCATTERS) or name.startswith("reduce"):
+        return []
+    return [value for value in equation.params.values() if hasattr(value, "eqns")]
+
+
+def _while(equation: Any, operands: list[Followed], uses: Uses) -> list[Followed]:
+    skipped, constants = equation.params["cond_nconsts"], equation.params["body_nconsts"]
+    held = operands[skipped : skipped + constants]
+    body = equation.params["body_jaxpr"]
+    return _until_settled(
+        lambda carry: _inside(body, [*held, *carry], uses), operands[skipped + constants :]
+    )
+
+
+def _scan(equation: Any, operands: list[Followed], uses: Uses) -> list[Followed]:
+    inner = equation.params["jaxpr"]
+    body = getattr(inner, "jaxpr", inner)
+    # What is scanned over has one axis less inside. (Versions of JAX name the counts differently.)
+    is_part = lambda outer, inside: len(outer.aval.shape) > len(inside.aval.shape)
+    scanned = sum(map(is_part, equation.invars, body.invars))
+    carried = len(body.outvars) - sum(map(is_part, equation.outvars, body.outvars))
+    first, last = len(operands) - scanned - carried, len(operands) - scanned
+    held, xs = operands[:first], operands[last:]
+    others: list[Followed] = []
+
+    def one_pass(carry):
+        results = _inside(inner, [*held, *carry, *xs], uses)
+        others[:] = results[carried:]
+        return results[:carried]
+
+    return [*_until_settled(one_pass, operands[first:last]), *others]
+
+
+def _cond(equation: Any, operands: list[Followed], uses: Uses) -> list[Followed]:
+    branches = [_inside(branch, operands[1:], uses) for branch in equation.params["branches"]]
+    return [_joined(results) for results in zip(*branches, strict=True)]
+
+
+def _until_settled(body: Any, carry: list[Followed]) -> list[Followed]:
+    """A loop's carry: what holds before it and after its passes, three where a shift grows in them."""
+    for _ in range(3):
+        after = [_joined(pair) for pair in zip(carry, body(carry), strict=True)]
+        if after == carry:
+            break
+        carry = after
+    return carry
+
+
+_CONTROL = {"while": _while, "scan": _scan, "cond": _cond}

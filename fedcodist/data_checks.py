@@ -1,0 +1,275 @@
+"""Checks of an experiment's data against its programs, before anything compiles.
+
+Three kinds of numbers train and are measured without a word, but mean nothing: whole numbers that more
+than 32 bits hold, floats that are not finite, and labels or tokens that are no position on the axis that
+they index. The round and the evaluation are traced by shape for what they do with each column, and the
+columns that matter are looked at once.
+"""
+
+import weakref
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedcodist.column_uses import UNKNOWN, Index, Uses, column_uses, of_column
+from fedcodist.data.column_values import check_32_bits, first_not_finite, least_and_largest
+from fedcodist.federated_algorithm import FederatedAlgorithm, Predictor, single_model
+from fedcodist.model import variable_shapes
+from fedcodist.sources import ResidentData
+
+PyTree = Any
+_CLIENTS = ""  # beside names of data sets
+_ROUNDS: Any = weakref.WeakKeyDictionary()  # an algorithm's round -> shapes -> Uses
+_ONE_HOT_ROWS = 2**16
+
+
+class _Table(NamedTuple):
+    """Columns of one source: what messages call it, and the first row of each client where there are."""
+
+    where: str
+    columns: Mapping[str, Any]
+    starts: Any = None
+
+
+def check_data(experiment: Any) -> None:
+    """Raises ValueError, one line that names column and split or data set, for
+
+    - whole numbers beyond 32 bits, whoever reads them;
+    - NaN or infinite numbers in a column that is read by a program which does not ask for them (as
+      `jnp.isnan` and `jnp.nan_to_num` do);
+    - whole numbers that index an axis, such as a model's outputs or a table of tokens, and do not lie on
+      it; and vectors taken for one-hot that are not.
+
+    What a program computes of labels before it indexes with them (clips, replaces where they are
+    negative, looks up in a table) is its own affair; a constant shift is seen through.
+
+    Args:
+      experiment: an Experiment whose `splits` and `final_splits` are FederatedData.
+    """
+    data = experiment.data
+    tables = {_CLIENTS: _Table("the clients' data", data.columns, data.starts)}
+    tables |= {
+        name: _Table(f"data set {name!r}", columns) for name, columns in data.data_sets.items()
+    }
+    splits = dict(experiment.splits) | dict(experiment.final_splits)
+    evaluated = {
+        name: _Table(f"split {name!r}", split.columns, split.offsets[:-1])
+        for name, split in splits.items()
+    }
+    for table in (*tables.values(), *evaluated.values()):
+        check_32_bits(table.where, table.columns)
+
+    labels: set[str] = set()
+    for name, predictor in _predictors(experiment.algorithm):
+        traced: dict[Any, tuple[Uses, Uses]] = {}
+        for table in evaluated.values():
+            key = _shapes(table.columns)
+            if key not in traced:
+                traced[key] = _evaluation_uses(experiment, predictor, table.columns)
+            network, measured = traced[key]
+            labels |= {index.column for index in measured.indices}
+            _check_uses(table, network, "")
+            _check_uses(table, measured, f"model {name!r}", predictor.model.num_classes)
+            _check_finite(table, network.read | measured.read, network.asked | measured.asked)
+
+    uses = _round_uses(experiment.algorithm, data)
+    outputs = {predictor.model.num_classes for _, predictor in _predictors(experiment.algorithm)}
+    for name, table in tables.items():
+        own = _of_source(uses, name, labels)
+        _check_uses(table, own, "the model", *outputs)
+        _check_finite(table, own.read, own.asked)
+
+
+def _of_source(uses: Uses, source: str, labels: set[str]) -> Uses:
+    """The uses of one source's columns by their names.
+
+    Comparisons with positions count for labels alone: one-hot inputs may well be zero for padding.
+    """
+    names = lambda columns: {column for name, column in columns if name == source}
+    indices = {
+        index._replace(column=index.column[1])
+        for index in uses.indices
+        if index.column[0] == source and (not index.is_compared or index.column[1] in labels)
+    }
+    return Uses([], indices, names(uses.one_hot), names(uses.asked), names(uses.read))
+
+
+def _check_uses(table: _Table, uses: Uses, model: str, *outputs: int) -> None:
+    for index in sorted(uses.indices, key=lambda index: (index.column, index.entries)):
+        _check_range(table, index, model if index.entries in outputs else "")
+    for name in sorted(uses.one_hot):
+        _check_one_hot(table, name)
+
+
+def _check_range(table: _Table, index: Index, model: str) -> None:
+    column = table.columns[index.column]
+    if np.dtype(column.dtype).kind not in "biu":
+        return
+    found = least_and_largest(column)
+    least, largest = -index.shift, index.entries - 1 - index.shift
+    if found is None or least <= found[0] <= found[1] <= largest:
+        return
+    entries = f"{index.entries} outputs of {model}" if model else f"{index.entries} entries"
+    raise ValueError(
+        f"column {index.column!r} of {table.where} must have whole numbers from {least} to {largest}, "
+        f"one for each of the {entries} that it chooses from, got {found[0]} to {found[1]}: leave out "
+        "examples without a label, and count from 0 or give more outputs."
+    )
+
+
+def _check_one_hot(table: _Table, name: str) -> None:
+    column = table.columns[name]
+    for start in range(0, len(column), _ONE_HOT_ROWS):
+        vectors = np.asarray(column[start : start + _ONE_HOT_ROWS])
+        is_one_hot = ((vectors == 0) | (vectors == 1)).all(-1) & (vectors.sum(-1) == 1)
+        if not is_one_hot.all():
+            place = np.unravel_index(int(np.argmin(is_one_hot)), is_one_hot.shape)
+            raise ValueError(
+                f"column {name!r} of {table.where} must have labels that are whole numbers or one-hot "
+                f"vectors, a single 1 and else 0, got {vectors[place].tolist()!r:.60} in row "
+                f"{start + int(place[0])}: give a loss and metrics of your own for others."
+            )
+
+
+def _check_finite(table: _Table, read: set[str], asked: set[str]) -> None:
+    for name in sorted(read - asked):
+        column = table.columns[name]
+        dtype = np.dtype(column.dtype)
+        if dtype.kind not in "fc":
+            continue
+        found = first_not_finite(column, jax.dtypes.canonicalize_dtype(dtype))
+        if found is None:
+            continue
+        row, value = found
+        who = ""
+        if table.starts is not None:
+            who = f" (client {int(np.searchsorted(table.starts, row, side='right')) - 1})"
+        wide = f", beyond {jax.dtypes.canonicalize_dtype(dtype)}" if np.isfinite(value) else ""
+        raise ValueError(
+            f"column {name!r} of {table.where} must have finite numbers, got {value}{wide} in row "
+            f"{row}{who}: leave such examples out, or replace the number."
+        )
+
+
+def _predictors(algorithm: FederatedAlgorithm) -> Iterator[tuple[str, Predictor]]:
+    """Every model that is evaluated, those that clients keep too, with what it needs by shape."""
+    yield from algorithm.predictors.items()
+    for pool, kept in algorithm.kept_models.items():
+        for name, model in kept.items():
+            yield f"{pool}/{name}", single_model(model.model, lambda row: row)
+
+
+def _evaluation_uses(
+    experiment: Any, predictor: Predictor, columns: Mapping[str, Any]
+) -> tuple[Uses, Uses]:
+    """What evaluation does with a split's columns: up to the outputs, and in loss and metrics."""
+    model = predictor.model
+
+    def outputs_of(columns, variables):
+        positions = jnp.arange(2)
+        batch = experiment.evaluation_preprocess(columns, jax.random.key(0), positions)
+        return dict(batch), predictor.predict(variables, batch)
+
+    def measures_of(batch, outputs):
+        return model.loss(outputs, batch), [
+            statistic(outputs, batch) for statistic in model.metrics.values()
+        ]
+
+    two = {
+        name: _struct((2, *np.shape(column)[1:]), column.dtype) for name, column in columns.items()
+    }
+    variables = _variables(experiment.algorithm, predictor)
+    network = _traced_uses(outputs_of, (two, variables), [{n: of_column(n) for n in two}])
+    measured = _traced_uses(measures_of, network.shapes, network.followed)
+    return network.uses, measured.uses
+
+
+class _Traced(NamedTuple):
+    uses: Uses
+    shapes: Any
+    followed: list[Any]
+
+
+def _traced_uses(function: Any, arguments: Any, followed: Any) -> _Traced:
+    """Traces a function, following its first arguments."""
+    jaxpr, shapes = jax.make_jaxpr(function, return_shape=True)(*arguments)
+    is_followed = lambda node: type(node) is type(UNKNOWN)
+    known = jax.tree.leaves(followed, is_leaf=is_followed)
+    known += [UNKNOWN] * (len(jax.tree.leaves(arguments)) - len(known))
+    uses = column_uses(jaxpr, known)
+    return _Traced(uses, shapes, uses.results)
+
+
+def _variables(algorithm: FederatedAlgorithm, predictor: Predictor) -> PyTree:
+    """The shapes of one model's variables, or of an ensemble's."""
+    if all(predictor is not own for own in algorithm.predictors.values()):
+        return variable_shapes(predictor.model)
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    variables = jax.eval_shape(lambda key: predictor.variables(algorithm.init(key)), key)
+    if not predictor.members:
+        return variables
+    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), variables)
+
+
+def _round_uses(algorithm: FederatedAlgorithm, data: Any) -> Uses:
+    """What one round does with the columns of all sources; columns are (source, name)."""
+    struct = lambda array: _struct(np.shape(array), array.dtype)
+    columns = {
+        _CLIENTS: jax.tree.map(struct, dict(data.columns)),
+        **{name: jax.tree.map(struct, dict(own)) for name, own in data.data_sets.items()},
+    }
+    known = _ROUNDS.setdefault(algorithm.round, {})
+    key = tuple((name, _shapes(own)) for name, own in columns.items())
+    if key not in known:
+        known[key] = _traced_round(algorithm, columns, data.num_clients, data.capacity)
+    return known[key]
+
+
+def _traced_round(algorithm: FederatedAlgorithm, columns: Any, clients: int, capacity: int) -> Uses:
+    number = jax.ShapeDtypeStruct((clients,), jnp.int32)
+    of_cohort = lambda first, count: jax.tree.map(
+        lambda leaf: jax.ShapeDtypeStruct((count, *jnp.shape(leaf)), jnp.result_type(leaf)), first
+    )
+
+    def one_round(columns, starts, sizes, state, rows, round, key, hyper):
+        own = {name: columns[name] for name in columns if name != _CLIENTS}
+        source = ResidentData(columns[_CLIENTS], starts, sizes, own, capacity)
+        inputs = source.read(algorithm.select(round, key))
+        return algorithm.round(state, rows, inputs, round, key, hyper, None)
+
+    round, key = jax.ShapeDtypeStruct((), jnp.int32), jax.eval_shape(lambda: jax.random.key(0))
+    selection = jax.eval_shape(algorithm.select, round, key)
+    rows = {
+        pool: of_cohort(kept.first, selection.clients[pool].shape[0])
+        for pool, kept in algorithm.rows.items()
+    }
+    hyper = jax.tree.map(lambda leaf: _struct(np.shape(leaf), np.float64), algorithm.hyper)
+    arguments = (
+        columns,
+        number,
+        number,
+        jax.eval_shape(algorithm.init, key),
+        rows,
+        round,
+        key,
+        hyper,
+    )
+    followed = {
+        source: {name: of_column((source, name)) for name in own} for source, own in columns.items()
+    }
+    return _traced_uses(one_round, arguments, followed).uses
+
+
+def _shapes(columns: Mapping[str, Any]) -> tuple[Any, ...]:
+    return tuple(
+        (name, np.shape(column)[1:], np.dtype(column.dtype).str)
+        for name, column in sorted(columns.items())
+    )
+
+
+def _struct(shape: tuple[int, ...], dtype: Any) -> jax.ShapeDtypeStruct:
+    """The shape of an array once it is on the device, where int64 is int32."""
+    return jax.ShapeDtypeStruct(shape, jax.dtypes.canonicalize_dtype(dtype))

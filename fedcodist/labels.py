@@ -1,0 +1,42 @@
+"""Labels as a network's outputs count them, in whatever plain form data have them."""
+
+import jax
+import jax.numpy as jnp
+
+# The name under which `column_uses` finds `class_of_one_hot` in a traced function.
+ONE_HOT = "class_of_one_hot"
+
+
+def class_labels(labels: jax.Array, num_classes: int, rank: int = 1) -> jax.Array:
+    """Labels as whole numbers, one per example.
+
+    Bool is 0 and 1; a last axis of length 1, as Keras has it for CIFAR, is left out; of one-hot vectors
+    the class is taken. Whole numbers [batch] come back as they are.
+
+    Args:
+      labels: whole numbers or bool [batch] or [batch, 1], or one-hot [batch, num_classes] of any type;
+        `check_experiment` looks at the data whether these are one-hot.
+      num_classes: the width of the network's outputs.
+      rank: axes of labels that are whole numbers: more than 1 where an example has several.
+
+    Raises:
+      ValueError: one line; labels of another shape or type.
+    """
+    if labels.ndim == rank + 1 and labels.shape[-1] == 1:
+        labels = labels[..., 0]
+    elif labels.ndim == rank + 1 and labels.shape[-1] == num_classes:
+        labels = class_of_one_hot(labels)
+    if labels.dtype == bool:
+        labels = labels.astype(jnp.int32)
+    if labels.ndim != rank or not jnp.issubdtype(labels.dtype, jnp.integer):
+        raise ValueError(
+            "labels must be whole numbers [batch], or one-hot [batch, "
+            f"{num_classes}] as there are outputs, got {labels.dtype} {list(labels.shape)}."
+        )
+    return labels
+
+
+@jax.jit
+def class_of_one_hot(vectors: jax.Array) -> jax.Array:
+    """The class of one-hot vectors [..., classes]."""
+    return jnp.argmax(vectors, axis=-1).astype(jnp.int32)
