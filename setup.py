@@ -8,7 +8,8 @@ EXTRAS = {
     "digits": ["scikit-learn>=1.6.1"],
     "graph": ["networkx>=3.6.1"],
     "haiku": ["dm-haiku>=0.0.16"],
-    "tfds": ["tensorflow-datasets>=4.9.6"],
+    # TFDS itself forgets to ask for importlib-resources, which it needs to prepare a data set.
+    "tfds": ["importlib-resources>=6.5.2", "tensorflow-datasets>=4.9.6"],
     "plot": ["matplotlib>=3.10"],
     "tensorboard": ["tensorboardX>=2.6.2.2"],
     "text": ["tokenizers>=0.21.0"],
@@ -45,7 +46,7 @@ setup(
         "ml-collections>=1.0",
         "numpy>=2.1.3",
         "optax>=0.2.6",
-        "protobuf>=6.31.1",
+        "protobuf>=5.29.0",
         "rich>=13.9.4",
         "safetensors>=0.5.3",
     ],

@@ -147,7 +147,9 @@ def write_images(folder: Path) -> None:
 
     splits = {"train": split(fedavg_cnn.CLIENTS)}
     splits |= {name: split(1) for name in ("distillation", "held_out", "test")}
-    save_prepared(folder, splits, source="random", licence="none", arguments={})
+    save_prepared(
+        folder, splits, source="random", licence="none", arguments={"data_set": "CIFAR-100"}
+    )
 
 
 def first_round() -> int:

@@ -121,7 +121,8 @@ def prepare(kind: str, clients: int, examples: int) -> Callable[[], float]:
 
     from experiments.assembly import build_experiment
     from experiments.configs import cifar_fed_kd
-    from experiments.data import CIFAR_DEVIATION, CIFAR_MEAN, Data
+    from experiments.data import Data
+    from experiments.normalisation import CIFAR_DEVIATION, CIFAR_MEAN
     from fedcodist import augmentation, simulation
     from fedcodist.client_rows import device_rows
     from fedcodist.data.federated_data import FederatedData

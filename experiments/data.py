@@ -8,7 +8,8 @@ from ml_collections import ConfigDict
 
 from experiments.encoded import ENCODED, Submodel, load_encoded
 from experiments.messages import choice
-from experiments.prepared import prepared_folder
+from experiments.normalisation import normalisation
+from experiments.prepared import prepared_folder, prepared_images
 from experiments.primary_data import PRIMARY, load_primary
 from experiments.public_data import PUBLIC_PRIVATE, Public, load_public_private
 from experiments.text import TEXT, Text, load_text
@@ -21,7 +22,6 @@ from fedcodist.data.partition import dirichlet, equal_dirichlet
 from fedcodist.model import Model
 from fedcodist.next_token import next_tokens
 
-CIFAR_MEAN, CIFAR_DEVIATION = (0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)
 DIGITS_SCALE = augmentation.image_preprocess(augmentation.normalise((0.3,), (0.37,), scale=16.0))
 PARTITIONS = {"dirichlet": dirichlet, "equal_dirichlet": equal_dirichlet}
 
@@ -73,9 +73,9 @@ def load_data(settings: ConfigDict) -> Data:
             raise ValueError(f"data.folder {settings.folder} has no split {min(missing)!r}.")
         if partition:
             splits |= _repartitioned(splits["train"], partition, settings.seed)
-        unlabelled = _unlabelled(settings, splits.pop("distillation", None))
-        image_size = splits["train"].columns["image"].shape[1:3]
-        return Data(splits, unlabelled, *_cifar_preprocess(settings, image_size))
+        image_shape = prepared_images("data.folder", settings.folder, splits)
+        unlabelled = _unlabelled(settings, splits.pop("distillation", None), image_shape)
+        return Data(splits, unlabelled, *_image_preprocess(settings, image_shape))
     if settings.name == TEXT:
         splits, unlabelled, text = load_text(settings)
         return Data(splits, unlabelled, next_tokens, next_tokens, text=text)
@@ -92,7 +92,7 @@ def load_data(settings: ConfigDict) -> Data:
         images = shared.columns["image"]
         preprocess = (DIGITS_SCALE, DIGITS_SCALE)
         if settings.name == "prepared_primary":
-            preprocess = _cifar_preprocess(settings, images.shape[1:3])
+            preprocess = _image_preprocess(settings, images.shape[1:])
         classes = 1 + int(test.columns["label"].max())
         everybodys = Public(shared, test, preprocess[0], classes)
         splits = _with_held_out({"train": private, "test": test}, held_out)
@@ -107,7 +107,9 @@ def _with_held_out(
     return splits if held_out is None else splits | {"held_out": held_out}
 
 
-def _unlabelled(settings: ConfigDict, in_domain: FederatedData | None) -> np.ndarray:
+def _unlabelled(
+    settings: ConfigDict, in_domain: FederatedData | None, image_shape: tuple[int, ...]
+) -> np.ndarray:
     """The images of the clients set apart, or of another prepared folder's 'train' split."""
     data = in_domain
     if settings.unlabelled_folder is not None:
@@ -117,6 +119,19 @@ def _unlabelled(settings: ConfigDict, in_domain: FederatedData | None) -> np.nda
                 f"data.unlabelled_folder {settings.unlabelled_folder} has no split 'train'."
             )
         data = splits["train"]
+        shape = prepared_images(
+            "data.unlabelled_folder", settings.unlabelled_folder, {"train": data}
+        )
+        if shape[-1] != image_shape[-1]:
+            raise ValueError(
+                f"data.unlabelled_folder {settings.unlabelled_folder} must have images of "
+                f"{image_shape[-1]} channels, as data.folder has, got {list(shape)}."
+            )
+        if settings.crop > min(shape[:2]):
+            raise ValueError(
+                f"data.crop must be at most the {min(shape[:2])} of the images of "
+                f"data.unlabelled_folder {settings.unlabelled_folder}, got {settings.crop}."
+            )
     if data is None:
         raise ValueError("data.unlabelled_folder must be set: data.folder has no 'distillation'.")
     count = data.num_examples if settings.num_unlabelled is None else settings.num_unlabelled
@@ -131,11 +146,11 @@ def _unlabelled(settings: ConfigDict, in_domain: FederatedData | None) -> np.nda
     return data.columns["image"][np.sort(order[:count])]
 
 
-def _cifar_preprocess(
-    settings: ConfigDict, image_size: tuple[int, int]
+def _image_preprocess(
+    settings: ConfigDict, image_shape: tuple[int, ...]
 ) -> tuple[Preprocess, Preprocess]:
     """(training, evaluation): random crops of the padded image and flips, or the central crop."""
-    size, padding = settings.crop, settings.padding
+    size, padding, image_size = settings.crop, settings.padding, image_shape[:2]
     check_integer("data.crop", size, low=1)
     check_integer("data.padding", padding, low=0)
     if size > min(image_size):
@@ -145,7 +160,7 @@ def _cifar_preprocess(
         settings.augmentation,
         {"per_image": lambda transform: transform, "per_batch": augmentation.per_batch},
     )
-    colours = augmentation.normalise(CIFAR_MEAN, CIFAR_DEVIATION)
+    colours = augmentation.normalise(*normalisation(settings, image_shape))
     train = augmentation.image_preprocess(
         augmentation.pad(padding),
         draw(augmentation.random_crop(size, size)),

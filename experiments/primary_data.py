@@ -7,7 +7,7 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from experiments.messages import choice, named
-from experiments.prepared import prepared_folder
+from experiments.prepared import prepared_folder, prepared_images
 from fedcodist.checks import check_integer, check_number
 from fedcodist.data.digits import load_digits
 from fedcodist.data.federated_data import FederatedData
@@ -122,6 +122,9 @@ def _prepared(settings: ConfigDict) -> tuple[Columns, Columns, Columns | None]:
                 f"data.{setting}: the folder {settings.folder} has no split {split!r}, only "
                 f"{sorted(splits)}."
             )
+    prepared_images(
+        "data.folder", settings.folder, {n: splits[n] for n in ("train", settings.tested)}
+    )
     train, test, held_out = (
         {name: splits[split].columns[name] for name in ("image", "label")}
         if split in splits

@@ -20,9 +20,19 @@ ImageTransform = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
 def normalise(
     mean: Sequence[float] | np.ndarray, standard_deviation: Sequence[float], scale: float = 255.0
 ) -> ImageTransform:
-    """(x / scale - mean) / standard deviation as float32; per channel, or the mean is an image."""
+    """(x / scale - mean) / standard deviation as float32; per channel, or the mean is an image.
+
+    Raises ValueError, when it is traced, where these would give images another shape: three means make
+    grey images colour ones.
+    """
 
     def transform(images, key, positions):
+        for name, values in (("mean", mean), ("standard_deviation", standard_deviation)):
+            if not _fits(np.shape(values), images.shape[1:]):
+                raise ValueError(
+                    f"{name} must have a number for each channel of images {list(images.shape[1:])}, "
+                    f"or their shape, got {list(np.shape(values))}"
+                )
         scaled = images.astype(jnp.float32) / scale
         return (scaled - jnp.asarray(mean)) / jnp.asarray(standard_deviation)
 
@@ -106,6 +116,13 @@ def mixup(inputs: jax.Array, partners: jax.Array, coefficient: jax.Array | float
 def mixup_coefficient(key: jax.Array, beta: float) -> jax.Array:
     """One coefficient per batch, Beta(beta, beta)."""
     return jax.random.beta(key, beta, beta)
+
+
+def _fits(shape: tuple[int, ...], image: tuple[int, ...]) -> bool:
+    try:
+        return np.broadcast_shapes(shape, image) == image
+    except ValueError:
+        return False
 
 
 def _each(key, purpose, positions):

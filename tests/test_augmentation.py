@@ -51,6 +51,23 @@ def test_normalise():
     np.testing.assert_allclose(scaled, images / 16, rtol=1e-6)
 
 
+@pytest.mark.parametrize(
+    ("mean", "deviation", "named"),
+    [
+        ((0.5,) * 3, (1.0,) * 3, "mean"),
+        ((0.5,), (1.0,) * 3, "standard_deviation"),
+        ((0.5,) * 2, (1.0,), "mean"),
+        (np.zeros((4, 4, 3)), (1.0,), "mean"),
+    ],
+)
+def test_normalising_never_changes_the_number_of_channels(mean, deviation, named):
+    grey = jax.ShapeDtypeStruct((3, 4, 4, 1), np.uint8)
+    transform = augmentation.normalise(mean, deviation)
+    with pytest.raises(ValueError, match=rf"{named} must have .* of images \[4, 4, 1\]") as error:
+        jax.eval_shape(transform, grey, KEY, jnp.arange(3))
+    assert "\n" not in str(error.value)
+
+
 def test_crops_are_windows_at_every_offset():
     count = 600
     image = _distinct_images(1)

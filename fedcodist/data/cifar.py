@@ -14,7 +14,7 @@ import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -34,6 +34,8 @@ LICENCE = "none stated by the authors, who ask to cite Krizhevsky (2009)"
 
 # The largest official file has 155 MB; what claims to be far larger is an archive meant to harm.
 _LARGEST_FILE = 1 << 29
+# Unpacked, with all that is in it; the official ones have 186 MB.
+_LARGEST_ARCHIVE = 1 << 30
 
 
 class Labels(NamedTuple):
@@ -311,7 +313,9 @@ def _read_archive(cifar: CifarFormat, source: Path, show: Show) -> dict[str, byt
     # Nothing is unpacked to disk, so that no name in the archive can lead anywhere.
     contents: dict[str, bytes] = {}
     try:
-        with gzip.open(source) as stream, tarfile.open(fileobj=stream, mode="r:") as archive:
+        with gzip.open(source) as unpacked:
+            stream: Any = _Limited(unpacked, source)
+            archive = tarfile.open(fileobj=stream, mode="r|")  # noqa: SIM115
             for member in archive:
                 path = PurePosixPath(member.name)
                 if path.is_absolute() or ".." in path.parts:
@@ -332,6 +336,22 @@ def _read_archive(cifar: CifarFormat, source: Path, show: Show) -> dict[str, byt
     if not contents:
         raise ValueError(f"{source} holds no {cifar.folder}/ with {', '.join(cifar.md5s)}")
     return contents
+
+
+class _Limited:
+    """A stream that ends in ValueError where an archive of some bytes would unpack to a disk's."""
+
+    def __init__(self, stream: Any, source: Path) -> None:
+        self._stream, self._source, self._left = stream, source, _LARGEST_ARCHIVE
+
+    def read(self, size: int) -> bytes:
+        content = self._stream.read(size)
+        self._left -= len(content)
+        if self._left < 0:
+            raise ValueError(
+                f"{self._source} unpacks to more than {_LARGEST_ARCHIVE:,} bytes: refused"
+            )
+        return content
 
 
 def _columns(cifar: CifarFormat, source: Path, name: str, content: bytes) -> dict[str, np.ndarray]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import os
+import struct
 import zipfile
 import zlib
 from pathlib import Path, PurePosixPath
@@ -21,6 +22,7 @@ FILE = "emnist-letters.mat"
 IMAGES_OF_SPLIT = {"train": 124_800, "test": 20_800}
 # The official file has 32 MB packed and 115 MB of pixels; what claims far more is meant to harm.
 _LARGEST_FILE = 1 << 28
+_PACKED = 15  # MATLAB's type of an element that zlib has packed
 
 
 class EmnistLetters(NamedTuple):
@@ -59,6 +61,7 @@ def read_emnist_letters(
     check_is_file(source)
     content = _content(source)
     try:
+        _check_unpacked(content)
         # SciPy comes with JAX. It reads this format (version 5) without running anything.
         data: Any = loadmat(io.BytesIO(content), variable_names=["dataset"])["dataset"][0, 0]
         splits = {split: _columns(data[split][0, 0]) for split in IMAGES_OF_SPLIT}
@@ -74,6 +77,23 @@ def read_emnist_letters(
             f"{source}: {unverified[0]}; --accept-unverified uses what is there all the same"
         )
     return EmnistLetters(splits, hashlib.sha256(content).hexdigest(), unverified)
+
+
+def _check_unpacked(content: bytes) -> None:
+    """Raises ValueError where what is packed within the file has more than any official file's bytes."""
+    order = ">" if content[126:128] == b"MI" else "<"
+    position, total = 128, 0  # elements follow the header: type, size and content
+    while position + 8 <= len(content):
+        kind, size = struct.unpack_from(f"{order}II", content, position)
+        position += 8
+        if kind == _PACKED:
+            stream, waiting = zlib.decompressobj(), content[position : position + size]
+            while waiting and not stream.eof:
+                total += len(stream.decompress(waiting, 1 << 20))
+                waiting = stream.unconsumed_tail
+                if total > _LARGEST_FILE:
+                    raise ValueError(f"it unpacks to more than {_LARGEST_FILE:,} bytes")
+        position += size
 
 
 def _columns(part: Any) -> dict[str, np.ndarray]:
@@ -94,6 +114,7 @@ def _columns(part: Any) -> dict[str, np.ndarray]:
 
 
 def _content(source: Path) -> bytes:
+    content: bytes | None
     try:
         if source.suffix != ".zip":
             with open(source, "rb") as file:
@@ -101,12 +122,14 @@ def _content(source: Path) -> bytes:
         else:
             with zipfile.ZipFile(source) as archive:
                 members = {PurePosixPath(m.filename).name: m for m in archive.infolist()}
-                if FILE not in members:
-                    raise ValueError(f"{source} holds no {FILE}")
-                with archive.open(members[FILE]) as file:
-                    content = file.read(_LARGEST_FILE + 1)
-    except (zipfile.BadZipFile, OSError, EOFError, zlib.error, NotImplementedError) as error:
+                content = None
+                if FILE in members:
+                    with archive.open(members[FILE]) as file:
+                        content = file.read(_LARGEST_FILE + 1)
+    except Exception as error:  # damaged archives raise nearly anything
         raise ValueError(f"{source} cannot be read: {one_line(error)}") from None
+    if content is None:
+        raise ValueError(f"{source} holds no {FILE}")
     if len(content) > _LARGEST_FILE:
         raise ValueError(f"{source} has more than {_LARGEST_FILE:,} bytes")
     return content

@@ -15,19 +15,19 @@ from typing import Any
 import numpy as np
 
 IMAGE_SHAPE = (32, 32, 3)  # height, width, channel
+_LARGEST_TUPLE = 1000  # objects; an array's has some ten
 
 
 def unpickled(content: bytes) -> dict[str, Any]:
     """A pickled dictionary; arrays in it are for `image_array`. Damaged ones raise nearly anything."""
-    # The memo is an array as long as its largest index, which a few bytes could make gigabytes.
-    for position, (opcode, argument, _) in enumerate(pickletools.genops(content)):
-        if opcode.name.endswith("PUT") and isinstance(argument, int) and argument > position:
-            raise ValueError(f"it stores object {argument} of at most {position}")
+    _check_operations(content)
     table = _Unpickler(io.BytesIO(content), encoding="bytes").load()
     if not isinstance(table, dict):
         raise ValueError("it is not a dictionary")
+    if not all(isinstance(key, bytes | str) for key in table):
+        raise ValueError("it has a key that is no text")
     return {
-        key.decode("latin1") if isinstance(key, bytes) else str(key): value
+        key.decode("latin1") if isinstance(key, bytes) else key: value
         for key, value in table.items()
     }
 
@@ -67,10 +67,61 @@ def one_line(error: Exception) -> str:
     return str(error).encode("unicode_escape").decode()[:300] or type(error).__name__
 
 
+def _check_operations(content: bytes) -> None:
+    """Goes through what an unpickler would do without doing it.
+
+    Raises ValueError for what a few bytes make endless: a memo of gigabytes, and tuples that hold others
+    twice, these again others twice, and so on, whose hash or text takes 2^n steps.
+    """
+    # The size of each object on the stack; of tuples, with all that is in them, as often as it is there.
+    stack: list[int | None] = []  # None is a mark
+    memo: dict[int, int | None] = {}
+    for position, (opcode, argument, _) in enumerate(pickletools.genops(content)):
+        name = opcode.name
+        if name.endswith("PUT") or name == "MEMOIZE":
+            index = len(memo) if name == "MEMOIZE" else int(argument or 0)
+            # The memo is an array as long as its largest index.
+            if index > position:
+                raise ValueError(f"it stores object {index} of at most {position}")
+            memo[index] = stack[-1]
+        elif name.endswith("GET"):
+            stack.append(memo[int(argument or 0)])
+        elif name == "MARK":
+            stack.append(None)
+        elif name == "POP":
+            stack.pop()
+        elif name == "DUP":
+            raise ValueError("it has an object twice, which nothing that is written by Python has")
+        else:
+            taken = _taken(stack, opcode.stack_before)
+            size = 1
+            if name.startswith(("TUPLE", "EMPTY_TUPLE")):
+                size += sum(each or 0 for each in taken)
+                if size > _LARGEST_TUPLE:
+                    raise ValueError(f"it has a tuple of more than {_LARGEST_TUPLE} objects")
+            stack += [size] * len(opcode.stack_after)
+
+
+def _taken(stack: list[int | None], before: list[Any]) -> list[int | None]:
+    """Takes what an operation takes from the stack: a number of objects, or all down to a mark."""
+    count = len(before)
+    if pickletools.markobject in before:
+        mark = len(stack) - 1 - stack[::-1].index(None) if None in stack else -1
+        count = len(stack) - mark + before.index(pickletools.markobject)
+    if count > len(stack):
+        raise ValueError("it takes what is not there")
+    taken = stack[len(stack) - count :]
+    del stack[len(stack) - count :]
+    return taken
+
+
 class _Array:
     """What a pickled array says of itself; NumPy only sees it once it is known to be sound."""
 
     state: Any = None
+
+    def __init__(self, *arguments: Any) -> None:
+        pass
 
     def __setstate__(self, state: Any) -> None:
         self.state = state
@@ -83,6 +134,9 @@ class _Array:
         _, shape, dtype, fortran_order, raw = self.state
         if not isinstance(dtype, _Dtype) or dtype.name not in (b"u1", "u1"):
             raise ValueError("'data' must be uint8")
+        # Not shown where it is anything else: lists within lists can make a text without end.
+        if not isinstance(shape, tuple) or not all(type(size) is int for size in shape):
+            raise ValueError(f"'data' must be [images, {width}]")
         if len(shape) != 2 or shape[1] != width or shape[0] < 1 or len(raw) != shape[0] * width:
             raise ValueError(f"'data' must be [images, {width}], it is {shape!r:.60}")
         order: Any = "F" if fortran_order else "C"
@@ -97,27 +151,25 @@ class _Dtype:
         pass
 
 
-def _reconstruct(*arguments: Any) -> _Array:
-    return _Array()
+class _Bytes:
+    """How Python 3 writes bytes for Python 2: text of code points below 256, or nothing."""
+
+    def __new__(cls, text: str = "", encoding: str = "latin1") -> Any:
+        return text.encode("latin1")
+
+    def __setstate__(self, state: Any) -> None:
+        pass
 
 
-def _encode(text: str, encoding: str) -> bytes:
-    # How Python 3 writes bytes for Python 2: text of code points below 256.
-    return text.encode("latin1")
-
-
-def _empty_bytes() -> bytes:
-    return b""
-
-
+# Classes with a state of their own, so that no pickle can write into what they stand for here.
 _ALLOWED: dict[tuple[str, str], Any] = {
-    ("numpy.core.multiarray", "_reconstruct"): _reconstruct,
-    ("numpy._core.multiarray", "_reconstruct"): _reconstruct,
+    ("numpy.core.multiarray", "_reconstruct"): _Array,
+    ("numpy._core.multiarray", "_reconstruct"): _Array,
     ("numpy", "ndarray"): _Array,
     ("numpy", "dtype"): _Dtype,
-    ("_codecs", "encode"): _encode,
-    ("__builtin__", "bytes"): _empty_bytes,
-    ("builtins", "bytes"): _empty_bytes,
+    ("_codecs", "encode"): _Bytes,
+    ("__builtin__", "bytes"): _Bytes,
+    ("builtins", "bytes"): _Bytes,
 }
 
 

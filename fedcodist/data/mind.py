@@ -25,6 +25,8 @@ FILES = NEWS, BEHAVIORS = "news.tsv", "behaviors.tsv"
 HISTORY = 50
 """Clicks of a history that are kept, the latest; as in FedKD's code."""
 
+# All impressions are padded to the longest one; MIND's have some hundred candidates.
+_MOST_CANDIDATES = 1 << 12
 _CANDIDATE = re.compile(r"(\S+)-([01])")
 
 
@@ -225,6 +227,9 @@ def _padded(impressions: Impressions, rows: Any) -> tuple[np.ndarray, np.ndarray
 def _shown(fields: Sequence[str]) -> list[tuple[str, int]] | None:
     """(article, whether it was clicked) of a line; None for one that is malformed."""
     if len(fields) != 5 or not fields[1] or not (each := fields[4].split()):
+        return None
+    # Arrays of text would lose the NUL, and with it the difference to another user.
+    if fields[1].endswith("\0") or len(each) > _MOST_CANDIDATES:
         return None
     matches = [_CANDIDATE.fullmatch(candidate) for candidate in each]
     return [(match[1], int(match[2])) for match in matches if match] if all(matches) else None

@@ -101,7 +101,8 @@ def sqlite_reader(path: Path) -> Reader:
 def client_data_reader(by_split: Mapping[str, Any]) -> Reader:
     """Reads objects with TFF's ClientData interface: train, heldout and test.
 
-    Raises TypeError for an object without that interface, ValueError for a missing split.
+    Raises TypeError for an object without that interface, ValueError for a missing split or two clients
+    of the same id.
     """
     for split in sorted(set(_TFF_SPLIT.values())):
         if split not in by_split:
@@ -113,16 +114,26 @@ def client_data_reader(by_split: Mapping[str, Any]) -> Reader:
                     f"{type(by_split[split]).__name__} has no {attribute}"
                 )
 
+    # Users are known by the text of their ids, clients by the ids themselves.
+    ids: dict[str, dict[str, Any]] = {}
+    for split in sorted(set(_TFF_SPLIT.values())):
+        ids[split] = {}
+        for client_id in by_split[split].client_ids:
+            user = client_id.decode() if isinstance(client_id, bytes) else str(client_id)
+            if user in ids[split]:
+                raise ValueError(
+                    f"client data of {split!r} must have each id once, got {user!r} twice"
+                )
+            ids[split][user] = client_id
+
     def examples(split: str, users: Users) -> Iterator[tuple[str, Features | None]]:
         for user in users:
-            dataset = by_split[split].create_tf_dataset_for_client(user)
+            dataset = by_split[split].create_tf_dataset_for_client(ids[split][user])
             for example in numpy_examples(dataset):
                 is_mapping = isinstance(example, Mapping)
                 yield user, {k: _listed(v) for k, v in example.items()} if is_mapping else None
 
-    return Reader(
-        lambda split: dict.fromkeys(sorted(map(str, by_split[split].client_ids))), examples, False
-    )
+    return Reader(lambda split: dict.fromkeys(sorted(ids[split])), examples, False)
 
 
 def prepare_stackoverflow(

@@ -19,7 +19,11 @@ def from_tfds(
     `source`: the name of a TFDS data set ("cifar100"), which is downloaded and prepared if need be;
     or a data source that `tfds.data_source` returned, or any sequence of dicts (then without
     `split`); or a mapping from split to such a sequence. `columns`: the features to read, or a
-    mapping from our column's name to the feature's; all by default. `data_dir` is TFDS's.
+    mapping from our column's name to the feature's; all by default. `data_dir` is TFDS's; a data set
+    that is not prepared there yet is prepared as ArrayRecord files, which can be read in any order.
+
+    Columns have the dtypes that the data source's features declare; without such a declaration those
+    of the first example.
 
     Raises ImportError with one line on what to install; ValueError or TypeError for an unknown
     split or feature, no example at all, or an example unlike the first.
@@ -53,7 +57,17 @@ def _named_source(name: str, split: str, data_dir: str | None) -> Any:
         raise ImportError(
             f"reading {name!r} needs TensorFlow Datasets: pip install 'fedcodist[tfds]'"
         ) from None
-    return tfds.data_source(name, split=split, data_dir=data_dir)
+    asked = {}
+    if data_dir is not None and not tfds.builder(name, data_dir=data_dir).is_prepared():
+        # In a folder that it was given TFDS prepares TFRecord files, of which it makes no data source.
+        asked = {"builder_kwargs": {"file_format": "array_record"}}
+    try:
+        return tfds.data_source(name, split=split, data_dir=data_dir, **asked)
+    except NotImplementedError:
+        raise ValueError(
+            f"data_dir {data_dir} holds {name!r} in files that cannot be read in any order; choose "
+            "another one, where it is prepared anew"
+        ) from None
 
 
 def _read_columns(
@@ -77,8 +91,9 @@ def _read_columns(
         raise ValueError("columns must not be empty")
 
     filled: dict[str, Any] = {}
+    dtypes = {feature: _declared_dtype(examples, feature) for feature in feature_of.values()}
     for name, feature in feature_of.items():
-        value = _as_array(first[feature], name)
+        value = _as_array(first[feature], name, dtypes[feature])
         # Text varies in width, so its array is made at the end; the rest is filled in place.
         filled[name] = (
             [] if value.dtype.kind in "SU" else np.empty((num_rows, *value.shape), value.dtype)
@@ -89,7 +104,7 @@ def _read_columns(
         for name, feature in feature_of.items():
             if feature not in example:
                 raise ValueError(f"example {row} has no feature {feature!r}")
-            value = _as_array(example[feature], name)
+            value = _as_array(example[feature], name, dtypes[feature])
             target = filled[name]
             is_text = isinstance(target, list)
             if value.shape != shapes[name] or is_text != (value.dtype.kind in "SU"):
@@ -112,8 +127,27 @@ def _read_columns(
     }
 
 
-def _as_array(value: Any, name: str) -> np.ndarray:
-    array = np.asarray(value)
+def _declared_dtype(examples: Any, feature: str) -> np.dtype | None:
+    """The dtype of a feature of numbers as the data source declares it; None where it does not.
+
+    Examples hold Python's own numbers, which do not know whether they were float32 or uint8.
+    """
+    features = getattr(getattr(examples, "dataset_info", None), "features", None)
+    if features is None or feature not in features:
+        return None
+    declared = getattr(features[feature], "np_dtype", None)
+    try:
+        dtype = np.dtype(declared) if declared is not None else None
+    except TypeError:  # features within features have one each
+        return None
+    return dtype if dtype is not None and dtype.kind in "biuf" else None
+
+
+def _as_array(value: Any, name: str, dtype: np.dtype | None = None) -> np.ndarray:
+    try:
+        array = np.asarray(value, dtype)
+    except ValueError:  # rows of different lengths
+        array = np.asarray(value, object)
     if array.dtype.kind == "O" and all(isinstance(item, bytes) for item in array.flat):
         array = array.astype(np.bytes_)
     if array.dtype.kind not in "biufSU":

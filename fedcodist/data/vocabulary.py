@@ -41,7 +41,8 @@ class Vocabulary:
         """
         if size < 1:
             raise ValueError(f"size must be at least 1, got {size}")
-        short = (word for word in counts if 0 < len(word) <= _LONGEST_WORD)
+        # Fixed-width text would lose a NUL at the end, too.
+        short = (w for w in counts if 0 < len(w) <= _LONGEST_WORD and not w.endswith("\0"))
         ordered = sorted(short, key=lambda word: (-counts[word], word))
         return cls(tuple(ordered[:size]))
 

@@ -8,6 +8,7 @@ import pickle
 import pickletools
 import struct
 import tarfile
+import time
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fedcodist.data import cifar, image_pickles
 from fedcodist.data.cifar import CIFAR10, CIFAR100, read_cifar
 
 # Made-up files
@@ -247,10 +249,69 @@ def test_a_pickle_cannot_ask_for_gigabytes(tmp_path, store):
         reads(tmp_path, b"\x80\x02}" + store + b".")
 
 
+def shared(kind, depth=60):
+    """Two to the power of `depth` objects in a few hundred bytes."""
+    value = kind([b"x"])
+    for _ in range(depth):
+        value = kind([value, value])
+    return value
+
+
+@pytest.mark.parametrize("protocol", [0, 1, 2, 4])
+@pytest.mark.parametrize("kind", [tuple, list])
+@pytest.mark.parametrize("place", ["value", "shape"])
+def test_a_pickle_of_shared_objects_ends(tmp_path, place, kind, protocol):
+    class Array:
+        def __reduce__(self):
+            state = (1, shared(kind), np.dtype("u1"), False, b"")
+            return (*np.zeros(0).__reduce__()[:2], state)
+
+    content = pickle.dumps(
+        {**TRAIN, b"data": Array() if place == "shape" else shared(kind)}, protocol
+    )
+    start = time.monotonic()
+    with pytest.raises(ValueError, match="train is not a CIFAR-100 file: ") as error:
+        reads(tmp_path, content)
+    assert time.monotonic() - start < 10 and len(str(error.value)) < 500
+
+
+def test_the_hash_of_shared_tuples_is_not_taken(tmp_path):
+    doubled = b"".join(b"q%ch%c\x86" % (index, index) for index in range(60))  # memo, again, a pair
+    with pytest.raises(ValueError, match="it has a tuple of more than 1000 objects"):
+        reads(tmp_path, b"\x80\x02})" + doubled + b"K\x01s.")
+
+
+def test_a_pickle_that_repeats_what_lies_on_the_stack_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="it has an object twice"):
+        reads(tmp_path, b"\x80\x02})" + b"2\x86" * 60 + b"K\x01s.")
+
+
+def test_a_pickle_cannot_write_into_what_reads_it(tmp_path):
+    before = [dict(vars(value)) for value in image_pickles._ALLOWED.values()]
+    assert all(isinstance(value, type) for value in image_pickles._ALLOWED.values())
+    for module, name in image_pickles._ALLOWED:
+        content = b"\x80\x02c" + f"{module}\n{name}\n".encode() + b"}U\x04evilK\x01sb."
+        with pytest.raises(ValueError, match="train is not a CIFAR-100 file"):
+            reads(tmp_path, content)
+    assert [dict(vars(value)) for value in image_pickles._ALLOWED.values()] == before
+
+
+def test_an_archive_that_unpacks_to_far_more_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(cifar, "_LARGEST_ARCHIVE", 1 << 20)
+    for name, content in (
+        ("behind.tar.gz", gzip.decompress(as_archive(FILES)) + bytes(1 << 21)),
+        ("within.tar.gz", gzip.decompress(as_archive({"other": bytes(1 << 21), **FILES}))),
+    ):
+        (tmp_path / name).write_bytes(gzip.compress(content))
+        with pytest.raises(ValueError, match="unpacks to more than 1,048,576 bytes"):
+            read_cifar(FORMAT, tmp_path / name, accept_unverified=True)
+
+
 @pytest.mark.parametrize(
     ("table", "message"),
     [
         ([1], "not a dictionary"),
+        ({**TRAIN, 3: 4}, "it has a key that is no text"),
         ({}, "no array 'data'"),
         ({**TRAIN, b"data": [1, 2]}, "no array 'data'"),
         ({**TRAIN, b"data": TRAIN[b"data"].astype(np.float32)}, "'data' must be uint8"),

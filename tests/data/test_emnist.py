@@ -104,6 +104,25 @@ def test_files_that_are_damaged_or_something_else(file, tmp_path, monkeypatch):
     refused("more than 1,000 bytes", file)
 
 
+def test_a_file_that_unpacks_to_far_more_is_refused(tmp_path, monkeypatch):
+    savemat(tmp_path / "bomb.mat", {"dataset": np.zeros(1 << 21)}, do_compression=True)
+    monkeypatch.setattr(emnist, "_LARGEST_FILE", 1 << 20)
+    refused("unpacks to more than 1,048,576 bytes", tmp_path / "bomb.mat", accept_unverified=True)
+
+
+@pytest.mark.parametrize("method", [zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA, zipfile.ZIP_DEFLATED])
+def test_damaged_archives_are_one_line(file, tmp_path, method):
+    source = tmp_path / "matlab.zip"
+    with zipfile.ZipFile(source, "w", method) as archive:
+        archive.write(file, "emnist-letters.mat")
+    content = bytearray(source.read_bytes())
+    for place in range(60, len(content), 997):
+        source.write_bytes(content[:place] + bytes([content[place] ^ 255]) + content[place + 1 :])
+        with pytest.raises(ValueError, match=r"matlab\.zip") as error:
+            read_emnist_letters(source)
+        assert len(str(error.value).splitlines()) == 1
+
+
 def test_the_program_makes_a_client_of_each_writer(file, tmp_path, capsys):
     spec = importlib.util.spec_from_file_location("prepare_emnist", PROGRAM)
     program = importlib.util.module_from_spec(spec)

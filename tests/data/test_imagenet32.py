@@ -221,6 +221,16 @@ def test_an_archive_cannot_ask_for_gigabytes(tmp_path, monkeypatch):
     refused("is not a batch", write(tmp_path / "g", files), accept_unverified=True)
 
 
+@pytest.mark.parametrize("method", [zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
+def test_damaged_archives_of_other_methods_are_one_line(tmp_path, method):
+    source = tmp_path / "a.zip"
+    with zipfile.ZipFile(source, "w", method) as archive:
+        archive.writestr("train_data_batch_1", FILES["pickle"]["train_data_batch_1"])
+    content = source.read_bytes()
+    source.write_bytes(content[:60] + bytes([content[60] ^ 255, content[61] ^ 255]) + content[62:])
+    refused("train_data_batch_1", source, accept_unverified=True)
+
+
 def test_sources_that_are_not_archives(tmp_path):
     refused("does not exist", tmp_path / "nothing.zip")
     refused("holds no train_data_batch_1 to train_data_batch_10, or as .npz", tmp_path)

@@ -73,6 +73,15 @@ def test_a_byte_order_mark_is_no_part_of_the_first_line(tmp_path):
         assert str(found) == str(expected)
 
 
+def test_impressions_that_arrays_cannot_hold_are_malformed(tmp_path):
+    many = behavior(4, "U4", "", " ".join(["N1-1"] + ["N2-0"] * 5000))
+    other = behavior(5, "U1\0", "", "N1-1 N2-0")
+    _, found = read(layout(tmp_path, behaviors=[*BEHAVIORS, many, other]))
+    _, plain = read(layout(tmp_path))
+    assert found.users == plain.users
+    assert found.skipped["malformed lines of behaviors.tsv"] == 2
+
+
 def test_articles_of_two_folders(tmp_path):
     first = layout(tmp_path / "train", ARTICLES[:3])
     second = layout(tmp_path / "dev", [article("N2", "Changed"), *ARTICLES[3:]])

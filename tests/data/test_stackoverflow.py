@@ -155,6 +155,21 @@ def test_client_data_are_the_same(database, tmp_path):
         client_data_reader(dict.fromkeys(by_split, ()))
 
 
+def test_client_data_of_ids_that_are_no_text():
+    def client_data(*ids):
+        clients = {client: [{"type": b"answer", "tokens": str(client)}] for client in ids}
+        return ClientData(clients, list)
+
+    by_split = {"train": client_data(10, 9, b"a"), "heldout": client_data(), "test": client_data()}
+    reader = client_data_reader(by_split)
+    users = reader.users("train")
+    assert list(users) == ["10", "9", "a"]
+    read = {user: example["tokens"] for user, example in reader.examples("train", users)}
+    assert read == {"10": [b"10"], "9": [b"9"], "a": [b"b'a'"]}
+    with pytest.raises(ValueError, match="must have each id once, got 'a' twice"):
+        client_data_reader({**by_split, "train": client_data("a", b"a")})
+
+
 def test_a_stopped_run_goes_on(database, tmp_path, monkeypatch):
     monkeypatch.setattr(stackoverflow, "USERS_PER_SHARD", 3)
     reader = sqlite_reader(database)

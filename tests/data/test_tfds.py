@@ -61,12 +61,108 @@ def test_a_name_goes_to_the_library(monkeypatch):
         asked.append((name, split, data_dir))
         return SOURCE
 
-    module = types.SimpleNamespace(data_source=data_source)
+    builder = lambda name, data_dir: types.SimpleNamespace(is_prepared=lambda: True)
+    module = types.SimpleNamespace(data_source=data_source, builder=builder)
     monkeypatch.setitem(sys.modules, "tensorflow_datasets", module)
     assert len(from_tfds("cifar100", "train", columns="label", data_dir="/data")["label"]) == 12
     assert asked == [("cifar100", "train", "/data")]
     with pytest.raises(ValueError, match="split must be given"):
         from_tfds("cifar100")
+
+
+@pytest.fixture(scope="module")
+def tfds():
+    """TensorFlow Datasets with a data set of three features, and others that are no numbers."""
+    tfds = pytest.importorskip("tensorflow_datasets")
+    pytest.importorskip("array_record")
+
+    class ThreeFeatures(tfds.core.GeneratorBasedBuilder):
+        VERSION = tfds.core.Version("1.0.0")
+        code_path = None  # looked up with importlib_resources, which TFDS forgets to ask for
+
+        def _info(self):
+            features = {
+                "pixels": tfds.features.Tensor(shape=(2, 2, 1), dtype=np.uint8),
+                "score": tfds.features.Scalar(dtype=np.float32),
+                "byte": tfds.features.Scalar(dtype=np.uint8),
+                "label": tfds.features.ClassLabel(num_classes=3),
+                "flag": tfds.features.Scalar(dtype=np.bool_),
+                "text": tfds.features.Text(),
+                "sequence": tfds.features.Sequence(np.float32, length=3),
+                "nested": {"a": tfds.features.Scalar(dtype=np.int8)},
+            }
+            return tfds.core.DatasetInfo(
+                builder=self, features=tfds.features.FeaturesDict(features)
+            )
+
+        def _split_generators(self, manager):
+            return {"train": self._generate_examples()}
+
+        def _generate_examples(self):
+            for row in range(5):
+                yield (
+                    row,
+                    {
+                        "pixels": np.full((2, 2, 1), row, np.uint8),
+                        "score": row / 2,
+                        "byte": row,
+                        "label": row % 3,
+                        "flag": row % 2 == 1,
+                        "text": "a" * row,
+                        "sequence": [row, row, 0.5],
+                        "nested": {"a": row},
+                    },
+                )
+
+    return tfds
+
+
+COLUMNS = {
+    "pixels": np.uint8,
+    "score": np.float32,
+    "byte": np.uint8,
+    "label": np.int64,
+    "flag": np.bool_,
+    "sequence": np.float32,
+}
+
+
+def test_a_real_builder_has_the_dtypes_that_it_declares(tfds, tmp_path):
+    """Its examples hold Python's numbers; the folder is one where nothing is prepared yet."""
+    folder = str(tmp_path / "new")
+    for _ in range(2):  # prepared, and read again
+        columns = from_tfds("three_features", "train", [*COLUMNS, "text"], data_dir=folder)
+        assert {n: columns[n].dtype for n in COLUMNS} == {
+            n: np.dtype(d) for n, d in COLUMNS.items()
+        }
+        rows = columns["byte"].astype(int)
+        assert sorted(rows) == list(range(5))
+        np.testing.assert_array_equal(columns["score"], rows / 2)
+        np.testing.assert_array_equal(columns["label"], rows % 3)
+        np.testing.assert_array_equal(columns["flag"], rows % 2 == 1)
+        np.testing.assert_array_equal(columns["pixels"][:, 1, 1, 0], rows)
+        np.testing.assert_array_equal(columns["sequence"][:, 0], rows)
+        assert [len(text) for text in columns["text"]] == rows.tolist()
+    source = tfds.data_source("three_features", split="train", data_dir=folder)
+    assert from_tfds(source, columns="score")["score"].dtype == np.float32
+    assert from_tfds({"train": source}, "train", {"x": "byte"})["x"].dtype == np.uint8
+    with pytest.raises(TypeError, match="feature 'nested' is not an array of numbers or text"):
+        from_tfds(source, columns="nested")
+
+
+def test_a_real_builder_that_is_prepared_in_another_format(tfds, tmp_path, monkeypatch):
+    builder = tfds.builder("three_features", data_dir=str(tmp_path), file_format="parquet")
+    builder.download_and_prepare()
+    columns = from_tfds("three_features", "train", ["score"], data_dir=str(tmp_path))
+    assert columns["score"].dtype == np.float32
+
+    def refuse(*arguments, **keywords):
+        raise NotImplementedError("Random access data source is not supported:\n\t* for TFRecord")
+
+    monkeypatch.setattr(tfds, "data_source", refuse)
+    with pytest.raises(ValueError, match="choose another one, where it is prepared anew") as error:
+        from_tfds("three_features", "train", data_dir=str(tmp_path))
+    assert "\n" not in str(error.value)
 
 
 def test_missing_package_says_what_to_install(monkeypatch):

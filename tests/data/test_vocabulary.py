@@ -58,3 +58,8 @@ def test_many_words_need_wider_numbers():
 def test_bad_input_is_refused(call, message):
     with pytest.raises(ValueError, match=message):
         call()
+
+
+def test_words_that_an_array_of_text_cannot_hold_are_unknown():
+    vocabulary = Vocabulary.from_counts({"a\0": 3, "a": 2, "b\0c": 1}, 5)
+    assert vocabulary.words == ("a", "b\0c") == tuple(np.array(vocabulary.words).tolist())

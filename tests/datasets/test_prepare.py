@@ -442,7 +442,8 @@ def stand_in_for_tfds(monkeypatch, tables, asked=None):
             )
         ]
 
-    module = types.SimpleNamespace(data_source=data_source)
+    builder = lambda name, data_dir: types.SimpleNamespace(is_prepared=lambda: True)
+    module = types.SimpleNamespace(data_source=data_source, builder=builder)
     monkeypatch.setitem(sys.modules, "tensorflow_datasets", module)
 
 

@@ -21,6 +21,7 @@ from experiments.configs import (
     digits_parties,
 )
 from experiments.methods import METHOD_NAMES
+from experiments.normalisation import CIFAR_DEVIATION, CIFAR_MEAN
 from fedcodist.data.federated_data import FederatedData
 from fedcodist.data.prepared import save_prepared
 from fedcodist.experiment import check_experiment
@@ -222,13 +223,18 @@ def test_a_period_longer_than_the_run_is_a_warning():
 def prepared(tmp_path):
     """Saves splits of made-up 32x32 images; returns a config that reads them."""
 
-    def prepare(splits=("train", "distillation", "held_out", "test"), classes=100):
+    def prepare(
+        splits=("train", "distillation", "held_out", "test"),
+        classes=100,
+        arguments=None,
+        shape=(32, 32, 3),
+    ):
         draw = np.random.default_rng(0)
         data = {}
         for name in splits:
             rows = 12 if name == "train" else 4
             columns = {
-                "image": draw.integers(0, 256, (rows, 32, 32, 3)).astype(np.uint8),
+                "image": draw.integers(0, 256, (rows, *shape)).astype(np.uint8),
                 "label": np.arange(rows, dtype=np.int32) * (classes - 1) // (rows - 1),
             }
             clients = 6 if name == "train" else 1
@@ -236,7 +242,8 @@ def prepared(tmp_path):
                 columns, offsets=np.linspace(0, rows, clients + 1).astype(np.int64)
             )
         folder = tmp_path / "data"
-        save_prepared(folder, data, source="made up", licence="none", arguments={})
+        about = {"data_set": "CIFAR-100"} if arguments is None else arguments
+        save_prepared(folder, data, source="made up", licence="none", arguments=about)
         config = get_config()
         with config.unlocked():
             config.data = dict(
@@ -263,7 +270,7 @@ def test_prepared_images_are_cropped_and_normalised(prepared):
     assert images.dtype == np.uint8
     batch = {"image": jnp.asarray(images[:2])}
     read = experiment.evaluation_preprocess(batch, jax.random.key(0), jnp.arange(2))["image"]
-    expected = (images[:2, 4:28, 4:28] / 255 - reading.CIFAR_MEAN) / reading.CIFAR_DEVIATION
+    expected = (images[:2, 4:28, 4:28] / 255 - CIFAR_MEAN) / CIFAR_DEVIATION
     np.testing.assert_allclose(read, expected, atol=1e-5)
 
 
@@ -275,14 +282,14 @@ def test_the_32x32_networks_read_padded_crops(prepared):
     experiment = build_experiment(config)
     images = experiment.splits["test"].columns["image"]
     batch = {"image": jnp.asarray(np.repeat(images[:1], 200, axis=0))}
-    train, evaluation = reading._cifar_preprocess(config.data, (32, 32))
+    train, evaluation = reading._image_preprocess(config.data, (32, 32, 3))
     whole = evaluation(batch, jax.random.key(0), jnp.arange(200))["image"]
     np.testing.assert_allclose(
-        whole[0], (images[0] / 255 - reading.CIFAR_MEAN) / reading.CIFAR_DEVIATION, atol=1e-5
+        whole[0], (images[0] / 255 - CIFAR_MEAN) / CIFAR_DEVIATION, atol=1e-5
     )
     crops = train(batch, jax.random.key(0), jnp.arange(200))["image"]
     assert crops.shape == (200, 32, 32, 3)
-    black = -np.array(reading.CIFAR_MEAN) / reading.CIFAR_DEVIATION
+    black = -np.array(CIFAR_MEAN) / CIFAR_DEVIATION
     borders = np.isclose(crops[:, 0], black, atol=1e-5).all(axis=(1, 2)).mean()
     assert 0.3 < borders < 0.6  # 4 of the 9 vertical offsets show the border above
 
@@ -293,12 +300,108 @@ def test_a_batch_is_augmented_image_by_image_or_at_once(prepared, augmentation, 
     config.data.augmentation = augmentation
     image = np.random.default_rng(1).integers(0, 256, (1, 32, 32, 3)).astype(np.uint8)
     batch = {"image": jnp.asarray(np.repeat(image, 16, axis=0))}
-    train, _ = reading._cifar_preprocess(config.data, (32, 32))
+    train, _ = reading._image_preprocess(config.data, (32, 32, 3))
     results = [
         np.asarray(train(batch, jax.random.key(seed), jnp.arange(16))["image"]) for seed in (0, 1)
     ]
     assert all((result == result[0]).all() == alike for result in results)
     assert not (results[0] == results[1]).all()
+
+
+def read_images(config):
+    data = reading.load_data(config.data)
+    images = data.splits["test"].columns["image"]
+    read = lambda batch: data.evaluation_preprocess(batch, jax.random.key(0), jnp.arange(2))[
+        "image"
+    ]
+    return images[:2, 4:28, 4:28] / 255, np.asarray(read({"image": jnp.asarray(images[:2])}))
+
+
+@pytest.mark.parametrize(
+    ("shape", "mean", "deviation"),
+    [((32, 32, 1), [0.13], [0.31]), ((32, 32, 3), [0.5, 0.4, 0.3], [0.2, 0.3, 0.4])],
+)
+def test_mean_and_deviation_are_settings_or_in_the_manifest(
+    prepared, tmp_path, shape, mean, deviation
+):
+    config = prepared(shape=shape, arguments={"mean": mean, "deviation": deviation})
+    images, read = read_images(config)
+    assert read.shape == (2, 24, 24, shape[-1])
+    np.testing.assert_allclose(read, (images - mean) / deviation, atol=1e-5)
+    with config.unlocked():  # a config has the last word
+        config.data.mean, config.data.deviation = tuple(np.array(mean) / 2), tuple(deviation)
+    images, read = read_images(config)
+    np.testing.assert_allclose(read, (images - np.array(mean) / 2) / deviation, atol=1e-5)
+
+
+def test_one_number_is_enough_for_grey_images(prepared):
+    config = prepared(shape=(32, 32, 1), arguments={"data_set": "MNIST"})
+    images, read = read_images(config)
+    np.testing.assert_allclose(read, (images - 0.1307) / 0.3081, atol=1e-5)
+    with config.unlocked():
+        config.data.mean, config.data.deviation = 0.25, 0.5
+    np.testing.assert_allclose(read_images(config)[1], (images - 0.25) / 0.5, atol=1e-5)
+
+
+CIFAR = {"data_set": "CIFAR-10"}
+
+
+@pytest.mark.parametrize(
+    ("shape", "arguments", "settings", "message"),
+    [
+        ((32, 32, 1), {}, {}, "data.mean and data.deviation must be set, .* 1 channels"),
+        ((32, 32, 3), {"data_set": "ImageNet 32x32"}, {}, r"must be set, .*ImageNet 32x32"),
+        ((32, 32, 1), CIFAR, {}, r"CIFAR-10's mean must have a number for each of the 1 channels"),
+        ((32, 32, 3), CIFAR, {"mean": (0.1,)}, "data.mean and deviation must both be there"),
+        (
+            (32, 32, 3),
+            CIFAR,
+            {"mean": 0.1, "deviation": 1.0},
+            "data.mean must have a number for each",
+        ),
+        (
+            (32, 32, 1),
+            CIFAR,
+            {"mean": 0.1, "deviation": 0.0},
+            "data.deviation must be above 0, got 0",
+        ),
+        ((32, 32, 1), CIFAR, {"mean": "a", "deviation": 1.0}, "data.mean must be a number"),
+        (
+            (32, 32, 1),
+            {"mean": [0, 0, 0], "deviation": [1, 1, 1]},
+            {},
+            "the manifest's mean must have",
+        ),
+        (
+            (32, 32),
+            CIFAR,
+            {},
+            r"must have images, .* in split 'distillation', got uint8 \[32, 32\]",
+        ),
+    ],
+)
+def test_normalisation_that_does_not_fit_is_one_line(prepared, shape, arguments, settings, message):
+    config = prepared(shape=shape, arguments=arguments)
+    with config.unlocked():
+        config.data.update(settings)
+    with pytest.raises((ValueError, TypeError), match=message) as error:
+        reading.load_data(config.data)
+    assert "\n" not in str(error.value)
+
+
+def test_unlabelled_images_have_the_same_channels(prepared, tmp_path):
+    config = prepared()
+    for shape, message in (
+        ((32, 32, 1), "must have images of 3 channels, as data.folder has, got"),
+        ((20, 32, 3), "data.crop must be at most the 20 of the images of data.unlabelled_folder"),
+    ):
+        images = np.zeros((5, *shape), np.uint8)
+        other = {"train": FederatedData.from_arrays({"image": images}, offsets=[0, 5])}
+        folder = tmp_path / str(shape)
+        save_prepared(folder, other, source="made up", licence="none", arguments={})
+        config.data.unlabelled_folder = str(folder)
+        with pytest.raises(ValueError, match=message):
+            reading.load_data(config.data)
 
 
 def test_another_folder_supplies_unlabelled_images(prepared, tmp_path):

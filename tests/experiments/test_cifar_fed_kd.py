@@ -42,7 +42,9 @@ def folder(tmp_path_factory):
         }
         splits[name] = FederatedData.from_arrays(columns, offsets=[0, rows], client_ids=["all"])
     path = tmp_path_factory.mktemp("cifar10")
-    save_prepared(path, splits, source="made up", licence="none", arguments={})
+    save_prepared(
+        path, splits, source="made up", licence="none", arguments={"data_set": "CIFAR-10"}
+    )
     return str(path)
 
 

@@ -366,7 +366,8 @@ def test_settings_are_chosen_on_held_out_images(tmp_path: Path):
         )
         for split in ("train", "test", "held_out")
     }
-    save_prepared(tmp_path / "data", splits, source="made up", licence="none", arguments={})
+    about = {"data_set": "CIFAR-10"}
+    save_prepared(tmp_path / "data", splits, source="made up", licence="none", arguments=about)
     config = cifar100_mhd.get_config("heads,s=100,1").data
     config.update(folder=str(tmp_path / "data"), num_clients=2, labels_per_client=3)
     for tested in ("test", "held_out"):
