@@ -97,7 +97,9 @@ def _check(values: flags.FlagValues) -> None:
         if importlib.util.find_spec(package) is None:
             install = ": pip install 'fedcodist[tune]'" if package == "optuna" else ""
             raise ImportError(f"tuning needs {what}{install}.")
-    for name, low in (("trials", 1), ("processes", 1), ("seed", 0)):
+    if values.processes is not None:
+        launch.check_processes("--processes", values.processes)
+    for name, low in (("trials", 1), ("seed", 0)):
         if values[name].value is not None and values[name].value < low:
             raise ValueError(f"--{name} must be at least {low}, got {values[name].value}.")
     for name in ("storage", "output"):

@@ -137,7 +137,9 @@ def test_a_trial_whose_accuracy_is_undefined_is_pruned(monkeypatch):
     assert reason == "accuracy undefined in round 3"
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    "name", [*NAMES[:3], *(pytest.param(name, marks=pytest.mark.slow) for name in NAMES[3:])]
+)
 def test_a_runs_name_does_not_break_its_report(name, tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(test_report.PARAMETERS, name, 7)
     folder = write_run(tmp_path / "run", final={name: 0.7, "large": 0.6})
@@ -145,7 +147,7 @@ def test_a_runs_name_does_not_break_its_report(name, tmp_path, monkeypatch, caps
     (folder / "config.json").write_text(json.dumps(config | {"name": name, "run": name}))
     other = write_run(tmp_path / "other", "fed_df")
     assert report.main([str(folder), str(other), "--output", str(tmp_path / "out")]) == 0
-    assert f"FedAvg ({name})"[:20] in capsys.readouterr().out
+    assert name in capsys.readouterr().out  # the title
     html = (tmp_path / "out" / "report.html").read_text()
     assert "<script>" not in html and html.count("<img ") >= 3
     with warnings.catch_warnings():
