@@ -14,7 +14,8 @@ the first round is the same for all methods and not counted. Where clients keep 
 of their own beside the one that they share, as FedKD's teachers, it is the mean accuracy of these that
 is ranked; that of the shared one, FedKD's student, stands beside it.
 
-    --metric NAME    what is ranked, such as f_score or auc; accuracy where not given
+    --metric NAME    what is ranked, such as f_score, auc or loss; accuracy where not given. Of losses,
+                     distances, perplexities and the like the least one is first
     --model NAME     model to rank, repeatable; the baseline's, or all parties', where not given
     --baseline RUN   the run to compare with; the first that is compared where not given
 """
@@ -30,12 +31,15 @@ from typing import Any, NamedTuple
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from experiments import command, report, sweep
 from experiments.costs import bytes_per_round, clients_per_round, pool_of
+from experiments.metric_kinds import is_share, lower_is_better
 from experiments.results.intervals import student_half_width
 
 ALL_PARTIES = "all parties"
+UNDEFINED = "-"
 
 
 class Entry(NamedTuple):
@@ -43,12 +47,13 @@ class Entry(NamedTuple):
 
     Attributes:
       run, model: their names.
-      accuracies: or another metric, in %, one per seed, after the last round.
+      accuracies: or another metric, in % where it is a share, one per seed, after the last round; NaN
+        where undefined, such as precision where nothing was predicted.
       megabytes: that all clients together sent and received in the run. Where one pool's clients are
         divided among several models, costs are all clients'; of several pools, the own pool's; of
         parties, the own party's, and of what parties share, all parties'.
       examples: that these clients trained on, each as often as it was visited.
-      client_flops: of these clients.
+      client_flops: of these clients; NaN where they are not counted.
       server_flops: of the server.
       seconds: of the whole run, all seeds.
       shared: name of the model that these clients share, where they keep this one for themselves.
@@ -75,6 +80,10 @@ class Difference(NamedTuple):
 
     mean: float
     half_width: float | None
+
+
+class UnknownMetric(ValueError):
+    """A run has no such metric; the message is one line."""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -106,14 +115,18 @@ def main(arguments: Sequence[str]) -> int:
     if status := sweep.main([*given, *others]):
         return status
     try:
-        entries = [
-            entry
-            for run in runs
-            for entry in read_run(
-                run, settings.workdir / sweep.run_folder_name(run), settings.metric
-            )
-        ]
-        shown = ranked(entries, baseline, settings.model)
+        entries, without = [], []
+        for run in runs:
+            try:
+                folder = settings.workdir / sweep.run_folder_name(run)
+                entries += read_run(run, folder, settings.metric)
+            except UnknownMetric as error:
+                without.append(error)
+        if without and baseline not in {entry.run for entry in entries}:
+            raise without[0]
+        for error in without:
+            print(f"note: left out: {error}", file=sys.stderr)
+        shown = ranked(entries, baseline, settings.model, settings.metric)
     except ValueError as error:
         return command.refuse(error)
     console = Console()
@@ -128,10 +141,11 @@ def read_run(run: str, folder: Path, metric: str = "accuracy") -> list[Entry]:
     """Every model of a finished run, on the split that is looked at last.
 
     Raises:
-      ValueError: one line; the run has no summary, or no model with this metric.
+      UnknownMetric: one line; the run has no model with this metric.
+      ValueError: one line; the run has no summary.
     """
     # It imports JAX, which a mistyped option should not wait for.
-    from experiments.flops import flops_of_parties, flops_of_run
+    from experiments.flops import Flops, flops_of_parties, flops_of_run
 
     try:
         summary = json.loads((folder / "summary.json").read_text())
@@ -154,12 +168,18 @@ def read_run(run: str, folder: Path, metric: str = "accuracy") -> list[Entry]:
             )
         examples[pool_of(config, model)] += trained[model] * clients * summary["rounds"]
     of_parties = "parties" in config
-    if of_parties:
-        work = flops_of_parties(config, examples, summary["rounds"])
-    else:
-        work = flops_of_run(config, examples, next(iter(steps.values()), None))
+    try:
+        if of_parties:
+            work = flops_of_parties(config, examples, summary["rounds"])
+        else:
+            work = flops_of_run(config, examples, next(iter(steps.values()), None))
+    except Exception as error:  # whatever it is, what was trained is worth a table
+        reason = " ".join(str(error).split()) or type(error).__name__
+        print(f"note: {run}: FLOPs are left out: {reason}", file=sys.stderr)
+        work = Flops(dict.fromkeys(examples, math.nan), math.nan)
     kept = summary.get("kept_models", {})
     final_splits = config["evaluation"]["final_splits"] or config["evaluation"]["splits"]
+    scale = 100 if is_share(metric) else 1
     entries = []
     measured: dict[str, None] = {}
     head = config["parties"].get("heads") if of_parties else None
@@ -173,13 +193,13 @@ def read_run(run: str, folder: Path, metric: str = "accuracy") -> list[Entry]:
         for name, of_head in ((metric, None), (f"{metric}_head_{head}", head)):
             if name not in values:
                 continue
-            # What is undefined, such as precision where nothing was predicted, is null.
-            shares = [math.nan if value is None else value for value in values[name]]
+            # What is undefined is null.
+            measurements = [math.nan if value is None else value for value in values[name]]
             entries.append(
                 Entry(
                     run,
                     model,
-                    tuple(100 * share for share in shares),
+                    tuple(scale * value for value in measurements),
                     *(
                         sum(each[pool] for pool in own)
                         for each in (megabytes, examples, work.clients)
@@ -192,7 +212,7 @@ def read_run(run: str, folder: Path, metric: str = "accuracy") -> list[Entry]:
                 )
             )
     if not entries:
-        raise ValueError(f"--metric must be one of {list(measured)} for {run}, got {metric!r}.")
+        raise UnknownMetric(f"--metric must be one of {list(measured)} for {run}, got {metric!r}.")
     if not of_parties:
         return entries
     heads = dict.fromkeys(entry.head for entry in entries)
@@ -200,8 +220,13 @@ def read_run(run: str, folder: Path, metric: str = "accuracy") -> list[Entry]:
     return [*means, *entries]
 
 
-def ranked(entries: Sequence[Entry], baseline: str, models: Sequence[str] | None) -> list[Entry]:
-    """The entries of the wanted models, the most accurate first.
+def ranked(
+    entries: Sequence[Entry],
+    baseline: str,
+    models: Sequence[str] | None,
+    metric: str = "accuracy",
+) -> list[Entry]:
+    """The entries of the wanted models, the best first; those undefined in any seed are last.
 
     Raises:
       ValueError: one line; no run has such a model.
@@ -216,18 +241,27 @@ def ranked(entries: Sequence[Entry], baseline: str, models: Sequence[str] | None
         wanted = {_compared_as(entry) for entry in entries if entry.run == baseline}
         wanted = {ALL_PARTIES} if ALL_PARTIES in wanted else wanted
         shown = [e for e in _without_stood_for(entries) if _compared_as(e) in wanted]
-    return sorted(shown, key=lambda entry: -statistics.fmean(entry.accuracies))
+    sign = 1 if lower_is_better(metric) else -1
+
+    def place(entry: Entry) -> tuple[bool, float]:
+        is_undefined = not _is_defined(entry.accuracies)
+        return is_undefined, 0.0 if is_undefined else sign * statistics.fmean(entry.accuracies)
+
+    return sorted(shown, key=place)
 
 
 def difference(entry: Entry, entries: Sequence[Entry], baseline: str) -> Difference | None:
     """To the baseline's model of the same name, or its only one, within seeds; None without one.
 
-    The interval is Student's t over the seeds' differences; with one seed there is none.
+    None too where either is undefined. The interval is Student's t over the seeds' differences; with
+    one seed there is none.
     """
     own = [other for other in entries if other.run == baseline and other.head is None]
     same = [other for other in own if other.model == entry.model]
     same = same or [o for o in own if _compared_as(o) == _compared_as(entry)] or own
     if len(same) != 1 or same[0] == entry:
+        return None
+    if not (_is_defined(entry.accuracies) and _is_defined(same[0].accuracies)):
         return None
     pairs = zip(entry.accuracies, same[0].accuracies, strict=True)
     differences = [a - b for a, b in pairs]
@@ -244,32 +278,37 @@ def table(
     stood_for = {(e.run, e.model): e for e in entries}
     has_shared = any(entry.shared for entry in shown)
     drawn = Table(
-        title=f"{metric} in %, {seeds} seed{'' if seeds == 1 else 's'}",
-        caption="; ".join([budget(shown), *_too_good(shown)]),
+        title=Text(
+            f"{metric}{' in %' if is_share(metric) else ''}, {seeds} seed{'' if seeds == 1 else 's'}"
+            f"{', the least is first' if lower_is_better(metric) else ''}"
+        ),
+        caption=Text("; ".join([budget(shown), *_too_good(shown)])),
     )
     drawn.add_column("method")
     drawn.add_column("model")
     costs = ("client examples", "MB", "clients' FLOPs", "server's FLOPs", "seconds")
     headings = [metric, *(["shared model"] if has_shared else []), f"to {baseline}", *costs]
     for heading in headings:
-        drawn.add_column(heading, justify="right")
+        drawn.add_column(Text(heading), justify="right")
     for entry in shown:
         found = difference(entry, compared, baseline)
         beside = [""]
         if entry.shared:
             beside = [_spread(stood_for[entry.run, entry.shared].accuracies)]
-        drawn.add_row(
+        cells = [
             entry.run,
             entry.model if entry.head is None else f"{entry.model}, head {entry.head}",
             _spread(entry.accuracies),
             *(beside if has_shared else []),
-            "" if found is None else _signed(found),
+            _to_baseline(entry, found, baseline),
             f"{entry.examples:,.0f}",
             f"{entry.megabytes:,.1f}",
             _scaled(entry.client_flops),
             _scaled(entry.server_flops),
             f"{entry.seconds:,.0f}",
-        )
+        ]
+        # Whatever a run is called is shown as it is, and not as rich's markup.
+        drawn.add_row(*map(Text, cells))
     return drawn
 
 
@@ -340,20 +379,31 @@ def _means(records: Sequence[Mapping[str, Any]], metric: str) -> dict[str, float
     return means
 
 
+def _is_defined(values: Sequence[float]) -> bool:
+    return all(map(math.isfinite, values))
+
+
 def _spread(values: Sequence[float]) -> str:
+    if not _is_defined(values):
+        return UNDEFINED
     mean = f"{statistics.fmean(values):.2f}"
     return mean if len(values) < 2 else f"{mean} ± {statistics.stdev(values):.2f}"
 
 
 def _scaled(flops: float) -> str:
     """'1.23 T'."""
+    if not math.isfinite(flops):
+        return UNDEFINED
     for factor, unit in ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M")):
         if flops >= factor:
             return f"{flops / factor:.2f} {unit}"
     return f"{flops:,.0f}"
 
 
-def _signed(found: Difference) -> str:
+def _to_baseline(entry: Entry, found: Difference | None, baseline: str) -> str:
+    """Nothing for the baseline itself."""
+    if found is None:
+        return "" if entry.run == baseline else UNDEFINED
     mean = f"{found.mean:+.2f}"
     return mean if found.half_width is None else f"{mean} ± {found.half_width:.2f}"
 

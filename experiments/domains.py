@@ -19,8 +19,10 @@ import numpy as np
 from ml_collections import ConfigDict
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from experiments.methods import METHOD_NAMES, method_of
+from experiments.metric_kinds import decimal
 from experiments.report.runs import Run, Series, load_run
 from experiments.text import TEXT, TextData, load_text, text_model
 from fedcodist.export import load_model
@@ -59,7 +61,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         console.width = max(console.width, 120)
     try:
         runs = [finished_run(folder) for folder in run_folders(options.runs)]
-        runs.sort(key=lambda run: list(METHOD_NAMES).index(method_of(run.config)))
+        ranks = {name: rank for rank, name in enumerate(METHOD_NAMES)}
+        runs.sort(key=lambda run: ranks.get(method_of(run.config), len(ranks)))
         names = names_of(runs)
         found = {name: cells(run, options.split) for name, run in zip(names, runs, strict=True)}
         console.print(domain_table(found, options.split))
@@ -101,7 +104,7 @@ def names_of(runs: Sequence[Run]) -> list[str]:
     to tell runs apart their folders."""
 
     def name_of(run):
-        name = METHOD_NAMES[method_of(run.config)]
+        name = METHOD_NAMES.get(method_of(run.config), method_of(run.config))
         text = run.config.get("run", "").partition(",")[2]
         return f"{name}, {text}" if text else name
 
@@ -136,16 +139,17 @@ def domain_table(found: Mapping[str, Mapping[tuple[str, str], Cell]], split: str
     """A row per method and model, a column per domain: accuracy in %, perplexity."""
     every = dict.fromkeys(own for each in found.values() for _, own in each)
     splits = sorted(every, key=lambda own: own == split)  # the mixed set last
-    table = Table(title=f"accuracy in vocabulary (%) and perplexity, {split}")
+    table = Table(title=Text(f"accuracy in vocabulary (%) and perplexity, {split}"))
     table.add_column("method")
     table.add_column("model")
     for own in splits:
         table.add_column(
-            own.removeprefix(f"{split}_") if own != split else "mixed", justify="right"
+            Text(own.removeprefix(f"{split}_") if own != split else "mixed"), justify="right"
         )
     for method, each in found.items():
         for model in dict.fromkeys(model for model, _ in each):
-            table.add_row(method, model, *(_shown(each.get((model, own))) for own in splits))
+            named = (Text(method), Text(model))
+            table.add_row(*named, *(_shown(each.get((model, own))) for own in splits))
         table.add_section()
     return table
 
@@ -160,7 +164,9 @@ def changes(run: Run) -> dict[tuple[str, str], Change]:
         return {}
     found: dict[tuple[str, str], Change] = {}
     for series, records in run.records.items():
-        accuracy = {at: own["accuracy"] for at, own in records.items() if "accuracy" in own}
+        accuracy = {
+            at: _number(own["accuracy"]) for at, own in records.items() if "accuracy" in own
+        }
         if change := mean_change(accuracy, run.config["algorithm"]["period"], around["after"]):
             own = found.setdefault((series.model, series.split), Change([], [], around["after"]))
             own.at_once.append(change[0])
@@ -193,10 +199,11 @@ def change_table(found: Mapping[str, Mapping[tuple[str, str], Change]]) -> Table
     table.add_column("method")
     table.add_column("model")
     for own in splits:
-        table.add_column(own, justify="right")
+        table.add_column(Text(own), justify="right")
     for method, each in found.items():
         for model in dict.fromkeys(model for model, _ in each):
-            table.add_row(method, model, *(_shown_change(each.get((model, own))) for own in splits))
+            named = (Text(method), Text(model))
+            table.add_row(*named, *(_shown_change(each.get((model, own))) for own in splits))
         table.add_section()
     return table
 
@@ -256,10 +263,17 @@ def _text_of(config: Mapping[str, Any]) -> TextData:
 
 
 def _cell(records: Sequence[Mapping[str, Any]]) -> Cell:
-    accuracies = [record["accuracy"] for record in records]
-    loss = float(np.mean([record["loss"] for record in records]))
+    accuracies = [_number(record["accuracy"]) for record in records]
+    loss = float(np.mean([_number(record["loss"]) for record in records]))
     deviation = float(np.std(accuracies, ddof=1)) if len(records) > 1 else None
-    return Cell(float(np.mean(accuracies)), math.exp(loss), deviation)
+    # A loss of 710 nats has a perplexity beyond all floats.
+    perplexity = math.exp(loss) if not loss > 700 else math.inf
+    return Cell(float(np.mean(accuracies)), perplexity, deviation)
+
+
+def _number(value: float | None) -> float:
+    """Null is what is undefined."""
+    return math.nan if value is None else value
 
 
 def _shown_change(change: Change | None) -> str:
@@ -269,6 +283,8 @@ def _shown_change(change: Change | None) -> str:
 
 
 def _points_of_seeds(shares: Sequence[float]) -> str:
+    if not np.isfinite(shares).all():
+        return "-"
     spread = f" ± {100 * np.std(shares, ddof=1):.2f}" if len(shares) > 1 else ""
     return f"{100 * np.mean(shares):+.2f}{spread}"
 
@@ -276,8 +292,11 @@ def _points_of_seeds(shares: Sequence[float]) -> str:
 def _shown(cell: Cell | None) -> str:
     if cell is None:
         return "-"
-    spread = "" if cell.deviation is None else f" ± {100 * cell.deviation:.2f}"
-    return f"{100 * cell.accuracy:.2f}{spread} / {cell.perplexity:,.0f}"
+    accuracy = decimal(100 * cell.accuracy, 2)
+    if cell.deviation is not None and math.isfinite(cell.accuracy):
+        accuracy += f" ± {100 * cell.deviation:.2f}"
+    perplexity = f"{cell.perplexity:,.0f}" if math.isfinite(cell.perplexity) else "-"
+    return f"{accuracy} / {perplexity}"
 
 
 if __name__ == "__main__":

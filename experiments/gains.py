@@ -8,6 +8,7 @@ Before is the end of private training, the bound that of training on all parties
 
 import argparse
 import json
+import math
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -15,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from experiments.metric_kinds import decimal
 from experiments.report.plots import INSTALL_PLOTS
 from experiments.results.figures import PartyCurve, parties_plot
 from experiments.results.sections.fed_md import STOPPING
@@ -43,7 +45,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def results(workdir: str | Path, split: str = "test") -> dict[str, dict[str, list[float]]]:
-    """party -> 'baseline', 'collaboration', and where it was run 'pooled' -> accuracy by seed."""
+    """party -> 'baseline', 'collaboration', and where it was run 'pooled' -> accuracy by seed.
+
+    What is undefined, such as the accuracy on no examples, is NaN.
+    """
     folders = {
         "baseline": Path(workdir) / PHASES / "private",
         "collaboration": Path(workdir),
@@ -55,7 +60,9 @@ def results(workdir: str | Path, split: str = "test") -> dict[str, dict[str, lis
         if column == "pooled" and not path.exists():
             continue
         for party, splits in json.loads(path.read_text(encoding="utf-8"))["final"].items():
-            found.setdefault(party, {})[column] = splits[split]["accuracy"]
+            found.setdefault(party, {})[column] = [
+                math.nan if share is None else share for share in splits[split]["accuracy"]
+            ]
     return found
 
 
@@ -67,7 +74,10 @@ def curves(workdir: str | Path) -> dict[str, PartyCurve]:
         record = json.loads(line)
         if record["split"] == split:
             rounds = by_party.setdefault(record["model"], {})
-            rounds.setdefault(record["round"], []).append(100 * record["accuracy"])
+            share = record["accuracy"]
+            rounds.setdefault(record["round"], []).append(
+                math.nan if share is None else 100 * share
+            )
     return {
         party: PartyCurve(tuple(rounds), tuple(float(np.mean(v)) for v in rounds.values()))
         for party, rounds in by_party.items()
@@ -104,7 +114,7 @@ def table(found: Mapping[str, Mapping[str, list[float]]]) -> str:
     width = max(map(len, means))
     lines = [" " * width + "".join(f"{column:>15}" for column in columns)]
     lines += [
-        f"{party:<{width}}" + "".join(f"{value:15.1f}" for value in values)
+        f"{party:<{width}}" + "".join(f"{decimal(value):>15}" for value in values)
         for party, values in means.items()
     ]
     return "\n".join(lines)

@@ -10,6 +10,7 @@ accuracies of every client follow.
 
 import argparse
 import json
+import math
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -19,7 +20,8 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from experiments.methods import DECENTRALISED
-from experiments.report.plots import COLOURS, INSTALL_PLOTS, MARKERS
+from experiments.metric_kinds import decimal
+from experiments.report.plots import COLOURS, INSTALL_PLOTS, MARKERS, as_written
 
 
 class Heads(NamedTuple):
@@ -96,7 +98,7 @@ def read_heads(folder: Path) -> Heads:
         for head in range(heads):
             name = accuracy_name(head)
             per_label[(*at, head)] = np.array(record[f"per_label_{name}"], float)
-            shared[(*at, head)] = record[name]
+            shared[(*at, head)] = math.nan if record[name] is None else record[name]
     frequencies = label_frequencies(data.splits["train"], classes)
     graph = graph_of(config, len(places))
     if graph.ndim == 3:  # one that changes: by all edges that there were in the run
@@ -136,14 +138,14 @@ def tables(heads: Heads) -> str:
     lines = ["            private     shared"]
     for head, name in enumerate(heads.names):
         values = [each[:, :, head].mean() for each in (heads.private, heads.shared)]
-        lines.append(f"{name:<8}" + "".join(f"{100 * value:11.1f}" for value in values))
+        lines.append(f"{name:<8}" + "".join(f"{decimal(100 * value):>11}" for value in values))
     travelled = by_hops(heads)
     distances = sorted(travelled, key=lambda hops: (hops < 0, hops))
     titles = ["none" if hops < 0 else str(hops) for hops in distances]
     lines += ["", "hops    " + "".join(f"{title:>11}" for title in titles)]
     for head, name in enumerate(heads.names):
         values = [travelled[hops][head] for hops in distances]
-        lines.append(f"{name:<8}" + "".join(f"{100 * value:11.1f}" for value in values))
+        lines.append(f"{name:<8}" + "".join(f"{decimal(100 * value):>11}" for value in values))
     return "\n".join(lines)
 
 
@@ -152,7 +154,8 @@ def table_of_clients(heads: Heads) -> str:
     private, shared = (100 * each.mean(axis=0) for each in (heads.private, heads.shared))
     lines = ["client  " + "".join(f"{name:>15}" for name in heads.names)]
     for client in range(len(shared)):
-        cells = [f"{a:.1f} / {b:.1f}" for a, b in zip(private[client], shared[client], strict=True)]
+        both = zip(private[client], shared[client], strict=True)
+        cells = [f"{decimal(a)} / {decimal(b)}" for a, b in both]
         lines.append(f"{client:<8}" + "".join(f"{cell:>15}" for cell in cells))
     return "\n".join(lines)
 
@@ -200,7 +203,7 @@ def picture(heads: Heads, title: str = "", most: float = 100.0) -> Any:
     axes[-1].set_xlabel("hops")
     axes[-1].set_ylabel("accuracy, %")
     axes[-1].legend(fontsize=7)
-    figure.suptitle(title)
+    figure.suptitle(as_written(title))
     return figure
 
 
@@ -226,12 +229,16 @@ def profiles(panels: Mapping[str, Mapping[str, np.ndarray]]) -> Any:
             )
         most = max(map(len, lines.values()))
         plot.set_xticks(range(most), ["main", *map(str, range(1, most))])
-        plot.set_title(title, fontsize=10)
+        plot.set_title(as_written(title), fontsize=10)
         plot.set_xlabel("head")
         plot.grid(color="0.9", linewidth=0.8)
     axes[0].set_ylabel("accuracy (%)")
     figure.legend(
-        list(shown.values()), list(shown), loc="outside lower center", ncols=4, frameon=False
+        list(shown.values()),
+        [as_written(label) for label in shown],
+        loc="outside lower center",
+        ncols=4,
+        frameon=False,
     )
     return figure
 

@@ -88,8 +88,7 @@ def _processes(is_distributed: bool) -> int:
         ("execution.processes", _CONFIG.value.execution.processes),
     ):
         if value is not None:
-            if value < 1:
-                raise ValueError(f"{name} must be at least 1, got {value}.")
+            launch.check_processes(name, value)
             if value > 1 and is_distributed:
                 raise ValueError(
                     f"{name} must be 1 with --distributed or --coordinator, where every command "

@@ -16,6 +16,7 @@ import collections
 import copy
 import importlib.util
 import json
+import math
 import os
 import shlex
 import signal
@@ -96,7 +97,9 @@ def _check(values: flags.FlagValues) -> None:
         if importlib.util.find_spec(package) is None:
             install = ": pip install 'fedcodist[tune]'" if package == "optuna" else ""
             raise ImportError(f"tuning needs {what}{install}.")
-    for name, low in (("trials", 1), ("processes", 1), ("seed", 0)):
+    if values.processes is not None:
+        launch.check_processes("--processes", values.processes)
+    for name, low in (("trials", 1), ("seed", 0)):
         if values[name].value is not None and values[name].value < low:
             raise ValueError(f"--{name} must be at least {low}, got {values[name].value}.")
     for name in ("storage", "output"):
@@ -350,6 +353,9 @@ def _run_trial(trial, experiment, programs, worker):
     def judge(records):
         nonlocal value
         round, value = records[0]["round"], held_out_accuracy(records)
+        if not math.isfinite(value):
+            # Neither the study's file nor its sampler takes what is no number.
+            raise optuna.TrialPruned(f"accuracy undefined in round {round}")
         if studies.report(trial, worker, round, value) and round < experiment.rounds:
             raise optuna.TrialPruned(f"accuracy {value:.4f} in round {round}")
 
@@ -362,9 +368,12 @@ def _run_trial(trial, experiment, programs, worker):
 
 
 def held_out_accuracy(records: Sequence[Mapping[str, Any]]) -> float:
-    """Mean over models and seeds of one evaluation's accuracies on held-out examples."""
+    """Mean over models and seeds of one evaluation's accuracies on held-out examples.
+
+    NaN where one is undefined.
+    """
     accuracies = [record["accuracy"] for record in records if record["split"] in _HELD_OUT]
-    return sum(accuracies) / len(accuracies)
+    return math.nan if None in accuracies else sum(accuracies) / len(accuracies)
 
 
 def _with_floats(experiment, hyper):

@@ -57,6 +57,22 @@ def default_processes() -> int:
     return min(len(_cores()), _MOST_PROCESSES)
 
 
+def check_processes(name: str, value: int) -> int:
+    """The number of processes that a flag or setting of that name asks for.
+
+    Raises:
+      ValueError: one line; each process is a whole program, so that many more than cores end a machine.
+    """
+    most = max(len(_cores()), _MOST_PROCESSES)
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise ValueError(f"{name} must be a whole number, got {value!r}.")
+    if value < 1:
+        raise ValueError(f"{name} must be at least 1, got {value}.")
+    if value > most:
+        raise ValueError(f"{name} must be at most {most} on this machine, got {value}.")
+    return value
+
+
 class ClusterError(ValueError):
     """The machines of a run cannot be joined; the message is one line."""
 

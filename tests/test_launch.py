@@ -196,6 +196,23 @@ def test_an_accelerator_gets_one_process(monkeypatch):
     assert launch.default_processes() == 1
 
 
+@pytest.mark.parametrize(
+    ("value", "allowed"),
+    [
+        *((value, "at least 1") for value in (0, -1)),
+        *((value, "at most 16 on this machine") for value in (17, 10**12)),
+        *((value, "a whole number") for value in (True, 2.0, "2")),
+    ],
+)
+def test_a_number_of_processes_is_one_that_the_machine_stands(value, allowed, monkeypatch):
+    monkeypatch.setattr(launch, "_cores", lambda: {0, 1})
+    message = f"--processes must be {allowed}, got {value!r}."
+    with pytest.raises(ValueError, match=re.escape(message)):
+        launch.check_processes("--processes", value)
+    monkeypatch.setattr(launch, "_cores", lambda: set(range(64)))
+    assert launch.check_processes("--processes", 64) == 64
+
+
 def test_join_leaves_a_process_alone_that_is_the_only_one(monkeypatch):
     affinity = os.sched_getaffinity(0)
     for count in (None, "1"):

@@ -49,6 +49,11 @@ def write_plots(collection: Collection, output: Path) -> list[Path]:
     return written
 
 
+def as_written(name: str) -> str:
+    """A name for a plot, where what stands between two dollars would be taken for a formula."""
+    return name.replace("$", r"\$")
+
+
 def _accuracy_plot(collection: Collection) -> "Figure | None":
     if not collection.splits:
         return None
@@ -132,7 +137,7 @@ def _curves_plot(
     axes = figure.subplots(len(quantities), columns, squeeze=False, sharex="col", sharey="row")
     handles = {}
     for row, (split, metric, label, factor) in zip(axes, quantities, strict=True):
-        row[0].set_ylabel(label)
+        row[0].set_ylabel(as_written(label))
         late = []
         for axis, model in zip(row, collection.models, strict=True):
             axis.grid(color="0.9", linewidth=0.8)
@@ -150,13 +155,13 @@ def _curves_plot(
                 late += _after_the_start(one, factor)
         _show_from(row[0], late)
     for axis, model in zip(axes[0], collection.models, strict=True):
-        axis.set_title(f"{model} model", fontsize=11, fontweight="bold")
+        axis.set_title(as_written(f"{model} model"), fontsize=11, fontweight="bold")
     for axis in axes[-1]:
         axis.set_xlabel(
             "Sent and received by all clients, MB" if by_bytes else "Communication round"
         )
     shown = {
-        text: handles[method.label]
+        as_written(text): handles[method.label]
         for method, text in zip(collection.methods, labels, strict=True)
         if method.label in handles
     }
@@ -279,15 +284,14 @@ def _per_label_plot(collection: Collection) -> "Figure | None":
         _write_numbers(axis, rows)
     axis.set_xlabel("Label")
     axis.xaxis.set_major_locator(MaxNLocator(nbins=20, integer=True))
-    axis.set_yticks(range(len(names)), names)
+    axis.set_yticks(range(len(names)), map(as_written, names))
     for y in range(1, len(names)):
         if names[y].split(" · ")[0] != names[y - 1].split(" · ")[0]:
             axis.axhline(y - 0.5, color="white", linewidth=4)
     axis.tick_params(length=0)
     axis.spines[:].set_visible(False)
-    axis.set_title(
-        f"Final {split_name(split)} accuracy per label (%)", fontsize=11, fontweight="bold"
-    )
+    title = as_written(f"Final {split_name(split)} accuracy per label (%)")
+    axis.set_title(title, fontsize=11, fontweight="bold")
     figure.colorbar(image, ax=axis, pad=0.02)
     return figure
 

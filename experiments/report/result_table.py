@@ -1,5 +1,6 @@
 """The result table: a method's model in each line, with accuracies, bytes and rounds."""
 
+import math
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
@@ -32,7 +33,7 @@ def table(collection: Collection, title: str = "") -> Table:
     for heading in ("Method", "Model"):
         result.add_column(heading)
     for heading in number_headings(collection, several):
-        result.add_column(heading, justify="right", no_wrap=True)
+        result.add_column(Text(heading), justify="right", no_wrap=True)
     previous = None
     for row in rows:
         if previous not in (None, row.method) and len(collection.models) > 1:
@@ -110,7 +111,7 @@ def caption_of(rows: Sequence[Row]) -> str:
 
 def percent(statistic: Statistic | None) -> str:
     """A share as per cent, with its spread over seeds."""
-    if statistic is None:
+    if statistic is None or not math.isfinite(statistic.mean):
         return "–"
     spread = "" if statistic.spread is None else f" ± {100 * statistic.spread:.2f}"
     return f"{100 * statistic.mean:.2f}{spread}"

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from experiments.methods import METHOD_NAMES, METHODS
-from experiments.report.plots import COLOURS, LINES, MARKERS
+from experiments.report.plots import COLOURS, LINES, MARKERS, as_written
 from experiments.results.pooling import Curve
 
 if TYPE_CHECKING:
@@ -275,7 +275,7 @@ def _panels(
     for surplus in every[len(titles) :]:
         surplus.remove()
     for axis, title in zip(axes, titles, strict=True):
-        axis.set_title(title, fontsize=11, fontweight="bold")
+        axis.set_title(as_written(title), fontsize=11, fontweight="bold")
         axis.grid(color="0.9", linewidth=0.8)
         axis.set_axisbelow(True)
         axis.spines[["top", "right"]].set_visible(False)
@@ -306,7 +306,7 @@ def _legend(figure: "Figure", axes: Sequence["Axes"], columns: int = 4) -> None:
             shown.setdefault(label, handle)
     figure.legend(
         list(shown.values()),
-        list(shown),
+        [as_written(label) for label in shown],
         loc="outside lower center",
         ncols=columns,
         fontsize=9,

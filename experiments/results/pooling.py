@@ -136,8 +136,8 @@ def curve(
         record = next(record for record in final.records if seed in record.seeds)
         points = record.curve.get(model, {}).get(split, {"round": [], "accuracy": []})
         index = record.seeds.index(seed)
-        values = [100 * each[index] for each in points["accuracy"]]
-        by_seed.append(dict(zip(points["round"], values, strict=True)))
+        values = zip(points["round"], points["accuracy"], strict=True)
+        by_seed.append({at: 100 * each[index] for at, each in values if each[index] is not None})
     rounds = sorted(set.intersection(*(set(values) for values in by_seed)))
     columns = [[values[round] for values in by_seed] for round in rounds]
     deviations = [statistics.stdev(each) if len(each) > 1 else 0.0 for each in columns]

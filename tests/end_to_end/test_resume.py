@@ -212,7 +212,8 @@ def test_an_aborted_process_is_started_again(uninterrupted, start, tmp_path, wai
 def test_one_of_two_processes_aborts(run, tmp_path):
     finish(run, tmp_path / "whole", "--processes=2")
     done = run(tmp_path / "run", "--processes=2", fault="training:6:abort")
-    assert done.returncode == 0, done.stderr
+    # What XLA and Gloo say of the lost process is in the log.
+    assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.count("a process was stopped by SIGABRT") == 1
     assert_same_bits(tmp_path / "run", tmp_path / "whole")
 

@@ -38,6 +38,121 @@ def test_the_most_accurate_is_first_and_models_are_the_baselines():
         ranked(ENTRIES, "fed_avg", ["large"])
 
 
+NAN = float("nan")
+
+
+def shown_table(entries, baseline="fed_avg", metric="accuracy"):
+    """(runs in order, text of the table)."""
+    shown = ranked(entries, baseline, None, metric)
+    console = Console(record=True, width=200)
+    console.print(table(shown, baseline, entries, metric))
+    return [e.run for e in shown], console.export_text()
+
+
+@pytest.mark.parametrize("undefined", [(NAN,), (math.inf,), (NAN, 99.0), (99.0, NAN)])
+def test_what_is_undefined_is_last_and_a_dash(undefined):
+    more = len(undefined) - 1
+    entries = [
+        entry("fed_avg", (41.0, *[43.0] * more)),
+        entry("fed_prox", undefined),
+        entry("scaffold", (87.0, *[86.0] * more)),
+        entry("fed_df", (63.0, *[64.0] * more)),
+    ]
+    runs, text = shown_table(entries)
+    assert runs == ["scaffold", "fed_df", "fed_avg", "fed_prox"]
+    (line,) = [line for line in text.splitlines() if "fed_prox" in line]
+    cells = [cell.strip() for cell in line.split("│")[1:-1]]
+    assert cells[2:4] == ["-", "-"] and "nan" not in text and "inf" not in text
+    assert difference(entries[1], entries, "fed_avg") is None
+    # And where it is the baseline.
+    runs, text = shown_table(entries, "fed_prox")
+    assert runs[-1] == "fed_prox" and "nan" not in text
+    (line,) = [line for line in text.splitlines() if "scaffold" in line]
+    assert [cell.strip() for cell in line.split("│")[1:-1]][3] == "-"
+
+
+def test_parties_of_which_one_is_undefined_and_shared_models():
+    entries = [
+        entry("fed_kd", (NAN, 1.0)),
+        entry("fed_kd", (3.0, 4.0), "main_teachers")._replace(shared="main"),
+        entry("fed_avg", (2.0, 2.0)),
+    ]
+    runs, text = shown_table(entries)
+    assert runs == ["fed_kd", "fed_avg"] and "nan" not in text
+
+
+@pytest.mark.parametrize("metric", ["loss", "perplexity", "hidden_distance", "error_rate", "kl"])
+def test_of_losses_the_least_is_first_and_they_are_no_shares(metric):
+    entries = [entry("fed_avg", (2.5,)), entry("fed_prox", (0.5,)), entry("fed_df", (NAN,))]
+    runs, text = shown_table(entries, metric=metric)
+    assert runs == ["fed_prox", "fed_avg", "fed_df"]
+    assert "%" not in text and "0.50" in text and "-2.00" in text and "the least is first" in text
+
+
+@pytest.mark.parametrize(
+    ("metric", "share"),
+    [
+        ("accuracy_head_2", True),
+        ("ndcg_5", True),
+        ("f_score", True),
+        ("loss", False),
+        ("words", False),
+    ],
+)
+def test_shares_alone_are_in_per_cent(metric, share, tmp_path):
+    write_run(tmp_path / "run")
+    path = tmp_path / "run" / "summary.json"
+    summary = json.loads(path.read_text())
+    summary["final"]["main"]["test"][metric] = [0.5, 0.25]
+    path.write_text(json.dumps(summary))
+    (found,) = read_run("run", tmp_path / "run", metric)
+    assert found.accuracies == ((50.0, 25.0) if share else (0.5, 0.25))
+    assert (f"{metric} in %" in shown_table([found], "run", metric)[1]) == share
+
+
+def test_flops_that_are_not_counted_are_a_dash(tmp_path, capsys):
+    """A method of one's own: what was trained is worth its table."""
+    write_run(tmp_path / "run")
+    path = tmp_path / "run" / "config.json"
+    config = json.loads(path.read_text())
+    config["algorithm"]["name"] = "ours"
+    path.write_text(json.dumps(config))
+    entries = read_run("run", tmp_path / "run")
+    assert entries[0].accuracies == (50.0, 75.0) and math.isnan(entries[0].client_flops)
+    error = capsys.readouterr().err
+    assert error.startswith("note: run: FLOPs are left out: FLOPs of 'ours'")
+    assert error.count("\n") == 1
+    text = shown_table(entries, "run")[1]
+    (line,) = [line for line in text.splitlines() if "main" in line]
+    assert [cell.strip() for cell in line.split("│")[1:-1]][-3:-1] == ["-", "-"]
+
+
+def test_a_run_without_the_metric_leaves_the_others_their_table(tmp_path, monkeypatch, capsys):
+    for name, metric in (("fed_avg", "f_score"), ("fed_df", "f_score"), ("fed_sdd", "auc")):
+        write_run(tmp_path / name)
+        path = tmp_path / name / "summary.json"
+        summary = json.loads(path.read_text())
+        summary["final"]["main"]["test"][metric] = [0.5, 0.25]
+        path.write_text(json.dumps(summary))
+    monkeypatch.setattr(compare.sweep, "main", lambda arguments: 0)
+    monkeypatch.setattr(compare.report, "main", lambda arguments: 0)
+    given = ["--config", CONFIG, "--workdir", str(tmp_path)]
+    given += [f"--only={name}" for name in ("fed_avg", "fed_df", "fed_sdd")]
+    assert compare.main([*given, "--metric=f_score"]) == 0
+    output, error = capsys.readouterr()
+    assert "fed_df" in output and "37.50" in output
+    assert error.startswith("note: left out: --metric must be one of") and error.count("\n") == 1
+    assert compare.main([*given, "--metric=auc"]) == 2
+    assert capsys.readouterr().err.startswith("error: --metric must be one of")
+
+
+def test_names_are_shown_as_they_are():
+    """And not as rich's markup, of which an unmatched end would be an error."""
+    name = "[/b] [red]x $y$"
+    runs, text = shown_table([entry(name, (1.0,)), entry("fed_avg", (2.0,))], name, "[/a] accuracy")
+    assert runs == ["fed_avg", name] and name in text and f"to {name}" in text
+
+
 def test_differences_are_within_seeds():
     found = difference(ENTRIES[1], ENTRIES, "fed_avg")
     pairs = np.array([2.0, 1.0, 2.5])

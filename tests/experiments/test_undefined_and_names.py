@@ -1,0 +1,165 @@
+"""What is undefined is a dash, and names are shown as they are, in every table and plot of runs."""
+
+import json
+import math
+import warnings
+
+import numpy as np
+import optuna
+import pytest
+from rich.console import Console
+
+from experiments import domains, gains, heads, report, tune
+from experiments.metric_kinds import decimal, is_share, lower_is_better
+from experiments.report import collection, plots, result_table
+from experiments.report.runs import Run, Series
+from experiments.results.figures import PartyCurve, parties_plot
+from fedcodist import graphs
+from tests.experiments import test_report
+from tests.experiments.test_report import write_run
+
+# Markup of HTML and of rich, and formulas of matplotlib that it cannot read.
+NAMES = ["<script>alert(1)</script> & co", "[/b] [red]x", r"$\frac{a$ and $", "a|b `c`", "$x$"]
+
+
+@pytest.mark.parametrize(
+    ("metric", "lower", "share"),
+    [
+        ("accuracy", False, True),
+        ("accuracy_head_3", False, True),
+        ("ndcg_10", False, True),
+        ("per_token_losses", True, False),
+        ("task_loss", True, False),
+        ("Perplexity", True, False),
+        ("KL", True, False),
+        ("words", False, False),
+        ("error-rate", True, False),
+    ],
+)
+def test_kinds_of_metrics(metric, lower, share):
+    assert (lower_is_better(metric), is_share(metric)) == (lower, share)
+
+
+def test_a_dash_for_what_is_no_number():
+    assert [decimal(value) for value in (1.25, math.nan, math.inf)] == ["1.2", "-", "-"]
+
+
+def test_gains_of_a_party_without_an_accuracy(tmp_path, capsys):
+    final = {
+        "a": {"test": {"accuracy": [0.5, None]}},
+        "b": {"test": {"accuracy": [0.25, 0.25]}},
+    }
+    for folder in (tmp_path, tmp_path / "phases" / "private"):
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "summary.json").write_text(json.dumps({"final": final}))
+    (tmp_path / "config.json").write_text(json.dumps({"phases": {"stopping": "fixed"}}))
+    lines = [
+        {"round": 1, "model": "a", "split": "test", "seed": 0, "accuracy": None},
+        {"round": 1, "model": "b", "split": "test", "seed": 0, "accuracy": 0.5},
+    ]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(each) + "\n" for each in lines))
+    assert gains.main([str(tmp_path), "--plot", str(tmp_path / "figure.png")]) == 0
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert ["a", "-", "-"] in rows and ["b", "25.0", "25.0"] in rows and ["mean", "-", "-"] in rows
+
+
+def test_heads_without_an_accuracy():
+    values = np.full((1, 2, 2), 0.5)
+    values[0, 0, 1] = np.nan
+    on_others = np.full((1, 2, 2, 2), np.nan)
+    text = heads.tables(heads.Heads(values, on_others, graphs.hops(graphs.complete(2))))
+    assert "nan" not in text and "50.0" in text and "-" in text.split()
+    clients = heads.table_of_clients(heads.Heads(values, on_others, np.zeros((2, 2), int)))
+    assert "nan" not in clients and "- / 50.0" in clients
+
+
+@pytest.mark.parametrize(
+    ("accuracy", "loss", "shown"),
+    [(None, 1.0, "- / 3"), (0.5, None, "50.00 / -"), (0.5, 1e4, "50.00 / -")],
+)
+def test_domains_of_what_is_undefined_or_beyond_floats(accuracy, loss, shown):
+    series = Series("[/b] $m$", "test_a", 0)
+    record = {"accuracy": accuracy, "loss": loss}
+    config = {
+        "rounds": 2,
+        "evaluation": {"around": {"before": 1, "after": 1}},
+        "algorithm": {"period": 1},
+    }
+    records = {series: {0: record, 1: record, 2: record}}
+    run = Run("folder", config, records, {}, {}, True, ())
+    console = Console(record=True, width=150)
+    console.print(domains.domain_table({"[/x] ours": domains.cells(run, "test")}, "test"))
+    console.print(domains.change_table({"[/x] ours": domains.changes(run)}))
+    text = console.export_text()
+    assert shown in text and "[/x] ours" in text and "[/b] $m$" in text and "nan" not in text
+
+
+def test_a_report_of_undefined_accuracies(tmp_path):
+    write_run(tmp_path / "run")
+    path = tmp_path / "run" / "metrics.jsonl"
+    records = [json.loads(line) for line in path.read_text().splitlines()]
+    for record in records:
+        if "accuracy" in record:
+            record["accuracy"] = record["loss"] = None
+            record["per_client"] = {"accuracy_mean": None}
+    path.write_text("".join(json.dumps(each) + "\n" for each in records))
+    assert report.main([str(tmp_path / "run"), "--output", str(tmp_path / "out")]) == 0
+    found = collection.collect([tmp_path / "run"])
+    cells = [
+        result_table.number_cells(row, found, False) for row in result_table.result_rows(found)
+    ]
+    assert all(row[0] == "–" for row in cells)
+    assert (
+        "nan"
+        not in (tmp_path / "out" / "report.html").read_text().split("<img")[0].split("<h2>")[1]
+    )
+
+
+def test_a_trial_whose_accuracy_is_undefined_is_pruned(monkeypatch):
+    """A study's file takes no NaN: the trial would stop the worker."""
+    assert math.isnan(
+        tune.held_out_accuracy(
+            [{"split": "held_out", "accuracy": None}, {"split": "held_out", "accuracy": 1.0}]
+        )
+    )
+    from experiments import study
+    from fedcodist import experiment
+
+    def run(experiment, programs, callbacks, show_progress):
+        callbacks[0]([{"round": 3, "split": "held_out", "accuracy": None}])
+
+    monkeypatch.setattr(experiment, "run_experiment", run)
+    value, state, reason = tune._run_trial(None, None, None, None)
+    assert (value, state) == (
+        None,
+        study.TrialState.PRUNED,
+    ) and state is optuna.trial.TrialState.PRUNED
+    assert reason == "accuracy undefined in round 3"
+
+
+@pytest.mark.parametrize(
+    "name", [*NAMES[:3], *(pytest.param(name, marks=pytest.mark.slow) for name in NAMES[3:])]
+)
+def test_a_runs_name_does_not_break_its_report(name, tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(test_report.PARAMETERS, name, 7)
+    folder = write_run(tmp_path / "run", final={name: 0.7, "large": 0.6})
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"name": name, "run": name}))
+    other = write_run(tmp_path / "other", "fed_df")
+    assert report.main([str(folder), str(other), "--output", str(tmp_path / "out")]) == 0
+    assert name in capsys.readouterr().out  # the title
+    html = (tmp_path / "out" / "report.html").read_text()
+    assert "<script>" not in html and html.count("<img ") >= 3
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        plots.write_plots(collection.collect([folder, other]), tmp_path)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_names_in_plots_are_drawn_as_they_are(name, tmp_path):
+    from matplotlib.figure import Figure
+
+    text = Figure().text(0, 0, plots.as_written(name))
+    assert text._preprocess_math(text.get_text()) == (name, False)
+    parties_plot({name: PartyCurve((1, 2), (1.0, 2.0))}, 1.0, None).savefig(tmp_path / "figure.png")
+    heads.profiles({name: {name: np.zeros(2)}}).savefig(tmp_path / "profiles.png")
