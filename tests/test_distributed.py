@@ -29,7 +29,7 @@ SETTINGS = (
     "--config.algorithm.steps=4",
     "--config.evaluation.every=2",
     "--config.evaluation.checkpoint_every=2",
-    "--config.evaluation.splits=('test',)",
+    "--config.evaluation.splits=('held_out',)",
 )
 LOST = (
     "error: another process of the run ended or did not answer: the same command on all machines "

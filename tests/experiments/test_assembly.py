@@ -160,7 +160,8 @@ def test_no_image_is_in_two_splits():
     config = get_config()
     experiment = build_experiment(config)
     unlabelled = experiment.data.data_sets["unlabelled"]["image"]
-    images = [split.columns["image"] for split in experiment.splits.values()] + [unlabelled]
+    splits = {**experiment.splits, **experiment.final_splits}
+    images = [split.columns["image"] for split in splits.values()] + [unlabelled]
     assert sum(map(len, images)) == 1797
 
 
@@ -266,7 +267,7 @@ def prepared(tmp_path):
 
 def test_prepared_images_are_cropped_and_normalised(prepared):
     experiment = build_experiment(prepared())
-    images = experiment.splits["test"].columns["image"]
+    images = experiment.final_splits["test"].columns["image"]
     assert images.dtype == np.uint8
     batch = {"image": jnp.asarray(images[:2])}
     read = experiment.evaluation_preprocess(batch, jax.random.key(0), jnp.arange(2))["image"]
@@ -280,7 +281,7 @@ def test_the_32x32_networks_read_padded_crops(prepared):
     for pool in ("small", "large"):
         config.pools[pool].model = f"cnn_{pool}_32"
     experiment = build_experiment(config)
-    images = experiment.splits["test"].columns["image"]
+    images = experiment.final_splits["test"].columns["image"]
     batch = {"image": jnp.asarray(np.repeat(images[:1], 200, axis=0))}
     train, evaluation = reading._image_preprocess(config.data, (32, 32, 3))
     whole = evaluation(batch, jax.random.key(0), jnp.arange(200))["image"]
