@@ -22,6 +22,8 @@ from fedcodist.data.federated_data import FederatedData
 from fedcodist.evaluation import evaluation_split
 from fedcodist.federated_algorithm import FederatedAlgorithm, by_member
 from fedcodist.model import Variables
+from fedcodist.model_checks import check_models
+from fedcodist.padded_statistics import collected
 from fedcodist.progress import progress
 from fedcodist.records import (
     FINITE,
@@ -138,7 +140,8 @@ def run_experiment(
     opened: contextlib.AbstractContextManager[RunFolder | None] = contextlib.nullcontext()
     if workdir is not None:
         opened = RunFolder(workdir, writes=is_writer)
-    with opened as folder:
+    # Whether batches that are filled up count in statistics was checked with the clients' sizes.
+    with opened as folder, collected():
         if folder and is_writer:
             told = _described(experiment) if config is None else config
             folder.claim(told, plan or {}, change_plan)
@@ -296,6 +299,7 @@ def check_experiment(experiment: Experiment) -> int:
             f"checkpoint_every must be a multiple of evaluate_every={experiment.evaluate_every}, "
             f"got {every}."
         )
+    check_models(experiment)
     return every
 
 

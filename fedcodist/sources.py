@@ -96,6 +96,11 @@ class StreamedData:
         self._largest_first = np.sort(federated.client_sizes)[::-1]
         self.num_clients = federated.num_clients
 
+    @property
+    def federated(self) -> FederatedData:
+        """The clients' examples, on the host."""
+        return self._federated
+
     def read(self, selection: Selection, devices: int = 1, own: Sequence[int] = (0,)) -> Inputs:
         """Gathers what was selected into buffers whose shapes are the same in every round.
 
