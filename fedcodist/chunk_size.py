@@ -18,6 +18,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from fedcodist import simulation
 from fedcodist.client_rows import HostRows, device_rows
 from fedcodist.experiment import Experiment, experiment_programs
+from fedcodist.padded_statistics import collected
 from fedcodist.sources import StreamedData, stack_inputs
 
 PyTree = Any
@@ -121,7 +122,8 @@ def needed_bytes(experiment: Experiment) -> int | float:
       ValueError: one line; the platform does not tell.
     """
     try:
-        memory = _lowered(experiment).compile().memory_analysis()
+        with collected():
+            memory = _lowered(experiment).compile().memory_analysis()
     except jax.errors.JaxRuntimeError as error:
         if "RESOURCE_EXHAUSTED" in str(error):
             return math.inf

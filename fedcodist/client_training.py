@@ -11,6 +11,7 @@ from fedcodist import keys
 from fedcodist.cohort import ClientData
 from fedcodist.example_losses import checked_loss
 from fedcodist.model import Batch, Model, Variables
+from fedcodist.padded_statistics import check_filled_batches
 from fedcodist.shuffling import permuted_positions
 
 PyTree = Any
@@ -111,6 +112,7 @@ def train_client(
     num_steps = epochs * steps_per_epoch
 
     def loss(params, mutable, batch, mask, dropout_key):
+        check_filled_batches(model.apply, Variables(params, mutable), batch, batch_size, data)
         outputs, mutable = model.apply(
             Variables(params, mutable), batch, train=True, key=dropout_key, mask=mask
         )

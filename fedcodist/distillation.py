@@ -15,6 +15,7 @@ from fedcodist.client_training import OptimizerFactory, Preprocess, check_factor
 from fedcodist.cohort import Examples
 from fedcodist.model import Model, Variables
 from fedcodist.models.layered import logits_of
+from fedcodist.padded_statistics import check_dealt_batches
 from fedcodist.readout import Readout, total_in_chunks
 from fedcodist.shuffling import permuted_positions, stream_positions
 
@@ -144,7 +145,7 @@ def distillation_loop(
     chex.assert_shape(unlabelled.indices, (settings.steps, settings.batch_size))
     optimizers = {name: settings.optimizer(learning_rates[name]) for name in students}
     # Parts of one batch must not drop the same units; so dropout alone depends on the device count.
-    _, device = this_device(axis_name)
+    devices, device = this_device(axis_name)
     loss_of = divergence or kl_divergence(settings.direction)
 
     def step(carry, index):
@@ -159,8 +160,12 @@ def distillation_loop(
         def loss(params):
             losses, mutable = {}, {}
             for name in students:
+                student = Variables(params[name], variables[name].mutable)
+                check_dealt_batches(
+                    models[name].apply, student, batch, settings.batch_size, devices
+                )
                 student_outputs, mutable[name] = models[name].apply(
-                    Variables(params[name], variables[name].mutable),
+                    student,
                     batch,
                     train=True,
                     key=keys.derive(key, index, "dropout", name, device),
@@ -214,8 +219,18 @@ def frozen(model: Model, variables: Variables) -> Teacher:
     return lambda batch: logits_of(model.apply(variables, batch)[0])
 
 
+def check_classes(logits: jax.Array) -> None:
+    """Raises one line for one class: its probability is 1, and nothing would be learned of it."""
+    if logits.shape[-1] < 2:
+        raise ValueError(
+            "models that teach must return logits [..., classes] of at least two classes, got "
+            f"{list(logits.shape)}: give a network of one logit a second one."
+        )
+
+
 def softened_target(logits: jax.Array, temperature: Any) -> jax.Array:
     """softmax(z / T) of teacher logits [batch, classes]."""
+    check_classes(logits)
     return jax.nn.softmax(logits / temperature)
 
 
@@ -264,6 +279,7 @@ def _divergence_from(students, outputs, targets, loss_of):
                     f"the model of {name!r} must return logits [batch, classes] to distill, or a "
                     f"fedcodist.readout.Readout of several positions, got {jax.typeof(each)}."
                 )
+            check_classes(each)
         batch_targets = {name: targets(name, outputs) for name in students}
         return lambda name, student, mask: jnp.sum(loss_of(student, batch_targets[name]) * mask)
 

@@ -25,6 +25,8 @@ from fedcodist.evaluation import evaluation_split
 from fedcodist.federated_algorithm import FederatedAlgorithm, by_member
 from fedcodist.identity import identity_of
 from fedcodist.model import Variables
+from fedcodist.model_checks import check_models
+from fedcodist.padded_statistics import collected
 from fedcodist.progress import progress
 from fedcodist.records import (
     FINITE,
@@ -146,7 +148,8 @@ def run_experiment(
     opened: contextlib.AbstractContextManager[RunFolder | None] = contextlib.nullcontext()
     if workdir is not None:
         opened = RunFolder(workdir, writes=is_writer)
-    with opened as folder:
+    # Whether batches that are filled up count in statistics was checked with the clients' sizes.
+    with opened as folder, collected():
         identity = None
         if folder:
             identity = identity_of(experiment, config is not None, prepared)
@@ -313,6 +316,7 @@ def check_experiment(experiment: Experiment) -> int:
             f"got {every}."
         )
     check_data(experiment)
+    check_models(experiment)
     return every
 
 

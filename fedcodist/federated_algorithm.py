@@ -17,6 +17,7 @@ from fedcodist.client_rows import ClientRows
 from fedcodist.cohort import ClientData, Selection
 from fedcodist.communication import Communication, tree_bytes
 from fedcodist.model import Model, Variables
+from fedcodist.padded_statistics import collected
 
 PyTree = Any
 
@@ -187,7 +188,10 @@ def communication_of(method: FederatedMethod, columns: Mapping[str, Any]) -> Com
         message = method.broadcast(method.init(key))
         return message, method.client_update(message, method.init_row(), data, key, method.hyper)
 
-    message, result = jax.eval_shape(participate, jax.eval_shape(lambda: jax.random.key(0)), data)
+    with collected():  # no client in particular: an experiment knows their sizes
+        message, result = jax.eval_shape(
+            participate, jax.eval_shape(lambda: jax.random.key(0)), data
+        )
     return Communication(
         down=tree_bytes(message),
         up=tree_bytes((result.update, result.mutable, result.weight, result.extra)),

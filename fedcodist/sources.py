@@ -100,6 +100,11 @@ class StreamedData:
         self.starts = federated.offsets[:-1]
         self.capacity = int(self._largest_first[0])
 
+    @property
+    def federated(self) -> FederatedData:
+        """The clients' examples, on the host."""
+        return self._federated
+
     def read(self, selection: Selection, devices: int = 1, own: Sequence[int] = (0,)) -> Inputs:
         """Gathers what was selected into buffers whose shapes are the same in every round.
 

@@ -24,6 +24,7 @@ from fedcodist.federated_algorithm import Predictor
 from fedcodist.for_each_client import Execution, dealing_order, for_each_client
 from fedcodist.model import Model, Variables
 from fedcodist.models.layered import logits_of
+from fedcodist.padded_statistics import of_clients
 
 PyTree = Any
 PARTIES = "parties"  # the one cohort
@@ -100,15 +101,16 @@ def for_each_party(
             sizes=jnp.where(is_here, cohort.sizes[at], 0),
             capacity=cohort.capacity,
         )
-        result = for_each_client(
-            functools.partial(_checked_update, update, group.model),
-            _weighted,
-            message,
-            own[name],
-            members,
-            key,
-            execution,
-        )
+        with of_clients(group.clients):
+            result = for_each_client(
+                functools.partial(_checked_update, update, group.model),
+                _weighted,
+                message,
+                own[name],
+                members,
+                key,
+                execution,
+            )
         keep = lambda leaf, is_here=is_here: jnp.where(
             is_here.reshape(-1, *(1,) * (leaf.ndim - 1)), leaf, jnp.zeros_like(leaf)
         )

@@ -24,6 +24,7 @@ from fedcodist.federated_algorithm import (
 )
 from fedcodist.for_each_client import Execution, for_each_client
 from fedcodist.model import Variables, is_finite
+from fedcodist.padded_statistics import of_clients
 from fedcodist.shuffling import sample_without_replacement
 
 PyTree = Any
@@ -189,17 +190,18 @@ def train_pools(
     for name, pool in pools.items():
         method, cohort = pool.method, inputs.cohorts[name]
         message = method.broadcast(state[name])
-        result = for_each_client(
-            functools.partial(_client_update, method, hyper[name]),
-            method.reduce.prepare,
-            message,
-            rows[name],
-            cohort,
-            client_key(key, round, stream or name),
-            execution,
-            axis_name,
-            individual_results=members,
-        )
+        with of_clients(pool.clients):
+            result = for_each_client(
+                functools.partial(_client_update, method, hyper[name]),
+                method.reduce.prepare,
+                message,
+                rows[name],
+                cohort,
+                client_key(key, round, stream or name),
+                execution,
+                axis_name,
+                individual_results=members,
+            )
         if result.results is not None:
             trained = jax.tree.map(jnp.subtract, message.params, result.results.update)
             models[name] = Variables(trained, result.results.mutable)
@@ -278,6 +280,11 @@ def check_pools(pools: Mapping[str, Pool], called: str = "pools") -> dict[str, P
 def check_class_counts(pools: Mapping[str, Pool]) -> None:
     """Raises one line unless the pools' models, which teach each other, have as many classes."""
     classes = {name: pool.method.model.num_classes for name, pool in pools.items()}
+    if 1 in classes.values():
+        raise ValueError(
+            "pools must have models of at least two classes to teach each other by probabilities, got "
+            f"{classes}: give a network of one logit a second one."
+        )
     if len(set(classes.values())) > 1:
         raise ValueError(
             f"pools must have models of equal class counts to teach each other, got {classes}."

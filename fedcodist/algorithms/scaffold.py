@@ -15,6 +15,7 @@ from fedcodist.cohort import ClientData
 from fedcodist.example_losses import checked_loss
 from fedcodist.federated_algorithm import FederatedMethod
 from fedcodist.model import Model, Variables, variable_shapes
+from fedcodist.padded_statistics import check_filled_batches
 
 PyTree = Any
 
@@ -153,6 +154,10 @@ def full_gradient(
     size = training.batch_size
 
     def loss(params, batch, mask, key):
+        if train:
+            check_filled_batches(
+                model.apply, Variables(params, variables.mutable), batch, size, data
+            )
         outputs, _ = model.apply(
             Variables(params, variables.mutable), batch, train=train, mask=mask, key=key
         )

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 
 from fedcodist import metrics as metrics_lib
 from fedcodist.model import Batch, Model, cross_entropy, from_flax_linen
+from fedcodist.training_flag import TRAIN, check_attributes, read_call
 
 BACKBONE = "backbone"  # the name of its parameters within a multi-headed model's
 
@@ -49,6 +50,10 @@ def multi_headed(
     Raises:
       ValueError: one line; numbers that make no sense, or a backbone that returns something else.
     """
+    call = read_call("backbone", backbone, backbone.__call__, (TRAIN, "mask"))
+    if TRAIN not in call.accepted:
+        flags = {name: getattr(backbone, name, ...) for name in backbone.__dataclass_fields__}
+        check_attributes("backbone", backbone, flags)
     network = MultiHeaded(backbone, classes, heads, projection)
     return from_flax_linen(
         network,

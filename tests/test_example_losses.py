@@ -1,0 +1,190 @@
+"""Losses and metrics are one number per example, or refused in one line before anything compiles."""
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from fedcodist import per_example
+from fedcodist.algorithms.fed_avg import fed_avg
+from fedcodist.algorithms.pools import Pool, independent_pools
+from fedcodist.client_training import LocalTraining, train_client
+from fedcodist.cohort import ClientData
+from fedcodist.data.federated_data import FederatedData
+from fedcodist.distillation import softened_target
+from fedcodist.experiment import Experiment, check_experiment
+from fedcodist.metrics import accuracy, f_score, of_one_logit
+from fedcodist.model import from_flax_linen
+from fedcodist.sources import resident_data
+
+pytestmark = pytest.mark.usefixtures("compile_quickly")
+
+DRAWS = np.random.default_rng(0)
+IMAGES = DRAWS.normal(size=(6, 4)).astype(np.float32)
+TARGETS = DRAWS.normal(size=(6, 1)).astype(np.float32)
+DATA = FederatedData.from_arrays({"image": IMAGES, "target": TARGETS}, offsets=[0, 3, 6])
+EXAMPLE = jnp.zeros((1, 4))
+squares = lambda outputs, batch: (outputs[:, 0] - batch["target"][:, 0]) ** 2
+
+WRONG_LOSSES = {
+    "mean": (1, lambda outputs, batch: jnp.mean((outputs - batch["target"]) ** 2)),
+    "mean of labels": (
+        3,
+        lambda outputs, batch: optax.softmax_cross_entropy_with_integer_labels(
+            outputs, batch["label"]
+        ).mean(),
+    ),
+    "column": (1, lambda outputs, batch: (outputs - batch["target"]) ** 2),
+    "mean that keeps its axes": (
+        1,
+        lambda outputs, batch: jnp.mean((outputs - batch["target"]) ** 2, keepdims=True),
+    ),
+    "constant": (3, lambda outputs, batch: jnp.zeros(11)),
+    "two unknown columns": (4, lambda outputs, batch: jnp.mean(outputs * batch["a"] + batch["b"])),
+}
+
+
+@pytest.mark.parametrize("case", WRONG_LOSSES)
+def test_a_loss_of_another_shape_is_refused_when_the_model_is_made(case):
+    width, loss = WRONG_LOSSES[case]
+    with pytest.raises(
+        ValueError, match=r"loss must have one number per example, \[batch\]"
+    ) as error:
+        from_flax_linen(nn.Dense(width), EXAMPLE, loss=loss, metrics={})
+    assert "\n" not in str(error.value)
+
+
+RIGHT_LOSSES = {
+    "column read": (1, squares),
+    "sum and weights": (
+        4,
+        lambda outputs, batch: jnp.sum((outputs - batch["target"]) ** 2, -1) * batch["weight"],
+    ),
+    "of the inputs": (4, lambda outputs, batch: jnp.mean((outputs - batch["image"]) ** 2, -1)),
+    "a shape that nobody guesses": (
+        4,
+        lambda outputs, batch: batch["target"].reshape(-1, 3, 9).sum((1, 2)) + outputs[:, 0],
+    ),
+    "a mean, asked for": (
+        1,
+        per_example(lambda outputs, batch: jnp.mean((outputs - batch["target"]) ** 2)),
+    ),
+}
+
+
+@pytest.mark.parametrize("case", RIGHT_LOSSES)
+def test_a_loss_per_example_is_taken(case):
+    width, loss = RIGHT_LOSSES[case]
+    assert from_flax_linen(nn.Dense(width), EXAMPLE, loss=loss, metrics={}).metrics == {}
+
+
+WRONG_METRICS = {
+    "one array": (lambda outputs, batch: outputs[:, 0], "must return two arrays"),
+    "an array of two": (lambda outputs, batch: outputs[:, :2].T, "must return two arrays"),
+    "a dictionary": (lambda outputs, batch: {"a": 1, "b": 2}, "must return two arrays"),
+    "a mean": (lambda outputs, batch: (jnp.mean(outputs), 1.0), "values must have one number"),
+    "a column": (lambda outputs, batch: (outputs[:, :1],) * 2, "values must have one number"),
+    "one weight": (lambda outputs, batch: (outputs[:, 0], 1.0), "weights must have one number"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG_METRICS)
+def test_a_metric_of_another_shape_is_refused_when_the_model_is_made(case):
+    metric, says = WRONG_METRICS[case]
+    with pytest.raises(ValueError, match=rf"metrics\['odd'\].*{says}") as error:
+        from_flax_linen(nn.Dense(3), EXAMPLE, metrics={"odd": metric})
+    assert "\n" not in str(error.value)
+
+
+def hand_made(loss, metrics=None):
+    """A Model of which nothing was checked when it was made."""
+    model = from_flax_linen(nn.Dense(1), EXAMPLE, loss=squares, metrics={})
+    return model._replace(loss=loss, metrics=metrics or {})
+
+
+mean_of_squares = lambda outputs, batch: jnp.mean((outputs - batch["target"]) ** 2)
+
+
+def experiment_of(model, splits=None, method=fed_avg):
+    algorithm = independent_pools(
+        {"main": Pool(method(model, LocalTraining(batch_size=2)), np.arange(2), 2)}, DATA.columns
+    )
+    return Experiment(algorithm, resident_data(DATA), splits or {"test": DATA}, 1)
+
+
+def test_training_checks_the_loss_where_it_is_traced():
+    model = hand_made(mean_of_squares)
+    with pytest.raises(
+        ValueError, match=r"one number per example, \[batch\] = \[2\], got float32\[\]"
+    ):
+        experiment_of(model)
+    with pytest.raises(ValueError, match="one number per example"):
+        jax.eval_shape(lambda key: one_client(model, key), jax.random.key(0))
+
+
+def one_client(model, key, batch_size=2):
+    count = jnp.int32(3)
+    columns = {name: jnp.asarray(column) for name, column in DATA.columns.items()}
+    data = ClientData(columns, jnp.int32(0), count, count, 3, False)
+    training = LocalTraining(optax.sgd, batch_size)
+    train = lambda: train_client(model, training, model.init(key), data, key, 0.1)
+    return jax.jit(train)().variables.params
+
+
+def test_check_experiment_evaluates_losses_and_metrics_of_all_splits_by_shape():
+    one_array = {"odd": lambda outputs, batch: outputs[:, 0]}
+    with pytest.raises(
+        ValueError, match=r"model 'main' on split 'test': metrics\['odd'\]"
+    ) as error:
+        check_experiment(experiment_of(hand_made(squares, one_array)))
+    assert "\n" not in str(error.value)
+    good = experiment_of(hand_made(squares))
+    assert check_experiment(good) == 10
+    without = FederatedData.from_arrays({"image": IMAGES}, offsets=[0, 6])
+    with pytest.raises(
+        ValueError, match="model 'main' on split 'late': there is no column 'target'"
+    ):
+        check_experiment(good._replace(final_splits={"late": without}))
+
+
+def test_a_mean_that_was_asked_for_is_the_loss_per_example():
+    """A last batch that is filled up included: NumPy's step over 2 and 1 examples, and in one of 4."""
+    models = [hand_made(squares), hand_made(per_example(mean_of_squares))]
+    for batch_size in (2, 4):
+        expected, found = (one_client(model, jax.random.key(0), batch_size) for model in models)
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), found, expected)
+    model, key = models[1], jax.random.key(0)
+    kernel, bias = (np.asarray(model.init(key).params[name], float) for name in ("kernel", "bias"))
+    error = IMAGES[:3] @ kernel + bias - TARGETS[:3]
+    after = one_client(model, key, 4)["kernel"]
+    np.testing.assert_allclose(after, kernel - 0.1 * 2 * IMAGES[:3].T @ error / 3, rtol=1e-5)
+
+
+def test_a_mean_of_several_numbers_is_refused():
+    loss = per_example(lambda outputs, batch: (outputs - batch["target"]) ** 2)
+    with pytest.raises(ValueError, match=r"one number for a batch, got \[1, 3\]"):
+        loss(jnp.zeros((2, 3)), {"target": jnp.zeros((2, 3))})
+
+
+def test_one_logit_has_no_accuracy_unless_it_is_asked_for():
+    loss = lambda outputs, batch: optax.sigmoid_binary_cross_entropy(outputs[:, 0], batch["label"])
+    with pytest.raises(ValueError, match=r"of_one_logit\(accuracy\(\)\)") as error:
+        from_flax_linen(nn.Dense(1), EXAMPLE, loss=loss)
+    assert "\n" not in str(error.value)
+    with pytest.raises(ValueError, match=r"cross_entropy needs .* at least two classes"):
+        from_flax_linen(nn.Dense(1), EXAMPLE)
+    with pytest.raises(ValueError, match="at least two classes"):
+        softened_target(jnp.zeros((3, 1)), 2.0)
+    model = from_flax_linen(
+        nn.Dense(1), EXAMPLE, loss=loss, metrics={"accuracy": of_one_logit(accuracy())}
+    )
+    logits, labels = jnp.array([[-1.0], [2.0], [0.3], [-0.2]]), jnp.array([0, 1, 0, 1])
+    values, weights = model.metrics["accuracy"](logits, {"label": labels})
+    np.testing.assert_array_equal(values, [1, 1, 0, 0])
+    np.testing.assert_array_equal(weights, 1)
+    shares, _ = of_one_logit(accuracy(), threshold=0.5)(logits[:, 0], {"label": labels})
+    np.testing.assert_array_equal(shares, [1, 1, 1, 0])
+    values, weights = of_one_logit(f_score())(logits, {"label": labels})
+    assert float(jnp.sum(values * weights) / jnp.sum(weights)) == 0.5

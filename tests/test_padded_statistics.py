@@ -1,0 +1,174 @@
+"""What only fills up a batch is never counted in batch statistics."""
+
+import warnings
+
+import flax.linen as nn
+import haiku as hk
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from fedcodist.algorithms.fed_avg import fed_avg
+from fedcodist.algorithms.isolated import isolated
+from fedcodist.algorithms.parties import Group
+from fedcodist.algorithms.pools import Pool, independent_pools
+from fedcodist.algorithms.scaffold import full_gradient, scaffold
+from fedcodist.client_training import LocalTraining, train_client
+from fedcodist.cohort import ClientData
+from fedcodist.data.federated_data import FederatedData
+from fedcodist.experiment import Experiment, check_experiment, run_experiment
+from fedcodist.model import from_flax_linen, from_flax_nnx, from_haiku
+from fedcodist.models.digits import BatchNormMLP
+from fedcodist.padded_statistics import check_dealt_batches
+from fedcodist.sources import StreamedData, resident_data
+
+pytestmark = pytest.mark.usefixtures("compile_quickly")
+
+EXAMPLE = jnp.zeros((1, 1))
+COLUMNS = {
+    "image": np.array([[1.0], [2.0], [4.0], [8.0], [16.0], [3.0], [5.0], [7.0]], np.float32),
+    "label": np.zeros(8, np.int32),
+}
+
+
+class Plain(nn.Module):
+    """Batch normalisation as everybody writes it."""
+
+    @nn.compact
+    def __call__(self, x, train: bool):
+        return nn.Dense(2)(nn.BatchNorm(use_running_average=not train, momentum=0.9)(x))
+
+
+class Ignoring(nn.Module):
+    @nn.compact
+    def __call__(self, x, train: bool, mask=None):
+        return nn.Dense(2)(nn.BatchNorm(use_running_average=not train, momentum=0.9)(x))
+
+
+class PlainNNX(nnx.Module):
+    def __init__(self, rngs):
+        self.norm, self.last = nnx.BatchNorm(1, rngs=rngs), nnx.Linear(1, 2, rngs=rngs)
+
+    def __call__(self, x):
+        return self.last(self.norm(x))
+
+
+def plain_haiku(x, is_training):
+    return hk.Linear(2)(hk.BatchNorm(True, True, 0.9)(x, is_training))
+
+
+NETWORKS = {
+    "linen": lambda: from_flax_linen(Plain(), EXAMPLE),
+    "linen, mask ignored": lambda: from_flax_linen(Ignoring(), EXAMPLE),
+    "nnx": lambda: from_flax_nnx(PlainNNX, EXAMPLE),
+    "haiku": lambda: from_haiku(plain_haiku, EXAMPLE),
+}
+
+
+def experiment_of(model, offsets, batch_size=4, streamed=False, method=fed_avg):
+    data = FederatedData.from_arrays(
+        {name: column[: offsets[-1]] for name, column in COLUMNS.items()}, offsets=offsets
+    )
+    clients = np.arange(data.num_clients)
+    pool = Pool(method(model, LocalTraining(batch_size=batch_size)), clients, 1)
+    algorithm = independent_pools({"main": pool}, data.columns)
+    source = StreamedData(data) if streamed else resident_data(data)
+    return Experiment(algorithm, source, {"test": data}, 1)
+
+
+@pytest.mark.parametrize("network", NETWORKS)
+def test_statistics_that_would_count_padding_are_refused(network):
+    model, streamed = NETWORKS[network](), network == "nnx"
+    with pytest.raises(ValueError, match=r"client 1 has 3 examples.*batch_size=4.*`mask`") as error:
+        check_experiment(experiment_of(model, [0, 4, 7], streamed=streamed))
+    assert "\n" not in str(error.value)
+    # Nothing is filled up here.
+    check_experiment(experiment_of(model, [0, 4, 8], streamed=streamed))
+
+
+def test_networks_that_leave_padding_out_are_taken():
+    model = from_flax_linen(BatchNormMLP((3,), 2), EXAMPLE)
+    check_experiment(experiment_of(model, [0, 4, 7]))
+
+
+def test_a_clean_run_does_not_warn():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        experiment = experiment_of(NETWORKS["linen"](), [0, 4, 8])
+        run_experiment(experiment, show_progress=False)
+
+
+def client(size):
+    size = np.int32(size) if isinstance(size, int) else size
+    columns = {name: jnp.asarray(column) for name, column in COLUMNS.items()}
+    return ClientData(columns, jnp.int32(0), size, size, 8, False)
+
+
+def test_a_client_of_known_size_is_refused_and_one_of_unknown_size_warned_of():
+    model, training = NETWORKS["linen"](), LocalTraining(batch_size=4)
+    variables, key = model.init(jax.random.key(0)), jax.random.key(1)
+    train = lambda size: train_client(model, training, variables, client(size), key, 0.1)
+    with pytest.raises(ValueError, match="a client has 5 examples, no multiple of batch_size=4"):
+        jax.eval_shape(lambda: train(5))
+    with pytest.warns(UserWarning, match="clients may have a number of examples") as found:
+        jax.eval_shape(train, jnp.int32(8))
+    assert "\n" not in str(found[0].message)
+
+
+def test_the_full_gradient_of_scaffold_is_guarded_and_leaves_padding_out():
+    training, key = LocalTraining(batch_size=4), jax.random.key(1)
+    plain = NETWORKS["linen"]()
+    variables = plain.init(jax.random.key(0))
+    with pytest.raises(ValueError, match="a client has 5 examples"):
+        jax.eval_shape(lambda: full_gradient(plain, training, variables, client(5), key))
+    # In evaluation the running averages normalise, whatever the batch.
+    jax.eval_shape(lambda: full_gradient(plain, training, variables, client(5), key, train=False))
+
+    model = from_flax_linen(BatchNormMLP((3,), 2), EXAMPLE)
+    start = model.init(jax.random.key(0))
+    found = jax.jit(lambda: full_gradient(model, training, start, client(5), key))()
+
+    def loss(params):
+        total = 0.0
+        for part in (slice(0, 4), slice(4, 5)):
+            batch = {name: column[part] for name, column in COLUMNS.items()}
+            outputs, _ = model.apply(start._replace(params=params), batch, train=True)
+            total += jnp.sum(model.loss(outputs, batch))
+        return total / 5
+
+    expected = jax.jit(jax.grad(loss))(start.params)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), found, expected)
+
+
+def test_scaffold_of_both_options_is_refused():
+    for option in (1, 2):
+        make = lambda model, training, option=option: scaffold(model, 2, training, option)
+        with pytest.raises(ValueError, match="client 1 has 3 examples"):
+            check_experiment(experiment_of(NETWORKS["linen"](), [0, 4, 7], method=make))
+
+
+def test_parties_are_guarded_with_their_own_numbers_of_examples():
+    """The first one's batches are full; the second one's network has no statistics."""
+    model, plain = NETWORKS["linen"](), from_flax_linen(nn.Dense(2), EXAMPLE)
+    data = FederatedData.from_arrays({n: c[:7] for n, c in COLUMNS.items()}, offsets=[0, 4, 7])
+
+    def experiment_of_parties(first, second):
+        groups = {"a": Group(first, np.array([0])), "b": Group(second, np.array([1]))}
+        algorithm = isolated(groups, LocalTraining(batch_size=4))
+        return Experiment(algorithm, resident_data(data), {"test": data}, 1)
+
+    check_experiment(experiment_of_parties(model, plain))
+    with pytest.raises(ValueError, match="client 1 has 3 examples, no multiple of batch_size=4"):
+        check_experiment(experiment_of_parties(plain, model))
+
+
+def test_batches_that_devices_share_are_guarded():
+    """Three devices have two places each for a batch of four."""
+    model = NETWORKS["linen"]()
+    variables = model.init(jax.random.key(0))
+    batch = {"image": jnp.zeros((2, 1))}
+    check_dealt_batches(model.apply, variables, batch, batch_size=4, devices=2)
+    with pytest.raises(ValueError, match="3 devices share batches of 4"):
+        check_dealt_batches(model.apply, variables, batch, batch_size=4, devices=3)
