@@ -6,6 +6,7 @@ from typing import NamedTuple
 import numpy as np
 from ml_collections import ConfigDict
 
+from experiments.classes import number_of_classes
 from experiments.messages import choice, named
 from experiments.prepared import prepared_folder
 from fedcodist.checks import check_integer, check_number
@@ -27,11 +28,13 @@ Columns = Mapping[str, np.ndarray]
 
 
 class PrimaryData(NamedTuple):
-    """The clients' examples, the public ones, and the test set, columns `image` and `label`."""
+    """The clients' examples, the public ones, and the test set, columns `image` and `label`; the number
+    of classes."""
 
     private: FederatedData
     public: FederatedData
     test: FederatedData
+    num_classes: int
 
 
 def load_primary(settings: ConfigDict) -> PrimaryData:
@@ -48,9 +51,11 @@ def load_primary(settings: ConfigDict) -> PrimaryData:
     private, public = _parts(settings, count)
     owned = {name: column[order[:private]] for name, column in train.items()}
     check_integer("data.num_clients", settings.num_clients, low=1)
+    tables = {"train": _one(train, "train"), settings.get("tested", "test"): _one(test, "test")}
+    classes = number_of_classes(tables, settings.get("folder"))
     with named("data.labels_"):
         primary = assign(
-            int(max(train["label"].max(), test["label"].max())) + 1,
+            classes,
             settings.num_clients,
             settings.labels_per_client,
             settings.seed,
@@ -60,6 +65,7 @@ def load_primary(settings: ConfigDict) -> PrimaryData:
         FederatedData.from_arrays(owned, partition=parts),
         _one({name: column[order[count - public :]] for name, column in train.items()}, "public"),
         _one(test, "test"),
+        classes,
     )
 
 

@@ -18,7 +18,7 @@ from fedcodist.checkpoint import load_checkpoint, save_checkpoint
 from fedcodist.checks import check_integer
 from fedcodist.client_rows import HostRows, device_rows
 from fedcodist.client_training import Preprocess
-from fedcodist.data.federated_data import FederatedData, federated_splits
+from fedcodist.data.federated_data import federated_splits
 from fedcodist.data_checks import check_data
 from fedcodist.evaluation import evaluation_split
 from fedcodist.federated_algorithm import FederatedAlgorithm, by_member
