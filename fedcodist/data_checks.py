@@ -14,7 +14,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedcodist.column_uses import UNKNOWN, Index, Uses, column_uses, of_column
+from fedcodist.column_uses import (
+    UNKNOWN,
+    Followed,
+    Index,
+    Uses,
+    column_uses,
+    of_column,
+    used_arguments,
+)
 from fedcodist.data.column_values import check_32_bits, first_not_finite, least_and_largest
 from fedcodist.federated_algorithm import FederatedAlgorithm, Predictor, single_model
 from fedcodist.model import variable_shapes
@@ -182,25 +190,19 @@ def _evaluation_uses(
         name: _struct((2, *np.shape(column)[1:]), column.dtype) for name, column in columns.items()
     }
     variables = _variables(experiment.algorithm, predictor)
-    network = _traced_uses(outputs_of, (two, variables), [{n: of_column(n) for n in two}])
-    measured = _traced_uses(measures_of, network.shapes, network.followed)
-    return network.uses, measured.uses
+    network, shapes = jax.make_jaxpr(outputs_of, return_shape=True)(two, variables)
+    measures = jax.make_jaxpr(measures_of)(*shapes)
+    # A batch has all columns; what matters is what the outputs depend on, and what measures read.
+    first = column_uses(
+        network, _arguments({n: of_column(n) for n in two}, network), used_arguments(measures)
+    )
+    return first, column_uses(measures, first.results)
 
 
-class _Traced(NamedTuple):
-    uses: Uses
-    shapes: Any
-    followed: list[Any]
-
-
-def _traced_uses(function: Any, arguments: Any, followed: Any) -> _Traced:
-    """Traces a function, following its first arguments."""
-    jaxpr, shapes = jax.make_jaxpr(function, return_shape=True)(*arguments)
-    is_followed = lambda node: type(node) is type(UNKNOWN)
-    known = jax.tree.leaves(followed, is_leaf=is_followed)
-    known += [UNKNOWN] * (len(jax.tree.leaves(arguments)) - len(known))
-    uses = column_uses(jaxpr, known)
-    return _Traced(uses, shapes, uses.results)
+def _arguments(followed: PyTree, jaxpr: Any) -> list[Followed]:
+    """What is known of a function's arguments, of which the first are followed."""
+    known = jax.tree.leaves(followed, is_leaf=lambda node: isinstance(node, Followed))
+    return known + [UNKNOWN] * (len(jaxpr.jaxpr.invars) - len(known))
 
 
 def _variables(algorithm: FederatedAlgorithm, predictor: Predictor) -> PyTree:
@@ -260,7 +262,8 @@ def _traced_round(algorithm: FederatedAlgorithm, columns: Any, clients: int, cap
     followed = {
         source: {name: of_column((source, name)) for name in own} for source, own in columns.items()
     }
-    return _traced_uses(one_round, arguments, followed).uses
+    jaxpr = jax.make_jaxpr(one_round)(*arguments)
+    return column_uses(jaxpr, _arguments(followed, jaxpr))
 
 
 def _shapes(columns: Mapping[str, Any]) -> tuple[Any, ...]:

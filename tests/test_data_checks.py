@@ -11,7 +11,7 @@ import pytest
 
 import fedcodist as fc
 from fedcodist.algorithms.pools import independent_pools
-from fedcodist.data.federated_data import FederatedData
+from fedcodist.data.federated_data import FederatedData, federated_splits
 from fedcodist.experiment import Experiment, check_experiment, run_experiment
 from fedcodist.metrics import accuracy, precision
 from fedcodist.model import from_flax_linen
@@ -19,6 +19,8 @@ from fedcodist.next_token import language_model, next_tokens
 from fedcodist.ranking import ranking_loss, ranking_metrics
 from fedcodist.readout import Readout
 from fedcodist.sources import StreamedData, resident_data
+
+pytestmark = pytest.mark.usefixtures("compile_quickly")
 
 ROWS, CLASSES = 12, 3
 IMAGES = np.random.default_rng(0).normal(size=(ROWS, 4)).astype(np.float32)
@@ -344,13 +346,19 @@ def test_a_split_of_plain_columns_is_one_client_s(form):
     columns = {"image": IMAGES, "label": LABELS}
     if form == "lists":
         columns = {name: column.tolist() for name, column in columns.items()}
-    with pytest.raises(TypeError, match=r"^splits\['test'\] must be FederatedData, or columns"):
-        run_experiment(experiment(splits={"test": IMAGES}), show_progress=False)
-    found = [
-        run_experiment(experiment(splits={"test": test}), show_progress=False).records
-        for test in (federated(columns, clients=1), columns)
-    ]
-    assert found[0] == found[1]
+    check_experiment(experiment(splits={"test": columns}, final_splits={"last": columns}))
+    split = federated_splits("splits", {"test": columns})["test"]
+    assert split.client_ids.tolist() == ["test"] and split.num_examples == ROWS
+    np.testing.assert_allclose(split.columns["image"], IMAGES)
+
+
+def test_a_split_that_is_no_table_is_one_line():
+    assert told(splits={"test": IMAGES}).startswith(
+        "splits['test'] must be FederatedData, or columns"
+    )
+    line = told(final_splits={"last": {"image": IMAGES, "label": LABELS[:3]}})
+    assert line.startswith("final_splits['last']: columns must have equal numbers of rows")
+    assert told(splits=[IMAGES]).startswith("splits must be a mapping from names to data")
 
 
 @pytest.mark.parametrize("source", [resident_data, StreamedData])
@@ -365,21 +373,28 @@ def test_data_sets_in_other_plain_forms(source):
         source(examples(), {"unlabelled": {"image": IMAGES, "age": np.zeros(3)}})
 
 
-@pytest.mark.parametrize(
-    "labels",
-    [
-        LABELS[:, None],
-        np.eye(CLASSES, dtype=np.float32)[LABELS],
-        LABELS > 0,
-        LABELS.astype(np.uint64),
-    ],
-    ids=["[rows, 1]", "one-hot", "bool", "uint64"],
-)
-def test_labels_in_other_plain_forms_train_as_whole_numbers(labels):
+FORMS = {
+    "[rows, 1]": LABELS[:, None],
+    "one-hot": np.eye(CLASSES, dtype=np.float32)[LABELS],
+    "bool": LABELS > 0,
+    "uint64": LABELS.astype(np.uint64),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_labels_in_other_plain_forms_are_accepted(form):
+    labels = examples(FORMS[form])
+    check_experiment(experiment(labels, {"test": labels}, final_splits={"last": labels}))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("form", FORMS)
+def test_labels_in_other_plain_forms_train_as_whole_numbers(form):
+    labels = FORMS[form]
     whole = LABELS if labels.dtype != bool else (LABELS > 0).astype(int)
     found = [
-        run_experiment(experiment(examples(form), {"test": examples(form)}), show_progress=False)
-        for form in (whole, labels)
+        run_experiment(experiment(examples(own), {"test": examples(own)}), show_progress=False)
+        for own in (whole, labels)
     ]
     assert found[0].records == found[1].records
     jax.tree.map(np.testing.assert_array_equal, *(each.variables for each in found))
