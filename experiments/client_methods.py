@@ -163,7 +163,7 @@ def _fed_kd(clients: Clients) -> FederatedMethod:
     def network(setting, name, layers):
         if data.models is not None:  # they show all of their layers
             return as_executed(config, model_of(config, data, setting, name))
-        image_model(setting, name, train, data.preprocess)  # a mistake is told by its setting
+        image_model(setting, name, data)  # a mistake is told by its setting
         create, shape = MODELS[name]
         with named(f"training.fed_kd.{layers}: "):
             model = with_layers(create(), jnp.zeros((1, *shape)), settings[layers])

@@ -6,8 +6,9 @@ from typing import NamedTuple
 import numpy as np
 from ml_collections import ConfigDict
 
+from experiments.classes import number_of_classes
 from experiments.encoded import ENCODED, Submodel, load_encoded
-from experiments.messages import choice
+from experiments.messages import choice, named
 from experiments.normalisation import normalisation
 from experiments.prepared import prepared_folder, prepared_images
 from experiments.primary_data import PRIMARY, load_primary
@@ -23,6 +24,7 @@ from fedcodist.model import Model
 from fedcodist.next_token import next_tokens
 
 DIGITS_SCALE = augmentation.image_preprocess(augmentation.normalise((0.3,), (0.37,), scale=16.0))
+DIGITS_CLASSES = 10
 PARTITIONS = {"dirichlet": dirichlet, "equal_dirichlet": equal_dirichlet}
 
 
@@ -38,6 +40,8 @@ class Data(NamedTuple):
       models: name -> a function that makes a network for these data; None where networks are those of
         images or of text.
       submodels: name -> share of its units -> a smaller one for Federated Dropout; None elsewhere too.
+      num_classes: outputs that networks of images must have at least, of labels in any split; None where
+        `public`, `text` or `models` say it.
     """
 
     splits: Mapping[str, FederatedData]
@@ -48,6 +52,7 @@ class Data(NamedTuple):
     text: Text | None = None
     models: Mapping[str, Callable[[], Model]] | None = None
     submodels: Mapping[str, Callable[[float], Submodel]] | None = None
+    num_classes: int | None = None
 
     @property
     def inputs(self) -> str:
@@ -63,7 +68,9 @@ def load_data(settings: ConfigDict) -> Data:
             concentration=settings.concentration,
             seed=settings.seed,
         )
-        return Data(splits, splits.pop("distillation").columns["image"], DIGITS_SCALE, DIGITS_SCALE)
+        images = splits.pop("distillation").columns["image"]
+        classes = number_of_classes(splits, declared=DIGITS_CLASSES)
+        return Data(splits, images, DIGITS_SCALE, DIGITS_SCALE, num_classes=classes)
     if settings.name == "prepared":
         splits = prepared_folder("data.folder", settings.folder)
         partition = settings.get("partition")
@@ -71,11 +78,14 @@ def load_data(settings: ConfigDict) -> Data:
         needed = {"train"} if partition else {"train", "distillation", "held_out", "test"}
         if missing := needed - set(splits):
             raise ValueError(f"data.folder {settings.folder} has no split {min(missing)!r}.")
+        with named(f"data.folder {settings.folder}: "):
+            classes = number_of_classes(splits, settings.folder)
         if partition:
             splits |= _repartitioned(splits["train"], partition, settings.seed)
         image_shape = prepared_images("data.folder", settings.folder, splits)
         unlabelled = _unlabelled(settings, splits.pop("distillation", None), image_shape)
-        return Data(splits, unlabelled, *_image_preprocess(settings, image_shape))
+        preprocess = _image_preprocess(settings, image_shape)
+        return Data(splits, unlabelled, *preprocess, num_classes=classes)
     if settings.name == TEXT:
         splits, unlabelled, text = load_text(settings)
         return Data(splits, unlabelled, next_tokens, next_tokens, text=text)
@@ -88,12 +98,11 @@ def load_data(settings: ConfigDict) -> Data:
         splits = _with_held_out({"train": private, "test": test}, held_out)
         return Data(splits, images, preprocess, preprocess, public)
     if settings.name in PRIMARY:
-        private, shared, test, held_out = load_primary(settings)
+        private, shared, test, held_out, classes = load_primary(settings)
         images = shared.columns["image"]
         preprocess = (DIGITS_SCALE, DIGITS_SCALE)
         if settings.name == "prepared_primary":
             preprocess = _image_preprocess(settings, images.shape[1:])
-        classes = 1 + int(test.columns["label"].max())
         everybodys = Public(shared, test, preprocess[0], classes)
         splits = _with_held_out({"train": private, "test": test}, held_out)
         return Data(splits, images, *preprocess, everybodys)

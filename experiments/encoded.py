@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from ml_collections import ConfigDict
 
+from experiments.classes import number_of_classes
 from experiments.messages import named
 from experiments.prepared import prepared_folder
 from fedcodist import metrics
@@ -112,7 +113,8 @@ def load_encoded(settings: ConfigDict) -> EncodedData:
         titles = np.array(prepared["news"].columns["tokens"])
         preprocess = sampled_candidates(titles, NEGATIVES), all_candidates(titles)
         return EncodedData(splits, *preprocess, _networks(news_recommender, pieces, settings))
-    classes = 1 + int(train.columns["label"].max())
+    with named(f"data.folder {settings.folder}: "):
+        classes = number_of_classes(splits, settings.folder)
     create = functools.partial(_classifier, classes)
     as_it_is = lambda batch, key, positions: batch
     return EncodedData(splits, as_it_is, as_it_is, _networks(create, pieces, settings))

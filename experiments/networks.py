@@ -8,12 +8,11 @@ import jax
 import jax.numpy as jnp
 from ml_collections import ConfigDict
 
+from experiments.classes import number_of_classes
 from experiments.data import Data
 from experiments.messages import choice
 from experiments.text import TEXT_MODELS, text_model
 from fedcodist.checks import check_number
-from fedcodist.client_training import Preprocess
-from fedcodist.data.federated_data import FederatedData
 from fedcodist.model import Model, from_flax_linen, variable_shapes
 from fedcodist.models import cnn, digits, resnet
 
@@ -46,20 +45,26 @@ def model_of(config: ConfigDict, data: Data, setting: str, name: str) -> Model:
     if data.text is not None:
         choice(setting, name, TEXT_MODELS)
         return text_model(name, data.text, config.training.get("samples", 0))
-    return image_model(setting, name, data.splits["train"], data.preprocess)
+    return image_model(setting, name, data)
 
 
-def image_model(setting: str, name: str, data: FederatedData, preprocess: Preprocess) -> Model:
+def image_model(setting: str, name: str, data: Data) -> Model:
     """One of MODELS, or one line where it takes other images or has too few classes for the data."""
     create, shape = choice(setting, name, MODELS)
     model = from_flax_linen(create(), jnp.zeros((1, *shape)))
-    one = {key: jax.ShapeDtypeStruct((1, *c.shape[1:]), c.dtype) for key, c in data.columns.items()}
-    images = jax.eval_shape(preprocess, one, jax.random.key(0), jnp.zeros(1, jnp.int32))["image"]
+    columns = data.splits["train"].columns
+    one = {key: jax.ShapeDtypeStruct((1, *c.shape[1:]), c.dtype) for key, c in columns.items()}
+    images = jax.eval_shape(data.preprocess, one, jax.random.key(0), jnp.zeros(1, jnp.int32))[
+        "image"
+    ]
     if images.shape[1:] != shape:
         raise ValueError(
             f"{setting} {name!r} takes images of {list(shape)}, the data has {list(images.shape[1:])}."
         )
-    if (classes := int(data.columns["label"].max()) + 1) > model.num_classes:
+    classes = data.num_classes if data.public is None else data.public.num_classes
+    if classes is None:
+        classes = number_of_classes(data.splits)
+    if classes > model.num_classes:
         raise ValueError(
             f"{setting} {name!r} has {model.num_classes} classes, the data has {classes}."
         )

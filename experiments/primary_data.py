@@ -6,6 +6,7 @@ from typing import NamedTuple
 import numpy as np
 from ml_collections import ConfigDict
 
+from experiments.classes import number_of_classes
 from experiments.messages import choice, named
 from experiments.prepared import prepared_folder, prepared_images
 from fedcodist.checks import check_integer, check_number
@@ -34,12 +35,14 @@ class PrimaryData(NamedTuple):
       public: the public ones.
       test: the test set.
       held_out: other examples to watch training by; None where a data set has none.
+      num_classes: labels of all splits, or what the data declare.
     """
 
     private: FederatedData
     public: FederatedData
     test: FederatedData
     held_out: FederatedData | None
+    num_classes: int
 
 
 def load_primary(settings: ConfigDict) -> PrimaryData:
@@ -57,9 +60,13 @@ def load_primary(settings: ConfigDict) -> PrimaryData:
     private, public = _parts(settings, count)
     owned = {name: column[order[:private]] for name, column in train.items()}
     check_integer("data.num_clients", settings.num_clients, low=1)
+    tables = {"train": _one(train, "train"), settings.get("tested", "test"): _one(test, "test")}
+    if held_out is not None:
+        tables["held_out"] = _one(held_out, "held_out")
+    classes = number_of_classes(tables, settings.get("folder"))
     with named("data.labels_"):
         primary = assign(
-            int(max(train["label"].max(), test["label"].max())) + 1,
+            classes,
             settings.num_clients,
             settings.labels_per_client,
             settings.seed,
@@ -70,6 +77,7 @@ def load_primary(settings: ConfigDict) -> PrimaryData:
         _one({name: column[order[count - public :]] for name, column in train.items()}, "public"),
         _one(test, "test"),
         None if held_out is None else _one(held_out, "held_out"),
+        classes,
     )
 
 

@@ -90,23 +90,31 @@ class Uses(NamedTuple):
     read: set[Any]
 
 
-def column_uses(jaxpr: ClosedJaxpr, arguments: Sequence[Followed]) -> Uses:
+def column_uses(
+    jaxpr: ClosedJaxpr, arguments: Sequence[Followed], needed: Sequence[bool] | None = None
+) -> Uses:
     """Follows columns through a traced function.
 
     Args:
       jaxpr: of `jax.make_jaxpr`.
       arguments: of each of its arguments, in the order of leaves, what is known; see `of_column`.
+      needed: of each of its results, whether anybody reads it; all are where not given.
     """
-    _, used = partial_eval.dce_jaxpr(jaxpr.jaxpr, [True] * len(jaxpr.jaxpr.outvars))
     read = {
         column
-        for argument, is_used in zip(arguments, used, strict=True)
+        for argument, is_used in zip(arguments, used_arguments(jaxpr, needed), strict=True)
         if is_used
         for column, _ in argument.columns
     }
     uses = Uses([], set(), set(), set(), read)
     results = _follow(jaxpr.jaxpr, [_of_constant(c) for c in jaxpr.consts], arguments, uses)
     return uses._replace(results=results)
+
+
+def used_arguments(jaxpr: ClosedJaxpr, needed: Sequence[bool] | None = None) -> list[bool]:
+    """Whether each argument matters to a result that is needed; arguments as for `column_uses`."""
+    wanted = [True] * len(jaxpr.jaxpr.outvars) if needed is None else list(needed)
+    return partial_eval.dce_jaxpr(jaxpr.jaxpr, wanted)[1]
 
 
 def of_column(column: Any) -> Followed:

@@ -14,7 +14,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedcodist.column_uses import UNKNOWN, Index, Uses, column_uses, of_column
+from fedcodist.column_uses import (
+    UNKNOWN,
+    Followed,
+    Index,
+    Uses,
+    column_uses,
+    of_column,
+    used_arguments,
+)
 from fedcodist.data.column_values import check_32_bits, first_not_finite, least_and_largest
 from fedcodist.federated_algorithm import FederatedAlgorithm, Predictor, single_model
 from fedcodist.model import variable_shapes
@@ -63,12 +71,14 @@ def check_data(experiment: Any) -> None:
         check_32_bits(table.where, table.columns)
 
     labels: set[str] = set()
-    for name, predictor in _predictors(experiment.algorithm):
+    outputs: set[int] = set()
+    for name, predictor, variables in _predictors(experiment.algorithm):
+        outputs.add(predictor.model.num_classes)
         traced: dict[Any, tuple[Uses, Uses]] = {}
         for table in evaluated.values():
             key = _shapes(table.columns)
             if key not in traced:
-                traced[key] = _evaluation_uses(experiment, predictor, table.columns)
+                traced[key] = _evaluation_uses(experiment, predictor, variables, table.columns)
             network, measured = traced[key]
             labels |= {index.column for index in measured.indices}
             _check_uses(table, network, "")
@@ -76,7 +86,6 @@ def check_data(experiment: Any) -> None:
             _check_finite(table, network.read | measured.read, network.asked | measured.asked)
 
     uses = _round_uses(experiment.algorithm, data)
-    outputs = {predictor.model.num_classes for _, predictor in _predictors(experiment.algorithm)}
     for name, table in tables.items():
         own = _of_source(uses, name, labels)
         _check_uses(table, own, "the model", *outputs)
@@ -154,16 +163,26 @@ def _check_finite(table: _Table, read: set[str], asked: set[str]) -> None:
         )
 
 
-def _predictors(algorithm: FederatedAlgorithm) -> Iterator[tuple[str, Predictor]]:
-    """Every model that is evaluated, those that clients keep too, with what it needs by shape."""
-    yield from algorithm.predictors.items()
+def _predictors(algorithm: FederatedAlgorithm) -> Iterator[tuple[str, Predictor, PyTree]]:
+    """Every model that is evaluated, those that clients keep too, and the shapes of its variables."""
+
+    def all_variables(key):
+        state = algorithm.init(key)
+        return {name: own.variables(state) for name, own in algorithm.predictors.items()}
+
+    variables = jax.eval_shape(all_variables, jax.eval_shape(lambda: jax.random.key(0)))
+    one = lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype)
+    for name, predictor in algorithm.predictors.items():
+        own = variables[name]
+        yield name, predictor, jax.tree.map(one, own) if predictor.members else own
     for pool, kept in algorithm.kept_models.items():
         for name, model in kept.items():
-            yield f"{pool}/{name}", single_model(model.model, lambda row: row)
+            predictor = single_model(model.model, lambda row: row)
+            yield f"{pool}/{name}", predictor, variable_shapes(model.model)
 
 
 def _evaluation_uses(
-    experiment: Any, predictor: Predictor, columns: Mapping[str, Any]
+    experiment: Any, predictor: Predictor, variables: PyTree, columns: Mapping[str, Any]
 ) -> tuple[Uses, Uses]:
     """What evaluation does with a split's columns: up to the outputs, and in loss and metrics."""
     model = predictor.model
@@ -181,37 +200,19 @@ def _evaluation_uses(
     two = {
         name: _struct((2, *np.shape(column)[1:]), column.dtype) for name, column in columns.items()
     }
-    variables = _variables(experiment.algorithm, predictor)
-    network = _traced_uses(outputs_of, (two, variables), [{n: of_column(n) for n in two}])
-    measured = _traced_uses(measures_of, network.shapes, network.followed)
-    return network.uses, measured.uses
+    network, shapes = jax.make_jaxpr(outputs_of, return_shape=True)(two, variables)
+    measures = jax.make_jaxpr(measures_of)(*shapes)
+    # A batch has all columns; what matters is what the outputs depend on, and what measures read.
+    first = column_uses(
+        network, _arguments({n: of_column(n) for n in two}, network), used_arguments(measures)
+    )
+    return first, column_uses(measures, first.results)
 
 
-class _Traced(NamedTuple):
-    uses: Uses
-    shapes: Any
-    followed: list[Any]
-
-
-def _traced_uses(function: Any, arguments: Any, followed: Any) -> _Traced:
-    """Traces a function, following its first arguments."""
-    jaxpr, shapes = jax.make_jaxpr(function, return_shape=True)(*arguments)
-    is_followed = lambda node: type(node) is type(UNKNOWN)
-    known = jax.tree.leaves(followed, is_leaf=is_followed)
-    known += [UNKNOWN] * (len(jax.tree.leaves(arguments)) - len(known))
-    uses = column_uses(jaxpr, known)
-    return _Traced(uses, shapes, uses.results)
-
-
-def _variables(algorithm: FederatedAlgorithm, predictor: Predictor) -> PyTree:
-    """The shapes of one model's variables, or of an ensemble's."""
-    if all(predictor is not own for own in algorithm.predictors.values()):
-        return variable_shapes(predictor.model)
-    key = jax.eval_shape(lambda: jax.random.key(0))
-    variables = jax.eval_shape(lambda key: predictor.variables(algorithm.init(key)), key)
-    if not predictor.members:
-        return variables
-    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), variables)
+def _arguments(followed: PyTree, jaxpr: Any) -> list[Followed]:
+    """What is known of a function's arguments, of which the first are followed."""
+    known = jax.tree.leaves(followed, is_leaf=lambda node: isinstance(node, Followed))
+    return known + [UNKNOWN] * (len(jaxpr.jaxpr.invars) - len(known))
 
 
 def _round_uses(algorithm: FederatedAlgorithm, data: Any) -> Uses:
@@ -260,7 +261,8 @@ def _traced_round(algorithm: FederatedAlgorithm, columns: Any, clients: int, cap
     followed = {
         source: {name: of_column((source, name)) for name in own} for source, own in columns.items()
     }
-    return _traced_uses(one_round, arguments, followed).uses
+    jaxpr = jax.make_jaxpr(one_round)(*arguments)
+    return column_uses(jaxpr, _arguments(followed, jaxpr))
 
 
 def _shapes(columns: Mapping[str, Any]) -> tuple[Any, ...]:

@@ -7,7 +7,9 @@ import jax.numpy as jnp
 ONE_HOT = "class_of_one_hot"
 
 
-def class_labels(labels: jax.Array, num_classes: int, rank: int = 1) -> jax.Array:
+def class_labels(
+    labels: jax.Array, num_classes: int, rank: int = 1, name: str = "label"
+) -> jax.Array:
     """Labels as whole numbers, one per example.
 
     Bool is 0 and 1; a last axis of length 1, as Keras has it for CIFAR, is left out; of one-hot vectors
@@ -18,6 +20,7 @@ def class_labels(labels: jax.Array, num_classes: int, rank: int = 1) -> jax.Arra
         `check_experiment` looks at the data whether these are one-hot.
       num_classes: the width of the network's outputs.
       rank: axes of labels that are whole numbers: more than 1 where an example has several.
+      name: of their column, for messages.
 
     Raises:
       ValueError: one line; labels of another shape or type.
@@ -30,7 +33,7 @@ def class_labels(labels: jax.Array, num_classes: int, rank: int = 1) -> jax.Arra
         labels = labels.astype(jnp.int32)
     if labels.ndim != rank or not jnp.issubdtype(labels.dtype, jnp.integer):
         raise ValueError(
-            "labels must be whole numbers [batch], or one-hot [batch, "
+            f"column {name!r} must have labels that are whole numbers [batch], or one-hot [batch, "
             f"{num_classes}] as there are outputs, got {labels.dtype} {list(labels.shape)}."
         )
     return labels

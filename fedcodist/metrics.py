@@ -34,7 +34,7 @@ def accuracy(label: str = "label") -> Statistic:
     """Share of examples whose largest logit is at their label; of one logit see `of_one_logit`."""
 
     def statistic(outputs, batch):
-        is_right = predicted_label(outputs) == _labels(outputs, batch[label])
+        is_right = predicted_label(outputs) == _labels(outputs, batch, label)
         correct = is_right.astype(jnp.float32)
         return correct, jnp.ones_like(correct)
 
@@ -78,7 +78,7 @@ def precision(positive: int = 1, label: str = "label") -> Statistic:
     """
 
     def statistic(outputs, batch):
-        hit, predicted, _ = _of_class(outputs, batch[label], positive)
+        hit, predicted, _ = _of_class(outputs, batch, label, positive)
         return hit, predicted
 
     return statistic
@@ -88,7 +88,7 @@ def recall(positive: int = 1, label: str = "label") -> Statistic:
     """Share of the examples of a class that are predicted to be; undefined where there are none."""
 
     def statistic(outputs, batch):
-        hit, _, actual = _of_class(outputs, batch[label], positive)
+        hit, _, actual = _of_class(outputs, batch, label, positive)
         return hit, actual
 
     return statistic
@@ -101,7 +101,7 @@ def f_score(positive: int = 1, label: str = "label") -> Statistic:
     """
 
     def statistic(outputs, batch):
-        hit, predicted, actual = _of_class(outputs, batch[label], positive)
+        hit, predicted, actual = _of_class(outputs, batch, label, positive)
         return hit, predicted + actual
 
     return statistic
@@ -142,19 +142,23 @@ def grouped_mean(
     return Metric(init, evaluate, _add, _ratio)
 
 
-def _of_class(outputs, labels, positive):
+def _of_class(outputs, batch, label, positive):
     """Whether each example is of the class and predicted to be, is predicted to be, and is; floats."""
-    predicted, labels = predicted_label(outputs), _labels(outputs, labels)
+    if not 0 <= positive < outputs.shape[-1]:
+        raise ValueError(
+            f"positive must be one of the classes 0 to {outputs.shape[-1] - 1}, got {positive!r}."
+        )
+    predicted, labels = predicted_label(outputs), _labels(outputs, batch, label)
     hit = (predicted == labels) & (predicted == positive)
     return tuple(
         each.astype(jnp.float32) for each in (hit, predicted == positive, labels == positive)
     )
 
 
-def _labels(outputs, labels):
+def _labels(outputs, batch, label):
     """As `class_labels`; numbers that stand one for each prediction are compared as they are."""
-    rank = outputs.ndim - 1
-    return labels if labels.ndim == rank else class_labels(labels, outputs.shape[-1], rank)
+    labels, rank = batch[label], outputs.ndim - 1
+    return labels if labels.ndim == rank else class_labels(labels, outputs.shape[-1], rank, label)
 
 
 def _add(left, right):

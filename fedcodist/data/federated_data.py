@@ -331,7 +331,7 @@ def _checked_columns(columns: Mapping[str, Any]) -> dict[str, np.ndarray]:
 
 
 def _checked_offsets(offsets: Any, num_examples: int) -> np.ndarray:
-    array = np.asarray(offsets)
+    array = _numbers("offsets", offsets)
     if array.ndim != 1 or array.dtype.kind not in "iu" or len(array) < 2:
         raise ValueError(
             "offsets must be integers [num_clients + 1] with at least one client, "
@@ -436,7 +436,10 @@ def _order_of_partition(partition: Sequence[Any], num_rows: int) -> tuple[np.nda
     if len(partition) == 0:
         raise ValueError("partition must hold the rows of at least one client")
     # A set has no order of its own, and NumPy would make one object of it.
-    parts = [np.asarray(sorted(rows) if isinstance(rows, set) else rows) for rows in partition]
+    parts = [
+        _numbers(f"partition[{index}]", sorted(rows) if isinstance(rows, set) else rows)
+        for index, rows in enumerate(partition)
+    ]
     for index, rows in enumerate(parts):
         if rows.ndim != 1 or (len(rows) and rows.dtype.kind not in "iu"):
             raise ValueError(
@@ -459,7 +462,7 @@ def _order_of_client_of_row(
     client_ids: Sequence[str] | np.ndarray | None,
     allow_empty: bool,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    owners = _natural_ids_as_text(np.asarray(client_of_row))
+    owners = _natural_ids_as_text(_numbers("client_of_row", client_of_row))
     if owners.shape != (num_rows,):
         raise ValueError(
             f"client_of_row must name a client for each of the {num_rows} rows, "
@@ -500,6 +503,13 @@ def _order_of_client_of_row(
     return order, _offsets_of_sizes(np.bincount(owners, minlength=num_clients)), natural_ids
 
 
+def _numbers(name: str, value: Any) -> np.ndarray:
+    try:
+        return np.asarray(value)
+    except (TypeError, ValueError, RuntimeError):
+        raise ValueError(f"{name} must be one array, got lists of different lengths") from None
+
+
 def _natural_ids_as_text(owners: np.ndarray) -> np.ndarray:
     """Natural ids in an array of bytes or of objects, as pandas has text, as an array of text.
 
@@ -529,7 +539,7 @@ def _take_rows(column: np.ndarray, order: np.ndarray) -> np.ndarray:
 
 
 def _checked_indices(name: str, indices: Any, num_clients: int) -> np.ndarray:
-    array = np.asarray(indices)
+    array = _numbers(name, indices)
     if array.ndim != 1 or len(array) == 0 or array.dtype.kind not in "iu":
         raise ValueError(
             f"{name} must be a non-empty vector of client indices, "

@@ -310,8 +310,21 @@ def _check_positive(name: str, value: float) -> None:
         raise ValueError(f"{name} must be a finite number above 0, got {value!r}")
 
 
-def _checked_labels(name: str, labels: Any) -> np.ndarray:
+def whole_labels(labels: Any) -> np.ndarray:
+    """Labels as a vector where their meaning is plain: bool, [rows, 1], or one-hot [rows, labels]."""
     array = np.asarray(labels)
+    if array.ndim == 2 and array.shape[1] == 1 and array.dtype.kind in "biu":
+        array = array[:, 0]
+    if array.dtype.kind == "b" and array.ndim == 1:
+        return array.astype(np.int32)
+    if array.ndim != 2 or array.shape[1] < 2 or array.dtype.kind not in "biuf":
+        return array
+    is_one_hot = ((array == 0) | (array == 1)).all(axis=1) & (array.sum(axis=1) == 1)
+    return array.argmax(axis=1).astype(np.int32) if is_one_hot.all() else array
+
+
+def _checked_labels(name: str, labels: Any) -> np.ndarray:
+    array = whole_labels(labels)
     if array.ndim != 1 or array.dtype.kind not in "iu":
         raise ValueError(
             f"{name} must be a vector of integers, got {array.dtype} {list(array.shape)}"

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from fedcodist.checks import check_integer
+from fedcodist.data.partition import whole_labels
 
 
 def random_primary_labels(
@@ -77,7 +78,7 @@ def primary_label_skew(
     Raises:
       ValueError: one line; an array or number that makes no sense, or a client that gets nothing.
     """
-    labels, primary = np.asarray(labels), np.asarray(primary)
+    labels, primary = whole_labels(labels), np.asarray(primary)
     if primary.ndim != 2 or primary.dtype != bool or 0 in primary.shape:
         raise ValueError(
             f"primary must be bool [clients, labels], got {primary.dtype} {list(primary.shape)}."
@@ -125,8 +126,17 @@ def label_frequencies(data: Any, num_labels: int) -> np.ndarray:
     """
     check_integer("num_labels", num_labels, low=1)
     rows = np.repeat(np.arange(data.num_clients), data.client_sizes)
+    labels = whole_labels(data.columns["label"])
+    if labels.ndim != 1 or labels.dtype.kind not in "iu":
+        raise ValueError(
+            f"column 'label' must be whole numbers [rows], got {labels.dtype} {list(labels.shape)}."
+        )
+    if len(labels) and not 0 <= labels.min() <= labels.max() < num_labels:
+        raise ValueError(
+            f"column 'label' must be 0 to {num_labels - 1}, got {labels.min()} to {labels.max()}."
+        )
     counts = np.zeros((data.num_clients, num_labels))
-    np.add.at(counts, (rows, data.columns["label"]), 1)
+    np.add.at(counts, (rows, labels), 1)
     return counts / counts.sum(axis=1, keepdims=True)
 
 

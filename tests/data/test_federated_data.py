@@ -68,6 +68,66 @@ def test_client_of_row_loses_nothing_and_keeps_row_order(owners, natural):
     assert data.client_ids[0] == ("user0" if natural else "0")
 
 
+@pytest.mark.parametrize(
+    "owners",
+    [
+        np.array(["b", "a", "b", "é"], object),
+        np.array([b"b", b"a", b"b", "é".encode()]),
+        np.array(["b", b"a", b"b", "é"], object),
+        ["b", "a", "b", "é"],
+    ],
+    ids=["objects", "bytes", "both", "list"],
+)
+def test_natural_ids_in_other_types_are_the_same_clients(owners):
+    data = FederatedData.from_arrays({"row": np.arange(4)}, client_of_row=owners)
+    assert data.client_ids.tolist() == ["a", "b", "é"]
+    np.testing.assert_array_equal(data.get_client("b")["row"], [0, 2])
+
+
+def test_client_ids_may_be_bytes_or_objects():
+    for ids in ([b"a", "b"], np.array(["a", "b"], object), np.array([b"a", b"b"])):
+        data = FederatedData.from_arrays({"x": np.ones(2)}, offsets=[0, 1, 2], client_ids=ids)
+        assert data.client_ids.tolist() == ["a", "b"]
+    indices = FederatedData.from_arrays({"x": np.ones(2)}, client_of_row=np.array([1, 0], object))
+    assert indices.num_clients == 2
+
+
+@pytest.mark.parametrize("keys", [("z", "b"), (7, 3), (np.int64(7), np.int32(3)), (b"z", "b")])
+def test_a_partition_may_be_a_mapping_from_clients(keys):
+    partition = dict(zip(keys, (range(1, 3), {5, 0}), strict=True))
+    data = FederatedData.from_arrays({"row": np.arange(6)}, partition=partition)
+    names = [key.decode() if isinstance(key, bytes) else str(key) for key in keys]
+    assert data.client_ids.tolist() == names
+    np.testing.assert_array_equal(data.client(0)["row"], [1, 2])
+    np.testing.assert_array_equal(data.client(1)["row"], [0, 5])
+
+
+@pytest.mark.parametrize(
+    ("column", "message"),
+    [
+        (
+            [[1], [1, 2], [3], [4]],
+            r"column 'x' must be an array \[rows, ...\], examples of one shape",
+        ),
+        (np.array(["a", 1, None, 2], object), r"column 'x' must be numeric.* got dtype object"),
+        (
+            np.ma.masked_array([1, 2, 3, 4], [0, 1, 0, 0]),
+            "must not be masked.* the 1 masked entries",
+        ),
+        (np.array(["2020-01-01"] * 4, "datetime64[D]"), "column 'x' must be numeric.*datetime64"),
+    ],
+)
+def test_columns_that_are_no_arrays_of_numbers_are_one_line(column, message):
+    with pytest.raises(ValueError, match=message) as caught:
+        FederatedData.from_arrays({"x": column}, offsets=[0, 4])
+    assert "\n" not in str(caught.value)
+
+
+def test_a_masked_array_without_masked_entries_is_an_array():
+    data = FederatedData.from_arrays({"x": np.ma.masked_array([1, 2])}, offsets=[0, 2])
+    assert type(data.columns["x"]) is np.ndarray
+
+
 def test_partition_may_leave_rows_out():
     data = FederatedData.from_arrays({"row": np.arange(6)}, partition=[[4, 1], [5]])
     np.testing.assert_array_equal(data.columns["row"], [4, 1, 5])
@@ -131,6 +191,13 @@ X = {"x": np.arange(4)}
         ({"partition": [[0, -1]]}, r"rows in 0\.\.3, got -1"),
         ({"partition": [[0.5]]}, r"partition\[0\] must be a vector of row numbers"),
         ({"partition": [[0], []]}, "client '1' has no examples"),
+        ({"partition": [[0, [1]]]}, r"partition\[0\] must be one array"),
+        ({"partition": {"a": [0], "b": 1.5}}, r"partition\[1\] must be a vector of row numbers"),
+        ({"partition": {0: [0], "0": [1]}}, "different clients, got '0' twice"),
+        ({"partition": {"a": [0]}, "client_ids": ["a"]}, "client_ids cannot be given"),
+        ({"offsets": [[0], [1, 4]]}, "offsets must be one array"),
+        ({"client_of_row": [[0], [1, 2], 1, 1]}, "client_of_row must be one array"),
+        ({"client_of_row": np.array([b"a", b"\xff"] * 2)}, "must be text in UTF-8"),
         ({"client_of_row": [0, 1]}, "each of the 4 rows"),
         ({"client_of_row": [0, 1, 1, -1]}, "negative, got -1"),
         ({"client_of_row": [0, 0, 0, 10**12]}, "pass natural ids as strings"),

@@ -404,3 +404,20 @@ def test_clear_errors(call, message):
     with pytest.raises((ValueError, TypeError), match=message) as error:
         call()
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        lambda labels: labels[:, None],
+        lambda labels: np.eye(4)[labels],
+        lambda labels: np.eye(4, dtype=bool)[labels],
+    ],
+)
+def test_labels_in_other_plain_forms_are_dealt_alike(form):
+    labels = np.arange(40) % 4
+    expected = dirichlet(labels, 5, 1.0, seed=0)
+    for own, other in zip(expected, dirichlet(form(labels), 5, 1.0, seed=0), strict=True):
+        np.testing.assert_array_equal(own, other)
+    with pytest.raises(ValueError, match="labels must be a vector of integers"):
+        dirichlet(np.eye(4)[labels] / 2, 5, 1.0, seed=0)

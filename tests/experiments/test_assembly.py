@@ -23,7 +23,7 @@ from experiments.configs import (
 from experiments.methods import METHOD_NAMES
 from experiments.normalisation import CIFAR_DEVIATION, CIFAR_MEAN
 from fedcodist.data.federated_data import FederatedData
-from fedcodist.data.prepared import save_prepared
+from fedcodist.data.prepared import load_prepared, save_prepared
 from fedcodist.experiment import check_experiment
 from fedcodist.model import parameter_count
 from fedcodist.sources import StreamedData
@@ -471,6 +471,18 @@ def test_images_that_do_not_fit(change, message, prepared):
 def test_labels_that_do_not_fit(prepared):
     with pytest.raises(ValueError, match="has 100 classes, the data has 101"):
         build_experiment(prepared(classes=101))
+
+
+def test_a_label_that_the_clients_lack_needs_an_output_too(prepared, tmp_path):
+    config = prepared()
+    splits = load_prepared(tmp_path / "data")
+    columns = dict(splits["held_out"].columns)
+    columns["label"] = columns["label"] + 1
+    splits["held_out"] = FederatedData.from_arrays(columns, offsets=[0, len(columns["label"])])
+    save_prepared(tmp_path / "more", splits, source="made up", licence="none", arguments={})
+    config.data.folder = str(tmp_path / "more")
+    with pytest.raises(ValueError, match="has 100 classes, the data has 101"):
+        build_experiment(config)
 
 
 def test_a_prepared_folder_of_other_splits(prepared):

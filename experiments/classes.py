@@ -1,0 +1,80 @@
+"""How many classes a config's data have, so outputs its networks need."""
+
+from collections.abc import Iterable, Mapping
+
+import numpy as np
+
+from fedcodist.data.column_values import least_and_largest
+from fedcodist.data.federated_data import FederatedData
+from fedcodist.data.prepared import manifest
+
+# Beginnings of a manifest's `source` -> classes of its column `label`, whichever of them are there.
+SOURCES = {
+    "CIFAR-10,": 10,
+    "CIFAR-100,": 100,
+    "The MNIST database": 10,
+    "EMNIST,": 26,
+    "Downsampled ImageNet": 1000,
+    "ADE-Corpus-V2,": 2,
+}
+
+
+def number_of_classes(
+    splits: Mapping[str, FederatedData], folder: str | None = None, declared: int | None = None
+) -> int:
+    """One more than the largest label of all splits, or what the data declare where that is more.
+
+    A class may be missing in the clients' part: a network must have its output all the same.
+
+    Args:
+      splits: those with a column `label` count.
+      folder: a prepared folder that they are of, whose manifest may declare classes: `num_classes` among
+        its arguments, or a source of SOURCES.
+      declared: classes, where the data have them by definition.
+
+    Raises:
+      ValueError: one line that names split and label; negative labels, or one that is not declared.
+    """
+    if folder is not None:
+        declared = _of_manifest(folder)
+    most = 0
+    for name, least, largest in _label_ranges(splits):
+        if least < 0 or (declared is not None and largest >= declared):
+            allowed = (
+                "0 or more" if declared is None else f"0 to {declared - 1}, as the data declare"
+            )
+            raise ValueError(
+                f"column 'label' of split {name!r} must have labels {allowed}, got {least} to {largest}."
+            )
+        most = max(most, largest + 1)
+    return most if declared is None else declared
+
+
+def _label_ranges(splits: Mapping[str, FederatedData]) -> Iterable[tuple[str, int, int]]:
+    for name, split in splits.items():
+        labels = split.columns.get("label")
+        if labels is None or not len(labels):
+            continue
+        if labels.ndim == 2 and labels.shape[1] > 1:  # one-hot
+            yield name, 0, labels.shape[1] - 1
+            continue
+        if np.dtype(labels.dtype).kind not in "biu":
+            raise ValueError(
+                f"column 'label' of split {name!r} must be whole numbers, got {labels.dtype}."
+            )
+        found = least_and_largest(labels)
+        if found is not None:
+            yield name, *found
+
+
+def _of_manifest(folder: str) -> int | None:
+    content = manifest(folder)
+    declared = content["arguments"].get("num_classes")
+    if declared is not None:
+        if not isinstance(declared, int) or isinstance(declared, bool) or declared < 1:
+            raise ValueError(
+                f"num_classes of {folder}'s manifest must be an integer of at least 1, got {declared!r}."
+            )
+        return declared
+    known = [classes for source, classes in SOURCES.items() if content["source"].startswith(source)]
+    return known[0] if known else None

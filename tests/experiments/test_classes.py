@@ -1,0 +1,75 @@
+"""The number of outputs that a config's networks need."""
+
+import numpy as np
+import pytest
+
+from experiments.classes import SOURCES, number_of_classes
+from fedcodist.data.federated_data import FederatedData
+from fedcodist.data.prepared import save_prepared
+
+
+def split(*labels, dtype=np.int32):
+    column = np.array(labels, dtype)
+    return FederatedData.from_arrays({"label": column}, offsets=[0, len(column)])
+
+
+def test_labels_of_all_splits_count():
+    splits = {"train": split(0, 1), "held_out": split(2), "test": split(4, 0)}
+    assert number_of_classes(splits) == 5
+    assert number_of_classes(splits, declared=7) == 7
+
+
+def test_one_hot_and_bool_labels():
+    one_hot = FederatedData.from_arrays({"label": np.eye(6)[[0, 1]]}, offsets=[0, 2])
+    assert number_of_classes({"train": one_hot}) == 6
+    assert number_of_classes({"train": split(False, True, dtype=bool)}) == 2
+
+
+@pytest.mark.parametrize(
+    ("splits", "declared", "message"),
+    [
+        ({"test": split(-1, 2)}, None, r"split 'test' must have labels 0 or more, got -1 to 2"),
+        ({"train": split(0), "test": split(3)}, 3, r"split 'test' .* 0 to 2, as the data declare"),
+        (
+            {"test": split(0.5, dtype=float)},
+            None,
+            r"split 'test' must be whole numbers, got float64",
+        ),
+    ],
+)
+def test_labels_that_no_output_can_have(splits, declared, message):
+    with pytest.raises(ValueError, match=message):
+        number_of_classes(splits, declared=declared)
+
+
+@pytest.mark.parametrize(
+    ("source", "arguments", "classes"),
+    [
+        ("made up", {}, 3),
+        ("made up", {"num_classes": 12}, 12),
+        ("CIFAR-100, https://www.cs.toronto.edu/~kriz/cifar.html", {}, 100),
+        ("CIFAR-10, https://www.cs.toronto.edu/~kriz/cifar.html", {}, 10),
+    ],
+)
+def test_a_prepared_folder_declares_its_classes(source, arguments, classes, tmp_path):
+    splits = {"train": split(0, 2), "test": split(1)}
+    folder = tmp_path / "data"
+    save_prepared(folder, splits, source=source, licence="none", arguments=arguments)
+    assert number_of_classes(splits, str(folder)) == classes
+
+
+def test_a_declaration_that_is_no_number(tmp_path):
+    save_prepared(
+        tmp_path / "data",
+        {"train": split(0)},
+        source="made up",
+        licence="none",
+        arguments={"num_classes": "ten"},
+    )
+    with pytest.raises(ValueError, match=r"num_classes of .* must be an integer .*'ten'"):
+        number_of_classes({"train": split(0)}, str(tmp_path / "data"))
+
+
+def test_sources_are_told_apart():
+    """No beginning is another's, whose classes would be taken."""
+    assert not any(a != b and b.startswith(a) for a in SOURCES for b in SOURCES)

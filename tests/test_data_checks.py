@@ -1,0 +1,407 @@
+"""Numbers that mean nothing to an experiment's programs are refused before anything compiles."""
+
+import re
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import fedcodist as fc
+from fedcodist.algorithms.pools import independent_pools
+from fedcodist.data.federated_data import FederatedData, federated_splits
+from fedcodist.experiment import Experiment, check_experiment, run_experiment
+from fedcodist.metrics import accuracy, precision
+from fedcodist.model import from_flax_linen
+from fedcodist.next_token import language_model, next_tokens
+from fedcodist.ranking import ranking_loss, ranking_metrics
+from fedcodist.readout import Readout
+from fedcodist.sources import StreamedData, resident_data
+
+pytestmark = pytest.mark.usefixtures("compile_quickly")
+
+ROWS, CLASSES = 12, 3
+IMAGES = np.random.default_rng(0).normal(size=(ROWS, 4)).astype(np.float32)
+LABELS = np.arange(ROWS) % CLASSES
+AS_IT_IS = lambda batch, key, positions: batch
+
+
+def federated(columns, clients=2):
+    rows = len(next(iter(columns.values())))
+    return FederatedData.from_arrays(
+        columns, offsets=np.linspace(0, rows, clients + 1).astype(int), allow_empty=True
+    )
+
+
+def examples(labels=LABELS, images=IMAGES, name="label"):
+    return federated({"image": images, name: labels})
+
+
+def experiment(
+    train=None,
+    splits=None,
+    source=resident_data,
+    preprocess=AS_IT_IS,
+    data_sets=None,
+    model=None,
+    **settings,
+):
+    train = examples() if train is None else train
+    model = model or from_flax_linen(
+        nn.Dense(CLASSES), jnp.zeros((1, 4)), **settings.pop("of_model", {})
+    )
+    method = fc.fed_avg(model, fc.LocalTraining(batch_size=4, preprocess=preprocess))
+    pool = fc.Pool(method, np.arange(train.num_clients), 2)
+    algorithm = independent_pools({"main": pool}, train.columns)
+    return Experiment(
+        algorithm,
+        source(train, data_sets),
+        {"test": examples()} if splits is None else splits,
+        rounds=1,
+        evaluation_preprocess=preprocess,
+        **settings,
+    )
+
+
+def told(**settings) -> str:
+    """The one line that an experiment is refused with, before anything compiles."""
+    made, compiled = experiment(**settings), []
+
+    def listen(event, duration, **_):
+        compiled.extend([event] if event.endswith("backend_compile_duration") else [])
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    try:
+        with pytest.raises((ValueError, TypeError)) as caught:
+            check_experiment(made)
+    finally:
+        jax.monitoring.unregister_event_duration_listener(listen)
+    assert not compiled
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+WRONG = {
+    "-1 for none": (np.where(LABELS == 1, -1, LABELS), "got -1 to 2"),
+    "255 for none": (np.where(LABELS == 1, 255, LABELS).astype(np.uint8), "got 0 to 255"),
+    "counted from 1": (LABELS + 1, "got 1 to 3"),
+}
+
+
+@pytest.mark.parametrize("source", [resident_data, StreamedData])
+@pytest.mark.parametrize("name", WRONG)
+def test_labels_without_an_output(name, source):
+    labels, got = WRONG[name]
+    allowed = "must have whole numbers from 0 to 2, one for each of the 3 outputs of"
+    line = told(train=examples(labels), source=source)
+    assert (
+        line.startswith(f"column 'label' of the clients' data {allowed} the model") and got in line
+    )
+    bad = {"unseen": examples(labels)}
+    for settings in ({"splits": bad}, {"final_splits": bad}):
+        line = told(source=source, **settings)
+        assert line.startswith(f"column 'label' of split 'unseen' {allowed} model 'main'")
+        assert got in line
+
+
+def softmax_of_y(outputs, batch):
+    return optax.softmax_cross_entropy_with_integer_labels(outputs, batch["y"])
+
+
+def hinge(outputs, batch):
+    return jnp.sum(outputs * (1 - 2 * jax.nn.one_hot(batch["y"], CLASSES)), axis=-1)
+
+
+@pytest.mark.parametrize(
+    "of_model",
+    [
+        {"loss": softmax_of_y, "metrics": {"accuracy": accuracy("y")}},
+        {"loss": hinge, "metrics": {"accuracy": accuracy("y")}},
+        {
+            "loss": lambda outputs, batch: jnp.sum(outputs, -1) ** 2,
+            "metrics": {"precision": precision(label="y")},
+        },
+        {
+            "loss": lambda outputs, batch: jnp.sum(outputs, -1) ** 2,
+            "metrics": {"logit": lambda o, b: (o[jnp.arange(len(o)), b["y"]], jnp.ones(len(o)))},
+        },
+    ],
+)
+def test_every_loss_and_metric_that_indexes_by_class(of_model):
+    train = examples(name="y")
+    check_experiment(experiment(train, {"test": train}, of_model=of_model))
+    line = told(train=train, splits={"test": examples(LABELS - 1, name="y")}, of_model=of_model)
+    assert line.startswith("column 'y' of split 'test'") and "got -1 to 1" in line
+
+
+def test_targets_that_are_no_classes_may_be_any_numbers():
+    settings = {
+        "of_model": {
+            "loss": lambda outputs, batch: (outputs[:, 0] - batch["label"]) ** 2,
+            "metrics": {"error": lambda o, b: (abs(o[:, 0] - b["label"]), jnp.ones(len(o)))},
+        }
+    }
+    ages = examples(LABELS * 30 - 5)
+    check_experiment(experiment(ages, {"test": ages}, **settings))
+
+
+def test_preprocessing_that_shifts_labels_is_seen_through():
+    from_one = lambda batch, key, positions: {**batch, "label": batch["label"] - 1}
+    shifted = examples(LABELS + 1)
+    check_experiment(experiment(shifted, {"test": shifted}, preprocess=from_one))
+    line = told(train=shifted, splits={"test": examples(LABELS)}, preprocess=from_one)
+    assert line.startswith("column 'label' of split 'test' must have whole numbers from 1 to 3")
+    line = told(train=examples(LABELS), splits={"test": shifted}, preprocess=from_one)
+    assert line.startswith(
+        "column 'label' of the clients' data must have whole numbers from 1 to 3"
+    )
+
+
+def test_labels_that_preprocessing_replaces_are_not_refused():
+    without = lambda batch, key, positions: {**batch, "label": jnp.maximum(batch["label"], 0)}
+    marked = examples(np.where(LABELS == 1, -1, LABELS))
+    check_experiment(experiment(marked, {"test": marked}, preprocess=without))
+
+
+class Words(nn.Module):
+    vocabulary: int = 9
+
+    @nn.compact
+    def __call__(self, tokens):
+        x = nn.Embed(self.vocabulary, 4)(tokens)
+        kernel = self.param("kernel", nn.initializers.zeros, (4, self.vocabulary))
+        return Readout(x, kernel, jnp.zeros(self.vocabulary), jnp.ones(tokens.shape))
+
+
+@pytest.mark.parametrize("token", [9, -1])
+def test_tokens_beyond_the_vocabulary(token):
+    tokens = np.random.default_rng(1).integers(0, 9, (ROWS, 6))
+    wrong = tokens.copy()
+    wrong[5, 3] = token
+    good, bad = federated({"tokens": tokens}), federated({"tokens": wrong})
+    settings = {"model": language_model(Words(), 9), "preprocess": next_tokens}
+    check_experiment(experiment(good, {"test": good}, **settings))
+    for line in (
+        told(train=bad, splits={"test": good}, **settings),
+        told(train=good, splits={"test": bad}, **settings),
+    ):
+        assert line.startswith("column 'tokens' of ") and "whole numbers from 0 to 8" in line
+
+
+def test_unlabelled_tokens_of_a_data_set():
+    tokens = np.random.default_rng(1).integers(0, 9, (ROWS, 6))
+    train = federated({"tokens": tokens})
+    model = language_model(Words(), 9)
+    pools = {
+        name: fc.Pool(
+            fc.fed_avg(model, fc.LocalTraining(batch_size=4, preprocess=next_tokens)),
+            np.arange(2),
+            2,
+        )
+        for name in ("one", "two")
+    }
+    distillation = fc.Distillation(
+        optimizer=optax.sgd,
+        steps=1,
+        batch_size=4,
+        preprocess=next_tokens,
+        inputs="tokens",
+        mixup_beta=0,
+    )
+    algorithm = fc.periodic_codistillation(
+        pools, train.columns, ROWS, 1, period=1, distillation=distillation
+    )
+    wrong = np.where(np.arange(ROWS)[:, None] == 7, 9, tokens)
+    for unlabelled, is_right in ((tokens, True), (wrong, False)):
+        made = Experiment(
+            algorithm,
+            resident_data(train, {"unlabelled": {"tokens": unlabelled}}),
+            {"test": train},
+            rounds=1,
+            evaluation_preprocess=next_tokens,
+        )
+        if is_right:
+            check_experiment(made)
+        else:
+            with pytest.raises(
+                ValueError, match=r"column 'tokens' of data set 'unlabelled' .* 0 to 9"
+            ):
+                check_experiment(made)
+
+
+def test_the_clicked_one_is_among_the_candidates():
+    columns = {"image": np.zeros((ROWS, 4), np.float32), "label": LABELS}
+    of_model = {"loss": ranking_loss, "metrics": ranking_metrics()}
+    tested = federated({"image": columns["image"], "label": np.tile([1, 0, -1], (ROWS, 1))})
+    check_experiment(experiment(federated(columns), {"test": tested}, of_model=of_model))
+    line = told(
+        train=federated(columns | {"label": LABELS + 1}), splits={"test": tested}, of_model=of_model
+    )
+    assert line.startswith(
+        "column 'label' of the clients' data must have whole numbers from 0 to 2"
+    )
+
+
+def test_validation_data_within_a_round():
+    model = from_flax_linen(nn.Dense(CLASSES), jnp.zeros((1, 4)))
+    method = fc.fed_avg(model, fc.LocalTraining(batch_size=4))
+    train = examples()
+    algorithm = fc.fed_df(
+        {"main": fc.Pool(method, np.arange(2), 2)},
+        train.columns,
+        ROWS,
+        fc.Distillation(optimizer=optax.sgd, steps=1, batch_size=4, mixup_beta=0),
+        validation=fc.Validated(fc.ValidationData(ROWS, 4), every=1, patience=1, or_start=True),
+    )
+    for labels in (LABELS, LABELS + 1):
+        made = Experiment(
+            algorithm,
+            resident_data(
+                train,
+                {"unlabelled": {"image": IMAGES}, "validation": {"image": IMAGES, "label": labels}},
+            ),
+            {"test": train},
+            rounds=1,
+        )
+        if labels is LABELS:
+            check_experiment(made)
+            continue
+        with pytest.raises(ValueError, match=r"column 'label' of data set 'validation' .* 1 to 3"):
+            check_experiment(made)
+
+
+@pytest.mark.parametrize("source", [resident_data, StreamedData])
+def test_whole_numbers_beyond_32_bits(source):
+    times = np.full(ROWS, 1_700_000_000_000)
+    late = federated({"image": IMAGES, "label": LABELS, "time": times})
+    start = r"^column 'time' of {} must have whole numbers from -2147483648 to 2147483647.*int64"
+    with pytest.raises(ValueError, match=start.format("the clients' data")):
+        source(late)
+    with pytest.raises(ValueError, match=start.format(r"data_sets\['unlabelled'\]")):
+        source(examples(), {"unlabelled": {"image": IMAGES, "time": times}})
+    for settings in ({"splits": {"late": late}}, {"final_splits": {"late": late}}):
+        assert re.match(start.format("split 'late'"), told(source=source, **settings))
+    with pytest.raises(ValueError, match=r"from 0 to 4294967295.*uint64"):
+        source(federated({"image": IMAGES, "hash": np.full(ROWS, 2**40, np.uint64)}))
+
+
+def test_64_bit_columns_of_small_numbers_are_fine():
+    columns = {"image": IMAGES, "label": LABELS, "hash": np.full(ROWS, 2**32 - 1, np.uint64)}
+    columns["least"] = np.full(ROWS, -(2**31))
+    check_experiment(experiment(federated(columns), {"test": federated(columns)}))
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_inputs_that_are_not_finite(value):
+    images = IMAGES.copy()
+    images[7, 2] = value
+    line = told(train=examples(images=images))
+    assert line.startswith("column 'image' of the clients' data must have finite numbers")
+    assert f"got {value} in row 7 (client 1)" in line
+    line = told(splits={"odd": examples(images=images)})
+    assert line.startswith("column 'image' of split 'odd'") and "(client 1)" in line
+
+
+def test_float64_that_overflows():
+    line = told(
+        train=examples(images=np.where(IMAGES[3, 1] == IMAGES, 1e300, IMAGES.astype(float)))
+    )
+    assert "got 1e+300, beyond float32 in row 3 (client 0)" in line
+
+
+def test_nan_that_nobody_reads_or_that_is_asked_for():
+    missing = np.full(ROWS, np.nan, np.float32)
+    unread = federated({"image": IMAGES, "label": LABELS, "age": missing})
+    check_experiment(experiment(unread, {"test": unread}))
+    filled = lambda batch, key, positions: {**batch, "image": jnp.nan_to_num(batch["image"])}
+    images = examples(images=np.where(IMAGES > 1, np.nan, IMAGES))
+    check_experiment(experiment(images, {"test": images}, preprocess=filled))
+
+
+def test_vectors_that_are_not_one_hot():
+    shares = np.eye(CLASSES, dtype=np.float32)[LABELS]
+    check_experiment(experiment(examples(shares), {"test": examples(shares)}))
+    shares[4] = [0.5, 0.5, 0]
+    line = told(splits={"soft": examples(shares)})
+    assert line.startswith("column 'label' of split 'soft'")
+    assert "[0.5, 0.5, 0.0] in row 4" in line
+
+
+def test_large_columns_are_looked_at_in_parts(tmp_path, monkeypatch):
+    from fedcodist.data import column_values
+
+    monkeypatch.setattr(column_values, "_CHUNK_BYTES", 64)
+    path = tmp_path / "column.npy"
+    np.save(path, np.arange(1000, dtype=np.int64) - 7)
+    assert column_values.least_and_largest(np.load(path, mmap_mode="r")) == (-7, 992)
+    np.save(path, np.where(np.arange(1000).reshape(500, 2) == 733, np.inf, 1))
+    assert column_values.first_not_finite(np.load(path, mmap_mode="r")) == (366, np.inf)
+    assert column_values.least_and_largest(np.zeros((0, 3), np.int64)) is None
+
+
+@pytest.mark.parametrize("form", ["columns", "lists"])
+def test_a_split_of_plain_columns_is_one_client_s(form):
+    columns = {"image": IMAGES, "label": LABELS}
+    if form == "lists":
+        columns = {name: column.tolist() for name, column in columns.items()}
+    check_experiment(experiment(splits={"test": columns}, final_splits={"last": columns}))
+    split = federated_splits("splits", {"test": columns})["test"]
+    assert split.client_ids.tolist() == ["test"] and split.num_examples == ROWS
+    np.testing.assert_allclose(split.columns["image"], IMAGES)
+
+
+def test_a_split_that_is_no_table_is_one_line():
+    assert told(splits={"test": IMAGES}).startswith(
+        "splits['test'] must be FederatedData, or columns"
+    )
+    line = told(final_splits={"last": {"image": IMAGES, "label": LABELS[:3]}})
+    assert line.startswith("final_splits['last']: columns must have equal numbers of rows")
+    assert told(splits=[IMAGES]).startswith("splits must be a mapping from names to data")
+
+
+@pytest.mark.parametrize("source", [resident_data, StreamedData])
+def test_data_sets_in_other_plain_forms(source):
+    expected = source(examples(), {"unlabelled": {"image": IMAGES}}).data_sets
+    for given in (federated({"image": IMAGES}), {"image": IMAGES.tolist()}):
+        found = source(examples(), {"unlabelled": given}).data_sets
+        np.testing.assert_allclose(found["unlabelled"]["image"], expected["unlabelled"]["image"])
+    with pytest.raises(TypeError, match=r"^data_sets\['unlabelled'\] must be columns, a mapping"):
+        source(examples(), {"unlabelled": IMAGES})
+    with pytest.raises(ValueError, match=r"^data_sets\['unlabelled'\] must have columns of equal"):
+        source(examples(), {"unlabelled": {"image": IMAGES, "age": np.zeros(3)}})
+
+
+FORMS = {
+    "[rows, 1]": LABELS[:, None],
+    "one-hot": np.eye(CLASSES, dtype=np.float32)[LABELS],
+    "bool": LABELS > 0,
+    "uint64": LABELS.astype(np.uint64),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_labels_in_other_plain_forms_are_accepted(form):
+    labels = examples(FORMS[form])
+    check_experiment(experiment(labels, {"test": labels}, final_splits={"last": labels}))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("form", FORMS)
+def test_labels_in_other_plain_forms_train_as_whole_numbers(form):
+    labels = FORMS[form]
+    whole = LABELS if labels.dtype != bool else (LABELS > 0).astype(int)
+    found = [
+        run_experiment(experiment(examples(own), {"test": examples(own)}), show_progress=False)
+        for own in (whole, labels)
+    ]
+    assert found[0].records == found[1].records
+    jax.tree.map(np.testing.assert_array_equal, *(each.variables for each in found))
+
+
+def test_labels_of_another_type_are_one_line():
+    with pytest.raises(
+        ValueError, match=r"^column 'label' must have labels that are whole numbers"
+    ):
+        check_experiment(experiment(examples(LABELS.astype(np.float32))))
