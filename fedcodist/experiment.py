@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedcodist import simulation
+from fedcodist.algorithm_checks import check_algorithm, check_selection
 from fedcodist.checkpoint import Checkpoint, load_checkpoint, save_checkpoint, set_damaged_aside
 from fedcodist.checks import check_integer
 from fedcodist.client_rows import HostRows, device_rows
@@ -256,7 +257,9 @@ def experiment_programs(experiment: Experiment) -> simulation.Programs:
 
 
 def check_experiment(experiment: Experiment) -> int:
-    """Raises ValueError, one line, for a setting that makes no sense.
+    """Raises ValueError or TypeError, one line, for a setting or a function that makes no sense.
+
+    The algorithm's round is traced by shape, once for this and for training.
 
     Returns:
       Rounds between checkpoints.
@@ -281,14 +284,7 @@ def check_experiment(experiment: Experiment) -> int:
             f"pools name client {experiment.algorithm.num_clients - 1}, but the data has clients "
             f"0 to {experiment.data.num_clients - 1}."
         )
-    selection = jax.eval_shape(
-        lambda: experiment.algorithm.select(jnp.asarray(0), jax.random.key(0))
-    )
-    if missing := sorted(set(selection.examples) - set(experiment.data.data_sets)):
-        raise ValueError(
-            f"data must have the data set {missing[0]!r}, which {experiment.algorithm.name} reads, it "
-            f"has {sorted(experiment.data.data_sets)}."
-        )
+    check_selection(experiment.algorithm, experiment.data)
     for name, count in experiment.algorithm.data_set_sizes.items():
         have = {len(column) for column in experiment.data.data_sets[name].values()}
         if have != {count}:
@@ -309,6 +305,7 @@ def check_experiment(experiment: Experiment) -> int:
             f"checkpoint_every must be a multiple of evaluate_every={experiment.evaluate_every}, "
             f"got {every}."
         )
+    check_algorithm(experiment.algorithm, experiment.data)
     return every
 
 

@@ -9,13 +9,13 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, Protocol
 
 import jax
-import jax.numpy as jnp
 
 from fedcodist import keys
 from fedcodist.aggregation import Aggregate, ClientResult, Reduce
 from fedcodist.client_rows import ClientRows
 from fedcodist.cohort import ClientData, Selection
 from fedcodist.communication import Communication, tree_bytes
+from fedcodist.method_checks import check_method
 from fedcodist.model import Model, Variables
 
 PyTree = Any
@@ -170,16 +170,11 @@ def communication_of(method: FederatedMethod, columns: Mapping[str, Any]) -> Com
     Args:
       method: any method.
       columns: the federated data's columns, arrays or shapes.
+
+    Raises:
+      ValueError, TypeError: the method's functions do not fit together.
     """
-    scalar: Any = jax.ShapeDtypeStruct((), jnp.int32)
-    shapes: Any = {name: jax.ShapeDtypeStruct(v.shape, v.dtype) for name, v in columns.items()}
-    data = ClientData(shapes, scalar, scalar, scalar, capacity=1, ragged=False)
-
-    def participate(key, data):
-        message = method.broadcast(method.init(key))
-        return message, method.client_update(message, method.init_row(), data, key, method.hyper)
-
-    message, result = jax.eval_shape(participate, jax.eval_shape(lambda: jax.random.key(0)), data)
+    message, result = check_method(method, columns)
     return Communication(
         down=tree_bytes(message),
         up=tree_bytes((result.update, result.mutable, result.weight, result.extra)),
