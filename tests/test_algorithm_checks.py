@@ -325,7 +325,7 @@ def test_a_wrong_method_is_one_line(case):
 def test_rows_of_a_method_are_checked():
     method = scaffold(softmax_regression(3, 2), 3, LocalTraining(optax.sgd, batch_size=2))
     communication_of(method, DATA.columns)
-    with pytest.raises(TypeError, match="a row as method.init_row makes it"):
+    with pytest.raises(TypeError, match=r"a row as method.init_row makes it"):
         communication_of(method._replace(init_row=lambda: jnp.zeros(2)), DATA.columns)
 
 

@@ -32,7 +32,7 @@ RUNS = [
     (digits_compression, "fetch_sgd"),
     (digits_compression, "fed_dropout"),
     (digits_compression, "fed_avg,svd"),
-    (digits_compression, "fed_avg,quantised"),
+    (digits_compression, "fed_avg,quantisation"),
     (digits_compression, "fed_avg,count_sketch"),
     (digits_fed_kd, "fed_kd"),
     (digits_fed_kd, "fed_kd,by_step"),
