@@ -46,8 +46,9 @@ def of(module, run):
     config = module.get_config(run)
     config.rounds, config.seeds = 2, 1
     config.evaluation.every, config.evaluation.checkpoint_every = 1, None
-    with config.unlocked():
-        config.pop("phases", None)
+    if "phases" in config:
+        with config.unlocked():
+            del config["phases"]
     return config
 
 
