@@ -388,14 +388,17 @@ def _tell_damaged(damaged: Sequence[Path], saved: Checkpoint | None) -> None:
 
 def _check_same_run(config: Any, plan: Any, identity: Any) -> None:
     """Raises one line where processes were started differently, before they wait for each other."""
-    told = json.dumps([config, plan, identity], default=str)
-    starts = _of_all_processes(zlib.crc32(told.encode()) >> 1)
-    for process, start in enumerate(starts):
-        if start != starts[0]:
-            raise RunFolderError(
-                f"process {process} was given another config, execution plan or data than process 0: "
-                "the same command must run on all machines."
-            )
+    for told, what in (
+        ([config, plan], "config or execution plan"),
+        (identity, "experiment or data"),
+    ):
+        starts = _of_all_processes(zlib.crc32(json.dumps(told, default=str).encode()) >> 1)
+        for process, start in enumerate(starts):
+            if start != starts[0]:
+                raise RunFolderError(
+                    f"process {process} was given another {what} than process 0: the "
+                    "same command must run on all machines."
+                )
 
 
 def _check_same_round(round: int, folder: RunFolder) -> None:
