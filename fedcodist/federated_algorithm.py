@@ -162,7 +162,9 @@ def by_member(name: str, predictor: Predictor, tree: PyTree, axis: int = 0) -> d
     return {own: member(index) for index, own in enumerate(predictor.members)}
 
 
-def communication_of(method: FederatedMethod, columns: Mapping[str, Any]) -> Communication:
+def communication_of(
+    method: FederatedMethod, columns: Mapping[str, Any], has_server: bool = True
+) -> Communication:
     """Counts one participation's bytes from the shapes that a method exchanges.
 
     The client uploads its update, its mutable state, its weight and what it sends besides.
@@ -170,11 +172,12 @@ def communication_of(method: FederatedMethod, columns: Mapping[str, Any]) -> Com
     Args:
       method: any method.
       columns: the federated data's columns, arrays or shapes.
+      has_server: as `check_method` gets it.
 
     Raises:
       ValueError, TypeError: the method's functions do not fit together.
     """
-    message, result = check_method(method, columns)
+    message, result = check_method(method, columns, has_server)
     return Communication(
         down=tree_bytes(message),
         up=tree_bytes((result.update, result.mutable, result.weight, result.extra)),

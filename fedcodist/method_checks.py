@@ -20,12 +20,16 @@ PyTree = Any
 MISFITS = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, AssertionError)
 
 
-def check_method(method: Any, columns: Mapping[str, Any]) -> tuple[PyTree, ClientResult]:
+def check_method(
+    method: Any, columns: Mapping[str, Any], has_server: bool = True
+) -> tuple[PyTree, ClientResult]:
     """Raises one line unless the functions of a FederatedMethod fit together.
 
     Args:
       method: a FederatedMethod.
       columns: the federated data's columns, arrays or shapes.
+      has_server: whether its own functions are the server; HeteroFL's clients get a part of a model of
+        which the algorithm has the whole.
 
     Returns:
       What a client downloads and what it returns, by shape.
@@ -66,6 +70,8 @@ def check_method(method: Any, columns: Mapping[str, Any]) -> tuple[PyTree, Clien
             "method.client_update must return a weight that is a scalar, got shape "
             f"{list(jnp.shape(result.weight))}."
         )
+    if not has_server:
+        return message, result
     aggregate = traced(
         "method.reduce",
         lambda result, message: _as_aggregate(
