@@ -37,12 +37,21 @@ class LocalTraining(NamedTuple):
 
 
 def check_factory(name: str, factory: Any) -> None:
-    """Raises one line unless `factory` is a function of the learning rate."""
+    """Raises one line unless `factory` makes an optax optimizer of a learning rate."""
+    promise = (
+        f"{name} must be a function of the learning rate, such as optax.sgd itself or "
+        "lambda rate: optax.adam(rate, eps=1e-5)"
+    )
     if isinstance(factory, optax.GradientTransformation):
-        raise TypeError(
-            f"{name} must be a function of the learning rate, such as optax.sgd itself or "
-            "lambda rate: optax.adam(rate, eps=1e-5), got an optimizer already made."
-        )
+        raise TypeError(f"{promise}, got an optimizer already made.")
+    if not callable(factory):
+        raise TypeError(f"{promise}, got {factory!r}.")
+    try:
+        made = factory(0.1)
+    except TypeError as error:
+        raise TypeError(f"{promise}, got one that fails with it: {error}.") from error
+    if not isinstance(made, optax.GradientTransformation):
+        raise TypeError(f"{promise}, got one that returns {type(made).__name__}.")
 
 
 def lasting_state(name: str, factory: OptimizerFactory, params: PyTree) -> PyTree:

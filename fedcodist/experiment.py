@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedcodist import simulation
+from fedcodist.algorithm_checks import check_algorithm, check_selection
 from fedcodist.checkpoint import Checkpoint, load_checkpoint, save_checkpoint, set_damaged_aside
 from fedcodist.checks import check_integer
 from fedcodist.client_rows import HostRows, device_rows
@@ -261,7 +262,9 @@ def experiment_programs(experiment: Experiment) -> simulation.Programs:
 
 
 def check_experiment(experiment: Experiment) -> int:
-    """Raises ValueError, one line, for a setting that makes no sense.
+    """Raises ValueError or TypeError, one line, for a setting or a function that makes no sense.
+
+    The algorithm's round is traced by shape, once for this and for training.
 
     Returns:
       Rounds between checkpoints.
@@ -287,14 +290,7 @@ def check_experiment(experiment: Experiment) -> int:
             f"pools name client {experiment.algorithm.num_clients - 1}, but the data has clients "
             f"0 to {experiment.data.num_clients - 1}."
         )
-    selection = jax.eval_shape(
-        lambda: experiment.algorithm.select(jnp.asarray(0), jax.random.key(0))
-    )
-    if missing := sorted(set(selection.examples) - set(experiment.data.data_sets)):
-        raise ValueError(
-            f"data must have the data set {missing[0]!r}, which {experiment.algorithm.name} reads, it "
-            f"has {sorted(experiment.data.data_sets)}."
-        )
+    check_selection(experiment.algorithm, experiment.data)
     for name, count in experiment.algorithm.data_set_sizes.items():
         have = {len(column) for column in experiment.data.data_sets[name].values()}
         if have != {count}:
@@ -315,6 +311,7 @@ def check_experiment(experiment: Experiment) -> int:
             f"checkpoint_every must be a multiple of evaluate_every={experiment.evaluate_every}, "
             f"got {every}."
         )
+    check_algorithm(experiment.algorithm, experiment.data)
     check_data(experiment)
     check_models(experiment)
     return every
@@ -406,14 +403,17 @@ def _tell_damaged(damaged: Sequence[Path], saved: Checkpoint | None) -> None:
 
 def _check_same_run(config: Any, plan: Any, identity: Any) -> None:
     """Raises one line where processes were started differently, before they wait for each other."""
-    told = json.dumps([config, plan, identity], default=str)
-    starts = _of_all_processes(zlib.crc32(told.encode()) >> 1)
-    for process, start in enumerate(starts):
-        if start != starts[0]:
-            raise RunFolderError(
-                f"process {process} was given another config, execution plan or data than process 0: "
-                "the same command must run on all machines."
-            )
+    for told, what in (
+        ([config, plan], "config or execution plan"),
+        (identity, "experiment or data"),
+    ):
+        starts = _of_all_processes(zlib.crc32(json.dumps(told, default=str).encode()) >> 1)
+        for process, start in enumerate(starts):
+            if start != starts[0]:
+                raise RunFolderError(
+                    f"process {process} was given another {what} than process 0: the "
+                    "same command must run on all machines."
+                )
 
 
 def _check_same_round(round: int, folder: RunFolder) -> None:

@@ -9,13 +9,13 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, Protocol
 
 import jax
-import jax.numpy as jnp
 
 from fedcodist import keys
 from fedcodist.aggregation import Aggregate, ClientResult, Reduce
 from fedcodist.client_rows import ClientRows
 from fedcodist.cohort import ClientData, Selection
 from fedcodist.communication import Communication, tree_bytes
+from fedcodist.method_checks import check_method
 from fedcodist.model import Model, Variables
 from fedcodist.padded_statistics import collected
 
@@ -168,7 +168,9 @@ def by_member(name: str, predictor: Predictor, tree: PyTree, axis: int = 0) -> d
     return {own: member(index) for index, own in enumerate(predictor.members)}
 
 
-def communication_of(method: FederatedMethod, columns: Mapping[str, Any]) -> Communication:
+def communication_of(
+    method: FederatedMethod, columns: Mapping[str, Any], has_server: bool = True
+) -> Communication:
     """Counts one participation's bytes from the shapes that a method exchanges.
 
     The client uploads its update, its mutable state, its weight and what it sends besides.
@@ -176,22 +178,13 @@ def communication_of(method: FederatedMethod, columns: Mapping[str, Any]) -> Com
     Args:
       method: any method.
       columns: the federated data's columns, arrays or shapes.
+      has_server: as `check_method` gets it.
+
+    Raises:
+      ValueError, TypeError: the method's functions do not fit together.
     """
-    scalar: Any = jax.ShapeDtypeStruct((), jnp.int32)
-    on_device = jax.dtypes.canonicalize_dtype
-    shapes: Any = {
-        name: jax.ShapeDtypeStruct(v.shape, on_device(v.dtype)) for name, v in columns.items()
-    }
-    data = ClientData(shapes, scalar, scalar, scalar, capacity=1, ragged=False)
-
-    def participate(key, data):
-        message = method.broadcast(method.init(key))
-        return message, method.client_update(message, method.init_row(), data, key, method.hyper)
-
     with collected():  # no client in particular: an experiment knows their sizes
-        message, result = jax.eval_shape(
-            participate, jax.eval_shape(lambda: jax.random.key(0)), data
-        )
+        message, result = check_method(method, columns, has_server)
     return Communication(
         down=tree_bytes(message),
         up=tree_bytes((result.update, result.mutable, result.weight, result.extra)),

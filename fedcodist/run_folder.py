@@ -27,8 +27,9 @@ _LOCK = ".lock"
 PHASES = "phases"  # run folders of what comes before a run's first round
 # What a start that was killed at once may leave.
 _BEGINNINGS = ("logs", PHASES, _LOCK, "identity.json", ".*.json.*")
-# What the plans of older run folders lack; these are not compared with it.
 _MACHINE = ("x64", "jaxlib", "device")
+# What the plans of older run folders lack; these are not compared with it.
+_ADDED_LATER = (*_MACHINE, "seeds_loop", "execution")
 _PACKAGES = ("fedcodist", "jax", "jaxlib", "flax", "optax", "chex", "ml-collections", "numpy")
 
 
@@ -128,7 +129,7 @@ class RunFolder:
             )
 
     def _check_same_plan(self, plan: Mapping[str, Any], theirs: dict[str, Any]) -> None:
-        later = {name: plan[name] for name in _MACHINE if name in plan and name not in theirs}
+        later = {name: plan[name] for name in _ADDED_LATER if name in plan and name not in theirs}
         if difference := first_difference(theirs | later, plan):
             raise RunFolderError(
                 f"run folder {self.path} belongs to another execution plan: {difference}. "

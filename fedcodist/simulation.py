@@ -22,6 +22,7 @@ from fedcodist.evaluation import evaluate as evaluate_predictor
 from fedcodist.federated_algorithm import FederatedAlgorithm, by_member, single_model
 from fedcodist.model import is_finite
 from fedcodist.sources import ResidentData
+from fedcodist.tracing import strongly_typed, traced_once
 
 PyTree = Any
 AXIS = "clients"
@@ -107,15 +108,6 @@ def place_inputs(inputs: Inputs, mesh: Mesh | None) -> Inputs:
     return Inputs(cohorts, replicate(inputs.examples, mesh))
 
 
-def strongly_typed(tree: PyTree) -> PyTree:
-    """The same arrays, of types that JAX does not let others change.
-
-    A program compiles again for an array that was weakly typed, as `jnp.full(shape, 0.5)` is, and is
-    not any more.
-    """
-    return jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.result_type(leaf)), tree)
-
-
 def build_programs(
     algorithm: FederatedAlgorithm,
     interval: int,
@@ -178,7 +170,9 @@ def _training(algorithm, interval, over_seeds, axis):
     """Returns (train, train_streamed) of `Programs`."""
 
     def train_round(state, rows, root, round, hyper, inputs):
-        state, rows, metrics = algorithm.round(state, rows, inputs, round, root, hyper, axis)
+        state, rows, metrics = traced_once(algorithm.round)(
+            state, rows, inputs, round, root, hyper, axis
+        )
         return *strongly_typed((state, rows)), metrics
 
     def train(state, rows, seeds, first, count, hyper, data: ResidentData):

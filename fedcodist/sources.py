@@ -51,6 +51,10 @@ class ResidentData:
         }
         return Inputs(cohorts, examples)
 
+    def shapes(self, selection: Selection) -> Inputs:
+        """What `read` gives for a selection, arrays or shapes, by shape."""
+        return jax.eval_shape(ResidentData.read, self, selection)
+
 
 def resident_data(
     federated: FederatedData,
@@ -126,6 +130,29 @@ class StreamedData:
         for columns in (self._federated.columns, *self.data_sets.values()):
             give_back_pages(columns)
         return Inputs(cohorts, examples)
+
+    def shapes(self, selection: Selection) -> Inputs:
+        """What `read` gives one device for a selection, arrays or shapes, by shape."""
+
+        def columns(of: Mapping[str, Any], rows: int) -> dict[str, Any]:
+            dtype = lambda column: jax.dtypes.canonicalize_dtype(column.dtype)
+            return {n: jax.ShapeDtypeStruct((rows, *c.shape[1:]), dtype(c)) for n, c in of.items()}
+
+        def cohort(clients: Any) -> Cohort:
+            where: Any = jax.ShapeDtypeStruct(clients.shape, np.int32)
+            room = int(self._largest_first[: len(clients)].sum())
+            return Cohort(
+                columns(self.columns, room), where, where, where, int(self._largest_first[0])
+            )
+
+        def examples(name: str, indices: Any) -> Examples:
+            places: Any = jax.ShapeDtypeStruct(indices.shape, np.int32)
+            return Examples(columns(self.data_sets[name], indices.size), places)
+
+        return Inputs(
+            {pool: cohort(clients) for pool, clients in selection.clients.items()},
+            {name: examples(name, indices) for name, indices in selection.examples.items()},
+        )
 
     def ahead(self, read: Callable[[int], Inputs], rounds: Iterable[int]) -> Iterator[Inputs]:
         """Calls `read` for each round, one round ahead of the consumer."""

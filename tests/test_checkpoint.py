@@ -11,7 +11,12 @@ import optax
 import pytest
 
 from fedcodist import checkpoint
-from fedcodist.checkpoint import CheckpointError, load_checkpoint, save_checkpoint
+from fedcodist.checkpoint import (
+    CheckpointError,
+    load_checkpoint,
+    save_checkpoint,
+    set_damaged_aside,
+)
 
 
 class State(NamedTuple):
@@ -159,3 +164,55 @@ def test_no_name_holds_half_a_file_at_any_moment(tmp_path, monkeypatch):
     save_checkpoint(tmp_path, 2, make_state(), {})
     assert seen == [1, 1]
     assert load_checkpoint(tmp_path, make_state()).round == 2
+
+
+STRAY = ("round_00000008.msgpack", "round_00000009.msgpack")
+
+
+def names(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_damaged_newest_ones_never_displace_what_is_written(tmp_path):
+    for name in STRAY:
+        (tmp_path / name).write_bytes(b"not a checkpoint")
+    for round in (1, 2, 3):
+        save_checkpoint(tmp_path, round, make_state(round), {})
+        assert load_checkpoint(tmp_path, make_state()).round == round
+    assert names(tmp_path) == ["round_00000002.msgpack", "round_00000003.msgpack", *STRAY]
+
+
+def test_damaged_ones_are_set_aside(tmp_path):
+    assert set_damaged_aside(tmp_path / "nowhere", 0) == []
+    save_checkpoint(tmp_path, 1, make_state(), {})
+    for copies in ("", ".2"):
+        (tmp_path / STRAY[0]).write_bytes(b"not a checkpoint")
+        (tmp_path / STRAY[1]).mkdir()
+        assert load_checkpoint(tmp_path, make_state()).round == 1
+        assert set_damaged_aside(tmp_path, 1) == [tmp_path / name for name in STRAY]
+        assert names(tmp_path) == ["damaged", "round_00000001.msgpack"]
+        assert {name + copies for name in STRAY} <= {*names(tmp_path / "damaged")}
+    assert set_damaged_aside(tmp_path, 1) == []
+
+
+def test_a_copy_under_another_rounds_name_is_damaged(tmp_path):
+    path = save_checkpoint(tmp_path, 1, make_state(), {})
+    (tmp_path / STRAY[0]).write_bytes(path.read_bytes())
+    assert load_checkpoint(tmp_path, make_state()).round == 1
+
+
+def test_another_format_is_damaged(tmp_path):
+    path = save_checkpoint(tmp_path, 1, make_state(), {})
+    path.write_bytes(path.read_bytes().replace(b"CHECKPOINT-1", b"CHECKPOINT-9"))
+    assert load_checkpoint(tmp_path, make_state()) is None
+
+
+def test_one_that_cannot_be_read_is_one_line(tmp_path, monkeypatch):
+    save_checkpoint(tmp_path, 1, make_state(), {})
+
+    def broken(path):
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr("pathlib.Path.read_bytes", broken)
+    with pytest.raises(CheckpointError, match=r"cannot read checkpoint .*Input/output error"):
+        load_checkpoint(tmp_path, make_state())

@@ -521,3 +521,58 @@ def test_a_run_may_start_from_an_earlier_phase():
     with pytest.raises(ValueError, match="start must be a state of this algorithm") as error:
         run_experiment(make_experiment(seeds=1, start=start), show_progress=False)
     assert "\n" not in str(error.value)
+
+
+def test_damaged_newest_checkpoints_are_told_and_set_aside(tmp_path):
+    with pytest.raises(Stopped):
+        run_experiment(make_experiment(), tmp_path, callbacks=[stop_at(4)])
+    folder = tmp_path / "checkpoints"
+    for round in (98, 99):
+        (folder / f"round_{round:08d}.msgpack").write_bytes(b"no checkpoint")
+    with pytest.warns(UserWarning, match=r"round_00000098\.msgpack, .* goes on from round 2\."):
+        run_experiment(make_experiment(), tmp_path)
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "damaged",
+        "round_00000004.msgpack",
+        "round_00000005.msgpack",
+    ]
+
+
+def test_where_all_checkpoints_are_damaged_training_begins_again(tmp_path):
+    expected = run_experiment(make_experiment(), tmp_path)
+    for path in (tmp_path / "checkpoints").iterdir():
+        path.write_bytes(path.read_bytes()[:-1])
+    with pytest.warns(UserWarning, match="goes on from the beginning"):
+        found = run_experiment(make_experiment(), tmp_path)
+    assert found.records == expected.records
+    assert len(list((tmp_path / "checkpoints").glob("round_*"))) == 2
+
+
+def test_edited_records_are_one_line(tmp_path):
+    run_experiment(make_experiment(), tmp_path)
+    lines = (tmp_path / "metrics.jsonl").read_text()
+    (tmp_path / "metrics.jsonl").write_text(lines.replace('"model"', '"modal"'))
+    with pytest.raises(RunFolderError, match=r"cannot read .*line 1 is no record") as raised:
+        run_experiment(make_experiment(), tmp_path)
+    assert "\n" not in str(raised.value)
+
+
+def test_a_weakly_typed_state_compiles_each_program_once():
+    """As `jnp.full(shape, 0.5)` is, which is not any more after a round."""
+    algorithm = make_algorithm()
+
+    def weak(key):
+        weak_half = lambda leaf: jnp.full(leaf.shape, 0.5) if leaf.dtype == jnp.float32 else leaf
+        return jax.tree.map(weak_half, algorithm.init(key))
+
+    assert any(leaf.weak_type for leaf in jax.tree.leaves(jax.eval_shape(weak, jax.random.key(0))))
+    experiment = make_experiment()
+    experiment = experiment._replace(
+        algorithm=experiment.algorithm._replace(
+            init=weak, round=lambda *arguments: algorithm.round(*arguments)
+        )
+    )
+    programs = experiment_programs(experiment)
+    run_experiment(experiment, programs=programs)
+    for name in ("init", "train", "evaluate", "finite"):
+        assert getattr(programs, name)._cache_size() == 1, name

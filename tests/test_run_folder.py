@@ -247,3 +247,46 @@ def test_a_resumed_run_keeps_what_started_it(tmp_path, monkeypatch):
         "python second",
         "python third",
     ]
+
+
+@pytest.mark.parametrize("name", ["config.json", "environment.json"])
+@pytest.mark.parametrize("damage", ["{", "[1]", "7", "\udcff", "folder", "[" * 100_000])
+def test_damage_is_one_line(name, damage, tmp_path):
+    claimed(tmp_path)
+    (tmp_path / name).unlink()
+    if damage == "folder":
+        (tmp_path / name).mkdir()
+    else:
+        (tmp_path / name).write_bytes(damage.encode(errors="surrogateescape"))
+    with pytest.raises(RunFolderError, match=f"cannot read .*{name}") as raised:
+        claimed(tmp_path)
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("content", ["{}", '{"plan": 3}'])
+def test_an_environment_without_a_plan_is_one_line(content, tmp_path):
+    claimed(tmp_path)
+    (tmp_path / "environment.json").write_text(content)
+    with pytest.raises(RunFolderError, match=r"cannot read .*environment\.json: no plan"):
+        claimed(tmp_path)
+
+
+@pytest.mark.parametrize("damage", [b"{", b"[]", b"{}", b'{"round"', b"\xff\xfe", b"7"])
+def test_metrics_that_are_no_records_are_one_line(damage, tmp_path):
+    folder = claimed(tmp_path)
+    folder.append_metrics([{"round": 0}])
+    folder.metrics.write_bytes(folder.metrics.read_bytes() + damage + b"\n")
+    with pytest.raises(RunFolderError, match=r"cannot read .*metrics\.jsonl: ") as raised:
+        folder.records()
+    assert "\n" not in str(raised.value)
+    assert len(folder.metrics.read_bytes().splitlines()) == 2
+    with pytest.raises(RunFolderError, match=r"line 1 is no record|cannot read"):
+        folder.records(("round", "model"))
+
+
+def test_metrics_that_are_a_folder_are_one_line(tmp_path):
+    folder = claimed(tmp_path)
+    folder.metrics.mkdir()
+    for read in (folder.records, lambda: folder.keep_metrics(0)):
+        with pytest.raises(RunFolderError, match=r"cannot (read|write) .*metrics\.jsonl"):
+            read()

@@ -80,7 +80,7 @@ def assemble(
     round_: Callable[..., Any],
     select_examples: Callable[[jax.Array, jax.Array], dict[str, jax.Array]] = lambda round, key: {},
     data_set_sizes: Mapping[str, int] = {},
-    servers: Callable[[PyTree], Mapping[str, PyTree]] = lambda state: state,
+    servers: Callable[[PyTree], Mapping[str, PyTree]] | None = None,
 ) -> FederatedAlgorithm:
     """Makes an algorithm of pools and a round.
 
@@ -91,6 +91,8 @@ def assemble(
       data_set_sizes: data set -> examples that it must have.
       servers: state -> pool -> the method's server; the state itself where not given.
     """
+    has_server = servers is None
+    servers = servers or (lambda state: state)
 
     def init(key):
         return {n: pool.method.init(keys.derive(key, "init", n)) for n, pool in pools.items()}
@@ -122,7 +124,9 @@ def assemble(
         select=select,
         round=watched,
         predictors={n: predictor(n, pool.method) for n, pool in pools.items()},
-        communication={n: communication_of(pool.method, columns) for n, pool in pools.items()},
+        communication={
+            n: communication_of(pool.method, columns, has_server) for n, pool in pools.items()
+        },
         num_clients=1 + max(int(pool.clients[-1]) for pool in pools.values()),
         data_set_sizes=data_set_sizes,
         kept_models={n: kept(n, pool.method) for n, pool in pools.items()},

@@ -66,3 +66,22 @@ def test_models_are_saved_seed_by_seed_and_ensembles_are_not(tmp_path):
     ]
     read = load_model(tmp_path / "main_seed4.safetensors")
     assert read.params["w"].tolist() == [3.0, 4.0, 5.0] and read.mutable == {}
+
+
+def test_the_newest_checkpoint_is_a_phases_before_the_first_round(tmp_path):
+    """Restarts that make progress in a phase are no loop."""
+    assert main._newest_checkpoint(tmp_path) is None
+    for part in ("phases/public", "phases/private", "phases/pooled", ""):
+        checkpoints = tmp_path / part / "checkpoints"
+        checkpoints.mkdir(parents=True)
+        for round in (9, 10):
+            name = f"round_{round:08d}.msgpack"
+            (checkpoints / name).touch()
+            assert main._newest_checkpoint(tmp_path) == f"{part}/{name}".removeprefix("/")
+
+
+@pytest.mark.parametrize("damage", ["{", "[]", ""])
+def test_a_damaged_environment_is_one_line_for_the_note_on_data(damage, tmp_path):
+    (tmp_path / "environment.json").write_text(damage)
+    with pytest.raises(RunFolderError, match=r"cannot read .*environment\.json"):
+        main.data_note(tmp_path, {"folder": {}})([])

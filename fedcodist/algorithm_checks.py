@@ -1,0 +1,151 @@
+"""Whether an algorithm's functions fit together and to the data, told by shapes.
+
+It is told in one line before anything compiles: of an algorithm of one's own, and of one that does not
+fit what it is given.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedcodist.cohort import Selection
+from fedcodist.method_checks import (
+    MISFITS,
+    Promised,
+    check_same,
+    check_variables,
+    hyper_shape,
+    kind_of,
+    shape_of,
+    traced,
+)
+from fedcodist.tracing import strongly_typed, traced_once
+
+PyTree = Any
+
+
+def check_algorithm(algorithm: Any, data: Any) -> None:
+    """Raises one line unless an algorithm's functions fit together and to the data.
+
+    Args:
+      algorithm: a FederatedAlgorithm.
+      data: ResidentData or StreamedData.
+
+    Raises:
+      ValueError, TypeError: names the function, what it gives and what it must give.
+    """
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    integer = jax.ShapeDtypeStruct((), jnp.int32)
+    state = traced("algorithm.init", lambda key: strongly_typed(algorithm.init(key)), key)
+    selection = check_selection(algorithm, data)
+    rows = {pool: _rows(algorithm, pool, selection) for pool in algorithm.rows}
+    hyper = jax.tree.map(hyper_shape, algorithm.hyper)
+    inputs = data.shapes(selection)
+    arguments = (state, rows, inputs, integer, key, hyper)
+    result = _round(algorithm, selection, arguments)
+    new_state, new_rows, metrics = result
+    check_same("algorithm.round must return a state as algorithm.init makes it", state, new_state)
+    check_same("algorithm.round must return rows as it gets them", rows, new_rows)
+    _check_metrics(algorithm, metrics)
+    for name, predictor in algorithm.predictors.items():
+        where = f"algorithm.predictors[{name!r}].variables"
+        check_variables(where, traced(where, predictor.variables, state))
+
+
+def check_selection(algorithm: Any, data: Any) -> Selection:
+    """What `algorithm.select` gives by shape, or one line where the round cannot be fed with that."""
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    integer = jax.ShapeDtypeStruct((), jnp.int32)
+    selection = traced("algorithm.select", algorithm.select, integer, key)
+    parts: list[Any] = [getattr(selection, name, None) for name in ("clients", "examples")]
+    if not all(isinstance(part, Mapping) for part in parts):
+        raise TypeError(
+            "algorithm.select must return a Selection of clients and examples, both mappings, got "
+            f"{kind_of(selection)}."
+        )
+    for kind, names, dimensions in (("clients", parts[0], 1), ("examples", parts[1], 2)):
+        for name, places in names.items():
+            if places.ndim != dimensions or not jnp.issubdtype(places.dtype, jnp.integer):
+                allowed = "[cohort]" if dimensions == 1 else "[steps, batch]"
+                raise TypeError(
+                    f"algorithm.select must return {kind}[{name!r}] as integers {allowed}, got "
+                    f"{shape_of(places)}."
+                )
+    if missing := sorted(set(selection.examples) - set(data.data_sets)):
+        raise ValueError(
+            f"data must have the data set {missing[0]!r}, which {algorithm.name} reads, it has "
+            f"{sorted(data.data_sets)}."
+        )
+    if missing := sorted(set(algorithm.rows) - set(selection.clients)):
+        raise ValueError(
+            f"algorithm.select must return the clients of every pool of algorithm.rows, {missing[0]!r} "
+            f"is missing."
+        )
+    return selection
+
+
+def _round(algorithm: Any, selection: Selection, arguments: tuple[Any, ...]) -> Any:
+    try:
+        result = jax.eval_shape(lambda *each: traced_once(algorithm.round)(*each, None), *arguments)
+        return _three(result)
+    except (Promised, *MISFITS):  # once more, for what is wrong to be told in our words
+        return traced(
+            "algorithm.round",
+            lambda *each: _three(algorithm.round(*each, None)),
+            *arguments,
+            there=f": algorithm.select names clients of {sorted(selection.clients)} and the data sets "
+            f"{sorted(selection.examples)}",
+        )
+
+
+def _three(result: Any) -> Any:
+    if not isinstance(result, tuple) or len(result) != 3:
+        raise Promised(f"must return three results, (state, rows, metrics), got {kind_of(result)}.")
+    if not isinstance(result[2], Mapping):
+        raise Promised(f"must return metrics as a mapping of names, got {kind_of(result[2])}.")
+    _check_names(result[2])
+    return result
+
+
+def _check_names(metrics: Mapping[Any, Any]) -> None:
+    for name, value in metrics.items():
+        if not isinstance(name, str) or not all(name.partition("/")):
+            raise Promised(f"must name its metrics '<pool>/<metric>', got {name!r}.")
+        if isinstance(value, str | bytes) or (
+            not hasattr(value, "dtype") and not np.isscalar(value)
+        ):
+            raise Promised(f"must return metrics that are arrays, {name!r} is {kind_of(value)}.")
+
+
+def _check_metrics(algorithm: Any, metrics: Mapping[str, Any]) -> None:
+    for pool in algorithm.communication:
+        if f"{pool}/finite" not in metrics:
+            raise ValueError(
+                f"algorithm.round must return the metric '{pool}/finite', whether what the clients of "
+                f"{pool!r} sent is finite: every key of algorithm.communication needs one, got "
+                f"{sorted(metrics)}."
+            )
+        for name in (f"{pool}/finite", f"{pool}/finite_model"):
+            found = metrics.get(name)
+            if found is not None and (found.shape, found.dtype) != ((), jnp.bool_):
+                raise ValueError(
+                    f"algorithm.round must return {name!r} as one bool, got {shape_of(found)}."
+                )
+    for name, value in metrics.items():
+        if not jnp.issubdtype(value.dtype, jnp.number) and value.dtype != jnp.bool_:
+            raise TypeError(
+                f"algorithm.round must return metrics of numbers, {name!r} is {value.dtype}."
+            )
+
+
+def _rows(algorithm: Any, pool: str, selection: Selection) -> PyTree:
+    (cohort,) = selection.clients[pool].shape
+
+    def stacked(leaf):
+        dtype = jax.dtypes.canonicalize_dtype(np.asarray(leaf).dtype)
+        return jax.ShapeDtypeStruct((cohort, *np.shape(leaf)), dtype)
+
+    return jax.tree.map(stacked, algorithm.rows[pool].first)

@@ -1,0 +1,177 @@
+"""Whether the functions of a FederatedMethod fit together, told by shapes before anything compiles.
+
+Whoever writes one of their own meets here, in one line, what would otherwise be an error of JAX's inside
+a compiled loop.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedcodist.aggregation import Aggregate, ClientResult
+from fedcodist.cohort import ClientData
+from fedcodist.tracing import strongly_typed
+
+PyTree = Any
+# What code that does not fit raises while it is traced; it may be anything.
+MISFITS = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, AssertionError)
+
+
+def check_method(
+    method: Any, columns: Mapping[str, Any], has_server: bool = True
+) -> tuple[PyTree, ClientResult]:
+    """Raises one line unless the functions of a FederatedMethod fit together.
+
+    Args:
+      method: a FederatedMethod.
+      columns: the federated data's columns, arrays or shapes.
+      has_server: whether its own functions are the server; HeteroFL's clients get a part of a model of
+        which the algorithm has the whole.
+
+    Returns:
+      What a client downloads and what it returns, by shape.
+
+    Raises:
+      ValueError, TypeError: names the function, what it gives and what it must give.
+    """
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    scalar: Any = jax.ShapeDtypeStruct((), jnp.int32)
+    on_device = jax.dtypes.canonicalize_dtype
+    shapes: Any = {
+        name: jax.ShapeDtypeStruct(v.shape, on_device(v.dtype)) for name, v in columns.items()
+    }
+    data = ClientData(shapes, scalar, scalar, scalar, capacity=1, ragged=False)
+    hyper = jax.tree.map(hyper_shape, method.hyper)
+    server = traced("method.init", lambda key: strongly_typed(method.init(key)), key)
+    message = traced("method.broadcast", method.broadcast, server)
+    for name in ("params", "mutable"):
+        if not hasattr(message, name):
+            raise TypeError(
+                "method.broadcast must return what has the model's 'params' and 'mutable', such as "
+                f"Variables, got {kind_of(message)} without {name!r}."
+            )
+    row = traced("method.init_row", lambda: method.init_row())
+    result = traced(
+        "method.client_update",
+        lambda *each: _as_result(method.client_update(*each)),
+        *(message, row, data, key, hyper),
+        there=f": the columns are {sorted(columns)}",
+    )
+    check_same(
+        "method.client_update must return a row as method.init_row makes it", row, result.row
+    )
+    if not isinstance(result.metrics, Mapping) or "num_steps" not in result.metrics:
+        raise ValueError(
+            "method.client_update must return metrics with 'num_steps', the client's steps, got "
+            f"{sorted(result.metrics) if isinstance(result.metrics, Mapping) else result.metrics!r}."
+        )
+    if jnp.shape(result.weight) != ():
+        raise ValueError(
+            "method.client_update must return a weight that is a scalar, got shape "
+            f"{list(jnp.shape(result.weight))}."
+        )
+    if not has_server:
+        return message, result
+    aggregate = traced(
+        "method.reduce",
+        lambda result, message: _as_aggregate(
+            method.reduce.finalize(method.reduce.prepare(result), message)
+        ),
+        *(result, message),
+    )
+    after = traced("method.server_update", method.server_update, server, aggregate, scalar, hyper)
+    check_same("method.server_update must return a state as method.init makes it", server, after)
+    variables = traced("method.variables", method.variables, server)
+    check_variables("method.variables", variables)
+    for name in ("replace_model", "with_model"):
+        after = traced(f"method.{name}", getattr(method, name), server, variables)
+        check_same(f"method.{name} must return a state as method.init makes it", server, after)
+    return message, result
+
+
+def _as_result(result: Any) -> Any:
+    missing = [name for name in ClientResult._fields if not hasattr(result, name)]
+    if missing:
+        raise Promised(
+            f"must return a ClientResult, of {', '.join(ClientResult._fields[:-1])} and extra, got "
+            f"{kind_of(result)}."
+        )
+    return result
+
+
+def _as_aggregate(aggregate: Any) -> Any:
+    if any(not hasattr(aggregate, name) for name in Aggregate._fields):
+        raise Promised(f".finalize must return an Aggregate, got {kind_of(aggregate)}.")
+    return aggregate
+
+
+def traced(name: str, function: Callable[..., Any], *arguments: Any, there: str = "") -> Any:
+    """A function's result by shape; one line with its name where that cannot be had.
+
+    Args:
+      name: the function's.
+      function: what is traced.
+      arguments: arrays or shapes.
+      there: what it may look up, told where it looks up something else.
+    """
+    try:
+        return jax.eval_shape(function, *arguments)
+    except Promised as error:
+        raise TypeError(f"{name} {error}") from None
+    except KeyError as error:
+        raise ValueError(f"{name} looks up {error}, which is not there{there}.") from error
+    except MISFITS as error:
+        said = " ".join(str(error).split()) or type(error).__name__
+        kind = type(error) if type(error) in (TypeError, ValueError) else ValueError
+        raise kind(f"{name} does not fit what it is given: {said}") from error
+
+
+class Promised(Exception):
+    """What a function must return; the message goes on after its name."""
+
+
+def hyper_shape(value: Any) -> Any:
+    """A hyper-parameter's shape as training has it; one line unless it is a number."""
+    try:
+        shape = np.asarray(value, float).shape
+    except (TypeError, ValueError):
+        raise TypeError(f"hyper must hold numbers, got {value!r}.") from None
+    return jax.ShapeDtypeStruct(shape, jax.dtypes.canonicalize_dtype(float))
+
+
+def check_variables(name: str, variables: Any) -> None:
+    """Raises one line unless a function gave Variables."""
+    if not (hasattr(variables, "params") and hasattr(variables, "mutable")):
+        raise TypeError(f"{name} must return Variables, got {kind_of(variables)}.")
+
+
+def check_same(promise: str, expected: PyTree, found: PyTree) -> None:
+    """Raises one line unless two trees have the same structure, shapes and dtypes."""
+    before, after = (
+        {jax.tree_util.keystr(path): shape_of(leaf) for path, leaf in leaves}
+        for leaves in (jax.tree_util.tree_flatten_with_path(tree)[0] for tree in (expected, found))
+    )
+    for path in [*before, *after]:
+        if before.get(path) != after.get(path):
+            raise TypeError(
+                f"{promise}: at {path or 'its only array'} it has {after.get(path, 'nothing')} in place "
+                f"of {before.get(path, 'nothing')}."
+            )
+    structures: list[Any] = [jax.tree.structure(tree) for tree in (expected, found)]
+    if structures[0] != structures[1]:
+        raise TypeError(f"{promise}: it has {kind_of(found)} in place of {kind_of(expected)}.")
+
+
+def shape_of(leaf: Any) -> str:
+    """An array's dtype and shape, in a line."""
+    return f"{leaf.dtype}{list(leaf.shape)}"
+
+
+def kind_of(value: Any) -> str:
+    """What a value is, in a line."""
+    if isinstance(value, tuple) and not hasattr(value, "_fields"):
+        return f"a tuple of {len(value)}"
+    return "nothing" if value is None else type(value).__name__

@@ -1,0 +1,105 @@
+"""Every method that a config can name: its state keeps its types, and each program compiles once."""
+
+import functools
+
+import jax
+import numpy as np
+import pytest
+
+from experiments.assembly import build_experiment
+from experiments.configs import (
+    digits_codist,
+    digits_compression,
+    digits_fed_kd,
+    digits_methods,
+    digits_mhd,
+    digits_parties,
+)
+from experiments.methods import METHOD_NAMES
+from fedcodist import simulation
+from fedcodist.client_rows import device_rows
+from fedcodist.experiment import run_experiment
+
+pytestmark = pytest.mark.usefixtures("compile_quickly")
+
+# Runs of which each has something that the ones before have not.
+RUNS = [
+    (digits_codist, "fed_avg"),
+    (digits_codist, "hetero_fl"),
+    (digits_codist, "periodic_codistillation"),
+    (digits_codist, "merged_codistillation"),
+    *((digits_methods, run) for run in digits_methods.get_runs()[1:]),
+    (digits_compression, "fetch_sgd"),
+    (digits_compression, "fed_dropout"),
+    (digits_compression, "fed_avg,svd"),
+    (digits_compression, "fed_avg,quantisation"),
+    (digits_compression, "fed_avg,count_sketch"),
+    (digits_fed_kd, "fed_kd"),
+    (digits_fed_kd, "fed_kd,by_step"),
+    *((digits_parties, run) for run in digits_parties.get_runs()),
+    *((digits_mhd, run) for run in digits_mhd.get_runs()),
+]
+FAST = ("fed_avg", "fed_be", "fed_ensemble", "separate")
+
+
+def of(module, run):
+    config = module.get_config(run)
+    config.rounds, config.seeds = 2, 1
+    config.evaluation.every, config.evaluation.checkpoint_every = 1, None
+    if "phases" in config:
+        with config.unlocked():
+            del config["phases"]
+    return config
+
+
+def test_every_method_is_here():
+    methods = set()
+    for module, run in RUNS:
+        config = of(module, run)
+        methods |= {
+            config.algorithm.name,
+            *(part for part in run.split(",") if part in METHOD_NAMES),
+        }
+    assert methods == set(METHOD_NAMES)
+
+
+@pytest.mark.parametrize(("module", "run"), RUNS, ids=[run for _, run in RUNS])
+def test_types_stay_from_the_first_round_on(module, run):
+    """Weak ones would be strong after a round, and all programs compile a second time."""
+    experiment = build_experiment(of(module, run))
+    algorithm, seeds = experiment.algorithm, np.zeros(1, np.uint32)
+    programs = simulation.build_programs(algorithm, 1)
+    state = jax.eval_shape(programs.init, seeds)
+    hyper = jax.tree.map(lambda value: np.float32(value), algorithm.hyper)
+    rows = jax.eval_shape(lambda: device_rows(algorithm.rows, 1))
+    one = np.int32(1)
+    after = jax.eval_shape(programs.train, state, rows, seeds, one, one, hyper, experiment.data)
+    types = lambda tree: jax.tree.map(lambda own: (own.shape, own.dtype, own.weak_type), tree)
+    assert types(after[0]) == types(state)
+    assert not any(leaf.weak_type for leaf in jax.tree.leaves((state, after[:2])))
+
+
+@pytest.mark.parametrize(
+    ("module", "run"),
+    [
+        pytest.param(module, run, id=run, marks=[] if run in FAST else pytest.mark.slow)
+        for module, run in RUNS
+    ],
+)
+def test_each_program_compiles_once(module, run, monkeypatch):
+    monkeypatch.setattr(simulation, "all_devices", lambda: None)
+    kept = []
+    build = simulation.build_programs
+
+    @functools.wraps(build)
+    def keep(*arguments):
+        kept.append(build(*arguments))
+        return kept[0]
+
+    monkeypatch.setattr(simulation, "build_programs", keep)
+    experiment = build_experiment(of(module, run))._replace(final_splits={})
+    run_experiment(experiment, show_progress=False)
+    (programs,) = kept
+    for name in ("init", "train", "evaluate", "finite", "evaluate_kept"):
+        assert getattr(programs, name)._cache_size() <= 1, name
+    assert programs.train._cache_size() == programs.evaluate._cache_size() == 1

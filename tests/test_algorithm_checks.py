@@ -1,0 +1,368 @@
+"""An algorithm or a method of one's own: what does not fit is one line before anything compiles."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from softmax_regression import random_clients, softmax_regression
+
+from fedcodist import simulation
+from fedcodist.algorithm_checks import check_algorithm
+from fedcodist.algorithms.fed_avg import FedAvgHyper, fed_avg
+from fedcodist.algorithms.pools import Pool, independent_pools
+from fedcodist.algorithms.scaffold import scaffold
+from fedcodist.client_rows import ClientRows
+from fedcodist.client_training import LocalTraining
+from fedcodist.cohort import Selection
+from fedcodist.distillation import Distillation, check_distillation
+from fedcodist.experiment import Experiment, check_experiment, run_experiment
+from fedcodist.federated_algorithm import communication_of
+from fedcodist.sources import StreamedData, resident_data
+
+DATA = random_clients((4, 3, 5), 3, 2)
+EXTRA = {"unlabelled": {"image": np.zeros((6, 3), np.float32)}}
+
+
+def make_method(make=fed_avg):
+    return make(
+        softmax_regression(3, 2), LocalTraining(optax.sgd, batch_size=2), server_optimizer=optax.sgd
+    )
+
+
+@functools.cache
+def make_algorithm():
+    pool = Pool(make_method(), np.arange(3), 2)
+    return independent_pools({"main": pool}, DATA.columns)
+
+
+def experiment_of(algorithm, stream=False) -> Experiment:
+    data = StreamedData(DATA, EXTRA) if stream else resident_data(DATA, EXTRA)
+    return Experiment(algorithm, data, {"test": DATA}, rounds=2)
+
+
+def changed_round(change):
+    """An algorithm whose round changes what another returns."""
+
+    def round_(state, rows, inputs, round, key, hyper, axis_name=None):
+        results = make_algorithm().round(state, rows, inputs, round, key, hyper, axis_name)
+        return change(*results, inputs)
+
+    return make_algorithm()._replace(round=round_)
+
+
+def with_metrics(**metrics):
+    return changed_round(
+        lambda state, rows, own, _: (
+            state,
+            rows,
+            own | {k.replace("__", "/"): v for k, v in metrics.items()},
+        )
+    )
+
+
+def to_half(tree):
+    return jax.tree.map(lambda leaf: leaf.astype(jnp.float16), tree)
+
+
+def without_finite(state, rows, metrics, inputs):
+    return state, rows, {name: own for name, own in metrics.items() if name != "main/finite"}
+
+
+def reads_unlabelled(state, rows, metrics, inputs):
+    return state, rows, metrics | {"main/mean": jnp.mean(inputs.examples["unlabelled"].indices)}
+
+
+def selects(**parts):
+    select = make_algorithm().select
+    return make_algorithm()._replace(select=lambda round, key: select(round, key).replace(**parts))
+
+
+WRONG = {
+    "no finite": (lambda: changed_round(without_finite), r"the metric 'main/finite'"),
+    "finite is no bool": (
+        lambda: with_metrics(main__finite=jnp.float32(1)),
+        r"'main/finite' as one bool, got float32\[\]",
+    ),
+    "finite of every client": (
+        lambda: with_metrics(main__finite=jnp.ones(2, bool)),
+        r"'main/finite' as one bool, got bool\[2\]",
+    ),
+    "no slash": (
+        lambda: with_metrics(loss=jnp.float32(0)),
+        r"algorithm.round must name its metrics '<pool>/<metric>', got 'loss'",
+    ),
+    "text": (
+        lambda: with_metrics(main__note="good"),
+        r"metrics that are arrays, 'main/note' is str",
+    ),
+    "a group of metrics": (
+        lambda: with_metrics(main__all={"loss": 0.0}),
+        r"metrics that are arrays, 'main/all' is dict",
+    ),
+    "metrics that are keys": (
+        lambda: with_metrics(main__key=jax.random.key(0)),
+        r"metrics of numbers, 'main/key' is key",
+    ),
+    "no mapping of metrics": (
+        lambda: changed_round(lambda state, rows, metrics, _: (state, rows, [*metrics.values()])),
+        r"metrics as a mapping of names, got list",
+    ),
+    "two results": (
+        lambda: changed_round(lambda state, rows, metrics, _: (state, metrics)),
+        r"must return three results, \(state, rows, metrics\), got a tuple of 2",
+    ),
+    "no result": (
+        lambda: changed_round(lambda *_: None),
+        r"must return three results, \(state, rows, metrics\), got nothing",
+    ),
+    "another dtype": (
+        lambda: changed_round(lambda state, *rest: (to_half(state), *rest[:2])),
+        r"a state as algorithm.init makes it: at .*it has float16\[3, 2\] in place of float32\[3, 2\]",
+    ),
+    "another structure": (
+        lambda: changed_round(lambda state, *rest: ({"main": state["main"], "n": 1}, *rest[:2])),
+        r"a state as algorithm.init makes it: at \['n'\] it has int32\[\] in place of nothing",
+    ),
+    "other rows": (
+        lambda: changed_round(lambda state, rows, *rest: (state, {"main": jnp.zeros(2)}, rest[0])),
+        r"rows as it gets them: at \['main'\] it has float32\[2\] in place of nothing",
+    ),
+    "a data set that select does not name": (
+        lambda: changed_round(reads_unlabelled),
+        r"looks up 'unlabelled', which is not there: .* clients of \['main'\] and the data sets \[\]",
+    ),
+    "a data set that there is not": (
+        lambda: selects(examples={"public": jnp.zeros((1, 2), jnp.int32)}),
+        r"data must have the data set 'public'",
+    ),
+    "places that are no integers": (
+        lambda: selects(examples={"unlabelled": jnp.zeros((1, 2))}),
+        r"select must return examples\['unlabelled'\] as integers \[steps, batch\], got float32\[1, 2\]",
+    ),
+    "a cohort that is no list": (
+        lambda: selects(clients={"main": jnp.int32(0)}),
+        r"select must return clients\['main'\] as integers \[cohort\], got int32\[\]",
+    ),
+    "no cohort of a pool": (
+        lambda: selects(clients={"others": jnp.zeros(2, jnp.int32)}),
+        r"clients of every pool of algorithm.rows, 'main' is missing",
+    ),
+    "select gives clients alone": (
+        lambda: make_algorithm()._replace(select=lambda round, key: {"main": jnp.arange(2)}),
+        r"algorithm.select must return a Selection .* got dict",
+    ),
+    "init of nothing": (
+        lambda: make_algorithm()._replace(init=lambda: {}),
+        r"algorithm.init does not fit what it is given: .*0 positional arguments",
+    ),
+    "init is no function": (
+        lambda: make_algorithm()._replace(init={"main": 0.0}),
+        r"algorithm.init does not fit what it is given: 'dict' object is not callable",
+    ),
+    "init gives text": (
+        lambda: make_algorithm()._replace(init=lambda key: {"main": "w"}),
+        r"algorithm.init does not fit what it is given: ",
+    ),
+    "round takes too few": (
+        lambda: make_algorithm()._replace(round=lambda state, inputs: (state, {}, {})),
+        r"algorithm.round does not fit what it is given: .* positional arguments",
+    ),
+    "hyper is text": (
+        lambda: make_algorithm()._replace(hyper={"main": FedAvgHyper("fast", 1.0)}),
+        r"hyper must hold numbers, got 'fast'",
+    ),
+    "a predictor without variables": (
+        lambda: make_algorithm()._replace(
+            predictors={
+                "main": make_algorithm()
+                .predictors["main"]
+                ._replace(variables=lambda state: state["main"].params)
+            }
+        ),
+        r"predictors\['main'\].variables must return Variables, got dict",
+    ),
+    "a predictor of another state": (
+        lambda: make_algorithm()._replace(
+            predictors={
+                "main": make_algorithm()
+                .predictors["main"]
+                ._replace(variables=lambda state: state["best"])
+            }
+        ),
+        r"predictors\['main'\].variables looks up 'best', which is not there",
+    ),
+}
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["resident", "streamed"])
+@pytest.mark.parametrize("case", WRONG)
+def test_a_wrong_algorithm_is_one_line_before_anything_compiles(case, stream, tmp_path):
+    algorithm, message = WRONG[case]
+    with pytest.raises((TypeError, ValueError), match=message) as raised:
+        run_experiment(experiment_of(algorithm(), stream), tmp_path / "run")
+    assert "\n" not in str(raised.value)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["resident", "streamed"])
+def test_a_right_one_is_left_alone(stream):
+    check_experiment(experiment_of(make_algorithm(), stream))
+    # Weights of examples and arrays among the metrics are fine, and so are weak types.
+    check_experiment(experiment_of(with_metrics(main__share=0.5, main__shares=jnp.ones(3)), stream))
+
+
+def test_streamed_shapes_are_those_of_what_is_read():
+    selection = Selection(
+        {"main": np.array([0, 2], np.int32)}, {"unlabelled": np.zeros((2, 3), np.int32)}
+    )
+    source = StreamedData(DATA, EXTRA)
+    read, shapes = source.read(selection), source.shapes(selection)
+    assert jax.tree.structure(read) == jax.tree.structure(shapes)
+    for array, shape in zip(jax.tree.leaves(read), jax.tree.leaves(shapes), strict=True):
+        assert (array.shape, jax.dtypes.canonicalize_dtype(array.dtype)) == (
+            shape.shape,
+            shape.dtype,
+        )
+
+
+def test_the_round_is_traced_once_for_the_check_and_for_training(monkeypatch):
+    """Of large networks a trace takes seconds. On several devices training has one of its own."""
+    monkeypatch.setattr(simulation, "all_devices", lambda: None)
+    traces = []
+
+    def round_(*arguments):
+        traces.append(1)
+        return make_algorithm().round(*arguments)
+
+    algorithm = make_algorithm()._replace(round=round_)
+    experiment = experiment_of(algorithm)._replace(evaluate_every=1)
+    check_experiment(experiment)
+    assert len(traces) == 1
+    check_algorithm(algorithm, experiment.data)
+    assert len(traces) == 1
+    run_experiment(experiment, show_progress=False)
+    assert len(traces) == 1
+
+
+def two_results(message, row, data, key, hyper):
+    return message.params, message.mutable
+
+
+def of_client(**changes):
+    """client_update with other fields of its ClientResult."""
+
+    def update(message, row, data, key, hyper):
+        return make_method().client_update(message, row, data, key, hyper)._replace(**changes)
+
+    return {"client_update": update}
+
+
+WRONG_METHODS = {
+    "two results": (
+        {"client_update": two_results},
+        r"client_update must return a ClientResult, of update, .* got a tuple of 2",
+    ),
+    "nothing": (
+        {"client_update": lambda *_: None},
+        r"client_update must return a ClientResult, of update, .* got nothing",
+    ),
+    "no steps": (of_client(metrics={"loss": 0.0}), r"metrics with 'num_steps', .* got \['loss'\]"),
+    "a weight per example": (
+        of_client(weight=jnp.ones(2)),
+        r"weight that is a scalar, got shape \[2\]",
+    ),
+    "a row that none has": (
+        of_client(row=jnp.ones(2)),
+        r"a row as method.init_row makes it: .*float32\[2\]",
+    ),
+    "an update of other shapes": (
+        of_client(update={"w": jnp.ones(5)}),
+        r"method.server_update ",
+    ),
+    "another column": (
+        {"client_update": lambda message, row, data, key, hyper: data.columns["pixels"]},
+        r"client_update looks up 'pixels', which is not there: the columns are \['image', 'label'\]",
+    ),
+    "init of nothing": ({"init": lambda: 0}, r"method.init does not fit what it is given"),
+    "a message without a model": (
+        {"broadcast": lambda server: server.params},
+        r"broadcast must return what has the model's 'params' and 'mutable', .* got dict",
+    ),
+    "a server of another structure": (
+        {"server_update": lambda server, *_: server.params},
+        r"server_update must return a state as method.init makes it",
+    ),
+    "no aggregate": (
+        {"reduce": make_method().reduce._replace(finalize=lambda total, message: total)},
+        r"method.reduce .finalize must return an Aggregate, got a tuple of 4",
+    ),
+    "variables that are parameters": (
+        {"variables": lambda server: server.params},
+        r"method.variables must return Variables, got dict",
+    ),
+    "a replaced model that is no server": (
+        {"replace_model": lambda server, new: new},
+        r"method.replace_model must return a state as method.init makes it",
+    ),
+    "with_model as well": (
+        {"with_model": lambda server, new: new},
+        r"method.with_model must return a state as method.init makes it",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", WRONG_METHODS)
+def test_a_wrong_method_is_one_line(case):
+    changes, message = WRONG_METHODS[case]
+    with pytest.raises((TypeError, ValueError), match=message) as raised:
+        communication_of(make_method()._replace(**changes), DATA.columns)
+    assert "\n" not in str(raised.value)
+
+
+def test_rows_of_a_method_are_checked():
+    method = scaffold(softmax_regression(3, 2), 3, LocalTraining(optax.sgd, batch_size=2))
+    communication_of(method, DATA.columns)
+    with pytest.raises(TypeError, match=r"a row as method.init_row makes it"):
+        communication_of(method._replace(init_row=lambda: jnp.zeros(2)), DATA.columns)
+
+
+OPTIMIZERS = {
+    "text": ("sgd", "got 'sgd'"),
+    "a rate": (0.1, "got 0.1"),
+    "none": (None, "got None"),
+    "made": (optax.sgd(0.1), "got an optimizer already made"),
+    "of nothing": (lambda: optax.sgd(0.1), "got one that fails with it: .*0 positional arguments"),
+    "no optimizer": (lambda rate: "sgd", "got one that returns str"),
+    "a function of a function": (lambda rate: optax.sgd, "got one that returns function"),
+}
+
+
+@pytest.mark.parametrize("case", OPTIMIZERS)
+@pytest.mark.parametrize("place", ["training", "server", "distillation"])
+def test_what_is_no_optimizer_is_one_line(case, place):
+    optimizer, message = OPTIMIZERS[case]
+    model, training = softmax_regression(3, 2), LocalTraining(optax.sgd, batch_size=2)
+    with pytest.raises(TypeError, match=f"a function of the learning rate, .*{message}") as raised:
+        if place == "training":
+            fed_avg(model, training._replace(optimizer=optimizer))
+        elif place == "server":
+            fed_avg(model, training, server_optimizer=optimizer)
+        else:
+            check_distillation(Distillation(2, optimizer=optimizer), 8)
+    assert "\n" not in str(raised.value)
+
+
+def test_what_a_pool_keeps_is_stacked_for_its_cohort():
+    """Rows of Python numbers, as init_row may give them."""
+
+    def round_(state, rows, inputs, round, key, hyper, axis_name=None):
+        state, _, metrics = make_algorithm().round(
+            state, {"main": None}, inputs, round, key, hyper, axis_name
+        )
+        return state, {"main": rows["main"] + 1}, metrics
+
+    rows = {"main": ClientRows(np.arange(3), 0.0)}
+    check_algorithm(make_algorithm()._replace(round=round_, rows=rows), resident_data(DATA, EXTRA))
