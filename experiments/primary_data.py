@@ -47,7 +47,7 @@ def load_primary(settings: ConfigDict) -> PrimaryData:
     (order,) = iid(count, 1, settings.seed)
     private, public = _parts(settings, count)
     owned = {name: column[order[:private]] for name, column in train.items()}
-    check_integer("data.num_clients", settings.num_clients, low=1)
+    check_integer("data.num_clients", settings.num_clients, low=1, high=private)
     with named("data.labels_"):
         primary = assign(
             int(max(train["label"].max(), test["label"].max())) + 1,

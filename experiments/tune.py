@@ -32,7 +32,9 @@ from ml_collections import ConfigDict, config_flags
 
 from experiments import command, search_space
 from fedcodist import compilation_cache, launch
+from fedcodist.checks import LARGEST_INTEGER, check_integer
 
+_MOST_PROCESSES = 1024
 # File descriptor by which the first worker says that the study is open.
 _READY = "FEDCODIST_TUNE_READY"
 # Splits of which one gives a trial its value: the first that the data have.
@@ -92,9 +94,13 @@ def _check(values: flags.FlagValues) -> None:
         if importlib.util.find_spec(package) is None:
             install = ": pip install 'fedcodist[tune]'" if package == "optuna" else ""
             raise ImportError(f"tuning needs {what}{install}.")
-    for name, low in (("trials", 1), ("processes", 1), ("seed", 0)):
-        if values[name].value is not None and values[name].value < low:
-            raise ValueError(f"--{name} must be at least {low}, got {values[name].value}.")
+    for name, low, high in (
+        ("trials", 1, LARGEST_INTEGER),
+        ("processes", 1, _MOST_PROCESSES),
+        ("seed", 0, LARGEST_INTEGER),
+    ):
+        if values[name].value is not None:
+            check_integer(f"--{name}", values[name].value, low, high)
     for name in ("storage", "output"):
         if values[name].value is not None and Path(values[name].value).is_dir():
             raise ValueError(f"--{name} must be a file, {values[name].value!r} is a folder.")
@@ -254,14 +260,17 @@ def held_out_experiment(config: ConfigDict):
     from experiments.algorithms import build_algorithm
     from experiments.assembly import build_experiment
     from experiments.data import load_data
+    from experiments.messages import as_settings
     from fedcodist.experiment import check_experiment
 
-    config, data = copy.deepcopy(config), load_data(config.data)
+    with as_settings(config):
+        config, data = copy.deepcopy(config), load_data(config.data)
     split = next((name for name in _HELD_OUT if name in data.splits), _HELD_OUT[0])
     with config.unlocked(), config.ignore_type():
         config.evaluation.update(splits=(split,), final_splits=())
-    experiment = build_experiment(config, data)
-    check_experiment(experiment)
+    with as_settings(config):
+        experiment = build_experiment(config, data)
+        check_experiment(experiment)
 
     def hyper_of(trial: ConfigDict):
         with warnings.catch_warnings():

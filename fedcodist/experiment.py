@@ -1,6 +1,5 @@
 """The one training loop: compiled blocks of rounds, evaluation, checkpoints, logging."""
 
-import bisect
 import contextlib
 import json
 import time
@@ -173,7 +172,6 @@ def _run(
         programs, experiment.data, experiment.rounds, mesh, device_seeds, hyper, host_rows
     )
     evaluate = _evaluation(programs, experiment, mesh, host_rows)
-    evaluated = _evaluated_rounds(experiment)
 
     records: list[Record] = folder.records() if folder and is_writer else []
     started, seconds_before = time.monotonic(), notes["seconds"]
@@ -209,12 +207,12 @@ def _run(
         if round == 0:
             report(round, history)
         while round < experiment.rounds:
-            until = evaluated[bisect.bisect(evaluated, round)]
+            until = _next_evaluation(experiment, round)
             trained, block = train(trained, round, until - round)
             _check_finite(round, block, seeds, algorithm)
             history.append(block)
             round += next(iter(block.values())).shape[1]
-            if round not in evaluated:
+            if round != until:
                 show(round, {})
                 continue
             report(round, history)
@@ -318,9 +316,11 @@ def _described(experiment: Experiment) -> dict[str, Any]:
     }
 
 
-def _evaluated_rounds(experiment: Experiment) -> list[int]:
-    regular = range(0, experiment.rounds, experiment.evaluate_every)
-    return sorted({*regular, *experiment.evaluate_also, experiment.rounds})
+def _next_evaluation(experiment: Experiment, round: int) -> int:
+    """The first round after this one that is evaluated."""
+    every = experiment.evaluate_every
+    further = (also for also in experiment.evaluate_also if also > round)
+    return min((round // every + 1) * every, experiment.rounds, *further)
 
 
 def _start(programs, seeds, mesh, folder, experiment, host_rows):

@@ -11,6 +11,7 @@ import optax
 
 from fedcodist import keys
 from fedcodist.aggregation import Aggregate, ClientResult
+from fedcodist.arguments import check_arguments
 from fedcodist.checks import check_clients, check_integer, check_names
 from fedcodist.client_rows import ClientRows
 from fedcodist.cohort import Inputs, Selection
@@ -57,6 +58,7 @@ def independent_pools(
       execution: how clients are executed.
       name: the method's name in tables.
     """
+    check_arguments(independent_pools, locals())
     pools = check_pools(pools)
 
     def round_(state, rows, inputs, round, key, hyper, axis_name=None):

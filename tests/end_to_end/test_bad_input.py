@@ -24,11 +24,11 @@ SETTINGS = {
     "learning_rate=1": ["--config.learning_rate", "did you mean --config."],
     "algorithm.alpha=abc": ["--config.algorithm.alpha=abc", "float"],
     "algorithm.alpha=1.5": ["algorithm.alpha", "at least 0", "at most 1", "1.5"],
-    "pools.large.alpha=2": ["alpha['large']", "at most 1", "2.0"],
+    "pools.large.alpha=2": ["pools.large.alpha", "at most 1", "2.0"],
     "algorithm.steps=-1": ["steps", "at least 0", "-1"],
     "algorithm.name=codist": ["algorithm.name", "'merged_codistillation'", "'codist'"],
     "rounds=0": ["rounds", "at least 1", "0"],
-    "pools.small.cohort_size=61": ["['small'].cohort_size", "60 clients", "61"],
+    "pools.small.cohort_size=61": ["pools.small.cohort_size", "60 clients", "61"],
     "pools.small.model=resnet": ["pools.small.model", "'digits_small'", "'resnet'"],
     "training.client_optimizer=sgdd": ["training.client_optimizer", "optax", "'sgdd'"],
     "data.name=cifar": ["data.name", "'digits', 'prepared'", "'cifar'"],
@@ -211,8 +211,8 @@ ARGUMENTS = {
 FILES = {
     "config.pols": ["pols", 'Did you mean "pools"'],
     "del config.evaluation": ["the config lacks 'evaluation'"],
-    "del config.data.concentration": ["the config lacks 'concentration'"],
-    "config.data.update(name='prepared')": ["the config lacks 'folder'"],
+    "del config.data.concentration": ["the config lacks 'data.concentration'"],
+    "config.data.update(name='prepared')": ["the config lacks 'data.folder'"],
     "config.rounds.x.y": ["'int' object has no attribute 'x'"],
     "with config.ignore_type(): config.rounds = 'many'": ["rounds", "integer", "'many'"],
     "with config.ignore_type(): config.rounds = 2.5": ["rounds", "integer", "2.5"],
@@ -226,7 +226,25 @@ FILES = {
     "import a_library_that_is_not_there": ["a_library_that_is_not_there"],
     "config.rounds = 1 / 0": ["division by zero"],
     "config.rounds = 'a' + 1": [".py: TypeError: can only concatenate str"],
-    "config.pools = {}": ["pool"],
+    "config.pools = {}": ["pools must name at least one pool"],
+    "raise SystemExit(0)": ["sys.exit(0)", "(line "],
+    "raise RuntimeError('its own')": ["RuntimeError: its own (line "],
+    "with config.ignore_type(): config.pools = [1]": ["pools must be a group", "got [1]"],
+    "with config.ignore_type(): config.rounds = 1e12": ["rounds must be an integer", "got 1000000"],
+    "with config.ignore_type(): config.training.epochs = 10**12": [
+        "training.epochs must be at most"
+    ],
+    "with config.ignore_type(): config.execution.stream = 'no'": ["execution.stream", "'no'"],
+    "with config.ignore_type(): config.execution.processes = 'two'": [
+        "execution.processes",
+        "'two'",
+    ],
+    "with config.unlocked(): config.note = object()": ["note must be numbers, text"],
+    "config.training.epochs = 2_000_000": ["training.epochs must be at most 1,000,000"],
+    "config.algorithm.batch_size = 10**9": ["algorithm.batch_size must be at most 1,048,576"],
+    "config.algorithm.steps = 10**9": ["algorithm.steps must be at most 33,554,431 with batches"],
+    "config.seeds = 10**9": ["seeds must be at most 10,000"],
+    "del config.name": ["the config lacks 'name'"],
 }
 
 
