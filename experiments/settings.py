@@ -149,7 +149,7 @@ ALLOWED: dict[str, Check] = {
     "data.frozen_tables": check_boolean,
     "data.seed": _SEED,
     "data.num_clients": _whole(),
-    "data.num_parties": _whole(),
+    "data.num_parties": _whole(high=_MANY),
     "data.concentration": _number(above=0),
     "data.crop": _whole(),
     "data.padding": _whole(0, high=_MANY),

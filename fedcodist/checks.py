@@ -1,7 +1,7 @@
 """Checks of numbers that users give: one line that names the argument and what is allowed."""
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -107,6 +107,17 @@ def check_clients(name: str, clients: Any) -> np.ndarray:
     if ascending.size != given.size:
         raise ValueError(f"{name} must not repeat a client.")
     return ascending.astype(np.int32)
+
+
+def check_columns(name: str, columns: Any) -> None:
+    """Raises one line unless columns are arrays, or shapes of arrays, by name."""
+    if not isinstance(columns, Mapping):
+        raise TypeError(f"{name} must be arrays by name, got {shown(columns)}.")
+    for column, values in columns.items():
+        if not len(getattr(values, "shape", ())) or not hasattr(values, "dtype"):
+            raise TypeError(
+                f"{name}[{column!r}] must be an array [examples, ...], got {shown(values)}."
+            )
 
 
 def check_names(name: str, names: Iterable[Any]) -> None:

@@ -14,7 +14,7 @@ import numpy as np
 
 from fedcodist import simulation
 from fedcodist.checkpoint import load_checkpoint, save_checkpoint
-from fedcodist.checks import check_integer
+from fedcodist.checks import check_integer, check_names
 from fedcodist.client_rows import HostRows, device_rows
 from fedcodist.client_training import Preprocess
 from fedcodist.data.federated_data import FederatedData
@@ -281,6 +281,8 @@ def check_experiment(experiment: Experiment) -> int:
                 f"data set {name!r} must have the {count} rows that {experiment.algorithm.name} was "
                 f"told, it has {', '.join(map(str, sorted(have))) or 'none'}."
             )
+    check_names("splits", experiment.splits)
+    check_names("final_splits", experiment.final_splits)
     if not experiment.splits:
         raise ValueError("splits must name at least one split to evaluate, got none.")
     if both := sorted(set(experiment.splits) & set(experiment.final_splits)):

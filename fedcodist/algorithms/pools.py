@@ -12,7 +12,7 @@ import optax
 from fedcodist import keys
 from fedcodist.aggregation import Aggregate, ClientResult
 from fedcodist.arguments import check_arguments
-from fedcodist.checks import check_clients, check_integer, check_names
+from fedcodist.checks import check_clients, check_columns, check_integer, check_names
 from fedcodist.client_rows import ClientRows
 from fedcodist.cohort import Inputs, Selection
 from fedcodist.federated_algorithm import (
@@ -90,6 +90,8 @@ def assemble(
       data_set_sizes: data set -> examples that it must have.
       servers: state -> pool -> the method's server; the state itself where not given.
     """
+
+    check_columns("columns", columns)
 
     def init(key):
         return {n: pool.method.init(keys.derive(key, "init", n)) for n, pool in pools.items()}
@@ -260,6 +262,8 @@ def check_pools(pools: Mapping[str, Pool], called: str = "pools") -> dict[str, P
     checked = {}
     for name, pool in pools.items():
         clients = check_clients(f"{called}[{name!r}].clients", pool.clients)
+        if not isinstance(pool.cohort_size, int | np.integer):
+            check_integer(f"{called}[{name!r}].cohort_size", pool.cohort_size, low=1)
         if not 1 <= pool.cohort_size <= clients.size:
             raise ValueError(
                 f"{called}[{name!r}].cohort_size must be between 1 and the pool's {clients.size} "

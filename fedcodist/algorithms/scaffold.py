@@ -64,7 +64,7 @@ def scaffold(
         SGD, for which its identity is wrong.
     """
     check_arguments(scaffold, locals())
-    if option not in (1, 2):
+    if isinstance(option, bool) or option not in (1, 2):
         raise ValueError(f"option must be 1 or 2, got {option!r}.")
     check_integer("num_clients", num_clients, low=1)
     if option == 2 and not _is_plain_sgd(training.optimizer):
