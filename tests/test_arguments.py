@@ -106,19 +106,19 @@ def test_arguments_of_another_kind(told):
     "value", ["1", b"1", None, [1.0], np.zeros(1), 1 + 2j, object(), np.str_("1")], ids=repr
 )
 def test_what_is_no_number(value):
-    with pytest.raises(TypeError, match="^x must be a number"):
+    with pytest.raises(TypeError, match=r"^x must be a number"):
         check_number("x", value)
 
 
 @pytest.mark.parametrize("value", [10**400, -(10**400), 2**31, 1e39, True, np.True_, np.nan])
 def test_numbers_that_no_device_holds(value):
-    with pytest.raises(ValueError, match="^x must be"):
+    with pytest.raises(ValueError, match=r"^x must be"):
         check_number("x", value)
     check_number("x", jnp.bfloat16(1.5))
 
 
 def test_integers_beyond_what_python_prints():
-    with pytest.raises(ValueError, match="^x must be at most 2,147,483,647, got an integer of"):
+    with pytest.raises(ValueError, match=r"^x must be at most 2,147,483,647, got an integer of"):
         check_integer("x", 10**5000, low=1)
 
 
@@ -127,7 +127,7 @@ def test_very_many_rounds_are_not_looked_at_one_by_one():
     merged(num_rounds=10**9, alpha_schedule=lambda alpha, round: alpha * round / 10**9)
     fc.decentralised_fed_avg(GROUPS, 10**9, GRAPH)
     fc.decentralised_periodic_codistillation(GROUPS, 10, 10**9, GRAPH, period=7)
-    with pytest.raises(ValueError, match="^num_rounds must be at most 2,500,000 for 4 clients"):
+    with pytest.raises(ValueError, match=r"^num_rounds must be at most 2,500,000 for 4 clients"):
         heads = fc.multi_headed(MLP(hidden=(5,), classes=3), jnp.zeros((1, 6)), 3, 1)
         fc.multi_headed_distillation({"a": fc.Group(heads, np.arange(4))}, COLUMNS, GRAPH, 10**9)
     assert time.monotonic() - started < 30
