@@ -8,7 +8,8 @@ from experiments.algorithms import build_algorithm, reads_unlabelled
 from experiments.data import Data, load_data
 from experiments.decentralised import pooled_examples
 from experiments.division import divided
-from experiments.messages import choice
+from experiments.messages import as_settings, choice
+from experiments.settings import check_settings
 from fedcodist import launch
 from fedcodist.algorithms.isolated import SHARED
 from fedcodist.algorithms.parties import PUBLIC
@@ -18,6 +19,8 @@ from fedcodist.data.federated_data import FederatedData
 from fedcodist.experiment import Experiment, check_experiment
 from fedcodist.sources import StreamedData, resident_data
 from fedcodist.validation import VALIDATION
+
+_MOST_AROUND = 10**6
 
 
 def build_experiment(config: ConfigDict, data: Data | None = None) -> Experiment:
@@ -30,9 +33,11 @@ def build_experiment(config: ConfigDict, data: Data | None = None) -> Experiment
     Raises:
       ValueError, TypeError: one line that names the setting and what is allowed.
     """
-    config = divided(config)
-    data = load_data(config.data) if data is None else data
-    return _assemble(with_chunk_size(config, data)[0], data)
+    check_settings(config)
+    with as_settings(config):
+        config = divided(config)
+        data = load_data(config.data) if data is None else data
+        return _assemble(with_chunk_size(config, data)[0], data)
 
 
 def with_chunk_size(config: ConfigDict, data: Data) -> tuple[ConfigDict, ChunkSize | None]:
@@ -102,6 +107,10 @@ def _around_codistillations(config: ConfigDict) -> list[int]:
         check_integer(f"evaluation.around.{name}", around[name], low=0)
     period = config.algorithm.period
     check_integer("algorithm.period", period, low=1)
+    if (count := config.rounds // period * (around.before + around.after + 1)) > _MOST_AROUND:
+        raise ValueError(
+            f"evaluation.around must be at most {_MOST_AROUND:,} evaluations in a run, got {count:,}."
+        )
     found = {
         round
         for middle in range(period, config.rounds + 1, period)

@@ -157,7 +157,7 @@ def _fed_kd(clients: Clients) -> FederatedMethod:
     """The pool's model is the student; `training.fed_kd` names the teacher and the layers to align."""
     config, data = clients.config, clients.data
     _refuse_text(data, "fed_kd, which aligns layers that these networks do not show")
-    settings = dict(config.training.fed_kd)
+    settings = config.training.fed_kd
     train = data.splits["train"]
 
     def network(setting, name, layers):

@@ -11,21 +11,21 @@ from typing import Any
 from absl import flags
 from ml_collections import ConfigDict
 
+from experiments.config_file import ConfigFileError, ConfigFileParser
+from experiments.settings import check_settings
 from fedcodist import launch
 
-# What a config file, which is Python, can raise besides.
-_CONFIG_FILE_ERRORS = (
+# What a flag or an override of a setting can raise besides.
+PARSE_ERRORS = (
+    flags.Error,
+    ConfigFileError,
     ValueError,
     TypeError,
     LookupError,
     AttributeError,
     ArithmeticError,
-    NameError,
-    SyntaxError,
-    ImportError,
     OSError,
 )
-PARSE_ERRORS = (flags.Error, *_CONFIG_FILE_ERRORS)
 
 
 def parse(arguments: list[str], values: flags.FlagValues, required: Sequence[str]) -> None:
@@ -35,24 +35,20 @@ def parse(arguments: list[str], values: flags.FlagValues, required: Sequence[str
     path = given.parse_known_args(arguments[1:])[0].config
     if path and not Path(path.split(":")[0]).is_file():
         raise ValueError(f"--config must be an existing file, got {path!r}.")
+    values["config"].parser = ConfigFileParser()
     try:
         unknown = values(arguments)[1:]
     except (LookupError, AttributeError):
         if path:
             _check_settings(arguments, values["config"].parser.parse(path))
         raise
-    except flags.IllegalFlagValueError as error:
-        # ml_collections puts the whole traceback of a config file into the message.
-        _, _, traceback = str(error).partition("Error whilst parsing config file:")
-        if not traceback:
-            raise
-        reason = traceback.strip().splitlines()[-1].removeprefix("ValueError: ")
-        raise ValueError(f"--config={path}: {reason}") from error
     if unknown:
         raise ValueError(f"unexpected argument {unknown[0]!r}; settings are --config.name=value.")
     for name in required:
         if not values[name].value:
             raise ValueError(f"--{name} must be given.")
+    if (config := values["config"].value) is not None:
+        check_settings(config)
 
 
 def nearest_name(name: str, names: Sequence[str]) -> str:

@@ -53,6 +53,8 @@ def main(arguments: list[str]) -> int:
         return 0
     try:
         command.parse(arguments, flags.FLAGS, required=("config", "workdir"))
+        if "name" not in _CONFIG.value:
+            raise ValueError("the config lacks 'name'.")
         cluster = launch.check_cluster(_COORDINATOR.value, _NUM_HOSTS.value, _HOST.value)
         is_distributed = _DISTRIBUTED.value or cluster is not None
         processes = _processes(is_distributed)
@@ -106,6 +108,7 @@ def _run() -> int:
     from experiments.assembly import build_experiment, with_chunk_size
     from experiments.data import load_data
     from experiments.division import divided
+    from experiments.messages import as_settings
     from experiments.methods import run_title
     from experiments.phases import check_phases, run_phases
     from experiments.tracing import check_folder, tracing
@@ -117,17 +120,18 @@ def _run() -> int:
     is_first = jax.process_index() == 0
     command.show_warnings(is_first)
     try:
-        config = divided(config)
-        data, prepared = load_data(config.data), data_checksums(config.data)
         if _PROFILE.value is not None:
             check_folder(_PROFILE.value)
-        config, chosen = with_chunk_size(config, data)
-        if chosen and is_first:
-            print(f"chunk_size: {chosen}", flush=True)
-        experiment = build_experiment(config, data)
-        check_experiment(experiment)
-        if config.get("phases") is not None:
-            check_phases(config, data)
+        with as_settings(config):
+            config = divided(config)
+            data, prepared = load_data(config.data), data_checksums(config.data)
+            config, chosen = with_chunk_size(config, data)
+            if chosen and is_first:
+                print(f"chunk_size: {chosen}", flush=True)
+            experiment = build_experiment(config, data)
+            check_experiment(experiment)
+            if config.get("phases") is not None:
+                check_phases(config, data)
         for note in experiment.algorithm.notes if is_first else ():
             print(note, flush=True)
     except Exception as error:

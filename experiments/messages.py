@@ -1,13 +1,50 @@
 """Mistakes told by the settings that a config's author wrote."""
 
 import contextlib
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
+
+from ml_collections import ConfigDict
+
+# How the library's messages begin -> the setting, where that has another name than the argument.
+# The first that fits counts; {} is what the pattern's groups hold.
+_SETTINGS = (
+    (r"(?:pools|levels)\['(\w+)'\]\.(\w+)", "pools.{}.{}"),
+    (r"teaching\['(\w+)'\]\.(\w+)", "pools.{}.teaching.{}"),
+    (r"alpha\['(\w+)'\]", "pools.{}.alpha"),
+    (r"fraction\['(\w+)'\]", "pools.{}.fraction"),
+    (r"fraction\b", "pools"),
+    (r"teaching\b", "pools.*.teaching.weight"),
+    (r"patience\.(?:data\.)?(\w+)", "phases.*.{}"),
+    (r"(?:algorithm: )?validation\.(\w+)", "algorithm.validation.{}"),
+    (r"(?:algorithm: )?averaging\.start\b", "algorithm.average_from"),
+    (r"(?:algorithm: )?averaging\.every\b", "algorithm.average_every"),
+    (r"evaluate_every\b", "evaluation.every"),
+    (r"evaluate_also\b", "evaluation.around"),
+    (r"evaluate_clients\b", "evaluation.clients"),
+    (r"checkpoint_every\b", "evaluation.checkpoint_every"),
+    (r"evaluation_batch_size\b", "evaluation.batch_size"),
+    (r"(?:algorithm: )?inference_batch_size\b", "evaluation.batch_size"),
+    (r"splits\b", "evaluation.splits"),
+    (r"final_splits\b", "evaluation.final_splits"),
+    (r"seeds_loop\b", "execution.seeds_loop"),
+    (r"num_rounds\b", "rounds"),
+    (r"(?:data: )?num_clients\b", "data.num_clients"),
+    (r"training\.fed_kd: mutual\.(\w+)", "training.fed_kd.{}"),
+    (r"(training\.\w+): (?:hyper\.)?(\w+)", "{}.{}"),
+    (r"option\b", "training.scaffold_option"),
+    (r"algorithm: (digest|revisit|distillation)\.(\w+)", "algorithm.{}_{}"),
+    (r"algorithm: (?:local|training)\.(\w+)", "algorithm.{}"),
+    (r"(?:algorithm: )?distillation\.(\w+)", "algorithm.{}"),
+    (r"distillation\.batch_size", "algorithm.public_batch_size"),
+    (r"(?:algorithm: )(?:hyper\.)?(\w+)", "algorithm.{}"),
+)
 
 
 def choice(setting: str, name: str, choices: Mapping[str, Any]) -> Any:
     """The one of the choices that a setting names, or one line that lists them."""
-    if name not in choices:
+    if not isinstance(name, str) or name not in choices:
         raise ValueError(f"{setting} must be one of {sorted(choices)}, got {name!r}.")
     return choices[name]
 
@@ -26,3 +63,65 @@ def named(settings: str) -> Iterator[None]:
             raise
         name = str(error.args[0].args[0]).split("\n")[0].strip("'")
         raise ValueError(f"the config lacks '{settings}{name}'") from None
+
+
+@contextlib.contextmanager
+def as_settings(config: ConfigDict) -> Iterator[None]:
+    """Errors that begin with a library's argument begin with the path of the setting it came from."""
+    try:
+        yield
+    except (ValueError, TypeError) as error:
+        path, rest = _setting(str(error), set(_paths(config)))
+        if path is None:
+            raise
+        raise type(error)(f"{path}{rest}") from error
+    except (AttributeError, KeyError) as error:
+        if (path := _missing(error, config)) is None:
+            raise
+        raise ValueError(f"the config lacks '{path}'.") from error
+
+
+def _setting(message: str, paths: set[str]) -> tuple[str | None, str]:
+    """The setting that a message is of, and the rest of it; None where it names one, or none is sure."""
+    start = re.match(r"[\w.]+(?=.)", message)
+    if start is None or (start.group() in paths and message[start.end()] not in "[:"):
+        return None, message
+    for pattern, setting in _SETTINGS:
+        if found := re.match(pattern, message):
+            path = setting.format(*found.groups())
+            if path in paths or "*" in path:
+                return path, message[found.end() :]
+    named_so = [path for path in paths if path.rpartition(".")[2] == start.group()]
+    return (named_so[0], message[start.end() :]) if len(named_so) == 1 else (None, message)
+
+
+def _missing(error: Exception, config: ConfigDict) -> str | None:
+    """The path of the setting whose absence ConfigDict told by the last part of its name."""
+    group = getattr(error, "obj", None)
+    if group is None and (trace := error.__traceback__) is not None:
+        while trace.tb_next is not None:
+            trace = trace.tb_next
+        group = trace.tb_frame.f_locals.get("self")  # of ConfigDict.__getitem__
+    inner = error.args[0] if error.args and isinstance(error.args[0], KeyError) else error
+    if not isinstance(inner, KeyError) or not inner.args:
+        return None
+    name = str(inner.args[0]).split("\n")[0].strip("'\"")
+    if not isinstance(group, ConfigDict):
+        return None
+    for path in ("", *(p for p in _paths(config) if isinstance(_value(config, p), ConfigDict))):
+        if _value(config, path) is group or (path and _value(config, path) == group):
+            return f"{path}.{name}".lstrip(".")
+    return None
+
+
+def _paths(config: ConfigDict, prefix: str = "") -> Iterator[str]:
+    for name, value in config.items():
+        yield f"{prefix}{name}"
+        if isinstance(value, ConfigDict):
+            yield from _paths(value, f"{prefix}{name}.")
+
+
+def _value(config: ConfigDict, path: str) -> Any:
+    for name in path.split(".") if path else ():
+        config = config[name]
+    return config

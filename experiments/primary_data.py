@@ -59,7 +59,7 @@ def load_primary(settings: ConfigDict) -> PrimaryData:
     (order,) = iid(count, 1, settings.seed)
     private, public = _parts(settings, count)
     owned = {name: column[order[:private]] for name, column in train.items()}
-    check_integer("data.num_clients", settings.num_clients, low=1)
+    check_integer("data.num_clients", settings.num_clients, low=1, high=private)
     tables = {"train": _one(train, "train"), settings.get("tested", "test"): _one(test, "test")}
     if held_out is not None:
         tables["held_out"] = _one(held_out, "held_out")

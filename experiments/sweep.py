@@ -9,13 +9,11 @@ run has a folder of its own in the work folder. The same command continues where
 
 import argparse
 import fnmatch
-import importlib.util
 import json
 import re
 import subprocess
 import sys
 import time
-import types
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,9 +22,12 @@ from absl import flags
 from ml_collections import config_flags
 
 from experiments import command
+from experiments.config_file import config_of, load_config_file, runs_of
 from fedcodist import children, launch
+from fedcodist.checks import check_integer
 
 _COMMAND = (sys.executable, "-m", "experiments.main")
+_MOST_AT_ONCE = 1024
 _MARK = "sweep.json"  # in the folder of a run that is finished
 _SECONDS_BETWEEN_LOOKS = 0.05
 
@@ -47,13 +48,14 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--list", action="store_true", help="name the runs and stop")
     settings, others = parser.parse_known_args(arguments)
     try:
-        module = _load(settings.config)
-        runs = _chosen(module.get_runs(), settings.only)
-        configs = {run: module.get_config(run).to_json_best_effort() for run in runs}
-        if settings.at_once < 1:
-            raise ValueError(f"--at-once must be at least 1, got {settings.at_once}.")
+        module = load_config_file(settings.config)
+        runs = _chosen(runs_of(module, settings.config), settings.only)
+        check_integer("--at-once", settings.at_once, low=1, high=_MOST_AT_ONCE)
+        configs = {}
         for run in runs:
+            config = config_of(module, f"{settings.config}:{run}", run)
             _check_settings(settings.config, run, others)
+            configs[run] = config.to_json_best_effort()
     except command.PARSE_ERRORS as error:
         return command.refuse(error)
     if settings.list:
@@ -67,24 +69,12 @@ def main(arguments: Sequence[str]) -> int:
 
 def chosen_runs(config: str, patterns: Sequence[str] | None) -> list[str]:
     """The runs of a config file that match; raises one of PARSE_ERRORS for a mistake."""
-    return _chosen(_load(config).get_runs(), patterns)
+    return _chosen(runs_of(load_config_file(config), config), patterns)
 
 
 def run_folder_name(run: str) -> str:
     """The run's name as a folder: 'merged,4700' becomes 'merged-4700'."""
     return run.replace(",", "-")
-
-
-def _load(path: str) -> types.ModuleType:
-    if not Path(path).is_file():
-        raise ValueError(f"--config must be an existing file, got {path!r}.")
-    spec = importlib.util.spec_from_file_location("config", path)
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    if not hasattr(module, "get_runs"):
-        raise ValueError(f"--config {path} has no get_runs(); run it with experiments.main.")
-    return module
 
 
 def _chosen(runs: Sequence[str], patterns: Sequence[str] | None) -> list[str]:
@@ -105,7 +95,7 @@ def _check_settings(path: str, run: str, others: Sequence[str]) -> None:
     config_flags.DEFINE_config_file("config", flag_values=values, sys_argv=arguments)
     try:
         command.parse(arguments, values, required=("config",))
-    except ValueError as error:
+    except (ValueError, TypeError) as error:
         raise ValueError(f"run {run!r}: {error}") from None
 
 

@@ -33,6 +33,7 @@ from ml_collections import ConfigDict, config_flags
 
 from experiments import command, search_space
 from fedcodist import children, compilation_cache, launch
+from fedcodist.checks import LARGEST_INTEGER, check_integer
 
 # File descriptor by which the first worker says that the study is open.
 _READY = "FEDCODIST_TUNE_READY"
@@ -100,8 +101,8 @@ def _check(values: flags.FlagValues) -> None:
     if values.processes is not None:
         launch.check_processes("--processes", values.processes)
     for name, low in (("trials", 1), ("seed", 0)):
-        if values[name].value is not None and values[name].value < low:
-            raise ValueError(f"--{name} must be at least {low}, got {values[name].value}.")
+        if values[name].value is not None:
+            check_integer(f"--{name}", values[name].value, low, LARGEST_INTEGER)
     for name in ("storage", "output"):
         if values[name].value is not None and Path(values[name].value).is_dir():
             raise ValueError(f"--{name} must be a file, {values[name].value!r} is a folder.")
@@ -255,15 +256,18 @@ def held_out_experiment(config: ConfigDict):
     from experiments.assembly import build_experiment
     from experiments.data import load_data
     from experiments.division import divided
+    from experiments.messages import as_settings
     from fedcodist.experiment import check_experiment
 
-    config = divided(copy.deepcopy(config))
-    data = load_data(config.data)
+    with as_settings(config):
+        config = divided(copy.deepcopy(config))
+        data = load_data(config.data)
     split = next((name for name in _HELD_OUT if name in data.splits), _HELD_OUT[0])
     with config.unlocked(), config.ignore_type():
         config.evaluation.update(splits=(split,), final_splits=())
-    experiment = build_experiment(config, data)
-    check_experiment(experiment)
+    with as_settings(config):
+        experiment = build_experiment(config, data)
+        check_experiment(experiment)
 
     def hyper_of(trial: ConfigDict):
         with warnings.catch_warnings():

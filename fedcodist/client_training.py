@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import optax
 
 from fedcodist import keys
+from fedcodist.checks import LARGEST_INTEGER, MOST_EPOCHS, check_integer
 from fedcodist.cohort import ClientData
 from fedcodist.example_losses import checked_loss
 from fedcodist.model import Batch, Model, Variables
@@ -15,6 +16,7 @@ from fedcodist.padded_statistics import check_filled_batches
 from fedcodist.shuffling import permuted_positions
 
 PyTree = Any
+_LARGEST_PADDED_BATCH = 4096
 OptimizerFactory = Callable[[Any], optax.GradientTransformation]
 # (batch, key, positions in the batch) -> batch; runs on the device, on raw columns.
 Preprocess = Callable[[dict[str, jax.Array], jax.Array, jax.Array], dict[str, jax.Array]]
@@ -34,6 +36,21 @@ class LocalTraining(NamedTuple):
     batch_size: int = 20
     epochs: int = 1
     preprocess: Preprocess = lambda batch, key, positions: batch
+
+
+def check_training(name: str, training: LocalTraining, fewest_epochs: int = 1) -> None:
+    """Raises one line for batches or epochs that make no sense, or an optimizer already made."""
+    check_factory(f"{name}.optimizer", training.optimizer)
+    check_integer(f"{name}.batch_size", training.batch_size, low=1)
+    check_integer(f"{name}.epochs", training.epochs, low=fewest_epochs, high=MOST_EPOCHS)
+
+
+def batch_size_for(batch_size: int, capacity: int) -> int:
+    """The batch size, or the largest client's examples where it is far beyond them.
+
+    What is left out is padding, which changes nothing but takes memory: people write 10**9 for all.
+    """
+    return max(capacity, 1) if batch_size > max(capacity, _LARGEST_PADDED_BATCH) else batch_size
 
 
 def check_factory(name: str, factory: Any) -> None:
@@ -112,7 +129,13 @@ def train_client(
     Returns:
       The trained variables; the loss is averaged over steps, each at its own parameters.
     """
-    batch_size, epochs = training.batch_size, training.epochs
+    check_training("training", training, fewest_epochs=0)
+    batch_size, epochs = batch_size_for(training.batch_size, data.capacity), training.epochs
+    if epochs * (data.capacity + batch_size) > LARGEST_INTEGER:
+        raise ValueError(
+            f"training.epochs must be at most {LARGEST_INTEGER // (data.capacity + batch_size):,} for "
+            f"a client of {data.capacity} examples in batches of {batch_size}, got {epochs}."
+        )
     optimizer = training.optimizer(learning_rate)
     loss_of = loss_hook or model.loss
     mean_loss = model.mean_loss if loss_hook is None else None
@@ -207,12 +230,13 @@ def _example_order(key, data: ClientData, batch_size: int, epochs: int) -> jax.A
 
 def drawn_examples(data: ClientData, count: int, key: jax.Array) -> ClientData:
     """A client with so many of its examples, each at most once; with all where it has fewer."""
+    count = min(count, data.capacity)
     positions = permuted_positions(key, jnp.arange(count), data.size)
     return ClientData(
         {name: column[data.start + positions] for name, column in data.columns.items()},
         start=jnp.int32(0),
         size=jnp.minimum(data.size, count),
         bound=jnp.minimum(data.bound, count),
-        capacity=min(data.capacity, count),
+        capacity=count,
         ragged=data.ragged,
     )

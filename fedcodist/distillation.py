@@ -10,7 +10,7 @@ import optax
 
 from fedcodist import augmentation, keys
 from fedcodist.aggregation import sum_over_devices, this_device
-from fedcodist.checks import check_integer, check_number
+from fedcodist.checks import check_integer, check_number, check_stream
 from fedcodist.client_training import OptimizerFactory, Preprocess, check_factory
 from fedcodist.cohort import Examples
 from fedcodist.model import Model, Variables
@@ -63,8 +63,13 @@ class Distilled(NamedTuple):
 
 def check_distillation(distillation: Distillation, num_unlabelled: int) -> None:
     """Raises one line for a setting that makes no sense."""
-    check_integer("distillation.steps", distillation.steps, low=0)
-    check_integer("distillation.batch_size", distillation.batch_size, low=1)
+    check_stream(
+        "distillation.batch_size",
+        distillation.batch_size,
+        "distillation.steps",
+        distillation.steps,
+        low=0,
+    )
     check_integer("num_unlabelled", num_unlabelled, low=1)
     check_factory("distillation.optimizer", distillation.optimizer)
     check_number("distillation.mixup_beta", distillation.mixup_beta, low=0)

@@ -1,6 +1,5 @@
 """The one training loop: compiled blocks of rounds, evaluation, checkpoints, logging."""
 
-import bisect
 import contextlib
 import json
 import time
@@ -17,7 +16,7 @@ import numpy as np
 from fedcodist import simulation
 from fedcodist.algorithm_checks import check_algorithm, check_selection
 from fedcodist.checkpoint import Checkpoint, load_checkpoint, save_checkpoint, set_damaged_aside
-from fedcodist.checks import check_integer
+from fedcodist.checks import check_integer, check_names
 from fedcodist.client_rows import HostRows, device_rows
 from fedcodist.client_training import Preprocess
 from fedcodist.data.federated_data import federated_splits
@@ -190,7 +189,6 @@ def _run(
         programs, experiment.data, experiment.rounds, mesh, device_seeds, hyper, host_rows
     )
     evaluate = _evaluation(programs, experiment, mesh, host_rows)
-    evaluated = _evaluated_rounds(experiment)
 
     records: list[Record] = []
     if folder and is_writer:
@@ -228,12 +226,12 @@ def _run(
         if round == 0:
             report(round, history)
         while round < experiment.rounds:
-            until = evaluated[bisect.bisect(evaluated, round)]
+            until = _next_evaluation(experiment, round)
             trained, block = train(trained, round, until - round)
             _check_finite(round, block, seeds, algorithm)
             history.append(block)
             round += next(iter(block.values())).shape[1]
-            if round not in evaluated:
+            if round != until:
                 show(round, {})
                 continue
             report(round, history)
@@ -298,6 +296,8 @@ def check_experiment(experiment: Experiment) -> int:
                 f"data set {name!r} must have the {count} rows that {experiment.algorithm.name} was "
                 f"told, it has {', '.join(map(str, sorted(have))) or 'none'}."
             )
+    check_names("splits", experiment.splits)
+    check_names("final_splits", experiment.final_splits)
     if not experiment.splits:
         raise ValueError("splits must name at least one split to evaluate, got none.")
     if both := sorted(set(experiment.splits) & set(experiment.final_splits)):
@@ -343,9 +343,11 @@ def _described(experiment: Experiment) -> dict[str, Any]:
     }
 
 
-def _evaluated_rounds(experiment: Experiment) -> list[int]:
-    regular = range(0, experiment.rounds, experiment.evaluate_every)
-    return sorted({*regular, *experiment.evaluate_also, experiment.rounds})
+def _next_evaluation(experiment: Experiment, round: int) -> int:
+    """The first round after this one that is evaluated."""
+    every = experiment.evaluate_every
+    further = (also for also in experiment.evaluate_also if also > round)
+    return min((round // every + 1) * every, experiment.rounds, *further)
 
 
 def _start(programs, seeds, mesh, folder, experiment, host_rows):

@@ -12,6 +12,7 @@ import numpy as np
 
 from fedcodist import keys
 from fedcodist.aggregation import ClientResult, sum_over_devices, this_device
+from fedcodist.checks import check_integer
 from fedcodist.cohort import ClientData, Cohort
 
 PyTree = Any
@@ -30,6 +31,12 @@ class Execution(NamedTuple):
 
     loop: str = "scan"
     chunk_size: int = 1
+
+    def check(self, name: str) -> None:
+        """Raises one line for another loop, or a chunk of no clients."""
+        if self.loop not in ("scan", "vmap", "eager"):
+            raise ValueError(f"{name}.loop must be 'scan', 'vmap' or 'eager', got {self.loop!r}.")
+        check_integer(f"{name}.chunk_size", self.chunk_size, low=1)
 
 
 class CohortResult(NamedTuple):
@@ -78,12 +85,7 @@ def for_each_client(
       individual_results: whether to return every client's result too (FedDF, FedBE, ...).
     """
     chex.assert_equal_shape([cohort.clients, cohort.starts, cohort.sizes])
-    if execution.loop not in ("scan", "vmap", "eager"):
-        raise ValueError(
-            f"execution.loop must be 'scan', 'vmap' or 'eager', got {execution.loop!r}."
-        )
-    if execution.chunk_size < 1:
-        raise ValueError(f"execution.chunk_size must be at least 1, got {execution.chunk_size}.")
+    execution.check("execution")
 
     chunk_of = functools.partial(
         _run_slots, client_update, prepare, message, rows, cohort, key, execution.loop

@@ -8,6 +8,8 @@ place; an undirected edge counts both ways.
 from collections.abc import Sequence
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
 from fedcodist.checks import check_integer, check_number
@@ -98,6 +100,16 @@ def over_time(graph: np.ndarray, times: int) -> np.ndarray:
             f"{len(graph)} only."
         )
     return graph[:times]
+
+
+def cut(graph: np.ndarray, times: int) -> np.ndarray:
+    """As `over_time`, but a graph that does not change stays as it is, bool [clients, clients]."""
+    return graph if graph.ndim == 2 else over_time(graph, times)
+
+
+def at_round(graph: np.ndarray, round: Any) -> jax.Array:
+    """What `cut` returned at a round, which may be traced: bool [clients, clients]."""
+    return jnp.asarray(graph) if graph.ndim == 2 else jnp.asarray(graph)[round]
 
 
 def check_neighbours(graph: np.ndarray, method: str) -> None:

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import optax
 
 from fedcodist import keys
-from fedcodist.checks import check_integer
+from fedcodist.checks import check_integer, check_stream
 from fedcodist.client_training import (
     OptimizerFactory,
     Preprocess,
@@ -65,8 +65,7 @@ class Learner(NamedTuple):
 def check_step_training(training: StepTraining, num_rounds: int) -> None:
     """Raises one line for numbers that make no sense, or an optimizer already made."""
     check_factory("training.optimizer", training.optimizer)
-    check_integer("training.batch_size", training.batch_size, low=1)
-    check_integer("training.steps", training.steps, low=1)
+    check_stream("training.batch_size", training.batch_size, "training.steps", training.steps)
     check_integer("num_rounds", num_rounds, low=1)
 
 

@@ -17,6 +17,7 @@ from fedcodist.checks import check_integer
 from fedcodist.graphs import over_time
 
 PyTree = Any
+_MOST_EXCHANGES = 10**7  # of all clients over a run; minutes of drawing
 
 
 class PoolSchedule(NamedTuple):
@@ -69,8 +70,13 @@ def pool_schedule(
       ValueError: one line; a graph that changes is shorter than the run.
     """
     check_integer("pool_size", pool_size, low=1)
+    clients = graph.shape[-1]
+    if num_rounds * clients > _MOST_EXCHANGES:
+        raise ValueError(
+            f"num_rounds must be at most {_MOST_EXCHANGES // clients:,} for {clients} clients, whose "
+            f"exchanges are drawn before the first round, got {num_rounds}."
+        )
     edges = over_time(graph, num_rounds)
-    clients = edges.shape[-1]
     generator = np.random.default_rng(seed)
     architectures = list(groups)
     of_client = np.zeros(clients, np.int32)

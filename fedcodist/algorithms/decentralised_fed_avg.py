@@ -12,6 +12,8 @@ from fedcodist.aggregation import as_stored
 from fedcodist.algorithms import parties
 from fedcodist.algorithms.parties import PARTIES, Group
 from fedcodist.algorithms.separate import SeparateHyper, apart
+from fedcodist.arguments import check_arguments
+from fedcodist.checks import check_number
 from fedcodist.communication import Communication, tree_bytes
 from fedcodist.federated_algorithm import FederatedAlgorithm
 from fedcodist.for_each_client import Execution
@@ -46,21 +48,23 @@ def decentralised_fed_avg(
     Raises:
       ValueError, TypeError: one line that names the argument and what is allowed.
     """
+    check_arguments(decentralised_fed_avg, locals())
     groups = parties.check_groups(groups)
     check_step_training(training, num_rounds)
+    check_number("hyper.learning_rate", hyper.learning_rate, low=0)
     count = parties.check_no_gap(groups)
     edges = graphs.complete(count)
     if graph is not None:
         edges = graphs.adjacency(graph, count)
         graphs.check_neighbours(edges, name)
-    edges = graphs.over_time(edges, num_rounds)
+    edges = graphs.cut(edges, num_rounds)
 
     train = apart(groups, num_rounds, training, execution)
 
     def round_(state, rows, inputs, round, key, hyper, axis_name=None):
         result = train(state, inputs, round, key, hyper.learning_rate, axis_name)
         sizes = inputs.cohorts[PARTIES].sizes
-        now = jnp.asarray(edges)[round] | jnp.eye(count, dtype=bool)
+        now = graphs.at_round(edges, round) | jnp.eye(count, dtype=bool)
 
         def averaged(name, learner):
             own = groups[name].clients
@@ -94,7 +98,8 @@ def _communication(groups, edges) -> dict[str, Communication]:
         for place, party in enumerate(names):
             down = up = 1.0
             if edges is not None:
-                within = edges[:, group.clients][:, :, group.clients].mean(axis=0)
+                over_rounds = edges.reshape(-1, *edges.shape[-2:])
+                within = over_rounds[:, group.clients][:, :, group.clients].mean(axis=0)
                 down, up = within[place].sum(), within[:, place].sum()
             found[party] = Communication(round(size * down), round(size * up))
     return found

@@ -13,8 +13,9 @@ from fedcodist.aggregation import ClientResult
 from fedcodist.algorithms import parties
 from fedcodist.algorithms.parties import PARTIES, PUBLIC, Group, for_each_party
 from fedcodist.algorithms.separate import apart
-from fedcodist.checks import check_integer, check_number
-from fedcodist.client_training import LocalTraining, train_client
+from fedcodist.arguments import check_arguments
+from fedcodist.checks import LARGEST_BATCH, check_integer, check_number
+from fedcodist.client_training import LocalTraining, check_training, train_client
 from fedcodist.communication import Communication
 from fedcodist.distillation import kl_divergence
 from fedcodist.federated_algorithm import FederatedAlgorithm
@@ -71,25 +72,26 @@ def decentralised_periodic_codistillation(
     Raises:
       ValueError, TypeError: one line that names the argument and what is allowed.
     """
+    check_arguments(decentralised_periodic_codistillation, locals())
     groups = parties.check_groups(groups)
     check_step_training(training, num_rounds)
-    parties.check_training("distillation", distillation)
-    check_integer("distillation.epochs", distillation.epochs, low=1)
+    check_training("distillation", distillation)
     for argument, value in (
         ("num_public", num_public),
-        ("examples", examples),
         ("period", period),
         ("inference_batch_size", inference_batch_size),
     ):
         check_integer(argument, value, low=1)
+    check_integer("examples", examples, low=1, high=LARGEST_BATCH)
+    check_number("learning_rate", hyper.learning_rate, low=0)
+    check_number("distillation_learning_rate", hyper.distillation_learning_rate, low=0)
     check_number("temperature", hyper.temperature, above=0)
     count = parties.check_no_gap(groups)
     classes = next(iter(groups.values())).model.num_classes
     parties.check_widths(groups, classes)
     edges = graphs.adjacency(graph, count)
     graphs.check_neighbours(edges, name)
-    edges = graphs.over_time(edges, num_rounds)
-    teaching = edges[period - 1 :: period]
+    edges = graphs.cut(edges, num_rounds)
     divergence = kl_divergence("forward")
 
     def is_due(round):
@@ -149,7 +151,7 @@ def decentralised_periodic_codistillation(
             said = jnp.zeros((count, examples, classes))
             for name, group in groups.items():
                 said = said.at[group.clients].set(answers[name])
-            now = jnp.asarray(edges)[round]
+            now = graphs.at_round(edges, round)
             teachers = jnp.sum(now, axis=1)
             shares = now / jnp.maximum(teachers, 1)[:, None]
             targets = jnp.tensordot(shares.astype(said.dtype), said, axes=1)
@@ -167,8 +169,10 @@ def decentralised_periodic_codistillation(
 
     # Answers, and which examples they are of, on the edges of the rounds in which clients teach.
     scalar = np.dtype(np.float32).itemsize
-    size, indices = examples * classes * scalar, examples * scalar * len(teaching)
-    taught, asked = (teaching.sum(axis=(0, axis)) for axis in (2, 1))
+    times = num_rounds // period
+    size, indices = examples * classes * scalar, examples * scalar * times
+    teaching = edges[period - 1 :: period].sum(axis=0) if edges.ndim == 3 else edges * times
+    taught, asked = (teaching.sum(axis=axis) for axis in (1, 0))
     names = parties.party_names(groups)
 
     def mean_over_rounds(total):

@@ -12,8 +12,9 @@ from fedcodist import keys
 from fedcodist.aggregation import ClientResult
 from fedcodist.algorithms import parties
 from fedcodist.algorithms.parties import PARTIES, PUBLIC, Group, for_each_party
+from fedcodist.arguments import check_arguments
 from fedcodist.checks import check_integer, check_number
-from fedcodist.client_training import LocalTraining, train_client
+from fedcodist.client_training import LocalTraining, check_training, train_client
 from fedcodist.cohort import ClientData
 from fedcodist.communication import Communication
 from fedcodist.federated_algorithm import FederatedAlgorithm, single_model
@@ -74,12 +75,11 @@ def ds_fl(
     Raises:
       ValueError, TypeError: one line that names the argument and what is allowed.
     """
+    check_arguments(ds_fl, locals())
     groups = parties.check_groups(groups, (SERVER,))
     parties.check_widths(groups, server.num_classes)
-    parties.check_training("local", local)
-    parties.check_training("distillation", distillation)
-    for training, value in (("local", local), ("distillation", distillation)):
-        check_integer(f"{training}.epochs", value.epochs, low=1)
+    check_training("local", local)
+    check_training("distillation", distillation)
     check_integer("num_public", num_public, low=1)
     count = num_public if open_size is None else open_size
     check_integer("open_size", count, low=1)
@@ -87,6 +87,8 @@ def ds_fl(
         raise ValueError(
             f"open_size must be at most the {num_public} public examples, got {count}."
         )
+    check_number("learning_rate", hyper.learning_rate, low=0)
+    check_number("distillation_learning_rate", hyper.distillation_learning_rate, low=0)
     check_number("temperature", hyper.temperature, above=0)
     if aggregation not in ("era", "sa"):
         raise ValueError(f"aggregation must be 'era' or 'sa', got {aggregation!r}.")

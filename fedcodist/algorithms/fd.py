@@ -11,8 +11,9 @@ from fedcodist import keys
 from fedcodist.aggregation import ClientResult
 from fedcodist.algorithms import parties
 from fedcodist.algorithms.parties import PARTIES, Group, for_each_party
-from fedcodist.checks import check_integer, check_number
-from fedcodist.client_training import LocalTraining, train_client
+from fedcodist.arguments import check_arguments
+from fedcodist.checks import check_number
+from fedcodist.client_training import LocalTraining, check_training, train_client
 from fedcodist.cohort import ClientData
 from fedcodist.communication import Communication
 from fedcodist.distillation import kl_divergence, softened, softened_target
@@ -91,10 +92,11 @@ def fd(
     Raises:
       ValueError, TypeError: one line that names the argument and what is allowed.
     """
+    check_arguments(fd, locals())
     groups = parties.check_groups(groups)
     parties.check_widths(groups, num_classes)
-    parties.check_training("training", training)
-    check_integer("training.epochs", training.epochs, low=1)
+    check_training("training", training)
+    check_number("learning_rate", hyper.learning_rate, low=0)
     check_number("weight", hyper.weight, low=0)
     check_number("temperature", hyper.temperature, above=0)
     divergence = kl_divergence("forward")

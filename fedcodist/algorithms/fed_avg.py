@@ -9,12 +9,14 @@ import jax.numpy as jnp
 import optax
 
 from fedcodist.aggregation import ClientResult, weighted_mean
+from fedcodist.arguments import check_arguments
 from fedcodist.checks import check_integer, check_number
 from fedcodist.client_training import (
     LocalTraining,
     OptimizerFactory,
     TrainedClient,
     check_factory,
+    check_training,
     gradient_of_a_batch,
     lasting_state,
     train_client,
@@ -73,10 +75,9 @@ def fed_avg(
     >>> method = fed_avg(from_flax_linen(nn.Dense(10), jnp.zeros((1, 64))))
     >>> server = method.init(jax.random.key(0))
     """
-    check_factory("training.optimizer", training.optimizer)
+    check_arguments(fed_avg, locals())
+    check_training("training", training)
     check_factory("server_optimizer", server_optimizer)
-    for name in ("batch_size", "epochs"):
-        check_integer(f"training.{name}", getattr(training, name), low=1)
     for name, rate in hyper._asdict().items():
         check_number(f"hyper.{name}", rate, low=0)
     start = functools.partial(lasting_state, "server_optimizer", server_optimizer)

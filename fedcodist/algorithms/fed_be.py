@@ -18,6 +18,7 @@ from fedcodist.algorithms.pools import (
     train_pools,
     update_servers,
 )
+from fedcodist.arguments import check_arguments
 from fedcodist.cached_answers import cached_answers
 from fedcodist.checks import check_integer, check_number
 from fedcodist.distillation import (
@@ -102,6 +103,7 @@ def fed_be(
     Raises:
       ValueError, TypeError: one line that names the argument and what is allowed.
     """
+    check_arguments(fed_be, locals())
     pools = check_pools(pools)
     models = {name: pool.method.model for name, pool in pools.items()}
     check_class_counts(pools)

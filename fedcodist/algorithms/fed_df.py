@@ -21,6 +21,7 @@ from fedcodist.algorithms.pools import (
     train_pools,
     update_servers,
 )
+from fedcodist.arguments import check_arguments
 from fedcodist.checks import check_integer, check_number
 from fedcodist.distillation import (
     UNLABELLED,
@@ -112,6 +113,7 @@ def fed_df(
     Raises:
       ValueError: a pool, number or class count that makes no sense; names it.
     """
+    check_arguments(fed_df, locals())
     pools = check_pools(pools)
     models = {name: pool.method.model for name, pool in pools.items()}
     check_class_counts(pools)

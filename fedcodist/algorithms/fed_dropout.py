@@ -10,6 +10,7 @@ import optax
 from fedcodist import keys
 from fedcodist.aggregation import Aggregate, Reduce
 from fedcodist.algorithms.fed_avg import FedAvgHyper, Schedule, client_result, constant, fed_avg
+from fedcodist.arguments import check_arguments
 from fedcodist.client_training import LocalTraining, OptimizerFactory, train_client
 from fedcodist.communication import tree_bytes
 from fedcodist.federated_algorithm import FederatedMethod
@@ -62,6 +63,7 @@ def fed_dropout(
     Raises:
       ValueError: one line; models that are no chains where layers are given, or do not fit.
     """
+    check_arguments(fed_dropout, locals())
     check_stateless("model", model)
     averaging = fed_avg(model, training, server_optimizer, schedule, hyper)
     shapes, smaller = (variable_shapes(each).params for each in (model, submodel))

@@ -9,6 +9,7 @@ import numpy as np
 from fedcodist import keys
 from fedcodist.algorithms.fed_sdd import fed_sdd
 from fedcodist.algorithms.pools import Pool, check_pools
+from fedcodist.arguments import check_arguments
 from fedcodist.checks import check_integer
 from fedcodist.cohort import Selection
 from fedcodist.distillation import Distillation
@@ -44,6 +45,7 @@ def fed_ensemble(
     Raises:
       ValueError: one line that names the argument and what is allowed.
     """
+    check_arguments(fed_ensemble, locals())
     pool = check_pools({"pool": pool})["pool"]
     check_integer("num_models", num_models, low=1)
     if pool.cohort_size % num_models:

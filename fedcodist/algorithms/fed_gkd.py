@@ -15,6 +15,7 @@ from fedcodist.algorithms.fed_avg import (
     constant,
     fed_avg,
 )
+from fedcodist.arguments import check_arguments
 from fedcodist.checks import check_integer, check_number
 from fedcodist.client_training import LocalTraining, OptimizerFactory, train_client
 from fedcodist.distillation import kl_divergence, softened, softened_target
@@ -90,6 +91,7 @@ def fed_gkd(
       ValueError: one line that names the argument and what is allowed.
       TypeError: a model of text, that returns no logits.
     """
+    check_arguments(fed_gkd, locals())
     check_integer("models_kept", models_kept, low=1)
     check_number("hyper.distillation_weight", hyper.distillation_weight, low=0)
     check_number("hyper.temperature", hyper.temperature, above=0)

@@ -11,6 +11,7 @@ import optax
 from fedcodist import keys
 from fedcodist.algorithms.fed_avg import FedAvgHyper, client_result, fed_avg
 from fedcodist.algorithms.mutual_losses import Mutual, Outputs, aligned, by_input, mutual_losses
+from fedcodist.arguments import check_arguments
 from fedcodist.checks import check_number
 from fedcodist.client_training import (
     LocalTraining,
@@ -128,6 +129,7 @@ def fed_kd(
       ValueError, TypeError: one line; an unknown option, numbers of classes or layers that do not fit,
         or different widths without W^h.
     """
+    check_arguments(fed_kd, locals())
     _check("exchange", exchange, EXCHANGES)
     _check("mutual.adaptive", mutual.adaptive, ("batch", "sample", "none"))
     _check("mutual.kl_reduction", mutual.kl_reduction, ("batchmean", "elementmean"))

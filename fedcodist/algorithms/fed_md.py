@@ -13,10 +13,12 @@ from fedcodist import keys
 from fedcodist.aggregation import ClientResult
 from fedcodist.algorithms import parties
 from fedcodist.algorithms.parties import PARTIES, PUBLIC, Group, for_each_party
+from fedcodist.arguments import check_arguments
 from fedcodist.checks import check_integer, check_number
 from fedcodist.client_training import (
     LocalTraining,
     TrainedClient,
+    check_training,
     lasting_state,
     train_client,
 )
@@ -102,10 +104,11 @@ def fed_md(
     Raises:
       ValueError, TypeError: one line that names the argument and what is allowed.
     """
+    check_arguments(fed_md, locals())
     groups = parties.check_groups(groups)
     parties.check_widths(groups, num_classes)
-    parties.check_training("digest", digest)
-    parties.check_training("revisit", revisit)
+    check_training("digest", digest, fewest_epochs=0)
+    check_training("revisit", revisit, fewest_epochs=0)
     count = _alignment_size(alignment_size, len(public_labels))
     clients = sum(len(group.clients) for group in groups.values())
     _check_labels(public_labels, num_classes)

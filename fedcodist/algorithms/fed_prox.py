@@ -12,6 +12,7 @@ from fedcodist.algorithms.fed_avg import (
     constant,
     fed_avg,
 )
+from fedcodist.arguments import check_arguments
 from fedcodist.checks import check_number
 from fedcodist.client_training import LocalTraining, OptimizerFactory, train_client
 from fedcodist.federated_algorithm import FederatedMethod
@@ -44,6 +45,7 @@ def fed_prox(
     Raises:
       ValueError: a negative or non-finite proximal weight.
     """
+    check_arguments(fed_prox, locals())
     check_number("hyper.proximal_weight", hyper.proximal_weight, low=0)
     averaging = fed_avg(model, training, server_optimizer, schedule, FedAvgHyper(*hyper[:2]))
 

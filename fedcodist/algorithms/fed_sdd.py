@@ -22,6 +22,7 @@ from fedcodist.algorithms.pools import (
     train_pools,
     update_servers,
 )
+from fedcodist.arguments import check_arguments
 from fedcodist.cached_answers import cached_answers
 from fedcodist.checks import check_integer, check_number
 from fedcodist.cohort import Examples, Selection
@@ -127,6 +128,7 @@ def fed_sdd(
     Raises:
       ValueError: a number that makes no sense; names it.
     """
+    check_arguments(fed_sdd, locals())
     pool = check_pools({"pool": pool})["pool"]
     counts = _group_sizes(pool.cohort_size, num_models, group_sizes)
     check_integer("rounds_kept", rounds_kept, low=1)

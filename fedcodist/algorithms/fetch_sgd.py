@@ -9,8 +9,9 @@ from fedcodist import keys
 from fedcodist.aggregation import ClientResult, weighted_mean
 from fedcodist.algorithms.fed_avg import Schedule, constant
 from fedcodist.algorithms.scaffold import full_gradient
+from fedcodist.arguments import check_arguments
 from fedcodist.checks import check_integer, check_number
-from fedcodist.client_training import LocalTraining, drawn_examples
+from fedcodist.client_training import LocalTraining, check_training, drawn_examples
 from fedcodist.compression.changed_entries import changed_entries
 from fedcodist.compression.compressed import compressed
 from fedcodist.compression.compressor import flat, size_of, unflat
@@ -87,6 +88,8 @@ def fetch_sgd(
     Raises:
       ValueError, TypeError: one line that names the argument and what is allowed.
     """
+    check_arguments(fetch_sgd, locals())
+    check_training("training", training)
     check_sketch(rows, columns, count)
     check_number("hyper.learning_rate", hyper.learning_rate, low=0)
     check_number("hyper.momentum", hyper.momentum, low=0, high=1)

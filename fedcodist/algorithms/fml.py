@@ -11,8 +11,9 @@ from fedcodist import keys
 from fedcodist.aggregation import ClientResult, as_stored
 from fedcodist.algorithms import parties
 from fedcodist.algorithms.parties import PARTIES, Group, for_each_party
-from fedcodist.checks import check_integer, check_number
-from fedcodist.client_training import LocalTraining, train_client
+from fedcodist.arguments import check_arguments
+from fedcodist.checks import check_number
+from fedcodist.client_training import LocalTraining, check_training, train_client
 from fedcodist.communication import Communication, tree_bytes
 from fedcodist.distillation import kl_divergence
 from fedcodist.example_losses import checked_loss
@@ -76,10 +77,11 @@ def fml(
     Raises:
       ValueError, TypeError: one line that names the argument and what is allowed.
     """
+    check_arguments(fml, locals())
     groups = parties.check_groups(groups, (MEME,))
     parties.check_widths(groups, meme.num_classes)
-    parties.check_training("training", training)
-    check_integer("training.epochs", training.epochs, low=1)
+    check_training("training", training)
+    check_number("learning_rate", hyper.learning_rate, low=0)
     check_number("own_weight", hyper.own_weight, low=0, high=1)
     check_number("meme_weight", hyper.meme_weight, low=0, high=1)
 

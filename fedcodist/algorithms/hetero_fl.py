@@ -13,6 +13,7 @@ from fedcodist import keys
 from fedcodist.aggregation import Aggregate, Reduce
 from fedcodist.algorithms.fed_avg import FedAvgHyper, Schedule, client_result, constant, fed_avg
 from fedcodist.algorithms.pools import Pool, assemble, check_pools, train_pools
+from fedcodist.arguments import check_arguments
 from fedcodist.client_training import LocalTraining, OptimizerFactory, train_client
 from fedcodist.cohort import ClientData
 from fedcodist.federated_algorithm import FederatedAlgorithm, FederatedMethod
@@ -79,6 +80,7 @@ def hetero_fl(
     Raises:
       ValueError: one line that names the argument and what is allowed.
     """
+    check_arguments(hetero_fl, locals())
     check_stateless("model", model)
     if not levels:
         raise ValueError("levels must hold at least one level, got none.")

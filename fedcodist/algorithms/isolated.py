@@ -11,8 +11,9 @@ from fedcodist import keys
 from fedcodist.aggregation import ClientResult
 from fedcodist.algorithms import parties
 from fedcodist.algorithms.parties import PARTIES, Group, for_each_party
+from fedcodist.arguments import check_arguments
 from fedcodist.checks import check_integer, check_number
-from fedcodist.client_training import LocalTraining, lasting_state, train_client
+from fedcodist.client_training import LocalTraining, check_training, lasting_state, train_client
 from fedcodist.communication import Communication
 from fedcodist.federated_algorithm import FederatedAlgorithm
 from fedcodist.for_each_client import Execution
@@ -91,11 +92,12 @@ def isolated(
     Raises:
       ValueError, TypeError: one line that names the argument and what is allowed.
     """
+    check_arguments(isolated, locals())
     groups = parties.check_groups(groups)
-    parties.check_training("training", training)
+    check_training("training", training)
+    check_number("hyper.learning_rate", hyper.learning_rate, low=0)
     if num_shared is not None:
         check_integer("num_shared", num_shared, low=1)
-    check_integer("training.epochs", training.epochs, low=1)
     stream = name
     if patience is not None:
         check_validation_data("patience.data", patience.data)

@@ -23,7 +23,8 @@ from fedcodist.algorithms.head_distillation import (
 )
 from fedcodist.algorithms.host_banks import HostBanks
 from fedcodist.algorithms.parties import PARTIES, PUBLIC, Group, for_each_party
-from fedcodist.checks import check_integer, check_number
+from fedcodist.arguments import check_arguments
+from fedcodist.checks import LARGEST_BATCH, check_integer, check_number
 from fedcodist.chunk_size import available_bytes, host_bytes
 from fedcodist.client_training import Preprocess
 from fedcodist.communication import Communication, tree_bytes
@@ -151,6 +152,7 @@ def multi_headed_distillation(
     Raises:
       ValueError, TypeError: one line that names the argument and what is allowed.
     """
+    check_arguments(multi_headed_distillation, locals())
     groups = parties.check_groups(groups)
     num_clients = parties.check_no_gap(groups)
     check_step_training(training, num_rounds)
@@ -413,7 +415,7 @@ def _check_memory(groups, schedule, memory, on_host) -> tuple[str, ...]:
 
 
 def _check_distillation(distillation, hyper) -> None:
-    check_integer("distillation.batch_size", distillation.batch_size, low=1)
+    check_integer("distillation.batch_size", distillation.batch_size, low=1, high=LARGEST_BATCH)
     check_integer("distillation.teachers", distillation.teachers, low=0)
     for argument, value, allowed in (
         ("candidates", distillation.candidates, tuple(CANDIDATES)),
@@ -430,6 +432,7 @@ def _check_distillation(distillation, hyper) -> None:
             )
     for weight in ("embedding_weight", "head_weight"):
         check_number(weight, getattr(hyper, weight), low=0)
+    check_number("hyper.learning_rate", hyper.learning_rate, low=0)
 
 
 def _pool_size(distillation: HeadDistillation, num_clients: int) -> int:

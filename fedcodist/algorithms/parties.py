@@ -16,8 +16,8 @@ import numpy as np
 
 from fedcodist import keys
 from fedcodist.aggregation import ClientResult, sum_over_devices, this_device
-from fedcodist.checks import check_clients, check_integer, check_names
-from fedcodist.client_training import LocalTraining, Preprocess, check_factory
+from fedcodist.checks import check_clients, check_names
+from fedcodist.client_training import Preprocess
 from fedcodist.cohort import ClientData, Cohort, Selection
 from fedcodist.communication import Communication
 from fedcodist.federated_algorithm import Predictor
@@ -186,13 +186,6 @@ def check_widths(groups: Mapping[str, Group], num_classes: int) -> None:
             f"groups must have models of {num_classes} outputs, one per class of the joint label "
             f"space that all parties share, got {wrong}."
         )
-
-
-def check_training(name: str, training: LocalTraining) -> None:
-    """Raises one line for batches or epochs that make no sense, or an optimizer already made."""
-    check_factory(f"{name}.optimizer", training.optimizer)
-    check_integer(f"{name}.batch_size", training.batch_size, low=1)
-    check_integer(f"{name}.epochs", training.epochs, low=0)
 
 
 def party_names(groups: Mapping[str, Group]) -> dict[str, tuple[str, ...]]:

@@ -14,6 +14,7 @@ from fedcodist.algorithms.codistillation import (
     loss_metrics,
 )
 from fedcodist.algorithms.pools import Pool, assemble, train_pools, update_servers
+from fedcodist.arguments import check_arguments
 from fedcodist.checks import check_integer
 from fedcodist.distillation import UNLABELLED, Distillation, unlabelled_rows
 from fedcodist.federated_algorithm import FederatedAlgorithm
@@ -50,6 +51,7 @@ def periodic_codistillation(
     Raises:
       ValueError: a pool, number or class count that makes no sense; names it.
     """
+    check_arguments(periodic_codistillation, locals())
     pools, hyper = check_codistillation(pools, distillation, teaching, num_rounds, num_unlabelled)
     check_integer("period", period, low=1)
     if period > num_rounds:

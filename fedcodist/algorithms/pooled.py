@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from fedcodist.algorithms import parties
 from fedcodist.algorithms.parties import Group
 from fedcodist.algorithms.separate import SeparateHyper, separate
+from fedcodist.arguments import check_arguments
 from fedcodist.federated_algorithm import FederatedAlgorithm
 from fedcodist.for_each_client import Execution
 from fedcodist.step_training import StepTraining
@@ -29,6 +30,7 @@ def pooled(
     Raises:
       ValueError, TypeError: one line that names the argument and what is allowed.
     """
+    check_arguments(pooled, locals())
     groups = parties.check_groups(groups)
     first = {key: group._replace(clients=group.clients[:1]) for key, group in groups.items()}
     return separate(first, num_rounds, training, num_shared, hyper, execution, name)

@@ -11,7 +11,8 @@ import optax
 
 from fedcodist import keys
 from fedcodist.aggregation import Aggregate, ClientResult
-from fedcodist.checks import check_clients, check_integer, check_names
+from fedcodist.arguments import check_arguments
+from fedcodist.checks import check_clients, check_columns, check_integer, check_names
 from fedcodist.client_rows import ClientRows
 from fedcodist.cohort import Inputs, Selection
 from fedcodist.federated_algorithm import (
@@ -58,6 +59,7 @@ def independent_pools(
       execution: how clients are executed.
       name: the method's name in tables; where not given, the names of the pools' methods.
     """
+    check_arguments(independent_pools, locals())
     pools = check_pools(pools)
     methods = dict.fromkeys(pool.method.name for pool in pools.values() if pool.method.name)
     name = name or ", ".join(methods) or "independent pools"
@@ -93,6 +95,8 @@ def assemble(
     """
     has_server = servers is None
     servers = servers or (lambda state: state)
+
+    check_columns("columns", columns)
 
     def init(key):
         return {n: pool.method.init(keys.derive(key, "init", n)) for n, pool in pools.items()}
@@ -266,6 +270,8 @@ def check_pools(pools: Mapping[str, Pool], called: str = "pools") -> dict[str, P
     checked = {}
     for name, pool in pools.items():
         clients = check_clients(f"{called}[{name!r}].clients", pool.clients)
+        if not isinstance(pool.cohort_size, int | np.integer):
+            check_integer(f"{called}[{name!r}].cohort_size", pool.cohort_size, low=1)
         if not 1 <= pool.cohort_size <= clients.size:
             raise ValueError(
                 f"{called}[{name!r}].cohort_size must be between 1 and the pool's {clients.size} "

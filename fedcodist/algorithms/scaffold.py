@@ -9,8 +9,9 @@ import optax
 
 from fedcodist import keys
 from fedcodist.algorithms.fed_avg import FedAvgHyper, Schedule, client_result, constant, fed_avg
+from fedcodist.arguments import check_arguments
 from fedcodist.checks import check_integer
-from fedcodist.client_training import LocalTraining, OptimizerFactory, train_client
+from fedcodist.client_training import LocalTraining, OptimizerFactory, batch_size_for, train_client
 from fedcodist.cohort import ClientData
 from fedcodist.example_losses import checked_loss
 from fedcodist.federated_algorithm import FederatedMethod
@@ -63,7 +64,8 @@ def scaffold(
       ValueError: an unknown option, no clients, or option 2 with a client optimizer other than plain
         SGD, for which its identity is wrong.
     """
-    if option not in (1, 2):
+    check_arguments(scaffold, locals())
+    if isinstance(option, bool) or option not in (1, 2):
         raise ValueError(f"option must be 1 or 2, got {option!r}.")
     check_integer("num_clients", num_clients, low=1)
     if option == 2 and not _is_plain_sgd(training.optimizer):
@@ -151,7 +153,7 @@ def full_gradient(
     With `train`, dropout is on and batch statistics are those of each batch, as in training; they are
     not kept.
     """
-    size = training.batch_size
+    size = batch_size_for(training.batch_size, data.capacity)
 
     def loss(params, batch, mask, key):
         if train:

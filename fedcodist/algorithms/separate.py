@@ -11,7 +11,8 @@ from fedcodist.aggregation import ClientResult
 from fedcodist.algorithms import parties
 from fedcodist.algorithms.isolated import SHARED
 from fedcodist.algorithms.parties import PARTIES, Group, PartiesResult, for_each_party
-from fedcodist.checks import check_integer
+from fedcodist.arguments import check_arguments
+from fedcodist.checks import check_integer, check_number
 from fedcodist.cohort import Inputs
 from fedcodist.communication import Communication
 from fedcodist.federated_algorithm import FederatedAlgorithm
@@ -62,8 +63,10 @@ def separate(
     Raises:
       ValueError, TypeError: one line that names the argument and what is allowed.
     """
+    check_arguments(separate, locals())
     groups = parties.check_groups(groups)
     check_step_training(training, num_rounds)
+    check_number("hyper.learning_rate", hyper.learning_rate, low=0)
     if num_shared is not None:
         check_integer("num_shared", num_shared, low=1)
 

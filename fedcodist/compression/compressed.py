@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from fedcodist import keys
+from fedcodist.arguments import check_arguments
 from fedcodist.checks import check_integer
 from fedcodist.communication import tree_bytes
 from fedcodist.compression.compressor import Compressor
@@ -116,6 +117,7 @@ def compressed(
       ValueError: when the algorithm is built, for a method that is compressed already, FetchSGD or
         Federated Dropout.
     """
+    check_arguments(compressed, locals())
     check_integer("num_rounds", num_rounds, low=1)
     inner_gradient = method.gradient
     if observe_gradient is not None and inner_gradient is None:

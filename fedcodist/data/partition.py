@@ -13,7 +13,10 @@ from typing import Any
 
 import numpy as np
 
+from fedcodist.checks import check_boolean, check_integer
 from fedcodist.data.federated_data import FederatedData, default_client_ids
+
+_MOST_CLIENTS = 10**8  # as many are put in a random order in memory
 
 
 def iid(num_examples: int, num_clients: int, seed: int) -> list[np.ndarray]:
@@ -234,6 +237,8 @@ def capacity_pools(
     """
     if not _is_integer(num_clients) or num_clients < 1:
         raise ValueError(f"num_clients must be an integer of at least 1, got {num_clients!r}")
+    check_integer("num_clients", num_clients, low=1, high=_MOST_CLIENTS)
+    check_boolean("nested", nested)
     if isinstance(fraction, Mapping):
         if not fraction:
             raise ValueError("fraction must name at least one pool")

@@ -368,7 +368,7 @@ def _check_parts(num_parties: int, per_class: int) -> None:
             raise ValueError(
                 f"{name} must be at least 1, got {value}: a private set is never empty."
             )
-        check_integer(name, value, low=1)
+        check_integer(name, value, low=1, high=10_000)
 
 
 def _enough(chosen: np.ndarray, needed: int, what: str) -> np.ndarray:

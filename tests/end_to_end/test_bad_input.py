@@ -24,11 +24,11 @@ SETTINGS = {
     "learning_rate=1": ["--config.learning_rate", "did you mean --config."],
     "algorithm.alpha=abc": ["--config.algorithm.alpha=abc", "float"],
     "algorithm.alpha=1.5": ["algorithm.alpha", "at least 0", "at most 1", "1.5"],
-    "pools.large.alpha=2": ["alpha['large']", "at most 1", "2.0"],
+    "pools.large.alpha=2": ["pools.large.alpha", "at most 1", "2.0"],
     "algorithm.steps=-1": ["steps", "at least 0", "-1"],
     "algorithm.name=codist": ["algorithm.name", "'merged_codistillation'", "'codist'"],
     "rounds=0": ["rounds", "at least 1", "0"],
-    "pools.small.cohort_size=61": ["['small'].cohort_size", "60 clients", "61"],
+    "pools.small.cohort_size=61": ["pools.small.cohort_size", "60 clients", "61"],
     "pools.small.model=resnet": ["pools.small.model", "'digits_small'", "'resnet'"],
     "training.client_optimizer=sgdd": ["training.client_optimizer", "optax", "'sgdd'"],
     "data.name=cifar": ["data.name", "'digits', 'prepared'", "'cifar'"],
@@ -43,7 +43,11 @@ OTHER_CONFIGS = {
         "algorithm.steps=2.5": ["--config.algorithm.steps=2.5", "int"],
         "algorithm.alpha=-0.5": ["algorithm.alpha", "at least 0", "at most 1", "-0.5"],
         "algorithm.alpha=nan": ["algorithm.alpha", "at least 0", "at most 1", "nan"],
-        "pools.small.teaching.temperature=0": ["['small'].temperature", "above 0", "0.0"],
+        "pools.small.teaching.temperature=0": [
+            "pools.small.teaching.temperature",
+            "above 0",
+            "0.0",
+        ],
         "pools.small.teaching.self_teacher_temperature=-1": ["self_teacher_temperature", "above 0"],
         "algorithm.batch_size=0": ["batch_size", "at least 1", "0"],
         "algorithm.alpha_schedule=cosine": ["algorithm.alpha_schedule", "'constant'", "'cosine'"],
@@ -51,9 +55,9 @@ OTHER_CONFIGS = {
         "algorithm.mixup_beta=-1": ["mixup_beta", "at least 0", "-1"],
         "seeds=0": ["seeds", "at least 1", "0"],
         "seed=-1": ["seed", "at least 0", "-1"],
-        "pools.large.cohort_size=0": ["['large'].cohort_size", "between 1 and", "0"],
+        "pools.large.cohort_size=0": ["pools.large.cohort_size", "at least 1", "0"],
         "pools.large.fraction=0.01": ["'large' is empty", "0.01", "60 clients"],
-        "pools.large.fraction=1.5": ["fraction['large']", "(0, 1]", "1.5"],
+        "pools.large.fraction=1.5": ["pools.large.fraction", "at most 1 and above 0", "1.5"],
         "pools.small.client_learning_rate=-1": ["pools.small.client_learning_rate", "at least 0"],
         "pools.small.model=cnn_small": ["pools.small.model", "[24, 24, 3]", "[8, 8, 1]"],
         "training.client_optimizer=clip": ["training.client_optimizer", "optax", "'clip'"],
@@ -61,7 +65,7 @@ OTHER_CONFIGS = {
         "training.server_schedule=cosine": ["server_schedule", "'linear_decay'", "'cosine'"],
         "training.batch_size=0": ["training.batch_size", "at least 1", "0"],
         "training.epochs=0": ["training.epochs", "at least 1", "0"],
-        "data.num_clients=0": ["num_clients", "1..899", "0"],
+        "data.num_clients=0": ["data.num_clients", "at least 1", "0"],
         "data.concentration=0": ["concentration", "above 0", "0.0"],
         "evaluation.every=0": ["evaluation.every", "at least 1", "0"],
         "evaluation.batch_size=0": ["evaluation.batch_size", "at least 1", "0"],
@@ -76,7 +80,7 @@ OTHER_CONFIGS = {
         "algorithm.exchanged=labels": ["exchanged", "'logits' or 'probabilities'", "'labels'"],
         "algorithm.weights=(1,1)": ["weights", "6 numbers, one per party"],
         "algorithm.weights=(1,1,1,1,1,-1)": ["weights", "at least 0, finite and not all 0"],
-        "data.per_class=0": ["per_class", "at least 1", "a private set is never empty"],
+        "data.per_class=0": ["data.per_class", "at least 1", "got 0"],
         "data.num_parties=5": ["parties.networks", "5, one per party", "got 6"],
         "phases.held_out_share=1.5": ["held_out_share", "at most 1", "1.5"],
     },
@@ -103,7 +107,7 @@ OTHER_CONFIGS = {
     "digits_mhd.py:pooled": {"data.public_share=1": ["data.public_share", "both parts some"]},
     "digits_mhd.py:separate": {"training.momentum=2": ["training.momentum", "at most 1", "2"]},
     "digits_methods.py:fed_be": {
-        "algorithm.sampling=swag": ["algorithm: sampling", "'gaussian', 'dirichlet'", "'swag'"],
+        "algorithm.sampling=swag": ["algorithm.sampling", "'gaussian', 'dirichlet'", "'swag'"],
         "algorithm.flip=True": ["algorithm.flip", "must be False"],
         "algorithm.distillation_momentum=2": ["algorithm.distillation_momentum"],
     },
@@ -118,13 +122,13 @@ OTHER_CONFIGS = {
     },
     "digits_methods.py:scaffold": {
         "training.client_optimizer=adam": ["option 2", "plain SGD", "training.optimizer"],
-        "training.scaffold_option=3": ["option", "1 or 2", "3"],
+        "training.scaffold_option=3": ["training.scaffold_option", "at most 2", "3"],
     },
     "digits_methods.py:fed_prox": {
         "training.proximal_weight=-1": ["proximal_weight", "at least 0", "-1"],
     },
     "digits_methods.py:fed_gkd": {
-        "training.fed_gkd.models_kept=0": ["training.fed_gkd: models_kept", "at least 1", "0"],
+        "training.fed_gkd.models_kept=0": ["training.fed_gkd.models_kept", "at least 1", "0"],
         "training.fed_gkd.weight=-1": ["weight", "at least 0", "-1"],
         "training.fed_gkd.temperature=0": ["temperature", "above 0", "0"],
     },
@@ -136,13 +140,13 @@ OTHER_CONFIGS = {
     "digits_parties.py:fml": {"algorithm.own_weight=2": ["own_weight", "at most 1", "2"]},
     "digits_fed_kd": {
         "training.fed_kd.teacher=digits_medium": ["training.fed_kd.teacher", "'digits_medium'"],
-        "training.fed_kd.hidden_map=identity": ["mutual.hidden_map", "'learned'", "64"],
+        "training.fed_kd.hidden_map=identity": ["training.fed_kd.hidden_map", "'learned'", "64"],
         "training.fed_kd.exchange=epoch": [
-            "training.fed_kd: exchange",
+            "training.fed_kd.exchange",
             "'step_gradient'",
             "'epoch'",
         ],
-        "training.fed_kd.adaptive=no": ["mutual.adaptive", "'sample'", "'no'"],
+        "training.fed_kd.adaptive=no": ["training.fed_kd.adaptive", "'sample'", "'no'"],
         "training.fed_kd.student_layers=('Dense_0','Dense_0','Dense_0')": [
             "as divide the teacher's 2",
             "got 3",
@@ -154,7 +158,11 @@ OTHER_CONFIGS = {
             "at least start=0.99",
             "never decrease",
         ],
-        "training.compression.range_finder=0": ["range_finder.columns", "at least 1", "0"],
+        "training.compression.range_finder=0": [
+            "training.compression.range_finder",
+            "at least 1",
+            "0",
+        ],
         "training.compression.uplink=zip": ["training.compression.uplink", "'top_k'", "'zip'"],
     },
     "digits_compression.py:fed_avg,top_k": {
@@ -170,7 +178,7 @@ OTHER_CONFIGS = {
         "training.fed_dropout.share=2": ["share", "at most 1", "2"],
     },
     "digits_compression.py:fetch_sgd": {
-        "training.fetch_sgd.count=0": ["training.fetch_sgd: count", "at least 1", "0"],
+        "training.fetch_sgd.count=0": ["training.fetch_sgd.count", "at least 1", "0"],
     },
 }
 # Other beginnings of the command -> parts of the line.
@@ -211,8 +219,8 @@ ARGUMENTS = {
 FILES = {
     "config.pols": ["pols", 'Did you mean "pools"'],
     "del config.evaluation": ["the config lacks 'evaluation'"],
-    "del config.data.concentration": ["the config lacks 'concentration'"],
-    "config.data.update(name='prepared')": ["the config lacks 'folder'"],
+    "del config.data.concentration": ["the config lacks 'data.concentration'"],
+    "config.data.update(name='prepared')": ["the config lacks 'data.folder'"],
     "config.rounds.x.y": ["'int' object has no attribute 'x'"],
     "with config.ignore_type(): config.rounds = 'many'": ["rounds", "integer", "'many'"],
     "with config.ignore_type(): config.rounds = 2.5": ["rounds", "integer", "2.5"],
@@ -226,7 +234,25 @@ FILES = {
     "import a_library_that_is_not_there": ["a_library_that_is_not_there"],
     "config.rounds = 1 / 0": ["division by zero"],
     "config.rounds = 'a' + 1": [".py: TypeError: can only concatenate str"],
-    "config.pools = {}": ["pool"],
+    "config.pools = {}": ["pools must name at least one pool"],
+    "raise SystemExit(0)": ["sys.exit(0)", "(line "],
+    "raise RuntimeError('its own')": ["RuntimeError: its own (line "],
+    "with config.ignore_type(): config.pools = [1]": ["pools must be a group", "got [1]"],
+    "with config.ignore_type(): config.rounds = 1e12": ["rounds must be an integer", "got 1000000"],
+    "with config.ignore_type(): config.training.epochs = 10**12": [
+        "training.epochs must be at most"
+    ],
+    "with config.ignore_type(): config.execution.stream = 'no'": ["execution.stream", "'no'"],
+    "with config.ignore_type(): config.execution.processes = 'two'": [
+        "execution.processes",
+        "'two'",
+    ],
+    "with config.unlocked(): config.note = object()": ["note must be numbers, text"],
+    "config.training.epochs = 2_000_000": ["training.epochs must be at most 1,000,000"],
+    "config.algorithm.batch_size = 10**9": ["algorithm.batch_size must be at most 1,048,576"],
+    "config.algorithm.steps = 10**9": ["algorithm.steps must be at most 33,554,431 with batches"],
+    "config.seeds = 10**9": ["seeds must be at most 10,000"],
+    "del config.name": ["the config lacks 'name'"],
 }
 
 

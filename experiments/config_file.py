@@ -1,0 +1,121 @@
+"""Config files, which are Python: whatever one raises is a mistake of its author's, told in one line."""
+
+import importlib.util
+import types
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+from absl import flags
+from ml_collections import ConfigDict
+
+Result = TypeVar("Result")
+
+
+class ConfigFileError(Exception):
+    """A config file cannot be used; one line that names the file, and the line in it."""
+
+
+class ConfigFileParser(flags.ArgumentParser):
+    """What a flag `--config=FILE:RUN` stands for; takes the place of ml_collections' own parser, which
+    lets most exceptions of a file, and its `sys.exit`, through."""
+
+    def parse(self, argument: str) -> ConfigDict:
+        path, *run = argument.split(":", 1)
+        config = config_of(load_config_file(path), argument, *run)
+        config.lock()
+        return config
+
+
+def load_config_file(path: str) -> types.ModuleType:
+    """The module of a config file.
+
+    Raises:
+      ConfigFileError: there is no such file, or it cannot be run.
+    """
+    if not Path(path).is_file():
+        raise ConfigFileError(f"--config must be an existing file, got {path!r}.")
+
+    def load() -> types.ModuleType:
+        spec = importlib.util.spec_from_file_location("config", path)
+        if spec is None or spec.loader is None:
+            raise ValueError("a config file's name must end in .py.")
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        return module
+
+    return _run(path, path, load)
+
+
+def config_of(module: types.ModuleType, argument: str, *run: str) -> ConfigDict:
+    """What the module's `get_config` returns.
+
+    Args:
+      module: of a config file.
+      argument: FILE or FILE:RUN, for messages.
+      run: the argument of `get_config`, where one was given.
+
+    Raises:
+      ConfigFileError: it has no such function, or one that does not return a config.
+    """
+    if not callable(getattr(module, "get_config", None)):
+        raise ConfigFileError(f"--config={argument}: the file has no get_config().")
+    config = _run(argument, module.__file__, lambda: module.get_config(*run))
+    if not isinstance(config, ConfigDict):
+        raise ConfigFileError(
+            f"--config={argument}: get_config() must return a ConfigDict, got {type(config).__name__}."
+        )
+    return config
+
+
+def runs_of(module: types.ModuleType, path: str) -> list[str]:
+    """What the module's `get_runs` returns: names, each of which becomes a folder's.
+
+    Raises:
+      ConfigFileError: it has no such function, or one that does not return names.
+    """
+    if not callable(getattr(module, "get_runs", None)):
+        raise ConfigFileError(f"--config {path} has no get_runs(); run it with experiments.main.")
+    runs = _run(path, module.__file__, lambda: list(module.get_runs()))
+    for run in runs:
+        if not isinstance(run, str) or not run or "/" in run or run in (".", ".."):
+            raise ConfigFileError(
+                f"--config={path}: get_runs() must return names without '/', got {run!r}."
+            )
+    if not runs or len(set(runs)) < len(runs):
+        raise ConfigFileError(
+            f"--config={path}: get_runs() must return names, no two the same, got {runs}."
+        )
+    return runs
+
+
+def _run(argument: str, file: str | None, call: Callable[[], Result]) -> Result:
+    try:
+        return call()
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # `sys.exit` among them
+        line = _line_of(error, file)
+        where = "" if line is None else f" (line {line})"
+        raise ConfigFileError(f"--config={argument}: {_reason(error)}{where}") from error
+
+
+def _reason(error: BaseException) -> str:
+    if isinstance(error, SystemExit):
+        return f"the config file ended the program with sys.exit({error.code!r})."
+    # ConfigDict wraps what it says of a name that it does not know.
+    inner = error.args[0] if error.args and isinstance(error.args[0], KeyError) else error
+    text = " ".join((error.msg if isinstance(error, SyntaxError) else str(inner)).split())
+    return text if type(error) is ValueError else f"{type(error).__name__}: {text}"
+
+
+def _line_of(error: BaseException, file: str | None) -> int | None:
+    """The last line of the file that was run, or the one that cannot be read."""
+    if isinstance(error, SyntaxError) and error.filename == file:
+        return error.lineno
+    line, frame = None, error.__traceback__
+    while frame is not None:
+        if frame.tb_frame.f_code.co_filename == file:
+            line = frame.tb_lineno
+        frame = frame.tb_next
+    return line

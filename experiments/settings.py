@@ -1,0 +1,358 @@
+"""What every setting of a config may be, checked before anything is loaded.
+
+Builders check what depends on other settings or on the data; here is what holds whatever those are: the
+type, and the range outside which no method has a use for the value.
+"""
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from fnmatch import fnmatchcase
+from typing import Any
+
+from ml_collections import ConfigDict
+
+from fedcodist.checks import (
+    check_boolean,
+    check_integer,
+    check_names,
+    check_number,
+    check_text,
+    shown,
+)
+
+Check = Callable[[str, Any], None]  # (setting's path, value) -> nothing, or raises one line
+
+
+def check_settings(config: ConfigDict) -> None:
+    """Raises ValueError or TypeError, one line, for a setting of another type or outside its range.
+
+    Settings that no part of the library reads, such as a config's own notes, need only be what JSON can
+    hold: they are written to a run's config.json.
+    """
+    if isinstance(config.get("pools"), ConfigDict):
+        check_names("pools", config.pools)
+    for path, value in _settings(config):
+        if is_group := path in _GROUPS or _matching(path, _GROUPS):
+            if not isinstance(value, ConfigDict) and not (
+                value is None and path in _OPTIONAL_GROUPS
+            ):
+                raise TypeError(f"{path} must be a group of settings, got {shown(value)}.")
+        elif check := ALLOWED.get(path) or ALLOWED.get(_matching(path, ALLOWED)):
+            check(path, value)
+        if not is_group and not isinstance(value, ConfigDict):
+            _check_storable(path, value)
+
+
+def _settings(config: ConfigDict, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Dotted path and value of every setting, and of every group before its settings."""
+    for name, value in config.items():
+        path = f"{prefix}{name}"
+        yield path, value
+        if isinstance(value, ConfigDict):
+            yield from _settings(value, f"{path}.")
+
+
+def _matching(path: str, patterns: Mapping[str, Any] | set[str]) -> str:
+    """The pattern with a pool's or a domain's name in place of its star; none is ''."""
+    parts = path.count(".")
+    return next(
+        (p for p in patterns if "*" in p and p.count(".") == parts and fnmatchcase(path, p)), ""
+    )
+
+
+def _check_storable(path: str, value: Any) -> None:
+    """Raises one line unless config.json can hold the value and give it back."""
+    try:
+        json.dumps(value, allow_nan=False, default=_as_dictionary)
+    except ValueError:
+        raise ValueError(f"{path} must be finite, got {shown(value)}.") from None
+    except (TypeError, RecursionError):
+        raise TypeError(
+            f"{path} must be numbers, text, True, False, None, or lists of these, got {shown(value)}."
+        ) from None
+
+
+def _as_dictionary(value: Any) -> dict[str, Any]:
+    """A group inside a list, such as one of several graphs."""
+    if isinstance(value, ConfigDict):
+        return value.to_dict()
+    raise TypeError
+
+
+# Kinds of settings.
+
+
+def _whole(low: int = 1, **high: int) -> Check:
+    return lambda path, value: check_integer(path, value, low, **high)
+
+
+def _number(**limits: float) -> Check:
+    return lambda path, value: check_number(path, value, **limits)
+
+
+def _or_none(check: Check) -> Check:
+    return lambda path, value: None if value is None else check(path, value)
+
+
+def _each(check: Check) -> Check:
+    """Several of a kind, in a list or a tuple."""
+
+    def check_all(path: str, values: Any) -> None:
+        if not isinstance(values, list | tuple):
+            raise TypeError(f"{path} must be a list, got {shown(values)}.")
+        for index, value in enumerate(values):
+            check(f"{path}[{index}]", value)
+
+    return check_all
+
+
+def _networks(path: str, value: Any) -> None:
+    """A name, or for each party a name or (widths, dropout)."""
+    if isinstance(value, str):
+        return
+    if not isinstance(value, list | tuple) or not value:
+        raise TypeError(
+            f"{path} must be a name or a list of one network per party, got {shown(value)}."
+        )
+    for index, network in enumerate(value):
+        if isinstance(network, str):
+            continue
+        if not isinstance(network, Sequence) or len(network) != 2:
+            raise TypeError(
+                f"{path}[{index}] must be a name or (widths, dropout), got {shown(network)}."
+            )
+        widths, dropout = network
+        _each(_whole())(f"{path}[{index}] widths", widths)
+        check_number(f"{path}[{index}] dropout", dropout, low=0, high=1)
+
+
+_RATE = _number(low=0)
+_SHARE = _number(above=0, high=1)
+_FRACTION = _number(low=0, high=1)
+_SEED = _whole(0)
+_MANY = 10_000  # of what is held in memory at once, each with arrays of its own
+
+ALLOWED: dict[str, Check] = {
+    "name": check_text,
+    "run": check_text,
+    "rounds": _whole(),
+    "full_rounds": _whole(),
+    "seed": _SEED,
+    "seeds": _whole(high=_MANY),
+    "nested_pools": check_boolean,
+    # data
+    "data.name": check_text,
+    "data.folder": check_text,
+    "data.public_folder": check_text,
+    "data.unlabelled_folder": _or_none(check_text),
+    "data.encoder": _or_none(check_text),
+    "data.frozen_tables": check_boolean,
+    "data.seed": _SEED,
+    "data.num_clients": _whole(),
+    "data.num_parties": _whole(high=_MANY),
+    "data.concentration": _number(above=0),
+    "data.crop": _whole(),
+    "data.padding": _whole(0, high=_MANY),
+    "data.augmentation": check_text,
+    "data.num_unlabelled": _or_none(_whole()),
+    "data.partition.name": check_text,
+    "data.partition.num_clients": _whole(),
+    "data.partition.concentration": _number(above=0),
+    "data.partition.validation": _or_none(_FRACTION),
+    "data.domains.*": _SHARE,
+    "data.assignment": check_text,
+    "data.labels_per_client": _whole(),
+    "data.skew": _RATE,
+    "data.public_share": _SHARE,
+    "data.private_share": _or_none(_SHARE),
+    "data.test_share": _SHARE,
+    "data.tested": check_text,
+    "data.iid": check_boolean,
+    "data.paper_superclasses": check_boolean,
+    "data.per_class": _or_none(_whole()),
+    "data.num_public": _or_none(_whole()),
+    "data.smallest": _whole(0),
+    # how clients train
+    "training.method": check_text,
+    "training.client_optimizer": check_text,
+    "training.batch_size": _whole(),
+    "training.epochs": _whole(),
+    "training.steps": _whole(),
+    "training.learning_rate": _RATE,
+    "training.momentum": _FRACTION,
+    "training.server_optimizer": check_text,
+    "training.server_epsilon": _or_none(_RATE),
+    "training.server_schedule": check_text,
+    "training.samples": _whole(0),
+    "training.proximal_weight": _RATE,
+    "training.scaffold_option": _whole(high=2),
+    "training.fed_gkd.models_kept": _whole(high=_MANY),
+    "training.fed_gkd.weight": _RATE,
+    "training.fed_gkd.temperature": _number(above=0),
+    "training.fed_dropout.share": _SHARE,
+    "training.fed_kd.teacher": check_text,
+    "training.fed_kd.teacher_layers": _each(check_text),
+    "training.fed_kd.student_layers": _each(check_text),
+    "training.fed_kd.teacher_learning_rate": _RATE,
+    "training.fed_kd.output_weight": _RATE,
+    "training.fed_kd.hidden_weight": _RATE,
+    "training.fed_kd.exchange": check_text,
+    "training.fed_kd.fresh_optimizers": check_boolean,
+    "training.fed_kd.hidden_map": check_text,
+    "training.fed_kd.kl_reduction": check_text,
+    "training.fed_kd.adaptive": check_text,
+    "training.fed_kd.detach_targets": check_boolean,
+    "training.fed_kd.detach_normaliser": check_boolean,
+    "training.fetch_sgd.rows": _whole(),
+    "training.fetch_sgd.columns": _whole(),
+    "training.fetch_sgd.count": _whole(),
+    "training.fetch_sgd.examples": _or_none(_whole()),
+    "training.fetch_sgd.momentum": _FRACTION,
+    "training.fetch_sgd.seed": _SEED,
+    "training.compression.uplink": check_text,
+    "training.compression.downlink": check_text,
+    "training.compression.start": _SHARE,
+    "training.compression.end": _SHARE,
+    "training.compression.share": _SHARE,
+    "training.compression.bits": _whole(),
+    "training.compression.rows": _whole(),
+    "training.compression.columns": _whole(),
+    "training.compression.count": _whole(),
+    "training.compression.range_finder": _or_none(_whole()),
+    "training.compression.spectra": check_boolean,
+    # pools
+    "pools.*.model": check_text,
+    "pools.*.fraction": _SHARE,
+    "pools.*.domain": check_text,
+    "pools.*.share": _SHARE,
+    "pools.*.cohort_size": _whole(),
+    "pools.*.client_learning_rate": _RATE,
+    "pools.*.server_learning_rate": _RATE,
+    "pools.*.alpha": _or_none(_FRACTION),
+    "pools.*.teaching.learning_rate": _RATE,
+    "pools.*.teaching.decay": _FRACTION,
+    "pools.*.teaching.interpolation": _FRACTION,
+    "pools.*.teaching.self_teacher_temperature": _number(above=0),
+    "pools.*.teaching.temperature": _number(above=0),
+    "pools.*.teaching.weight": _RATE,
+    # parties, and clients on a graph
+    "parties.networks": _networks,
+    "parties.narrower": _whole(high=_MANY),
+    "parties.heads": _whole(0, high=_MANY),
+    "parties.projection": _or_none(_whole(high=2**16)),
+    "parties.graph.name": check_text,
+    "parties.graph.size": _or_none(_whole()),
+    "parties.graph.probability": _or_none(_FRACTION),
+    "parties.graph.seed": _or_none(_SEED),
+    "parties.graph.every": _or_none(_whole()),
+    # the method
+    "algorithm.name": check_text,
+    "algorithm.alpha": _FRACTION,
+    "algorithm.alpha_schedule": check_text,
+    "algorithm.skip_at_alpha_one": check_boolean,
+    "algorithm.period": _whole(),
+    "algorithm.steps": _whole(0),
+    "algorithm.batch_size": _whole(),
+    "algorithm.distillation_optimizer": check_text,
+    "algorithm.distillation_epsilon": _or_none(_RATE),
+    "algorithm.distillation_momentum": _or_none(_FRACTION),
+    "algorithm.distillation_decay": _or_none(check_text),
+    "algorithm.distillation_clip": _or_none(_number(above=0)),
+    "algorithm.direction": check_text,
+    "algorithm.mixup_beta": _RATE,
+    "algorithm.flip": check_boolean,
+    "algorithm.masked": check_boolean,
+    "algorithm.scaled": check_boolean,
+    "algorithm.learning_rate": _RATE,
+    "algorithm.temperature": _number(above=0),
+    "algorithm.validation.split": check_text,
+    "algorithm.validation.every": _whole(),
+    "algorithm.validation.patience": _whole(),
+    "algorithm.validation.or_start": check_boolean,
+    "algorithm.validation.drop_worst": check_boolean,
+    "algorithm.sampling": check_text,
+    "algorithm.samples": _whole(0, high=_MANY),
+    "algorithm.with_clients": check_boolean,
+    "algorithm.average_from": _whole(),
+    "algorithm.average_every": _or_none(_whole()),
+    "algorithm.num_models": _whole(high=_MANY),
+    "algorithm.rounds_kept": _whole(high=_MANY),
+    "algorithm.distilled": check_text,
+    "algorithm.warm_up": _whole(0),
+    "algorithm.cached": check_boolean,
+    "algorithm.group_sizes": _or_none(_each(_whole())),
+    "algorithm.measured": _each(check_text),
+    "algorithm.alignment_size": _or_none(_whole()),
+    "algorithm.weights": _or_none(_each(_number())),
+    "algorithm.exchanged": check_text,
+    "algorithm.epsilon": _number(above=0),
+    "algorithm.output_penalty": _RATE,
+    "algorithm.epochs": _whole(),
+    "algorithm.digest_batch_size": _whole(),
+    "algorithm.digest_epochs": _whole(0),
+    "algorithm.revisit_batch_size": _whole(),
+    "algorithm.revisit_epochs": _whole(0),
+    "algorithm.weight": _RATE,
+    "algorithm.open_size": _or_none(_whole()),
+    "algorithm.aggregation": check_text,
+    "algorithm.distillation_learning_rate": _RATE,
+    "algorithm.distillation_epochs": _whole(),
+    "algorithm.distillation_batch_size": _whole(),
+    "algorithm.server": _whole(0),
+    "algorithm.own_weight": _FRACTION,
+    "algorithm.meme_weight": _FRACTION,
+    "algorithm.meme": _whole(0),
+    "algorithm.public_batch_size": _whole(),
+    "algorithm.examples": _whole(),
+    "algorithm.embedding_weight": _RATE,
+    "algorithm.head_weight": _RATE,
+    "algorithm.teachers": _whole(0),
+    "algorithm.candidates": check_text,
+    "algorithm.choice": check_text,
+    "algorithm.embedding_distance": check_text,
+    "algorithm.pool_size": _or_none(_whole(high=_MANY)),
+    "algorithm.checkpoints_on": check_text,
+    "algorithm.exchange_seed": _SEED,
+    "algorithm.updates_statistics": check_boolean,
+    "algorithm.reaches_backbone": check_boolean,
+    # phases before the first round
+    "phases.cache": _or_none(check_text),
+    "phases.stopping": check_text,
+    "phases.held_out_share": _FRACTION,
+    "phases.pooled_bound": check_boolean,
+    "phases.evaluate_every": _whole(),
+    # evaluation and execution
+    "evaluation.every": _whole(),
+    "evaluation.checkpoint_every": _or_none(_whole()),
+    "evaluation.batch_size": _whole(),
+    "evaluation.clients": _whole(),
+    "evaluation.splits": _each(check_text),
+    "evaluation.final_splits": _each(check_text),
+    "evaluation.around.before": _whole(0),
+    "evaluation.around.after": _whole(0),
+    "execution.processes": _or_none(_whole(high=_MANY)),
+    "execution.loop": check_text,
+    "execution.chunk_size": _or_none(_whole()),
+    "execution.seeds_loop": check_text,
+    "execution.stream": check_boolean,
+    "execution.precision": check_text,
+    "execution.rematerialise": check_boolean,
+} | {
+    f"phases.{phase}.{name}": check
+    for phase in ("public", "private", "pooled")
+    for name, check in {
+        "epochs": _whole(),
+        "batch_size": _whole(),
+        "patience": _whole(),
+        "min_delta": _RATE,
+    }.items()
+}
+_GROUPS = {path[:end] for path in ALLOWED for end, each in enumerate(path) if each == "."}
+_OPTIONAL_GROUPS = {
+    "algorithm.validation",
+    "data.domains",
+    "data.partition",
+    "evaluation.around",
+    "phases",
+    "training.compression",
+}

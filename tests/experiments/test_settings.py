@@ -1,0 +1,183 @@
+"""Every setting of every config is of a kind, and what is of another kind is one line that names it."""
+
+import importlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+from ml_collections import ConfigDict
+
+from experiments.messages import as_settings
+from experiments.settings import ALLOWED, check_settings
+from fedcodist.checks import check_boolean, check_text
+
+CONFIGS = sorted(path.stem for path in Path("experiments/configs").glob("*.py"))
+# A config's own notes, and the tuner's, which checks them itself.
+FREE = {"notes", "tuning.space", "algorithm.validation"}
+ENORMOUS = 10**400  # more than a float holds
+
+
+def configs_of(name):
+    module = importlib.import_module(f"experiments.configs.{name}")
+    return [module.get_config(run) for run in getattr(module, "get_runs", lambda: [])()]
+
+
+def paths_of(config, prefix=""):
+    for name, value in config.items():
+        if isinstance(value, ConfigDict):
+            yield from paths_of(value, f"{prefix}{name}.")
+        else:
+            yield prefix + name
+
+
+def pattern_of(path):
+    """The table's name of a path: a pool and a domain may have any."""
+    first, _, rest = path.partition(".")
+    if first == "pools":
+        return f"pools.*.{rest.partition('.')[2]}"
+    return "data.domains.*" if path.startswith("data.domains.") else path
+
+
+def config_with(path, value):
+    """A config of one setting, whatever type others of its name have."""
+    groups = path.replace("*", "small").split(".")
+    for name in reversed(groups):
+        value = {name: value}
+    config = ConfigDict(value)
+    assert list(config) == groups[:1]
+    return config, ".".join(groups)
+
+
+def refusal(config):
+    with pytest.raises((ValueError, TypeError)) as error:
+        check_settings(config)
+    message = str(error.value)
+    assert "\n" not in message and len(message) < 250, message
+    return message
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_every_setting_of_every_config_is_allowed_and_in_the_table(name):
+    for config in configs_of(name):
+        check_settings(config)
+        unknown = {path for path in paths_of(config) if pattern_of(path) not in ALLOWED}
+        assert unknown <= FREE
+
+
+def takes(path, value):
+    try:
+        check_settings(config_with(path, value)[0])
+    except (ValueError, TypeError):
+        return False
+    return True
+
+
+BOOLEANS = [path for path, check in ALLOWED.items() if check is check_boolean]
+TEXTS = [path for path, check in ALLOWED.items() if check is check_text]
+WHOLE = [
+    path for path in ALLOWED if takes(path, 2) and not takes(path, 1.5) and path not in BOOLEANS
+]
+NUMBERS = [path for path in ALLOWED if takes(path, 1.0) or takes(path, 0.5)]
+
+
+def test_kinds_are_told_apart():
+    kinds = [set(paths) for paths in (BOOLEANS, TEXTS, WHOLE, NUMBERS)]
+    assert all(len(kind) > 15 for kind in kinds)
+    assert sum(map(len, kinds)) == len(set.union(*kinds)) > len(ALLOWED) - 20
+
+
+@pytest.mark.parametrize(
+    ("paths", "values", "told"),
+    [
+        (ALLOWED, [object(), {1, 2}, 3 + 1j, {}, {"a": 1}, b"a"], "must be"),
+        (BOOLEANS, ["no", "", 0, 1, None, 1.5, [True], np.nan], "must be True or False"),
+        (TEXTS, [0, 1.5, True, None, ["a"], []], "must be text"),
+        (WHOLE, [True, "3", "no", 1e12, 2.5, np.nan, np.inf], "must be an integer of at least"),
+        (WHOLE, [2**31, 10**20, ENORMOUS], "must be at most"),
+        (WHOLE, [-1, -ENORMOUS], "must be at least"),
+        (NUMBERS, [True, "no", "0.5", np.nan, np.inf, -np.inf, 1e39, -1, ENORMOUS], "must be"),
+        (NUMBERS, [[0.5], []], "must be"),
+    ],
+    ids=["all", "booleans", "texts", "integers", "large", "small", "numbers", "lists"],
+)
+def test_values_of_another_kind(paths, values, told):
+    for path in paths:
+        for value in values:
+            config, setting = config_with(path, value)
+            message = refusal(config)
+            assert message.startswith(setting) and told in message, (path, message)
+
+
+@pytest.mark.parametrize("value", [[1], 3, "all", None, [], True, 1.5], ids=repr)
+@pytest.mark.parametrize("group", ["pools", "pools.small", "pools.small.teaching", "data"])
+def test_a_group_is_a_group(group, value):
+    config, _ = config_with(group, value)
+    assert refusal(config).startswith(f"{group} must be a group of settings, got ")
+
+
+@pytest.mark.parametrize("group", ["phases", "training.compression", "evaluation.around"])
+def test_some_groups_may_be_none(group):
+    check_settings(config_with(group, None)[0])
+    assert refusal(config_with(group, [1])[0]).startswith(f"{group} must be a group")
+
+
+@pytest.mark.parametrize("value", [object(), {1}, np.float32(1), np.zeros(3), b"a", [object()]])
+def test_what_json_cannot_hold(value):
+    assert refusal(ConfigDict({"mine": {"note": value}})).startswith("mine.note must be numbers")
+
+
+def test_what_json_cannot_give_back():
+    for value in (np.nan, np.inf, [1, np.nan]):
+        assert refusal(ConfigDict({"note": value})).startswith("note must be finite")
+    endless = []
+    endless.append(endless)
+    assert "note must be" in refusal(ConfigDict({"note": endless}))
+
+
+def test_what_a_config_adds_is_its_own():
+    check_settings(ConfigDict({"mine": {"note": ("a", 1, None, True, [2.5])}, "notes": ()}))
+
+
+def test_a_pool_whose_name_metrics_could_not_tell():
+    assert "'a/b'" in refusal(ConfigDict({"pools": {"a/b": {}}}))
+
+
+CONFIG = ConfigDict(
+    {
+        "rounds": 3,
+        "algorithm": {"direction": "up", "public_batch_size": 3},
+        "pools": {"small": {"cohort_size": 3, "teaching": {"decay": 1}}},
+        "evaluation": {"every": 3},
+        "training": {"fed_gkd": {"models_kept": 2}},
+        "execution": {},
+    }
+)
+
+
+@pytest.mark.parametrize(
+    ("message", "told"),
+    [
+        ("direction must be 'a'.", "algorithm.direction must be 'a'."),
+        ("pools['small'].cohort_size must be", "pools.small.cohort_size must be"),
+        ("teaching['small'].decay must be", "pools.small.teaching.decay must be"),
+        ("evaluate_every must be", "evaluation.every must be"),
+        ("num_rounds must be", "rounds must be"),
+        ("distillation.batch_size must be", "algorithm.public_batch_size must be"),
+        ("training.fed_gkd: models_kept must be", "training.fed_gkd.models_kept must be"),
+        ("evaluation.every must be", "evaluation.every must be"),
+        ("something else is wrong", "something else is wrong"),
+    ],
+)
+def test_arguments_are_told_by_the_settings_that_they_come_from(message, told):
+    with pytest.raises(ValueError) as error, as_settings(CONFIG):
+        raise ValueError(message)
+    assert str(error.value) == told
+
+
+def test_what_a_config_lacks_is_told_by_its_path():
+    for lacking in (lambda: CONFIG.pools.small.model, lambda: CONFIG.pools.small["model"]):
+        with pytest.raises(ValueError) as error, as_settings(CONFIG):
+            lacking()
+        assert str(error.value) == "the config lacks 'pools.small.model'."
+    with pytest.raises(AttributeError), as_settings(CONFIG):
+        _ = (1).nothing

@@ -1,0 +1,169 @@
+"""Arguments of another kind than a signature says: one line that names the argument or the field."""
+
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import fedcodist as fc
+from fedcodist.checks import check_integer, check_number
+from fedcodist.client_training import batch_size_for, train_client
+from fedcodist.cohort import ClientData
+from fedcodist.data.federated_data import FederatedData
+from fedcodist.experiment import Experiment, check_experiment
+from fedcodist.models.digits import MLP
+from fedcodist.sources import resident_data
+
+COLUMNS = {"image": np.zeros((8, 6), np.float32), "label": np.zeros(8, np.int32)}
+MODEL = fc.from_flax_linen(MLP(hidden=(5,), classes=3), np.zeros((1, 6), np.float32))
+METHOD = fc.fed_avg(MODEL)
+POOLS = {"small": fc.Pool(METHOD, np.arange(8), 4), "large": fc.Pool(METHOD, np.arange(4), 2)}
+GROUPS = {"a": fc.Group(MODEL, np.arange(4))}
+STEPS = fc.Distillation(steps=2, batch_size=4, mixup_beta=0)
+GRAPH = ~np.eye(4, dtype=bool)
+
+
+def merged(pools=POOLS, columns=COLUMNS, num_rounds=5, **options):
+    return fc.merged_codistillation(pools, columns, 10, num_rounds, **options)
+
+
+def sdd(**options):
+    options = {"distillation": STEPS} | options
+    return fc.fed_sdd(POOLS["small"], COLUMNS, 10, num_models=2, **options)
+
+
+def levels(**options):
+    level = {"a": fc.Level(MODEL, np.arange(8), 2)}
+    return fc.hetero_fl(MODEL, level, ["Dense_0", "Dense_1"], COLUMNS, **options)
+
+
+def be(**options):
+    return fc.fed_be(POOLS, COLUMNS, 10, STEPS, averaging=None, **options)
+
+
+BOOLEANS = {
+    "skip_at_alpha_one": merged,
+    "scaled": sdd,
+    "cached": sdd,
+    "masked": levels,
+    "with_clients": be,
+    "nested": lambda nested: fc.capacity_pools(8, 0.5, 0, nested),
+    "rate_in_error": lambda **options: fc.fetch_sgd(MODEL, rows=3, columns=9, count=3, **options),
+}
+
+
+@pytest.mark.parametrize("name", BOOLEANS)
+@pytest.mark.parametrize("value", ["no", 0, 1, None, 1.5], ids=repr)
+def test_text_and_numbers_are_no_booleans(name, value):
+    with pytest.raises(TypeError, match=f"^{name} must be True or False, got "):
+        BOOLEANS[name](**{name: value})
+
+
+KINDS = {
+    "pools must be a mapping by name": lambda: merged(pools=[1]),
+    "pools['small'] must be made by fedcodist.algorithms.pools.Pool": lambda: merged(
+        pools={"small": 3}
+    ),
+    "distillation must be made by fedcodist.distillation.Distillation": lambda: merged(
+        distillation=3
+    ),
+    "training must be made by": lambda: fc.fed_avg(MODEL, optax.sgd),
+    "hyper must be made by": lambda: fc.fed_avg(MODEL, hyper=0.1),
+    "hyper.client_learning_rate must be a number": lambda: fc.fed_avg(
+        MODEL, hyper=fc.FedAvgHyper(client_learning_rate="fast")
+    ),
+    "hyper.learning_rate must be": lambda: fc.separate(GROUPS, 3, hyper=fc.SeparateHyper(-1)),
+    "learning_rate must be": lambda: fc.fd(GROUPS, 3, hyper=fc.FDHyper(np.nan)),
+    "execution.chunk_size must be an integer": lambda: merged(execution=fc.Execution("vmap", 2.5)),
+    "execution.loop must be": lambda: merged(execution=fc.Execution("pmap")),
+    "measured must be a list": lambda: sdd(measured="clients"),
+    "columns['image'] must be an array": lambda: merged(columns={"image": [1]}),
+    "distillation.batch_size must be at most": lambda: merged(
+        distillation=STEPS._replace(batch_size=10**9)
+    ),
+    "distillation.steps must be at most": lambda: merged(distillation=STEPS._replace(steps=10**9)),
+    "training.epochs must be at most": lambda: fc.fed_avg(MODEL, fc.LocalTraining(epochs=10**12)),
+    "training.steps must be at most": lambda: fc.separate(GROUPS, 3, fc.StepTraining(steps=10**9)),
+    "pools['small'].cohort_size must be an integer": lambda: merged(
+        pools=POOLS | {"small": POOLS["small"]._replace(cohort_size="all")}
+    ),
+    "num_clients must be at most": lambda: fc.capacity_pools(10**20, 0.5, 0),
+    "option must be 1 or 2": lambda: fc.scaffold(MODEL, 8, option=True),
+}
+
+
+@pytest.mark.parametrize("told", KINDS)
+def test_arguments_of_another_kind(told):
+    with pytest.raises((TypeError, ValueError)) as error:
+        KINDS[told]()
+    assert str(error.value).startswith(told) and "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "value", ["1", b"1", None, [1.0], np.zeros(1), 1 + 2j, object(), np.str_("1")], ids=repr
+)
+def test_what_is_no_number(value):
+    with pytest.raises(TypeError, match=r"^x must be a number"):
+        check_number("x", value)
+
+
+@pytest.mark.parametrize("value", [10**400, -(10**400), 2**31, 1e39, True, np.True_, np.nan])
+def test_numbers_that_no_device_holds(value):
+    with pytest.raises(ValueError, match=r"^x must be"):
+        check_number("x", value)
+    check_number("x", jnp.bfloat16(1.5))
+
+
+def test_integers_beyond_what_python_prints():
+    with pytest.raises(ValueError, match=r"^x must be at most 2,147,483,647, got an integer of"):
+        check_integer("x", 10**5000, low=1)
+
+
+def test_very_many_rounds_are_not_looked_at_one_by_one():
+    started = time.monotonic()
+    merged(num_rounds=10**9, alpha_schedule=lambda alpha, round: alpha * round / 10**9)
+    fc.decentralised_fed_avg(GROUPS, 10**9, GRAPH)
+    fc.decentralised_periodic_codistillation(GROUPS, 10, 10**9, GRAPH, period=7)
+    with pytest.raises(ValueError, match=r"^num_rounds must be at most 2,500,000 for 4 clients"):
+        heads = fc.multi_headed(MLP(hidden=(5,), classes=3), jnp.zeros((1, 6)), 3, 1)
+        fc.multi_headed_distillation({"a": fc.Group(heads, np.arange(4))}, COLUMNS, GRAPH, 10**9)
+    assert time.monotonic() - started < 30
+
+
+@pytest.mark.parametrize("split", ["a/b", 3])
+def test_splits_whose_names_metrics_could_not_tell(split):
+    data = FederatedData.from_arrays(COLUMNS, offsets=[0, 4, 8])
+    experiment = Experiment(
+        fc.independent_pools({"small": fc.Pool(METHOD, np.arange(2), 1)}, COLUMNS),
+        resident_data(data),
+        {"test": data},
+        rounds=1,
+        evaluate_every=1,
+    )
+    for field in ("splits", "final_splits"):
+        with pytest.raises((TypeError, ValueError), match=f"^{field} must have names"):
+            check_experiment(experiment._replace(**{field: {split: data}}))
+
+
+def test_a_batch_far_beyond_a_client_is_its_examples():
+    draw = np.random.default_rng(0)
+    columns = {
+        "image": jnp.asarray(draw.normal(size=(6, 6)), jnp.float32),
+        "label": jnp.asarray(draw.integers(0, 3, 6)),
+    }
+    data = ClientData(columns, jnp.int32(1), jnp.int32(5), jnp.int32(5), 5, False)
+    start = MODEL.init(jax.random.key(0))
+
+    def trained(batch_size):
+        training = fc.LocalTraining(optax.sgd, batch_size, 2)
+        return train_client(MODEL, training, start, data, jax.random.key(1), 0.1).variables
+
+    jax.tree.map(
+        lambda one, other: np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6),
+        trained(10**9),
+        trained(5),
+    )
+    assert [batch_size_for(size, 5) for size in (5, 20, 4096, 4097, 10**9)] == [5, 20, 4096, 5, 5]
