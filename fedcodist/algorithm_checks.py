@@ -22,17 +22,21 @@ from fedcodist.method_checks import (
     shape_of,
     traced,
 )
+from fedcodist.padded_statistics import Filled, collected, of_round
 from fedcodist.tracing import strongly_typed, traced_once
 
 PyTree = Any
 
 
-def check_algorithm(algorithm: Any, data: Any) -> None:
+def check_algorithm(algorithm: Any, data: Any) -> list[Filled]:
     """Raises one line unless an algorithm's functions fit together and to the data.
 
     Args:
       algorithm: a FederatedAlgorithm.
       data: ResidentData or StreamedData.
+
+    Returns:
+      Batches of a round that may be filled up and would count in batch statistics.
 
     Raises:
       ValueError, TypeError: names the function, what it gives and what it must give.
@@ -45,14 +49,15 @@ def check_algorithm(algorithm: Any, data: Any) -> None:
     hyper = jax.tree.map(hyper_shape, algorithm.hyper)
     inputs = data.shapes(selection)
     arguments = (state, rows, inputs, integer, key, hyper)
-    result = _round(algorithm, selection, arguments)
-    new_state, new_rows, metrics = result
+    with collected() as filled:
+        new_state, new_rows, metrics = _round(algorithm, selection, arguments)
     check_same("algorithm.round must return a state as algorithm.init makes it", state, new_state)
     check_same("algorithm.round must return rows as it gets them", rows, new_rows)
     _check_metrics(algorithm, metrics)
     for name, predictor in algorithm.predictors.items():
         where = f"algorithm.predictors[{name!r}].variables"
         check_variables(where, traced(where, predictor.variables, state))
+    return of_round(algorithm.round, filled)
 
 
 def check_selection(algorithm: Any, data: Any) -> Selection:
@@ -66,10 +71,13 @@ def check_selection(algorithm: Any, data: Any) -> Selection:
             "algorithm.select must return a Selection of clients and examples, both mappings, got "
             f"{kind_of(selection)}."
         )
-    for kind, names, dimensions in (("clients", parts[0], 1), ("examples", parts[1], 2)):
+    for kind, names, allowed in (
+        ("clients", parts[0], "[cohort]"),
+        ("examples", parts[1], "[..., batch]"),
+    ):
         for name, places in names.items():
-            if places.ndim != dimensions or not jnp.issubdtype(places.dtype, jnp.integer):
-                allowed = "[cohort]" if dimensions == 1 else "[steps, batch]"
+            fits = places.ndim == 1 or (places.ndim > 1 and kind == "examples")
+            if not fits or not jnp.issubdtype(places.dtype, jnp.integer):
                 raise TypeError(
                     f"algorithm.select must return {kind}[{name!r}] as integers {allowed}, got "
                     f"{shape_of(places)}."

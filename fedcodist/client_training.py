@@ -38,9 +38,11 @@ class LocalTraining(NamedTuple):
     preprocess: Preprocess = lambda batch, key, positions: batch
 
 
-def check_training(name: str, training: LocalTraining, fewest_epochs: int = 1) -> None:
+def check_training(
+    name: str, training: LocalTraining, fewest_epochs: int = 1, learning_rate: PyTree = 0.1
+) -> None:
     """Raises one line for batches or epochs that make no sense, or an optimizer already made."""
-    check_factory(f"{name}.optimizer", training.optimizer)
+    check_factory(f"{name}.optimizer", training.optimizer, learning_rate)
     check_integer(f"{name}.batch_size", training.batch_size, low=1)
     check_integer(f"{name}.epochs", training.epochs, low=fewest_epochs, high=MOST_EPOCHS)
 
@@ -53,8 +55,8 @@ def batch_size_for(batch_size: int, capacity: int) -> int:
     return max(capacity, 1) if batch_size > max(capacity, _LARGEST_PADDED_BATCH) else batch_size
 
 
-def check_factory(name: str, factory: Any) -> None:
-    """Raises one line unless `factory` makes an optax optimizer of a learning rate."""
+def check_factory(name: str, factory: Any, learning_rate: PyTree = 0.1) -> None:
+    """Raises one line unless `factory` makes an optax optimizer of a learning rate, or of several."""
     promise = (
         f"{name} must be a function of the learning rate, such as optax.sgd itself or "
         "lambda rate: optax.adam(rate, eps=1e-5)"
@@ -64,7 +66,7 @@ def check_factory(name: str, factory: Any) -> None:
     if not callable(factory):
         raise TypeError(f"{promise}, got {factory!r}.")
     try:
-        made = factory(0.1)
+        made = factory(jax.tree.map(lambda _: 0.1, learning_rate))
     except TypeError as error:
         raise TypeError(f"{promise}, got one that fails with it: {error}.") from error
     if not isinstance(made, optax.GradientTransformation):
@@ -129,7 +131,7 @@ def train_client(
     Returns:
       The trained variables; the loss is averaged over steps, each at its own parameters.
     """
-    check_training("training", training, fewest_epochs=0)
+    check_training("training", training, 0, learning_rate)
     batch_size, epochs = batch_size_for(training.batch_size, data.capacity), training.epochs
     if epochs * (data.capacity + batch_size) > LARGEST_INTEGER:
         raise ValueError(

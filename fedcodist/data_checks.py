@@ -27,6 +27,7 @@ from fedcodist.data.column_values import check_32_bits, first_not_finite, least_
 from fedcodist.federated_algorithm import FederatedAlgorithm, Predictor, single_model
 from fedcodist.model import variable_shapes
 from fedcodist.sources import ResidentData
+from fedcodist.tracing import strongly_typed, traced_once
 
 PyTree = Any
 _CLIENTS = ""  # beside names of data sets
@@ -239,7 +240,7 @@ def _traced_round(algorithm: FederatedAlgorithm, columns: Any, clients: int, cap
         own = {name: columns[name] for name in columns if name != _CLIENTS}
         source = ResidentData(columns[_CLIENTS], starts, sizes, own, capacity)
         inputs = source.read(algorithm.select(round, key))
-        return algorithm.round(state, rows, inputs, round, key, hyper, None)
+        return traced_once(algorithm.round)(state, rows, inputs, round, key, hyper, None)
 
     round, key = jax.ShapeDtypeStruct((), jnp.int32), jax.eval_shape(lambda: jax.random.key(0))
     selection = jax.eval_shape(algorithm.select, round, key)
@@ -252,7 +253,7 @@ def _traced_round(algorithm: FederatedAlgorithm, columns: Any, clients: int, cap
         columns,
         number,
         number,
-        jax.eval_shape(algorithm.init, key),
+        jax.eval_shape(lambda key: strongly_typed(algorithm.init(key)), key),
         rows,
         round,
         key,

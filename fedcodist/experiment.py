@@ -311,9 +311,9 @@ def check_experiment(experiment: Experiment) -> int:
             f"checkpoint_every must be a multiple of evaluate_every={experiment.evaluate_every}, "
             f"got {every}."
         )
-    check_algorithm(experiment.algorithm, experiment.data)
+    filled = check_algorithm(experiment.algorithm, experiment.data)
+    check_models(experiment, filled)
     check_data(experiment)
-    check_models(experiment)
     return every
 
 

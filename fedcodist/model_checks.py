@@ -1,6 +1,6 @@
 """What an experiment's models are checked for with its data, by shape: nothing compiles."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -9,14 +9,16 @@ import numpy as np
 
 from fedcodist import padded_statistics
 from fedcodist.evaluation import EvaluationSplit, evaluate
+from fedcodist.example_losses import WrongShape
 from fedcodist.federated_algorithm import FederatedAlgorithm, KeptModel, Predictor, single_model
 from fedcodist.model import Variables
+from fedcodist.padded_statistics import Filled
 from fedcodist.sources import ResidentData, StreamedData
 
 PyTree = Any
 
 
-def check_models(experiment: Any) -> None:
+def check_models(experiment: Any, filled: Sequence[Filled]) -> None:
     """Raises one line for models that are wrong for an experiment's data.
 
     That is a loss or a metric that is not one number per example of a split, or a network whose batch
@@ -24,13 +26,13 @@ def check_models(experiment: Any) -> None:
 
     Args:
       experiment: an `Experiment`.
+      filled: what `check_algorithm` returns for it.
     """
     algorithm = experiment.algorithm
     state = jax.eval_shape(algorithm.init, jax.eval_shape(lambda: jax.random.key(0)))
     predictors = dict(_predictors(algorithm, state))
     _check_evaluation(experiment, predictors)
-    if any(jax.tree.leaves(variables.mutable) for _, variables in predictors.values()):
-        _check_statistics(experiment, state)
+    _check_statistics(experiment.data, filled)
 
 
 def _predictors(
@@ -86,65 +88,46 @@ def _check_evaluation(
             try:
                 jax.eval_shape(measured, variables, examples)
             except Exception as error:
-                first_line = (str(error).splitlines() or [""])[0]
                 kind = TypeError if isinstance(error, TypeError) else ValueError
-                missing = "there is no column " if isinstance(error, KeyError) else ""
-                raise kind(f"model {name!r} on split {split!r}: {missing}{first_line}") from error
+                why = _why(error, columns, experiment.data.columns)
+                raise kind(f"model {name!r} on split {split!r}: {why}") from error
 
 
-def _check_statistics(experiment: Any, state: PyTree) -> None:
-    """Traces one round and asks whose batches are filled up."""
-    algorithm: FederatedAlgorithm = experiment.algorithm
-    columns, starts, sizes = _clients(experiment.data)
-
-    def round_(state, columns, data_sets, key):
-        selection = algorithm.select(jnp.asarray(0), key)
-        data = ResidentData(
-            columns, jnp.asarray(starts), jnp.asarray(sizes), data_sets, sizes.max()
+def _why(error: Exception, columns: Mapping[str, Any], clients: Mapping[str, Any]) -> str:
+    """What is wrong with a split on which a model cannot be evaluated, in a line."""
+    if isinstance(error, KeyError):
+        return f"there is no column {error}, only {sorted(columns)}."
+    for name, column in columns.items():
+        if name not in clients or isinstance(error, WrongShape):
+            continue
+        expected, given = (
+            f"{each.dtype}{list(each.shape[1:])}" for each in (clients[name], column)
         )
-        rows = {
-            pool: jax.tree.map(
-                lambda leaf, n=len(selection.clients[pool]): jnp.broadcast_to(
-                    leaf, (n, *jnp.shape(leaf))
-                ),
-                kept.first,
-            )
-            for pool, kept in algorithm.rows.items()
-        }
-        inputs = data.read(selection)
-        return algorithm.round(
-            state, rows, inputs, jnp.asarray(0), key, algorithm.hyper, axis_name=None
-        )
+        if clients[name].shape[1:] != column.shape[1:]:
+            return f"column {name!r} must be {expected} of an example, as the clients' is, got {given}."
+    return (str(error).splitlines() or [""])[0]
 
-    data_sets = {
-        name: {column: _shape(values) for column, values in each.items()}
-        for name, each in experiment.data.data_sets.items()
-    }
-    key = jax.eval_shape(lambda: jax.random.key(0))
-    with padded_statistics.collected() as found:
-        jax.eval_shape(round_, state, columns, data_sets, key)
-    for filled in found:
-        clients = np.arange(len(sizes)) if filled.clients is None else filled.clients
-        own = np.minimum(sizes[clients], filled.capacity)
-        if filled.is_shared:
-            own = np.full_like(own, filled.capacity)
-        for client, size in zip(clients, own, strict=True):
-            if size % filled.batch_size:
-                who = "clients train on" if filled.is_shared else f"client {client} has"
-                why = padded_statistics.no_multiple(f"{who} {size}", filled.batch_size)
+
+def _check_statistics(data: ResidentData | StreamedData, filled: Sequence[Filled]) -> None:
+    """Asks whose batches are filled up, of networks that would count that."""
+    sizes = np.asarray(data.sizes)
+    for batches in filled:
+        clients = np.arange(len(sizes)) if batches.clients is None else batches.clients
+        is_shared = (
+            batches.num_examples == batches.capacity
+        )  # a data set of all, such as a public one
+        if isinstance(
+            data, StreamedData
+        ):  # which gives a cohort's columns the length that it needs
+            is_shared &= batches.capacity != data.capacity
+        counts = np.minimum(sizes[clients], batches.capacity)
+        if is_shared:
+            counts = np.full_like(counts, batches.capacity)
+        for client, count in zip(clients, counts, strict=True):
+            if count % batches.batch_size:
+                who = "clients train on" if is_shared else f"client {client} has"
+                why = padded_statistics.no_multiple(f"{who} {count}", batches.batch_size)
                 raise ValueError(padded_statistics.counted(why))
-
-
-def _clients(data: ResidentData | StreamedData) -> tuple[dict[str, Any], np.ndarray, np.ndarray]:
-    """Shapes of the clients' columns, and where each one's examples begin and how many there are."""
-    columns: Mapping[str, Any]
-    if isinstance(data, StreamedData):
-        columns, sizes = data.federated.columns, data.federated.client_sizes
-        starts = data.federated.offsets[:-1]
-    else:
-        columns, starts, sizes = data.columns, data.starts, data.sizes
-    shapes = {name: _shape(column) for name, column in columns.items()}
-    return shapes, np.asarray(starts, np.int32), np.asarray(sizes, np.int32)
 
 
 def _shape(column: Any) -> jax.ShapeDtypeStruct:

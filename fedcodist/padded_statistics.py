@@ -7,6 +7,7 @@ told by `mask`; one that does not use it would normalise by, and keep, statistic
 import contextlib
 import contextvars
 import warnings
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -30,19 +31,20 @@ class Filled(NamedTuple):
       clients: indices of those who train on them; None where that is not known.
       batch_size: examples per step.
       capacity: the most examples that a client trains on here.
-      is_shared: whether it are these for all clients, such as a public data set, and not their own.
+      num_examples: how many the columns have.
     """
 
     clients: Any
     batch_size: int
     capacity: int
-    is_shared: bool
+    num_examples: int
 
 
 _collected: contextvars.ContextVar[list[Filled] | None] = contextvars.ContextVar(
     "collected", default=None
 )
 _clients: contextvars.ContextVar[Any] = contextvars.ContextVar("clients", default=None)
+_OF_ROUNDS: Any = weakref.WeakKeyDictionary()
 
 
 @contextlib.contextmanager
@@ -64,6 +66,13 @@ def collected() -> Iterator[list[Filled]]:
         yield found
     finally:
         _collected.reset(token)
+
+
+def of_round(round_: Callable[..., Any], found: list[Filled]) -> list[Filled]:
+    """What tracing an algorithm's round collected, also where JAX had traced it before."""
+    if found:
+        _OF_ROUNDS[round_] = found
+    return _OF_ROUNDS.get(round_, [])
 
 
 def check_filled_batches(
@@ -96,7 +105,7 @@ def check_filled_batches(
     rows = len(next(iter(data.columns.values())))
     found = _collected.get()
     if found is not None:
-        found.append(Filled(_clients.get(), batch_size, data.capacity, rows == data.capacity))
+        found.append(Filled(_clients.get(), batch_size, data.capacity, rows))
     else:
         # Python shows a warning of one text and place a single time.
         warnings.warn(

@@ -10,7 +10,7 @@ import numpy as np
 
 from fedcodist.cohort import Cohort, Examples, Inputs, Selection
 from fedcodist.data.column_values import check_32_bits, give_back_pages
-from fedcodist.data.federated_data import FederatedData, array_of
+from fedcodist.data.federated_data import FederatedData, array_of, check_numbers
 from fedcodist.for_each_client import dealing_order
 
 
@@ -233,12 +233,8 @@ def _data_sets(given: Mapping[str, Any] | None) -> dict[str, dict[str, Any]]:
 
 
 def _check_columns(where: str, columns: Mapping[str, Any]) -> None:
+    check_numbers(where, columns)
     for name, column in columns.items():
-        if column.dtype.kind in "OSUMm":
-            raise TypeError(
-                f"{where} must have columns of numbers, {name!r} is {column.dtype}: leave it out or "
-                "encode it."
-            )
         if column.ndim == 0:
             raise ValueError(f"{where} must have columns with rows, {name!r} is a scalar.")
     check_32_bits("the clients' data" if where == "federated" else where, columns)

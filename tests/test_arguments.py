@@ -103,7 +103,7 @@ def test_arguments_of_another_kind(told):
 
 
 @pytest.mark.parametrize(
-    "value", ["1", b"1", None, [1.0], np.zeros(1), 1 + 2j, object(), np.str_("1")], ids=repr
+    "value", ["1", b"1", None, [1.0], np.zeros(1), 1 + 2j, {1}, np.str_("1")], ids=repr
 )
 def test_what_is_no_number(value):
     with pytest.raises(TypeError, match=r"^x must be a number"):

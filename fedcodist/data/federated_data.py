@@ -289,7 +289,19 @@ def federated_splits(name: str, splits: Mapping[str, Any]) -> dict[str, Federate
             found[split] = FederatedData(columns, np.array([0, rows]), np.array([str(split)]))
         except (TypeError, ValueError) as error:
             raise type(error)(f"{name}[{split!r}]: {error}") from None
+    for split, data in found.items():
+        check_numbers(f"{name}[{split!r}]", data.columns)
     return found
+
+
+def check_numbers(where: str, columns: Mapping[str, Any]) -> None:
+    """Raises TypeError, one line, where a column is of text, objects or times."""
+    for name, column in columns.items():
+        if column.dtype.kind in "OSUMm":
+            raise TypeError(
+                f"{where} must have columns of numbers, {name!r} is {column.dtype}: leave it out or "
+                "encode it."
+            )
 
 
 def _as_text(name: str, client_id: Any) -> str:
