@@ -394,8 +394,11 @@ def _code(code: types.CodeType) -> Iterator[Any]:
             yield instruction.argrepr or str(value)
         elif name.startswith("UNARY_"):
             yield name
-        elif instruction.opcode in dis.hasconst or name == "LOAD_SMALL_INT":
-            yield from _constants(value)
+        elif name == "LOAD_SMALL_INT":
+            yield value
+        elif instruction.opcode in dis.hasconst:
+            # Python 3.11 does not tell the names of a call's arguments as the instruction's value.
+            yield from _constants(code.co_consts[instruction.arg or 0])
 
 
 def _constants(value: Any) -> Iterator[Any]:
@@ -405,4 +408,5 @@ def _constants(value: Any) -> Iterator[Any]:
     elif isinstance(value, frozenset):
         yield from sorted(map(_key, value))
     elif value is not None:
-        yield _plain(value)
+        plain = _plain(value)
+        yield type(value).__name__ if plain is _NOT_PLAIN else plain
