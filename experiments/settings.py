@@ -185,7 +185,7 @@ ALLOWED: dict[str, Check] = {
     "training.server_schedule": check_text,
     "training.samples": _whole(0),
     "training.proximal_weight": _RATE,
-    "training.scaffold_option": _whole(high=2),
+    "training.scaffold_option": _whole(),
     "training.fed_gkd.models_kept": _whole(high=_MANY),
     "training.fed_gkd.weight": _RATE,
     "training.fed_gkd.temperature": _number(above=0),

@@ -3,10 +3,8 @@
 import functools
 import types
 import typing
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
-
-import numpy as np
 
 from fedcodist.checks import check_boolean, check_text, shown
 
@@ -14,7 +12,7 @@ from fedcodist.checks import check_boolean, check_text, shown
 def check_arguments(function: Callable[..., Any], arguments: Mapping[str, Any]) -> None:
     """Raises one line where an argument is of another kind than its annotation says.
 
-    Checked are booleans, text, lists, mappings by name, and named tuples with their fields, of which
+    Checked are booleans, text, mappings by name, and named tuples with their fields, of which
     those whose default is a number, such as a learning rate, must be one. Limits of numbers are the
     function's own to check, or those of a method `check(name)` of the tuple.
 
@@ -53,11 +51,6 @@ def _check(name: str, value: Any, kind: Any) -> None:
         for key, item in value.items():
             if _is_named_tuple(parts[1]):
                 _check(f"{name}[{key!r}]", item, parts[1])
-    elif origin in (Sequence, Collection):
-        if isinstance(value, str | bytes) or not (
-            isinstance(value, Collection) or np.ndim(value) > 0
-        ):
-            raise TypeError(f"{name} must be a list, got {shown(value)}.")
     elif _is_named_tuple(kind):
         _check_named_tuple(name, value, kind)
 
@@ -74,7 +67,9 @@ def _check_named_tuple(name: str, value: Any, kind: Any) -> None:
     for field, field_kind in _annotations(kind).items():
         content = getattr(value, field)
         if field_kind is Any and isinstance(kind._field_defaults.get(field), float):
-            if not hasattr(content, "dtype") and not isinstance(content, int | float):
+            if not hasattr(content, "dtype") and not isinstance(
+                content, int | float | list | tuple
+            ):
                 raise TypeError(f"{name}.{field} must be a number, got {shown(content)}.")
         else:
             _check(f"{name}.{field}", content, field_kind)

@@ -79,7 +79,7 @@ KINDS = {
     "learning_rate must be": lambda: fc.fd(GROUPS, 3, hyper=fc.FDHyper(np.nan)),
     "execution.chunk_size must be an integer": lambda: merged(execution=fc.Execution("vmap", 2.5)),
     "execution.loop must be": lambda: merged(execution=fc.Execution("pmap")),
-    "measured must be a list": lambda: sdd(measured="clients"),
+    "measured must be several of": lambda: sdd(measured="clients"),
     "columns['image'] must be an array": lambda: merged(columns={"image": [1]}),
     "distillation.batch_size must be at most": lambda: merged(
         distillation=STEPS._replace(batch_size=10**9)

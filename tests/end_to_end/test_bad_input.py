@@ -122,7 +122,7 @@ OTHER_CONFIGS = {
     },
     "digits_methods.py:scaffold": {
         "training.client_optimizer=adam": ["option 2", "plain SGD", "training.optimizer"],
-        "training.scaffold_option=3": ["training.scaffold_option", "at most 2", "3"],
+        "training.scaffold_option=3": ["training.scaffold_option", "1 or 2", "3"],
     },
     "digits_methods.py:fed_prox": {
         "training.proximal_weight=-1": ["proximal_weight", "at least 0", "-1"],

@@ -621,7 +621,7 @@ def test_baselines_send_what_they_do_in_the_fedkd_paper():
             r"training\.compression\.uplink must be one of",
         ),
         ("fed_avg,top_k", "compression.share", 2.0, "share must be at most 1 and above 0, got 2.0"),
-        ("fetch_sgd", "fetch_sgd.rows", 0, r"training\.fetch_sgd: rows must be at least 1, got 0"),
+        ("fetch_sgd", "fetch_sgd.rows", 0, r"training\.fetch_sgd\.rows must be at least 1, got 0"),
         (
             "fed_dropout",
             "fed_dropout.share",

@@ -471,11 +471,11 @@ def test_letters_are_read_from_prepared_folders(run, tmp_path):
         ),
         (
             {"algorithm.alignment_size": 5000},
-            "algorithm: alignment_size must be at most the 758 public examples",
+            "algorithm.alignment_size must be at most the 758 public examples",
         ),
         ({"algorithm.output_penalty": -1.0}, "algorithm.output_penalty must be"),
-        ({"algorithm.digest_epochs": -1}, "algorithm: digest.epochs must be at least 0"),
-        ({"algorithm.weights": (0.0, 0.0, 0.0)}, "algorithm: weights must be .* not all 0"),
+        ({"algorithm.digest_epochs": -1}, "algorithm.digest_epochs must be at least 0"),
+        ({"algorithm.weights": (0.0, 0.0, 0.0)}, "algorithm.weights must be .* not all 0"),
         ({"data.name": "digits_public"}, "data.name must be one of .*'digits_public'"),
     ],
 )
