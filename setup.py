@@ -46,7 +46,7 @@ setup(
         "ml-collections>=1.0",
         "numpy>=2.1.3",
         "optax>=0.2.6",
-        "protobuf>=5.29.0",
+        "protobuf>=5.29.1",
         "rich>=13.9.4",
         "safetensors>=0.5.3",
     ],
