@@ -386,7 +386,7 @@ def _tell_damaged(damaged: Sequence[Path], saved: Checkpoint | None) -> None:
         )
 
 
-def _check_same_run(config: Any, plan: Any, identity: Any) -> None:
+def _check_same_run(config: Any, plan: Any, identity: Any = None) -> None:
     """Raises one line where processes were started differently, before they wait for each other."""
     for told, what in (
         ([config, plan], "config or execution plan"),
