@@ -38,7 +38,7 @@ from fedcodist.records import (
     summary_of,
     training_records,
 )
-from fedcodist.run_folder import RunFolder, RunFolderError, machine_plan
+from fedcodist.run_folder import RunFolder, RunFolderError
 from fedcodist.sources import ResidentData, StreamedData
 from fedcodist.training_blocks import Trained, in_blocks
 
@@ -126,8 +126,8 @@ def run_experiment(
       workdir: run folder; None keeps everything in memory.
       config: written to config.json, and what a resumed run is compared with beside its data; where
         not given, all settings and functions of the experiment, as far as they can be named.
-      plan: how it is executed, to which JAX's version, precision and device are added; resuming under
-        another plan needs `change_plan`.
+      plan: how it is executed; resuming under another one, or with another jaxlib, precision or kind of
+        device, needs `change_plan`.
       change_plan: see plan.
       callbacks: called with the records of every evaluation, for a logger of one's own.
       show_progress: a live bar in a terminal, plain lines elsewhere.
@@ -154,7 +154,7 @@ def run_experiment(
         if folder:
             identity = identity_of(experiment, config is not None, prepared)
             execution = identity.execution if config is None else {}
-            whole_plan = {**execution, **(plan or {}), **machine_plan()}
+            whole_plan = {**execution, **(plan or {})}
             if is_writer:
                 told = _described(experiment) if config is None else config
                 folder.claim(told, whole_plan, change_plan, identity)
@@ -403,7 +403,7 @@ def _tell_damaged(damaged: Sequence[Path], saved: Checkpoint | None) -> None:
         )
 
 
-def _check_same_run(config: Any, plan: Any, identity: Any) -> None:
+def _check_same_run(config: Any, plan: Any, identity: Any = None) -> None:
     """Raises one line where processes were started differently, before they wait for each other."""
     for told, what in (
         ([config, plan], "config or execution plan"),

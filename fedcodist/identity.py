@@ -1,6 +1,6 @@
 """What tells a run from others: its data, its settings, and its functions as far as they can be named.
 
-A work directory holds it as identity.json, so that a script that was edited does not go on with the
+A work directory holds it in environment.json, so that a script that was edited does not go on with the
 numbers of what it was before. Data are known by a digest. Functions are known by their names, by what
 their closures hold and, where they are the user's own, by the constants and names in their code: the
 same in every process and, for nearly all code, in every version of Python.
@@ -66,13 +66,14 @@ class Identity(NamedTuple):
         """The first difference from another run's content; None if it is the same run.
 
         Args:
-          theirs: as identity.json has it.
+          theirs: as environment.json has it.
           to_grow: whether our config is theirs with more rounds, on which nothing may depend.
         """
         parts = ["prepared", "data"]
         if not self.has_config:
             parts += ["settings", "algorithm"]
-        until = min(theirs.get("rounds") or 0, self.content["rounds"])
+        rounds = theirs.get("rounds")
+        until = min(rounds if isinstance(rounds, int) else 0, self.content["rounds"])
         before, now = (
             {part: _until(until, content.get(part)) for part in parts}
             for content in (theirs, self.content)

@@ -1,4 +1,4 @@
-"""A run's folder: config, identity, metrics, summary and environment as JSON, and its checkpoints."""
+"""A run's folder: config, metrics, summary and environment as JSON, and its checkpoints."""
 
 import datetime
 import fnmatch
@@ -26,10 +26,9 @@ except ImportError:  # Windows has none: two processes in one folder are then no
 _LOCK = ".lock"
 PHASES = "phases"  # run folders of what comes before a run's first round
 # What a start that was killed at once may leave.
-_BEGINNINGS = ("logs", PHASES, _LOCK, "identity.json", ".*.json.*")
-_MACHINE = ("x64", "jaxlib", "device")
+_BEGINNINGS = ("logs", PHASES, _LOCK, ".*.json.*")
 # What the plans of older run folders lack; these are not compared with it.
-_ADDED_LATER = (*_MACHINE, "seeds_loop", "execution")
+_ADDED_LATER = ("seeds_loop", "execution")
 _PACKAGES = ("fedcodist", "jax", "jaxlib", "flax", "optax", "chex", "ml-collections", "numpy")
 
 
@@ -71,11 +70,11 @@ class RunFolder:
           config: what is written to config.json.
           plan: how the run is executed.
           change_plan: whether that may be another way than before.
-          identity: what else tells the run from others, identity.json; a folder that has none, of an
-            earlier version, gets this one.
+          identity: what else tells the run from others, kept in environment.json; a folder that has
+            none, of an earlier version, gets this one.
 
         Raises:
-          RunFolderError: another process has the folder, config.json or identity.json is another
+          RunFolderError: another process has the folder, config.json or the identity is another
             experiment's, or the execution plan differs (the bits would) and `change_plan` does not
             allow it.
         """
@@ -89,25 +88,26 @@ class RunFolder:
         config, plan = json.loads(json.dumps(config)), json.loads(json.dumps(plan))
         for unfinished in self.path.glob(".*.json.*"):
             unfinished.unlink()
-        first = None
-        if "config.json" in names:
-            theirs = self._read("identity.json") if "identity.json" in names else None
-            self._check_same_run(config, identity, theirs)
-            if "environment.json" in names:
+        first: dict[str, Any] = {}
+        if (self.path / "config.json").exists():
+            if (self.path / "environment.json").exists():
                 first = self._read("environment.json")
-                if not isinstance(first.get("plan"), dict):
-                    raise RunFolderError(f"cannot read {self.path / 'environment.json'}: no plan.")
-                if not change_plan:
-                    self._check_same_plan(plan, first["plan"])
-        if identity is not None:
-            self._write("identity.json", identity.content)
+                for part in ("plan", *(["identity"] if "identity" in first else [])):
+                    if not isinstance(first.get(part), dict):
+                        path = self.path / "environment.json"
+                        raise RunFolderError(f"cannot read {path}: no {part}.")
+            self._check_same_run(config, identity, first.get("identity"))
+            if first and not change_plan:
+                self._check_same_plan(plan, first)
         self._write("config.json", config)
         environment = _environment(plan)
-        if first is not None:
+        if first:
             # What started the run stays; what continues it is added.
             resumed = first.get("resumed", [])
             resumed = [*(resumed if isinstance(resumed, list) else []), environment]
             environment = {**first, "plan": plan, "resumed": resumed}
+        if identity is not None:
+            environment["identity"] = identity.content
         self._write("environment.json", environment)
 
     def _check_same_run(
@@ -128,9 +128,14 @@ class RunFolder:
                 "Use another --workdir, or the same settings."
             )
 
-    def _check_same_plan(self, plan: Mapping[str, Any], theirs: dict[str, Any]) -> None:
-        later = {name: plan[name] for name in _ADDED_LATER if name in plan and name not in theirs}
-        if difference := first_difference(theirs | later, plan):
+    def _check_same_plan(self, plan: Mapping[str, Any], before: Mapping[str, Any]) -> None:
+        """The machine and JAX are compared with those of the last start, of which they are known."""
+        resumed = before.get("resumed")
+        last = _machine(resumed[-1] if isinstance(resumed, list) and resumed else before)
+        later = {name: plan[name] for name in _ADDED_LATER if name in plan}
+        theirs = {**later, **before["plan"], **last}
+        now = {name: value for name, value in _machine(_environment(plan)).items() if name in last}
+        if difference := first_difference(theirs, {**plan, **now}):
             raise RunFolderError(
                 f"run folder {self.path} belongs to another execution plan: {difference}. "
                 "Results would differ in the last bits; --change_plan resumes all the same."
@@ -246,14 +251,15 @@ def _is_beginning(name: str) -> bool:
     return any(fnmatch.fnmatchcase(name, pattern) for pattern in _BEGINNINGS)
 
 
-def machine_plan() -> dict[str, Any]:
-    """What of a plan the machine and its software decide."""
-    values = (
-        bool(jax.config.jax_enable_x64),
-        importlib.metadata.version("jaxlib"),
-        jax.devices()[0].device_kind,
-    )
-    return dict(zip(_MACHINE, values, strict=True))
+def _machine(environment: Any) -> dict[str, Any]:
+    """What of an environment changes the last bits, as far as it is there."""
+    values: dict[str, Any] = {}
+    if isinstance(environment, dict):
+        versions = environment.get("versions")
+        jaxlib = versions.get("jaxlib") if isinstance(versions, dict) else None
+        values = {"x64": environment.get("x64"), "jaxlib": jaxlib}
+        values["device"] = environment.get("device")
+    return {name: value for name, value in values.items() if value is not None}
 
 
 def _environment(plan: Mapping[str, Any]) -> dict[str, Any]:
@@ -270,6 +276,7 @@ def _environment(plan: Mapping[str, Any]) -> dict[str, Any]:
         "python": platform.python_version(),
         "commit": running_commit(),
         "device": jax.devices()[0].device_kind,
+        "x64": bool(jax.config.jax_enable_x64),
         "cores": os.cpu_count(),
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
     }
