@@ -69,8 +69,7 @@ def load_data(settings: ConfigDict) -> Data:
             seed=settings.seed,
         )
         images = splits.pop("distillation").columns["image"]
-        classes = number_of_classes(splits, declared=DIGITS_CLASSES)
-        return Data(splits, images, DIGITS_SCALE, DIGITS_SCALE, num_classes=classes)
+        return Data(splits, images, DIGITS_SCALE, DIGITS_SCALE, num_classes=DIGITS_CLASSES)
     if settings.name == "prepared":
         splits = prepared_folder("data.folder", settings.folder)
         partition = settings.get("partition")

@@ -11,7 +11,7 @@ from fedcodist.checks import check_integer
 from fedcodist.for_each_client import Execution
 from fedcodist.model import Model
 from fedcodist.precision import in_bfloat16
-from fedcodist.rematerialisation import CPU_FLAG, rematerialised
+from fedcodist.rematerialisation import CPU_FLAG, NEEDS_CPU_FLAG, rematerialised
 
 
 def execution_of(config: ConfigDict) -> Execution:
@@ -44,7 +44,8 @@ def as_executed(config: ConfigDict, model: Model) -> Model:
         raise TypeError(f"execution.rematerialise must be True or False, got {rematerialise!r}.")
     if not rematerialise:
         return model
-    if jax.default_backend() == "cpu" and CPU_FLAG not in os.environ.get("XLA_FLAGS", ""):
+    is_undone = NEEDS_CPU_FLAG and CPU_FLAG not in os.environ.get("XLA_FLAGS", "")
+    if jax.default_backend() == "cpu" and is_undone:
         warnings.warn(
             "execution.rematerialise saves no memory on a CPU, where XLA merges what is computed "
             f"twice, unless XLA_FLAGS holds {CPU_FLAG}.",

@@ -87,7 +87,7 @@ def curves(workdir: str | Path) -> dict[str, PartyCurve]:
 def followed(workdir: str | Path) -> str:
     """The split that a run was evaluated on as it went."""
     config = json.loads((Path(workdir) / "config.json").read_text(encoding="utf-8"))
-    return config["evaluation"]["splits"][0]
+    return config.get("evaluation", {}).get("splits", ("test",))[0]
 
 
 def plot(workdir: str | Path) -> Any:

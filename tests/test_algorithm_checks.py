@@ -140,7 +140,7 @@ WRONG = {
     ),
     "places that are no integers": (
         lambda: selects(examples={"unlabelled": jnp.zeros((1, 2))}),
-        r"select must return examples\['unlabelled'\] as integers \[steps, batch\], got float32\[1, 2\]",
+        r"select must return examples\['unlabelled'\] as integers \[..., batch\], got float32\[1, 2\]",
     ),
     "a cohort that is no list": (
         lambda: selects(clients={"main": jnp.int32(0)}),
@@ -326,7 +326,8 @@ def test_rows_of_a_method_are_checked():
     method = scaffold(softmax_regression(3, 2), 3, LocalTraining(optax.sgd, batch_size=2))
     communication_of(method, DATA.columns)
     with pytest.raises(TypeError, match=r"a row as method.init_row makes it"):
-        communication_of(method._replace(init_row=lambda: jnp.zeros(2)), DATA.columns)
+        halves = lambda: jax.tree.map(lambda leaf: leaf.astype(jnp.float16), method.init_row())
+        communication_of(method._replace(init_row=halves), DATA.columns)
 
 
 OPTIMIZERS = {

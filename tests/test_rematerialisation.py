@@ -14,7 +14,7 @@ from fedcodist.client_training import LocalTraining, train_client
 from fedcodist.cohort import ClientData
 from fedcodist.model import Variables, from_flax_linen
 from fedcodist.models.normalization import BatchNorm
-from fedcodist.rematerialisation import CPU_FLAG, rematerialised
+from fedcodist.rematerialisation import CPU_FLAG, NEEDS_CPU_FLAG, rematerialised
 
 pytestmark = pytest.mark.usefixtures("compile_quickly")
 
@@ -134,8 +134,8 @@ def test_the_gradient_of_a_deep_network_takes_less_memory():
     before, after = (bytes_of(each, {name: passes}) for each in (model, rematerialised(model)))
     assert before > 16 * 2048 * FEATURES * 4
     assert after < 0.6 * before
-    # The flag is still needed.
-    assert bytes_of(rematerialised(model), {}) > 0.9 * before
+    without_flag = bytes_of(rematerialised(model), {})
+    assert without_flag > 0.9 * before if NEEDS_CPU_FLAG else without_flag < 0.6 * before
 
 
 @pytest.mark.slow

@@ -479,7 +479,13 @@ def test_a_label_that_the_clients_lack_needs_an_output_too(prepared, tmp_path):
     columns = dict(splits["held_out"].columns)
     columns["label"] = columns["label"] + 1
     splits["held_out"] = FederatedData.from_arrays(columns, offsets=[0, len(columns["label"])])
-    save_prepared(tmp_path / "more", splits, source="made up", licence="none", arguments={})
+    save_prepared(
+        tmp_path / "more",
+        splits,
+        source="made up",
+        licence="none",
+        arguments={"data_set": "CIFAR-100"},
+    )
     config.data.folder = str(tmp_path / "more")
     with pytest.raises(ValueError, match="has 100 classes, the data has 101"):
         build_experiment(config)

@@ -63,9 +63,9 @@ def test_both_networks_are_counted():
             ("Dense_0",) * 3,
             r"training\.fed_kd: .*as divide the teacher's 2, got 3",
         ),
-        ("hidden_map", "identity", r"training\.fed_kd: mutual\.hidden_map must be 'learned' where"),
-        ("exchange", "epoch", r"training\.fed_kd: exchange must be one of"),
-        ("output_weight", -1.0, r"training\.fed_kd: hyper\.output_weight must be at least 0"),
+        ("hidden_map", "identity", r"training\.fed_kd\.hidden_map must be 'learned' where"),
+        ("exchange", "epoch", r"training\.fed_kd\.exchange must be one of"),
+        ("output_weight", -1.0, r"training\.fed_kd\.output_weight must be at least 0"),
     ],
 )
 def test_mistakes_are_one_line(setting, value, message):

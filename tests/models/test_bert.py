@@ -121,8 +121,8 @@ class Part(nn.Module):
     encoder: Encoder
 
     @nn.compact
-    def __call__(self, tokens):
-        return nn.Dense(2)(self.encoder(tokens).hidden[-1])
+    def __call__(self, tokens, train=False):
+        return nn.Dense(2)(self.encoder(tokens, train=train).hidden[-1][:, 0])
 
 
 def test_models_start_from_an_encoder():

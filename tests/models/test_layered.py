@@ -71,4 +71,4 @@ def test_an_unknown_layer_is_one_line():
 
 
 def test_plain_logits_show_nothing():
-    assert as_layers(jnp.zeros((2, 3)))[1:] == ((), ())
+    assert as_layers(jnp.zeros((2, 3)))[1:] == ((), (), None)
