@@ -24,6 +24,7 @@ PARSE_ERRORS = (
     LookupError,
     AttributeError,
     ArithmeticError,
+    ImportError,
     OSError,
 )
 
