@@ -9,8 +9,8 @@ from jax.extend.core import ClosedJaxpr, Literal, jaxpr_as_fun
 
 from fedcodist.model import Model
 
-# XLA:CPU merged what is computed twice, and kept it all the time, unless XLA_FLAGS held this: with JAX 0.10,
-# and no more with 0.12.
+# XLA:CPU merged what is computed twice, and kept it all the time, unless XLA_FLAGS held this: it does so
+# with JAX 0.10, and no more with 0.12.
 CPU_FLAG = "--xla_disable_hlo_passes=cse_barrier_expander"
 NEEDS_CPU_FLAG = jax.__version_info__[:2] < (0, 12)
 
