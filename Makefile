@@ -5,11 +5,11 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 LOWEST := .venv-lowest
 # One test file of every kind: what `make test-fast` runs on the oldest Python.
-FAST := tests/test_model.py tests/test_metrics.py tests/test_checkpoint.py tests/test_simulation.py \
-  tests/test_for_each_client.py tests/algorithms/test_codistillation_reference.py \
-  tests/algorithms/test_fed_avg.py tests/algorithms/test_fed_md.py tests/compression/test_compressed.py \
-  tests/data/test_partition.py tests/models/test_resnet.py tests/experiments/test_assembly.py \
-  tests/end_to_end/test_command.py
+FAST := tests/test_model.py tests/test_metrics.py tests/test_checkpoint.py tests/test_identity.py \
+  tests/test_training_flag.py tests/test_data_checks.py tests/test_algorithm_checks.py \
+  tests/algorithms/test_fed_avg.py tests/test_gradient_merging.py \
+  tests/compression/test_compressed.py tests/data/test_partition.py tests/data/test_tff.py \
+  tests/models/test_cnn.py tests/experiments/test_settings.py tests/end_to_end/test_command.py
 
 PEERS := $(notdir $(patsubst %/requirements.txt,%,$(wildcard benchmarks/peers/*/requirements.txt)))
 

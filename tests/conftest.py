@@ -1,6 +1,7 @@
 """Every test process has eight virtual CPU devices; set before jax is imported anywhere."""
 
 import os
+from pathlib import Path
 
 import quick_compilation
 
@@ -16,6 +17,16 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 import jax
 import pytest
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+    """Marks what slow_variants.txt lists, before pytest leaves out what is marked."""
+    lines = (Path(__file__).parent / "slow_variants.txt").read_text(encoding="utf-8").splitlines()
+    variants = tuple(line for line in lines if not line.startswith("#"))
+    for item in items:
+        if item.nodeid.startswith(variants):
+            item.add_marker(pytest.mark.slow)
 
 
 @pytest.fixture(scope="module")
