@@ -132,7 +132,7 @@ def digest(array: Any) -> str:
     blocks, most = -(-len(rows) // length), _DIGESTED_WHOLE // _BLOCK
     for block in range(blocks) if blocks <= most else np.linspace(0, blocks - 1, most).astype(int):
         part = np.ascontiguousarray(rows[block * length : (block + 1) * length])
-        checksum.update(part.reshape(-1).view(np.uint8))
+        checksum.update(part.reshape(-1).view(np.uint8).data)
     return f"{np.asarray(array).dtype}{list(np.shape(array))} {checksum.hexdigest()[:16]}"
 
 

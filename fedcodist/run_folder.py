@@ -276,7 +276,7 @@ def _environment(plan: Mapping[str, Any]) -> dict[str, Any]:
         "python": platform.python_version(),
         "commit": running_commit(),
         "device": jax.devices()[0].device_kind,
-        "x64": bool(jax.config.jax_enable_x64),
+        "x64": jax.dtypes.canonicalize_dtype("float64") == "float64",
         "cores": os.cpu_count(),
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
     }
