@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 from jax.extend.core import ClosedJaxpr, Literal
-from jax.interpreters import partial_eval
 
 from fedcodist.labels import ONE_HOT
+from fedcodist.used_arguments import inner_jaxprs, scan_parts, used_arguments
 
 PyTree = Any
 
@@ -111,12 +111,6 @@ def column_uses(
     return uses._replace(results=results)
 
 
-def used_arguments(jaxpr: ClosedJaxpr, needed: Sequence[bool] | None = None) -> list[bool]:
-    """Whether each argument matters to a result that is needed; arguments as for `column_uses`."""
-    wanted = [True] * len(jaxpr.jaxpr.outvars) if needed is None else list(needed)
-    return partial_eval.dce_jaxpr(jaxpr.jaxpr, wanted)[1]
-
-
 def of_column(column: Any) -> Followed:
     """An argument that is a column of data, under a name that can be hashed."""
     return Followed(frozenset({(column, 0)}))
@@ -184,7 +178,7 @@ def _results(equation: Any, operands: list[Followed], uses: Uses) -> list[Follow
         return _CONTROL[name](equation, operands, uses)
     if equation.params.get("name") == ONE_HOT:
         uses.one_hot.update(column for column, _ in first.columns)
-    for inner in _inner_jaxprs(equation):
+    for inner in inner_jaxprs(equation):
         if len(getattr(inner, "jaxpr", inner).invars) == len(operands):
             results = _inside(inner, operands, uses)
             if len(results) == len(equation.outvars):
@@ -276,14 +270,6 @@ def _inside(inner: Any, operands: Sequence[Followed], uses: Uses) -> list[Follow
     return _follow(inner, [UNKNOWN] * len(inner.constvars), operands, uses)
 
 
-def _inner_jaxprs(equation: Any) -> list[Any]:
-    """The functions that an equation calls (jit, checkpoint, custom derivatives)."""
-    name = equation.primitive.name
-    if name in ("sort", *_SCATTERS) or name.startswith("reduce"):
-        return []
-    return [value for value in equation.params.values() if hasattr(value, "eqns")]
-
-
 def _while(equation: Any, operands: list[Followed], uses: Uses) -> list[Followed]:
     skipped, constants = equation.params["cond_nconsts"], equation.params["body_nconsts"]
     held = operands[skipped : skipped + constants]
@@ -294,13 +280,8 @@ def _while(equation: Any, operands: list[Followed], uses: Uses) -> list[Followed
 
 
 def _scan(equation: Any, operands: list[Followed], uses: Uses) -> list[Followed]:
-    inner = equation.params["jaxpr"]
-    body = getattr(inner, "jaxpr", inner)
-    # What is scanned over has one axis less inside. (Versions of JAX name the counts differently.)
-    is_part = lambda outer, inside: len(outer.aval.shape) > len(inside.aval.shape)
-    scanned = sum(map(is_part, equation.invars, body.invars))
-    carried = len(body.outvars) - sum(map(is_part, equation.outvars, body.outvars))
-    first, last = len(operands) - scanned - carried, len(operands) - scanned
+    inner, first, last = scan_parts(equation)
+    carried = last - first
     held, xs = operands[:first], operands[last:]
     others: list[Followed] = []
 
