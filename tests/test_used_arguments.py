@@ -1,15 +1,18 @@
-"""What a traced function's results depend on; told from tracing alone, and here from NaN that spreads."""
+"""What a traced function's results depend on, told from tracing alone, and here from NaN that spreads."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+
 from fedcodist.used_arguments import used_arguments
 
 
 def loop(a, b, c, count):
     """b reaches the carry of c only, in a second pass that of a."""
-    return jax.lax.fori_loop(0, count, lambda _, carry: (carry[0] + carry[2], b, carry[1]), (a, c, c))
+    return jax.lax.fori_loop(
+        0, count, lambda _, carry: (carry[0] + carry[2], b, carry[1]), (a, c, c)
+    )
 
 
 def scanned(a, b, c, count):
@@ -51,5 +54,7 @@ def test_what_a_result_depends_on_is_used_and_nothing_else(function, which):
     for place, is_used in enumerate(expected[:3]):
         if is_used or function is scanned:
             continue
-        spoilt = [jnp.full(3, jnp.nan) if index == place else a for index, a in enumerate(arguments)]
+        spoilt = [
+            jnp.full(3, jnp.nan) if index == place else a for index, a in enumerate(arguments)
+        ]
         assert np.isfinite(function(*spoilt, 4)[which]).all()
