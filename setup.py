@@ -9,7 +9,7 @@ EXTRAS = {
     "graph": ["networkx>=3.6.1"],
     "haiku": ["dm-haiku>=0.0.16"],
     # TFDS itself forgets to ask for importlib-resources, which it needs to prepare a data set.
-    "tfds": ["importlib-resources>=6.5.2", "tensorflow-datasets>=4.9.6"],
+    "tfds": ["importlib-resources>=6.5.2", "tensorflow-datasets>=4.9.10"],
     "plot": ["matplotlib>=3.10"],
     "tensorboard": ["tensorboardX>=2.6.2.2"],
     "text": ["tokenizers>=0.21.0"],
@@ -46,7 +46,7 @@ setup(
         "ml-collections>=1.0",
         "numpy>=2.1.3",
         "optax>=0.2.6",
-        "protobuf>=5.29.1",
+        "protobuf>=6.31.1",
         "rich>=13.9.4",
         "safetensors>=0.5.3",
     ],
