@@ -88,9 +88,9 @@ def check_data(experiment: Any) -> None:
 
     uses = _round_uses(experiment.algorithm, data)
     for name, table in tables.items():
-        own = _of_source(uses, name, labels)
-        _check_uses(table, own, "the model", *outputs)
-        _check_finite(table, own.read, own.asked)
+        of_table = _of_source(uses, name, labels)
+        _check_uses(table, of_table, "the model", *outputs)
+        _check_finite(table, of_table.read, of_table.asked)
 
 
 def _of_source(uses: Uses, source: str, labels: set[str]) -> Uses:
@@ -118,14 +118,14 @@ def _check_range(table: _Table, index: Index, model: str) -> None:
     column = table.columns[index.column]
     if np.dtype(column.dtype).kind not in "biu":
         return
-    found = least_and_largest(column)
+    limits = least_and_largest(column)
     least, largest = -index.shift, index.entries - 1 - index.shift
-    if found is None or least <= found[0] <= found[1] <= largest:
+    if limits is None or least <= limits[0] <= limits[1] <= largest:
         return
     entries = f"{index.entries} outputs of {model}" if model else f"{index.entries} entries"
     raise ValueError(
         f"column {index.column!r} of {table.where} must have whole numbers from {least} to {largest}, "
-        f"one for each of the {entries} that it chooses from, got {found[0]} to {found[1]}: leave out "
+        f"one for each of the {entries} that it chooses from, got {limits[0]} to {limits[1]}: leave out "
         "examples without a label, and count from 0 or give more outputs."
     )
 
@@ -150,10 +150,10 @@ def _check_finite(table: _Table, read: set[str], asked: set[str]) -> None:
         dtype = np.dtype(column.dtype)
         if dtype.kind not in "fc":
             continue
-        found = first_not_finite(column, jax.dtypes.canonicalize_dtype(dtype))
-        if found is None:
+        row_and_value = first_not_finite(column, jax.dtypes.canonicalize_dtype(dtype))
+        if row_and_value is None:
             continue
-        row, value = found
+        row, value = row_and_value
         who = ""
         if table.starts is not None:
             who = f" (client {int(np.searchsorted(table.starts, row, side='right')) - 1})"
@@ -169,13 +169,13 @@ def _predictors(algorithm: FederatedAlgorithm) -> Iterator[tuple[str, Predictor,
 
     def all_variables(key):
         state = algorithm.init(key)
-        return {name: own.variables(state) for name, own in algorithm.predictors.items()}
+        return {name: each.variables(state) for name, each in algorithm.predictors.items()}
 
     variables = jax.eval_shape(all_variables, jax.eval_shape(lambda: jax.random.key(0)))
     one = lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype)
     for name, predictor in algorithm.predictors.items():
-        own = variables[name]
-        yield name, predictor, jax.tree.map(one, own) if predictor.members else own
+        of_model = variables[name]
+        yield name, predictor, jax.tree.map(one, of_model) if predictor.members else of_model
     for pool, kept in algorithm.kept_models.items():
         for name, model in kept.items():
             predictor = single_model(model.model, lambda row: row)
@@ -237,8 +237,8 @@ def _traced_round(algorithm: FederatedAlgorithm, columns: Any, clients: int, cap
     )
 
     def one_round(columns, starts, sizes, state, rows, round, key, hyper):
-        own = {name: columns[name] for name in columns if name != _CLIENTS}
-        source = ResidentData(columns[_CLIENTS], starts, sizes, own, capacity)
+        data_sets = {name: columns[name] for name in columns if name != _CLIENTS}
+        source = ResidentData(columns[_CLIENTS], starts, sizes, data_sets, capacity)
         inputs = source.read(algorithm.select(round, key))
         return traced_once(algorithm.round)(state, rows, inputs, round, key, hyper, None)
 
