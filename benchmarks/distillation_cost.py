@@ -145,11 +145,11 @@ def prepare(teachers: int, network: str, batch: int, steps: int):
     import optax
 
     from fedcodist import augmentation
-    from fedcodist.cohort import Examples
+    from fedcodist.core.inputs import Examples
+    from fedcodist.core.model import from_flax_linen
     from fedcodist.distillation import Distillation, distill, kl_divergence, softened
     from fedcodist.distillation import softened_target as target
     from fedcodist.ensembles import equal_weights, mean_logits
-    from fedcodist.model import from_flax_linen
     from fedcodist.models import cnn, resnet
 
     size, create = {

@@ -160,9 +160,9 @@ def make_workload(workload: str, federated, num_unlabelled: int):
     from fedcodist.algorithms.fed_avg import fed_avg
     from fedcodist.algorithms.merged_codistillation import merged_codistillation
     from fedcodist.algorithms.pools import Pool, independent_pools
-    from fedcodist.client_training import LocalTraining
+    from fedcodist.core.local_training import LocalTraining
+    from fedcodist.core.model import from_flax_linen
     from fedcodist.distillation import Distillation
-    from fedcodist.model import from_flax_linen
     from fedcodist.models import cnn
 
     networks = {"small": cnn.small_cnn, "large": cnn.large_cnn}

@@ -101,7 +101,7 @@ def prepare(inputs: work.Inputs, most_rounds: int, at_once: bool = False) -> Pre
 
     from fedcodist import simulation
     from fedcodist.algorithms.parties import PUBLIC
-    from fedcodist.client_rows import device_rows
+    from fedcodist.core.client_states import device_rows
     from fedcodist.distillation import UNLABELLED
     from fedcodist.sources import resident_data
 
@@ -161,11 +161,11 @@ def make_data(inputs: work.Inputs):
     import jax.numpy as jnp
     import numpy as np
 
-    from fedcodist import keys
     from fedcodist.algorithms.fed_sdd import MAIN
+    from fedcodist.core import keys
+    from fedcodist.core.method import client_key
+    from fedcodist.core.shuffling import permuted_positions
     from fedcodist.data.federated_data import FederatedData
-    from fedcodist.federated_algorithm import client_key
-    from fedcodist.shuffling import permuted_positions
 
     if method_of(inputs) in PARTIES:  # the file has our orders
         return FederatedData.from_arrays(columns_of(inputs), offsets=inputs.offsets)
@@ -221,9 +221,9 @@ def make_algorithm(inputs: work.Inputs, federated, at_once: bool):
     from fedcodist.algorithms.merged_codistillation import merged_codistillation
     from fedcodist.algorithms.periodic_codistillation import periodic_codistillation
     from fedcodist.algorithms.pools import independent_pools
-    from fedcodist.cohort import Selection
+    from fedcodist.core.for_each_client import Execution
+    from fedcodist.core.inputs import Selection
     from fedcodist.distillation import UNLABELLED, Distillation
-    from fedcodist.for_each_client import Execution
 
     if method_of(inputs) == "fed_md":  # every architecture has one party
         return make_fed_md(inputs)
@@ -307,8 +307,8 @@ def make_fed_md(inputs: work.Inputs):
     import optax
 
     from fedcodist.algorithms import fed_md, parties
-    from fedcodist.client_training import LocalTraining
-    from fedcodist.model import from_flax_linen
+    from fedcodist.core.local_training import LocalTraining
+    from fedcodist.core.model import from_flax_linen
     from fedcodist.models.fed_md import FedMDNetwork, output_penalty
 
     adam = functools.partial(optax.adam, eps=work.PARTY_EPSILON)
@@ -356,10 +356,10 @@ def make_mhd(inputs: work.Inputs, execution):
         start,
     )
     from fedcodist.algorithms.parties import Group
+    from fedcodist.core.local_steps import StepTraining
     from fedcodist.models.cnn import CNN
     from fedcodist.models.digits import MLP
     from fedcodist.models.multi_headed import multi_headed
-    from fedcodist.step_training import StepTraining
 
     network, count = next(iter(inputs.pools.values())).network, len(inputs.pools)
     backbone = MLP(network.hidden, None)
@@ -399,12 +399,12 @@ def make_fed_kd(inputs: work.Inputs, federated, execution):
 
     from fedcodist.algorithms.fed_kd import FedKDHyper, fed_kd
     from fedcodist.algorithms.pools import Pool, independent_pools
-    from fedcodist.client_training import LocalTraining
-    from fedcodist.cohort import Selection
     from fedcodist.compression.compressed import compressed
     from fedcodist.compression.svd import svd
+    from fedcodist.core.inputs import Selection
+    from fedcodist.core.layer_outputs import with_layers
+    from fedcodist.core.local_training import LocalTraining
     from fedcodist.models import cnn
-    from fedcodist.models.layered import with_layers
 
     def network(module, name):
         shown = inputs.pools[name].network
@@ -444,8 +444,8 @@ def make_pool(inputs: work.Inputs, name: str):
 
     from fedcodist.algorithms.fed_avg import FedAvgHyper, fed_avg
     from fedcodist.algorithms.pools import Pool
-    from fedcodist.client_training import LocalTraining
-    from fedcodist.model import from_flax_linen
+    from fedcodist.core.local_training import LocalTraining
+    from fedcodist.core.model import from_flax_linen
     from fedcodist.next_token import language_model, next_tokens
 
     network, cohorts, weights, _ = inputs.pools[name]
@@ -489,7 +489,7 @@ def own_weights(network: work.AnyNetwork, weights):
     """Weights in the common layout as this library's variables."""
     import numpy as np
 
-    from fedcodist.model import Variables
+    from fedcodist.core.model import Variables
 
     params, statistics = {}, {}
     for name, value in weights.items():

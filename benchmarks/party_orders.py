@@ -23,8 +23,8 @@ def orders(parties: int, aligned: int, private: int) -> dict[str, np.ndarray]:
     import jax
     import jax.numpy as jnp
 
-    from fedcodist import keys
-    from fedcodist.shuffling import permuted_positions
+    from fedcodist.core import keys
+    from fedcodist.core.shuffling import permuted_positions
 
     _on_the_processor()
     root = keys.derive(jax.random.key(SEED), "client_update", 0)
@@ -45,11 +45,12 @@ def mhd_orders(clients: int, steps: int, private: int) -> dict[str, np.ndarray]:
     import jax
     import jax.numpy as jnp
 
-    from fedcodist import graphs, keys
+    from fedcodist import graphs
     from fedcodist.algorithms.checkpoint_pools import pool_schedule
     from fedcodist.algorithms.parties import Group
-    from fedcodist.shuffling import stream_positions
-    from fedcodist.step_training import CLIENT_STEPS
+    from fedcodist.core import keys
+    from fedcodist.core.local_steps import CLIENT_STEPS
+    from fedcodist.core.shuffling import stream_positions
 
     _on_the_processor()
     root, shape = jax.random.key(SEED), (steps, work.MHD_BATCH)

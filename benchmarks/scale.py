@@ -238,7 +238,7 @@ def one(folder: Path, configuration: Configuration, rounds: int | None, accelera
     if not launch.is_child():
         os.environ["JAX_COMPILATION_CACHE_DIR"] = str(folder / "compiled")
         if configuration.rematerialised:
-            from fedcodist.rematerialisation import CPU_FLAG
+            from fedcodist.core.rematerialisation import CPU_FLAG
 
             os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {CPU_FLAG}"
         if not accelerator:
@@ -347,12 +347,12 @@ def make_algorithm(configuration: Configuration, federated):
 
     from fedcodist.algorithms.fed_avg import fed_avg
     from fedcodist.algorithms.pools import Pool, independent_pools
-    from fedcodist.client_training import LocalTraining
-    from fedcodist.for_each_client import Execution
-    from fedcodist.model import from_flax_linen
+    from fedcodist.core.for_each_client import Execution
+    from fedcodist.core.local_training import LocalTraining
+    from fedcodist.core.model import from_flax_linen
+    from fedcodist.core.precision import in_bfloat16
+    from fedcodist.core.rematerialisation import rematerialised
     from fedcodist.models import cnn, digits
-    from fedcodist.precision import in_bfloat16
-    from fedcodist.rematerialisation import rematerialised
 
     networks = {"digits": lambda: digits.MLP(hidden=(64,)), "cnn_small": cnn.small_cnn}
     image = work.WORKLOADS[configuration.network].networks[work.POOL].image

@@ -124,7 +124,7 @@ def prepare(kind: str, clients: int, examples: int) -> Callable[[], float]:
     from experiments.data import Data
     from experiments.normalisation import CIFAR_DEVIATION, CIFAR_MEAN
     from fedcodist import augmentation, simulation
-    from fedcodist.client_rows import device_rows
+    from fedcodist.core.client_states import device_rows
     from fedcodist.data.federated_data import FederatedData
 
     run, more = KINDS[kind]

@@ -32,12 +32,12 @@ from fedcodist.algorithms.hetero_fl import Level, hetero_fl
 from fedcodist.algorithms.merged_codistillation import merged_codistillation
 from fedcodist.algorithms.periodic_codistillation import periodic_codistillation
 from fedcodist.algorithms.pools import Pool, independent_pools
-from fedcodist.checks import check_number
-from fedcodist.client_training import Preprocess
+from fedcodist.core.checks import check_number
+from fedcodist.core.local_training import Preprocess
+from fedcodist.core.method import FederatedAlgorithm
+from fedcodist.core.model import from_flax_linen
 from fedcodist.data.partition import capacity_pools
 from fedcodist.distillation import Distillation
-from fedcodist.federated_algorithm import FederatedAlgorithm
-from fedcodist.model import from_flax_linen
 from fedcodist.validation import ValidationData
 from fedcodist.weight_averaging import Averaging
 

@@ -13,8 +13,8 @@ from experiments.settings import check_settings
 from fedcodist import launch
 from fedcodist.algorithms.isolated import SHARED
 from fedcodist.algorithms.parties import PUBLIC
-from fedcodist.checks import check_integer
 from fedcodist.chunk_size import ChunkSize, choose_chunk_size
+from fedcodist.core.checks import check_integer
 from fedcodist.data.federated_data import FederatedData
 from fedcodist.experiment import Experiment, check_experiment
 from fedcodist.sources import StreamedData, resident_data

@@ -22,11 +22,11 @@ from fedcodist.algorithms.fed_prox import FedProxHyper, fed_prox
 from fedcodist.algorithms.fetch_sgd import FetchSGDHyper, fetch_sgd
 from fedcodist.algorithms.mutual_losses import Mutual
 from fedcodist.algorithms.scaffold import scaffold
-from fedcodist.checks import check_number
-from fedcodist.client_training import LocalTraining
-from fedcodist.federated_algorithm import FederatedMethod
-from fedcodist.model import Model
-from fedcodist.models.layered import with_layers
+from fedcodist.core.checks import check_number
+from fedcodist.core.layer_outputs import with_layers
+from fedcodist.core.local_training import LocalTraining
+from fedcodist.core.method import FederatedMethod
+from fedcodist.core.model import Model
 
 
 def client_method(

@@ -13,7 +13,7 @@ from fedcodist.compression.quantisation import quantisation
 from fedcodist.compression.spectra import spectra
 from fedcodist.compression.svd import RangeFinder, svd
 from fedcodist.compression.top_k import top_k
-from fedcodist.federated_algorithm import FederatedMethod
+from fedcodist.core.method import FederatedMethod
 
 # What is lost for good elsewhere is kept for the next message where a compressor is biased by much.
 COMPRESSORS: dict[str, Callable[[ConfigDict], Compressor | None]] = {

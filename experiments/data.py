@@ -15,12 +15,12 @@ from experiments.primary_data import PRIMARY, load_primary
 from experiments.public_data import PUBLIC_PRIVATE, Public, load_public_private
 from experiments.text import TEXT, Text, load_text
 from fedcodist import augmentation
-from fedcodist.checks import check_integer, check_number
-from fedcodist.client_training import Preprocess
+from fedcodist.core.checks import check_integer, check_number
+from fedcodist.core.local_training import Preprocess
+from fedcodist.core.model import Model
 from fedcodist.data.digits import load_digits_federated
 from fedcodist.data.federated_data import FederatedData
 from fedcodist.data.partition import dirichlet, equal_dirichlet
-from fedcodist.model import Model
 from fedcodist.next_token import next_tokens
 
 DIGITS_SCALE = augmentation.image_preprocess(augmentation.normalise((0.3,), (0.37,), scale=16.0))

@@ -30,14 +30,14 @@ from fedcodist.algorithms.multi_headed_distillation import (
 from fedcodist.algorithms.parties import Group
 from fedcodist.algorithms.pooled import pooled
 from fedcodist.algorithms.separate import SeparateHyper, separate
-from fedcodist.checks import check_number
-from fedcodist.client_training import LocalTraining
-from fedcodist.federated_algorithm import FederatedAlgorithm
+from fedcodist.core.checks import check_number
+from fedcodist.core.local_steps import StepTraining
+from fedcodist.core.local_training import LocalTraining
+from fedcodist.core.method import FederatedAlgorithm
 from fedcodist.models import MLP, NormalizedCNN, ResNet
 from fedcodist.models.fed_md import TABLE_1, FedMDNetwork, narrower
 from fedcodist.models.multi_headed import main_head_only, multi_headed
 from fedcodist.models.resnet_imagenet import resnet18, resnet34
-from fedcodist.step_training import StepTraining
 
 BACKBONES: dict[str, Callable[[], Any]] = {
     "digits_small": lambda: MLP((32,), classes=None),

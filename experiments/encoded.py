@@ -10,13 +10,14 @@ from ml_collections import ConfigDict
 from experiments.classes import number_of_classes
 from experiments.messages import named
 from experiments.prepared import prepared_folder
-from fedcodist import metrics
 from fedcodist.bert_weights import load_encoder, stored_encoder
 from fedcodist.candidates import all_candidates, sampled_candidates
-from fedcodist.client_training import Preprocess
+from fedcodist.core import metrics
+from fedcodist.core.layer_outputs import of_logits
+from fedcodist.core.local_training import Preprocess
+from fedcodist.core.model import Model, variable_shapes
 from fedcodist.data.federated_data import FederatedData
 from fedcodist.data.partition import iid, merge_clients
-from fedcodist.model import Model, variable_shapes
 from fedcodist.models.bert import (
     Encoder,
     bert_base,
@@ -27,7 +28,6 @@ from fedcodist.models.bert import (
     with_encoder,
     with_frozen_tables,
 )
-from fedcodist.models.layered import of_logits
 from fedcodist.models.news import news_recommender
 from fedcodist.models.sentence_classifier import sentence_classifier
 from fedcodist.submodels import Units

@@ -7,11 +7,11 @@ import jax
 from ml_collections import ConfigDict
 
 from experiments.messages import choice
-from fedcodist.checks import check_integer
-from fedcodist.for_each_client import Execution
-from fedcodist.model import Model
-from fedcodist.precision import in_bfloat16
-from fedcodist.rematerialisation import CPU_FLAG, NEEDS_CPU_FLAG, rematerialised
+from fedcodist.core.checks import check_integer
+from fedcodist.core.for_each_client import Execution
+from fedcodist.core.model import Model
+from fedcodist.core.precision import in_bfloat16
+from fedcodist.core.rematerialisation import CPU_FLAG, NEEDS_CPU_FLAG, rematerialised
 
 
 def execution_of(config: ConfigDict) -> Execution:

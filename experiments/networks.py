@@ -12,8 +12,8 @@ from experiments.classes import number_of_classes
 from experiments.data import Data
 from experiments.messages import choice
 from experiments.text import TEXT_MODELS, text_model
-from fedcodist.checks import check_number
-from fedcodist.model import Model, from_flax_linen, variable_shapes
+from fedcodist.core.checks import check_number
+from fedcodist.core.model import Model, from_flax_linen, variable_shapes
 from fedcodist.models import cnn, digits, resnet
 
 # name -> (network, shape of its images)

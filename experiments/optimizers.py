@@ -9,8 +9,8 @@ import optax
 from ml_collections import ConfigDict
 
 from experiments.messages import choice
-from fedcodist.checks import check_number
-from fedcodist.client_training import OptimizerFactory
+from fedcodist.core.checks import check_number
+from fedcodist.core.local_training import OptimizerFactory
 
 
 def optimizer_of(setting: str, name: str, epsilon: float | None = None) -> OptimizerFactory:

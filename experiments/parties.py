@@ -23,10 +23,10 @@ from fedcodist.algorithms.fed_md import FedMDHyper, fed_md
 from fedcodist.algorithms.fml import FMLHyper, fml
 from fedcodist.algorithms.isolated import IsolatedHyper, IsolatedParty, isolated
 from fedcodist.algorithms.parties import Group
-from fedcodist.checks import check_integer, check_number
-from fedcodist.client_training import LocalTraining, OptimizerFactory, Preprocess
-from fedcodist.federated_algorithm import FederatedAlgorithm
-from fedcodist.model import Model, Variables, from_flax_linen
+from fedcodist.core.checks import check_integer, check_number
+from fedcodist.core.local_training import LocalTraining, OptimizerFactory, Preprocess
+from fedcodist.core.method import FederatedAlgorithm
+from fedcodist.core.model import Model, Variables, from_flax_linen
 from fedcodist.models.fed_md import (
     TABLE_1,
     TABLE_2,

@@ -29,8 +29,8 @@ from experiments.parties import adam, party_groups, party_shapes, public_of
 from fedcodist.algorithms import isolated, parties
 from fedcodist.algorithms.isolated import SHARED, IsolatedHyper, Patience
 from fedcodist.checkpoint import CheckpointError, load_checkpoint, save_checkpoint
-from fedcodist.checks import check_integer, check_number
-from fedcodist.client_training import LocalTraining
+from fedcodist.core.checks import check_integer, check_number
+from fedcodist.core.local_training import LocalTraining
 from fedcodist.data.federated_data import FederatedData
 from fedcodist.experiment import Experiment, Outcome, check_experiment, run_experiment
 from fedcodist.models.fed_md import output_penalty

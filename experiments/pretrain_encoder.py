@@ -80,8 +80,8 @@ def _experiment(settings: argparse.Namespace) -> "Experiment":
 
     from fedcodist.algorithms.isolated import IsolatedHyper, isolated
     from fedcodist.algorithms.parties import Group
-    from fedcodist.checks import check_integer, check_number
-    from fedcodist.client_training import LocalTraining
+    from fedcodist.core.checks import check_integer, check_number
+    from fedcodist.core.local_training import LocalTraining
     from fedcodist.data.bert_tokens import BertVocabulary
     from fedcodist.data.federated_data import FederatedData
     from fedcodist.data.prepared import load_prepared

@@ -9,7 +9,7 @@ from ml_collections import ConfigDict
 from experiments.classes import number_of_classes
 from experiments.messages import choice, named
 from experiments.prepared import prepared_folder, prepared_images
-from fedcodist.checks import check_integer, check_number
+from fedcodist.core.checks import check_integer, check_number
 from fedcodist.data.digits import load_digits
 from fedcodist.data.federated_data import FederatedData
 from fedcodist.data.partition import iid

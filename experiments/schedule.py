@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from experiments import command
-from fedcodist.checks import check_integer, check_number
+from fedcodist.core.checks import check_integer, check_number
 
 MAIN = 0
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from fedcodist.checks import (
+from fedcodist.core.checks import (
     check_boolean,
     check_integer,
     check_names,

@@ -8,11 +8,11 @@ from ml_collections import ConfigDict
 
 from experiments.messages import named
 from experiments.prepared import prepared_folder
+from fedcodist.core.model import Model
 from fedcodist.data.federated_data import FederatedData
 from fedcodist.data.prepared import manifest
 from fedcodist.data.text import SPLITS, domain_pools, of_domain, vocabulary_of
 from fedcodist.data.vocabulary import Vocabulary
-from fedcodist.model import Model
 from fedcodist.models import lstm, transformer
 from fedcodist.next_token import language_model
 

@@ -33,7 +33,7 @@ from ml_collections import ConfigDict, config_flags
 
 from experiments import command, search_space
 from fedcodist import children, compilation_cache, launch
-from fedcodist.checks import LARGEST_INTEGER, check_integer
+from fedcodist.core.checks import LARGEST_INTEGER, check_integer
 
 # File descriptor by which the first worker says that the study is open.
 _READY = "FEDCODIST_TUNE_READY"

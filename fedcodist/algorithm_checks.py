@@ -11,8 +11,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedcodist.cohort import Selection
-from fedcodist.method_checks import (
+from fedcodist.core.inputs import Selection
+from fedcodist.core.method_checks import (
     MISFITS,
     Promised,
     check_same,
@@ -22,8 +22,8 @@ from fedcodist.method_checks import (
     shape_of,
     traced,
 )
-from fedcodist.padded_statistics import Filled, collected, of_round
-from fedcodist.tracing import strongly_typed, traced_once
+from fedcodist.core.padded_statistics import Filled, collected, of_round
+from fedcodist.core.tracing import strongly_typed, traced_once
 
 PyTree = Any
 

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedcodist import keys
+from fedcodist.core import keys
 
 # (images [batch, height, width, channels], key, positions [batch]) -> images
 ImageTransform = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]

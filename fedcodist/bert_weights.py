@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import safetensors
 
+from fedcodist.core.tensor_files import load_tensors, save_tensors
 from fedcodist.models.bert import TABLES, Encoder
-from fedcodist.tensor_files import load_tensors, save_tensors
 
 PyTree = Any
 PREFIX = "bert."

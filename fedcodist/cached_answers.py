@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedcodist.aggregation import sum_over_devices, this_device
-from fedcodist.cohort import Examples
+from fedcodist.core.aggregation import sum_over_devices, this_device
+from fedcodist.core.inputs import Examples
 from fedcodist.distillation import Distillation, Teacher
 
 ANSWERS = "teacher"  # the column that holds them

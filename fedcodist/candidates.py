@@ -8,9 +8,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fedcodist import keys
-from fedcodist.checks import check_integer
-from fedcodist.client_training import Preprocess
+from fedcodist.core import keys
+from fedcodist.core.checks import check_integer
+from fedcodist.core.local_training import Preprocess
 
 
 def sampled_candidates(titles: Any, negatives: int = 4) -> Preprocess:

@@ -16,9 +16,9 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from fedcodist import simulation
-from fedcodist.client_rows import HostRows, device_rows
+from fedcodist.core.client_states import HostRows, device_rows
+from fedcodist.core.padded_statistics import collected
 from fedcodist.experiment import Experiment, experiment_programs
-from fedcodist.padded_statistics import collected
 from fedcodist.sources import StreamedData, stack_inputs
 
 PyTree = Any

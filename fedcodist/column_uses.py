@@ -16,7 +16,7 @@ import jax
 import numpy as np
 from jax.extend.core import ClosedJaxpr, Literal
 
-from fedcodist.labels import ONE_HOT
+from fedcodist.core.labels import ONE_HOT
 from fedcodist.used_arguments import inner_jaxprs, scan_parts, used_arguments
 
 PyTree = Any

@@ -22,11 +22,11 @@ from fedcodist.column_uses import (
     column_uses,
     of_column,
 )
+from fedcodist.core.method import FederatedAlgorithm, Predictor, single_model
+from fedcodist.core.model import variable_shapes
+from fedcodist.core.tracing import strongly_typed, traced_once
 from fedcodist.data.column_values import check_32_bits, first_not_finite, least_and_largest
-from fedcodist.federated_algorithm import FederatedAlgorithm, Predictor, single_model
-from fedcodist.model import variable_shapes
 from fedcodist.sources import ResidentData
-from fedcodist.tracing import strongly_typed, traced_once
 from fedcodist.used_arguments import used_arguments
 
 PyTree = Any

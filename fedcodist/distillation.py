@@ -8,16 +8,17 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedcodist import augmentation, keys
-from fedcodist.aggregation import sum_over_devices, this_device
-from fedcodist.checks import check_integer, check_number, check_stream
-from fedcodist.client_training import OptimizerFactory, Preprocess, check_factory
-from fedcodist.cohort import Examples
-from fedcodist.model import Model, Variables
-from fedcodist.models.layered import logits_of
-from fedcodist.padded_statistics import check_dealt_batches
-from fedcodist.readout import Readout, total_in_chunks
-from fedcodist.shuffling import permuted_positions, stream_positions
+from fedcodist import augmentation
+from fedcodist.core import keys
+from fedcodist.core.aggregation import sum_over_devices, this_device
+from fedcodist.core.checks import check_integer, check_number, check_stream
+from fedcodist.core.inputs import Examples
+from fedcodist.core.layer_outputs import logits_of
+from fedcodist.core.local_training import OptimizerFactory, Preprocess, check_factory
+from fedcodist.core.model import Model, Variables
+from fedcodist.core.padded_statistics import check_dealt_batches
+from fedcodist.core.readout import Readout, total_in_chunks
+from fedcodist.core.shuffling import permuted_positions, stream_positions
 
 PyTree = Any
 # A frozen model, or an ensemble of them, in evaluation mode: batch -> outputs.
@@ -91,9 +92,9 @@ def distill(
     """Trains every student towards soft targets made of the teachers' outputs.
 
     All students see the same augmented batches, so a teacher is evaluated once per batch
-    however many students it teaches. Where networks return a `fedcodist.readout.Readout`, the loss is
-    the mean over all positions of the batch that count, and logits are made chunk by chunk. With
-    `axis_name` each device handles its part of every batch, and one all-reduce per step sums the
+    however many students it teaches. Where networks return a `fedcodist.core.readout.Readout`, the
+    loss is the mean over all positions of the batch that count, and logits are made chunk by chunk.
+    With `axis_name` each device handles its part of every batch, and one all-reduce per step sums the
     gradients of all students. Students are in training mode; teachers get no gradient.
 
     Args:
@@ -282,7 +283,7 @@ def _divergence_from(students, outputs, targets, loss_of):
             if jnp.ndim(each) != 2:
                 raise ValueError(
                     f"the model of {name!r} must return logits [batch, classes] to distill, or a "
-                    f"fedcodist.readout.Readout of several positions, got {jax.typeof(each)}."
+                    f"fedcodist.core.readout.Readout of several positions, got {jax.typeof(each)}."
                 )
             check_classes(each)
         batch_targets = {name: targets(name, outputs) for name in students}

@@ -6,12 +6,12 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from fedcodist.core.model import Variables
 from fedcodist.distillation import (
     Distillation,
     agree_on_mutable,
     distillation_loop,
 )
-from fedcodist.model import Variables
 
 
 class EarlyStopping(NamedTuple):

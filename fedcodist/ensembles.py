@@ -10,11 +10,11 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from fedcodist.core.layer_outputs import logits_of
+from fedcodist.core.method import Predictor
+from fedcodist.core.model import Model, Variables
+from fedcodist.core.readout import Readout
 from fedcodist.distillation import Teacher
-from fedcodist.federated_algorithm import Predictor
-from fedcodist.model import Model, Variables
-from fedcodist.models.layered import logits_of
-from fedcodist.readout import Readout
 
 PyTree = Any
 

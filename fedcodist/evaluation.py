@@ -8,13 +8,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedcodist import metrics as metrics_lib
-from fedcodist.aggregation import sum_over_devices, this_device
-from fedcodist.client_training import Preprocess
+from fedcodist.core import metrics as metrics_lib
+from fedcodist.core.aggregation import sum_over_devices, this_device
+from fedcodist.core.example_losses import checked_loss, checked_statistic
+from fedcodist.core.labels import class_labels
+from fedcodist.core.local_training import Preprocess
+from fedcodist.core.method import Predictor
 from fedcodist.data.federated_data import FederatedData
-from fedcodist.example_losses import checked_loss, checked_statistic
-from fedcodist.federated_algorithm import Predictor
-from fedcodist.labels import class_labels
 
 PyTree = Any
 _CLIENT = "client of the split"  # beside an evaluated batch's columns

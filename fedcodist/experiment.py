@@ -16,17 +16,17 @@ import numpy as np
 from fedcodist import simulation
 from fedcodist.algorithm_checks import check_algorithm, check_selection
 from fedcodist.checkpoint import Checkpoint, load_checkpoint, save_checkpoint, set_damaged_aside
-from fedcodist.checks import check_integer, check_names
-from fedcodist.client_rows import HostRows, device_rows
-from fedcodist.client_training import Preprocess
+from fedcodist.core.checks import check_integer, check_names
+from fedcodist.core.client_states import HostRows, device_rows
+from fedcodist.core.local_training import Preprocess
+from fedcodist.core.method import FederatedAlgorithm, by_member
+from fedcodist.core.model import Variables
+from fedcodist.core.padded_statistics import collected
 from fedcodist.data.federated_data import federated_splits
 from fedcodist.data_checks import check_data
 from fedcodist.evaluation import evaluation_split
-from fedcodist.federated_algorithm import FederatedAlgorithm, by_member
 from fedcodist.identity import identity_of
-from fedcodist.model import Variables
 from fedcodist.model_checks import check_models
-from fedcodist.padded_statistics import collected
 from fedcodist.progress import progress
 from fedcodist.records import (
     FINITE,

@@ -8,8 +8,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from fedcodist.model import Variables
-from fedcodist.tensor_files import load_tensors, save_tensors
+from fedcodist.core.model import Variables
+from fedcodist.core.tensor_files import load_tensors, save_tensors
 
 
 def save_model(

@@ -7,9 +7,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedcodist.cohort import Cohort
-from fedcodist.federated_algorithm import FederatedMethod
-from fedcodist.for_each_client import Execution, for_each_client
+from fedcodist.core.for_each_client import Execution, for_each_client
+from fedcodist.core.inputs import Cohort
+from fedcodist.core.method import FederatedMethod
 
 PyTree = Any
 

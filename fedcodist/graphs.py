@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedcodist.checks import check_integer, check_number
+from fedcodist.core.checks import check_integer, check_number
 
 UNREACHABLE = -1
 

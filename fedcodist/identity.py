@@ -21,9 +21,9 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from fedcodist.core.for_each_client import Execution
 from fedcodist.data.column_values import give_back_pages
 from fedcodist.data.federated_data import FederatedData
-from fedcodist.for_each_client import Execution
 
 PyTree = Any
 # Of larger columns blocks are digested that lie evenly spread over them.

@@ -10,13 +10,13 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from fedcodist import keys, readout
-from fedcodist.checks import check_number
-from fedcodist.client_training import Preprocess
+from fedcodist.core import keys, readout
+from fedcodist.core.checks import check_number
+from fedcodist.core.local_training import Preprocess
+from fedcodist.core.model import Model, from_flax_linen
+from fedcodist.core.readout import Readout
 from fedcodist.data.bert_tokens import BEGINNING, END, MASKED, BertVocabulary
-from fedcodist.model import Model, from_flax_linen
 from fedcodist.models.bert import PAD, Encoder, dense, normalised
-from fedcodist.readout import Readout
 
 _SHOWN_AS_MASK, _SHOWN_AS_ANY = 0.8, 0.1
 

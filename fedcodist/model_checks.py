@@ -7,12 +7,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedcodist import padded_statistics
+from fedcodist.core import padded_statistics
+from fedcodist.core.example_losses import WrongShape
+from fedcodist.core.method import FederatedAlgorithm, KeptModel, Predictor, single_model
+from fedcodist.core.model import Variables
+from fedcodist.core.padded_statistics import Filled
 from fedcodist.evaluation import EvaluationSplit, evaluate
-from fedcodist.example_losses import WrongShape
-from fedcodist.federated_algorithm import FederatedAlgorithm, KeptModel, Predictor, single_model
-from fedcodist.model import Variables
-from fedcodist.padded_statistics import Filled
 from fedcodist.sources import ResidentData, StreamedData
 
 PyTree = Any

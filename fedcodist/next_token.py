@@ -10,11 +10,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedcodist import keys, readout
-from fedcodist.checks import check_integer, check_number
+from fedcodist.core import keys, readout
+from fedcodist.core.checks import check_integer, check_number
+from fedcodist.core.model import Model, Variables, from_flax_linen
+from fedcodist.core.readout import Readout
 from fedcodist.data.vocabulary import BOS, EOS, PAD
-from fedcodist.model import Model, Variables, from_flax_linen
-from fedcodist.readout import Readout
 
 Batch = Mapping[str, jax.Array]
 

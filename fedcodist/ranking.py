@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedcodist.metrics import Batch, Statistic
+from fedcodist.core.metrics import Batch, Statistic
 
 
 def ranking_metrics() -> dict[str, Statistic]:

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from fedcodist.model import Variables, parameter_count
+from fedcodist.core.model import Variables, parameter_count
 
 Record = dict[str, Any]
 # What of a record is no metric.

@@ -15,14 +15,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from fedcodist import client_rows
-from fedcodist.client_training import Preprocess
-from fedcodist.cohort import Inputs
+from fedcodist.core import client_states
+from fedcodist.core.inputs import Inputs
+from fedcodist.core.local_training import Preprocess
+from fedcodist.core.method import FederatedAlgorithm, by_member, single_model
+from fedcodist.core.model import is_finite
+from fedcodist.core.tracing import strongly_typed, traced_once
 from fedcodist.evaluation import evaluate as evaluate_predictor
-from fedcodist.federated_algorithm import FederatedAlgorithm, by_member, single_model
-from fedcodist.model import is_finite
 from fedcodist.sources import ResidentData
-from fedcodist.tracing import strongly_typed, traced_once
 
 PyTree = Any
 AXIS = "clients"
@@ -181,11 +181,11 @@ def _training(algorithm, interval, over_seeds, axis):
 
             def step(state, rows, round):
                 selection = algorithm.select(round, root)
-                own = client_rows.gather(algorithm.rows, rows, selection.clients)
+                own = client_states.gather(algorithm.rows, rows, selection.clients)
                 state, own, metrics = train_round(
                     state, own, root, round, hyper, data.read(selection)
                 )
-                rows = client_rows.scatter(algorithm.rows, rows, selection.clients, own)
+                rows = client_states.scatter(algorithm.rows, rows, selection.clients, own)
                 return state, rows, metrics
 
             def one_round(index, carry):

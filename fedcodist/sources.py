@@ -8,10 +8,10 @@ import flax.struct
 import jax
 import numpy as np
 
-from fedcodist.cohort import Cohort, Examples, Inputs, Selection
+from fedcodist.core.for_each_client import dealing_order
+from fedcodist.core.inputs import Cohort, Examples, Inputs, Selection
 from fedcodist.data.column_values import check_32_bits, give_back_pages
 from fedcodist.data.federated_data import FederatedData, array_of, check_numbers
-from fedcodist.for_each_client import dealing_order
 
 
 @flax.struct.dataclass

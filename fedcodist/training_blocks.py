@@ -9,7 +9,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from fedcodist import simulation
-from fedcodist.client_rows import HostRows
+from fedcodist.core.client_states import HostRows
 from fedcodist.simulation import Programs
 from fedcodist.sources import ResidentData, StreamedData, stack_inputs
 

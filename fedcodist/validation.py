@@ -6,13 +6,13 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedcodist.aggregation import sum_over_devices, this_device
-from fedcodist.checks import check_integer
-from fedcodist.cohort import Examples
-from fedcodist.labels import class_labels
-from fedcodist.metrics import predicted_label
-from fedcodist.model import Model, Variables
-from fedcodist.models.layered import logits_of
+from fedcodist.core.aggregation import sum_over_devices, this_device
+from fedcodist.core.checks import check_integer
+from fedcodist.core.inputs import Examples
+from fedcodist.core.labels import class_labels
+from fedcodist.core.layer_outputs import logits_of
+from fedcodist.core.metrics import predicted_label
+from fedcodist.core.model import Model, Variables
 
 VALIDATION = "validation"
 

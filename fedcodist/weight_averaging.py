@@ -6,8 +6,9 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedcodist import keys
-from fedcodist.cohort import Examples
+from fedcodist.core import keys
+from fedcodist.core.inputs import Examples
+from fedcodist.core.model import Model, Variables
 from fedcodist.distillation import (
     Distillation,
     Distilled,
@@ -15,7 +16,6 @@ from fedcodist.distillation import (
     batch_of_step,
     distillation_loop,
 )
-from fedcodist.model import Model, Variables
 
 
 class Averaging(NamedTuple):

@@ -15,12 +15,13 @@ os.environ.setdefault(
 # with more threads than devices can block, none starves.
 os.environ.setdefault("NPROC", "32")
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
-# Tracing makes millions of objects that stay; with Python's own threshold a tenth of the suite's time goes
-# into looking at them again.
-gc.set_threshold(100_000, 20, 20)
 
 import jax
 import pytest
+
+# Tracing makes millions of objects that stay. With Python's own threshold a tenth of the suite's time
+# goes into looking at them again.
+gc.set_threshold(100_000, 20, 20)
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -14,12 +14,12 @@ from fedcodist.algorithm_checks import check_algorithm
 from fedcodist.algorithms.fed_avg import FedAvgHyper, fed_avg
 from fedcodist.algorithms.pools import Pool, independent_pools
 from fedcodist.algorithms.scaffold import scaffold
-from fedcodist.client_rows import ClientRows
-from fedcodist.client_training import LocalTraining
-from fedcodist.cohort import Selection
+from fedcodist.core.client_states import ClientRows
+from fedcodist.core.inputs import Selection
+from fedcodist.core.local_training import LocalTraining
+from fedcodist.core.method import communication_of
 from fedcodist.distillation import Distillation, check_distillation
 from fedcodist.experiment import Experiment, check_experiment, run_experiment
-from fedcodist.federated_algorithm import communication_of
 from fedcodist.sources import StreamedData, resident_data
 
 DATA = random_clients((4, 3, 5), 3, 2)

@@ -9,9 +9,9 @@ import optax
 import pytest
 
 import fedcodist as fc
-from fedcodist.checks import check_integer, check_number
-from fedcodist.client_training import batch_size_for, train_client
-from fedcodist.cohort import ClientData
+from fedcodist.core.checks import check_integer, check_number
+from fedcodist.core.inputs import ClientData
+from fedcodist.core.local_training import batch_size_for, train_client
 from fedcodist.data.federated_data import FederatedData
 from fedcodist.experiment import Experiment, check_experiment
 from fedcodist.models.digits import MLP

@@ -8,8 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from fedcodist import augmentation, keys
-from fedcodist.cohort import Examples
+from fedcodist import augmentation
+from fedcodist.core import keys
+from fedcodist.core.inputs import Examples
 from fedcodist.distillation import Distillation, batch_of_step
 
 KEY = jax.random.key(9)

@@ -24,11 +24,11 @@ from fedcodist.chunk_size import (
     machine_bytes,
     needed_bytes,
 )
-from fedcodist.client_training import LocalTraining
+from fedcodist.core.for_each_client import Execution
+from fedcodist.core.local_training import LocalTraining
+from fedcodist.core.model import from_flax_linen
 from fedcodist.data.federated_data import FederatedData
 from fedcodist.experiment import Experiment, run_experiment
-from fedcodist.for_each_client import Execution
-from fedcodist.model import from_flax_linen
 from fedcodist.models.digits import MLP
 from fedcodist.sources import StreamedData, resident_data
 

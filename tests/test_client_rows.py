@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedcodist import client_rows
-from fedcodist.aggregation import ClientResult, weighted_mean
 from fedcodist.algorithms.pools import Pool, independent_pools
-from fedcodist.client_rows import ClientRows, HostRows, device_rows
+from fedcodist.core import client_states
+from fedcodist.core.aggregation import ClientResult, weighted_mean
+from fedcodist.core.client_states import ClientRows, HostRows, device_rows
+from fedcodist.core.method import FederatedMethod
+from fedcodist.core.model import Model, Variables
 from fedcodist.data.federated_data import FederatedData
 from fedcodist.experiment import Experiment, run_experiment
-from fedcodist.federated_algorithm import FederatedMethod
-from fedcodist.model import Model, Variables
 from fedcodist.sources import StreamedData, resident_data
 
 pytestmark = pytest.mark.usefixtures("compile_quickly")
@@ -93,8 +93,8 @@ def test_a_run_remembers_alike_on_the_device_on_the_host_and_in_plain_python():
 
 def plain_run(name, seed):
     """One pool, client by client, with rows in a dictionary."""
-    from fedcodist import keys
-    from fedcodist.federated_algorithm import client_key
+    from fedcodist.core import keys
+    from fedcodist.core.method import client_key
 
     algorithm = experiment(resident_data).algorithm
     root, method, rows = jax.random.key(seed), remembering_method(), {}
@@ -190,7 +190,7 @@ def test_rows_on_the_device_are_found_by_client():
     kept = {"odd": ClientRows(POOLS["odd"][0], {"count": np.int32(0)})}
     stored = {"odd": {"count": jnp.array([10, 30, 50])}}
     clients = {"odd": jnp.array([5, 1])}
-    rows = client_rows.gather(kept, stored, clients)
+    rows = client_states.gather(kept, stored, clients)
     assert rows["odd"]["count"].tolist() == [50, 10]
-    stored = client_rows.scatter(kept, stored, clients, {"odd": {"count": jnp.array([51, 11])}})
+    stored = client_states.scatter(kept, stored, clients, {"odd": {"count": jnp.array([51, 11])}})
     assert stored["odd"]["count"].tolist() == [11, 30, 51]

@@ -8,9 +8,9 @@ import numpy as np
 import optax
 import pytest
 
-from fedcodist.client_training import LocalTraining, lasting_state, train_client
-from fedcodist.cohort import ClientData
-from fedcodist.model import Model, Variables
+from fedcodist.core.inputs import ClientData
+from fedcodist.core.local_training import LocalTraining, lasting_state, train_client
+from fedcodist.core.model import Model, Variables
 
 FEATURES, ROWS = 3, 40
 GENERATOR = np.random.default_rng(0)

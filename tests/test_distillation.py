@@ -14,7 +14,8 @@ from quick_compilation import QUICK
 
 from fedcodist import augmentation
 from fedcodist.algorithms.codistillation import codistillation_target
-from fedcodist.cohort import Examples
+from fedcodist.core.inputs import Examples
+from fedcodist.core.model import from_flax_linen
 from fedcodist.distillation import (
     Distillation,
     batch_of_step,
@@ -22,7 +23,6 @@ from fedcodist.distillation import (
     kl_divergence,
 )
 from fedcodist.distillation import frozen as as_teacher
-from fedcodist.model import from_flax_linen
 from fedcodist.models.digits import MLP
 
 KEY = jax.random.key(4)

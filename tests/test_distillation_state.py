@@ -8,9 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, PartitionSpec
 
-from fedcodist.cohort import Examples
+from fedcodist.core.inputs import Examples
+from fedcodist.core.model import from_flax_linen
 from fedcodist.distillation import Distillation, distill, frozen
-from fedcodist.model import from_flax_linen
 
 
 class StockBatchNorm(nn.Module):

@@ -9,7 +9,8 @@ import optax
 import pytest
 from quick_compilation import QUICK
 
-from fedcodist.cohort import Examples
+from fedcodist.core.inputs import Examples
+from fedcodist.core.model import from_flax_linen
 from fedcodist.distillation import (
     Distillation,
     distill,
@@ -19,7 +20,6 @@ from fedcodist.distillation import (
     softened_target,
 )
 from fedcodist.early_stopping import EarlyStopping, distill_until
-from fedcodist.model import from_flax_linen
 from fedcodist.models.digits import MLP
 
 STEPS, EVERY, BATCH = 24, 3, 4

@@ -7,6 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fedcodist.core.model import Model, Variables, cross_entropy, from_flax_linen
+from fedcodist.core.readout import Readout
 from fedcodist.ensembles import (
     Ensemble,
     dirichlet_samples,
@@ -17,9 +19,7 @@ from fedcodist.ensembles import (
     mean_probabilities,
     together,
 )
-from fedcodist.model import Model, Variables, cross_entropy, from_flax_linen
 from fedcodist.models.digits import BatchNormMLP
-from fedcodist.readout import Readout
 
 FEATURES, CLASSES, MEMBERS = 4, 3, 5
 IMAGES = np.random.default_rng(0).normal(size=(7, FEATURES)).astype(np.float32)

@@ -10,13 +10,13 @@ import pytest
 from fedcodist import per_example
 from fedcodist.algorithms.fed_avg import fed_avg
 from fedcodist.algorithms.pools import Pool, independent_pools
-from fedcodist.client_training import LocalTraining, train_client
-from fedcodist.cohort import ClientData
+from fedcodist.core.inputs import ClientData
+from fedcodist.core.local_training import LocalTraining, train_client
+from fedcodist.core.metrics import accuracy, f_score, of_one_logit
+from fedcodist.core.model import from_flax_linen
 from fedcodist.data.federated_data import FederatedData
 from fedcodist.distillation import softened_target
 from fedcodist.experiment import Experiment, check_experiment
-from fedcodist.metrics import accuracy, f_score, of_one_logit
-from fedcodist.model import from_flax_linen
 from fedcodist.sources import resident_data
 
 pytestmark = pytest.mark.usefixtures("compile_quickly")

@@ -15,7 +15,8 @@ from fedcodist import experiment as loop
 from fedcodist import records, simulation
 from fedcodist.algorithms.fed_avg import FedAvgHyper, constant, fed_avg
 from fedcodist.algorithms.pools import Pool, independent_pools
-from fedcodist.client_training import LocalTraining
+from fedcodist.core.local_training import LocalTraining
+from fedcodist.core.model import from_flax_linen
 from fedcodist.data.federated_data import FederatedData
 from fedcodist.experiment import (
     Experiment,
@@ -24,7 +25,6 @@ from fedcodist.experiment import (
     experiment_programs,
     run_experiment,
 )
-from fedcodist.model import from_flax_linen
 from fedcodist.run_folder import RunFolderError
 from fedcodist.sources import StreamedData, resident_data
 

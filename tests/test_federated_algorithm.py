@@ -7,9 +7,9 @@ import optax
 from quick_compilation import QUICK
 
 from fedcodist.algorithms.fed_avg import FedAvgHyper, fed_avg
-from fedcodist.client_training import LocalTraining
-from fedcodist.federated_algorithm import client_key, communication_of, single_model
-from fedcodist.model import from_flax_linen
+from fedcodist.core.local_training import LocalTraining
+from fedcodist.core.method import client_key, communication_of, single_model
+from fedcodist.core.model import from_flax_linen
 from fedcodist.models.digits import MLP
 
 MODEL = from_flax_linen(MLP(hidden=(5,), classes=3), np.zeros((1, 6), np.float32))

@@ -11,10 +11,10 @@ from quick_compilation import QUICK
 
 from fedcodist.algorithms.fed_avg import FedAvgHyper, fed_avg
 from fedcodist.algorithms.scaffold import scaffold
-from fedcodist.client_training import LocalTraining
+from fedcodist.core.for_each_client import Execution
+from fedcodist.core.local_training import LocalTraining
+from fedcodist.core.model import Variables, from_flax_linen
 from fedcodist.fedjax_adapter import as_fedjax
-from fedcodist.for_each_client import Execution
-from fedcodist.model import Variables, from_flax_linen
 from fedcodist.models.digits import MLP
 
 MODEL = from_flax_linen(MLP(hidden=(5,), classes=3), np.zeros((1, 6), np.float32))

@@ -10,20 +10,20 @@ import optax
 import pytest
 from jax.sharding import Mesh, PartitionSpec
 
-from fedcodist import client_rows
-from fedcodist.aggregation import ClientResult, weighted_mean
 from fedcodist.algorithms.codistillation import TeachingHyper
 from fedcodist.algorithms.fed_avg import FedAvgHyper, fed_avg
 from fedcodist.algorithms.merged_codistillation import merged_codistillation
 from fedcodist.algorithms.periodic_codistillation import periodic_codistillation
 from fedcodist.algorithms.pools import Pool, independent_pools
-from fedcodist.client_training import LocalTraining, train_client
-from fedcodist.cohort import Cohort
+from fedcodist.core import client_states
+from fedcodist.core.aggregation import ClientResult, weighted_mean
+from fedcodist.core.for_each_client import Execution, dealing_order, for_each_client
+from fedcodist.core.inputs import Cohort
+from fedcodist.core.local_training import LocalTraining, train_client
+from fedcodist.core.method import FederatedMethod
+from fedcodist.core.model import Model, Variables, from_flax_linen
 from fedcodist.data.federated_data import FederatedData
 from fedcodist.distillation import Distillation
-from fedcodist.federated_algorithm import FederatedMethod
-from fedcodist.for_each_client import Execution, dealing_order, for_each_client
-from fedcodist.model import Model, Variables, from_flax_linen
 from fedcodist.models.digits import MLP, BatchNormMLP
 from fedcodist.sources import resident_data
 
@@ -471,18 +471,18 @@ def test_client_rows_are_gathered_and_scattered(loop, chunk, devices):
             clients = selection.clients
             state, rows, _ = algorithm.round(
                 state,
-                client_rows.gather(algorithm.rows, stored, clients),
+                client_states.gather(algorithm.rows, stored, clients),
                 data.read(selection),
                 round,
                 root,
                 algorithm.hyper,
                 devices and AXIS,
             )
-            stored = client_rows.scatter(algorithm.rows, stored, clients, rows)
+            stored = client_states.scatter(algorithm.rows, stored, clients, rows)
             return (state, stored), clients
 
         stored = jax.tree.map(
-            lambda leaf: jnp.asarray(leaf[0]), client_rows.device_rows(algorithm.rows, 1)
+            lambda leaf: jnp.asarray(leaf[0]), client_states.device_rows(algorithm.rows, 1)
         )
         (_, stored), selected = jax.lax.scan(
             one, (algorithm.init(root), stored), jnp.arange(rounds)

@@ -5,9 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedcodist.labels import class_labels
-from fedcodist.metrics import accuracy, f_score, precision, recall
-from fedcodist.model import cross_entropy
+from fedcodist.core.labels import class_labels
+from fedcodist.core.metrics import accuracy, f_score, precision, recall
+from fedcodist.core.model import cross_entropy
 
 OUTPUTS = jax.random.normal(jax.random.key(0), (12, 3))
 LABELS = np.arange(12) % 3

@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 
 from fedcodist.algorithms.isolated import IsolatedHyper, isolated
 from fedcodist.algorithms.parties import Group
-from fedcodist.client_training import LocalTraining
+from fedcodist.core.local_training import LocalTraining
+from fedcodist.core.model import Variables
 from fedcodist.data.bert_tokens import BEGINNING, END, MASKED, SPECIAL, BertVocabulary
 from fedcodist.data.federated_data import FederatedData
 from fedcodist.experiment import Experiment, run_experiment
 from fedcodist.masked_language_model import hidden_tokens, masked_language_model
-from fedcodist.model import Variables
 from fedcodist.models.bert import Encoder
 from fedcodist.sources import resident_data
 

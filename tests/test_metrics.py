@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.metrics import f1_score, precision_score, recall_score
 
-from fedcodist.metrics import accuracy, f_score, grouped_mean, mean, precision, recall
+from fedcodist.core.metrics import accuracy, f_score, grouped_mean, mean, precision, recall
 
 
 def _value_statistic(outputs, batch):

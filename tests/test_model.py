@@ -11,10 +11,10 @@ import pytest
 from flax import nnx
 from jax.sharding import Mesh, PartitionSpec
 
-from fedcodist.client_training import LocalTraining, train_client
-from fedcodist.cohort import ClientData
-from fedcodist.metrics import accuracy
-from fedcodist.model import (
+from fedcodist.core.inputs import ClientData
+from fedcodist.core.local_training import LocalTraining, train_client
+from fedcodist.core.metrics import accuracy
+from fedcodist.core.model import (
     Variables,
     from_flax_linen,
     from_flax_nnx,

@@ -10,11 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedcodist import metrics, readout
-from fedcodist.client_training import LocalTraining, train_client
-from fedcodist.cohort import ClientData
+from fedcodist.core import metrics, readout
+from fedcodist.core.inputs import ClientData
+from fedcodist.core.local_training import LocalTraining, train_client
+from fedcodist.core.model import Variables
+from fedcodist.core.readout import Readout
 from fedcodist.data.vocabulary import BOS, EOS, PAD
-from fedcodist.model import Variables
 from fedcodist.models import lstm
 from fedcodist.models.lstm import LSTMLanguageModel, small_lstm
 from fedcodist.models.transformer import Transformer
@@ -24,7 +25,6 @@ from fedcodist.next_token import (
     next_tokens,
     tokens_by_frequency,
 )
-from fedcodist.readout import Readout
 from tests.test_readout import all_shapes
 
 pytestmark = pytest.mark.usefixtures("compile_quickly")

@@ -15,13 +15,13 @@ from fedcodist.algorithms.isolated import isolated
 from fedcodist.algorithms.parties import Group
 from fedcodist.algorithms.pools import Pool, independent_pools
 from fedcodist.algorithms.scaffold import full_gradient, scaffold
-from fedcodist.client_training import LocalTraining, train_client
-from fedcodist.cohort import ClientData
+from fedcodist.core.inputs import ClientData
+from fedcodist.core.local_training import LocalTraining, train_client
+from fedcodist.core.model import from_flax_linen, from_flax_nnx, from_haiku
+from fedcodist.core.padded_statistics import check_dealt_batches
 from fedcodist.data.federated_data import FederatedData
 from fedcodist.experiment import Experiment, check_experiment, run_experiment
-from fedcodist.model import from_flax_linen, from_flax_nnx, from_haiku
 from fedcodist.models.digits import BatchNormMLP
-from fedcodist.padded_statistics import check_dealt_batches
 from fedcodist.sources import StreamedData, resident_data
 
 pytestmark = pytest.mark.usefixtures("compile_quickly")

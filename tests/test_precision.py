@@ -13,12 +13,12 @@ from jax import lax
 from jax.flatten_util import ravel_pytree
 
 from fedcodist.algorithms.fed_avg import FedAvgHyper, fed_avg
-from fedcodist.client_training import LocalTraining
-from fedcodist.cohort import ClientData
-from fedcodist.model import Variables, from_flax_linen
+from fedcodist.core.inputs import ClientData
+from fedcodist.core.local_training import LocalTraining
+from fedcodist.core.model import Variables, from_flax_linen
+from fedcodist.core.precision import in_bfloat16
 from fedcodist.models.cnn import small_cnn
 from fedcodist.models.resnet import resnet20
-from fedcodist.precision import in_bfloat16
 
 pytestmark = pytest.mark.usefixtures("compile_quickly")
 

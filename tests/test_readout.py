@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedcodist import readout
-from fedcodist.readout import Readout
+from fedcodist.core import readout
+from fedcodist.core.readout import Readout
 
 
 @pytest.fixture(autouse=True)

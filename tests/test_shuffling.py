@@ -13,7 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from fedcodist.shuffling import permuted_positions, sample_without_replacement, stream_positions
+from fedcodist.core.shuffling import (
+    permuted_positions,
+    sample_without_replacement,
+    stream_positions,
+)
 
 LARGEST = 300
 SEEDS = st.integers(0, 2**31 - 1)

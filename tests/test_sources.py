@@ -15,18 +15,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.sharding import Mesh
 
-from fedcodist import for_each_client, simulation
+from fedcodist import simulation
 from fedcodist.algorithms.fed_avg import FedAvgHyper, fed_avg
 from fedcodist.algorithms.merged_codistillation import merged_codistillation
 from fedcodist.algorithms.periodic_codistillation import periodic_codistillation
 from fedcodist.algorithms.pools import Pool, independent_pools
-from fedcodist.client_training import LocalTraining
-from fedcodist.cohort import Selection
+from fedcodist.core import for_each_client
+from fedcodist.core.for_each_client import Execution
+from fedcodist.core.inputs import Selection
+from fedcodist.core.local_training import LocalTraining
+from fedcodist.core.metrics import accuracy
+from fedcodist.core.model import Model, Variables, from_flax_linen
 from fedcodist.data.federated_data import FederatedData
 from fedcodist.distillation import Distillation
-from fedcodist.for_each_client import Execution
-from fedcodist.metrics import accuracy
-from fedcodist.model import Model, Variables, from_flax_linen
 from fedcodist.models.digits import MLP
 from fedcodist.sources import StreamedData, resident_data, stack_inputs
 

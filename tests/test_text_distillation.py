@@ -10,9 +10,11 @@ import optax
 import pytest
 from jax.sharding import PartitionSpec
 
-from fedcodist import readout, simulation
+from fedcodist import simulation
 from fedcodist.algorithms.codistillation import codistillation_target
-from fedcodist.cohort import Examples
+from fedcodist.core import readout
+from fedcodist.core.inputs import Examples
+from fedcodist.core.model import Variables
 from fedcodist.data.vocabulary import BOS, EOS, PAD
 from fedcodist.distillation import (
     Distillation,
@@ -20,7 +22,6 @@ from fedcodist.distillation import (
     frozen,
     kl_divergence,
 )
-from fedcodist.model import Variables
 from fedcodist.models import lstm
 from fedcodist.models.lstm import LSTMLanguageModel
 from fedcodist.models.transformer import Transformer

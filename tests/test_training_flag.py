@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from fedcodist.model import from_flax_linen, from_flax_nnx, from_haiku
+from fedcodist.core.model import from_flax_linen, from_flax_nnx, from_haiku
 from fedcodist.models.multi_headed import multi_headed
 from fedcodist.models.normalization import BatchNorm
 

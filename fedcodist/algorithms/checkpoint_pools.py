@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedcodist.algorithms.parties import Group
-from fedcodist.checks import check_integer
+from fedcodist.core.checks import check_integer
 from fedcodist.graphs import over_time
 
 PyTree = Any

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from fedcodist.algorithms.pools import Pool, check_client_models
+from fedcodist.core.model import Variables
 from fedcodist.ensembles import (
     Ensemble,
     dirichlet_samples,
@@ -14,7 +15,6 @@ from fedcodist.ensembles import (
     gaussian_samples,
     together,
 )
-from fedcodist.model import Variables
 
 CLIENT_ENSEMBLES = ("clients", "gaussian", "dirichlet")
 SAMPLES = 10  # models drawn for the last two

@@ -11,10 +11,11 @@ import chex
 import jax
 import jax.numpy as jnp
 
-from fedcodist import keys
 from fedcodist.algorithms.pools import Pool, check_class_counts, check_pools
-from fedcodist.checks import check_integer, check_number
-from fedcodist.cohort import Examples
+from fedcodist.core import keys
+from fedcodist.core.checks import check_integer, check_number
+from fedcodist.core.inputs import Examples
+from fedcodist.core.model import Variables
 from fedcodist.distillation import (
     Distillation,
     Distilled,
@@ -22,7 +23,6 @@ from fedcodist.distillation import (
     distill,
     frozen,
 )
-from fedcodist.model import Variables
 
 PyTree = Any
 

@@ -8,16 +8,16 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedcodist import graphs
-from fedcodist.aggregation import as_stored
 from fedcodist.algorithms import parties
 from fedcodist.algorithms.parties import PARTIES, Group
 from fedcodist.algorithms.separate import SeparateHyper, apart
-from fedcodist.arguments import check_arguments
-from fedcodist.checks import check_number
-from fedcodist.communication import Communication, tree_bytes
-from fedcodist.federated_algorithm import FederatedAlgorithm
-from fedcodist.for_each_client import Execution
-from fedcodist.step_training import StepTraining, check_step_training, start_learners
+from fedcodist.core.aggregation import as_stored
+from fedcodist.core.arguments import check_arguments
+from fedcodist.core.checks import check_number
+from fedcodist.core.communication import Communication, tree_bytes
+from fedcodist.core.for_each_client import Execution
+from fedcodist.core.local_steps import StepTraining, check_step_training, start_learners
+from fedcodist.core.method import FederatedAlgorithm
 
 
 def decentralised_fed_avg(

@@ -8,21 +8,22 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from fedcodist import graphs, keys
-from fedcodist.aggregation import ClientResult
+from fedcodist import graphs
 from fedcodist.algorithms import parties
 from fedcodist.algorithms.parties import PARTIES, PUBLIC, Group, for_each_party
 from fedcodist.algorithms.separate import apart
-from fedcodist.arguments import check_arguments
-from fedcodist.checks import LARGEST_BATCH, check_integer, check_number
-from fedcodist.client_training import LocalTraining, check_training, train_client
-from fedcodist.communication import Communication
+from fedcodist.core import keys
+from fedcodist.core.aggregation import ClientResult
+from fedcodist.core.arguments import check_arguments
+from fedcodist.core.checks import LARGEST_BATCH, check_integer, check_number
+from fedcodist.core.communication import Communication
+from fedcodist.core.for_each_client import Execution
+from fedcodist.core.layer_outputs import logits_of
+from fedcodist.core.local_steps import StepTraining, check_step_training, start_learners
+from fedcodist.core.local_training import LocalTraining, check_training, train_client
+from fedcodist.core.method import FederatedAlgorithm
+from fedcodist.core.shuffling import stream_positions
 from fedcodist.distillation import kl_divergence
-from fedcodist.federated_algorithm import FederatedAlgorithm
-from fedcodist.for_each_client import Execution
-from fedcodist.models.layered import logits_of
-from fedcodist.shuffling import stream_positions
-from fedcodist.step_training import StepTraining, check_step_training, start_learners
 
 
 class DecentralisedPeriodicHyper(NamedTuple):

@@ -8,20 +8,20 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from fedcodist import keys
-from fedcodist.aggregation import ClientResult
 from fedcodist.algorithms import parties
 from fedcodist.algorithms.parties import PARTIES, PUBLIC, Group, for_each_party
-from fedcodist.arguments import check_arguments
-from fedcodist.checks import check_integer, check_number
-from fedcodist.client_training import LocalTraining, check_training, train_client
-from fedcodist.cohort import ClientData
-from fedcodist.communication import Communication
-from fedcodist.federated_algorithm import FederatedAlgorithm, single_model
-from fedcodist.for_each_client import Execution
-from fedcodist.model import Model, Variables, is_finite
-from fedcodist.models.layered import logits_of
-from fedcodist.shuffling import permuted_positions
+from fedcodist.core import keys
+from fedcodist.core.aggregation import ClientResult
+from fedcodist.core.arguments import check_arguments
+from fedcodist.core.checks import check_integer, check_number
+from fedcodist.core.communication import Communication
+from fedcodist.core.for_each_client import Execution
+from fedcodist.core.inputs import ClientData
+from fedcodist.core.layer_outputs import logits_of
+from fedcodist.core.local_training import LocalTraining, check_training, train_client
+from fedcodist.core.method import FederatedAlgorithm, single_model
+from fedcodist.core.model import Model, Variables, is_finite
+from fedcodist.core.shuffling import permuted_positions
 
 PyTree = Any
 SERVER = "server"

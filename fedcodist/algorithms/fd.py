@@ -7,22 +7,22 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedcodist import keys
-from fedcodist.aggregation import ClientResult
 from fedcodist.algorithms import parties
 from fedcodist.algorithms.parties import PARTIES, Group, for_each_party
-from fedcodist.arguments import check_arguments
-from fedcodist.checks import check_number
-from fedcodist.client_training import LocalTraining, check_training, train_client
-from fedcodist.cohort import ClientData
-from fedcodist.communication import Communication
+from fedcodist.core import keys
+from fedcodist.core.aggregation import ClientResult
+from fedcodist.core.arguments import check_arguments
+from fedcodist.core.checks import check_number
+from fedcodist.core.communication import Communication
+from fedcodist.core.example_losses import checked_loss
+from fedcodist.core.for_each_client import Execution
+from fedcodist.core.inputs import ClientData
+from fedcodist.core.labels import class_labels
+from fedcodist.core.layer_outputs import logits_of
+from fedcodist.core.local_training import LocalTraining, check_training, train_client
+from fedcodist.core.method import FederatedAlgorithm
+from fedcodist.core.model import Model, Variables, is_finite
 from fedcodist.distillation import kl_divergence, softened, softened_target
-from fedcodist.example_losses import checked_loss
-from fedcodist.federated_algorithm import FederatedAlgorithm
-from fedcodist.for_each_client import Execution
-from fedcodist.labels import class_labels
-from fedcodist.model import Model, Variables, is_finite
-from fedcodist.models.layered import logits_of
 
 PyTree = Any
 

@@ -8,10 +8,10 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedcodist.aggregation import ClientResult, weighted_mean
-from fedcodist.arguments import check_arguments
-from fedcodist.checks import check_integer, check_number
-from fedcodist.client_training import (
+from fedcodist.core.aggregation import ClientResult, weighted_mean
+from fedcodist.core.arguments import check_arguments
+from fedcodist.core.checks import check_integer, check_number
+from fedcodist.core.local_training import (
     LocalTraining,
     OptimizerFactory,
     TrainedClient,
@@ -21,8 +21,8 @@ from fedcodist.client_training import (
     lasting_state,
     train_client,
 )
-from fedcodist.federated_algorithm import FederatedMethod
-from fedcodist.model import Model, Variables
+from fedcodist.core.method import FederatedMethod
+from fedcodist.core.model import Model, Variables
 
 PyTree = Any
 Schedule = Callable[[Any, jax.Array], jax.Array]  # (initial value, round) -> value
@@ -71,7 +71,7 @@ def fed_avg(
       hyper: learning rates.
 
     >>> import flax.linen as nn
-    >>> from fedcodist.model import from_flax_linen
+    >>> from fedcodist.core.model import from_flax_linen
     >>> method = fed_avg(from_flax_linen(nn.Dense(10), jnp.zeros((1, 64))))
     >>> server = method.init(jax.random.key(0))
     """

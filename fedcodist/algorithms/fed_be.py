@@ -8,7 +8,6 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedcodist import keys
 from fedcodist.algorithms.pools import (
     Pool,
     assemble,
@@ -18,9 +17,12 @@ from fedcodist.algorithms.pools import (
     train_pools,
     update_servers,
 )
-from fedcodist.arguments import check_arguments
 from fedcodist.cached_answers import cached_answers
-from fedcodist.checks import check_integer, check_number
+from fedcodist.core import keys
+from fedcodist.core.arguments import check_arguments
+from fedcodist.core.checks import check_integer, check_number
+from fedcodist.core.for_each_client import Execution
+from fedcodist.core.method import FederatedAlgorithm
 from fedcodist.distillation import (
     UNLABELLED,
     Distillation,
@@ -37,8 +39,6 @@ from fedcodist.ensembles import (
     mean_probabilities,
     together,
 )
-from fedcodist.federated_algorithm import FederatedAlgorithm
-from fedcodist.for_each_client import Execution
 from fedcodist.weight_averaging import Averaging, distill_averaged
 
 PyTree = Any

@@ -8,8 +8,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedcodist import keys
-from fedcodist.aggregation import Aggregate
 from fedcodist.algorithms.pools import (
     Pool,
     TrainedPools,
@@ -21,8 +19,13 @@ from fedcodist.algorithms.pools import (
     train_pools,
     update_servers,
 )
-from fedcodist.arguments import check_arguments
-from fedcodist.checks import check_integer, check_number
+from fedcodist.core import keys
+from fedcodist.core.aggregation import Aggregate
+from fedcodist.core.arguments import check_arguments
+from fedcodist.core.checks import check_integer, check_number
+from fedcodist.core.for_each_client import Execution
+from fedcodist.core.method import FederatedAlgorithm
+from fedcodist.core.model import Model, Variables
 from fedcodist.distillation import (
     UNLABELLED,
     Distillation,
@@ -36,9 +39,6 @@ from fedcodist.distillation import (
 )
 from fedcodist.early_stopping import EarlyStopping, distill_until
 from fedcodist.ensembles import Ensemble, is_guessing, mean_logits, without_worst
-from fedcodist.federated_algorithm import FederatedAlgorithm
-from fedcodist.for_each_client import Execution
-from fedcodist.model import Model, Variables
 from fedcodist.validation import (
     VALIDATION,
     ValidationData,

@@ -7,15 +7,15 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedcodist import keys
-from fedcodist.aggregation import Aggregate, Reduce
 from fedcodist.algorithms.fed_avg import FedAvgHyper, Schedule, client_result, constant, fed_avg
-from fedcodist.arguments import check_arguments
-from fedcodist.client_training import LocalTraining, OptimizerFactory, train_client
-from fedcodist.communication import tree_bytes
-from fedcodist.federated_algorithm import FederatedMethod
-from fedcodist.model import Model, Variables, check_stateless, variable_shapes
-from fedcodist.shuffling import sample_without_replacement
+from fedcodist.core import keys
+from fedcodist.core.aggregation import Aggregate, Reduce
+from fedcodist.core.arguments import check_arguments
+from fedcodist.core.communication import tree_bytes
+from fedcodist.core.local_training import LocalTraining, OptimizerFactory, train_client
+from fedcodist.core.method import FederatedMethod
+from fedcodist.core.model import Model, Variables, check_stateless, variable_shapes
+from fedcodist.core.shuffling import sample_without_replacement
 from fedcodist.submodels import (
     Kept,
     Units,

@@ -6,16 +6,16 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from fedcodist import keys
 from fedcodist.algorithms.fed_sdd import fed_sdd
 from fedcodist.algorithms.pools import Pool, check_pools
-from fedcodist.arguments import check_arguments
-from fedcodist.checks import check_integer
-from fedcodist.cohort import Selection
+from fedcodist.core import keys
+from fedcodist.core.arguments import check_arguments
+from fedcodist.core.checks import check_integer
+from fedcodist.core.for_each_client import Execution
+from fedcodist.core.inputs import Selection
+from fedcodist.core.method import FederatedAlgorithm
+from fedcodist.core.shuffling import permuted_positions, sample_without_replacement
 from fedcodist.distillation import Distillation
-from fedcodist.federated_algorithm import FederatedAlgorithm
-from fedcodist.for_each_client import Execution
-from fedcodist.shuffling import permuted_positions, sample_without_replacement
 
 
 def fed_ensemble(

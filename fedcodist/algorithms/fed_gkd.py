@@ -6,7 +6,6 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedcodist.aggregation import as_stored
 from fedcodist.algorithms.fed_avg import (
     FedAvgHyper,
     FedAvgServer,
@@ -15,15 +14,16 @@ from fedcodist.algorithms.fed_avg import (
     constant,
     fed_avg,
 )
-from fedcodist.arguments import check_arguments
-from fedcodist.checks import check_integer, check_number
-from fedcodist.client_training import LocalTraining, OptimizerFactory, train_client
+from fedcodist.core.aggregation import as_stored
+from fedcodist.core.arguments import check_arguments
+from fedcodist.core.checks import check_integer, check_number
+from fedcodist.core.example_losses import checked_loss
+from fedcodist.core.layer_outputs import logits_of
+from fedcodist.core.local_training import LocalTraining, OptimizerFactory, train_client
+from fedcodist.core.method import FederatedMethod
+from fedcodist.core.model import Model, Variables
+from fedcodist.core.readout import Readout
 from fedcodist.distillation import kl_divergence, softened, softened_target
-from fedcodist.example_losses import checked_loss
-from fedcodist.federated_algorithm import FederatedMethod
-from fedcodist.model import Model, Variables
-from fedcodist.models.layered import logits_of
-from fedcodist.readout import Readout
 
 PyTree = Any
 

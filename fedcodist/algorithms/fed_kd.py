@@ -8,12 +8,13 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from fedcodist import keys
 from fedcodist.algorithms.fed_avg import FedAvgHyper, client_result, fed_avg
 from fedcodist.algorithms.mutual_losses import Mutual, Outputs, aligned, by_input, mutual_losses
-from fedcodist.arguments import check_arguments
-from fedcodist.checks import check_number
-from fedcodist.client_training import (
+from fedcodist.core import keys
+from fedcodist.core.arguments import check_arguments
+from fedcodist.core.checks import check_number
+from fedcodist.core.layer_outputs import as_layers
+from fedcodist.core.local_training import (
     LocalTraining,
     OptimizerFactory,
     drawn_examples,
@@ -22,9 +23,8 @@ from fedcodist.client_training import (
     lasting_state,
     train_client,
 )
-from fedcodist.federated_algorithm import FederatedMethod, KeptModel
-from fedcodist.model import Model, Variables
-from fedcodist.models.layered import as_layers
+from fedcodist.core.method import FederatedMethod, KeptModel
+from fedcodist.core.model import Model, Variables
 
 PyTree = Any
 TEACHER, STUDENT, MAPS = "teacher", "student", "maps"

@@ -9,25 +9,25 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from fedcodist import keys
-from fedcodist.aggregation import ClientResult
 from fedcodist.algorithms import parties
 from fedcodist.algorithms.parties import PARTIES, PUBLIC, Group, for_each_party
-from fedcodist.arguments import check_arguments
-from fedcodist.checks import check_integer, check_number
-from fedcodist.client_training import (
+from fedcodist.core import keys
+from fedcodist.core.aggregation import ClientResult
+from fedcodist.core.arguments import check_arguments
+from fedcodist.core.checks import check_integer, check_number
+from fedcodist.core.communication import Communication
+from fedcodist.core.for_each_client import Execution
+from fedcodist.core.layer_outputs import logits_of
+from fedcodist.core.local_training import (
     LocalTraining,
     TrainedClient,
     check_training,
     lasting_state,
     train_client,
 )
-from fedcodist.communication import Communication
-from fedcodist.federated_algorithm import FederatedAlgorithm
-from fedcodist.for_each_client import Execution
-from fedcodist.model import Model, Variables, is_finite
-from fedcodist.models.layered import logits_of
-from fedcodist.shuffling import stratified_sample
+from fedcodist.core.method import FederatedAlgorithm
+from fedcodist.core.model import Model, Variables, is_finite
+from fedcodist.core.shuffling import stratified_sample
 
 PyTree = Any
 

@@ -12,11 +12,11 @@ from fedcodist.algorithms.fed_avg import (
     constant,
     fed_avg,
 )
-from fedcodist.arguments import check_arguments
-from fedcodist.checks import check_number
-from fedcodist.client_training import LocalTraining, OptimizerFactory, train_client
-from fedcodist.federated_algorithm import FederatedMethod
-from fedcodist.model import Model
+from fedcodist.core.arguments import check_arguments
+from fedcodist.core.checks import check_number
+from fedcodist.core.local_training import LocalTraining, OptimizerFactory, train_client
+from fedcodist.core.method import FederatedMethod
+from fedcodist.core.model import Model
 
 
 class FedProxHyper(NamedTuple):

@@ -9,7 +9,6 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from fedcodist import keys
 from fedcodist.algorithms.client_ensembles import (
     ClientModels,
     check_client_ensembles,
@@ -22,10 +21,15 @@ from fedcodist.algorithms.pools import (
     train_pools,
     update_servers,
 )
-from fedcodist.arguments import check_arguments
 from fedcodist.cached_answers import cached_answers
-from fedcodist.checks import check_integer, check_number
-from fedcodist.cohort import Examples, Selection
+from fedcodist.core import keys
+from fedcodist.core.arguments import check_arguments
+from fedcodist.core.checks import check_integer, check_number
+from fedcodist.core.for_each_client import Execution
+from fedcodist.core.inputs import Examples, Selection
+from fedcodist.core.method import FederatedAlgorithm
+from fedcodist.core.model import Model, Variables
+from fedcodist.core.shuffling import permuted_positions, sample_without_replacement
 from fedcodist.distillation import (
     UNLABELLED,
     Distillation,
@@ -37,10 +41,6 @@ from fedcodist.distillation import (
     unlabelled_rows,
 )
 from fedcodist.ensembles import Ensemble, ensemble_predictor, mean_logits
-from fedcodist.federated_algorithm import FederatedAlgorithm
-from fedcodist.for_each_client import Execution
-from fedcodist.model import Model, Variables
-from fedcodist.shuffling import permuted_positions, sample_without_replacement
 
 PyTree = Any
 MAIN, ENSEMBLE = "main", "ensemble"

@@ -5,13 +5,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedcodist import keys
-from fedcodist.aggregation import ClientResult, weighted_mean
 from fedcodist.algorithms.fed_avg import Schedule, constant
 from fedcodist.algorithms.scaffold import full_gradient
-from fedcodist.arguments import check_arguments
-from fedcodist.checks import check_integer, check_number
-from fedcodist.client_training import LocalTraining, check_training, drawn_examples
 from fedcodist.compression.changed_entries import changed_entries
 from fedcodist.compression.compressed import compressed
 from fedcodist.compression.compressor import flat, size_of, unflat
@@ -23,8 +18,13 @@ from fedcodist.compression.count_sketch import (
     without,
 )
 from fedcodist.compression.top_k import largest_entries, scattered
-from fedcodist.federated_algorithm import FederatedMethod
-from fedcodist.model import Model, Variables, check_stateless
+from fedcodist.core import keys
+from fedcodist.core.aggregation import ClientResult, weighted_mean
+from fedcodist.core.arguments import check_arguments
+from fedcodist.core.checks import check_integer, check_number
+from fedcodist.core.local_training import LocalTraining, check_training, drawn_examples
+from fedcodist.core.method import FederatedMethod
+from fedcodist.core.model import Model, Variables, check_stateless
 
 PyTree = Any
 

@@ -7,20 +7,20 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedcodist import keys
-from fedcodist.aggregation import ClientResult, as_stored
 from fedcodist.algorithms import parties
 from fedcodist.algorithms.parties import PARTIES, Group, for_each_party
-from fedcodist.arguments import check_arguments
-from fedcodist.checks import check_number
-from fedcodist.client_training import LocalTraining, check_training, train_client
-from fedcodist.communication import Communication, tree_bytes
+from fedcodist.core import keys
+from fedcodist.core.aggregation import ClientResult, as_stored
+from fedcodist.core.arguments import check_arguments
+from fedcodist.core.checks import check_number
+from fedcodist.core.communication import Communication, tree_bytes
+from fedcodist.core.example_losses import checked_loss
+from fedcodist.core.for_each_client import Execution
+from fedcodist.core.layer_outputs import logits_of
+from fedcodist.core.local_training import LocalTraining, check_training, train_client
+from fedcodist.core.method import FederatedAlgorithm, single_model
+from fedcodist.core.model import Model, Variables, is_finite, variable_shapes
 from fedcodist.distillation import kl_divergence
-from fedcodist.example_losses import checked_loss
-from fedcodist.federated_algorithm import FederatedAlgorithm, single_model
-from fedcodist.for_each_client import Execution
-from fedcodist.model import Model, Variables, is_finite, variable_shapes
-from fedcodist.models.layered import logits_of
 
 PyTree = Any
 MEME, OWN = "meme", "own"

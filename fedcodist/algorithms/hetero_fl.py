@@ -9,17 +9,17 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from fedcodist import keys
-from fedcodist.aggregation import Aggregate, Reduce
 from fedcodist.algorithms.fed_avg import FedAvgHyper, Schedule, client_result, constant, fed_avg
 from fedcodist.algorithms.pools import Pool, assemble, check_pools, train_pools
-from fedcodist.arguments import check_arguments
-from fedcodist.client_training import LocalTraining, OptimizerFactory, train_client
-from fedcodist.cohort import ClientData
-from fedcodist.federated_algorithm import FederatedAlgorithm, FederatedMethod
-from fedcodist.for_each_client import Execution
-from fedcodist.labels import class_labels
-from fedcodist.model import Model, Variables, check_stateless, variable_shapes
+from fedcodist.core import keys
+from fedcodist.core.aggregation import Aggregate, Reduce
+from fedcodist.core.arguments import check_arguments
+from fedcodist.core.for_each_client import Execution
+from fedcodist.core.inputs import ClientData
+from fedcodist.core.labels import class_labels
+from fedcodist.core.local_training import LocalTraining, OptimizerFactory, train_client
+from fedcodist.core.method import FederatedAlgorithm, FederatedMethod
+from fedcodist.core.model import Model, Variables, check_stateless, variable_shapes
 from fedcodist.submodels import chain_units, check_chain, counts_of, gathered, places_of, scattered
 
 PyTree = Any

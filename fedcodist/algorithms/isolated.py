@@ -7,17 +7,17 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedcodist import keys
-from fedcodist.aggregation import ClientResult
 from fedcodist.algorithms import parties
 from fedcodist.algorithms.parties import PARTIES, Group, for_each_party
-from fedcodist.arguments import check_arguments
-from fedcodist.checks import check_integer, check_number
-from fedcodist.client_training import LocalTraining, check_training, lasting_state, train_client
-from fedcodist.communication import Communication
-from fedcodist.federated_algorithm import FederatedAlgorithm
-from fedcodist.for_each_client import Execution
-from fedcodist.model import Variables, is_finite
+from fedcodist.core import keys
+from fedcodist.core.aggregation import ClientResult
+from fedcodist.core.arguments import check_arguments
+from fedcodist.core.checks import check_integer, check_number
+from fedcodist.core.communication import Communication
+from fedcodist.core.for_each_client import Execution
+from fedcodist.core.local_training import LocalTraining, check_training, lasting_state, train_client
+from fedcodist.core.method import FederatedAlgorithm
+from fedcodist.core.model import Variables, is_finite
 from fedcodist.validation import (
     VALIDATION,
     ValidationData,

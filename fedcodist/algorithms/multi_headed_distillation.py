@@ -8,8 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedcodist import graphs, keys
-from fedcodist.aggregation import ClientResult
+from fedcodist import graphs
 from fedcodist.algorithms import checkpoint_pools, parties
 from fedcodist.algorithms.checkpoint_pools import PoolSchedule, pool_schedule
 from fedcodist.algorithms.head_distillation import (
@@ -23,17 +22,14 @@ from fedcodist.algorithms.head_distillation import (
 )
 from fedcodist.algorithms.host_banks import HostBanks
 from fedcodist.algorithms.parties import PARTIES, PUBLIC, Group, for_each_party
-from fedcodist.arguments import check_arguments
-from fedcodist.checks import LARGEST_BATCH, check_integer, check_number
 from fedcodist.chunk_size import available_bytes, host_bytes
-from fedcodist.client_training import Preprocess
-from fedcodist.communication import Communication, tree_bytes
-from fedcodist.federated_algorithm import FederatedAlgorithm
-from fedcodist.for_each_client import Execution
-from fedcodist.model import Variables, is_finite, variable_shapes
-from fedcodist.models.multi_headed import BACKBONE, HeadedOutputs
-from fedcodist.shuffling import stream_positions
-from fedcodist.step_training import (
+from fedcodist.core import keys
+from fedcodist.core.aggregation import ClientResult
+from fedcodist.core.arguments import check_arguments
+from fedcodist.core.checks import LARGEST_BATCH, check_integer, check_number
+from fedcodist.core.communication import Communication, tree_bytes
+from fedcodist.core.for_each_client import Execution
+from fedcodist.core.local_steps import (
     CLIENT_STEPS,
     Learner,
     StepTraining,
@@ -41,6 +37,11 @@ from fedcodist.step_training import (
     start_learners,
     train_steps,
 )
+from fedcodist.core.local_training import Preprocess
+from fedcodist.core.method import FederatedAlgorithm
+from fedcodist.core.model import Variables, is_finite, variable_shapes
+from fedcodist.core.shuffling import stream_positions
+from fedcodist.models.multi_headed import BACKBONE, HeadedOutputs
 
 
 class HeadDistillation(NamedTuple):

@@ -8,9 +8,9 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedcodist.example_losses import checked_loss
-from fedcodist.model import Batch, Model
-from fedcodist.models.layered import LayerOutputs, as_layers
+from fedcodist.core.example_losses import checked_loss
+from fedcodist.core.layer_outputs import LayerOutputs, as_layers
+from fedcodist.core.model import Batch, Model
 
 
 class Mutual(NamedTuple):

@@ -14,17 +14,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedcodist import keys
-from fedcodist.aggregation import ClientResult, sum_over_devices, this_device
-from fedcodist.checks import check_clients, check_names
-from fedcodist.client_training import Preprocess
-from fedcodist.cohort import ClientData, Cohort, Selection
-from fedcodist.communication import Communication
-from fedcodist.federated_algorithm import Predictor
-from fedcodist.for_each_client import Execution, dealing_order, for_each_client
-from fedcodist.model import Model, Variables
-from fedcodist.models.layered import logits_of
-from fedcodist.padded_statistics import of_clients
+from fedcodist.core import keys
+from fedcodist.core.aggregation import ClientResult, sum_over_devices, this_device
+from fedcodist.core.checks import check_clients, check_names
+from fedcodist.core.communication import Communication
+from fedcodist.core.for_each_client import Execution, dealing_order, for_each_client
+from fedcodist.core.inputs import ClientData, Cohort, Selection
+from fedcodist.core.layer_outputs import logits_of
+from fedcodist.core.local_training import Preprocess
+from fedcodist.core.method import Predictor
+from fedcodist.core.model import Model, Variables
+from fedcodist.core.padded_statistics import of_clients
 
 PyTree = Any
 PARTIES = "parties"  # the one cohort

@@ -14,11 +14,11 @@ from fedcodist.algorithms.codistillation import (
     loss_metrics,
 )
 from fedcodist.algorithms.pools import Pool, assemble, train_pools, update_servers
-from fedcodist.arguments import check_arguments
-from fedcodist.checks import check_integer
+from fedcodist.core.arguments import check_arguments
+from fedcodist.core.checks import check_integer
+from fedcodist.core.for_each_client import Execution
+from fedcodist.core.method import FederatedAlgorithm
 from fedcodist.distillation import UNLABELLED, Distillation, unlabelled_rows
-from fedcodist.federated_algorithm import FederatedAlgorithm
-from fedcodist.for_each_client import Execution
 
 
 def periodic_codistillation(

@@ -5,10 +5,10 @@ from collections.abc import Mapping
 from fedcodist.algorithms import parties
 from fedcodist.algorithms.parties import Group
 from fedcodist.algorithms.separate import SeparateHyper, separate
-from fedcodist.arguments import check_arguments
-from fedcodist.federated_algorithm import FederatedAlgorithm
-from fedcodist.for_each_client import Execution
-from fedcodist.step_training import StepTraining
+from fedcodist.core.arguments import check_arguments
+from fedcodist.core.for_each_client import Execution
+from fedcodist.core.local_steps import StepTraining
+from fedcodist.core.method import FederatedAlgorithm
 
 
 def pooled(

@@ -9,13 +9,14 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from fedcodist import keys
-from fedcodist.aggregation import Aggregate, ClientResult
-from fedcodist.arguments import check_arguments
-from fedcodist.checks import check_clients, check_columns, check_integer, check_names
-from fedcodist.client_rows import ClientRows
-from fedcodist.cohort import Inputs, Selection
-from fedcodist.federated_algorithm import (
+from fedcodist.core import keys
+from fedcodist.core.aggregation import Aggregate, ClientResult
+from fedcodist.core.arguments import check_arguments
+from fedcodist.core.checks import check_clients, check_columns, check_integer, check_names
+from fedcodist.core.client_states import ClientRows
+from fedcodist.core.for_each_client import Execution, for_each_client
+from fedcodist.core.inputs import Inputs, Selection
+from fedcodist.core.method import (
     FederatedAlgorithm,
     FederatedMethod,
     KeptModel,
@@ -23,10 +24,9 @@ from fedcodist.federated_algorithm import (
     communication_of,
     single_model,
 )
-from fedcodist.for_each_client import Execution, for_each_client
-from fedcodist.model import Variables, is_finite
-from fedcodist.padded_statistics import of_clients
-from fedcodist.shuffling import sample_without_replacement
+from fedcodist.core.model import Variables, is_finite
+from fedcodist.core.padded_statistics import of_clients
+from fedcodist.core.shuffling import sample_without_replacement
 
 PyTree = Any
 

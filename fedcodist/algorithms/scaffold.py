@@ -7,16 +7,21 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from fedcodist import keys
 from fedcodist.algorithms.fed_avg import FedAvgHyper, Schedule, client_result, constant, fed_avg
-from fedcodist.arguments import check_arguments
-from fedcodist.checks import check_integer
-from fedcodist.client_training import LocalTraining, OptimizerFactory, batch_size_for, train_client
-from fedcodist.cohort import ClientData
-from fedcodist.example_losses import checked_loss
-from fedcodist.federated_algorithm import FederatedMethod
-from fedcodist.model import Model, Variables, variable_shapes
-from fedcodist.padded_statistics import check_filled_batches
+from fedcodist.core import keys
+from fedcodist.core.arguments import check_arguments
+from fedcodist.core.checks import check_integer
+from fedcodist.core.example_losses import checked_loss
+from fedcodist.core.inputs import ClientData
+from fedcodist.core.local_training import (
+    LocalTraining,
+    OptimizerFactory,
+    batch_size_for,
+    train_client,
+)
+from fedcodist.core.method import FederatedMethod
+from fedcodist.core.model import Model, Variables, variable_shapes
+from fedcodist.core.padded_statistics import check_filled_batches
 
 PyTree = Any
 

@@ -6,19 +6,17 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedcodist import keys
-from fedcodist.aggregation import ClientResult
 from fedcodist.algorithms import parties
 from fedcodist.algorithms.isolated import SHARED
 from fedcodist.algorithms.parties import PARTIES, Group, PartiesResult, for_each_party
-from fedcodist.arguments import check_arguments
-from fedcodist.checks import check_integer, check_number
-from fedcodist.cohort import Inputs
-from fedcodist.communication import Communication
-from fedcodist.federated_algorithm import FederatedAlgorithm
-from fedcodist.for_each_client import Execution
-from fedcodist.model import is_finite
-from fedcodist.step_training import (
+from fedcodist.core import keys
+from fedcodist.core.aggregation import ClientResult
+from fedcodist.core.arguments import check_arguments
+from fedcodist.core.checks import check_integer, check_number
+from fedcodist.core.communication import Communication
+from fedcodist.core.for_each_client import Execution
+from fedcodist.core.inputs import Inputs
+from fedcodist.core.local_steps import (
     CLIENT_STEPS,
     Learner,
     StepTraining,
@@ -26,6 +24,8 @@ from fedcodist.step_training import (
     start_learners,
     train_steps,
 )
+from fedcodist.core.method import FederatedAlgorithm
+from fedcodist.core.model import is_finite
 
 
 class SeparateHyper(NamedTuple):

@@ -5,8 +5,8 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from fedcodist.communication import tree_bytes
 from fedcodist.compression.compressor import Compressor, check_names, flat, size_of, taken, unflat
+from fedcodist.core.communication import tree_bytes
 
 PyTree = Any
 

@@ -6,13 +6,13 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedcodist import keys
-from fedcodist.arguments import check_arguments
-from fedcodist.checks import check_integer
-from fedcodist.communication import tree_bytes
 from fedcodist.compression.compressor import Compressor
-from fedcodist.federated_algorithm import FederatedMethod
-from fedcodist.model import Variables, variable_shapes
+from fedcodist.core import keys
+from fedcodist.core.arguments import check_arguments
+from fedcodist.core.checks import check_integer
+from fedcodist.core.communication import tree_bytes
+from fedcodist.core.method import FederatedMethod
+from fedcodist.core.model import Variables, variable_shapes
 
 PyTree = Any
 Observer = Callable[[PyTree, Any], dict[str, jax.Array]]

@@ -8,8 +8,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedcodist.checks import check_integer
-from fedcodist.communication import tree_bytes
 from fedcodist.compression.compressor import (
     Compressor,
     check_names,
@@ -19,6 +17,8 @@ from fedcodist.compression.compressor import (
     unflat,
 )
 from fedcodist.compression.top_k import largest_entries, scattered
+from fedcodist.core.checks import check_integer
+from fedcodist.core.communication import tree_bytes
 
 PyTree = Any
 

@@ -6,9 +6,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedcodist import keys
-from fedcodist.checks import check_integer
 from fedcodist.compression.compressor import Compressor, check_names, named_leaves, taken
+from fedcodist.core import keys
+from fedcodist.core.checks import check_integer
 
 PyTree = Any
 

@@ -9,7 +9,7 @@ import numpy as np
 import safetensors.numpy
 
 from fedcodist.compression.compressor import Compressor
-from fedcodist.tensor_files import tensors_of
+from fedcodist.core.tensor_files import tensors_of
 
 PyTree = Any
 

@@ -6,9 +6,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedcodist import keys
-from fedcodist.checks import check_integer, check_number
-from fedcodist.communication import tree_bytes
 from fedcodist.compression.compressor import (
     Compressor,
     check_finite,
@@ -16,6 +13,9 @@ from fedcodist.compression.compressor import (
     named_leaves,
     taken,
 )
+from fedcodist.core import keys
+from fedcodist.core.checks import check_integer, check_number
+from fedcodist.core.communication import tree_bytes
 
 PyTree = Any
 WHOLE = -1  # in place of a rank: the tensor is sent as it is

@@ -6,8 +6,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedcodist.checks import check_integer, check_number
-from fedcodist.communication import tree_bytes
 from fedcodist.compression.compressor import (
     Compressor,
     check_names,
@@ -16,6 +14,8 @@ from fedcodist.compression.compressor import (
     taken,
     unflat,
 )
+from fedcodist.core.checks import check_integer, check_number
+from fedcodist.core.communication import tree_bytes
 
 PyTree = Any
 

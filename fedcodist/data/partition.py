@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from fedcodist.checks import check_boolean, check_integer
+from fedcodist.core.checks import check_boolean, check_integer
 from fedcodist.data.federated_data import FederatedData, default_client_ids
 
 _MOST_CLIENTS = 10**8  # as many are put in a random order in memory

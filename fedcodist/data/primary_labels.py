@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from fedcodist.checks import check_integer
+from fedcodist.core.checks import check_integer
 from fedcodist.data.partition import whole_labels
 
 

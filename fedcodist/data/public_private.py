@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedcodist.checks import check_integer
+from fedcodist.core.checks import check_integer
 from fedcodist.data.digits import load_digits
 from fedcodist.data.federated_data import FederatedData
 

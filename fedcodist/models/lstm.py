@@ -6,8 +6,8 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from fedcodist.core.readout import Readout
 from fedcodist.next_token import position_weights
-from fedcodist.readout import Readout
 
 # FedJAX's: 10,000 words, padding, beginning and end of a sentence, unknown words.
 VOCABULARY = 10_004

@@ -7,9 +7,9 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from fedcodist import metrics as metrics_lib
-from fedcodist.model import Batch, Model, cross_entropy, from_flax_linen
-from fedcodist.training_flag import TRAIN, check_attributes, read_call
+from fedcodist.core import metrics as metrics_lib
+from fedcodist.core.model import Batch, Model, cross_entropy, from_flax_linen
+from fedcodist.core.training_flag import TRAIN, check_attributes, read_call
 
 BACKBONE = "backbone"  # the name of its parameters within a multi-headed model's
 

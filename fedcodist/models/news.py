@@ -6,11 +6,11 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from fedcodist.checks import check_integer, check_number
-from fedcodist.model import Model, from_flax_linen
+from fedcodist.core.checks import check_integer, check_number
+from fedcodist.core.layer_outputs import LayerOutputs, of_logits
+from fedcodist.core.model import Model, from_flax_linen
 from fedcodist.models.attentive_pooling import AttentivePooling
 from fedcodist.models.bert import PAD, Encoder
-from fedcodist.models.layered import LayerOutputs, of_logits
 from fedcodist.ranking import ranking_loss, ranking_metrics
 
 NO_NEWS = -1e9

@@ -4,12 +4,12 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from fedcodist import metrics as metrics_lib
-from fedcodist.checks import check_integer, check_number
-from fedcodist.model import Model, cross_entropy, from_flax_linen
+from fedcodist.core import metrics as metrics_lib
+from fedcodist.core.checks import check_integer, check_number
+from fedcodist.core.layer_outputs import LayerOutputs, of_logits
+from fedcodist.core.model import Model, cross_entropy, from_flax_linen
 from fedcodist.models.attentive_pooling import AttentivePooling
 from fedcodist.models.bert import Encoder
-from fedcodist.models.layered import LayerOutputs, of_logits
 
 
 def sentence_classifier(

@@ -4,9 +4,9 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from fedcodist.core.readout import Readout
 from fedcodist.models.lstm import VOCABULARY
 from fedcodist.next_token import position_weights
-from fedcodist.readout import Readout
 
 
 def small_transformer(vocabulary: int = VOCABULARY) -> "Transformer":

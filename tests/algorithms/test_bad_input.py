@@ -11,10 +11,10 @@ from fedcodist.algorithms.merged_codistillation import merged_codistillation
 from fedcodist.algorithms.periodic_codistillation import periodic_codistillation
 from fedcodist.algorithms.pools import Pool, independent_pools
 from fedcodist.algorithms.scaffold import scaffold
-from fedcodist.client_training import LocalTraining
+from fedcodist.core.local_training import LocalTraining
+from fedcodist.core.model import from_flax_linen
 from fedcodist.data.federated_data import FederatedData
 from fedcodist.distillation import Distillation
-from fedcodist.model import from_flax_linen
 from fedcodist.models.digits import MLP
 from fedcodist.sources import resident_data
 

@@ -19,10 +19,10 @@ from fedcodist.algorithms.fed_avg import FedAvgHyper, fed_avg
 from fedcodist.algorithms.merged_codistillation import merged_codistillation
 from fedcodist.algorithms.periodic_codistillation import periodic_codistillation
 from fedcodist.algorithms.pools import Pool, independent_pools
-from fedcodist.client_training import LocalTraining
+from fedcodist.core.local_training import LocalTraining
+from fedcodist.core.model import Variables, from_flax_linen
 from fedcodist.data.federated_data import FederatedData
 from fedcodist.distillation import UNLABELLED, Distillation, frozen
-from fedcodist.model import Variables, from_flax_linen
 from fedcodist.models.digits import MLP, BatchNormMLP
 from fedcodist.sources import resident_data
 

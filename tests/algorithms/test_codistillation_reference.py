@@ -11,18 +11,19 @@ import numpy as np
 import pytest
 from quick_compilation import QUICK
 
-from fedcodist import augmentation, keys
+from fedcodist import augmentation
 from fedcodist.algorithms.codistillation import TeachingHyper
 from fedcodist.algorithms.fed_avg import FedAvgHyper, fed_opt, linear_decay
 from fedcodist.algorithms.merged_codistillation import merged_codistillation
 from fedcodist.algorithms.periodic_codistillation import periodic_codistillation
 from fedcodist.algorithms.pools import Pool
-from fedcodist.client_training import LocalTraining, _example_order
-from fedcodist.cohort import ClientData, Examples
+from fedcodist.core import keys
+from fedcodist.core.inputs import ClientData, Examples
+from fedcodist.core.local_training import LocalTraining, _example_order
+from fedcodist.core.method import client_key
+from fedcodist.core.model import Variables, from_flax_linen
 from fedcodist.data.federated_data import FederatedData
 from fedcodist.distillation import UNLABELLED, Distillation, batch_of_step
-from fedcodist.federated_algorithm import client_key
-from fedcodist.model import Variables, from_flax_linen
 from fedcodist.models.digits import MLP
 from fedcodist.sources import resident_data
 

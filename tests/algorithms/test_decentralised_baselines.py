@@ -7,7 +7,7 @@ import numpy as np
 import optax
 import pytest
 
-from fedcodist import graphs, keys, simulation
+from fedcodist import graphs, simulation
 from fedcodist.algorithms.decentralised_fed_avg import decentralised_fed_avg
 from fedcodist.algorithms.decentralised_periodic_codistillation import (
     DecentralisedPeriodicHyper,
@@ -17,13 +17,14 @@ from fedcodist.algorithms.isolated import SHARED
 from fedcodist.algorithms.parties import PUBLIC, Group
 from fedcodist.algorithms.pooled import pooled
 from fedcodist.algorithms.separate import SeparateHyper, separate
-from fedcodist.client_training import LocalTraining
+from fedcodist.core import keys
+from fedcodist.core.local_steps import CLIENT_STEPS, StepTraining
+from fedcodist.core.local_training import LocalTraining
+from fedcodist.core.metrics import accuracy
+from fedcodist.core.model import Model, Variables, cross_entropy
+from fedcodist.core.shuffling import stream_positions
 from fedcodist.data.federated_data import FederatedData
-from fedcodist.metrics import accuracy
-from fedcodist.model import Model, Variables, cross_entropy
-from fedcodist.shuffling import stream_positions
 from fedcodist.sources import resident_data
-from fedcodist.step_training import CLIENT_STEPS, StepTraining
 
 pytestmark = pytest.mark.usefixtures("compile_quickly")
 

@@ -16,10 +16,10 @@ from fedcodist.algorithms.ds_fl import DSFLHyper, ds_fl, sharpened
 from fedcodist.algorithms.fd import FDHyper, LabelMeans, fd, of_others
 from fedcodist.algorithms.fml import MEME, OWN, FMLHyper, both, fml, mutual_loss
 from fedcodist.algorithms.parties import PUBLIC, Group
-from fedcodist.client_training import LocalTraining
+from fedcodist.core.local_training import LocalTraining
+from fedcodist.core.metrics import accuracy
+from fedcodist.core.model import Model, Variables, cross_entropy
 from fedcodist.data.federated_data import FederatedData
-from fedcodist.metrics import accuracy
-from fedcodist.model import Model, Variables, cross_entropy
 from fedcodist.sources import resident_data
 
 pytestmark = pytest.mark.usefixtures("compile_quickly")

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from quick_compilation import QUICK
 
 from fedcodist.algorithms.fed_avg import FedAvgHyper, constant, fed_avg, linear_decay
-from fedcodist.client_training import LocalTraining
-from fedcodist.cohort import Cohort
-from fedcodist.for_each_client import Execution, for_each_client
-from fedcodist.model import Variables, from_flax_linen, from_haiku
+from fedcodist.core.for_each_client import Execution, for_each_client
+from fedcodist.core.inputs import Cohort
+from fedcodist.core.local_training import LocalTraining
+from fedcodist.core.model import Variables, from_flax_linen, from_haiku
 from fedcodist.models.digits import MLP, BatchNormMLP
 
 MODEL = from_flax_linen(MLP(hidden=(5,), classes=3), jnp.zeros((1, 6)))

@@ -15,12 +15,12 @@ from fedcodist import simulation
 from fedcodist.algorithms.fed_avg import FedAvgHyper, fed_avg
 from fedcodist.algorithms.fed_be import SAMPLINGS, fed_be, sharpened
 from fedcodist.algorithms.pools import Pool, independent_pools
-from fedcodist.client_rows import device_rows
-from fedcodist.client_training import LocalTraining
-from fedcodist.cohort import Examples
+from fedcodist.core.client_states import device_rows
+from fedcodist.core.inputs import Examples
+from fedcodist.core.local_training import LocalTraining
+from fedcodist.core.model import from_flax_linen
 from fedcodist.distillation import UNLABELLED, Distillation, distill
 from fedcodist.experiment import Experiment, run_experiment
-from fedcodist.model import from_flax_linen
 from fedcodist.models.digits import BatchNormMLP
 from fedcodist.sources import StreamedData, resident_data
 from fedcodist.weight_averaging import Averaging, distill_averaged

@@ -14,7 +14,7 @@ from softmax_regression import random_clients, softmax_regression
 from fedcodist.algorithms.fed_avg import FedAvgHyper, fed_avg
 from fedcodist.algorithms.fed_ensemble import fed_ensemble
 from fedcodist.algorithms.pools import Pool, independent_pools
-from fedcodist.client_training import LocalTraining
+from fedcodist.core.local_training import LocalTraining
 from fedcodist.experiment import Experiment, run_experiment
 from fedcodist.sources import resident_data
 

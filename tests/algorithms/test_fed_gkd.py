@@ -12,12 +12,12 @@ from softmax_regression import random_clients, softmax_regression
 from fedcodist.algorithms.fed_avg import FedAvgHyper, fed_avg
 from fedcodist.algorithms.fed_gkd import FedGKDHyper, fed_gkd, mean_of_last
 from fedcodist.algorithms.pools import Pool, independent_pools
-from fedcodist.client_training import LocalTraining
+from fedcodist.core.for_each_client import Execution
+from fedcodist.core.local_training import LocalTraining
+from fedcodist.core.method import communication_of
+from fedcodist.core.model import Variables
+from fedcodist.core.readout import Readout
 from fedcodist.experiment import Experiment, run_experiment
-from fedcodist.federated_algorithm import communication_of
-from fedcodist.for_each_client import Execution
-from fedcodist.model import Variables
-from fedcodist.readout import Readout
 from fedcodist.sources import resident_data
 
 pytestmark = pytest.mark.usefixtures("compile_quickly")

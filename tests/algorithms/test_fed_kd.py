@@ -22,16 +22,16 @@ from fedcodist.algorithms.fed_kd import (
 )
 from fedcodist.algorithms.mutual_losses import Mutual, Outputs, hidden_distance, mutual_losses
 from fedcodist.algorithms.pools import Pool, independent_pools
-from fedcodist.client_rows import HostRows, device_rows
-from fedcodist.client_training import LocalTraining
-from fedcodist.communication import tree_bytes
 from fedcodist.compression.compressed import compressed
 from fedcodist.compression.svd import svd
+from fedcodist.core.client_states import HostRows, device_rows
+from fedcodist.core.communication import tree_bytes
+from fedcodist.core.for_each_client import Execution
+from fedcodist.core.layer_outputs import LayerOutputs
+from fedcodist.core.local_training import LocalTraining
+from fedcodist.core.model import Model, Variables, cross_entropy
 from fedcodist.data.federated_data import FederatedData
 from fedcodist.experiment import Experiment, run_experiment
-from fedcodist.for_each_client import Execution
-from fedcodist.model import Model, Variables, cross_entropy
-from fedcodist.models.layered import LayerOutputs
 from fedcodist.sources import StreamedData, resident_data
 
 pytestmark = pytest.mark.usefixtures("compile_quickly")

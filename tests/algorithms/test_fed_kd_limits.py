@@ -13,12 +13,12 @@ from fedcodist.algorithms.fml import FMLHyper, fml
 from fedcodist.algorithms.mutual_losses import Mutual
 from fedcodist.algorithms.parties import Group
 from fedcodist.algorithms.pools import Pool, independent_pools
-from fedcodist.client_training import LocalTraining
-from fedcodist.communication import tree_bytes
 from fedcodist.compression.compressed import compressed
 from fedcodist.compression.svd import svd
+from fedcodist.core.communication import tree_bytes
+from fedcodist.core.local_training import LocalTraining
+from fedcodist.core.model import Model, Variables, cross_entropy
 from fedcodist.data.federated_data import FederatedData
-from fedcodist.model import Model, Variables, cross_entropy
 from fedcodist.sources import resident_data
 
 pytestmark = pytest.mark.usefixtures("compile_quickly")

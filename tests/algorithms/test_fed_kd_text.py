@@ -11,10 +11,10 @@ from fedcodist import simulation
 from fedcodist.algorithms.fed_kd import FedKDHyper, fed_kd
 from fedcodist.algorithms.mutual_losses import Mutual, hidden_distance
 from fedcodist.algorithms.pools import Pool, independent_pools
-from fedcodist.client_rows import device_rows
-from fedcodist.client_training import LocalTraining
 from fedcodist.compression.compressed import compressed
 from fedcodist.compression.svd import svd
+from fedcodist.core.client_states import device_rows
+from fedcodist.core.local_training import LocalTraining
 from fedcodist.data.federated_data import FederatedData
 from fedcodist.models.bert import first_layers, with_encoder, with_frozen_tables
 from fedcodist.models.news import news_recommender

@@ -11,19 +11,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedcodist import simulation
-from fedcodist.aggregation import ClientResult
 from fedcodist.algorithms import fed_md as fed_md_module
 from fedcodist.algorithms import parties
 from fedcodist.algorithms.fed_md import fed_md, keras_adam, mean_absolute_error, sent
 from fedcodist.algorithms.parties import PARTIES, PUBLIC, Group
-from fedcodist.client_training import LocalTraining
-from fedcodist.cohort import ClientData
+from fedcodist.core.aggregation import ClientResult
+from fedcodist.core.for_each_client import Execution
+from fedcodist.core.inputs import ClientData
+from fedcodist.core.local_training import LocalTraining
+from fedcodist.core.metrics import accuracy
+from fedcodist.core.model import Model, Variables, cross_entropy, from_flax_linen
+from fedcodist.core.shuffling import stratified_sample
 from fedcodist.data.federated_data import FederatedData
-from fedcodist.for_each_client import Execution
-from fedcodist.metrics import accuracy
-from fedcodist.model import Model, Variables, cross_entropy, from_flax_linen
 from fedcodist.models.fed_md import FedMDNetwork
-from fedcodist.shuffling import stratified_sample
 from fedcodist.sources import resident_data
 
 pytestmark = pytest.mark.usefixtures("compile_quickly")

@@ -13,13 +13,13 @@ from fedcodist.algorithms.fed_avg import FedAvgHyper, fed_avg
 from fedcodist.algorithms.fed_prox import FedProxHyper, fed_prox
 from fedcodist.algorithms.pools import Pool, independent_pools
 from fedcodist.algorithms.scaffold import full_gradient, scaffold
-from fedcodist.client_training import LocalTraining
-from fedcodist.cohort import ClientData
+from fedcodist.core.for_each_client import Execution
+from fedcodist.core.inputs import ClientData
+from fedcodist.core.local_training import LocalTraining
+from fedcodist.core.method import communication_of
+from fedcodist.core.model import Model, Variables
 from fedcodist.data.federated_data import FederatedData
 from fedcodist.experiment import Experiment, run_experiment
-from fedcodist.federated_algorithm import communication_of
-from fedcodist.for_each_client import Execution
-from fedcodist.model import Model, Variables
 from fedcodist.sources import resident_data
 
 pytestmark = pytest.mark.usefixtures("compile_quickly")
@@ -151,7 +151,7 @@ def test_scaffold_starts_as_uniform_fed_avg(option):
 def test_the_servers_variate_is_the_mean_of_the_clients():
     """When all start at zero, whoever takes part."""
     from fedcodist import simulation
-    from fedcodist.client_rows import device_rows
+    from fedcodist.core.client_states import device_rows
 
     pool = Pool(variates(), np.arange(len(SIZES)), 2)
     algorithm = independent_pools({"pool": pool}, federated().columns)

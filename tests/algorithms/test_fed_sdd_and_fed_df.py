@@ -24,14 +24,14 @@ from fedcodist.algorithms.fed_sdd import ENSEMBLE, MAIN, fed_sdd
 from fedcodist.algorithms.fetch_sgd import fetch_sgd
 from fedcodist.algorithms.pools import Pool, independent_pools
 from fedcodist.algorithms.scaffold import scaffold
-from fedcodist.client_rows import device_rows
-from fedcodist.client_training import LocalTraining
 from fedcodist.compression.compressed import compressed
+from fedcodist.core.client_states import device_rows
+from fedcodist.core.local_training import LocalTraining
+from fedcodist.core.model import Variables, from_flax_linen
 from fedcodist.data.federated_data import FederatedData
 from fedcodist.distillation import UNLABELLED, Distillation
 from fedcodist.ensembles import without_worst
 from fedcodist.experiment import Experiment, check_experiment
-from fedcodist.model import Variables, from_flax_linen
 from fedcodist.models.digits import MLP
 from fedcodist.sources import StreamedData, resident_data
 from fedcodist.validation import VALIDATION, ValidationData

@@ -12,24 +12,24 @@ import safetensors.numpy
 from softmax_regression import random_clients, softmax_regression
 from text_examples import ENCODER, SENTENCES
 
-from fedcodist.aggregation import ClientResult
 from fedcodist.algorithms.fed_avg import FedAvgHyper, fed_avg
 from fedcodist.algorithms.fed_dropout import fed_dropout, mean_of_holders
 from fedcodist.algorithms.fetch_sgd import FetchSGDHyper, fetch_sgd
 from fedcodist.algorithms.merged_codistillation import merged_codistillation
 from fedcodist.algorithms.pools import Pool, independent_pools
-from fedcodist.client_training import LocalTraining
-from fedcodist.cohort import ClientData
 from fedcodist.compression.compressed import compressed
 from fedcodist.compression.compressor import named_leaves
 from fedcodist.compression.count_sketch import sketched
 from fedcodist.compression.serialisation import header_bytes
 from fedcodist.compression.svd import svd
+from fedcodist.core.aggregation import ClientResult
+from fedcodist.core.for_each_client import Execution
+from fedcodist.core.inputs import ClientData
+from fedcodist.core.local_training import LocalTraining
+from fedcodist.core.model import Variables, from_flax_linen, parameter_count
 from fedcodist.data.federated_data import FederatedData
 from fedcodist.experiment import Experiment, run_experiment
 from fedcodist.fedjax_adapter import as_fedjax
-from fedcodist.for_each_client import Execution
-from fedcodist.model import Variables, from_flax_linen, parameter_count
 from fedcodist.models.bert import encoder_units, narrowed
 from fedcodist.models.cnn import CNN
 from fedcodist.models.digits import MLP, BatchNormMLP

@@ -21,10 +21,10 @@ from experiments.configs import (
 from fedcodist import graphs
 from fedcodist.algorithms import multi_headed_distillation as mhd
 from fedcodist.algorithms.mutual_losses import Mutual, Outputs, hidden_distance, mutual_losses
-from fedcodist.cohort import ClientData
 from fedcodist.compression.spectra import spectra
-from fedcodist.model import Model, Variables, cross_entropy
-from fedcodist.models.layered import LayerOutputs
+from fedcodist.core.inputs import ClientData
+from fedcodist.core.layer_outputs import LayerOutputs
+from fedcodist.core.model import Model, Variables, cross_entropy
 
 pytestmark = pytest.mark.usefixtures("compile_quickly")
 

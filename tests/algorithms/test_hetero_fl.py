@@ -15,12 +15,12 @@ from fedcodist import simulation
 from fedcodist.algorithms.fed_avg import FedAvgHyper, fed_avg
 from fedcodist.algorithms.hetero_fl import Level, classes_of, hetero_fl, scaled_by_share
 from fedcodist.algorithms.pools import Pool, independent_pools
-from fedcodist.client_rows import device_rows
-from fedcodist.client_training import LocalTraining
-from fedcodist.cohort import ClientData
-from fedcodist.communication import tree_bytes
-from fedcodist.for_each_client import Execution
-from fedcodist.model import from_flax_linen
+from fedcodist.core.client_states import device_rows
+from fedcodist.core.communication import tree_bytes
+from fedcodist.core.for_each_client import Execution
+from fedcodist.core.inputs import ClientData
+from fedcodist.core.local_training import LocalTraining
+from fedcodist.core.model import from_flax_linen
 from fedcodist.models.cnn import CNN
 from fedcodist.models.digits import MLP, BatchNormMLP
 from fedcodist.sources import resident_data

@@ -12,12 +12,12 @@ from fedcodist import simulation
 from fedcodist.algorithms import parties
 from fedcodist.algorithms.isolated import SHARED, IsolatedHyper, Patience, isolated
 from fedcodist.algorithms.parties import Group
-from fedcodist.client_training import LocalTraining
+from fedcodist.core.for_each_client import Execution
+from fedcodist.core.local_training import LocalTraining
+from fedcodist.core.metrics import accuracy
+from fedcodist.core.model import Model, Variables, cross_entropy
 from fedcodist.data.federated_data import FederatedData
 from fedcodist.evaluation import evaluation_split
-from fedcodist.for_each_client import Execution
-from fedcodist.metrics import accuracy
-from fedcodist.model import Model, Variables, cross_entropy
 from fedcodist.sources import resident_data
 from fedcodist.validation import VALIDATION, ValidationData
 

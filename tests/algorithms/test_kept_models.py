@@ -13,14 +13,14 @@ from fedcodist.algorithms.fed_avg import fed_avg
 from fedcodist.algorithms.fed_kd import FedKDHyper, fed_kd
 from fedcodist.algorithms.fed_sdd import fed_sdd
 from fedcodist.algorithms.pools import Pool, independent_pools
-from fedcodist.client_training import LocalTraining
 from fedcodist.compression.compressed import compressed
 from fedcodist.compression.svd import svd
+from fedcodist.core.local_training import LocalTraining
+from fedcodist.core.metrics import accuracy, precision
+from fedcodist.core.model import Model, Variables, cross_entropy
 from fedcodist.data.federated_data import FederatedData
 from fedcodist.distillation import Distillation
 from fedcodist.experiment import Experiment, run_experiment
-from fedcodist.metrics import accuracy, precision
-from fedcodist.model import Model, Variables, cross_entropy
 from fedcodist.sources import StreamedData, resident_data
 
 pytestmark = pytest.mark.usefixtures("compile_quickly")

@@ -22,18 +22,18 @@ from fedcodist.algorithms.merged_codistillation import merged_codistillation
 from fedcodist.algorithms.parties import PUBLIC, Group
 from fedcodist.algorithms.periodic_codistillation import periodic_codistillation
 from fedcodist.algorithms.pools import Pool
-from fedcodist.client_training import LocalTraining
 from fedcodist.compression.compressed import compressed
 from fedcodist.compression.svd import svd
+from fedcodist.core.layer_outputs import with_layers
+from fedcodist.core.local_steps import StepTraining
+from fedcodist.core.local_training import LocalTraining
+from fedcodist.core.model import from_flax_linen
 from fedcodist.data.federated_data import FederatedData
 from fedcodist.distillation import UNLABELLED, Distillation
 from fedcodist.experiment import Experiment, run_experiment
 from fedcodist.graphs import complete
-from fedcodist.model import from_flax_linen
 from fedcodist.models.digits import MLP
-from fedcodist.models.layered import with_layers
 from fedcodist.sources import resident_data
-from fedcodist.step_training import StepTraining
 from fedcodist.validation import VALIDATION, ValidationData
 
 pytestmark = pytest.mark.usefixtures("compile_quickly")

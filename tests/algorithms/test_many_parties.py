@@ -11,10 +11,10 @@ import pytest
 from fedcodist import simulation
 from fedcodist.algorithms.fed_md import fed_md, keras_adam
 from fedcodist.algorithms.parties import PUBLIC, Group
-from fedcodist.client_training import LocalTraining
+from fedcodist.core.for_each_client import Execution
+from fedcodist.core.local_training import LocalTraining
+from fedcodist.core.model import from_flax_linen
 from fedcodist.data.federated_data import FederatedData
-from fedcodist.for_each_client import Execution
-from fedcodist.model import from_flax_linen
 from fedcodist.models.digits import MLP
 from fedcodist.models.fed_md import TABLE_1, FedMDNetwork, narrower
 from fedcodist.sources import resident_data

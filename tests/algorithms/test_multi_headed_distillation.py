@@ -8,7 +8,7 @@ import numpy as np
 import optax
 import pytest
 
-from fedcodist import graphs, keys, simulation
+from fedcodist import graphs, simulation
 from fedcodist.algorithms import multi_headed_distillation as module
 from fedcodist.algorithms.checkpoint_pools import pool_schedule
 from fedcodist.algorithms.multi_headed_distillation import (
@@ -19,15 +19,16 @@ from fedcodist.algorithms.multi_headed_distillation import (
 from fedcodist.algorithms.parties import PUBLIC, Group
 from fedcodist.algorithms.separate import SeparateHyper, separate
 from fedcodist.chunk_size import available_bytes, host_bytes
+from fedcodist.core import keys
+from fedcodist.core.for_each_client import Execution
+from fedcodist.core.local_steps import CLIENT_STEPS, StepTraining
+from fedcodist.core.shuffling import stream_positions
 from fedcodist.data.federated_data import FederatedData
 from fedcodist.experiment import Experiment, run_experiment
-from fedcodist.for_each_client import Execution
 from fedcodist.models import MLP, BatchNormMLP
 from fedcodist.models.multi_headed import multi_headed
 from fedcodist.models.resnet_imagenet import resnet18, resnet34
-from fedcodist.shuffling import stream_positions
 from fedcodist.sources import resident_data
-from fedcodist.step_training import CLIENT_STEPS, StepTraining
 
 pytestmark = pytest.mark.usefixtures("compile_quickly")
 

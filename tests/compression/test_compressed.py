@@ -19,18 +19,18 @@ from fedcodist.algorithms.merged_codistillation import merged_codistillation
 from fedcodist.algorithms.periodic_codistillation import periodic_codistillation
 from fedcodist.algorithms.pools import Pool, independent_pools
 from fedcodist.algorithms.scaffold import scaffold
-from fedcodist.client_rows import device_rows
-from fedcodist.client_training import LocalTraining
-from fedcodist.communication import tree_bytes
 from fedcodist.compression.compressed import compressed, missed_bytes, plus
 from fedcodist.compression.count_sketch import count_sketch
 from fedcodist.compression.error_feedback import with_error_feedback
 from fedcodist.compression.quantisation import quantisation
 from fedcodist.compression.svd import svd
 from fedcodist.compression.top_k import top_k
+from fedcodist.core.client_states import device_rows
+from fedcodist.core.communication import tree_bytes
+from fedcodist.core.local_training import LocalTraining
+from fedcodist.core.model import from_flax_linen
 from fedcodist.distillation import UNLABELLED, Distillation
 from fedcodist.experiment import Experiment, TrainingDiverged, run_experiment
-from fedcodist.model import from_flax_linen
 from fedcodist.models.digits import BatchNormMLP
 from fedcodist.sources import StreamedData, resident_data
 

@@ -12,13 +12,13 @@ from experiments.assembly import build_experiment
 from experiments.configs import digits_fed_kd
 from fedcodist.algorithms.fed_avg import FedAvgHyper, fed_avg
 from fedcodist.algorithms.pools import Pool, independent_pools
-from fedcodist.client_training import LocalTraining
 from fedcodist.compression.compressed import compressed
 from fedcodist.compression.spectra import spectra
 from fedcodist.compression.svd import svd
+from fedcodist.core.local_training import LocalTraining
+from fedcodist.core.model import Model, Variables, cross_entropy
 from fedcodist.data.federated_data import FederatedData
 from fedcodist.experiment import Experiment, run_experiment
-from fedcodist.model import Model, Variables, cross_entropy
 from fedcodist.sources import resident_data
 
 pytestmark = pytest.mark.usefixtures("compile_quickly")

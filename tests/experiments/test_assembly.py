@@ -22,10 +22,10 @@ from experiments.configs import (
 )
 from experiments.methods import METHOD_NAMES
 from experiments.normalisation import CIFAR_DEVIATION, CIFAR_MEAN
+from fedcodist.core.model import parameter_count
 from fedcodist.data.federated_data import FederatedData
 from fedcodist.data.prepared import load_prepared, save_prepared
 from fedcodist.experiment import check_experiment
-from fedcodist.model import parameter_count
 from fedcodist.sources import StreamedData
 
 CONFIG = Path(__file__).parents[2] / "experiments" / "configs" / "digits_codist.py"

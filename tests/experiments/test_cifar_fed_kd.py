@@ -11,11 +11,11 @@ import pytest
 from experiments import networks, sweep
 from experiments.assembly import build_experiment
 from experiments.configs import cifar_fed_kd
-from fedcodist.communication import tree_bytes
+from fedcodist.core.communication import tree_bytes
+from fedcodist.core.model import parameter_count
 from fedcodist.data.federated_data import FederatedData
 from fedcodist.data.prepared import save_prepared
 from fedcodist.experiment import check_experiment
-from fedcodist.model import parameter_count
 
 ROOT = Path(__file__).parents[2]
 RUNS = (

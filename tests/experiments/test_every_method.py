@@ -17,7 +17,7 @@ from experiments.configs import (
 )
 from experiments.methods import METHOD_NAMES
 from fedcodist import simulation
-from fedcodist.client_rows import device_rows
+from fedcodist.core.client_states import device_rows
 from fedcodist.experiment import run_experiment
 
 pytestmark = pytest.mark.usefixtures("compile_quickly")

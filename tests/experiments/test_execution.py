@@ -10,8 +10,8 @@ from experiments.configs.digits_codist import get_config
 from experiments.data import load_data
 from fedcodist import launch
 from fedcodist.chunk_size import ChunkSize
-from fedcodist.for_each_client import Execution
-from fedcodist.rematerialisation import CPU_FLAG
+from fedcodist.core.for_each_client import Execution
+from fedcodist.core.rematerialisation import CPU_FLAG
 
 
 def config_of(**settings):

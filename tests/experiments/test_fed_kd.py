@@ -12,7 +12,7 @@ from experiments.compression import COMPRESSORS
 from experiments.configs import cifar_fed_kd, digits_fed_kd
 from experiments.flops import LEARNING, flops_of_run, forward_flops_of
 from experiments.networks import MODELS
-from fedcodist.communication import tree_bytes
+from fedcodist.core.communication import tree_bytes
 from fedcodist.experiment import run_experiment
 
 

@@ -7,11 +7,11 @@ import pytest
 from ml_collections import ConfigDict
 
 from experiments import main
+from fedcodist.core.model import Variables
 from fedcodist.data.federated_data import FederatedData
 from fedcodist.data.prepared import save_prepared
 from fedcodist.experiment import Outcome
 from fedcodist.export import load_model
-from fedcodist.model import Variables
 from fedcodist.run_folder import RunFolder, RunFolderError
 
 

@@ -132,7 +132,7 @@ def test_it_is_written_with_public_names(notebook):
         "from fedcodist.distillation import *",
         "from fedcodist.algorithms.codistillation import distill",  # lives in fedcodist.distillation
         "from fedcodist.algorithms.codistillation import UNLABELLED",
-        "import fedcodist.keys",
+        "import fedcodist.core.keys",
         "import fedcodist as fc\nfc.keys",
         "pool._replace(cohort_size=3)",
         "import torch",

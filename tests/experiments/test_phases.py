@@ -23,7 +23,7 @@ from experiments.data import load_data
 from experiments.parties import party_groups, party_shapes
 from fedcodist.algorithms import isolated, parties
 from fedcodist.checkpoint import CheckpointError
-from fedcodist.client_training import LocalTraining
+from fedcodist.core.local_training import LocalTraining
 from fedcodist.data.federated_data import FederatedData
 from fedcodist.data.prepared import save_prepared
 from fedcodist.experiment import run_experiment

@@ -9,7 +9,7 @@ from ml_collections import ConfigDict
 
 from experiments.messages import as_settings
 from experiments.settings import ALLOWED, check_settings
-from fedcodist.checks import check_boolean, check_text
+from fedcodist.core.checks import check_boolean, check_text
 
 CONFIGS = sorted(path.stem for path in Path("experiments/configs").glob("*.py"))
 # A config's own notes, and the tuner's, which checks them itself.

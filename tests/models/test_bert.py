@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedcodist.model import Variables, from_flax_linen, parameter_count
+from fedcodist.core.model import Variables, from_flax_linen, parameter_count
 from fedcodist.models.bert import (
     Encoder,
     bert_base,

@@ -7,10 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedcodist.model import from_flax_linen
+from fedcodist.core.layer_outputs import as_layers, with_layers
+from fedcodist.core.model import from_flax_linen
 from fedcodist.models.cnn import CNN
 from fedcodist.models.digits import MLP, BatchNormMLP
-from fedcodist.models.layered import as_layers, with_layers
 
 pytestmark = pytest.mark.usefixtures("compile_quickly")
 

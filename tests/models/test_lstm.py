@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from fedcodist.core.model import Variables, from_haiku, parameter_count
 from fedcodist.data.vocabulary import BOS, EOS, PAD
-from fedcodist.model import Variables, from_haiku, parameter_count
 from fedcodist.models import lstm
 from fedcodist.next_token import language_model
 

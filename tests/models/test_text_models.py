@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from text_examples import ENCODER, IMPRESSIONS, SENTENCES
 
 from fedcodist.algorithms.mutual_losses import hidden_distance
-from fedcodist.model import Variables, parameter_count
+from fedcodist.core.model import Variables, parameter_count
 from fedcodist.models.bert import bert_base
 from fedcodist.models.news import NO_NEWS, news_recommender
 from fedcodist.models.sentence_classifier import sentence_classifier

@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from fedcodist.core.model import parameter_count
 from fedcodist.data.vocabulary import BOS, EOS, PAD
-from fedcodist.model import parameter_count
 from fedcodist.models import transformer
 
 pytestmark = pytest.mark.usefixtures("compile_quickly")

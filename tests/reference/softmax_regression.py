@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedcodist.core.model import Model, Variables, cross_entropy
 from fedcodist.data.federated_data import FederatedData
-from fedcodist.model import Model, Variables, cross_entropy
 
 
 def softmax_regression(features: int, classes: int, several_starts: bool = False) -> Model:

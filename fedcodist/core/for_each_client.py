@@ -10,10 +10,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedcodist import keys
-from fedcodist.aggregation import ClientResult, sum_over_devices, this_device
-from fedcodist.checks import check_integer
-from fedcodist.cohort import ClientData, Cohort
+from fedcodist.core import keys
+from fedcodist.core.aggregation import ClientResult, sum_over_devices, this_device
+from fedcodist.core.checks import check_integer
+from fedcodist.core.inputs import ClientData, Cohort
 
 PyTree = Any
 # (message, row, data, key) -> ClientResult

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fedcodist.model import Model, Variables
+from fedcodist.core.model import Model, Variables
 
 PyTree = Any
 

@@ -10,14 +10,14 @@ from typing import Any, NamedTuple, Protocol
 
 import jax
 
-from fedcodist import keys
-from fedcodist.aggregation import Aggregate, ClientResult, Reduce
-from fedcodist.client_rows import ClientRows
-from fedcodist.cohort import ClientData, Selection
-from fedcodist.communication import Communication, tree_bytes
-from fedcodist.method_checks import check_method
-from fedcodist.model import Model, Variables
-from fedcodist.padded_statistics import collected
+from fedcodist.core import keys
+from fedcodist.core.aggregation import Aggregate, ClientResult, Reduce
+from fedcodist.core.client_states import ClientRows
+from fedcodist.core.communication import Communication, tree_bytes
+from fedcodist.core.inputs import ClientData, Selection
+from fedcodist.core.method_checks import check_method
+from fedcodist.core.model import Model, Variables
+from fedcodist.core.padded_statistics import collected
 
 PyTree = Any
 

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from jax.extend.core import Literal
 
-from fedcodist.cohort import ClientData
+from fedcodist.core.inputs import ClientData
 
 PyTree = Any
 _HOW_TO_MEND = (

@@ -8,18 +8,18 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedcodist import keys
-from fedcodist.checks import check_integer, check_stream
-from fedcodist.client_training import (
+from fedcodist.core import keys
+from fedcodist.core.checks import check_integer, check_stream
+from fedcodist.core.example_losses import checked_loss
+from fedcodist.core.inputs import ClientData
+from fedcodist.core.local_training import (
     OptimizerFactory,
     Preprocess,
     check_factory,
     lasting_state,
 )
-from fedcodist.cohort import ClientData
-from fedcodist.example_losses import checked_loss
-from fedcodist.model import Model, Variables
-from fedcodist.shuffling import stream_positions
+from fedcodist.core.model import Model, Variables
+from fedcodist.core.shuffling import stream_positions
 
 PyTree = Any
 # What the clients' keys are for; one key for all rounds and for all methods.

@@ -7,8 +7,8 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from fedcodist import metrics as metrics_lib
-from fedcodist.model import Model, cross_entropy, from_flax_linen
+from fedcodist.core import metrics as metrics_lib
+from fedcodist.core.model import Model, cross_entropy, from_flax_linen
 
 
 class LayerOutputs(NamedTuple):

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 from jax.extend.core import ClosedJaxpr, Literal, jaxpr_as_fun
 
-from fedcodist.model import Model
+from fedcodist.core.model import Model
 
 # XLA:CPU merged what is computed twice, and kept it all the time, unless XLA_FLAGS held this: it does so
 # with JAX 0.10, and no more with 0.12.

@@ -6,8 +6,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedcodist.example_losses import WrongShape
-from fedcodist.labels import class_labels
+from fedcodist.core.example_losses import WrongShape
+from fedcodist.core.labels import class_labels
 
 Batch = Mapping[str, jax.Array]
 # What is averaged: (outputs, batch) -> (values [batch], weights [batch]).
@@ -65,7 +65,7 @@ def predicted_label(outputs: jax.Array) -> jax.Array:
         raise WrongShape(
             "outputs must be logits [batch, classes] of at least two classes to tell a label, got "
             f"{list(outputs.shape)}: of one logit per example use "
-            "fedcodist.metrics.of_one_logit(accuracy())."
+            "fedcodist.core.metrics.of_one_logit(accuracy())."
         )
     return jnp.argmax(outputs, axis=-1)
 

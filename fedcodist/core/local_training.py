@@ -7,13 +7,13 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedcodist import keys
-from fedcodist.checks import LARGEST_INTEGER, MOST_EPOCHS, check_integer
-from fedcodist.cohort import ClientData
-from fedcodist.example_losses import checked_loss
-from fedcodist.model import Batch, Model, Variables
-from fedcodist.padded_statistics import check_filled_batches
-from fedcodist.shuffling import permuted_positions
+from fedcodist.core import keys
+from fedcodist.core.checks import LARGEST_INTEGER, MOST_EPOCHS, check_integer
+from fedcodist.core.example_losses import checked_loss
+from fedcodist.core.inputs import ClientData
+from fedcodist.core.model import Batch, Model, Variables
+from fedcodist.core.padded_statistics import check_filled_batches
+from fedcodist.core.shuffling import permuted_positions
 
 PyTree = Any
 _LARGEST_PADDED_BATCH = 4096

@@ -7,10 +7,10 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedcodist import metrics as metrics_lib
-from fedcodist.example_losses import WrongShape, check_by_shape
-from fedcodist.labels import class_labels
-from fedcodist.training_flag import (
+from fedcodist.core import metrics as metrics_lib
+from fedcodist.core.example_losses import WrongShape, check_by_shape
+from fedcodist.core.labels import class_labels
+from fedcodist.core.training_flag import (
     TRAIN,
     Call,
     check_all_told,
@@ -45,7 +45,7 @@ class Model(NamedTuple):
         unchanged.
       loss: (outputs, batch) -> per-example loss [batch]; `fedcodist.per_example` makes one of a mean
         over a batch.
-      metrics: name -> statistic, see `fedcodist.metrics`.
+      metrics: name -> statistic, see `fedcodist.core.metrics`.
       num_classes: width of the outputs.
       mean_loss: (outputs, batch, mask) -> mean of `loss` over the mask's examples, where there is a
         cheaper way; None elsewhere.

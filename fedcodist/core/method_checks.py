@@ -12,9 +12,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedcodist.aggregation import Aggregate, ClientResult
-from fedcodist.cohort import ClientData
-from fedcodist.tracing import strongly_typed
+from fedcodist.core.aggregation import Aggregate, ClientResult
+from fedcodist.core.inputs import ClientData
+from fedcodist.core.tracing import strongly_typed
 
 PyTree = Any
 # What code that does not fit raises while it is traced; it may be anything.

@@ -6,7 +6,7 @@ import typing
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from fedcodist.checks import check_boolean, check_text, shown
+from fedcodist.core.checks import check_boolean, check_text, shown
 
 
 def check_arguments(function: Callable[..., Any], arguments: Mapping[str, Any]) -> None:
