@@ -77,12 +77,12 @@ def make_experiment(rounds: int = 5, learning_rate: float = 0.1, stream=False, *
 @pytest.fixture(scope="module", autouse=True)
 def one_device_and_one_compilation():
     """Several devices have tests of their own; here the programs of one algorithm are shared."""
-    programs, build = {}, simulation.build_programs
+    cache, build = {}, simulation.build_programs
 
     def build_once(algorithm, *settings):
         key = (algorithm.round, *settings)
-        programs[key] = programs.get(key) or build(algorithm, *settings)
-        return programs[key]
+        cache[key] = cache.get(key) or build(algorithm, *settings)
+        return cache[key]
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(simulation, "all_devices", lambda: None)
@@ -136,11 +136,11 @@ def test_rounds_evaluated_besides_change_nothing_else(outcome, tmp_path, also):
 
 def test_programs_of_an_earlier_run_serve_other_seeds_and_floats(outcome):
     experiment = make_experiment(seed=3)
-    programs = experiment_programs(experiment)
-    run_experiment(experiment, programs=programs)
-    again = run_experiment(make_experiment(), programs=programs)
+    compiled = experiment_programs(experiment)
+    run_experiment(experiment, programs=compiled)
+    again = run_experiment(make_experiment(), programs=compiled)
     assert again.records == outcome[0].records
-    assert programs.train._cache_size() == 1
+    assert compiled.train._cache_size() == 1
 
 
 def test_callbacks_get_the_records_of_each_evaluation(outcome):
@@ -509,8 +509,8 @@ def test_rounds_between_checkpoints(checkpoint_every, expected):
 def test_a_run_may_start_from_an_earlier_phase():
     """Here from the initial models of other seeds, whose evaluations they then have."""
     experiment = make_experiment(rounds=1)
-    programs = experiment_programs(experiment)
-    start = jax.tree.map(np.asarray, programs.init(np.array([3, 4], np.uint32)))
+    compiled = experiment_programs(experiment)
+    start = jax.tree.map(np.asarray, compiled.init(np.array([3, 4], np.uint32)))
     found = run_experiment(experiment._replace(start=start), show_progress=False)
     expected = run_experiment(make_experiment(rounds=1, seed=3), show_progress=False)
     losses = [
@@ -572,7 +572,7 @@ def test_a_weakly_typed_state_compiles_each_program_once():
             init=weak, round=lambda *arguments: algorithm.round(*arguments)
         )
     )
-    programs = experiment_programs(experiment)
-    run_experiment(experiment, programs=programs)
+    compiled = experiment_programs(experiment)
+    run_experiment(experiment, programs=compiled)
     for name in ("init", "train", "evaluate", "finite"):
-        assert getattr(programs, name)._cache_size() == 1, name
+        assert getattr(compiled, name)._cache_size() == 1, name

@@ -68,12 +68,12 @@ def test_types_stay_from_the_first_round_on(module, run):
     """Weak ones would be strong after a round, and all programs compile a second time."""
     experiment = build_experiment(of(module, run))
     algorithm, seeds = experiment.algorithm, np.zeros(1, np.uint32)
-    programs = simulation.build_programs(algorithm, 1)
-    state = jax.eval_shape(programs.init, seeds)
+    compiled = simulation.build_programs(algorithm, 1)
+    state = jax.eval_shape(compiled.init, seeds)
     hyper = jax.tree.map(lambda value: np.float32(value), algorithm.hyper)
     rows = jax.eval_shape(lambda: device_rows(algorithm.rows, 1))
     one = np.int32(1)
-    after = jax.eval_shape(programs.train, state, rows, seeds, one, one, hyper, experiment.data)
+    after = jax.eval_shape(compiled.train, state, rows, seeds, one, one, hyper, experiment.data)
     types = lambda tree: jax.tree.map(lambda own: (own.shape, own.dtype, own.weak_type), tree)
     assert types(after[0]) == types(state)
     assert not any(leaf.weak_type for leaf in jax.tree.leaves((state, after[:2])))
@@ -99,7 +99,7 @@ def test_each_program_compiles_once(module, run, monkeypatch):
     monkeypatch.setattr(simulation, "build_programs", keep)
     experiment = build_experiment(of(module, run))._replace(final_splits={})
     run_experiment(experiment, show_progress=False)
-    (programs,) = kept
+    (compiled,) = kept
     for name in ("init", "train", "evaluate", "finite", "evaluate_kept"):
-        assert getattr(programs, name)._cache_size() <= 1, name
-    assert programs.train._cache_size() == programs.evaluate._cache_size() == 1
+        assert getattr(compiled, name)._cache_size() <= 1, name
+    assert compiled.train._cache_size() == programs.evaluate._cache_size() == 1
