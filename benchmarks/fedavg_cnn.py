@@ -162,7 +162,7 @@ def make_workload(workload: str, federated, num_unlabelled: int):
     from fedcodist.algorithms.pools import Pool, independent_pools
     from fedcodist.core.local_training import LocalTraining
     from fedcodist.core.model import from_flax_linen
-    from fedcodist.distillation import Distillation
+    from fedcodist.distillation.loop import Distillation
     from fedcodist.models import cnn
 
     networks = {"small": cnn.small_cnn, "large": cnn.large_cnn}

@@ -102,7 +102,7 @@ def prepare(inputs: work.Inputs, most_rounds: int, at_once: bool = False) -> Pre
     from fedcodist import simulation
     from fedcodist.algorithms.parties import PUBLIC
     from fedcodist.core.client_states import device_rows
-    from fedcodist.distillation import UNLABELLED
+    from fedcodist.distillation.loop import UNLABELLED
     from fedcodist.sources import resident_data
 
     mesh = simulation.all_devices()
@@ -223,7 +223,7 @@ def make_algorithm(inputs: work.Inputs, federated, at_once: bool):
     from fedcodist.algorithms.pools import independent_pools
     from fedcodist.core.for_each_client import Execution
     from fedcodist.core.inputs import Selection
-    from fedcodist.distillation import UNLABELLED, Distillation
+    from fedcodist.distillation.loop import UNLABELLED, Distillation
 
     if method_of(inputs) == "fed_md":  # every architecture has one party
         return make_fed_md(inputs)
@@ -276,7 +276,7 @@ def make_fed_sdd(inputs: work.Inputs, pools, federated, steps: int, execution):
     import optax
 
     from fedcodist.algorithms.fed_sdd import fed_sdd
-    from fedcodist.distillation import Distillation
+    from fedcodist.distillation.loop import Distillation
 
     first = next(iter(pools.values()))
     everyone = np.concatenate([pool.clients for pool in pools.values()])

@@ -37,9 +37,9 @@ from fedcodist.core.local_training import Preprocess
 from fedcodist.core.method import FederatedAlgorithm
 from fedcodist.core.model import from_flax_linen
 from fedcodist.data.partition import capacity_pools
-from fedcodist.distillation import Distillation
-from fedcodist.validation import ValidationData
-from fedcodist.weight_averaging import Averaging
+from fedcodist.distillation.loop import Distillation
+from fedcodist.distillation.validation import ValidationData
+from fedcodist.distillation.weight_averaging import Averaging
 
 
 def build_algorithm(config: ConfigDict, data: Data) -> FederatedAlgorithm:

@@ -16,9 +16,9 @@ from fedcodist.algorithms.parties import PUBLIC
 from fedcodist.chunk_size import ChunkSize, choose_chunk_size
 from fedcodist.core.checks import check_integer
 from fedcodist.data.federated_data import FederatedData
+from fedcodist.distillation.validation import VALIDATION
 from fedcodist.experiment import Experiment, check_experiment
 from fedcodist.sources import StreamedData, resident_data
-from fedcodist.validation import VALIDATION
 
 _MOST_AROUND = 10**6
 

@@ -32,11 +32,11 @@ from fedcodist.checkpoint import CheckpointError, load_checkpoint, save_checkpoi
 from fedcodist.core.checks import check_integer, check_number
 from fedcodist.core.local_training import LocalTraining
 from fedcodist.data.federated_data import FederatedData
+from fedcodist.distillation.validation import VALIDATION, ValidationData
 from fedcodist.experiment import Experiment, Outcome, check_experiment, run_experiment
 from fedcodist.models.fed_md import output_penalty
 from fedcodist.run_folder import PHASES, RunFolderError
 from fedcodist.sources import StreamedData, resident_data
-from fedcodist.validation import VALIDATION, ValidationData
 
 PyTree = Any
 Models = dict[str, Any]  # architecture -> Variables, leaves [seeds, group, ...]

@@ -18,7 +18,7 @@ from fedcodist.core.client_states import ClientRows
 from fedcodist.core.inputs import Selection
 from fedcodist.core.local_training import LocalTraining
 from fedcodist.core.method import communication_of
-from fedcodist.distillation import Distillation, check_distillation
+from fedcodist.distillation.loop import Distillation, check_distillation
 from fedcodist.experiment import Experiment, check_experiment, run_experiment
 from fedcodist.sources import StreamedData, resident_data
 

@@ -11,7 +11,7 @@ from scipy import stats
 from fedcodist import augmentation
 from fedcodist.core import keys
 from fedcodist.core.inputs import Examples
-from fedcodist.distillation import Distillation, batch_of_step
+from fedcodist.distillation.loop import Distillation, batch_of_step
 
 KEY = jax.random.key(9)
 

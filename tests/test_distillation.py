@@ -16,13 +16,13 @@ from fedcodist import augmentation
 from fedcodist.algorithms.codistillation import codistillation_target
 from fedcodist.core.inputs import Examples
 from fedcodist.core.model import from_flax_linen
-from fedcodist.distillation import (
+from fedcodist.distillation.loop import (
     Distillation,
     batch_of_step,
     distill,
     kl_divergence,
 )
-from fedcodist.distillation import frozen as as_teacher
+from fedcodist.distillation.loop import frozen as as_teacher
 from fedcodist.models.digits import MLP
 
 KEY = jax.random.key(4)

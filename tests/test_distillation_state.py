@@ -10,7 +10,7 @@ from jax.sharding import Mesh, PartitionSpec
 
 from fedcodist.core.inputs import Examples
 from fedcodist.core.model import from_flax_linen
-from fedcodist.distillation import Distillation, distill, frozen
+from fedcodist.distillation.loop import Distillation, distill, frozen
 
 
 class StockBatchNorm(nn.Module):

@@ -11,7 +11,8 @@ from quick_compilation import QUICK
 
 from fedcodist.core.inputs import Examples
 from fedcodist.core.model import from_flax_linen
-from fedcodist.distillation import (
+from fedcodist.distillation.early_stopping import EarlyStopping, distill_until
+from fedcodist.distillation.loop import (
     Distillation,
     distill,
     frozen,
@@ -19,7 +20,6 @@ from fedcodist.distillation import (
     softened,
     softened_target,
 )
-from fedcodist.early_stopping import EarlyStopping, distill_until
 from fedcodist.models.digits import MLP
 
 STEPS, EVERY, BATCH = 24, 3, 4

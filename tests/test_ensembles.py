@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from fedcodist.core.model import Model, Variables, cross_entropy, from_flax_linen
 from fedcodist.core.readout import Readout
-from fedcodist.ensembles import (
+from fedcodist.distillation.ensembles import (
     Ensemble,
     dirichlet_samples,
     ensemble_predictor,

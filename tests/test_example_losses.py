@@ -15,7 +15,7 @@ from fedcodist.core.local_training import LocalTraining, train_client
 from fedcodist.core.metrics import accuracy, f_score, of_one_logit
 from fedcodist.core.model import from_flax_linen
 from fedcodist.data.federated_data import FederatedData
-from fedcodist.distillation import softened_target
+from fedcodist.distillation.loop import softened_target
 from fedcodist.experiment import Experiment, check_experiment
 from fedcodist.sources import resident_data
 

@@ -18,7 +18,7 @@ from fedcodist.algorithms.pools import Pool, independent_pools
 from fedcodist.core.local_training import LocalTraining
 from fedcodist.core.model import from_flax_linen
 from fedcodist.data.federated_data import FederatedData
-from fedcodist.distillation import Distillation
+from fedcodist.distillation.loop import Distillation
 from fedcodist.evaluation import evaluation_split
 from fedcodist.models.digits import MLP
 from fedcodist.sources import resident_data

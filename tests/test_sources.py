@@ -27,7 +27,7 @@ from fedcodist.core.local_training import LocalTraining
 from fedcodist.core.metrics import accuracy
 from fedcodist.core.model import Model, Variables, from_flax_linen
 from fedcodist.data.federated_data import FederatedData
-from fedcodist.distillation import Distillation
+from fedcodist.distillation.loop import Distillation
 from fedcodist.models.digits import MLP
 from fedcodist.sources import StreamedData, resident_data, stack_inputs
 

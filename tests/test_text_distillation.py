@@ -16,7 +16,7 @@ from fedcodist.core import readout
 from fedcodist.core.inputs import Examples
 from fedcodist.core.model import Variables
 from fedcodist.data.vocabulary import BOS, EOS, PAD
-from fedcodist.distillation import (
+from fedcodist.distillation.loop import (
     Distillation,
     distill,
     frozen,

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from fedcodist.algorithms.pools import Pool, check_client_models
 from fedcodist.core.model import Variables
-from fedcodist.ensembles import (
+from fedcodist.distillation.ensembles import (
     Ensemble,
     dirichlet_samples,
     equal_weights,

@@ -16,7 +16,7 @@ from fedcodist.core import keys
 from fedcodist.core.checks import check_integer, check_number
 from fedcodist.core.inputs import Examples
 from fedcodist.core.model import Variables
-from fedcodist.distillation import (
+from fedcodist.distillation.loop import (
     Distillation,
     Distilled,
     check_distillation,

@@ -23,7 +23,7 @@ from fedcodist.core.local_steps import StepTraining, check_step_training, start_
 from fedcodist.core.local_training import LocalTraining, check_training, train_client
 from fedcodist.core.method import FederatedAlgorithm
 from fedcodist.core.shuffling import stream_positions
-from fedcodist.distillation import kl_divergence
+from fedcodist.distillation.loop import kl_divergence
 
 
 class DecentralisedPeriodicHyper(NamedTuple):

@@ -22,7 +22,7 @@ from fedcodist.core.layer_outputs import logits_of
 from fedcodist.core.local_training import LocalTraining, check_training, train_client
 from fedcodist.core.method import FederatedAlgorithm
 from fedcodist.core.model import Model, Variables, is_finite
-from fedcodist.distillation import kl_divergence, softened, softened_target
+from fedcodist.distillation.loop import kl_divergence, softened, softened_target
 
 PyTree = Any
 

@@ -17,21 +17,13 @@ from fedcodist.algorithms.pools import (
     train_pools,
     update_servers,
 )
-from fedcodist.cached_answers import cached_answers
 from fedcodist.core import keys
 from fedcodist.core.arguments import check_arguments
 from fedcodist.core.checks import check_integer, check_number
 from fedcodist.core.for_each_client import Execution
 from fedcodist.core.method import FederatedAlgorithm
-from fedcodist.distillation import (
-    UNLABELLED,
-    Distillation,
-    check_distillation,
-    distill,
-    kl_divergence,
-    unlabelled_rows,
-)
-from fedcodist.ensembles import (
+from fedcodist.distillation.cached_teacher import cached_answers
+from fedcodist.distillation.ensembles import (
     Ensemble,
     dirichlet_samples,
     equal_weights,
@@ -39,7 +31,15 @@ from fedcodist.ensembles import (
     mean_probabilities,
     together,
 )
-from fedcodist.weight_averaging import Averaging, distill_averaged
+from fedcodist.distillation.loop import (
+    UNLABELLED,
+    Distillation,
+    check_distillation,
+    distill,
+    kl_divergence,
+    unlabelled_rows,
+)
+from fedcodist.distillation.weight_averaging import Averaging, distill_averaged
 
 PyTree = Any
 ENSEMBLE = "ensemble"
@@ -92,7 +92,7 @@ def fed_be(
       distillation: steps (20 epochs of 10,000 images; 0 leave it out), batch size, optimizer; no
         augmentation, since the ensemble answers once a round: all unlabelled images that are on the
         device, or the round's own where they are streamed.
-      sampling: 'gaussian' or 'dirichlet', see `fedcodist.ensembles`.
+      sampling: 'gaussian' or 'dirichlet', see `fedcodist.distillation.ensembles`.
       samples: S, models sampled for each pool.
       with_clients: whether clients' models are among the teachers.
       averaging: which of the student's models are averaged; the last one alone for None.

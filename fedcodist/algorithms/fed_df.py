@@ -26,7 +26,9 @@ from fedcodist.core.checks import check_integer, check_number
 from fedcodist.core.for_each_client import Execution
 from fedcodist.core.method import FederatedAlgorithm
 from fedcodist.core.model import Model, Variables
-from fedcodist.distillation import (
+from fedcodist.distillation.early_stopping import EarlyStopping, distill_until
+from fedcodist.distillation.ensembles import Ensemble, is_guessing, mean_logits, without_worst
+from fedcodist.distillation.loop import (
     UNLABELLED,
     Distillation,
     Teacher,
@@ -37,9 +39,7 @@ from fedcodist.distillation import (
     softened_target,
     unlabelled_rows,
 )
-from fedcodist.early_stopping import EarlyStopping, distill_until
-from fedcodist.ensembles import Ensemble, is_guessing, mean_logits, without_worst
-from fedcodist.validation import (
+from fedcodist.distillation.validation import (
     VALIDATION,
     ValidationData,
     check_validation_data,

@@ -15,7 +15,7 @@ from fedcodist.core.for_each_client import Execution
 from fedcodist.core.inputs import Selection
 from fedcodist.core.method import FederatedAlgorithm
 from fedcodist.core.shuffling import permuted_positions, sample_without_replacement
-from fedcodist.distillation import Distillation
+from fedcodist.distillation.loop import Distillation
 
 
 def fed_ensemble(

@@ -23,7 +23,7 @@ from fedcodist.core.local_training import LocalTraining, OptimizerFactory, train
 from fedcodist.core.method import FederatedMethod
 from fedcodist.core.model import Model, Variables
 from fedcodist.core.readout import Readout
-from fedcodist.distillation import kl_divergence, softened, softened_target
+from fedcodist.distillation.loop import kl_divergence, softened, softened_target
 
 PyTree = Any
 

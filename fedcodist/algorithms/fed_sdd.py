@@ -21,7 +21,6 @@ from fedcodist.algorithms.pools import (
     train_pools,
     update_servers,
 )
-from fedcodist.cached_answers import cached_answers
 from fedcodist.core import keys
 from fedcodist.core.arguments import check_arguments
 from fedcodist.core.checks import check_integer, check_number
@@ -30,7 +29,9 @@ from fedcodist.core.inputs import Examples, Selection
 from fedcodist.core.method import FederatedAlgorithm
 from fedcodist.core.model import Model, Variables
 from fedcodist.core.shuffling import permuted_positions, sample_without_replacement
-from fedcodist.distillation import (
+from fedcodist.distillation.cached_teacher import cached_answers
+from fedcodist.distillation.ensembles import Ensemble, ensemble_predictor, mean_logits
+from fedcodist.distillation.loop import (
     UNLABELLED,
     Distillation,
     check_distillation,
@@ -40,7 +41,6 @@ from fedcodist.distillation import (
     softened_target,
     unlabelled_rows,
 )
-from fedcodist.ensembles import Ensemble, ensemble_predictor, mean_logits
 
 PyTree = Any
 MAIN, ENSEMBLE = "main", "ensemble"

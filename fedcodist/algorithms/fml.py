@@ -20,7 +20,7 @@ from fedcodist.core.layer_outputs import logits_of
 from fedcodist.core.local_training import LocalTraining, check_training, train_client
 from fedcodist.core.method import FederatedAlgorithm, single_model
 from fedcodist.core.model import Model, Variables, is_finite, variable_shapes
-from fedcodist.distillation import kl_divergence
+from fedcodist.distillation.loop import kl_divergence
 
 PyTree = Any
 MEME, OWN = "meme", "own"

@@ -18,7 +18,7 @@ from fedcodist.core.for_each_client import Execution
 from fedcodist.core.local_training import LocalTraining, check_training, lasting_state, train_client
 from fedcodist.core.method import FederatedAlgorithm
 from fedcodist.core.model import Variables, is_finite
-from fedcodist.validation import (
+from fedcodist.distillation.validation import (
     VALIDATION,
     ValidationData,
     check_validation_data,

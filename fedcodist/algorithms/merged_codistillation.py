@@ -19,7 +19,7 @@ from fedcodist.core.arguments import check_arguments
 from fedcodist.core.checks import check_number
 from fedcodist.core.for_each_client import Execution
 from fedcodist.core.method import FederatedAlgorithm
-from fedcodist.distillation import UNLABELLED, Distillation, unlabelled_rows
+from fedcodist.distillation.loop import UNLABELLED, Distillation, unlabelled_rows
 from fedcodist.gradient_merging import merge_gradients
 
 _ROUNDS_LOOKED_AT = 10_000

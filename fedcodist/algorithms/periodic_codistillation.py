@@ -18,7 +18,7 @@ from fedcodist.core.arguments import check_arguments
 from fedcodist.core.checks import check_integer
 from fedcodist.core.for_each_client import Execution
 from fedcodist.core.method import FederatedAlgorithm
-from fedcodist.distillation import UNLABELLED, Distillation, unlabelled_rows
+from fedcodist.distillation.loop import UNLABELLED, Distillation, unlabelled_rows
 
 
 def periodic_codistillation(

@@ -1,1 +1,4 @@
-"""What a federated method is made of: models, examples, local training, aggregation, keys. Imports no other room."""
+"""What a federated method is made of: models, examples, local training, aggregation, keys.
+
+Imports no other room.
+"""

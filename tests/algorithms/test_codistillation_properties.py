@@ -22,7 +22,7 @@ from fedcodist.algorithms.pools import Pool, independent_pools
 from fedcodist.core.local_training import LocalTraining
 from fedcodist.core.model import Variables, from_flax_linen
 from fedcodist.data.federated_data import FederatedData
-from fedcodist.distillation import UNLABELLED, Distillation, frozen
+from fedcodist.distillation.loop import UNLABELLED, Distillation, frozen
 from fedcodist.models.digits import MLP, BatchNormMLP
 from fedcodist.sources import resident_data
 

@@ -23,7 +23,7 @@ from fedcodist.core.local_training import LocalTraining, _example_order
 from fedcodist.core.method import client_key
 from fedcodist.core.model import Variables, from_flax_linen
 from fedcodist.data.federated_data import FederatedData
-from fedcodist.distillation import UNLABELLED, Distillation, batch_of_step
+from fedcodist.distillation.loop import UNLABELLED, Distillation, batch_of_step
 from fedcodist.models.digits import MLP
 from fedcodist.sources import resident_data
 

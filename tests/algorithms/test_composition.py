@@ -21,7 +21,7 @@ from fedcodist.core.client_states import device_rows
 from fedcodist.core.local_training import LocalTraining
 from fedcodist.core.model import from_flax_linen
 from fedcodist.data.federated_data import FederatedData
-from fedcodist.distillation import UNLABELLED, Distillation
+from fedcodist.distillation.loop import UNLABELLED, Distillation
 from fedcodist.models.digits import MLP
 from fedcodist.sources import resident_data
 

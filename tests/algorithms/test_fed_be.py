@@ -19,11 +19,11 @@ from fedcodist.core.client_states import device_rows
 from fedcodist.core.inputs import Examples
 from fedcodist.core.local_training import LocalTraining
 from fedcodist.core.model import from_flax_linen
-from fedcodist.distillation import UNLABELLED, Distillation, distill
+from fedcodist.distillation.loop import UNLABELLED, Distillation, distill
+from fedcodist.distillation.weight_averaging import Averaging, distill_averaged
 from fedcodist.experiment import Experiment, run_experiment
 from fedcodist.models.digits import BatchNormMLP
 from fedcodist.sources import StreamedData, resident_data
-from fedcodist.weight_averaging import Averaging, distill_averaged
 
 pytestmark = pytest.mark.usefixtures("compile_quickly")
 

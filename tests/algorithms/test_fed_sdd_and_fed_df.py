@@ -29,12 +29,12 @@ from fedcodist.core.client_states import device_rows
 from fedcodist.core.local_training import LocalTraining
 from fedcodist.core.model import Variables, from_flax_linen
 from fedcodist.data.federated_data import FederatedData
-from fedcodist.distillation import UNLABELLED, Distillation
-from fedcodist.ensembles import without_worst
+from fedcodist.distillation.ensembles import without_worst
+from fedcodist.distillation.loop import UNLABELLED, Distillation
+from fedcodist.distillation.validation import VALIDATION, ValidationData
 from fedcodist.experiment import Experiment, check_experiment
 from fedcodist.models.digits import MLP
 from fedcodist.sources import StreamedData, resident_data
-from fedcodist.validation import VALIDATION, ValidationData
 
 pytestmark = pytest.mark.usefixtures("compile_quickly")
 

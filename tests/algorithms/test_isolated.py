@@ -17,9 +17,9 @@ from fedcodist.core.local_training import LocalTraining
 from fedcodist.core.metrics import accuracy
 from fedcodist.core.model import Model, Variables, cross_entropy
 from fedcodist.data.federated_data import FederatedData
+from fedcodist.distillation.validation import VALIDATION, ValidationData
 from fedcodist.evaluation import evaluation_split
 from fedcodist.sources import resident_data
-from fedcodist.validation import VALIDATION, ValidationData
 
 pytestmark = pytest.mark.usefixtures("compile_quickly")
 

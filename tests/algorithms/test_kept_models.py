@@ -19,7 +19,7 @@ from fedcodist.core.local_training import LocalTraining
 from fedcodist.core.metrics import accuracy, precision
 from fedcodist.core.model import Model, Variables, cross_entropy
 from fedcodist.data.federated_data import FederatedData
-from fedcodist.distillation import Distillation
+from fedcodist.distillation.loop import Distillation
 from fedcodist.experiment import Experiment, run_experiment
 from fedcodist.sources import StreamedData, resident_data
 

@@ -29,12 +29,12 @@ from fedcodist.core.local_steps import StepTraining
 from fedcodist.core.local_training import LocalTraining
 from fedcodist.core.model import from_flax_linen
 from fedcodist.data.federated_data import FederatedData
-from fedcodist.distillation import UNLABELLED, Distillation
+from fedcodist.distillation.loop import UNLABELLED, Distillation
+from fedcodist.distillation.validation import VALIDATION, ValidationData
 from fedcodist.experiment import Experiment, run_experiment
 from fedcodist.graphs import complete
 from fedcodist.models.digits import MLP
 from fedcodist.sources import resident_data
-from fedcodist.validation import VALIDATION, ValidationData
 
 pytestmark = pytest.mark.usefixtures("compile_quickly")
 

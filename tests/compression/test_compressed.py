@@ -29,7 +29,7 @@ from fedcodist.core.client_states import device_rows
 from fedcodist.core.communication import tree_bytes
 from fedcodist.core.local_training import LocalTraining
 from fedcodist.core.model import from_flax_linen
-from fedcodist.distillation import UNLABELLED, Distillation
+from fedcodist.distillation.loop import UNLABELLED, Distillation
 from fedcodist.experiment import Experiment, TrainingDiverged, run_experiment
 from fedcodist.models.digits import BatchNormMLP
 from fedcodist.sources import StreamedData, resident_data

@@ -102,4 +102,4 @@ def test_each_program_compiles_once(module, run, monkeypatch):
     (compiled,) = kept
     for name in ("init", "train", "evaluate", "finite", "evaluate_kept"):
         assert getattr(compiled, name)._cache_size() <= 1, name
-    assert compiled.train._cache_size() == programs.evaluate._cache_size() == 1
+    assert compiled.train._cache_size() == compiled.evaluate._cache_size() == 1

@@ -129,8 +129,8 @@ def test_it_is_written_with_public_names(notebook):
         "import experiments.report",
         "from fedcodist.records import _plain",
         "from fedcodist import _MODULE_OF",
-        "from fedcodist.distillation import *",
-        "from fedcodist.algorithms.codistillation import distill",  # lives in fedcodist.distillation
+        "from fedcodist.distillation.loop import *",
+        "from fedcodist.algorithms.codistillation import distill",  # lives in distillation.loop
         "from fedcodist.algorithms.codistillation import UNLABELLED",
         "import fedcodist.core.keys",
         "import fedcodist as fc\nfc.keys",

@@ -346,7 +346,7 @@ def real(tmp_path_factory):
 def test_trials_share_one_compiled_program(real):
     (compiled,) = real.programs
     assert real.compilations == compiled.train._cache_size() == 1
-    assert compiled.evaluate._cache_size() == programs.init._cache_size() == 1
+    assert compiled.evaluate._cache_size() == compiled.init._cache_size() == 1
     assert real.counts.total() == 4
     assert study.summary(real.study)["workers"] == [
         {"device": jax.devices()[0].device_kind, "trials": 4, "compilations": 1}

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from fedcodist.core import keys
 from fedcodist.core.inputs import Examples
 from fedcodist.core.model import Model, Variables
-from fedcodist.distillation import (
+from fedcodist.distillation.loop import (
     Distillation,
     Distilled,
     agree_on_mutable,

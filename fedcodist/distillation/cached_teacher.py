@@ -8,7 +8,7 @@ import numpy as np
 
 from fedcodist.core.aggregation import sum_over_devices, this_device
 from fedcodist.core.inputs import Examples
-from fedcodist.distillation import Distillation, Teacher
+from fedcodist.distillation.loop import Distillation, Teacher
 
 ANSWERS = "teacher"  # the column that holds them
 

@@ -14,7 +14,7 @@ from fedcodist.core.layer_outputs import logits_of
 from fedcodist.core.method import Predictor
 from fedcodist.core.model import Model, Variables
 from fedcodist.core.readout import Readout
-from fedcodist.distillation import Teacher
+from fedcodist.distillation.loop import Teacher
 
 PyTree = Any
 

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from fedcodist.core.model import Variables
-from fedcodist.distillation import (
+from fedcodist.distillation.loop import (
     Distillation,
     agree_on_mutable,
     distillation_loop,
