@@ -27,7 +27,7 @@ import records
 import side_by_side
 from side_by_side import OURS, PROGRAMS, ROUNDS, ProgramFailed, Setting
 
-from fedcodist import children
+from fedcodist.run import children
 
 WORKLOADS = ("digits", "cnn_small", "cnn_large")
 TURNS, GEMM_REPETITIONS = 5, 5

@@ -28,7 +28,7 @@ import fedavg_cnn
 import machine
 import records
 
-from fedcodist import children, compilation_cache, launch
+from fedcodist.run import children, compilation_cache, launch
 
 KIND = RECORD = "cold_start"
 TARGETS = {  # seconds
@@ -161,16 +161,16 @@ def first_round() -> int:
     import jax
     import numpy as np
 
-    from fedcodist import simulation
-    from fedcodist.sources import resident_data
+    from fedcodist.run.programs import all_devices, build_programs, replicate
+    from fedcodist.run.sources import resident_data
 
-    mesh = simulation.all_devices()
+    mesh = all_devices()
     federated, images = fedavg_cnn.make_data()
     algorithm, _ = fedavg_cnn.make_workload("small", federated, len(images))
-    programs = simulation.build_programs(algorithm, 1, mesh)
-    seeds = simulation.replicate(np.zeros(1, np.uint32), mesh)
-    hyper = simulation.replicate(jax.tree.map(np.float32, algorithm.hyper), mesh)
-    data = simulation.replicate(resident_data(federated), mesh)
+    programs = build_programs(algorithm, 1, mesh)
+    seeds = replicate(np.zeros(1, np.uint32), mesh)
+    hyper = replicate(jax.tree.map(np.float32, algorithm.hyper), mesh)
+    data = replicate(resident_data(federated), mesh)
     state = programs.init(seeds), dict.fromkeys(algorithm.rows)
     jax.block_until_ready(programs.train(*state, seeds, np.int32(0), np.int32(1), hyper, data)[:2])
     if jax.process_index() == 0:

@@ -26,7 +26,7 @@ import machine
 import records
 from peers import measuring
 
-from fedcodist import children
+from fedcodist.run import children
 
 KIND = RECORD = "distillation_cost"
 METHODS = {"fed_df": "FedDF", "fed_sdd": "FedSDD"}

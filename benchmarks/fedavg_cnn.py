@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 import machine
 import records
 
-from fedcodist import launch
+from fedcodist.run import launch
 
 CLIENTS, EXAMPLES, COHORT, BATCH = 100, 100, 20, 20
 ROUNDS = 3  # of one measurement
@@ -71,19 +71,19 @@ def measure(repetitions: int, workloads: list[str]) -> dict[str, Any] | None:
     import jax
     import numpy as np
 
-    from fedcodist import simulation
-    from fedcodist.sources import resident_data
+    from fedcodist.run.programs import all_devices, build_programs, replicate
+    from fedcodist.run.sources import resident_data
 
-    mesh = simulation.all_devices()
+    mesh = all_devices()
     first = jax.process_index() == 0
     federated, images = make_data()
-    data = simulation.replicate(resident_data(federated, {"unlabelled": {"image": images}}), mesh)
-    seeds = simulation.replicate(np.zeros(1, np.uint32), mesh)
+    data = replicate(resident_data(federated, {"unlabelled": {"image": images}}), mesh)
+    seeds = replicate(np.zeros(1, np.uint32), mesh)
     measured = []
     for workload in workloads:
         algorithm, flops = make_workload(workload, federated, len(images))
-        programs = simulation.build_programs(algorithm, ROUNDS, mesh)
-        hyper = simulation.replicate(jax.tree.map(np.float32, algorithm.hyper), mesh)
+        programs = build_programs(algorithm, ROUNDS, mesh)
+        hyper = replicate(jax.tree.map(np.float32, algorithm.hyper), mesh)
         started = time.perf_counter()
         state = programs.init(seeds), dict.fromkeys(algorithm.rows)
 
@@ -218,7 +218,7 @@ def make_gemm(mesh):
     import numpy as np
     from jax.sharding import PartitionSpec
 
-    from fedcodist import simulation
+    from fedcodist.run.programs import replicate
 
     def chain(left, right):
         return jax.lax.fori_loop(0, 6, lambda _, product: product @ right, left)
@@ -229,7 +229,7 @@ def make_gemm(mesh):
             chain, mesh=mesh, in_specs=replicated, out_specs=replicated, check_vma=False
         )
     matrix = np.full((2048, 2048), 1 / 2048, np.float32)
-    operands = simulation.replicate((matrix, matrix), mesh)
+    operands = replicate((matrix, matrix), mesh)
     gemm = jax.jit(chain)
     jax.block_until_ready(gemm(*operands))
     return gemm, operands

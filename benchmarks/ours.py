@@ -26,7 +26,7 @@ import machine
 from peers import measuring
 from peers import workload as work
 
-from fedcodist import launch
+from fedcodist.run import launch
 
 SEED = 0
 PARTIES = ("fed_md", "mhd")  # methods of parties, who each are a pool of the file
@@ -99,27 +99,27 @@ def prepare(inputs: work.Inputs, most_rounds: int, at_once: bool = False) -> Pre
     import jax
     import numpy as np
 
-    from fedcodist import simulation
     from fedcodist.algorithms.parties import PUBLIC
     from fedcodist.core.client_states import device_rows
     from fedcodist.distillation.loop import UNLABELLED
-    from fedcodist.sources import resident_data
+    from fedcodist.run.programs import all_devices, build_programs, replicate
+    from fedcodist.run.sources import resident_data
 
-    mesh = simulation.all_devices()
+    mesh = all_devices()
     federated = make_data(inputs)
     algorithm = make_algorithm(inputs, federated, at_once)
-    programs = simulation.build_programs(algorithm, most_rounds, mesh)
+    programs = build_programs(algorithm, most_rounds, mesh)
     rows = {}
     if inputs.unlabelled is not None:
         rows[UNLABELLED] = {"image": inputs.unlabelled}
     if method_of(inputs) in PARTIES:
         rows = {PUBLIC: rows[UNLABELLED]}
-    data = simulation.replicate(resident_data(federated, rows), mesh)
+    data = replicate(resident_data(federated, rows), mesh)
     some_pool = next(iter(inputs.pools.values()))
     floats = next(iter(some_pool.weights.values())).dtype.type
-    hyper = simulation.replicate(jax.tree.map(floats, algorithm.hyper), mesh)
-    seeds = simulation.replicate(np.full(1, SEED, np.uint32), mesh)
-    kept = simulation.replicate(device_rows(algorithm.rows, 1), mesh)
+    hyper = replicate(jax.tree.map(floats, algorithm.hyper), mesh)
+    seeds = replicate(np.full(1, SEED, np.uint32), mesh)
+    kept = replicate(device_rows(algorithm.rows, 1), mesh)
     state = programs.init(seeds), kept
 
     def arguments(rounds):

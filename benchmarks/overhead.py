@@ -29,7 +29,7 @@ import fedavg_cnn
 import machine
 import records
 
-from fedcodist import launch
+from fedcodist.run import launch
 
 KIND = RECORD = "overhead"
 ROUNDS = 20  # of a run
@@ -81,8 +81,8 @@ def measure(repetitions: int, runs: Path) -> dict[str, list[float]] | None:
 
     from fedcodist import augmentation
     from fedcodist.data.federated_data import FederatedData
-    from fedcodist.experiment import Experiment, experiment_programs, run_experiment
-    from fedcodist.sources import resident_data
+    from fedcodist.run.experiment import Experiment, experiment_programs, run_experiment
+    from fedcodist.run.sources import resident_data
 
     federated, images = fedavg_cnn.make_data()
     algorithm, _ = fedavg_cnn.make_workload("small", federated, len(images))

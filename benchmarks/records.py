@@ -16,7 +16,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import machine
 
-from fedcodist.commit import running_commit
+from fedcodist.run.commit import running_commit
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER = ROOT / "results" / "benchmarks"

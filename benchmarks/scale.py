@@ -40,7 +40,7 @@ import records
 from peers import measuring
 from peers import workload as work
 
-from fedcodist import children, launch
+from fedcodist.run import children, launch
 
 KIND = RECORD = "scale"
 # network -> examples of each client, rounds of 20 clients between two looks at the clock
@@ -263,10 +263,10 @@ def measure(folder: Path, configuration: Configuration, rounds: int) -> dict[str
     """One process's figures: seconds per round of each repetition, and where data are streamed those
     of rounds whose examples lie ready and of gathering a round's examples alone; MB of a device that
     the program and its data take."""
-    from fedcodist.chunk_size import needed_bytes
     from fedcodist.data.federated_data import FederatedData
-    from fedcodist.experiment import Experiment, experiment_programs, run_experiment
-    from fedcodist.sources import StreamedData, resident_data
+    from fedcodist.run.chunk_size import needed_bytes
+    from fedcodist.run.experiment import Experiment, experiment_programs, run_experiment
+    from fedcodist.run.sources import StreamedData, resident_data
 
     class Ready(StreamedData):
         """Streamed data of which one round is read."""
@@ -325,10 +325,10 @@ def seconds_to_gather(algorithm, data, rounds: int) -> float:
     """Seconds per round that a process takes to gather its devices' rows, with nothing beside it."""
     import jax
 
-    from fedcodist import simulation
+    from fedcodist.run.programs import all_devices, own_devices
 
-    mesh = simulation.all_devices()
-    devices, own = jax.device_count(), simulation.own_devices(mesh)
+    mesh = all_devices()
+    devices, own = jax.device_count(), own_devices(mesh)
     select = jax.jit(lambda round: algorithm.select(round, jax.random.key(0)))
     # Other rounds than those that were trained: their pages may not have been read yet.
     chosen = [jax.tree.map(np.asarray, select(1_000_000 + round)) for round in range(rounds)]

@@ -47,7 +47,7 @@ import round_flops
 from peers import make_inputs
 from peers import workload as work
 
-from fedcodist import children
+from fedcodist.run import children
 
 ROOT = Path(__file__).resolve().parents[1]
 INPUTS = ROOT / "build" / "benchmarks"

@@ -123,9 +123,10 @@ def prepare(kind: str, clients: int, examples: int) -> Callable[[], float]:
     from experiments.configs import cifar_fed_kd
     from experiments.data import Data
     from experiments.normalisation import CIFAR_DEVIATION, CIFAR_MEAN
-    from fedcodist import augmentation, simulation
+    from fedcodist import augmentation
     from fedcodist.core.client_states import device_rows
     from fedcodist.data.federated_data import FederatedData
+    from fedcodist.run.programs import all_devices, build_programs, replicate
 
     run, more = KINDS[kind]
     config = cifar_fed_kd.get_config(run)
@@ -143,12 +144,12 @@ def prepare(kind: str, clients: int, examples: int) -> Callable[[], float]:
     splits = {"train": federated, "validation": federated, "test": federated}
     data = Data(splits, columns["image"][:1], read, read)
     experiment = build_experiment(config, data)
-    mesh, algorithm = simulation.all_devices(), experiment.algorithm
-    programs = simulation.build_programs(algorithm, 1, mesh)
-    seeds = simulation.replicate(np.zeros(1, np.uint32), mesh)
-    hyper = simulation.replicate(jax.tree.map(np.float32, algorithm.hyper), mesh)
-    own = simulation.replicate(experiment.data, mesh)
-    state = [programs.init(seeds), simulation.replicate(device_rows(algorithm.rows, 1), mesh)]
+    mesh, algorithm = all_devices(), experiment.algorithm
+    programs = build_programs(algorithm, 1, mesh)
+    seeds = replicate(np.zeros(1, np.uint32), mesh)
+    hyper = replicate(jax.tree.map(np.float32, algorithm.hyper), mesh)
+    own = replicate(experiment.data, mesh)
+    state = [programs.init(seeds), replicate(device_rows(algorithm.rows, 1), mesh)]
 
     def once() -> float:
         nonlocal state

@@ -10,15 +10,15 @@ from experiments.decentralised import pooled_examples
 from experiments.division import divided
 from experiments.messages import as_settings, choice
 from experiments.settings import check_settings
-from fedcodist import launch
 from fedcodist.algorithms.isolated import SHARED
 from fedcodist.algorithms.parties import PUBLIC
-from fedcodist.chunk_size import ChunkSize, choose_chunk_size
 from fedcodist.core.checks import check_integer
 from fedcodist.data.federated_data import FederatedData
 from fedcodist.distillation.validation import VALIDATION
-from fedcodist.experiment import Experiment, check_experiment
-from fedcodist.sources import StreamedData, resident_data
+from fedcodist.run import launch
+from fedcodist.run.chunk_size import ChunkSize, choose_chunk_size
+from fedcodist.run.experiment import Experiment, check_experiment
+from fedcodist.run.sources import StreamedData, resident_data
 
 _MOST_AROUND = 10**6
 

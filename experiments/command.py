@@ -13,7 +13,7 @@ from ml_collections import ConfigDict
 
 from experiments.config_file import ConfigFileError, ConfigFileParser
 from experiments.settings import check_settings
-from fedcodist import launch
+from fedcodist.run import launch
 
 # What a flag or an override of a setting can raise besides.
 PARSE_ERRORS = (

@@ -15,7 +15,7 @@ from experiments.data import Data
 from experiments.execution import execution_of
 from experiments.messages import choice, named
 from experiments.parties import public_of
-from fedcodist import graphs, launch
+from fedcodist import graphs
 from fedcodist.algorithms.decentralised_fed_avg import decentralised_fed_avg
 from fedcodist.algorithms.decentralised_periodic_codistillation import (
     DecentralisedPeriodicHyper,
@@ -38,6 +38,7 @@ from fedcodist.models import MLP, NormalizedCNN, ResNet
 from fedcodist.models.fed_md import TABLE_1, FedMDNetwork, narrower
 from fedcodist.models.multi_headed import main_head_only, multi_headed
 from fedcodist.models.resnet_imagenet import resnet18, resnet34
+from fedcodist.run import launch
 
 BACKBONES: dict[str, Callable[[], Any]] = {
     "digits_small": lambda: MLP((32,), classes=None),

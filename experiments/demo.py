@@ -12,7 +12,7 @@ from pathlib import Path
 
 from experiments import report
 from experiments.methods import METHODS
-from fedcodist import children
+from fedcodist.run import children
 
 CONFIG = Path(__file__).parent / "configs" / "digits_codist.py"
 

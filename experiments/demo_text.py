@@ -13,7 +13,7 @@ from pathlib import Path
 
 from experiments import domains
 from experiments.methods import METHODS
-from fedcodist import children
+from fedcodist.run import children
 
 ROOT = Path(__file__).parents[1]
 CONFIG = ROOT / "experiments" / "configs" / "text_domain_shift.py"

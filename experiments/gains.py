@@ -20,7 +20,7 @@ from experiments.metric_kinds import decimal
 from experiments.report.plots import INSTALL_PLOTS
 from experiments.results.figures import PartyCurve, parties_plot
 from experiments.results.sections.fed_md import STOPPING
-from fedcodist.run_folder import PHASES
+from fedcodist.run.run_folder import PHASES
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

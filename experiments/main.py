@@ -18,11 +18,11 @@ from absl import flags
 from ml_collections import ConfigDict, config_flags
 
 from experiments import command
-from fedcodist import compilation_cache, launch
+from fedcodist.run import compilation_cache, launch
 
 if TYPE_CHECKING:
-    from experiments.tracing import Callback
-    from fedcodist.experiment import Outcome
+    from fedcodist.run.experiment import Outcome
+    from fedcodist.run.profile import Callback
 
 
 _CONFIG = config_flags.DEFINE_config_file("config", None, "The experiment's config file.")
@@ -111,10 +111,10 @@ def _run() -> int:
     from experiments.messages import as_settings
     from experiments.methods import run_title
     from experiments.phases import check_phases, run_phases
-    from experiments.tracing import check_folder, tracing
-    from fedcodist.checkpoint import CheckpointError
-    from fedcodist.experiment import TrainingDiverged, check_experiment, run_experiment
-    from fedcodist.run_folder import RunFolderError
+    from fedcodist.run.checkpoint import CheckpointError
+    from fedcodist.run.experiment import TrainingDiverged, check_experiment, run_experiment
+    from fedcodist.run.profile import check_folder, tracing
+    from fedcodist.run.run_folder import RunFolderError
 
     config, workdir = _CONFIG.value, Path(_WORKDIR.value)
     is_first = jax.process_index() == 0
@@ -182,7 +182,7 @@ def save_models(workdir: Path, outcome: "Outcome", first_seed: int) -> None:
     """
     import jax
 
-    from fedcodist.export import save_model
+    from fedcodist.run.export import save_model
 
     for model in outcome.summary["models"]:
         variables = outcome.variables[model]
@@ -237,8 +237,8 @@ def _prepared_folders(settings: ConfigDict) -> list[str]:
 
 def data_note(workdir: Path, about: Mapping[str, Any]) -> "Callback":
     """A callback that adds to environment.json, once, what a run's data are."""
-    from fedcodist.checkpoint import write_atomically
-    from fedcodist.run_folder import RunFolderError
+    from fedcodist.run.checkpoint import write_atomically
+    from fedcodist.run.run_folder import RunFolderError
 
     def note(records: Sequence[Mapping[str, Any]]) -> None:
         # At the first evaluation, when the folder is the run's; what a resumed run has stays.

@@ -36,7 +36,7 @@ from fedcodist.models.fed_md import (
     narrower,
     output_penalty,
 )
-from fedcodist.run_folder import PHASES
+from fedcodist.run.run_folder import PHASES
 
 PyTree = Any
 # Party i has network i. A single width is a fully connected network, the paper's weak party.

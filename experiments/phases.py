@@ -28,15 +28,15 @@ from experiments.methods import run_title
 from experiments.parties import adam, party_groups, party_shapes, public_of
 from fedcodist.algorithms import isolated, parties
 from fedcodist.algorithms.isolated import SHARED, IsolatedHyper, Patience
-from fedcodist.checkpoint import CheckpointError, load_checkpoint, save_checkpoint
 from fedcodist.core.checks import check_integer, check_number
 from fedcodist.core.local_training import LocalTraining
 from fedcodist.data.federated_data import FederatedData
 from fedcodist.distillation.validation import VALIDATION, ValidationData
-from fedcodist.experiment import Experiment, Outcome, check_experiment, run_experiment
 from fedcodist.models.fed_md import output_penalty
-from fedcodist.run_folder import PHASES, RunFolderError
-from fedcodist.sources import StreamedData, resident_data
+from fedcodist.run.checkpoint import CheckpointError, load_checkpoint, save_checkpoint
+from fedcodist.run.experiment import Experiment, Outcome, check_experiment, run_experiment
+from fedcodist.run.run_folder import PHASES, RunFolderError
+from fedcodist.run.sources import StreamedData, resident_data
 
 PyTree = Any
 Models = dict[str, Any]  # architecture -> Variables, leaves [seeds, group, ...]

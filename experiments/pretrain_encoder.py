@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from experiments import command
-from fedcodist import compilation_cache
+from fedcodist.run import compilation_cache
 
 if TYPE_CHECKING:
-    from fedcodist.experiment import Experiment
+    from fedcodist.run.experiment import Experiment
 
 HELD_OUT = 0.05  # share of the texts on which guesses are counted
 WARM_UP = 0.1  # share of the steps in which the learning rate grows
@@ -45,9 +45,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     import jax
 
     from fedcodist.bert_weights import save_encoder
-    from fedcodist.checkpoint import CheckpointError
-    from fedcodist.experiment import TrainingDiverged, run_experiment
-    from fedcodist.run_folder import RunFolderError
+    from fedcodist.run.checkpoint import CheckpointError
+    from fedcodist.run.experiment import TrainingDiverged, run_experiment
+    from fedcodist.run.run_folder import RunFolderError
 
     try:
         experiment = _experiment(settings)
@@ -85,10 +85,10 @@ def _experiment(settings: argparse.Namespace) -> "Experiment":
     from fedcodist.data.bert_tokens import BertVocabulary
     from fedcodist.data.federated_data import FederatedData
     from fedcodist.data.prepared import load_prepared
-    from fedcodist.experiment import Experiment
     from fedcodist.masked_language_model import hidden_tokens, masked_language_model
     from fedcodist.models.bert import Encoder
-    from fedcodist.sources import resident_data
+    from fedcodist.run.experiment import Experiment
+    from fedcodist.run.sources import resident_data
 
     for name in ("layers", "width", "heads", "epochs", "batch_size"):
         check_integer(f"--{name.replace('_', '-')}", getattr(settings, name), low=1)

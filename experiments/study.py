@@ -26,7 +26,7 @@ from optuna.trial import FrozenTrial, TrialState
 from experiments.methods import BASELINE
 from experiments.record import thin
 from experiments.search_space import Space
-from fedcodist.commit import running_commit
+from fedcodist.run.commit import running_commit
 
 ERRORS = (optuna.exceptions.OptunaError, sqlalchemy.exc.SQLAlchemyError, OSError)
 STATES = {

@@ -23,8 +23,8 @@ from ml_collections import config_flags
 
 from experiments import command
 from experiments.config_file import config_of, load_config_file, runs_of
-from fedcodist import children, launch
 from fedcodist.core.checks import check_integer
+from fedcodist.run import children, launch
 
 _COMMAND = (sys.executable, "-m", "experiments.main")
 _MOST_AT_ONCE = 1024

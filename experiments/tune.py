@@ -32,8 +32,8 @@ from absl import flags
 from ml_collections import ConfigDict, config_flags
 
 from experiments import command, search_space
-from fedcodist import children, compilation_cache, launch
 from fedcodist.core.checks import LARGEST_INTEGER, check_integer
+from fedcodist.run import children, compilation_cache, launch
 
 # File descriptor by which the first worker says that the study is open.
 _READY = "FEDCODIST_TUNE_READY"
@@ -257,7 +257,7 @@ def held_out_experiment(config: ConfigDict):
     from experiments.data import load_data
     from experiments.division import divided
     from experiments.messages import as_settings
-    from fedcodist.experiment import check_experiment
+    from fedcodist.run.experiment import check_experiment
 
     with as_settings(config):
         config = divided(copy.deepcopy(config))
@@ -324,7 +324,7 @@ def run_trials(
     import jax
 
     from experiments import study as studies
-    from fedcodist.experiment import experiment_programs
+    from fedcodist.run.experiment import experiment_programs
 
     programs = experiment_programs(experiment)
     counts: collections.Counter = collections.Counter()
@@ -350,7 +350,7 @@ def _run_trial(trial, experiment, programs, worker):
     import optuna
 
     from experiments import study as studies
-    from fedcodist.experiment import TrainingDiverged, run_experiment
+    from fedcodist.run.experiment import TrainingDiverged, run_experiment
 
     value = None
 

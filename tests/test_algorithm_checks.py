@@ -9,8 +9,6 @@ import optax
 import pytest
 from softmax_regression import random_clients, softmax_regression
 
-from fedcodist import simulation
-from fedcodist.algorithm_checks import check_algorithm
 from fedcodist.algorithms.fed_avg import FedAvgHyper, fed_avg
 from fedcodist.algorithms.pools import Pool, independent_pools
 from fedcodist.algorithms.scaffold import scaffold
@@ -19,8 +17,10 @@ from fedcodist.core.inputs import Selection
 from fedcodist.core.local_training import LocalTraining
 from fedcodist.core.method import communication_of
 from fedcodist.distillation.loop import Distillation, check_distillation
-from fedcodist.experiment import Experiment, check_experiment, run_experiment
-from fedcodist.sources import StreamedData, resident_data
+from fedcodist.run import programs
+from fedcodist.run.algorithm_checks import check_algorithm
+from fedcodist.run.experiment import Experiment, check_experiment, run_experiment
+from fedcodist.run.sources import StreamedData, resident_data
 
 DATA = random_clients((4, 3, 5), 3, 2)
 EXTRA = {"unlabelled": {"image": np.zeros((6, 3), np.float32)}}
@@ -230,7 +230,7 @@ def test_streamed_shapes_are_those_of_what_is_read():
 
 def test_the_round_is_traced_once_for_the_check_and_for_training(monkeypatch):
     """Of large networks a trace takes seconds. On several devices training has one of its own."""
-    monkeypatch.setattr(simulation, "all_devices", lambda: None)
+    monkeypatch.setattr(programs, "all_devices", lambda: None)
     traces = []
 
     def round_(*arguments):

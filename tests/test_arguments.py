@@ -13,9 +13,9 @@ from fedcodist.core.checks import check_integer, check_number
 from fedcodist.core.inputs import ClientData
 from fedcodist.core.local_training import batch_size_for, train_client
 from fedcodist.data.federated_data import FederatedData
-from fedcodist.experiment import Experiment, check_experiment
 from fedcodist.models.digits import MLP
-from fedcodist.sources import resident_data
+from fedcodist.run.experiment import Experiment, check_experiment
+from fedcodist.run.sources import resident_data
 
 COLUMNS = {"image": np.zeros((8, 6), np.float32), "label": np.zeros(8, np.int32)}
 MODEL = fc.from_flax_linen(MLP(hidden=(5,), classes=3), np.zeros((1, 6), np.float32))

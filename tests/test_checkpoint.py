@@ -10,8 +10,8 @@ import numpy as np
 import optax
 import pytest
 
-from fedcodist import checkpoint
-from fedcodist.checkpoint import (
+from fedcodist.run import checkpoint
+from fedcodist.run.checkpoint import (
     CheckpointError,
     load_checkpoint,
     save_checkpoint,

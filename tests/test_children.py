@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from fedcodist import children
+from fedcodist.run import children
 
 ROOT = Path(__file__).parents[1]
 # A program that says who it is and computes for ever, as a run does.

@@ -11,11 +11,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedcodist import chunk_size, simulation
 from fedcodist.algorithms.fed_avg import fed_avg
 from fedcodist.algorithms.pools import Pool, independent_pools
 from fedcodist.algorithms.scaffold import scaffold
-from fedcodist.chunk_size import (
+from fedcodist.core.for_each_client import Execution
+from fedcodist.core.local_training import LocalTraining
+from fedcodist.core.model import from_flax_linen
+from fedcodist.data.federated_data import FederatedData
+from fedcodist.models.digits import MLP
+from fedcodist.run import chunk_size, programs
+from fedcodist.run.chunk_size import (
     ChunkSize,
     available_bytes,
     choose_chunk_size,
@@ -24,13 +29,8 @@ from fedcodist.chunk_size import (
     machine_bytes,
     needed_bytes,
 )
-from fedcodist.core.for_each_client import Execution
-from fedcodist.core.local_training import LocalTraining
-from fedcodist.core.model import from_flax_linen
-from fedcodist.data.federated_data import FederatedData
-from fedcodist.experiment import Experiment, run_experiment
-from fedcodist.models.digits import MLP
-from fedcodist.sources import StreamedData, resident_data
+from fedcodist.run.experiment import Experiment, run_experiment
+from fedcodist.run.sources import StreamedData, resident_data
 
 pytestmark = pytest.mark.usefixtures("compile_quickly")
 
@@ -136,7 +136,7 @@ def experiment_of(chunk, evaluated=2, stream=False, with_rows=False):
 def bytes_of(chunk, evaluated=2):
     """On one device."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(simulation, "all_devices", lambda: None)
+        patch.setattr(programs, "all_devices", lambda: None)
         patch.setattr(jax, "device_count", lambda: 1)
         return needed_bytes(experiment_of(chunk, evaluated))
 
@@ -148,14 +148,14 @@ def test_what_is_measured_is_what_runs(stream, monkeypatch):
     experiment = experiment_of(1, stream=stream, with_rows=True)
     compiled = chunk_size._lowered(experiment).compile()
     name = "train_streamed" if stream else "train"
-    build, calls = simulation.build_programs, []
+    build, calls = programs.build_programs, []
 
     def measured(*arguments):
         calls.append(arguments)
         return compiled(*arguments)
 
     monkeypatch.setattr(
-        simulation,
+        programs,
         "build_programs",
         lambda *settings: build(*settings)._replace(**{name: measured}),
     )

@@ -16,8 +16,8 @@ from fedcodist.core.client_states import ClientRows, HostRows, device_rows
 from fedcodist.core.method import FederatedMethod
 from fedcodist.core.model import Model, Variables
 from fedcodist.data.federated_data import FederatedData
-from fedcodist.experiment import Experiment, run_experiment
-from fedcodist.sources import StreamedData, resident_data
+from fedcodist.run.experiment import Experiment, run_experiment
+from fedcodist.run.sources import StreamedData, resident_data
 
 pytestmark = pytest.mark.usefixtures("compile_quickly")
 

@@ -6,8 +6,8 @@ import numpy as np
 import optax
 import pytest
 
-from fedcodist.column_uses import Index, column_uses, of_column
 from fedcodist.core.labels import class_labels
+from fedcodist.run.column_uses import Index, column_uses, of_column
 
 OUTPUTS, LABELS = jax.ShapeDtypeStruct((2, 3), jnp.float32), jax.ShapeDtypeStruct((2,), jnp.int32)
 cross_entropy = optax.softmax_cross_entropy_with_integer_labels

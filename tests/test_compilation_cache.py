@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from fedcodist import launch
+from fedcodist.run import launch
 
 
 def cache_folder(**environment) -> str:
     """The folder that a fresh process would keep its compiled programs in."""
     code = (
-        "from fedcodist.compilation_cache import cache_compilations; cache_compilations(); import jax; "
-        "print(jax.config.jax_compilation_cache_dir)"
+        "from fedcodist.run.compilation_cache import cache_compilations; cache_compilations(); "
+        "import jax; print(jax.config.jax_compilation_cache_dir)"
     )
     inherited = {k: v for k, v in os.environ.items() if not k.startswith(("JAX_", "XDG_"))}
     done = subprocess.run(
@@ -37,8 +37,8 @@ def test_compiled_programs_are_kept_for_the_next_start(tmp_path):
 COMPILES = """
 import pytest
 
-from fedcodist import launch
-from fedcodist.compilation_cache import cache_compilations
+from fedcodist.run import launch
+from fedcodist.run.compilation_cache import cache_compilations
 launch.join()
 cache_compilations()
 import jax, jax.numpy as jnp, sys

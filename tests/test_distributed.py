@@ -17,9 +17,9 @@ import pytest
 from quick_compilation import XLA_FLAGS
 
 from experiments import main
-from fedcodist import experiment
-from fedcodist.export import load_model
-from fedcodist.run_folder import RunFolder, RunFolderError
+from fedcodist.run import experiment
+from fedcodist.run.export import load_model
+from fedcodist.run.run_folder import RunFolder, RunFolderError
 
 ROOT = Path(__file__).parents[1]
 MODELS = ("small", "large")

@@ -16,8 +16,8 @@ from fedcodist.core.metrics import accuracy, f_score, of_one_logit
 from fedcodist.core.model import from_flax_linen
 from fedcodist.data.federated_data import FederatedData
 from fedcodist.distillation.loop import softened_target
-from fedcodist.experiment import Experiment, check_experiment
-from fedcodist.sources import resident_data
+from fedcodist.run.experiment import Experiment, check_experiment
+from fedcodist.run.sources import resident_data
 
 pytestmark = pytest.mark.usefixtures("compile_quickly")
 

@@ -11,22 +11,22 @@ import numpy as np
 import optax
 import pytest
 
-from fedcodist import experiment as loop
-from fedcodist import records, simulation
 from fedcodist.algorithms.fed_avg import FedAvgHyper, constant, fed_avg
 from fedcodist.algorithms.pools import Pool, independent_pools
 from fedcodist.core.local_training import LocalTraining
 from fedcodist.core.model import from_flax_linen
 from fedcodist.data.federated_data import FederatedData
-from fedcodist.experiment import (
+from fedcodist.run import experiment as loop
+from fedcodist.run import metrics_lines, programs
+from fedcodist.run.experiment import (
     Experiment,
     TrainingDiverged,
     check_experiment,
     experiment_programs,
     run_experiment,
 )
-from fedcodist.run_folder import RunFolderError
-from fedcodist.sources import StreamedData, resident_data
+from fedcodist.run.run_folder import RunFolderError
+from fedcodist.run.sources import StreamedData, resident_data
 
 pytestmark = pytest.mark.usefixtures("compile_quickly")
 
@@ -77,7 +77,7 @@ def make_experiment(rounds: int = 5, learning_rate: float = 0.1, stream=False, *
 @pytest.fixture(scope="module", autouse=True)
 def one_device_and_one_compilation():
     """Several devices have tests of their own; here the programs of one algorithm are shared."""
-    cache, build = {}, simulation.build_programs
+    cache, build = {}, programs.build_programs
 
     def build_once(algorithm, *settings):
         key = (algorithm.round, *settings)
@@ -85,8 +85,8 @@ def one_device_and_one_compilation():
         return cache[key]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(simulation, "all_devices", lambda: None)
-        patch.setattr(simulation, "build_programs", build_once)
+        patch.setattr(programs, "all_devices", lambda: None)
+        patch.setattr(programs, "build_programs", build_once)
         yield
 
 
@@ -214,7 +214,7 @@ def test_a_metric_that_is_undefined_for_all_clients_is_null():
 def test_a_metric_that_some_rounds_lack_is_a_mean_of_the_others():
     values = np.array([[1.0, np.nan, 3.0], [np.nan] * 3, [2.0, np.inf, 1.0]])
     history = [{"a/loss": values[:, :2]}, {"a/loss": values[:, 2:]}]
-    found = records.training_records(3, history, np.array([5, 6, 7]))
+    found = metrics_lines.training_records(3, history, np.array([5, 6, 7]))
     assert [record["loss"] for record in found] == [2.0, None, None]
 
 

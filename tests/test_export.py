@@ -12,8 +12,8 @@ import pytest
 import safetensors.numpy
 
 from fedcodist.core.model import Variables, from_flax_linen, from_flax_nnx, from_haiku
-from fedcodist.export import load_model, save_model
 from fedcodist.models.digits import BatchNormMLP
+from fedcodist.run.export import load_model, save_model
 
 IMAGES = jnp.asarray(np.random.default_rng(0).normal(size=(5, 8, 8, 1)), jnp.float32)
 

@@ -14,8 +14,8 @@ from fedcodist.algorithms.scaffold import scaffold
 from fedcodist.core.for_each_client import Execution
 from fedcodist.core.local_training import LocalTraining
 from fedcodist.core.model import Variables, from_flax_linen
-from fedcodist.fedjax_adapter import as_fedjax
 from fedcodist.models.digits import MLP
+from fedcodist.run.fedjax_adapter import as_fedjax
 
 MODEL = from_flax_linen(MLP(hidden=(5,), classes=3), np.zeros((1, 6), np.float32))
 METHOD = fed_avg(

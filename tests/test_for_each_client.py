@@ -25,7 +25,7 @@ from fedcodist.core.model import Model, Variables, from_flax_linen
 from fedcodist.data.federated_data import FederatedData
 from fedcodist.distillation.loop import Distillation
 from fedcodist.models.digits import MLP, BatchNormMLP
-from fedcodist.sources import resident_data
+from fedcodist.run.sources import resident_data
 
 AXIS = "clients"
 FEATURES, CLASSES, ROUNDS = 6, 3, 2

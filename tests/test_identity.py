@@ -15,16 +15,16 @@ import optax
 import pytest
 from softmax_regression import random_clients, softmax_regression
 
-from fedcodist import identity
 from fedcodist.algorithms.fed_avg import constant, fed_avg, linear_decay
 from fedcodist.algorithms.pools import Pool, independent_pools
 from fedcodist.core.for_each_client import Execution
 from fedcodist.core.local_training import LocalTraining
 from fedcodist.data.federated_data import FederatedData
-from fedcodist.experiment import Experiment, run_experiment
-from fedcodist.identity import digest, identity_of
-from fedcodist.run_folder import RunFolderError
-from fedcodist.sources import StreamedData, resident_data
+from fedcodist.run import identity
+from fedcodist.run.experiment import Experiment, run_experiment
+from fedcodist.run.identity import digest, identity_of
+from fedcodist.run.run_folder import RunFolderError
+from fedcodist.run.sources import StreamedData, resident_data
 
 RATE = 0.9
 TEST = random_clients((2, 3), 3, 2)

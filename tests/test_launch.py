@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedcodist import launch
+from fedcodist.run import launch
 
 PREAMBLE = f"""
 import os, pathlib, signal, sys, time
@@ -227,7 +227,7 @@ def test_join_leaves_a_process_alone_that_is_the_only_one(monkeypatch):
 def test_threads_of_joined_processes_do_not_interrupt_each_other(tmp_path):
     program = """
 from unittest import mock
-from fedcodist import launch
+from fedcodist.run import launch
 policies = []
 jax = mock.MagicMock()
 jax.distributed.initialize = lambda *_, **__: policies.append(os.sched_getscheduler(0))
@@ -240,7 +240,7 @@ with mock.patch.dict(sys.modules, {"jax": jax, "jax.experimental": jax.experimen
 
 
 LISTENING = """
-from fedcodist import launch
+from fedcodist.run import launch
 launch.join()
 import jax, jax.numpy as jnp
 files = [pathlib.Path("/proc/net/tcp"), pathlib.Path("/proc/net/tcp6")]
@@ -283,7 +283,7 @@ if rank == 1:
     starts()
     time.sleep(0.5 if (folder / "starts_1").stat().st_size == 1 else 0)
     os.kill(os.getpid(), signal.SIGKILL) if (folder / "starts_1").stat().st_size == 1 else sys.exit(0)
-from fedcodist import launch
+from fedcodist.run import launch
 if starts() == 1:
     launch._log_native_errors(pathlib.Path(os.environ[{launch._LOGS!r}]) / "process_0.log")
     time.sleep(1)

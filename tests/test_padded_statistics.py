@@ -20,9 +20,9 @@ from fedcodist.core.local_training import LocalTraining, train_client
 from fedcodist.core.model import from_flax_linen, from_flax_nnx, from_haiku
 from fedcodist.core.padded_statistics import check_dealt_batches
 from fedcodist.data.federated_data import FederatedData
-from fedcodist.experiment import Experiment, check_experiment, run_experiment
 from fedcodist.models.digits import BatchNormMLP
-from fedcodist.sources import StreamedData, resident_data
+from fedcodist.run.experiment import Experiment, check_experiment, run_experiment
+from fedcodist.run.sources import StreamedData, resident_data
 
 pytestmark = pytest.mark.usefixtures("compile_quickly")
 

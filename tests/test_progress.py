@@ -5,7 +5,7 @@ import io
 import pytest
 from rich.console import Console
 
-from fedcodist.progress import progress
+from fedcodist.run.progress import progress
 
 
 class Clock:

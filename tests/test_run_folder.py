@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from fedcodist import checkpoint, run_folder
-from fedcodist.run_folder import RunFolder, RunFolderError
+from fedcodist.run import checkpoint, run_folder
+from fedcodist.run.run_folder import RunFolder, RunFolderError
 
 CONFIG = {"rounds": 5, "pools": {"small": {"fraction": 1 / 3, "alpha": None}}, "sizes": (1, 2)}
 PLAN = {"processes": 2, "loop": "scan"}
@@ -74,7 +74,7 @@ def test_another_plan_needs_change_plan(tmp_path):
 
 HOLDER = """
 import sys, time
-from fedcodist.run_folder import RunFolder
+from fedcodist.run.run_folder import RunFolder
 with RunFolder(sys.argv[1]) as folder:
     folder.claim({}, {}, change_plan=False)
     print("has it", flush=True)

@@ -9,7 +9,6 @@ import optax
 import pytest
 from jax.sharding import Mesh
 
-from fedcodist import simulation
 from fedcodist.algorithms.codistillation import TeachingHyper
 from fedcodist.algorithms.fed_avg import FedAvgHyper, fed_avg, linear_decay
 from fedcodist.algorithms.merged_codistillation import merged_codistillation
@@ -19,9 +18,10 @@ from fedcodist.core.local_training import LocalTraining
 from fedcodist.core.model import from_flax_linen
 from fedcodist.data.federated_data import FederatedData
 from fedcodist.distillation.loop import Distillation
-from fedcodist.evaluation import evaluation_split
 from fedcodist.models.digits import MLP
-from fedcodist.sources import resident_data
+from fedcodist.run.evaluation import evaluation_split
+from fedcodist.run.programs import AXIS, build_programs, replicate
+from fedcodist.run.sources import resident_data
 
 pytestmark = pytest.mark.usefixtures("compile_quickly")
 
@@ -70,8 +70,8 @@ def algorithm(kind):
 @functools.cache
 def programs(kind, devices=None, seeds_loop="map", num_seeds=1):
     """Programs of their own for each number of seeds, so that compilations can be counted."""
-    mesh = devices and Mesh(np.array(jax.devices()[:devices]), (simulation.AXIS,))
-    return simulation.build_programs(algorithm(kind), ROUNDS, mesh, seeds_loop), mesh
+    mesh = devices and Mesh(np.array(jax.devices()[:devices]), (AXIS,))
+    return build_programs(algorithm(kind), ROUNDS, mesh, seeds_loop), mesh
 
 
 def data():
@@ -82,7 +82,7 @@ def train(counts=(ROUNDS,), seeds=(0,), hyper=None, kind="merged", devices=None,
     """Trains in calls of the given numbers of rounds; returns state and history as NumPy."""
     compiled, mesh = programs(kind, devices, seeds_loop, len(seeds))
     hyper = algorithm(kind).hyper if hyper is None else hyper
-    put = functools.partial(simulation.replicate, mesh=mesh)
+    put = functools.partial(replicate, mesh=mesh)
     seeds, hyper, resident = put((np.array(seeds, np.uint32), floats(hyper), data()))
     state, rows = compiled.init(seeds), dict.fromkeys(algorithm(kind).rows)
     first, history = 0, []
@@ -205,7 +205,7 @@ def test_a_pool_alone_is_the_pool_in_company():
             root = jax.random.key(0)
             cohorts = [each(round, root).clients[name] for each in (select_alone, select_together)]
             np.testing.assert_array_equal(*cohorts)
-    compiled = simulation.build_programs(alone, ROUNDS)
+    compiled = build_programs(alone, ROUNDS)
     seeds = jnp.zeros(1, jnp.uint32)
     lone_state, _, lone_history = compiled.train(
         compiled.init(seeds), {name: None}, seeds, 0, ROUNDS, floats(alone.hyper), data()
@@ -255,8 +255,8 @@ def evaluations():
     """The same two seeds' models on one and on eight devices, in batches that do not divide."""
     results = {}
     for devices in (None, 8):
-        mesh = devices and Mesh(np.array(jax.devices()[:devices]), (simulation.AXIS,))
-        compiled = simulation.build_programs(
+        mesh = devices and Mesh(np.array(jax.devices()[:devices]), (AXIS,))
+        compiled = build_programs(
             algorithm("fed_avg"),
             ROUNDS,
             mesh,
@@ -266,7 +266,7 @@ def evaluations():
             ),
         )
         splits = {name: evaluation_split(split) for name, split in SPLITS.items()}
-        seeds, splits = simulation.replicate((np.arange(2, dtype=np.uint32), splits), mesh)
+        seeds, splits = replicate((np.arange(2, dtype=np.uint32), splits), mesh)
         state = compiled.init(seeds)
         compiled.evaluate(state, splits)
         other = jax.tree.map(lambda leaf: leaf + 0 * leaf, state)

@@ -15,7 +15,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.sharding import Mesh
 
-from fedcodist import simulation
 from fedcodist.algorithms.fed_avg import FedAvgHyper, fed_avg
 from fedcodist.algorithms.merged_codistillation import merged_codistillation
 from fedcodist.algorithms.periodic_codistillation import periodic_codistillation
@@ -29,7 +28,8 @@ from fedcodist.core.model import Model, Variables, from_flax_linen
 from fedcodist.data.federated_data import FederatedData
 from fedcodist.distillation.loop import Distillation
 from fedcodist.models.digits import MLP
-from fedcodist.sources import StreamedData, resident_data, stack_inputs
+from fedcodist.run.programs import AXIS, build_programs, own_devices, place_inputs
+from fedcodist.run.sources import StreamedData, resident_data, stack_inputs
 
 pytestmark = pytest.mark.usefixtures("compile_quickly")
 
@@ -144,8 +144,8 @@ def test_streamed_inputs_are_the_resident_ones_row_for_row(stored, kind):
 )
 def test_streamed_training_is_resident_training(stored, kind, devices):
     arrays, mapped = stored
-    mesh = devices and Mesh(np.array(jax.devices()[:devices]), (simulation.AXIS,))
-    programs = simulation.build_programs(algorithm(kind), ROUNDS)
+    mesh = devices and Mesh(np.array(jax.devices()[:devices]), (AXIS,))
+    programs = build_programs(algorithm(kind), ROUNDS)
     seeds = jnp.array([0, 7], jnp.uint32)
     hyper = jax.tree.map(jnp.float32, algorithm(kind).hyper)
     rows = dict.fromkeys(algorithm(kind).rows)  # these methods' clients keep nothing
@@ -153,21 +153,19 @@ def test_streamed_training_is_resident_training(stored, kind, devices):
         programs.init(seeds), rows, seeds, 0, ROUNDS, hyper, resident_data(*sources_of(arrays))
     )
     source = StreamedData(*sources_of(mapped))
-    own = simulation.own_devices(mesh)
+    own = own_devices(mesh)
 
     def read(round):
         selections = [programs.select(seed, round) for seed in seeds]
         return stack_inputs([source.read(each, devices or 1, own) for each in selections])
 
     if mesh:
-        programs = simulation.build_programs(algorithm(kind), ROUNDS, mesh)._replace(
-            select=programs.select
-        )
+        programs = build_programs(algorithm(kind), ROUNDS, mesh)._replace(select=programs.select)
     streamed_state = programs.init(seeds)
     parts = []
     for round, inputs in enumerate(source.ahead(read, range(ROUNDS))):
         streamed_state, _, part = programs.train_streamed(
-            streamed_state, rows, seeds, round, hyper, simulation.place_inputs(inputs, mesh)
+            streamed_state, rows, seeds, round, hyper, place_inputs(inputs, mesh)
         )
         parts.append(part)
     streamed_history = jax.tree.map(lambda *each: jnp.concatenate(each, axis=1), *parts)
@@ -319,7 +317,7 @@ def test_a_cohort_of_a_million_clients_is_drawn_in_microseconds(million):
     )
     pools = {"everyone": Pool(fed_avg(model), np.arange(million.num_clients), 20)}
     drawn = independent_pools(pools, {"image": jax.ShapeDtypeStruct((4,), np.float32)})
-    select = simulation.build_programs(drawn, 1).select
+    select = build_programs(drawn, 1).select
     jax.block_until_ready(select(0, 0))
     seconds, clients = [], []
     for round in range(50):

@@ -9,11 +9,11 @@ import pytest
 import safetensors.numpy
 
 from fedcodist.bert_weights import load_encoder, save_encoder
-from fedcodist.checkpoint import write_atomically
 from fedcodist.core.model import Variables
 from fedcodist.core.tensor_files import load_tensors, save_tensors, tensors_of
-from fedcodist.export import load_model, save_model
 from fedcodist.models.bert import Encoder
+from fedcodist.run.checkpoint import write_atomically
+from fedcodist.run.export import load_model, save_model
 
 KINDS = [bool, np.float16, np.float32, np.float64, np.complex64, jnp.bfloat16]
 KINDS += [f"{kind}{bits}" for kind in ("int", "uint") for bits in (8, 16, 32, 64)]
@@ -89,7 +89,7 @@ def test_a_file_that_cannot_be_written_is_left_as_it_was(tmp_path, monkeypatch):
         def full(file, content):
             raise OSError(28, "No space left on device")
 
-        patch.setattr("fedcodist.checkpoint.write_all", full)
+        patch.setattr("fedcodist.run.checkpoint.write_all", full)
         with pytest.raises(OSError, match="No space left"):
             save_tensors(path, {"w": np.zeros(2)}, {})
     np.testing.assert_array_equal(load_tensors(path)["w"], np.ones(2))

@@ -10,7 +10,6 @@ import optax
 import pytest
 from jax.sharding import PartitionSpec
 
-from fedcodist import simulation
 from fedcodist.algorithms.codistillation import codistillation_target
 from fedcodist.core import readout
 from fedcodist.core.inputs import Examples
@@ -26,6 +25,7 @@ from fedcodist.models import lstm
 from fedcodist.models.lstm import LSTMLanguageModel
 from fedcodist.models.transformer import Transformer
 from fedcodist.next_token import language_model, next_tokens
+from fedcodist.run.programs import AXIS, all_devices
 from tests.test_readout import all_shapes
 
 VOCABULARY, LENGTH = 12, 5
@@ -140,9 +140,9 @@ def test_no_logits_of_a_batch_exist():
 
 @pytest.mark.slow
 def test_devices_share_the_batch():
-    mesh = simulation.all_devices()
+    mesh = all_devices()
     dealt = jax.shard_map(
-        functools.partial(distilled, axis_name=simulation.AXIS),
+        functools.partial(distilled, axis_name=AXIS),
         mesh=mesh,
         in_specs=(),
         out_specs=PartitionSpec(),

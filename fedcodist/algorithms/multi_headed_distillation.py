@@ -22,7 +22,6 @@ from fedcodist.algorithms.head_distillation import (
 )
 from fedcodist.algorithms.host_banks import HostBanks
 from fedcodist.algorithms.parties import PARTIES, PUBLIC, Group, for_each_party
-from fedcodist.chunk_size import available_bytes, host_bytes
 from fedcodist.core import keys
 from fedcodist.core.aggregation import ClientResult
 from fedcodist.core.arguments import check_arguments
@@ -42,6 +41,7 @@ from fedcodist.core.method import FederatedAlgorithm
 from fedcodist.core.model import Variables, is_finite, variable_shapes
 from fedcodist.core.shuffling import stream_positions
 from fedcodist.models.multi_headed import BACKBONE, HeadedOutputs
+from fedcodist.run.chunk_size import available_bytes, host_bytes
 
 
 class HeadDistillation(NamedTuple):

@@ -22,7 +22,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedcodist.children import end_with_parent
 from fedcodist.data.federated_data import FederatedData, client_id_array
 from fedcodist.data.partition import split_clients
 from fedcodist.data.preparation import Show
@@ -33,6 +32,7 @@ from fedcodist.data.tff import numpy_examples, to_numpy
 from fedcodist.data.tff_sqlite import sqlite_database
 from fedcodist.data.vocabulary import Vocabulary
 from fedcodist.data.word_pieces import learn_pieces, piece_splitter
+from fedcodist.run.children import end_with_parent
 
 USERS_PER_SHARD = 500
 LONGEST_SENTENCE = 1 << 20  # bytes; a post itself has at most 30,000 characters

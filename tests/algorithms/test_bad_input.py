@@ -16,7 +16,7 @@ from fedcodist.core.model import from_flax_linen
 from fedcodist.data.federated_data import FederatedData
 from fedcodist.distillation.loop import Distillation
 from fedcodist.models.digits import MLP
-from fedcodist.sources import resident_data
+from fedcodist.run.sources import resident_data
 
 COLUMNS = {"image": np.zeros((8, 6), np.float32), "label": np.zeros(8, np.int32)}
 STEPS = Distillation(steps=2, batch_size=4)

@@ -24,7 +24,7 @@ from fedcodist.core.model import Variables, from_flax_linen
 from fedcodist.data.federated_data import FederatedData
 from fedcodist.distillation.loop import UNLABELLED, Distillation, frozen
 from fedcodist.models.digits import MLP, BatchNormMLP
-from fedcodist.sources import resident_data
+from fedcodist.run.sources import resident_data
 
 # Compiling is most of this file's time; the programs are too small for optimisation to pay.
 SIZES = (3, 9, 4, 7, 2, 5, 1, 8)

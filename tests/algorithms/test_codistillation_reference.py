@@ -25,7 +25,7 @@ from fedcodist.core.model import Variables, from_flax_linen
 from fedcodist.data.federated_data import FederatedData
 from fedcodist.distillation.loop import UNLABELLED, Distillation, batch_of_step
 from fedcodist.models.digits import MLP
-from fedcodist.sources import resident_data
+from fedcodist.run.sources import resident_data
 
 # Compiling is most of this file's time; the programs are too small for optimisation to pay.
 CLIENT_SIZES = (1, 9, 4, 7, 2, 5, 3, 8)

@@ -9,7 +9,6 @@ import numpy as np
 import optax
 import pytest
 
-from fedcodist import simulation
 from fedcodist.algorithms.fed_avg import FedAvgHyper, fed_avg
 from fedcodist.algorithms.fed_gkd import FedGKDHyper, fed_gkd
 from fedcodist.algorithms.fed_prox import FedProxHyper, fed_prox
@@ -23,7 +22,8 @@ from fedcodist.core.model import from_flax_linen
 from fedcodist.data.federated_data import FederatedData
 from fedcodist.distillation.loop import UNLABELLED, Distillation
 from fedcodist.models.digits import MLP
-from fedcodist.sources import resident_data
+from fedcodist.run.programs import build_programs
+from fedcodist.run.sources import resident_data
 
 pytestmark = pytest.mark.usefixtures("compile_quickly")
 
@@ -70,7 +70,7 @@ def compiled(codistillation, local):
             alpha = 1.0 if "1" in codistillation else 0.5
             algorithm = merged_codistillation(alpha=alpha, distillation=distillation, **common)
     data = resident_data(clients, {UNLABELLED: {"image": UNLABELLED_IMAGES}})
-    return pools, algorithm, simulation.build_programs(algorithm, ROUNDS), data
+    return pools, algorithm, build_programs(algorithm, ROUNDS), data
 
 
 @functools.cache

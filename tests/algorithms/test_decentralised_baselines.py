@@ -7,7 +7,7 @@ import numpy as np
 import optax
 import pytest
 
-from fedcodist import graphs, simulation
+from fedcodist import graphs
 from fedcodist.algorithms.decentralised_fed_avg import decentralised_fed_avg
 from fedcodist.algorithms.decentralised_periodic_codistillation import (
     DecentralisedPeriodicHyper,
@@ -24,7 +24,8 @@ from fedcodist.core.metrics import accuracy
 from fedcodist.core.model import Model, Variables, cross_entropy
 from fedcodist.core.shuffling import stream_positions
 from fedcodist.data.federated_data import FederatedData
-from fedcodist.sources import resident_data
+from fedcodist.run.programs import build_programs, replicate
+from fedcodist.run.sources import resident_data
 
 pytestmark = pytest.mark.usefixtures("compile_quickly")
 
@@ -53,8 +54,8 @@ GROUPS = {"three": Group(linear(), np.array([0, 2, 3])), "one": Group(linear(), 
 def trained(algorithm, rounds, devices=None, groups=GROUPS):
     """(weights by client, before and after; metrics)."""
     mesh = devices and jax.sharding.Mesh(np.array(jax.devices()[:devices]), ("clients",))
-    put = functools.partial(simulation.replicate, mesh=mesh)
-    programs = simulation.build_programs(algorithm, rounds, mesh)
+    put = functools.partial(replicate, mesh=mesh)
+    programs = build_programs(algorithm, rounds, mesh)
     columns = {"image": IMAGES, "label": LABELS}
     private = FederatedData.from_arrays(columns, offsets=np.cumsum([0, *SIZES]))
     data = resident_data(private, {PUBLIC: {"image": PUBLIC_IMAGES}, SHARED: columns})

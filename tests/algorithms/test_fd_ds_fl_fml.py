@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedcodist import simulation
 from fedcodist.algorithms.ds_fl import DSFLHyper, ds_fl, sharpened
 from fedcodist.algorithms.fd import FDHyper, LabelMeans, fd, of_others
 from fedcodist.algorithms.fml import MEME, OWN, FMLHyper, both, fml, mutual_loss
@@ -20,7 +19,8 @@ from fedcodist.core.local_training import LocalTraining
 from fedcodist.core.metrics import accuracy
 from fedcodist.core.model import Model, Variables, cross_entropy
 from fedcodist.data.federated_data import FederatedData
-from fedcodist.sources import resident_data
+from fedcodist.run.programs import AXIS, build_programs, replicate
+from fedcodist.run.sources import resident_data
 
 pytestmark = pytest.mark.usefixtures("compile_quickly")
 
@@ -93,15 +93,15 @@ ALGORITHMS = {
 
 @functools.cache
 def programs_of(name, devices):
-    mesh = devices and jax.sharding.Mesh(np.array(jax.devices()[:devices]), (simulation.AXIS,))
-    return simulation.build_programs(ALGORITHMS[name], ROUNDS, mesh), mesh
+    mesh = devices and jax.sharding.Mesh(np.array(jax.devices()[:devices]), (AXIS,))
+    return build_programs(ALGORITHMS[name], ROUNDS, mesh), mesh
 
 
 def run(name, hyper=None, devices=None, state=None, columns=COLUMNS, sizes=SIZES):
     """(first state, last state, metrics) of the first seed."""
     algorithm = ALGORITHMS[name]
     programs, mesh = programs_of(name, devices)
-    put = functools.partial(simulation.replicate, mesh=mesh)
+    put = functools.partial(replicate, mesh=mesh)
     private = FederatedData.from_arrays(columns, offsets=np.cumsum([0, *sizes]))
     data = resident_data(private, {PUBLIC: {"image": PUBLIC_IMAGES}})
     seeds = put(np.zeros(1, np.uint32))

@@ -11,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from softmax_regression import random_clients, softmax_regression
 
-from fedcodist import simulation
 from fedcodist.algorithms.fed_avg import FedAvgHyper, fed_avg
 from fedcodist.algorithms.fed_be import SAMPLINGS, fed_be, sharpened
 from fedcodist.algorithms.pools import Pool, independent_pools
@@ -21,9 +20,10 @@ from fedcodist.core.local_training import LocalTraining
 from fedcodist.core.model import from_flax_linen
 from fedcodist.distillation.loop import UNLABELLED, Distillation, distill
 from fedcodist.distillation.weight_averaging import Averaging, distill_averaged
-from fedcodist.experiment import Experiment, run_experiment
 from fedcodist.models.digits import BatchNormMLP
-from fedcodist.sources import StreamedData, resident_data
+from fedcodist.run.experiment import Experiment, run_experiment
+from fedcodist.run.programs import AXIS, build_programs, replicate
+from fedcodist.run.sources import StreamedData, resident_data
 
 pytestmark = pytest.mark.usefixtures("compile_quickly")
 
@@ -50,9 +50,9 @@ def algorithm(pools=POOLS, distillation=DISTILLATION, **options):
 
 def trained(method, rounds=ROUNDS, devices=None):
     """Pool -> weights after the last round, and the Selection of every round."""
-    mesh = devices and jax.sharding.Mesh(np.array(jax.devices()[:devices]), (simulation.AXIS,))
-    put = functools.partial(simulation.replicate, mesh=mesh)
-    programs = simulation.build_programs(method, rounds, mesh)
+    mesh = devices and jax.sharding.Mesh(np.array(jax.devices()[:devices]), (AXIS,))
+    put = functools.partial(replicate, mesh=mesh)
+    programs = build_programs(method, rounds, mesh)
     data = put(resident_data(federated(), {UNLABELLED: {"image": IMAGES}}))
     seeds, rows = put(np.zeros(1, np.uint32)), put(device_rows(method.rows, 1))
     hyper = put(jax.tree.map(np.float32, method.hyper))

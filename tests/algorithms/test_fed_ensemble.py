@@ -15,8 +15,8 @@ from fedcodist.algorithms.fed_avg import FedAvgHyper, fed_avg
 from fedcodist.algorithms.fed_ensemble import fed_ensemble
 from fedcodist.algorithms.pools import Pool, independent_pools
 from fedcodist.core.local_training import LocalTraining
-from fedcodist.experiment import Experiment, run_experiment
-from fedcodist.sources import resident_data
+from fedcodist.run.experiment import Experiment, run_experiment
+from fedcodist.run.sources import resident_data
 
 pytestmark = pytest.mark.usefixtures("compile_quickly")
 

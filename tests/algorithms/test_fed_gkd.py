@@ -17,8 +17,8 @@ from fedcodist.core.local_training import LocalTraining
 from fedcodist.core.method import communication_of
 from fedcodist.core.model import Variables
 from fedcodist.core.readout import Readout
-from fedcodist.experiment import Experiment, run_experiment
-from fedcodist.sources import resident_data
+from fedcodist.run.experiment import Experiment, run_experiment
+from fedcodist.run.sources import resident_data
 
 pytestmark = pytest.mark.usefixtures("compile_quickly")
 

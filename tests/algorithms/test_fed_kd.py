@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedcodist import simulation
 from fedcodist.algorithms.fed_avg import FedAvgHyper, fed_avg
 from fedcodist.algorithms.fed_kd import (
     MAPS,
@@ -31,8 +30,9 @@ from fedcodist.core.layer_outputs import LayerOutputs
 from fedcodist.core.local_training import LocalTraining
 from fedcodist.core.model import Model, Variables, cross_entropy
 from fedcodist.data.federated_data import FederatedData
-from fedcodist.experiment import Experiment, run_experiment
-from fedcodist.sources import StreamedData, resident_data
+from fedcodist.run.experiment import Experiment, run_experiment
+from fedcodist.run.programs import build_programs
+from fedcodist.run.sources import StreamedData, resident_data
 
 pytestmark = pytest.mark.usefixtures("compile_quickly")
 
@@ -122,7 +122,7 @@ def run(method, sizes=SIZES, execution=Execution(), rounds=ROUNDS):
     """(the student's kernels, clients' rows, metrics) of the first seed."""
     pool = Pool(method, np.arange(len(sizes)), len(sizes))
     algorithm = independent_pools({"pool": pool}, COLUMNS, execution)
-    programs = simulation.build_programs(algorithm, rounds)
+    programs = build_programs(algorithm, rounds)
     rows = jax.tree.map(jnp.asarray, device_rows(algorithm.rows, 1))
     seeds, hyper = jnp.zeros(1, jnp.uint32), jax.tree.map(np.float64, algorithm.hyper)
     state, rows, metrics = programs.train(
@@ -598,7 +598,7 @@ def test_seeds_have_teachers_of_their_own():
     )
     method = fed_kd(drawn, SMALL, COLUMNS, TRAINING, hyper=HYPER)
     algorithm = independent_pools({"pool": Pool(method, np.arange(3), 3)}, COLUMNS)
-    programs = simulation.build_programs(algorithm, 1)
+    programs = build_programs(algorithm, 1)
     rows = jax.tree.map(jnp.asarray, device_rows(algorithm.rows, 2))
     seeds, hyper = jnp.arange(2, dtype=jnp.uint32), {"pool": FedKDHyper(0.0, 0.0, 1.0, 1.0)}
     _, rows, _ = programs.train(

@@ -7,7 +7,6 @@ import optax
 import pytest
 from text_examples import ENCODER, IMPRESSIONS, SENTENCES
 
-from fedcodist import simulation
 from fedcodist.algorithms.fed_kd import FedKDHyper, fed_kd
 from fedcodist.algorithms.mutual_losses import Mutual, hidden_distance
 from fedcodist.algorithms.pools import Pool, independent_pools
@@ -19,7 +18,8 @@ from fedcodist.data.federated_data import FederatedData
 from fedcodist.models.bert import first_layers, with_encoder, with_frozen_tables
 from fedcodist.models.news import news_recommender
 from fedcodist.models.sentence_classifier import sentence_classifier
-from fedcodist.sources import resident_data
+from fedcodist.run.programs import build_programs
+from fedcodist.run.sources import resident_data
 
 pytestmark = pytest.mark.usefixtures("compile_quickly")
 
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.usefixtures("compile_quickly")
 def one_round(method, columns):
     data = FederatedData.from_arrays(columns, offsets=[0, 1, len(columns["label"])])
     algorithm = independent_pools({"pool": Pool(method, np.arange(2), 2)}, columns)
-    programs = simulation.build_programs(algorithm, 1)
+    programs = build_programs(algorithm, 1)
     rows = jax.tree.map(jnp.asarray, device_rows(algorithm.rows, 1))
     seeds, hyper = jnp.zeros(1, jnp.uint32), jax.tree.map(np.float32, algorithm.hyper)
     state, *_ = programs.train(programs.init(seeds), rows, seeds, 0, 1, hyper, resident_data(data))

@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedcodist import simulation
 from fedcodist.algorithms import fed_md as fed_md_module
 from fedcodist.algorithms import parties
 from fedcodist.algorithms.fed_md import fed_md, keras_adam, mean_absolute_error, sent
@@ -24,7 +23,8 @@ from fedcodist.core.model import Model, Variables, cross_entropy, from_flax_line
 from fedcodist.core.shuffling import stratified_sample
 from fedcodist.data.federated_data import FederatedData
 from fedcodist.models.fed_md import FedMDNetwork
-from fedcodist.sources import resident_data
+from fedcodist.run.programs import AXIS, build_programs, replicate
+from fedcodist.run.sources import resident_data
 
 pytestmark = pytest.mark.usefixtures("compile_quickly")
 
@@ -114,8 +114,8 @@ def algorithm(groups="two", digest=DIGEST, revisit=REVISIT, **options):
 
 @functools.cache
 def programs_of(devices=None, **options):
-    mesh = devices and jax.sharding.Mesh(np.array(jax.devices()[:devices]), (simulation.AXIS,))
-    return simulation.build_programs(algorithm(**options), 4, mesh), mesh
+    mesh = devices and jax.sharding.Mesh(np.array(jax.devices()[:devices]), (AXIS,))
+    return build_programs(algorithm(**options), 4, mesh), mesh
 
 
 def start(seed=0, **options):
@@ -134,7 +134,7 @@ def run(
 ):
     """(state, metrics) after some rounds, for the first seed."""
     programs, mesh = programs_of(**options)
-    put = functools.partial(simulation.replicate, mesh=mesh)
+    put = functools.partial(replicate, mesh=mesh)
     columns = {"image": images, "label": labels}
     private = FederatedData.from_arrays(columns, offsets=np.cumsum([0, *sizes]))
     data = resident_data(private, {PUBLIC: {"image": PUBLIC_IMAGES}})

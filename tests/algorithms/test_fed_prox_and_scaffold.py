@@ -19,8 +19,8 @@ from fedcodist.core.local_training import LocalTraining
 from fedcodist.core.method import communication_of
 from fedcodist.core.model import Model, Variables
 from fedcodist.data.federated_data import FederatedData
-from fedcodist.experiment import Experiment, run_experiment
-from fedcodist.sources import resident_data
+from fedcodist.run.experiment import Experiment, run_experiment
+from fedcodist.run.sources import resident_data
 
 pytestmark = pytest.mark.usefixtures("compile_quickly")
 
@@ -150,12 +150,12 @@ def test_scaffold_starts_as_uniform_fed_avg(option):
 @pytest.mark.slow
 def test_the_servers_variate_is_the_mean_of_the_clients():
     """When all start at zero, whoever takes part."""
-    from fedcodist import simulation
     from fedcodist.core.client_states import device_rows
+    from fedcodist.run.programs import build_programs
 
     pool = Pool(variates(), np.arange(len(SIZES)), 2)
     algorithm = independent_pools({"pool": pool}, federated().columns)
-    programs = simulation.build_programs(algorithm, ROUNDS)
+    programs = build_programs(algorithm, ROUNDS)
     seeds = jnp.zeros(1, jnp.uint32)
     rows = jax.tree.map(jnp.asarray, device_rows(algorithm.rows, 1))
     hyper = jax.tree.map(jnp.float32, algorithm.hyper)

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from jax.interpreters import partial_eval
 from softmax_regression import random_clients, softmax_regression
 
-from fedcodist import simulation
 from fedcodist.algorithms import fed_sdd as fed_sdd_module
 from fedcodist.algorithms.fed_avg import FedAvgHyper, fed_avg
 from fedcodist.algorithms.fed_be import fed_be
@@ -32,9 +31,10 @@ from fedcodist.data.federated_data import FederatedData
 from fedcodist.distillation.ensembles import without_worst
 from fedcodist.distillation.loop import UNLABELLED, Distillation
 from fedcodist.distillation.validation import VALIDATION, ValidationData
-from fedcodist.experiment import Experiment, check_experiment
 from fedcodist.models.digits import MLP
-from fedcodist.sources import StreamedData, resident_data
+from fedcodist.run.experiment import Experiment, check_experiment
+from fedcodist.run.programs import AXIS, build_programs, replicate
+from fedcodist.run.sources import StreamedData, resident_data
 
 pytestmark = pytest.mark.usefixtures("compile_quickly")
 
@@ -64,9 +64,9 @@ def trained(algorithm, rounds=ROUNDS, images=UNLABELLED_IMAGES, devices=None, pr
     `programs` of the same algorithm with other floats in `hyper`, or of more rounds, are not compiled
     again.
     """
-    mesh = devices and jax.sharding.Mesh(np.array(jax.devices()[:devices]), (simulation.AXIS,))
-    put = functools.partial(simulation.replicate, mesh=mesh)
-    programs = programs or simulation.build_programs(algorithm, rounds, mesh)
+    mesh = devices and jax.sharding.Mesh(np.array(jax.devices()[:devices]), (AXIS,))
+    put = functools.partial(replicate, mesh=mesh)
+    programs = programs or build_programs(algorithm, rounds, mesh)
     validation = {"image": images, "label": np.arange(len(images), dtype=np.int32) % CLASSES}
     data = resident_data(federated(), {UNLABELLED: {"image": images}, VALIDATION: validation})
     seeds = put(np.zeros(1, np.uint32))
@@ -84,7 +84,7 @@ def trained(algorithm, rounds=ROUNDS, images=UNLABELLED_IMAGES, devices=None, pr
 def two_models_over_three_rounds():
     """(algorithm, programs), which are compiled once."""
     algorithm = sdd(num_models=2, rounds_kept=3)
-    return algorithm, simulation.build_programs(algorithm, ROUNDS)
+    return algorithm, build_programs(algorithm, ROUNDS)
 
 
 @functools.cache
@@ -210,7 +210,7 @@ def test_distilling_the_main_model_touches_nothing_else():
     """Whatever the images, the temperature and the number of steps: so groups k > 0 could start
     their next round while the main model is taught."""
     algorithm = sdd(num_models=3)
-    programs = simulation.build_programs(algorithm, ROUNDS)
+    programs = build_programs(algorithm, ROUNDS)
     base, _ = trained(algorithm, programs=programs)
     hot = algorithm._replace(hyper=algorithm.hyper._replace(temperature=9.0))
     others = [
@@ -338,7 +338,7 @@ def test_clients_visit_every_group_alike():
 @pytest.mark.slow
 def test_the_ensemble_is_the_mean_of_what_is_in_the_buffer():
     algorithm = sdd(num_models=2, rounds_kept=3)
-    programs = simulation.build_programs(algorithm, ROUNDS)
+    programs = build_programs(algorithm, ROUNDS)
     predictor = algorithm.predictors[ENSEMBLE]
     images = jnp.asarray(UNLABELLED_IMAGES)
     for rounds, members in ((1, 2), (2, 4), (4, 6)):
@@ -362,7 +362,7 @@ def test_client_ensembles_are_measured_and_change_nothing(num_models):
     images = jnp.asarray(UNLABELLED_IMAGES)
     samples = ("gaussian", "dirichlet") if num_models == 1 else ()
     algorithm = sdd(num_models=num_models, measured=("clients", *samples))
-    programs = simulation.build_programs(algorithm, ROUNDS)
+    programs = build_programs(algorithm, ROUNDS)
     (state, _), selections = trained(algorithm, programs=programs)
     before = trained(algorithm, ROUNDS - 1, programs=programs)[0][0]
     plain = trained_by_two_models() if num_models == 2 else trained(sdd(num_models=1))[0][0]
@@ -595,7 +595,7 @@ def test_variates_of_clients_who_are_dropped_count():
     validated = Validated(ValidationData(11, 11), every=STEPS, patience=STEPS, drop_worst=True)
     options = dict(learning_rate=0.0, validation=validated)
     method = fed_df({"pool": pool}, federated().columns, 11, DISTILLATION, **options)
-    programs = simulation.build_programs(method, 1)
+    programs = build_programs(method, 1)
     rows = jax.tree.map(jnp.asarray, device_rows(method.rows, 1))
     start = np.asarray(method.init(jax.random.key(0))["pool"].averaging.params["w"], np.float64)
     images = np.random.default_rng(5).normal(size=(500, FEATURES)).astype(np.float32)

@@ -11,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from softmax_regression import random_clients, softmax_regression
 
-from fedcodist import simulation
 from fedcodist.algorithms.fed_avg import FedAvgHyper, fed_avg
 from fedcodist.algorithms.hetero_fl import Level, classes_of, hetero_fl, scaled_by_share
 from fedcodist.algorithms.pools import Pool, independent_pools
@@ -23,7 +22,8 @@ from fedcodist.core.local_training import LocalTraining
 from fedcodist.core.model import from_flax_linen
 from fedcodist.models.cnn import CNN
 from fedcodist.models.digits import MLP, BatchNormMLP
-from fedcodist.sources import resident_data
+from fedcodist.run.programs import AXIS, build_programs, replicate
+from fedcodist.run.sources import resident_data
 
 pytestmark = pytest.mark.usefixtures("compile_quickly")
 
@@ -53,9 +53,9 @@ def algorithm(*names, **options):
 
 def trained(algorithm, rounds=ROUNDS, devices=None, sizes=SIZES):
     """The server's parameters, and the Selection of every round."""
-    mesh = devices and jax.sharding.Mesh(np.array(jax.devices()[:devices]), (simulation.AXIS,))
-    put = functools.partial(simulation.replicate, mesh=mesh)
-    programs = simulation.build_programs(algorithm, rounds, mesh)
+    mesh = devices and jax.sharding.Mesh(np.array(jax.devices()[:devices]), (AXIS,))
+    put = functools.partial(replicate, mesh=mesh)
+    programs = build_programs(algorithm, rounds, mesh)
     data = put(resident_data(random_clients(sizes, FEATURES, CLASSES)))
     seeds, rows = put(np.zeros(1, np.uint32)), put(device_rows(algorithm.rows, 1))
     hyper = put(jax.tree.map(np.float32, algorithm.hyper))
@@ -155,7 +155,7 @@ def test_rounds_are_a_plain_loop(names, masked, scaled, execution):
 
 
 def first_parameters(algorithm):
-    programs = simulation.build_programs(algorithm, 1, None)
+    programs = build_programs(algorithm, 1, None)
     return jax.tree.map(lambda leaf: leaf[0], programs.init(np.zeros(1, np.uint32)).params)
 
 

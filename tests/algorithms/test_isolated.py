@@ -8,7 +8,6 @@ import numpy as np
 import optax
 import pytest
 
-from fedcodist import simulation
 from fedcodist.algorithms import parties
 from fedcodist.algorithms.isolated import SHARED, IsolatedHyper, Patience, isolated
 from fedcodist.algorithms.parties import Group
@@ -18,8 +17,9 @@ from fedcodist.core.metrics import accuracy
 from fedcodist.core.model import Model, Variables, cross_entropy
 from fedcodist.data.federated_data import FederatedData
 from fedcodist.distillation.validation import VALIDATION, ValidationData
-from fedcodist.evaluation import evaluation_split
-from fedcodist.sources import resident_data
+from fedcodist.run.evaluation import evaluation_split
+from fedcodist.run.programs import AXIS, build_programs, replicate
+from fedcodist.run.sources import resident_data
 
 pytestmark = pytest.mark.usefixtures("compile_quickly")
 
@@ -55,9 +55,9 @@ def trained(devices=None, shared=False, **options):
     """(weights by client [rounds, ...], state, metrics); every number of rounds in one program."""
     count = sum(SIZES) if shared else None
     algorithm = isolated(GROUPS, TRAINING, count, hyper=IsolatedHyper(RATE), **options)
-    mesh = devices and jax.sharding.Mesh(np.array(jax.devices()[:devices]), (simulation.AXIS,))
-    put = functools.partial(simulation.replicate, mesh=mesh)
-    programs = simulation.build_programs(algorithm, ROUNDS, mesh)
+    mesh = devices and jax.sharding.Mesh(np.array(jax.devices()[:devices]), (AXIS,))
+    put = functools.partial(replicate, mesh=mesh)
+    programs = build_programs(algorithm, ROUNDS, mesh)
     private = FederatedData.from_arrays(COLUMNS, offsets=np.cumsum([0, *SIZES]))
     data = resident_data(private, {SHARED: COLUMNS, VALIDATION: TESTS})
     seeds = put(np.zeros(1, np.uint32))
@@ -259,7 +259,7 @@ def test_a_number_is_no_validation_data():
 def test_evaluation_is_by_party():
     """One program evaluates the parties of an architecture; results bear their names."""
     algorithm = isolated(GROUPS, TRAINING)
-    programs = simulation.build_programs(algorithm, 1)
+    programs = build_programs(algorithm, 1)
     state = programs.init(np.zeros(2, np.uint32))
     split = FederatedData.from_arrays(TESTS, offsets=[0, 30])
     found = programs.evaluate(state, {"test": evaluation_split(split)})["test"]

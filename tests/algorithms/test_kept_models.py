@@ -8,7 +8,6 @@ import numpy as np
 import optax
 import pytest
 
-from fedcodist import simulation
 from fedcodist.algorithms.fed_avg import fed_avg
 from fedcodist.algorithms.fed_kd import FedKDHyper, fed_kd
 from fedcodist.algorithms.fed_sdd import fed_sdd
@@ -20,8 +19,9 @@ from fedcodist.core.metrics import accuracy, precision
 from fedcodist.core.model import Model, Variables, cross_entropy
 from fedcodist.data.federated_data import FederatedData
 from fedcodist.distillation.loop import Distillation
-from fedcodist.experiment import Experiment, run_experiment
-from fedcodist.sources import StreamedData, resident_data
+from fedcodist.run import programs
+from fedcodist.run.experiment import Experiment, run_experiment
+from fedcodist.run.sources import StreamedData, resident_data
 
 pytestmark = pytest.mark.usefixtures("compile_quickly")
 
@@ -62,7 +62,7 @@ TRAIN, TEST = examples(0, CLIENTS), examples(1, 2)
 def one_device():
     """Several devices compile for longer; evaluation on them has tests of its own."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(simulation, "all_devices", lambda: None)
+        patch.setattr(programs, "all_devices", lambda: None)
         yield
 
 

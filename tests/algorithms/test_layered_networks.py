@@ -5,7 +5,6 @@ import numpy as np
 import optax
 import pytest
 
-from fedcodist import simulation
 from fedcodist.algorithms.decentralised_fed_avg import decentralised_fed_avg
 from fedcodist.algorithms.decentralised_periodic_codistillation import (
     decentralised_periodic_codistillation,
@@ -31,10 +30,11 @@ from fedcodist.core.model import from_flax_linen
 from fedcodist.data.federated_data import FederatedData
 from fedcodist.distillation.loop import UNLABELLED, Distillation
 from fedcodist.distillation.validation import VALIDATION, ValidationData
-from fedcodist.experiment import Experiment, run_experiment
 from fedcodist.graphs import complete
 from fedcodist.models.digits import MLP
-from fedcodist.sources import resident_data
+from fedcodist.run import programs
+from fedcodist.run.experiment import Experiment, run_experiment
+from fedcodist.run.sources import resident_data
 
 pytestmark = pytest.mark.usefixtures("compile_quickly")
 
@@ -57,7 +57,7 @@ STEP_TRAINING = StepTraining(optax.sgd, batch_size=3, steps=2)
 @pytest.fixture(scope="module", autouse=True)
 def one_device():
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(simulation, "all_devices", lambda: None)
+        patch.setattr(programs, "all_devices", lambda: None)
         yield
 
 

@@ -8,7 +8,6 @@ import numpy as np
 import optax
 import pytest
 
-from fedcodist import simulation
 from fedcodist.algorithms.fed_md import fed_md, keras_adam
 from fedcodist.algorithms.parties import PUBLIC, Group
 from fedcodist.core.for_each_client import Execution
@@ -17,7 +16,8 @@ from fedcodist.core.model import from_flax_linen
 from fedcodist.data.federated_data import FederatedData
 from fedcodist.models.digits import MLP
 from fedcodist.models.fed_md import TABLE_1, FedMDNetwork, narrower
-from fedcodist.sources import resident_data
+from fedcodist.run.programs import AXIS, build_programs, replicate
+from fedcodist.run.sources import resident_data
 
 pytestmark = pytest.mark.usefixtures("compile_quickly")
 
@@ -45,9 +45,9 @@ def after(
         alignment_size=ALIGNED,
         execution=execution,
     )
-    mesh = devices and jax.sharding.Mesh(np.array(jax.devices()[:devices]), (simulation.AXIS,))
-    put = functools.partial(simulation.replicate, mesh=mesh)
-    programs = simulation.build_programs(algorithm, rounds, mesh)
+    mesh = devices and jax.sharding.Mesh(np.array(jax.devices()[:devices]), (AXIS,))
+    put = functools.partial(replicate, mesh=mesh)
+    programs = build_programs(algorithm, rounds, mesh)
     private = FederatedData.from_arrays(columns, offsets=np.cumsum([0, *sizes]))
     data = resident_data(private, {PUBLIC: public})
     seeds = put(np.zeros(1, np.uint32))

@@ -8,7 +8,7 @@ import numpy as np
 import optax
 import pytest
 
-from fedcodist import graphs, simulation
+from fedcodist import graphs
 from fedcodist.algorithms import multi_headed_distillation as module
 from fedcodist.algorithms.checkpoint_pools import pool_schedule
 from fedcodist.algorithms.multi_headed_distillation import (
@@ -18,17 +18,18 @@ from fedcodist.algorithms.multi_headed_distillation import (
 )
 from fedcodist.algorithms.parties import PUBLIC, Group
 from fedcodist.algorithms.separate import SeparateHyper, separate
-from fedcodist.chunk_size import available_bytes, host_bytes
 from fedcodist.core import keys
 from fedcodist.core.for_each_client import Execution
 from fedcodist.core.local_steps import CLIENT_STEPS, StepTraining
 from fedcodist.core.shuffling import stream_positions
 from fedcodist.data.federated_data import FederatedData
-from fedcodist.experiment import Experiment, run_experiment
 from fedcodist.models import MLP, BatchNormMLP
 from fedcodist.models.multi_headed import multi_headed
 from fedcodist.models.resnet_imagenet import resnet18, resnet34
-from fedcodist.sources import resident_data
+from fedcodist.run.chunk_size import available_bytes, host_bytes
+from fedcodist.run.experiment import Experiment, run_experiment
+from fedcodist.run.programs import build_programs, replicate
+from fedcodist.run.sources import resident_data
 
 pytestmark = pytest.mark.usefixtures("compile_quickly")
 
@@ -78,7 +79,7 @@ class Run:
     def __init__(self, algorithm, devices=None, most=6):
         self.mesh = devices and jax.sharding.Mesh(np.array(jax.devices()[:devices]), ("clients",))
         self.algorithm = algorithm
-        self.programs = simulation.build_programs(algorithm, most, self.mesh)
+        self.programs = build_programs(algorithm, most, self.mesh)
         self.seeds = np.zeros(1, np.uint32)
 
     def start(self):
@@ -94,7 +95,7 @@ class Run:
         kind = jax.dtypes.canonicalize_dtype(float)
         hyper = jax.tree.map(lambda value: np.asarray(value, kind), hyper)
         state = self.start() if state is None else state
-        put = functools.partial(simulation.replicate, mesh=self.mesh)
+        put = functools.partial(replicate, mesh=self.mesh)
         state, _, metrics = self.programs.train(
             *put((state, {}, self.seeds, np.int32(first), np.int32(rounds), hyper, data))
         )

@@ -11,7 +11,6 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from softmax_regression import random_clients, softmax_regression
 
-from fedcodist import simulation
 from fedcodist.algorithms.fed_avg import FedAvgHyper, fed_avg
 from fedcodist.algorithms.fed_df import fed_df
 from fedcodist.algorithms.fed_sdd import fed_sdd
@@ -30,9 +29,10 @@ from fedcodist.core.communication import tree_bytes
 from fedcodist.core.local_training import LocalTraining
 from fedcodist.core.model import from_flax_linen
 from fedcodist.distillation.loop import UNLABELLED, Distillation
-from fedcodist.experiment import Experiment, TrainingDiverged, run_experiment
 from fedcodist.models.digits import BatchNormMLP
-from fedcodist.sources import StreamedData, resident_data
+from fedcodist.run.experiment import Experiment, TrainingDiverged, run_experiment
+from fedcodist.run.programs import build_programs
+from fedcodist.run.sources import StreamedData, resident_data
 
 pytestmark = pytest.mark.usefixtures("compile_quickly")
 
@@ -237,7 +237,7 @@ def trained(algorithm, local_method, links):
             made = fed_sdd(pools["small"], num_models=2, rounds_kept=2, distillation=once, **common)
         case "fed_df":
             made = fed_df(pools, distillation=Distillation(2, 4, mixup_beta=0), **common)
-    programs = simulation.build_programs(made, ROUNDS)
+    programs = build_programs(made, ROUNDS)
     data = resident_data(federated(), {UNLABELLED: {"image": UNLABELLED_IMAGES}})
     rows = jax.tree.map(jnp.asarray, device_rows(made.rows, 1))
     seeds, hyper = jnp.zeros(1, jnp.uint32), jax.tree.map(jnp.float32, made.hyper)

@@ -18,8 +18,8 @@ from fedcodist.compression.svd import svd
 from fedcodist.core.local_training import LocalTraining
 from fedcodist.core.model import Model, Variables, cross_entropy
 from fedcodist.data.federated_data import FederatedData
-from fedcodist.experiment import Experiment, run_experiment
-from fedcodist.sources import resident_data
+from fedcodist.run.experiment import Experiment, run_experiment
+from fedcodist.run.sources import resident_data
 
 pytestmark = pytest.mark.usefixtures("compile_quickly")
 

@@ -18,7 +18,7 @@ def main() -> int:
     fault, marker, *arguments = sys.argv[1:]
     sys.argv = [sys.argv[0], *arguments]
     from experiments import main as command
-    from fedcodist import launch
+    from fedcodist.run import launch
 
     if launch.is_child():
         if not Path(marker).exists():
@@ -35,7 +35,7 @@ def main() -> int:
 
 
 def inject(where: str, round_: str, action: str, marker: Path) -> None:
-    from fedcodist import checkpoint, experiment, run_folder
+    from fedcodist.run import checkpoint, experiment, run_folder
 
     def act():
         marker.touch()

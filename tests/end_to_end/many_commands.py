@@ -16,15 +16,15 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 
 def main() -> None:
-    from fedcodist import launch
+    from fedcodist.run import launch
 
     os.environ |= {launch.RANK: "0", launch.COUNT: "1"}
     import sklearn.datasets
 
     import experiments.assembly
     import experiments.main
-    import fedcodist.experiment
-    import fedcodist.export
+    import fedcodist.run.experiment
+    import fedcodist.run.export
 
     del sklearn, fedcodist  # they only had to be imported
     # jax warns of forks; no backend has been started here, nor any thread.

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 import pytest
 
-from fedcodist.export import load_model
+from fedcodist.run.export import load_model
 
 ROUNDS = [0, 2, 4, 6, 7]
 MODELS = ("small", "large")

@@ -25,8 +25,8 @@ from experiments.normalisation import CIFAR_DEVIATION, CIFAR_MEAN
 from fedcodist.core.model import parameter_count
 from fedcodist.data.federated_data import FederatedData
 from fedcodist.data.prepared import load_prepared, save_prepared
-from fedcodist.experiment import check_experiment
-from fedcodist.sources import StreamedData
+from fedcodist.run.experiment import check_experiment
+from fedcodist.run.sources import StreamedData
 
 CONFIG = Path(__file__).parents[2] / "experiments" / "configs" / "digits_codist.py"
 ALGORITHMS = ["fed_avg", "hetero_fl", "periodic_codistillation", "merged_codistillation"]

@@ -15,7 +15,7 @@ from fedcodist.core.communication import tree_bytes
 from fedcodist.core.model import parameter_count
 from fedcodist.data.federated_data import FederatedData
 from fedcodist.data.prepared import save_prepared
-from fedcodist.experiment import check_experiment
+from fedcodist.run.experiment import check_experiment
 
 ROOT = Path(__file__).parents[2]
 RUNS = (

@@ -21,7 +21,7 @@ from fedcodist.algorithms.isolated import SHARED
 from fedcodist.data.federated_data import FederatedData
 from fedcodist.data.prepared import save_prepared
 from fedcodist.data.primary_labels import label_frequencies
-from fedcodist.experiment import run_experiment
+from fedcodist.run.experiment import run_experiment
 
 
 def digits(run="multi_headed_distillation", **changes):

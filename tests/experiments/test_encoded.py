@@ -13,8 +13,8 @@ from fedcodist.bert_weights import save_encoder
 from fedcodist.compression.compressor import named_leaves
 from fedcodist.core.model import parameter_count
 from fedcodist.data import load_prepared
-from fedcodist.experiment import check_experiment, run_experiment
 from fedcodist.models.bert import Encoder, first_layers, narrowed
+from fedcodist.run.experiment import check_experiment, run_experiment
 from tests.data import test_ade, test_mind
 from tests.datasets.test_prepare import program
 

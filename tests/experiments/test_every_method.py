@@ -16,9 +16,9 @@ from experiments.configs import (
     digits_parties,
 )
 from experiments.methods import METHOD_NAMES
-from fedcodist import simulation
 from fedcodist.core.client_states import device_rows
-from fedcodist.experiment import run_experiment
+from fedcodist.run import programs
+from fedcodist.run.experiment import run_experiment
 
 pytestmark = pytest.mark.usefixtures("compile_quickly")
 
@@ -68,7 +68,7 @@ def test_types_stay_from_the_first_round_on(module, run):
     """Weak ones would be strong after a round, and all programs compile a second time."""
     experiment = build_experiment(of(module, run))
     algorithm, seeds = experiment.algorithm, np.zeros(1, np.uint32)
-    compiled = simulation.build_programs(algorithm, 1)
+    compiled = programs.build_programs(algorithm, 1)
     state = jax.eval_shape(compiled.init, seeds)
     hyper = jax.tree.map(lambda value: np.float32(value), algorithm.hyper)
     rows = jax.eval_shape(lambda: device_rows(algorithm.rows, 1))
@@ -87,16 +87,16 @@ def test_types_stay_from_the_first_round_on(module, run):
     ],
 )
 def test_each_program_compiles_once(module, run, monkeypatch):
-    monkeypatch.setattr(simulation, "all_devices", lambda: None)
+    monkeypatch.setattr(programs, "all_devices", lambda: None)
     kept = []
-    build = simulation.build_programs
+    build = programs.build_programs
 
     @functools.wraps(build)
     def keep(*arguments):
         kept.append(build(*arguments))
         return kept[0]
 
-    monkeypatch.setattr(simulation, "build_programs", keep)
+    monkeypatch.setattr(programs, "build_programs", keep)
     experiment = build_experiment(of(module, run))._replace(final_splits={})
     run_experiment(experiment, show_progress=False)
     (compiled,) = kept

@@ -8,10 +8,10 @@ from experiments import algorithms, assembly, execution
 from experiments.configs import digits_fed_md
 from experiments.configs.digits_codist import get_config
 from experiments.data import load_data
-from fedcodist import launch
-from fedcodist.chunk_size import ChunkSize
 from fedcodist.core.for_each_client import Execution
 from fedcodist.core.rematerialisation import CPU_FLAG
+from fedcodist.run import launch
+from fedcodist.run.chunk_size import ChunkSize
 
 
 def config_of(**settings):

@@ -13,7 +13,7 @@ from experiments.configs import cifar_fed_kd, digits_fed_kd
 from experiments.flops import LEARNING, flops_of_run, forward_flops_of
 from experiments.networks import MODELS
 from fedcodist.core.communication import tree_bytes
-from fedcodist.experiment import run_experiment
+from fedcodist.run.experiment import run_experiment
 
 
 @pytest.mark.parametrize("run", digits_fed_kd.get_runs())

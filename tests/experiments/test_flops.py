@@ -33,7 +33,7 @@ from experiments.parties import PARTY_METHODS
 from fedcodist.algorithms.parties import PUBLIC
 from fedcodist.models import lstm, transformer
 from fedcodist.next_token import language_model
-from fedcodist.sources import resident_data
+from fedcodist.run.sources import resident_data
 
 ROUNDS = 3
 

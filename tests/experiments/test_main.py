@@ -10,9 +10,9 @@ from experiments import main
 from fedcodist.core.model import Variables
 from fedcodist.data.federated_data import FederatedData
 from fedcodist.data.prepared import save_prepared
-from fedcodist.experiment import Outcome
-from fedcodist.export import load_model
-from fedcodist.run_folder import RunFolder, RunFolderError
+from fedcodist.run.experiment import Outcome
+from fedcodist.run.export import load_model
+from fedcodist.run.run_folder import RunFolder, RunFolderError
 
 
 def prepare(folder, examples, **arguments):

@@ -127,7 +127,7 @@ def test_it_is_written_with_public_names(notebook):
     [
         "from experiments import report",
         "import experiments.report",
-        "from fedcodist.records import _plain",
+        "from fedcodist.run.metrics_lines import _plain",
         "from fedcodist import _MODULE_OF",
         "from fedcodist.distillation.loop import *",
         "from fedcodist.algorithms.codistillation import distill",  # lives in distillation.loop

@@ -22,13 +22,13 @@ from experiments.configs import (
 from experiments.data import load_data
 from experiments.parties import party_groups, party_shapes
 from fedcodist.algorithms import isolated, parties
-from fedcodist.checkpoint import CheckpointError
 from fedcodist.core.local_training import LocalTraining
 from fedcodist.data.federated_data import FederatedData
 from fedcodist.data.prepared import save_prepared
-from fedcodist.experiment import run_experiment
 from fedcodist.models.fed_md import TABLE_1, TABLE_2, narrower
-from fedcodist.run_folder import RunFolderError
+from fedcodist.run.checkpoint import CheckpointError
+from fedcodist.run.experiment import run_experiment
+from fedcodist.run.run_folder import RunFolderError
 
 pytestmark = pytest.mark.usefixtures("compile_quickly")
 
@@ -55,7 +55,7 @@ def small_config(**changes):
 @pytest.fixture(scope="module", autouse=True)
 def on_one_device():
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("fedcodist.simulation.all_devices", lambda: None)
+        patch.setattr("fedcodist.run.programs.all_devices", lambda: None)
         yield
 
 
@@ -161,7 +161,7 @@ def test_every_method_of_parties_goes_on_from_the_same_models(method):
 
 def test_a_finished_run_is_not_run_again(finished, monkeypatch):
     folder, start, _ = finished
-    monkeypatch.setattr("fedcodist.experiment.in_blocks", lambda *_: None)
+    monkeypatch.setattr("fedcodist.run.experiment.in_blocks", lambda *_: None)
     config = small_config()
     again = phases.run_phases(config, load_data(config.data), folder, show_progress=False)
     jax.tree.map(np.testing.assert_array_equal, again, start)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from experiments import sweep
-from fedcodist.launch import USER_ERROR
+from fedcodist.run.launch import USER_ERROR
 
 FOLDER = Path(__file__).parents[2] / "experiments" / "configs"
 CONFIGS = [path for path in sorted(FOLDER.glob("*.py")) if "def get_runs" in path.read_text()]

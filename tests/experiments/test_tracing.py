@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from experiments.tracing import check_folder, tracing
+from fedcodist.run.profile import check_folder, tracing
 
 
 @jax.jit

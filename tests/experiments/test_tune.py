@@ -22,13 +22,13 @@ pytest.importorskip("optuna")
 import sqlalchemy
 from optuna.trial import TrialState
 
-import fedcodist.experiment
+import fedcodist.run.experiment
 from experiments import command, networks, search_space, study, tune
 from experiments import data as reading
 from experiments.assembly import build_experiment
 from experiments.search_space import check_effects, overrides, own_values, with_values
-from fedcodist import launch, simulation
-from fedcodist.experiment import TrainingDiverged, run_experiment
+from fedcodist.run import launch, programs
+from fedcodist.run.experiment import TrainingDiverged, run_experiment
 
 ROOT = Path(__file__).parents[2]
 CONFIG = "experiments/configs/digits_codist.py"
@@ -305,8 +305,8 @@ def real(tmp_path_factory):
         ("algorithm.alpha", 0.05, 0.95, "linear"),
     )
     evaluated, built = [], []
-    build = simulation.build_programs
-    load, split = reading.load_digits_federated, fedcodist.experiment.evaluation_split
+    build = programs.build_programs
+    load, split = reading.load_digits_federated, fedcodist.run.experiment.evaluation_split
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
             reading,
@@ -314,15 +314,15 @@ def real(tmp_path_factory):
             lambda **arguments: load(**arguments) | {"test": Untouchable()},
         )
         patch.setattr(
-            fedcodist.experiment,
+            fedcodist.run.experiment,
             "evaluation_split",
             lambda data: evaluated.append(data) or split(data),
         )
         patch.setattr(
-            simulation, "build_programs", lambda *given: built.append(build(*given)) or built[-1]
+            programs, "build_programs", lambda *given: built.append(build(*given)) or built[-1]
         )
         # Compiled in half the time.
-        patch.setattr(simulation, "all_devices", lambda: None)
+        patch.setattr(programs, "all_devices", lambda: None)
         plan = make_plan(config, tmp_path_factory.mktemp("real"))
         opened, worker = open_study(plan)
         for rate in (1e35, 3e-3):
@@ -381,7 +381,7 @@ def test_every_evaluation_is_reported(real):
 @pytest.mark.slow
 def test_the_value_is_the_accuracy_of_a_run_with_the_trials_parameters(real, monkeypatch):
     """Of a trial whose floats are not those that the programs were built with."""
-    monkeypatch.setattr(simulation, "all_devices", lambda: None)
+    monkeypatch.setattr(programs, "all_devices", lambda: None)
     trial = real.study.trials[2]
     config = parsed(overrides(real.plan.space, trial.params))
     outcome = run_experiment(build_experiment(config), show_progress=False)
@@ -433,7 +433,7 @@ def pretend(monkeypatch):
 
     # Building an experiment takes a tenth of a second.
     monkeypatch.setattr(tune, "held_out_experiment", build)
-    monkeypatch.setattr(fedcodist.experiment, "run_experiment", run)
+    monkeypatch.setattr(fedcodist.run.experiment, "run_experiment", run)
     return pretended
 
 

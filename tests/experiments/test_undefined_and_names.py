@@ -123,7 +123,7 @@ def test_a_trial_whose_accuracy_is_undefined_is_pruned(monkeypatch):
         )
     )
     from experiments import study
-    from fedcodist import experiment
+    from fedcodist.run import experiment
 
     def run(experiment, programs, callbacks, show_progress):
         callbacks[0]([{"round": 3, "split": "held_out", "accuracy": None}])

@@ -14,9 +14,9 @@ from typing import IO, Any
 
 import jax
 
-from fedcodist.checkpoint import write_atomically
-from fedcodist.commit import running_commit
-from fedcodist.identity import Identity, first_difference
+from fedcodist.run.checkpoint import write_atomically
+from fedcodist.run.commit import running_commit
+from fedcodist.run.identity import Identity, first_difference
 
 try:
     import fcntl

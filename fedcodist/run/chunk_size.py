@@ -15,11 +15,11 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
-from fedcodist import simulation
 from fedcodist.core.client_states import HostRows, device_rows
 from fedcodist.core.padded_statistics import collected
-from fedcodist.experiment import Experiment, experiment_programs
-from fedcodist.sources import StreamedData, stack_inputs
+from fedcodist.run.experiment import Experiment, experiment_programs
+from fedcodist.run.programs import all_devices, own_devices, place_inputs
+from fedcodist.run.sources import StreamedData, stack_inputs
 
 PyTree = Any
 # What is left is for evaluation, the next round's inputs and gaps between arrays.
@@ -173,7 +173,7 @@ def machine_bytes() -> int:
 
 def _lowered(experiment: Experiment) -> Any:
     """The program of an experiment's rounds, for arguments of the shapes that they have."""
-    algorithm, mesh = experiment.algorithm, simulation.all_devices()
+    algorithm, mesh = experiment.algorithm, all_devices()
     programs: Any = experiment_programs(experiment)  # which are jitted, and so can be lowered
     sharding = None if mesh is None else NamedSharding(mesh, PartitionSpec())
 
@@ -193,11 +193,11 @@ def _lowered(experiment: Experiment) -> Any:
         return programs.train.lower(state, rows, seeds, number, number, hyper, data)
     # Every round's buffers have the shapes of the first one's.
     selection = jax.tree.map(np.asarray, programs.select(0, 0))
-    one = experiment.data.read(selection, jax.device_count(), simulation.own_devices(mesh))
+    one = experiment.data.read(selection, jax.device_count(), own_devices(mesh))
     inputs = stack_inputs([one] * experiment.seeds)
     clients = {pool: cohort.clients for pool, cohort in inputs.cohorts.items()}
     rows = replicated(HostRows(algorithm.rows, experiment.seeds).gather(clients))
-    inputs = simulation.place_inputs(inputs, mesh)
+    inputs = place_inputs(inputs, mesh)
     return programs.train_streamed.lower(state, rows, seeds, number, hyper, inputs)
 
 

@@ -12,8 +12,8 @@ from fedcodist.core.example_losses import WrongShape
 from fedcodist.core.method import FederatedAlgorithm, KeptModel, Predictor, single_model
 from fedcodist.core.model import Variables
 from fedcodist.core.padded_statistics import Filled
-from fedcodist.evaluation import EvaluationSplit, evaluate
-from fedcodist.sources import ResidentData, StreamedData
+from fedcodist.run.evaluation import EvaluationSplit, evaluate
+from fedcodist.run.sources import ResidentData, StreamedData
 
 PyTree = Any
 

@@ -21,8 +21,8 @@ from fedcodist.core.local_training import Preprocess
 from fedcodist.core.method import FederatedAlgorithm, by_member, single_model
 from fedcodist.core.model import is_finite
 from fedcodist.core.tracing import strongly_typed, traced_once
-from fedcodist.evaluation import evaluate as evaluate_predictor
-from fedcodist.sources import ResidentData
+from fedcodist.run.evaluation import evaluate as evaluate_predictor
+from fedcodist.run.sources import ResidentData
 
 PyTree = Any
 AXIS = "clients"

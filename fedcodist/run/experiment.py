@@ -13,9 +13,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedcodist import simulation
-from fedcodist.algorithm_checks import check_algorithm, check_selection
-from fedcodist.checkpoint import Checkpoint, load_checkpoint, save_checkpoint, set_damaged_aside
 from fedcodist.core.checks import check_integer, check_names
 from fedcodist.core.client_states import HostRows, device_rows
 from fedcodist.core.local_training import Preprocess
@@ -23,12 +20,13 @@ from fedcodist.core.method import FederatedAlgorithm, by_member
 from fedcodist.core.model import Variables
 from fedcodist.core.padded_statistics import collected
 from fedcodist.data.federated_data import federated_splits
-from fedcodist.data_checks import check_data
-from fedcodist.evaluation import evaluation_split
-from fedcodist.identity import identity_of
-from fedcodist.model_checks import check_models
-from fedcodist.progress import progress
-from fedcodist.records import (
+from fedcodist.run.algorithm_checks import check_algorithm, check_selection
+from fedcodist.run.blocks import Trained, in_blocks
+from fedcodist.run.checkpoint import Checkpoint, load_checkpoint, save_checkpoint, set_damaged_aside
+from fedcodist.run.data_checks import check_data
+from fedcodist.run.evaluation import evaluation_split
+from fedcodist.run.identity import identity_of
+from fedcodist.run.metrics_lines import (
     FINITE,
     WHAT_IS_MEASURED,
     Record,
@@ -38,9 +36,11 @@ from fedcodist.records import (
     summary_of,
     training_records,
 )
-from fedcodist.run_folder import RunFolder, RunFolderError
-from fedcodist.sources import ResidentData, StreamedData
-from fedcodist.training_blocks import Trained, in_blocks
+from fedcodist.run.model_checks import check_models
+from fedcodist.run.programs import Programs, all_devices, build_programs, replicate
+from fedcodist.run.progress import progress
+from fedcodist.run.run_folder import RunFolder, RunFolderError
+from fedcodist.run.sources import ResidentData, StreamedData
 
 PyTree = Any
 Callback = Callable[[Sequence[Record]], None]
@@ -116,7 +116,7 @@ def run_experiment(
     callbacks: Sequence[Callback] = (),
     show_progress: bool = True,
     name: str = "",
-    programs: simulation.Programs | None = None,
+    programs: Programs | None = None,
     prepared: Mapping[str, str] | None = None,
 ) -> Outcome:
     """Trains, evaluates and logs; continues where a killed run with the same workdir stopped.
@@ -169,15 +169,15 @@ def _run(
     callbacks: Sequence[Callback],
     show_progress: bool,
     name: str,
-    programs: simulation.Programs | None,
+    programs: Programs | None,
 ) -> Outcome:
     is_writer = jax.process_index() == 0
-    mesh = simulation.all_devices()
+    mesh = all_devices()
     algorithm, seeds = experiment.algorithm, np.arange(experiment.seeds, dtype=np.uint32)
     seeds += np.uint32(experiment.seed)
     programs = programs or experiment_programs(experiment)
-    device_seeds = simulation.replicate(seeds, mesh)
-    hyper = simulation.replicate(jax.tree.map(_as_float, algorithm.hyper), mesh)
+    device_seeds = replicate(seeds, mesh)
+    hyper = replicate(jax.tree.map(_as_float, algorithm.hyper), mesh)
     splits = _on_devices(experiment.splits, mesh)
     host_rows = None
     if isinstance(experiment.data, StreamedData):
@@ -247,12 +247,12 @@ def _run(
     return Outcome(records, variables, summary, trained.state)
 
 
-def experiment_programs(experiment: Experiment) -> simulation.Programs:
+def experiment_programs(experiment: Experiment) -> Programs:
     """The programs that `run_experiment` runs, over all devices; nothing compiles yet."""
-    return simulation.build_programs(
+    return build_programs(
         experiment.algorithm,
         experiment.evaluate_every,
-        simulation.all_devices(),
+        all_devices(),
         experiment.seeds_loop,
         experiment.evaluation_batch_size,
         experiment.evaluation_preprocess,
@@ -361,7 +361,7 @@ def _start(programs, seeds, mesh, folder, experiment, host_rows):
     else:
         _check_start(experiment.start, jax.eval_shape(programs.init, seeds))
         # Copied, since training takes what it is given: another run may start from the same.
-        state = simulation.replicate(jax.tree.map(np.array, experiment.start), mesh)
+        state = replicate(jax.tree.map(np.array, experiment.start), mesh)
     rows: PyTree = None
     if host_rows is None:
         rows = device_rows(experiment.algorithm.rows, experiment.seeds)
@@ -377,7 +377,7 @@ def _start(programs, seeds, mesh, folder, experiment, host_rows):
     if saved is None:
         if folder:
             folder.keep_metrics(0)
-        return Trained(state, simulation.replicate(rows, mesh)), 0, notes
+        return Trained(state, replicate(rows, mesh)), 0, notes
     if saved.round > experiment.rounds:
         raise RunFolderError(
             f"run folder {folder.path} has a checkpoint of round {saved.round}, beyond "
@@ -390,7 +390,7 @@ def _start(programs, seeds, mesh, folder, experiment, host_rows):
     if host_rows:
         host_rows.restore(rows)
         rows = None
-    return Trained(*simulation.replicate((state, rows), mesh)), saved.round, dict(saved.notes)
+    return Trained(*replicate((state, rows), mesh)), saved.round, dict(saved.notes)
 
 
 def _tell_damaged(damaged: Sequence[Path], saved: Checkpoint | None) -> None:
@@ -430,9 +430,7 @@ def _check_same_round(round: int, folder: RunFolder) -> None:
 
 
 def _on_devices(splits, mesh):
-    return simulation.replicate(
-        {name: evaluation_split(data) for name, data in splits.items()}, mesh
-    )
+    return replicate({name: evaluation_split(data) for name, data in splits.items()}, mesh)
 
 
 def _evaluation(programs, experiment, mesh, host_rows):
@@ -450,25 +448,21 @@ def _evaluation(programs, experiment, mesh, host_rows):
 
     def kept_on_device(trained, splits):
         rows = {pool: trained.rows[pool] for pool in sampled}
-        return programs.evaluate_kept(
-            trained.state, rows, simulation.replicate(sampled, mesh), splits
-        )
+        return programs.evaluate_kept(trained.state, rows, replicate(sampled, mesh), splits)
 
     def kept_on_host(trained, splits):
         """As many rows at once on the device as in a round."""
         found: dict[str, dict[str, Any]] = {}
         for pool, places in sampled.items():
             size = selection.clients[pool].shape[-1]
-            each = {pool: simulation.replicate(np.arange(size), mesh)}
+            each = {pool: replicate(np.arange(size), mesh)}
             parts = []
             for start in range(0, len(places), size):
                 # The last ones again where there are fewer.
                 own = places[np.minimum(start + np.arange(size), len(places) - 1)]
                 clients = np.tile(algorithm.rows[pool].clients[own], (experiment.seeds, 1))
                 rows = {pool: host_rows.gather({pool: clients})[pool]}
-                part = programs.evaluate_kept(
-                    trained.state, simulation.replicate(rows, mesh), each, splits
-                )
+                part = programs.evaluate_kept(trained.state, replicate(rows, mesh), each, splits)
                 parts.append(_on_host(part))
             together = lambda *leaves, most=len(places): np.concatenate(leaves, axis=1)[:, :most]
             for split, models in jax.tree.map(together, *parts).items():

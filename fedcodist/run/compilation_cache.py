@@ -7,7 +7,7 @@ import platform
 from pathlib import Path
 from typing import Any
 
-from fedcodist import launch
+from fedcodist.run import launch
 
 
 def cache_compilations() -> None:

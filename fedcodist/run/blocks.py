@@ -8,10 +8,9 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from fedcodist import simulation
 from fedcodist.core.client_states import HostRows
-from fedcodist.simulation import Programs
-from fedcodist.sources import ResidentData, StreamedData, stack_inputs
+from fedcodist.run.programs import Programs, own_devices, place_inputs, replicate
+from fedcodist.run.sources import ResidentData, StreamedData, stack_inputs
 
 PyTree = Any
 # The progress display moves at least this often, by ending a block of rounds before an evaluation.
@@ -57,7 +56,7 @@ def in_blocks(
     if isinstance(data, StreamedData):
         assert host_rows is not None
         return _streamed(programs, data, rounds, mesh, seeds, hyper, host_rows)
-    on_devices = simulation.replicate(data, mesh)
+    on_devices = replicate(data, mesh)
     rounds_per_second = None
 
     def train(trained, round, at_most):
@@ -83,7 +82,7 @@ def _streamed(programs, data, rounds, mesh, seeds, hyper, host_rows):
     """One round per dispatch; the next round's examples are gathered meanwhile."""
     ahead = None
     host_seeds = [int(seed) for seed in np.asarray(seeds)]
-    devices, own = 1 if mesh is None else mesh.size, simulation.own_devices(mesh)
+    devices, own = 1 if mesh is None else mesh.size, own_devices(mesh)
 
     def inputs_from(round):
         def read(at):
@@ -105,11 +104,11 @@ def _streamed(programs, data, rounds, mesh, seeds, hyper, host_rows):
             rows = host_rows.gather(clients)
             state, rows, history = programs.train_streamed(
                 trained.state,
-                simulation.replicate(rows, mesh),
+                replicate(rows, mesh),
                 seeds,
                 np.int32(round + index),
                 hyper,
-                simulation.place_inputs(inputs, mesh),
+                place_inputs(inputs, mesh),
             )
             host_rows.scatter(clients, rows)
             trained = Trained(state, None)

@@ -17,7 +17,7 @@ import numpy as np
 from jax.extend.core import ClosedJaxpr, Literal
 
 from fedcodist.core.labels import ONE_HOT
-from fedcodist.used_arguments import inner_jaxprs, scan_parts, used_arguments
+from fedcodist.run.used_arguments import inner_jaxprs, scan_parts, used_arguments
 
 PyTree = Any
 

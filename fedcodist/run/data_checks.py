@@ -14,7 +14,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedcodist.column_uses import (
+from fedcodist.core.method import FederatedAlgorithm, Predictor, single_model
+from fedcodist.core.model import variable_shapes
+from fedcodist.core.tracing import strongly_typed, traced_once
+from fedcodist.data.column_values import check_32_bits, first_not_finite, least_and_largest
+from fedcodist.run.column_uses import (
     UNKNOWN,
     Followed,
     Index,
@@ -22,12 +26,8 @@ from fedcodist.column_uses import (
     column_uses,
     of_column,
 )
-from fedcodist.core.method import FederatedAlgorithm, Predictor, single_model
-from fedcodist.core.model import variable_shapes
-from fedcodist.core.tracing import strongly_typed, traced_once
-from fedcodist.data.column_values import check_32_bits, first_not_finite, least_and_largest
-from fedcodist.sources import ResidentData
-from fedcodist.used_arguments import used_arguments
+from fedcodist.run.sources import ResidentData
+from fedcodist.run.used_arguments import used_arguments
 
 PyTree = Any
 _CLIENTS = ""  # beside names of data sets

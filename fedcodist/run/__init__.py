@@ -1,0 +1,1 @@
+"""The experiment loop: compiled programs, blocks of rounds, evaluation, checkpoints, run folders."""
