@@ -446,7 +446,7 @@ def make_pool(inputs: work.Inputs, name: str):
     from fedcodist.algorithms.pools import Pool
     from fedcodist.core.local_training import LocalTraining
     from fedcodist.core.model import from_flax_linen
-    from fedcodist.next_token import language_model, next_tokens
+    from fedcodist.text.next_token import language_model, next_tokens
 
     network, cohorts, weights, _ = inputs.pools[name]
     module = make_network(inputs.workload, name)
@@ -470,7 +470,8 @@ def make_pool(inputs: work.Inputs, name: str):
 
 def make_network(workload: str, pool: str):
     """The library's network of a pool."""
-    from fedcodist.models import cnn, digits, emnist, lstm, resnet
+    from fedcodist.models import cnn, digits, emnist, resnet
+    from fedcodist.text import lstm
 
     networks = {
         "cnn_small": cnn.small_cnn,

@@ -21,7 +21,7 @@ from fedcodist.core.model import Model
 from fedcodist.data.digits import load_digits_federated
 from fedcodist.data.federated_data import FederatedData
 from fedcodist.data.partition import dirichlet, equal_dirichlet
-from fedcodist.next_token import next_tokens
+from fedcodist.text.next_token import next_tokens
 
 DIGITS_SCALE = augmentation.image_preprocess(augmentation.normalise((0.3,), (0.37,), scale=16.0))
 DIGITS_CLASSES = 10

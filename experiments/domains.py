@@ -25,8 +25,8 @@ from experiments.methods import METHOD_NAMES, method_of
 from experiments.metric_kinds import decimal
 from experiments.report.runs import Run, Series, load_run
 from experiments.text import TEXT, TextData, load_text, text_model
-from fedcodist.next_token import continuations
 from fedcodist.run.export import load_model
+from fedcodist.text.next_token import continuations
 
 
 class Cell(NamedTuple):

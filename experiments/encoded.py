@@ -10,15 +10,14 @@ from ml_collections import ConfigDict
 from experiments.classes import number_of_classes
 from experiments.messages import named
 from experiments.prepared import prepared_folder
-from fedcodist.bert_weights import load_encoder, stored_encoder
-from fedcodist.candidates import all_candidates, sampled_candidates
 from fedcodist.core import metrics
 from fedcodist.core.layer_outputs import of_logits
 from fedcodist.core.local_training import Preprocess
 from fedcodist.core.model import Model, variable_shapes
 from fedcodist.data.federated_data import FederatedData
 from fedcodist.data.partition import iid, merge_clients
-from fedcodist.models.bert import (
+from fedcodist.submodels import Units
+from fedcodist.text.bert import (
     Encoder,
     bert_base,
     bert_mini,
@@ -28,9 +27,10 @@ from fedcodist.models.bert import (
     with_encoder,
     with_frozen_tables,
 )
-from fedcodist.models.news import news_recommender
-from fedcodist.models.sentence_classifier import sentence_classifier
-from fedcodist.submodels import Units
+from fedcodist.text.bert_weights import load_encoder, stored_encoder
+from fedcodist.text.candidates import all_candidates, sampled_candidates
+from fedcodist.text.news import news_recommender
+from fedcodist.text.sentence_classifier import sentence_classifier
 
 PyTree = Any
 SENTENCES, NEWS = "prepared_sentences", "prepared_news"

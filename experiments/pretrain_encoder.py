@@ -6,7 +6,7 @@ r"""Pre-trains BERT's encoder on the tokens of a prepared folder, for the teache
 Hidden tokens are guessed, on one machine and in no federation: the substitute for a published model
 where none is to be had, as good as the text at hand is large. The same command continues a run that was
 stopped. A config's `data.encoder` names the file for its networks to start from. It has BERT's names:
-`fedcodist.bert_weights.load_encoder` reads it, `first_layers` makes a student's start of it, and
+`fedcodist.text.bert_weights.load_encoder` reads it, `first_layers` makes a student's start of it, and
 `transformers` knows it too.
 """
 
@@ -44,10 +44,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     compilation_cache.cache_compilations()
     import jax
 
-    from fedcodist.bert_weights import save_encoder
     from fedcodist.run.checkpoint import CheckpointError
     from fedcodist.run.experiment import TrainingDiverged, run_experiment
     from fedcodist.run.run_folder import RunFolderError
+    from fedcodist.text.bert_weights import save_encoder
 
     try:
         experiment = _experiment(settings)
@@ -85,10 +85,10 @@ def _experiment(settings: argparse.Namespace) -> "Experiment":
     from fedcodist.data.bert_tokens import BertVocabulary
     from fedcodist.data.federated_data import FederatedData
     from fedcodist.data.prepared import load_prepared
-    from fedcodist.masked_language_model import hidden_tokens, masked_language_model
-    from fedcodist.models.bert import Encoder
     from fedcodist.run.experiment import Experiment
     from fedcodist.run.sources import resident_data
+    from fedcodist.text.bert import Encoder
+    from fedcodist.text.masked_tokens import hidden_tokens, masked_language_model
 
     for name in ("layers", "width", "heads", "epochs", "batch_size"):
         check_integer(f"--{name.replace('_', '-')}", getattr(settings, name), low=1)

@@ -13,8 +13,8 @@ from fedcodist.data.federated_data import FederatedData
 from fedcodist.data.prepared import manifest
 from fedcodist.data.text import SPLITS, domain_pools, of_domain, vocabulary_of
 from fedcodist.data.vocabulary import Vocabulary
-from fedcodist.models import lstm, transformer
-from fedcodist.next_token import language_model
+from fedcodist.text import lstm, transformer
+from fedcodist.text.next_token import language_model
 
 TEXT = "prepared_text"
 # From the number of tokens to a network.

@@ -80,7 +80,7 @@ _MODULE_OF = {
     "in_bfloat16": "core.precision",
     "independent_pools": "algorithms.pools",
     "isolated": "algorithms.isolated",
-    "language_model": "next_token",
+    "language_model": "text.next_token",
     "linear_decay": "algorithms.fed_avg",
     "load_digits_federated": "data.digits",
     "load_model": "run.export",

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from fedcodist.bert_weights import load_encoder, save_encoder, stored_encoder
 from fedcodist.data.bert_tokens import BertVocabulary
-from fedcodist.models.bert import Encoder, bert_mini, first_layers
+from fedcodist.text.bert import Encoder, bert_mini, first_layers
+from fedcodist.text.bert_weights import load_encoder, save_encoder, stored_encoder
 
 pytestmark = pytest.mark.usefixtures("compile_quickly")
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedcodist.candidates import all_candidates, sampled_candidates
+from fedcodist.text.candidates import all_candidates, sampled_candidates
 
 pytestmark = pytest.mark.usefixtures("compile_quickly")
 TITLES = np.arange(40)[:, None] * np.ones(3, np.int32)  # title n is [n, n, n]

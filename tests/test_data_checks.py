@@ -15,10 +15,10 @@ from fedcodist.core.metrics import accuracy, precision
 from fedcodist.core.model import from_flax_linen
 from fedcodist.core.readout import Readout
 from fedcodist.data.federated_data import FederatedData, federated_splits
-from fedcodist.next_token import language_model, next_tokens
-from fedcodist.ranking import ranking_loss, ranking_metrics
 from fedcodist.run.experiment import Experiment, check_experiment, run_experiment
 from fedcodist.run.sources import StreamedData, resident_data
+from fedcodist.text.next_token import language_model, next_tokens
+from fedcodist.text.ranking import ranking_loss, ranking_metrics
 
 pytestmark = pytest.mark.usefixtures("compile_quickly")
 

@@ -17,10 +17,10 @@ from fedcodist.core.local_training import LocalTraining
 from fedcodist.core.model import Variables
 from fedcodist.data.bert_tokens import BEGINNING, END, MASKED, SPECIAL, BertVocabulary
 from fedcodist.data.federated_data import FederatedData
-from fedcodist.masked_language_model import hidden_tokens, masked_language_model
-from fedcodist.models.bert import Encoder
 from fedcodist.run.experiment import Experiment, run_experiment
 from fedcodist.run.sources import resident_data
+from fedcodist.text.bert import Encoder
+from fedcodist.text.masked_tokens import hidden_tokens, masked_language_model
 
 pytestmark = pytest.mark.usefixtures("compile_quickly")
 

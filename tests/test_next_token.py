@@ -16,15 +16,15 @@ from fedcodist.core.local_training import LocalTraining, train_client
 from fedcodist.core.model import Variables
 from fedcodist.core.readout import Readout
 from fedcodist.data.vocabulary import BOS, EOS, PAD
-from fedcodist.models import lstm
-from fedcodist.models.lstm import LSTMLanguageModel, small_lstm
-from fedcodist.models.transformer import Transformer
-from fedcodist.next_token import (
+from fedcodist.text import lstm
+from fedcodist.text.lstm import LSTMLanguageModel, small_lstm
+from fedcodist.text.next_token import (
     continuations,
     language_model,
     next_tokens,
     tokens_by_frequency,
 )
+from fedcodist.text.transformer import Transformer
 from tests.test_readout import all_shapes
 
 pytestmark = pytest.mark.usefixtures("compile_quickly")

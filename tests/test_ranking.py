@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from sklearn.metrics import ndcg_score, roc_auc_score
 
 from fedcodist.core.metrics import mean
-from fedcodist.ranking import auc, ndcg, ranking_loss, ranking_metrics, reciprocal_rank
+from fedcodist.text.ranking import auc, ndcg, ranking_loss, ranking_metrics, reciprocal_rank
 
 pytestmark = pytest.mark.usefixtures("compile_quickly")
 WIDTH = 12  # one shape, compiled once

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from fedcodist.bert_weights import load_encoder, save_encoder
 from fedcodist.core.model import Variables
 from fedcodist.core.tensor_files import load_tensors, save_tensors, tensors_of
-from fedcodist.models.bert import Encoder
 from fedcodist.run.checkpoint import write_atomically
 from fedcodist.run.export import load_model, save_model
+from fedcodist.text.bert import Encoder
+from fedcodist.text.bert_weights import load_encoder, save_encoder
 
 KINDS = [bool, np.float16, np.float32, np.float64, np.complex64, jnp.bfloat16]
 KINDS += [f"{kind}{bits}" for kind in ("int", "uint") for bits in (8, 16, 32, 64)]

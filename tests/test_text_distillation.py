@@ -21,11 +21,11 @@ from fedcodist.distillation.loop import (
     frozen,
     kl_divergence,
 )
-from fedcodist.models import lstm
-from fedcodist.models.lstm import LSTMLanguageModel
-from fedcodist.models.transformer import Transformer
-from fedcodist.next_token import language_model, next_tokens
 from fedcodist.run.programs import AXIS, all_devices
+from fedcodist.text import lstm
+from fedcodist.text.lstm import LSTMLanguageModel
+from fedcodist.text.next_token import language_model, next_tokens
+from fedcodist.text.transformer import Transformer
 from tests.test_readout import all_shapes
 
 VOCABULARY, LENGTH = 12, 5

@@ -57,7 +57,7 @@ def fed_dropout(
         layer's inputs are positions x filters.
       submodel: the same with fewer units, of a chain in the layers but for the last.
       layers: of a chain, the layers' names in their order. Of another network the units of its
-        parameters' axes, such as `fedcodist.models.bert.encoder_units`.
+        parameters' axes, such as `fedcodist.text.bert.encoder_units`.
       training, server_optimizer, schedule, hyper: as in `fed_avg`.
 
     Raises:

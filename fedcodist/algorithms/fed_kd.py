@@ -114,7 +114,7 @@ def fed_kd(
       columns: the federated data's columns (arrays or shapes), for the widths of W^h.
       training: of both models, on the same batches; optimizers are two, and go on from round to
         round. Embeddings stay as they are where models are those of
-        `fedcodist.models.bert.with_frozen_tables`; for what `training.optimizer` makes updates of 0,
+        `fedcodist.text.bert.with_frozen_tables`; for what `training.optimizer` makes updates of 0,
         SVD sends nothing.
       exchange: 'epoch_delta', clients train for `training.epochs` a round and their students' changes
         are averaged (the authors' code); or 'step_gradient', a round is one batch and gradients of the

@@ -142,7 +142,7 @@ def read_impressions(folder: str | os.PathLike[str], numbers: Mapping[str, int])
 
 
 def training_examples(impressions: Impressions, rows: Any) -> FederatedData:
-    """An example per click, from which `fedcodist.candidates` draws candidates.
+    """An example per click, from which `fedcodist.text.candidates` draws candidates.
 
     Columns: `clicked` int32 [n], an article; `others` int32 [n, longest], the articles of the same
     impression that were not clicked, padded with 0; `history` int32 [n, HISTORY]. Clients are users.

@@ -1,14 +1,10 @@
 """Networks of the reproduced papers and the layers they are made of."""
 
-from fedcodist.models.attentive_pooling import AttentivePooling
-from fedcodist.models.bert import Encoder, bert_base, bert_mini
 from fedcodist.models.cnn import CNN, large_cnn, small_cnn
 from fedcodist.models.convolution import conv3x3, max_pool_2x2
 from fedcodist.models.digits import MLP, BatchNormMLP, large_digits, small_digits
 from fedcodist.models.emnist import EMNISTCNN, emnist_cnn
 from fedcodist.models.fed_md import FedMDNetwork, FullyConnected
-from fedcodist.models.lstm import LSTMLanguageModel, haiku_lstm, large_lstm, small_lstm
-from fedcodist.models.news import NewsRecommender, news_recommender
 from fedcodist.models.normalization import BatchNorm
 from fedcodist.models.normalized_cnn import NormalizedCNN
 from fedcodist.models.resnet import (
@@ -19,8 +15,12 @@ from fedcodist.models.resnet import (
     resnet56,
     wide_resnet16_2,
 )
-from fedcodist.models.sentence_classifier import SentenceClassifier, sentence_classifier
-from fedcodist.models.transformer import Transformer, large_transformer, small_transformer
+from fedcodist.text.attentive_pooling import AttentivePooling
+from fedcodist.text.bert import Encoder, bert_base, bert_mini
+from fedcodist.text.lstm import LSTMLanguageModel, haiku_lstm, large_lstm, small_lstm
+from fedcodist.text.news import NewsRecommender, news_recommender
+from fedcodist.text.sentence_classifier import SentenceClassifier, sentence_classifier
+from fedcodist.text.transformer import Transformer, large_transformer, small_transformer
 
 __all__ = [
     "CNN",

@@ -15,11 +15,11 @@ from fedcodist.compression.svd import svd
 from fedcodist.core.client_states import device_rows
 from fedcodist.core.local_training import LocalTraining
 from fedcodist.data.federated_data import FederatedData
-from fedcodist.models.bert import first_layers, with_encoder, with_frozen_tables
-from fedcodist.models.news import news_recommender
-from fedcodist.models.sentence_classifier import sentence_classifier
 from fedcodist.run.programs import build_programs
 from fedcodist.run.sources import resident_data
+from fedcodist.text.bert import first_layers, with_encoder, with_frozen_tables
+from fedcodist.text.news import news_recommender
+from fedcodist.text.sentence_classifier import sentence_classifier
 
 pytestmark = pytest.mark.usefixtures("compile_quickly")
 

@@ -28,14 +28,14 @@ from fedcodist.core.inputs import ClientData
 from fedcodist.core.local_training import LocalTraining
 from fedcodist.core.model import Variables, from_flax_linen, parameter_count
 from fedcodist.data.federated_data import FederatedData
-from fedcodist.models.bert import encoder_units, narrowed
 from fedcodist.models.cnn import CNN
 from fedcodist.models.digits import MLP, BatchNormMLP
-from fedcodist.models.sentence_classifier import sentence_classifier
 from fedcodist.run.experiment import Experiment, run_experiment
 from fedcodist.run.fedjax_adapter import as_fedjax
 from fedcodist.run.sources import resident_data
 from fedcodist.submodels import Axis, chain_units, counts_of, gathered, places_of, scattered
+from fedcodist.text.bert import encoder_units, narrowed
+from fedcodist.text.sentence_classifier import sentence_classifier
 
 pytestmark = pytest.mark.usefixtures("compile_quickly")
 

@@ -8,7 +8,8 @@ import pytest
 from benchmarks import fedavg_cnn, round_flops
 from benchmarks.round_flops import LEARNING, forward_flops, work
 from experiments import flops
-from fedcodist.models import cnn, digits, emnist, fed_md, lstm, resnet
+from fedcodist.models import cnn, digits, emnist, fed_md, resnet
+from fedcodist.text import lstm
 
 
 def of(workload):

@@ -8,10 +8,10 @@ import optax
 import pytest
 
 import fedcodist as fc
-from fedcodist.candidates import all_candidates, sampled_candidates
 from fedcodist.data import FederatedData, load_prepared, manifest, merge_clients
-from fedcodist.models.bert import Encoder
-from fedcodist.models.news import news_recommender
+from fedcodist.text.bert import Encoder
+from fedcodist.text.candidates import all_candidates, sampled_candidates
+from fedcodist.text.news import news_recommender
 from tests.data.test_mind import article, behavior, layout
 from tests.datasets.test_prepare import program
 

@@ -9,12 +9,12 @@ from experiments.assembly import build_experiment
 from experiments.configs import ade_fed_kd, mind_fed_kd
 from experiments.data import load_data
 from experiments.encoded import ENCODERS
-from fedcodist.bert_weights import save_encoder
 from fedcodist.compression.compressor import named_leaves
 from fedcodist.core.model import parameter_count
 from fedcodist.data import load_prepared
-from fedcodist.models.bert import Encoder, first_layers, narrowed
 from fedcodist.run.experiment import check_experiment, run_experiment
+from fedcodist.text.bert import Encoder, first_layers, narrowed
+from fedcodist.text.bert_weights import save_encoder
 from tests.data import test_ade, test_mind
 from tests.datasets.test_prepare import program
 

@@ -12,7 +12,7 @@ from experiments.configs import ade_fed_kd, cifar_fed_kd
 from experiments.results.records import load_records
 from experiments.results.sections import fed_kd as section
 from fedcodist.core.communication import tree_bytes
-from fedcodist.models.bert import bert_base
+from fedcodist.text.bert import bert_base
 from tests.experiments.test_record import write_run
 from tests.experiments.test_results import record as write_record
 from tests.experiments.test_results import row

@@ -31,9 +31,9 @@ from experiments.flops import (
 from experiments.networks import MODELS
 from experiments.parties import PARTY_METHODS
 from fedcodist.algorithms.parties import PUBLIC
-from fedcodist.models import lstm, transformer
-from fedcodist.next_token import language_model
 from fedcodist.run.sources import resident_data
+from fedcodist.text import lstm, transformer
+from fedcodist.text.next_token import language_model
 
 ROUNDS = 3
 

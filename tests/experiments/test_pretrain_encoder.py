@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 
 from experiments import pretrain_encoder
-from fedcodist.bert_weights import load_encoder
 from fedcodist.data.bert_tokens import SPECIAL, BertVocabulary
 from fedcodist.data.federated_data import FederatedData
 from fedcodist.data.piece_preparation import vocabulary_split
 from fedcodist.data.prepared import save_prepared
-from fedcodist.models.bert import Encoder, first_layers, with_encoder
-from fedcodist.models.sentence_classifier import sentence_classifier
+from fedcodist.text.bert import Encoder, first_layers, with_encoder
+from fedcodist.text.bert_weights import load_encoder
+from fedcodist.text.sentence_classifier import sentence_classifier
 
 pytestmark = pytest.mark.usefixtures("compile_quickly")
 

@@ -12,8 +12,8 @@ from experiments.assembly import build_experiment
 from experiments.configs import stackoverflow_domain_shift, stackoverflow_table1
 from experiments.data import load_data
 from fedcodist.data import FederatedData, load_prepared, save_prepared, text_splits
-from fedcodist.models import lstm
 from fedcodist.run.experiment import check_experiment, run_experiment
+from fedcodist.text import lstm
 
 DOMAINS = ("questions", "answers")
 FOLDERS = ("text", "c4", "other")

@@ -21,9 +21,9 @@ from experiments.report.runs import Run, Series, load_run
 from experiments.text import TEXT
 from fedcodist.data import save_prepared, text_splits
 from fedcodist.data.vocabulary import EOS, PAD
-from fedcodist.models import lstm
 from fedcodist.run.experiment import run_experiment
 from fedcodist.run.export import save_model
+from fedcodist.text import lstm
 from tests.end_to_end.conftest import clean_environment
 
 pytestmark = pytest.mark.usefixtures("compile_quickly")

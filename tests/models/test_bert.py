@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedcodist.core.model import Variables, from_flax_linen, parameter_count
-from fedcodist.models.bert import (
+from fedcodist.submodels import counts_of, gathered, places_of, scattered
+from fedcodist.text.bert import (
     Encoder,
     bert_base,
     bert_mini,
@@ -22,7 +23,6 @@ from fedcodist.models.bert import (
     with_encoder,
     with_frozen_tables,
 )
-from fedcodist.submodels import counts_of, gathered, places_of, scattered
 
 pytestmark = pytest.mark.usefixtures("compile_quickly")
 

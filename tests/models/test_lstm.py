@@ -7,8 +7,8 @@ import pytest
 
 from fedcodist.core.model import Variables, from_haiku, parameter_count
 from fedcodist.data.vocabulary import BOS, EOS, PAD
-from fedcodist.models import lstm
-from fedcodist.next_token import language_model
+from fedcodist.text import lstm
+from fedcodist.text.next_token import language_model
 
 
 def count(model):

@@ -13,9 +13,9 @@ from text_examples import ENCODER, IMPRESSIONS, SENTENCES
 
 from fedcodist.algorithms.mutual_losses import hidden_distance
 from fedcodist.core.model import Variables, parameter_count
-from fedcodist.models.bert import bert_base
-from fedcodist.models.news import NO_NEWS, news_recommender
-from fedcodist.models.sentence_classifier import sentence_classifier
+from fedcodist.text.bert import bert_base
+from fedcodist.text.news import NO_NEWS, news_recommender
+from fedcodist.text.sentence_classifier import sentence_classifier
 
 pytestmark = pytest.mark.usefixtures("compile_quickly")
 

@@ -7,7 +7,7 @@ import pytest
 
 from fedcodist.core.model import parameter_count
 from fedcodist.data.vocabulary import BOS, EOS, PAD
-from fedcodist.models import transformer
+from fedcodist.text import transformer
 
 pytestmark = pytest.mark.usefixtures("compile_quickly")
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from fedcodist.models.bert import Encoder
+from fedcodist.text.bert import Encoder
 
 ENCODER = Encoder(vocabulary=11, width=8, layers=2, heads=2, positions=12)
 SENTENCES = {

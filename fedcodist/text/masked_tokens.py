@@ -16,7 +16,7 @@ from fedcodist.core.local_training import Preprocess
 from fedcodist.core.model import Model, from_flax_linen
 from fedcodist.core.readout import Readout
 from fedcodist.data.bert_tokens import BEGINNING, END, MASKED, BertVocabulary
-from fedcodist.models.bert import PAD, Encoder, dense, normalised
+from fedcodist.text.bert import PAD, Encoder, dense, normalised
 
 _SHOWN_AS_MASK, _SHOWN_AS_ANY = 0.8, 0.1
 

@@ -8,8 +8,8 @@ from fedcodist.core import metrics as metrics_lib
 from fedcodist.core.checks import check_integer, check_number
 from fedcodist.core.layer_outputs import LayerOutputs, of_logits
 from fedcodist.core.model import Model, cross_entropy, from_flax_linen
-from fedcodist.models.attentive_pooling import AttentivePooling
-from fedcodist.models.bert import Encoder
+from fedcodist.text.attentive_pooling import AttentivePooling
+from fedcodist.text.bert import Encoder
 
 
 def sentence_classifier(

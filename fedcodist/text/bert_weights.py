@@ -10,7 +10,7 @@ import numpy as np
 import safetensors
 
 from fedcodist.core.tensor_files import load_tensors, save_tensors
-from fedcodist.models.bert import TABLES, Encoder
+from fedcodist.text.bert import TABLES, Encoder
 
 PyTree = Any
 PREFIX = "bert."

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from fedcodist.core.readout import Readout
-from fedcodist.next_token import position_weights
+from fedcodist.text.next_token import position_weights
 
 # FedJAX's: 10,000 words, padding, beginning and end of a sentence, unknown words.
 VOCABULARY = 10_004

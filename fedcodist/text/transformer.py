@@ -5,8 +5,8 @@ import jax
 import jax.numpy as jnp
 
 from fedcodist.core.readout import Readout
-from fedcodist.models.lstm import VOCABULARY
-from fedcodist.next_token import position_weights
+from fedcodist.text.lstm import VOCABULARY
+from fedcodist.text.next_token import position_weights
 
 
 def small_transformer(vocabulary: int = VOCABULARY) -> "Transformer":

@@ -46,7 +46,7 @@ def sampled_candidates(titles: Any, negatives: int = 4) -> Preprocess:
 
 def all_candidates(titles: Any) -> Preprocess:
     """Preprocessing for evaluation: `candidates` int [B, C] and `history` int [B, H] become tokens of
-    titles, int32 [B, C, T] and [B, H, T]; `label` [B, C] is as `fedcodist.ranking` reads it."""
+    titles, int32 [B, C, T] and [B, H, T]; `label` [B, C] is as `fedcodist.text.ranking` reads it."""
 
     def preprocess(batch, key, positions):
         tokens = {name: _tokens(titles, batch[name]) for name in ("candidates", "history")}

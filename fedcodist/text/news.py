@@ -9,9 +9,9 @@ import jax.numpy as jnp
 from fedcodist.core.checks import check_integer, check_number
 from fedcodist.core.layer_outputs import LayerOutputs, of_logits
 from fedcodist.core.model import Model, from_flax_linen
-from fedcodist.models.attentive_pooling import AttentivePooling
-from fedcodist.models.bert import PAD, Encoder
-from fedcodist.ranking import ranking_loss, ranking_metrics
+from fedcodist.text.attentive_pooling import AttentivePooling
+from fedcodist.text.bert import PAD, Encoder
+from fedcodist.text.ranking import ranking_loss, ranking_metrics
 
 NO_NEWS = -1e9
 """The score of candidates that are padding; finite, so that divergences of softmaxes are."""

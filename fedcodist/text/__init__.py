@@ -1,0 +1,1 @@
+"""Networks, tasks and metrics of text and of news."""
