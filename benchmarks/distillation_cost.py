@@ -144,9 +144,9 @@ def prepare(teachers: int, network: str, batch: int, steps: int):
     import numpy as np
     import optax
 
-    from fedcodist import augmentation
     from fedcodist.core.inputs import Examples
     from fedcodist.core.model import from_flax_linen
+    from fedcodist.data import augmentation
     from fedcodist.distillation.ensembles import equal_weights, mean_logits
     from fedcodist.distillation.loop import Distillation, distill, kl_divergence, softened
     from fedcodist.distillation.loop import softened_target as target

@@ -156,12 +156,12 @@ def make_workload(workload: str, federated, num_unlabelled: int):
     import numpy as np
     import optax
 
-    from fedcodist import augmentation
     from fedcodist.algorithms.fed_avg import fed_avg
     from fedcodist.algorithms.merged_codistillation import merged_codistillation
     from fedcodist.algorithms.pools import Pool, independent_pools
     from fedcodist.core.local_training import LocalTraining
     from fedcodist.core.model import from_flax_linen
+    from fedcodist.data import augmentation
     from fedcodist.distillation.loop import Distillation
     from fedcodist.models import cnn
 

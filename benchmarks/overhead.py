@@ -79,7 +79,7 @@ def measure(repetitions: int, runs: Path) -> dict[str, list[float]] | None:
     """
     import jax
 
-    from fedcodist import augmentation
+    from fedcodist.data import augmentation
     from fedcodist.data.federated_data import FederatedData
     from fedcodist.run.experiment import Experiment, experiment_programs, run_experiment
     from fedcodist.run.sources import resident_data

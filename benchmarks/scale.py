@@ -369,7 +369,7 @@ def make_algorithm(configuration: Configuration, federated):
 
 
 def _scale():
-    from fedcodist import augmentation
+    from fedcodist.data import augmentation
 
     return augmentation.image_preprocess(augmentation.normalise((0.5,), (0.25,)))
 

@@ -123,8 +123,8 @@ def prepare(kind: str, clients: int, examples: int) -> Callable[[], float]:
     from experiments.configs import cifar_fed_kd
     from experiments.data import Data
     from experiments.normalisation import CIFAR_DEVIATION, CIFAR_MEAN
-    from fedcodist import augmentation
     from fedcodist.core.client_states import device_rows
+    from fedcodist.data import augmentation
     from fedcodist.data.federated_data import FederatedData
     from fedcodist.run.programs import all_devices, build_programs, replicate
 

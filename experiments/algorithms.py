@@ -21,7 +21,6 @@ from experiments.methods import WITHOUT_UNLABELLED
 from experiments.networks import MODELS, layers_of, model_of, narrowed
 from experiments.optimizers import distillation_optimizer
 from experiments.parties import PARTY_METHODS
-from fedcodist import augmentation
 from fedcodist.algorithms.codistillation import TeachingHyper
 from fedcodist.algorithms.fed_avg import FedAvgHyper
 from fedcodist.algorithms.fed_be import fed_be
@@ -36,6 +35,7 @@ from fedcodist.core.checks import check_number
 from fedcodist.core.local_training import Preprocess
 from fedcodist.core.method import FederatedAlgorithm
 from fedcodist.core.model import from_flax_linen
+from fedcodist.data import augmentation
 from fedcodist.data.partition import capacity_pools
 from fedcodist.distillation.loop import Distillation
 from fedcodist.distillation.validation import ValidationData

@@ -14,10 +14,10 @@ from experiments.prepared import prepared_folder, prepared_images
 from experiments.primary_data import PRIMARY, load_primary
 from experiments.public_data import PUBLIC_PRIVATE, Public, load_public_private
 from experiments.text import TEXT, Text, load_text
-from fedcodist import augmentation
 from fedcodist.core.checks import check_integer, check_number
 from fedcodist.core.local_training import Preprocess
 from fedcodist.core.model import Model
+from fedcodist.data import augmentation
 from fedcodist.data.digits import load_digits_federated
 from fedcodist.data.federated_data import FederatedData
 from fedcodist.data.partition import dirichlet, equal_dirichlet

@@ -16,7 +16,7 @@ from fedcodist.core.local_training import Preprocess
 from fedcodist.core.model import Model, variable_shapes
 from fedcodist.data.federated_data import FederatedData
 from fedcodist.data.partition import iid, merge_clients
-from fedcodist.submodels import Units
+from fedcodist.models.submodels import Units
 from fedcodist.text.bert import (
     Encoder,
     bert_base,

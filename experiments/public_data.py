@@ -7,9 +7,9 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from experiments.prepared import prepared_folder
-from fedcodist import augmentation
 from fedcodist.core.checks import check_number
 from fedcodist.core.local_training import Preprocess
+from fedcodist.data import augmentation
 from fedcodist.data.federated_data import FederatedData
 from fedcodist.data.public_private import (
     PublicPrivate,

@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from fedcodist import augmentation
 from fedcodist.core import keys
 from fedcodist.core.inputs import Examples
+from fedcodist.data import augmentation
 from fedcodist.distillation.loop import Distillation, batch_of_step
 
 KEY = jax.random.key(9)

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from jax.sharding import Mesh, PartitionSpec
 from quick_compilation import QUICK
 
-from fedcodist import augmentation
 from fedcodist.algorithms.codistillation import codistillation_target
 from fedcodist.core.inputs import Examples
 from fedcodist.core.model import from_flax_linen
+from fedcodist.data import augmentation
 from fedcodist.distillation.loop import (
     Distillation,
     batch_of_step,

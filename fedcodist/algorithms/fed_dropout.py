@@ -16,7 +16,7 @@ from fedcodist.core.local_training import LocalTraining, OptimizerFactory, train
 from fedcodist.core.method import FederatedMethod
 from fedcodist.core.model import Model, Variables, check_stateless, variable_shapes
 from fedcodist.core.shuffling import sample_without_replacement
-from fedcodist.submodels import (
+from fedcodist.models.submodels import (
     Kept,
     Units,
     chain_units,

@@ -20,7 +20,14 @@ from fedcodist.core.labels import class_labels
 from fedcodist.core.local_training import LocalTraining, OptimizerFactory, train_client
 from fedcodist.core.method import FederatedAlgorithm, FederatedMethod
 from fedcodist.core.model import Model, Variables, check_stateless, variable_shapes
-from fedcodist.submodels import chain_units, check_chain, counts_of, gathered, places_of, scattered
+from fedcodist.models.submodels import (
+    chain_units,
+    check_chain,
+    counts_of,
+    gathered,
+    places_of,
+    scattered,
+)
 
 PyTree = Any
 

@@ -8,7 +8,6 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedcodist import augmentation
 from fedcodist.core import keys
 from fedcodist.core.aggregation import sum_over_devices, this_device
 from fedcodist.core.checks import check_integer, check_number, check_stream
@@ -19,6 +18,7 @@ from fedcodist.core.model import Model, Variables
 from fedcodist.core.padded_statistics import check_dealt_batches
 from fedcodist.core.readout import Readout, total_in_chunks
 from fedcodist.core.shuffling import permuted_positions, stream_positions
+from fedcodist.data import augmentation
 
 PyTree = Any
 # A frozen model, or an ensemble of them, in evaluation mode: batch -> outputs.

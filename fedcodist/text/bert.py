@@ -11,7 +11,7 @@ import numpy as np
 from fedcodist.compression.compressor import named_leaves
 from fedcodist.core.checks import check_integer, check_number
 from fedcodist.core.model import Model, Variables, variable_shapes
-from fedcodist.submodels import Axis, Units
+from fedcodist.models.submodels import Axis, Units
 
 PyTree = Any
 PAD = 0

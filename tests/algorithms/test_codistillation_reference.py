@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 from quick_compilation import QUICK
 
-from fedcodist import augmentation
 from fedcodist.algorithms.codistillation import TeachingHyper
 from fedcodist.algorithms.fed_avg import FedAvgHyper, fed_opt, linear_decay
 from fedcodist.algorithms.merged_codistillation import merged_codistillation
@@ -22,6 +21,7 @@ from fedcodist.core.inputs import ClientData, Examples
 from fedcodist.core.local_training import LocalTraining, _example_order
 from fedcodist.core.method import client_key
 from fedcodist.core.model import Variables, from_flax_linen
+from fedcodist.data import augmentation
 from fedcodist.data.federated_data import FederatedData
 from fedcodist.distillation.loop import UNLABELLED, Distillation, batch_of_step
 from fedcodist.models.digits import MLP

@@ -30,10 +30,10 @@ from fedcodist.core.model import Variables, from_flax_linen, parameter_count
 from fedcodist.data.federated_data import FederatedData
 from fedcodist.models.cnn import CNN
 from fedcodist.models.digits import MLP, BatchNormMLP
+from fedcodist.models.submodels import Axis, chain_units, counts_of, gathered, places_of, scattered
 from fedcodist.run.experiment import Experiment, run_experiment
 from fedcodist.run.fedjax_adapter import as_fedjax
 from fedcodist.run.sources import resident_data
-from fedcodist.submodels import Axis, chain_units, counts_of, gathered, places_of, scattered
 from fedcodist.text.bert import encoder_units, narrowed
 from fedcodist.text.sentence_classifier import sentence_classifier
 

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedcodist.core.model import Variables, from_flax_linen, parameter_count
-from fedcodist.submodels import counts_of, gathered, places_of, scattered
+from fedcodist.models.submodels import counts_of, gathered, places_of, scattered
 from fedcodist.text.bert import (
     Encoder,
     bert_base,
