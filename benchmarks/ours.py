@@ -347,9 +347,9 @@ def make_mhd(inputs: work.Inputs, execution):
     import numpy as np
     import optax
 
-    from fedcodist import graphs
-    from fedcodist.algorithms.checkpoint_pools import pool_schedule
-    from fedcodist.algorithms.multi_headed_distillation import (
+    from fedcodist.algorithms.graph import graphs
+    from fedcodist.algorithms.graph.mhd_exchange import pool_schedule
+    from fedcodist.algorithms.graph.multi_headed_distillation import (
         HeadDistillation,
         MHDHyper,
         multi_headed_distillation,

@@ -45,8 +45,8 @@ def mhd_orders(clients: int, steps: int, private: int) -> dict[str, np.ndarray]:
     import jax
     import jax.numpy as jnp
 
-    from fedcodist import graphs
-    from fedcodist.algorithms.checkpoint_pools import pool_schedule
+    from fedcodist.algorithms.graph import graphs
+    from fedcodist.algorithms.graph.mhd_exchange import pool_schedule
     from fedcodist.algorithms.parties import Group
     from fedcodist.core import keys
     from fedcodist.core.local_steps import CLIENT_STEPS

@@ -15,21 +15,21 @@ from experiments.data import Data
 from experiments.execution import execution_of
 from experiments.messages import choice, named
 from experiments.parties import public_of
-from fedcodist import graphs
-from fedcodist.algorithms.decentralised_fed_avg import decentralised_fed_avg
-from fedcodist.algorithms.decentralised_periodic_codistillation import (
+from fedcodist.algorithms.graph import graphs
+from fedcodist.algorithms.graph.centralised import pooled
+from fedcodist.algorithms.graph.decentralised_fed_avg import decentralised_fed_avg
+from fedcodist.algorithms.graph.decentralised_periodic_codistillation import (
     DecentralisedPeriodicHyper,
     decentralised_periodic_codistillation,
 )
-from fedcodist.algorithms.multi_headed_distillation import (
+from fedcodist.algorithms.graph.local_only_steps import SeparateHyper, separate
+from fedcodist.algorithms.graph.multi_headed_distillation import (
     HeadDistillation,
     MHDHyper,
     memory_for_checkpoints,
     multi_headed_distillation,
 )
 from fedcodist.algorithms.parties import Group
-from fedcodist.algorithms.pooled import pooled
-from fedcodist.algorithms.separate import SeparateHyper, separate
 from fedcodist.core.checks import check_number
 from fedcodist.core.local_steps import StepTraining
 from fedcodist.core.local_training import LocalTraining

@@ -32,10 +32,10 @@ from experiments.messages import choice
 from experiments.networks import MODELS, narrowed
 from experiments.parties import extra_shape, network_of, party_groups, party_shapes, public_of
 from experiments.text import TEXT, TEXT_MODELS
+from fedcodist.algorithms.graph.graphs import over_time
 from fedcodist.algorithms.parties import party_names
 from fedcodist.core.model import variable_shapes
 from fedcodist.data.vocabulary import PAD
-from fedcodist.graphs import over_time
 
 Config = Mapping[str, Any]
 # Where clients compute something else than FedAvg's, `flops_of_run` knows it.

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedcodist import graphs
+from fedcodist.algorithms.graph import graphs
 
 FEW = settings(max_examples=40, deadline=None)
 

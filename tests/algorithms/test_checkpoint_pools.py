@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedcodist import graphs
-from fedcodist.algorithms.checkpoint_pools import first_banks, pool_schedule, refresh
+from fedcodist.algorithms.graph import graphs
+from fedcodist.algorithms.graph.mhd_exchange import first_banks, pool_schedule, refresh
 from fedcodist.algorithms.parties import Group
 
 

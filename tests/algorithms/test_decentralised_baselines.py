@@ -7,16 +7,16 @@ import numpy as np
 import optax
 import pytest
 
-from fedcodist import graphs
-from fedcodist.algorithms.decentralised_fed_avg import decentralised_fed_avg
-from fedcodist.algorithms.decentralised_periodic_codistillation import (
+from fedcodist.algorithms.graph import graphs
+from fedcodist.algorithms.graph.centralised import pooled
+from fedcodist.algorithms.graph.decentralised_fed_avg import decentralised_fed_avg
+from fedcodist.algorithms.graph.decentralised_periodic_codistillation import (
     DecentralisedPeriodicHyper,
     decentralised_periodic_codistillation,
 )
+from fedcodist.algorithms.graph.local_only_steps import SeparateHyper, separate
 from fedcodist.algorithms.isolated import SHARED
 from fedcodist.algorithms.parties import PUBLIC, Group
-from fedcodist.algorithms.pooled import pooled
-from fedcodist.algorithms.separate import SeparateHyper, separate
 from fedcodist.core import keys
 from fedcodist.core.local_steps import CLIENT_STEPS, StepTraining
 from fedcodist.core.local_training import LocalTraining

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedcodist.algorithms.head_distillation import (
+from fedcodist.algorithms.graph.mhd_losses import (
     CANDIDATES,
     candidates,
     chosen,

@@ -5,10 +5,6 @@ import numpy as np
 import optax
 import pytest
 
-from fedcodist.algorithms.decentralised_fed_avg import decentralised_fed_avg
-from fedcodist.algorithms.decentralised_periodic_codistillation import (
-    decentralised_periodic_codistillation,
-)
 from fedcodist.algorithms.ds_fl import ds_fl
 from fedcodist.algorithms.fd import fd
 from fedcodist.algorithms.fed_avg import FedAvgHyper, fed_avg
@@ -17,6 +13,11 @@ from fedcodist.algorithms.fed_kd import FedKDHyper, fed_kd
 from fedcodist.algorithms.fed_md import fed_md
 from fedcodist.algorithms.fed_sdd import fed_sdd
 from fedcodist.algorithms.fml import fml
+from fedcodist.algorithms.graph.decentralised_fed_avg import decentralised_fed_avg
+from fedcodist.algorithms.graph.decentralised_periodic_codistillation import (
+    decentralised_periodic_codistillation,
+)
+from fedcodist.algorithms.graph.graphs import complete
 from fedcodist.algorithms.merged_codistillation import merged_codistillation
 from fedcodist.algorithms.parties import PUBLIC, Group
 from fedcodist.algorithms.periodic_codistillation import periodic_codistillation
@@ -30,7 +31,6 @@ from fedcodist.core.model import from_flax_linen
 from fedcodist.data.federated_data import FederatedData
 from fedcodist.distillation.loop import UNLABELLED, Distillation
 from fedcodist.distillation.validation import VALIDATION, ValidationData
-from fedcodist.graphs import complete
 from fedcodist.models.digits import MLP
 from fedcodist.run import programs
 from fedcodist.run.experiment import Experiment, run_experiment

@@ -8,16 +8,16 @@ import numpy as np
 import optax
 import pytest
 
-from fedcodist import graphs
-from fedcodist.algorithms import multi_headed_distillation as module
-from fedcodist.algorithms.checkpoint_pools import pool_schedule
-from fedcodist.algorithms.multi_headed_distillation import (
+from fedcodist.algorithms.graph import graphs
+from fedcodist.algorithms.graph import multi_headed_distillation as module
+from fedcodist.algorithms.graph.local_only_steps import SeparateHyper, separate
+from fedcodist.algorithms.graph.mhd_exchange import pool_schedule
+from fedcodist.algorithms.graph.multi_headed_distillation import (
     HeadDistillation,
     MHDHyper,
     multi_headed_distillation,
 )
 from fedcodist.algorithms.parties import PUBLIC, Group
-from fedcodist.algorithms.separate import SeparateHyper, separate
 from fedcodist.core import keys
 from fedcodist.core.for_each_client import Execution
 from fedcodist.core.local_steps import CLIENT_STEPS, StepTraining

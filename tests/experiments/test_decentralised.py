@@ -16,7 +16,7 @@ from experiments.data import load_data
 from experiments.decentralised import BACKBONES, DECENTRALISED_METHODS, graph_of
 from experiments.flops import flops_of_parties
 from experiments.methods import DECENTRALISED, METHOD_NAMES
-from fedcodist import graphs
+from fedcodist.algorithms.graph import graphs
 from fedcodist.algorithms.isolated import SHARED
 from fedcodist.data.federated_data import FederatedData
 from fedcodist.data.prepared import save_prepared

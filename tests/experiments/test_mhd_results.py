@@ -13,7 +13,7 @@ from experiments.results import mhd_orderings
 from experiments.results.records import load_records
 from experiments.results.sections import mhd as section
 from experiments.results.settings import flat
-from fedcodist import graphs
+from fedcodist.algorithms.graph import graphs
 from tests.experiments.test_results import record as write_record
 
 SEEDS = (0, 1)

@@ -14,7 +14,7 @@ from experiments.metric_kinds import decimal, is_share, lower_is_better
 from experiments.report import collection, plots, result_table
 from experiments.report.runs import Run, Series
 from experiments.results.figures import PartyCurve, parties_plot
-from fedcodist import graphs
+from fedcodist.algorithms.graph import graphs
 from tests.experiments import test_report
 from tests.experiments.test_report import write_run
 

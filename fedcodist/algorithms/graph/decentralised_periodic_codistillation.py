@@ -8,10 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from fedcodist import graphs
 from fedcodist.algorithms import parties
+from fedcodist.algorithms.graph import graphs
+from fedcodist.algorithms.graph.local_only_steps import apart
 from fedcodist.algorithms.parties import PARTIES, PUBLIC, Group, for_each_party
-from fedcodist.algorithms.separate import apart
 from fedcodist.core import keys
 from fedcodist.core.aggregation import ClientResult
 from fedcodist.core.arguments import check_arguments
@@ -61,7 +61,7 @@ def decentralised_periodic_codistillation(
       groups: architecture -> its clients; models whose outputs are logits.
       num_public: rows of the data set `public`.
       num_rounds: of the whole run.
-      graph: see `fedcodist.graphs`; an edge from i to j makes j a teacher of i.
+      graph: see `fedcodist.algorithms.graph.graphs`; an edge from i to j makes j a teacher of i.
       training: private steps of a round.
       distillation: optimizer, batch size, passes over the answered examples, preprocessing.
       examples: public ones of each codistillation, from an endless reshuffled stream.

@@ -7,10 +7,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedcodist import graphs
 from fedcodist.algorithms import parties
+from fedcodist.algorithms.graph import graphs
+from fedcodist.algorithms.graph.local_only_steps import SeparateHyper, apart
 from fedcodist.algorithms.parties import PARTIES, Group
-from fedcodist.algorithms.separate import SeparateHyper, apart
 from fedcodist.core.aggregation import as_stored
 from fedcodist.core.arguments import check_arguments
 from fedcodist.core.checks import check_number
@@ -40,7 +40,7 @@ def decentralised_fed_avg(
     Args:
       groups: architecture -> its clients.
       num_rounds: of the whole run.
-      graph: see `fedcodist.graphs`; everybody with everybody, through a server, where not given.
+      graph: see `fedcodist.algorithms.graph.graphs`; everybody with everybody, through a server, where not given.
       training, hyper, execution, name: as in `separate`.
       same_start: whether clients of one architecture start from the same values, as FedAvg's do. The
         mean of networks with unrelated first values is hardly better than a first value.

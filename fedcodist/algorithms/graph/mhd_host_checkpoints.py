@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedcodist.algorithms.checkpoint_pools import PoolSchedule
+from fedcodist.algorithms.graph.mhd_exchange import PoolSchedule
 
 PyTree = Any
 

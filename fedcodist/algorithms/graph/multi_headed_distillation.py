@@ -8,10 +8,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedcodist import graphs
-from fedcodist.algorithms import checkpoint_pools, parties
-from fedcodist.algorithms.checkpoint_pools import PoolSchedule, pool_schedule
-from fedcodist.algorithms.head_distillation import (
+from fedcodist.algorithms import parties
+from fedcodist.algorithms.graph import graphs, mhd_exchange
+from fedcodist.algorithms.graph.mhd_exchange import PoolSchedule, pool_schedule
+from fedcodist.algorithms.graph.mhd_host_checkpoints import HostBanks
+from fedcodist.algorithms.graph.mhd_losses import (
     CANDIDATES,
     CHOICES,
     EMBEDDING_DISTANCES,
@@ -20,7 +21,6 @@ from fedcodist.algorithms.head_distillation import (
     embedding_loss,
     head_loss,
 )
-from fedcodist.algorithms.host_banks import HostBanks
 from fedcodist.algorithms.parties import PARTIES, PUBLIC, Group, for_each_party
 from fedcodist.core import keys
 from fedcodist.core.aggregation import ClientResult
@@ -136,7 +136,7 @@ def multi_headed_distillation(
       groups: architecture -> its clients, all clients 0 to K - 1; models of
         `fedcodist.models.multi_headed`, with the same heads, classes and width of embedding.
       public: columns of the data set `public`, arrays or shapes; nothing but shapes is read here.
-      graph: see `fedcodist.graphs`; an edge from i to j lets i learn from j. One that changes has an
+      graph: see `fedcodist.algorithms.graph.graphs`; an edge from i to j lets i learn from j. One that changes has an
         entry per round.
       num_rounds: of the whole run.
       training: optimizer, private batches, S_P, schedule of the learning rate.
@@ -200,11 +200,11 @@ def multi_headed_distillation(
         if schedule:
             models = {name: learner.variables for name, learner in state.learners.items()}
             if host_banks:
-                pools = checkpoint_pools.refresh_pools(schedule, pools, round)
+                pools = mhd_exchange.refresh_pools(schedule, pools, round)
                 done = host_banks.put(key, round, models)
                 checkpoint = functools.partial(host_banks.read, key, done)
             else:
-                pools, banks = checkpoint_pools.refresh(schedule, pools, banks, models, round)
+                pools, banks = mhd_exchange.refresh(schedule, pools, banks, models, round)
         columns, indices = inputs.examples[PUBLIC].columns, inputs.examples[PUBLIC].indices
         teach = _teaching(groups, schedule, checkpoint)
 
@@ -295,7 +295,7 @@ def start(
     learners = start_learners(training, dict(models))
     if schedule is None:
         return MHDState(learners, jnp.zeros((_count(models), 1, 2), jnp.int32), {})
-    banks = {} if on_host else checkpoint_pools.first_banks(schedule, models)
+    banks = {} if on_host else mhd_exchange.first_banks(schedule, models)
     return MHDState(learners, jnp.asarray(schedule.first), banks)
 
 

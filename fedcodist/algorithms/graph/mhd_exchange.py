@@ -12,9 +12,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedcodist.algorithms.graph.graphs import over_time
 from fedcodist.algorithms.parties import Group
 from fedcodist.core.checks import check_integer
-from fedcodist.graphs import over_time
 
 PyTree = Any
 _MOST_EXCHANGES = 10**7  # of all clients over a run; minutes of drawing

@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 
 from fedcodist.algorithms import parties
+from fedcodist.algorithms.graph.local_only_steps import SeparateHyper, separate
 from fedcodist.algorithms.parties import Group
-from fedcodist.algorithms.separate import SeparateHyper, separate
 from fedcodist.core.arguments import check_arguments
 from fedcodist.core.for_each_client import Execution
 from fedcodist.core.local_steps import StepTraining

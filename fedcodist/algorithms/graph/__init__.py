@@ -1,0 +1,1 @@
+"""Methods without a server: clients learn from their neighbours in a graph."""
