@@ -156,7 +156,7 @@ def make_workload(workload: str, federated, num_unlabelled: int):
     import numpy as np
     import optax
 
-    from fedcodist.algorithms.fed_avg import fed_avg
+    from fedcodist.algorithms.clients.fed_avg import fed_avg
     from fedcodist.algorithms.merged_codistillation import merged_codistillation
     from fedcodist.algorithms.pools import Pool, independent_pools
     from fedcodist.core.local_training import LocalTraining

@@ -397,7 +397,7 @@ def make_fed_kd(inputs: work.Inputs, federated, execution):
     import numpy as np
     import optax
 
-    from fedcodist.algorithms.fed_kd import FedKDHyper, fed_kd
+    from fedcodist.algorithms.clients.fed_kd import FedKDHyper, fed_kd
     from fedcodist.algorithms.pools import Pool, independent_pools
     from fedcodist.compression.compressed import compressed
     from fedcodist.compression.svd import svd
@@ -442,7 +442,7 @@ def make_pool(inputs: work.Inputs, name: str):
     import numpy as np
     import optax
 
-    from fedcodist.algorithms.fed_avg import FedAvgHyper, fed_avg
+    from fedcodist.algorithms.clients.fed_avg import FedAvgHyper, fed_avg
     from fedcodist.algorithms.pools import Pool
     from fedcodist.core.local_training import LocalTraining
     from fedcodist.core.model import from_flax_linen

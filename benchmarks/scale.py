@@ -345,7 +345,7 @@ def make_algorithm(configuration: Configuration, federated):
     import jax.numpy as jnp
     import optax
 
-    from fedcodist.algorithms.fed_avg import fed_avg
+    from fedcodist.algorithms.clients.fed_avg import fed_avg
     from fedcodist.algorithms.pools import Pool, independent_pools
     from fedcodist.core.for_each_client import Execution
     from fedcodist.core.local_training import LocalTraining

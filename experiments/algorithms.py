@@ -21,8 +21,8 @@ from experiments.methods import WITHOUT_UNLABELLED
 from experiments.networks import MODELS, layers_of, model_of, narrowed
 from experiments.optimizers import distillation_optimizer
 from experiments.parties import PARTY_METHODS
+from fedcodist.algorithms.clients.fed_avg import FedAvgHyper
 from fedcodist.algorithms.codistillation import TeachingHyper
-from fedcodist.algorithms.fed_avg import FedAvgHyper
 from fedcodist.algorithms.fed_be import fed_be
 from fedcodist.algorithms.fed_df import Validated, fed_df
 from fedcodist.algorithms.fed_ensemble import fed_ensemble

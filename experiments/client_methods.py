@@ -14,14 +14,14 @@ from experiments.execution import as_executed
 from experiments.messages import choice, named
 from experiments.networks import MODELS, image_model, model_of, submodel_of
 from experiments.optimizers import optimizer_of
-from fedcodist.algorithms.fed_avg import FedAvgHyper, constant, fed_avg, linear_decay
-from fedcodist.algorithms.fed_dropout import fed_dropout
-from fedcodist.algorithms.fed_gkd import FedGKDHyper, fed_gkd
-from fedcodist.algorithms.fed_kd import FedKDHyper, fed_kd
-from fedcodist.algorithms.fed_prox import FedProxHyper, fed_prox
-from fedcodist.algorithms.fetch_sgd import FetchSGDHyper, fetch_sgd
-from fedcodist.algorithms.mutual_losses import Mutual
-from fedcodist.algorithms.scaffold import scaffold
+from fedcodist.algorithms.clients.fed_avg import FedAvgHyper, constant, fed_avg, linear_decay
+from fedcodist.algorithms.clients.fed_dropout import fed_dropout
+from fedcodist.algorithms.clients.fed_gkd import FedGKDHyper, fed_gkd
+from fedcodist.algorithms.clients.fed_kd import FedKDHyper, fed_kd
+from fedcodist.algorithms.clients.fed_kd_losses import Mutual
+from fedcodist.algorithms.clients.fed_prox import FedProxHyper, fed_prox
+from fedcodist.algorithms.clients.fetch_sgd import FetchSGDHyper, fetch_sgd
+from fedcodist.algorithms.clients.scaffold import scaffold
 from fedcodist.core.checks import check_number
 from fedcodist.core.layer_outputs import with_layers
 from fedcodist.core.local_training import LocalTraining

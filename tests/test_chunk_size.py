@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedcodist.algorithms.fed_avg import fed_avg
+from fedcodist.algorithms.clients.fed_avg import fed_avg
+from fedcodist.algorithms.clients.scaffold import scaffold
 from fedcodist.algorithms.pools import Pool, independent_pools
-from fedcodist.algorithms.scaffold import scaffold
 from fedcodist.core.for_each_client import Execution
 from fedcodist.core.local_training import LocalTraining
 from fedcodist.core.model import from_flax_linen

@@ -8,7 +8,7 @@ import optax
 import pytest
 
 from fedcodist import per_example
-from fedcodist.algorithms.fed_avg import fed_avg
+from fedcodist.algorithms.clients.fed_avg import fed_avg
 from fedcodist.algorithms.pools import Pool, independent_pools
 from fedcodist.core.inputs import ClientData
 from fedcodist.core.local_training import LocalTraining, train_client

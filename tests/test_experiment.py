@@ -11,7 +11,7 @@ import numpy as np
 import optax
 import pytest
 
-from fedcodist.algorithms.fed_avg import FedAvgHyper, constant, fed_avg
+from fedcodist.algorithms.clients.fed_avg import FedAvgHyper, constant, fed_avg
 from fedcodist.algorithms.pools import Pool, independent_pools
 from fedcodist.core.local_training import LocalTraining
 from fedcodist.core.model import from_flax_linen

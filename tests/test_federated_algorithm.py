@@ -6,7 +6,7 @@ import numpy as np
 import optax
 from quick_compilation import QUICK
 
-from fedcodist.algorithms.fed_avg import FedAvgHyper, fed_avg
+from fedcodist.algorithms.clients.fed_avg import FedAvgHyper, fed_avg
 from fedcodist.core.local_training import LocalTraining
 from fedcodist.core.method import client_key, communication_of, single_model
 from fedcodist.core.model import from_flax_linen

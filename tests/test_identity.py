@@ -15,7 +15,7 @@ import optax
 import pytest
 from softmax_regression import random_clients, softmax_regression
 
-from fedcodist.algorithms.fed_avg import constant, fed_avg, linear_decay
+from fedcodist.algorithms.clients.fed_avg import constant, fed_avg, linear_decay
 from fedcodist.algorithms.pools import Pool, independent_pools
 from fedcodist.core.for_each_client import Execution
 from fedcodist.core.local_training import LocalTraining

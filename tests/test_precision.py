@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from jax import lax
 from jax.flatten_util import ravel_pytree
 
-from fedcodist.algorithms.fed_avg import FedAvgHyper, fed_avg
+from fedcodist.algorithms.clients.fed_avg import FedAvgHyper, fed_avg
 from fedcodist.core.inputs import ClientData
 from fedcodist.core.local_training import LocalTraining
 from fedcodist.core.model import Variables, from_flax_linen

@@ -9,7 +9,13 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from fedcodist.algorithms.fed_avg import FedAvgHyper, Schedule, client_result, constant, fed_avg
+from fedcodist.algorithms.clients.fed_avg import (
+    FedAvgHyper,
+    Schedule,
+    client_result,
+    constant,
+    fed_avg,
+)
 from fedcodist.algorithms.pools import Pool, assemble, check_pools, train_pools
 from fedcodist.core import keys
 from fedcodist.core.aggregation import Aggregate, Reduce

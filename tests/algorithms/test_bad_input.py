@@ -5,12 +5,12 @@ import numpy as np
 import optax
 import pytest
 
+from fedcodist.algorithms.clients.fed_avg import FedAvgHyper, fed_avg, linear_decay
+from fedcodist.algorithms.clients.scaffold import scaffold
 from fedcodist.algorithms.codistillation import TeachingHyper
-from fedcodist.algorithms.fed_avg import FedAvgHyper, fed_avg, linear_decay
 from fedcodist.algorithms.merged_codistillation import merged_codistillation
 from fedcodist.algorithms.periodic_codistillation import periodic_codistillation
 from fedcodist.algorithms.pools import Pool, independent_pools
-from fedcodist.algorithms.scaffold import scaffold
 from fedcodist.core.local_training import LocalTraining
 from fedcodist.core.model import from_flax_linen
 from fedcodist.data.federated_data import FederatedData

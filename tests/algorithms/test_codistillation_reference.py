@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from quick_compilation import QUICK
 
+from fedcodist.algorithms.clients.fed_avg import FedAvgHyper, fed_opt, linear_decay
 from fedcodist.algorithms.codistillation import TeachingHyper
-from fedcodist.algorithms.fed_avg import FedAvgHyper, fed_opt, linear_decay
 from fedcodist.algorithms.merged_codistillation import merged_codistillation
 from fedcodist.algorithms.periodic_codistillation import periodic_codistillation
 from fedcodist.algorithms.pools import Pool

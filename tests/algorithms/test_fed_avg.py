@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from quick_compilation import QUICK
 
-from fedcodist.algorithms.fed_avg import FedAvgHyper, constant, fed_avg, linear_decay
+from fedcodist.algorithms.clients.fed_avg import FedAvgHyper, constant, fed_avg, linear_decay
 from fedcodist.core.for_each_client import Execution, for_each_client
 from fedcodist.core.inputs import Cohort
 from fedcodist.core.local_training import LocalTraining

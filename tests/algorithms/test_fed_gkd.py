@@ -9,8 +9,8 @@ import optax
 import pytest
 from softmax_regression import random_clients, softmax_regression
 
-from fedcodist.algorithms.fed_avg import FedAvgHyper, fed_avg
-from fedcodist.algorithms.fed_gkd import FedGKDHyper, fed_gkd, mean_of_last
+from fedcodist.algorithms.clients.fed_avg import FedAvgHyper, fed_avg
+from fedcodist.algorithms.clients.fed_gkd import FedGKDHyper, fed_gkd, mean_of_last
 from fedcodist.algorithms.pools import Pool, independent_pools
 from fedcodist.core.for_each_client import Execution
 from fedcodist.core.local_training import LocalTraining

@@ -11,15 +11,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedcodist.algorithms.fed_avg import FedAvgHyper, fed_avg
-from fedcodist.algorithms.fed_kd import (
+from fedcodist.algorithms.clients.fed_avg import FedAvgHyper, fed_avg
+from fedcodist.algorithms.clients.fed_kd import (
     MAPS,
     STUDENT,
     TEACHER,
     FedKDHyper,
     fed_kd,
 )
-from fedcodist.algorithms.mutual_losses import Mutual, Outputs, hidden_distance, mutual_losses
+from fedcodist.algorithms.clients.fed_kd_losses import (
+    Mutual,
+    Outputs,
+    hidden_distance,
+    mutual_losses,
+)
 from fedcodist.algorithms.pools import Pool, independent_pools
 from fedcodist.compression.compressed import compressed
 from fedcodist.compression.svd import svd

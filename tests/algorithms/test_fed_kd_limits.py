@@ -8,9 +8,9 @@ import numpy as np
 import optax
 import pytest
 
-from fedcodist.algorithms.fed_kd import FedKDHyper, fed_kd
+from fedcodist.algorithms.clients.fed_kd import FedKDHyper, fed_kd
+from fedcodist.algorithms.clients.fed_kd_losses import Mutual
 from fedcodist.algorithms.fml import FMLHyper, fml
-from fedcodist.algorithms.mutual_losses import Mutual
 from fedcodist.algorithms.parties import Group
 from fedcodist.algorithms.pools import Pool, independent_pools
 from fedcodist.compression.compressed import compressed

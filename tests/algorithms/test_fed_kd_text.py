@@ -7,8 +7,8 @@ import optax
 import pytest
 from text_examples import ENCODER, IMPRESSIONS, SENTENCES
 
-from fedcodist.algorithms.fed_kd import FedKDHyper, fed_kd
-from fedcodist.algorithms.mutual_losses import Mutual, hidden_distance
+from fedcodist.algorithms.clients.fed_kd import FedKDHyper, fed_kd
+from fedcodist.algorithms.clients.fed_kd_losses import Mutual, hidden_distance
 from fedcodist.algorithms.pools import Pool, independent_pools
 from fedcodist.compression.compressed import compressed
 from fedcodist.compression.svd import svd

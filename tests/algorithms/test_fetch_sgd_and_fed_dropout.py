@@ -12,9 +12,9 @@ import safetensors.numpy
 from softmax_regression import random_clients, softmax_regression
 from text_examples import ENCODER, SENTENCES
 
-from fedcodist.algorithms.fed_avg import FedAvgHyper, fed_avg
-from fedcodist.algorithms.fed_dropout import fed_dropout, mean_of_holders
-from fedcodist.algorithms.fetch_sgd import FetchSGDHyper, fetch_sgd
+from fedcodist.algorithms.clients.fed_avg import FedAvgHyper, fed_avg
+from fedcodist.algorithms.clients.fed_dropout import fed_dropout, mean_of_holders
+from fedcodist.algorithms.clients.fetch_sgd import FetchSGDHyper, fetch_sgd
 from fedcodist.algorithms.merged_codistillation import merged_codistillation
 from fedcodist.algorithms.pools import Pool, independent_pools
 from fedcodist.compression.compressed import compressed

@@ -18,9 +18,14 @@ from experiments.configs import (
     digits_mhd,
     mind_fed_kd,
 )
+from fedcodist.algorithms.clients.fed_kd_losses import (
+    Mutual,
+    Outputs,
+    hidden_distance,
+    mutual_losses,
+)
 from fedcodist.algorithms.graph import graphs
 from fedcodist.algorithms.graph import multi_headed_distillation as mhd
-from fedcodist.algorithms.mutual_losses import Mutual, Outputs, hidden_distance, mutual_losses
 from fedcodist.compression.spectra import spectra
 from fedcodist.core.inputs import ClientData
 from fedcodist.core.layer_outputs import LayerOutputs

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from softmax_regression import random_clients, softmax_regression
 
-from fedcodist.algorithms.fed_avg import FedAvgHyper, fed_avg
+from fedcodist.algorithms.clients.fed_avg import FedAvgHyper, fed_avg
 from fedcodist.algorithms.hetero_fl import Level, classes_of, hetero_fl, scaled_by_share
 from fedcodist.algorithms.pools import Pool, independent_pools
 from fedcodist.core.client_states import device_rows

@@ -8,8 +8,8 @@ import numpy as np
 import optax
 import pytest
 
-from fedcodist.algorithms.fed_avg import fed_avg
-from fedcodist.algorithms.fed_kd import FedKDHyper, fed_kd
+from fedcodist.algorithms.clients.fed_avg import fed_avg
+from fedcodist.algorithms.clients.fed_kd import FedKDHyper, fed_kd
 from fedcodist.algorithms.fed_sdd import fed_sdd
 from fedcodist.algorithms.pools import Pool, independent_pools
 from fedcodist.compression.compressed import compressed

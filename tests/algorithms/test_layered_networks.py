@@ -5,11 +5,11 @@ import numpy as np
 import optax
 import pytest
 
+from fedcodist.algorithms.clients.fed_avg import FedAvgHyper, fed_avg
+from fedcodist.algorithms.clients.fed_kd import FedKDHyper, fed_kd
 from fedcodist.algorithms.ds_fl import ds_fl
 from fedcodist.algorithms.fd import fd
-from fedcodist.algorithms.fed_avg import FedAvgHyper, fed_avg
 from fedcodist.algorithms.fed_df import Validated, fed_df
-from fedcodist.algorithms.fed_kd import FedKDHyper, fed_kd
 from fedcodist.algorithms.fed_md import fed_md
 from fedcodist.algorithms.fed_sdd import fed_sdd
 from fedcodist.algorithms.fml import fml

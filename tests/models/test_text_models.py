@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from text_examples import ENCODER, IMPRESSIONS, SENTENCES
 
-from fedcodist.algorithms.mutual_losses import hidden_distance
+from fedcodist.algorithms.clients.fed_kd_losses import hidden_distance
 from fedcodist.core.model import Variables, parameter_count
 from fedcodist.text.bert import bert_base
 from fedcodist.text.news import NO_NEWS, news_recommender

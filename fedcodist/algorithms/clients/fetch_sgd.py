@@ -5,8 +5,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedcodist.algorithms.fed_avg import Schedule, constant
-from fedcodist.algorithms.scaffold import full_gradient
+from fedcodist.algorithms.clients.fed_avg import Schedule, constant
+from fedcodist.algorithms.clients.scaffold import full_gradient
 from fedcodist.compression.changed_entries import changed_entries
 from fedcodist.compression.compressed import compressed
 from fedcodist.compression.compressor import flat, size_of, unflat

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 import jax
 import optax
 
-from fedcodist.algorithms.fed_avg import (
+from fedcodist.algorithms.clients.fed_avg import (
     FedAvgHyper,
     Schedule,
     client_result,

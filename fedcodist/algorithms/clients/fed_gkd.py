@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedcodist.algorithms.fed_avg import (
+from fedcodist.algorithms.clients.fed_avg import (
     FedAvgHyper,
     FedAvgServer,
     Schedule,

@@ -8,8 +8,14 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from fedcodist.algorithms.fed_avg import FedAvgHyper, client_result, fed_avg
-from fedcodist.algorithms.mutual_losses import Mutual, Outputs, aligned, by_input, mutual_losses
+from fedcodist.algorithms.clients.fed_avg import FedAvgHyper, client_result, fed_avg
+from fedcodist.algorithms.clients.fed_kd_losses import (
+    Mutual,
+    Outputs,
+    aligned,
+    by_input,
+    mutual_losses,
+)
 from fedcodist.core import keys
 from fedcodist.core.arguments import check_arguments
 from fedcodist.core.checks import check_number
