@@ -161,7 +161,7 @@ def make_data(inputs: work.Inputs):
     import jax.numpy as jnp
     import numpy as np
 
-    from fedcodist.algorithms.fed_sdd import MAIN
+    from fedcodist.algorithms.pools.fed_sdd import MAIN
     from fedcodist.core import keys
     from fedcodist.core.method import client_key
     from fedcodist.core.shuffling import permuted_positions
@@ -217,10 +217,10 @@ def make_algorithm(inputs: work.Inputs, federated, at_once: bool):
     import jax.numpy as jnp
     import optax
 
-    from fedcodist.algorithms.codistillation import TeachingHyper
-    from fedcodist.algorithms.merged_codistillation import merged_codistillation
-    from fedcodist.algorithms.periodic_codistillation import periodic_codistillation
-    from fedcodist.algorithms.pools import independent_pools
+    from fedcodist.algorithms.pools.codistillation import TeachingHyper
+    from fedcodist.algorithms.pools.merged_codistillation import merged_codistillation
+    from fedcodist.algorithms.pools.periodic_codistillation import periodic_codistillation
+    from fedcodist.algorithms.pools.pool import independent_pools
     from fedcodist.core.for_each_client import Execution
     from fedcodist.core.inputs import Selection
     from fedcodist.distillation.loop import UNLABELLED, Distillation
@@ -275,7 +275,7 @@ def make_fed_sdd(inputs: work.Inputs, pools, federated, steps: int, execution):
     import numpy as np
     import optax
 
-    from fedcodist.algorithms.fed_sdd import fed_sdd
+    from fedcodist.algorithms.pools.fed_sdd import fed_sdd
     from fedcodist.distillation.loop import Distillation
 
     first = next(iter(pools.values()))
@@ -398,7 +398,7 @@ def make_fed_kd(inputs: work.Inputs, federated, execution):
     import optax
 
     from fedcodist.algorithms.clients.fed_kd import FedKDHyper, fed_kd
-    from fedcodist.algorithms.pools import Pool, independent_pools
+    from fedcodist.algorithms.pools.pool import Pool, independent_pools
     from fedcodist.compression.compressed import compressed
     from fedcodist.compression.svd import svd
     from fedcodist.core.inputs import Selection
@@ -443,7 +443,7 @@ def make_pool(inputs: work.Inputs, name: str):
     import optax
 
     from fedcodist.algorithms.clients.fed_avg import FedAvgHyper, fed_avg
-    from fedcodist.algorithms.pools import Pool
+    from fedcodist.algorithms.pools.pool import Pool
     from fedcodist.core.local_training import LocalTraining
     from fedcodist.core.model import from_flax_linen
     from fedcodist.text.next_token import language_model, next_tokens

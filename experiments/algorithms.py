@@ -22,15 +22,15 @@ from experiments.networks import MODELS, layers_of, model_of, narrowed
 from experiments.optimizers import distillation_optimizer
 from experiments.parties import PARTY_METHODS
 from fedcodist.algorithms.clients.fed_avg import FedAvgHyper
-from fedcodist.algorithms.codistillation import TeachingHyper
-from fedcodist.algorithms.fed_be import fed_be
-from fedcodist.algorithms.fed_df import Validated, fed_df
-from fedcodist.algorithms.fed_ensemble import fed_ensemble
-from fedcodist.algorithms.fed_sdd import fed_sdd
-from fedcodist.algorithms.hetero_fl import Level, hetero_fl
-from fedcodist.algorithms.merged_codistillation import merged_codistillation
-from fedcodist.algorithms.periodic_codistillation import periodic_codistillation
-from fedcodist.algorithms.pools import Pool, independent_pools
+from fedcodist.algorithms.pools.codistillation import TeachingHyper
+from fedcodist.algorithms.pools.fed_be import fed_be
+from fedcodist.algorithms.pools.fed_df import Validated, fed_df
+from fedcodist.algorithms.pools.fed_ensemble import fed_ensemble
+from fedcodist.algorithms.pools.fed_sdd import fed_sdd
+from fedcodist.algorithms.pools.hetero_fl import Level, hetero_fl
+from fedcodist.algorithms.pools.merged_codistillation import merged_codistillation
+from fedcodist.algorithms.pools.periodic_codistillation import periodic_codistillation
+from fedcodist.algorithms.pools.pool import Pool, independent_pools
 from fedcodist.core.checks import check_number
 from fedcodist.core.local_training import Preprocess
 from fedcodist.core.method import FederatedAlgorithm

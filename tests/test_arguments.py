@@ -64,7 +64,7 @@ def test_text_and_numbers_are_no_booleans(name, value):
 
 KINDS = {
     "pools must be a mapping by name": lambda: merged(pools=[1]),
-    "pools['small'] must be made by fedcodist.algorithms.pools.Pool": lambda: merged(
+    "pools['small'] must be made by fedcodist.algorithms.pools.pool.Pool": lambda: merged(
         pools={"small": 3}
     ),
     "distillation must be made by fedcodist.distillation.loop.Distillation": lambda: merged(

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedcodist.algorithms.pools import Pool, independent_pools
+from fedcodist.algorithms.pools.pool import Pool, independent_pools
 from fedcodist.core import client_states
 from fedcodist.core.aggregation import ClientResult, weighted_mean
 from fedcodist.core.client_states import ClientRows, HostRows, device_rows

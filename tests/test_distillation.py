@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from jax.sharding import Mesh, PartitionSpec
 from quick_compilation import QUICK
 
-from fedcodist.algorithms.codistillation import codistillation_target
+from fedcodist.algorithms.pools.codistillation import codistillation_target
 from fedcodist.core.inputs import Examples
 from fedcodist.core.model import from_flax_linen
 from fedcodist.data import augmentation

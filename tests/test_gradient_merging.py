@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedcodist.gradient_merging import merge_gradients
+from fedcodist.algorithms.pools.gradient_merging import merge_gradients
 
 _merge = jax.jit(merge_gradients)
 ALPHAS = st.floats(0, 1, width=32)

@@ -14,7 +14,7 @@ from fedcodist.algorithms.clients.fed_avg import fed_avg
 from fedcodist.algorithms.clients.scaffold import full_gradient, scaffold
 from fedcodist.algorithms.isolated import isolated
 from fedcodist.algorithms.parties import Group
-from fedcodist.algorithms.pools import Pool, independent_pools
+from fedcodist.algorithms.pools.pool import Pool, independent_pools
 from fedcodist.core.inputs import ClientData
 from fedcodist.core.local_training import LocalTraining, train_client
 from fedcodist.core.model import from_flax_linen, from_flax_nnx, from_haiku

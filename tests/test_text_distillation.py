@@ -10,7 +10,7 @@ import optax
 import pytest
 from jax.sharding import PartitionSpec
 
-from fedcodist.algorithms.codistillation import codistillation_target
+from fedcodist.algorithms.pools.codistillation import codistillation_target
 from fedcodist.core import readout
 from fedcodist.core.inputs import Examples
 from fedcodist.core.model import Variables

@@ -12,10 +12,10 @@ import pytest
 from quick_compilation import QUICK
 
 from fedcodist.algorithms.clients.fed_avg import FedAvgHyper, fed_opt, linear_decay
-from fedcodist.algorithms.codistillation import TeachingHyper
-from fedcodist.algorithms.merged_codistillation import merged_codistillation
-from fedcodist.algorithms.periodic_codistillation import periodic_codistillation
-from fedcodist.algorithms.pools import Pool
+from fedcodist.algorithms.pools.codistillation import TeachingHyper
+from fedcodist.algorithms.pools.merged_codistillation import merged_codistillation
+from fedcodist.algorithms.pools.periodic_codistillation import periodic_codistillation
+from fedcodist.algorithms.pools.pool import Pool
 from fedcodist.core import keys
 from fedcodist.core.inputs import ClientData, Examples
 from fedcodist.core.local_training import LocalTraining, _example_order

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from softmax_regression import random_clients, softmax_regression
 
 from fedcodist.algorithms.clients.fed_avg import FedAvgHyper, fed_avg
-from fedcodist.algorithms.fed_be import SAMPLINGS, fed_be, sharpened
-from fedcodist.algorithms.pools import Pool, independent_pools
+from fedcodist.algorithms.pools.fed_be import SAMPLINGS, fed_be, sharpened
+from fedcodist.algorithms.pools.pool import Pool, independent_pools
 from fedcodist.core.client_states import device_rows
 from fedcodist.core.inputs import Examples
 from fedcodist.core.local_training import LocalTraining

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from softmax_regression import random_clients, softmax_regression
 
 from fedcodist.algorithms.clients.fed_avg import FedAvgHyper, fed_avg
-from fedcodist.algorithms.fed_ensemble import fed_ensemble
-from fedcodist.algorithms.pools import Pool, independent_pools
+from fedcodist.algorithms.pools.fed_ensemble import fed_ensemble
+from fedcodist.algorithms.pools.pool import Pool, independent_pools
 from fedcodist.core.local_training import LocalTraining
 from fedcodist.run.experiment import Experiment, run_experiment
 from fedcodist.run.sources import resident_data

@@ -25,7 +25,7 @@ from fedcodist.algorithms.clients.fed_kd_losses import (
     hidden_distance,
     mutual_losses,
 )
-from fedcodist.algorithms.pools import Pool, independent_pools
+from fedcodist.algorithms.pools.pool import Pool, independent_pools
 from fedcodist.compression.compressed import compressed
 from fedcodist.compression.svd import svd
 from fedcodist.core.client_states import HostRows, device_rows

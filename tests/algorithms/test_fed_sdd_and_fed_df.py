@@ -13,16 +13,16 @@ from hypothesis import strategies as st
 from jax.interpreters import partial_eval
 from softmax_regression import random_clients, softmax_regression
 
-from fedcodist.algorithms import fed_sdd as fed_sdd_module
 from fedcodist.algorithms.clients.fed_avg import FedAvgHyper, fed_avg
 from fedcodist.algorithms.clients.fed_kd import fed_kd
 from fedcodist.algorithms.clients.fed_prox import FedProxHyper, fed_prox
 from fedcodist.algorithms.clients.fetch_sgd import fetch_sgd
 from fedcodist.algorithms.clients.scaffold import scaffold
-from fedcodist.algorithms.fed_be import fed_be
-from fedcodist.algorithms.fed_df import Validated, fed_df
-from fedcodist.algorithms.fed_sdd import ENSEMBLE, MAIN, fed_sdd
-from fedcodist.algorithms.pools import Pool, independent_pools
+from fedcodist.algorithms.pools import fed_sdd as fed_sdd_module
+from fedcodist.algorithms.pools.fed_be import fed_be
+from fedcodist.algorithms.pools.fed_df import Validated, fed_df
+from fedcodist.algorithms.pools.fed_sdd import ENSEMBLE, MAIN, fed_sdd
+from fedcodist.algorithms.pools.pool import Pool, independent_pools
 from fedcodist.compression.compressed import compressed
 from fedcodist.core.client_states import device_rows
 from fedcodist.core.local_training import LocalTraining

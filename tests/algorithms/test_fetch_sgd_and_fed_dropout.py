@@ -15,8 +15,8 @@ from text_examples import ENCODER, SENTENCES
 from fedcodist.algorithms.clients.fed_avg import FedAvgHyper, fed_avg
 from fedcodist.algorithms.clients.fed_dropout import fed_dropout, mean_of_holders
 from fedcodist.algorithms.clients.fetch_sgd import FetchSGDHyper, fetch_sgd
-from fedcodist.algorithms.merged_codistillation import merged_codistillation
-from fedcodist.algorithms.pools import Pool, independent_pools
+from fedcodist.algorithms.pools.merged_codistillation import merged_codistillation
+from fedcodist.algorithms.pools.pool import Pool, independent_pools
 from fedcodist.compression.compressed import compressed
 from fedcodist.compression.compressor import named_leaves
 from fedcodist.compression.count_sketch import sketched

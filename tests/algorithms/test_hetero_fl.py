@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from softmax_regression import random_clients, softmax_regression
 
 from fedcodist.algorithms.clients.fed_avg import FedAvgHyper, fed_avg
-from fedcodist.algorithms.hetero_fl import Level, classes_of, hetero_fl, scaled_by_share
-from fedcodist.algorithms.pools import Pool, independent_pools
+from fedcodist.algorithms.pools.hetero_fl import Level, classes_of, hetero_fl, scaled_by_share
+from fedcodist.algorithms.pools.pool import Pool, independent_pools
 from fedcodist.core.client_states import device_rows
 from fedcodist.core.communication import tree_bytes
 from fedcodist.core.for_each_client import Execution

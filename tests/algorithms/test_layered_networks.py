@@ -9,19 +9,19 @@ from fedcodist.algorithms.clients.fed_avg import FedAvgHyper, fed_avg
 from fedcodist.algorithms.clients.fed_kd import FedKDHyper, fed_kd
 from fedcodist.algorithms.ds_fl import ds_fl
 from fedcodist.algorithms.fd import fd
-from fedcodist.algorithms.fed_df import Validated, fed_df
 from fedcodist.algorithms.fed_md import fed_md
-from fedcodist.algorithms.fed_sdd import fed_sdd
 from fedcodist.algorithms.fml import fml
 from fedcodist.algorithms.graph.decentralised_fed_avg import decentralised_fed_avg
 from fedcodist.algorithms.graph.decentralised_periodic_codistillation import (
     decentralised_periodic_codistillation,
 )
 from fedcodist.algorithms.graph.graphs import complete
-from fedcodist.algorithms.merged_codistillation import merged_codistillation
 from fedcodist.algorithms.parties import PUBLIC, Group
-from fedcodist.algorithms.periodic_codistillation import periodic_codistillation
-from fedcodist.algorithms.pools import Pool
+from fedcodist.algorithms.pools.fed_df import Validated, fed_df
+from fedcodist.algorithms.pools.fed_sdd import fed_sdd
+from fedcodist.algorithms.pools.merged_codistillation import merged_codistillation
+from fedcodist.algorithms.pools.periodic_codistillation import periodic_codistillation
+from fedcodist.algorithms.pools.pool import Pool
 from fedcodist.compression.compressed import compressed
 from fedcodist.compression.svd import svd
 from fedcodist.core.layer_outputs import with_layers

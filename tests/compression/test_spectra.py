@@ -11,7 +11,7 @@ import pytest
 from experiments.assembly import build_experiment
 from experiments.configs import digits_fed_kd
 from fedcodist.algorithms.clients.fed_avg import FedAvgHyper, fed_avg
-from fedcodist.algorithms.pools import Pool, independent_pools
+from fedcodist.algorithms.pools.pool import Pool, independent_pools
 from fedcodist.compression.compressed import compressed
 from fedcodist.compression.spectra import spectra
 from fedcodist.compression.svd import svd

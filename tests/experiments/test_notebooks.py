@@ -130,8 +130,8 @@ def test_it_is_written_with_public_names(notebook):
         "from fedcodist.run.metrics_lines import _plain",
         "from fedcodist import _MODULE_OF",
         "from fedcodist.distillation.loop import *",
-        "from fedcodist.algorithms.codistillation import distill",  # lives in distillation.loop
-        "from fedcodist.algorithms.codistillation import UNLABELLED",
+        "from fedcodist.algorithms.pools.codistillation import distill",  # lives in distillation.loop
+        "from fedcodist.algorithms.pools.codistillation import UNLABELLED",
         "import fedcodist.core.keys",
         "import fedcodist as fc\nfc.keys",
         "pool._replace(cohort_size=3)",

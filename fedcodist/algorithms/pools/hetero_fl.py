@@ -16,7 +16,7 @@ from fedcodist.algorithms.clients.fed_avg import (
     constant,
     fed_avg,
 )
-from fedcodist.algorithms.pools import Pool, assemble, check_pools, train_pools
+from fedcodist.algorithms.pools.pool import Pool, assemble, check_pools, train_pools
 from fedcodist.core import keys
 from fedcodist.core.aggregation import Aggregate, Reduce
 from fedcodist.core.arguments import check_arguments

@@ -9,12 +9,12 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from fedcodist.algorithms.client_ensembles import (
+from fedcodist.algorithms.pools.client_ensembles import (
     ClientModels,
     check_client_ensembles,
     client_ensemble,
 )
-from fedcodist.algorithms.pools import (
+from fedcodist.algorithms.pools.pool import (
     Pool,
     assemble,
     check_pools,

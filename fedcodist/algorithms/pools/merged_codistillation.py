@@ -7,20 +7,20 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedcodist.algorithms.codistillation import (
+from fedcodist.algorithms.pools.codistillation import (
     CodistillationHyper,
     TeachingHyper,
     check_codistillation,
     codistill,
     loss_metrics,
 )
-from fedcodist.algorithms.pools import Pool, assemble, train_pools, update_servers
+from fedcodist.algorithms.pools.gradient_merging import merge_gradients
+from fedcodist.algorithms.pools.pool import Pool, assemble, train_pools, update_servers
 from fedcodist.core.arguments import check_arguments
 from fedcodist.core.checks import check_number
 from fedcodist.core.for_each_client import Execution
 from fedcodist.core.method import FederatedAlgorithm
 from fedcodist.distillation.loop import UNLABELLED, Distillation, unlabelled_rows
-from fedcodist.gradient_merging import merge_gradients
 
 _ROUNDS_LOOKED_AT = 10_000
 

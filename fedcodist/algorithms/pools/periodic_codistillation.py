@@ -7,13 +7,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fedcodist.algorithms.codistillation import (
+from fedcodist.algorithms.pools.codistillation import (
     TeachingHyper,
     check_codistillation,
     codistill,
     loss_metrics,
 )
-from fedcodist.algorithms.pools import Pool, assemble, train_pools, update_servers
+from fedcodist.algorithms.pools.pool import Pool, assemble, train_pools, update_servers
 from fedcodist.core.arguments import check_arguments
 from fedcodist.core.checks import check_integer
 from fedcodist.core.for_each_client import Execution

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedcodist.algorithms.pools import (
+from fedcodist.algorithms.pools.pool import (
     Pool,
     assemble,
     check_class_counts,

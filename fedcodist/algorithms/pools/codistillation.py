@@ -11,7 +11,7 @@ import chex
 import jax
 import jax.numpy as jnp
 
-from fedcodist.algorithms.pools import Pool, check_class_counts, check_pools
+from fedcodist.algorithms.pools.pool import Pool, check_class_counts, check_pools
 from fedcodist.core import keys
 from fedcodist.core.checks import check_integer, check_number
 from fedcodist.core.inputs import Examples

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedcodist.algorithms.pools import Pool, check_client_models
+from fedcodist.algorithms.pools.pool import Pool, check_client_models
 from fedcodist.core.model import Variables
 from fedcodist.distillation.ensembles import (
     Ensemble,

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedcodist.algorithms.pools import (
+from fedcodist.algorithms.pools.pool import (
     Pool,
     TrainedPools,
     aggregate_of_some,

@@ -6,8 +6,8 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from fedcodist.algorithms.fed_sdd import fed_sdd
-from fedcodist.algorithms.pools import Pool, check_pools
+from fedcodist.algorithms.pools.fed_sdd import fed_sdd
+from fedcodist.algorithms.pools.pool import Pool, check_pools
 from fedcodist.core import keys
 from fedcodist.core.arguments import check_arguments
 from fedcodist.core.checks import check_integer

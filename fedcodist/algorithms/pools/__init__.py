@@ -1,0 +1,1 @@
+"""Servers of several pools of clients, a model each, which teach each other."""
