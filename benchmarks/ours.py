@@ -99,7 +99,7 @@ def prepare(inputs: work.Inputs, most_rounds: int, at_once: bool = False) -> Pre
     import jax
     import numpy as np
 
-    from fedcodist.algorithms.parties import PUBLIC
+    from fedcodist.algorithms.parties.party import PUBLIC
     from fedcodist.core.client_states import device_rows
     from fedcodist.distillation.loop import UNLABELLED
     from fedcodist.run.programs import all_devices, build_programs, replicate
@@ -306,7 +306,7 @@ def make_fed_md(inputs: work.Inputs):
     import numpy as np
     import optax
 
-    from fedcodist.algorithms import fed_md, parties
+    from fedcodist.algorithms.parties import fed_md, party
     from fedcodist.core.local_training import LocalTraining
     from fedcodist.core.model import from_flax_linen
     from fedcodist.models.fed_md import FedMDNetwork, output_penalty
@@ -318,7 +318,7 @@ def make_fed_md(inputs: work.Inputs):
     for index, (name, (network, _, weights, _)) in enumerate(inputs.pools.items()):
         module = FedMDNetwork(network.widths, 0.0, network.classes)
         model = from_flax_linen(module, jnp.zeros((1, *network.image)))
-        groups[name] = parties.Group(model, np.array([index]))
+        groups[name] = party.Group(model, np.array([index]))
         own = own_weights(network, weights)
         models[name] = jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], own)
     rows = jnp.asarray(inputs.unlabelled_rows.reshape(len(inputs.unlabelled_rows), 1, -1))
@@ -335,7 +335,7 @@ def make_fed_md(inputs: work.Inputs):
     )
 
     def select(round, key):
-        return parties.everybody(groups, {parties.PUBLIC: rows[round % len(rows)]})
+        return party.everybody(groups, {party.PUBLIC: rows[round % len(rows)]})
 
     return algorithm._replace(init=lambda key: fed_md.start(models, digest, revisit), select=select)
 
@@ -355,7 +355,7 @@ def make_mhd(inputs: work.Inputs, execution):
         multi_headed_distillation,
         start,
     )
-    from fedcodist.algorithms.parties import Group
+    from fedcodist.algorithms.parties.party import Group
     from fedcodist.core.local_steps import StepTraining
     from fedcodist.models.cnn import CNN
     from fedcodist.models.digits import MLP

@@ -47,7 +47,7 @@ def mhd_orders(clients: int, steps: int, private: int) -> dict[str, np.ndarray]:
 
     from fedcodist.algorithms.graph import graphs
     from fedcodist.algorithms.graph.mhd_exchange import pool_schedule
-    from fedcodist.algorithms.parties import Group
+    from fedcodist.algorithms.parties.party import Group
     from fedcodist.core import keys
     from fedcodist.core.local_steps import CLIENT_STEPS
     from fedcodist.core.shuffling import stream_positions

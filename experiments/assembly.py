@@ -10,8 +10,8 @@ from experiments.decentralised import pooled_examples
 from experiments.division import divided
 from experiments.messages import as_settings, choice
 from experiments.settings import check_settings
-from fedcodist.algorithms.isolated import SHARED
-from fedcodist.algorithms.parties import PUBLIC
+from fedcodist.algorithms.parties.local_only import SHARED
+from fedcodist.algorithms.parties.party import PUBLIC
 from fedcodist.core.checks import check_integer
 from fedcodist.data.federated_data import FederatedData
 from fedcodist.distillation.validation import VALIDATION

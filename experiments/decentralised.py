@@ -29,7 +29,7 @@ from fedcodist.algorithms.graph.multi_headed_distillation import (
     memory_for_checkpoints,
     multi_headed_distillation,
 )
-from fedcodist.algorithms.parties import Group
+from fedcodist.algorithms.parties.party import Group
 from fedcodist.core.checks import check_number
 from fedcodist.core.local_steps import StepTraining
 from fedcodist.core.local_training import LocalTraining

@@ -33,7 +33,7 @@ from experiments.networks import MODELS, narrowed
 from experiments.parties import extra_shape, network_of, party_groups, party_shapes, public_of
 from experiments.text import TEXT, TEXT_MODELS
 from fedcodist.algorithms.graph.graphs import over_time
-from fedcodist.algorithms.parties import party_names
+from fedcodist.algorithms.parties.party import party_names
 from fedcodist.core.model import variable_shapes
 from fedcodist.data.vocabulary import PAD
 

@@ -17,12 +17,12 @@ from experiments.data import Data
 from experiments.execution import execution_of
 from experiments.messages import choice, named
 from experiments.public_data import PUBLIC_PRIVATE
-from fedcodist.algorithms.ds_fl import DSFLHyper, ds_fl
-from fedcodist.algorithms.fd import FDHyper, fd
-from fedcodist.algorithms.fed_md import FedMDHyper, fed_md
-from fedcodist.algorithms.fml import FMLHyper, fml
-from fedcodist.algorithms.isolated import IsolatedHyper, IsolatedParty, isolated
-from fedcodist.algorithms.parties import Group
+from fedcodist.algorithms.parties.ds_fl import DSFLHyper, ds_fl
+from fedcodist.algorithms.parties.fd import FDHyper, fd
+from fedcodist.algorithms.parties.fed_md import FedMDHyper, fed_md
+from fedcodist.algorithms.parties.fml import FMLHyper, fml
+from fedcodist.algorithms.parties.local_only import IsolatedHyper, IsolatedParty, isolated
+from fedcodist.algorithms.parties.party import Group
 from fedcodist.core.checks import check_integer, check_number
 from fedcodist.core.local_training import LocalTraining, OptimizerFactory, Preprocess
 from fedcodist.core.method import FederatedAlgorithm

@@ -26,8 +26,9 @@ from experiments.execution import execution_of
 from experiments.messages import choice, named
 from experiments.methods import run_title
 from experiments.parties import adam, party_groups, party_shapes, public_of
-from fedcodist.algorithms import isolated, parties
-from fedcodist.algorithms.isolated import SHARED, IsolatedHyper, Patience
+from fedcodist.algorithms.parties import local_only
+from fedcodist.algorithms.parties.local_only import SHARED, IsolatedHyper, Patience
+from fedcodist.algorithms.parties.party import init_models, stacked
 from fedcodist.core.checks import check_integer, check_number
 from fedcodist.core.local_training import LocalTraining
 from fedcodist.data.federated_data import FederatedData
@@ -84,7 +85,7 @@ def run_phases(
             **common,
         )
 
-    trained = lambda: parties.stacked(groups, run("public", None).variables)
+    trained = lambda: stacked(groups, run("public", None).variables)
     public = _cached(config, groups, key, trained)
     private = run("private", public).state
     if config.phases.pooled_bound:
@@ -142,7 +143,7 @@ def phase_experiment(
         )
     groups = party_groups(config, data)
     with named(f"phases.{phase}: "):
-        algorithm = isolated.isolated(
+        algorithm = local_only.isolated(
             groups,
             training,
             len(data_sets[SHARED]["label"]) if SHARED in data_sets else None,
@@ -154,7 +155,7 @@ def phase_experiment(
         )
     state = None
     if start is not None:
-        fresh = jax.jit(jax.vmap(lambda models: isolated.start(models, training)))
+        fresh = jax.jit(jax.vmap(lambda models: local_only.start(models, training)))
         state = jax.tree.map(np.asarray, fresh(start))
     source = StreamedData if config.execution.stream else resident_data
     experiment = Experiment(
@@ -240,7 +241,7 @@ def _cached(config: ConfigDict, groups: Any, key: str, train: Any) -> Models:
         return train()
     folder = Path(config.phases.cache) / key
     shapes = jax.eval_shape(
-        jax.vmap(lambda seed: parties.init_models(groups, jax.random.key(seed))),
+        jax.vmap(lambda seed: init_models(groups, jax.random.key(seed))),
         jax.ShapeDtypeStruct((config.seeds,), np.uint32),
     )
     saved = load_checkpoint(folder, shapes)

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedcodist.algorithms.isolated import IsolatedHyper, isolated
-from fedcodist.algorithms.parties import Group
+from fedcodist.algorithms.parties.local_only import IsolatedHyper, isolated
+from fedcodist.algorithms.parties.party import Group
 from fedcodist.core.local_training import LocalTraining
 from fedcodist.core.model import Variables
 from fedcodist.data.bert_tokens import BEGINNING, END, MASKED, SPECIAL, BertVocabulary

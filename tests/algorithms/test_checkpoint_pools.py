@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from fedcodist.algorithms.graph import graphs
 from fedcodist.algorithms.graph.mhd_exchange import first_banks, pool_schedule, refresh
-from fedcodist.algorithms.parties import Group
+from fedcodist.algorithms.parties.party import Group
 
 
 def groups_of(architectures):

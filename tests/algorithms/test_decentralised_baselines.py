@@ -15,8 +15,8 @@ from fedcodist.algorithms.graph.decentralised_periodic_codistillation import (
     decentralised_periodic_codistillation,
 )
 from fedcodist.algorithms.graph.local_only_steps import SeparateHyper, separate
-from fedcodist.algorithms.isolated import SHARED
-from fedcodist.algorithms.parties import PUBLIC, Group
+from fedcodist.algorithms.parties.local_only import SHARED
+from fedcodist.algorithms.parties.party import PUBLIC, Group
 from fedcodist.core import keys
 from fedcodist.core.local_steps import CLIENT_STEPS, StepTraining
 from fedcodist.core.local_training import LocalTraining

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedcodist.algorithms.ds_fl import DSFLHyper, ds_fl, sharpened
-from fedcodist.algorithms.fd import FDHyper, LabelMeans, fd, of_others
-from fedcodist.algorithms.fml import MEME, OWN, FMLHyper, both, fml, mutual_loss
-from fedcodist.algorithms.parties import PUBLIC, Group
+from fedcodist.algorithms.parties.ds_fl import DSFLHyper, ds_fl, sharpened
+from fedcodist.algorithms.parties.fd import FDHyper, LabelMeans, fd, of_others
+from fedcodist.algorithms.parties.fml import MEME, OWN, FMLHyper, both, fml, mutual_loss
+from fedcodist.algorithms.parties.party import PUBLIC, Group
 from fedcodist.core.local_training import LocalTraining
 from fedcodist.core.metrics import accuracy
 from fedcodist.core.model import Model, Variables, cross_entropy

@@ -10,8 +10,8 @@ import pytest
 
 from fedcodist.algorithms.clients.fed_kd import FedKDHyper, fed_kd
 from fedcodist.algorithms.clients.fed_kd_losses import Mutual
-from fedcodist.algorithms.fml import FMLHyper, fml
-from fedcodist.algorithms.parties import Group
+from fedcodist.algorithms.parties.fml import FMLHyper, fml
+from fedcodist.algorithms.parties.party import Group
 from fedcodist.algorithms.pools.pool import Pool, independent_pools
 from fedcodist.compression.compressed import compressed
 from fedcodist.compression.svd import svd

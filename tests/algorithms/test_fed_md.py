@@ -10,10 +10,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedcodist.algorithms import fed_md as fed_md_module
-from fedcodist.algorithms import parties
-from fedcodist.algorithms.fed_md import fed_md, keras_adam, mean_absolute_error, sent
-from fedcodist.algorithms.parties import PARTIES, PUBLIC, Group
+from fedcodist.algorithms.parties import fed_md as fed_md_module
+from fedcodist.algorithms.parties.fed_md import fed_md, keras_adam, mean_absolute_error, sent
+from fedcodist.algorithms.parties.party import (
+    PARTIES,
+    PUBLIC,
+    Group,
+    _checked_update,
+    for_each_party,
+)
 from fedcodist.core.aggregation import ClientResult
 from fedcodist.core.for_each_client import Execution
 from fedcodist.core.inputs import ClientData
@@ -560,7 +565,7 @@ def test_nothing_but_scores_leaves_a_party():
 
 def test_a_round_sends_scores_and_then_nothing(monkeypatch):
     """What leaves parties in the two passes of a round: their scores, summed; and no array."""
-    sums, real = [], parties.for_each_party
+    sums, real = [], for_each_party
 
     def watched(*arguments):
         result = real(*arguments)
@@ -733,4 +738,4 @@ def test_a_party_has_one_weight():
 
     data = ClientData({}, jnp.int32(0), jnp.int32(1), jnp.int32(1), 1, False)
     with pytest.raises(AssertionError, match="shape"):
-        parties._checked_update(update, None, None, None, data, None)
+        _checked_update(update, None, None, None, data, None)

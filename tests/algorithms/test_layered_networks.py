@@ -7,16 +7,16 @@ import pytest
 
 from fedcodist.algorithms.clients.fed_avg import FedAvgHyper, fed_avg
 from fedcodist.algorithms.clients.fed_kd import FedKDHyper, fed_kd
-from fedcodist.algorithms.ds_fl import ds_fl
-from fedcodist.algorithms.fd import fd
-from fedcodist.algorithms.fed_md import fed_md
-from fedcodist.algorithms.fml import fml
 from fedcodist.algorithms.graph.decentralised_fed_avg import decentralised_fed_avg
 from fedcodist.algorithms.graph.decentralised_periodic_codistillation import (
     decentralised_periodic_codistillation,
 )
 from fedcodist.algorithms.graph.graphs import complete
-from fedcodist.algorithms.parties import PUBLIC, Group
+from fedcodist.algorithms.parties.ds_fl import ds_fl
+from fedcodist.algorithms.parties.fd import fd
+from fedcodist.algorithms.parties.fed_md import fed_md
+from fedcodist.algorithms.parties.fml import fml
+from fedcodist.algorithms.parties.party import PUBLIC, Group
 from fedcodist.algorithms.pools.fed_df import Validated, fed_df
 from fedcodist.algorithms.pools.fed_sdd import fed_sdd
 from fedcodist.algorithms.pools.merged_codistillation import merged_codistillation

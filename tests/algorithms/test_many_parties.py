@@ -8,8 +8,8 @@ import numpy as np
 import optax
 import pytest
 
-from fedcodist.algorithms.fed_md import fed_md, keras_adam
-from fedcodist.algorithms.parties import PUBLIC, Group
+from fedcodist.algorithms.parties.fed_md import fed_md, keras_adam
+from fedcodist.algorithms.parties.party import PUBLIC, Group
 from fedcodist.core.for_each_client import Execution
 from fedcodist.core.local_training import LocalTraining
 from fedcodist.core.model import from_flax_linen

@@ -17,7 +17,7 @@ from experiments.decentralised import BACKBONES, DECENTRALISED_METHODS, graph_of
 from experiments.flops import flops_of_parties
 from experiments.methods import DECENTRALISED, METHOD_NAMES
 from fedcodist.algorithms.graph import graphs
-from fedcodist.algorithms.isolated import SHARED
+from fedcodist.algorithms.parties.local_only import SHARED
 from fedcodist.data.federated_data import FederatedData
 from fedcodist.data.prepared import save_prepared
 from fedcodist.data.primary_labels import label_frequencies

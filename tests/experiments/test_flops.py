@@ -30,7 +30,7 @@ from experiments.flops import (
 )
 from experiments.networks import MODELS
 from experiments.parties import PARTY_METHODS
-from fedcodist.algorithms.parties import PUBLIC
+from fedcodist.algorithms.parties.party import PUBLIC
 from fedcodist.run.sources import resident_data
 from fedcodist.text import lstm, transformer
 from fedcodist.text.next_token import language_model

@@ -21,7 +21,7 @@ from experiments.configs import (
 )
 from experiments.data import load_data
 from experiments.parties import party_groups, party_shapes
-from fedcodist.algorithms import isolated, parties
+from fedcodist.algorithms.parties import local_only, party
 from fedcodist.core.local_training import LocalTraining
 from fedcodist.data.federated_data import FederatedData
 from fedcodist.data.prepared import save_prepared
@@ -139,10 +139,10 @@ def test_every_method_of_parties_goes_on_from_the_same_models(method):
     data = load_data(config.data)
     groups = party_groups(config, data)
     key = jax.random.key(0)
-    models = jax.tree.map(lambda leaf: leaf + 1, parties.init_models(groups, key))
+    models = jax.tree.map(lambda leaf: leaf + 1, party.init_models(groups, key))
     algorithm = build_experiment(config, data).algorithm
     training = LocalTraining(party_methods.adam(config.algorithm), 8)
-    trained = jax.tree.map(lambda leaf: leaf + 2, isolated.start(models, training))
+    trained = jax.tree.map(lambda leaf: leaf + 2, local_only.start(models, training))
     trained = {n: each._replace(variables=models[n]) for n, each in trained.items()}
     state = party_methods.start(config, data, trained, key)
     fresh = jax.eval_shape(algorithm.init, key)
@@ -224,7 +224,7 @@ def test_test_data_are_looked_at_only_where_the_name_says_so(stopping, phase):
     start = None
     if phase != "public":
         seeds = np.zeros(1, np.uint32)
-        init = lambda seed: parties.init_models(groups, jax.random.key(seed))
+        init = lambda seed: party.init_models(groups, jax.random.key(seed))
         start = jax.tree.map(np.asarray, jax.vmap(init)(seeds))
     ours, theirs = (
         run_experiment(phases.phase_experiment(config, each, phase, start), show_progress=False)
@@ -261,7 +261,7 @@ def kept(config, models):
 def config_and_models(tmp_path):
     config = small_config(**{"phases.cache": str(tmp_path / "kept")})
     groups = party_groups(config, load_data(config.data))
-    models = jax.vmap(lambda seed: parties.init_models(groups, jax.random.key(seed)))(
+    models = jax.vmap(lambda seed: party.init_models(groups, jax.random.key(seed)))(
         np.zeros(1, np.uint32)
     )
     return config, jax.tree.map(np.asarray, models)
@@ -343,7 +343,7 @@ def test_pooled_training_is_on_all_private_examples():
     data = load_data(config.data)
     experiment = phases.phase_experiment(config, data, "pooled")
     for name, column in data.splits["train"].columns.items():
-        np.testing.assert_array_equal(experiment.data.data_sets[isolated.SHARED][name], column)
+        np.testing.assert_array_equal(experiment.data.data_sets[local_only.SHARED][name], column)
 
 
 def test_a_corrupt_file_is_made_again(config_and_models, capsys):

@@ -2,9 +2,8 @@
 
 from collections.abc import Mapping
 
-from fedcodist.algorithms import parties
 from fedcodist.algorithms.graph.local_only_steps import SeparateHyper, separate
-from fedcodist.algorithms.parties import Group
+from fedcodist.algorithms.parties.party import Group, check_groups
 from fedcodist.core.arguments import check_arguments
 from fedcodist.core.for_each_client import Execution
 from fedcodist.core.local_steps import StepTraining
@@ -31,6 +30,6 @@ def pooled(
       ValueError, TypeError: one line that names the argument and what is allowed.
     """
     check_arguments(pooled, locals())
-    groups = parties.check_groups(groups)
+    groups = check_groups(groups)
     first = {key: group._replace(clients=group.clients[:1]) for key, group in groups.items()}
     return separate(first, num_rounds, training, num_shared, hyper, execution, name)

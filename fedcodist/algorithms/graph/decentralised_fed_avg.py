@@ -7,10 +7,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedcodist.algorithms import parties
 from fedcodist.algorithms.graph import graphs
 from fedcodist.algorithms.graph.local_only_steps import SeparateHyper, apart
-from fedcodist.algorithms.parties import PARTIES, Group
+from fedcodist.algorithms.parties.party import (
+    PARTIES,
+    Group,
+    check_groups,
+    check_no_gap,
+    everybody,
+    init_models,
+    party_names,
+    party_predictors,
+)
 from fedcodist.core.aggregation import as_stored
 from fedcodist.core.arguments import check_arguments
 from fedcodist.core.checks import check_number
@@ -49,10 +57,10 @@ def decentralised_fed_avg(
       ValueError, TypeError: one line that names the argument and what is allowed.
     """
     check_arguments(decentralised_fed_avg, locals())
-    groups = parties.check_groups(groups)
+    groups = check_groups(groups)
     check_step_training(training, num_rounds)
     check_number("hyper.learning_rate", hyper.learning_rate, low=0)
-    count = parties.check_no_gap(groups)
+    count = check_no_gap(groups)
     edges = graphs.complete(count)
     if graph is not None:
         edges = graphs.adjacency(graph, count)
@@ -79,11 +87,11 @@ def decentralised_fed_avg(
     return FederatedAlgorithm(
         name=name,
         hyper=hyper,
-        init=lambda key: start_learners(training, parties.init_models(groups, key, same_start)),
+        init=lambda key: start_learners(training, init_models(groups, key, same_start)),
         rows={},
-        select=lambda round, key: parties.everybody(groups, {}),
+        select=lambda round, key: everybody(groups, {}),
         round=round_,
-        predictors=parties.party_predictors(groups, lambda state, name: state[name].variables),
+        predictors=party_predictors(groups, lambda state, name: state[name].variables),
         communication=_communication(groups, None if graph is None else edges),
         num_clients=count,
     )
@@ -92,7 +100,7 @@ def decentralised_fed_avg(
 def _communication(groups, edges) -> dict[str, Communication]:
     """A mean over rounds: a server's one model each way, or one for each edge in the architecture."""
     found = {}
-    for name, names in parties.party_names(groups).items():
+    for name, names in party_names(groups).items():
         group = groups[name]
         size = tree_bytes(jax.eval_shape(group.model.init, jax.random.key(0)))
         for place, party in enumerate(names):

@@ -8,10 +8,24 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from fedcodist.algorithms import parties
 from fedcodist.algorithms.graph import graphs
 from fedcodist.algorithms.graph.local_only_steps import apart
-from fedcodist.algorithms.parties import PARTIES, PUBLIC, Group, for_each_party
+from fedcodist.algorithms.parties.party import (
+    PARTIES,
+    PUBLIC,
+    Group,
+    check_groups,
+    check_no_gap,
+    check_widths,
+    everybody,
+    for_each_party,
+    inference,
+    init_models,
+    party_names,
+    party_predictors,
+    shared_examples,
+    without_examples,
+)
 from fedcodist.core import keys
 from fedcodist.core.aggregation import ClientResult
 from fedcodist.core.arguments import check_arguments
@@ -74,7 +88,7 @@ def decentralised_periodic_codistillation(
       ValueError, TypeError: one line that names the argument and what is allowed.
     """
     check_arguments(decentralised_periodic_codistillation, locals())
-    groups = parties.check_groups(groups)
+    groups = check_groups(groups)
     check_step_training(training, num_rounds)
     check_training("distillation", distillation)
     for argument, value in (
@@ -87,9 +101,9 @@ def decentralised_periodic_codistillation(
     check_number("learning_rate", hyper.learning_rate, low=0)
     check_number("distillation_learning_rate", hyper.distillation_learning_rate, low=0)
     check_number("temperature", hyper.temperature, above=0)
-    count = parties.check_no_gap(groups)
+    count = check_no_gap(groups)
     classes = next(iter(groups.values())).model.num_classes
-    parties.check_widths(groups, classes)
+    check_widths(groups, classes)
     edges = graphs.adjacency(graph, count)
     graphs.check_neighbours(edges, name)
     edges = graphs.cut(edges, num_rounds)
@@ -105,14 +119,14 @@ def decentralised_periodic_codistillation(
             lambda: stream_positions(keys.derive(key, "public"), start, examples, num_public),
             lambda: jnp.full(examples, -1, jnp.int32),
         )
-        return parties.everybody(groups, {PUBLIC: indices[None]})
+        return everybody(groups, {PUBLIC: indices[None]})
 
     train = apart(groups, num_rounds, training, execution)
 
     def round_(state, rows, inputs, round, key, hyper, axis_name=None):
         def answer(model, message, learner, data, key):
-            asked = parties.shared_examples(columns, data)
-            logits = parties.inference(
+            asked = shared_examples(columns, data)
+            logits = inference(
                 model, learner.variables, asked, distillation.preprocess, inference_batch_size
             )
             return ClientResult(
@@ -125,9 +139,7 @@ def decentralised_periodic_codistillation(
                 model,
                 distillation,
                 learner.variables,
-                parties.without_examples(
-                    parties.shared_examples(columns | {"target": target}, data), has_teacher
-                ),
+                without_examples(shared_examples(columns | {"target": target}, data), has_teacher),
                 key,
                 hyper.distillation_learning_rate,
                 loss_hook=lambda outputs, batch: divergence(logits_of(outputs), batch["target"]),
@@ -174,7 +186,7 @@ def decentralised_periodic_codistillation(
     size, indices = examples * classes * scalar, examples * scalar * times
     teaching = edges[period - 1 :: period].sum(axis=0) if edges.ndim == 3 else edges * times
     taught, asked = (teaching.sum(axis=axis) for axis in (1, 0))
-    names = parties.party_names(groups)
+    names = party_names(groups)
 
     def mean_over_rounds(total):
         return -(-int(total) // num_rounds)
@@ -182,11 +194,11 @@ def decentralised_periodic_codistillation(
     return FederatedAlgorithm(
         name=name,
         hyper=hyper,
-        init=lambda key: start_learners(training, parties.init_models(groups, key, same_start)),
+        init=lambda key: start_learners(training, init_models(groups, key, same_start)),
         rows={},
         select=select,
         round=round_,
-        predictors=parties.party_predictors(groups, lambda state, name: state[name].variables),
+        predictors=party_predictors(groups, lambda state, name: state[name].variables),
         communication={
             party: Communication(
                 down=mean_over_rounds(taught[client] * size + indices),

@@ -6,9 +6,20 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedcodist.algorithms import parties
-from fedcodist.algorithms.isolated import SHARED
-from fedcodist.algorithms.parties import PARTIES, Group, PartiesResult, for_each_party
+from fedcodist.algorithms.parties.local_only import SHARED
+from fedcodist.algorithms.parties.party import (
+    PARTIES,
+    Group,
+    PartiesResult,
+    check_groups,
+    everybody,
+    for_each_party,
+    init_models,
+    num_clients,
+    party_predictors,
+    same_for_all,
+    shared_examples,
+)
 from fedcodist.core import keys
 from fedcodist.core.aggregation import ClientResult
 from fedcodist.core.arguments import check_arguments
@@ -64,7 +75,7 @@ def separate(
       ValueError, TypeError: one line that names the argument and what is allowed.
     """
     check_arguments(separate, locals())
-    groups = parties.check_groups(groups)
+    groups = check_groups(groups)
     check_step_training(training, num_rounds)
     check_number("hyper.learning_rate", hyper.learning_rate, low=0)
     if num_shared is not None:
@@ -72,7 +83,7 @@ def separate(
 
     def select(round, key):
         shared = {} if num_shared is None else {SHARED: jnp.arange(num_shared)[None]}
-        return parties.everybody(groups, shared)
+        return everybody(groups, shared)
 
     train = apart(groups, num_rounds, training, execution)
 
@@ -84,13 +95,13 @@ def separate(
     return FederatedAlgorithm(
         name=name,
         hyper=hyper,
-        init=lambda key: start_learners(training, parties.init_models(groups, key, same_start)),
+        init=lambda key: start_learners(training, init_models(groups, key, same_start)),
         rows={},
         select=select,
         round=round_,
-        predictors=parties.party_predictors(groups, lambda state, name: state[name].variables),
-        communication=parties.same_for_all(groups, Communication(down=0, up=0)),
-        num_clients=parties.num_clients(groups),
+        predictors=party_predictors(groups, lambda state, name: state[name].variables),
+        communication=same_for_all(groups, Communication(down=0, up=0)),
+        num_clients=num_clients(groups),
         data_set_sizes={} if num_shared is None else {SHARED: num_shared},
     )
 
@@ -116,7 +127,7 @@ def apart(
     ) -> PartiesResult:
         def update(model, message, learner, data, key):
             if shared is not None:
-                data = parties.shared_examples(shared, data)
+                data = shared_examples(shared, data)
             learner, metrics = train_steps(
                 model, training, learner, data, key, round, num_rounds, learning_rate
             )

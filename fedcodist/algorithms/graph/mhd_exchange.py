@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedcodist.algorithms.graph.graphs import over_time
-from fedcodist.algorithms.parties import Group
+from fedcodist.algorithms.parties.party import Group
 from fedcodist.core.checks import check_integer
 
 PyTree = Any

@@ -8,7 +8,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedcodist.algorithms import parties
 from fedcodist.algorithms.graph import graphs, mhd_exchange
 from fedcodist.algorithms.graph.mhd_exchange import PoolSchedule, pool_schedule
 from fedcodist.algorithms.graph.mhd_host_checkpoints import HostBanks
@@ -21,7 +20,18 @@ from fedcodist.algorithms.graph.mhd_losses import (
     embedding_loss,
     head_loss,
 )
-from fedcodist.algorithms.parties import PARTIES, PUBLIC, Group, for_each_party
+from fedcodist.algorithms.parties.party import (
+    PARTIES,
+    PUBLIC,
+    Group,
+    check_groups,
+    check_no_gap,
+    everybody,
+    for_each_party,
+    init_models,
+    party_names,
+    party_predictors,
+)
 from fedcodist.core import keys
 from fedcodist.core.aggregation import ClientResult
 from fedcodist.core.arguments import check_arguments
@@ -154,8 +164,8 @@ def multi_headed_distillation(
       ValueError, TypeError: one line that names the argument and what is allowed.
     """
     check_arguments(multi_headed_distillation, locals())
-    groups = parties.check_groups(groups)
-    num_clients = parties.check_no_gap(groups)
+    groups = check_groups(groups)
+    num_clients = check_no_gap(groups)
     check_step_training(training, num_rounds)
     _check_distillation(distillation, hyper)
     if not public or next(iter(public.values())).shape[0] < 1:
@@ -179,7 +189,7 @@ def multi_headed_distillation(
     batches = (training.steps, distillation.batch_size)
 
     def init(key):
-        return start(parties.init_models(groups, key, same_start), training, schedule, on_host)
+        return start(init_models(groups, key, same_start), training, schedule, on_host)
 
     def select(round, key):
         def indices_of(client):
@@ -191,7 +201,7 @@ def multi_headed_distillation(
             )
 
         indices = jax.vmap(indices_of)(jnp.arange(num_clients))
-        return parties.everybody(groups, {PUBLIC: indices.reshape(num_clients, *batches)})
+        return everybody(groups, {PUBLIC: indices.reshape(num_clients, *batches)})
 
     def round_(state, rows, inputs, round, key, hyper, axis_name=None):
         pools, banks = state.pools, state.banks
@@ -267,9 +277,7 @@ def multi_headed_distillation(
         rows={},
         select=select,
         round=round_,
-        predictors=parties.party_predictors(
-            groups, lambda state, name: state.learners[name].variables
-        ),
+        predictors=party_predictors(groups, lambda state, name: state.learners[name].variables),
         communication=_communication(groups, schedule, num_rounds),
         num_clients=num_clients,
         data_set_sizes={PUBLIC: num_public},
@@ -375,7 +383,7 @@ def _communication(groups, schedule, num_rounds) -> dict[str, Communication]:
 
     A client that fills its pool with several copies of one initial model receives it once.
     """
-    names = parties.party_names(groups)
+    names = party_names(groups)
     by_client = {
         int(client): (party, tree_bytes(variable_shapes(group.model)))
         for name, group in groups.items()

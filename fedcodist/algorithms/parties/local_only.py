@@ -7,8 +7,19 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedcodist.algorithms import parties
-from fedcodist.algorithms.parties import PARTIES, Group, for_each_party
+from fedcodist.algorithms.parties.party import (
+    PARTIES,
+    Group,
+    check_groups,
+    everybody,
+    for_each_party,
+    init_models,
+    num_clients,
+    party_predictors,
+    same_for_all,
+    shared_examples,
+    without_examples,
+)
 from fedcodist.core import keys
 from fedcodist.core.aggregation import ClientResult
 from fedcodist.core.arguments import check_arguments
@@ -93,7 +104,7 @@ def isolated(
       ValueError, TypeError: one line that names the argument and what is allowed.
     """
     check_arguments(isolated, locals())
-    groups = parties.check_groups(groups)
+    groups = check_groups(groups)
     check_training("training", training)
     check_number("hyper.learning_rate", hyper.learning_rate, low=0)
     if num_shared is not None:
@@ -112,7 +123,7 @@ def isolated(
         data_set_sizes[VALIDATION] = patience.data.num_examples
 
     def init(key):
-        return start(parties.init_models(groups, key), training)
+        return start(init_models(groups, key), training)
 
     def select(round, key):
         examples = {}
@@ -120,14 +131,14 @@ def isolated(
             examples[SHARED] = jnp.arange(num_shared)[None]
         if patience is not None:
             examples[VALIDATION] = validation_rows(patience.data)
-        return parties.everybody(groups, examples)
+        return everybody(groups, examples)
 
     def round_(state, rows, inputs, round, key, hyper, axis_name=None):
         def update(model, message, party, data, key):
             goes_on = jnp.asarray(True) if patience is None else party.waited < patience.patience
-            own = parties.without_examples(data, goes_on)
+            own = without_examples(data, goes_on)
             if num_shared is not None:
-                own = parties.shared_examples(inputs.examples[SHARED].columns, own)
+                own = shared_examples(inputs.examples[SHARED].columns, own)
             trained = train_client(
                 model,
                 training,
@@ -178,9 +189,9 @@ def isolated(
         rows={},
         select=select,
         round=round_,
-        predictors=parties.party_predictors(groups, lambda state, name: state[name].variables),
-        communication=parties.same_for_all(groups, Communication(down=0, up=0)),
-        num_clients=parties.num_clients(groups),
+        predictors=party_predictors(groups, lambda state, name: state[name].variables),
+        communication=same_for_all(groups, Communication(down=0, up=0)),
+        num_clients=num_clients(groups),
         data_set_sizes=data_set_sizes,
     )
 

@@ -7,8 +7,18 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedcodist.algorithms import parties
-from fedcodist.algorithms.parties import PARTIES, Group, for_each_party
+from fedcodist.algorithms.parties.party import (
+    PARTIES,
+    Group,
+    check_groups,
+    check_widths,
+    everybody,
+    for_each_party,
+    init_models,
+    num_clients,
+    party_predictors,
+    same_for_all,
+)
 from fedcodist.core import keys
 from fedcodist.core.aggregation import ClientResult, as_stored
 from fedcodist.core.arguments import check_arguments
@@ -78,15 +88,15 @@ def fml(
       ValueError, TypeError: one line that names the argument and what is allowed.
     """
     check_arguments(fml, locals())
-    groups = parties.check_groups(groups, (MEME,))
-    parties.check_widths(groups, meme.num_classes)
+    groups = check_groups(groups, (MEME,))
+    check_widths(groups, meme.num_classes)
     check_training("training", training)
     check_number("learning_rate", hyper.learning_rate, low=0)
     check_number("own_weight", hyper.own_weight, low=0, high=1)
     check_number("meme_weight", hyper.meme_weight, low=0, high=1)
 
     def init(key):
-        return FMLState(parties.init_models(groups, key), meme.init(keys.derive(key, "init", MEME)))
+        return FMLState(init_models(groups, key), meme.init(keys.derive(key, "init", MEME)))
 
     def round_(state, rows, inputs, round, key, hyper, axis_name=None):
         def update(model, shared, own, data, key):
@@ -136,14 +146,14 @@ def fml(
         hyper=hyper,
         init=init,
         rows={},
-        select=lambda round, key: parties.everybody(groups, {}),
+        select=lambda round, key: everybody(groups, {}),
         round=round_,
         predictors={
-            **parties.party_predictors(groups, lambda state, name: state.models[name]),
+            **party_predictors(groups, lambda state, name: state.models[name]),
             MEME: single_model(meme, lambda state: state.meme),
         },
-        communication=parties.same_for_all(groups, Communication(down=size, up=size)),
-        num_clients=parties.num_clients(groups),
+        communication=same_for_all(groups, Communication(down=size, up=size)),
+        num_clients=num_clients(groups),
     )
 
 

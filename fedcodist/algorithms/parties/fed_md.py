@@ -9,8 +9,22 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from fedcodist.algorithms import parties
-from fedcodist.algorithms.parties import PARTIES, PUBLIC, Group, for_each_party
+from fedcodist.algorithms.parties.party import (
+    PARTIES,
+    PUBLIC,
+    Group,
+    all_clients,
+    check_groups,
+    check_widths,
+    everybody,
+    for_each_party,
+    inference,
+    init_models,
+    num_clients,
+    party_predictors,
+    same_for_all,
+    shared_examples,
+)
 from fedcodist.core import keys
 from fedcodist.core.aggregation import ClientResult
 from fedcodist.core.arguments import check_arguments
@@ -105,8 +119,8 @@ def fed_md(
       ValueError, TypeError: one line that names the argument and what is allowed.
     """
     check_arguments(fed_md, locals())
-    groups = parties.check_groups(groups)
-    parties.check_widths(groups, num_classes)
+    groups = check_groups(groups)
+    check_widths(groups, num_classes)
     check_training("digest", digest, fewest_epochs=0)
     check_training("revisit", revisit, fewest_epochs=0)
     count = _alignment_size(alignment_size, len(public_labels))
@@ -125,13 +139,13 @@ def fed_md(
         raise ValueError(f"exchanged must be 'logits' or 'probabilities', got {exchanged!r}.")
 
     def init(key):
-        return start(parties.init_models(groups, key), digest, revisit)
+        return start(init_models(groups, key), digest, revisit)
 
     def select(round, key):
         indices = jnp.arange(count)
         if alignment_size is not None:
             indices = stratified_sample(keys.derive(key, "alignment", round), public_labels, count)
-        return parties.everybody(groups, {PUBLIC: indices[None]})
+        return everybody(groups, {PUBLIC: indices[None]})
 
     def round_(state, rows, inputs, round, key, hyper, axis_name=None):
         public = inputs.examples[PUBLIC]
@@ -148,11 +162,11 @@ def fed_md(
 
         def communicate(model, message, own, data, key):
             variables, weight = own
-            examples = parties.shared_examples(alignment, data)
+            examples = shared_examples(alignment, data)
             return sent(model, variables, weight, examples, digest, inference_batch_size, scores)
 
         def digest_and_revisit(model, consensus, party, data, key):
-            examples = parties.shared_examples(alignment | {"consensus": consensus}, data)
+            examples = shared_examples(alignment | {"consensus": consensus}, data)
             digested = _train(
                 model,
                 digest,
@@ -212,11 +226,11 @@ def fed_md(
         rows={},
         select=select,
         round=round_,
-        predictors=parties.party_predictors(groups, lambda state, name: state[name].variables),
-        communication=parties.same_for_all(
+        predictors=party_predictors(groups, lambda state, name: state[name].variables),
+        communication=same_for_all(
             groups, Communication(down=scores_bytes + indices_bytes, up=scores_bytes)
         ),
-        num_clients=parties.num_clients(groups),
+        num_clients=num_clients(groups),
         data_set_sizes={PUBLIC: len(public_labels)},
     )
 
@@ -260,7 +274,7 @@ def sent(
     scores: Any = lambda logits: logits,
 ) -> ClientResult:
     """What a party sends: its scores [examples, classes] and nothing else. It keeps what it has."""
-    logits = parties.inference(model, variables, examples, digest.preprocess, batch_size)
+    logits = inference(model, variables, examples, digest.preprocess, batch_size)
     return ClientResult(scores(logits), {}, weight, None, {})
 
 
@@ -283,7 +297,7 @@ def _train(
 
 
 def _by_group(groups: Mapping[str, Group], values: jax.Array) -> dict[str, jax.Array]:
-    everyone = parties.all_clients(groups)
+    everyone = all_clients(groups)
     return {
         name: values[np.searchsorted(everyone, group.clients)] for name, group in groups.items()
     }

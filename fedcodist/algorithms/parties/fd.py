@@ -7,8 +7,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedcodist.algorithms import parties
-from fedcodist.algorithms.parties import PARTIES, Group, for_each_party
+from fedcodist.algorithms.parties.party import (
+    PARTIES,
+    Group,
+    check_groups,
+    check_widths,
+    everybody,
+    for_each_party,
+    inference,
+    init_models,
+    num_clients,
+    party_predictors,
+    same_for_all,
+)
 from fedcodist.core import keys
 from fedcodist.core.aggregation import ClientResult
 from fedcodist.core.arguments import check_arguments
@@ -93,8 +104,8 @@ def fd(
       ValueError, TypeError: one line that names the argument and what is allowed.
     """
     check_arguments(fd, locals())
-    groups = parties.check_groups(groups)
-    parties.check_widths(groups, num_classes)
+    groups = check_groups(groups)
+    check_widths(groups, num_classes)
     check_training("training", training)
     check_number("learning_rate", hyper.learning_rate, low=0)
     check_number("weight", hyper.weight, low=0)
@@ -107,7 +118,7 @@ def fd(
         )
 
     def init(key):
-        models = parties.init_models(groups, key)
+        models = init_models(groups, key)
         own = {
             n: FDParty(variables, nothing(len(groups[n].clients)))
             for n, variables in models.items()
@@ -161,13 +172,11 @@ def fd(
         hyper=hyper,
         init=init,
         rows={},
-        select=lambda round, key: parties.everybody(groups, {}),
+        select=lambda round, key: everybody(groups, {}),
         round=round_,
-        predictors=parties.party_predictors(
-            groups, lambda state, name: state.models[name].variables
-        ),
-        communication=parties.same_for_all(groups, Communication(down=payload, up=payload)),
-        num_clients=parties.num_clients(groups),
+        predictors=party_predictors(groups, lambda state, name: state.models[name].variables),
+        communication=same_for_all(groups, Communication(down=payload, up=payload)),
+        num_clients=num_clients(groups),
     )
 
 
@@ -188,7 +197,7 @@ def label_means(
     batch_size: int,
 ) -> LabelMeans:
     """A party's mean logits per label on its own examples; zeros for labels that it does not have."""
-    logits = parties.inference(model, variables, data, training.preprocess, batch_size)
+    logits = inference(model, variables, data, training.preprocess, batch_size)
     positions = jnp.arange(data.capacity)
     rows = data.start + jnp.minimum(positions, jnp.maximum(data.size - 1, 0))
     labels = class_labels(data.columns["label"][rows], num_classes)

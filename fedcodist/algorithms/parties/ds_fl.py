@@ -8,8 +8,21 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from fedcodist.algorithms import parties
-from fedcodist.algorithms.parties import PARTIES, PUBLIC, Group, for_each_party
+from fedcodist.algorithms.parties.party import (
+    PARTIES,
+    PUBLIC,
+    Group,
+    check_groups,
+    check_widths,
+    everybody,
+    for_each_party,
+    inference,
+    init_models,
+    num_clients,
+    party_predictors,
+    same_for_all,
+    shared_examples,
+)
 from fedcodist.core import keys
 from fedcodist.core.aggregation import ClientResult
 from fedcodist.core.arguments import check_arguments
@@ -76,8 +89,8 @@ def ds_fl(
       ValueError, TypeError: one line that names the argument and what is allowed.
     """
     check_arguments(ds_fl, locals())
-    groups = parties.check_groups(groups, (SERVER,))
-    parties.check_widths(groups, server.num_classes)
+    groups = check_groups(groups, (SERVER,))
+    check_widths(groups, server.num_classes)
     check_training("local", local)
     check_training("distillation", distillation)
     check_integer("num_public", num_public, low=1)
@@ -94,21 +107,19 @@ def ds_fl(
         raise ValueError(f"aggregation must be 'era' or 'sa', got {aggregation!r}.")
 
     def init(key):
-        return DSFLState(
-            parties.init_models(groups, key), server.init(keys.derive(key, "init", SERVER))
-        )
+        return DSFLState(init_models(groups, key), server.init(keys.derive(key, "init", SERVER)))
 
     def select(round, key):
         indices = jnp.arange(count)
         if open_size is not None:
             indices = permuted_positions(keys.derive(key, "open", round), indices, num_public)
-        return parties.everybody(groups, {PUBLIC: indices[None]})
+        return everybody(groups, {PUBLIC: indices[None]})
 
     def round_(state, rows, inputs, round, key, hyper, axis_name=None):
         def train(model, message, variables, data, key):
             trained = train_client(model, local, variables, data, key, hyper.learning_rate)
-            shared = parties.shared_examples(examples, data)
-            logits = parties.inference(
+            shared = shared_examples(examples, data)
+            logits = inference(
                 model, trained.variables, shared, distillation.preprocess, inference_batch_size
             )
             metrics = {
@@ -121,7 +132,7 @@ def ds_fl(
             )
 
         def learn(model, target, variables, data, key):
-            shared = parties.shared_examples(examples | {"target": target}, data)
+            shared = shared_examples(examples | {"target": target}, data)
             taught = train_client(
                 model,
                 distillation,
@@ -173,11 +184,11 @@ def ds_fl(
         select=select,
         round=round_,
         predictors={
-            **parties.party_predictors(groups, variables_of),
+            **party_predictors(groups, variables_of),
             SERVER: single_model(server, lambda state: state.server),
         },
-        communication=parties.same_for_all(groups, Communication(down=floats + indices, up=floats)),
-        num_clients=parties.num_clients(groups),
+        communication=same_for_all(groups, Communication(down=floats + indices, up=floats)),
+        num_clients=num_clients(groups),
         data_set_sizes={PUBLIC: num_public},
     )
 

@@ -1,0 +1,1 @@
+"""Methods in which every client has an architecture of its own and shares only what it knows."""
