@@ -1,0 +1,1 @@
+"""The methods, by who trains what: `clients`, `pools`, `parties`, `graph`."""

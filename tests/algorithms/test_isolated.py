@@ -264,10 +264,10 @@ def test_evaluation_is_by_party():
     split = FederatedData.from_arrays(TESTS, offsets=[0, 30])
     found = programs.evaluate(state, {"test": evaluation_split(split)})["test"]
     assert set(found) == {"pair_0", "pair_2", "single"}
-    for party, weights in (
+    for name, weights in (
         ("pair_2", params(state, "pair")[:, 1]),
         ("single", params(state, "single")[:, 0]),
     ):
         logits = jnp.einsum("rf,sfc->src", TESTS["image"], weights)
         expected = np.mean(logits.argmax(-1) == TESTS["label"], axis=-1)
-        np.testing.assert_allclose(found[party]["accuracy"], expected, rtol=1e-6)
+        np.testing.assert_allclose(found[name]["accuracy"], expected, rtol=1e-6)

@@ -101,10 +101,10 @@ def test_private_and_pooled_training_start_from_the_public_one(finished):
     batch = data.preprocess(batch, jax.random.key(0), np.arange(len(batch["image"])))
     labels = data.splits["held_out"].columns["label"]
     (group,) = party_groups(config, data).values()
-    for party in range(3):
-        own = jax.tree.map(lambda leaf: leaf[0], trained.variables[f"dense_6_{party}"])
+    for index in range(3):
+        own = jax.tree.map(lambda leaf: leaf[0], trained.variables[f"dense_6_{index}"])
         predicted = group.model.apply(own, batch)[0].argmax(-1)
-        assert record("private", 0)[party] == pytest.approx(np.mean(predicted == labels))
+        assert record("private", 0)[index] == pytest.approx(np.mean(predicted == labels))
     summaries = {
         phase: json.loads((folder / "phases" / phase / "summary.json").read_text())
         for phase in PHASES

@@ -48,7 +48,8 @@ def decentralised_fed_avg(
     Args:
       groups: architecture -> its clients.
       num_rounds: of the whole run.
-      graph: see `fedcodist.algorithms.graph.graphs`; everybody with everybody, through a server, where not given.
+      graph: see `fedcodist.algorithms.graph.graphs`; where not given, everybody with everybody,
+        through a server.
       training, hyper, execution, name: as in `separate`.
       same_start: whether clients of one architecture start from the same values, as FedAvg's do. The
         mean of networks with unrelated first values is hardly better than a first value.

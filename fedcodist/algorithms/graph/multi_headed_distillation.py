@@ -146,8 +146,8 @@ def multi_headed_distillation(
       groups: architecture -> its clients, all clients 0 to K - 1; models of
         `fedcodist.models.multi_headed`, with the same heads, classes and width of embedding.
       public: columns of the data set `public`, arrays or shapes; nothing but shapes is read here.
-      graph: see `fedcodist.algorithms.graph.graphs`; an edge from i to j lets i learn from j. One that changes has an
-        entry per round.
+      graph: see `fedcodist.algorithms.graph.graphs`; an edge from i to j lets i learn from j.
+        One that changes has an entry per round.
       num_rounds: of the whole run.
       training: optimizer, private batches, S_P, schedule of the learning rate.
       distillation: how clients learn from each other.
