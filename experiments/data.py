@@ -18,9 +18,9 @@ from fedcodist.core.checks import check_integer, check_number
 from fedcodist.core.local_training import Preprocess
 from fedcodist.core.model import Model
 from fedcodist.data import augmentation
-from fedcodist.data.digits import load_digits_federated
 from fedcodist.data.federated_data import FederatedData
 from fedcodist.data.partition import dirichlet, equal_dirichlet
+from fedcodist.datasets.digits import load_digits_federated
 from fedcodist.text.next_token import next_tokens
 
 DIGITS_SCALE = augmentation.image_preprocess(augmentation.normalise((0.3,), (0.37,), scale=16.0))

@@ -61,7 +61,7 @@ def read_heads(folder: Path) -> Heads:
     from experiments.division import divided
     from fedcodist.algorithms.graph import graphs
     from fedcodist.algorithms.parties.party import party_names
-    from fedcodist.data.primary_labels import accuracy_on_labels, label_frequencies
+    from fedcodist.datasets.primary_labels import accuracy_on_labels, label_frequencies
     from fedcodist.models.multi_headed import accuracy_name
 
     try:

@@ -10,10 +10,10 @@ from experiments.classes import number_of_classes
 from experiments.messages import choice, named
 from experiments.prepared import prepared_folder, prepared_images
 from fedcodist.core.checks import check_integer, check_number
-from fedcodist.data.digits import load_digits
 from fedcodist.data.federated_data import FederatedData
 from fedcodist.data.partition import iid
-from fedcodist.data.primary_labels import (
+from fedcodist.datasets.digits import load_digits
+from fedcodist.datasets.primary_labels import (
     even_primary_labels,
     primary_label_skew,
     random_primary_labels,

@@ -11,7 +11,7 @@ from fedcodist.core.checks import check_number
 from fedcodist.core.local_training import Preprocess
 from fedcodist.data import augmentation
 from fedcodist.data.federated_data import FederatedData
-from fedcodist.data.public_private import (
+from fedcodist.datasets.public_private import (
     PublicPrivate,
     check_joint_labels,
     cifar_public_private,

@@ -82,7 +82,7 @@ _MODULE_OF = {
     "isolated": "algorithms.parties.local_only",
     "language_model": "text.next_token",
     "linear_decay": "algorithms.clients.fed_avg",
-    "load_digits_federated": "data.digits",
+    "load_digits_federated": "datasets.digits",
     "load_model": "run.export",
     "load_prepared": "data.prepared",
     "merged_codistillation": "algorithms.pools.merged_codistillation",

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import numpy as np
 
-from fedcodist.data import piece_preparation, preparation
-from fedcodist.data.ade import deal_documents, read_ade
 from fedcodist.data.federated_data import FederatedData
+from fedcodist.datasets import piece_preparation, preparation
+from fedcodist.datasets.ade import deal_documents, read_ade
 
 NAME = "ADE corpus"
 LENGTH = 64

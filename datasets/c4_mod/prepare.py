@@ -10,11 +10,12 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from fedcodist.data import load_prepared, manifest, preparation, vocabulary_of
-from fedcodist.data.c4 import c4_files, read_c4
+from fedcodist.data import load_prepared, manifest, vocabulary_of
 from fedcodist.data.federated_data import FederatedData
 from fedcodist.data.text import TRAIN_LENGTH
 from fedcodist.data.word_pieces import piece_splitter
+from fedcodist.datasets import preparation
+from fedcodist.datasets.c4 import c4_files, read_c4
 
 NAME = "C4-MOD"
 SENTENCES = 4_488_694  # the paper's

@@ -8,8 +8,8 @@ from __future__ import annotations
 import argparse
 import sys
 
-from fedcodist.data import cifar, preparation
 from fedcodist.data.federated_data import FederatedData
+from fedcodist.datasets import cifar, preparation
 
 ORIGIN = "CIFAR-10, https://www.cs.toronto.edu/~kriz/cifar.html"
 

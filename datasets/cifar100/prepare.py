@@ -12,10 +12,10 @@ from pathlib import Path
 
 import numpy as np
 
-from fedcodist.data import cifar, preparation
 from fedcodist.data.federated_data import FederatedData
 from fedcodist.data.partition import pachinko, split_clients
 from fedcodist.data.tff import from_sqlite
+from fedcodist.datasets import cifar, preparation
 
 ORIGIN = "CIFAR-100, https://www.cs.toronto.edu/~kriz/cifar.html"
 # TFF publishes no checksum of its file; these are FedJAX's (fedjax/datasets/cifar100.py).

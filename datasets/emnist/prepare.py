@@ -12,8 +12,8 @@ from pathlib import Path
 
 import numpy as np
 
-from fedcodist.data import emnist, preparation
 from fedcodist.data.federated_data import FederatedData
+from fedcodist.datasets import emnist, preparation
 
 ORIGIN = "EMNIST, https://www.nist.gov/itl/products-and-services/emnist-dataset"
 LICENCE = "none stated; made of NIST Special Database 19, a work of the United States' government"

@@ -10,8 +10,8 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from fedcodist.data import imagenet32, preparation
 from fedcodist.data.federated_data import FederatedData
+from fedcodist.datasets import imagenet32, preparation
 
 ORIGIN = "Downsampled ImageNet 32x32, https://image-net.org/download-images"
 LICENCE = "ImageNet's terms of access: research and education that are not commercial"

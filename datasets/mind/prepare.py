@@ -13,8 +13,8 @@ from pathlib import Path
 
 import numpy as np
 
-from fedcodist.data import mind, piece_preparation, preparation
 from fedcodist.data.federated_data import FederatedData
+from fedcodist.datasets import mind, piece_preparation, preparation
 
 NAME = "MIND"
 LENGTH = 24  # of FedKD's code

@@ -10,8 +10,8 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from fedcodist.data import mnist, preparation
 from fedcodist.data.federated_data import FederatedData
+from fedcodist.datasets import mnist, preparation
 
 ORIGIN = "The MNIST database of handwritten digits, Y. LeCun, C. Cortes, C. Burges"
 LICENCE = "none in the files; usually given as CC BY-SA 3.0"

@@ -10,9 +10,9 @@ import platform
 import sys
 from pathlib import Path
 
-from fedcodist.data import preparation
-from fedcodist.data.python_source import DOMAINS, read_python_source
-from fedcodist.data.text_preparation import argument_parser, source_of
+from fedcodist.datasets import preparation
+from fedcodist.datasets.python_source import DOMAINS, read_python_source
+from fedcodist.datasets.text_preparation import argument_parser, source_of
 
 NAME = "Python's standard library"
 

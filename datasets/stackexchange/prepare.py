@@ -9,9 +9,9 @@ import argparse
 import sys
 from pathlib import Path
 
-from fedcodist.data import preparation
-from fedcodist.data.stackexchange import DOMAINS, read_posts
-from fedcodist.data.text_preparation import argument_parser, source_of
+from fedcodist.datasets import preparation
+from fedcodist.datasets.stackexchange import DOMAINS, read_posts
+from fedcodist.datasets.text_preparation import argument_parser, source_of
 
 NAME = "Stack Exchange"
 

@@ -15,15 +15,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from fedcodist.data import preparation
-from fedcodist.data.stackexchange import DOMAINS
-from fedcodist.data.stackoverflow import (
+from fedcodist.data.tff_sqlite import decompress, is_compressed
+from fedcodist.datasets import preparation
+from fedcodist.datasets.stackexchange import DOMAINS
+from fedcodist.datasets.stackoverflow import (
     Reader,
     Settings,
     prepare_stackoverflow,
     sqlite_reader,
 )
-from fedcodist.data.tff_sqlite import decompress, is_compressed
 
 NAME = "Stack Overflow"
 

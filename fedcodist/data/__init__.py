@@ -1,6 +1,5 @@
 """Federated data sets: columns with client offsets, partitions, prepared folders and adapters."""
 
-from fedcodist.data.digits import load_digits, load_digits_federated
 from fedcodist.data.federated_data import FederatedData
 from fedcodist.data.partition import (
     by_id,
@@ -33,8 +32,6 @@ __all__ = [
     "from_sqlite",
     "from_tfds",
     "iid",
-    "load_digits",
-    "load_digits_federated",
     "load_prepared",
     "manifest",
     "merge_clients",

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fedcodist.data.ade import deal_documents, read_ade
+from fedcodist.datasets.ade import deal_documents, read_ade
 
 
 def relation(document, sentence, effect="rash", drug="aspirin"):

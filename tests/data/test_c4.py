@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedcodist.data import Vocabulary, c4
-from fedcodist.data.c4 import c4_files, first_sentence, read_c4, repaired
+from fedcodist.data import Vocabulary
 from fedcodist.data.word_pieces import learn_pieces, piece_splitter
+from fedcodist.datasets import c4
+from fedcodist.datasets.c4 import c4_files, first_sentence, read_c4, repaired
 
 VOCABULARY = Vocabulary(("the", "a", "sentence", "don't", "."))
 

@@ -16,8 +16,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedcodist.data import cifar, image_pickles
-from fedcodist.data.cifar import CIFAR10, CIFAR100, read_cifar
+from fedcodist.datasets import cifar, image_pickles
+from fedcodist.datasets.cifar import CIFAR10, CIFAR100, read_cifar
 
 # Made-up files
 

@@ -3,7 +3,7 @@ import sys
 import numpy as np
 import pytest
 
-from fedcodist.data import load_digits, load_digits_federated
+from fedcodist.datasets.digits import load_digits, load_digits_federated
 
 pytest.importorskip("sklearn")
 

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 from scipy.io import savemat
 
-from fedcodist.data import emnist, load_prepared, manifest
-from fedcodist.data.emnist import read_emnist_letters
+from fedcodist.data import load_prepared, manifest
+from fedcodist.datasets import emnist
+from fedcodist.datasets.emnist import read_emnist_letters
 
 PROGRAM = Path(__file__).parents[2] / "datasets" / "emnist" / "prepare.py"
 

@@ -14,8 +14,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedcodist.data import imagenet32, load_prepared, manifest
-from fedcodist.data.imagenet32 import open_batches, read_batches
+from fedcodist.data import load_prepared, manifest
+from fedcodist.datasets import imagenet32
+from fedcodist.datasets.imagenet32 import open_batches, read_batches
 
 PROGRAM = Path(__file__).parents[2] / "datasets" / "imagenet32" / "prepare.py"
 

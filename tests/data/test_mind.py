@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fedcodist.data.mind import (
+from fedcodist.datasets.mind import (
     HISTORY,
     deal_users,
     evaluation_examples,

@@ -13,8 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedcodist.data import load_prepared, manifest, mnist
-from fedcodist.data.mnist import idx_array, read_mnist
+from fedcodist.data import load_prepared, manifest
+from fedcodist.datasets import mnist
+from fedcodist.datasets.mnist import idx_array, read_mnist
 
 PROGRAM = Path(__file__).parents[2] / "datasets" / "mnist" / "prepare.py"
 DRAW = np.random.default_rng(0)

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedcodist.data.federated_data import FederatedData
-from fedcodist.data.primary_labels import (
+from fedcodist.datasets.primary_labels import (
     accuracy_on_labels,
     client_shares,
     even_primary_labels,

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedcodist.data.federated_data import FederatedData
-from fedcodist.data.public_private import (
+from fedcodist.datasets.public_private import (
     CIFAR_COARSE,
     CIFAR_FINE,
     check_joint_labels,

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedcodist.data.python_source import DOMAINS, STRING, prose_and_code, read_python_source
+from fedcodist.datasets.python_source import DOMAINS, STRING, prose_and_code, read_python_source
 
 MODULE = b'''#! /usr/bin/env python3
 # -*- coding: utf-8 -*-

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from fedcodist.data.stackexchange import read_posts
+from fedcodist.datasets.stackexchange import read_posts
 
 HEAD = b'\xef\xbb\xbf<?xml version="1.0" encoding="utf-8"?>\n<posts>\n'
 TAIL = b"</posts>"

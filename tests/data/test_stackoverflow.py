@@ -6,15 +6,16 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from fedcodist.data import stackoverflow, vocabulary_of
-from fedcodist.data.stackoverflow import (
+from fedcodist.data import vocabulary_of
+from fedcodist.data.vocabulary import EOS, PAD
+from fedcodist.data.word_pieces import words_of_pieces
+from fedcodist.datasets import stackoverflow
+from fedcodist.datasets.stackoverflow import (
     Settings,
     client_data_reader,
     prepare_stackoverflow,
     sqlite_reader,
 )
-from fedcodist.data.vocabulary import EOS, PAD
-from fedcodist.data.word_pieces import words_of_pieces
 from tests.data.test_tff import ClientData, encode_example, write_sqlite
 
 SETTINGS = Settings(vocabulary=30, train_clients=4, evaluation_sentences=7)

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedcodist.data import from_client_data, from_sqlite, tff_sqlite
-from fedcodist.data.stackoverflow import sqlite_reader
 from fedcodist.data.tf_example import decode_example
+from fedcodist.datasets.stackoverflow import sqlite_reader
 
 # ClientData, as TFF has it, without TensorFlow
 

@@ -17,7 +17,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedcodist.data import cifar, load_prepared, manifest, preparation
+from fedcodist.data import load_prepared, manifest
+from fedcodist.datasets import cifar, preparation
 from tests.data.test_cifar import (
     as_archive,
     made_up_table,

@@ -6,7 +6,8 @@ import lzma
 import numpy as np
 import pytest
 
-from fedcodist.data import load_prepared, manifest, stackoverflow, vocabulary_of
+from fedcodist.data import load_prepared, manifest, vocabulary_of
+from fedcodist.datasets import stackoverflow
 from tests.data.test_c4 import BAD as BAD_LINES
 from tests.data.test_c4 import lines
 from tests.data.test_stackoverflow import BAD, examples

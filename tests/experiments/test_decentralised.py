@@ -20,7 +20,7 @@ from fedcodist.algorithms.graph import graphs
 from fedcodist.algorithms.parties.local_only import SHARED
 from fedcodist.data.federated_data import FederatedData
 from fedcodist.data.prepared import save_prepared
-from fedcodist.data.primary_labels import label_frequencies
+from fedcodist.datasets.primary_labels import label_frequencies
 from fedcodist.run.experiment import run_experiment
 
 

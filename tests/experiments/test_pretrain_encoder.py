@@ -9,8 +9,8 @@ import pytest
 from experiments import pretrain_encoder
 from fedcodist.data.bert_tokens import SPECIAL, BertVocabulary
 from fedcodist.data.federated_data import FederatedData
-from fedcodist.data.piece_preparation import vocabulary_split
 from fedcodist.data.prepared import save_prepared
+from fedcodist.datasets.piece_preparation import vocabulary_split
 from fedcodist.text.bert import Encoder, first_layers, with_encoder
 from fedcodist.text.bert_weights import load_encoder
 from fedcodist.text.sentence_classifier import sentence_classifier

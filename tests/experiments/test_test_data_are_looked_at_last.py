@@ -27,7 +27,7 @@ from experiments.division import divided
 from experiments.phases import phase_experiment
 from experiments.report.collection import collect
 from experiments.tune import held_out_experiment
-from fedcodist.data.public_private import digits_public_private
+from fedcodist.datasets.public_private import digits_public_private
 
 ROOT = Path(__file__).parents[2]
 DIGITS = (

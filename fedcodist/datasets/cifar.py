@@ -18,17 +18,17 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedcodist.data import preparation
 from fedcodist.data.federated_data import FederatedData
-from fedcodist.data.image_pickles import (
+from fedcodist.data.tfds import from_tfds
+from fedcodist.datasets import preparation
+from fedcodist.datasets.image_pickles import (
     IMAGE_SHAPE,
     image_array,
     label_array,
     one_line,
     unpickled,
 )
-from fedcodist.data.preparation import Show, Source, check_is_file, file_checksum
-from fedcodist.data.tfds import from_tfds
+from fedcodist.datasets.preparation import Show, Source, check_is_file, file_checksum
 
 LICENCE = "none stated by the authors, who ask to cite Krizhevsky (2009)"
 

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedcodist.data.image_pickles import one_line
-from fedcodist.data.preparation import check_is_file
+from fedcodist.datasets.image_pickles import one_line
+from fedcodist.datasets.preparation import check_is_file
 
 NUM_LABELS = 26
 SIDE = 28

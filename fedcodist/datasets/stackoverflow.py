@@ -24,14 +24,14 @@ import numpy as np
 
 from fedcodist.data.federated_data import FederatedData, client_id_array
 from fedcodist.data.partition import split_clients
-from fedcodist.data.preparation import Show
-from fedcodist.data.stackexchange import ANSWERS, DOMAINS, QUESTIONS
 from fedcodist.data.text import EVALUATION_LENGTH, SPLITS, TRAIN_LENGTH
 from fedcodist.data.tf_example import decode_example
 from fedcodist.data.tff import numpy_examples, to_numpy
 from fedcodist.data.tff_sqlite import sqlite_database
 from fedcodist.data.vocabulary import Vocabulary
 from fedcodist.data.word_pieces import learn_pieces, piece_splitter
+from fedcodist.datasets.preparation import Show
+from fedcodist.datasets.stackexchange import ANSWERS, DOMAINS, QUESTIONS
 from fedcodist.run.children import end_with_parent
 
 USERS_PER_SHARD = 500

@@ -11,7 +11,7 @@ import numpy as np
 
 from fedcodist.data.bert_tokens import BertVocabulary
 from fedcodist.data.federated_data import FederatedData
-from fedcodist.data.preparation import file_checksum
+from fedcodist.datasets.preparation import file_checksum
 
 PIECES = 8_000
 

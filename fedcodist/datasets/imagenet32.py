@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedcodist.data.image_pickles import (
+from fedcodist.datasets.image_pickles import (
     IMAGE_SHAPE,
     image_array,
     images_of_rows,
@@ -24,7 +24,7 @@ from fedcodist.data.image_pickles import (
     one_line,
     unpickled,
 )
-from fedcodist.data.preparation import Show, check_is_file
+from fedcodist.datasets.preparation import Show, check_is_file
 
 NUM_LABELS = 1000
 NUM_IMAGES = 1_281_167

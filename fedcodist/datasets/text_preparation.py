@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedcodist.data import preparation
 from fedcodist.data.text import SPLITS, Users, text_splits
+from fedcodist.datasets import preparation
 
 _SHARES = (0.6, 0.2, 0.1, 0.1)
 

@@ -13,8 +13,8 @@ from typing import NamedTuple
 import numpy as np
 
 from fedcodist.core.checks import check_integer
-from fedcodist.data.digits import load_digits
 from fedcodist.data.federated_data import FederatedData
+from fedcodist.datasets.digits import load_digits
 
 # CIFAR-100's fine classes of the paper's iid experiment: apple, baby, chair, porcupine, sea, sunflower.
 CIFAR_FINE = (0, 2, 20, 63, 71, 82)
