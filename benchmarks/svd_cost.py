@@ -119,10 +119,10 @@ def prepare(kind: str, clients: int, examples: int) -> Callable[[], float]:
     import jax
     import numpy as np
 
-    from experiments.assembly import build_experiment
     from experiments.configs import cifar_fed_kd
-    from experiments.data import Data
-    from experiments.normalisation import CIFAR_DEVIATION, CIFAR_MEAN
+    from fedcodist.config.data import Data
+    from fedcodist.config.experiment import build_experiment
+    from fedcodist.config.normalisation import CIFAR_DEVIATION, CIFAR_MEAN
     from fedcodist.core.client_states import device_rows
     from fedcodist.data import augmentation
     from fedcodist.data.federated_data import FederatedData

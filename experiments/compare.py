@@ -33,10 +33,11 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from experiments import command, report, sweep
+from experiments import report, sweep
 from experiments.costs import bytes_per_round, clients_per_round, pool_of
 from experiments.metric_kinds import is_share, lower_is_better
 from experiments.results.intervals import student_half_width
+from fedcodist.config import command_line
 
 ALL_PARTIES = "all parties"
 UNDEFINED = "-"
@@ -108,8 +109,8 @@ def main(arguments: Sequence[str]) -> int:
         baseline = settings.baseline or runs[0]
         if baseline not in runs:
             raise ValueError(f"--baseline must be one of {runs}, got {baseline!r}.")
-    except command.PARSE_ERRORS as error:
-        return command.refuse(error)
+    except command_line.PARSE_ERRORS as error:
+        return command_line.refuse(error)
     if settings.list:
         return sweep.main([*given, *others, "--list"])
     if status := sweep.main([*given, *others]):
@@ -128,7 +129,7 @@ def main(arguments: Sequence[str]) -> int:
             print(f"note: left out: {error}", file=sys.stderr)
         shown = ranked(entries, baseline, settings.model, settings.metric)
     except ValueError as error:
-        return command.refuse(error)
+        return command_line.refuse(error)
     console = Console()
     if not console.is_terminal:
         console.width = max(console.width, 180)

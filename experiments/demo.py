@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 from experiments import report
-from experiments.methods import METHODS
+from fedcodist.config.registry import METHODS
 from fedcodist.run import children
 
 CONFIG = Path(__file__).parent / "configs" / "digits_codist.py"

@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 from experiments import domains
-from experiments.methods import METHODS
+from fedcodist.config.registry import METHODS
 from fedcodist.run import children
 
 ROOT = Path(__file__).parents[1]

@@ -21,10 +21,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from experiments.methods import METHOD_NAMES, method_of
 from experiments.metric_kinds import decimal
 from experiments.report.runs import Run, Series, load_run
-from experiments.text import TEXT, TextData, load_text, text_model
+from fedcodist.config.data_text import TEXT, TextData, load_text, text_model
+from fedcodist.config.registry import METHOD_NAMES, method_of
 from fedcodist.run.export import load_model
 from fedcodist.text.next_token import continuations
 

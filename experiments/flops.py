@@ -20,20 +20,26 @@ import jax.numpy as jnp
 import numpy as np
 from ml_collections import ConfigDict
 
-from experiments.data import Data, load_data
-from experiments.decentralised import (
+from fedcodist.algorithms.graph.graphs import over_time
+from fedcodist.algorithms.parties.party import party_names
+from fedcodist.config.config_errors import choice
+from fedcodist.config.data import Data, load_data
+from fedcodist.config.data_bert import ENCODED
+from fedcodist.config.data_text import TEXT, TEXT_MODELS
+from fedcodist.config.graph_methods import (
     DECENTRALISED_METHODS,
     decentralised_groups,
     graph_of,
     image_shape,
 )
-from experiments.encoded import ENCODED
-from experiments.messages import choice
-from experiments.networks import MODELS, narrowed
-from experiments.parties import extra_shape, network_of, party_groups, party_shapes, public_of
-from experiments.text import TEXT, TEXT_MODELS
-from fedcodist.algorithms.graph.graphs import over_time
-from fedcodist.algorithms.parties.party import party_names
+from fedcodist.config.networks import MODELS, narrowed
+from fedcodist.config.party_methods import (
+    extra_shape,
+    network_of,
+    party_groups,
+    party_shapes,
+    public_of,
+)
 from fedcodist.core.model import variable_shapes
 from fedcodist.data.vocabulary import PAD
 

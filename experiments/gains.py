@@ -3,7 +3,7 @@
     python -m experiments.gains runs/digits_fed_md [--plot figure_2.png]
 
 Before is the end of private training, the bound that of training on all parties' examples
-(`experiments.phases`).
+(`fedcodist.config.phases`).
 """
 
 import argparse

@@ -19,9 +19,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from ml_collections import ConfigDict
 
-from experiments.methods import DECENTRALISED
 from experiments.metric_kinds import decimal
 from experiments.report.plots import COLOURS, INSTALL_PLOTS, MARKERS, as_written
+from fedcodist.config.registry import DECENTRALISED
 
 
 class Heads(NamedTuple):
@@ -50,17 +50,17 @@ class Heads(NamedTuple):
 
 
 def read_heads(folder: Path) -> Heads:
-    """Reads a finished run of a method of `experiments.decentralised`.
+    """Reads a finished run of a method of `fedcodist.config.graph_methods`.
 
     Raises:
       ValueError: one line; the folder holds no such run.
     """
     # They import JAX, which a mistyped option should not wait for.
-    from experiments.data import load_data
-    from experiments.decentralised import decentralised_groups, graph_of
-    from experiments.division import divided
     from fedcodist.algorithms.graph import graphs
     from fedcodist.algorithms.parties.party import party_names
+    from fedcodist.config.data import load_data
+    from fedcodist.config.division import divided
+    from fedcodist.config.graph_methods import decentralised_groups, graph_of
     from fedcodist.datasets.primary_labels import accuracy_on_labels, label_frequencies
     from fedcodist.models.multi_headed import accuracy_name
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from absl import flags
 from ml_collections import ConfigDict, config_flags
 
-from experiments import command
+from fedcodist.config import command_line
 from fedcodist.run import compilation_cache, launch
 
 if TYPE_CHECKING:
@@ -52,14 +52,14 @@ def main(arguments: list[str]) -> int:
         print(f"{__doc__}\n{flags.FLAGS.module_help(__name__)}")
         return 0
     try:
-        command.parse(arguments, flags.FLAGS, required=("config", "workdir"))
+        command_line.parse(arguments, flags.FLAGS, required=("config", "workdir"))
         if "name" not in _CONFIG.value:
             raise ValueError("the config lacks 'name'.")
         cluster = launch.check_cluster(_COORDINATOR.value, _NUM_HOSTS.value, _HOST.value)
         is_distributed = _DISTRIBUTED.value or cluster is not None
         processes = _processes(is_distributed)
-    except command.PARSE_ERRORS as error:
-        return command.refuse(error)
+    except command_line.PARSE_ERRORS as error:
+        return command_line.refuse(error)
     workdir = Path(_WORKDIR.value)
     if launch.is_child():
         # JAX is imported from here on, so that a mistyped flag is answered at once.
@@ -70,7 +70,7 @@ def main(arguments: list[str]) -> int:
                 launch.join()
             return _run()
         except launch.ClusterError as error:
-            return command.refuse(error)
+            return command_line.refuse(error)
         except RuntimeError as error:
             if not launch.is_disconnection(error):
                 raise
@@ -105,12 +105,12 @@ def _run() -> int:
     compilation_cache.cache_compilations()
     import jax
 
-    from experiments.assembly import build_experiment, with_chunk_size
-    from experiments.data import load_data
-    from experiments.division import divided
-    from experiments.messages import as_settings
-    from experiments.methods import run_title
-    from experiments.phases import check_phases, run_phases
+    from fedcodist.config.config_errors import as_settings
+    from fedcodist.config.data import load_data
+    from fedcodist.config.division import divided
+    from fedcodist.config.experiment import build_experiment, with_chunk_size
+    from fedcodist.config.phases import check_phases, run_phases
+    from fedcodist.config.registry import run_title
     from fedcodist.run.checkpoint import CheckpointError
     from fedcodist.run.experiment import TrainingDiverged, check_experiment, run_experiment
     from fedcodist.run.profile import check_folder, tracing
@@ -118,7 +118,7 @@ def _run() -> int:
 
     config, workdir = _CONFIG.value, Path(_WORKDIR.value)
     is_first = jax.process_index() == 0
-    command.show_warnings(is_first)
+    command_line.show_warnings(is_first)
     try:
         if _PROFILE.value is not None:
             check_folder(_PROFILE.value)
@@ -135,9 +135,9 @@ def _run() -> int:
         for note in experiment.algorithm.notes if is_first else ():
             print(note, flush=True)
     except Exception as error:
-        if not command.is_mistake(error):
+        if not command_line.is_mistake(error):
             raise
-        return command.refuse(error)
+        return command_line.refuse(error)
     plan = {
         "processes": jax.process_count(),
         "devices": jax.device_count(),
@@ -164,12 +164,12 @@ def _run() -> int:
                 name=run_title(config.to_dict()),
             )
     except (TrainingDiverged, CheckpointError, RunFolderError) as error:
-        return command.refuse(error)
+        return command_line.refuse(error)
     if is_first:
         try:
             save_models(workdir, outcome, config.seed)
         except OSError as error:
-            return command.refuse(error)
+            return command_line.refuse(error)
         print(f"run folder: {workdir}")
     return 0
 

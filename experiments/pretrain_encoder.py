@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from experiments import command
+from fedcodist.config import command_line
 from fedcodist.run import compilation_cache
 
 if TYPE_CHECKING:
@@ -52,22 +52,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         experiment = _experiment(settings)
     except Exception as error:
-        if not command.is_mistake(error):
+        if not command_line.is_mistake(error):
             raise
-        return command.refuse(error)
+        return command_line.refuse(error)
     config = {name: str(value) for name, value in vars(settings).items() if name != "output"}
     try:
         outcome = run_experiment(
             experiment, settings.workdir, config={"name": "pretrain_encoder", **config}
         )
     except (TrainingDiverged, CheckpointError, RunFolderError) as error:
-        return command.refuse(error)
+        return command_line.refuse(error)
     (variables,) = outcome.variables.values()
     params = jax.tree.map(lambda leaf: leaf[0], variables.params["encoder"])
     try:
         save_encoder(settings.output, params, {"heads": str(settings.heads)})
     except OSError as error:
-        return command.refuse(error)
+        return command_line.refuse(error)
     print(f"encoder: {settings.output}")
     return 0
 

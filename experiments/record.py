@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.heads import recorded_heads
-from experiments.methods import WITHOUT_UNLABELLED
+from fedcodist.config.registry import WITHOUT_UNLABELLED
 
 MOST_POINTS = 61  # every 25 of 1,500 rounds, the codistillations among them
 # What makes two records of one name two runs.

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from experiments import command
+from fedcodist.config import command_line
 from fedcodist.core.checks import check_integer, check_number
 
 MAIN = 0
@@ -46,7 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         both = [schedule(*times, overlapped, options.at_once) for overlapped in (False, True)]
     except ValueError as error:
-        return command.refuse(error)
+        return command_line.refuse(error)
     for name, tasks in zip(("in sequence", "overlapped"), both, strict=True):
         print(f"{name}, the first three rounds:\n{timeline([t for t in tasks if t.round < 3])}\n")
     sequence, overlapped = (duration(tasks) for tasks in both)

@@ -19,8 +19,8 @@ from typing import Any, NamedTuple
 
 from ml_collections import ConfigDict
 
-from experiments.command import nearest_name
-from experiments.methods import CODISTILLATION
+from fedcodist.config.command_line import nearest_name
+from fedcodist.config.registry import CODISTILLATION
 
 
 class Dimension(NamedTuple):

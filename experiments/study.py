@@ -23,9 +23,9 @@ import sqlalchemy.exc
 from optuna.distributions import FloatDistribution
 from optuna.trial import FrozenTrial, TrialState
 
-from experiments.methods import BASELINE
 from experiments.record import thin
 from experiments.search_space import Space
+from fedcodist.config.registry import BASELINE
 from fedcodist.run.commit import running_commit
 
 ERRORS = (optuna.exceptions.OptunaError, sqlalchemy.exc.SQLAlchemyError, OSError)

@@ -21,8 +21,8 @@ from typing import Any
 from absl import flags
 from ml_collections import config_flags
 
-from experiments import command
-from experiments.config_file import config_of, load_config_file, runs_of
+from fedcodist.config import command_line
+from fedcodist.config.config_file import config_of, load_config_file, runs_of
 from fedcodist.core.checks import check_integer
 from fedcodist.run import children, launch
 
@@ -56,8 +56,8 @@ def main(arguments: Sequence[str]) -> int:
             config = config_of(module, f"{settings.config}:{run}", run)
             _check_settings(settings.config, run, others)
             configs[run] = config.to_json_best_effort()
-    except command.PARSE_ERRORS as error:
-        return command.refuse(error)
+    except command_line.PARSE_ERRORS as error:
+        return command_line.refuse(error)
     if settings.list:
         print("\n".join(runs))
         return 0
@@ -94,7 +94,7 @@ def _check_settings(path: str, run: str, others: Sequence[str]) -> None:
     values = flags.FlagValues()
     config_flags.DEFINE_config_file("config", flag_values=values, sys_argv=arguments)
     try:
-        command.parse(arguments, values, required=("config",))
+        command_line.parse(arguments, values, required=("config",))
     except (ValueError, TypeError) as error:
         raise ValueError(f"run {run!r}: {error}") from None
 

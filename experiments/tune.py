@@ -31,7 +31,8 @@ from typing import Any
 from absl import flags
 from ml_collections import ConfigDict, config_flags
 
-from experiments import command, search_space
+from experiments import search_space
+from fedcodist.config import command_line
 from fedcodist.core.checks import LARGEST_INTEGER, check_integer
 from fedcodist.run import children, compilation_cache, launch
 
@@ -50,12 +51,12 @@ def main(arguments: list[str]) -> int:
         print(f"{__doc__}\n{values.get_help()}")
         return 0
     try:
-        command.parse(arguments, values, required=("study", "storage"))
+        command_line.parse(arguments, values, required=("study", "storage"))
         _check(values)
         if values.summary:
             return _summarise(values)
-    except command.PARSE_ERRORS as error:
-        return command.refuse(error)
+    except command_line.PARSE_ERRORS as error:
+        return command_line.refuse(error)
     if launch.is_child():
         return _work(values)
     processes = values.processes or launch.default_processes()
@@ -162,7 +163,7 @@ def _conclude(values: flags.FlagValues) -> int:
         if values.output:
             _write(values.output, studies.summary(study))
     except (ValueError, *studies.ERRORS) as error:
-        return command.refuse(error)
+        return command_line.refuse(error)
     if best is None:
         print("no trial finished: all were pruned.")
         return 0
@@ -179,7 +180,7 @@ def _summarise(values: flags.FlagValues) -> int:
         summary = studies.summary(studies.load_study(Path(values.storage), values.study))
         _write(values.output, summary)
     except (ValueError, *studies.ERRORS) as error:
-        return command.refuse(error)
+        return command_line.refuse(error)
     return 0
 
 
@@ -204,7 +205,7 @@ def _work(values: flags.FlagValues) -> int:
     compilation_cache.cache_compilations()
     from experiments import study as studies
 
-    command.show_warnings(rank == 0)
+    command_line.show_warnings(rank == 0)
     config = values.config
     try:
         if values.output:
@@ -226,9 +227,9 @@ def _work(values: flags.FlagValues) -> int:
         worker = studies.Worker(plan.storage)
         study = studies.open_study(plan, worker)
     except Exception as error:
-        if not command.is_mistake(error) and not isinstance(error, studies.ERRORS):
+        if not command_line.is_mistake(error) and not isinstance(error, studies.ERRORS):
             raise
-        return command.refuse(error)
+        return command_line.refuse(error)
     if rank == 0:
         if missing := sorted(set(space) - set(plan.first)):
             print(
@@ -252,11 +253,11 @@ def held_out_experiment(config: ConfigDict):
       (Experiment, hyper_of): a trial's config -> its algorithm's traced floats. Data are loaded once,
       as all trials have the same.
     """
-    from experiments.algorithms import build_algorithm
-    from experiments.assembly import build_experiment
-    from experiments.data import load_data
-    from experiments.division import divided
-    from experiments.messages import as_settings
+    from fedcodist.config.config_errors import as_settings
+    from fedcodist.config.data import load_data
+    from fedcodist.config.division import divided
+    from fedcodist.config.experiment import build_experiment
+    from fedcodist.config.server_methods import build_algorithm
     from fedcodist.run.experiment import check_experiment
 
     with as_settings(config):

@@ -10,7 +10,7 @@ examples for the large model. A smaller set lies inside every larger one.
 from ml_collections import ConfigDict
 
 from experiments.configs import cifar100_table1
-from experiments.methods import CODISTILLATION
+from fedcodist.config.registry import CODISTILLATION
 
 IMAGES = (600, 1250, 2500, 5000)  # all 13,500 are Table 1's runs
 

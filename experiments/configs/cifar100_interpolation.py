@@ -10,7 +10,7 @@ The codistillation paper tunes it between 0.001 and 0.5 and does not show its ef
 from ml_collections import ConfigDict
 
 from experiments.configs import cifar100_table1
-from experiments.methods import CODISTILLATION
+from fedcodist.config.registry import CODISTILLATION
 
 INTERPOLATIONS = ("0", "0.05", "0.2", "0.5", "0.8")
 

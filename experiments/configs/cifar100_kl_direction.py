@@ -9,7 +9,7 @@ The codistillation paper names the divergence, not its direction. A run is "meth
 from ml_collections import ConfigDict
 
 from experiments.configs import cifar100_table1
-from experiments.methods import CODISTILLATION
+from fedcodist.config.registry import CODISTILLATION
 
 DIRECTIONS = ("forward", "reverse")  # KL(target || student), KL(student || target)
 

@@ -21,7 +21,7 @@ The data come from `datasets/cifar100/prepare.py` and, for out-of-domain images,
 
 from ml_collections import ConfigDict, config_dict
 
-from experiments.methods import METHODS
+from fedcodist.config.registry import METHODS
 
 # Share of the 315 clients, 100 images each, that are able to train the large model.
 FRACTIONS = {"3100": 0.10, "4700": 0.15, "6300": 0.20}

@@ -10,7 +10,7 @@ Table 1's was chosen in short trials, before the large model is too sure of its 
 from ml_collections import ConfigDict
 
 from experiments.configs import cifar100_table1
-from experiments.methods import CODISTILLATION
+from fedcodist.config.registry import CODISTILLATION
 
 TEMPERATURES = ("1", "2", "4")
 

@@ -17,7 +17,7 @@ learning rate is not searched.
 from ml_collections import ConfigDict
 
 from experiments.configs import cifar100_table1
-from experiments.methods import METHODS
+from fedcodist.config.registry import METHODS
 
 STUDIES = ("large_model", *METHODS)
 

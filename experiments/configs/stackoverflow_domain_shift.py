@@ -19,7 +19,7 @@ on these data.
 from ml_collections import ConfigDict
 
 from experiments.configs import text_domain_shift
-from experiments.methods import METHODS
+from fedcodist.config.registry import METHODS
 
 
 def get_runs() -> list[str]:

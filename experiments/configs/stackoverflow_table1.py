@@ -19,7 +19,7 @@ how. Learning rates are those of text_domain_shift.py, not tuned on these data.
 from ml_collections import ConfigDict, config_dict
 
 from experiments.configs import text_domain_shift
-from experiments.methods import METHODS
+from fedcodist.config.registry import METHODS
 
 # Share of the users; 2 % are the paper's 684.
 FRACTIONS = {"143k": 0.01, "296k": 0.02, "612k": 0.04}

@@ -23,7 +23,7 @@ hundred users know 4,000 words. Learning rates are ours, of four pairs that were
 
 from ml_collections import ConfigDict, config_dict
 
-from experiments.methods import METHODS
+from fedcodist.config.registry import METHODS
 
 # Domains of the small and of the large model.
 TEXTS = {"python_source": ("prose", "code"), "stackexchange": ("answers", "questions")}

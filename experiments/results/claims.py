@@ -2,10 +2,10 @@
 
 from typing import NamedTuple
 
-from experiments.methods import BASELINE, CODISTILLATION, METHOD_NAMES
 from experiments.results.paper_numbers import MODELS, POOL_SIZES, run_name
 from experiments.results.records import FIGURE_4, TABLE_1
 from experiments.results.settings import OWN, UNLABELLED
+from fedcodist.config.registry import BASELINE, CODISTILLATION, METHOD_NAMES
 
 FEW_IMAGES = 600
 UNLABELLED_NAMES = {"in_domain": "in-domain", "cifar10": "CIFAR-10"}

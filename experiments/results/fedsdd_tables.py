@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from experiments.methods import METHOD_NAMES
 from experiments.results.claims import Term
 from experiments.results.paper_numbers import SDD_ALPHAS, SDD_COLUMNS
+from fedcodist.config.registry import METHOD_NAMES
 
 SCALED = "fedsdd_scaled"
 TASK_NAMES = {"cifar10": "CIFAR-10", "cifar100": "CIFAR-100"}

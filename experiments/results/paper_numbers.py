@@ -7,7 +7,7 @@ figure 4 has no numbers. FedSDD's are means and standard deviations over three s
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from experiments.methods import BASELINE
+from fedcodist.config.registry import BASELINE
 
 MODELS = ("small", "large")
 # Examples of the clients that can train the large model.

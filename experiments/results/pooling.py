@@ -5,9 +5,9 @@ import statistics
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
-from experiments.methods import BASELINE
 from experiments.results.records import TABLE_1, Record
 from experiments.results.settings import method_of, read_by_fed_avg, settings
+from fedcodist.config.registry import BASELINE
 
 
 class Sample(NamedTuple):

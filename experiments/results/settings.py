@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
-from experiments.methods import BASELINE, WITHOUT_UNLABELLED
 from experiments.results.paper_numbers import MODELS
 from experiments.results.records import Record
+from fedcodist.config.registry import BASELINE, WITHOUT_UNLABELLED
 
 Settings = dict[str, Any]
 

@@ -9,7 +9,6 @@ import optax
 import pytest
 
 import fedcodist as fc
-from experiments.assembly import build_experiment
 from experiments.configs import (
     ade_fed_kd,
     cifar100_mhd,
@@ -27,6 +26,7 @@ from fedcodist.algorithms.clients.fed_kd_losses import (
 from fedcodist.algorithms.graph import graphs
 from fedcodist.algorithms.graph import multi_headed_distillation as mhd
 from fedcodist.compression.spectra import spectra
+from fedcodist.config.experiment import build_experiment
 from fedcodist.core.inputs import ClientData
 from fedcodist.core.layer_outputs import LayerOutputs
 from fedcodist.core.model import Model, Variables, cross_entropy
@@ -144,7 +144,7 @@ def test_mhd_s_flags_are_reachable_from_configs(monkeypatch):
         seen["distillation"] = arguments[5]
         return real(*arguments, **named)
 
-    monkeypatch.setattr("experiments.decentralised.multi_headed_distillation", noted)
+    monkeypatch.setattr("fedcodist.config.graph_methods.multi_headed_distillation", noted)
     config = digits_mhd.get_config()
     build_experiment(config)
     assert (seen["distillation"].reaches_backbone, seen["distillation"].updates_statistics) == (
@@ -236,7 +236,7 @@ def test_fed_kd_s_configs_state_all_settings_of_its_losses(module):
 
 def test_fed_kd_s_losses_are_reachable_from_configs(monkeypatch):
     found = {}
-    client_methods = importlib.import_module("experiments.client_methods")
+    client_methods = importlib.import_module("fedcodist.config.client_methods")
     real = client_methods.fed_kd
 
     def noted(*arguments):

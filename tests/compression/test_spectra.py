@@ -8,13 +8,13 @@ import numpy as np
 import optax
 import pytest
 
-from experiments.assembly import build_experiment
 from experiments.configs import digits_fed_kd
 from fedcodist.algorithms.clients.fed_avg import FedAvgHyper, fed_avg
 from fedcodist.algorithms.pools.pool import Pool, independent_pools
 from fedcodist.compression.compressed import compressed
 from fedcodist.compression.spectra import spectra
 from fedcodist.compression.svd import svd
+from fedcodist.config.experiment import build_experiment
 from fedcodist.core.local_training import LocalTraining
 from fedcodist.core.model import Model, Variables, cross_entropy
 from fedcodist.data.federated_data import FederatedData

@@ -21,8 +21,8 @@ def main() -> None:
     os.environ |= {launch.RANK: "0", launch.COUNT: "1"}
     import sklearn.datasets
 
-    import experiments.assembly
     import experiments.main
+    import fedcodist.config.experiment
     import fedcodist.run.experiment
     import fedcodist.run.export
 

@@ -10,9 +10,6 @@ import numpy as np
 import pytest
 from ml_collections import config_dict
 
-from experiments import algorithms, client_methods, networks, optimizers
-from experiments import data as reading
-from experiments.assembly import build_experiment
 from experiments.configs import (
     digits_codist,
     digits_compression,
@@ -20,8 +17,11 @@ from experiments.configs import (
     digits_mhd,
     digits_parties,
 )
-from experiments.methods import METHOD_NAMES
-from experiments.normalisation import CIFAR_DEVIATION, CIFAR_MEAN
+from fedcodist.config import client_methods, networks, optimizers, server_methods
+from fedcodist.config import data as reading
+from fedcodist.config.experiment import build_experiment
+from fedcodist.config.normalisation import CIFAR_DEVIATION, CIFAR_MEAN
+from fedcodist.config.registry import METHOD_NAMES
 from fedcodist.core.model import parameter_count
 from fedcodist.data.federated_data import FederatedData
 from fedcodist.data.prepared import load_prepared, save_prepared
@@ -80,7 +80,7 @@ def test_rows_that_a_method_reads_are_counted_before(config):
 def test_ensembles_average_logits_and_text_has_none(method):
     data = SimpleNamespace(text="sentences")
     with pytest.raises(ValueError, match=r"algorithm\.name must be .* for text") as error:
-        algorithms.ALGORITHMS[method](digits_methods.get_config(method), data)
+        server_methods.ALGORITHMS[method](digits_methods.get_config(method), data)
     assert "\n" not in str(error.value)
 
 
@@ -95,7 +95,8 @@ def test_methods_that_need_logits_or_layers_are_not_for_text(method):
 
 def test_every_method_has_a_name_in_tables():
     assert (
-        algorithms.ALGORITHMS.keys() | client_methods.CLIENT_METHODS.keys() <= METHOD_NAMES.keys()
+        server_methods.ALGORITHMS.keys() | client_methods.CLIENT_METHODS.keys()
+        <= METHOD_NAMES.keys()
     )
 
 
@@ -103,7 +104,7 @@ def test_how_configs_say_that_students_are_taught():
     config = digits_codist.get_config()
     data = reading.load_data(config.data)
     config.algorithm.update(flip=True, mixup_beta=0.5, direction="reverse", steps=3, batch_size=5)
-    found = algorithms._distillation(config, data)
+    found = server_methods._distillation(config, data)
     assert (found.mixup_beta, found.direction, found.steps, found.batch_size) == (
         0.5,
         "reverse",
@@ -191,7 +192,7 @@ def test_an_alpha_for_each_pool():
     [("constant", 0.4, 0.4), ("linear_to_one", 0.4, 0.7), ("linear_to_zero", 0.4, 0.2)],
 )
 def test_alpha_schedules(name, first, middle):
-    schedule = algorithms._alpha_schedule(name, rounds=10)
+    schedule = server_methods._alpha_schedule(name, rounds=10)
     assert float(schedule(0.4, jnp.int32(0))) == pytest.approx(first)
     assert float(schedule(0.4, jnp.int32(5))) == pytest.approx(middle)
 

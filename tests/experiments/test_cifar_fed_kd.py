@@ -8,9 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from experiments import networks, sweep
-from experiments.assembly import build_experiment
+from experiments import sweep
 from experiments.configs import cifar_fed_kd
+from fedcodist.config import networks
+from fedcodist.config.experiment import build_experiment
 from fedcodist.core.communication import tree_bytes
 from fedcodist.core.model import parameter_count
 from fedcodist.data.federated_data import FederatedData

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from experiments.classes import SOURCES, number_of_classes
+from fedcodist.config.classes import SOURCES, number_of_classes
 from fedcodist.data.federated_data import FederatedData
 from fedcodist.data.prepared import save_prepared
 

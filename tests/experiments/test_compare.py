@@ -12,7 +12,7 @@ from experiments import compare
 from experiments.compare import ALL_PARTIES, Entry, budget, difference, ranked, read_run, table
 from experiments.configs import digits_methods, digits_parties
 from experiments.flops import LEARNING, forward_flops_of
-from experiments.networks import MODELS
+from fedcodist.config.networks import MODELS
 
 CONFIG = "experiments/configs/digits_methods.py"
 

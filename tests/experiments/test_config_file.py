@@ -4,7 +4,8 @@ import pytest
 from absl import flags
 from ml_collections import config_flags
 
-from experiments import command, compare, sweep, tune
+from experiments import compare, sweep, tune
+from fedcodist.config import command_line
 
 HEAD = """\
 from ml_collections import ConfigDict
@@ -51,9 +52,9 @@ def parse(arguments):
     values = flags.FlagValues()
     config_flags.DEFINE_config_file("config", flag_values=values, sys_argv=["main", arguments[0]])
     try:
-        command.parse(["main", arguments[0]], values, required=("config",))
-    except command.PARSE_ERRORS as error:
-        return command.refuse(error)
+        command_line.parse(["main", arguments[0]], values, required=("config",))
+    except command_line.PARSE_ERRORS as error:
+        return command_line.refuse(error)
     return 0
 
 

@@ -9,15 +9,16 @@ import numpy as np
 import pytest
 from ml_collections import ConfigDict
 
-from experiments import compare, decentralised, heads, sweep
-from experiments.assembly import build_experiment
+from experiments import compare, heads, sweep
 from experiments.configs import cifar100_mhd, cifar_fed_md_small, cifar_mhd_fed_md, digits_mhd
-from experiments.data import load_data
-from experiments.decentralised import BACKBONES, DECENTRALISED_METHODS, graph_of
 from experiments.flops import flops_of_parties
-from experiments.methods import DECENTRALISED, METHOD_NAMES
 from fedcodist.algorithms.graph import graphs
 from fedcodist.algorithms.parties.local_only import SHARED
+from fedcodist.config import graph_methods
+from fedcodist.config.data import load_data
+from fedcodist.config.experiment import build_experiment
+from fedcodist.config.graph_methods import BACKBONES, DECENTRALISED_METHODS, graph_of
+from fedcodist.config.registry import DECENTRALISED, METHOD_NAMES
 from fedcodist.data.federated_data import FederatedData
 from fedcodist.data.prepared import save_prepared
 from fedcodist.datasets.primary_labels import label_frequencies
@@ -263,8 +264,8 @@ def test_what_checkpoints_take_is_told_before_a_run_and_refused(tmp_path: Path, 
     assert said < done.stdout.index("run folder: ")
     shared = []
     available = lambda distillation, here: shared.append(here) or 2 * 10**6
-    monkeypatch.setattr(decentralised, "memory_for_checkpoints", available)
-    monkeypatch.setattr(decentralised.launch, "processes_here", lambda: 3)
+    monkeypatch.setattr(graph_methods, "memory_for_checkpoints", available)
+    monkeypatch.setattr(graph_methods.launch, "processes_here", lambda: 3)
     notes = build_experiment(digits(seeds=2)).algorithm.notes
     assert len(notes) == 1 and notes[0].endswith(", for each of 2 seeds")
     with pytest.raises(ValueError, match=r"pool_size: .* may take .* or fewer seeds") as caught:
@@ -334,12 +335,12 @@ def test_pooled_examples_must_not_be_counted_twice():
 
 def test_public_examples_of_other_classes_are_no_part_of_the_pooled_ones():
     with_public = load_data(digits().data)
-    assert len(decentralised.pooled_examples(with_public)["label"]) == (
+    assert len(graph_methods.pooled_examples(with_public)["label"]) == (
         with_public.splits["train"].num_examples + len(with_public.unlabelled)
     )
     settings = ConfigDict(dict(name="digits_public_private", num_parties=4, per_class=3, seed=0))
     apart = load_data(settings)
-    assert len(decentralised.pooled_examples(apart)["label"]) == apart.splits["train"].num_examples
+    assert len(graph_methods.pooled_examples(apart)["label"]) == apart.splits["train"].num_examples
 
 
 def test_the_scaled_runs_have_the_spec_s_settings():

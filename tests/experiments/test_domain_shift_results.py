@@ -5,9 +5,9 @@ import json
 import pytest
 
 from experiments.configs import text_domain_shift
-from experiments.methods import METHODS
 from experiments.results.records import load_records
 from experiments.results.sections import domain_shift as section
+from fedcodist.config.registry import METHODS
 from tests.experiments.test_results import record as write_record
 
 PROSE, CODE = text_domain_shift.TEXTS["python_source"]

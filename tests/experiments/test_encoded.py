@@ -5,11 +5,11 @@ import numpy as np
 import pytest
 
 from experiments import compare, flops
-from experiments.assembly import build_experiment
 from experiments.configs import ade_fed_kd, mind_fed_kd
-from experiments.data import load_data
-from experiments.encoded import ENCODERS
 from fedcodist.compression.compressor import named_leaves
+from fedcodist.config.data import load_data
+from fedcodist.config.data_bert import ENCODERS
+from fedcodist.config.experiment import build_experiment
 from fedcodist.core.model import parameter_count
 from fedcodist.data import load_prepared
 from fedcodist.run.experiment import check_experiment, run_experiment

@@ -6,7 +6,6 @@ import jax
 import numpy as np
 import pytest
 
-from experiments.assembly import build_experiment
 from experiments.configs import (
     digits_codist,
     digits_compression,
@@ -15,7 +14,8 @@ from experiments.configs import (
     digits_mhd,
     digits_parties,
 )
-from experiments.methods import METHOD_NAMES
+from fedcodist.config.experiment import build_experiment
+from fedcodist.config.registry import METHOD_NAMES
 from fedcodist.core.client_states import device_rows
 from fedcodist.run import programs
 from fedcodist.run.experiment import run_experiment

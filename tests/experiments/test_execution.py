@@ -4,10 +4,10 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from experiments import algorithms, assembly, execution
 from experiments.configs import digits_fed_md
 from experiments.configs.digits_codist import get_config
-from experiments.data import load_data
+from fedcodist.config import execution, experiment, server_methods
+from fedcodist.config.data import load_data
 from fedcodist.core.for_each_client import Execution
 from fedcodist.core.rematerialisation import CPU_FLAG
 from fedcodist.run import launch
@@ -23,7 +23,7 @@ def config_of(**settings):
 
 def program(config):
     """What a client of the large pool computes, as text."""
-    algorithm = assembly.build_experiment(config).algorithm
+    algorithm = experiment.build_experiment(config).algorithm
     model = algorithm.predictors["large"].model
     variables = jax.eval_shape(model.init, jax.random.key(0))
     batch = {"image": jnp.zeros((2, 8, 8, 1))}
@@ -64,7 +64,7 @@ def test_a_cpu_that_was_told_to_keep_what_is_computed_twice_is_not_warned_of(mon
 )
 def test_mistakes(settings, message):
     with pytest.raises((ValueError, TypeError), match=message):
-        assembly.build_experiment(config_of(**settings))
+        experiment.build_experiment(config_of(**settings))
 
 
 @pytest.mark.parametrize(
@@ -79,7 +79,7 @@ def test_parties_are_computed_plainly(settings, message):
     with config.unlocked():
         config.execution.update(settings)
     with pytest.raises(ValueError, match=message):
-        algorithms.build_algorithm(config, load_data(config.data))
+        server_methods.build_algorithm(config, load_data(config.data))
 
 
 def test_a_missing_setting_is_named_with_its_group():
@@ -87,7 +87,7 @@ def test_a_missing_setting_is_named_with_its_group():
     with config.unlocked():
         config.training.compression = dict(uplink="top_k", downlink="top_k")
     with pytest.raises(ValueError, match=r"the config lacks 'training\.compression\.share'"):
-        algorithms.build_algorithm(config, load_data(config.data))
+        server_methods.build_algorithm(config, load_data(config.data))
 
 
 def test_a_config_without_the_newer_settings_is_float32():
@@ -98,18 +98,18 @@ def test_a_config_without_the_newer_settings_is_float32():
 
 
 def test_one_client_after_another_is_a_chunk_of_one():
-    config, chosen = assembly.with_chunk_size(config_of(loop="scan"), None)
+    config, chosen = experiment.with_chunk_size(config_of(loop="scan"), None)
     assert chosen is None and execution.execution_of(config) == Execution("scan", 1)
 
 
 def test_a_chunk_that_is_given_stays():
     config = config_of(loop="vmap", chunk_size=4)
-    assert assembly.with_chunk_size(config, None) == (config, None)
+    assert experiment.with_chunk_size(config, None) == (config, None)
     assert execution.execution_of(config) == Execution("vmap", 4)
 
 
 def test_a_chunk_that_is_not_given_is_chosen(monkeypatch):
-    tried, built = [], assembly.build_algorithm
+    tried, built = [], experiment.build_algorithm
 
     def build(config, data):
         tried.append(execution.execution_of(config))
@@ -120,18 +120,18 @@ def test_a_chunk_that_is_not_given_is_chosen(monkeypatch):
         experiment_of(5)
         return ChunkSize(5, 1, 2)
 
-    monkeypatch.setattr(assembly, "build_algorithm", build)
-    monkeypatch.setattr(assembly, "choose_chunk_size", choose)
+    monkeypatch.setattr(experiment, "build_algorithm", build)
+    monkeypatch.setattr(experiment, "choose_chunk_size", choose)
     monkeypatch.setenv(launch.COUNT, "3")
     given = config_of(loop="vmap")
-    config, chosen = assembly.with_chunk_size(given, load_data(given.data))
+    config, chosen = experiment.with_chunk_size(given, load_data(given.data))
     assert chosen == ChunkSize(5, 1, 2) and tried[-1] == Execution("vmap", 5)
     assert (given.execution.chunk_size, config.execution.chunk_size) == (None, 5)
 
 
 def test_other_mistakes_are_told_before_a_chunk_is_chosen(monkeypatch):
-    monkeypatch.setattr(assembly, "choose_chunk_size", lambda *_: pytest.fail("it compiles"))
+    monkeypatch.setattr(experiment, "choose_chunk_size", lambda *_: pytest.fail("it compiles"))
     config = config_of(loop="vmap")
     config.evaluation.checkpoint_every = 7
     with pytest.raises(ValueError, match="checkpoint_every must be a multiple"):
-        assembly.build_experiment(config)
+        experiment.build_experiment(config)

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 from experiments import compare
-from experiments.assembly import build_experiment
 from experiments.compare import read_run
-from experiments.compression import COMPRESSORS
 from experiments.configs import cifar_fed_kd, digits_fed_kd
 from experiments.flops import LEARNING, flops_of_run, forward_flops_of
-from experiments.networks import MODELS
+from fedcodist.config.compression import COMPRESSORS
+from fedcodist.config.experiment import build_experiment
+from fedcodist.config.networks import MODELS
 from fedcodist.core.communication import tree_bytes
 from fedcodist.run.experiment import run_experiment
 

@@ -5,10 +5,11 @@ import json
 import numpy as np
 import pytest
 
-from experiments import gains, phases, record
+from experiments import gains, record
 from experiments.configs import cifar_fed_md_small
 from experiments.results.records import load_records
 from experiments.results.sections import fed_md as section
+from fedcodist.config import phases
 from tests.experiments.test_results import record as write_record
 
 

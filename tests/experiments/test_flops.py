@@ -7,9 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from experiments import algorithms, client_methods, flops, networks
-from experiments import parties as party_methods
-from experiments.algorithms import build_algorithm
+from experiments import flops
 from experiments.configs import (
     digits_codist,
     digits_compression,
@@ -17,8 +15,6 @@ from experiments.configs import (
     digits_mhd,
     digits_parties,
 )
-from experiments.data import load_data
-from experiments.decentralised import DECENTRALISED_METHODS
 from experiments.flops import (
     LEARNING,
     SERVERS,
@@ -28,9 +24,14 @@ from experiments.flops import (
     forward_flops,
     forward_flops_of,
 )
-from experiments.networks import MODELS
-from experiments.parties import PARTY_METHODS
 from fedcodist.algorithms.parties.party import PUBLIC
+from fedcodist.config import client_methods, networks, server_methods
+from fedcodist.config import party_methods as party_methods
+from fedcodist.config.data import load_data
+from fedcodist.config.graph_methods import DECENTRALISED_METHODS
+from fedcodist.config.networks import MODELS
+from fedcodist.config.party_methods import PARTY_METHODS
+from fedcodist.config.server_methods import build_algorithm
 from fedcodist.run.sources import resident_data
 from fedcodist.text import lstm, transformer
 from fedcodist.text.next_token import language_model
@@ -168,7 +169,7 @@ def test_runs_compute_what_is_counted(name, monkeypatch):
     """Every evaluation of a network reports how many examples it saw, and whether it learned."""
     config = CONFIGS[name]()
     config.rounds, config.training.epochs = ROUNDS, 2
-    seen = count_examples(monkeypatch, algorithms, networks)
+    seen = count_examples(monkeypatch, server_methods, networks)
     data = load_data(config.data)
     algorithm = build_algorithm(config, data)
     rows = {"unlabelled": {"image": data.unlabelled}}
@@ -279,7 +280,7 @@ def test_parties_compute_what_is_counted(name, monkeypatch):
 
 def test_every_algorithm_has_a_count():
     counted = SERVERS.keys() | PARTY_METHODS.keys() | DECENTRALISED_METHODS.keys()
-    assert counted == algorithms.ALGORITHMS.keys()
+    assert counted == server_methods.ALGORITHMS.keys()
     assert set(flops.CLIENT_METHODS_COUNTED) == client_methods.CLIENT_METHODS.keys()
     config = digits_methods.get_config("fed_avg")
     config.training.method = "another_method"

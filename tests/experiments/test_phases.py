@@ -9,9 +9,7 @@ import jax
 import numpy as np
 import pytest
 
-from experiments import gains, phases, public_data
-from experiments import parties as party_methods
-from experiments.assembly import build_experiment
+from experiments import gains
 from experiments.configs import (
     cifar_fed_md,
     cifar_fed_md_small,
@@ -19,9 +17,12 @@ from experiments.configs import (
     digits_parties,
     emnist_fed_md,
 )
-from experiments.data import load_data
-from experiments.parties import party_groups, party_shapes
 from fedcodist.algorithms.parties import local_only, party
+from fedcodist.config import data_parties, phases
+from fedcodist.config import party_methods as party_methods
+from fedcodist.config.data import load_data
+from fedcodist.config.experiment import build_experiment
+from fedcodist.config.party_methods import party_groups, party_shapes
 from fedcodist.core.local_training import LocalTraining
 from fedcodist.data.federated_data import FederatedData
 from fedcodist.data.prepared import save_prepared
@@ -515,14 +516,14 @@ def test_faithful_early_stopping_is_in_the_names():
 
 def test_labels_outside_the_joint_space_are_one_line(monkeypatch):
     """A party whose public classes differ, as data of `data.name` would bring it in."""
-    known = public_data.PUBLIC_PRIVATE["digits_public_private"]
+    known = data_parties.PUBLIC_PRIVATE["digits_public_private"]
 
     def others(settings):
         found = known(settings)
         found.public.columns["label"][3] = 7
         return found
 
-    monkeypatch.setitem(public_data.PUBLIC_PRIVATE, "digits_public_private", others)
+    monkeypatch.setitem(data_parties.PUBLIC_PRIVATE, "digits_public_private", others)
     with pytest.raises(ValueError, match="public labels must be 0 to 5 of the joint label space"):
         build_experiment(small_config())
 

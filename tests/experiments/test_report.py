@@ -14,9 +14,9 @@ import pytest
 from rich.console import Console
 
 from experiments import costs, report
-from experiments.methods import METHOD_NAMES, run_title
 from experiments.report import collection as collection_lib
 from experiments.report import plots, result_table
+from fedcodist.config.registry import METHOD_NAMES, run_title
 
 ROOT = Path(report.__file__).resolve().parents[2]
 PARAMETERS = {"small": 5_000, "large": 20_000}

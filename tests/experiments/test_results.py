@@ -20,9 +20,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from experiments.assembly import build_experiment
 from experiments.configs import cifar100_large_model, cifar100_table1, digits_codist
-from experiments.methods import CODISTILLATION, METHODS
 from experiments.results import document as results
 from experiments.results import figures, paper_numbers, pooling, records
 from experiments.results.claims import claims, gain
@@ -32,6 +30,8 @@ from experiments.results.intervals import contrast
 from experiments.results.paper_numbers import MODELS, run_name
 from experiments.results.records import FIGURE_4
 from experiments.results.settings import OWN, UNREAD, flat, settings, without
+from fedcodist.config.experiment import build_experiment
+from fedcodist.config.registry import CODISTILLATION, METHODS
 
 ROOT = Path(results.__file__).resolve().parents[2]
 TABLE = "cifar100_table1"

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from ml_collections import ConfigDict
 
-from experiments.messages import as_settings
-from experiments.settings import ALLOWED, check_settings
+from fedcodist.config.config_errors import as_settings
+from fedcodist.config.settings import ALLOWED, check_settings
 from fedcodist.core.checks import check_boolean, check_text
 
 CONFIGS = sorted(path.stem for path in Path("experiments/configs").glob("*.py"))

@@ -6,11 +6,11 @@ import jax
 import numpy as np
 import pytest
 
-from experiments import text
-from experiments.algorithms import build_algorithm
-from experiments.assembly import build_experiment
 from experiments.configs import stackoverflow_domain_shift, stackoverflow_table1
-from experiments.data import load_data
+from fedcodist.config import data_text
+from fedcodist.config.data import load_data
+from fedcodist.config.experiment import build_experiment
+from fedcodist.config.server_methods import build_algorithm
 from fedcodist.data import FederatedData, load_prepared, save_prepared, text_splits
 from fedcodist.run.experiment import check_experiment, run_experiment
 from fedcodist.text import lstm
@@ -46,7 +46,7 @@ def folders(tmp_path_factory):
 def tiny_networks(monkeypatch):
     for name in ("lstm_small", "lstm_large"):
         create = lambda size: lstm.LSTMLanguageModel(size, 4, 3, 1)
-        monkeypatch.setitem(text.TEXT_MODELS, name, create)
+        monkeypatch.setitem(data_text.TEXT_MODELS, name, create)
 
 
 def small(config, folders):

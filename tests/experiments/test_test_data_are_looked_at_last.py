@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 from experiments import gains, heads
-from experiments.assembly import build_experiment
 from experiments.configs import (
     digits_codist,
     digits_compression,
@@ -22,11 +21,12 @@ from experiments.configs import (
     digits_parties,
     text_domain_shift,
 )
-from experiments.data import load_data
-from experiments.division import divided
-from experiments.phases import phase_experiment
 from experiments.report.collection import collect
 from experiments.tune import held_out_experiment
+from fedcodist.config.data import load_data
+from fedcodist.config.division import divided
+from fedcodist.config.experiment import build_experiment
+from fedcodist.config.phases import phase_experiment
 from fedcodist.datasets.public_private import digits_public_private
 
 ROOT = Path(__file__).parents[2]

@@ -11,14 +11,14 @@ import pytest
 from ml_collections import ConfigDict
 
 from experiments import compare, domains
-from experiments.algorithms import build_algorithm
-from experiments.assembly import _around_codistillations, build_experiment
 from experiments.configs import text_domain_shift
-from experiments.data import load_data
 from experiments.flops import flops_of_run
-from experiments.methods import METHOD_NAMES, METHODS
 from experiments.report.runs import Run, Series, load_run
-from experiments.text import TEXT
+from fedcodist.config.data import load_data
+from fedcodist.config.data_text import TEXT
+from fedcodist.config.experiment import _around_codistillations, build_experiment
+from fedcodist.config.registry import METHOD_NAMES, METHODS
+from fedcodist.config.server_methods import build_algorithm
 from fedcodist.data import save_prepared, text_splits
 from fedcodist.data.vocabulary import EOS, PAD
 from fedcodist.run.experiment import run_experiment
@@ -57,13 +57,13 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def tiny_networks(monkeypatch):
-    from experiments import text
+    from fedcodist.config import data_text
 
     monkeypatch.setitem(
-        text.TEXT_MODELS, "lstm_small", lambda size: lstm.LSTMLanguageModel(size, 4, 3, 1)
+        data_text.TEXT_MODELS, "lstm_small", lambda size: lstm.LSTMLanguageModel(size, 4, 3, 1)
     )
     monkeypatch.setitem(
-        text.TEXT_MODELS, "lstm_large", lambda size: lstm.LSTMLanguageModel(size, 6, 5, 1)
+        data_text.TEXT_MODELS, "lstm_large", lambda size: lstm.LSTMLanguageModel(size, 6, 5, 1)
     )
 
 

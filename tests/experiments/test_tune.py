@@ -23,10 +23,11 @@ import sqlalchemy
 from optuna.trial import TrialState
 
 import fedcodist.run.experiment
-from experiments import command, networks, search_space, study, tune
-from experiments import data as reading
-from experiments.assembly import build_experiment
+from experiments import search_space, study, tune
 from experiments.search_space import check_effects, overrides, own_values, with_values
+from fedcodist.config import command_line, networks
+from fedcodist.config import data as reading
+from fedcodist.config.experiment import build_experiment
 from fedcodist.run import launch, programs
 from fedcodist.run.experiment import TrainingDiverged, run_experiment
 
@@ -197,7 +198,7 @@ def parsed(arguments) -> ConfigDict:
     line = ["main", f"--config={ROOT / CONFIG}", *given, *arguments]
     values = flags.FlagValues()
     config_flags.DEFINE_config_file("config", None, "", flag_values=values, sys_argv=line)
-    command.parse(line, values, required=("config",))
+    command_line.parse(line, values, required=("config",))
     return values.config
 
 
@@ -803,7 +804,7 @@ def as_worker(monkeypatch):
     monkeypatch.setenv(launch.COUNT, "1")
     monkeypatch.setenv("FEDCODIST_TUNE_READY", str(ready))
     monkeypatch.setattr(tune, "_end_with_the_supervisor", lambda: None)
-    monkeypatch.setattr(command, "show_warnings", lambda shown: None)
+    monkeypatch.setattr(command_line, "show_warnings", lambda shown: None)
     yield
     os.close(is_ready)
     os.close(ready)
@@ -854,7 +855,7 @@ def test_a_worker_loads_its_data_once(pretend, as_worker, monkeypatch, tmp_path)
 # The whole command.
 
 
-def command_line(tmp_path, *arguments):
+def whole_command(tmp_path, *arguments):
     settings = [f"--config.{name}={value}" for name, value in SMALL.items()]
     where = [f"--storage={tmp_path / 'tuning.db'}", "--study=digits"]
     return [
@@ -874,7 +875,7 @@ def environment(tmp_path_factory):
 @pytest.mark.slow
 def test_the_command(environment, tmp_path):
     output = tmp_path / "results" / "digits.json"
-    line = command_line(tmp_path, "--processes=2", "--trials=6", f"--output={output}")
+    line = whole_command(tmp_path, "--processes=2", "--trials=6", f"--output={output}")
     done = subprocess.run(line, cwd=ROOT, env=environment, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
     found = json.loads(output.read_text())
@@ -896,7 +897,7 @@ def test_the_command(environment, tmp_path):
 
 @pytest.mark.slow
 def test_ctrl_c_and_the_same_command_again(environment, tmp_path):
-    line = command_line(tmp_path, "--processes=2", "--trials=1000")
+    line = whole_command(tmp_path, "--processes=2", "--trials=1000")
     process = subprocess.Popen(
         # A shell's background jobs ignore SIGINT, and so would what they start.
         [
@@ -933,7 +934,7 @@ def test_ctrl_c_and_the_same_command_again(environment, tmp_path):
 
 @pytest.mark.slow
 def test_workers_end_with_a_command_that_is_killed(environment, tmp_path):
-    line = command_line(tmp_path, "--processes=2", "--trials=1000")
+    line = whole_command(tmp_path, "--processes=2", "--trials=1000")
     process = subprocess.Popen(line, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True)
     while "trial 3 " not in process.stdout.readline():
         assert process.poll() is None
@@ -950,7 +951,7 @@ def test_workers_end_with_a_command_that_is_killed(environment, tmp_path):
 
 @pytest.mark.slow
 def test_a_worker_that_is_killed_leaves_the_rest_to_the_others(environment, tmp_path):
-    line = command_line(tmp_path, "--processes=2", "--trials=40", "--pruner=none")
+    line = whole_command(tmp_path, "--processes=2", "--trials=40", "--pruner=none")
     process = subprocess.Popen(line, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True)
     while "trial 3 " not in process.stdout.readline():
         assert process.poll() is None

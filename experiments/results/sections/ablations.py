@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from experiments.methods import CODISTILLATION
 from experiments.results.paper_numbers import MODELS, run_name
 from experiments.results.pooling import groups, sample
 from experiments.results.records import TABLE_1, Record
@@ -11,6 +10,7 @@ from experiments.results.sections.beneath import recorded_runs, remarks
 from experiments.results.sections.cells import SPLITS, per_split
 from experiments.results.sections.markdown import codes, split_name, table
 from experiments.results.settings import method_of, settings, without
+from fedcodist.config.registry import CODISTILLATION
 
 
 class Ablation(NamedTuple):

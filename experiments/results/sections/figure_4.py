@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 
-from experiments.methods import CODISTILLATION, METHOD_NAMES
 from experiments.results import figures
 from experiments.results.figures import Point
 from experiments.results.paper_numbers import IN_DOMAIN_IMAGES, MODELS, run_name
@@ -11,6 +10,7 @@ from experiments.results.records import FIGURE_4, TABLE_1, Record
 from experiments.results.sections.beneath import recorded_runs, remarks, unlike_fed_avg
 from experiments.results.sections.cells import both_models
 from experiments.results.sections.markdown import Plots, image, table
+from fedcodist.config.registry import CODISTILLATION, METHOD_NAMES
 
 
 def figure_4(records: Sequence[Record], plots: Plots) -> list[str]:

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 
-from experiments.methods import BASELINE, CODISTILLATION, METHOD_NAMES, METHODS
 from experiments.results import figures, paper_numbers
 from experiments.results.claims import UNLABELLED_NAMES, gain
 from experiments.results.figures import Point
@@ -14,6 +13,7 @@ from experiments.results.records import TABLE_1, Record
 from experiments.results.sections.beneath import remarks, unlike_fed_avg
 from experiments.results.sections.cells import both_models
 from experiments.results.sections.markdown import Plots, estimate, image, rounds_of, table
+from fedcodist.config.registry import BASELINE, CODISTILLATION, METHOD_NAMES, METHODS
 
 
 def table_1(records: Sequence[Record], plots: Plots) -> list[str]:

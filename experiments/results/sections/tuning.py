@@ -3,8 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from experiments.methods import METHOD_NAMES
 from experiments.results.sections.markdown import table
+from fedcodist.config.registry import METHOD_NAMES
 
 Study = Mapping[str, Any]
 

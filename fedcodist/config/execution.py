@@ -6,7 +6,7 @@ import warnings
 import jax
 from ml_collections import ConfigDict
 
-from experiments.messages import choice
+from fedcodist.config.config_errors import choice
 from fedcodist.core.checks import check_integer
 from fedcodist.core.for_each_client import Execution
 from fedcodist.core.model import Model

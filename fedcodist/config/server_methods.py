@@ -1,7 +1,7 @@
 """From a config's `pools` and `algorithm` to an algorithm, by the names that configs use.
 
 `algorithm.name` is what a server does with its clients' models, or a method without one: of parties, or
-of clients on a graph. How clients train is `experiments.client_methods`.
+of clients on a graph. How clients train is `fedcodist.config.client_methods`.
 """
 
 from collections.abc import Callable
@@ -11,16 +11,6 @@ import jax.numpy as jnp
 import numpy as np
 from ml_collections import ConfigDict
 
-from experiments.client_methods import client_method, local_training, server_settings
-from experiments.compression import with_links
-from experiments.data import Data
-from experiments.decentralised import DECENTRALISED_METHODS
-from experiments.execution import as_executed, check_plainly_executed, execution_of
-from experiments.messages import choice, named
-from experiments.methods import WITHOUT_UNLABELLED
-from experiments.networks import MODELS, layers_of, model_of, narrowed
-from experiments.optimizers import distillation_optimizer
-from experiments.parties import PARTY_METHODS
 from fedcodist.algorithms.clients.fed_avg import FedAvgHyper
 from fedcodist.algorithms.pools.codistillation import TeachingHyper
 from fedcodist.algorithms.pools.fed_be import fed_be
@@ -31,6 +21,16 @@ from fedcodist.algorithms.pools.hetero_fl import Level, hetero_fl
 from fedcodist.algorithms.pools.merged_codistillation import merged_codistillation
 from fedcodist.algorithms.pools.periodic_codistillation import periodic_codistillation
 from fedcodist.algorithms.pools.pool import Pool, independent_pools
+from fedcodist.config.client_methods import client_method, local_training, server_settings
+from fedcodist.config.compression import with_links
+from fedcodist.config.config_errors import choice, named
+from fedcodist.config.data import Data
+from fedcodist.config.execution import as_executed, check_plainly_executed, execution_of
+from fedcodist.config.graph_methods import DECENTRALISED_METHODS
+from fedcodist.config.networks import MODELS, layers_of, model_of, narrowed
+from fedcodist.config.optimizers import distillation_optimizer
+from fedcodist.config.party_methods import PARTY_METHODS
+from fedcodist.config.registry import WITHOUT_UNLABELLED
 from fedcodist.core.checks import check_number
 from fedcodist.core.local_training import Preprocess
 from fedcodist.core.method import FederatedAlgorithm

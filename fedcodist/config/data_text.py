@@ -6,8 +6,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from ml_collections import ConfigDict
 
-from experiments.messages import named
-from experiments.prepared import prepared_folder
+from fedcodist.config.config_errors import named
+from fedcodist.config.data_prepared import prepared_folder
 from fedcodist.core.model import Model
 from fedcodist.data.federated_data import FederatedData
 from fedcodist.data.prepared import manifest

@@ -8,7 +8,7 @@ from typing import Any
 import optax
 from ml_collections import ConfigDict
 
-from experiments.messages import choice
+from fedcodist.config.config_errors import choice
 from fedcodist.core.checks import check_number
 from fedcodist.core.local_training import OptimizerFactory
 

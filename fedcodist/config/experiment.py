@@ -4,14 +4,14 @@ from collections.abc import Mapping, Sequence
 
 from ml_collections import ConfigDict
 
-from experiments.algorithms import build_algorithm, reads_unlabelled
-from experiments.data import Data, load_data
-from experiments.decentralised import pooled_examples
-from experiments.division import divided
-from experiments.messages import as_settings, choice
-from experiments.settings import check_settings
 from fedcodist.algorithms.parties.local_only import SHARED
 from fedcodist.algorithms.parties.party import PUBLIC
+from fedcodist.config.config_errors import as_settings, choice
+from fedcodist.config.data import Data, load_data
+from fedcodist.config.division import divided
+from fedcodist.config.graph_methods import pooled_examples
+from fedcodist.config.server_methods import build_algorithm, reads_unlabelled
+from fedcodist.config.settings import check_settings
 from fedcodist.core.checks import check_integer
 from fedcodist.data.federated_data import FederatedData
 from fedcodist.distillation.validation import VALIDATION

@@ -6,9 +6,9 @@ from typing import NamedTuple
 import numpy as np
 from ml_collections import ConfigDict
 
-from experiments.classes import number_of_classes
-from experiments.messages import choice, named
-from experiments.prepared import prepared_folder, prepared_images
+from fedcodist.config.classes import number_of_classes
+from fedcodist.config.config_errors import choice, named
+from fedcodist.config.data_prepared import prepared_folder, prepared_images
 from fedcodist.core.checks import check_integer, check_number
 from fedcodist.data.federated_data import FederatedData
 from fedcodist.data.partition import iid

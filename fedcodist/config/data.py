@@ -6,14 +6,14 @@ from typing import NamedTuple
 import numpy as np
 from ml_collections import ConfigDict
 
-from experiments.classes import number_of_classes
-from experiments.encoded import ENCODED, Submodel, load_encoded
-from experiments.messages import choice, named
-from experiments.normalisation import normalisation
-from experiments.prepared import prepared_folder, prepared_images
-from experiments.primary_data import PRIMARY, load_primary
-from experiments.public_data import PUBLIC_PRIVATE, Public, load_public_private
-from experiments.text import TEXT, Text, load_text
+from fedcodist.config.classes import number_of_classes
+from fedcodist.config.config_errors import choice, named
+from fedcodist.config.data_bert import ENCODED, Submodel, load_encoded
+from fedcodist.config.data_graph import PRIMARY, load_primary
+from fedcodist.config.data_parties import PUBLIC_PRIVATE, Public, load_public_private
+from fedcodist.config.data_prepared import prepared_folder, prepared_images
+from fedcodist.config.data_text import TEXT, Text, load_text
+from fedcodist.config.normalisation import normalisation
 from fedcodist.core.checks import check_integer, check_number
 from fedcodist.core.local_training import Preprocess
 from fedcodist.core.model import Model

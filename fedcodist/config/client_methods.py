@@ -9,11 +9,6 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 from ml_collections import ConfigDict
 
-from experiments.data import Data
-from experiments.execution import as_executed
-from experiments.messages import choice, named
-from experiments.networks import MODELS, image_model, model_of, submodel_of
-from experiments.optimizers import optimizer_of
 from fedcodist.algorithms.clients.fed_avg import FedAvgHyper, constant, fed_avg, linear_decay
 from fedcodist.algorithms.clients.fed_dropout import fed_dropout
 from fedcodist.algorithms.clients.fed_gkd import FedGKDHyper, fed_gkd
@@ -22,6 +17,11 @@ from fedcodist.algorithms.clients.fed_kd_losses import Mutual
 from fedcodist.algorithms.clients.fed_prox import FedProxHyper, fed_prox
 from fedcodist.algorithms.clients.fetch_sgd import FetchSGDHyper, fetch_sgd
 from fedcodist.algorithms.clients.scaffold import scaffold
+from fedcodist.config.config_errors import choice, named
+from fedcodist.config.data import Data
+from fedcodist.config.execution import as_executed
+from fedcodist.config.networks import MODELS, image_model, model_of, submodel_of
+from fedcodist.config.optimizers import optimizer_of
 from fedcodist.core.checks import check_number
 from fedcodist.core.layer_outputs import with_layers
 from fedcodist.core.local_training import LocalTraining

@@ -8,10 +8,10 @@ import jax
 import jax.numpy as jnp
 from ml_collections import ConfigDict
 
-from experiments.classes import number_of_classes
-from experiments.data import Data
-from experiments.messages import choice
-from experiments.text import TEXT_MODELS, text_model
+from fedcodist.config.classes import number_of_classes
+from fedcodist.config.config_errors import choice
+from fedcodist.config.data import Data
+from fedcodist.config.data_text import TEXT_MODELS, text_model
 from fedcodist.core.checks import check_number
 from fedcodist.core.model import Model, from_flax_linen, variable_shapes
 from fedcodist.models import cnn, digits, resnet

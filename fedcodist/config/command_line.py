@@ -11,8 +11,8 @@ from typing import Any
 from absl import flags
 from ml_collections import ConfigDict
 
-from experiments.config_file import ConfigFileError, ConfigFileParser
-from experiments.settings import check_settings
+from fedcodist.config.config_file import ConfigFileError, ConfigFileParser
+from fedcodist.config.settings import check_settings
 from fedcodist.run import launch
 
 # What a flag or an override of a setting can raise besides.

@@ -4,7 +4,6 @@ from collections.abc import Callable
 
 from ml_collections import ConfigDict
 
-from experiments.messages import choice, named
 from fedcodist.compression.compressed import compressed
 from fedcodist.compression.compressor import Compressor
 from fedcodist.compression.count_sketch import count_sketch
@@ -13,6 +12,7 @@ from fedcodist.compression.quantisation import quantisation
 from fedcodist.compression.spectra import spectra
 from fedcodist.compression.svd import RangeFinder, svd
 from fedcodist.compression.top_k import top_k
+from fedcodist.config.config_errors import choice, named
 from fedcodist.core.method import FederatedMethod
 
 # What is lost for good elsewhere is kept for the next message where a compressor is biased by much.

@@ -20,15 +20,15 @@ import jax
 import numpy as np
 from ml_collections import ConfigDict
 
-from experiments import parties as party_methods
-from experiments.data import Data
-from experiments.execution import execution_of
-from experiments.messages import choice, named
-from experiments.methods import run_title
-from experiments.parties import adam, party_groups, party_shapes, public_of
 from fedcodist.algorithms.parties import local_only
 from fedcodist.algorithms.parties.local_only import SHARED, IsolatedHyper, Patience
 from fedcodist.algorithms.parties.party import init_models, stacked
+from fedcodist.config import party_methods as party_methods
+from fedcodist.config.config_errors import choice, named
+from fedcodist.config.data import Data
+from fedcodist.config.execution import execution_of
+from fedcodist.config.party_methods import adam, party_groups, party_shapes, public_of
+from fedcodist.config.registry import run_title
 from fedcodist.core.checks import check_integer, check_number
 from fedcodist.core.local_training import LocalTraining
 from fedcodist.data.federated_data import FederatedData

@@ -1,6 +1,6 @@
 """From a config's `parties` and `algorithm` to a method of parties who each own a model.
 
-`experiments.phases` is what comes before the method's first round.
+`fedcodist.config.phases` is what comes before the method's first round.
 """
 
 import functools
@@ -13,16 +13,16 @@ import numpy as np
 import optax
 from ml_collections import ConfigDict
 
-from experiments.data import Data
-from experiments.execution import execution_of
-from experiments.messages import choice, named
-from experiments.public_data import PUBLIC_PRIVATE
 from fedcodist.algorithms.parties.ds_fl import DSFLHyper, ds_fl
 from fedcodist.algorithms.parties.fd import FDHyper, fd
 from fedcodist.algorithms.parties.fed_md import FedMDHyper, fed_md
 from fedcodist.algorithms.parties.fml import FMLHyper, fml
 from fedcodist.algorithms.parties.local_only import IsolatedHyper, IsolatedParty, isolated
 from fedcodist.algorithms.parties.party import Group
+from fedcodist.config.config_errors import choice, named
+from fedcodist.config.data import Data
+from fedcodist.config.data_parties import PUBLIC_PRIVATE
+from fedcodist.config.execution import execution_of
 from fedcodist.core.checks import check_integer, check_number
 from fedcodist.core.local_training import LocalTraining, OptimizerFactory, Preprocess
 from fedcodist.core.method import FederatedAlgorithm

@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from ml_collections import ConfigDict
 
-from experiments.classes import number_of_classes
-from experiments.messages import named
-from experiments.prepared import prepared_folder
+from fedcodist.config.classes import number_of_classes
+from fedcodist.config.config_errors import named
+from fedcodist.config.data_prepared import prepared_folder
 from fedcodist.core import metrics
 from fedcodist.core.layer_outputs import of_logits
 from fedcodist.core.local_training import Preprocess
@@ -70,7 +70,7 @@ class Networks(NamedTuple):
 
 
 class EncodedData(NamedTuple):
-    """What `experiments.data.Data` is made of.
+    """What `fedcodist.config.data.Data` is made of.
 
     Attributes:
       splits: 'train', its examples dealt to clients, and 'held_out' and 'test'.

@@ -11,10 +11,6 @@ import numpy as np
 import optax
 from ml_collections import ConfigDict
 
-from experiments.data import Data
-from experiments.execution import execution_of
-from experiments.messages import choice, named
-from experiments.parties import public_of
 from fedcodist.algorithms.graph import graphs
 from fedcodist.algorithms.graph.centralised import pooled
 from fedcodist.algorithms.graph.decentralised_fed_avg import decentralised_fed_avg
@@ -30,6 +26,10 @@ from fedcodist.algorithms.graph.multi_headed_distillation import (
     multi_headed_distillation,
 )
 from fedcodist.algorithms.parties.party import Group
+from fedcodist.config.config_errors import choice, named
+from fedcodist.config.data import Data
+from fedcodist.config.execution import execution_of
+from fedcodist.config.party_methods import public_of
 from fedcodist.core.checks import check_number
 from fedcodist.core.local_steps import StepTraining
 from fedcodist.core.local_training import LocalTraining

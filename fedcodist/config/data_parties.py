@@ -6,7 +6,7 @@ from typing import NamedTuple
 import numpy as np
 from ml_collections import ConfigDict
 
-from experiments.prepared import prepared_folder
+from fedcodist.config.data_prepared import prepared_folder
 from fedcodist.core.checks import check_number
 from fedcodist.core.local_training import Preprocess
 from fedcodist.data import augmentation

@@ -1,0 +1,1 @@
+"""From an ml_collections config to an experiment."""
