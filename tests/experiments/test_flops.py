@@ -26,7 +26,7 @@ from experiments.flops import (
 )
 from fedcodist.algorithms.parties.party import PUBLIC
 from fedcodist.config import client_methods, networks, server_methods
-from fedcodist.config import party_methods as party_methods
+from fedcodist.config import party_methods
 from fedcodist.config.data import load_data
 from fedcodist.config.graph_methods import DECENTRALISED_METHODS
 from fedcodist.config.networks import MODELS
