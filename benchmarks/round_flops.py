@@ -1,7 +1,7 @@
 """FLOPs that a workload's round asks for, from the shapes of its networks' weights.
 
 Counted are the multiplications and additions of matrix products and direct convolutions, as in
-experiments/flops.py: learning from an example is three forward passes, and what padding adds or a
+fedcodist/report/flops.py: learning from an example is three forward passes, and what padding adds or a
 program leaves out does not count. Of a sentence the tokens count that it has in the mean.
 """
 

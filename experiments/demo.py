@@ -10,7 +10,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from experiments import report
+from fedcodist import report
 from fedcodist.config.registry import METHODS
 from fedcodist.run import children
 

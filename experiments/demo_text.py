@@ -11,8 +11,8 @@ import argparse
 import sys
 from pathlib import Path
 
-from experiments import domains
 from fedcodist.config.registry import METHODS
+from fedcodist.report import tables_domains
 from fedcodist.run import children
 
 ROOT = Path(__file__).parents[1]
@@ -62,7 +62,7 @@ def _run(arguments: argparse.Namespace) -> int:
         status = children.run(command).returncode
         if status:
             return status
-    return domains.main([*map(str, folders), "--samples=3"])
+    return tables_domains.main([*map(str, folders), "--samples=3"])
 
 
 if __name__ == "__main__":

@@ -16,8 +16,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from experiments.heads import recorded_heads
 from fedcodist.config.registry import WITHOUT_UNLABELLED
+from fedcodist.report.tables_heads import recorded_heads
 
 MOST_POINTS = 61  # every 25 of 1,500 rounds, the codistillations among them
 # What makes two records of one name two runs.

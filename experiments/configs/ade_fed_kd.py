@@ -3,7 +3,8 @@ r"""FedKD on sentences with and without adverse drug effects, at a size for a CP
     python datasets/ade/prepare.py --source FOLDER --length 48 --output data/ade
     python -m experiments.pretrain_encoder --data data/ade --workdir runs/ade_encoder \
         --output runs/ade_encoder.safetensors --layers 4 --width 128 --heads 2
-    python -m experiments.compare --config experiments/configs/ade_fed_kd.py --workdir runs/ade_fed_kd \
+    python -m fedcodist.report.compare --config experiments/configs/ade_fed_kd.py \
+        --workdir runs/ade_fed_kd \
         --metric f_score --config.data.encoder=runs/ade_encoder.safetensors
 
 The paper's task is the same question about tweets, of which 8 % tell of an effect; it shows these twice.

@@ -24,7 +24,7 @@ Runs are named by what they vary:
 
     python -m experiments.sweep --config experiments/configs/cifar100_mhd.py --only "heads,*" \
         --workdir runs/cifar100_mhd
-    python -m experiments.heads runs/cifar100_mhd/*/
+    python -m fedcodist.report.tables_heads runs/cifar100_mhd/*/
 """
 
 from ml_collections import ConfigDict, config_dict

@@ -9,7 +9,7 @@ RESULTS.md tells the numbers. The paper's bounds on pooled examples: 56.5 % and 
 
     python -m experiments.sweep --config experiments/configs/cifar_fed_md.py \
         --only "*,scaled" --workdir runs/cifar_fed_md
-    python -m experiments.gains runs/cifar_fed_md/non_iid-scaled
+    python -m fedcodist.report.tables_parties runs/cifar_fed_md/non_iid-scaled
 
 An epoch of all seeds is the least that a checkpoint keeps. Seeds one by one keep more on a machine that
 may go away, and RESULTS.md reads their records as one run:

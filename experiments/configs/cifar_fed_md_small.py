@@ -7,7 +7,7 @@ in first weights, batches and alignment sets; who has which images is the same f
 
     python -m experiments.sweep --config experiments/configs/cifar_fed_md_small.py \
         --workdir runs/cifar_fed_md_small
-    python -m experiments.gains runs/cifar_fed_md_small/non_iid
+    python -m fedcodist.report.tables_parties runs/cifar_fed_md_small/non_iid
 
 A run is `non_iid` or `iid`; with `,alone` the same rounds without the digest, so that what private
 training alone brings in them is told from what collaboration does. The others are the first with one

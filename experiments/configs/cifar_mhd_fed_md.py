@@ -8,8 +8,8 @@ and see no public label.
 
     python -m experiments.sweep --config experiments/configs/cifar_mhd_fed_md.py \
         --workdir runs/cifar_mhd_fed_md
-    python -m experiments.heads runs/cifar_mhd_fed_md/mhd
-    python -m experiments.gains runs/cifar_mhd_fed_md/fed_md
+    python -m fedcodist.report.tables_heads runs/cifar_mhd_fed_md/mhd
+    python -m fedcodist.report.tables_parties runs/cifar_mhd_fed_md/fed_md
 """
 
 from ml_collections import ConfigDict

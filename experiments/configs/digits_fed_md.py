@@ -4,7 +4,7 @@ Digits 0 to 5 are public, 6 to 9 the parties' private classes, of which each has
 that the released code has for CIFAR are in comments where these differ.
 
     python -m experiments.main --config experiments/configs/digits_fed_md.py --workdir runs/digits_fed_md
-    python -m experiments.gains runs/digits_fed_md
+    python -m fedcodist.report.tables_parties runs/digits_fed_md
 """
 
 from ml_collections import ConfigDict, config_dict

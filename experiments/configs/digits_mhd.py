@@ -5,7 +5,7 @@ method's name. All share data and private batches; first weights too, but for Fe
 from those of the first one.
 
     python -m experiments.main --config experiments/configs/digits_mhd.py --workdir runs/digits_mhd
-    python -m experiments.heads runs/digits_mhd
+    python -m fedcodist.report.tables_heads runs/digits_mhd
 """
 
 from ml_collections import ConfigDict, config_dict

@@ -7,7 +7,7 @@ bounds on pooled examples: 87.7 % and 89.4 %.
 
     python -m experiments.sweep --config experiments/configs/emnist_fed_md.py \
         --only "*,scaled" --workdir runs/emnist_fed_md
-    python -m experiments.gains runs/emnist_fed_md/non_iid-scaled
+    python -m fedcodist.report.tables_parties runs/emnist_fed_md/non_iid-scaled
 """
 
 from ml_collections import ConfigDict

@@ -15,7 +15,7 @@ in its ensemble, each of four models.
 All methods share the division of the data and, seed by seed, cohorts and batches; seeds change
 everything else. In the paper each seed has a division of its own: that is
 `--config.data.division_per_seed=True --config.seeds=1 --config.seed=N`, for every N in a work folder of
-its own; `python -m experiments.report` takes the folders together. The length is the paper's:
+its own; `python -m fedcodist.report` takes the folders together. The length is the paper's:
 fedsdd_scaled.py has one for a CPU.
 
 The data come from `datasets/cifar10/prepare.py`, `datasets/cifar100/prepare.py` with all clients in

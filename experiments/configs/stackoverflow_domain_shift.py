@@ -9,7 +9,7 @@ codistillation of PeriodicCodist changes and how that is forgotten. A run is a m
         --output data/stackoverflow_domains --train-clients 75000
     python -m experiments.sweep --config experiments/configs/stackoverflow_domain_shift.py \
         --workdir runs/stackoverflow_domain_shift
-    python -m experiments.domains runs/stackoverflow_domain_shift
+    python -m fedcodist.report.tables_domains runs/stackoverflow_domain_shift
 
 The curves are of held-out text, where the paper's are of test text, which is looked at once here, after
 the last round. text_domain_shift.py has the same at a size for a CPU. Learning rates are its, not tuned

@@ -15,7 +15,7 @@ twentieth, to see what it changes and what of that is forgotten. A run is "metho
         --vocabulary 4000 --max-examples 50
     python -m experiments.sweep --config experiments/configs/text_domain_shift.py \
         --workdir runs/text_domain_shift --config.seeds=3 --at-once 2
-    python -m experiments.domains runs/text_domain_shift
+    python -m fedcodist.report.tables_domains runs/text_domain_shift
 
 The paper has 30,000 users in each pool of Stack Overflow, 10,000 words and 1,500 rounds; here a few
 hundred users know 4,000 words. Learning rates are ours, of four pairs that were tried with FedAvg.

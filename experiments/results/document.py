@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from experiments.record import read_object
-from experiments.report.plots import INSTALL_PLOTS
 from experiments.results import paper_numbers
 from experiments.results.records import FIGURE_4, TABLE_1, Record, load_records
 from experiments.results.sections.ablations import ABLATIONS, ablation
@@ -36,6 +35,7 @@ from experiments.results.sections.table_1 import table_1
 from experiments.results.sections.tuning import tuning
 from experiments.results.sections.verdicts import verdicts
 from experiments.results.sections.without_data import without_data
+from fedcodist.report.plots import INSTALL_PLOTS
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

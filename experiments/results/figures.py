@@ -3,9 +3,9 @@
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from experiments.report.plots import COLOURS, LINES, MARKERS, as_written
 from experiments.results.pooling import Curve
 from fedcodist.config.registry import METHOD_NAMES, METHODS
+from fedcodist.report.plots import COLOURS, LINES, MARKERS, as_written
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -6,11 +6,11 @@ from typing import NamedTuple
 
 from experiments.results import paper_numbers
 from experiments.results.claims import Comparison, Difference
-from experiments.results.intervals import Estimate, contrast
 from experiments.results.paper_numbers import TEST_IMAGES
 from experiments.results.pooling import Sample, baseline, samples
 from experiments.results.records import TABLE_1, Record
 from experiments.results.settings import settings, without
+from fedcodist.report.intervals import Estimate, contrast
 
 HOLDS, FAILS, UNDECIDED, OPEN = "holds", "does not hold", "undecided", "not enough runs"
 POOL_SIZE = ("pools.*.fraction",)

@@ -6,7 +6,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from experiments import heads as heads_lib
 from experiments.configs.cifar100_mhd import (
     EMBEDDING_WEIGHT,
     HEAD_WEIGHT,
@@ -14,7 +13,8 @@ from experiments.configs.cifar100_mhd import (
     PUBLIC_SHARES,
     SKEWS,
 )
-from experiments.heads import Heads
+from fedcodist.report import tables_heads as heads_lib
+from fedcodist.report.tables_heads import Heads
 
 # (what a run's heads know) -> % of each seed, float [seeds]
 Measure = Callable[[Heads], np.ndarray]

@@ -18,7 +18,7 @@ class Record(NamedTuple):
     """One file, as `experiments.record` writes it; accuracies are shares, one per seed.
 
     `phases`: of runs with phases before the first round, their names -> as `final`.
-    `heads`: of methods of clients on a graph, the fields of `experiments.heads.Heads`.
+    `heads`: of methods of clients on a graph, the fields of `fedcodist.report.tables_heads.Heads`.
     `bytes`: model -> 'up' and 'down' -> of one participation of one client, means over the run.
     `spectra`: of runs that looked at them, as `experiments.record` says.
     `data`: prepared folder -> what its manifest says: source, unverified, num_examples by split.
@@ -152,7 +152,7 @@ def _fault_of_links(record: Record) -> str | None:
 
 
 def _are_heads(heads: Mapping[str, Any], seeds: int) -> bool:
-    """Whether the shapes of `experiments.heads.Heads` fit together, and shares are shares."""
+    """Whether the shapes of `tables_heads.Heads` fit together, and shares are shares."""
     try:
         shared, others, hops = (np.asarray(heads[n]) for n in ("shared", "on_others", "hops"))
         count, clients, each = shared.shape

@@ -6,7 +6,8 @@ public: every party's model learns the public classes. It takes longest and can 
 private: it learns the party's own examples. Its end is the baseline without collaboration.
 pooled: from the end of `public`, it learns all parties' examples: the bound. Nothing follows from it.
 
-Their run folders are `phases/<phase>` of the collaboration's; `experiments.gains` makes a table of them.
+Their run folders are `phases/<phase>` of the collaboration's; `fedcodist.report.tables_parties` makes
+a table of them.
 """
 
 import hashlib

@@ -1,4 +1,4 @@
-"""FLOPs of the workloads' rounds, beside those that experiments/flops.py counts in the networks."""
+"""FLOPs of the workloads' rounds, beside those that fedcodist/report/flops.py counts in the networks."""
 
 import jax
 import jax.numpy as jnp
@@ -7,8 +7,8 @@ import pytest
 
 from benchmarks import fedavg_cnn, round_flops
 from benchmarks.round_flops import LEARNING, forward_flops, work
-from experiments import flops
 from fedcodist.models import cnn, digits, emnist, fed_md, resnet
+from fedcodist.report import flops
 from fedcodist.text import lstm
 
 

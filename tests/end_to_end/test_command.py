@@ -289,7 +289,7 @@ def test_the_report_shows_mean_and_spread_over_seeds(uninterrupted, environment,
         [
             sys.executable,
             "-m",
-            "experiments.report",
+            "fedcodist.report",
             str(folder),
             "--output",
             str(tmp_path / "out"),

@@ -4,8 +4,9 @@ import pytest
 from absl import flags
 from ml_collections import config_flags
 
-from experiments import compare, sweep, tune
+from experiments import sweep, tune
 from fedcodist.config import command_line
+from fedcodist.report import compare
 
 HEAD = """\
 from ml_collections import ConfigDict

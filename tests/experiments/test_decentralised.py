@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 from ml_collections import ConfigDict
 
-from experiments import compare, heads, sweep
+from experiments import sweep
 from experiments.configs import cifar100_mhd, cifar_fed_md_small, cifar_mhd_fed_md, digits_mhd
-from experiments.flops import flops_of_parties
 from fedcodist.algorithms.graph import graphs
 from fedcodist.algorithms.parties.local_only import SHARED
 from fedcodist.config import graph_methods
@@ -22,6 +21,8 @@ from fedcodist.config.registry import DECENTRALISED, METHOD_NAMES
 from fedcodist.data.federated_data import FederatedData
 from fedcodist.data.prepared import save_prepared
 from fedcodist.datasets.primary_labels import label_frequencies
+from fedcodist.report import compare, tables_heads
+from fedcodist.report.flops import flops_of_parties
 from fedcodist.run.experiment import run_experiment
 
 
@@ -207,7 +208,7 @@ def test_tables_of_heads_are_those_of_the_records(tmp_path: Path):
         for client in range(8)
     ]
     (tmp_path / "metrics.jsonl").write_text("\n".join(map(json.dumps, lines)))
-    found = heads.read_heads(tmp_path)
+    found = tables_heads.read_heads(tmp_path)
     frequencies = label_frequencies(data.splits["train"], 10)
     np.testing.assert_allclose(found.shared[0], accuracies.mean(axis=-1))
     for client in range(8):
@@ -217,16 +218,18 @@ def test_tables_of_heads_are_those_of_the_records(tmp_path: Path):
             found.on_others[0, client, :, 5], accuracies[client] @ frequencies[5]
         )
     two_away = np.mean([accuracies[c] @ frequencies[(c + 2) % 8] for c in range(8)], axis=0)
-    np.testing.assert_allclose(heads.by_hops(found)[2], two_away)
-    text = heads.tables(found)
+    np.testing.assert_allclose(tables_heads.by_hops(found)[2], two_away)
+    text = tables_heads.tables(found)
     assert f"{100 * two_away[1]:.1f}" in text.splitlines()[-1]
-    assert len(heads.picture(found).axes) >= 3
-    assert f"{100 * found.shared[0, 3, 1]:.1f}" in heads.table_of_clients(found).splitlines()[4]
+    assert len(tables_heads.picture(found).axes) >= 3
+    assert (
+        f"{100 * found.shared[0, 3, 1]:.1f}" in tables_heads.table_of_clients(found).splitlines()[4]
+    )
     # What a record keeps of it.
-    recorded = heads.recorded_heads(tmp_path, config.to_dict())
+    recorded = tables_heads.recorded_heads(tmp_path, config.to_dict())
     for name, values in found._asdict().items():
         np.testing.assert_allclose(recorded[name], values, atol=1e-5)
-    assert heads.recorded_heads(tmp_path, digits("pooled").to_dict()) is None
+    assert tables_heads.recorded_heads(tmp_path, digits("pooled").to_dict()) is None
 
 
 def test_runs_without_clients_heads_are_left_out_of_the_tables(tmp_path: Path, capsys):
@@ -242,12 +245,12 @@ def test_runs_without_clients_heads_are_left_out_of_the_tables(tmp_path: Path, c
         (folder / "metrics.jsonl").write_text("\n".join(lines))
     picture = tmp_path / "heads.png"
     both = [str(tmp_path / run) for run in ("pooled", "separate")]
-    assert heads.main([*both, "--clients", "--picture", str(picture)]) == 0
+    assert tables_heads.main([*both, "--clients", "--picture", str(picture)]) == 0
     printed = capsys.readouterr()
     assert printed.err.count("\n") == 1 and "a run of pooled, which has no such" in printed.err
     assert printed.out.count("50.0 / 50.0") == 8 and "separate" in printed.out
     assert picture.stat().st_size > 1000
-    assert heads.main([both[0], str(tmp_path / "nothing")]) == 2
+    assert tables_heads.main([both[0], str(tmp_path / "nothing")]) == 2
     assert capsys.readouterr().err.count("\n") == 2
     assert set(DECENTRALISED) == set(DECENTRALISED_METHODS) - {"pooled"}
 

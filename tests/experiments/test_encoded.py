@@ -4,7 +4,6 @@ import jax
 import numpy as np
 import pytest
 
-from experiments import compare, flops
 from experiments.configs import ade_fed_kd, mind_fed_kd
 from fedcodist.compression.compressor import named_leaves
 from fedcodist.config.data import load_data
@@ -12,6 +11,7 @@ from fedcodist.config.data_bert import ENCODERS
 from fedcodist.config.experiment import build_experiment
 from fedcodist.core.model import parameter_count
 from fedcodist.data import load_prepared
+from fedcodist.report import compare, flops
 from fedcodist.run.experiment import check_experiment, run_experiment
 from fedcodist.text.bert import Encoder, first_layers, narrowed
 from fedcodist.text.bert_weights import save_encoder

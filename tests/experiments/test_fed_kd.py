@@ -5,14 +5,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from experiments import compare
-from experiments.compare import read_run
 from experiments.configs import cifar_fed_kd, digits_fed_kd
-from experiments.flops import LEARNING, flops_of_run, forward_flops_of
 from fedcodist.config.compression import COMPRESSORS
 from fedcodist.config.experiment import build_experiment
 from fedcodist.config.networks import MODELS
 from fedcodist.core.communication import tree_bytes
+from fedcodist.report import compare
+from fedcodist.report.compare import read_run
+from fedcodist.report.flops import LEARNING, flops_of_run, forward_flops_of
 from fedcodist.run.experiment import run_experiment
 
 

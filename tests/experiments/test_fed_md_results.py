@@ -5,11 +5,12 @@ import json
 import numpy as np
 import pytest
 
-from experiments import gains, record
+from experiments import record
 from experiments.configs import cifar_fed_md_small
 from experiments.results.records import load_records
 from experiments.results.sections import fed_md as section
 from fedcodist.config import phases
+from fedcodist.report import tables_parties
 from tests.experiments.test_results import record as write_record
 
 
@@ -203,14 +204,14 @@ def test_the_plot_of_a_run_folder(tmp_path, capsys):
     ]
     lines.append({"round": 1, "model": "a", "split": "clients", "seed": 0, "loss": 1.0})
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    assert gains.main([str(tmp_path), "--plot", str(tmp_path / "figure.png")]) == 0
+    assert tables_parties.main([str(tmp_path), "--plot", str(tmp_path / "figure.png")]) == 0
     output = capsys.readouterr().out
     assert "mean" in output and "stop on test data" in output and "server" not in output
     assert (tmp_path / "figure.png").stat().st_size > 1000
-    (axis,) = gains.plot(tmp_path).axes
+    (axis,) = tables_parties.plot(tmp_path).axes
     lines = {line.get_label(): np.asarray(line.get_ydata()) for line in axis.get_lines()}
     np.testing.assert_allclose(lines["b"], [40, 80])
     np.testing.assert_allclose(lines["no collaboration"], 30)
     np.testing.assert_allclose(lines["pooled examples"], 60)
-    assert gains.main([str(tmp_path / "nothing")]) == 2
+    assert tables_parties.main([str(tmp_path / "nothing")]) == 2
     assert capsys.readouterr().err.count("\n") == 1

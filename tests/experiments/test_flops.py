@@ -7,7 +7,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from experiments import flops
 from experiments.configs import (
     digits_codist,
     digits_compression,
@@ -15,7 +14,15 @@ from experiments.configs import (
     digits_mhd,
     digits_parties,
 )
-from experiments.flops import (
+from fedcodist.algorithms.parties.party import PUBLIC
+from fedcodist.config import client_methods, networks, party_methods, server_methods
+from fedcodist.config.data import load_data
+from fedcodist.config.graph_methods import DECENTRALISED_METHODS
+from fedcodist.config.networks import MODELS
+from fedcodist.config.party_methods import PARTY_METHODS
+from fedcodist.config.server_methods import build_algorithm
+from fedcodist.report import flops
+from fedcodist.report.flops import (
     LEARNING,
     SERVERS,
     flops_of_parties,
@@ -24,14 +31,6 @@ from experiments.flops import (
     forward_flops,
     forward_flops_of,
 )
-from fedcodist.algorithms.parties.party import PUBLIC
-from fedcodist.config import client_methods, networks, server_methods
-from fedcodist.config import party_methods
-from fedcodist.config.data import load_data
-from fedcodist.config.graph_methods import DECENTRALISED_METHODS
-from fedcodist.config.networks import MODELS
-from fedcodist.config.party_methods import PARTY_METHODS
-from fedcodist.config.server_methods import build_algorithm
 from fedcodist.run.sources import resident_data
 from fedcodist.text import lstm, transformer
 from fedcodist.text.next_token import language_model

@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 
 from experiments.configs import cifar100_mhd, cifar_mhd_fed_md
-from experiments.heads import Heads, profiles, table_of_clients
 from experiments.results import mhd_orderings
 from experiments.results.records import load_records
 from experiments.results.sections import mhd as section
 from experiments.results.settings import flat
 from fedcodist.algorithms.graph import graphs
 from fedcodist.config.registry import DECENTRALISED
+from fedcodist.report.tables_heads import Heads, profiles, table_of_clients
 from tests.experiments.test_results import record as write_record
 
 SEEDS = (0, 1)

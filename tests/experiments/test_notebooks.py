@@ -126,7 +126,7 @@ def test_it_is_written_with_public_names(notebook):
     "source",
     [
         "from experiments import report",
-        "import experiments.report",
+        "import fedcodist.report",
         "from fedcodist.run.metrics_lines import _plain",
         "from fedcodist import _MODULE_OF",
         "from fedcodist.distillation.loop import *",

@@ -9,7 +9,6 @@ import jax
 import numpy as np
 import pytest
 
-from experiments import gains
 from experiments.configs import (
     cifar_fed_md,
     cifar_fed_md_small,
@@ -27,6 +26,7 @@ from fedcodist.core.local_training import LocalTraining
 from fedcodist.data.federated_data import FederatedData
 from fedcodist.data.prepared import save_prepared
 from fedcodist.models.fed_md import TABLE_1, TABLE_2, narrower
+from fedcodist.report import tables_parties
 from fedcodist.run.checkpoint import CheckpointError
 from fedcodist.run.experiment import run_experiment
 from fedcodist.run.run_folder import RunFolderError
@@ -119,13 +119,13 @@ def test_private_and_pooled_training_start_from_the_public_one(finished):
 
 def test_the_table_has_a_line_per_party_and_their_mean(finished):
     folder, _, outcome = finished
-    found = gains.results(folder)
+    found = tables_parties.results(folder)
     assert list(found["dense_6_1"]) == ["baseline", "collaboration", "pooled"]
     assert (
         found["dense_6_1"]["collaboration"]
         == outcome.summary["final"]["dense_6_1"]["test"]["accuracy"]
     )
-    lines = gains.table(found).splitlines()
+    lines = tables_parties.table(found).splitlines()
     assert lines[0].split() == ["baseline", "collaboration", "pooled"]
     assert len(lines) == 1 + 3 + 1
     mean = 100 * np.mean([each["pooled"] for each in found.values()])

@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from experiments import costs, report
-from experiments.report import collection as collection_lib
-from experiments.report import plots, result_table
+from fedcodist import report
 from fedcodist.config.registry import METHOD_NAMES, run_title
+from fedcodist.report import collection as collection_lib
+from fedcodist.report import costs, plots, result_table
 
 ROOT = Path(report.__file__).resolve().parents[2]
 PARAMETERS = {"small": 5_000, "large": 20_000}

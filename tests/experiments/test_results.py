@@ -26,12 +26,12 @@ from experiments.results import figures, paper_numbers, pooling, records
 from experiments.results.claims import claims, gain
 from experiments.results.fedsdd_tables import ORDERINGS, SCALED, STANDS_FOR, tables
 from experiments.results.findings import FAILS, HOLDS, OPEN, UNDECIDED, find, verdict
-from experiments.results.intervals import contrast
 from experiments.results.paper_numbers import MODELS, run_name
 from experiments.results.records import FIGURE_4
 from experiments.results.settings import OWN, UNREAD, flat, settings, without
 from fedcodist.config.experiment import build_experiment
 from fedcodist.config.registry import CODISTILLATION, METHODS
+from fedcodist.report.intervals import contrast
 
 ROOT = Path(results.__file__).resolve().parents[2]
 TABLE = "cifar100_table1"

@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from experiments import gains, heads
 from experiments.configs import (
     digits_codist,
     digits_compression,
@@ -21,13 +20,14 @@ from experiments.configs import (
     digits_parties,
     text_domain_shift,
 )
-from experiments.report.collection import collect
 from experiments.tune import held_out_experiment
 from fedcodist.config.data import load_data
 from fedcodist.config.division import divided
 from fedcodist.config.experiment import build_experiment
 from fedcodist.config.phases import phase_experiment
 from fedcodist.datasets.public_private import digits_public_private
+from fedcodist.report import tables_heads, tables_parties
+from fedcodist.report.collection import collect
 
 ROOT = Path(__file__).parents[2]
 DIGITS = (
@@ -125,7 +125,7 @@ def test_heads_are_read_from_the_last_look(tmp_path):
             for split, accuracy in (("held_out", 0.25), ("test", 0.75))
         ]
         (tmp_path / "metrics.jsonl").write_text("\n".join(map(json.dumps, lines)))
-        np.testing.assert_allclose(heads.read_heads(tmp_path).shared, expected)
+        np.testing.assert_allclose(tables_heads.read_heads(tmp_path).shared, expected)
 
 
 def test_gains_are_of_tests_and_the_plot_of_what_was_watched(tmp_path):
@@ -143,9 +143,9 @@ def test_gains_are_of_tests_and_the_plot_of_what_was_watched(tmp_path):
         line = {"round": 0, "model": "a", "seed": 0}
         lines = [line | {"split": s, "accuracy": v["accuracy"][0]} for s, v in final["a"].items()]
         (tmp_path / "metrics.jsonl").write_text("\n".join(map(json.dumps, lines)))
-        assert gains.results(tmp_path)["a"]["baseline"] == [0.75]
-        assert gains.curves(tmp_path)["a"].means == (expected,)
-        axis = gains.plot(tmp_path).axes[0]
+        assert tables_parties.results(tmp_path)["a"]["baseline"] == [0.75]
+        assert tables_parties.curves(tmp_path)["a"].means == (expected,)
+        axis = tables_parties.plot(tmp_path).axes[0]
         assert axis.get_ylabel() == label
         dashed = [line for line in axis.lines if line.get_label() == "no collaboration"]
         assert dashed[0].get_ydata()[0] == expected

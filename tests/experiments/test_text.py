@@ -10,10 +10,7 @@ import numpy as np
 import pytest
 from ml_collections import ConfigDict
 
-from experiments import compare, domains
 from experiments.configs import text_domain_shift
-from experiments.flops import flops_of_run
-from experiments.report.runs import Run, Series, load_run
 from fedcodist.config.data import load_data
 from fedcodist.config.data_text import TEXT
 from fedcodist.config.experiment import _around_codistillations, build_experiment
@@ -21,6 +18,9 @@ from fedcodist.config.registry import METHOD_NAMES, METHODS
 from fedcodist.config.server_methods import build_algorithm
 from fedcodist.data import save_prepared, text_splits
 from fedcodist.data.vocabulary import EOS, PAD
+from fedcodist.report import compare, tables_domains
+from fedcodist.report.flops import flops_of_run
+from fedcodist.report.runs import Run, Series, load_run
 from fedcodist.run.experiment import run_experiment
 from fedcodist.run.export import save_model
 from fedcodist.text import lstm
@@ -129,10 +129,10 @@ def test_a_run_and_its_table(folder, tmp_path, method, capsys):
         ]
         expected = np.average(values, weights=counts)
         assert last["small", "test"][metric] == pytest.approx(expected)
-    assert domains.main([str(tmp_path / "run"), "--samples=1"]) == 0
+    assert tables_domains.main([str(tmp_path / "run"), "--samples=1"]) == 0
     printed = capsys.readouterr().out
     assert "prose" in printed and "mixed" in printed and "[code] name" in printed
-    found = domains.cells(load_run(tmp_path / "run"), "test")
+    found = tables_domains.cells(load_run(tmp_path / "run"), "test")
     record = last["large", "test_code"]
     cell = found["large", "test_code"]
     assert cell.accuracy == pytest.approx(record["accuracy"])
@@ -150,12 +150,16 @@ def test_runs_of_one_name_are_told_apart_by_their_folders():
         return Run(Path(folder), config, {}, {}, {}, True, ())
 
     runs = [run("a"), run("b"), run("c", method="fed_prox")]
-    assert domains.names_of(runs) == ["FedAvg, sites (a)", "FedAvg, sites (b)", "FedProx, sites"]
+    assert tables_domains.names_of(runs) == [
+        "FedAvg, sites (a)",
+        "FedAvg, sites (b)",
+        "FedProx, sites",
+    ]
 
 
 def test_a_number_of_samples_below_zero_is_one_line(capsys):
     with pytest.raises(SystemExit):
-        domains.main(["run", "--samples=-1"])
+        tables_domains.main(["run", "--samples=-1"])
     assert "--samples must be at least 0, got -1." in capsys.readouterr().err
 
 
@@ -235,13 +239,13 @@ def test_what_a_codistillation_changes():
     )
     accuracies = {(s, t): 0.2 + gained(s, t) for s in range(2) for t in range(2, 10)}
     run = made_up_run(accuracies, {"before": 1, "after": 1})
-    (change,) = domains.changes(run).values()
+    (change,) = tables_domains.changes(run).values()
     np.testing.assert_allclose(change.at_once, [0.1, 0.1])
     np.testing.assert_allclose(change.later, [0.0, 0.05])
-    table = domains.change_table({"PeriodicCodist": domains.changes(run)})
+    table = tables_domains.change_table({"PeriodicCodist": tables_domains.changes(run)})
     assert table.columns[2]._cells == ["+10.00 ± 0.00\n+2.50 ± 3.54"]
     for around in (None, {"before": 0, "after": 1}):
-        assert domains.changes(made_up_run(accuracies, around)) == {}
+        assert tables_domains.changes(made_up_run(accuracies, around)) == {}
 
 
 @pytest.mark.slow
@@ -299,11 +303,11 @@ def test_every_run_of_the_config():
 
 
 def test_what_the_table_refuses(tmp_path, capsys):
-    assert domains.main([str(tmp_path)]) == 2
+    assert tables_domains.main([str(tmp_path)]) == 2
     assert "no run folder in" in capsys.readouterr().err
     (tmp_path / "metrics.jsonl").write_text("")
     for data, message in (("digits", "is no run on prepared text"), (TEXT, "is not finished")):
         config = {"rounds": 2, "seed": 0, "data": {"name": data}}
         (tmp_path / "config.json").write_text(json.dumps(config))
-        assert domains.main([str(tmp_path)]) == 2
+        assert tables_domains.main([str(tmp_path)]) == 2
         assert message in capsys.readouterr().err

@@ -9,12 +9,20 @@ import optuna
 import pytest
 from rich.console import Console
 
-from experiments import domains, gains, heads, report, tune
-from experiments.metric_kinds import decimal, is_share, lower_is_better
-from experiments.report import collection, plots, result_table
-from experiments.report.runs import Run, Series
+from experiments import tune
 from experiments.results.figures import PartyCurve, parties_plot
+from fedcodist import report
 from fedcodist.algorithms.graph import graphs
+from fedcodist.report import (
+    collection,
+    plots,
+    result_table,
+    tables_domains,
+    tables_heads,
+    tables_parties,
+)
+from fedcodist.report.metric_kinds import decimal, is_share, lower_is_better
+from fedcodist.report.runs import Run, Series
 from tests.experiments import test_report
 from tests.experiments.test_report import write_run
 
@@ -58,7 +66,7 @@ def test_gains_of_a_party_without_an_accuracy(tmp_path, capsys):
         {"round": 1, "model": "b", "split": "test", "seed": 0, "accuracy": 0.5},
     ]
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(each) + "\n" for each in lines))
-    assert gains.main([str(tmp_path), "--plot", str(tmp_path / "figure.png")]) == 0
+    assert tables_parties.main([str(tmp_path), "--plot", str(tmp_path / "figure.png")]) == 0
     rows = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert ["a", "-", "-"] in rows and ["b", "25.0", "25.0"] in rows and ["mean", "-", "-"] in rows
 
@@ -67,9 +75,13 @@ def test_heads_without_an_accuracy():
     values = np.full((1, 2, 2), 0.5)
     values[0, 0, 1] = np.nan
     on_others = np.full((1, 2, 2, 2), np.nan)
-    text = heads.tables(heads.Heads(values, on_others, graphs.hops(graphs.complete(2))))
+    text = tables_heads.tables(
+        tables_heads.Heads(values, on_others, graphs.hops(graphs.complete(2)))
+    )
     assert "nan" not in text and "50.0" in text and "-" in text.split()
-    clients = heads.table_of_clients(heads.Heads(values, on_others, np.zeros((2, 2), int)))
+    clients = tables_heads.table_of_clients(
+        tables_heads.Heads(values, on_others, np.zeros((2, 2), int))
+    )
     assert "nan" not in clients and "- / 50.0" in clients
 
 
@@ -88,8 +100,10 @@ def test_domains_of_what_is_undefined_or_beyond_floats(accuracy, loss, shown):
     records = {series: {0: record, 1: record, 2: record}}
     run = Run("folder", config, records, {}, {}, True, ())
     console = Console(record=True, width=150)
-    console.print(domains.domain_table({"[/x] ours": domains.cells(run, "test")}, "test"))
-    console.print(domains.change_table({"[/x] ours": domains.changes(run)}))
+    console.print(
+        tables_domains.domain_table({"[/x] ours": tables_domains.cells(run, "test")}, "test")
+    )
+    console.print(tables_domains.change_table({"[/x] ours": tables_domains.changes(run)}))
     text = console.export_text()
     assert shown in text and "[/x] ours" in text and "[/b] $m$" in text and "nan" not in text
 
@@ -162,4 +176,4 @@ def test_names_in_plots_are_drawn_as_they_are(name, tmp_path):
     text = Figure().text(0, 0, plots.as_written(name))
     assert text._preprocess_math(text.get_text()) == (name, False)
     parties_plot({name: PartyCurve((1, 2), (1.0, 2.0))}, 1.0, None).savefig(tmp_path / "figure.png")
-    heads.profiles({name: {name: np.zeros(2)}}).savefig(tmp_path / "profiles.png")
+    tables_heads.profiles({name: {name: np.zeros(2)}}).savefig(tmp_path / "profiles.png")

@@ -3,11 +3,11 @@
 import statistics
 from collections.abc import Sequence
 
-from experiments.results.intervals import student_half_width
 from experiments.results.paper_numbers import MODELS
 from experiments.results.pooling import Sample, sample
 from experiments.results.records import Record
 from experiments.results.sections.markdown import rounds_of
+from fedcodist.report.intervals import student_half_width
 
 SPLITS = ("test", "held_out")
 

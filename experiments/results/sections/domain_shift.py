@@ -4,7 +4,6 @@ import math
 from collections.abc import Sequence
 
 from experiments.configs.text_domain_shift import MORE_ROUNDS, TEXTS, get_runs
-from experiments.domains import mean_change
 from experiments.results import figures
 from experiments.results.paper_numbers import DOMAIN_SHIFT, MODELS
 from experiments.results.pooling import Curve, Sample, curve, sample, samples
@@ -15,6 +14,7 @@ from experiments.results.sections.commands import planned, sweep
 from experiments.results.sections.markdown import Plots, image, table
 from experiments.results.settings import read_by_fed_avg
 from fedcodist.config.registry import BASELINE, METHOD_NAMES, METHODS
+from fedcodist.report.tables_domains import mean_change
 
 EXPERIMENT = "text_domain_shift"
 TITLES = {

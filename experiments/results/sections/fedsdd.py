@@ -12,7 +12,6 @@ from experiments.results.fedsdd_tables import (
     scaled,
     tables,
 )
-from experiments.results.intervals import Estimate, paired
 from experiments.results.paper_numbers import FEDSDD, TEST_IMAGES
 from experiments.results.pooling import Sample, sample
 from experiments.results.records import Record
@@ -21,6 +20,7 @@ from experiments.results.sections.cells import accuracy
 from experiments.results.sections.commands import planned, sweep
 from experiments.results.sections.markdown import estimate, table
 from experiments.results.settings import UNLABELLED, settings, without
+from fedcodist.report.intervals import Estimate, paired
 
 EXPERIMENTS = (SCALED, *dict.fromkeys(each.experiment for each in tables()))
 MODELS = ("main", "ensemble", "clients", "gaussian", "dirichlet")

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from experiments.results.intervals import Estimate
+from fedcodist.report.intervals import Estimate
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

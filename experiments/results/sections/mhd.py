@@ -6,7 +6,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from experiments import heads as heads_lib
 from experiments.configs.cifar100_mhd import (
     EMBEDDING_WEIGHTS,
     HEAD_WEIGHTS,
@@ -14,7 +13,6 @@ from experiments.configs.cifar100_mhd import (
     PUBLIC_SHARES,
     SKEWS,
 )
-from experiments.heads import Heads
 from experiments.results.mhd_orderings import (
     COMPARED,
     FIRST,
@@ -36,6 +34,8 @@ from experiments.results.sections.cells import mean_difference
 from experiments.results.sections.commands import full_lengths, planned, sweep
 from experiments.results.sections.fed_md import STOPPING
 from experiments.results.sections.markdown import Plots, image, listed, table
+from fedcodist.report import tables_heads as heads_lib
+from fedcodist.report.tables_heads import Heads
 
 CIFAR, BESIDE_FED_MD = "cifar100_mhd", "cifar_mhd_fed_md"
 EXPERIMENTS = (CIFAR, BESIDE_FED_MD)

@@ -6,7 +6,6 @@ from experiments.results import figures, paper_numbers
 from experiments.results.claims import UNLABELLED_NAMES, gain
 from experiments.results.figures import Point
 from experiments.results.findings import find
-from experiments.results.intervals import BINOMIAL
 from experiments.results.paper_numbers import MODELS, POOL_SIZES, run_name
 from experiments.results.pooling import curve
 from experiments.results.records import TABLE_1, Record
@@ -14,6 +13,7 @@ from experiments.results.sections.beneath import remarks, unlike_fed_avg
 from experiments.results.sections.cells import both_models
 from experiments.results.sections.markdown import Plots, estimate, image, rounds_of, table
 from fedcodist.config.registry import BASELINE, CODISTILLATION, METHOD_NAMES, METHODS
+from fedcodist.report.intervals import BINOMIAL
 
 
 def table_1(records: Sequence[Record], plots: Plots) -> list[str]:

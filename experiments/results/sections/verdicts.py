@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 from experiments.results.claims import claims
 from experiments.results.findings import find, verdict
-from experiments.results.intervals import BINOMIAL
 from experiments.results.records import Record
 from experiments.results.sections.markdown import estimate, rounds_of, table
+from fedcodist.report.intervals import BINOMIAL
 
 
 def verdicts(records: Sequence[Record], note: str) -> list[str]:

@@ -1,6 +1,6 @@
 """What every head of every client knows: private and shared accuracy, and how far knowledge travelled.
 
-    python -m experiments.heads RUN [RUN ...] [--clients] [--picture FILE]
+    python -m fedcodist.report.tables_heads RUN [RUN ...] [--clients] [--picture FILE]
 
 Private accuracy is that on test examples as frequent as the client's own labels are, shared accuracy
 that on all test examples. The second table has a client's accuracy on the private labels of others, by
@@ -19,9 +19,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from ml_collections import ConfigDict
 
-from experiments.metric_kinds import decimal
-from experiments.report.plots import COLOURS, INSTALL_PLOTS, MARKERS, as_written
 from fedcodist.config.registry import DECENTRALISED
+from fedcodist.report.metric_kinds import decimal
+from fedcodist.report.plots import COLOURS, INSTALL_PLOTS, MARKERS, as_written
 
 
 class Heads(NamedTuple):

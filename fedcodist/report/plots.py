@@ -5,10 +5,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from experiments.costs import bytes_per_round, pool_of
-from experiments.report.collection import Collection, Curve, Method, curve
-from experiments.report.result_table import split_name
-from experiments.report.runs import Series, mapping_of
+from fedcodist.report.collection import Collection, Curve, Method, curve
+from fedcodist.report.costs import bytes_per_round, pool_of
+from fedcodist.report.result_table import split_name
+from fedcodist.report.runs import Series, mapping_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

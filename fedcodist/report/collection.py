@@ -6,7 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from experiments.report.runs import (
+from fedcodist.config.registry import METHOD_NAMES, method_of
+from fedcodist.report.runs import (
     Run,
     Series,
     find_run_folders,
@@ -15,7 +16,6 @@ from experiments.report.runs import (
     mapping_of,
     number_of,
 )
-from fedcodist.config.registry import METHOD_NAMES, method_of
 
 # What two runs of one method may differ in: which seed, and what the run is called.
 NOT_OF_A_METHOD = ("seed", "seeds", "name", "run", "workdir")

@@ -211,7 +211,7 @@ def _decentralised(
 
 
 def _not_counted(name: str) -> str:
-    return f"FLOPs of {name!r} are not counted: experiments/flops.py must know it."
+    return f"FLOPs of {name!r} are not counted: fedcodist/report/flops.py must know it."
 
 
 def _forward_of(config: Config, share: float | None = None) -> Callable[[str, str], float]:

@@ -7,7 +7,7 @@ from datetime import datetime
 from html import escape
 from pathlib import Path
 
-from experiments.report.collection import (
+from fedcodist.report.collection import (
     Collection,
     Method,
     Statistic,
@@ -20,8 +20,8 @@ from experiments.report.collection import (
     shown_setting,
     statistic_of,
 )
-from experiments.report.plots import INSTALL_PLOTS
-from experiments.report.result_table import (
+from fedcodist.report.plots import INSTALL_PLOTS
+from fedcodist.report.result_table import (
     caption_of,
     number_cells,
     number_headings,
@@ -30,7 +30,7 @@ from experiments.report.result_table import (
     split_name,
     statistics_of,
 )
-from experiments.report.runs import Run, Series, mapping_of, number_of
+from fedcodist.report.runs import Run, Series, mapping_of, number_of
 
 STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; color: #1b1f24; background: #f5f6f8; margin: 0; }

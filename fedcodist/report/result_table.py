@@ -8,8 +8,8 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from experiments.report.collection import Collection, Curve, Method, Statistic, curve
-from experiments.report.runs import mapping_of
+from fedcodist.report.collection import Collection, Curve, Method, Statistic, curve
+from fedcodist.report.runs import mapping_of
 
 
 class Row(NamedTuple):

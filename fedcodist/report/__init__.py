@@ -1,6 +1,6 @@
 """Table, plots and a single HTML file from any set of run folders.
 
-    python -m experiments.report RUN [RUN ...] [--output DIR] [--title TITLE]
+    python -m fedcodist.report RUN [RUN ...] [--output DIR] [--title TITLE]
 
 A RUN is a run folder or a folder above some. Runs that differ only in their seed are one method:
 the report gives its mean and standard deviation over the seeds.
@@ -15,10 +15,10 @@ from typing import NamedTuple
 
 from rich.console import Console
 
-from experiments.report.collection import Collection, collect, default_title
-from experiments.report.page import page
-from experiments.report.plots import INSTALL_PLOTS, write_plots
-from experiments.report.result_table import table
+from fedcodist.report.collection import Collection, collect, default_title
+from fedcodist.report.page import page
+from fedcodist.report.plots import INSTALL_PLOTS, write_plots
+from fedcodist.report.result_table import table
 
 
 class ReportFiles(NamedTuple):
@@ -31,7 +31,7 @@ class ReportFiles(NamedTuple):
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command; returns its exit status: 0, or 2 if there is nothing to report."""
     parser = argparse.ArgumentParser(
-        prog="python -m experiments.report",
+        prog="python -m fedcodist.report",
         description="Table, plots and a single HTML file from any set of run folders.",
     )
     parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="run folder, or above")

@@ -1,11 +1,11 @@
 r"""Runs methods on the same clients and prints one ranked table.
 
-    python -m experiments.compare --config experiments/configs/digits_methods.py \
+    python -m fedcodist.report.compare --config experiments/configs/digits_methods.py \
         --workdir runs/digits_methods --only "fed_*" --only scaffold
 
 The config has `get_runs()`, a run per method; all of them share data, seeds and schedules, so that
 differences to the baseline are taken within each seed. Options are experiments.sweep's, and the same
-command continues. Costs are one seed's but for the seconds; FLOPs are explained in experiments/flops.py.
+command continues. Costs are one seed's but for the seconds; `fedcodist.report.flops` explains FLOPs.
 Below the table lies an HTML report with curves and accuracy against bytes.
 
 Of parties who each own a model, the mean accuracy of all is ranked, and costs are all parties'. Where
@@ -33,11 +33,12 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from experiments import report, sweep
-from experiments.costs import bytes_per_round, clients_per_round, pool_of
-from experiments.metric_kinds import is_share, lower_is_better
-from experiments.results.intervals import student_half_width
+from experiments import sweep
+from fedcodist import report
 from fedcodist.config import command_line
+from fedcodist.report.costs import bytes_per_round, clients_per_round, pool_of
+from fedcodist.report.intervals import student_half_width
+from fedcodist.report.metric_kinds import is_share, lower_is_better
 
 ALL_PARTIES = "all parties"
 UNDEFINED = "-"
@@ -146,7 +147,7 @@ def read_run(run: str, folder: Path, metric: str = "accuracy") -> list[Entry]:
       ValueError: one line; the run has no summary.
     """
     # It imports JAX, which a mistyped option should not wait for.
-    from experiments.flops import Flops, flops_of_parties, flops_of_run
+    from fedcodist.report.flops import Flops, flops_of_parties, flops_of_run
 
     try:
         summary = json.loads((folder / "summary.json").read_text())

@@ -1,6 +1,6 @@
 """Domain x model x method: accuracy and perplexity of runs on text, and what their models continue.
 
-python -m experiments.domains RUN_FOLDERS [--split test] [--samples 3]
+python -m fedcodist.report.tables_domains RUN_FOLDERS [--split test] [--samples 3]
 
 The codistillation paper's table 2, from folders of finished runs or folders above them. Where the rounds
 around codistillations were evaluated, a second table says what its figure 3 shows: by how much held-out
@@ -21,10 +21,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from experiments.metric_kinds import decimal
-from experiments.report.runs import Run, Series, load_run
 from fedcodist.config.data_text import TEXT, TextData, load_text, text_model
 from fedcodist.config.registry import METHOD_NAMES, method_of
+from fedcodist.report.metric_kinds import decimal
+from fedcodist.report.runs import Run, Series, load_run
 from fedcodist.run.export import load_model
 from fedcodist.text.next_token import continuations
 
@@ -49,7 +49,9 @@ class Change(NamedTuple):
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Prints the table and continuations; returns 0, or 2 for a mistake."""
-    parser = argparse.ArgumentParser(prog="python -m experiments.domains", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m fedcodist.report.tables_domains", description=__doc__
+    )
     parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="run folder, or above")
     parser.add_argument("--split", default="test", help="test (default) or held_out")
     parser.add_argument("--samples", type=int, default=3, help="beginnings to continue per domain")

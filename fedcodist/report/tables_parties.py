@@ -1,6 +1,6 @@
 """What parties gain by a collaboration: accuracy before and after it, and the bound; from a run folder.
 
-    python -m experiments.gains runs/digits_fed_md [--plot figure_2.png]
+    python -m fedcodist.report.tables_parties runs/digits_fed_md [--plot figure_2.png]
 
 Before is the end of private training, the bound that of training on all parties' examples
 (`fedcodist.config.phases`).
@@ -16,10 +16,10 @@ from typing import Any
 
 import numpy as np
 
-from experiments.metric_kinds import decimal
-from experiments.report.plots import INSTALL_PLOTS
 from experiments.results.figures import PartyCurve, parties_plot
 from experiments.results.sections.fed_md import STOPPING
+from fedcodist.report.metric_kinds import decimal
+from fedcodist.report.plots import INSTALL_PLOTS
 from fedcodist.run.run_folder import PHASES
 
 
