@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from experiments.results.pooling import Curve
 from fedcodist.config.registry import METHOD_NAMES, METHODS
-from fedcodist.report.plots import COLOURS, LINES, MARKERS, as_written
+from fedcodist.report.plots import COLOURS, LINES, MARKERS, as_written, legend
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -24,13 +24,6 @@ class Point(NamedTuple):
     half_width: float | None
     is_short: bool = False
     is_binomial: bool = False
-
-
-class PartyCurve(NamedTuple):
-    """A party's mean accuracy over the seeds in %, by round."""
-
-    rounds: tuple[int, ...]
-    means: tuple[float, ...]
 
 
 class Cost(NamedTuple):
@@ -74,7 +67,7 @@ def curves_plot(panels: Curves) -> "Figure":
                 linewidth=1.6,
                 label=METHOD_NAMES[method],
             )
-    _legend(figure, axes)
+    legend(figure, axes)
     return figure
 
 
@@ -116,7 +109,7 @@ def gains_plot(ours: Points, paper: Points) -> "Figure":
                 label=f"{METHOD_NAMES[method]}, paper",
                 **style,
             )
-    _legend(figure, axes)
+    legend(figure, axes)
     return figure
 
 
@@ -149,48 +142,7 @@ def unlabelled_plot(panels: Points, baselines: Mapping[str, float]) -> "Figure":
                 capsize=2.5,
                 label=METHOD_NAMES[method],
             )
-    _legend(figure, axes)
-    return figure
-
-
-def parties_plot(
-    parties: Mapping[str, PartyCurve], baseline: float, bound: float | None
-) -> "Figure":
-    """FedMD's figure 2: accuracy of each party by round, with two levels.
-
-    Args:
-      parties: by name.
-      baseline: mean of parties without collaboration, dashed.
-      bound: mean of parties with all private examples, dashed and dotted, where it was run.
-    """
-    from matplotlib.figure import Figure
-    from matplotlib.ticker import MaxNLocator
-
-    figure = Figure(figsize=(6.4, 4.6), layout="constrained")
-    axis = figure.subplots()
-    axis.grid(color="0.9", linewidth=0.8)
-    axis.spines[["top", "right"]].set_visible(False)
-    axis.set_xlabel("Round of collaboration")
-    axis.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axis.set_ylabel("Test accuracy (%)")
-    for number, (party, curve) in enumerate(parties.items()):
-        colour = COLOURS[number % len(COLOURS)]
-        marker = MARKERS[(number + number // len(COLOURS)) % len(MARKERS)]
-        axis.plot(
-            curve.rounds,
-            curve.means,
-            color=colour,
-            marker=marker,
-            # Hollow where the colour comes a second time.
-            markerfacecolor="white" if number >= len(COLOURS) else colour,
-            markersize=3.5,
-            linewidth=1.4,
-            label=party,
-        )
-    axis.axhline(baseline, color="0.3", linestyle="--", linewidth=1.2, label="no collaboration")
-    if bound is not None:
-        axis.axhline(bound, color="0.3", linestyle="-.", linewidth=1.2, label="pooled examples")
-    _legend(figure, [axis], columns=2)
+    legend(figure, axes)
     return figure
 
 
@@ -224,7 +176,7 @@ def costs_plot(
                 capsize=2.5,
                 label=name,
             )
-    _legend(figure, axes)
+    legend(figure, axes)
     return figure
 
 
@@ -258,7 +210,7 @@ def ranks_plot(layers: Mapping[str, Spectrum]) -> "Figure":
         axis.grid(color="0.9", linewidth=0.8)
         axis.set_axisbelow(True)
         axis.spines[["top", "right"]].set_visible(False)
-    _legend(figure, axes, columns=3)
+    legend(figure, axes, columns=3)
     return figure
 
 
@@ -297,18 +249,3 @@ def _pale(colour: str) -> tuple[float, ...]:
     from matplotlib.colors import to_rgb
 
     return tuple(1 - (1 - part) / 3 for part in to_rgb(colour))
-
-
-def _legend(figure: "Figure", axes: Sequence["Axes"], columns: int = 4) -> None:
-    shown: dict[str, Any] = {}
-    for axis in axes:
-        for handle, label in zip(*axis.get_legend_handles_labels(), strict=True):
-            shown.setdefault(label, handle)
-    figure.legend(
-        list(shown.values()),
-        [as_written(label) for label in shown],
-        loc="outside lower center",
-        ncols=columns,
-        fontsize=9,
-        frameon=False,
-    )

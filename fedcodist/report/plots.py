@@ -54,6 +54,22 @@ def as_written(name: str) -> str:
     return name.replace("$", r"\$")
 
 
+def legend(figure: "Figure", axes: Sequence["Axes"], columns: int = 4) -> None:
+    """One legend below all axes; a label that several have is shown once."""
+    shown: dict[str, Any] = {}
+    for axis in axes:
+        for handle, label in zip(*axis.get_legend_handles_labels(), strict=True):
+            shown.setdefault(label, handle)
+    figure.legend(
+        list(shown.values()),
+        [as_written(label) for label in shown],
+        loc="outside lower center",
+        ncols=columns,
+        fontsize=9,
+        frameon=False,
+    )
+
+
 def _accuracy_plot(collection: Collection) -> "Figure | None":
     if not collection.splits:
         return None

@@ -16,11 +16,19 @@ from typing import Any
 
 import numpy as np
 
-from experiments.results.figures import PartyCurve, parties_plot
-from experiments.results.sections.fed_md import STOPPING
 from fedcodist.report.metric_kinds import decimal
+from fedcodist.report.plot_parties import PartyCurve, parties_plot
 from fedcodist.report.plots import INSTALL_PLOTS
 from fedcodist.run.run_folder import PHASES
+
+# phases.stopping -> how training before the rounds, and the bound's, came to its end.
+STOPPING = {
+    "fixed": "Every phase has all its epochs: nothing looks at test data.",
+    "held_out": "Public training stops on held-out public examples, the other phases have all their "
+    "epochs: nothing looks at test data.",
+    "test_data": "Phases stop on **test data**, as in the released code: accuracies are too good.",
+    None: "How phases were stopped is not recorded.",
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

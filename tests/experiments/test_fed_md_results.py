@@ -147,13 +147,13 @@ def test_it_says_how_the_phases_of_each_run_were_stopped(tmp_path):
     write(tmp_path, "public_images,50", {"a": [10.0, 20.0]}, phases={"stopping": "fixed"})
     write(tmp_path, "public_images,all", {"a": [10.0, 20.0]})
     text, _ = render(tmp_path)
-    says = lambda mode, runs: f"- {section.STOPPING[mode]} ({runs})" in text.splitlines()
+    says = lambda mode, runs: f"- {tables_parties.STOPPING[mode]} ({runs})" in text.splitlines()
     assert says("fixed", "`non_iid`, `public_images,50`")
     assert says("test_data", "`iid`")
     assert says("held_out", "`revisit_epochs,2`")
     assert says(None, "`public_images,all`")
-    assert "**test data**" in section.STOPPING["test_data"]
-    assert set(section.STOPPING) == {*phases.STOPPING, None}
+    assert "**test data**" in tables_parties.STOPPING["test_data"]
+    assert set(tables_parties.STOPPING) == {*phases.STOPPING, None}
 
 
 def test_what_is_not_run_has_its_command_and_its_note(tmp_path):

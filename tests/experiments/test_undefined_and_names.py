@@ -10,7 +10,6 @@ import pytest
 from rich.console import Console
 
 from experiments import tune
-from experiments.results.figures import PartyCurve, parties_plot
 from fedcodist import report
 from fedcodist.algorithms.graph import graphs
 from fedcodist.report import (
@@ -22,6 +21,7 @@ from fedcodist.report import (
     tables_parties,
 )
 from fedcodist.report.metric_kinds import decimal, is_share, lower_is_better
+from fedcodist.report.plot_parties import PartyCurve, parties_plot
 from fedcodist.report.runs import Run, Series
 from tests.experiments import test_report
 from tests.experiments.test_report import write_run

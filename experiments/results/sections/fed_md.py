@@ -3,14 +3,14 @@
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from experiments.results import figures
-from experiments.results.figures import PartyCurve
 from experiments.results.records import Record
 from experiments.results.sections.beneath import own_notes
 from experiments.results.sections.cells import mean_difference
 from experiments.results.sections.commands import full_lengths, planned, sweep
 from experiments.results.sections.markdown import Plots, codes, image, table
 from experiments.results.seeds import most_seeds
+from fedcodist.report.plot_parties import PartyCurve, parties_plot
+from fedcodist.report.tables_parties import STOPPING
 
 SMALL = "cifar_fed_md_small"
 TITLES = {
@@ -24,14 +24,6 @@ PAPER_BOUNDS = {
     "emnist_fed_md": {"non_iid": 87.68, "iid": 89.37},
 }
 SPLIT = "test"
-# phases.stopping -> how training before the rounds, and the bound's, came to its end.
-STOPPING = {
-    "fixed": "Every phase has all its epochs: nothing looks at test data.",
-    "held_out": "Public training stops on held-out public examples, the other phases have all their "
-    "epochs: nothing looks at test data.",
-    "test_data": "Phases stop on **test data**, as in the released code: accuracies are too good.",
-    None: "How phases were stopped is not recorded.",
-}
 
 # A run's accuracies of a party, in %: round -> one per seed.
 Course = dict[int, list[float]]
@@ -107,7 +99,7 @@ def _run(record: Record, without: Record | None, plots: Plots) -> list[str]:
         for party, course in parties.items()
     }
     ends = _mean(means["Before"]), _mean(means["Bound"])
-    plots[name] = lambda: figures.parties_plot(curves, *ends)
+    plots[name] = lambda: parties_plot(curves, *ends)
     count = len(record.seeds)
     return [
         f"**`{record.run}`**, {record.rounds} rounds, {count} seed{'' if count == 1 else 's'}"

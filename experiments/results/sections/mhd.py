@@ -32,10 +32,10 @@ from experiments.results.records import Record
 from experiments.results.sections.beneath import own_notes
 from experiments.results.sections.cells import mean_difference
 from experiments.results.sections.commands import full_lengths, planned, sweep
-from experiments.results.sections.fed_md import STOPPING
 from experiments.results.sections.markdown import Plots, image, listed, table
 from fedcodist.report import tables_heads as heads_lib
 from fedcodist.report.tables_heads import Heads
+from fedcodist.report.tables_parties import STOPPING
 
 CIFAR, BESIDE_FED_MD = "cifar100_mhd", "cifar_mhd_fed_md"
 EXPERIMENTS = (CIFAR, BESIDE_FED_MD)
