@@ -1,6 +1,6 @@
 r"""What is tuned for Table 1, at |P_H| = 4,700, in domain.
 
-    python -m experiments.tune --config experiments/configs/cifar100_tuning.py:fed_avg \
+    python -m fedcodist.tuning.tune --config experiments/configs/cifar100_tuning.py:fed_avg \
         --study cifar100_fed_avg --storage runs/tuning.db --trials 6 \
         --output results/tuning/cifar100_fed_avg.json
 

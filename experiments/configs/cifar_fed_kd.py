@@ -197,5 +197,5 @@ def _add_fetch_sgd(config: ConfigDict) -> None:
         rows=5, columns=1160, count=1935, momentum=0.9, examples=examples
     )
     config.pools.main.server_learning_rate = 0.27
-    # For experiments.tune, with four clients and one seed: rates of SGD have no default.
+    # For fedcodist.tuning.tune, with four clients and one seed: rates of SGD have no default.
     config.tuning = dict(space=(("pools.main.server_learning_rate", 0.03, 3.0, "log"),))

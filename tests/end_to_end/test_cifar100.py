@@ -120,7 +120,7 @@ def test_made_up_images_are_tuned_by_one_compiled_program(made_up, study):
     common = ("--study", study, "--storage", "tuning.db", "--output", f"{study}.json")
     # The large model's study has no small model.
     short = [each for each in SHORT if study != "large_model" or "pools.small" not in each]
-    printed = run(made_up, "-m", "experiments.tune", config, *common, "--trials=3", *short)
+    printed = run(made_up, "-m", "fedcodist.tuning.tune", config, *common, "--trials=3", *short)
     assert "compiled training programs: 1" in printed
     summary = json.loads((made_up / f"{study}.json").read_text())
     assert len(summary["trials"]) == 3

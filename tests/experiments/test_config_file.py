@@ -4,9 +4,10 @@ import pytest
 from absl import flags
 from ml_collections import config_flags
 
-from experiments import sweep, tune
+from experiments import sweep
 from fedcodist.config import command_line
 from fedcodist.report import compare
+from fedcodist.tuning import tune
 
 HEAD = """\
 from ml_collections import ConfigDict

@@ -855,7 +855,7 @@ def study(**changes):
         },
         "best_value": 0.31415926,
         "best_parameters": {"b": 0.012345, "a": 3},
-        "command": "python -m experiments.tune",
+        "command": "python -m fedcodist.tuning.tune",
         "commit": "c0ffee",
         "date": "2026-01-01",
         "workers": [{"compilations": 1}, {"compilations": 2}],
@@ -878,7 +878,7 @@ def test_tuning_is_a_table_of_studies(tmp_path):
     none = row(text, "`none`")
     assert [cells[4] for cells in none] == ["", "linear", "log"]
     assert [cells[5] for cells in none[1:]] == ["", ""]
-    assert "`python -m experiments.tune`" in text
+    assert "`python -m fedcodist.tuning.tune`" in text
     assert "still running" not in text
 
 

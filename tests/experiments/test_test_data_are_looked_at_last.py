@@ -20,7 +20,6 @@ from experiments.configs import (
     digits_parties,
     text_domain_shift,
 )
-from experiments.tune import held_out_experiment
 from fedcodist.config.data import load_data
 from fedcodist.config.division import divided
 from fedcodist.config.experiment import build_experiment
@@ -28,6 +27,7 @@ from fedcodist.config.phases import phase_experiment
 from fedcodist.datasets.public_private import digits_public_private
 from fedcodist.report import tables_heads, tables_parties
 from fedcodist.report.collection import collect
+from fedcodist.tuning.tune import held_out_experiment
 
 ROOT = Path(__file__).parents[2]
 DIGITS = (

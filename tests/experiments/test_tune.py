@@ -23,13 +23,13 @@ import sqlalchemy
 from optuna.trial import TrialState
 
 import fedcodist.run.experiment
-from experiments import search_space, study, tune
-from experiments.search_space import check_effects, overrides, own_values, with_values
 from fedcodist.config import command_line, networks
 from fedcodist.config import data as reading
 from fedcodist.config.experiment import build_experiment
 from fedcodist.run import launch, programs
 from fedcodist.run.experiment import TrainingDiverged, run_experiment
+from fedcodist.tuning import search_space, study, tune
+from fedcodist.tuning.search_space import check_effects, overrides, own_values, with_values
 
 ROOT = Path(__file__).parents[2]
 CONFIG = "experiments/configs/digits_codist.py"
@@ -547,7 +547,7 @@ def test_an_error_fails_the_trial_and_is_not_hidden(pretend, tmp_path):
 WORKER = f"""
 import pickle, sys, time
 sys.path.insert(0, {str(ROOT)!r})
-from experiments import study
+from fedcodist.tuning import study
 with open(sys.argv[1], "rb") as file:
     plan = pickle.load(file)
 worker = study.Worker(plan.storage)
@@ -859,7 +859,7 @@ def whole_command(tmp_path, *arguments):
     settings = [f"--config.{name}={value}" for name, value in SMALL.items()]
     where = [f"--storage={tmp_path / 'tuning.db'}", "--study=digits"]
     return [
-        *(sys.executable, "-m", "experiments.tune", f"--config={CONFIG}", *where),
+        *(sys.executable, "-m", "fedcodist.tuning.tune", f"--config={CONFIG}", *where),
         *(*settings, *arguments),
     ]
 

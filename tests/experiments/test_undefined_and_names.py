@@ -9,7 +9,6 @@ import optuna
 import pytest
 from rich.console import Console
 
-from experiments import tune
 from fedcodist import report
 from fedcodist.algorithms.graph import graphs
 from fedcodist.report import (
@@ -23,6 +22,7 @@ from fedcodist.report import (
 from fedcodist.report.metric_kinds import decimal, is_share, lower_is_better
 from fedcodist.report.plot_parties import PartyCurve, parties_plot
 from fedcodist.report.runs import Run, Series
+from fedcodist.tuning import tune
 from tests.experiments import test_report
 from tests.experiments.test_report import write_run
 
@@ -136,8 +136,8 @@ def test_a_trial_whose_accuracy_is_undefined_is_pruned(monkeypatch):
             [{"split": "held_out", "accuracy": None}, {"split": "held_out", "accuracy": 1.0}]
         )
     )
-    from experiments import study
     from fedcodist.run import experiment
+    from fedcodist.tuning import study
 
     def run(experiment, programs, callbacks, show_progress):
         callbacks[0]([{"round": 3, "split": "held_out", "accuracy": None}])

@@ -24,9 +24,9 @@ from optuna.distributions import FloatDistribution
 from optuna.trial import FrozenTrial, TrialState
 
 from experiments.record import thin
-from experiments.search_space import Space
 from fedcodist.config.registry import BASELINE
 from fedcodist.run.commit import running_commit
+from fedcodist.tuning.search_space import Space
 
 ERRORS = (optuna.exceptions.OptunaError, sqlalchemy.exc.SQLAlchemyError, OSError)
 STATES = {

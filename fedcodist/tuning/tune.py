@@ -1,15 +1,15 @@
 r"""Tunes the float hyper-parameters of an experiment.
 
-    python -m experiments.tune --config experiments/configs/digits_codist.py:merged_codistillation \
+    python -m fedcodist.tuning.tune --config experiments/configs/digits_codist.py:merged_codistillation \
         --study digits_merged --storage runs/tuning.db --trials 32 --config.rounds=40
 
 A trial's value is the accuracy on held-out clients after the last round, or on examples held out of
 clients' own (`data.partition.validation`), averaged over models and seeds; test data is never read.
-What is searched is told in experiments/search_space.py. The same command goes on with a study that was
+What is searched is told in fedcodist/tuning/search_space.py. The same command goes on with a study that was
 stopped. On a CPU there is one worker per core; each compiles once for all of its trials. `--output FILE`
 keeps the study as JSON when it has all its trials, and `--summary` writes that at any time:
 
-    python -m experiments.tune --summary --study digits_merged --storage runs/tuning.db
+    python -m fedcodist.tuning.tune --summary --study digits_merged --storage runs/tuning.db
 """
 
 import collections
@@ -31,10 +31,10 @@ from typing import Any
 from absl import flags
 from ml_collections import ConfigDict, config_flags
 
-from experiments import search_space
 from fedcodist.config import command_line
 from fedcodist.core.checks import LARGEST_INTEGER, check_integer
 from fedcodist.run import children, compilation_cache, launch
+from fedcodist.tuning import search_space
 
 # File descriptor by which the first worker says that the study is open.
 _READY = "FEDCODIST_TUNE_READY"
@@ -60,7 +60,7 @@ def main(arguments: list[str]) -> int:
     if launch.is_child():
         return _work(values)
     processes = values.processes or launch.default_processes()
-    program = [sys.executable, "-m", "experiments.tune", *arguments[1:]]
+    program = [sys.executable, "-m", "fedcodist.tuning.tune", *arguments[1:]]
     status = children.until_interrupted(
         lambda: _supervise(program, processes),
         "interrupted: the same command goes on with the study.",
@@ -155,7 +155,7 @@ def _start(
 
 def _conclude(values: flags.FlagValues) -> int:
     """Says what the study found, and how to run an experiment with it."""
-    from experiments import study as studies
+    from fedcodist.tuning import study as studies
 
     try:
         study = studies.load_study(Path(values.storage), values.study)
@@ -174,7 +174,7 @@ def _conclude(values: flags.FlagValues) -> int:
 
 
 def _summarise(values: flags.FlagValues) -> int:
-    from experiments import study as studies
+    from fedcodist.tuning import study as studies
 
     try:
         summary = studies.summary(studies.load_study(Path(values.storage), values.study))
@@ -203,7 +203,7 @@ def _work(values: flags.FlagValues) -> int:
     _end_with_the_supervisor()
     launch.take_cores(rank, count)
     compilation_cache.cache_compilations()
-    from experiments import study as studies
+    from fedcodist.tuning import study as studies
 
     command_line.show_warnings(rank == 0)
     config = values.config
@@ -222,7 +222,7 @@ def _work(values: flags.FlagValues) -> int:
             trials=values.trials,
             seed=values.seed,
             pruner=values.pruner,
-            command=shlex.join(["python", "-m", "experiments.tune", *sys.argv[1:]]),
+            command=shlex.join(["python", "-m", "fedcodist.tuning.tune", *sys.argv[1:]]),
         )
         worker = studies.Worker(plan.storage)
         study = studies.open_study(plan, worker)
@@ -290,7 +290,7 @@ def check_trials(config: ConfigDict, space: search_space.Space, hyper_of) -> Non
 
 def make_plan(config: ConfigDict, space: search_space.Space, **options: Any):
     """A config's Plan; `options` are those of its fields that no config has."""
-    from experiments.study import Plan
+    from fedcodist.tuning.study import Plan
 
     tuned = {setting for dimension in space.values() for setting in dimension.settings}
     return Plan(
@@ -317,15 +317,15 @@ def run_trials(
     Args:
       config: ConfigDict, whose floats trials replace.
       experiment, hyper_of: of that config, see held_out_experiment.
-      plan, study, worker: see experiments.study.
+      plan, study, worker: see fedcodist.tuning.study.
 
     Returns:
       (this worker's trials by 'finished' and 'pruned', training programs that it compiled).
     """
     import jax
 
-    from experiments import study as studies
     from fedcodist.run.experiment import experiment_programs
+    from fedcodist.tuning import study as studies
 
     programs = experiment_programs(experiment)
     counts: collections.Counter = collections.Counter()
@@ -350,8 +350,8 @@ def _run_trial(trial, experiment, programs, worker):
     """Returns (value, state, reason)."""
     import optuna
 
-    from experiments import study as studies
     from fedcodist.run.experiment import TrainingDiverged, run_experiment
+    from fedcodist.tuning import study as studies
 
     value = None
 

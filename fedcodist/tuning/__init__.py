@@ -1,0 +1,1 @@
+"""Hyperparameter search with optuna: studies, trials, search spaces."""
