@@ -5,9 +5,10 @@ r"""Tunes the float hyper-parameters of an experiment.
 
 A trial's value is the accuracy on held-out clients after the last round, or on examples held out of
 clients' own (`data.partition.validation`), averaged over models and seeds; test data is never read.
-What is searched is told in fedcodist/tuning/search_space.py. The same command goes on with a study that was
-stopped. On a CPU there is one worker per core; each compiles once for all of its trials. `--output FILE`
-keeps the study as JSON when it has all its trials, and `--summary` writes that at any time:
+What is searched is told in `fedcodist.tuning.search_space`. The same command goes on with a study that
+was stopped. On a CPU there is one worker per core; each compiles once for all of its trials.
+`--output FILE` keeps the study as JSON when it has all its trials, and `--summary` writes that at any
+time:
 
     python -m fedcodist.tuning.tune --summary --study digits_merged --storage runs/tuning.db
 """
