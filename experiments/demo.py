@@ -32,7 +32,7 @@ def main() -> int:
 def _run(arguments: argparse.Namespace) -> int:
     folders = [arguments.workdir / method for method in METHODS]
     for method, folder in zip(METHODS, folders, strict=True):
-        command = [sys.executable, "-m", "experiments.main"]
+        command = [sys.executable, "-m", "fedcodist.commands.run"]
         command += [f"--config={CONFIG}:{method}", f"--workdir={folder}"]
         command += [f"--config.rounds={arguments.rounds}", f"--config.seeds={arguments.seeds}"]
         status = children.run(command).returncode

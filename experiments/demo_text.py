@@ -56,7 +56,7 @@ def _run(arguments: argparse.Namespace) -> int:
         folders.append(arguments.workdir / method)
         settings = SETTINGS | {"rounds": arguments.rounds, "seeds": arguments.seeds}
         settings |= {"data.folder": text, "algorithm.steps": STEPS[method]}
-        command = [sys.executable, "-m", "experiments.main"]
+        command = [sys.executable, "-m", "fedcodist.commands.run"]
         command += [f"--config={CONFIG}:{method},python_source", f"--workdir={folders[-1]}"]
         command += [f"--config.{name}={value}" for name, value in settings.items()]
         status = children.run(command).returncode

@@ -26,7 +26,7 @@ from fedcodist.config.config_file import config_of, load_config_file, runs_of
 from fedcodist.core.checks import check_integer
 from fedcodist.run import children, launch
 
-_COMMAND = (sys.executable, "-m", "experiments.main")
+_COMMAND = (sys.executable, "-m", "fedcodist.commands.run")
 _MOST_AT_ONCE = 1024
 _MARK = "sweep.json"  # in the folder of a run that is finished
 _SECONDS_BETWEEN_LOOKS = 0.05
@@ -90,7 +90,7 @@ def _check_settings(path: str, run: str, others: Sequence[str]) -> None:
     Whatever is not of the form --config.name=value is left to main.
     """
     given = [argument for argument in others if re.match(r"--config\.[^=]+=", argument)]
-    arguments = ["experiments.main", f"--config={path}:{run}", *given]
+    arguments = ["fedcodist.commands.run", f"--config={path}:{run}", *given]
     values = flags.FlagValues()
     config_flags.DEFINE_config_file("config", flag_values=values, sys_argv=arguments)
     try:

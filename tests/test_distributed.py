@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from quick_compilation import XLA_FLAGS
 
-from experiments import main
+from fedcodist.commands import run
 from fedcodist.run import experiment
 from fedcodist.run.export import load_model
 from fedcodist.run.run_folder import RunFolder, RunFolderError
@@ -138,7 +138,7 @@ def test_commands_of_build_md_are_of_flags_that_exist():
     assert len(commands) == 5
     for command in commands:
         flags = set(re.findall(r"--(\w+)", command))
-        assert {"config", "workdir"} < flags <= set(main.flags.FLAGS)
+        assert {"config", "workdir"} < flags <= set(run.flags.FLAGS)
         assert "distributed" in flags or {"coordinator", "num_hosts", "host"} <= flags
 
 

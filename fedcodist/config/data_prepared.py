@@ -2,11 +2,13 @@
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from ml_collections import ConfigDict
 
 from fedcodist.data.federated_data import FederatedData
-from fedcodist.data.prepared import load_prepared
+from fedcodist.data.prepared import load_prepared, manifest
 
 
 def prepared_folder(setting: str, folder: str) -> dict[str, FederatedData]:
@@ -40,3 +42,38 @@ def prepared_images(
             )
     height, width, channels = shape
     return height, width, channels
+
+
+def data_manifests(settings: ConfigDict) -> dict[str, dict[str, Any]]:
+    """What the manifests of a config's prepared folders say: by folder its source, whether that was
+    left unverified, the seed that dealt its clients (None without), and each split's examples.
+
+    Raises:
+      PreparedDataError: a folder has no manifest, or one that was changed.
+    """
+    manifests = {folder: manifest(folder) for folder in _prepared_folders(settings)}
+    return {
+        folder: {
+            "source": content["source"],
+            "unverified": content["arguments"].get("unverified", False),
+            "seed": content["arguments"].get("seed"),
+            "num_examples": {
+                split: entry["num_examples"] for split, entry in content["splits"].items()
+            },
+        }
+        for folder, content in manifests.items()
+    }
+
+
+def data_checksums(settings: ConfigDict) -> dict[str, str]:
+    """The checksums of the manifests of a config's prepared folders, which hold those of all files.
+
+    Raises:
+      PreparedDataError: a folder has no manifest, or one that was changed.
+    """
+    return {folder: manifest(folder)["sha256"] for folder in _prepared_folders(settings)}
+
+
+def _prepared_folders(settings: ConfigDict) -> list[str]:
+    folders = (settings.get(f"{kind}folder") for kind in ("", "unlabelled_", "public_"))
+    return [folder for folder in folders if folder is not None]

@@ -2,7 +2,8 @@
 
 import os
 import urllib.parse
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -35,6 +36,21 @@ def save_model(
         for keys, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]
     }
     save_tensors(path, tensors, metadata or {})
+
+
+def save_models(
+    folder: Path, variables: Mapping[str, Variables], models: Iterable[str], first_seed: int
+) -> None:
+    """Writes `<model>_seed<n>.safetensors` of every model; ensembles are not models of their own.
+
+    Raises:
+      OSError: the folder cannot be written.
+    """
+    for model in models:
+        of_all_seeds = variables[model]
+        for index in range(len(jax.tree.leaves(of_all_seeds)[0])):
+            path = folder / f"{model}_seed{first_seed + index}.safetensors"
+            save_model(path, jax.tree.map(lambda leaf, i=index: leaf[i], of_all_seeds))
 
 
 def load_model(path: str | os.PathLike[str]) -> Variables:

@@ -8,7 +8,7 @@ import os
 import platform
 import shlex
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -280,3 +280,24 @@ def _environment(plan: Mapping[str, Any]) -> dict[str, Any]:
         "cores": os.cpu_count(),
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
     }
+
+
+def data_note(
+    workdir: Path, about: Mapping[str, Any]
+) -> Callable[[Sequence[Mapping[str, Any]]], None]:
+    """A callback that adds to environment.json, once, what a run's data are."""
+
+    def note(records: Sequence[Mapping[str, Any]]) -> None:
+        # At the first evaluation, when the folder is the run's; what a resumed run has stays.
+        path = workdir / "environment.json"
+        try:
+            environment = json.loads(path.read_text(encoding="utf-8"))
+            if "data" not in environment:
+                text = json.dumps({**environment, "data": about}, indent=2) + "\n"
+                write_atomically(path, text.encode())
+        except OSError as error:
+            raise RunFolderError(f"cannot write {path}: {error.strerror}.") from error
+        except (ValueError, TypeError) as error:
+            raise RunFolderError(f"cannot read {path}: {error}.") from error
+
+    return note

@@ -17,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 def main() -> int:
     fault, marker, *arguments = sys.argv[1:]
     sys.argv = [sys.argv[0], *arguments]
-    from experiments import main as command
+    from fedcodist.commands import run as command
     from fedcodist.run import launch
 
     if launch.is_child():

@@ -21,15 +21,16 @@ def main() -> None:
     os.environ |= {launch.RANK: "0", launch.COUNT: "1"}
     import sklearn.datasets
 
-    import experiments.main
+    import fedcodist.commands.run
     import fedcodist.config.experiment
     import fedcodist.run.experiment
     import fedcodist.run.export
 
+    command = fedcodist.commands.run.main
     del sklearn, fedcodist  # they only had to be imported
     # jax warns of forks; no backend has been started here, nor any thread.
     warnings.filterwarnings("ignore", "os.fork", RuntimeWarning)
-    results = [run(experiments.main.main, arguments) for arguments in json.load(sys.stdin)]
+    results = [run(command, arguments) for arguments in json.load(sys.stdin)]
     json.dump(results, sys.stdout)
 
 

@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 from ml_collections import ConfigDict
 
-from experiments import main
+from fedcodist.commands.run import _newest_checkpoint
+from fedcodist.config.data_prepared import data_manifests
 from fedcodist.core.model import Variables
 from fedcodist.data.federated_data import FederatedData
 from fedcodist.data.prepared import save_prepared
-from fedcodist.run.experiment import Outcome
-from fedcodist.run.export import load_model
-from fedcodist.run.run_folder import RunFolder, RunFolderError
+from fedcodist.run.export import load_model, save_models
+from fedcodist.run.run_folder import RunFolder, RunFolderError, data_note
 
 
 def prepare(folder, examples, **arguments):
@@ -28,13 +28,13 @@ def test_what_the_manifests_of_both_folders_say(tmp_path):
     near = prepare(tmp_path / "near", 3, seed=7, unverified=False)
     far = prepare(tmp_path / "far", 5, unverified=True)
     settings = ConfigDict({"name": "prepared", "folder": near, "unlabelled_folder": far})
-    assert main.data_manifests(settings) == {
+    assert data_manifests(settings) == {
         near: {"source": "made up", "seed": 7, "unverified": False, "num_examples": {"train": 3}},
         far: {"source": "made up", "seed": None, "unverified": True, "num_examples": {"train": 5}},
     }
     settings.unlabelled_folder = None
-    assert list(main.data_manifests(settings)) == [near]
-    assert main.data_manifests(ConfigDict({"name": "digits"})) == {}
+    assert list(data_manifests(settings)) == [near]
+    assert data_manifests(ConfigDict({"name": "digits"})) == {}
 
 
 def test_the_note_is_added_once_and_stays_when_a_run_is_resumed(tmp_path):
@@ -42,8 +42,8 @@ def test_the_note_is_added_once_and_stays_when_a_run_is_resumed(tmp_path):
     environment = lambda: json.loads((folder / "environment.json").read_text())
     RunFolder(folder).claim({}, {}, change_plan=False)
     before = environment()
-    main.data_note(folder, {"near": {"seed": 7}})([])
-    main.data_note(folder, {"near": {"seed": 8}})([])
+    data_note(folder, {"near": {"seed": 7}})([])
+    data_note(folder, {"near": {"seed": 8}})([])
     assert environment() == {**before, "data": {"near": {"seed": 7}}}
     RunFolder(folder).claim({}, {}, change_plan=False)
     assert environment()["data"] == {"near": {"seed": 7}}
@@ -51,7 +51,7 @@ def test_the_note_is_added_once_and_stays_when_a_run_is_resumed(tmp_path):
 
 def test_a_note_that_cannot_be_written_is_the_run_folders_error(tmp_path):
     with pytest.raises(RunFolderError, match=r"environment\.json"):
-        main.data_note(tmp_path / "none", {"near": {}})([])
+        data_note(tmp_path / "none", {"near": {}})([])
 
 
 def test_models_are_saved_seed_by_seed_and_ensembles_are_not(tmp_path):
@@ -59,7 +59,7 @@ def test_models_are_saved_seed_by_seed_and_ensembles_are_not(tmp_path):
     # What an ensemble is evaluated with has its members' weights beside their mutable state.
     ensemble = Variables({"w": weights[:, None]}, ({}, np.ones((2, 1))))
     models = {"main": Variables({"w": weights}, {}), "ensemble": ensemble}
-    main.save_models(tmp_path, Outcome([], models, {"models": {"main": {}}}), first_seed=3)
+    save_models(tmp_path, models, ["main"], first_seed=3)
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         "main_seed3.safetensors",
         "main_seed4.safetensors",
@@ -70,18 +70,18 @@ def test_models_are_saved_seed_by_seed_and_ensembles_are_not(tmp_path):
 
 def test_the_newest_checkpoint_is_a_phases_before_the_first_round(tmp_path):
     """Restarts that make progress in a phase are no loop."""
-    assert main._newest_checkpoint(tmp_path) is None
+    assert _newest_checkpoint(tmp_path) is None
     for part in ("phases/public", "phases/private", "phases/pooled", ""):
         checkpoints = tmp_path / part / "checkpoints"
         checkpoints.mkdir(parents=True)
         for round in (9, 10):
             name = f"round_{round:08d}.msgpack"
             (checkpoints / name).touch()
-            assert main._newest_checkpoint(tmp_path) == f"{part}/{name}".removeprefix("/")
+            assert _newest_checkpoint(tmp_path) == f"{part}/{name}".removeprefix("/")
 
 
 @pytest.mark.parametrize("damage", ["{", "[]", ""])
 def test_a_damaged_environment_is_one_line_for_the_note_on_data(damage, tmp_path):
     (tmp_path / "environment.json").write_text(damage)
     with pytest.raises(RunFolderError, match=r"cannot read .*environment\.json"):
-        main.data_note(tmp_path, {"folder": {}})([])
+        data_note(tmp_path, {"folder": {}})([])

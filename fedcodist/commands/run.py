@@ -1,0 +1,211 @@
+r"""Runs one experiment from a config file.
+
+    python -m experiments.main --config experiments/configs/digits_codist.py --workdir runs/digits \
+        --config.rounds=40 --config.algorithm.alpha=0.5
+
+The same command continues a run that was stopped. On a CPU it starts one process per core. On several
+machines, each runs the command with --distributed or --coordinator (see BUILD.md).
+"""
+
+import sys
+import traceback
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from absl import flags
+from ml_collections import ConfigDict, config_flags
+
+from fedcodist.config import command_line
+from fedcodist.run import compilation_cache, launch
+
+if TYPE_CHECKING:
+    from fedcodist.run.profile import Callback
+
+
+_CONFIG = config_flags.DEFINE_config_file("config", None, "The experiment's config file.")
+_WORKDIR = flags.DEFINE_string("workdir", None, "Run folder; the same one continues a stopped run.")
+_PROCESSES = flags.DEFINE_integer(
+    "processes", None, "Processes on this machine; chosen by the machine where not given."
+)
+_DISTRIBUTED = flags.DEFINE_bool(
+    "distributed", False, "One process of a run on a TPU pod, Slurm or Kubernetes, found by JAX."
+)
+_COORDINATOR = flags.DEFINE_string(
+    "coordinator", None, "One process of a run on any machines: HOST:PORT of the first one."
+)
+_NUM_HOSTS = flags.DEFINE_integer("num_hosts", None, "Machines, with --coordinator.")
+_HOST = flags.DEFINE_integer("host", None, "This machine's number from 0, with --coordinator.")
+_CHANGE_PLAN = flags.DEFINE_bool(
+    "change_plan", False, "Resume a run that was started under another execution plan."
+)
+_PROFILE = flags.DEFINE_string(
+    "profile", None, "Folder for jax.profiler's trace of the rounds before the third evaluation."
+)
+
+
+def main(arguments: list[str]) -> int:
+    """Runs the command; returns its exit status. A mistake of the user's is one line and status 2."""
+    if "--help" in arguments or "-h" in arguments:
+        print(f"{__doc__}\n{flags.FLAGS.module_help(__name__)}")
+        return 0
+    try:
+        command_line.parse(arguments, flags.FLAGS, required=("config", "workdir"))
+        if "name" not in _CONFIG.value:
+            raise ValueError("the config lacks 'name'.")
+        cluster = launch.check_cluster(_COORDINATOR.value, _NUM_HOSTS.value, _HOST.value)
+        is_distributed = _DISTRIBUTED.value or cluster is not None
+        processes = _processes(is_distributed)
+    except command_line.PARSE_ERRORS as error:
+        return command_line.refuse(error)
+    workdir = Path(_WORKDIR.value)
+    if launch.is_child():
+        # JAX is imported from here on, so that a mistyped flag is answered at once.
+        try:
+            if is_distributed:
+                launch.join_cluster(cluster, workdir / "logs")
+            else:
+                launch.join()
+            return _run()
+        except launch.ClusterError as error:
+            return command_line.refuse(error)
+        except RuntimeError as error:
+            if not launch.is_disconnection(error):
+                raise
+            return launch.DISCONNECTED
+    program = [sys.executable, "-m", "fedcodist.commands.run", *arguments[1:]]
+    if is_distributed:
+        return launch.supervise_host(program)
+    return launch.supervise(
+        program, processes, lambda: _newest_checkpoint(workdir), logs=workdir / "logs"
+    )
+
+
+def _processes(is_distributed: bool) -> int:
+    """The flag's number of processes, else the config's, else what suits the machine."""
+    for name, value in (
+        ("--processes", _PROCESSES.value),
+        ("execution.processes", _CONFIG.value.execution.processes),
+    ):
+        if value is not None:
+            launch.check_processes(name, value)
+            if value > 1 and is_distributed:
+                raise ValueError(
+                    f"{name} must be 1 with --distributed or --coordinator, where every command "
+                    f"is one process, got {value}."
+                )
+            return value
+    return launch.default_processes()
+
+
+def _run() -> int:
+    """One process's part of the run."""
+    compilation_cache.cache_compilations()
+    import jax
+
+    from fedcodist.config.config_errors import as_settings
+    from fedcodist.config.data import load_data
+    from fedcodist.config.data_prepared import data_checksums
+    from fedcodist.config.division import divided
+    from fedcodist.config.experiment import build_experiment, with_chunk_size
+    from fedcodist.config.phases import check_phases, run_phases
+    from fedcodist.config.registry import run_title
+    from fedcodist.run.checkpoint import CheckpointError
+    from fedcodist.run.experiment import TrainingDiverged, check_experiment, run_experiment
+    from fedcodist.run.export import save_models
+    from fedcodist.run.profile import check_folder, tracing
+    from fedcodist.run.run_folder import RunFolderError
+
+    config, workdir = _CONFIG.value, Path(_WORKDIR.value)
+    is_first = jax.process_index() == 0
+    command_line.show_warnings(is_first)
+    try:
+        if _PROFILE.value is not None:
+            check_folder(_PROFILE.value)
+        with as_settings(config):
+            config = divided(config)
+            data, prepared = load_data(config.data), data_checksums(config.data)
+            config, chosen = with_chunk_size(config, data)
+            if chosen and is_first:
+                print(f"chunk_size: {chosen}", flush=True)
+            experiment = build_experiment(config, data)
+            check_experiment(experiment)
+            if config.get("phases") is not None:
+                check_phases(config, data)
+        for note in experiment.algorithm.notes if is_first else ():
+            print(note, flush=True)
+    except Exception as error:
+        if not command_line.is_mistake(error):
+            raise
+        return command_line.refuse(error)
+    plan = {
+        "processes": jax.process_count(),
+        "devices": jax.device_count(),
+        "platform": jax.default_backend(),
+        **{key: value for key, value in config.execution.items() if key != "processes"},
+    }
+    try:
+        if config.get("phases") is not None:
+            start = run_phases(config, data, workdir, plan, _CHANGE_PLAN.value, prepared=prepared)
+            experiment = experiment._replace(start=start)
+        with tracing(_PROFILE.value if is_first else None) as traced:
+            outcome = run_experiment(
+                experiment,
+                workdir,
+                config={
+                    key: value
+                    for key, value in _CONFIG.value.to_dict().items()
+                    if key != "execution"
+                },
+                plan=plan,
+                change_plan=_CHANGE_PLAN.value,
+                prepared=prepared,
+                callbacks=[*_callbacks(config, workdir), *traced] if is_first else [],
+                name=run_title(config.to_dict()),
+            )
+    except (TrainingDiverged, CheckpointError, RunFolderError) as error:
+        return command_line.refuse(error)
+    if is_first:
+        try:
+            save_models(workdir, outcome.variables, outcome.summary["models"], config.seed)
+        except OSError as error:
+            return command_line.refuse(error)
+        print(f"run folder: {workdir}")
+    return 0
+
+
+def _callbacks(config: ConfigDict, workdir: Path) -> "list[Callback]":
+    from fedcodist.config.data_prepared import data_manifests
+    from fedcodist.run.run_folder import data_note
+    from fedcodist.run.tensorboard import tensorboard
+
+    log, about = tensorboard(workdir / "tensorboard"), data_manifests(config.data)
+    return [*([log] if log else []), *([data_note(workdir, about)] if about else [])]
+
+
+def _newest_checkpoint(workdir: Path) -> str | None:
+    """The run's newest checkpoint, before its first round the newest of its phases."""
+    # The supervising process has no use for JAX, which the checkpoint module imports.
+    phases = (f"phases/{phase}/" for phase in ("pooled", "private", "public"))
+    for part in ("", *phases):
+        checkpoints = (workdir / part / "checkpoints").glob("round_*.msgpack")
+        if newest := max((path.name for path in checkpoints), default=None):
+            return part + newest
+    return None
+
+
+def run_and_exit() -> None:
+    """The whole program: a child process leaves at once, whatever the others wait for."""
+    try:
+        status = main(sys.argv)
+    except Exception:
+        if not launch.is_child():
+            raise
+        traceback.print_exc()
+        status = 1
+    if status and launch.is_child():
+        launch.leave(status)
+    sys.exit(status)
+
+
+if __name__ == "__main__":
+    run_and_exit()
