@@ -1,0 +1,334 @@
+"""Methods on the same clients as one ranked table: quality, costs, and differences to a baseline."""
+
+import json
+import math
+import statistics
+import sys
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from rich.table import Table
+from rich.text import Text
+
+from fedcodist.report.costs import bytes_per_round, clients_per_round, pool_of
+from fedcodist.report.intervals import student_half_width
+from fedcodist.report.metric_kinds import is_share, lower_is_better
+
+ALL_PARTIES = "all parties"
+UNDEFINED = "-"
+
+
+class Entry(NamedTuple):
+    """One model, or ensemble, of one run; costs are per seed.
+
+    Attributes:
+      run, model: their names.
+      accuracies: or another metric, in % where it is a share, one per seed, after the last round; NaN
+        where undefined, such as precision where nothing was predicted.
+      megabytes: that all clients together sent and received in the run. Where one pool's clients are
+        divided among several models, costs are all clients'; of several pools, the own pool's; of
+        parties, the own party's, and of what parties share, all parties'.
+      examples: that these clients trained on, each as often as it was visited.
+      client_flops: of these clients; NaN where they are not counted.
+      server_flops: of the server.
+      seconds: of the whole run, all seeds.
+      shared: name of the model that these clients share, where they keep this one for themselves.
+      head: the auxiliary head whose accuracies these are; None of models' one or main head.
+      num_models: how many models' mean this is.
+    """
+
+    run: str
+    model: str
+    accuracies: tuple[float, ...]
+    megabytes: float
+    examples: float
+    client_flops: float
+    server_flops: float
+    seconds: float
+    shared: str | None = None
+    head: int | None = None
+    num_models: int = 1
+    stopped_on_test_data: bool = False  # training before the first round
+
+
+class Difference(NamedTuple):
+    """Mean over the seeds of the difference to the baseline, and its 95 % interval's half."""
+
+    mean: float
+    half_width: float | None
+
+
+class UnknownMetric(ValueError):
+    """A run has no such metric; the message is one line."""
+
+
+def read_run(run: str, folder: Path, metric: str = "accuracy") -> list[Entry]:
+    """Every model of a finished run, on the split that is looked at last.
+
+    Raises:
+      UnknownMetric: one line; the run has no model with this metric.
+      ValueError: one line; the run has no summary.
+    """
+    # It imports JAX, which a mistyped option should not wait for.
+    from fedcodist.report.flops import Flops, flops_of_parties, flops_of_run
+
+    try:
+        summary = json.loads((folder / "summary.json").read_text())
+        config = json.loads((folder / "config.json").read_text())
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{folder} holds no finished run: {error}") from error
+    records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    trained = _means(records, "client_examples")
+    steps = _means(records, "distillation_steps")
+    sizes = summary["models"]
+    megabytes = {
+        pool: each * summary["rounds"] / 1e6
+        for pool, each in bytes_per_round(config, sizes).items()
+    }
+    examples = dict.fromkeys(megabytes, 0.0)
+    for model, clients in clients_per_round(config, sizes).items():
+        if model not in trained:
+            raise ValueError(
+                f"{folder}: metrics.jsonl has no client_examples of {model!r}, which rounds must return."
+            )
+        examples[pool_of(config, model)] += trained[model] * clients * summary["rounds"]
+    of_parties = "parties" in config
+    try:
+        if of_parties:
+            work = flops_of_parties(config, examples, summary["rounds"])
+        else:
+            work = flops_of_run(config, examples, next(iter(steps.values()), None))
+    except Exception as error:  # whatever it is, what was trained is worth a table
+        reason = " ".join(str(error).split()) or type(error).__name__
+        print(f"note: {run}: FLOPs are left out: {reason}", file=sys.stderr)
+        work = Flops(dict.fromkeys(examples, math.nan), math.nan)
+    kept = summary.get("kept_models", {})
+    final_splits = config["evaluation"]["final_splits"] or config["evaluation"]["splits"]
+    scale = 100 if is_share(metric) else 1
+    entries = []
+    measured: dict[str, None] = {}
+    head = config["parties"].get("heads") if of_parties else None
+    stopping = (config.get("phases") or {}).get("stopping")
+    for model, splits in summary["final"].items():
+        values = splits.get(final_splits[0], {})
+        measured |= dict.fromkeys(values)
+        own = [pool_of(config, model)]
+        if of_parties and model not in examples:
+            own = list(examples)
+        for name, of_head in ((metric, None), (f"{metric}_head_{head}", head)):
+            if name not in values:
+                continue
+            # What is undefined is null.
+            measurements = [math.nan if value is None else value for value in values[name]]
+            entries.append(
+                Entry(
+                    run,
+                    model,
+                    tuple(scale * value for value in measurements),
+                    *(
+                        sum(each[pool] for pool in own)
+                        for each in (megabytes, examples, work.clients)
+                    ),
+                    work.server,
+                    summary["seconds"],
+                    kept.get(model),
+                    of_head,
+                    stopped_on_test_data=stopping == "test_data",
+                )
+            )
+    if not entries:
+        raise UnknownMetric(f"--metric must be one of {list(measured)} for {run}, got {metric!r}.")
+    if not of_parties:
+        return entries
+    heads = dict.fromkeys(entry.head for entry in entries)
+    means = [_all_parties([e for e in entries if e.head == each], examples) for each in heads]
+    return [*means, *entries]
+
+
+def ranked(
+    entries: Sequence[Entry],
+    baseline: str,
+    models: Sequence[str] | None,
+    metric: str = "accuracy",
+) -> list[Entry]:
+    """The entries of the wanted models, the best first; those undefined in any seed are last.
+
+    Raises:
+      ValueError: one line; no run has such a model.
+    """
+    known = list(dict.fromkeys(entry.model for entry in entries))
+    for model in models or ():
+        if model not in known:
+            raise ValueError(f"--model must be one of {known}, got {model!r}.")
+    if models:
+        shown = [entry for entry in entries if entry.model in models]
+    else:
+        wanted = {_compared_as(entry) for entry in entries if entry.run == baseline}
+        wanted = {ALL_PARTIES} if ALL_PARTIES in wanted else wanted
+        shown = [e for e in _without_stood_for(entries) if _compared_as(e) in wanted]
+    sign = 1 if lower_is_better(metric) else -1
+
+    def place(entry: Entry) -> tuple[bool, float]:
+        is_undefined = not _is_defined(entry.accuracies)
+        return is_undefined, 0.0 if is_undefined else sign * statistics.fmean(entry.accuracies)
+
+    return sorted(shown, key=place)
+
+
+def difference(entry: Entry, entries: Sequence[Entry], baseline: str) -> Difference | None:
+    """To the baseline's model of the same name, or its only one, within seeds; None without one.
+
+    None too where either is undefined. The interval is Student's t over the seeds' differences; with
+    one seed there is none.
+    """
+    own = [other for other in entries if other.run == baseline and other.head is None]
+    same = [other for other in own if other.model == entry.model]
+    same = same or [o for o in own if _compared_as(o) == _compared_as(entry)] or own
+    if len(same) != 1 or same[0] == entry:
+        return None
+    if not (_is_defined(entry.accuracies) and _is_defined(same[0].accuracies)):
+        return None
+    pairs = zip(entry.accuracies, same[0].accuracies, strict=True)
+    differences = [a - b for a, b in pairs]
+    return Difference(statistics.fmean(differences), student_half_width(differences))
+
+
+def table(
+    shown: Sequence[Entry], baseline: str, entries: Sequence[Entry], metric: str = "accuracy"
+) -> Table:
+    """The ranking for people."""
+    seeds = len(shown[0].accuracies) if shown else 0
+    # A baseline's clients' own models are what others are compared with, unless the shared one is shown.
+    compared = [e for e in entries if e in shown or e in _without_stood_for(entries)]
+    stood_for = {(e.run, e.model): e for e in entries}
+    has_shared = any(entry.shared for entry in shown)
+    drawn = Table(
+        title=Text(
+            f"{metric}{' in %' if is_share(metric) else ''}, {seeds} seed{'' if seeds == 1 else 's'}"
+            f"{', the least is first' if lower_is_better(metric) else ''}"
+        ),
+        caption=Text("; ".join([budget(shown), *_too_good(shown)])),
+    )
+    drawn.add_column("method")
+    drawn.add_column("model")
+    costs = ("client examples", "MB", "clients' FLOPs", "server's FLOPs", "seconds")
+    headings = [metric, *(["shared model"] if has_shared else []), f"to {baseline}", *costs]
+    for heading in headings:
+        drawn.add_column(Text(heading), justify="right")
+    for entry in shown:
+        found = difference(entry, compared, baseline)
+        beside = [""]
+        if entry.shared:
+            beside = [_spread(stood_for[entry.run, entry.shared].accuracies)]
+        cells = [
+            entry.run,
+            entry.model if entry.head is None else f"{entry.model}, head {entry.head}",
+            _spread(entry.accuracies),
+            *(beside if has_shared else []),
+            _to_baseline(entry, found, baseline),
+            f"{entry.examples:,.0f}",
+            f"{entry.megabytes:,.1f}",
+            _scaled(entry.client_flops),
+            _scaled(entry.server_flops),
+            f"{entry.seconds:,.0f}",
+        ]
+        # Whatever a run is called is shown as it is, and not as rich's markup.
+        drawn.add_row(*map(Text, cells))
+    return drawn
+
+
+def budget(shown: Sequence[Entry]) -> str:
+    """Whether the clients of all runs did the same work, and what FLOPs are."""
+    by_model: dict[str, list[float]] = {}
+    for entry in shown:
+        by_model.setdefault(entry.model, []).append(entry.examples / entry.num_models)
+    # Metrics have seven digits.
+    equal = all(math.isclose(min(own), max(own), rel_tol=1e-5) for own in by_model.values())
+    examples = (
+        "all runs have the same budget of client examples"
+        if equal
+        else "UNEQUAL BUDGETS: the runs' clients trained on different numbers of examples"
+    )
+    return f"{examples}; FLOPs are of matrix products and convolutions, counted from the networks"
+
+
+def _too_good(shown: Sequence[Entry]) -> list[str]:
+    """Which runs' accuracies test data helped to."""
+    runs = dict.fromkeys(entry.run for entry in shown if entry.stopped_on_test_data)
+    if not runs:
+        return []
+    names = ", ".join(runs)
+    return [f"phases before rounds stopped on TEST DATA, accuracies are too good: {names}"]
+
+
+def _compared_as(entry: Entry) -> str:
+    """The name of the model, or of the shared one where clients' own models stand for it."""
+    return entry.shared or entry.model
+
+
+def _without_stood_for(entries: Sequence[Entry]) -> list[Entry]:
+    """The entries without shared models for which clients' own models stand."""
+    shared = {(entry.run, entry.shared) for entry in entries}
+    return [entry for entry in entries if (entry.run, entry.model) not in shared]
+
+
+def _all_parties(entries: Sequence[Entry], parties: Collection[str]) -> Entry:
+    """The mean over parties of their accuracies, seed by seed, and what they cost together."""
+    own = [entry for entry in entries if entry.model in parties]
+    accuracies = zip(*(entry.accuracies for entry in own), strict=True)
+    return own[0]._replace(
+        model=ALL_PARTIES,
+        accuracies=tuple(map(statistics.fmean, accuracies)),
+        megabytes=sum(entry.megabytes for entry in own),
+        examples=sum(entry.examples for entry in own),
+        client_flops=sum(entry.client_flops for entry in own),
+        num_models=len(own),
+    )
+
+
+def _means(records: Sequence[Mapping[str, Any]], metric: str) -> dict[str, float]:
+    """Model -> mean of a metric of its rounds over all rounds and seeds."""
+    found: dict[str, dict[int, list[float]]] = {}
+    for record in records:
+        if metric in record:
+            rounds = found.setdefault(record["model"], {})
+            rounds.setdefault(record["round"], []).append(record[metric])
+    means = {}
+    for model, by_round in found.items():
+        before, weighted = 0, 0.0
+        # A record has the mean of the rounds since the one before.
+        for round, values in sorted(by_round.items()):
+            weighted += (round - before) * statistics.fmean(values)
+            before = round
+        means[model] = weighted / before
+    return means
+
+
+def _is_defined(values: Sequence[float]) -> bool:
+    return all(map(math.isfinite, values))
+
+
+def _spread(values: Sequence[float]) -> str:
+    if not _is_defined(values):
+        return UNDEFINED
+    mean = f"{statistics.fmean(values):.2f}"
+    return mean if len(values) < 2 else f"{mean} ± {statistics.stdev(values):.2f}"
+
+
+def _scaled(flops: float) -> str:
+    """'1.23 T'."""
+    if not math.isfinite(flops):
+        return UNDEFINED
+    for factor, unit in ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M")):
+        if flops >= factor:
+            return f"{flops / factor:.2f} {unit}"
+    return f"{flops:,.0f}"
+
+
+def _to_baseline(entry: Entry, found: Difference | None, baseline: str) -> str:
+    """Nothing for the baseline itself."""
+    if found is None:
+        return "" if entry.run == baseline else UNDEFINED
+    mean = f"{found.mean:+.2f}"
+    return mean if found.half_width is None else f"{mean} ± {found.half_width:.2f}"
