@@ -16,10 +16,10 @@ PEERS := $(notdir $(patsubst %/requirements.txt,%,$(wildcard benchmarks/peers/*/
 .PHONY: demo demo-text test test-fast test-slow test-lowest lint format bench bench-check bench-peers wheel clean
 
 demo: $(INSTALLED)
-	$(BIN)/python -m experiments.demo
+	$(BIN)/python -m fedcodist.commands.demo
 
 demo-text: $(INSTALLED)
-	$(BIN)/python -m experiments.demo_text
+	$(BIN)/python -m fedcodist.commands.demo_text
 
 test: $(INSTALLED) lint
 	$(BIN)/python -m pytest -n 2 --dist loadfile

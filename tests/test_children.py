@@ -130,39 +130,39 @@ def test_a_child_that_ignores_term_is_killed():
 
 COMMANDS = {
     "sweep": (
-        "from experiments import sweep\n"
+        "from fedcodist.commands import sweep\n"
         "sweep._COMMAND = STAND_IN\n"
         "sys.exit(sweep.main(['--config=CONFIG', '--workdir=WORKDIR']))",
         1,
     ),
     "sweep at once": (
-        "from experiments import sweep\n"
+        "from fedcodist.commands import sweep\n"
         "sweep._COMMAND = STAND_IN\n"
         "sys.exit(sweep.main(['--config=CONFIG', '--workdir=WORKDIR', '--at-once=2']))",
         2,
     ),
     "compare": (
-        "from experiments import compare, sweep\n"
+        "from fedcodist.commands import compare, sweep\n"
         "sweep._COMMAND = STAND_IN\n"
         "sys.exit(compare.main(['--config=CONFIG', '--workdir=WORKDIR']))",
         1,
     ),
     "demo": (
-        "from experiments import demo\n"
+        "from fedcodist.commands import demo\n"
         "sys.executable = STAND_IN_FILE\n"
         "sys.argv = ['demo', '--workdir=WORKDIR']\n"
         "sys.exit(demo.main())",
         1,
     ),
     "demo_text": (
-        "from experiments import demo_text\n"
+        "from fedcodist.commands import demo_text\n"
         "sys.executable = STAND_IN_FILE\n"
         "sys.argv = ['demo_text', '--workdir=WORKDIR']\n"
         "sys.exit(demo_text.main())",
         1,
     ),
     "tune": (
-        "from experiments import tune\n"
+        "from fedcodist.tuning import tune\n"
         "from fedcodist import children\n"
         "work = lambda: tune._supervise(STAND_IN, 2)\n"
         "sys.exit(children.until_interrupted(work, 'interrupted: the same command goes on.'))",

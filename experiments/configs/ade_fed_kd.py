@@ -1,9 +1,9 @@
 r"""FedKD on sentences with and without adverse drug effects, at a size for a CPU.
 
     python datasets/ade/prepare.py --source FOLDER --length 48 --output data/ade
-    python -m experiments.pretrain_encoder --data data/ade --workdir runs/ade_encoder \
+    python -m fedcodist.commands.pretrain_encoder --data data/ade --workdir runs/ade_encoder \
         --output runs/ade_encoder.safetensors --layers 4 --width 128 --heads 2
-    python -m fedcodist.report.compare --config experiments/configs/ade_fed_kd.py \
+    python -m fedcodist.commands.compare --config experiments/configs/ade_fed_kd.py \
         --workdir runs/ade_fed_kd \
         --metric f_score --config.data.encoder=runs/ade_encoder.safetensors
 

@@ -3,7 +3,7 @@ r"""Ablation: MergedCodist's alpha, the share of the clients' pseudo-gradient, f
 The codistillation paper tunes alpha and does not show its effect. 1 is FedAvg with distillation that
 counts for nothing. A run is "alpha" or "alpha,schedule".
 
-    python -m experiments.sweep --config experiments/configs/cifar100_alpha.py \
+    python -m fedcodist.commands.sweep --config experiments/configs/cifar100_alpha.py \
         --workdir runs/cifar100_alpha
 """
 

@@ -3,7 +3,7 @@ r"""Figure 4 of the codistillation paper: how few unlabelled images are enough.
 A run is "method,images": images of the 135 clients set apart, from all 13,500 down to 600, with 4,700
 examples for the large model. A smaller set lies inside every larger one.
 
-    python -m experiments.sweep --config experiments/configs/cifar100_figure4.py \
+    python -m fedcodist.commands.sweep --config experiments/configs/cifar100_figure4.py \
         --workdir runs/cifar100_figure4
 """
 

@@ -3,7 +3,7 @@ r"""Ablation: lambda, the share of the student's own initial prediction in its t
 The codistillation paper tunes it between 0.001 and 0.5 and does not show its effect. A run is
 "method,lambda"; both models get the same lambda.
 
-    python -m experiments.sweep --config experiments/configs/cifar100_interpolation.py \
+    python -m fedcodist.commands.sweep --config experiments/configs/cifar100_interpolation.py \
         --workdir runs/cifar100_interpolation
 """
 

@@ -2,7 +2,7 @@ r"""Ablation: the direction of the Kullback-Leibler divergence between student a
 
 The codistillation paper names the divergence, not its direction. A run is "method,direction".
 
-    python -m experiments.sweep --config experiments/configs/cifar100_kl_direction.py \
+    python -m fedcodist.commands.sweep --config experiments/configs/cifar100_kl_direction.py \
         --workdir runs/cifar100_kl_direction
 """
 

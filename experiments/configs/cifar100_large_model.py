@@ -7,7 +7,7 @@ network; more images. A run is "setting,value", or "rates,client's,server's": wh
 small against Adam's epsilon of 1e-5 the server is close to SGD with momentum. 500 rounds are enough to
 see where each one levels off.
 
-    python -m experiments.sweep --config experiments/configs/cifar100_large_model.py \
+    python -m fedcodist.commands.sweep --config experiments/configs/cifar100_large_model.py \
         --workdir runs/cifar100_large_model
 """
 

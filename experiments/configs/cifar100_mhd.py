@@ -22,7 +22,7 @@ Runs are named by what they vary:
     public,<share>                    four heads; size of the public set, the private one fixed
     larger,<method>                   one wider network among small ones, and what it is compared with
 
-    python -m experiments.sweep --config experiments/configs/cifar100_mhd.py --only "heads,*" \
+    python -m fedcodist.commands.sweep --config experiments/configs/cifar100_mhd.py --only "heads,*" \
         --workdir runs/cifar100_mhd
     python -m fedcodist.report.tables_heads runs/cifar100_mhd/*/
 """

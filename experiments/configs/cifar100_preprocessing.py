@@ -4,7 +4,7 @@ The paper does not state its crop, nor which of two networks with its number of 
 run is "crop,augmentation": 24x24 crops, or 32x32 crops of the image padded by 4 pixels, with the
 network of that size; drawn for each image or once for a batch, as FedJAX does.
 
-    python -m experiments.sweep --config experiments/configs/cifar100_preprocessing.py \
+    python -m fedcodist.commands.sweep --config experiments/configs/cifar100_preprocessing.py \
         --workdir runs/cifar100_preprocessing
 """
 

@@ -8,7 +8,7 @@ train the large model. A run is "method,examples" or "method,examples,unlabelled
     periodic_codistillation  in_domain and cifar10
     merged_codistillation    in_domain and cifar10
 
-    python -m experiments.sweep --config experiments/configs/cifar100_table1.py \
+    python -m fedcodist.commands.sweep --config experiments/configs/cifar100_table1.py \
         --only "*,4700*" --workdir runs/cifar100_table1
 
 What is marked as tuned was found by cifar100_tuning.py; PeriodicCodist and MergedCodist share it. The

@@ -3,7 +3,7 @@ r"""Ablation: the temperature of the large model as a teacher.
 Table 1's was chosen in short trials, before the large model is too sure of its few images. A run is
 "method,temperature"; the small model as a teacher keeps Table 1's.
 
-    python -m experiments.sweep --config experiments/configs/cifar100_teacher_temperature.py \
+    python -m fedcodist.commands.sweep --config experiments/configs/cifar100_teacher_temperature.py \
         --workdir runs/cifar100_teacher_temperature
 """
 

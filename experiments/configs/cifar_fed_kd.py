@@ -1,6 +1,6 @@
 r"""FedKD on CIFAR-10 at a size for a CPU, in the orderings that its paper shows.
 
-    python -m fedcodist.report.compare --config experiments/configs/cifar_fed_kd.py \
+    python -m fedcodist.commands.compare --config experiments/configs/cifar_fed_kd.py \
         --workdir runs/cifar_fed_kd --only "*student" --only "*teacher" --only "fed_kd*"
 
 The training images are dealt into equal random parts, four or sixteen (paper: four, of tweets or of

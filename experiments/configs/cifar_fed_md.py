@@ -7,7 +7,7 @@ rounds have no digest. Settings are the released code's, but for early stopping,
 public images and not at test data, and for the images: `train` of the prepared folders, of which
 RESULTS.md tells the numbers. The paper's bounds on pooled examples: 56.5 % and 82.6 %.
 
-    python -m experiments.sweep --config experiments/configs/cifar_fed_md.py \
+    python -m fedcodist.commands.sweep --config experiments/configs/cifar_fed_md.py \
         --only "*,scaled" --workdir runs/cifar_fed_md
     python -m fedcodist.report.tables_parties runs/cifar_fed_md/non_iid-scaled
 

@@ -5,7 +5,7 @@ superclasses, and less training before the rounds. What differs from cifar_fed_m
 are far below the paper's; differences between runs, paired by seed, are what it can show. Seeds differ
 in first weights, batches and alignment sets; who has which images is the same for all.
 
-    python -m experiments.sweep --config experiments/configs/cifar_fed_md_small.py \
+    python -m fedcodist.commands.sweep --config experiments/configs/cifar_fed_md_small.py \
         --workdir runs/cifar_fed_md_small
     python -m fedcodist.report.tables_parties runs/cifar_fed_md_small/non_iid
 

@@ -6,7 +6,7 @@ without exchange, or `pooled`, MHD's bound: each network on all private examples
 `fed_md` is that config's run `non_iid` with its phases and its own bound. MHD's parties start untrained
 and see no public label.
 
-    python -m experiments.sweep --config experiments/configs/cifar_mhd_fed_md.py \
+    python -m fedcodist.commands.sweep --config experiments/configs/cifar_mhd_fed_md.py \
         --workdir runs/cifar_mhd_fed_md
     python -m fedcodist.report.tables_heads runs/cifar_mhd_fed_md/mhd
     python -m fedcodist.report.tables_parties runs/cifar_mhd_fed_md/fed_md

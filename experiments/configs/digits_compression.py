@@ -1,6 +1,6 @@
 r"""Accuracy against bytes on scikit-learn's handwritten digits, with four clients as in FedKD's paper.
 
-    python -m fedcodist.report.compare --config experiments/configs/digits_compression.py \
+    python -m fedcodist.commands.compare --config experiments/configs/digits_compression.py \
         --workdir runs/digits_compression
 
 A run is a method, or a method and what compresses its uplink and downlink. All have the same clients;

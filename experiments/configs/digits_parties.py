@@ -9,7 +9,7 @@ go on with private training's optimizer and output penalty; the other three begi
 round and have no penalty, as in their sources. Budgets and costs are those of the rounds, without what
 comes before.
 
-    python -m fedcodist.report.compare --config experiments/configs/digits_parties.py \
+    python -m fedcodist.commands.compare --config experiments/configs/digits_parties.py \
         --workdir runs/digits_parties
 """
 

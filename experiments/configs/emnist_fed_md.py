@@ -5,7 +5,7 @@ A run is `non_iid`, where a party has one writer's letters, or `iid`, with three
 code's, but for early stopping, which looks at held-out public images and not at test data. The paper's
 bounds on pooled examples: 87.7 % and 89.4 %.
 
-    python -m experiments.sweep --config experiments/configs/emnist_fed_md.py \
+    python -m fedcodist.commands.sweep --config experiments/configs/emnist_fed_md.py \
         --only "*,scaled" --workdir runs/emnist_fed_md
     python -m fedcodist.report.tables_parties runs/emnist_fed_md/non_iid-scaled
 """

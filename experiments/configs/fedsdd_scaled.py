@@ -4,7 +4,7 @@ The same methods by the same code, with a small network, and few and short round
 takes about four minutes on one core. What differs from the paper is marked. Orderings are what such runs
 can show, paired by seed; levels are far below the paper's.
 
-    python -m fedcodist.report.compare --config experiments/configs/fedsdd_scaled.py \
+    python -m fedcodist.commands.compare --config experiments/configs/fedsdd_scaled.py \
         --workdir runs/fedsdd_scaled --model main --model ensemble
 
 A run is a method of Table 2, or FedSDD with `no_distillation` (Table 5; R = 4), or with `basic`

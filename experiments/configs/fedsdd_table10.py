@@ -9,7 +9,7 @@ validation data.
     no_validation  without early stopping and dropping: validation data are not used any more
     fed_sdd        aggregated models as the ensemble, the main one distilled (K = 4, R = 1)
 
-    python -m experiments.sweep --config experiments/configs/fedsdd_table10.py \
+    python -m fedcodist.commands.sweep --config experiments/configs/fedsdd_table10.py \
         --workdir runs/fedsdd_table10
 """
 

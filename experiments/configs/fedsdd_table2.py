@@ -9,7 +9,7 @@ in its ensemble, each of four models.
     fed_df,                           x      x        x      x      for each of three networks
     fed_sdd_r1, fed_sdd_r2, fed_sdd_r4
 
-    python -m experiments.sweep --config experiments/configs/fedsdd_table2.py \
+    python -m fedcodist.commands.sweep --config experiments/configs/fedsdd_table2.py \
         --only "*,resnet20,cifar10,*" --workdir runs/fedsdd_table2
 
 All methods share the division of the data and, seed by seed, cohorts and batches; seeds change

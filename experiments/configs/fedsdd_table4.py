@@ -3,7 +3,7 @@ r"""FedSDD's Table 4: FedSDD over FedAvg, FedProx and SCAFFOLD, with 8 and with 
 A run is "method,clients,alpha", with ResNet-20 on CIFAR-10 and, for FedSDD, R = 1. Those of 8 clients
 without "fed_sdd+" are Table 2's.
 
-    python -m experiments.sweep --config experiments/configs/fedsdd_table4.py \
+    python -m fedcodist.commands.sweep --config experiments/configs/fedsdd_table4.py \
         --workdir runs/fedsdd_table4
 """
 

@@ -4,7 +4,7 @@ A run is "models,rounds_kept,alpha", with ResNet-20 on CIFAR-10. With one model 
 the ensembles of its clients, and of clients, average and ten models sampled around them, are `clients`,
 `gaussian` and `dirichlet`. With four models `ensemble` is of all aggregated ones of the rounds kept.
 
-    python -m experiments.sweep --config experiments/configs/fedsdd_table5.py \
+    python -m fedcodist.commands.sweep --config experiments/configs/fedsdd_table5.py \
         --workdir runs/fedsdd_table5
 """
 

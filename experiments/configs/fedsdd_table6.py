@@ -4,7 +4,7 @@ A run is "distilled,alpha", with ResNet-20 on CIFAR-10, K = 4 and R = 1. `basic`
 the same ensemble, `warm_up_20` and `warm_up_40` do so after these rounds. Without distillation it is
 Table 5's "4,1", and FedSDD's own, of the main model alone, Table 2's "fed_sdd_r1".
 
-    python -m experiments.sweep --config experiments/configs/fedsdd_table6.py \
+    python -m fedcodist.commands.sweep --config experiments/configs/fedsdd_table6.py \
         --workdir runs/fedsdd_table6
 """
 

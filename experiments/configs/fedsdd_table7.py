@@ -3,7 +3,7 @@ r"""FedSDD's Table 7: the same work in fewer, longer rounds, or in more, shorter
 A run is "method,rounds,alpha", with ResNet-20 on CIFAR-10 and, for FedSDD, R = 1; rounds times local
 epochs, and rounds times distillation steps, are the same. 100 rounds are Table 2's.
 
-    python -m experiments.sweep --config experiments/configs/fedsdd_table7.py \
+    python -m fedcodist.commands.sweep --config experiments/configs/fedsdd_table7.py \
         --workdir runs/fedsdd_table7
 """
 

@@ -3,7 +3,7 @@ r"""FedSDD's Table 8: the number of global models.
 A run is "models,alpha", with ResNet-20 on CIFAR-10 and R = 1; four models are Table 2's "fed_sdd_r1". Of
 eight clients in three groups the main model has three ("one more"; choice: 3, 3, 2).
 
-    python -m experiments.sweep --config experiments/configs/fedsdd_table8.py \
+    python -m fedcodist.commands.sweep --config experiments/configs/fedsdd_table8.py \
         --workdir runs/fedsdd_table8
 """
 

@@ -3,7 +3,7 @@ r"""FedSDD's Table 9: 14 and 20 of the 20 clients in every round.
 A run is "method,clients,alpha", with ResNet-20 on CIFAR-10 and R = 1; `fed_sdd_k7` has seven models, two
 clients for each. With 8 clients they are Table 2's; with 20 FedAvg and four models are Table 4's.
 
-    python -m experiments.sweep --config experiments/configs/fedsdd_table9.py \
+    python -m fedcodist.commands.sweep --config experiments/configs/fedsdd_table9.py \
         --workdir runs/fedsdd_table9
 """
 

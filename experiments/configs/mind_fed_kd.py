@@ -2,7 +2,7 @@ r"""FedKD on MIND at its paper's length (Wu et al., 2022, table 2): for accelera
 
     python datasets/mind/prepare.py --source MINDsmall_train --evaluation MINDsmall_dev \
         --vocabulary vocab.txt --output data/mind
-    python -m fedcodist.report.compare --config experiments/configs/mind_fed_kd.py \
+    python -m fedcodist.commands.compare --config experiments/configs/mind_fed_kd.py \
         --workdir runs/mind_fed_kd --metric auc --config.data.encoder=model.safetensors
 
 Published weights of BERT-base, uncased, and its vocabulary stand in for UniLM's, so orderings may be

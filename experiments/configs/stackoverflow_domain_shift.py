@@ -7,7 +7,7 @@ codistillation of PeriodicCodist changes and how that is forgotten. A run is a m
 
     python datasets/stackoverflow/prepare.py --source stackoverflow.sqlite.lzma \
         --output data/stackoverflow_domains --train-clients 75000
-    python -m experiments.sweep --config experiments/configs/stackoverflow_domain_shift.py \
+    python -m fedcodist.commands.sweep --config experiments/configs/stackoverflow_domain_shift.py \
         --workdir runs/stackoverflow_domain_shift
     python -m fedcodist.report.tables_domains runs/stackoverflow_domain_shift
 

@@ -9,7 +9,7 @@ the large model: 1, 2 or 4 % of the 34,248 users who train the small one. A run 
     periodic_codistillation  in_domain and c4_mod
     merged_codistillation    in_domain and c4_mod
 
-    python -m experiments.sweep --config experiments/configs/stackoverflow_table1.py \
+    python -m fedcodist.commands.sweep --config experiments/configs/stackoverflow_table1.py \
         --only "*,296k*" --workdir runs/stackoverflow_table1
 
 The data come from `datasets/stackoverflow/prepare.py` and `datasets/c4_mod/prepare.py`, whose cards tell

@@ -13,7 +13,7 @@ twentieth, to see what it changes and what of that is forgotten. A run is "metho
         --vocabulary 4000 --max-examples 100
     python datasets/stackexchange/prepare.py --source FOLDER --output data/stackexchange \
         --vocabulary 4000 --max-examples 50
-    python -m experiments.sweep --config experiments/configs/text_domain_shift.py \
+    python -m fedcodist.commands.sweep --config experiments/configs/text_domain_shift.py \
         --workdir runs/text_domain_shift --config.seeds=3 --at-once 2
     python -m fedcodist.report.tables_domains runs/text_domain_shift
 

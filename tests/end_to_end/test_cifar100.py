@@ -92,7 +92,7 @@ def test_images_become_a_table_by_codistillation(method, data, request):
 
 
 def check_a_run_becomes_a_table(folder, name):
-    command = ["-m", "experiments.sweep", f"--config={CONFIGS / 'cifar100_table1.py'}"]
+    command = ["-m", "fedcodist.commands.sweep", f"--config={CONFIGS / 'cifar100_table1.py'}"]
     command += [f"--only={name}", "--workdir=runs", *SHORT]
     run(folder, *command)
     assert f"{name}: finished already" in run(folder, *command)

@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from experiments import sweep
 from experiments.configs import cifar_fed_kd
+from fedcodist.commands import sweep
 from fedcodist.config import networks
 from fedcodist.config.experiment import build_experiment
 from fedcodist.core.communication import tree_bytes

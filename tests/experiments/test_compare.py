@@ -9,9 +9,17 @@ from rich.console import Console
 from scipy import stats
 
 from experiments.configs import digits_methods, digits_parties
+from fedcodist.commands import compare
+from fedcodist.commands.compare import (
+    ALL_PARTIES,
+    Entry,
+    budget,
+    difference,
+    ranked,
+    read_run,
+    table,
+)
 from fedcodist.config.networks import MODELS
-from fedcodist.report import compare
-from fedcodist.report.compare import ALL_PARTIES, Entry, budget, difference, ranked, read_run, table
 from fedcodist.report.flops import LEARNING, forward_flops_of
 
 CONFIG = "experiments/configs/digits_methods.py"

@@ -4,9 +4,8 @@ import pytest
 from absl import flags
 from ml_collections import config_flags
 
-from experiments import sweep
+from fedcodist.commands import compare, sweep
 from fedcodist.config import command_line
-from fedcodist.report import compare
 from fedcodist.tuning import tune
 
 HEAD = """\

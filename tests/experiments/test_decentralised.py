@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from ml_collections import ConfigDict
 
-from experiments import sweep
 from experiments.configs import cifar100_mhd, cifar_fed_md_small, cifar_mhd_fed_md, digits_mhd
 from fedcodist.algorithms.graph import graphs
 from fedcodist.algorithms.parties.local_only import SHARED
+from fedcodist.commands import compare, sweep
 from fedcodist.config import graph_methods
 from fedcodist.config.data import load_data
 from fedcodist.config.experiment import build_experiment
@@ -21,7 +21,7 @@ from fedcodist.config.registry import DECENTRALISED, METHOD_NAMES
 from fedcodist.data.federated_data import FederatedData
 from fedcodist.data.prepared import save_prepared
 from fedcodist.datasets.primary_labels import label_frequencies
-from fedcodist.report import compare, tables_heads
+from fedcodist.report import comparison, tables_heads
 from fedcodist.report.flops import flops_of_parties
 from fedcodist.run.experiment import run_experiment
 
@@ -285,7 +285,7 @@ def test_all_methods_are_compared_on_the_same_budget(tmp_path: Path, capfd):
     output = " ".join(capfd.readouterr().out.split())
     for run in digits_mhd.get_runs():
         assert f"{run}: finished" in output
-    entries = {run: compare.read_run(run, tmp_path / run)[0] for run in digits_mhd.get_runs()}
+    entries = {run: comparison.read_run(run, tmp_path / run)[0] for run in digits_mhd.get_runs()}
     # Eight clients; the pooled model is one.
     examples = {run: entry.examples for run, entry in entries.items()}
     assert examples.pop("pooled") == 4 * 2 * 32
@@ -295,7 +295,7 @@ def test_all_methods_are_compared_on_the_same_budget(tmp_path: Path, capfd):
     assert "all runs have the same budget of client examples" in output
     # MHD's last head has a row of its own, less the same baseline.
     assert "all parties, head 3" in output and "head 2" not in output
-    main, last = compare.read_run(
+    main, last = comparison.read_run(
         "multi_headed_distillation", tmp_path / "multi_headed_distillation"
     )[:2]
     assert (main.model, main.head, last.model, last.head) == (
@@ -305,7 +305,7 @@ def test_all_methods_are_compared_on_the_same_budget(tmp_path: Path, capfd):
     )
     assert main.accuracies != last.accuracies and main.examples == last.examples
     both = [*entries.values(), last]
-    found = compare.difference(last, both, "separate")
+    found = comparison.difference(last, both, "separate")
     assert found.mean == pytest.approx(last.accuracies[0] - entries["separate"].accuracies[0])
 
 

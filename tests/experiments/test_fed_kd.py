@@ -6,12 +6,13 @@ import numpy as np
 import pytest
 
 from experiments.configs import cifar_fed_kd, digits_fed_kd
+from fedcodist.commands import compare
+from fedcodist.commands.compare import read_run
 from fedcodist.config.compression import COMPRESSORS
 from fedcodist.config.experiment import build_experiment
 from fedcodist.config.networks import MODELS
 from fedcodist.core.communication import tree_bytes
-from fedcodist.report import compare
-from fedcodist.report.compare import read_run
+from fedcodist.report import comparison
 from fedcodist.report.flops import LEARNING, flops_of_run, forward_flops_of
 from fedcodist.run.experiment import run_experiment
 
@@ -139,7 +140,7 @@ def test_the_comparison_ranks_teachers_by_the_students_measured_bytes(tmp_path, 
     assert "fed_kd,whole" in output and "shared model" in output
     runs = ("fed_avg,student", "fed_kd", "fed_kd,whole")
     everything = [read_run(run, tmp_path / run.replace(",", "-")) for run in runs]
-    shown = compare.ranked([e for each in everything for e in each], runs[0], None)
+    shown = comparison.ranked([e for each in everything for e in each], runs[0], None)
     entries = {entry.run: entry for entry in shown}
     assert [entries[run].model for run in runs] == ["main", "main_teachers", "main_teachers"]
     whole = 4 * 2410 * 2 * 4 * 8 / 1e6  # floats, both ways, clients, rounds

@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 
-from experiments import pretrain_encoder
+from fedcodist.commands import pretrain_encoder
 from fedcodist.data.bert_tokens import SPECIAL, BertVocabulary
 from fedcodist.data.federated_data import FederatedData
 from fedcodist.data.prepared import save_prepared

@@ -500,7 +500,7 @@ def test_loss_only_runs_have_a_loss_plot(tmp_path):
 
 def test_command_starts_without_jax_and_ends_with_its_status(tmp_path):
     code = (
-        "import sys; from experiments import report; status = report.main(sys.argv[1:]);"
+        "import sys; from fedcodist import report; status = report.main(sys.argv[1:]);"
         "assert 'jax' not in sys.modules; sys.exit(status)"
     )
     run = subprocess.run(

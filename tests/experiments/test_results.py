@@ -687,7 +687,7 @@ def test_missing_cells_name_the_command_that_runs_them(tmp_path):
     text = text_of(tmp_path)
     assert "not run" not in section(text, "### Unlabelled images: in-domain")
     assert (
-        "python -m experiments.sweep \\\n"
+        "python -m fedcodist.commands.sweep \\\n"
         "    --config experiments/configs/cifar100_table1.py \\\n"
         '    --only "merged_codistillation,6300,cifar10" \\\n'
         "    --workdir runs/cifar100_table1\n"

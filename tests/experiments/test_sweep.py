@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from experiments import sweep
+from fedcodist.commands import sweep
 from fedcodist.run.launch import USER_ERROR
 
 FOLDER = Path(__file__).parents[2] / "experiments" / "configs"

@@ -18,7 +18,7 @@ from fedcodist.config.registry import METHOD_NAMES, METHODS
 from fedcodist.config.server_methods import build_algorithm
 from fedcodist.data import save_prepared, text_splits
 from fedcodist.data.vocabulary import EOS, PAD
-from fedcodist.report import compare, tables_domains
+from fedcodist.report import comparison, tables_domains
 from fedcodist.report.flops import flops_of_run
 from fedcodist.report.runs import Run, Series, load_run
 from fedcodist.run.experiment import run_experiment
@@ -138,7 +138,7 @@ def test_a_run_and_its_table(folder, tmp_path, method, capsys):
     assert cell.accuracy == pytest.approx(record["accuracy"])
     assert cell.perplexity == pytest.approx(np.exp(record["loss"]))
     assert cell.deviation is None
-    entries = {entry.model: entry for entry in compare.read_run(method, tmp_path / "run")}
+    entries = {entry.model: entry for entry in comparison.read_run(method, tmp_path / "run")}
     assert entries["large"].accuracies == (pytest.approx(100 * last["large", "test"]["accuracy"]),)
     assert entries["small"].client_flops > 0 and entries["small"].megabytes > 0
     assert (entries["small"].server_flops > 0) == (method != "fed_avg")
@@ -250,7 +250,7 @@ def test_what_a_codistillation_changes():
 
 @pytest.mark.slow
 def test_the_demo_prints_its_table_and_continuations(tmp_path):
-    command = [sys.executable, "-m", "experiments.demo_text", "--rounds=2"]
+    command = [sys.executable, "-m", "fedcodist.commands.demo_text", "--rounds=2"]
     done = subprocess.run(
         [*command, f"--workdir={tmp_path}"],
         cwd=ROOT,

@@ -29,7 +29,7 @@ def sweep(
         *map(shlex.quote, overrides),
         f"--workdir runs/{experiment}{suffix}",
     ]
-    lines = ["python -m experiments.sweep", *(f"    {argument}" for argument in arguments)]
+    lines = ["python -m fedcodist.commands.sweep", *(f"    {argument}" for argument in arguments)]
     return "```\n" + " \\\n".join(lines) + "\n```"
 
 

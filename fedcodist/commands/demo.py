@@ -1,6 +1,6 @@
 """The demo: FedAvg, PeriodicCodist and MergedCodist on handwritten digits, then one table.
 
-python -m experiments.demo [--workdir runs/demo] [--rounds 200] [--seeds 3]
+python -m fedcodist.commands.demo [--workdir runs/demo] [--rounds 200] [--seeds 3]
 
 All three have the same clients, schedule, initial weights and local training. The data comes with
 scikit-learn; nothing is downloaded.
@@ -14,7 +14,7 @@ from fedcodist import report
 from fedcodist.config.registry import METHODS
 from fedcodist.run import children
 
-CONFIG = Path(__file__).parent / "configs" / "digits_codist.py"
+CONFIG = Path(__file__).parents[2] / "experiments" / "configs" / "digits_codist.py"
 
 
 def main() -> int:

@@ -1,6 +1,6 @@
 """The demo on text: FedAvg, PeriodicCodist and MergedCodist with disjoint pools of two domains.
 
-python -m experiments.demo_text [--workdir runs/demo_text] [--rounds 40] [--seeds 1]
+python -m fedcodist.commands.demo_text [--workdir runs/demo_text] [--rounds 40] [--seeds 1]
 
 Prose of the Python standard library's docstrings and comments trains the small model, its code the large
 one, and the models teach each other on unlabelled text of both. Nothing is downloaded. Prints the
@@ -15,7 +15,7 @@ from fedcodist.config.registry import METHODS
 from fedcodist.report import tables_domains
 from fedcodist.run import children
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 CONFIG = ROOT / "experiments" / "configs" / "text_domain_shift.py"
 PREPARE = ROOT / "datasets" / "python_source" / "prepare.py"
 # Smaller than the experiment, so that it takes minutes.

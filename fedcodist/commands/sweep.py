@@ -1,6 +1,6 @@
 r"""Runs some or all runs of a config file, one after another or several at once.
 
-    python -m experiments.sweep --config experiments/configs/cifar100_table1.py \
+    python -m fedcodist.commands.sweep --config experiments/configs/cifar100_table1.py \
         --only "merged*,4700,*" --workdir runs/cifar100_table1 --config.seeds=3
 
 A config file that describes several runs has `get_runs()`, the arguments of its `get_config`. Each

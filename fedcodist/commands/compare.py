@@ -1,12 +1,12 @@
 r"""Runs methods on the same clients and prints one ranked table.
 
-    python -m fedcodist.report.compare --config experiments/configs/digits_methods.py \
+    python -m fedcodist.commands.compare --config experiments/configs/digits_methods.py \
         --workdir runs/digits_methods --only "fed_*" --only scaffold
 
 The config has `get_runs()`, a run per method; all of them share data, seeds and schedules, so that
-differences to the baseline are taken within each seed. Options are experiments.sweep's, and the same
-command continues. Costs are one seed's but for the seconds; `fedcodist.report.flops` explains FLOPs.
-Below the table lies an HTML report with curves and accuracy against bytes.
+differences to the baseline are taken within each seed. Options are those of `fedcodist.commands.sweep`,
+and the same command continues. Costs are one seed's but for the seconds; `fedcodist.report.flops`
+explains FLOPs. Below the table lies an HTML report with curves and accuracy against bytes.
 
 Of parties who each own a model, the mean accuracy of all is ranked, and costs are all parties'. Where
 their models have auxiliary heads the last one has a row beside the main one's. What parties learn before
@@ -27,8 +27,8 @@ from pathlib import Path
 
 from rich.console import Console
 
-from experiments import sweep
 from fedcodist import report
+from fedcodist.commands import sweep
 from fedcodist.config import command_line
 from fedcodist.report.comparison import UnknownMetric, ranked, read_run, table
 

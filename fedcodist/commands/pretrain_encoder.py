@@ -1,6 +1,6 @@
 r"""Pre-trains BERT's encoder on the tokens of a prepared folder, for the teachers and students of FedKD.
 
-    python -m experiments.pretrain_encoder --data data/ade --workdir runs/ade_encoder \
+    python -m fedcodist.commands.pretrain_encoder --data data/ade --workdir runs/ade_encoder \
         --output runs/ade_encoder.safetensors
 
 Hidden tokens are guessed, on one machine and in no federation: the substitute for a published model
