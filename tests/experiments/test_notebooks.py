@@ -125,7 +125,7 @@ def test_it_is_written_with_public_names(notebook):
 @pytest.mark.parametrize(
     "source",
     [
-        "from fedcodist import report",
+        "from experiments import record",
         "import fedcodist.report",
         "from fedcodist.run.metrics_lines import _plain",
         "from fedcodist import _MODULE_OF",
