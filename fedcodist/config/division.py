@@ -2,7 +2,7 @@
 
 Seeds that are trained in one program share their data. FedSDD's paper has a division for each of its
 seeds. With this setting a run has one seed, `data.seed` + `seed` draws what `data.seed` draws else, and
-runs that differ in their seed are one method's for `fedcodist.report` and `experiments.results`.
+runs that differ in their seed are one method's for `fedcodist.report` and `experiments.studies`.
 """
 
 from ml_collections import ConfigDict

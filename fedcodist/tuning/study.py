@@ -23,7 +23,7 @@ import sqlalchemy.exc
 from optuna.distributions import FloatDistribution
 from optuna.trial import FrozenTrial, TrialState
 
-from experiments.record import thin
+from experiments.studies.record import thin
 from fedcodist.config.registry import BASELINE
 from fedcodist.run.commit import running_commit
 from fedcodist.tuning.search_space import Space

@@ -97,7 +97,7 @@ def check_a_run_becomes_a_table(folder, name):
     run(folder, *command)
     assert f"{name}: finished already" in run(folder, *command)
 
-    run(folder, "-m", "experiments.record", f"runs/{name.replace(',', '-')}")
+    run(folder, "-m", "experiments.studies.record", f"runs/{name.replace(',', '-')}")
     path = folder / "results" / "cifar100_table1" / f"{name.replace(',', '-')}.json"
     record = json.loads(path.read_text())
     assert record["data"]["data/cifar100"]["num_examples"]["test"] > 0
@@ -107,7 +107,7 @@ def check_a_run_becomes_a_table(folder, name):
     for model in ("small", "large"):
         assert 0 <= record["final"][model]["test"]["accuracy"][0] < 0.2
 
-    run(folder, "-m", "experiments.results")
+    run(folder, "-m", "experiments.studies")
     text = (folder / "RESULTS.md").read_text()
     small = 100 * record["final"]["small"]["test"]["accuracy"][0]
     assert f"{small:.2f}" in text and "†" in text and "31.84" in text

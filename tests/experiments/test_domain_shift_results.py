@@ -5,8 +5,8 @@ import json
 import pytest
 
 from experiments.configs import text_domain_shift
-from experiments.results.records import load_records
-from experiments.results.sections import domain_shift as section
+from experiments.studies.records import load_records
+from experiments.studies.sections import domain_shift as section
 from fedcodist.config.registry import METHODS
 from tests.experiments.test_results import record as write_record
 

@@ -7,10 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from experiments import record
 from experiments.configs import ade_fed_kd, cifar_fed_kd
-from experiments.results.records import load_records
-from experiments.results.sections import fed_kd as section
+from experiments.studies import record
+from experiments.studies.fed_kd import page as section
+from experiments.studies.records import load_records
 from fedcodist.core.communication import tree_bytes
 from fedcodist.text.bert import bert_base
 from tests.experiments.test_record import write_run

@@ -5,10 +5,10 @@ import json
 import numpy as np
 import pytest
 
-from experiments import record
 from experiments.configs import cifar_fed_md_small
-from experiments.results.records import load_records
-from experiments.results.sections import fed_md as section
+from experiments.studies import record
+from experiments.studies.fed_md import page as section
+from experiments.studies.records import load_records
 from fedcodist.config import phases
 from fedcodist.report import tables_parties
 from tests.experiments.test_results import record as write_record

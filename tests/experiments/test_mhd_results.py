@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 from experiments.configs import cifar100_mhd, cifar_mhd_fed_md
-from experiments.results import mhd_orderings
-from experiments.results.records import load_records
-from experiments.results.sections import mhd as section
-from experiments.results.settings import flat
+from experiments.studies import mhd_orderings
+from experiments.studies.mhd import page as section
+from experiments.studies.records import load_records
+from experiments.studies.settings import flat
 from fedcodist.algorithms.graph import graphs
 from fedcodist.config.registry import DECENTRALISED
 from fedcodist.report.tables_heads import Heads, profiles, table_of_clients
@@ -262,7 +262,7 @@ def test_damaged_heads_are_refused_in_one_line(tmp_path, damage):
 
 
 def test_the_list_of_runs_has_one_accuracy_of_all_clients(everything):
-    from experiments.results.sections.run_list import run_list
+    from experiments.studies.sections.run_list import run_list
 
     own = [r for r in load_records(everything) if r.run == "separate,s=0"]
     assert "| 2 clients 40.50 |" in "\n".join(run_list(own))

@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from experiments import record
-from experiments.results import records
+from experiments.studies import record, records
 
 RUN = "merged_codistillation,4700,in_domain"
 NAME = "merged_codistillation-4700-in_domain.json"

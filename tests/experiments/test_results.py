@@ -21,14 +21,15 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from experiments.configs import cifar100_large_model, cifar100_table1, digits_codist
-from experiments.results import document as results
-from experiments.results import figures, paper_numbers, pooling, records
-from experiments.results.claims import claims, gain
-from experiments.results.fedsdd_tables import ORDERINGS, SCALED, STANDS_FOR, tables
-from experiments.results.findings import FAILS, HOLDS, OPEN, UNDECIDED, find, verdict
-from experiments.results.paper_numbers import MODELS, run_name
-from experiments.results.records import FIGURE_4
-from experiments.results.settings import OWN, UNREAD, flat, settings, without
+from experiments.studies import document as results
+from experiments.studies import figures, pooling, records
+from experiments.studies.codistillation import paper_numbers
+from experiments.studies.codistillation.claims import claims, gain
+from experiments.studies.codistillation.findings import FAILS, HOLDS, OPEN, UNDECIDED, find, verdict
+from experiments.studies.codistillation.paper_numbers import MODELS, run_name
+from experiments.studies.fed_sdd.tables import ORDERINGS, SCALED, STANDS_FOR, tables
+from experiments.studies.records import FIGURE_4
+from experiments.studies.settings import OWN, UNREAD, flat, settings, without
 from fedcodist.config.experiment import build_experiment
 from fedcodist.config.registry import CODISTILLATION, METHODS
 from fedcodist.report.intervals import contrast
@@ -951,7 +952,7 @@ def test_the_text_depends_on_the_records_alone(tmp_path):
         (tmp_path / "b" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "b" / name).write_text((tmp_path / "a" / name).read_text())
     code = (
-        "import sys; from pathlib import Path; from experiments.results import document as results;"
+        "import sys; from pathlib import Path; from experiments.studies import document as results;"
         "sys.stdout.write(results.render(results.load_results(Path(sys.argv[1]))).text)"
     )
     environment = os.environ | {"PYTHONHASHSEED": "1", "PYTHONIOENCODING": "utf-8"}

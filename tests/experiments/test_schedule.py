@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from experiments import schedule as module
-from experiments.schedule import MAIN, duration, schedule, timeline
+from experiments.studies import schedule as module
+from experiments.studies.schedule import MAIN, duration, schedule, timeline
 
 SECONDS = st.floats(0, 100) | st.integers(0, 5).map(float)
 

@@ -1,0 +1,1 @@
+"""What this project found: a package per paper, and what their pages share."""

@@ -1,0 +1,131 @@
+"""What our runs say of the paper's claims."""
+
+from collections.abc import Sequence
+from itertools import product
+from typing import NamedTuple
+
+from experiments.studies.codistillation import paper_numbers
+from experiments.studies.codistillation.claims import Comparison, Difference
+from experiments.studies.codistillation.paper_numbers import TEST_IMAGES
+from experiments.studies.pooling import Sample, baseline, samples
+from experiments.studies.records import TABLE_1, Record
+from experiments.studies.settings import settings, without
+from fedcodist.report.intervals import Estimate, contrast
+
+HOLDS, FAILS, UNDECIDED, OPEN = "holds", "does not hold", "undecided", "not enough runs"
+POOL_SIZE = ("pools.*.fraction",)
+
+
+class Finding(NamedTuple):
+    """What a comparison gave: the paper's difference, ours, and whether ours decides it.
+
+    `paper` is None where the paper has no numbers, `ours` where runs with equal settings are
+    missing; of `rounds` out of `full_rounds`.
+    """
+
+    paper: float | None
+    ours: Estimate | None
+    decided: str
+    rounds: int = 0
+    full_rounds: int = 0
+
+    @property
+    def is_short(self) -> bool:
+        return self.rounds < self.full_rounds
+
+
+def find(comparison: Comparison, records: Sequence[Record]) -> Finding:
+    """Compares runs with equal settings, rounds among them.
+
+    A gain over FedAvg is that of the run which tables show. Two other runs are compared with the
+    settings that both have, the first of them in the order of `samples`.
+    """
+    paper = _paper(comparison)
+    is_gain = len(comparison.differences) == 1
+    each = [_pairs(difference, records, is_gain) for difference in comparison.differences]
+    found = next((pairs for pairs in product(*each) if _have_equal_settings(pairs)), None)
+    if found is None:
+        return Finding(paper, None, _lack(comparison, records, each))
+    (first_plus, first_minus), *second = found
+    plus = [first_plus, *(taken for _, taken in second)]
+    minus = [first_minus, *(added for added, _ in second)]
+    ours = contrast([s.values for s in plus], [s.values for s in minus], TEST_IMAGES)
+    finding = Finding(
+        paper,
+        ours,
+        "within the interval",
+        first_plus.rounds,
+        max(one.full_rounds for one in (*plus, *minus)),
+    )
+    if finding.is_short:
+        return finding._replace(decided="not enough rounds")
+    if abs(ours.value) > ours.half_width:
+        return finding._replace(decided="yes" if ours.value > 0 else "no")
+    return finding
+
+
+def verdict(findings: Sequence[Finding]) -> str:
+    """'holds' if every comparison does, 'does not hold' if one is refuted.
+
+    Else 'not enough runs' where some are missing or have not all their rounds, and 'undecided' where a
+    difference lies within its interval.
+    """
+    if any(finding.decided == "no" for finding in findings):
+        return FAILS
+    if all(finding.decided == "yes" for finding in findings):
+        return HOLDS
+    lacks = (finding.ours is None or finding.is_short for finding in findings)
+    return OPEN if any(lacks) else UNDECIDED
+
+
+def _pairs(
+    difference: Difference, records: Sequence[Record], only_shown: bool
+) -> list[tuple[Sample, Sample]]:
+    """Samples of both terms that have equal settings, what tables show first."""
+    plus, minus, varying = difference
+    if minus.is_baseline:
+        runs = samples(records, *plus)[: 1 if only_shown else None]
+        return [(s, b) for s in runs if (b := baseline(records, s.records[0], minus.model))]
+    if plus.is_baseline:
+        swapped = _pairs(Difference(minus, plus), records, only_shown)
+        return [(higher, lower) for lower, higher in swapped]
+    return [
+        (one, other)
+        for one in samples(records, *plus)
+        for other in samples(records, *minus)
+        if _equal_but(one, other, varying)
+    ]
+
+
+def _have_equal_settings(pairs: Sequence[tuple[Sample, Sample]]) -> bool:
+    (first, _), *others = pairs
+    return all(_equal_but(first, other, POOL_SIZE) for other, _ in others)
+
+
+def _equal_but(one: Sample, other: Sample, varying: Sequence[str]) -> bool:
+    mine, theirs = (without(settings(each.records[0]), varying) for each in (one, other))
+    return mine == theirs
+
+
+def _lack(
+    comparison: Comparison,
+    records: Sequence[Record],
+    each: Sequence[Sequence[tuple[Sample, Sample]]],
+) -> str:
+    """Why nothing could be compared."""
+    terms = [term for terms in comparison.terms for term in terms]
+    if not all(samples(records, *term) for term in terms if not term.is_baseline):
+        return "runs missing"
+    if any(term.is_baseline for term in terms) and not all(each):
+        return "no FedAvg run with these settings"
+    return "no runs with equal settings"
+
+
+def _paper(comparison: Comparison) -> float | None:
+    total = 0.0
+    for sign, terms in zip((1, -1), comparison.terms, strict=True):
+        for term in terms:
+            if term.experiment != TABLE_1:
+                return None
+            total += sign * paper_numbers.accuracy(term.run, term.model)
+    return total

@@ -1,0 +1,1 @@
+"""What pages of several studies share: cells, tables in Markdown, footnotes."""

@@ -1,0 +1,80 @@
+"""The commands that do what a table lacks."""
+
+import importlib
+import shlex
+from collections.abc import Iterable, Sequence
+from types import ModuleType
+from typing import Any
+
+from experiments.studies.records import Record
+from experiments.studies.sections.markdown import rounds_of
+from experiments.studies.settings import flat, settings
+
+
+def planned(experiment: str) -> list[str]:
+    """The runs of the experiment's config file; none where it has none."""
+    module = _config(experiment)
+    return module.get_runs() if module and hasattr(module, "get_runs") else []
+
+
+def sweep(
+    experiment: str, runs: Iterable[str], suffix: str = "", overrides: Sequence[str] = ()
+) -> str:
+    """The command that does these runs, in the work folder runs/<experiment><suffix>."""
+    runs = dict.fromkeys(runs)
+    named = [] if set(runs) >= set(planned(experiment)) else runs
+    arguments = [
+        f"--config experiments/configs/{experiment}.py",
+        *(f'--only "{run}"' for run in named),
+        *map(shlex.quote, overrides),
+        f"--workdir runs/{experiment}{suffix}",
+    ]
+    lines = ["python -m fedcodist.commands.sweep", *(f"    {argument}" for argument in arguments)]
+    return "```\n" + " \\\n".join(lines) + "\n```"
+
+
+def full_lengths(records: Iterable[Record]) -> list[str]:
+    """For records of fewer rounds than their numbers need, what does the same runs in full.
+
+    With their own settings and seeds, whatever the config file has come to say.
+    """
+    alike: dict[tuple[str, str, tuple[str, ...]], list[str]] = {}
+    for record in records:
+        if record.rounds < record.full_rounds and record.run in planned(record.experiment):
+            rounds = rounds_of(record.rounds, record.full_rounds)
+            key = (record.experiment, rounds, _overrides(record))
+            alike.setdefault(key, []).append(record.run)
+    parts = []
+    for number, ((experiment, rounds, overrides), runs) in enumerate(alike.items(), start=1):
+        # Each in a work folder of its own: a run folder belongs to one config.
+        suffix = "_full" if number == 1 else f"_full_{number}"
+        command = sweep(experiment, runs, suffix, overrides)
+        parts.append(f"{rounds} rounds. At full length:\n\n{command}")
+    return parts
+
+
+def _overrides(record: Record) -> tuple[str, ...]:
+    """What tells the record's config at full length from the config file's."""
+    module = _config(record.experiment)
+    present = flat(module.get_config(record.run).to_dict()) if module else {}
+    wanted: dict[str, Any] = {
+        **settings(record),
+        "seed": record.seeds[0],
+        "seeds": len(record.seeds),
+        "rounds": record.full_rounds,
+    }
+    return tuple(
+        f"--config.{name}={value}"
+        for name, value in wanted.items()
+        if name in present and present[name] != value
+    )
+
+
+def _config(experiment: str) -> ModuleType | None:
+    name = f"experiments.configs.{experiment}"
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is not None and name.startswith(error.name):
+            return None
+        raise

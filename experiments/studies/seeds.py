@@ -1,0 +1,73 @@
+"""Runs too long for one sitting are run seed by seed; here their records become one again."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from experiments.studies.records import Record
+from experiments.studies.settings import settings
+
+# Of the phases before the first round the one that a run may have from another's cache.
+PUBLIC = "public"
+
+
+def most_seeds(records: Iterable[Record]) -> Record | None:
+    """Of one run's records that with most rounds, then most seeds, then the newest; None of none.
+
+    Records of the same settings that have no seed in common count as one, with the path, the command
+    and the commit of the first. Those with heads or spectra do not.
+    """
+    found: list[Record] = []
+    for record in sorted(records, key=lambda r: (r.seeds, r.date or "")):
+        place = next((i for i, other in enumerate(found) if _are_parts(other, record)), None)
+        if place is None:
+            found.append(record)
+        else:
+            found[place] = _joined(found[place], record)
+    best = lambda record: (record.last_round, len(record.seeds), record.date or "")
+    return max(found, key=best, default=None)
+
+
+def _are_parts(one: Record, other: Record) -> bool:
+    """Whether only seeds tell them apart, and when, where and by which commit they were run."""
+
+    def about(record: Record) -> tuple[Any, ...]:
+        rounds = {
+            (model, split): points["round"]
+            for model, splits in record.curve.items()
+            for split, points in splits.items()
+        }
+        phases = record.phases.keys() - {PUBLIC}
+        return settings(record), record.data, record.last_round, rounds, phases
+
+    kept_apart = (one.heads, other.heads, one.spectra, other.spectra)
+    return (
+        not any(kept_apart) and not set(one.seeds) & set(other.seeds) and about(one) == about(other)
+    )
+
+
+def _joined(one: Record, other: Record) -> Record:
+    seconds = None if None in (one.seconds, other.seconds) else one.seconds + other.seconds
+    return one._replace(
+        seeds=[*one.seeds, *other.seeds],
+        date=max(one.date or "", other.date or "") or None,
+        seconds=seconds,
+        final=_side_by_side(one.final, other.final),
+        curve=_side_by_side(one.curve, other.curve),
+        phases={
+            name: _side_by_side(own, other.phases[name])
+            for name, own in one.phases.items()
+            if name in other.phases
+        },
+    )
+
+
+def _side_by_side(one: Any, other: Any) -> Any:
+    """Both records' values at the leaves: lists of one per seed, in a curve one such list per round."""
+    if isinstance(one, Mapping):
+        return {
+            key: own if key == "round" else _side_by_side(own, other[key])
+            for key, own in one.items()
+        }
+    if one and isinstance(one[0], list):
+        return [[*own, *others] for own, others in zip(one, other, strict=True)]
+    return [*one, *other]

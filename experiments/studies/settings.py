@@ -1,0 +1,96 @@
+"""What a run's results depend on: the settings that it reads, as dotted keys."""
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from fnmatch import fnmatchcase
+from typing import Any
+
+from experiments.studies.codistillation.paper_numbers import MODELS
+from experiments.studies.records import Record
+from fedcodist.config.registry import BASELINE, WITHOUT_UNLABELLED
+
+Settings = dict[str, Any]
+
+# What runs pooled into one sample may differ in: none of it changes what is trained.
+NOT_SETTINGS = (
+    *("name", "run", "seed", "seeds", "notes", "full_rounds", "evaluation.*"),
+    *("training.compression.spectra", "training.compression.gradient_spectra"),
+)
+UNLABELLED = ("data.unlabelled_folder", "data.num_unlabelled")
+# A codistillation method's own settings.
+OWN = ("algorithm.*", "pools.*.teaching.*", "pools.*.alpha")
+# What a method's config holds and the method does not read.
+UNREAD: dict[str | None, tuple[str, ...]] = {
+    **dict.fromkeys(WITHOUT_UNLABELLED, UNLABELLED),
+    BASELINE: (*OWN, *UNLABELLED),
+    "periodic_codistillation": (
+        "algorithm.alpha",
+        "algorithm.alpha_schedule",
+        "algorithm.skip_at_alpha_one",
+        "pools.*.alpha",
+    ),
+    "merged_codistillation": ("algorithm.period",),
+}
+
+
+def method_of(record: Record) -> str | None:
+    """The name of the run's algorithm."""
+    return record.config.get("algorithm", {}).get("name")
+
+
+def settings(record: Record, model: str | None = None) -> Settings:
+    """The settings that the run's results depend on besides the seed.
+
+    `model`: those that this model's results depend on; FedAvg trains every model by itself.
+    """
+    method = method_of(record)
+    # What is not set is as good as a setting that the config did not have then.
+    set_ = {key: value for key, value in flat(record.config).items() if value is not None}
+    found = without(set_, (*NOT_SETTINGS, *UNREAD.get(method, ())))
+    if model is not None and method == BASELINE:
+        found = without(found, _other_pools(model))
+    return {"algorithm.name": method, **found}
+
+
+def read_by_fed_avg(record: Record, model: str) -> Settings:
+    """Those of the run's settings that FedAvg of this model reads too."""
+    return without(settings(record), (*OWN, *UNLABELLED, *_other_pools(model)))
+
+
+def without(found: Mapping[str, Any], patterns: Sequence[str]) -> Settings:
+    """The settings whose keys match none of the patterns."""
+    return {
+        key: value
+        for key, value in found.items()
+        if not any(fnmatchcase(key, pattern) for pattern in patterns)
+    }
+
+
+def differences(grouped: Sequence[Sequence[Record]]) -> list[str]:
+    """For each group the settings that tell it from the others, `algorithm.alpha=0.5`."""
+    each = [settings(group[0]) for group in grouped]
+    keys = dict.fromkeys(key for one in each for key in one)
+    differing = [k for k in keys if len({json.dumps(one.get(k)) for one in each}) > 1]
+    return [", ".join(f"{key}={_text(one.get(key))}" for key in differing) for one in each]
+
+
+def flat(value: Mapping[str, Any], prefix: str = "") -> Settings:
+    """Nested settings by dotted keys."""
+    found: Settings = {}
+    for key, item in value.items():
+        if isinstance(item, dict):
+            found |= flat(item, f"{prefix}{key}.")
+        else:
+            found[f"{prefix}{key}"] = item
+    return found
+
+
+def _other_pools(model: str) -> list[str]:
+    return [f"pools.{other}.*" for other in MODELS if other != model]
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, float) and math.isfinite(value):
+        return f"{value:.4g}"
+    return value if isinstance(value, str) else json.dumps(value)
