@@ -5,11 +5,11 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 LOWEST := .venv-lowest
 # One test file of every kind: what `make test-fast` runs on the oldest Python.
-FAST := tests/test_model.py tests/test_metrics.py tests/test_checkpoint.py tests/test_identity.py \
-  tests/test_training_flag.py tests/test_data_checks.py tests/test_algorithm_checks.py \
-  tests/algorithms/test_fed_avg.py tests/test_gradient_merging.py \
+FAST := tests/core/test_model.py tests/core/test_metrics.py tests/run/test_checkpoint.py tests/run/test_identity.py \
+  tests/core/test_training_flag.py tests/run/test_data_checks.py tests/run/test_algorithm_checks.py \
+  tests/algorithms/clients/test_fed_avg.py tests/algorithms/pools/test_gradient_merging.py \
   tests/compression/test_compressed.py tests/data/test_partition.py tests/data/test_tff.py \
-  tests/models/test_cnn.py tests/experiments/test_settings.py tests/end_to_end/test_command.py
+  tests/models/test_cnn.py tests/config/test_settings.py tests/end_to_end/test_command.py
 
 PEERS := $(notdir $(patsubst %/requirements.txt,%,$(wildcard benchmarks/peers/*/requirements.txt)))
 

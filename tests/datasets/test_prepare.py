@@ -19,7 +19,7 @@ import pytest
 
 from fedcodist.data import load_prepared, manifest
 from fedcodist.datasets import cifar, preparation
-from tests.data.test_cifar import (
+from tests.datasets.test_cifar import (
     as_archive,
     made_up_table,
     official_like,

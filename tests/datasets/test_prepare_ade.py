@@ -5,7 +5,7 @@ import pytest
 
 from fedcodist.data import load_prepared, manifest
 from fedcodist.data.bert_tokens import BertVocabulary
-from tests.data.test_ade import corpus, negative, relation
+from tests.datasets.test_ade import corpus, negative, relation
 from tests.datasets.test_prepare import all_bytes, one_line, program
 
 ADE = program("ade")

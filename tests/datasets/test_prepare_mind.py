@@ -5,7 +5,7 @@ import pytest
 
 from fedcodist.data import load_prepared, manifest
 from fedcodist.data.bert_tokens import BertVocabulary
-from tests.data.test_mind import SKIPPED, article, behavior, layout
+from tests.datasets.test_mind import SKIPPED, article, behavior, layout
 from tests.datasets.test_prepare import all_bytes, one_line, program
 
 MIND = program("mind")

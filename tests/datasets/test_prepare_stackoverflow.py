@@ -8,11 +8,11 @@ import pytest
 
 from fedcodist.data import load_prepared, manifest, vocabulary_of
 from fedcodist.datasets import stackoverflow
-from tests.data.test_c4 import BAD as BAD_LINES
-from tests.data.test_c4 import lines
-from tests.data.test_stackoverflow import BAD, examples
 from tests.data.test_tff import encode_example, write_sqlite
+from tests.datasets.test_c4 import BAD as BAD_LINES
+from tests.datasets.test_c4 import lines
 from tests.datasets.test_prepare import all_bytes, one_line, program
+from tests.datasets.test_stackoverflow import BAD, examples
 
 STACKOVERFLOW, C4 = program("stackoverflow"), program("c4_mod")
 SMALL = ["--vocabulary=30", "--train-clients=4", "--evaluation-sentences=7", "--processes=1"]

@@ -8,9 +8,9 @@ import sys
 import pytest
 
 from fedcodist.data import load_prepared, manifest, vocabulary_of
-from tests.data.test_python_source import library
-from tests.data.test_stackexchange import BAD, HEAD, dump, row
 from tests.datasets.test_prepare import all_bytes, one_line, program
+from tests.datasets.test_python_source import library
+from tests.datasets.test_stackexchange import BAD, HEAD, dump, row
 
 STACKEXCHANGE, PYTHON_SOURCE = program("stackexchange"), program("python_source")
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from experiments.configs.cifar100_tuning import STUDIES
-from tests.data.test_cifar import as_archive, made_up_table, python2_pickle
+from tests.datasets.test_cifar import as_archive, made_up_table, python2_pickle
 
 ROOT = Path(__file__).parents[2]
 CONFIGS = ROOT / "experiments" / "configs"

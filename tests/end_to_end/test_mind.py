@@ -12,7 +12,7 @@ from fedcodist.data import FederatedData, load_prepared, manifest, merge_clients
 from fedcodist.text.bert import Encoder
 from fedcodist.text.candidates import all_candidates, sampled_candidates
 from fedcodist.text.news import news_recommender
-from tests.data.test_mind import article, behavior, layout
+from tests.datasets.test_mind import article, behavior, layout
 from tests.datasets.test_prepare import program
 
 METRICS = ("auc", "mrr", "ndcg_5", "ndcg_10")

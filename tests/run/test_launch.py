@@ -152,7 +152,7 @@ def test_children_end_with_the_launcher(name, tmp_path):
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        cwd=Path(__file__).parents[1],
+        cwd=Path(__file__).parents[2],
     )
     pids = [tmp_path / "0", tmp_path / "1"]
     _wait_for(lambda: all(path.exists() and path.read_text() for path in pids))

@@ -11,7 +11,7 @@ from experiments.studies.fed_md import page as section
 from experiments.studies.records import load_records
 from fedcodist.config import phases
 from fedcodist.report import tables_parties
-from tests.experiments.test_results import record as write_record
+from tests.experiments.studies.test_results import record as write_record
 
 
 def write(folder, run, courses, bounds=None, seeds=(0, 1), images=(), **changes):

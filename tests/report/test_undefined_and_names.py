@@ -23,8 +23,8 @@ from fedcodist.report.metric_kinds import decimal, is_share, lower_is_better
 from fedcodist.report.plot_parties import PartyCurve, parties_plot
 from fedcodist.report.runs import Run, Series
 from fedcodist.tuning import tune
-from tests.experiments import test_report
-from tests.experiments.test_report import write_run
+from tests.report import test_report
+from tests.report.test_report import write_run
 
 # Markup of HTML and of rich, and formulas of matplotlib that it cannot read.
 NAMES = ["<script>alert(1)</script> & co", "[/b] [red]x", r"$\frac{a$ and $", "a|b `c`", "$x$"]

@@ -7,14 +7,14 @@ import numpy as np
 import pytest
 
 from experiments.configs import cifar100_mhd, cifar_mhd_fed_md
-from experiments.studies import mhd_orderings
+from experiments.studies.mhd import orderings
 from experiments.studies.mhd import page as section
 from experiments.studies.records import load_records
 from experiments.studies.settings import flat
 from fedcodist.algorithms.graph import graphs
 from fedcodist.config.registry import DECENTRALISED
 from fedcodist.report.tables_heads import Heads, profiles, table_of_clients
-from tests.experiments.test_results import record as write_record
+from tests.experiments.studies.test_results import record as write_record
 
 SEEDS = (0, 1)
 GRAPHS = {
@@ -85,7 +85,7 @@ def test_every_run_of_the_config_is_shown_and_none_that_it_has_not(everything):
         without = [each for each in records if each.run != run]
         other = "\n".join(section.mhd(without, {}, {}))
         assert "not run" in other.split("### 8.")[0], run
-    assert {run for o in mhd_orderings.orderings() for run, _ in (*o.plus, *o.less)} <= set(
+    assert {run for o in orderings.orderings() for run, _ in (*o.plus, *o.less)} <= set(
         cifar100_mhd.get_runs()
     )
     assert set(plots) == {"mhd_profiles.png", *(f"mhd_graph_{name}.png" for name in section.GRAPHS)}
@@ -189,7 +189,7 @@ def test_the_best_weights_of_each_loss_are_named(tmp_path):
         (0, 3): 0.1,
         (1, 1): 0.3,
     }.items():
-        write(tmp_path, mhd_orderings.weights_run(100, embedding, head), with_main(value))
+        write(tmp_path, orderings.weights_run(100, embedding, head), with_main(value))
     text, _ = render(tmp_path)
     (line,) = [one for one in text.splitlines() if one.startswith("| s = 100, shared | +")]
     cells = line.strip("| ").split(" | ")[1:]
@@ -237,7 +237,7 @@ def test_what_is_not_run_has_its_command(tmp_path):
 
 def test_no_number_is_called_the_papers(everything):
     """Its numbers are lost: beside ours stand words."""
-    for ordering in mhd_orderings.orderings():
+    for ordering in orderings.orderings():
         assert not set(ordering.paper) & set("123456789")
 
 

@@ -13,9 +13,9 @@ from experiments.studies.fed_kd import page as section
 from experiments.studies.records import load_records
 from fedcodist.core.communication import tree_bytes
 from fedcodist.text.bert import bert_base
-from tests.experiments.test_record import write_run
-from tests.experiments.test_results import record as write_record
-from tests.experiments.test_results import row
+from tests.experiments.studies.test_record import write_run
+from tests.experiments.studies.test_results import record as write_record
+from tests.experiments.studies.test_results import row
 
 CIFAR, ADE = section.CIFAR, section.ADE
 CONFIGS = {CIFAR: cifar_fed_kd, ADE: ade_fed_kd}

@@ -15,7 +15,7 @@ from fedcodist.report import comparison, flops
 from fedcodist.run.experiment import check_experiment, run_experiment
 from fedcodist.text.bert import Encoder, first_layers, narrowed
 from fedcodist.text.bert_weights import save_encoder
-from tests.data import test_ade, test_mind
+from tests.datasets import test_ade, test_mind
 from tests.datasets.test_prepare import program
 
 pytestmark = pytest.mark.usefixtures("compile_quickly")

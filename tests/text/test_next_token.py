@@ -25,7 +25,7 @@ from fedcodist.text.next_token import (
     tokens_by_frequency,
 )
 from fedcodist.text.transformer import Transformer
-from tests.test_readout import all_shapes
+from tests.core.test_readout import all_shapes
 
 pytestmark = pytest.mark.usefixtures("compile_quickly")
 

@@ -260,9 +260,9 @@ print(json.dumps(here.identity_of(here.make_experiment(optimizer=here.with_momen
 
 def test_another_process_finds_the_same(monkeypatch):
     tests = Path(__file__).parent
-    program = ELSEWHERE.format(tests=str(tests), reference=str(tests / "reference"))
+    program = ELSEWHERE.format(tests=str(tests), reference=str(tests.parent / "reference"))
     monkeypatch.setenv("PYTHONHASHSEED", "7")
-    monkeypatch.setenv("PYTHONPATH", str(tests.parent))
+    monkeypatch.setenv("PYTHONPATH", str(tests.parents[1]))
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", program], capture_output=True, text=True, check=True
     )

@@ -26,7 +26,7 @@ from fedcodist.text import lstm
 from fedcodist.text.lstm import LSTMLanguageModel
 from fedcodist.text.next_token import language_model, next_tokens
 from fedcodist.text.transformer import Transformer
-from tests.test_readout import all_shapes
+from tests.core.test_readout import all_shapes
 
 VOCABULARY, LENGTH = 12, 5
 MODELS = {

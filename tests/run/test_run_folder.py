@@ -89,7 +89,7 @@ def holder(tmp_path):
     """Another process that has the run folder `tmp_path / "run"` until it is told to leave it."""
     process = subprocess.Popen(
         [sys.executable, "-c", HOLDER, str(tmp_path / "run")],
-        cwd=Path(__file__).parents[1],
+        cwd=Path(__file__).parents[2],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,

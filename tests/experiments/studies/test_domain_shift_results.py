@@ -5,10 +5,10 @@ import json
 import pytest
 
 from experiments.configs import text_domain_shift
+from experiments.studies.codistillation import domain_shift as section
 from experiments.studies.records import load_records
-from experiments.studies.sections import domain_shift as section
 from fedcodist.config.registry import METHODS
-from tests.experiments.test_results import record as write_record
+from tests.experiments.studies.test_results import record as write_record
 
 PROSE, CODE = text_domain_shift.TEXTS["python_source"]
 

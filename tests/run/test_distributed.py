@@ -21,7 +21,7 @@ from fedcodist.run import experiment
 from fedcodist.run.export import load_model
 from fedcodist.run.run_folder import RunFolder, RunFolderError
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 MODELS = ("small", "large")
 SETTINGS = (
     "--config=experiments/configs/digits_codist.py:merged_codistillation",

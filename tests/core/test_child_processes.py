@@ -11,7 +11,7 @@ import pytest
 
 from fedcodist.run import children
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 # A program that says who it is and computes for ever, as a run does.
 ENDLESS = "import os, sys, time; open(sys.argv[1], 'a').write(f'{os.getpid()}\\n'); time.sleep(600)"
 # A shell's background jobs ignore SIGINT, and so would what they start.

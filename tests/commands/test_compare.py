@@ -10,7 +10,8 @@ from scipy import stats
 
 from experiments.configs import digits_methods, digits_parties
 from fedcodist.commands import compare
-from fedcodist.commands.compare import (
+from fedcodist.config.networks import MODELS
+from fedcodist.report.comparison import (
     ALL_PARTIES,
     Entry,
     budget,
@@ -19,7 +20,6 @@ from fedcodist.commands.compare import (
     read_run,
     table,
 )
-from fedcodist.config.networks import MODELS
 from fedcodist.report.flops import LEARNING, forward_flops_of
 
 CONFIG = "experiments/configs/digits_methods.py"
