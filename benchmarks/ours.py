@@ -318,7 +318,7 @@ def make_fed_md(inputs: work.Inputs):
     for index, (name, (network, _, weights, _)) in enumerate(inputs.pools.items()):
         module = FedMDNetwork(network.widths, 0.0, network.classes)
         model = from_flax_linen(module, jnp.zeros((1, *network.image)))
-        groups[name] = party.Group(model, np.array([index]))
+        groups[name] = party.PartyGroup(model, np.array([index]))
         own = own_weights(network, weights)
         models[name] = jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], own)
     rows = jnp.asarray(inputs.unlabelled_rows.reshape(len(inputs.unlabelled_rows), 1, -1))
@@ -348,14 +348,14 @@ def make_mhd(inputs: work.Inputs, execution):
     import optax
 
     from fedcodist.algorithms.graph import graphs
-    from fedcodist.algorithms.graph.mhd_exchange import pool_schedule
+    from fedcodist.algorithms.graph.mhd_exchange import exchange_schedule
     from fedcodist.algorithms.graph.multi_headed_distillation import (
         HeadDistillation,
         MHDHyper,
         multi_headed_distillation,
         start,
     )
-    from fedcodist.algorithms.parties.party import Group
+    from fedcodist.algorithms.parties.party import PartyGroup
     from fedcodist.core.local_steps import StepTraining
     from fedcodist.models.cnn import CNN
     from fedcodist.models.digits import MLP
@@ -368,7 +368,7 @@ def make_mhd(inputs: work.Inputs, execution):
         backbone = CNN(filters, network.hidden, None, network.image[0])
     example = jnp.zeros((1, *network.image))
     model = multi_headed(backbone, example, network.classes, network.heads)
-    groups, graph = {MHD_CLIENTS: Group(model, np.arange(count))}, graphs.complete(count)
+    groups, graph = {MHD_CLIENTS: PartyGroup(model, np.arange(count))}, graphs.complete(count)
     training = StepTraining(
         functools.partial(optax.sgd, momentum=work.MHD_MOMENTUM),
         work.MHD_BATCH,
@@ -376,7 +376,7 @@ def make_mhd(inputs: work.Inputs, execution):
     )
     own = [own_weights(network, pool.weights) for pool in inputs.pools.values()]
     models = {MHD_CLIENTS: jax.tree.map(lambda *leaves: jnp.asarray(np.stack(leaves)), *own)}
-    schedule = pool_schedule(groups, graph, count, work.MHD_ROUNDS, SEED)
+    schedule = exchange_schedule(groups, graph, count, work.MHD_ROUNDS, SEED)
     algorithm = multi_headed_distillation(
         groups,
         {"image": inputs.unlabelled},

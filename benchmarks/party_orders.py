@@ -46,8 +46,8 @@ def mhd_orders(clients: int, steps: int, private: int) -> dict[str, np.ndarray]:
     import jax.numpy as jnp
 
     from fedcodist.algorithms.graph import graphs
-    from fedcodist.algorithms.graph.mhd_exchange import pool_schedule
-    from fedcodist.algorithms.parties.party import Group
+    from fedcodist.algorithms.graph.mhd_exchange import exchange_schedule
+    from fedcodist.algorithms.parties.party import PartyGroup
     from fedcodist.core import keys
     from fedcodist.core.local_steps import CLIENT_STEPS
     from fedcodist.core.shuffling import stream_positions
@@ -72,8 +72,10 @@ def mhd_orders(clients: int, steps: int, private: int) -> dict[str, np.ndarray]:
 
     with jax.enable_x64(False):
         drawn = jax.jit(lambda: jax.lax.map(of, jnp.arange(clients)))()
-    everybody = {"clients": Group(None, np.arange(clients))}  # its model is not looked at
-    schedule = pool_schedule(everybody, graphs.complete(clients), clients, work.MHD_ROUNDS, SEED)
+    everybody = {"clients": PartyGroup(None, np.arange(clients))}  # its model is not looked at
+    schedule = exchange_schedule(
+        everybody, graphs.complete(clients), clients, work.MHD_ROUNDS, SEED
+    )
     exchanged = {
         "first": schedule.first_source,
         "replaced": schedule.replaced.T,

@@ -123,7 +123,9 @@ def tff_source(arguments: argparse.Namespace, show: preparation.Show) -> prepara
             if split == "train":
                 check_clients(path, data, arguments)
                 train = data
-            tables[split] = cifar.checked_columns(cifar.CIFAR100, split, data.pooled(), unverified)
+            tables[split] = cifar.checked_columns(
+                cifar.CIFAR100, split, data.all_examples(), unverified
+            )
         clients = FederatedData(tables["train"], train.offsets, train.client_ids)
         return splits_of(clients, tables["test"], arguments)
 

@@ -9,8 +9,8 @@ Runs are named by what they vary:
     weights,s=<s>,<nu_emb>,<nu_aux>   one auxiliary head, the two weights; heads,s=<s>,1 has 1 and 1
     heads,s=<s>,<m>                   number of auxiliary heads
     mhd_plus,s=<s>                    all images public, private ones too, and twice the rounds
-    <baseline>,s=<s>                  separate, fed_avg (every 50 steps, or 200), periodic, pooled;
-                                      "_longer" has twice the rounds, as mhd_plus has
+    <baseline>,s=<s>                  local_only_steps, fed_avg (every 50 steps, or 200), periodic,
+                                      centralised; "_longer" has twice the rounds, as mhd_plus has
     graph,<graph>                     4 clients x 25 labels without overlap, three heads
     teachers,<Delta>                  checkpoints per step
     choice,random,s=<s>               targets drawn at random; compare with heads,s=<s>,3
@@ -33,13 +33,13 @@ from experiments.configs import digits_mhd
 
 SKEWS = (0, 100)
 BASELINES = {
-    "separate": "separate",
+    "local_only_steps": "local_only_steps",
     "fed_avg": "decentralised_fed_avg",
     "fed_avg_200": "decentralised_fed_avg",
     "periodic": "decentralised_periodic_codistillation",
-    "pooled": "pooled",
+    "centralised": "centralised",
     "fed_avg_longer": "decentralised_fed_avg",
-    "pooled_longer": "pooled",
+    "centralised_longer": "centralised",
 }
 # Three heads and both weights, where a run does not vary them. At this length and a weight of 3, three
 # heads hold the main one back (3 % on held-out images, 12 % at 1).
@@ -60,7 +60,7 @@ CANDIDATES = {
 }
 PUBLIC_SHARES = (10, 20, 30, 100)  # %
 ROUNDS, STEPS, BATCH_SIZE = 60, 50, 32
-LARGER = ("mhd", "mhd_small_only", "separate", "fed_avg_small")
+LARGER = ("mhd", "mhd_small_only", "local_only_steps", "fed_avg_small")
 
 
 def get_runs() -> list[str]:

@@ -79,8 +79,8 @@ def get_config(run: str = "non_iid") -> ConfigDict:
         evaluate_every=1,
         public=dict(epochs=20, batch_size=128, patience=3, min_delta=0.005),
         private=dict(epochs=25, batch_size=32, patience=10, min_delta=0.001),
-        pooled=dict(epochs=50, batch_size=32, patience=10, min_delta=0.001),
-        pooled_bound="alone" not in kinds,
+        centralised=dict(epochs=50, batch_size=32, patience=10, min_delta=0.001),
+        centralised_bound="alone" not in kinds,
         cache="data/pretraining",  # the two private experiments share what was learnt of CIFAR-10
     )
     # Curves are of test images, as the paper's figure does; nothing is chosen by them.

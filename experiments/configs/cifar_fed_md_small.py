@@ -89,9 +89,9 @@ def get_config(run: str = "non_iid") -> ConfigDict:
     config.phases.evaluate_every = 50
     # Of half as many images, so as many steps; the released code's are few, see `,alone`.
     config.phases.private.epochs = 25 if is_iid else 50  # 25
-    config.phases.pooled.epochs = 15  # 50
+    config.phases.centralised.epochs = 15  # 50
     # The bound does not depend on how parties collaborate.
-    config.phases.pooled_bound = run in ("non_iid", "iid")
+    config.phases.centralised_bound = run in ("non_iid", "iid")
     with config.ignore_type():
         config.update_from_flattened_dict(dict(CHANGES.get(run, {})))
     config.execution.processes = 1

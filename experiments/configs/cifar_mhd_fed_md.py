@@ -1,8 +1,8 @@
 r"""FedMD against Multi-Headed Distillation on the same ten models: CIFAR-10 public, CIFAR-100 private.
 
 Networks, private images and public ones are those of cifar_fed_md_small.py, six superclasses that all
-ten parties share. A run is `mhd` (three auxiliary heads, complete graph), `separate`, the same batches
-without exchange, or `pooled`, MHD's bound: each network on all private examples.
+ten parties share. A run is `mhd` (three auxiliary heads, complete graph), `local_only_steps`, the same
+batches without exchange, or `centralised`, MHD's bound: each network on all private examples.
 `fed_md` is that config's run `non_iid` with its phases and its own bound. MHD's parties start untrained
 and see no public label.
 
@@ -16,7 +16,11 @@ from ml_collections import ConfigDict
 
 from experiments.configs import cifar100_mhd, cifar_fed_md_small, digits_mhd
 
-METHODS = {"mhd": "multi_headed_distillation", "separate": "separate", "pooled": "pooled"}
+METHODS = {
+    "mhd": "multi_headed_distillation",
+    "local_only_steps": "local_only_steps",
+    "centralised": "centralised",
+}
 # Flat embeddings of the ten networks have 144 to 14,400 entries; distances are of this many.
 PROJECTION = 64
 

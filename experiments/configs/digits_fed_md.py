@@ -46,8 +46,8 @@ def get_config() -> ConfigDict:
         evaluate_every=5,  # epochs
         public=dict(epochs=20, batch_size=32, patience=3, min_delta=0.005),
         private=dict(epochs=25, batch_size=32, patience=10, min_delta=0.001),
-        pooled=dict(epochs=50, batch_size=32, patience=10, min_delta=0.001),
-        pooled_bound=True,
+        centralised=dict(epochs=50, batch_size=32, patience=10, min_delta=0.001),
+        centralised_bound=True,
         cache=config_dict.placeholder(str),  # a folder where public training is kept for other runs
     )
     config.evaluation = dict(

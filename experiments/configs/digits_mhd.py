@@ -21,12 +21,12 @@ OWN = {
         embedding_distance="squared",
         reaches_backbone=True,  # whether heads' and embeddings' losses change the backbone
         updates_statistics=False,  # whether public batches change running averages too
-        pool_size=config_dict.placeholder(int),  # as many as there are clients
+        checkpoints_per_client=config_dict.placeholder(int),  # as many as there are clients
         checkpoints_on="device",  # or "host"
         exchange_seed=0,
         same_start=False,  # whether clients of one network start from the same weights
     ),
-    "separate": dict(same_start=False),
+    "local_only_steps": dict(same_start=False),
     "decentralised_fed_avg": dict(same_start=True),  # or the first mean is of unrelated weights
     "decentralised_periodic_codistillation": dict(
         public_batch_size=64,
@@ -36,7 +36,7 @@ OWN = {
         temperature=1.0,
         same_start=False,
     ),
-    "pooled": dict(),
+    "centralised": dict(),
 }
 
 

@@ -18,7 +18,7 @@ from ml_collections import ConfigDict
 from experiments.configs import digits_fed_md
 
 OWN = {
-    "isolated": dict(),
+    "local_only": dict(),
     "fed_md": None,  # digits_fed_md.py has them
     "fd": dict(weight=1.0, temperature=1.0),
     "ds_fl": dict(
@@ -56,11 +56,11 @@ def get_config(run: str = "fed_md") -> ConfigDict:
                 name=run,
                 learning_rate=common.learning_rate,
                 epsilon=common.epsilon,
-                output_penalty=common.output_penalty,  # of transfer learning, and of `isolated`
+                output_penalty=common.output_penalty,  # of transfer learning, and of `local_only`
                 epochs=common.revisit_epochs,
                 batch_size=common.revisit_batch_size,
                 **own,
             )
-    config.phases.pooled_bound = False
+    config.phases.centralised_bound = False
     config.phases.cache = "data/pretraining"
     return config

@@ -78,8 +78,8 @@ def _experiment(settings: argparse.Namespace) -> "Experiment":
     import numpy as np
     import optax
 
-    from fedcodist.algorithms.parties.local_only import IsolatedHyper, isolated
-    from fedcodist.algorithms.parties.party import Group
+    from fedcodist.algorithms.parties.local_only import LocalOnlyHyper, local_only
+    from fedcodist.algorithms.parties.party import PartyGroup
     from fedcodist.core.checks import check_integer, check_number
     from fedcodist.core.local_training import LocalTraining
     from fedcodist.data.bert_tokens import BertVocabulary
@@ -129,12 +129,12 @@ def _experiment(settings: argparse.Namespace) -> "Experiment":
     )
     preprocess = hidden_tokens(vocabulary)
     training = LocalTraining(optimizer, settings.batch_size, preprocess=preprocess)
-    party = Group(masked_language_model(encoder), np.array([0]))
+    party = PartyGroup(masked_language_model(encoder), np.array([0]))
     return Experiment(
-        algorithm=isolated(
+        algorithm=local_only(
             {"encoder": party},
             training,
-            hyper=IsolatedHyper(settings.learning_rate),
+            hyper=LocalOnlyHyper(settings.learning_rate),
             name="pre-training by hidden tokens",
         ),
         data=resident_data(texts["train"]),

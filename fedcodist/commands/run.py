@@ -185,7 +185,7 @@ def _callbacks(config: ConfigDict, workdir: Path) -> "list[Callback]":
 def _newest_checkpoint(workdir: Path) -> str | None:
     """The run's newest checkpoint, before its first round the newest of its phases."""
     # The supervising process has no use for JAX, which the checkpoint module imports.
-    phases = (f"phases/{phase}/" for phase in ("pooled", "private", "public"))
+    phases = (f"phases/{phase}/" for phase in ("centralised", "private", "public"))
     for part in ("", *phases):
         checkpoints = (workdir / part / "checkpoints").glob("round_*.msgpack")
         if newest := max((path.name for path in checkpoints), default=None):

@@ -67,7 +67,7 @@ class CompressedMessage(NamedTuple):
         return self.inner.mutable
 
 
-class CompressedRow(NamedTuple):
+class CompressedClientState(NamedTuple):
     """What a client keeps.
 
     Attributes:
@@ -163,7 +163,7 @@ def compressed(
         bytes_down = jnp.int32(missed) + (tree_bytes(message.inner) - model)
         return result._replace(
             update=update,
-            row=CompressedRow(result.row, memory, message.sent),
+            row=CompressedClientState(result.row, memory, message.sent),
             metrics=result.metrics | observed | {"bytes_up": bytes_up, "bytes_down": bytes_down},
         )
 
@@ -195,10 +195,10 @@ def compressed(
         inner = method.with_model(server.inner, new)
         return written(server, inner, server.before, server.round)
 
-    def init_row():
+    def init_client_state():
         shapes = variable_shapes(method.model).params
         memory = () if uplink is None else uplink.init(shapes)
-        return CompressedRow(method.init_row(), memory, jnp.zeros(2, jnp.uint32))
+        return CompressedClientState(method.init_client_state(), memory, jnp.zeros(2, jnp.uint32))
 
     def of_row(kept):
         return kept._replace(variables=lambda server, row: kept.variables(server.inner, row.inner))
@@ -211,8 +211,8 @@ def compressed(
         variables=lambda server: method.variables(server.inner),
         replace_model=replace_model,
         with_model=with_model,
-        init_row=init_row,
-        kept_models={name: of_row(kept) for name, kept in method.kept_models.items()},
+        init_client_state=init_client_state,
+        personal_models={name: of_row(kept) for name, kept in method.personal_models.items()},
         gradient=None,  # whoever looks at it does so here
     )
 

@@ -13,7 +13,7 @@ from fedcodist.algorithms.clients.fed_avg import FedAvgHyper, constant, fed_avg,
 from fedcodist.algorithms.clients.fed_dropout import fed_dropout
 from fedcodist.algorithms.clients.fed_gkd import FedGKDHyper, fed_gkd
 from fedcodist.algorithms.clients.fed_kd import FedKDHyper, fed_kd
-from fedcodist.algorithms.clients.fed_kd_losses import Mutual
+from fedcodist.algorithms.clients.fed_kd_losses import MutualLosses
 from fedcodist.algorithms.clients.fed_prox import FedProxHyper, fed_prox
 from fedcodist.algorithms.clients.fetch_sgd import FetchSGDHyper, fetch_sgd
 from fedcodist.algorithms.clients.scaffold import scaffold
@@ -179,7 +179,9 @@ def _fed_kd(clients: Clients) -> FederatedMethod:
             clients.local,
             settings["exchange"],
             settings.get("fresh_optimizers", False),
-            Mutual(**{name: settings[name] for name in Mutual._fields if name in settings}),
+            MutualLosses(
+                **{name: settings[name] for name in MutualLosses._fields if name in settings}
+            ),
             FedKDHyper(
                 settings["teacher_learning_rate"],
                 clients.pool.client_learning_rate,

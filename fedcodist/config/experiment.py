@@ -72,7 +72,7 @@ def _assemble(config: ConfigDict, data: Data) -> Experiment:
         data_sets["unlabelled"] = {data.inputs: data.unlabelled}
     if data.public is not None:
         data_sets[PUBLIC] = {"image": data.public.train.columns["image"]}
-    if config.algorithm.name == "pooled":
+    if config.algorithm.name == "centralised":
         data_sets[SHARED] = pooled_examples(data)
     if config.algorithm.get("validation") is not None:
         split = choice("algorithm.validation.split", config.algorithm.validation.split, data.splits)

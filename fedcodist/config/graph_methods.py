@@ -12,20 +12,20 @@ import optax
 from ml_collections import ConfigDict
 
 from fedcodist.algorithms.graph import graphs
-from fedcodist.algorithms.graph.centralised import pooled
+from fedcodist.algorithms.graph.centralised import centralised
 from fedcodist.algorithms.graph.decentralised_fed_avg import decentralised_fed_avg
 from fedcodist.algorithms.graph.decentralised_periodic_codistillation import (
     DecentralisedPeriodicHyper,
     decentralised_periodic_codistillation,
 )
-from fedcodist.algorithms.graph.local_only_steps import SeparateHyper, separate
+from fedcodist.algorithms.graph.local_only_steps import LocalOnlyStepsHyper, local_only_steps
 from fedcodist.algorithms.graph.multi_headed_distillation import (
     HeadDistillation,
     MHDHyper,
     memory_for_checkpoints,
     multi_headed_distillation,
 )
-from fedcodist.algorithms.parties.party import Group
+from fedcodist.algorithms.parties.party import PartyGroup
 from fedcodist.config.config_errors import choice, named
 from fedcodist.config.data import Data
 from fedcodist.config.execution import execution_of
@@ -73,7 +73,7 @@ def build_multi_headed(config: ConfigDict, data: Data) -> FederatedAlgorithm:
         settings.candidates,
         settings.choice,
         settings.embedding_distance,
-        settings.pool_size,
+        settings.checkpoints_per_client,
         settings.checkpoints_on,
         settings.get("reaches_backbone", True),
         settings.get("updates_statistics", False),
@@ -99,30 +99,30 @@ def build_multi_headed(config: ConfigDict, data: Data) -> FederatedAlgorithm:
     return algorithm._replace(notes=tuple(notes))
 
 
-def build_separate(config: ConfigDict, data: Data) -> FederatedAlgorithm:
+def build_local_only_steps(config: ConfigDict, data: Data) -> FederatedAlgorithm:
     """Clients alone."""
-    return separate(
+    return local_only_steps(
         _main_only(decentralised_groups(config, data)),
         config.rounds,
         _training(config, data),
-        hyper=SeparateHyper(_rate(config)),
+        hyper=LocalOnlyStepsHyper(_rate(config)),
         execution=execution_of(config),
         same_start=_same_start(config),
     )
 
 
-def build_pooled(config: ConfigDict, data: Data) -> FederatedAlgorithm:
+def build_centralised(config: ConfigDict, data: Data) -> FederatedAlgorithm:
     """One model of each architecture on all examples; which these are, `pooled_examples` says."""
     if config.data.get("public_share") == 1:
         raise ValueError(
             "data.public_share must be below 1 for pooled, or private images count twice."
         )
-    return pooled(
+    return centralised(
         _main_only(decentralised_groups(config, data)),
         len(pooled_examples(data)["label"]),
         config.rounds,
         _training(config, data),
-        SeparateHyper(_rate(config)),
+        LocalOnlyStepsHyper(_rate(config)),
         execution_of(config),
     )
 
@@ -138,7 +138,7 @@ def build_fed_avg(config: ConfigDict, data: Data) -> FederatedAlgorithm:
         config.rounds,
         None if is_complete else graph_of(config, data.splits["train"].num_clients),
         _training(config, data),
-        SeparateHyper(_rate(config)),
+        LocalOnlyStepsHyper(_rate(config)),
         execution_of(config),
         same_start=_same_start(config, default=True),
     )
@@ -172,8 +172,8 @@ def build_periodic(config: ConfigDict, data: Data) -> FederatedAlgorithm:
 
 DECENTRALISED_METHODS: dict[str, Callable[[ConfigDict, Data], FederatedAlgorithm]] = {
     "multi_headed_distillation": build_multi_headed,
-    "separate": build_separate,
-    "pooled": build_pooled,
+    "local_only_steps": build_local_only_steps,
+    "centralised": build_centralised,
     "decentralised_fed_avg": build_fed_avg,
     "decentralised_periodic_codistillation": build_periodic,
 }
@@ -181,7 +181,7 @@ DECENTRALISED_METHODS: dict[str, Callable[[ConfigDict, Data], FederatedAlgorithm
 
 def decentralised_groups(
     config: ConfigDict, data: Data, heads: int = 0, projection: int | None = None
-) -> dict[str, Group]:
+) -> dict[str, PartyGroup]:
     """Who has which network: backbone's name -> its clients.
 
     Args:
@@ -201,7 +201,7 @@ def decentralised_groups(
     for name in dict.fromkeys(names):
         backbone = choice("parties.networks", name, BACKBONES)()
         model = multi_headed(backbone, jnp.zeros((1, *size)), classes, heads, projection)
-        groups[name] = Group(model, np.flatnonzero(np.array(names) == name))
+        groups[name] = PartyGroup(model, np.flatnonzero(np.array(names) == name))
     return groups
 
 
@@ -228,7 +228,7 @@ def pooled_examples(data: Data) -> dict[str, np.ndarray]:
     Public ones of other classes than any client's, such as FedMD's, are left out: they would teach what
     no test asks for.
     """
-    private, public = data.splits["train"].pooled(), public_of(data).train.pooled()
+    private, public = data.splits["train"].all_examples(), public_of(data).train.all_examples()
     parts = [private]
     if np.isin(public["label"], private["label"]).any():
         parts.append(public)
@@ -271,7 +271,7 @@ def _check_names(
         raise ValueError(f"{setting} must not have {unknown[0]!r} where its name is {name!r}.")
 
 
-def _main_only(groups: Mapping[str, Group]) -> dict[str, Group]:
+def _main_only(groups: Mapping[str, PartyGroup]) -> dict[str, PartyGroup]:
     return {n: group._replace(model=main_head_only(group.model)) for n, group in groups.items()}
 
 

@@ -17,8 +17,8 @@ from fedcodist.algorithms.parties.ds_fl import DSFLHyper, ds_fl
 from fedcodist.algorithms.parties.fd import FDHyper, fd
 from fedcodist.algorithms.parties.fed_md import FedMDHyper, fed_md
 from fedcodist.algorithms.parties.fml import FMLHyper, fml
-from fedcodist.algorithms.parties.local_only import IsolatedHyper, IsolatedParty, isolated
-from fedcodist.algorithms.parties.party import Group
+from fedcodist.algorithms.parties.local_only import LocalOnlyHyper, LocalOnlyParty, local_only
+from fedcodist.algorithms.parties.party import PartyGroup
 from fedcodist.config.config_errors import choice, named
 from fedcodist.config.data import Data
 from fedcodist.config.data_parties import PUBLIC_PRIVATE
@@ -72,16 +72,16 @@ def build_fed_md(config: ConfigDict, data: Data) -> FederatedAlgorithm:
     )
 
 
-def build_isolated(config: ConfigDict, data: Data) -> FederatedAlgorithm:
+def build_local_only(config: ConfigDict, data: Data) -> FederatedAlgorithm:
     """Parties who go on training alone, with one optimizer for all rounds."""
     check_number("algorithm.learning_rate", config.algorithm.learning_rate, low=0)
     return _made(
         config,
-        isolated,
+        local_only,
         party_groups(config, data),
         private_training(config, data.preprocess),
         gradient_hook=output_penalty(config.algorithm.output_penalty),
-        hyper=IsolatedHyper(config.algorithm.learning_rate),
+        hyper=LocalOnlyHyper(config.algorithm.learning_rate),
     )
 
 
@@ -141,7 +141,7 @@ def build_fml(config: ConfigDict, data: Data) -> FederatedAlgorithm:
 
 
 PARTY_METHODS: dict[str, Callable[[ConfigDict, Data], FederatedAlgorithm]] = {
-    "isolated": build_isolated,
+    "local_only": build_local_only,
     "fed_md": build_fed_md,
     "fd": build_fd,
     "ds_fl": build_ds_fl,
@@ -150,7 +150,7 @@ PARTY_METHODS: dict[str, Callable[[ConfigDict, Data], FederatedAlgorithm]] = {
 
 
 def start(
-    config: ConfigDict, data: Data, trained: dict[str, IsolatedParty], key: jax.Array
+    config: ConfigDict, data: Data, trained: dict[str, LocalOnlyParty], key: jax.Array
 ) -> PyTree:
     """The state of the config's method before its first round, of parties that were trained before.
 
@@ -190,7 +190,7 @@ def public_of(data: Data) -> Any:
     return data.public
 
 
-def party_groups(config: ConfigDict, data: Data) -> dict[str, Group]:
+def party_groups(config: ConfigDict, data: Data) -> dict[str, PartyGroup]:
     """Who has which network: architecture -> its parties."""
     shapes, count = party_shapes(config), data.splits["train"].num_clients
     if len(shapes) != count:
@@ -202,7 +202,7 @@ def party_groups(config: ConfigDict, data: Data) -> dict[str, Group]:
     for shape in dict.fromkeys(shapes):
         model = from_flax_linen(network_of(shape, public_of(data).num_classes), example)
         clients = [party for party, own in enumerate(shapes) if own == shape]
-        groups[shape_name(shape)] = Group(model, np.array(clients))
+        groups[shape_name(shape)] = PartyGroup(model, np.array(clients))
     return groups
 
 

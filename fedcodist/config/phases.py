@@ -4,7 +4,8 @@ Other methods of parties may begin in the same way.
 
 public: every party's model learns the public classes. It takes longest and can be kept for other runs.
 private: it learns the party's own examples. Its end is the baseline without collaboration.
-pooled: from the end of `public`, it learns all parties' examples: the bound. Nothing follows from it.
+centralised: from the end of `public`, it learns all parties' examples: the bound. Nothing follows
+from it.
 
 Their run folders are `phases/<phase>` of the collaboration's; `fedcodist.report.tables_parties` makes
 a table of them.
@@ -22,7 +23,7 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from fedcodist.algorithms.parties import local_only
-from fedcodist.algorithms.parties.local_only import SHARED, IsolatedHyper, Patience
+from fedcodist.algorithms.parties.local_only import SHARED, LocalOnlyHyper, Patience
 from fedcodist.algorithms.parties.party import init_models, stacked
 from fedcodist.config import party_methods as party_methods
 from fedcodist.config.config_errors import choice, named
@@ -89,8 +90,8 @@ def run_phases(
     trained = lambda: stacked(groups, run("public", None).variables)
     public = _cached(config, groups, key, trained)
     private = run("private", public).state
-    if config.phases.pooled_bound:
-        run("pooled", public)
+    if config.phases.centralised_bound:
+        run("centralised", public)
     seeds = np.arange(config.seed, config.seed + config.seeds, dtype=np.uint32)
 
     def start(seed, trained):
@@ -101,7 +102,11 @@ def run_phases(
 
 def check_phases(config: ConfigDict, data: Data) -> None:
     """Raises ValueError or TypeError, one line, for settings of a phase that make no sense."""
-    for phase in ("public", "private", *(("pooled",) if config.phases.pooled_bound else ())):
+    for phase in (
+        "public",
+        "private",
+        *(("centralised",) if config.phases.centralised_bound else ()),
+    ):
         phase_experiment(config, data, phase)
 
 
@@ -121,8 +126,8 @@ def phase_experiment(
         stopped_on = "test data"
     elif "held_out" in data.splits:
         splits, final_splits = {"held_out": data.splits["held_out"]}, splits
-    if phase == "pooled":
-        data_sets[SHARED] = private.pooled()
+    if phase == "centralised":
+        data_sets[SHARED] = private.all_examples()
     if phase == "public":
         shared, splits, final_splits = public.train, {"public_test": public.test}, {}
         if config.phases.stopping == "held_out":
@@ -131,11 +136,11 @@ def phase_experiment(
             )
             splits, final_splits = {"held_out": held_out}, splits
             stopped_on = "held-out public data"
-        data_sets[SHARED] = shared.pooled()
+        data_sets[SHARED] = shared.all_examples()
     patience = None
     if stopped_on:
         validation = next(iter(splits.values()))
-        data_sets[VALIDATION] = validation.pooled()
+        data_sets[VALIDATION] = validation.all_examples()
         patience = Patience(
             ValidationData(validation.num_examples, preprocess=preprocess),
             settings.patience,
@@ -144,13 +149,13 @@ def phase_experiment(
         )
     groups = party_groups(config, data)
     with named(f"phases.{phase}: "):
-        algorithm = local_only.isolated(
+        algorithm = local_only.local_only(
             groups,
             training,
             len(data_sets[SHARED]["label"]) if SHARED in data_sets else None,
             patience,
             output_penalty(config.algorithm.output_penalty),
-            IsolatedHyper(config.algorithm.learning_rate),
+            LocalOnlyHyper(config.algorithm.learning_rate),
             execution_of(config),
             name=f"{phase} training",
         )
@@ -200,7 +205,7 @@ def _held_out(data: FederatedData, share: float, seed: int) -> tuple[FederatedDa
 
 def _check_pretraining(folder: Path, key: str) -> None:
     """Raises one line where later phases went on from other models; before these are trained anew."""
-    for phase in ("private", "pooled"):
+    for phase in ("private", "centralised"):
         path = folder / phase / "config.json"
         try:
             config = json.loads(path.read_text(encoding="utf-8"))

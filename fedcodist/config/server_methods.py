@@ -14,10 +14,10 @@ from ml_collections import ConfigDict
 from fedcodist.algorithms.clients.fed_avg import FedAvgHyper
 from fedcodist.algorithms.pools.codistillation import TeachingHyper
 from fedcodist.algorithms.pools.fed_be import fed_be
-from fedcodist.algorithms.pools.fed_df import Validated, fed_df
+from fedcodist.algorithms.pools.fed_df import FedDFValidation, fed_df
 from fedcodist.algorithms.pools.fed_ensemble import fed_ensemble
 from fedcodist.algorithms.pools.fed_sdd import fed_sdd
-from fedcodist.algorithms.pools.hetero_fl import Level, hetero_fl
+from fedcodist.algorithms.pools.hetero_fl import HeteroFLLevel, hetero_fl
 from fedcodist.algorithms.pools.merged_codistillation import merged_codistillation
 from fedcodist.algorithms.pools.periodic_codistillation import periodic_codistillation
 from fedcodist.algorithms.pools.pool import Pool, independent_pools
@@ -39,7 +39,7 @@ from fedcodist.data import augmentation
 from fedcodist.data.partition import capacity_pools
 from fedcodist.distillation.loop import Distillation
 from fedcodist.distillation.validation import ValidationData
-from fedcodist.distillation.weight_averaging import Averaging
+from fedcodist.distillation.weight_averaging import WeightAveraging
 
 
 def build_algorithm(config: ConfigDict, data: Data) -> FederatedAlgorithm:
@@ -89,7 +89,7 @@ def _hetero_fl(config: ConfigDict, data: Data) -> FederatedAlgorithm:
     for name, pool in config.pools.items():
         network = narrowed(create(), pool.share, f"pools.{name}.share")
         part = as_executed(config, from_flax_linen(network, jnp.zeros((1, *shape))))
-        levels[name] = Level(part, indices[name], pool.cohort_size)
+        levels[name] = HeteroFLLevel(part, indices[name], pool.cohort_size)
     return hetero_fl(
         whole,
         levels,
@@ -128,7 +128,7 @@ def _fed_df(config: ConfigDict, data: Data) -> FederatedAlgorithm:
         chosen = dict(settings.validation)
         split = choice("algorithm.validation.split", chosen.pop("split"), data.splits)
         held_out = ValidationData(split.num_examples, preprocess=data.evaluation_preprocess)
-        validation = Validated(held_out, **chosen)
+        validation = FedDFValidation(held_out, **chosen)
     with named("algorithm: "):
         return fed_df(
             _pools(config, data),
@@ -152,7 +152,7 @@ def _fed_be(config: ConfigDict, data: Data) -> FederatedAlgorithm:
         )
     averaging = None
     if settings.average_every is not None:
-        averaging = Averaging(settings.average_from, settings.average_every)
+        averaging = WeightAveraging(settings.average_from, settings.average_every)
     with named("algorithm: "):
         return fed_be(
             _pools(config, data),

@@ -314,7 +314,7 @@ ALLOWED: dict[str, Check] = {
     "algorithm.candidates": check_text,
     "algorithm.choice": check_text,
     "algorithm.embedding_distance": check_text,
-    "algorithm.pool_size": _or_none(_whole(high=_MANY)),
+    "algorithm.checkpoints_per_client": _or_none(_whole(high=_MANY)),
     "algorithm.checkpoints_on": check_text,
     "algorithm.exchange_seed": _SEED,
     "algorithm.same_start": check_boolean,
@@ -324,7 +324,7 @@ ALLOWED: dict[str, Check] = {
     "phases.cache": _or_none(check_text),
     "phases.stopping": check_text,
     "phases.held_out_share": _FRACTION,
-    "phases.pooled_bound": check_boolean,
+    "phases.centralised_bound": check_boolean,
     "phases.evaluate_every": _whole(),
     # evaluation and execution
     "evaluation.every": _whole(),
@@ -344,7 +344,7 @@ ALLOWED: dict[str, Check] = {
     "execution.rematerialise": check_boolean,
 } | {
     f"phases.{phase}.{name}": check
-    for phase in ("public", "private", "pooled")
+    for phase in ("public", "private", "centralised")
     for name, check in {
         "epochs": _whole(),
         "batch_size": _whole(),

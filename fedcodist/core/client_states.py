@@ -16,7 +16,7 @@ PyTree = Any
 Clients = Mapping[str, Any]  # pool -> int32 [cohort], or [seeds, cohort]
 
 
-class ClientRows(NamedTuple):
+class ClientStates(NamedTuple):
     """Whose rows a pool keeps.
 
     Attributes:
@@ -28,7 +28,7 @@ class ClientRows(NamedTuple):
     first: PyTree
 
 
-def device_rows(kept: Mapping[str, ClientRows], seeds: int) -> dict[str, PyTree]:
+def device_rows(kept: Mapping[str, ClientStates], seeds: int) -> dict[str, PyTree]:
     """Every client's first row: pool -> leaves [seeds, pool, ...], to be moved to the device."""
     return {
         pool: jax.tree.map(
@@ -42,7 +42,7 @@ def device_rows(kept: Mapping[str, ClientRows], seeds: int) -> dict[str, PyTree]
 
 
 def gather(
-    kept: Mapping[str, ClientRows], stored: Mapping[str, PyTree], clients: Clients
+    kept: Mapping[str, ClientStates], stored: Mapping[str, PyTree], clients: Clients
 ) -> dict[str, PyTree]:
     """The cohorts' rows, leaves [cohort, ...], of those stored on the device [pool, ...]."""
     return {
@@ -52,7 +52,7 @@ def gather(
 
 
 def scatter(
-    kept: Mapping[str, ClientRows],
+    kept: Mapping[str, ClientStates],
     stored: Mapping[str, PyTree],
     clients: Clients,
     rows: Mapping[str, PyTree],
@@ -68,13 +68,13 @@ def scatter(
     }
 
 
-class HostRows:
+class HostClientStates:
     """Rows of the clients met so far, in the host's memory, for several seeds.
 
     Memory doubles when it is full, so it is at most twice what the clients met so far need.
     """
 
-    def __init__(self, kept: Mapping[str, ClientRows], seeds: int):
+    def __init__(self, kept: Mapping[str, ClientStates], seeds: int):
         self._first = {
             pool: jax.tree.map(np.asarray, each.first)
             for pool, each in kept.items()
@@ -148,7 +148,7 @@ class HostRows:
             )
 
 
-def _places(kept: ClientRows, clients: jax.Array) -> jax.Array:
+def _places(kept: ClientStates, clients: jax.Array) -> jax.Array:
     return jnp.searchsorted(jnp.asarray(kept.clients), clients)
 
 

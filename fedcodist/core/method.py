@@ -12,7 +12,7 @@ import jax
 
 from fedcodist.core import keys
 from fedcodist.core.aggregation import Aggregate, ClientResult, Reduce
-from fedcodist.core.client_states import ClientRows
+from fedcodist.core.client_states import ClientStates
 from fedcodist.core.communication import Communication, tree_bytes
 from fedcodist.core.inputs import ClientData, Selection
 from fedcodist.core.method_checks import check_method
@@ -22,7 +22,7 @@ from fedcodist.core.padded_statistics import collected
 PyTree = Any
 
 
-class KeptModel(NamedTuple):
+class PersonalModel(NamedTuple):
     """A model of their own that clients keep in their rows, such as FedKD's teachers.
 
     Attributes:
@@ -53,8 +53,8 @@ class FederatedMethod(NamedTuple):
       variables: server -> the model's Variables.
       replace_model: (server, Variables) -> server with that model and a fresh server optimizer.
       with_model: (server, Variables) -> server with that model and the server optimizer as it is.
-      init_row: () -> what a client keeps before its first participation; None if nothing.
-      kept_models: name -> KeptModel that can be evaluated; none in most methods.
+      init_client_state: () -> what a client keeps before its first participation; None if nothing.
+      personal_models: name -> PersonalModel that can be evaluated; none in most methods.
       sends_models: whether a client's update is what it received less its model, from which a server
         that needs single models knows them. A gradient or a sketch is not.
       num_clients: how many clients the pool must have, where the method depends on it; else None.
@@ -73,8 +73,8 @@ class FederatedMethod(NamedTuple):
     variables: Callable[[PyTree], Variables]
     replace_model: Callable[[PyTree, Variables], PyTree]
     with_model: Callable[[PyTree, Variables], PyTree]
-    init_row: Callable[[], PyTree] = lambda: None
-    kept_models: Mapping[str, KeptModel] = {}
+    init_client_state: Callable[[], PyTree] = lambda: None
+    personal_models: Mapping[str, PersonalModel] = {}
     sends_models: bool = True
     num_clients: int | None = None
     name: str = ""
@@ -134,16 +134,16 @@ class FederatedAlgorithm(NamedTuple):
       num_clients: clients that the data must have, one more than the largest index of any pool.
       data_set_sizes: data set -> examples that it must have, as `select` draws among them.
       notes: lines that the launcher prints before the run, such as what its memory is for.
-      kept_models: pool -> name -> KeptModel of the pool's rows. All clients' models have one name in
-        tables, for their mean.
+      personal_models: pool -> name -> PersonalModel of the pool's clients. All clients' models have one
+        name in tables, for their mean.
       host_state: what programs keep in the host's memory and look up there, such as MHD's stale
-        checkpoints; None for nearly all. It has `state`, `shapes` and `restore`, as HostRows.
+        checkpoints; None for nearly all. It has `state`, `shapes` and `restore`, as HostClientStates.
     """
 
     name: str
     hyper: PyTree
     init: Callable[[jax.Array], PyTree]
-    rows: Mapping[str, ClientRows]
+    rows: Mapping[str, ClientStates]
     select: Callable[[jax.Array, jax.Array], Selection]
     round: Callable[..., tuple[PyTree, PyTree, dict[str, jax.Array]]]
     predictors: Mapping[str, Predictor]
@@ -151,7 +151,7 @@ class FederatedAlgorithm(NamedTuple):
     num_clients: int
     data_set_sizes: Mapping[str, int] = {}
     notes: tuple[str, ...] = ()
-    kept_models: Mapping[str, Mapping[str, KeptModel]] = {}
+    personal_models: Mapping[str, Mapping[str, PersonalModel]] = {}
     host_state: HostState | None = None
 
 

@@ -54,7 +54,7 @@ def check_method(
                 "method.broadcast must return what has the model's 'params' and 'mutable', such as "
                 f"Variables, got {kind_of(message)} without {name!r}."
             )
-    row = traced("method.init_row", lambda: method.init_row())
+    row = traced("method.init_client_state", lambda: method.init_client_state())
     result = traced(
         "method.client_update",
         lambda *each: _as_result(method.client_update(*each)),
@@ -62,7 +62,9 @@ def check_method(
         there=f": the columns are {sorted(columns)}",
     )
     check_same(
-        "method.client_update must return a row as method.init_row makes it", row, result.row
+        "method.client_update must return a row as method.init_client_state makes it",
+        row,
+        result.row,
     )
     if not isinstance(result.metrics, Mapping) or "num_steps" not in result.metrics:
         raise ValueError(

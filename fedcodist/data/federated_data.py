@@ -207,7 +207,7 @@ class FederatedData:
         names = self._checked_names(names)
         return self.keep([name for name in self.columns if name not in names])
 
-    def pooled(self) -> dict[str, np.ndarray]:
+    def all_examples(self) -> dict[str, np.ndarray]:
         """All rows of all clients as one table, `{column: [num_examples, ...]}`, not copied."""
         return dict(self.columns)
 

@@ -243,11 +243,11 @@ def capacity_pools(
         if not fraction:
             raise ValueError("fraction must name at least one pool")
         sizes = {
-            name: _pool_size(f"fraction[{name!r}]", share, num_clients)
+            name: _checkpoints_per_client(f"fraction[{name!r}]", share, num_clients)
             for name, share in fraction.items()
         }
     else:
-        large = _pool_size("fraction", fraction, num_clients)
+        large = _checkpoints_per_client("fraction", fraction, num_clients)
         sizes = {"small": num_clients if nested else num_clients - large, "large": large}
     for name, size in sizes.items():
         if size < 1:
@@ -337,7 +337,7 @@ def _checked_labels(name: str, labels: Any) -> np.ndarray:
     return array
 
 
-def _pool_size(name: str, fraction: float, num_clients: int) -> int:
+def _checkpoints_per_client(name: str, fraction: float, num_clients: int) -> int:
     if not _is_number(fraction) or not 0 < fraction <= 1:
         raise ValueError(f"{name} must be in (0, 1], got {fraction!r}")
     # 0.29 * 100 is 28.999999999999996: the margin keeps what the user wrote.

@@ -32,7 +32,7 @@ def equal_weights(members: Variables) -> Ensemble:
     return Ensemble(members, jnp.ones(count))
 
 
-def together(*ensembles: Ensemble) -> Ensemble:
+def concatenated(*ensembles: Ensemble) -> Ensemble:
     """One ensemble of the members of several."""
     members = jax.tree.map(
         lambda *leaves: jnp.concatenate(leaves), *(each.members for each in ensembles)

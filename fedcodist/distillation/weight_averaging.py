@@ -18,7 +18,7 @@ from fedcodist.distillation.loop import (
 )
 
 
-class Averaging(NamedTuple):
+class WeightAveraging(NamedTuple):
     """Which of a student's models are averaged at the end (SWA, Izmailov et al., 2018).
 
     Attributes:
@@ -31,7 +31,7 @@ class Averaging(NamedTuple):
 
 
 def distill_averaged(
-    averaging: Averaging,
+    averaging: WeightAveraging,
     num_unlabelled: int,
     *,
     models: Mapping[str, Model],

@@ -163,7 +163,7 @@ def flops_of_parties(config: Config, examples: Mapping[str, float], rounds: int)
             extra = forward_of(extra_shape(settings, "meme"))
         case "fd":
             answers_own = 1 / algorithm["epochs"]
-        case "isolated":
+        case "local_only":
             pass
         case name:
             raise ValueError(_not_counted(name))
@@ -205,7 +205,7 @@ def _decentralised(
         elif algorithm.name == "decentralised_periodic_codistillation":
             public = rounds // algorithm.period * algorithm.examples
             found[party] += public * (1 + LEARNING) * own
-        elif algorithm.name not in ("separate", "decentralised_fed_avg", "pooled"):
+        elif algorithm.name not in ("local_only_steps", "decentralised_fed_avg", "centralised"):
             raise ValueError(_not_counted(algorithm.name))
     return found
 

@@ -52,6 +52,8 @@ def parties_plot(
         )
     axis.axhline(baseline, color="0.3", linestyle="--", linewidth=1.2, label="no collaboration")
     if bound is not None:
-        axis.axhline(bound, color="0.3", linestyle="-.", linewidth=1.2, label="pooled examples")
+        axis.axhline(
+            bound, color="0.3", linestyle="-.", linewidth=1.2, label="all examples in one place"
+        )
     legend(figure, [axis], columns=2)
     return figure

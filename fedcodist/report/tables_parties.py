@@ -60,12 +60,12 @@ def results(workdir: str | Path, split: str = "test") -> dict[str, dict[str, lis
     folders = {
         "baseline": Path(workdir) / PHASES / "private",
         "collaboration": Path(workdir),
-        "pooled": Path(workdir) / PHASES / "pooled",
+        "centralised": Path(workdir) / PHASES / "centralised",
     }
     found: dict[str, dict[str, list[float]]] = {}
     for column, folder in folders.items():
         path = folder / "summary.json"
-        if column == "pooled" and not path.exists():
+        if column == "centralised" and not path.exists():
             continue
         for party, splits in json.loads(path.read_text(encoding="utf-8"))["final"].items():
             found.setdefault(party, {})[column] = [
@@ -103,8 +103,10 @@ def plot(workdir: str | Path) -> Any:
     found = results(workdir, followed(workdir))
     found = {name: own for name, own in found.items() if "baseline" in own}
     mean = lambda column: 100 * np.mean([own[column] for own in found.values()])
-    has_bound = "pooled" in next(iter(found.values()))
-    figure = parties_plot(curves(workdir), mean("baseline"), mean("pooled") if has_bound else None)
+    has_bound = "centralised" in next(iter(found.values()))
+    figure = parties_plot(
+        curves(workdir), mean("baseline"), mean("centralised") if has_bound else None
+    )
     shown = followed(workdir).replace("_", " ").capitalize()
     figure.axes[0].set_ylabel(f"{shown} accuracy (%)")
     return figure

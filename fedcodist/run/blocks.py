@@ -8,7 +8,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from fedcodist.core.client_states import HostRows
+from fedcodist.core.client_states import HostClientStates
 from fedcodist.run.programs import Programs, own_devices, place_inputs, replicate
 from fedcodist.run.sources import ResidentData, StreamedData, stack_inputs
 
@@ -36,7 +36,7 @@ def in_blocks(
     mesh: Mesh | None,
     seeds: jax.Array,
     hyper: PyTree,
-    host_rows: HostRows | None,
+    host_client_states: HostClientStates | None,
 ) -> Callable[[Trained, int, int], tuple[Trained, dict[str, np.ndarray]]]:
     """Training of some rounds at once, for data of either kind.
 
@@ -47,15 +47,15 @@ def in_blocks(
       rounds: of the whole run, so that streaming reads no further.
       mesh: the programs'.
       seeds, hyper: on the devices.
-      host_rows: what clients keep, of streamed data.
+      host_client_states: what clients keep, of streamed data.
 
     Returns:
       train(trained, first round, at most) -> (trained, history): it trains up to `at most` rounds;
       history is metric -> [seeds, rounds trained] on the host.
     """
     if isinstance(data, StreamedData):
-        assert host_rows is not None
-        return _streamed(programs, data, rounds, mesh, seeds, hyper, host_rows)
+        assert host_client_states is not None
+        return _streamed(programs, data, rounds, mesh, seeds, hyper, host_client_states)
     on_devices = replicate(data, mesh)
     rounds_per_second = None
 
@@ -78,7 +78,7 @@ def in_blocks(
     return train
 
 
-def _streamed(programs, data, rounds, mesh, seeds, hyper, host_rows):
+def _streamed(programs, data, rounds, mesh, seeds, hyper, host_client_states):
     """One round per dispatch; the next round's examples are gathered meanwhile."""
     ahead = None
     host_seeds = [int(seed) for seed in np.asarray(seeds)]
@@ -101,7 +101,7 @@ def _streamed(programs, data, rounds, mesh, seeds, hyper, host_rows):
         for index in range(at_most):
             inputs = next(ahead)
             clients = {pool: cohort.clients for pool, cohort in inputs.cohorts.items()}
-            rows = host_rows.gather(clients)
+            rows = host_client_states.gather(clients)
             state, rows, history = programs.train_streamed(
                 trained.state,
                 replicate(rows, mesh),
@@ -110,7 +110,7 @@ def _streamed(programs, data, rounds, mesh, seeds, hyper, host_rows):
                 hyper,
                 place_inputs(inputs, mesh),
             )
-            host_rows.scatter(clients, rows)
+            host_client_states.scatter(clients, rows)
             trained = Trained(state, None)
             blocks.append(history)
         history = {

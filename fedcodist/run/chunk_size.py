@@ -15,7 +15,7 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
-from fedcodist.core.client_states import HostRows, device_rows
+from fedcodist.core.client_states import HostClientStates, device_rows
 from fedcodist.core.padded_statistics import collected
 from fedcodist.run.experiment import Experiment, experiment_programs
 from fedcodist.run.programs import all_devices, own_devices, place_inputs
@@ -196,7 +196,7 @@ def _lowered(experiment: Experiment) -> Any:
     one = experiment.data.read(selection, jax.device_count(), own_devices(mesh))
     inputs = stack_inputs([one] * experiment.seeds)
     clients = {pool: cohort.clients for pool, cohort in inputs.cohorts.items()}
-    rows = replicated(HostRows(algorithm.rows, experiment.seeds).gather(clients))
+    rows = replicated(HostClientStates(algorithm.rows, experiment.seeds).gather(clients))
     inputs = place_inputs(inputs, mesh)
     return programs.train_streamed.lower(state, rows, seeds, number, hyper, inputs)
 

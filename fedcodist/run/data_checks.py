@@ -176,7 +176,7 @@ def _predictors(algorithm: FederatedAlgorithm) -> Iterator[tuple[str, Predictor,
     for name, predictor in algorithm.predictors.items():
         of_model = variables[name]
         yield name, predictor, jax.tree.map(one, of_model) if predictor.members else of_model
-    for pool, kept in algorithm.kept_models.items():
+    for pool, kept in algorithm.personal_models.items():
         for name, model in kept.items():
             predictor = single_model(model.model, lambda row: row)
             yield f"{pool}/{name}", predictor, variable_shapes(model.model)

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedcodist.core.checks import check_integer, check_names
-from fedcodist.core.client_states import HostRows, device_rows
+from fedcodist.core.client_states import HostClientStates, device_rows
 from fedcodist.core.local_training import Preprocess
 from fedcodist.core.method import FederatedAlgorithm, by_member
 from fedcodist.core.model import Variables
@@ -97,7 +97,7 @@ class Outcome(NamedTuple):
     Attributes:
       records: one dictionary per evaluation, model, split and seed, as in metrics.jsonl.
       variables: model -> trained Variables with a leading axis of seeds, on the host.
-      summary: as in summary.json; `kept_models` are names of clients' own models, by pool.
+      summary: as in summary.json; `personal_models` are names of clients' own models, by pool.
       state: the algorithm's after the last round, leaves [seeds, ...], for a later phase's `start`.
     """
 
@@ -179,16 +179,16 @@ def _run(
     device_seeds = replicate(seeds, mesh)
     hyper = replicate(jax.tree.map(_as_float, algorithm.hyper), mesh)
     splits = _on_devices(experiment.splits, mesh)
-    host_rows = None
+    host_client_states = None
     if isinstance(experiment.data, StreamedData):
-        host_rows = HostRows(algorithm.rows, experiment.seeds)
+        host_client_states = HostClientStates(algorithm.rows, experiment.seeds)
     trained, first_round, notes = _start(
-        programs, device_seeds, mesh, folder, experiment, host_rows
+        programs, device_seeds, mesh, folder, experiment, host_client_states
     )
     train = in_blocks(
-        programs, experiment.data, experiment.rounds, mesh, device_seeds, hyper, host_rows
+        programs, experiment.data, experiment.rounds, mesh, device_seeds, hyper, host_client_states
     )
-    evaluate = _evaluation(programs, experiment, mesh, host_rows)
+    evaluate = _evaluation(programs, experiment, mesh, host_client_states)
 
     records: list[Record] = []
     if folder and is_writer:
@@ -213,7 +213,7 @@ def _run(
     def save(folder, round):
         notes["seconds"] = seconds_before + time.monotonic() - started
         if is_writer:
-            rows = host_rows.state() if host_rows else trained.rows
+            rows = host_client_states.state() if host_client_states else trained.rows
             on_host = algorithm.host_state
             whole = (trained.state, rows, *((on_host.state(),) if on_host else ()))
             save_checkpoint(folder.checkpoints, round, _on_host(whole), notes)
@@ -350,7 +350,7 @@ def _next_evaluation(experiment: Experiment, round: int) -> int:
     return min((round // every + 1) * every, experiment.rounds, *further)
 
 
-def _start(programs, seeds, mesh, folder, experiment, host_rows):
+def _start(programs, seeds, mesh, folder, experiment, host_client_states):
     """(Trained, round, notes of the checkpoint): a checkpoint's where there is one.
 
     Rows on the host are brought to the same round.
@@ -363,9 +363,12 @@ def _start(programs, seeds, mesh, folder, experiment, host_rows):
         # Copied, since training takes what it is given: another run may start from the same.
         state = replicate(jax.tree.map(np.array, experiment.start), mesh)
     rows: PyTree = None
-    if host_rows is None:
+    if host_client_states is None:
         rows = device_rows(experiment.algorithm.rows, experiment.seeds)
-    expected: PyTree = (_shapes(state), host_rows.shapes() if host_rows else _shapes(rows))
+    expected: PyTree = (
+        _shapes(state),
+        host_client_states.shapes() if host_client_states else _shapes(rows),
+    )
     host_state = experiment.algorithm.host_state
     if host_state:
         expected = (*expected, host_state.shapes())
@@ -387,8 +390,8 @@ def _start(programs, seeds, mesh, folder, experiment, host_rows):
     state, rows = saved.state[:2]
     if host_state:
         host_state.restore(saved.state[2])
-    if host_rows:
-        host_rows.restore(rows)
+    if host_client_states:
+        host_client_states.restore(rows)
         rows = None
     return Trained(*replicate((state, rows), mesh)), saved.round, dict(saved.notes)
 
@@ -433,7 +436,7 @@ def _on_devices(splits, mesh):
     return replicate({name: evaluation_split(data) for name, data in splits.items()}, mesh)
 
 
-def _evaluation(programs, experiment, mesh, host_rows):
+def _evaluation(programs, experiment, mesh, host_client_states):
     """Returns (Trained, splits) -> split -> model -> metric -> [seeds, ...] on the host.
 
     Of models that clients keep, these are means over clients, and `<metric>_per_client`.
@@ -441,14 +444,14 @@ def _evaluation(programs, experiment, mesh, host_rows):
     algorithm = experiment.algorithm
     sampled = {
         pool: _evenly(len(algorithm.rows[pool].clients), experiment.evaluate_clients)
-        for pool, kept in algorithm.kept_models.items()
+        for pool, kept in algorithm.personal_models.items()
         if kept
     }
     selection = jax.eval_shape(lambda: algorithm.select(jnp.asarray(0), jax.random.key(0)))
 
     def kept_on_device(trained, splits):
         rows = {pool: trained.rows[pool] for pool in sampled}
-        return programs.evaluate_kept(trained.state, rows, replicate(sampled, mesh), splits)
+        return programs.evaluate_personal(trained.state, rows, replicate(sampled, mesh), splits)
 
     def kept_on_host(trained, splits):
         """As many rows at once on the device as in a round."""
@@ -461,8 +464,10 @@ def _evaluation(programs, experiment, mesh, host_rows):
                 # The last ones again where there are fewer.
                 own = places[np.minimum(start + np.arange(size), len(places) - 1)]
                 clients = np.tile(algorithm.rows[pool].clients[own], (experiment.seeds, 1))
-                rows = {pool: host_rows.gather({pool: clients})[pool]}
-                part = programs.evaluate_kept(trained.state, replicate(rows, mesh), each, splits)
+                rows = {pool: host_client_states.gather({pool: clients})[pool]}
+                part = programs.evaluate_personal(
+                    trained.state, replicate(rows, mesh), each, splits
+                )
                 parts.append(_on_host(part))
             together = lambda *leaves, most=len(places): np.concatenate(leaves, axis=1)[:, :most]
             for split, models in jax.tree.map(together, *parts).items():
@@ -472,7 +477,7 @@ def _evaluation(programs, experiment, mesh, host_rows):
     def evaluate(trained, splits):
         found = _on_host(programs.evaluate(trained.state, splits))
         if sampled:
-            kept = (kept_on_host if host_rows else kept_on_device)(trained, splits)
+            kept = (kept_on_host if host_client_states else kept_on_device)(trained, splits)
             for split, models in _on_host(kept).items():
                 found[split] |= {name: over_clients(metrics) for name, metrics in models.items()}
         return found

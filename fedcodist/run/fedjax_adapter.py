@@ -39,7 +39,7 @@ def as_fedjax(
       ValueError: a method whose clients keep something, such as SCAFFOLD's variates: FedJAX's clients
         are forgotten after their round.
     """
-    if jax.tree.leaves(method.init_row()):
+    if jax.tree.leaves(method.init_client_state()):
         raise ValueError(
             "method must be one whose clients keep nothing between rounds; SCAFFOLD, FedKD and memories "
             "of compressors need an algorithm, such as independent_pools."
@@ -64,7 +64,7 @@ def as_fedjax(
         message = method.broadcast(server_state)
 
         def client_update(message, own_key, data, key):
-            return method.client_update(message, method.init_row(), data, own_key, hyper)
+            return method.client_update(message, method.init_client_state(), data, own_key, hyper)
 
         # FedJAX gives every client its own key; as a row it comes with the client.
         own_keys = jnp.stack(client_keys)

@@ -132,8 +132,10 @@ def summary_of(
             }
             for name, communication in experiment.algorithm.communication.items()
         },
-        "kept_models": {
-            name: pool for pool, kept in experiment.algorithm.kept_models.items() for name in kept
+        "personal_models": {
+            name: pool
+            for pool, kept in experiment.algorithm.personal_models.items()
+            for name in kept
         },
         "final": final,
         "seconds": round(seconds, 3),

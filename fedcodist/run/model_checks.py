@@ -9,7 +9,7 @@ import numpy as np
 
 from fedcodist.core import padded_statistics
 from fedcodist.core.example_losses import WrongShape
-from fedcodist.core.method import FederatedAlgorithm, KeptModel, Predictor, single_model
+from fedcodist.core.method import FederatedAlgorithm, PersonalModel, Predictor, single_model
 from fedcodist.core.model import Variables
 from fedcodist.core.padded_statistics import Filled
 from fedcodist.run.evaluation import EvaluationSplit, evaluate
@@ -46,13 +46,13 @@ def _predictors(
                 lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), variables
             )
         yield name, (predictor, variables)
-    for pool, models in algorithm.kept_models.items():
+    for pool, models in algorithm.personal_models.items():
         row = algorithm.rows[pool].first
         for name, kept in models.items():
             yield name, (_predictor_of(kept), jax.eval_shape(kept.variables, state, row))
 
 
-def _predictor_of(kept: KeptModel) -> Predictor:
+def _predictor_of(kept: PersonalModel) -> Predictor:
     return single_model(kept.model, lambda state: state)
 
 

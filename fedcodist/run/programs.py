@@ -43,7 +43,7 @@ class Programs(NamedTuple):
       select: (seed, round) -> Selection.
       evaluate: (state, split -> EvaluationSplit) -> split -> model -> metric -> [S, ...].
       finite: state -> model -> bool [S], whether all of its numbers are.
-      evaluate_kept: (state, pool -> rows [S, rows, ...], pool -> int32 [clients], which of the rows,
+      evaluate_personal: (state, pool -> rows [S, rows, ...], pool -> int32 [clients], which of the rows,
         split -> EvaluationSplit) -> split -> kept model -> metric -> [S, clients, ...]. One by one.
     """
 
@@ -53,7 +53,7 @@ class Programs(NamedTuple):
     select: Callable[..., Any]
     evaluate: Callable[..., Any]
     finite: Callable[..., Any]
-    evaluate_kept: Callable[..., Any]
+    evaluate_personal: Callable[..., Any]
 
 
 def all_devices() -> Mesh | None:
@@ -139,7 +139,7 @@ def build_programs(
         preprocess=evaluation_preprocess,
         axis_name=axis,
     )
-    evaluate, finite, evaluate_kept = _evaluation(algorithm, over_seeds, measure)
+    evaluate, finite, evaluate_personal = _evaluation(algorithm, over_seeds, measure)
 
     def compiled(function, specs=lambda *arguments: PartitionSpec(), **options):
         @functools.wraps(function)
@@ -162,7 +162,7 @@ def build_programs(
         select=jax.jit(lambda seed, round: algorithm.select(round, jax.random.key(seed))),
         evaluate=compiled(evaluate),
         finite=compiled(finite),
-        evaluate_kept=compiled(evaluate_kept),
+        evaluate_personal=compiled(evaluate_personal),
     )
 
 
@@ -212,7 +212,7 @@ def _training(algorithm, interval, over_seeds, axis):
 
 
 def _evaluation(algorithm, over_seeds, measure):
-    """Returns (evaluate, finite, evaluate_kept) of `Programs`.
+    """Returns (evaluate, finite, evaluate_personal) of `Programs`.
 
     Args:
       algorithm: whose models are evaluated.
@@ -252,7 +252,7 @@ def _evaluation(algorithm, over_seeds, measure):
 
         return over_seeds(one_seed)(state)
 
-    def evaluate_kept(state, rows, places, splits):
+    def evaluate_personal(state, rows, places, splits):
         def all_clients(state, own, kept, places, examples):
             predictor = single_model(kept.model, lambda row: kept.variables(state, row))
 
@@ -267,14 +267,14 @@ def _evaluation(algorithm, over_seeds, measure):
                 split: {
                     name: all_clients(state, own, kept, places[pool], examples)
                     for pool, own in rows.items()
-                    for name, kept in algorithm.kept_models[pool].items()
+                    for name, kept in algorithm.personal_models[pool].items()
                 }
                 for split, examples in splits.items()
             }
 
         return over_seeds(one_seed)(state, rows)
 
-    return evaluate, finite, evaluate_kept
+    return evaluate, finite, evaluate_personal
 
 
 def _streamed_specs(*arguments):

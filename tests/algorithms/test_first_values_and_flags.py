@@ -18,7 +18,7 @@ from experiments.configs import (
     mind_fed_kd,
 )
 from fedcodist.algorithms.clients.fed_kd_losses import (
-    Mutual,
+    MutualLosses,
     Outputs,
     hidden_distance,
     mutual_losses,
@@ -42,7 +42,10 @@ def spread(tree):
 
 
 def groups():
-    return {"a": fc.Group(linear(), np.arange(3)), "b": fc.Group(linear(), np.array([3, 4]))}
+    return {
+        "a": fc.PartyGroup(linear(), np.arange(3)),
+        "b": fc.PartyGroup(linear(), np.array([3, 4])),
+    }
 
 
 def first_spread(algorithm):
@@ -57,8 +60,11 @@ def test_fed_avg_of_a_graph_starts_from_one_model_and_others_from_their_own():
     assert first_spread(averaged) == {"a": 0, "b": 0}
     apart = fc.decentralised_fed_avg(groups(), 2, same_start=False, **common)
     assert min(first_spread(apart).values()) > 0
-    assert min(first_spread(fc.separate(groups(), 2, **common)).values()) > 0
-    assert first_spread(fc.separate(groups(), 2, same_start=True, **common)) == {"a": 0, "b": 0}
+    assert min(first_spread(fc.local_only_steps(groups(), 2, **common)).values()) > 0
+    assert first_spread(fc.local_only_steps(groups(), 2, same_start=True, **common)) == {
+        "a": 0,
+        "b": 0,
+    }
     taught = lambda **asked: fc.decentralised_periodic_codistillation(
         groups(), 4, 2, graphs.complete(5), examples=4, **common, **asked
     )
@@ -75,7 +81,7 @@ def test_fed_avg_of_a_graph_starts_from_one_model_and_others_from_their_own():
 def test_a_config_says_what_its_clients_start_from(run):
     for asked in (False, True):
         config = digits_mhd.get_config(run)
-        if run == "pooled":
+        if run == "centralised":
             return
         assert config.algorithm.same_start == (run == "decentralised_fed_avg")
         config.algorithm.same_start = asked
@@ -85,7 +91,7 @@ def test_a_config_says_what_its_clients_start_from(run):
 
 
 def test_a_start_is_true_or_false():
-    config = digits_mhd.get_config("separate")
+    config = digits_mhd.get_config("local_only_steps")
     with config.ignore_type():
         config.algorithm.same_start = "no"
     with pytest.raises(TypeError, match=r"algorithm.same_start must be True or False, got 'no'"):
@@ -189,7 +195,7 @@ def test_the_normaliser_takes_from_the_task_s_gradient(detached, targets):
     teacher, student = drawn_layers(1), drawn_layers(2)
     batch = {"label": jnp.asarray([0, 1, 2, 0])}
     weights, mask = (0.7, 0.4), jnp.ones(BATCH)
-    mutual = Mutual(hidden_map="identity", detach_targets=targets, detach_normaliser=detached)
+    mutual = MutualLosses(hidden_map="identity", detach_targets=targets, detach_normaliser=detached)
     losses = mutual_losses(plain(), plain(), mutual, *weights)
     task = lambda logits: jnp.mean(cross_entropy(logits, batch))
     kl = lambda target, own: jnp.mean(
@@ -230,7 +236,7 @@ CONFIGS = {
 @pytest.mark.parametrize("module", CONFIGS, ids=lambda module: module.__name__.rsplit(".")[-1])
 def test_fed_kd_s_configs_state_all_settings_of_its_losses(module):
     config = module.get_config(CONFIGS[module])
-    assert set(Mutual._fields) <= set(config.training.fed_kd)
+    assert set(MutualLosses._fields) <= set(config.training.fed_kd)
     assert config.training.compression.gradient_spectra is False
 
 
@@ -246,10 +252,10 @@ def test_fed_kd_s_losses_are_reachable_from_configs(monkeypatch):
     monkeypatch.setattr(client_methods, "fed_kd", noted)
     config = digits_fed_kd.get_config("fed_kd")
     build_experiment(config)
-    assert found["mutual"] == Mutual()
+    assert found["mutual"] == MutualLosses()
     config.training.fed_kd.detach_normaliser = True
     build_experiment(config)
-    assert found["mutual"] == Mutual(detach_normaliser=True)
+    assert found["mutual"] == MutualLosses(detach_normaliser=True)
     config.training.fed_kd.without_padding = True
     with pytest.raises(ValueError, match=r"without_padding must be False .* teacher .* padding"):
         build_experiment(config)
@@ -317,7 +323,7 @@ def test_spectra_of_gradients_are_of_a_batch_s_gradient_whatever_the_optimizer()
     looked = spectra(0.9, 0.9)
     method = fc.compressed(fc.fed_avg(model, training), 1, None, None, looked, looked)
     message = method.broadcast(method.init(jax.random.key(0)))
-    row = jax.tree.map(jnp.asarray, method.init_row())
+    row = jax.tree.map(jnp.asarray, method.init_client_state())
     update = lambda key: method.client_update(message, row, data, key, method.hyper).metrics
     metrics = jax.jit(update)(jax.random.key(1))
     w = np.asarray(message.params["w"], np.float64)
@@ -339,7 +345,7 @@ def test_fed_kd_s_gradient_is_what_it_sends_where_it_sends_gradients():
     )
     by_step, by_epoch = of("step_gradient"), of("epoch_delta")
     message = by_step.broadcast(by_step.init(jax.random.key(0)))
-    rows = [jax.tree.map(jnp.asarray, method.init_row()) for method in (by_step, by_epoch)]
+    rows = [jax.tree.map(jnp.asarray, method.init_client_state()) for method in (by_step, by_epoch)]
     update = lambda key: by_step.client_update(message, rows[0], data, key, by_step.hyper).update
     gradient = lambda key: by_epoch.gradient(message, rows[1], data, key, by_epoch.hyper)
     sent, seen = (jax.jit(of)(jax.random.key(1)) for of in (update, gradient))

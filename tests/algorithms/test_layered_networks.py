@@ -16,8 +16,8 @@ from fedcodist.algorithms.parties.ds_fl import ds_fl
 from fedcodist.algorithms.parties.fd import fd
 from fedcodist.algorithms.parties.fed_md import fed_md
 from fedcodist.algorithms.parties.fml import fml
-from fedcodist.algorithms.parties.party import PUBLIC, Group
-from fedcodist.algorithms.pools.fed_df import Validated, fed_df
+from fedcodist.algorithms.parties.party import PUBLIC, PartyGroup
+from fedcodist.algorithms.pools.fed_df import FedDFValidation, fed_df
 from fedcodist.algorithms.pools.fed_sdd import fed_sdd
 from fedcodist.algorithms.pools.merged_codistillation import merged_codistillation
 from fedcodist.algorithms.pools.periodic_codistillation import periodic_codistillation
@@ -95,7 +95,7 @@ def algorithms(name, method):
                 pools=pools, num_rounds=ROUNDS, alpha=0.5, distillation=distillation, **common
             )
         case "fed_df":
-            validated = Validated(ValidationData(5, 5), every=1, patience=2, drop_worst=True)
+            validated = FedDFValidation(ValidationData(5, 5), every=1, patience=2, drop_worst=True)
             return fed_df(pools, distillation=distillation, validation=validated, **common)
         case "fed_sdd" | "fed_sdd, cached":
             return fed_sdd(
@@ -113,7 +113,7 @@ def of_parties(name, layered):
     """Two parties of each of two architectures."""
     models = {size: network(width, layered) for size, width in (("small", 3), ("large", 5))}
     groups = {
-        size: Group(model, np.arange(2) + 2 * index)
+        size: PartyGroup(model, np.arange(2) + 2 * index)
         for index, (size, model) in enumerate(models.items())
     }
     match name:

@@ -176,7 +176,7 @@ def test_differences_are_within_seeds():
 
 def test_differences_are_to_the_main_head_of_a_baseline_with_heads():
     last = entry("mhd", (90.0, 90.0))._replace(head=3)
-    entries = [entry("mhd", (50.0, 60.0)), last, entry("separate", (40.0, 56.0))]
+    entries = [entry("mhd", (50.0, 60.0)), last, entry("local_only_steps", (40.0, 56.0))]
     assert difference(entries[2], entries, "mhd").mean == -7.0
     assert difference(last, entries, "mhd").mean == 35.0
 
@@ -499,13 +499,13 @@ def test_methods_of_parties_run_from_the_same_start_and_are_ranked(tmp_path, cap
     ]
     assert compare.main(arguments) == 0
     output = capfd.readouterr().out
-    assert "to isolated" in output
+    assert "to local_only" in output
     assert "the same budget of client examples" in " ".join(output.split())
     entries = {run: read_run(run, tmp_path / run)[0] for run in digits_parties.get_runs()}
     rounds, parties, classes = 2, 6, 10
     scores, indices = 200 * classes * 4, 200 * 4
     sent = {
-        "isolated": 0,
+        "local_only": 0,
         "fed_md": 2 * scores + indices,
         "ds_fl": 2 * scores + indices,
         "fd": 2 * classes * (classes + 1) * 4,

@@ -71,7 +71,7 @@ def test_models_are_saved_seed_by_seed_and_ensembles_are_not(tmp_path):
 def test_the_newest_checkpoint_is_a_phases_before_the_first_round(tmp_path):
     """Restarts that make progress in a phase are no loop."""
     assert _newest_checkpoint(tmp_path) is None
-    for part in ("phases/public", "phases/private", "phases/pooled", ""):
+    for part in ("phases/public", "phases/private", "phases/centralised", ""):
         checkpoints = tmp_path / part / "checkpoints"
         checkpoints.mkdir(parents=True)
         for round in (9, 10):

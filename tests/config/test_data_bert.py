@@ -90,7 +90,7 @@ def test_every_run_is_built(sentences, pretrained, run):
     config.data.update(folder=sentences, encoder=pretrained[0])
     experiment = build_experiment(config)
     check_experiment(experiment)
-    own = list(experiment.algorithm.kept_models["main"])
+    own = list(experiment.algorithm.personal_models["main"])
     assert own == (["main_teachers"] if run.startswith(("fed_kd", "fml")) else [])
     for predictor in experiment.algorithm.predictors.values():
         assert set(predictor.model.metrics) == {"accuracy", "precision", "recall", "f_score"}
@@ -111,7 +111,7 @@ def test_minds_runs_are_built_of_smaller_encoders(news, run):
         config.training.fed_kd.teacher = small[config.training.fed_kd.teacher]
     experiment = build_experiment(config)
     check_experiment(experiment)
-    assert bool(experiment.algorithm.kept_models["main"]) == run.startswith("fed_kd")
+    assert bool(experiment.algorithm.personal_models["main"]) == run.startswith("fed_kd")
     for predictor in experiment.algorithm.predictors.values():
         assert set(predictor.model.metrics) == {"auc", "mrr", "ndcg_5", "ndcg_10"}
 
@@ -268,7 +268,7 @@ def test_teacher_and_student_start_from_the_files_first_layers(sentences, pretra
     algorithm = build_experiment(config).algorithm
     state = algorithm.init(jax.random.key(3))
     student = algorithm.predictors["main"].variables(state).params["encoder"]
-    kept = algorithm.kept_models["main"]["main_teachers"]
+    kept = algorithm.personal_models["main"]["main_teachers"]
     row = jax.tree.map(np.asarray, algorithm.rows["main"].first)
     teacher = kept.variables(state, row).params["encoder"]
     for found, layers in ((teacher, 2), (student, 1)):

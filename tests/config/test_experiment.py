@@ -63,7 +63,7 @@ def test_the_digits_config_builds_every_algorithm(name):
         digits_parties.get_config("fed_md"),
         digits_parties.get_config("ds_fl"),
         digits_mhd.get_config("decentralised_periodic_codistillation"),
-        digits_mhd.get_config("pooled"),
+        digits_mhd.get_config("centralised"),
         digits_mhd.get_config(),
     ],
     ids=lambda config: config.algorithm.name,

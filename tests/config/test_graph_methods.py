@@ -43,10 +43,10 @@ def test_every_method_has_a_run_and_a_name():
 def test_runs_of_digits_are_built(run):
     experiment = build_experiment(digits(run))
     algorithm = experiment.algorithm
-    models = ["digits_small"] if run == "pooled" else [f"digits_small_{c}" for c in range(8)]
+    models = ["digits_small"] if run == "centralised" else [f"digits_small_{c}" for c in range(8)]
     assert sorted(algorithm.communication) == models
     assert bool(algorithm.notes) == (run == "multi_headed_distillation")
-    if run == "pooled":  # all training images, with the labels of the public ones
+    if run == "centralised":  # all training images, with the labels of the public ones
         assert len(experiment.data.data_sets[SHARED]["label"]) == 1797 - round(0.3 * 1797)
 
 
@@ -132,7 +132,7 @@ def test_mistakes_in_a_graph_that_changes_are_one_line(names, message):
 
 def test_fed_md_and_mhd_have_the_same_ten_networks_and_data():
     fed_md = cifar_fed_md_small.get_config("non_iid")
-    assert cifar_mhd_fed_md.get_runs() == ["fed_md", "mhd", "separate", "pooled"]
+    assert cifar_mhd_fed_md.get_runs() == ["fed_md", "mhd", "local_only_steps", "centralised"]
     same = cifar_mhd_fed_md.get_config("fed_md").to_dict()
     own = {"name": fed_md.name, "run": fed_md.run, "seeds": fed_md.seeds}
     assert {**same, **own} == fed_md.to_dict()
@@ -175,7 +175,7 @@ def test_mhd_runs_on_the_data_and_networks_of_fed_md():
 def test_flops_are_counted_from_the_steps():
     forward = 2 * (64 * 32 + 32 * 10)
     examples = {f"digits_small_{c}": 1000.0 for c in range(8)}
-    config = digits("separate").to_dict()
+    config = digits("local_only_steps").to_dict()
     assert flops_of_parties(config, examples, 40).clients["digits_small_0"] == 3 * forward * 1000
     headed = 2 * (64 * 32 + 4 * 32 * 10)
     public = 40 * 25 * 64
@@ -229,12 +229,12 @@ def test_tables_of_heads_are_those_of_the_records(tmp_path: Path):
     recorded = tables_heads.recorded_heads(tmp_path, config.to_dict())
     for name, values in found._asdict().items():
         np.testing.assert_allclose(recorded[name], values, atol=1e-5)
-    assert tables_heads.recorded_heads(tmp_path, digits("pooled").to_dict()) is None
+    assert tables_heads.recorded_heads(tmp_path, digits("centralised").to_dict()) is None
 
 
 def test_runs_without_clients_heads_are_left_out_of_the_tables(tmp_path: Path, capsys):
     """As the pooled one, which lies among the others."""
-    for run in ("separate", "pooled"):
+    for run in ("local_only_steps", "centralised"):
         folder = tmp_path / run
         folder.mkdir()
         (folder / "config.json").write_text(digits(run, rounds=4).to_json())
@@ -244,15 +244,15 @@ def test_runs_without_clients_heads_are_left_out_of_the_tables(tmp_path: Path, c
         lines = [json.dumps(line | {"model": model}) for model in models]
         (folder / "metrics.jsonl").write_text("\n".join(lines))
     picture = tmp_path / "heads.png"
-    both = [str(tmp_path / run) for run in ("pooled", "separate")]
+    both = [str(tmp_path / run) for run in ("centralised", "local_only_steps")]
     assert tables_heads.main([*both, "--clients", "--picture", str(picture)]) == 0
     printed = capsys.readouterr()
     assert printed.err.count("\n") == 1 and "a run of pooled, which has no such" in printed.err
-    assert printed.out.count("50.0 / 50.0") == 8 and "separate" in printed.out
+    assert printed.out.count("50.0 / 50.0") == 8 and "local_only_steps" in printed.out
     assert picture.stat().st_size > 1000
     assert tables_heads.main([both[0], str(tmp_path / "nothing")]) == 2
     assert capsys.readouterr().err.count("\n") == 2
-    assert set(DECENTRALISED) == set(DECENTRALISED_METHODS) - {"pooled"}
+    assert set(DECENTRALISED) == set(DECENTRALISED_METHODS) - {"centralised"}
 
 
 @pytest.mark.slow
@@ -271,7 +271,9 @@ def test_what_checkpoints_take_is_told_before_a_run_and_refused(tmp_path: Path, 
     monkeypatch.setattr(graph_methods.launch, "processes_here", lambda: 3)
     notes = build_experiment(digits(seeds=2)).algorithm.notes
     assert len(notes) == 1 and notes[0].endswith(", for each of 2 seeds")
-    with pytest.raises(ValueError, match=r"pool_size: .* may take .* or fewer seeds") as caught:
+    with pytest.raises(
+        ValueError, match=r"checkpoints_per_client: .* may take .* or fewer seeds"
+    ) as caught:
         build_experiment(digits(seeds=3))
     assert "\n" not in str(caught.value) and set(shared) == {3}
 
@@ -288,9 +290,9 @@ def test_all_methods_are_compared_on_the_same_budget(tmp_path: Path, capfd):
     entries = {run: comparison.read_run(run, tmp_path / run)[0] for run in digits_mhd.get_runs()}
     # Eight clients; the pooled model is one.
     examples = {run: entry.examples for run, entry in entries.items()}
-    assert examples.pop("pooled") == 4 * 2 * 32
+    assert examples.pop("centralised") == 4 * 2 * 32
     assert set(examples.values()) == {8 * 4 * 2 * 32}
-    assert entries["separate"].megabytes == entries["pooled"].megabytes == 0
+    assert entries["local_only_steps"].megabytes == entries["centralised"].megabytes == 0
     assert entries["multi_headed_distillation"].megabytes > 0
     assert "all runs have the same budget of client examples" in output
     # MHD's last head has a row of its own, less the same baseline.
@@ -305,8 +307,10 @@ def test_all_methods_are_compared_on_the_same_budget(tmp_path: Path, capfd):
     )
     assert main.accuracies != last.accuracies and main.examples == last.examples
     both = [*entries.values(), last]
-    found = comparison.difference(last, both, "separate")
-    assert found.mean == pytest.approx(last.accuracies[0] - entries["separate"].accuracies[0])
+    found = comparison.difference(last, both, "local_only_steps")
+    assert found.mean == pytest.approx(
+        last.accuracies[0] - entries["local_only_steps"].accuracies[0]
+    )
 
 
 @pytest.mark.parametrize(
@@ -330,7 +334,7 @@ def test_mistakes_in_a_config_are_one_line(changes, message):
 
 
 def test_pooled_examples_must_not_be_counted_twice():
-    config = digits("pooled", data__public_share=1.0, data__private_share=0.8)
+    config = digits("centralised", data__public_share=1.0, data__private_share=0.8)
     with pytest.raises(ValueError, match=r"data.public_share must be below 1 for pooled") as caught:
         build_experiment(config)
     assert "\n" not in str(caught.value)

@@ -34,7 +34,7 @@ from fedcodist.run.run_folder import RunFolderError
 pytestmark = pytest.mark.usefixtures("compile_quickly")
 
 DENSE = (((6,), 0.0),) * 3
-PHASES = ("public", "private", "pooled")
+PHASES = ("public", "private", "centralised")
 # Sums of absolute weights of output layers after two epochs, by party.
 TRAINED = {"conv_2_3_dropout_50": 55.28993, "dense_4_1": 14.21610, "dense_4_2": 13.35572}
 
@@ -94,7 +94,7 @@ def test_private_and_pooled_training_start_from_the_public_one(finished):
         records = [json.loads(line) for line in lines]
         return [r["accuracy"] for r in records if r["round"] == round and r["split"] == "held_out"]
 
-    assert record("private", 0) == record("pooled", 0)
+    assert record("private", 0) == record("centralised", 0)
     config = small_config()
     data = load_data(config.data)
     trained = run_experiment(phases.phase_experiment(config, data, "public"), show_progress=False)
@@ -120,15 +120,15 @@ def test_private_and_pooled_training_start_from_the_public_one(finished):
 def test_the_table_has_a_line_per_party_and_their_mean(finished):
     folder, _, outcome = finished
     found = tables_parties.results(folder)
-    assert list(found["dense_6_1"]) == ["baseline", "collaboration", "pooled"]
+    assert list(found["dense_6_1"]) == ["baseline", "collaboration", "centralised"]
     assert (
         found["dense_6_1"]["collaboration"]
         == outcome.summary["final"]["dense_6_1"]["test"]["accuracy"]
     )
     lines = tables_parties.table(found).splitlines()
-    assert lines[0].split() == ["baseline", "collaboration", "pooled"]
+    assert lines[0].split() == ["baseline", "collaboration", "centralised"]
     assert len(lines) == 1 + 3 + 1
-    mean = 100 * np.mean([each["pooled"] for each in found.values()])
+    mean = 100 * np.mean([each["centralised"] for each in found.values()])
     assert lines[-1].split()[-1] == f"{mean:.1f}"
 
 
@@ -152,7 +152,7 @@ def test_every_method_of_parties_goes_on_from_the_same_models(method):
         found = algorithm.predictors[name].variables(state)
         jax.tree.map(np.testing.assert_array_equal, found, models[name])
         # The optimizer of private examples goes on where it is one for all rounds; the digest's is new.
-        lasting = {"isolated": "optimizer_state", "fed_md": "revisit_state"}.get(method)
+        lasting = {"local_only": "optimizer_state", "fed_md": "revisit_state"}.get(method)
         if lasting:
             own = getattr(state[name], lasting)
             jax.tree.map(np.testing.assert_array_equal, own, trained[name].optimizer_state)
@@ -177,7 +177,7 @@ def test_a_killed_phase_goes_on_with_the_same_bits(finished, tmp_path, monkeypat
     """Killed before its second epoch is saved; how often it is evaluated changes nothing either."""
     folder, expected, _ = finished
     shutil.copytree(folder / "phases" / "public", tmp_path / "phases" / "public")
-    config = small_config(**{"phases.evaluate_every": 1, "phases.pooled_bound": False})
+    config = small_config(**{"phases.evaluate_every": 1, "phases.centralised_bound": False})
     data, evaluated = load_data(config.data), []
 
     def watch(records):
@@ -201,7 +201,7 @@ def test_a_killed_phase_goes_on_with_the_same_bits(finished, tmp_path, monkeypat
         ("held_out", "public"),
         *(
             pytest.param("held_out", phase, marks=pytest.mark.slow)
-            for phase in ("private", "pooled")
+            for phase in ("private", "centralised")
         ),
         *(pytest.param("fixed", phase, marks=pytest.mark.slow) for phase in PHASES),
         *(pytest.param("test_data", phase, marks=pytest.mark.slow) for phase in PHASES),
@@ -342,7 +342,7 @@ def test_later_phases_go_on_from_no_other_models(config_and_models, tmp_path, mo
 def test_pooled_training_is_on_all_private_examples():
     config = small_config()
     data = load_data(config.data)
-    experiment = phases.phase_experiment(config, data, "pooled")
+    experiment = phases.phase_experiment(config, data, "centralised")
     for name, column in data.splits["train"].columns.items():
         np.testing.assert_array_equal(experiment.data.data_sets[local_only.SHARED][name], column)
 
@@ -428,10 +428,10 @@ def test_settings_are_the_released_codes(config, run, settings):
     phase = lambda one: (one.epochs, one.batch_size, one.patience)
     assert phase(found.phases.public) == (20, 128, 3)
     assert phase(found.phases.private) == (25, 32, 10)
-    assert phase(found.phases.pooled) == (50, 32, 10)
+    assert phase(found.phases.centralised) == (50, 32, 10)
     min_delta = 0.005 if config is cifar_fed_md else 0.001
     assert found.phases.public.min_delta == min_delta
-    assert found.phases.private.min_delta == found.phases.pooled.min_delta == 0.001
+    assert found.phases.private.min_delta == found.phases.centralised.min_delta == 0.001
 
 
 def test_small_runs_have_the_papers_shapes():
@@ -551,12 +551,12 @@ def test_other_data_have_no_public_part():
 def test_batches_do_not_depend_on_early_stopping(monkeypatch):
     """Training alone draws them by its name, which is the same however phases were stopped."""
     given = []
-    real = party_methods.isolated
+    real = party_methods.local_only
     monkeypatch.setattr(
-        party_methods, "isolated", lambda *a, **k: given.append(k["name"]) or real(*a, **k)
+        party_methods, "local_only", lambda *a, **k: given.append(k["name"]) or real(*a, **k)
     )
     config = small_config(**{"phases.stopping": "test_data"})
-    config.algorithm = digits_parties.get_config("isolated").algorithm
+    config.algorithm = digits_parties.get_config("local_only").algorithm
     named = build_experiment(config, load_data(config.data)).algorithm
-    assert named.name == "isolated, phases stopped on test data"
-    assert given == ["isolated"]
+    assert named.name == "local_only, phases stopped on test data"
+    assert given == ["local_only"]

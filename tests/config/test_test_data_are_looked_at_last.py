@@ -97,7 +97,7 @@ def test_more_than_there_is_cannot_be_held_out():
 def test_phases_before_fed_md_look_last_too():
     config = digits_fed_md.get_config()
     data = load_data(config.data)
-    for phase in ("private", "pooled"):
+    for phase in ("private", "centralised"):
         experiment = phase_experiment(config, data, phase)
         assert list(experiment.splits) == ["held_out"]
         assert list(experiment.final_splits) == ["test"]
@@ -108,7 +108,7 @@ def test_phases_before_fed_md_look_last_too():
 def test_heads_are_read_from_the_last_look(tmp_path):
     """And from the curve's split of a run, such as the recorded ones, that has no other."""
     for finals, expected in ((("test",), 0.75), ((), 0.25)):
-        config = digits_mhd.get_config("separate")
+        config = digits_mhd.get_config("local_only_steps")
         config.rounds = 4
         config.evaluation.final_splits = finals
         (tmp_path / "config.json").write_text(config.to_json())

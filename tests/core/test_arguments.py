@@ -21,7 +21,7 @@ COLUMNS = {"image": np.zeros((8, 6), np.float32), "label": np.zeros(8, np.int32)
 MODEL = fc.from_flax_linen(MLP(hidden=(5,), classes=3), np.zeros((1, 6), np.float32))
 METHOD = fc.fed_avg(MODEL)
 POOLS = {"small": fc.Pool(METHOD, np.arange(8), 4), "large": fc.Pool(METHOD, np.arange(4), 2)}
-GROUPS = {"a": fc.Group(MODEL, np.arange(4))}
+GROUPS = {"a": fc.PartyGroup(MODEL, np.arange(4))}
 STEPS = fc.Distillation(steps=2, batch_size=4, mixup_beta=0)
 GRAPH = ~np.eye(4, dtype=bool)
 
@@ -36,7 +36,7 @@ def sdd(**options):
 
 
 def levels(**options):
-    level = {"a": fc.Level(MODEL, np.arange(8), 2)}
+    level = {"a": fc.HeteroFLLevel(MODEL, np.arange(8), 2)}
     return fc.hetero_fl(MODEL, level, ["Dense_0", "Dense_1"], COLUMNS, **options)
 
 
@@ -75,7 +75,9 @@ KINDS = {
     "hyper.client_learning_rate must be a number": lambda: fc.fed_avg(
         MODEL, hyper=fc.FedAvgHyper(client_learning_rate="fast")
     ),
-    "hyper.learning_rate must be": lambda: fc.separate(GROUPS, 3, hyper=fc.SeparateHyper(-1)),
+    "hyper.learning_rate must be": lambda: fc.local_only_steps(
+        GROUPS, 3, hyper=fc.LocalOnlyStepsHyper(-1)
+    ),
     "learning_rate must be": lambda: fc.fd(GROUPS, 3, hyper=fc.FDHyper(np.nan)),
     "execution.chunk_size must be an integer": lambda: merged(execution=fc.Execution("vmap", 2.5)),
     "execution.loop must be": lambda: merged(execution=fc.Execution("pmap")),
@@ -86,7 +88,9 @@ KINDS = {
     ),
     "distillation.steps must be at most": lambda: merged(distillation=STEPS._replace(steps=10**9)),
     "training.epochs must be at most": lambda: fc.fed_avg(MODEL, fc.LocalTraining(epochs=10**12)),
-    "training.steps must be at most": lambda: fc.separate(GROUPS, 3, fc.StepTraining(steps=10**9)),
+    "training.steps must be at most": lambda: fc.local_only_steps(
+        GROUPS, 3, fc.StepTraining(steps=10**9)
+    ),
     "pools['small'].cohort_size must be an integer": lambda: merged(
         pools=POOLS | {"small": POOLS["small"]._replace(cohort_size="all")}
     ),
@@ -129,7 +133,9 @@ def test_very_many_rounds_are_not_looked_at_one_by_one():
     fc.decentralised_periodic_codistillation(GROUPS, 10, 10**9, GRAPH, period=7)
     with pytest.raises(ValueError, match=r"^num_rounds must be at most 2,500,000 for 4 clients"):
         heads = fc.multi_headed(MLP(hidden=(5,), classes=3), jnp.zeros((1, 6)), 3, 1)
-        fc.multi_headed_distillation({"a": fc.Group(heads, np.arange(4))}, COLUMNS, GRAPH, 10**9)
+        fc.multi_headed_distillation(
+            {"a": fc.PartyGroup(heads, np.arange(4))}, COLUMNS, GRAPH, 10**9
+        )
     assert time.monotonic() - started < 30
 
 

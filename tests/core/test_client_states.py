@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from fedcodist.algorithms.pools.pool import Pool, independent_pools
 from fedcodist.core import client_states
 from fedcodist.core.aggregation import ClientResult, weighted_mean
-from fedcodist.core.client_states import ClientRows, HostRows, device_rows
+from fedcodist.core.client_states import ClientStates, HostClientStates, device_rows
 from fedcodist.core.method import FederatedMethod
 from fedcodist.core.model import Model, Variables
 from fedcodist.data.federated_data import FederatedData
@@ -59,7 +59,7 @@ def remembering_method() -> FederatedMethod:
         variables=lambda server: server,
         replace_model=lambda server, new: new,
         with_model=lambda server, new: new,
-        init_row=lambda: {"visits": np.float32(0), "seen": np.full(2, 3, np.float32)},
+        init_client_state=lambda: {"visits": np.float32(0), "seen": np.full(2, 3, np.float32)},
     )
 
 
@@ -139,14 +139,14 @@ VISITS = st.lists(st.lists(st.integers(0, 11), min_size=2, max_size=2, unique=Tr
 @settings(max_examples=30, deadline=None)
 def test_the_host_keeps_what_the_device_keeps(visits, saved_after):
     """Any order of visits, interrupted by a checkpoint anywhere."""
-    kept = {"pool": ClientRows(np.arange(12, dtype=np.int32), FIRST), "other": NOTHING}
-    host = HostRows(kept, seeds=2)
+    kept = {"pool": ClientStates(np.arange(12, dtype=np.int32), FIRST), "other": NOTHING}
+    host = HostClientStates(kept, seeds=2)
     stacks = jax.tree.map(np.array, device_rows(kept, seeds=2)["pool"])
     for index, clients in enumerate(visits):
         both = np.array([clients, clients[::-1]], np.int32)
         if index == saved_after:
             state = jax.tree.map(np.copy, host.state())
-            host = HostRows(kept, seeds=2)
+            host = HostClientStates(kept, seeds=2)
             host.restore(state)
         rows = host.gather({"pool": both, "other": both})
         assert rows["other"] is None
@@ -160,7 +160,7 @@ def test_the_host_keeps_what_the_device_keeps(visits, saved_after):
             leaf[np.arange(2)[:, None], both] = new[name]
 
 
-NOTHING = ClientRows(np.arange(3, dtype=np.int32), None)
+NOTHING = ClientStates(np.arange(3, dtype=np.int32), None)
 
 
 def _nones(leaf):
@@ -169,10 +169,10 @@ def _nones(leaf):
 
 def test_a_million_clients_that_met_a_thousand_take_memory_for_a_thousand():
     first = {"variate": np.zeros(1000, np.float32)}  # 4 kB, for all clients 4 GB
-    kept = {"pool": ClientRows(np.arange(1_000_000, dtype=np.int32), first)}
+    kept = {"pool": ClientStates(np.arange(1_000_000, dtype=np.int32), first)}
     draws = np.random.default_rng(0)
     tracemalloc.start()
-    host, met = HostRows(kept, seeds=1), set()
+    host, met = HostClientStates(kept, seeds=1), set()
     for _ in range(50):
         clients = draws.choice(1_000_000, (1, 20), replace=False)
         met |= set(clients[0].tolist())
@@ -187,7 +187,7 @@ def test_a_million_clients_that_met_a_thousand_take_memory_for_a_thousand():
 
 
 def test_rows_on_the_device_are_found_by_client():
-    kept = {"odd": ClientRows(POOLS["odd"][0], {"count": np.int32(0)})}
+    kept = {"odd": ClientStates(POOLS["odd"][0], {"count": np.int32(0)})}
     stored = {"odd": {"count": jnp.array([10, 30, 50])}}
     clients = {"odd": jnp.array([5, 1])}
     rows = client_states.gather(kept, stored, clients)

@@ -312,7 +312,7 @@ def counting_method(epochs=2, batch_size=4) -> FederatedMethod:
         variables=lambda server: Variables(*server[:2]),
         replace_model=lambda server, new: Seen(*new, server.round),
         with_model=lambda server, new: Seen(*new, server.round),
-        init_row=lambda: {
+        init_client_state=lambda: {
             "count": jnp.zeros((), jnp.int32),
             "owner": jnp.asarray(-1),
             "round": jnp.asarray(-1),

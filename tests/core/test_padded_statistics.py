@@ -12,8 +12,8 @@ from flax import nnx
 
 from fedcodist.algorithms.clients.fed_avg import fed_avg
 from fedcodist.algorithms.clients.scaffold import full_gradient, scaffold
-from fedcodist.algorithms.parties.local_only import isolated
-from fedcodist.algorithms.parties.party import Group
+from fedcodist.algorithms.parties.local_only import local_only
+from fedcodist.algorithms.parties.party import PartyGroup
 from fedcodist.algorithms.pools.pool import Pool, independent_pools
 from fedcodist.core.inputs import ClientData
 from fedcodist.core.local_training import LocalTraining, train_client
@@ -155,8 +155,8 @@ def test_parties_are_guarded_with_their_own_numbers_of_examples():
     data = FederatedData.from_arrays({n: c[:7] for n, c in COLUMNS.items()}, offsets=[0, 4, 7])
 
     def experiment_of_parties(first, second):
-        groups = {"a": Group(first, np.array([0])), "b": Group(second, np.array([1]))}
-        algorithm = isolated(groups, LocalTraining(batch_size=4))
+        groups = {"a": PartyGroup(first, np.array([0])), "b": PartyGroup(second, np.array([1]))}
+        algorithm = local_only(groups, LocalTraining(batch_size=4))
         return Experiment(algorithm, resident_data(data), {"test": data}, 1)
 
     check_experiment(experiment_of_parties(model, plain))

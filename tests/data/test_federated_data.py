@@ -19,7 +19,7 @@ def test_sizes_and_views():
     client = data.client(2)
     np.testing.assert_array_equal(client["y"], [3, 4, 5])
     assert client["x"].dtype == np.uint8 and np.shares_memory(client["x"], data.columns["x"])
-    assert data.pooled()["x"] is data.columns["x"]
+    assert data.all_examples()["x"] is data.columns["x"]
     assert "3 clients, 6 examples" in repr(data) and "uint8[2]" in repr(data)
 
 

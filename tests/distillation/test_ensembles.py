@@ -11,13 +11,13 @@ from fedcodist.core.model import Model, Variables, cross_entropy, from_flax_line
 from fedcodist.core.readout import Readout
 from fedcodist.distillation.ensembles import (
     Ensemble,
+    concatenated,
     dirichlet_samples,
     ensemble_predictor,
     equal_weights,
     gaussian_samples,
     mean_logits,
     mean_probabilities,
-    together,
 )
 from fedcodist.models.digits import BatchNormMLP
 
@@ -75,7 +75,7 @@ def test_means_are_weighted_means(weights, seed):
 def test_order_and_copies_do_not_matter():
     ensemble = equal_weights(members())
     shuffled = equal_weights(jax.tree.map(lambda leaf: leaf[::-1], members()))
-    twice = together(ensemble, shuffled)
+    twice = concatenated(ensemble, shuffled)
     mean = mean_logits(MODEL, ensemble)(BATCH)
     for other in (shuffled, twice):
         np.testing.assert_allclose(mean_logits(MODEL, other)(BATCH), mean, rtol=1e-5, atol=1e-6)

@@ -104,8 +104,10 @@ OTHER_CONFIGS = {
         "data.public_share=0": ["data.public_share", "above 0", "0"],
         "data.num_clients=1": ["num_clients", "at least 2", "1"],
     },
-    "digits_mhd.py:pooled": {"data.public_share=1": ["data.public_share", "both parts some"]},
-    "digits_mhd.py:separate": {"training.momentum=2": ["training.momentum", "at most 1", "2"]},
+    "digits_mhd.py:centralised": {"data.public_share=1": ["data.public_share", "both parts some"]},
+    "digits_mhd.py:local_only_steps": {
+        "training.momentum=2": ["training.momentum", "at most 1", "2"]
+    },
     "digits_methods.py:fed_be": {
         "algorithm.sampling=swag": ["algorithm.sampling", "'gaussian', 'dirichlet'", "'swag'"],
         "algorithm.flip=True": ["algorithm.flip", "must be False"],

@@ -133,7 +133,7 @@ def test_made_up_images_are_tuned_by_one_compiled_program(made_up, study):
     [
         ("heads,s=100,3", 8),
         ("larger,mhd", 4),
-        ("pooled,s=0", 1),
+        ("centralised,s=0", 1),
         ("fed_avg,s=0", 8),
         ("periodic,s=100", 8),
     ],
@@ -142,7 +142,7 @@ def test_decentralised_clients_of_the_scaled_config(made_up, tmp_path, name, mod
     folder = tmp_path / "run"
     settings = ["rounds=1", "seeds=1", "training.steps=2", "training.batch_size=4"]
     settings += ["evaluation.every=1", "evaluation.checkpoint_every=1"]
-    if not name.startswith(("pooled", "fed_avg")):
+    if not name.startswith(("centralised", "fed_avg")):
         settings.append("algorithm.public_batch_size=4")
     if name.startswith("periodic"):
         settings += ["algorithm.examples=8", "algorithm.period=1"]

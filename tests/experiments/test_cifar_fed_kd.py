@@ -65,7 +65,7 @@ def test_runs_are_built(run, folder):
     assert algorithm.num_clients == clients == len(experiment.data.sizes)
     assert np.ptp(np.asarray(experiment.data.sizes)) <= 1  # equal random parts
     of_pair = run.removeprefix("resnet,").startswith(("fed_kd", "fml"))
-    assert list(algorithm.kept_models["main"]) == (["main_teachers"] if of_pair else [])
+    assert list(algorithm.personal_models["main"]) == (["main_teachers"] if of_pair else [])
     if of_pair:
         row = algorithm.rows["main"].first
         own = getattr(row, "inner", row)

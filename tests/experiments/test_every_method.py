@@ -39,7 +39,7 @@ RUNS = [
     *((digits_parties, run) for run in digits_parties.get_runs()),
     *((digits_mhd, run) for run in digits_mhd.get_runs()),
 ]
-FAST = ("fed_avg", "fed_be", "fed_ensemble", "separate")
+FAST = ("fed_avg", "fed_be", "fed_ensemble", "local_only_steps")
 
 
 def of(module, run):
@@ -100,6 +100,6 @@ def test_each_program_compiles_once(module, run, monkeypatch):
     experiment = build_experiment(of(module, run))._replace(final_splits={})
     run_experiment(experiment, show_progress=False)
     (compiled,) = kept
-    for name in ("init", "train", "evaluate", "finite", "evaluate_kept"):
+    for name in ("init", "train", "evaluate", "finite", "evaluate_personal"):
         assert getattr(compiled, name)._cache_size() <= 1, name
     assert compiled.train._cache_size() == compiled.evaluate._cache_size() == 1

@@ -236,7 +236,7 @@ def party_method(run, **more):
 
 
 PARTY_CONFIGS = {
-    "isolated": lambda: party_method("isolated", epochs=2),
+    "local_only": lambda: party_method("local_only", epochs=2),
     "fed_md": lambda: party_method("fed_md", digest_epochs=2, size=40),
     "fed_md, all public images": lambda: party_method("fed_md", size=None),
     "fd": lambda: party_method("fd"),
@@ -290,7 +290,7 @@ def test_every_algorithm_has_a_count():
     config["algorithm"]["name"] = "another_exchange"
     with pytest.raises(ValueError, match="FLOPs of 'another_exchange' are not counted"):
         flops_of_parties(config, {}, 1)
-    config = digits_mhd.get_config("separate")
+    config = digits_mhd.get_config("local_only_steps")
     settings = config.copy_and_resolve_references()
     settings.algorithm.name = "another_exchange"
     groups = flops.decentralised_groups(settings, load_data(settings.data))

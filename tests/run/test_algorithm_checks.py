@@ -12,7 +12,7 @@ from softmax_regression import random_clients, softmax_regression
 from fedcodist.algorithms.clients.fed_avg import FedAvgHyper, fed_avg
 from fedcodist.algorithms.clients.scaffold import scaffold
 from fedcodist.algorithms.pools.pool import Pool, independent_pools
-from fedcodist.core.client_states import ClientRows
+from fedcodist.core.client_states import ClientStates
 from fedcodist.core.inputs import Selection
 from fedcodist.core.local_training import LocalTraining
 from fedcodist.core.method import communication_of
@@ -276,7 +276,7 @@ WRONG_METHODS = {
     ),
     "a row that none has": (
         of_client(row=jnp.ones(2)),
-        r"a row as method.init_row makes it: .*float32\[2\]",
+        r"a row as method.init_client_state makes it: .*float32\[2\]",
     ),
     "an update of other shapes": (
         of_client(update={"w": jnp.ones(5)}),
@@ -325,9 +325,11 @@ def test_a_wrong_method_is_one_line(case):
 def test_rows_of_a_method_are_checked():
     method = scaffold(softmax_regression(3, 2), 3, LocalTraining(optax.sgd, batch_size=2))
     communication_of(method, DATA.columns)
-    with pytest.raises(TypeError, match=r"a row as method.init_row makes it"):
-        halves = lambda: jax.tree.map(lambda leaf: leaf.astype(jnp.float16), method.init_row())
-        communication_of(method._replace(init_row=halves), DATA.columns)
+    with pytest.raises(TypeError, match=r"a row as method.init_client_state makes it"):
+        halves = lambda: jax.tree.map(
+            lambda leaf: leaf.astype(jnp.float16), method.init_client_state()
+        )
+        communication_of(method._replace(init_client_state=halves), DATA.columns)
 
 
 OPTIMIZERS = {
@@ -357,7 +359,7 @@ def test_what_is_no_optimizer_is_one_line(case, place):
 
 
 def test_what_a_pool_keeps_is_stacked_for_its_cohort():
-    """Rows of Python numbers, as init_row may give them."""
+    """Rows of Python numbers, as init_client_state may give them."""
 
     def round_(state, rows, inputs, round, key, hyper, axis_name=None):
         state, _, metrics = make_algorithm().round(
@@ -365,5 +367,5 @@ def test_what_a_pool_keeps_is_stacked_for_its_cohort():
         )
         return state, {"main": rows["main"] + 1}, metrics
 
-    rows = {"main": ClientRows(np.arange(3), 0.0)}
+    rows = {"main": ClientStates(np.arange(3), 0.0)}
     check_algorithm(make_algorithm()._replace(round=round_, rows=rows), resident_data(DATA, EXTRA))

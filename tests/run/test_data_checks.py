@@ -253,7 +253,9 @@ def test_validation_data_within_a_round():
         train.columns,
         ROWS,
         fc.Distillation(optimizer=optax.sgd, steps=1, batch_size=4, mixup_beta=0),
-        validation=fc.Validated(fc.ValidationData(ROWS, 4), every=1, patience=1, or_start=True),
+        validation=fc.FedDFValidation(
+            fc.ValidationData(ROWS, 4), every=1, patience=1, or_start=True
+        ),
     )
     for labels in (LABELS, LABELS + 1):
         made = Experiment(

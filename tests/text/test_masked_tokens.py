@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedcodist.algorithms.parties.local_only import IsolatedHyper, isolated
-from fedcodist.algorithms.parties.party import Group
+from fedcodist.algorithms.parties.local_only import LocalOnlyHyper, local_only
+from fedcodist.algorithms.parties.party import PartyGroup
 from fedcodist.core.local_training import LocalTraining
 from fedcodist.core.model import Variables
 from fedcodist.data.bert_tokens import BEGINNING, END, MASKED, SPECIAL, BertVocabulary
@@ -155,10 +155,10 @@ def test_an_isolated_run_learns_what_follows_what(tmp_path):
     preprocess = hidden_tokens(VOCABULARY)
     training = LocalTraining(optax.adam, 32, epochs=10, preprocess=preprocess)
     experiment = Experiment(
-        algorithm=isolated(
-            {"encoder": Group(masked_language_model(ENCODER), np.array([0]))},
+        algorithm=local_only(
+            {"encoder": PartyGroup(masked_language_model(ENCODER), np.array([0]))},
             training,
-            hyper=IsolatedHyper(0.01),
+            hyper=LocalOnlyHyper(0.01),
         ),
         data=resident_data(data),
         splits={"train": data},

@@ -58,7 +58,7 @@ def fed_md(records: Sequence[Record], notes: dict[str, str], plots: Plots) -> li
                 f"(`experiments/configs/{SMALL}.py`). Differences may be compared, levels may not."
             )
         for record in own:
-            if record.phases.get("pooled"):
+            if record.phases.get("centralised"):
                 parts += _run(record, _record(records, experiment, f"{record.run},alone"), plots)
         if experiment == SMALL:
             parts += _remarks(records)
@@ -72,7 +72,7 @@ def _run(record: Record, without: Record | None, plots: Plots) -> list[str]:
     parties = _parties(record)
     bounds = {
         party: [100 * share for share in splits[SPLIT]["accuracy"]]
-        for party, splits in record.phases["pooled"].items()
+        for party, splits in record.phases["centralised"].items()
     }
     before = {party: course[0] for party, course in parties.items()}
     after = {party: course[max(course)] for party, course in parties.items()}

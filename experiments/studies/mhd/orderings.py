@@ -86,7 +86,7 @@ COMPARED = (
             Ordering(
                 f"s = {s}: MHD's last head less clients alone, shared",
                 ((_base(s), shared(LAST)),),
-                ((f"separate,s={s}", shared(MAIN)),),
+                ((f"local_only_steps,s={s}", shared(MAIN)),),
                 "above 0",
             ),
             _more(
@@ -102,7 +102,10 @@ COMPARED = (
                     ((f"mhd_plus,s={s}", shared(LAST)),),
                     "a little above 0",
                 )
-                for name, run in (("pooled examples", "pooled"), ("FedAvg", "fed_avg"))
+                for name, run in (
+                    ("all examples in one place", "centralised"),
+                    ("FedAvg", "fed_avg"),
+                )
             ),
         )
     ),
@@ -326,7 +329,7 @@ LARGER = (
     Ordering(
         "large client, last head, shared: MHD among small ones less alone",
         (("larger,mhd", shared(LAST, FIRST)),),
-        (("larger,separate", shared(MAIN, FIRST)),),
+        (("larger,local_only_steps", shared(MAIN, FIRST)),),
         "not stated",
     ),
     _more(

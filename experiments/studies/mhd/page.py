@@ -109,15 +109,15 @@ def heads_of(record: Record) -> Heads | None:
 
 def _compared(found: Found, plots: Plots) -> list[str]:
     labels = {
-        "separate": "alone",
+        "local_only_steps": "alone",
         f"heads,{HEADS}": f"MHD, {HEADS} heads",
         "mhd_plus": "MHD, all images public, twice the rounds",
         "fed_avg": "FedAvg every 50 steps",
         "fed_avg_200": "FedAvg every 200 steps",
         "periodic": "PeriodicCodist",
         "fed_avg_longer": "FedAvg every 50 steps, twice the rounds",
-        "pooled": "one model on all examples",
-        "pooled_longer": "one model on all examples, twice the rounds",
+        "centralised": "one model on all examples",
+        "centralised_longer": "one model on all examples, twice the rounds",
     }
     rows = {}
     for skew in SKEWS:
@@ -278,7 +278,7 @@ def _larger(found: Found, plots: Plots) -> list[str]:
     labels = {
         "mhd": "MHD, client 0 large",
         "mhd_small_only": "MHD, all small",
-        "separate": "alone, client 0 large",
+        "local_only_steps": "alone, client 0 large",
         "fed_avg_small": "FedAvg, all small",
     }
     measures = [
@@ -325,16 +325,16 @@ def _beside_fed_md(records: Sequence[Record]) -> list[str]:
         spreads[method] = dict(zip(seeds, _spread(after).tolist(), strict=True))
         bounds[method] = dict(zip(seeds, bound.mean(axis=1).tolist(), strict=True))
 
-    if theirs and theirs.phases.get("pooled"):
+    if theirs and theirs.phases.get("centralised"):
         before = [each[SPLIT]["accuracy"][0] for each in theirs.curve.values() if SPLIT in each]
-        others = (theirs.final, theirs.phases["pooled"])
+        others = (theirs.final, theirs.phases["centralised"])
         after, bound = (
             [each[SPLIT]["accuracy"] for each in models.values() if SPLIT in each]
             for models in others
         )
         each = (100 * np.transpose(values) for values in (before, after, bound))
         add("FedMD", "FedMD", theirs.seeds, *each)
-    known = {run: _known(runs[run]) for run in ("mhd", "separate", "pooled")}
+    known = {run: _known(runs[run]) for run in ("mhd", "local_only_steps", "centralised")}
     if all(known.values()):
         seeds = sorted(set.intersection(*(set(one.seeds) for one in known.values())))
         own, alone, bound = (

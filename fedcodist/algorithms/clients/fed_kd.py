@@ -10,7 +10,7 @@ import optax
 
 from fedcodist.algorithms.clients.fed_avg import FedAvgHyper, client_result, fed_avg
 from fedcodist.algorithms.clients.fed_kd_losses import (
-    Mutual,
+    MutualLosses,
     Outputs,
     aligned,
     by_input,
@@ -29,7 +29,7 @@ from fedcodist.core.local_training import (
     lasting_state,
     train_client,
 )
-from fedcodist.core.method import FederatedMethod, KeptModel
+from fedcodist.core.method import FederatedMethod, PersonalModel
 from fedcodist.core.model import Model, Variables
 
 PyTree = Any
@@ -71,7 +71,7 @@ class FedKDMessage(NamedTuple):
     key: jax.Array
 
 
-class FedKDRow(NamedTuple):
+class FedKDClientState(NamedTuple):
     """What never leaves a client.
 
     Attributes:
@@ -95,7 +95,7 @@ def fed_kd(
     training: LocalTraining = LocalTraining(optax.adam, batch_size=32),
     exchange: str = "epoch_delta",
     fresh_optimizers: bool = False,
-    mutual: Mutual = Mutual(),
+    mutual: MutualLosses = MutualLosses(),
     hyper: FedKDHyper = FedKDHyper(),
 ) -> FederatedMethod:
     """Clients train their teacher and a copy of the student together; students are averaged.
@@ -107,8 +107,8 @@ def fed_kd(
 
     where L^h sums the mean squared distances of aligned layers, W^h times the student's hidden state
     from the teacher's, and attention map from attention map. D is differentiated as the paper writes it,
-    which multiplies the gradient of a model's task by 1 - (KL + L^h) / D^2; `Mutual.detach_normaliser`
-    says when that matters, and turns it off. What FedKD sends is sent by
+    which multiplies the gradient of a model's task by 1 - (KL + L^h) / D^2;
+    `MutualLosses.detach_normaliser` says when that matters, and turns it off. What FedKD sends is sent by
     `compressed(fed_kd(...), num_rounds, svd(), svd())`. The method's model is the student, and the
     teachers, which predict in the end, are evaluated as `teachers`. They start from the same values
     and are clients' rows, on the host where data are streamed. Means over clients are plain.
@@ -174,7 +174,7 @@ def fed_kd(
         first_teacher = teacher.init(jax.random.wrap_key_data(message.key))
         maps = [jnp.eye(*shape) for shape in widths]
         params = {TEACHER: first_teacher.params, MAPS: maps, STUDENT: message.params}
-        return FedKDRow(first_teacher, maps, kept(fresh(params)), jnp.asarray(True))
+        return FedKDClientState(first_teacher, maps, kept(fresh(params)), jnp.asarray(True))
 
     def received(message, row):
         """The client's row, its first one before it started, and the pair's variables."""
@@ -212,7 +212,7 @@ def fed_kd(
             optimizer_state=states,
         )
         params, mutable = trained.variables
-        row = FedKDRow(
+        row = FedKDClientState(
             Variables(params[TEACHER], mutable[TEACHER]),
             params[MAPS],
             kept(trained.optimizer_state),
@@ -233,7 +233,7 @@ def fed_kd(
         first = lambda: teacher.init(jax.random.wrap_key_data(server.key))
         return jax.lax.cond(row.has_started, lambda: row.teacher, first)
 
-    def init_row():
+    def init_client_state():
         message = jax.eval_shape(lambda key: broadcast(init(key)), jax.random.key(0))
         shapes = jax.eval_shape(first_row, message)
         return jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), shapes)
@@ -254,8 +254,8 @@ def fed_kd(
         with_model=lambda server, new: server._replace(
             averaging=averaging.with_model(server.averaging, new)
         ),
-        init_row=init_row,
-        kept_models={TEACHERS: KeptModel(teacher, teacher_of)},
+        init_client_state=init_client_state,
+        personal_models={TEACHERS: PersonalModel(teacher, teacher_of)},
         sends_models=not by_step,
         gradient=gradient,
     )
@@ -317,7 +317,7 @@ def _widths(
     student: Model,
     columns: Mapping[str, Any],
     training: LocalTraining,
-    mutual: Mutual,
+    mutual: MutualLosses,
 ) -> list[tuple[int, int]]:
     """The shapes of W^h, none for the identity; raises one line where the models do not fit."""
     one = {n: jax.ShapeDtypeStruct((1, *c.shape[1:]), c.dtype) for n, c in columns.items()}

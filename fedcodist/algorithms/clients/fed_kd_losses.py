@@ -13,7 +13,7 @@ from fedcodist.core.layer_outputs import LayerOutputs, as_layers
 from fedcodist.core.model import Batch, Model
 
 
-class Mutual(NamedTuple):
+class MutualLosses(NamedTuple):
     """How teacher and student learn from each other; by default as the paper writes it.
 
     Attributes:
@@ -62,7 +62,7 @@ class Losses(NamedTuple):
 
 
 def mutual_losses(
-    teacher: Model, student: Model, mutual: Mutual, output_weight: Any, hidden_weight: Any
+    teacher: Model, student: Model, mutual: MutualLosses, output_weight: Any, hidden_weight: Any
 ) -> Callable[[Outputs, Batch], Losses]:
     """Returns (outputs, batch) -> Losses, whose sum has the gradients that `mutual` asks for.
 
@@ -106,7 +106,7 @@ def mutual_losses(
     return both
 
 
-def normaliser(task: Losses, mask: jax.Array, mutual: Mutual) -> jax.Array:
+def normaliser(task: Losses, mask: jax.Array, mutual: MutualLosses) -> jax.Array:
     """D, a scalar or [batch]: the two task losses' sum, at least 1e-8."""
     total = task.teacher + task.student
     if mutual.adaptive == "none":

@@ -147,7 +147,7 @@ def scaffold(
         with_model=lambda server, new: ScaffoldServer(
             averaging.with_model(server.averaging, new), server.variate
         ),
-        init_row=lambda: zeros(variable_shapes(model).params),
+        init_client_state=lambda: zeros(variable_shapes(model).params),
     )
 
 

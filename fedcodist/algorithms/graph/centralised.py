@@ -2,34 +2,34 @@
 
 from collections.abc import Mapping
 
-from fedcodist.algorithms.graph.local_only_steps import SeparateHyper, separate
-from fedcodist.algorithms.parties.party import Group, check_groups
+from fedcodist.algorithms.graph.local_only_steps import LocalOnlyStepsHyper, local_only_steps
+from fedcodist.algorithms.parties.party import PartyGroup, check_groups
 from fedcodist.core.arguments import check_arguments
 from fedcodist.core.for_each_client import Execution
 from fedcodist.core.local_steps import StepTraining
 from fedcodist.core.method import FederatedAlgorithm
 
 
-def pooled(
-    groups: Mapping[str, Group],
+def centralised(
+    groups: Mapping[str, PartyGroup],
     num_shared: int,
     num_rounds: int,
     training: StepTraining = StepTraining(),
-    hyper: SeparateHyper = SeparateHyper(),
+    hyper: LocalOnlyStepsHyper = LocalOnlyStepsHyper(),
     execution: Execution = Execution(),
-    name: str = "pooled",
+    name: str = "centralised",
 ) -> FederatedAlgorithm:
     """The first client of each architecture trains on the data set `shared`, as many steps as alone.
 
     Args:
       groups: architecture -> its clients.
       num_shared: rows of `shared`: all clients' examples, in MHD the public ones too, with their labels.
-      num_rounds, training, hyper, execution, name: as in `separate`.
+      num_rounds, training, hyper, execution, name: as in `local_only_steps`.
 
     Raises:
       ValueError, TypeError: one line that names the argument and what is allowed.
     """
-    check_arguments(pooled, locals())
+    check_arguments(centralised, locals())
     groups = check_groups(groups)
     first = {key: group._replace(clients=group.clients[:1]) for key, group in groups.items()}
-    return separate(first, num_rounds, training, num_shared, hyper, execution, name)
+    return local_only_steps(first, num_rounds, training, num_shared, hyper, execution, name)

@@ -8,10 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedcodist.algorithms.graph import graphs
-from fedcodist.algorithms.graph.local_only_steps import SeparateHyper, apart
+from fedcodist.algorithms.graph.local_only_steps import LocalOnlyStepsHyper, local_round
 from fedcodist.algorithms.parties.party import (
     PARTIES,
-    Group,
+    PartyGroup,
     check_groups,
     check_no_gap,
     everybody,
@@ -29,11 +29,11 @@ from fedcodist.core.method import FederatedAlgorithm
 
 
 def decentralised_fed_avg(
-    groups: Mapping[str, Group],
+    groups: Mapping[str, PartyGroup],
     num_rounds: int,
     graph: Any = None,
     training: StepTraining = StepTraining(),
-    hyper: SeparateHyper = SeparateHyper(),
+    hyper: LocalOnlyStepsHyper = LocalOnlyStepsHyper(),
     execution: Execution = Execution(),
     name: str = "decentralised_fed_avg",
     same_start: bool = True,
@@ -50,7 +50,7 @@ def decentralised_fed_avg(
       num_rounds: of the whole run.
       graph: see `fedcodist.algorithms.graph.graphs`; where not given, everybody with everybody,
         through a server.
-      training, hyper, execution, name: as in `separate`.
+      training, hyper, execution, name: as in `local_only_steps`.
       same_start: whether clients of one architecture start from the same values, as FedAvg's do. The
         mean of networks with unrelated first values is hardly better than a first value.
 
@@ -68,7 +68,7 @@ def decentralised_fed_avg(
         graphs.check_neighbours(edges, name)
     edges = graphs.cut(edges, num_rounds)
 
-    train = apart(groups, num_rounds, training, execution)
+    train = local_round(groups, num_rounds, training, execution)
 
     def round_(state, rows, inputs, round, key, hyper, axis_name=None):
         result = train(state, inputs, round, key, hyper.learning_rate, axis_name)

@@ -9,11 +9,11 @@ import numpy as np
 import optax
 
 from fedcodist.algorithms.graph import graphs
-from fedcodist.algorithms.graph.local_only_steps import apart
+from fedcodist.algorithms.graph.local_only_steps import local_round
 from fedcodist.algorithms.parties.party import (
     PARTIES,
     PUBLIC,
-    Group,
+    PartyGroup,
     check_groups,
     check_no_gap,
     check_widths,
@@ -49,7 +49,7 @@ class DecentralisedPeriodicHyper(NamedTuple):
 
 
 def decentralised_periodic_codistillation(
-    groups: Mapping[str, Group],
+    groups: Mapping[str, PartyGroup],
     num_public: int,
     num_rounds: int,
     graph: Any,
@@ -82,7 +82,7 @@ def decentralised_periodic_codistillation(
       period: rounds from one codistillation to the next.
       hyper: learning rates and T.
       inference_batch_size: examples per step while clients answer.
-      execution, name, same_start: as in `separate`.
+      execution, name, same_start: as in `local_only_steps`.
 
     Raises:
       ValueError, TypeError: one line that names the argument and what is allowed.
@@ -121,7 +121,7 @@ def decentralised_periodic_codistillation(
         )
         return everybody(groups, {PUBLIC: indices[None]})
 
-    train = apart(groups, num_rounds, training, execution)
+    train = local_round(groups, num_rounds, training, execution)
 
     def round_(state, rows, inputs, round, key, hyper, axis_name=None):
         def answer(model, message, learner, data, key):

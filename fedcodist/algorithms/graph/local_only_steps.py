@@ -9,8 +9,8 @@ import jax.numpy as jnp
 from fedcodist.algorithms.parties.local_only import SHARED
 from fedcodist.algorithms.parties.party import (
     PARTIES,
-    Group,
     PartiesResult,
+    PartyGroup,
     check_groups,
     everybody,
     for_each_party,
@@ -39,26 +39,26 @@ from fedcodist.core.method import FederatedAlgorithm
 from fedcodist.core.model import is_finite
 
 
-class SeparateHyper(NamedTuple):
+class LocalOnlyStepsHyper(NamedTuple):
     """The learning rate before its decay, traced."""
 
     learning_rate: Any = 0.03
 
 
-def separate(
-    groups: Mapping[str, Group],
+def local_only_steps(
+    groups: Mapping[str, PartyGroup],
     num_rounds: int,
     training: StepTraining = StepTraining(),
     num_shared: int | None = None,
-    hyper: SeparateHyper = SeparateHyper(),
+    hyper: LocalOnlyStepsHyper = LocalOnlyStepsHyper(),
     execution: Execution = Execution(),
-    name: str = "separate",
+    name: str = "local_only_steps",
     same_start: bool = False,
 ) -> FederatedAlgorithm:
     """Each client trains its own model by `training.steps` steps a round; optimizers go on over rounds.
 
     Batches are those that a client has in `multi_headed_distillation`, so that the two are compared on
-    the same private examples. `isolated` is the same by epochs, with early stopping.
+    the same private examples. `local_only` is the same by epochs, with early stopping.
 
     Args:
       groups: architecture -> its clients.
@@ -74,7 +74,7 @@ def separate(
     Raises:
       ValueError, TypeError: one line that names the argument and what is allowed.
     """
-    check_arguments(separate, locals())
+    check_arguments(local_only_steps, locals())
     groups = check_groups(groups)
     check_step_training(training, num_rounds)
     check_number("hyper.learning_rate", hyper.learning_rate, low=0)
@@ -85,7 +85,7 @@ def separate(
         shared = {} if num_shared is None else {SHARED: jnp.arange(num_shared)[None]}
         return everybody(groups, shared)
 
-    train = apart(groups, num_rounds, training, execution)
+    train = local_round(groups, num_rounds, training, execution)
 
     def round_(state, rows, inputs, round, key, hyper, axis_name=None):
         shared = None if num_shared is None else inputs.examples[SHARED].columns
@@ -106,8 +106,8 @@ def separate(
     )
 
 
-def apart(
-    groups: Mapping[str, Group], num_rounds: int, training: StepTraining, execution: Execution
+def local_round(
+    groups: Mapping[str, PartyGroup], num_rounds: int, training: StepTraining, execution: Execution
 ) -> Callable[..., PartiesResult]:
     """Returns `train`, one round of every client's own steps before any exchange.
 

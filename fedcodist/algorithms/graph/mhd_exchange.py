@@ -13,14 +13,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedcodist.algorithms.graph.graphs import over_time
-from fedcodist.algorithms.parties.party import Group
+from fedcodist.algorithms.parties.party import PartyGroup
 from fedcodist.core.checks import check_integer
 
 PyTree = Any
 _MOST_EXCHANGES = 10**7  # of all clients over a run; minutes of drawing
 
 
-class PoolSchedule(NamedTuple):
+class ExchangeSchedule(NamedTuple):
     """Every pool's content over a run; index arrays on the host.
 
     A pool holds (architecture, slot): the index of an architecture, in the order of groups, and a place
@@ -49,9 +49,13 @@ class PoolSchedule(NamedTuple):
     num_slots: dict[str, int]
 
 
-def pool_schedule(
-    groups: Mapping[str, Group], graph: np.ndarray, pool_size: int, num_rounds: int, seed: int
-) -> PoolSchedule:
+def exchange_schedule(
+    groups: Mapping[str, PartyGroup],
+    graph: np.ndarray,
+    checkpoints_per_client: int,
+    num_rounds: int,
+    seed: int,
+) -> ExchangeSchedule:
     """Draws a run's exchange of checkpoints.
 
     Before the first round a client's pool has its neighbours' initial models, one after another until it
@@ -62,14 +66,14 @@ def pool_schedule(
       groups: checked groups, of clients 0 to clients - 1.
       graph: bool [clients, clients] or [at least num_rounds, clients, clients], where everybody has a
         neighbour at the first time.
-      pool_size: N_P.
+      checkpoints_per_client: N_P.
       num_rounds: rounds of the run.
       seed: of the draws.
 
     Raises:
       ValueError: one line; a graph that changes is shorter than the run.
     """
-    check_integer("pool_size", pool_size, low=1)
+    check_integer("checkpoints_per_client", checkpoints_per_client, low=1)
     clients = graph.shape[-1]
     if num_rounds * clients > _MOST_EXCHANGES:
         raise ValueError(
@@ -84,22 +88,24 @@ def pool_schedule(
         of_client[group.clients] = index
     bank = _Bank(len(architectures))
 
-    first_source = np.stack([np.resize(np.flatnonzero(row), pool_size) for row in edges[0]])
-    pools = np.zeros((clients, pool_size, 2), np.int32)
+    first_source = np.stack(
+        [np.resize(np.flatnonzero(row), checkpoints_per_client) for row in edges[0]]
+    )
+    pools = np.zeros((clients, checkpoints_per_client, 2), np.int32)
     first_placed = {c: bank.put(of_client[c]) for c in np.unique(first_source).tolist()}
-    for client, entry in np.ndindex(clients, pool_size):
+    for client, entry in np.ndindex(clients, checkpoints_per_client):
         source = int(first_source[client, entry])
         pools[client, entry] = bank.take(int(of_client[source]), first_placed[source])
     first = pools.copy()
 
-    replaced = np.full((num_rounds, clients), pool_size, np.int32)
+    replaced = np.full((num_rounds, clients), checkpoints_per_client, np.int32)
     entries = np.zeros((num_rounds, clients, 2), np.int32)
     sources = np.full((num_rounds, clients), -1, np.int32)
     placed: list[dict[int, int]] = [{}]
     for round in range(1, num_rounds):
         for client in np.flatnonzero(edges[round].any(axis=1)):
             sources[round, client] = generator.choice(np.flatnonzero(edges[round, client]))
-            entry = replaced[round, client] = generator.integers(pool_size)
+            entry = replaced[round, client] = generator.integers(checkpoints_per_client)
             bank.drop(*pools[client, entry])
         fresh = np.unique(sources[round][sources[round] >= 0]).tolist()
         placed.append({c: bank.put(of_client[c]) for c in fresh})
@@ -113,7 +119,7 @@ def pool_schedule(
     def slots(name, placed):
         return [placed.get(c, num_slots[name]) for c in groups[name].clients.tolist()]
 
-    return PoolSchedule(
+    return ExchangeSchedule(
         first=first,
         first_source=first_source.astype(np.int32),
         first_slot={name: np.array(slots(name, first_placed), np.int32) for name in groups},
@@ -125,7 +131,7 @@ def pool_schedule(
     )
 
 
-def first_banks(schedule: PoolSchedule, models: Mapping[str, PyTree]) -> dict[str, PyTree]:
+def first_banks(schedule: ExchangeSchedule, models: Mapping[str, PyTree]) -> dict[str, PyTree]:
     """The banks before the first round: architecture -> leaves [slots, ...].
 
     Args:
@@ -141,7 +147,7 @@ def first_banks(schedule: PoolSchedule, models: Mapping[str, PyTree]) -> dict[st
 
 
 def refresh(
-    schedule: PoolSchedule,
+    schedule: ExchangeSchedule,
     pools: jax.Array,
     banks: Mapping[str, PyTree],
     models: Mapping[str, PyTree],
@@ -154,7 +160,7 @@ def refresh(
     }
 
 
-def refresh_pools(schedule: PoolSchedule, pools: jax.Array, round: jax.Array) -> jax.Array:
+def refresh_pools(schedule: ExchangeSchedule, pools: jax.Array, round: jax.Array) -> jax.Array:
     """Pools [clients, pool, 2] at the beginning of a round, from those of the one before."""
     clients = jnp.arange(pools.shape[0])
     at = jnp.asarray(schedule.replaced)[round]

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedcodist.algorithms.graph.mhd_exchange import PoolSchedule
+from fedcodist.algorithms.graph.mhd_exchange import ExchangeSchedule
 
 PyTree = Any
 
@@ -28,7 +28,7 @@ class HostBanks:
       shapes: architecture -> a model's Variables, arrays or shapes.
     """
 
-    def __init__(self, schedule: PoolSchedule, shapes: Mapping[str, PyTree]):
+    def __init__(self, schedule: ExchangeSchedule, shapes: Mapping[str, PyTree]):
         self._shapes = {name: jax.tree.map(_shape, shapes[name]) for name in shapes}
         self._num_slots = schedule.num_slots
         # Before round 0 nothing was put anywhere: the initial models are.

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedcodist.algorithms.graph import graphs, mhd_exchange
-from fedcodist.algorithms.graph.mhd_exchange import PoolSchedule, pool_schedule
+from fedcodist.algorithms.graph.mhd_exchange import ExchangeSchedule, exchange_schedule
 from fedcodist.algorithms.graph.mhd_host_checkpoints import HostBanks
 from fedcodist.algorithms.graph.mhd_losses import (
     CANDIDATES,
@@ -23,7 +23,7 @@ from fedcodist.algorithms.graph.mhd_losses import (
 from fedcodist.algorithms.parties.party import (
     PARTIES,
     PUBLIC,
-    Group,
+    PartyGroup,
     check_groups,
     check_no_gap,
     everybody,
@@ -67,7 +67,7 @@ class HeadDistillation(NamedTuple):
         the others, and through the backbone, knowledge travels further.
       choice: of the target among the candidates, "most_confident" or "random".
       embedding_distance: "squared" or "norm", of normalised embeddings.
-      pool_size: N_P; the number of clients where not given.
+      checkpoints_per_client: N_P; the number of clients where not given.
       checkpoints_on: where the stale checkpoints are, "device" or "host". On the host they take no
         memory of a device, which fetches one when a step needs it; results are the same. A CPU's memory
         is the host's, and there is no difference.
@@ -81,7 +81,7 @@ class HeadDistillation(NamedTuple):
     candidates: str = "base"
     choice: str = "most_confident"
     embedding_distance: str = "squared"
-    pool_size: int | None = None
+    checkpoints_per_client: int | None = None
     checkpoints_on: str = "device"
     reaches_backbone: bool = True
     updates_statistics: bool = False
@@ -107,7 +107,7 @@ class MHDState(NamedTuple):
 
     Attributes:
       learners: architecture -> leaves [group, ...].
-      pools: int32 [clients, pool, 2], (architecture, slot); see PoolSchedule.
+      pools: int32 [clients, pool, 2], (architecture, slot); see ExchangeSchedule.
       banks: architecture -> Variables of stale checkpoints, leaves [slots, ...]; empty where these are
         on the host.
     """
@@ -118,7 +118,7 @@ class MHDState(NamedTuple):
 
 
 def multi_headed_distillation(
-    groups: Mapping[str, Group],
+    groups: Mapping[str, PartyGroup],
     public: Mapping[str, Any],
     graph: Any,
     num_rounds: int,
@@ -175,8 +175,10 @@ def multi_headed_distillation(
     schedule = None
     if distillation.teachers:
         graphs.check_neighbours(edges, name)
-        pool_size = _pool_size(distillation, num_clients)
-        schedule = pool_schedule(groups, edges, pool_size, num_rounds, exchange_seed)
+        checkpoints_per_client = _checkpoints_per_client(distillation, num_clients)
+        schedule = exchange_schedule(
+            groups, edges, checkpoints_per_client, num_rounds, exchange_seed
+        )
     on_host = _is_on_host(distillation)
     memory = memory_for_checkpoints(distillation) if memory is None else memory
     notes = _check_memory(groups, schedule, memory, on_host)
@@ -289,7 +291,7 @@ def multi_headed_distillation(
 def start(
     models: Mapping[str, Variables],
     training: StepTraining,
-    schedule: PoolSchedule | None,
+    schedule: ExchangeSchedule | None,
     on_host: bool = False,
 ) -> MHDState:
     """The state before the first round: pools hold the neighbours' models as they are.
@@ -415,8 +417,8 @@ def _check_memory(groups, schedule, memory, on_host) -> tuple[str, ...]:
     )
     if needed > memory:
         raise ValueError(
-            f"distillation.pool_size: the checkpoints in clients' pools need {_mib(needed)} ({parts}) "
-            f"and may take {_mib(memory)} of {'the host' if on_host else 'a device'}; a smaller pool or "
+            f"distillation.checkpoints_per_client: the checkpoints in clients' pools need "
+            f"{_mib(needed)} ({parts}) and may take {_mib(memory)} of {'the host' if on_host else 'a device'}; fewer checkpoints or "
             f"fewer seeds need less{'' if on_host else ', and checkpoints_on may be host'}."
         )
     place = " on the host" if on_host else ""
@@ -444,9 +446,13 @@ def _check_distillation(distillation, hyper) -> None:
     check_number("hyper.learning_rate", hyper.learning_rate, low=0)
 
 
-def _pool_size(distillation: HeadDistillation, num_clients: int) -> int:
-    size = num_clients if distillation.pool_size is None else distillation.pool_size
-    check_integer("distillation.pool_size", size, low=1)
+def _checkpoints_per_client(distillation: HeadDistillation, num_clients: int) -> int:
+    size = (
+        num_clients
+        if distillation.checkpoints_per_client is None
+        else distillation.checkpoints_per_client
+    )
+    check_integer("distillation.checkpoints_per_client", size, low=1)
     if distillation.teachers > size:
         raise ValueError(
             f"distillation.teachers must be at most the {size} checkpoints of a pool, got "

@@ -11,7 +11,7 @@ import optax
 from fedcodist.algorithms.parties.party import (
     PARTIES,
     PUBLIC,
-    Group,
+    PartyGroup,
     check_groups,
     check_widths,
     everybody,
@@ -56,7 +56,7 @@ class DSFLHyper(NamedTuple):
 
 
 def ds_fl(
-    groups: Mapping[str, Group],
+    groups: Mapping[str, PartyGroup],
     server: Model,
     num_public: int,
     local: LocalTraining = LocalTraining(),

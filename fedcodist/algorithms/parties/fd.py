@@ -9,7 +9,7 @@ import numpy as np
 
 from fedcodist.algorithms.parties.party import (
     PARTIES,
-    Group,
+    PartyGroup,
     check_groups,
     check_widths,
     everybody,
@@ -77,7 +77,7 @@ class FDHyper(NamedTuple):
 
 
 def fd(
-    groups: Mapping[str, Group],
+    groups: Mapping[str, PartyGroup],
     num_classes: int,
     training: LocalTraining = LocalTraining(),
     hyper: FDHyper = FDHyper(),

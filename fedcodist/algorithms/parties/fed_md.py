@@ -12,7 +12,7 @@ import optax
 from fedcodist.algorithms.parties.party import (
     PARTIES,
     PUBLIC,
-    Group,
+    PartyGroup,
     all_clients,
     check_groups,
     check_widths,
@@ -75,7 +75,7 @@ class FedMDHyper(NamedTuple):
 
 
 def fed_md(
-    groups: Mapping[str, Group],
+    groups: Mapping[str, PartyGroup],
     public_labels: np.ndarray,
     num_classes: int,
     digest: LocalTraining = LocalTraining(keras_adam, batch_size=256),
@@ -89,7 +89,7 @@ def fed_md(
     execution: Execution = Execution(),
     name: str = "fed_md",
 ) -> FederatedAlgorithm:
-    """FedMD's collaboration, after transfer learning (`isolated`) has trained the parties' models.
+    """FedMD's collaboration, after transfer learning (`local_only`) has trained the parties' models.
 
     A round (algorithm 1): a fresh subset of the public examples is drawn, class by class; every party
     sends its logits on it, in inference mode; their weighted mean is the consensus. Then each party
@@ -296,7 +296,7 @@ def _train(
     )
 
 
-def _by_group(groups: Mapping[str, Group], values: jax.Array) -> dict[str, jax.Array]:
+def _by_group(groups: Mapping[str, PartyGroup], values: jax.Array) -> dict[str, jax.Array]:
     everyone = all_clients(groups)
     return {
         name: values[np.searchsorted(everyone, group.clients)] for name, group in groups.items()

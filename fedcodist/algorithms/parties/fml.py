@@ -9,7 +9,7 @@ import optax
 
 from fedcodist.algorithms.parties.party import (
     PARTIES,
-    Group,
+    PartyGroup,
     check_groups,
     check_widths,
     everybody,
@@ -63,7 +63,7 @@ def momentum(learning_rate: Any) -> optax.GradientTransformation:
 
 
 def fml(
-    groups: Mapping[str, Group],
+    groups: Mapping[str, PartyGroup],
     meme: Model,
     training: LocalTraining = LocalTraining(momentum, batch_size=128, epochs=5),
     hyper: FMLHyper = FMLHyper(),

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from fedcodist.algorithms.parties.party import (
     PARTIES,
-    Group,
+    PartyGroup,
     check_groups,
     everybody,
     for_each_party,
@@ -59,7 +59,7 @@ class Patience(NamedTuple):
     validated_on: str
 
 
-class IsolatedParty(NamedTuple):
+class LocalOnlyParty(NamedTuple):
     """A party's model, its optimizer, its best accuracy, and the rounds since then."""
 
     variables: Variables
@@ -68,27 +68,27 @@ class IsolatedParty(NamedTuple):
     waited: jax.Array
 
 
-class IsolatedHyper(NamedTuple):
+class LocalOnlyHyper(NamedTuple):
     """The learning rate, traced."""
 
     learning_rate: Any = 1e-3
 
 
-def isolated(
-    groups: Mapping[str, Group],
+def local_only(
+    groups: Mapping[str, PartyGroup],
     training: LocalTraining,
     num_shared: int | None = None,
     patience: Patience | None = None,
     gradient_hook: Any = lambda gradient, params: gradient,
-    hyper: IsolatedHyper = IsolatedHyper(),
+    hyper: LocalOnlyHyper = LocalOnlyHyper(),
     execution: Execution = Execution(),
-    name: str = "isolated",
+    name: str = "local_only",
 ) -> FederatedAlgorithm:
     """Each party trains its own model; optimizers go on over the rounds.
 
     A round is `training.epochs` passes over a party's private examples, or over the data set `shared`:
     public examples (FedMD's pre-training), or the union of all parties' (the bound that a collaboration
-    could reach). `separate` is the same by steps, and `pooled` its bound.
+    could reach). `local_only_steps` is the same by steps, and `centralised` its bound.
 
     Args:
       groups: architecture -> its parties.
@@ -103,7 +103,7 @@ def isolated(
     Raises:
       ValueError, TypeError: one line that names the argument and what is allowed.
     """
-    check_arguments(isolated, locals())
+    check_arguments(local_only, locals())
     groups = check_groups(groups)
     check_training("training", training)
     check_number("hyper.learning_rate", hyper.learning_rate, low=0)
@@ -167,7 +167,7 @@ def isolated(
                 "client_examples": trained.num_examples,
                 "finite": is_finite(trained.variables),
             }
-            after = IsolatedParty(trained.variables, trained.optimizer_state, best, waited)
+            after = LocalOnlyParty(trained.variables, trained.optimizer_state, best, waited)
             return ClientResult({}, {}, jnp.ones(()), after, metrics)
 
         result = for_each_party(
@@ -196,7 +196,7 @@ def isolated(
     )
 
 
-def start(models: Mapping[str, Variables], training: LocalTraining) -> dict[str, IsolatedParty]:
+def start(models: Mapping[str, Variables], training: LocalTraining) -> dict[str, LocalOnlyParty]:
     """The state before the first round: models, leaves [group, ...], with fresh optimizers."""
 
     def fresh(variables):
@@ -205,6 +205,6 @@ def start(models: Mapping[str, Variables], training: LocalTraining) -> dict[str,
         count = jax.tree.leaves(variables.params)[0].shape[0]
         # Of the type that a round leaves: another one would be compiled for.
         best = jnp.full(count, -jnp.inf, jnp.float32)
-        return IsolatedParty(variables, optimizer_state, best, jnp.zeros(count, jnp.int32))
+        return LocalOnlyParty(variables, optimizer_state, best, jnp.zeros(count, jnp.int32))
 
     return {name: fresh(variables) for name, variables in models.items()}

@@ -35,7 +35,7 @@ PUBLIC = "public"  # examples that everybody has
 PartyUpdate = Callable[[Model, PyTree, PyTree, ClientData, jax.Array], ClientResult]
 
 
-class Group(NamedTuple):
+class PartyGroup(NamedTuple):
     """The parties of one architecture.
 
     Attributes:
@@ -64,7 +64,7 @@ class PartiesResult(NamedTuple):
 
 
 def for_each_party(
-    groups: Mapping[str, Group],
+    groups: Mapping[str, PartyGroup],
     update: PartyUpdate,
     message: PyTree,
     own: Mapping[str, PyTree],
@@ -133,7 +133,9 @@ def for_each_party(
     return PartiesResult(total, weight, after, by_party)
 
 
-def check_groups(groups: Mapping[str, Group], others: Sequence[str] = ()) -> dict[str, Group]:
+def check_groups(
+    groups: Mapping[str, PartyGroup], others: Sequence[str] = ()
+) -> dict[str, PartyGroup]:
     """Returns the groups with sorted clients, or raises one line that names what is wrong.
 
     Args:
@@ -143,7 +145,7 @@ def check_groups(groups: Mapping[str, Group], others: Sequence[str] = ()) -> dic
     if not groups:
         raise ValueError("groups must hold at least one architecture, got none.")
     check_names("groups", groups)
-    checked: dict[str, Group] = {}
+    checked: dict[str, PartyGroup] = {}
     owner: dict[int, str] = {}
     for name, group in groups.items():
         clients = check_clients(f"groups[{name!r}].clients", group.clients)
@@ -167,7 +169,7 @@ def check_groups(groups: Mapping[str, Group], others: Sequence[str] = ()) -> dic
     return checked
 
 
-def check_no_gap(groups: Mapping[str, Group]) -> int:
+def check_no_gap(groups: Mapping[str, PartyGroup]) -> int:
     """Returns how many clients there are, or raises one line unless groups have 0 to that less one."""
     count = num_clients(groups)
     given = sum(len(group.clients) for group in groups.values())
@@ -178,7 +180,7 @@ def check_no_gap(groups: Mapping[str, Group]) -> int:
     return count
 
 
-def check_widths(groups: Mapping[str, Group], num_classes: int) -> None:
+def check_widths(groups: Mapping[str, PartyGroup], num_classes: int) -> None:
     """Raises one line unless every model has an output for each class of the joint label space."""
     widths = {name: group.model.num_classes for name, group in groups.items()}
     if wrong := {name: width for name, width in widths.items() if width != num_classes}:
@@ -188,7 +190,7 @@ def check_widths(groups: Mapping[str, Group], num_classes: int) -> None:
         )
 
 
-def party_names(groups: Mapping[str, Group]) -> dict[str, tuple[str, ...]]:
+def party_names(groups: Mapping[str, PartyGroup]) -> dict[str, tuple[str, ...]]:
     """Names of each architecture's parties: its own where it has one, else with the client's index."""
     return {
         name: (name,) if len(group.clients) == 1 else tuple(f"{name}_{c}" for c in group.clients)
@@ -197,29 +199,29 @@ def party_names(groups: Mapping[str, Group]) -> dict[str, tuple[str, ...]]:
 
 
 def same_for_all(
-    groups: Mapping[str, Group], communication: Communication
+    groups: Mapping[str, PartyGroup], communication: Communication
 ) -> dict[str, Communication]:
     """An algorithm's `communication` where every party's is the same."""
     return {name: communication for names in party_names(groups).values() for name in names}
 
 
-def all_clients(groups: Mapping[str, Group]) -> np.ndarray:
+def all_clients(groups: Mapping[str, PartyGroup]) -> np.ndarray:
     """The indices of all parties, ascending."""
     return np.sort(np.concatenate([group.clients for group in groups.values()]))
 
 
-def num_clients(groups: Mapping[str, Group]) -> int:
+def num_clients(groups: Mapping[str, PartyGroup]) -> int:
     """One more than the largest client index."""
     return 1 + max(int(group.clients[-1]) for group in groups.values())
 
 
-def everybody(groups: Mapping[str, Group], examples: Mapping[str, jax.Array]) -> Selection:
+def everybody(groups: Mapping[str, PartyGroup], examples: Mapping[str, jax.Array]) -> Selection:
     """The selection of a round in which all parties take part, and the examples read besides."""
     return Selection({PARTIES: jnp.asarray(all_clients(groups))}, dict(examples))
 
 
 def init_models(
-    groups: Mapping[str, Group], key: jax.Array, same_start: bool = False
+    groups: Mapping[str, PartyGroup], key: jax.Array, same_start: bool = False
 ) -> dict[str, Variables]:
     """Every party's own initial model: architecture -> leaves [group, ...].
 
@@ -236,7 +238,7 @@ def init_models(
 
 
 def party_predictors(
-    groups: Mapping[str, Group], variables: Callable[[PyTree, str], Variables]
+    groups: Mapping[str, PartyGroup], variables: Callable[[PyTree, str], Variables]
 ) -> dict[str, Predictor]:
     """One predictor per architecture, whose members are its parties.
 
@@ -253,7 +255,7 @@ def party_predictors(
     return {name: predictor(name, group.model) for name, group in groups.items()}
 
 
-def stacked(groups: Mapping[str, Group], models: Mapping[str, Any]) -> dict[str, Any]:
+def stacked(groups: Mapping[str, PartyGroup], models: Mapping[str, Any]) -> dict[str, Any]:
     """Models by party, leaves [seeds, ...], as models by architecture, leaves [seeds, group, ...]."""
     return {
         name: jax.tree.map(

@@ -10,10 +10,10 @@ from fedcodist.algorithms.pools.pool import Pool, check_client_models
 from fedcodist.core.model import Variables
 from fedcodist.distillation.ensembles import (
     Ensemble,
+    concatenated,
     dirichlet_samples,
     equal_weights,
     gaussian_samples,
-    together,
 )
 
 CLIENT_ENSEMBLES = ("clients", "gaussian", "dirichlet")
@@ -52,7 +52,7 @@ def client_ensemble(kind: str, clients: ClientModels) -> Ensemble:
     else:
         samples = dirichlet_samples(key, clients.members, SAMPLES)
     average = jax.tree.map(lambda leaf: leaf[None], clients.average)
-    return together(*(equal_weights(each) for each in (clients.members, average, samples)))
+    return concatenated(*(equal_weights(each) for each in (clients.members, average, samples)))
 
 
 def check_client_ensembles(name: str, kinds: Sequence[str], pool: Pool, num_models: int) -> None:

@@ -25,11 +25,11 @@ from fedcodist.core.method import FederatedAlgorithm
 from fedcodist.distillation.cached_teacher import cached_answers
 from fedcodist.distillation.ensembles import (
     Ensemble,
+    concatenated,
     dirichlet_samples,
     equal_weights,
     gaussian_samples,
     mean_probabilities,
-    together,
 )
 from fedcodist.distillation.loop import (
     UNLABELLED,
@@ -39,7 +39,7 @@ from fedcodist.distillation.loop import (
     kl_divergence,
     unlabelled_rows,
 )
-from fedcodist.distillation.weight_averaging import Averaging, distill_averaged
+from fedcodist.distillation.weight_averaging import WeightAveraging, distill_averaged
 
 PyTree = Any
 ENSEMBLE = "ensemble"
@@ -73,7 +73,7 @@ def fed_be(
     sampling: str = "gaussian",
     samples: int = 10,
     with_clients: bool = True,
-    averaging: Averaging | None = Averaging(),
+    averaging: WeightAveraging | None = WeightAveraging(),
     learning_rate: float = 1e-3,
     temperature: float = 0.5,
     execution: Execution = Execution(),
@@ -139,7 +139,7 @@ def fed_be(
             parts.append(equal_weights(gaussian_samples(key, received, members, samples)))
         elif samples:
             parts.append(equal_weights(dirichlet_samples(key, members, samples)))
-        return together(*parts)
+        return concatenated(*parts)
 
     def select_examples(round, key):
         return {UNLABELLED: unlabelled_rows(key, round, distillation, num_unlabelled)}

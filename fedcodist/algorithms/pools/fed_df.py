@@ -50,7 +50,7 @@ from fedcodist.distillation.validation import (
 PyTree = Any
 
 
-class Validated(NamedTuple):
+class FedDFValidation(NamedTuple):
     """How FedDF uses validation data.
 
     Attributes:
@@ -91,7 +91,7 @@ def fed_df(
     learning_rate: float = 1e-3,
     temperature: float = 1.0,
     scaled: bool = False,
-    validation: Validated | None = None,
+    validation: FedDFValidation | None = None,
     execution: Execution = Execution(),
 ) -> FederatedAlgorithm:
     """Every round all clients' models, of whatever architecture, teach each pool's averaged model.
@@ -239,7 +239,7 @@ def _summed(model: Model, ensemble: Ensemble) -> Teacher:
     return lambda batch: jnp.where(total > 0, total * mean(batch), 0)
 
 
-def _check_validation(validation: Validated, distillation: Distillation) -> None:
+def _check_validation(validation: FedDFValidation, distillation: Distillation) -> None:
     check_validation_data("validation.data", validation.data)
     check_integer("validation.every", validation.every, low=1)
     check_integer("validation.patience", validation.patience, low=1)

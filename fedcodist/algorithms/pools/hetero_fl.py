@@ -38,7 +38,7 @@ from fedcodist.models.submodels import (
 PyTree = Any
 
 
-class Level(NamedTuple):
+class HeteroFLLevel(NamedTuple):
     """Clients of one complexity level.
 
     Attributes:
@@ -54,7 +54,7 @@ class Level(NamedTuple):
 
 def hetero_fl(
     model: Model,
-    levels: Mapping[str, Level],
+    levels: Mapping[str, HeteroFLLevel],
     layers: Sequence[str],
     columns: Mapping[str, Any],
     training: LocalTraining = LocalTraining(),
@@ -78,7 +78,7 @@ def hetero_fl(
       model: the whole network, a chain of dense or convolutional layers without mutable state, of
         parameters {layer: {'kernel': [..., inputs, outputs], 'bias': [outputs]}}. (The paper's batch
         normalisation, which needs statistics of all clients' examples after training, is not offered.)
-      levels: name -> Level.
+      levels: name -> HeteroFLLevel.
       layers: the layers' names in their order; the last returns logits [batch, classes].
       columns: the federated data's columns, for counting bytes; 'label' is read by masks.
       training, server_optimizer, schedule, hyper: as in `fed_avg`.

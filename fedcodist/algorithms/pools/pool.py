@@ -13,13 +13,13 @@ from fedcodist.core import keys
 from fedcodist.core.aggregation import Aggregate, ClientResult
 from fedcodist.core.arguments import check_arguments
 from fedcodist.core.checks import check_clients, check_columns, check_integer, check_names
-from fedcodist.core.client_states import ClientRows
+from fedcodist.core.client_states import ClientStates
 from fedcodist.core.for_each_client import Execution, for_each_client
 from fedcodist.core.inputs import Inputs, Selection
 from fedcodist.core.method import (
     FederatedAlgorithm,
     FederatedMethod,
-    KeptModel,
+    PersonalModel,
     client_key,
     communication_of,
     single_model,
@@ -124,7 +124,10 @@ def assemble(
         name=name,
         hyper=hyper,
         init=init,
-        rows={n: ClientRows(pool.clients, pool.method.init_row()) for n, pool in pools.items()},
+        rows={
+            n: ClientStates(pool.clients, pool.method.init_client_state())
+            for n, pool in pools.items()
+        },
         select=select,
         round=watched,
         predictors={n: predictor(n, pool.method) for n, pool in pools.items()},
@@ -133,13 +136,13 @@ def assemble(
         },
         num_clients=1 + max(int(pool.clients[-1]) for pool in pools.values()),
         data_set_sizes=data_set_sizes,
-        kept_models={n: kept(n, pool.method) for n, pool in pools.items()},
+        personal_models={n: kept(n, pool.method) for n, pool in pools.items()},
     )
 
 
 def _kept_models(
     pool: str, method: FederatedMethod, server: Callable[[PyTree], PyTree]
-) -> dict[str, KeptModel]:
+) -> dict[str, PersonalModel]:
     """The method's models that a pool's clients keep, `<pool>_<name>`, of the algorithm's state.
 
     Args:
@@ -151,7 +154,7 @@ def _kept_models(
     def of_algorithm(kept):
         return kept._replace(variables=lambda state, row: kept.variables(server(state), row))
 
-    return {f"{pool}_{name}": of_algorithm(kept) for name, kept in method.kept_models.items()}
+    return {f"{pool}_{name}": of_algorithm(kept) for name, kept in method.personal_models.items()}
 
 
 class TrainedPools(NamedTuple):

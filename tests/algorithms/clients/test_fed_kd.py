@@ -20,7 +20,7 @@ from fedcodist.algorithms.clients.fed_kd import (
     fed_kd,
 )
 from fedcodist.algorithms.clients.fed_kd_losses import (
-    Mutual,
+    MutualLosses,
     Outputs,
     hidden_distance,
     mutual_losses,
@@ -28,7 +28,7 @@ from fedcodist.algorithms.clients.fed_kd_losses import (
 from fedcodist.algorithms.pools.pool import Pool, independent_pools
 from fedcodist.compression.compressed import compressed
 from fedcodist.compression.svd import svd
-from fedcodist.core.client_states import HostRows, device_rows
+from fedcodist.core.client_states import HostClientStates, device_rows
 from fedcodist.core.communication import tree_bytes
 from fedcodist.core.for_each_client import Execution
 from fedcodist.core.layer_outputs import LayerOutputs
@@ -54,17 +54,17 @@ TRAINING = LocalTraining(optax.adam, batch_size=max(SIZES), epochs=EPOCHS)
 # Two layers are aligned: the student's are compared with the teacher's second and fourth.
 TEACHER_HIDDEN, STUDENT_HIDDEN = (5, 4, 4, 6), (3, 4)
 ALIGNED = TEACHER_HIDDEN[1::2]
-DEFAULT = Mutual()
+DEFAULT = MutualLosses()
 VARIANTS = {
     "paper": DEFAULT,
-    "sample": Mutual(adaptive="sample"),
-    "not adaptive": Mutual(adaptive="none"),
-    "mean over classes": Mutual(kl_reduction="elementmean"),
-    "one sum": Mutual(detach_targets=False),
-    "normaliser constant": Mutual(detach_normaliser=True),
-    "sample constant": Mutual(adaptive="sample", detach_normaliser=True),
-    "identity": Mutual(hidden_map="identity"),
-    "authors' code": Mutual("batch", "elementmean", "identity", False, False),
+    "sample": MutualLosses(adaptive="sample"),
+    "not adaptive": MutualLosses(adaptive="none"),
+    "mean over classes": MutualLosses(kl_reduction="elementmean"),
+    "one sum": MutualLosses(detach_targets=False),
+    "normaliser constant": MutualLosses(detach_normaliser=True),
+    "sample constant": MutualLosses(adaptive="sample", detach_normaliser=True),
+    "identity": MutualLosses(hidden_map="identity"),
+    "authors' code": MutualLosses("batch", "elementmean", "identity", False, False),
 }
 QUICK = ("sample constant", "authors' code")
 
@@ -318,7 +318,7 @@ def assert_close(found, expected, tolerance=1e-9):
 
 def test_the_paper_is_the_default():
     """Where the authors' code differs, it is asked for."""
-    assert Mutual() == Mutual(
+    assert MutualLosses() == MutualLosses(
         adaptive="batch",
         kl_reduction="batchmean",
         hidden_map="learned",
@@ -536,7 +536,7 @@ def test_teachers_wait_on_the_host():
 def test_a_round_needs_memory_for_its_own_teachers_alone():
     """Of a thousand clients, of whom two take part."""
     algorithm = independent_pools({"pool": Pool(method_of(), np.arange(1000), 2)}, COLUMNS)
-    store = HostRows(algorithm.rows, 1)
+    store = HostClientStates(algorithm.rows, 1)
     clients = {"pool": np.array([[3, 900]])}
     rows = store.gather(clients)["pool"]
     teacher = rows.inner.teacher.params
@@ -648,9 +648,9 @@ def made(teacher=LARGE, student=SMALL, **options):
     ("make", "message"),
     [
         (made(exchange="epoch"), "exchange must be one of .*'step_gradient'.*, got 'epoch'"),
-        (made(mutual=Mutual(adaptive="x")), "mutual.adaptive must be one of .*, got 'x'"),
-        (made(mutual=Mutual(kl_reduction="sum")), "mutual.kl_reduction must be one of"),
-        (made(mutual=Mutual(hidden_map="x")), "mutual.hidden_map must be one of"),
+        (made(mutual=MutualLosses(adaptive="x")), "mutual.adaptive must be one of .*, got 'x'"),
+        (made(mutual=MutualLosses(kl_reduction="sum")), "mutual.kl_reduction must be one of"),
+        (made(mutual=MutualLosses(hidden_map="x")), "mutual.hidden_map must be one of"),
         (made(hyper=FedKDHyper(hidden_weight=-1)), "hyper.hidden_weight must be .*at least 0"),
         (made(hyper=FedKDHyper(float("nan"))), "hyper.teacher_learning_rate must be finite"),
         (
@@ -660,7 +660,7 @@ def made(teacher=LARGE, student=SMALL, **options):
         (made(SMALL, LARGE), "as divide the teacher's 2, got 4"),
         (made(LARGE, network((3,), shows_layers=False)), "as divide the teacher's 4, got 0"),
         (
-            made(network((3,)), network((8,)), mutual=Mutual(hidden_map="identity")),
+            made(network((3,)), network((8,)), mutual=MutualLosses(hidden_map="identity")),
             "mutual.hidden_map must be 'learned' where widths differ, got 'identity' for a "
             "student's 8 and a teacher's 3",
         ),
@@ -684,14 +684,14 @@ def test_bad_input_is_one_line(make, message):
 
 def test_a_student_wider_than_its_teacher_has_a_map():
     method = fed_kd(network((3,)), network((8,)), COLUMNS)
-    assert method.init_row().maps[0].shape == (8, 3)
+    assert method.init_client_state().maps[0].shape == (8, 3)
 
 
 @pytest.mark.slow
 def test_networks_of_logits_alone_have_no_hidden_term():
     large, small = (network((width,), shows_layers=False) for width in (5, 3))
     method = fed_kd(large, small, COLUMNS, TRAINING, hyper=HYPER)
-    assert method.init_row().maps == []
+    assert method.init_client_state().maps == []
     student, _, _ = run(method, rounds=1)
     assert np.isfinite(student[0]).all()
 
@@ -700,4 +700,4 @@ def test_clients_optimizers_may_not_keep_their_rate():
     training = LocalTraining(optax.inject_hyperparams(optax.sgd))
     method = fed_kd(LARGE, SMALL, COLUMNS, training, hyper=HYPER)
     with pytest.raises(ValueError, match="must not keep its learning rate"):
-        method.init_row()
+        method.init_client_state()

@@ -9,9 +9,9 @@ import optax
 import pytest
 
 from fedcodist.algorithms.clients.fed_kd import FedKDHyper, fed_kd
-from fedcodist.algorithms.clients.fed_kd_losses import Mutual
+from fedcodist.algorithms.clients.fed_kd_losses import MutualLosses
 from fedcodist.algorithms.parties.fml import FMLHyper, fml
-from fedcodist.algorithms.parties.party import Group
+from fedcodist.algorithms.parties.party import PartyGroup
 from fedcodist.algorithms.pools.pool import Pool, independent_pools
 from fedcodist.compression.compressed import compressed
 from fedcodist.compression.svd import svd
@@ -63,7 +63,7 @@ def run(algorithm, rows):
 
 def run_fed_kd(method):
     algorithm = independent_pools({"pool": Pool(method, np.arange(CLIENTS), CLIENTS)}, COLUMNS)
-    first = jax.tree.map(lambda leaf: jnp.stack([leaf] * CLIENTS), method.init_row())
+    first = jax.tree.map(lambda leaf: jnp.stack([leaf] * CLIENTS), method.init_client_state())
     state, rows, metrics = run(algorithm, {"pool": first})
     rows = getattr(rows["pool"], "inner", rows["pool"])
     return method.variables(state["pool"]).params, rows, metrics
@@ -85,11 +85,11 @@ def test_with_fresh_optimizers_and_predictions_alone_it_is_fml(fresh):
         COLUMNS,
         TRAINING,
         fresh_optimizers=fresh,
-        mutual=Mutual(adaptive="none"),
+        mutual=MutualLosses(adaptive="none"),
         hyper=FedKDHyper(0.05, 0.05, 1.0, 0.0),
     )
     student, rows, _ = run_fed_kd(method)
-    groups = {"own": Group(TEACHER, np.arange(CLIENTS))}
+    groups = {"own": PartyGroup(TEACHER, np.arange(CLIENTS))}
     state, _, _ = run(fml(groups, STUDENT, TRAINING, FMLHyper(0.1, 0.5, 0.5)), {})
     if fresh:
         assert_close(student, state.meme.params)

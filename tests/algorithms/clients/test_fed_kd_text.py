@@ -8,7 +8,7 @@ import pytest
 from text_examples import ENCODER, IMPRESSIONS, SENTENCES
 
 from fedcodist.algorithms.clients.fed_kd import FedKDHyper, fed_kd
-from fedcodist.algorithms.clients.fed_kd_losses import Mutual, hidden_distance
+from fedcodist.algorithms.clients.fed_kd_losses import MutualLosses, hidden_distance
 from fedcodist.algorithms.pools.pool import Pool, independent_pools
 from fedcodist.compression.compressed import compressed
 from fedcodist.compression.svd import svd
@@ -39,7 +39,7 @@ def test_candidates_and_history_share_a_map_per_aligned_layer():
     teacher = make(ENCODER.clone(layers=4))
     student = make(ENCODER.clone(layers=2, width=4))
     method = fed_kd(teacher, student, IMPRESSIONS)
-    assert [leaf.shape for leaf in method.init_row().maps] == [(4, 8)] * 2
+    assert [leaf.shape for leaf in method.init_client_state().maps] == [(4, 8)] * 2
 
 
 @pytest.mark.parametrize("kind", ["classifier", "news"])
@@ -50,7 +50,7 @@ def test_networks_of_text_tell_their_padding(kind):
         columns = IMPRESSIONS
         make = lambda encoder: news_recommender(encoder, width=6, queries=5, candidates=3)
     teacher, student = make(ENCODER), make(ENCODER.clone(layers=1))
-    fed_kd(teacher, student, columns, mutual=Mutual(without_padding=True))
+    fed_kd(teacher, student, columns, mutual=MutualLosses(without_padding=True))
     batch = {name: jnp.asarray(column) for name, column in columns.items()}
     outputs = [
         jax.eval_shape(
@@ -98,7 +98,7 @@ def test_fed_kd_trains_a_student_that_is_the_teachers_first_layers(kind):
     method = fed_kd(teacher, student, columns, training, hyper=FedKDHyper(0.01, 0.01))
     found = one_round(compressed(method, 1, svd(0.9, 0.9), svd(0.9, 0.9)), columns)
     assert set(found["encoder"]["embeddings"]) == {"norm"}
-    assert set(method.init_row().teacher.params["encoder"]["embeddings"]) == {"norm"}
+    assert set(method.init_client_state().teacher.params["encoder"]["embeddings"]) == {"norm"}
     start = {**first, "embeddings": {"norm": first["embeddings"]["norm"]}}
     moved = jax.tree.map(lambda a, b: np.abs(a - b).max(), found["encoder"], start)
     assert moved["layer0"]["query"]["kernel"] > 0 and moved["embeddings"]["norm"]["bias"] > 0

@@ -164,7 +164,7 @@ def test_a_gradient_of_examples_that_are_drawn_in_every_round():
     def update_of(count):
         method = fetch_sgd(MODEL, TRAINING, 3, 12, 6, examples=count)
         message = method.broadcast(method.init(jax.random.key(0)))
-        row = method.init_row()
+        row = method.init_client_state()
         return jax.jit(lambda data, k: method.client_update(message, row, data, k, method.hyper))
 
     update = update_of(2)

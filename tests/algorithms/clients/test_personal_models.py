@@ -111,7 +111,7 @@ def by_hand():
     for seed in range(SEEDS):
         root = jax.random.key(seed)
         state = algorithm.init(root)
-        first = jax.tree.map(np.asarray, method().init_row())
+        first = jax.tree.map(np.asarray, method().init_client_state())
         rows = [first] * CLIENTS
         for round in range(ROUNDS):
             selection = algorithm.select(round, root)

@@ -8,15 +8,15 @@ import optax
 import pytest
 
 from fedcodist.algorithms.graph import graphs
-from fedcodist.algorithms.graph.centralised import pooled
+from fedcodist.algorithms.graph.centralised import centralised
 from fedcodist.algorithms.graph.decentralised_fed_avg import decentralised_fed_avg
 from fedcodist.algorithms.graph.decentralised_periodic_codistillation import (
     DecentralisedPeriodicHyper,
     decentralised_periodic_codistillation,
 )
-from fedcodist.algorithms.graph.local_only_steps import SeparateHyper, separate
+from fedcodist.algorithms.graph.local_only_steps import LocalOnlyStepsHyper, local_only_steps
 from fedcodist.algorithms.parties.local_only import SHARED
-from fedcodist.algorithms.parties.party import PUBLIC, Group
+from fedcodist.algorithms.parties.party import PUBLIC, PartyGroup
 from fedcodist.core import keys
 from fedcodist.core.local_steps import CLIENT_STEPS, StepTraining
 from fedcodist.core.local_training import LocalTraining
@@ -48,7 +48,10 @@ def linear() -> Model:
     return Model(init, apply, cross_entropy, {"accuracy": accuracy()}, CLASSES)
 
 
-GROUPS = {"three": Group(linear(), np.array([0, 2, 3])), "one": Group(linear(), np.array([1]))}
+GROUPS = {
+    "three": PartyGroup(linear(), np.array([0, 2, 3])),
+    "one": PartyGroup(linear(), np.array([1])),
+}
 
 
 def trained(algorithm, rounds, devices=None, groups=GROUPS):
@@ -115,7 +118,7 @@ def close(found, expected):
 @pytest.mark.parametrize("shared", [pytest.param(None, marks=pytest.mark.slow), sum(SIZES)])
 def test_clients_alone_and_all_on_shared_examples(shared):
     rounds = 3
-    algorithm = separate(GROUPS, rounds, TRAINING, shared, SeparateHyper(RATE))
+    algorithm = local_only_steps(GROUPS, rounds, TRAINING, shared, LocalOnlyStepsHyper(RATE))
     weights, found, metrics = trained(algorithm, rounds)
     for client in weights:
         velocity = np.zeros((FEATURES, CLASSES))
@@ -129,7 +132,7 @@ def test_clients_alone_and_all_on_shared_examples(shared):
 
 def test_pooled_is_one_model_of_each_architecture_on_everybodys_examples():
     rounds, count = 3, sum(SIZES)
-    algorithm = pooled(GROUPS, count, rounds, TRAINING, SeparateHyper(RATE))
+    algorithm = centralised(GROUPS, count, rounds, TRAINING, LocalOnlyStepsHyper(RATE))
     assert {name: tuple(cost) for name, cost in algorithm.communication.items()} == {
         "three": (0, 0),
         "one": (0, 0),
@@ -159,7 +162,7 @@ CHANGING = np.stack([graphs.islands(4, 2), graphs.directed_cycle(4), graphs.comp
 )
 def test_fed_avg_takes_the_mean_of_neighbours_with_the_same_architecture(graph, devices):
     rounds = 3
-    algorithm = decentralised_fed_avg(GROUPS, rounds, graph, TRAINING, SeparateHyper(RATE))
+    algorithm = decentralised_fed_avg(GROUPS, rounds, graph, TRAINING, LocalOnlyStepsHyper(RATE))
     weights, found, _ = trained(algorithm, rounds, devices)
     velocity = {client: np.zeros((FEATURES, CLASSES)) for client in weights}
     for round in range(rounds):
@@ -258,7 +261,7 @@ ALONE = np.array([[0, 1, 1, 1], [1, 0, 1, 1], [1, 1, 0, 1], [0, 0, 0, 0]])
             "groups must have clients 0 to 3 without a gap, it has 3 of them",
         ),
         (lambda: decentralised_fed_avg(GAP, 3), "0 to 3 without a gap, it has 3 of them"),
-        (lambda: pooled(GROUPS, 0, 3), "num_shared must be at least 1, got 0"),
+        (lambda: centralised(GROUPS, 0, 3), "num_shared must be at least 1, got 0"),
         (lambda: CALL(graphs.complete(4), period=0), "period must be at least 1, got 0"),
         (lambda: CALL(graphs.complete(4), examples=0), "examples must be at least 1, got 0"),
         (

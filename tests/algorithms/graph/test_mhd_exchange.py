@@ -8,14 +8,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedcodist.algorithms.graph import graphs
-from fedcodist.algorithms.graph.mhd_exchange import first_banks, pool_schedule, refresh
-from fedcodist.algorithms.parties.party import Group
+from fedcodist.algorithms.graph.mhd_exchange import exchange_schedule, first_banks, refresh
+from fedcodist.algorithms.parties.party import PartyGroup
 
 
 def groups_of(architectures):
     """Architecture 'a', 'b', ... of each client; no models are needed here."""
     return {
-        name: Group(None, np.flatnonzero(np.array(list(architectures)) == name).astype(np.int32))
+        name: PartyGroup(
+            None, np.flatnonzero(np.array(list(architectures)) == name).astype(np.int32)
+        )
         for name in sorted(set(architectures))
     }
 
@@ -50,8 +52,8 @@ def put(bank, slots, clients, round):
 @settings(max_examples=60, deadline=None)
 @given(runs())
 def test_pools_hold_neighbours_checkpoints_of_the_time_they_came(run):
-    groups, graph, pool_size, rounds, _ = run
-    schedule = pool_schedule(*run)
+    groups, graph, checkpoints_per_client, rounds, _ = run
+    schedule = exchange_schedule(*run)
     edges = graphs.over_time(graph, rounds)
     clients = edges.shape[-1]
     names = list(groups)
@@ -64,7 +66,9 @@ def test_pools_hold_neighbours_checkpoints_of_the_time_they_came(run):
         put(banks[name], schedule.first_slot[name], group.clients, 0)
     for client in range(clients):
         neighbours = np.flatnonzero(edges[0, client])
-        assert [c for c, _ in account[client]] == np.resize(neighbours, pool_size).tolist()
+        assert [c for c, _ in account[client]] == np.resize(
+            neighbours, checkpoints_per_client
+        ).tolist()
     for round in range(rounds):
         for client in range(clients):
             source, at = int(schedule.source[round, client]), schedule.replaced[round, client]
@@ -76,12 +80,12 @@ def test_pools_hold_neighbours_checkpoints_of_the_time_they_came(run):
         for name, group in groups.items():
             put(banks[name], schedule.slot[name][round], group.clients, round)
         for client in range(clients):
-            assert len(account[client]) == pool_size
+            assert len(account[client]) == checkpoints_per_client
             for (kind, slot), (source, when) in zip(pools[client], account[client], strict=True):
                 assert kind == architecture[source]
                 assert banks[names[kind]][slot] == (source, when)
     # No place that is never used, and of no architecture more than entries of pools.
-    assert max(schedule.num_slots.values()) <= clients * pool_size
+    assert max(schedule.num_slots.values()) <= clients * checkpoints_per_client
     for kind, name in enumerate(names):
         used = {int(s) for k, s in schedule.first.reshape(-1, 2) if k == kind}
         used |= {
@@ -96,7 +100,7 @@ def test_pools_hold_neighbours_checkpoints_of_the_time_they_came(run):
 
 def test_refresh_follows_the_schedule():
     groups, clients, rounds = groups_of("aba"), 3, 6
-    schedule = pool_schedule(groups, graphs.complete(clients), 2, rounds, seed=3)
+    schedule = exchange_schedule(groups, graphs.complete(clients), 2, rounds, seed=3)
 
     def models(round):  # a model is the pair (client, round)
         return {
@@ -118,9 +122,9 @@ def test_refresh_follows_the_schedule():
 
 
 def test_sources_and_replaced_entries_are_uniform():
-    clients, pool_size, rounds = 5, 4, 4001
-    schedule = pool_schedule(
-        groups_of("a" * clients), graphs.complete(clients), pool_size, rounds, seed=0
+    clients, checkpoints_per_client, rounds = 5, 4, 4001
+    schedule = exchange_schedule(
+        groups_of("a" * clients), graphs.complete(clients), checkpoints_per_client, rounds, seed=0
     )
     for client in range(clients):
         counts = np.bincount(schedule.source[1:, client], minlength=clients)
@@ -128,7 +132,7 @@ def test_sources_and_replaced_entries_are_uniform():
         others = np.delete(counts, client)
         expected, deviation = (rounds - 1) / 4, np.sqrt((rounds - 1) * 3 / 16)
         assert (np.abs(others - expected) < 4.5 * deviation).all()
-        entries = np.bincount(schedule.replaced[1:, client], minlength=pool_size)
+        entries = np.bincount(schedule.replaced[1:, client], minlength=checkpoints_per_client)
         assert (np.abs(entries - expected) < 4.5 * deviation).all()
 
 
@@ -136,13 +140,13 @@ def test_a_checkpoint_that_several_take_is_kept_once():
     # On a star all take the checkpoint of client 0, which takes theirs.
     star = np.zeros((6, 6), bool)
     star[1:, 0] = star[0, 1:] = True
-    schedule = pool_schedule(groups_of("abbbbb"), star, 1, 50, seed=0)
+    schedule = exchange_schedule(groups_of("abbbbb"), star, 1, 50, seed=0)
     assert schedule.num_slots == {"a": 1, "b": 1}
 
 
 def test_other_seeds_exchange_otherwise_and_the_same_one_does_not():
     arguments = (groups_of("aabb"), graphs.complete(4), 3, 20)
-    first, again, other = (pool_schedule(*arguments, seed=s) for s in (0, 0, 1))
+    first, again, other = (exchange_schedule(*arguments, seed=s) for s in (0, 0, 1))
     np.testing.assert_array_equal(first.source, again.source)
     assert (first.source != other.source).any()
 
@@ -150,6 +154,6 @@ def test_other_seeds_exchange_otherwise_and_the_same_one_does_not():
 def test_a_graph_that_is_too_short_is_one_clear_line():
     graph = np.stack([graphs.complete(3)] * 4)
     with pytest.raises(ValueError, match="each of the run's 5 times, it changes over 4 only"):
-        pool_schedule(groups_of("aaa"), graph, 2, 5, seed=0)
-    with pytest.raises(ValueError, match="pool_size must be at least 1"):
-        pool_schedule(groups_of("aaa"), graph, 0, 4, seed=0)
+        exchange_schedule(groups_of("aaa"), graph, 2, 5, seed=0)
+    with pytest.raises(ValueError, match="checkpoints_per_client must be at least 1"):
+        exchange_schedule(groups_of("aaa"), graph, 0, 4, seed=0)

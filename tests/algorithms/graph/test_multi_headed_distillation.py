@@ -10,14 +10,14 @@ import pytest
 
 from fedcodist.algorithms.graph import graphs
 from fedcodist.algorithms.graph import multi_headed_distillation as module
-from fedcodist.algorithms.graph.local_only_steps import SeparateHyper, separate
-from fedcodist.algorithms.graph.mhd_exchange import pool_schedule
+from fedcodist.algorithms.graph.local_only_steps import LocalOnlyStepsHyper, local_only_steps
+from fedcodist.algorithms.graph.mhd_exchange import exchange_schedule
 from fedcodist.algorithms.graph.multi_headed_distillation import (
     HeadDistillation,
     MHDHyper,
     multi_headed_distillation,
 )
-from fedcodist.algorithms.parties.party import PUBLIC, Group
+from fedcodist.algorithms.parties.party import PUBLIC, PartyGroup
 from fedcodist.core import keys
 from fedcodist.core.for_each_client import Execution
 from fedcodist.core.local_steps import CLIENT_STEPS, StepTraining
@@ -41,7 +41,7 @@ LABELS = GENERATOR.integers(0, CLASSES, sum(SIZES)).astype(np.int32)
 PUBLIC_COLUMNS = {"image": GENERATOR.normal(size=(20, FEATURES)).astype(np.float32)}
 EXAMPLE = jnp.zeros((1, FEATURES))
 TRAINING = StepTraining(batch_size=3, steps=2)
-DISTILLATION = HeadDistillation(batch_size=4, pool_size=3)
+DISTILLATION = HeadDistillation(batch_size=4, checkpoints_per_client=3)
 
 
 @pytest.fixture
@@ -57,13 +57,13 @@ def mlp(hidden, heads, projection=None):
 
 
 def alike(heads=1, clients=CLIENTS):
-    return {"net": Group(mlp(3, heads), np.arange(clients))}
+    return {"net": PartyGroup(mlp(3, heads), np.arange(clients))}
 
 
 def two(heads=2):
     return {
-        "narrow": Group(mlp(3, heads, 4), np.array([0, 2])),
-        "wide": Group(mlp(5, heads, 4), np.array([3, 1])),
+        "narrow": PartyGroup(mlp(3, heads, 4), np.array([0, 2])),
+        "wide": PartyGroup(mlp(5, heads, 4), np.array([3, 1])),
     }
 
 
@@ -263,7 +263,7 @@ def test_ten_steps_of_two_architectures_are_those_of_a_plain_loop():
         first = jax.tree.map(lambda leaf: leaf[0], state)
         found, metrics = run(rounds, state=state)
         checked = {name: g._replace(clients=np.sort(g.clients)) for name, g in groups.items()}
-        schedule = pool_schedule(checked, graph, 3, rounds, 0)
+        schedule = exchange_schedule(checked, graph, 3, rounds, 0)
         expected = plain_run(by_client(groups, first), groups, schedule, rounds, hyper, algorithm)
     for client, params in by_client(groups, found).items():
         before = by_client(groups, first)[client]
@@ -287,7 +287,7 @@ def test_head_k_knows_nothing_from_more_than_k_hops_away(seed):
     graph = graphs.random_graph(CLIENTS, 0.1, seed)
     distance = graphs.hops(graph)
     assert (distance > 2).any() and (distance == graphs.UNREACHABLE).any()
-    kind = HeadDistillation(4, pool_size=2, candidates="self", reaches_backbone=False)
+    kind = HeadDistillation(4, checkpoints_per_client=2, candidates="self", reaches_backbone=False)
     training = StepTraining(batch_size=3, steps=1)
     groups = alike(heads=3)
     run = Run(mhd(groups, graph, 12, training, kind, hyper=MHDHyper(0.3)), most=12)
@@ -309,7 +309,7 @@ def test_head_k_knows_nothing_from_more_than_k_hops_away(seed):
 
 def test_knowledge_goes_one_hop_with_each_refresh():
     # Through shared backbones all heads learn of it, but not before the checkpoints are there.
-    kind = HeadDistillation(4, pool_size=1)
+    kind = HeadDistillation(4, checkpoints_per_client=1)
     training = StepTraining(batch_size=3, steps=1)
     groups = alike(heads=1)
     # What comes over three hops is small beside a float32 where heads weigh no more than the task.
@@ -327,7 +327,7 @@ def test_knowledge_goes_one_hop_with_each_refresh():
 @pytest.mark.slow
 def test_islands_keep_what_they_know():
     groups = alike(heads=2)
-    kind = DISTILLATION._replace(pool_size=1)
+    kind = DISTILLATION._replace(checkpoints_per_client=1)
     run = Run(mhd(groups, graphs.islands(CLIENTS, 2), distillation=kind))
     plain, other = (by_client(groups, run(5, images)[0]) for images in (IMAGES, perturbed(3)))
     assert [same(plain[c], other[c]) for c in range(CLIENTS)] == [c not in (2, 3) for c in range(8)]
@@ -348,7 +348,9 @@ def test_without_weights_clients_train_as_if_alone():
     assert same(learnt, by_client(groups, run(5, state=state)[0]))
     # And to float32's digits in a program without distillation and auxiliary heads.
     alone = alike(heads=0, clients=4)
-    apart = by_client(alone, Run(separate(alone, 5, TRAINING, hyper=SeparateHyper(0.1)))(5)[0])
+    apart = by_client(
+        alone, Run(local_only_steps(alone, 5, TRAINING, hyper=LocalOnlyStepsHyper(0.1)))(5)[0]
+    )
     for client, params in apart.items():
         assert set(params) == {"backbone", "main"}
         jax.tree.map(
@@ -373,7 +375,7 @@ def test_one_client_without_neighbours_chases_its_own_main_head():
     run = Run(algorithm, most=60)
     state, _ = run(60)
     params = by_client(groups, state)[0]
-    alone = Run(separate(groups, 60, TRAINING, hyper=SeparateHyper(0.2)), most=60)
+    alone = Run(local_only_steps(groups, 60, TRAINING, hyper=LocalOnlyStepsHyper(0.2)), most=60)
     apart = by_client(groups, alone(60)[0])[0]
     for name in ("backbone", "main"):  # the main head's way is not touched
         jax.tree.map(
@@ -395,7 +397,7 @@ def test_one_client_without_neighbours_chases_its_own_main_head():
 def test_running_statistics_are_of_private_batches_unless_asked():
     def statistics(**options):
         network = multi_headed(BatchNormMLP((3,), classes=None), EXAMPLE, CLASSES, 1)
-        groups = {"net": Group(network, np.arange(2))}
+        groups = {"net": PartyGroup(network, np.arange(2))}
         kind = DISTILLATION._replace(**options)
         # No learning: the statistics depend on the batches alone.
         algorithm = mhd(groups, graphs.complete(2), 1, TRAINING, kind, hyper=MHDHyper(0.0))
@@ -409,9 +411,9 @@ def test_running_statistics_are_of_private_batches_unless_asked():
 @pytest.mark.slow
 def test_teachers_are_in_inference_mode_and_clients_in_training_mode():
     network = multi_headed(BatchNormMLP((3,), classes=None), EXAMPLE, CLASSES, 1)
-    groups = {"net": Group(network, np.arange(2))}
+    groups = {"net": PartyGroup(network, np.arange(2))}
     constant = StepTraining(optax.sgd, batch_size=3, steps=1, schedule=lambda rate, done: rate)
-    kind = HeadDistillation(4, pool_size=1)
+    kind = HeadDistillation(4, checkpoints_per_client=1)
     algorithm = mhd(groups, graphs.complete(2), 1, constant, kind, hyper=MHDHyper(0.1, 0.5, 2.0))
     run = Run(algorithm)
     state = run.start()
@@ -460,7 +462,10 @@ def test_teachers_are_in_inference_mode_and_clients_in_training_mode():
 
 @pytest.mark.slow
 def test_an_architecture_may_be_nobody_s_teacher():
-    groups = {"net": Group(mlp(3, 1), np.array([0, 1])), "pupil": Group(mlp(3, 1), np.array([2]))}
+    groups = {
+        "net": PartyGroup(mlp(3, 1), np.array([0, 1])),
+        "pupil": PartyGroup(mlp(3, 1), np.array([2])),
+    }
     graph = np.array([[0, 1, 0], [1, 0, 0], [1, 1, 0]])
     algorithm = mhd(groups, graph, 2)
     assert "0 of pupil" in algorithm.notes[0]
@@ -514,7 +519,7 @@ def test_a_killed_run_with_checkpoints_on_the_host_goes_on_with_the_same_bits(
 
     def run(folder, callbacks=()):
         # As a new process has it: nothing is on the host yet.
-        kind = DISTILLATION._replace(checkpoints_on="host", pool_size=2)
+        kind = DISTILLATION._replace(checkpoints_on="host", checkpoints_per_client=2)
         algorithm = mhd(alike(heads=1, clients=3), graphs.complete(3), 6, distillation=kind)
         data = resident_data(private, {PUBLIC: PUBLIC_COLUMNS})
         experiment = Experiment(algorithm, data, {"test": test}, 6, evaluate_every=2, seeds=2)
@@ -569,7 +574,7 @@ def test_a_graph_that_changes_is_followed():
     groups = alike(heads=1, clients=4)
     first = graphs.islands(4, 2)
     changing = np.stack([first, first, first, graphs.directed_cycle(4), graphs.directed_cycle(4)])
-    kind = DISTILLATION._replace(pool_size=1)
+    kind = DISTILLATION._replace(checkpoints_per_client=1)
     run = Run(mhd(groups, changing, 5, distillation=kind))
     for rounds, reached in ((3, {2, 3}), (4, {1, 2, 3})):
         plain, other = (by_client(groups, run(rounds, i)[0]) for i in (IMAGES, perturbed(2)))
@@ -614,7 +619,7 @@ def test_banks_are_announced_and_refused_where_they_do_not_fit(beside_an_acceler
     needed = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(bank))
     mhd(groups, graph, memory=needed)
     with pytest.raises(
-        ValueError, match=r"pool_size: the checkpoints in clients' pools need .* MiB"
+        ValueError, match=r"checkpoints_per_client: the checkpoints in clients' pools need .* MiB"
     ):
         mhd(groups, graph, memory=needed - 1)
     kind = DISTILLATION._replace(checkpoints_on="host")
@@ -622,7 +627,7 @@ def test_banks_are_announced_and_refused_where_they_do_not_fit(beside_an_acceler
     assert module.memory_for_checkpoints(DISTILLATION, 2) == available_bytes(2) < host_bytes(2)
     mhd(groups, graph, memory=needed, distillation=kind)
     with pytest.raises(
-        ValueError, match=r"pool_size: .* MiB of the host; a smaller pool"
+        ValueError, match=r"checkpoints_per_client: .* MiB of the host; a smaller pool"
     ) as caught:
         mhd(groups, graph, memory=needed - 1, distillation=kind)
     assert "\n" not in str(caught.value)
@@ -635,7 +640,10 @@ def test_the_papers_networks_learn_from_each_other_without_a_projection():
     small, large = (
         multi_headed(make(classes=None), example, 1000, heads=4) for make in (resnet18, resnet34)
     )
-    groups = {"resnet18": Group(small, np.arange(1, 4)), "resnet34": Group(large, np.array([0]))}
+    groups = {
+        "resnet18": PartyGroup(small, np.arange(1, 4)),
+        "resnet34": PartyGroup(large, np.array([0])),
+    }
     public = {"image": jax.ShapeDtypeStruct((5000, 224, 224, 3), np.uint8)}
     kind = HeadDistillation(
         preprocess=lambda batch, key, positions: {"image": jnp.asarray(batch["image"], float)}
@@ -667,8 +675,8 @@ ISLAND = np.array([[0, 1, 0], [1, 0, 0], [0, 0, 0]])
         (
             lambda: mhd(
                 {
-                    "a": Group(mlp(3, 1), np.array([0])),
-                    "b": Group(mlp(5, 1), np.array([1])),
+                    "a": PartyGroup(mlp(3, 1), np.array([0])),
+                    "b": PartyGroup(mlp(5, 1), np.array([1])),
                 },
                 graphs.complete(2),
             ),
@@ -677,15 +685,15 @@ ISLAND = np.array([[0, 1, 0], [1, 0, 0], [0, 0, 0]])
         (
             lambda: mhd(
                 {
-                    "a": Group(mlp(3, 1), np.array([0])),
-                    "b": Group(mlp(3, 2), np.array([1])),
+                    "a": PartyGroup(mlp(3, 1), np.array([0])),
+                    "b": PartyGroup(mlp(3, 2), np.array([1])),
                 },
                 graphs.complete(2),
             ),
             "same auxiliary heads, got",
         ),
         (
-            lambda: mhd({"a": Group(mlp(3, 1), np.array([0, 2]))}, graphs.complete(3)),
+            lambda: mhd({"a": PartyGroup(mlp(3, 1), np.array([0, 2]))}, graphs.complete(3)),
             "clients 0 to 2 without a gap, it has 2 of them",
         ),
         (
@@ -723,7 +731,10 @@ ISLAND = np.array([[0, 1, 0], [1, 0, 0], [0, 0, 0]])
             "optimizer must be a function of the learning rate",
         ),
         (lambda: mhd(alike(), graphs.complete(8), num_rounds=0), "num_rounds must be at least 1"),
-        (lambda: separate(alike(), 5, TRAINING, num_shared=0), "num_shared must be at least 1"),
+        (
+            lambda: local_only_steps(alike(), 5, TRAINING, num_shared=0),
+            "num_shared must be at least 1",
+        ),
     ],
 )
 def test_bad_input_is_one_clear_line(call, message):

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from fedcodist.algorithms.parties.ds_fl import DSFLHyper, ds_fl, sharpened
 from fedcodist.algorithms.parties.fd import FDHyper, LabelMeans, fd, of_others
 from fedcodist.algorithms.parties.fml import MEME, OWN, FMLHyper, both, fml, mutual_loss
-from fedcodist.algorithms.parties.party import PUBLIC, Group
+from fedcodist.algorithms.parties.party import PUBLIC, PartyGroup
 from fedcodist.core.local_training import LocalTraining
 from fedcodist.core.metrics import accuracy
 from fedcodist.core.model import Model, Variables, cross_entropy
@@ -67,7 +67,10 @@ def hidden() -> Model:
 
 
 MODEL = linear()
-GROUPS = {"hidden": Group(hidden(), np.array([2, 0])), "linear": Group(MODEL, np.array([1]))}
+GROUPS = {
+    "hidden": PartyGroup(hidden(), np.array([2, 0])),
+    "linear": PartyGroup(MODEL, np.array([1])),
+}
 
 
 def open_examples(aggregation="era"):
@@ -365,7 +368,7 @@ def test_devices_share_the_parties(name):
 @pytest.mark.parametrize(
     "make, message",
     [
-        (lambda: fd({"a": Group(linear(4), [0])}, 3), r"groups must have models of 3 outputs"),
+        (lambda: fd({"a": PartyGroup(linear(4), [0])}, 3), r"groups must have models of 3 outputs"),
         (lambda: fd(GROUPS, 3, hyper=FDHyper(temperature=0)), "temperature must be .*above 0"),
         (lambda: fd(GROUPS, 3, hyper=FDHyper(weight=-1)), "weight must be .*at least 0"),
         (lambda: fd(GROUPS, 3, TRAINING._replace(epochs=0)), "training.epochs must be at least 1"),
@@ -380,7 +383,7 @@ def test_devices_share_the_parties(name):
         (lambda: ds_fl(GROUPS, linear(4), 5), "groups must have models of 4 outputs"),
         (lambda: fml(GROUPS, linear(2)), "groups must have models of 2 outputs"),
         (
-            lambda: ds_fl({"server": Group(MODEL, [0])}, MODEL, 5, open_size=5),
+            lambda: ds_fl({"server": PartyGroup(MODEL, [0])}, MODEL, 5, open_size=5),
             "'server' and 'server' both have one called 'server'",
         ),
         (

@@ -15,7 +15,7 @@ from fedcodist.algorithms.parties.fed_md import fed_md, keras_adam, mean_absolut
 from fedcodist.algorithms.parties.party import (
     PARTIES,
     PUBLIC,
-    Group,
+    PartyGroup,
     _checked_update,
     for_each_party,
 )
@@ -104,9 +104,12 @@ def penalised(gradient, params):
     return gradient | {last: gradient[last] + 2 * PENALTY * params[last]}
 
 
-TWO = {"linear": Group(linear(), np.array([0, 2])), "hidden": Group(hidden(), np.array([3, 1]))}
-ALIKE = {"linear": Group(linear(), np.arange(4))}
-DROPPING = {"linear": Group(dropping(), np.arange(4))}
+TWO = {
+    "linear": PartyGroup(linear(), np.array([0, 2])),
+    "hidden": PartyGroup(hidden(), np.array([3, 1])),
+}
+ALIKE = {"linear": PartyGroup(linear(), np.arange(4))}
+DROPPING = {"linear": PartyGroup(dropping(), np.arange(4))}
 
 
 @functools.cache
@@ -551,14 +554,14 @@ def test_nothing_but_scores_leaves_a_party():
     leaves = jax.tree.leaves(result._replace(weight=None))
     assert [(leaf.shape, leaf.dtype) for leaf in leaves] == [((5000, 16), jnp.float32)]
     about = fed_md(
-        {"linear": Group(model, np.arange(3))}, np.zeros(5000, int), 16, alignment_size=5000
+        {"linear": PartyGroup(model, np.arange(3))}, np.zeros(5000, int), 16, alignment_size=5000
     ).communication
     assert {name: each.up for name, each in about.items()} == {
         f"linear_{k}": 320_000 for k in range(3)
     }
     assert about["linear_0"].down == 320_000 + 20_000
     whole = fed_md(
-        {"linear": Group(model, np.arange(3))}, np.zeros(7, int), 16, alignment_size=None
+        {"linear": PartyGroup(model, np.arange(3))}, np.zeros(7, int), 16, alignment_size=None
     )
     assert whole.communication["linear_0"].down == 7 * 16 * 4
 
@@ -630,15 +633,15 @@ def build(groups=TWO, labels=PUBLIC_LABELS, classes=CLASSES, **options):
     [
         (lambda: build({}), "groups must hold at least one architecture"),
         (
-            lambda: build({"a": Group(linear(), np.array([], int))}),
+            lambda: build({"a": PartyGroup(linear(), np.array([], int))}),
             r"groups\['a'\].clients must not",
         ),
         (
-            lambda: build({"a": Group(linear(), [0, 1]), "b": Group(linear(), [1])}),
+            lambda: build({"a": PartyGroup(linear(), [0, 1]), "b": PartyGroup(linear(), [1])}),
             "party 1 is in 'a' and 'b'",
         ),
         (
-            lambda: build({"a": Group(linear(), [0]), "b": Group(linear(3), [1])}),
+            lambda: build({"a": PartyGroup(linear(), [0]), "b": PartyGroup(linear(3), [1])}),
             r"groups must have models of 4 outputs, .* got \{'b': 3\}",
         ),
         (
@@ -691,11 +694,11 @@ def build(groups=TWO, labels=PUBLIC_LABELS, classes=CLASSES, **options):
             r"public_labels must be integers \[rows\], got int64 \[20, 1\]",
         ),
         (
-            lambda: build({"a": Group(linear(), [0, 1]), "a_0": Group(linear(), [2])}),
+            lambda: build({"a": PartyGroup(linear(), [0, 1]), "a_0": PartyGroup(linear(), [2])}),
             "names that tell models apart, 'a' and 'a_0' both have one called 'a_0'",
         ),
         (
-            lambda: build({"a": Group(linear(), np.array([0.0, 1.5]))}),
+            lambda: build({"a": PartyGroup(linear(), np.array([0.0, 1.5]))}),
             r"groups\['a'\].clients must be integers",
         ),
     ],

@@ -9,8 +9,8 @@ import optax
 import pytest
 
 from fedcodist.algorithms.parties import party
-from fedcodist.algorithms.parties.local_only import SHARED, IsolatedHyper, Patience, isolated
-from fedcodist.algorithms.parties.party import Group
+from fedcodist.algorithms.parties.local_only import SHARED, LocalOnlyHyper, Patience, local_only
+from fedcodist.algorithms.parties.party import PartyGroup
 from fedcodist.core.for_each_client import Execution
 from fedcodist.core.local_training import LocalTraining
 from fedcodist.core.metrics import accuracy
@@ -47,14 +47,17 @@ def model() -> Model:
     return Model(init, apply, cross_entropy, {"accuracy": accuracy()}, CLASSES)
 
 
-GROUPS = {"pair": Group(model(), np.array([0, 2])), "single": Group(model(), np.array([1]))}
+GROUPS = {
+    "pair": PartyGroup(model(), np.array([0, 2])),
+    "single": PartyGroup(model(), np.array([1])),
+}
 
 
 @functools.cache
 def trained(devices=None, shared=False, **options):
     """(weights by client [rounds, ...], state, metrics); every number of rounds in one program."""
     count = sum(SIZES) if shared else None
-    algorithm = isolated(GROUPS, TRAINING, count, hyper=IsolatedHyper(RATE), **options)
+    algorithm = local_only(GROUPS, TRAINING, count, hyper=LocalOnlyHyper(RATE), **options)
     mesh = devices and jax.sharding.Mesh(np.array(jax.devices()[:devices]), (AXIS,))
     put = functools.partial(replicate, mesh=mesh)
     programs = build_programs(algorithm, ROUNDS, mesh)
@@ -171,7 +174,7 @@ def test_a_party_stops_when_it_no_longer_gains(patience, min_delta):
 def test_a_round_leaves_the_types_that_it_was_given():
     """So that whoever goes on from a state does not compile again."""
     for options in (dict(), dict(patience=PATIENCE)):
-        state = jax.eval_shape(isolated(GROUPS, TRAINING, **options).init, jax.random.key(0))
+        state = jax.eval_shape(local_only(GROUPS, TRAINING, **options).init, jax.random.key(0))
         assert not any(leaf.weak_type for leaf in jax.tree.leaves(state))
 
 
@@ -179,7 +182,7 @@ def program(parties_of_a=1, parties_of_b=1, training=TRAINING):
     """One round of two architectures, traced, as text."""
     ends = np.cumsum([parties_of_a, parties_of_b])
     a, b = np.arange(ends[0]), np.arange(ends[0], ends[1])
-    algorithm = isolated({"a": Group(model(), a), "b": Group(model(), b)}, training)
+    algorithm = local_only({"a": PartyGroup(model(), a), "b": PartyGroup(model(), b)}, training)
     private = FederatedData.from_arrays(
         {name: column[: ends[1]] for name, column in COLUMNS.items()},
         offsets=np.arange(ends[1] + 1),
@@ -211,8 +214,10 @@ def test_epochs_and_batches_are_no_longer_program():
 
 
 def test_the_name_says_what_was_looked_at():
-    assert isolated(GROUPS, TRAINING, patience=PATIENCE).name == "isolated, stopped on test data"
-    assert isolated(GROUPS, TRAINING).name == "isolated"
+    assert (
+        local_only(GROUPS, TRAINING, patience=PATIENCE).name == "local_only, stopped on test data"
+    )
+    assert local_only(GROUPS, TRAINING).name == "local_only"
 
 
 def test_models_by_party_become_models_by_architecture():
@@ -247,18 +252,18 @@ def test_models_by_party_become_models_by_architecture():
 )
 def test_bad_input_is_one_line(options, message):
     with pytest.raises(ValueError, match=message) as error:
-        isolated(GROUPS, **(dict(training=TRAINING) | options))
+        local_only(GROUPS, **(dict(training=TRAINING) | options))
     assert "\n" not in str(error.value)
 
 
 def test_a_number_is_no_validation_data():
     with pytest.raises(TypeError, match=r"patience\.data must be .*ValidationData, got 30"):
-        isolated(GROUPS, TRAINING, patience=PATIENCE._replace(data=30))
+        local_only(GROUPS, TRAINING, patience=PATIENCE._replace(data=30))
 
 
 def test_evaluation_is_by_party():
     """One program evaluates the parties of an architecture; results bear their names."""
-    algorithm = isolated(GROUPS, TRAINING)
+    algorithm = local_only(GROUPS, TRAINING)
     programs = build_programs(algorithm, 1)
     state = programs.init(np.zeros(2, np.uint32))
     split = FederatedData.from_arrays(TESTS, offsets=[0, 30])

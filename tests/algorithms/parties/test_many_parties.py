@@ -9,7 +9,7 @@ import optax
 import pytest
 
 from fedcodist.algorithms.parties.fed_md import fed_md, keras_adam
-from fedcodist.algorithms.parties.party import PUBLIC, Group
+from fedcodist.algorithms.parties.party import PUBLIC, PartyGroup
 from fedcodist.core.for_each_client import Execution
 from fedcodist.core.local_training import LocalTraining
 from fedcodist.core.model import from_flax_linen
@@ -70,7 +70,7 @@ def test_a_hundred_parties_of_ten_architectures():
     for width in range(10):
         model = from_flax_linen(MLP((width + 2,), CLASSES), jnp.zeros((1, *image)))
         # Party c has architecture c mod 10, so that devices get all of them.
-        groups[f"hidden_{width + 2}"] = Group(model, np.arange(width, 100, 10))
+        groups[f"hidden_{width + 2}"] = PartyGroup(model, np.arange(width, 100, 10))
     sizes = [1 + (7 * party) % 11 for party in range(100)]
     # SGD: Adam's step is as long for a gradient of rounding errors.
     one = functools.partial(after, groups, image, sizes, optimizer=optax.sgd)
@@ -91,7 +91,7 @@ def test_the_papers_networks_over_devices():
     """
     image = (12, 12, 1)
     groups = {
-        f"network_{index}": Group(
+        f"network_{index}": PartyGroup(
             from_flax_linen(
                 FedMDNetwork(shape.widths, shape.dropout, CLASSES), jnp.zeros((1, *image))
             ),

@@ -19,7 +19,7 @@ from fedcodist.core.inputs import Examples
 from fedcodist.core.local_training import LocalTraining
 from fedcodist.core.model import from_flax_linen
 from fedcodist.distillation.loop import UNLABELLED, Distillation, distill
-from fedcodist.distillation.weight_averaging import Averaging, distill_averaged
+from fedcodist.distillation.weight_averaging import WeightAveraging, distill_averaged
 from fedcodist.models.digits import BatchNormMLP
 from fedcodist.run.experiment import Experiment, run_experiment
 from fedcodist.run.programs import AXIS, build_programs, replicate
@@ -44,7 +44,7 @@ federated = functools.partial(random_clients, SIZES, FEATURES, CLASSES)
 
 def algorithm(pools=POOLS, distillation=DISTILLATION, **options):
     options = dict(learning_rate=TEACHING_RATE, temperature=TEMPERATURE) | options
-    options = dict(samples=0, averaging=Averaging(2, 2)) | options
+    options = dict(samples=0, averaging=WeightAveraging(2, 2)) | options
     return fed_be(pools, federated().columns, len(IMAGES), distillation, **options)
 
 
@@ -179,8 +179,8 @@ def test_a_mean_of_students_has_statistics_of_its_own():
         with pytest.raises(
             ValueError, match=f"averaging.start must be between 1 and .* got {start}"
         ):
-            distill_averaged(Averaging(start, 3), len(IMAGES), **arguments)
-    found = distill_averaged(Averaging(2, 3), len(IMAGES), **arguments)
+            distill_averaged(WeightAveraging(start, 3), len(IMAGES), **arguments)
+    found = distill_averaged(WeightAveraging(2, 3), len(IMAGES), **arguments)
     on_the_way = []
     for steps in (2, 5):
         cut = arguments | {
@@ -218,12 +218,12 @@ def test_a_mean_of_students_has_statistics_of_its_own():
         ({"samples": 2.5}, "samples must be an integer of at least 0, got 2.5"),
         ({"temperature": 0.0}, "temperature must be above 0, got 0.0"),
         ({"learning_rate": -1.0}, "learning_rate must be at least 0, got -1.0"),
-        ({"averaging": Averaging(0, 5)}, "averaging.start must be at least 1, got 0"),
+        ({"averaging": WeightAveraging(0, 5)}, "averaging.start must be at least 1, got 0"),
         (
-            {"averaging": Averaging(6, 1)},
+            {"averaging": WeightAveraging(6, 1)},
             r"averaging\.start must be at most distillation\.steps=5, got 6",
         ),
-        ({"averaging": Averaging(5, 0)}, "averaging.every must be at least 1, got 0"),
+        ({"averaging": WeightAveraging(5, 0)}, "averaging.every must be at least 1, got 0"),
         (
             {"distillation": DISTILLATION._replace(mixup_beta=1.0)},
             r"distillation\.mixup_beta must be 0",
@@ -256,7 +256,7 @@ def test_streamed_images_give_the_same(steps):
     found = []
     for source in (resident_data, StreamedData):
         data = source(federated(), {UNLABELLED: {"image": IMAGES}})
-        chosen = algorithm(pools, own, averaging=Averaging(2, 2))
+        chosen = algorithm(pools, own, averaging=WeightAveraging(2, 2))
         experiment = Experiment(chosen, data, {"train": federated()}, rounds=1)
         found.append(run_experiment(experiment, show_progress=False).variables["pool"])
     jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-6), *found)

@@ -20,7 +20,7 @@ from fedcodist.algorithms.clients.fetch_sgd import fetch_sgd
 from fedcodist.algorithms.clients.scaffold import scaffold
 from fedcodist.algorithms.pools import fed_sdd as fed_sdd_module
 from fedcodist.algorithms.pools.fed_be import fed_be
-from fedcodist.algorithms.pools.fed_df import Validated, fed_df
+from fedcodist.algorithms.pools.fed_df import FedDFValidation, fed_df
 from fedcodist.algorithms.pools.fed_sdd import ENSEMBLE, MAIN, fed_sdd
 from fedcodist.algorithms.pools.pool import Pool, independent_pools
 from fedcodist.compression.compressed import compressed
@@ -516,7 +516,7 @@ def test_validation_stops_early_and_keeps_the_best():
         predicted = (UNLABELLED_IMAGES @ weights_of(state, name)).argmax(-1)
         return np.mean(predicted == np.arange(11) % CLASSES)
 
-    validated = Validated(ValidationData(11, 4), every=1, patience=2, or_start=True)
+    validated = FedDFValidation(ValidationData(11, 4), every=1, patience=2, or_start=True)
     (kept, metrics), _ = trained(df(validation=validated, steps=12), rounds=1)
     (start, _), _ = trained(df(steps=0), rounds=1)
     assert metrics["even/distillation_steps"][0] < 12
@@ -526,7 +526,7 @@ def test_validation_stops_early_and_keeps_the_best():
 
 @pytest.mark.slow
 def test_dropping_the_worst_changes_the_teacher():
-    validated = Validated(ValidationData(11, 4), every=STEPS, patience=STEPS)
+    validated = FedDFValidation(ValidationData(11, 4), every=STEPS, patience=STEPS)
     (all_teach, _), _ = trained(df(validation=validated))
     (some_teach, _), _ = trained(df(validation=validated._replace(drop_worst=True)))
     assert np.abs(weights_of(all_teach, "odd") - weights_of(some_teach, "odd")).max() > 1e-4
@@ -549,7 +549,7 @@ def test_students_start_from_clients_who_do_not_guess(guessing):
     model = softmax_regression(FEATURES, CLASSES)
     method = fed_avg(model, training, optax.sgd, hyper=FedAvgHyper(RATE, 1.0))
     pool = Pool(method, np.arange(6), 6)
-    validated = Validated(ValidationData(27, 9), every=STEPS, patience=STEPS, drop_worst=True)
+    validated = FedDFValidation(ValidationData(27, 9), every=STEPS, patience=STEPS, drop_worst=True)
     algorithm = fed_df({"pool": pool}, data.columns, 27, DISTILLATION, 0.0, validation=validated)
     resident = jax.tree.map(
         jnp.asarray,
@@ -592,7 +592,9 @@ def test_variates_of_clients_who_are_dropped_count():
     """They keep theirs, so c stays the mean of all. Client 0 is always right, and client 1 never."""
     method = scaffold(MODEL, len(SIZES), TRAINING, hyper=FedAvgHyper(RATE, 1.0))
     pool = Pool(method, np.arange(len(SIZES)), len(SIZES))
-    validated = Validated(ValidationData(11, 11), every=STEPS, patience=STEPS, drop_worst=True)
+    validated = FedDFValidation(
+        ValidationData(11, 11), every=STEPS, patience=STEPS, drop_worst=True
+    )
     options = dict(learning_rate=0.0, validation=validated)
     method = fed_df({"pool": pool}, federated().columns, 11, DISTILLATION, **options)
     programs = build_programs(method, 1)
@@ -661,15 +663,15 @@ def test_teachers_near_guessing_or_far_off_are_dropped():
             r"measured must not name \['gaussian'\] with num_models above 1",
         ),
         (
-            lambda: df(validation=Validated(ValidationData(0))),
+            lambda: df(validation=FedDFValidation(ValidationData(0))),
             "validation.data.num_examples must be at least 1, got 0",
         ),
         (
-            lambda: df(validation=Validated(ValidationData(11, 0))),
+            lambda: df(validation=FedDFValidation(ValidationData(11, 0))),
             "validation.data.batch_size must be at least 1, got 0",
         ),
         (
-            lambda: df(validation=Validated(ValidationData(11), every=2)),
+            lambda: df(validation=FedDFValidation(ValidationData(11), every=2)),
             "validation.every must divide distillation.steps=3, got 2",
         ),
         (lambda: df(learning_rate=-1), "learning_rate must be"),
@@ -736,7 +738,7 @@ def test_models_of_clients_who_send_something_else_cannot_be_known():
 
 @pytest.mark.parametrize("source", [resident_data, StreamedData])
 def test_a_method_that_needs_validation_data_and_gets_none(source):
-    algorithm = df(validation=Validated(ValidationData(11), every=STEPS))
+    algorithm = df(validation=FedDFValidation(ValidationData(11), every=STEPS))
     assert algorithm.data_set_sizes == {UNLABELLED: 11, VALIDATION: 11}
     given = {UNLABELLED: {"image": UNLABELLED_IMAGES}}
     experiment = Experiment(algorithm, source(federated(), given), {"train": federated()}, 1)

@@ -12,7 +12,12 @@ from hypothesis import strategies as st
 from softmax_regression import random_clients, softmax_regression
 
 from fedcodist.algorithms.clients.fed_avg import FedAvgHyper, fed_avg
-from fedcodist.algorithms.pools.hetero_fl import Level, classes_of, hetero_fl, scaled_by_share
+from fedcodist.algorithms.pools.hetero_fl import (
+    HeteroFLLevel,
+    classes_of,
+    hetero_fl,
+    scaled_by_share,
+)
 from fedcodist.algorithms.pools.pool import Pool, independent_pools
 from fedcodist.core.client_states import device_rows
 from fedcodist.core.communication import tree_bytes
@@ -42,7 +47,7 @@ def network(hidden):
 
 
 def levels(*names):
-    return {n: Level(network(HIDDEN[n]), np.array(CLIENTS[n]), COHORTS[n]) for n in names}
+    return {n: HeteroFLLevel(network(HIDDEN[n]), np.array(CLIENTS[n]), COHORTS[n]) for n in names}
 
 
 def algorithm(*names, **options):
@@ -168,7 +173,7 @@ def test_of_one_level_it_is_fed_avg_with_equal_weights():
     columns = random_clients(sizes, FEATURES, CLASSES).columns
     model, rates = network((4,)), FedAvgHyper(RATE, 1.0)
     clients, training = np.arange(3), LocalTraining(batch_size=2, epochs=2)
-    level = {"main": Level(model, clients, 2)}
+    level = {"main": HeteroFLLevel(model, clients, 2)}
     ours = hetero_fl(
         model, level, LAYERS[:2], columns, training, masked=False, scaled=True, hyper=rates
     )
@@ -273,8 +278,8 @@ def test_convolutions_are_chained_too():
     images = np.random.default_rng(0).normal(size=(4, 24, 24, 1)).astype(np.float32)
     columns = {"image": images, "label": np.array([0, 1, 2, 0], np.int32)}
     parts = {
-        "large": Level(make((2, 4, 4), (6,)), np.array([0]), 1),
-        "small": Level(make((1, 2, 2), (3,)), np.array([1]), 1),
+        "large": HeteroFLLevel(make((2, 4, 4), (6,)), np.array([0]), 1),
+        "small": HeteroFLLevel(make((1, 2, 2), (3,)), np.array([1]), 1),
     }
     layers = ("conv1", "conv2", "conv3", "dense1", "output")
     ours = hetero_fl(parts["large"].model, parts, layers, columns, LocalTraining(batch_size=2))
@@ -299,7 +304,7 @@ def build(model=None, parts=None, layers=LAYERS, **options):
     [
         (lambda: build(parts={}), "levels must hold at least one level"),
         (
-            lambda: build(parts={"a": Level(network((9, 4)), np.arange(2), 1)}),
+            lambda: build(parts={"a": HeteroFLLevel(network((9, 4)), np.arange(2), 1)}),
             r"levels\['a'\]: submodel's 'Dense_0' must have 1 to 8 units, got 9",
         ),
         (
@@ -310,7 +315,7 @@ def build(model=None, parts=None, layers=LAYERS, **options):
         ),
         (lambda: build(layers=LAYERS[:2]), r"levels\['whole'\]: model must be a chain"),
         (
-            lambda: build(parts={"a": Level(network((4, 4)), np.arange(2), 3)}),
+            lambda: build(parts={"a": HeteroFLLevel(network((4, 4)), np.arange(2), 3)}),
             r"levels\['a'\]\.cohort_size must be between 1 and",
         ),
         (

@@ -30,7 +30,7 @@ def write(folder, run, courses, bounds=None, seeds=(0, 1), images=(), **changes)
     content["data"] = dict(images)
     if bounds:
         pooled = {party: {"test": {"accuracy": share(v)}} for party, v in bounds.items()}
-        content["phases"] = {"pooled": pooled}
+        content["phases"] = {"centralised": pooled}
     path.write_text(json.dumps(content))
 
 
@@ -54,7 +54,7 @@ def test_parties_before_and_after_and_their_bounds(tmp_path):
     lines = {line.get_label(): line for line in axis.get_lines()}
     assert lines["conv_16_32"].get_ydata().tolist() == pytest.approx([20.2, 45.2, 40.2])
     np.testing.assert_allclose(lines["no collaboration"].get_ydata(), 25.2)
-    np.testing.assert_allclose(lines["pooled examples"].get_ydata(), 52.2)
+    np.testing.assert_allclose(lines["all examples in one place"].get_ydata(), 52.2)
 
 
 def test_the_gain_is_compared_with_the_same_rounds_alone(tmp_path):
@@ -173,21 +173,21 @@ def test_every_remark_is_of_runs_of_the_config():
 
 def test_a_record_holds_the_phases(tmp_path):
     folder = tmp_path / "run"
-    for phase, accuracy in (("public", 0.9), ("pooled", 0.123456)):
+    for phase, accuracy in (("public", 0.9), ("centralised", 0.123456)):
         (folder / "phases" / phase).mkdir(parents=True)
         final = {"a": {"test": {"accuracy": [accuracy], "loss": [1.0]}}}
         (folder / "phases" / phase / "summary.json").write_text(json.dumps({"final": final}))
-    assert record._phases(folder)["pooled"] == {
+    assert record._phases(folder)["centralised"] == {
         "a": {"test": {"accuracy": [0.12346], "loss": [1.0]}}
     }
-    assert list(record._phases(folder)) == ["pooled", "public"]
+    assert list(record._phases(folder)) == ["centralised", "public"]
     assert record._phases(tmp_path) == {}
 
 
 def test_the_plot_of_a_run_folder(tmp_path, capsys):
     """The command's, from the run folder alone."""
     accuracies = {"a": (0.2, 0.4), "b": (0.4, 0.8)}
-    for place, column in (("phases/private", 0), (".", 1), ("phases/pooled", 1)):
+    for place, column in (("phases/private", 0), (".", 1), ("phases/centralised", 1)):
         (tmp_path / place).mkdir(parents=True, exist_ok=True)
         final = {p: {"test": {"accuracy": [v[column]] * 2}} for p, v in accuracies.items()}
         (tmp_path / place / "summary.json").write_text(json.dumps({"final": final}))
@@ -212,6 +212,6 @@ def test_the_plot_of_a_run_folder(tmp_path, capsys):
     lines = {line.get_label(): np.asarray(line.get_ydata()) for line in axis.get_lines()}
     np.testing.assert_allclose(lines["b"], [40, 80])
     np.testing.assert_allclose(lines["no collaboration"], 30)
-    np.testing.assert_allclose(lines["pooled examples"], 60)
+    np.testing.assert_allclose(lines["all examples in one place"], 60)
     assert tables_parties.main([str(tmp_path / "nothing")]) == 2
     assert capsys.readouterr().err.count("\n") == 1

@@ -27,7 +27,7 @@ GRAPHS = {
 def heads_of_run(run, seeds=SEEDS):
     """Random accuracies of as many clients and heads as the run has; None of pooled examples."""
     config = cifar100_mhd.get_config(run)
-    if config.algorithm.name == "pooled":
+    if config.algorithm.name == "centralised":
         return None
     clients = config.data.num_clients
     heads = 1
@@ -205,7 +205,9 @@ def test_fed_md_and_mhd_are_measured_against_their_own_bounds(tmp_path):
         party: {"test": {"round": [0, 8], "accuracy": [[0.3, 0.31], [v / 100 for v in values]]}}
         for party, values in models.items()
     }
-    content["phases"] = {"pooled": {party: {"test": {"accuracy": [0.7, 0.71]}} for party in models}}
+    content["phases"] = {
+        "centralised": {party: {"test": {"accuracy": [0.7, 0.71]}} for party in models}
+    }
     path.write_text(json.dumps(content))
 
     def flat_heads(*by_client):
@@ -214,8 +216,8 @@ def test_fed_md_and_mhd_are_measured_against_their_own_bounds(tmp_path):
         return Heads(shared, np.full((2, 2, 2, 2), 0.1), graphs.hops(graphs.complete(2)))
 
     write(tmp_path, "mhd", flat_heads(54, 58), experiment)
-    write(tmp_path, "separate", flat_heads(30, 40), experiment)
-    write(tmp_path, "pooled", None, experiment, final={"a": [66.0, 66.0], "b": [66.0, 66.0]})
+    write(tmp_path, "local_only_steps", flat_heads(30, 40), experiment)
+    write(tmp_path, "centralised", None, experiment, final={"a": [66.0, 66.0], "b": [66.0, 66.0]})
     text, _ = render(tmp_path)
     spread = np.std([40, 60], ddof=1)
     assert f"| FedMD | 30.5 | 50.5 | 70.5 | 20.0 | {spread:.1f} |" in text
@@ -264,7 +266,7 @@ def test_damaged_heads_are_refused_in_one_line(tmp_path, damage):
 def test_the_list_of_runs_has_one_accuracy_of_all_clients(everything):
     from experiments.studies.sections.run_list import run_list
 
-    own = [r for r in load_records(everything) if r.run == "separate,s=0"]
+    own = [r for r in load_records(everything) if r.run == "local_only_steps,s=0"]
     assert "| 2 clients 40.50 |" in "\n".join(run_list(own))
 
 
@@ -353,11 +355,11 @@ def test_baselines_make_the_same_steps_on_the_same_data():
     seen = periodic.period * base.training.steps * base.algorithm.public_batch_size
     assert periodic.examples == seen
     # What is compared with more public images for longer is as long.
-    for run in ("pooled_longer", "fed_avg_longer"):
+    for run in ("centralised_longer", "fed_avg_longer"):
         plus = cifar100_mhd.get_config("mhd_plus,s=0")
         assert cifar100_mhd.get_config(f"{run},s=0").rounds == plus.rounds
     assert cifar100_mhd.get_config("fed_avg_200,s=0").training.steps == 200
     for method in ("mhd_small_only", "fed_avg_small"):
         config = cifar100_mhd.get_config(f"larger,{method}")
         assert config.parties.networks == 4 * ("normalized_cnn",)
-    assert set(cifar_mhd_fed_md.METHODS.values()) <= {*DECENTRALISED, "pooled"}
+    assert set(cifar_mhd_fed_md.METHODS.values()) <= {*DECENTRALISED, "centralised"}
