@@ -171,7 +171,7 @@ def first_round() -> int:
     seeds = replicate(np.zeros(1, np.uint32), mesh)
     hyper = replicate(jax.tree.map(np.float32, algorithm.hyper), mesh)
     data = replicate(resident_data(federated), mesh)
-    state = programs.init(seeds), dict.fromkeys(algorithm.rows)
+    state = programs.init(seeds), dict.fromkeys(algorithm.client_states)
     jax.block_until_ready(programs.train(*state, seeds, np.int32(0), np.int32(1), hyper, data)[:2])
     if jax.process_index() == 0:
         print(DONE, flush=True)

@@ -85,7 +85,7 @@ def measure(repetitions: int, workloads: list[str]) -> dict[str, Any] | None:
         programs = build_programs(algorithm, ROUNDS, mesh)
         hyper = replicate(jax.tree.map(np.float32, algorithm.hyper), mesh)
         started = time.perf_counter()
-        state = programs.init(seeds), dict.fromkeys(algorithm.rows)
+        state = programs.init(seeds), dict.fromkeys(algorithm.client_states)
 
         def call(state, programs=programs, hyper=hyper):
             return programs.train(*state, seeds, np.int32(0), np.int32(ROUNDS), hyper, data)[:2]

@@ -100,7 +100,7 @@ def prepare(inputs: work.Inputs, most_rounds: int, at_once: bool = False) -> Pre
     import numpy as np
 
     from fedcodist.algorithms.parties.party import PUBLIC
-    from fedcodist.core.client_states import device_rows
+    from fedcodist.core.client_states import device_client_states
     from fedcodist.distillation.loop import UNLABELLED
     from fedcodist.run.programs import all_devices, build_programs, replicate
     from fedcodist.run.sources import resident_data
@@ -119,7 +119,7 @@ def prepare(inputs: work.Inputs, most_rounds: int, at_once: bool = False) -> Pre
     floats = next(iter(some_pool.weights.values())).dtype.type
     hyper = replicate(jax.tree.map(floats, algorithm.hyper), mesh)
     seeds = replicate(np.full(1, SEED, np.uint32), mesh)
-    kept = replicate(device_rows(algorithm.rows, 1), mesh)
+    kept = replicate(device_client_states(algorithm.client_states, 1), mesh)
     state = programs.init(seeds), kept
 
     def arguments(rounds):

@@ -123,7 +123,7 @@ def prepare(kind: str, clients: int, examples: int) -> Callable[[], float]:
     from fedcodist.config.data import Data
     from fedcodist.config.experiment import build_experiment
     from fedcodist.config.normalisation import CIFAR_DEVIATION, CIFAR_MEAN
-    from fedcodist.core.client_states import device_rows
+    from fedcodist.core.client_states import device_client_states
     from fedcodist.data import augmentation
     from fedcodist.data.federated_data import FederatedData
     from fedcodist.run.programs import all_devices, build_programs, replicate
@@ -149,7 +149,10 @@ def prepare(kind: str, clients: int, examples: int) -> Callable[[], float]:
     seeds = replicate(np.zeros(1, np.uint32), mesh)
     hyper = replicate(jax.tree.map(np.float32, algorithm.hyper), mesh)
     own = replicate(experiment.data, mesh)
-    state = [programs.init(seeds), replicate(device_rows(algorithm.rows, 1), mesh)]
+    state = [
+        programs.init(seeds),
+        replicate(device_client_states(algorithm.client_states, 1), mesh),
+    ]
 
     def once() -> float:
         nonlocal state

@@ -71,7 +71,7 @@ class CompressedClientState(NamedTuple):
     """What a client keeps.
 
     Attributes:
-      inner: the method's row.
+      inner: the method's client_state.
       memory: the uplink compressor's, such as what its messages lost so far.
       read: uint32 [2], `Downlink.sent` at its last participation; 0 before the first.
     """
@@ -138,17 +138,17 @@ def compressed(
     def broadcast(server):
         return CompressedMessage(method.broadcast(server.inner), server.sent, server.round)
 
-    def client_update(message, row, data, key, hyper):
-        result = method.client_update(message.inner, row.inner, data, key, hyper)
+    def client_update(message, client_state, data, key, hyper):
+        result = method.client_update(message.inner, client_state.inner, data, key, hyper)
         if "bytes_up" in result.metrics:
             raise ValueError("method must not be one that sends less than its model by itself.")
         besides = tree_bytes((result.mutable, result.weight, result.extra))
-        update, memory = result.update, row.memory
+        update, memory = result.update, client_state.memory
         progress = (message.round + 1) / num_rounds
         observed = {} if observe is None else observe(update, progress)
         if observe_gradient is not None and inner_gradient is not None:
             look = keys.derive(key, "observed_gradient")
-            gradient = inner_gradient(message.inner, row.inner, data, look, hyper)
+            gradient = inner_gradient(message.inner, client_state.inner, data, look, hyper)
             seen = observe_gradient(gradient, progress)
             observed |= {f"gradient_{name}": value for name, value in seen.items()}
         if uplink is None:
@@ -159,11 +159,11 @@ def compressed(
             update = uplink.decompress(sent, update)
             bytes_up = uplink.payload(sent) + besides
         model = tree_bytes(message.params)
-        missed = model if downlink is None else missed_bytes(message.sent, row.read, model)
+        missed = model if downlink is None else missed_bytes(message.sent, client_state.read, model)
         bytes_down = jnp.int32(missed) + (tree_bytes(message.inner) - model)
         return result._replace(
             update=update,
-            row=CompressedClientState(result.row, memory, message.sent),
+            client_state=CompressedClientState(result.client_state, memory, message.sent),
             metrics=result.metrics | observed | {"bytes_up": bytes_up, "bytes_down": bytes_down},
         )
 
@@ -200,8 +200,10 @@ def compressed(
         memory = () if uplink is None else uplink.init(shapes)
         return CompressedClientState(method.init_client_state(), memory, jnp.zeros(2, jnp.uint32))
 
-    def of_row(kept):
-        return kept._replace(variables=lambda server, row: kept.variables(server.inner, row.inner))
+    def wrapped(kept):
+        return kept._replace(
+            variables=lambda server, client_state: kept.variables(server.inner, client_state.inner)
+        )
 
     return method._replace(
         init=init,
@@ -212,7 +214,7 @@ def compressed(
         replace_model=replace_model,
         with_model=with_model,
         init_client_state=init_client_state,
-        personal_models={name: of_row(kept) for name, kept in method.personal_models.items()},
+        personal_models={name: wrapped(kept) for name, kept in method.personal_models.items()},
         gradient=None,  # whoever looks at it does so here
     )
 

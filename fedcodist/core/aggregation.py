@@ -17,7 +17,7 @@ class ClientResult(NamedTuple):
         after local training, so it has a gradient's sign.
       mutable: the client's mutable state (such as BatchNorm statistics) after local training.
       weight: scalar weight in the aggregate, such as the number of examples.
-      row: what the client keeps for its next participation, or None.
+      client_state: what the client keeps for its next participation, or None.
       metrics: dict of scalars, or of arrays to be averaged over clients; `num_steps` is among them.
       extra: pytree that is summed over clients for the method's own server half, or None.
     """
@@ -25,7 +25,7 @@ class ClientResult(NamedTuple):
     update: PyTree
     mutable: PyTree
     weight: jax.Array
-    row: PyTree
+    client_state: PyTree
     metrics: dict[str, jax.Array]
     extra: PyTree = None
 

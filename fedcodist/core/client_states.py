@@ -1,7 +1,7 @@
 """What clients keep from one participation to the next, on the device or on the host.
 
-A round sees the rows of its cohorts alone. Where the rows of all clients lie is the business of the
-loop around it: stacked on the device inside the scan of rounds, or, with streamed data, on the host,
+A round sees the states of its cohorts alone. Where the states of all clients lie is the business of
+the loop around it: stacked on the device inside the scan of rounds, or, with streamed data, on the host,
 where a million clients that have met a thousand take memory for a thousand.
 """
 
@@ -17,19 +17,19 @@ Clients = Mapping[str, Any]  # pool -> int32 [cohort], or [seeds, cohort]
 
 
 class ClientStates(NamedTuple):
-    """Whose rows a pool keeps.
+    """Which clients of a pool keep a state, and what it is at first.
 
     Attributes:
       clients: int32 [pool], client indices in ascending order.
-      first: a client's row before its first participation; None where clients keep nothing.
+      first: a client's state before its first participation; None where clients keep nothing.
     """
 
     clients: np.ndarray
     first: PyTree
 
 
-def device_rows(kept: Mapping[str, ClientStates], seeds: int) -> dict[str, PyTree]:
-    """Every client's first row: pool -> leaves [seeds, pool, ...], to be moved to the device."""
+def device_client_states(kept: Mapping[str, ClientStates], seeds: int) -> dict[str, PyTree]:
+    """Every client's first state: pool -> leaves [seeds, pool, ...], to be moved to the device."""
     return {
         pool: jax.tree.map(
             lambda leaf, pool=pool: np.broadcast_to(
@@ -44,10 +44,12 @@ def device_rows(kept: Mapping[str, ClientStates], seeds: int) -> dict[str, PyTre
 def gather(
     kept: Mapping[str, ClientStates], stored: Mapping[str, PyTree], clients: Clients
 ) -> dict[str, PyTree]:
-    """The cohorts' rows, leaves [cohort, ...], of those stored on the device [pool, ...]."""
+    """The cohorts' client states, leaves [cohort, ...], of those stored on the device [pool, ...]."""
     return {
-        pool: jax.tree.map(lambda leaf, at=_places(kept[pool], clients[pool]): leaf[at], rows)
-        for pool, rows in stored.items()
+        pool: jax.tree.map(
+            lambda leaf, at=_places(kept[pool], clients[pool]): leaf[at], client_states
+        )
+        for pool, client_states in stored.items()
     }
 
 
@@ -55,14 +57,14 @@ def scatter(
     kept: Mapping[str, ClientStates],
     stored: Mapping[str, PyTree],
     clients: Clients,
-    rows: Mapping[str, PyTree],
+    client_states: Mapping[str, PyTree],
 ) -> dict[str, PyTree]:
-    """Puts the cohorts' new rows in their places."""
+    """Puts the cohorts' new client states in their places."""
     return {
         pool: jax.tree.map(
             lambda leaf, new, at=_places(kept[pool], clients[pool]): leaf.at[at].set(new),
             stored[pool],
-            rows[pool],
+            client_states[pool],
         )
         for pool in stored
     }
@@ -82,13 +84,13 @@ class HostClientStates:
         }
         self._empty = {pool: each.first for pool, each in kept.items() if pool not in self._first}
         self._seeds = seeds
-        # pool -> {(seed's index, client) -> place in the stacked rows}
+        # pool -> {(seed's index, client) -> place in the stacked client states}
         self._places: dict[str, dict[tuple[int, int], int]] = {pool: {} for pool in self._first}
         self._stacks = {pool: _room(first, 0) for pool, first in self._first.items()}
 
     def gather(self, clients: Clients) -> dict[str, PyTree]:
         """pool -> leaves [seeds, cohort, ...] of clients int32 [seeds, cohort], of these pools."""
-        rows = dict(self._empty)
+        client_states = dict(self._empty)
         for pool in self._first.keys() & clients.keys():
             first = self._first[pool]
             wanted = _owners(clients[pool])
@@ -101,11 +103,11 @@ class HostClientStates:
                 found[places >= 0] = stack[places[places >= 0]]
                 return found.reshape(*shape, *start.shape)
 
-            rows[pool] = jax.tree.map(read, self._stacks[pool], first)
-        return rows
+            client_states[pool] = jax.tree.map(read, self._stacks[pool], first)
+        return client_states
 
-    def scatter(self, clients: Clients, rows: Mapping[str, PyTree]) -> None:
-        """Keeps the cohorts' new rows, leaves [seeds, cohort, ...]."""
+    def scatter(self, clients: Clients, client_states: Mapping[str, PyTree]) -> None:
+        """Keeps the cohorts' new client states, leaves [seeds, cohort, ...]."""
         for pool in self._first:
             own = self._places[pool]
             places = np.array([own.setdefault(o, len(own)) for o in _owners(clients[pool])])
@@ -114,10 +116,10 @@ class HostClientStates:
             def write(stack, new, places=places):
                 stack[places] = np.asarray(new).reshape(len(places), *stack.shape[1:])
 
-            jax.tree.map(write, self._stacks[pool], rows[pool])
+            jax.tree.map(write, self._stacks[pool], client_states[pool])
 
     def state(self) -> dict[str, PyTree]:
-        """What a checkpoint holds: pool -> (owners int64 [met, 2], rows [met, ...])."""
+        """What a checkpoint holds: pool -> (owners int64 [met, 2], client_states [met, ...])."""
         return {
             pool: (
                 np.array(list(own), np.int64).reshape(-1, 2),

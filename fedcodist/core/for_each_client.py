@@ -16,7 +16,7 @@ from fedcodist.core.checks import check_integer
 from fedcodist.core.inputs import ClientData, Cohort
 
 PyTree = Any
-# (message, row, data, key) -> ClientResult
+# (message, client_state, data, key) -> ClientResult
 ClientUpdate = Callable[[PyTree, PyTree, ClientData, jax.Array], ClientResult]
 
 
@@ -44,13 +44,13 @@ class CohortResult(NamedTuple):
 
     Attributes:
       total: the sum of `prepare(result)` over the cohort, the same on every device.
-      rows: what clients keep, in the cohort's order, or None.
+      client_states: what clients keep, in the cohort's order, or None.
       metrics: name -> [cohort, ...], in the cohort's order.
       results: every client's ClientResult stacked in the cohort's order, where asked for.
     """
 
     total: PyTree
-    rows: PyTree
+    client_states: PyTree
     metrics: dict[str, jax.Array]
     results: ClientResult | None
 
@@ -59,7 +59,7 @@ def for_each_client(
     client_update: ClientUpdate,
     prepare: Callable[[ClientResult], PyTree],
     message: PyTree,
-    rows: PyTree,
+    client_states: PyTree,
     cohort: Cohort,
     key: jax.Array,
     execution: Execution = Execution(),
@@ -73,10 +73,10 @@ def for_each_client(
     chunk is filled up with slots of no examples and no weight.
 
     Args:
-      client_update: (message, row, data, key) -> ClientResult; pure.
+      client_update: (message, client_state, data, key) -> ClientResult; pure.
       prepare: ClientResult -> pytree of arrays to be summed, such as a `Reduce`'s.
       message: what every client downloads.
-      rows: client rows with a leading axis [cohort], or None.
+      client_states: client client_states with a leading axis [cohort], or None.
       cohort: who takes part, and where their data lie.
       key: the round's key of this pool; each client's is derived from it and the client's index.
       execution: scan, vmap or eager.
@@ -88,7 +88,7 @@ def for_each_client(
     execution.check("execution")
 
     chunk_of = functools.partial(
-        _run_slots, client_update, prepare, message, rows, cohort, key, execution.loop
+        _run_slots, client_update, prepare, message, client_states, cohort, key, execution.loop
     )
     if execution.loop == "eager":
         with jax.disable_jit():
@@ -111,7 +111,7 @@ def for_each_client(
         stacked = jax.tree.map(lambda leaf: _undeal(leaf, slots, len(cohort.clients)), dealt)
         total, stacked = sum_over_devices((total, stacked), axis_name)
     return CohortResult(
-        total, stacked.row, stacked.metrics, stacked if individual_results else None
+        total, stacked.client_state, stacked.metrics, stacked if individual_results else None
     )
 
 
@@ -136,7 +136,7 @@ def dealing_order(sizes: Any, devices: int) -> Any:
     return (-sizes).argsort(stable=True)[there_and_back]
 
 
-def _run_slots(client_update, prepare, message, rows, cohort, key, loop, slots):
+def _run_slots(client_update, prepare, message, client_states, cohort, key, loop, slots):
     """Runs the clients of some slots; returns their prepared sum and their results [slots, ...]."""
     clients = len(cohort.clients)
     real = slots < clients
@@ -151,11 +151,11 @@ def _run_slots(client_update, prepare, message, rows, cohort, key, loop, slots):
         ragged=loop == "vmap" and len(slots) > 1,
     )
     client_keys = jax.vmap(lambda client: keys.derive(key, client))(cohort.clients[safe])
-    slot_rows = jax.tree.map(lambda leaf: leaf[safe], rows)
+    slot_client_states = jax.tree.map(lambda leaf: leaf[safe], client_states)
 
-    def one(start, size, client_key, row, is_real):
+    def one(start, size, client_key, client_state, is_real):
         result = client_update(
-            message, row, dataclasses.replace(data, start=start, size=size), client_key
+            message, client_state, dataclasses.replace(data, start=start, size=size), client_key
         )
         result = result._replace(weight=jnp.where(is_real, result.weight, 0))
         # Not by weight alone: `prepare` may ignore weights, and no steps may give no number.
@@ -164,7 +164,7 @@ def _run_slots(client_update, prepare, message, rows, cohort, key, loop, slots):
         )
         return prepared, result
 
-    arguments = (data.start, sizes, client_keys, slot_rows, real)
+    arguments = (data.start, sizes, client_keys, slot_client_states, real)
     if len(slots) == 1:
         prepared, result = one(*jax.tree.map(lambda leaf: leaf[0], arguments))
         return prepared, jax.tree.map(lambda leaf: leaf[None], result)

@@ -1,8 +1,8 @@
 """What a federated method is, and what the experiment loop sees of an algorithm.
 
-A *row* is what one client keeps between its participations; a *pool* is clients who train one model. In
-algorithms of parties, who each own a model, `rows` is empty and there is one cohort, `parties`; the
-pools of metrics and of `communication` are the parties.
+A *client state* is what one client keeps between its participations; a *pool* is clients who train one
+model. In algorithms of parties, who each own a model, `client_states` is empty and there is one cohort,
+`parties`; the pools of metrics and of `communication` are the parties.
 """
 
 from collections.abc import Callable, Mapping
@@ -23,12 +23,12 @@ PyTree = Any
 
 
 class PersonalModel(NamedTuple):
-    """A model of their own that clients keep in their rows, such as FedKD's teachers.
+    """A model of their own that clients keep in their states, such as FedKD's teachers.
 
     Attributes:
       model: gives outputs, loss and metrics.
-      variables: (state, row) -> a client's Variables, also before its first participation. The state is
-        the server's in a FederatedMethod, and the algorithm's in a FederatedAlgorithm.
+      variables: (state, client_state) -> a client's Variables, also before its first participation. The
+        first is the server's state in a FederatedMethod, and the algorithm's in a FederatedAlgorithm.
     """
 
     model: Model
@@ -47,7 +47,7 @@ class FederatedMethod(NamedTuple):
       init: key -> server state.
       broadcast: server -> message, what a client downloads; has attributes `params` and `mutable`, the
         model in it.
-      client_update: (message, row, data, key, hyper) -> ClientResult.
+      client_update: (message, client_state, data, key, hyper) -> ClientResult.
       reduce: how results are summed and what the server makes of the sum.
       server_update: (server, aggregate, round, hyper) -> server. Schedules are functions of round.
       variables: server -> the model's Variables.
@@ -59,8 +59,8 @@ class FederatedMethod(NamedTuple):
         that needs single models knows them. A gradient or a sketch is not.
       num_clients: how many clients the pool must have, where the method depends on it; else None.
       name: the method's name, for progress and tables.
-      gradient: (message, row, data, key, hyper) -> the gradient of a client's loss on one batch at the
-        model that it received, to look at. None where a method does not tell.
+      gradient: (message, client_state, data, key, hyper) -> the gradient of a client's loss on one batch
+        at the model that it received, to look at. None where a method does not tell.
     """
 
     model: Model
@@ -119,15 +119,15 @@ class FederatedAlgorithm(NamedTuple):
       name: the method's name, for tables.
       hyper: default hyper-parameters, a pytree of floats.
       init: key -> state.
-      rows: pool -> whose rows it keeps and what they are at first.
+      client_states: pool -> whose states it keeps and what they are at first.
       select: (round, key) -> Selection. It never looks at the model, so it can run ahead on a host
         that streams data. Everything it draws is a function of (round, key), so there is no sampler
         state to carry or to checkpoint.
-      round: (state, rows, inputs, round, key, hyper, axis_name) -> (state, rows, metrics). `rows`
-        are the cohorts', pool -> leaves [cohort, ...]. `round` counts from 0. Metrics are arrays
-        that are averaged over rounds, most of them scalars; `<pool>/finite` must be among them for
-        every key of `communication`, of what the pool's clients sent, and may have
-        `<pool>/finite_model` beside it, of its new model.
+      round: (state, client_states, inputs, round, key, hyper, axis_name)
+        -> (state, client_states, metrics). `client_states` are the cohorts', pool ->
+        leaves [cohort, ...]. `round` counts from 0. Metrics are arrays that are averaged over rounds,
+        most of them scalars; `<pool>/finite` must be among them for every key of `communication`, of
+        what the pool's clients sent, and may have `<pool>/finite_model` beside it, of its new model.
       predictors: name -> Predictor.
       communication: pool -> bytes of one participation, as far as shapes tell. Where they differ from
         round to round, metrics `<pool>/client_bytes_up` and `client_bytes_down` go before.
@@ -143,7 +143,7 @@ class FederatedAlgorithm(NamedTuple):
     name: str
     hyper: PyTree
     init: Callable[[jax.Array], PyTree]
-    rows: Mapping[str, ClientStates]
+    client_states: Mapping[str, ClientStates]
     select: Callable[[jax.Array, jax.Array], Selection]
     round: Callable[..., tuple[PyTree, PyTree, dict[str, jax.Array]]]
     predictors: Mapping[str, Predictor]

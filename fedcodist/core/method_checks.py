@@ -54,17 +54,17 @@ def check_method(
                 "method.broadcast must return what has the model's 'params' and 'mutable', such as "
                 f"Variables, got {kind_of(message)} without {name!r}."
             )
-    row = traced("method.init_client_state", lambda: method.init_client_state())
+    client_state = traced("method.init_client_state", lambda: method.init_client_state())
     result = traced(
         "method.client_update",
         lambda *each: _as_result(method.client_update(*each)),
-        *(message, row, data, key, hyper),
+        *(message, client_state, data, key, hyper),
         there=f": the columns are {sorted(columns)}",
     )
     check_same(
-        "method.client_update must return a row as method.init_client_state makes it",
-        row,
-        result.row,
+        "method.client_update must return a client state as method.init_client_state makes it",
+        client_state,
+        result.client_state,
     )
     if not isinstance(result.metrics, Mapping) or "num_steps" not in result.metrics:
         raise ValueError(

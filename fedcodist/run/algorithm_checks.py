@@ -45,14 +45,20 @@ def check_algorithm(algorithm: Any, data: Any) -> list[Filled]:
     integer = jax.ShapeDtypeStruct((), jnp.int32)
     state = traced("algorithm.init", lambda key: strongly_typed(algorithm.init(key)), key)
     selection = check_selection(algorithm, data)
-    rows = {pool: _rows(algorithm, pool, selection) for pool in algorithm.rows}
+    client_states = {
+        pool: _client_states(algorithm, pool, selection) for pool in algorithm.client_states
+    }
     hyper = jax.tree.map(hyper_shape, algorithm.hyper)
     inputs = data.shapes(selection)
-    arguments = (state, rows, inputs, integer, key, hyper)
+    arguments = (state, client_states, inputs, integer, key, hyper)
     with collected() as filled:
-        new_state, new_rows, metrics = _round(algorithm, selection, arguments)
+        new_state, new_client_states, metrics = _round(algorithm, selection, arguments)
     check_same("algorithm.round must return a state as algorithm.init makes it", state, new_state)
-    check_same("algorithm.round must return rows as it gets them", rows, new_rows)
+    check_same(
+        "algorithm.round must return client states as it gets them",
+        client_states,
+        new_client_states,
+    )
     _check_metrics(algorithm, metrics)
     for name, predictor in algorithm.predictors.items():
         where = f"algorithm.predictors[{name!r}].variables"
@@ -87,10 +93,10 @@ def check_selection(algorithm: Any, data: Any) -> Selection:
             f"data must have the data set {missing[0]!r}, which {algorithm.name} reads, it has "
             f"{sorted(data.data_sets)}."
         )
-    if missing := sorted(set(algorithm.rows) - set(selection.clients)):
+    if missing := sorted(set(algorithm.client_states) - set(selection.clients)):
         raise ValueError(
-            f"algorithm.select must return the clients of every pool of algorithm.rows, {missing[0]!r} "
-            f"is missing."
+            f"algorithm.select must return the clients of every pool of algorithm.client_states, "
+            f"{missing[0]!r} is missing."
         )
     return selection
 
@@ -111,7 +117,9 @@ def _round(algorithm: Any, selection: Selection, arguments: tuple[Any, ...]) -> 
 
 def _three(result: Any) -> Any:
     if not isinstance(result, tuple) or len(result) != 3:
-        raise Promised(f"must return three results, (state, rows, metrics), got {kind_of(result)}.")
+        raise Promised(
+            f"must return three results, (state, client_states, metrics), got {kind_of(result)}."
+        )
     if not isinstance(result[2], Mapping):
         raise Promised(f"must return metrics as a mapping of names, got {kind_of(result[2])}.")
     _check_names(result[2])
@@ -149,11 +157,11 @@ def _check_metrics(algorithm: Any, metrics: Mapping[str, Any]) -> None:
             )
 
 
-def _rows(algorithm: Any, pool: str, selection: Selection) -> PyTree:
+def _client_states(algorithm: Any, pool: str, selection: Selection) -> PyTree:
     (cohort,) = selection.clients[pool].shape
 
     def stacked(leaf):
         dtype = jax.dtypes.canonicalize_dtype(np.asarray(leaf).dtype)
         return jax.ShapeDtypeStruct((cohort, *np.shape(leaf)), dtype)
 
-    return jax.tree.map(stacked, algorithm.rows[pool].first)
+    return jax.tree.map(stacked, algorithm.client_states[pool].first)

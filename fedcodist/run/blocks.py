@@ -22,11 +22,11 @@ class Trained(NamedTuple):
 
     Attributes:
       state: the algorithm's, leaves [seeds, ...].
-      rows: what clients keep, on the device; None where that is on the host.
+      client_states: what clients keep, on the device; None where that is on the host.
     """
 
     state: PyTree
-    rows: PyTree
+    client_states: PyTree
 
 
 def in_blocks(
@@ -101,16 +101,16 @@ def _streamed(programs, data, rounds, mesh, seeds, hyper, host_client_states):
         for index in range(at_most):
             inputs = next(ahead)
             clients = {pool: cohort.clients for pool, cohort in inputs.cohorts.items()}
-            rows = host_client_states.gather(clients)
-            state, rows, history = programs.train_streamed(
+            client_states = host_client_states.gather(clients)
+            state, client_states, history = programs.train_streamed(
                 trained.state,
-                replicate(rows, mesh),
+                replicate(client_states, mesh),
                 seeds,
                 np.int32(round + index),
                 hyper,
                 place_inputs(inputs, mesh),
             )
-            host_client_states.scatter(clients, rows)
+            host_client_states.scatter(clients, client_states)
             trained = Trained(state, None)
             blocks.append(history)
         history = {

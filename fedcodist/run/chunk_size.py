@@ -15,7 +15,7 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
-from fedcodist.core.client_states import HostClientStates, device_rows
+from fedcodist.core.client_states import HostClientStates, device_client_states
 from fedcodist.core.padded_statistics import collected
 from fedcodist.run.experiment import Experiment, experiment_programs
 from fedcodist.run.programs import all_devices, own_devices, place_inputs
@@ -188,17 +188,19 @@ def _lowered(experiment: Experiment) -> Any:
     hyper = replicated(jax.tree.map(lambda value: np.asarray(value, float), algorithm.hyper))
     number = np.int32(0)
     if not isinstance(experiment.data, StreamedData):
-        rows = replicated(device_rows(algorithm.rows, experiment.seeds))
+        client_states = replicated(device_client_states(algorithm.client_states, experiment.seeds))
         data = replicated(experiment.data)
-        return programs.train.lower(state, rows, seeds, number, number, hyper, data)
+        return programs.train.lower(state, client_states, seeds, number, number, hyper, data)
     # Every round's buffers have the shapes of the first one's.
     selection = jax.tree.map(np.asarray, programs.select(0, 0))
     one = experiment.data.read(selection, jax.device_count(), own_devices(mesh))
     inputs = stack_inputs([one] * experiment.seeds)
     clients = {pool: cohort.clients for pool, cohort in inputs.cohorts.items()}
-    rows = replicated(HostClientStates(algorithm.rows, experiment.seeds).gather(clients))
+    client_states = replicated(
+        HostClientStates(algorithm.client_states, experiment.seeds).gather(clients)
+    )
     inputs = place_inputs(inputs, mesh)
-    return programs.train_streamed.lower(state, rows, seeds, number, hyper, inputs)
+    return programs.train_streamed.lower(state, client_states, seeds, number, hyper, inputs)
 
 
 def _mib(count: int | float) -> str:

@@ -178,7 +178,7 @@ def _predictors(algorithm: FederatedAlgorithm) -> Iterator[tuple[str, Predictor,
         yield name, predictor, jax.tree.map(one, of_model) if predictor.members else of_model
     for pool, kept in algorithm.personal_models.items():
         for name, model in kept.items():
-            predictor = single_model(model.model, lambda row: row)
+            predictor = single_model(model.model, lambda client_state: client_state)
             yield f"{pool}/{name}", predictor, variable_shapes(model.model)
 
 
@@ -236,17 +236,17 @@ def _traced_round(algorithm: FederatedAlgorithm, columns: Any, clients: int, cap
         lambda leaf: jax.ShapeDtypeStruct((count, *jnp.shape(leaf)), jnp.result_type(leaf)), first
     )
 
-    def one_round(columns, starts, sizes, state, rows, round, key, hyper):
+    def one_round(columns, starts, sizes, state, client_states, round, key, hyper):
         data_sets = {name: columns[name] for name in columns if name != _CLIENTS}
         source = ResidentData(columns[_CLIENTS], starts, sizes, data_sets, capacity)
         inputs = source.read(algorithm.select(round, key))
-        return traced_once(algorithm.round)(state, rows, inputs, round, key, hyper, None)
+        return traced_once(algorithm.round)(state, client_states, inputs, round, key, hyper, None)
 
     round, key = jax.ShapeDtypeStruct((), jnp.int32), jax.eval_shape(lambda: jax.random.key(0))
     selection = jax.eval_shape(algorithm.select, round, key)
-    rows = {
+    client_states = {
         pool: of_cohort(kept.first, selection.clients[pool].shape[0])
-        for pool, kept in algorithm.rows.items()
+        for pool, kept in algorithm.client_states.items()
     }
     hyper = jax.tree.map(lambda leaf: _struct(np.shape(leaf), np.float64), algorithm.hyper)
     arguments = (
@@ -254,7 +254,7 @@ def _traced_round(algorithm: FederatedAlgorithm, columns: Any, clients: int, cap
         number,
         number,
         jax.eval_shape(lambda key: strongly_typed(algorithm.init(key)), key),
-        rows,
+        client_states,
         round,
         key,
         hyper,

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedcodist.core.checks import check_integer, check_names
-from fedcodist.core.client_states import HostClientStates, device_rows
+from fedcodist.core.client_states import HostClientStates, device_client_states
 from fedcodist.core.local_training import Preprocess
 from fedcodist.core.method import FederatedAlgorithm, by_member
 from fedcodist.core.model import Variables
@@ -181,7 +181,7 @@ def _run(
     splits = _on_devices(experiment.splits, mesh)
     host_client_states = None
     if isinstance(experiment.data, StreamedData):
-        host_client_states = HostClientStates(algorithm.rows, experiment.seeds)
+        host_client_states = HostClientStates(algorithm.client_states, experiment.seeds)
     trained, first_round, notes = _start(
         programs, device_seeds, mesh, folder, experiment, host_client_states
     )
@@ -213,9 +213,11 @@ def _run(
     def save(folder, round):
         notes["seconds"] = seconds_before + time.monotonic() - started
         if is_writer:
-            rows = host_client_states.state() if host_client_states else trained.rows
+            client_states = (
+                host_client_states.state() if host_client_states else trained.client_states
+            )
             on_host = algorithm.host_state
-            whole = (trained.state, rows, *((on_host.state(),) if on_host else ()))
+            whole = (trained.state, client_states, *((on_host.state(),) if on_host else ()))
             save_checkpoint(folder.checkpoints, round, _on_host(whole), notes)
 
     with progress(
@@ -362,12 +364,12 @@ def _start(programs, seeds, mesh, folder, experiment, host_client_states):
         _check_start(experiment.start, jax.eval_shape(programs.init, seeds))
         # Copied, since training takes what it is given: another run may start from the same.
         state = replicate(jax.tree.map(np.array, experiment.start), mesh)
-    rows: PyTree = None
+    client_states: PyTree = None
     if host_client_states is None:
-        rows = device_rows(experiment.algorithm.rows, experiment.seeds)
+        client_states = device_client_states(experiment.algorithm.client_states, experiment.seeds)
     expected: PyTree = (
         _shapes(state),
-        host_client_states.shapes() if host_client_states else _shapes(rows),
+        host_client_states.shapes() if host_client_states else _shapes(client_states),
     )
     host_state = experiment.algorithm.host_state
     if host_state:
@@ -380,20 +382,20 @@ def _start(programs, seeds, mesh, folder, experiment, host_client_states):
     if saved is None:
         if folder:
             folder.keep_metrics(0)
-        return Trained(state, replicate(rows, mesh)), 0, notes
+        return Trained(state, replicate(client_states, mesh)), 0, notes
     if saved.round > experiment.rounds:
         raise RunFolderError(
             f"run folder {folder.path} has a checkpoint of round {saved.round}, beyond "
             f"rounds={experiment.rounds}. Use another --workdir."
         )
     folder.keep_metrics(saved.notes["metrics_length"])
-    state, rows = saved.state[:2]
+    state, client_states = saved.state[:2]
     if host_state:
         host_state.restore(saved.state[2])
     if host_client_states:
-        host_client_states.restore(rows)
-        rows = None
-    return Trained(*replicate((state, rows), mesh)), saved.round, dict(saved.notes)
+        host_client_states.restore(client_states)
+        client_states = None
+    return Trained(*replicate((state, client_states), mesh)), saved.round, dict(saved.notes)
 
 
 def _tell_damaged(damaged: Sequence[Path], saved: Checkpoint | None) -> None:
@@ -443,18 +445,20 @@ def _evaluation(programs, experiment, mesh, host_client_states):
     """
     algorithm = experiment.algorithm
     sampled = {
-        pool: _evenly(len(algorithm.rows[pool].clients), experiment.evaluate_clients)
+        pool: _evenly(len(algorithm.client_states[pool].clients), experiment.evaluate_clients)
         for pool, kept in algorithm.personal_models.items()
         if kept
     }
     selection = jax.eval_shape(lambda: algorithm.select(jnp.asarray(0), jax.random.key(0)))
 
     def kept_on_device(trained, splits):
-        rows = {pool: trained.rows[pool] for pool in sampled}
-        return programs.evaluate_personal(trained.state, rows, replicate(sampled, mesh), splits)
+        client_states = {pool: trained.client_states[pool] for pool in sampled}
+        return programs.evaluate_personal(
+            trained.state, client_states, replicate(sampled, mesh), splits
+        )
 
     def kept_on_host(trained, splits):
-        """As many rows at once on the device as in a round."""
+        """As many client_states at once on the device as in a round."""
         found: dict[str, dict[str, Any]] = {}
         for pool, places in sampled.items():
             size = selection.clients[pool].shape[-1]
@@ -463,10 +467,10 @@ def _evaluation(programs, experiment, mesh, host_client_states):
             for start in range(0, len(places), size):
                 # The last ones again where there are fewer.
                 own = places[np.minimum(start + np.arange(size), len(places) - 1)]
-                clients = np.tile(algorithm.rows[pool].clients[own], (experiment.seeds, 1))
-                rows = {pool: host_client_states.gather({pool: clients})[pool]}
+                clients = np.tile(algorithm.client_states[pool].clients[own], (experiment.seeds, 1))
+                client_states = {pool: host_client_states.gather({pool: clients})[pool]}
                 part = programs.evaluate_personal(
-                    trained.state, replicate(rows, mesh), each, splits
+                    trained.state, replicate(client_states, mesh), each, splits
                 )
                 parts.append(_on_host(part))
             together = lambda *leaves, most=len(places): np.concatenate(leaves, axis=1)[:, :most]

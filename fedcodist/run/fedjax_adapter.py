@@ -66,7 +66,7 @@ def as_fedjax(
         def client_update(message, own_key, data, key):
             return method.client_update(message, method.init_client_state(), data, own_key, hyper)
 
-        # FedJAX gives every client its own key; as a row it comes with the client.
+        # FedJAX gives every client its own key; as a client_state it comes with the client.
         own_keys = jnp.stack(client_keys)
         result = for_each_client(
             client_update,

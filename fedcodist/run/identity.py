@@ -38,7 +38,15 @@ _SETTINGS = (
     "evaluation_batch_size",
     "evaluate_clients",
 )
-_PARTS = ("round", "select", "init", "predictors", "rows", "personal_models", "data_set_sizes")
+_PARTS = (
+    "round",
+    "select",
+    "init",
+    "predictors",
+    "client_states",
+    "personal_models",
+    "data_set_sizes",
+)
 _LIBRARIES = {"fedcodist", "experiments", *sys.stdlib_module_names}
 _LOADS = ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_ATTR", "LOAD_METHOD", "LOAD_DEREF", "IMPORT_NAME")
 

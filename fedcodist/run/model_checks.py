@@ -47,9 +47,9 @@ def _predictors(
             )
         yield name, (predictor, variables)
     for pool, models in algorithm.personal_models.items():
-        row = algorithm.rows[pool].first
+        client_state = algorithm.client_states[pool].first
         for name, kept in models.items():
-            yield name, (_predictor_of(kept), jax.eval_shape(kept.variables, state, row))
+            yield name, (_predictor_of(kept), jax.eval_shape(kept.variables, state, client_state))
 
 
 def _predictor_of(kept: PersonalModel) -> Predictor:

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from fedcodist.core import client_states
+from fedcodist.core.client_states import gather, scatter
 from fedcodist.core.inputs import Inputs
 from fedcodist.core.local_training import Preprocess
 from fedcodist.core.method import FederatedAlgorithm, by_member, single_model
@@ -34,17 +34,18 @@ class Programs(NamedTuple):
 
     Attributes:
       init: seeds uint32 [S] -> state.
-      train: (state, rows of all clients, seeds, first round, number of rounds, hyper, ResidentData)
-        -> (state, rows, history). History: metric -> [S, interval], of which the first
+      train: (state, states of all clients, seeds, first round, number of rounds, hyper, ResidentData)
+        -> (state, client_states, history). History: metric -> [S, interval], of which the first
         `number of rounds` entries are filled. One compilation serves any number of rounds up to the
-        interval. State and rows are donated.
-      train_streamed: (state, rows of the cohorts, seeds, round, hyper, Inputs [S, ...]) -> the same,
+        interval. Both states are donated.
+      train_streamed: (state, states of the cohorts, seeds, round, hyper, Inputs [S, ...]) -> the same,
         for one round of streamed inputs, placed by `place_inputs`.
       select: (seed, round) -> Selection.
       evaluate: (state, split -> EvaluationSplit) -> split -> model -> metric -> [S, ...].
       finite: state -> model -> bool [S], whether all of its numbers are.
-      evaluate_personal: (state, pool -> rows [S, rows, ...], pool -> int32 [clients], which of the rows,
-        split -> EvaluationSplit) -> split -> kept model -> metric -> [S, clients, ...]. One by one.
+      evaluate_personal: (state, pool -> client states [S, clients, ...], pool -> int32 [clients], which
+        of these, split -> EvaluationSplit) -> split -> personal model -> metric -> [S, clients, ...].
+        One client after another.
     """
 
     init: Callable[..., Any]
@@ -169,44 +170,48 @@ def build_programs(
 def _training(algorithm, interval, over_seeds, axis):
     """Returns (train, train_streamed) of `Programs`."""
 
-    def train_round(state, rows, root, round, hyper, inputs):
-        state, rows, metrics = traced_once(algorithm.round)(
-            state, rows, inputs, round, root, hyper, axis
+    def train_round(state, client_states, root, round, hyper, inputs):
+        state, client_states, metrics = traced_once(algorithm.round)(
+            state, client_states, inputs, round, root, hyper, axis
         )
-        return *strongly_typed((state, rows)), metrics
+        return *strongly_typed((state, client_states)), metrics
 
-    def train(state, rows, seeds, first, count, hyper, data: ResidentData):
-        def one_seed(state, rows, seed):
+    def train(state, client_states, seeds, first, count, hyper, data: ResidentData):
+        def one_seed(state, client_states, seed):
             root = jax.random.key(seed)
 
-            def step(state, rows, round):
+            def step(state, client_states, round):
                 selection = algorithm.select(round, root)
-                own = client_states.gather(algorithm.rows, rows, selection.clients)
+                own = gather(algorithm.client_states, client_states, selection.clients)
                 state, own, metrics = train_round(
                     state, own, root, round, hyper, data.read(selection)
                 )
-                rows = client_states.scatter(algorithm.rows, rows, selection.clients, own)
-                return state, rows, metrics
+                client_states = scatter(
+                    algorithm.client_states, client_states, selection.clients, own
+                )
+                return state, client_states, metrics
 
             def one_round(index, carry):
-                state, rows, history = carry
-                state, rows, metrics = step(state, rows, first + index)
+                state, client_states, history = carry
+                state, client_states, metrics = step(state, client_states, first + index)
                 history = {name: history[name].at[index].set(metrics[name]) for name in history}
-                return state, rows, history
+                return state, client_states, history
 
-            shapes = jax.eval_shape(step, state, rows, first)[2]
+            shapes = jax.eval_shape(step, state, client_states, first)[2]
             history = {n: jnp.zeros((interval, *v.shape), v.dtype) for n, v in shapes.items()}
-            return jax.lax.fori_loop(0, count, one_round, (state, rows, history))
+            return jax.lax.fori_loop(0, count, one_round, (state, client_states, history))
 
-        return over_seeds(one_seed)(state, rows, seeds)
+        return over_seeds(one_seed)(state, client_states, seeds)
 
-    def train_streamed(state, rows, seeds, round, hyper, inputs: Inputs):
-        def one_seed(state, rows, seed, inputs):
+    def train_streamed(state, client_states, seeds, round, hyper, inputs: Inputs):
+        def one_seed(state, client_states, seed, inputs):
             root = jax.random.key(seed)
-            state, rows, metrics = train_round(state, rows, root, round, hyper, inputs)
-            return state, rows, jax.tree.map(lambda value: value[None], metrics)
+            state, client_states, metrics = train_round(
+                state, client_states, root, round, hyper, inputs
+            )
+            return state, client_states, jax.tree.map(lambda value: value[None], metrics)
 
-        return over_seeds(one_seed)(state, rows, seeds, inputs)
+        return over_seeds(one_seed)(state, client_states, seeds, inputs)
 
     return train, train_streamed
 
@@ -252,27 +257,29 @@ def _evaluation(algorithm, over_seeds, measure):
 
         return over_seeds(one_seed)(state)
 
-    def evaluate_personal(state, rows, places, splits):
+    def evaluate_personal(state, client_states, places, splits):
         def all_clients(state, own, kept, places, examples):
-            predictor = single_model(kept.model, lambda row: kept.variables(state, row))
+            predictor = single_model(
+                kept.model, lambda client_state: kept.variables(state, client_state)
+            )
 
             def one_client(place):
-                row = jax.tree.map(lambda leaf: leaf[place], own)
-                return measure(predictor, predictor.variables(row), examples)
+                client_state = jax.tree.map(lambda leaf: leaf[place], own)
+                return measure(predictor, predictor.variables(client_state), examples)
 
             return jax.lax.map(one_client, places)
 
-        def one_seed(state, rows):
+        def one_seed(state, client_states):
             return {
                 split: {
                     name: all_clients(state, own, kept, places[pool], examples)
-                    for pool, own in rows.items()
+                    for pool, own in client_states.items()
                     for name, kept in algorithm.personal_models[pool].items()
                 }
                 for split, examples in splits.items()
             }
 
-        return over_seeds(one_seed)(state, rows)
+        return over_seeds(one_seed)(state, client_states)
 
     return evaluate, finite, evaluate_personal
 

@@ -16,7 +16,7 @@ from fedcodist.algorithms.clients.scaffold import scaffold
 from fedcodist.algorithms.pools.merged_codistillation import merged_codistillation
 from fedcodist.algorithms.pools.periodic_codistillation import periodic_codistillation
 from fedcodist.algorithms.pools.pool import Pool, independent_pools
-from fedcodist.core.client_states import device_rows
+from fedcodist.core.client_states import device_client_states
 from fedcodist.core.local_training import LocalTraining
 from fedcodist.core.model import from_flax_linen
 from fedcodist.data.federated_data import FederatedData
@@ -77,7 +77,7 @@ def compiled(codistillation, local):
 def trained(codistillation, local, rounds=ROUNDS):
     """(models' parameters, all clients' rows) after some rounds."""
     pools, algorithm, programs, data = compiled(codistillation, local)
-    rows = jax.tree.map(jnp.asarray, device_rows(algorithm.rows, 1))
+    rows = jax.tree.map(jnp.asarray, device_client_states(algorithm.client_states, 1))
     seeds, hyper = jnp.zeros(1, jnp.uint32), jax.tree.map(jnp.float32, algorithm.hyper)
     state, rows, _ = programs.train(programs.init(seeds), rows, seeds, 0, rounds, hyper, data)
     models = {n: pool.method.variables(state[n]).params for n, pool in pools.items()}

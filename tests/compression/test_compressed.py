@@ -24,7 +24,7 @@ from fedcodist.compression.error_feedback import with_error_feedback
 from fedcodist.compression.quantisation import quantisation
 from fedcodist.compression.svd import svd
 from fedcodist.compression.top_k import top_k
-from fedcodist.core.client_states import device_rows
+from fedcodist.core.client_states import device_client_states
 from fedcodist.core.communication import tree_bytes
 from fedcodist.core.local_training import LocalTraining
 from fedcodist.core.model import from_flax_linen
@@ -239,7 +239,7 @@ def trained(algorithm, local_method, links):
             made = fed_df(pools, distillation=Distillation(2, 4, mixup_beta=0), **common)
     programs = build_programs(made, ROUNDS)
     data = resident_data(federated(), {UNLABELLED: {"image": UNLABELLED_IMAGES}})
-    rows = jax.tree.map(jnp.asarray, device_rows(made.rows, 1))
+    rows = jax.tree.map(jnp.asarray, device_client_states(made.client_states, 1))
     seeds, hyper = jnp.zeros(1, jnp.uint32), jax.tree.map(jnp.float32, made.hyper)
     state, rows, metrics = programs.train(programs.init(seeds), rows, seeds, 0, ROUNDS, hyper, data)
     models = {

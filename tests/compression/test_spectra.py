@@ -107,7 +107,7 @@ def test_a_config_asks_for_them():
     state = jax.eval_shape(experiment.algorithm.init, jax.random.key(0))
     rows = jax.tree.map(
         lambda leaf: jax.ShapeDtypeStruct((4, *np.shape(leaf)), np.asarray(leaf).dtype),
-        {"main": experiment.algorithm.rows["main"].first},
+        {"main": experiment.algorithm.client_states["main"].first},
     )
     metrics = jax.eval_shape(
         lambda state, rows, inputs: experiment.algorithm.round(

@@ -269,7 +269,7 @@ def test_teacher_and_student_start_from_the_files_first_layers(sentences, pretra
     state = algorithm.init(jax.random.key(3))
     student = algorithm.predictors["main"].variables(state).params["encoder"]
     kept = algorithm.personal_models["main"]["main_teachers"]
-    row = jax.tree.map(np.asarray, algorithm.rows["main"].first)
+    row = jax.tree.map(np.asarray, algorithm.client_states["main"].first)
     teacher = kept.variables(state, row).params["encoder"]
     for found, layers in ((teacher, 2), (student, 1)):
         assert sorted(found) == ["embeddings", *(f"layer{layer}" for layer in range(layers))]
@@ -293,7 +293,7 @@ def test_frozen_tables_are_neither_trained_nor_sent(sentences, pretrained, run):
     state = algorithm.init(jax.random.key(3))
     own = algorithm.predictors["main"].variables(state).params["encoder"]
     assert set(own["embeddings"]) == {"norm"}
-    row = algorithm.rows["main"].first
+    row = algorithm.client_states["main"].first
     kept = {name for name in named_leaves(row) if "embeddings" in name}
     assert all("norm" in name for name in kept) and bool(kept) == (run == "fed_kd")
     data = load_data(config.data)

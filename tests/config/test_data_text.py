@@ -85,7 +85,7 @@ def test_pools_are_of_one_domain_and_disjoint(folder):
     clients = data.splits["train"]
     users = {}
     for pool, domain in (("small", "prose"), ("large", "code")):
-        ids = clients.client_ids[algorithm.rows[pool].clients].tolist()
+        ids = clients.client_ids[algorithm.client_states[pool].clients].tolist()
         assert len(ids) == int(0.45 * 24) and all(each.startswith(f"{domain}/") for each in ids)
         users[pool] = {each.split("/")[1] for each in ids}
         for each in ids:

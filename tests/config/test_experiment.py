@@ -598,7 +598,7 @@ def test_every_compression_is_built(run):
     config = digits_compression.get_config(run)
     experiment = build_experiment(config)
     assert "main" in experiment.algorithm.predictors
-    rows = experiment.algorithm.rows["main"].first
+    rows = experiment.algorithm.client_states["main"].first
     assert hasattr(rows, "memory") == ("," in run or run == "fetch_sgd")
 
 

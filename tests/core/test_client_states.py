@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from fedcodist.algorithms.pools.pool import Pool, independent_pools
 from fedcodist.core import client_states
 from fedcodist.core.aggregation import ClientResult, weighted_mean
-from fedcodist.core.client_states import ClientStates, HostClientStates, device_rows
+from fedcodist.core.client_states import ClientStates, HostClientStates, device_client_states
 from fedcodist.core.method import FederatedMethod
 from fedcodist.core.model import Model, Variables
 from fedcodist.data.federated_data import FederatedData
@@ -141,7 +141,7 @@ def test_the_host_keeps_what_the_device_keeps(visits, saved_after):
     """Any order of visits, interrupted by a checkpoint anywhere."""
     kept = {"pool": ClientStates(np.arange(12, dtype=np.int32), FIRST), "other": NOTHING}
     host = HostClientStates(kept, seeds=2)
-    stacks = jax.tree.map(np.array, device_rows(kept, seeds=2)["pool"])
+    stacks = jax.tree.map(np.array, device_client_states(kept, seeds=2)["pool"])
     for index, clients in enumerate(visits):
         both = np.array([clients, clients[::-1]], np.int32)
         if index == saved_after:

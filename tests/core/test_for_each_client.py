@@ -292,7 +292,7 @@ def counting_method(epochs=2, batch_size=4) -> FederatedMethod:
             update=jax.tree.map(jnp.subtract, message.params, trained.variables.params),
             mutable=trained.variables.mutable,
             weight=data.size.astype(jnp.float32),
-            row={"count": row["count"] + 1, "owner": owner, "round": message.round},
+            client_state={"count": row["count"] + 1, "owner": owner, "round": message.round},
             metrics={"owner": owner, "num_steps": trained.num_steps},
         )
 
@@ -398,9 +398,9 @@ def test_results_come_back_in_the_cohorts_order_and_every_example_is_seen(
     assert result.metrics["owner"].tolist() == clients
     steps = 2 * -(-sizes // 4)
     assert result.metrics["num_steps"].tolist() == steps.tolist()
-    assert result.rows["owner"].tolist() == clients
-    assert result.rows["count"].tolist() == [10 * client + 1 for client in clients]
-    assert result.rows["round"].tolist() == [7] * len(clients)
+    assert result.client_states["owner"].tolist() == clients
+    assert result.client_states["count"].tolist() == [10 * client + 1 for client in clients]
+    assert result.client_states["round"].tolist() == [7] * len(clients)
     assert result.results.weight.tolist() == sizes.tolist()
     # Two epochs show each client each of its own examples twice, and nobody else's.
     np.testing.assert_array_equal(result.results.mutable["seen"], 2 * own_rows(clients))
@@ -471,18 +471,19 @@ def test_client_rows_are_gathered_and_scattered(loop, chunk, devices):
             clients = selection.clients
             state, rows, _ = algorithm.round(
                 state,
-                client_states.gather(algorithm.rows, stored, clients),
+                client_states.gather(algorithm.client_states, stored, clients),
                 data.read(selection),
                 round,
                 root,
                 algorithm.hyper,
                 devices and AXIS,
             )
-            stored = client_states.scatter(algorithm.rows, stored, clients, rows)
+            stored = client_states.scatter(algorithm.client_states, stored, clients, rows)
             return (state, stored), clients
 
         stored = jax.tree.map(
-            lambda leaf: jnp.asarray(leaf[0]), client_states.device_rows(algorithm.rows, 1)
+            lambda leaf: jnp.asarray(leaf[0]),
+            client_states.device_client_states(algorithm.client_states, 1),
         )
         (_, stored), selected = jax.lax.scan(
             one, (algorithm.init(root), stored), jnp.arange(rounds)
@@ -525,7 +526,7 @@ def test_rows_may_hold_any_dtype_and_shape():
             jax.random.key(0),
             Execution("vmap", 2),
             AXIS,
-        ).rows
+        ).client_states
 
     rows = same_on_every_device(over_devices(run, 3)(jnp.asarray(clients)))
     assert rows["flag"].dtype == bool

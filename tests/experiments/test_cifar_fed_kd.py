@@ -67,7 +67,7 @@ def test_runs_are_built(run, folder):
     of_pair = run.removeprefix("resnet,").startswith(("fed_kd", "fml"))
     assert list(algorithm.personal_models["main"]) == (["main_teachers"] if of_pair else [])
     if of_pair:
-        row = algorithm.rows["main"].first
+        row = algorithm.client_states["main"].first
         own = getattr(row, "inner", row)
         assert hasattr(row, "memory") == (run != "fml")
         assert tree_bytes(own.teacher.params) == 4 * (272_474 if "resnet" in run else 386_954)

@@ -16,7 +16,7 @@ from experiments.configs import (
 )
 from fedcodist.config.experiment import build_experiment
 from fedcodist.config.registry import METHOD_NAMES
-from fedcodist.core.client_states import device_rows
+from fedcodist.core.client_states import device_client_states
 from fedcodist.run import programs
 from fedcodist.run.experiment import run_experiment
 
@@ -71,7 +71,7 @@ def test_types_stay_from_the_first_round_on(module, run):
     compiled = programs.build_programs(algorithm, 1)
     state = jax.eval_shape(compiled.init, seeds)
     hyper = jax.tree.map(lambda value: np.float32(value), algorithm.hyper)
-    rows = jax.eval_shape(lambda: device_rows(algorithm.rows, 1))
+    rows = jax.eval_shape(lambda: device_client_states(algorithm.client_states, 1))
     one = np.int32(1)
     after = jax.eval_shape(compiled.train, state, rows, seeds, one, one, hyper, experiment.data)
     types = lambda tree: jax.tree.map(lambda own: (own.shape, own.dtype, own.weak_type), tree)

@@ -20,7 +20,7 @@ from fedcodist.run.experiment import run_experiment
 @pytest.mark.parametrize("run", digits_fed_kd.get_runs())
 def test_every_run_is_built(run):
     algorithm = build_experiment(digits_fed_kd.get_config(run)).algorithm
-    first = algorithm.rows["main"].first
+    first = algorithm.client_states["main"].first
     if run.startswith("fed_avg"):
         assert first is None
         return

@@ -76,7 +76,7 @@ def test_table_1(folders, run):
     assert experiment.data.num_clients == 150  # streamed
     clients = {
         name: rows.clients
-        for name, rows in build_algorithm(config, load_data(config.data)).rows.items()
+        for name, rows in build_algorithm(config, load_data(config.data)).client_states.items()
     }
     assert len(clients["large"]) == {"143k": 1, "296k": 3, "612k": 6}[sentences]
     if method == "fed_avg" and sentences != "296k":

@@ -185,7 +185,7 @@ def test_runs_compute_what_is_counted(name, monkeypatch):
         first = {
             pool: jax.tree.map(
                 lambda leaf, n=len(clients): jnp.broadcast_to(leaf, (n, *jnp.shape(leaf))),
-                algorithm.rows[pool].first,
+                algorithm.client_states[pool].first,
             )
             for pool, clients in selection.clients.items()
         }

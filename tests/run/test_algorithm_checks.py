@@ -112,11 +112,11 @@ WRONG = {
     ),
     "two results": (
         lambda: changed_round(lambda state, rows, metrics, _: (state, metrics)),
-        r"must return three results, \(state, rows, metrics\), got a tuple of 2",
+        r"must return three results, \(state, client_states, metrics\), got a tuple of 2",
     ),
     "no result": (
         lambda: changed_round(lambda *_: None),
-        r"must return three results, \(state, rows, metrics\), got nothing",
+        r"must return three results, \(state, client_states, metrics\), got nothing",
     ),
     "another dtype": (
         lambda: changed_round(lambda state, *rest: (to_half(state), *rest[:2])),
@@ -128,7 +128,7 @@ WRONG = {
     ),
     "other rows": (
         lambda: changed_round(lambda state, rows, *rest: (state, {"main": jnp.zeros(2)}, rest[0])),
-        r"rows as it gets them: at \['main'\] it has float32\[2\] in place of nothing",
+        r"client states as it gets them: at \['main'\] it has float32\[2\] in place of nothing",
     ),
     "a data set that select does not name": (
         lambda: changed_round(reads_unlabelled),
@@ -148,7 +148,7 @@ WRONG = {
     ),
     "no cohort of a pool": (
         lambda: selects(clients={"others": jnp.zeros(2, jnp.int32)}),
-        r"clients of every pool of algorithm.rows, 'main' is missing",
+        r"clients of every pool of algorithm.client_states, 'main' is missing",
     ),
     "select gives clients alone": (
         lambda: make_algorithm()._replace(select=lambda round, key: {"main": jnp.arange(2)}),
@@ -275,8 +275,8 @@ WRONG_METHODS = {
         r"weight that is a scalar, got shape \[2\]",
     ),
     "a row that none has": (
-        of_client(row=jnp.ones(2)),
-        r"a row as method.init_client_state makes it: .*float32\[2\]",
+        of_client(client_state=jnp.ones(2)),
+        r"a client state as method.init_client_state makes it: .*float32\[2\]",
     ),
     "an update of other shapes": (
         of_client(update={"w": jnp.ones(5)}),
@@ -325,7 +325,7 @@ def test_a_wrong_method_is_one_line(case):
 def test_rows_of_a_method_are_checked():
     method = scaffold(softmax_regression(3, 2), 3, LocalTraining(optax.sgd, batch_size=2))
     communication_of(method, DATA.columns)
-    with pytest.raises(TypeError, match=r"a row as method.init_client_state makes it"):
+    with pytest.raises(TypeError, match=r"a client state as method.init_client_state makes it"):
         halves = lambda: jax.tree.map(
             lambda leaf: leaf.astype(jnp.float16), method.init_client_state()
         )
@@ -368,4 +368,6 @@ def test_what_a_pool_keeps_is_stacked_for_its_cohort():
         return state, {"main": rows["main"] + 1}, metrics
 
     rows = {"main": ClientStates(np.arange(3), 0.0)}
-    check_algorithm(make_algorithm()._replace(round=round_, rows=rows), resident_data(DATA, EXTRA))
+    check_algorithm(
+        make_algorithm()._replace(round=round_, client_states=rows), resident_data(DATA, EXTRA)
+    )

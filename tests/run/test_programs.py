@@ -84,7 +84,7 @@ def train(counts=(ROUNDS,), seeds=(0,), hyper=None, kind="merged", devices=None,
     hyper = algorithm(kind).hyper if hyper is None else hyper
     put = functools.partial(replicate, mesh=mesh)
     seeds, hyper, resident = put((np.array(seeds, np.uint32), floats(hyper), data()))
-    state, rows = compiled.init(seeds), dict.fromkeys(algorithm(kind).rows)
+    state, rows = compiled.init(seeds), dict.fromkeys(algorithm(kind).client_states)
     first, history = 0, []
     for count in counts:
         state, rows, part = compiled.train(state, rows, seeds, first, count, hyper, resident)

@@ -148,7 +148,7 @@ def test_streamed_training_is_resident_training(stored, kind, devices):
     programs = build_programs(algorithm(kind), ROUNDS)
     seeds = jnp.array([0, 7], jnp.uint32)
     hyper = jax.tree.map(jnp.float32, algorithm(kind).hyper)
-    rows = dict.fromkeys(algorithm(kind).rows)  # these methods' clients keep nothing
+    rows = dict.fromkeys(algorithm(kind).client_states)  # these methods' clients keep nothing
     state, _, history = programs.train(
         programs.init(seeds), rows, seeds, 0, ROUNDS, hyper, resident_data(*sources_of(arrays))
     )

@@ -86,11 +86,11 @@ def fed_avg(
         params, mutable = model.init(key)
         return FedAvgServer(params, mutable, start(params))
 
-    def client_update(message, row, data, key, hyper):
+    def client_update(message, client_state, data, key, hyper):
         trained = train_client(model, training, message, data, key, hyper.client_learning_rate)
-        return client_result(message, trained, weight=data.size, row=row)
+        return client_result(message, trained, weight=data.size, client_state=client_state)
 
-    def gradient(message, row, data, key, hyper):
+    def gradient(message, client_state, data, key, hyper):
         received = Variables(message.params, message.mutable)
         return gradient_of_a_batch(model, training, received, data, key)
 
@@ -133,14 +133,14 @@ def fed_opt(
 
 
 def client_result(
-    message: Any, trained: TrainedClient, weight: Any, row: PyTree, extra: PyTree = None
+    message: Any, trained: TrainedClient, weight: Any, client_state: PyTree, extra: PyTree = None
 ) -> ClientResult:
     """What a client returns after local training: how far it came from what it received."""
     return ClientResult(
         update=jax.tree.map(jnp.subtract, message.params, trained.variables.params),
         mutable=trained.variables.mutable,
         weight=jnp.asarray(weight, jnp.float32),
-        row=row,
+        client_state=client_state,
         metrics={
             "loss": trained.loss,
             "num_steps": trained.num_steps,

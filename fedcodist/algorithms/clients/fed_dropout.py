@@ -86,11 +86,11 @@ def fed_dropout(
             for group, count in counts.items()
         }
 
-    def client_update(message, row, data, key, hyper):
+    def client_update(message, client_state, data, key, hyper):
         places = places_of(draw(key), shapes, units)
         received = Variables(gathered(message.params, places), {})
         trained = train_client(submodel, training, received, data, key, hyper.client_learning_rate)
-        result = client_result(received, trained, weight=data.size, row=row)
+        result = client_result(received, trained, weight=data.size, client_state=client_state)
         held = jax.tree.map(jnp.ones_like, result.update)
         travels = tree_bytes(received.params)
         own = {

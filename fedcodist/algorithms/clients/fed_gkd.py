@@ -112,7 +112,7 @@ def fed_gkd(
             teacher = mean_of_last(current, server.earlier, server.num_trained)
         return FedGKDMessage(*current, teacher, (server.num_trained > 0).astype(jnp.float32))
 
-    def client_update(message, row, data, key, hyper):
+    def client_update(message, client_state, data, key, hyper):
         received = Variables(message.params, message.mutable)
         teacher = received if message.teacher is None else message.teacher
         softly = softened(divergence, hyper.temperature, scaled=True)
@@ -133,7 +133,7 @@ def fed_gkd(
         trained = train_client(
             model, training, received, data, key, hyper.client_learning_rate, loss_hook=loss
         )
-        return client_result(message, trained, weight=data.size, row=row)
+        return client_result(message, trained, weight=data.size, client_state=client_state)
 
     def server_update(server, aggregate, round, hyper):
         current = averaging.variables(server.averaging)

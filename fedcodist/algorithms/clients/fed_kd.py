@@ -108,10 +108,10 @@ def fed_kd(
     where L^h sums the mean squared distances of aligned layers, W^h times the student's hidden state
     from the teacher's, and attention map from attention map. D is differentiated as the paper writes it,
     which multiplies the gradient of a model's task by 1 - (KL + L^h) / D^2;
-    `MutualLosses.detach_normaliser` says when that matters, and turns it off. What FedKD sends is sent by
-    `compressed(fed_kd(...), num_rounds, svd(), svd())`. The method's model is the student, and the
-    teachers, which predict in the end, are evaluated as `teachers`. They start from the same values
-    and are clients' rows, on the host where data are streamed. Means over clients are plain.
+    `MutualLosses.detach_normaliser` says when that matters, and turns it off. What FedKD sends is
+    sent by `compressed(fed_kd(...), num_rounds, svd(), svd())`. The method's model is the student, and
+    the teachers, which predict in the end, are evaluated as `teachers`. They start from the same values
+    and are client states, on the host where data are streamed. Means over clients are plain.
 
     Args:
       teacher, student: networks of [batch, classes] logits, or of `LayerOutputs`. Layers are aligned
@@ -170,31 +170,37 @@ def fed_kd(
         params, mutable = averaging.variables(server.averaging)
         return FedKDMessage(params, mutable, server.key)
 
-    def first_row(message):
+    def first_client_state(message):
         first_teacher = teacher.init(jax.random.wrap_key_data(message.key))
         maps = [jnp.eye(*shape) for shape in widths]
         params = {TEACHER: first_teacher.params, MAPS: maps, STUDENT: message.params}
         return FedKDClientState(first_teacher, maps, kept(fresh(params)), jnp.asarray(True))
 
-    def received(message, row):
-        """The client's row, its first one before it started, and the pair's variables."""
-        row = jax.lax.cond(row.has_started, lambda: row, lambda: first_row(message))
-        params = {TEACHER: row.teacher.params, MAPS: row.maps, STUDENT: message.params}
-        mutable = {TEACHER: row.teacher.mutable, STUDENT: message.mutable}
-        return row, Variables(params, mutable)
+    def received(message, client_state):
+        """The client's state, its first one before it started, and the pair's variables."""
+        client_state = jax.lax.cond(
+            client_state.has_started, lambda: client_state, lambda: first_client_state(message)
+        )
+        params = {
+            TEACHER: client_state.teacher.params,
+            MAPS: client_state.maps,
+            STUDENT: message.params,
+        }
+        mutable = {TEACHER: client_state.teacher.mutable, STUDENT: message.mutable}
+        return client_state, Variables(params, mutable)
 
     def total_loss(hyper):
         losses = mutual_losses(teacher, student, mutual, hyper.output_weight, hyper.hidden_weight)
         return lambda outputs, batch: jnp.add(*losses(outputs, batch))
 
-    def gradient(message, row, data, key, hyper):
-        _, variables = received(message, row)
+    def gradient(message, client_state, data, key, hyper):
+        _, variables = received(message, client_state)
         whole = gradient_of_a_batch(pair, training, variables, data, key, total_loss(hyper))
         return whole[STUDENT]
 
-    def client_update(message, row, data, key, hyper):
-        row, variables = received(message, row)
-        states = row.optimizers
+    def client_update(message, client_state, data, key, hyper):
+        client_state, variables = received(message, client_state)
+        states = client_state.optimizers
         if by_step:
             data = drawn_examples(data, training.batch_size, keys.derive(key, "batch"))
             states = (states[0], jax.tree.map(jnp.zeros_like, message.params))
@@ -212,14 +218,14 @@ def fed_kd(
             optimizer_state=states,
         )
         params, mutable = trained.variables
-        row = FedKDClientState(
+        client_state = FedKDClientState(
             Variables(params[TEACHER], mutable[TEACHER]),
             params[MAPS],
             kept(trained.optimizer_state),
-            row.has_started,
+            client_state.has_started,
         )
         of_student = trained._replace(variables=Variables(params[STUDENT], mutable[STUDENT]))
-        result = client_result(message, of_student, weight=1.0, row=row)
+        result = client_result(message, of_student, weight=1.0, client_state=client_state)
         return result._replace(update=trained.optimizer_state[1]) if by_step else result
 
     def server_update(server, aggregate, round, hyper):
@@ -229,13 +235,13 @@ def fed_kd(
             averaging=averaging.server_update(server.averaging, aggregate, round, rates)
         )
 
-    def teacher_of(server, row):
+    def teacher_of(server, client_state):
         first = lambda: teacher.init(jax.random.wrap_key_data(server.key))
-        return jax.lax.cond(row.has_started, lambda: row.teacher, first)
+        return jax.lax.cond(client_state.has_started, lambda: client_state.teacher, first)
 
     def init_client_state():
         message = jax.eval_shape(lambda key: broadcast(init(key)), jax.random.key(0))
-        shapes = jax.eval_shape(first_row, message)
+        shapes = jax.eval_shape(first_client_state, message)
         return jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), shapes)
 
     return FederatedMethod(

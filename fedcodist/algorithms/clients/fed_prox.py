@@ -49,7 +49,7 @@ def fed_prox(
     check_number("hyper.proximal_weight", hyper.proximal_weight, low=0)
     averaging = fed_avg(model, training, server_optimizer, schedule, FedAvgHyper(*hyper[:2]))
 
-    def client_update(message, row, data, key, hyper):
+    def client_update(message, client_state, data, key, hyper):
         def towards_received(gradient, params):
             pull = lambda g, w, received: g + hyper.proximal_weight * (w - received)
             return jax.tree.map(pull, gradient, params, message.params)
@@ -63,6 +63,6 @@ def fed_prox(
             hyper.client_learning_rate,
             gradient_hook=towards_received,
         )
-        return client_result(message, trained, weight=data.size, row=row)
+        return client_result(message, trained, weight=data.size, client_state=client_state)
 
     return averaging._replace(hyper=hyper, client_update=client_update, name="fed_prox")

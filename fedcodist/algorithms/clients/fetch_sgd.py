@@ -105,14 +105,14 @@ def fetch_sgd(
     def variables(server):
         return Variables(server.params, {})
 
-    def client_update(message, row, data, key, hyper):
+    def client_update(message, client_state, data, key, hyper):
         seen = data
         if examples is not None:
             seen = drawn_examples(data, examples, keys.derive(key, "examples"))
         gradient = full_gradient(model, training, message, seen, key, train=False)
         table = sketched(flat(gradient), rows, columns, seed).table
         metrics = {"num_steps": jnp.int32(1), "examples": seen.size}
-        return ClientResult(table, {}, jnp.asarray(data.size, jnp.float32), row, metrics)
+        return ClientResult(table, {}, jnp.asarray(data.size, jnp.float32), client_state, metrics)
 
     def server_update(server, aggregate, round, hyper):
         size = size_of(server.params)

@@ -95,9 +95,11 @@ def scaffold(
         received = averaging.variables(server.averaging)
         return ScaffoldMessage(received.params, received.mutable, server.variate)
 
-    def client_update(message, row, data, key, hyper):
+    def client_update(message, client_state, data, key, hyper):
         def corrected(gradient, params):
-            return jax.tree.map(lambda g, own, c: g - own + c, gradient, row, message.variate)
+            return jax.tree.map(
+                lambda g, own, c: g - own + c, gradient, client_state, message.variate
+            )
 
         received = Variables(message.params, message.mutable)
         trained = train_client(
@@ -110,20 +112,22 @@ def scaffold(
             gradient_hook=corrected,
         )
         if option == 1:
-            new_row = full_gradient(model, training, received, data, key)
+            new_client_state = full_gradient(model, training, received, data, key)
         else:
             travelled = jnp.maximum(trained.num_steps, 1) * hyper.client_learning_rate
-            new_row = jax.tree.map(
+            new_client_state = jax.tree.map(
                 lambda own, c, before, after: jnp.where(
                     travelled > 0, own - c + (before - after) / travelled, own
                 ),
-                row,
+                client_state,
                 message.variate,
                 received.params,
                 trained.variables.params,
             )
-        change = jax.tree.map(jnp.subtract, new_row, row)
-        return client_result(message, trained, weight=1.0, row=new_row, extra=change)
+        change = jax.tree.map(jnp.subtract, new_client_state, client_state)
+        return client_result(
+            message, trained, weight=1.0, client_state=new_client_state, extra=change
+        )
 
     def server_update(server, aggregate, round, hyper):
         variate = jax.tree.map(

@@ -70,7 +70,7 @@ def decentralised_fed_avg(
 
     train = local_round(groups, num_rounds, training, execution)
 
-    def round_(state, rows, inputs, round, key, hyper, axis_name=None):
+    def round_(state, client_states, inputs, round, key, hyper, axis_name=None):
         result = train(state, inputs, round, key, hyper.learning_rate, axis_name)
         sizes = inputs.cohorts[PARTIES].sizes
         now = graphs.at_round(edges, round) | jnp.eye(count, dtype=bool)
@@ -83,13 +83,13 @@ def decentralised_fed_avg(
             return learner._replace(variables=jax.tree.map(mean, learner.variables))
 
         state = {name: averaged(name, learner) for name, learner in result.own.items()}
-        return state, rows, result.metrics
+        return state, client_states, result.metrics
 
     return FederatedAlgorithm(
         name=name,
         hyper=hyper,
         init=lambda key: start_learners(training, init_models(groups, key, same_start)),
-        rows={},
+        client_states={},
         select=lambda round, key: everybody(groups, {}),
         round=round_,
         predictors=party_predictors(groups, lambda state, name: state[name].variables),

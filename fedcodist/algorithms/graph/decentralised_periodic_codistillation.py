@@ -123,7 +123,7 @@ def decentralised_periodic_codistillation(
 
     train = local_round(groups, num_rounds, training, execution)
 
-    def round_(state, rows, inputs, round, key, hyper, axis_name=None):
+    def round_(state, client_states, inputs, round, key, hyper, axis_name=None):
         def answer(model, message, learner, data, key):
             asked = shared_examples(columns, data)
             logits = inference(
@@ -178,7 +178,7 @@ def decentralised_periodic_codistillation(
         public = inputs.examples[PUBLIC]
         columns = {column: values[public.indices[0]] for column, values in public.columns.items()}
         learners = jax.lax.cond(is_due(round), codistill, lambda same: same, result.own)
-        return learners, rows, result.metrics
+        return learners, client_states, result.metrics
 
     # Answers, and which examples they are of, on the edges of the rounds in which clients teach.
     scalar = np.dtype(np.float32).itemsize
@@ -195,7 +195,7 @@ def decentralised_periodic_codistillation(
         name=name,
         hyper=hyper,
         init=lambda key: start_learners(training, init_models(groups, key, same_start)),
-        rows={},
+        client_states={},
         select=select,
         round=round_,
         predictors=party_predictors(groups, lambda state, name: state[name].variables),

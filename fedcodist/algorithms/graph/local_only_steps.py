@@ -87,16 +87,16 @@ def local_only_steps(
 
     train = local_round(groups, num_rounds, training, execution)
 
-    def round_(state, rows, inputs, round, key, hyper, axis_name=None):
+    def round_(state, client_states, inputs, round, key, hyper, axis_name=None):
         shared = None if num_shared is None else inputs.examples[SHARED].columns
         result = train(state, inputs, round, key, hyper.learning_rate, axis_name, shared)
-        return result.own, rows, result.metrics
+        return result.own, client_states, result.metrics
 
     return FederatedAlgorithm(
         name=name,
         hyper=hyper,
         init=lambda key: start_learners(training, init_models(groups, key, same_start)),
-        rows={},
+        client_states={},
         select=select,
         round=round_,
         predictors=party_predictors(groups, lambda state, name: state[name].variables),

@@ -205,7 +205,7 @@ def multi_headed_distillation(
         indices = jax.vmap(indices_of)(jnp.arange(num_clients))
         return everybody(groups, {PUBLIC: indices.reshape(num_clients, *batches)})
 
-    def round_(state, rows, inputs, round, key, hyper, axis_name=None):
+    def round_(state, client_states, inputs, round, key, hyper, axis_name=None):
         pools, banks = state.pools, state.banks
         # (architecture, slot) -> Variables
         checkpoint: Any = lambda name, slot: jax.tree.map(lambda leaf: leaf[slot], banks[name])
@@ -270,13 +270,13 @@ def multi_headed_distillation(
             execution,
             axis_name,
         )
-        return MHDState(result.own, pools, banks), rows, result.metrics
+        return MHDState(result.own, pools, banks), client_states, result.metrics
 
     return FederatedAlgorithm(
         name=name,
         hyper=hyper,
         init=init,
-        rows={},
+        client_states={},
         select=select,
         round=round_,
         predictors=party_predictors(groups, lambda state, name: state.learners[name].variables),
@@ -417,9 +417,10 @@ def _check_memory(groups, schedule, memory, on_host) -> tuple[str, ...]:
     )
     if needed > memory:
         raise ValueError(
-            f"distillation.checkpoints_per_client: the checkpoints in clients' pools need "
-            f"{_mib(needed)} ({parts}) and may take {_mib(memory)} of {'the host' if on_host else 'a device'}; fewer checkpoints or "
-            f"fewer seeds need less{'' if on_host else ', and checkpoints_on may be host'}."
+            "distillation.checkpoints_per_client: the checkpoints in clients' pools need "
+            f"{_mib(needed)} ({parts}) and may take {_mib(memory)} of "
+            f"{'the host' if on_host else 'a device'}; fewer checkpoints or fewer seeds "
+            f"need less{'' if on_host else ', and checkpoints_on may be host'}."
         )
     place = " on the host" if on_host else ""
     return (f"checkpoints in the clients' pools: {_mib(needed)}{place} ({parts})",)

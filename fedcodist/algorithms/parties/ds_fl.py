@@ -115,7 +115,7 @@ def ds_fl(
             indices = permuted_positions(keys.derive(key, "open", round), indices, num_public)
         return everybody(groups, {PUBLIC: indices[None]})
 
-    def round_(state, rows, inputs, round, key, hyper, axis_name=None):
+    def round_(state, client_states, inputs, round, key, hyper, axis_name=None):
         def train(model, message, variables, data, key):
             trained = train_client(model, local, variables, data, key, hyper.learning_rate)
             shared = shared_examples(examples, data)
@@ -169,7 +169,7 @@ def ds_fl(
         own_key = keys.derive(key, "distillation", round, SERVER)
         server_model = learn(server, target, state.server, all_of_them, own_key)
         metrics = trained.metrics | taught.metrics
-        return DSFLState(taught.own, server_model.row), rows, metrics
+        return DSFLState(taught.own, server_model.client_state), client_states, metrics
 
     def variables_of(state, name):
         return state.models[name]
@@ -180,7 +180,7 @@ def ds_fl(
         name=name,
         hyper=hyper,
         init=init,
-        rows={},
+        client_states={},
         select=select,
         round=round_,
         predictors={

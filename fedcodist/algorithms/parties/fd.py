@@ -125,7 +125,7 @@ def fd(
         }
         return FDState(own, nothing())
 
-    def round_(state, rows, inputs, round, key, hyper, axis_name=None):
+    def round_(state, client_states, inputs, round, key, hyper, axis_name=None):
         softly = softened(divergence, hyper.temperature, scaled=True)
 
         def update(model, total, party, data, key):
@@ -162,7 +162,7 @@ def fd(
             execution,
             axis_name,
         )
-        return FDState(result.own, result.update), rows, result.metrics
+        return FDState(result.own, result.update), client_states, result.metrics
 
     scalar = np.dtype(np.float32).itemsize
     # Which labels a party has, or how many parties have a label, is one more number per label.
@@ -171,7 +171,7 @@ def fd(
         name=name,
         hyper=hyper,
         init=init,
-        rows={},
+        client_states={},
         select=lambda round, key: everybody(groups, {}),
         round=round_,
         predictors=party_predictors(groups, lambda state, name: state.models[name].variables),

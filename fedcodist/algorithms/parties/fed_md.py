@@ -147,7 +147,7 @@ def fed_md(
             indices = stratified_sample(keys.derive(key, "alignment", round), public_labels, count)
         return everybody(groups, {PUBLIC: indices[None]})
 
-    def round_(state, rows, inputs, round, key, hyper, axis_name=None):
+    def round_(state, client_states, inputs, round, key, hyper, axis_name=None):
         public = inputs.examples[PUBLIC]
         alignment = dict(public.columns)
         if alignment_size is not None:
@@ -214,7 +214,7 @@ def fed_md(
         communicated = run(communicate, None, senders, "communicate")
         consensus = communicated.update / communicated.weight
         trained = run(digest_and_revisit, consensus, state, "client_update")
-        return trained.own, rows, trained.metrics
+        return trained.own, client_states, trained.metrics
 
     scalar = np.dtype(np.float32).itemsize
     scores_bytes = count * num_classes * scalar
@@ -223,7 +223,7 @@ def fed_md(
         name=name,
         hyper=hyper,
         init=init,
-        rows={},
+        client_states={},
         select=select,
         round=round_,
         predictors=party_predictors(groups, lambda state, name: state[name].variables),

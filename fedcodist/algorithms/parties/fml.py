@@ -98,7 +98,7 @@ def fml(
     def init(key):
         return FMLState(init_models(groups, key), meme.init(keys.derive(key, "init", MEME)))
 
-    def round_(state, rows, inputs, round, key, hyper, axis_name=None):
+    def round_(state, client_states, inputs, round, key, hyper, axis_name=None):
         def update(model, shared, own, data, key):
             trained = train_client(
                 both(model, meme),
@@ -138,14 +138,14 @@ def fml(
             result.update,
             state.meme,
         )
-        return FMLState(result.own, mean), rows, result.metrics
+        return FMLState(result.own, mean), client_states, result.metrics
 
     size = tree_bytes(variable_shapes(meme))
     return FederatedAlgorithm(
         name=name,
         hyper=hyper,
         init=init,
-        rows={},
+        client_states={},
         select=lambda round, key: everybody(groups, {}),
         round=round_,
         predictors={

@@ -133,7 +133,7 @@ def local_only(
             examples[VALIDATION] = validation_rows(patience.data)
         return everybody(groups, examples)
 
-    def round_(state, rows, inputs, round, key, hyper, axis_name=None):
+    def round_(state, client_states, inputs, round, key, hyper, axis_name=None):
         def update(model, message, party, data, key):
             goes_on = jnp.asarray(True) if patience is None else party.waited < patience.patience
             own = without_examples(data, goes_on)
@@ -180,13 +180,13 @@ def local_only(
             execution,
             axis_name,
         )
-        return result.own, rows, result.metrics
+        return result.own, client_states, result.metrics
 
     return FederatedAlgorithm(
         name=name,
         hyper=hyper,
         init=init,
-        rows={},
+        client_states={},
         select=select,
         round=round_,
         predictors=party_predictors(groups, lambda state, name: state[name].variables),

@@ -29,9 +29,10 @@ from fedcodist.core.padded_statistics import of_clients
 PyTree = Any
 PARTIES = "parties"  # the one cohort
 PUBLIC = "public"  # examples that everybody has
-# (the party's model, message, what it has, data, key) -> ClientResult: `update` is what it sends, `row`
-# what it has afterwards. `weight` is one number for all that it sends; where each example has its own,
-# `update` is the pair (weights * scores, weights), `weight` is 1, and the method divides the sums.
+# (the party's model, message, what it has, data, key) -> ClientResult: `update` is what it sends,
+# `client_state` what it has afterwards. `weight` is one number for all that it sends; where each
+# example has its own, `update` is the pair (weights * scores, weights), `weight` is 1, and the method divides the
+# sums.
 PartyUpdate = Callable[[Model, PyTree, PyTree, ClientData, jax.Array], ClientResult]
 
 
@@ -117,7 +118,7 @@ def for_each_party(
         sent, weight = result.total
         updates.append(sent)
         weights.append(weight)
-        after[name] = jax.tree.map(keep, result.rows)
+        after[name] = jax.tree.map(keep, result.client_states)
         metrics[name] = jax.tree.map(keep, result.metrics)
     total = jax.tree.map(lambda *leaves: sum(leaves[1:], leaves[0]), *updates)
     total, weight, after, metrics = sum_over_devices(

@@ -144,12 +144,12 @@ def fed_be(
     def select_examples(round, key):
         return {UNLABELLED: unlabelled_rows(key, round, distillation, num_unlabelled)}
 
-    def round_(state, rows, inputs, round, key, hyper, axis_name=None):
+    def round_(state, client_states, inputs, round, key, hyper, axis_name=None):
         received = {name: pool.method.variables(state[name]) for name, pool in pools.items()}
         trained = train_pools(
             pools,
             state,
-            rows,
+            client_states,
             inputs,
             round,
             key,
@@ -160,7 +160,7 @@ def fed_be(
         )
         state = update_servers(pools, state, trained.aggregates, round, hyper.methods)
         if distillation.steps == 0:
-            return state, trained.rows, trained.metrics
+            return state, trained.client_states, trained.metrics
         averages = {name: pool.method.variables(state[name]) for name, pool in pools.items()}
         draw = keys.derive(key, "samples", round)
         found = {
@@ -197,7 +197,7 @@ def fed_be(
             name: pool.method.with_model(state[name], students[name])
             for name, pool in pools.items()
         }
-        return state, trained.rows, trained.metrics
+        return state, trained.client_states, trained.metrics
 
     hyper = FedBEHyper(methods, learning_rate, temperature)
     data_set_sizes = {UNLABELLED: num_unlabelled}

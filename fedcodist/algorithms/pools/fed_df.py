@@ -132,11 +132,11 @@ def fed_df(
             examples[VALIDATION] = validation_rows(validation.data)
         return examples
 
-    def round_(state, rows, inputs, round, key, hyper, axis_name=None):
+    def round_(state, client_states, inputs, round, key, hyper, axis_name=None):
         trained = train_pools(
             pools,
             state,
-            rows,
+            client_states,
             inputs,
             round,
             key,
@@ -200,7 +200,7 @@ def fed_df(
             name: pool.method.with_model(state[name], students[name])
             for name, pool in pools.items()
         }
-        return state, trained.rows, metrics
+        return state, trained.client_states, metrics
 
     data_set_sizes = {UNLABELLED: num_unlabelled}
     if validation is not None:

@@ -63,7 +63,7 @@ def fed_ensemble(
         name=name,
     )
 
-    count, names = len(pool.clients), list(algorithm.rows)
+    count, names = len(pool.clients), list(algorithm.client_states)
 
     def select(round, key):
         shuffle = keys.derive(key, "strata", round // num_models)

@@ -105,8 +105,8 @@ def fed_sdd(
 
     Args:
       pool: the clients, the cohort of all groups together, and the clients' method (FedAvg, FedProx,
-        SCAFFOLD, ...), whose server optimizer is the group's. Clients' rows (SCAFFOLD's variates) are
-        kept per client and model.
+        SCAFFOLD, ...), whose server optimizer is the group's. Client states (SCAFFOLD's variates)
+        are kept per client and model.
       columns: the federated data's columns, for counting bytes.
       num_unlabelled: rows of the data set `unlabelled`, see `resident_data`.
       num_models: K.
@@ -173,12 +173,12 @@ def fed_sdd(
             examples[UNLABELLED] = unlabelled_rows(key, round, distillation, num_unlabelled)
         return Selection(dict(zip(names, parts, strict=True)), examples)
 
-    def round_(state, rows, inputs, round, key, hyper, axis_name=None):
+    def round_(state, client_states, inputs, round, key, hyper, axis_name=None):
         # Every client belongs to one group, so all groups draw from one stream, as FedAvg would.
         trained = train_pools(
             groups,
             state.models,
-            rows,
+            client_states,
             inputs,
             round,
             key,
@@ -225,7 +225,7 @@ def fed_sdd(
                 return models | {n: method.with_model(models[n], taught[n]) for n in students}
 
             models = jax.lax.cond(round >= warm_up, teach, lambda models: models, models)
-        return state._replace(models=models), trained.rows, trained.metrics
+        return state._replace(models=models), trained.client_states, trained.metrics
 
     algorithm = assemble(
         name,

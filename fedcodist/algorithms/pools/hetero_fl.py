@@ -114,14 +114,14 @@ def hetero_fl(
     pools = check_pools(pools, "levels")
     same = lambda value: dict.fromkeys(pools, value)
 
-    def round_(state, rows, inputs, round, key, hyper, axis_name=None):
+    def round_(state, client_states, inputs, round, key, hyper, axis_name=None):
         trained = train_pools(
-            pools, same(state), rows, inputs, round, key, same(hyper), execution, axis_name
+            pools, same(state), client_states, inputs, round, key, same(hyper), execution, axis_name
         )
         update = mean_of_owners(trained.aggregates, places, shapes)
         weight = jnp.sum(jnp.stack([each.weight for each in trained.aggregates.values()]))
         state = whole.server_update(state, Aggregate(update, {}, weight), round, hyper)
-        return state, trained.rows, trained.metrics
+        return state, trained.client_states, trained.metrics
 
     algorithm = assemble(name, pools, columns, hyper, round_, servers=same)
     return algorithm._replace(init=lambda key: whole.init(keys.derive(key, "init", start)))
@@ -230,7 +230,7 @@ def _method(
     """
     variables = lambda server: Variables(gathered(server.params, places), {})
 
-    def client_update(message, row, data, key, hyper):
+    def client_update(message, client_state, data, key, hyper):
         own, loss = None, None
         if masked:
             own = classes_of(data, part.num_classes)
@@ -238,7 +238,7 @@ def _method(
         trained = train_client(
             part, training, message, data, key, hyper.client_learning_rate, loss_hook=loss
         )
-        return client_result(message, trained, weight=1.0, row=row, extra=own)
+        return client_result(message, trained, weight=1.0, client_state=client_state, extra=own)
 
     return whole._replace(
         model=part,

@@ -98,9 +98,11 @@ def merged_codistillation(
     def select_examples(round, key):
         return {UNLABELLED: unlabelled_rows(key, round, distillation, num_unlabelled)}
 
-    def round_(state, rows, inputs, round, key, hyper, axis_name=None):
+    def round_(state, client_states, inputs, round, key, hyper, axis_name=None):
         methods = hyper.codistillation.methods
-        trained = train_pools(pools, state, rows, inputs, round, key, methods, execution, axis_name)
+        trained = train_pools(
+            pools, state, client_states, inputs, round, key, methods, execution, axis_name
+        )
         before = {name: pool.method.variables(state[name]) for name, pool in pools.items()}
         scheduled = {name: alpha_schedule(value, round) for name, value in hyper.alpha.items()}
 
@@ -140,7 +142,7 @@ def merged_codistillation(
             for name, aggregate in trained.aggregates.items()
         }
         state = update_servers(pools, state, merged, round, methods)
-        return state, trained.rows, trained.metrics | losses
+        return state, trained.client_states, trained.metrics | losses
 
     return assemble(
         "merged_codistillation",

@@ -72,9 +72,9 @@ def periodic_codistillation(
         )
         return {UNLABELLED: places}
 
-    def round_(state, rows, inputs, round, key, hyper, axis_name=None):
+    def round_(state, client_states, inputs, round, key, hyper, axis_name=None):
         trained = train_pools(
-            pools, state, rows, inputs, round, key, hyper.methods, execution, axis_name
+            pools, state, client_states, inputs, round, key, hyper.methods, execution, axis_name
         )
         state = update_servers(pools, state, trained.aggregates, round, hyper.methods)
 
@@ -101,7 +101,7 @@ def periodic_codistillation(
             return state, loss_metrics(None, pools)
 
         state, losses = jax.lax.cond(is_due(round), replace_models, keep_models, state)
-        return state, trained.rows, trained.metrics | losses
+        return state, trained.client_states, trained.metrics | losses
 
     return assemble(
         "periodic_codistillation",

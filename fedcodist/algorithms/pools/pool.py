@@ -64,10 +64,12 @@ def independent_pools(
     methods = dict.fromkeys(pool.method.name for pool in pools.values() if pool.method.name)
     name = name or ", ".join(methods) or "independent pools"
 
-    def round_(state, rows, inputs, round, key, hyper, axis_name=None):
-        trained = train_pools(pools, state, rows, inputs, round, key, hyper, execution, axis_name)
+    def round_(state, client_states, inputs, round, key, hyper, axis_name=None):
+        trained = train_pools(
+            pools, state, client_states, inputs, round, key, hyper, execution, axis_name
+        )
         state = update_servers(pools, state, trained.aggregates, round, hyper)
-        return state, trained.rows, trained.metrics
+        return state, trained.client_states, trained.metrics
 
     return assemble(
         name, pools, columns, {n: pool.method.hyper for n, pool in pools.items()}, round_
@@ -101,10 +103,16 @@ def assemble(
     def init(key):
         return {n: pool.method.init(keys.derive(key, "init", n)) for n, pool in pools.items()}
 
-    def watched(state, rows, inputs, round, key, hyper, axis_name=None):
-        state, rows, metrics = round_(state, rows, inputs, round, key, hyper, axis_name)
+    def watched(state, client_states, inputs, round, key, hyper, axis_name=None):
+        state, client_states, metrics = round_(
+            state, client_states, inputs, round, key, hyper, axis_name
+        )
         models = {n: pool.method.variables(servers(state)[n]) for n, pool in pools.items()}
-        return state, rows, metrics | {f"{n}/finite_model": is_finite(m) for n, m in models.items()}
+        return (
+            state,
+            client_states,
+            metrics | {f"{n}/finite_model": is_finite(m) for n, m in models.items()},
+        )
 
     def select(round, key):
         clients = {}
@@ -124,7 +132,7 @@ def assemble(
         name=name,
         hyper=hyper,
         init=init,
-        rows={
+        client_states={
             n: ClientStates(pool.clients, pool.method.init_client_state())
             for n, pool in pools.items()
         },
@@ -152,7 +160,9 @@ def _kept_models(
     """
 
     def of_algorithm(kept):
-        return kept._replace(variables=lambda state, row: kept.variables(server(state), row))
+        return kept._replace(
+            variables=lambda state, client_state: kept.variables(server(state), client_state)
+        )
 
     return {f"{pool}_{name}": of_algorithm(kept) for name, kept in method.personal_models.items()}
 
@@ -162,14 +172,14 @@ class TrainedPools(NamedTuple):
 
     Attributes:
       aggregates: what the servers learn.
-      rows: what the cohorts' clients keep.
+      client_states: what the cohorts' clients keep.
       metrics: `<pool>/<name>` -> scalar.
       members, results: the clients' trained models, and all that they returned; leaves [cohort, ...],
         where asked for.
     """
 
     aggregates: dict[str, Aggregate]
-    rows: dict[str, PyTree]
+    client_states: dict[str, PyTree]
     metrics: dict[str, jax.Array]
     members: dict[str, Variables]
     results: dict[str, ClientResult]
@@ -178,7 +188,7 @@ class TrainedPools(NamedTuple):
 def train_pools(
     pools: Mapping[str, Pool],
     state: Mapping[str, PyTree],
-    rows: Mapping[str, PyTree],
+    client_states: Mapping[str, PyTree],
     inputs: Inputs,
     round: jax.Array,
     key: jax.Array,
@@ -192,12 +202,12 @@ def train_pools(
 
     Args:
       pools, execution: who trains and how.
-      state, rows, inputs, round, key, hyper, axis_name: as an algorithm's round gets them.
+      state, client_states, inputs, round, key, hyper, axis_name: as an algorithm's round gets them.
       stream: name under which all pools' clients draw their random numbers; each pool's own where
         not given. Pools that divide one cohort among them share a name.
       members: whether to return every client's model and result.
     """
-    aggregates, new_rows, metrics, models, results = {}, {}, {}, {}, {}
+    aggregates, new_client_states, metrics, models, results = {}, {}, {}, {}, {}
     for name, pool in pools.items():
         method, cohort = pool.method, inputs.cohorts[name]
         message = method.broadcast(state[name])
@@ -206,7 +216,7 @@ def train_pools(
                 functools.partial(_client_update, method, hyper[name]),
                 method.reduce.prepare,
                 message,
-                rows[name],
+                client_states[name],
                 cohort,
                 client_key(key, round, stream or name),
                 execution,
@@ -218,12 +228,12 @@ def train_pools(
             models[name] = Variables(trained, result.results.mutable)
             results[name] = result.results
         aggregates[name] = method.reduce.finalize(result.total, message)
-        new_rows[name] = result.rows
+        new_client_states[name] = result.client_states
         norm = optax.tree.norm(aggregates[name].pseudo_gradient)
         metrics[f"{name}/pseudo_gradient_norm"] = norm
         metrics[f"{name}/finite"] = jnp.isfinite(norm)
         metrics |= {f"{name}/client_{k}": jnp.mean(v, 0) for k, v in result.metrics.items()}
-    return TrainedPools(aggregates, new_rows, metrics, models, results)
+    return TrainedPools(aggregates, new_client_states, metrics, models, results)
 
 
 def aggregate_of_some(
@@ -314,5 +324,5 @@ def check_client_models(pools: Mapping[str, Pool]) -> None:
             )
 
 
-def _client_update(method, hyper, message, row, data, key):
-    return method.client_update(message, row, data, key, hyper)
+def _client_update(method, hyper, message, client_state, data, key):
+    return method.client_update(message, client_state, data, key, hyper)

@@ -28,7 +28,7 @@ from fedcodist.algorithms.clients.fed_kd_losses import (
 from fedcodist.algorithms.pools.pool import Pool, independent_pools
 from fedcodist.compression.compressed import compressed
 from fedcodist.compression.svd import svd
-from fedcodist.core.client_states import HostClientStates, device_rows
+from fedcodist.core.client_states import HostClientStates, device_client_states
 from fedcodist.core.communication import tree_bytes
 from fedcodist.core.for_each_client import Execution
 from fedcodist.core.layer_outputs import LayerOutputs
@@ -128,7 +128,7 @@ def run(method, sizes=SIZES, execution=Execution(), rounds=ROUNDS):
     pool = Pool(method, np.arange(len(sizes)), len(sizes))
     algorithm = independent_pools({"pool": pool}, COLUMNS, execution)
     programs = build_programs(algorithm, rounds)
-    rows = jax.tree.map(jnp.asarray, device_rows(algorithm.rows, 1))
+    rows = jax.tree.map(jnp.asarray, device_client_states(algorithm.client_states, 1))
     seeds, hyper = jnp.zeros(1, jnp.uint32), jax.tree.map(np.float64, algorithm.hyper)
     state, rows, metrics = programs.train(
         programs.init(seeds), rows, seeds, 0, rounds, hyper, resident_data(federated(sizes))
@@ -536,7 +536,7 @@ def test_teachers_wait_on_the_host():
 def test_a_round_needs_memory_for_its_own_teachers_alone():
     """Of a thousand clients, of whom two take part."""
     algorithm = independent_pools({"pool": Pool(method_of(), np.arange(1000), 2)}, COLUMNS)
-    store = HostClientStates(algorithm.rows, 1)
+    store = HostClientStates(algorithm.client_states, 1)
     clients = {"pool": np.array([[3, 900]])}
     rows = store.gather(clients)["pool"]
     teacher = rows.inner.teacher.params
@@ -604,7 +604,7 @@ def test_seeds_have_teachers_of_their_own():
     method = fed_kd(drawn, SMALL, COLUMNS, TRAINING, hyper=HYPER)
     algorithm = independent_pools({"pool": Pool(method, np.arange(3), 3)}, COLUMNS)
     programs = build_programs(algorithm, 1)
-    rows = jax.tree.map(jnp.asarray, device_rows(algorithm.rows, 2))
+    rows = jax.tree.map(jnp.asarray, device_client_states(algorithm.client_states, 2))
     seeds, hyper = jnp.arange(2, dtype=jnp.uint32), {"pool": FedKDHyper(0.0, 0.0, 1.0, 1.0)}
     _, rows, _ = programs.train(
         programs.init(seeds), rows, seeds, 0, 1, hyper, resident_data(federated())

@@ -12,7 +12,7 @@ from fedcodist.algorithms.clients.fed_kd_losses import MutualLosses, hidden_dist
 from fedcodist.algorithms.pools.pool import Pool, independent_pools
 from fedcodist.compression.compressed import compressed
 from fedcodist.compression.svd import svd
-from fedcodist.core.client_states import device_rows
+from fedcodist.core.client_states import device_client_states
 from fedcodist.core.local_training import LocalTraining
 from fedcodist.data.federated_data import FederatedData
 from fedcodist.run.programs import build_programs
@@ -28,7 +28,7 @@ def one_round(method, columns):
     data = FederatedData.from_arrays(columns, offsets=[0, 1, len(columns["label"])])
     algorithm = independent_pools({"pool": Pool(method, np.arange(2), 2)}, columns)
     programs = build_programs(algorithm, 1)
-    rows = jax.tree.map(jnp.asarray, device_rows(algorithm.rows, 1))
+    rows = jax.tree.map(jnp.asarray, device_client_states(algorithm.client_states, 1))
     seeds, hyper = jnp.zeros(1, jnp.uint32), jax.tree.map(np.float32, algorithm.hyper)
     state, *_ = programs.train(programs.init(seeds), rows, seeds, 0, 1, hyper, resident_data(data))
     return method.variables(jax.tree.map(lambda leaf: leaf[0], state["pool"])).params

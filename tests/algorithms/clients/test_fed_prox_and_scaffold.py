@@ -150,14 +150,14 @@ def test_scaffold_starts_as_uniform_fed_avg(option):
 @pytest.mark.slow
 def test_the_servers_variate_is_the_mean_of_the_clients():
     """When all start at zero, whoever takes part."""
-    from fedcodist.core.client_states import device_rows
+    from fedcodist.core.client_states import device_client_states
     from fedcodist.run.programs import build_programs
 
     pool = Pool(variates(), np.arange(len(SIZES)), 2)
     algorithm = independent_pools({"pool": pool}, federated().columns)
     programs = build_programs(algorithm, ROUNDS)
     seeds = jnp.zeros(1, jnp.uint32)
-    rows = jax.tree.map(jnp.asarray, device_rows(algorithm.rows, 1))
+    rows = jax.tree.map(jnp.asarray, device_client_states(algorithm.client_states, 1))
     hyper = jax.tree.map(jnp.float32, algorithm.hyper)
     state, rows, _ = programs.train(
         programs.init(seeds), rows, seeds, 0, ROUNDS, hyper, resident_data(federated())

@@ -14,7 +14,7 @@ from softmax_regression import random_clients, softmax_regression
 from fedcodist.algorithms.clients.fed_avg import FedAvgHyper, fed_avg
 from fedcodist.algorithms.pools.fed_be import SAMPLINGS, fed_be, sharpened
 from fedcodist.algorithms.pools.pool import Pool, independent_pools
-from fedcodist.core.client_states import device_rows
+from fedcodist.core.client_states import device_client_states
 from fedcodist.core.inputs import Examples
 from fedcodist.core.local_training import LocalTraining
 from fedcodist.core.model import from_flax_linen
@@ -54,7 +54,7 @@ def trained(method, rounds=ROUNDS, devices=None):
     put = functools.partial(replicate, mesh=mesh)
     programs = build_programs(method, rounds, mesh)
     data = put(resident_data(federated(), {UNLABELLED: {"image": IMAGES}}))
-    seeds, rows = put(np.zeros(1, np.uint32)), put(device_rows(method.rows, 1))
+    seeds, rows = put(np.zeros(1, np.uint32)), put(device_client_states(method.client_states, 1))
     hyper = put(jax.tree.map(np.float32, method.hyper))
     state, _, metrics = programs.train(programs.init(seeds), rows, seeds, 0, rounds, hyper, data)
     assert all(np.all(v) for name, v in metrics.items() if "finite" in name)

@@ -97,7 +97,7 @@ def test_rounds_are_a_plain_loop_and_the_ensemble_is_the_mean_of_logits():
     )
     init = {
         name: np.float64(ours.predictors[name].variables(ours.init(jax.random.key(0))).params["w"])
-        for name in ours.rows
+        for name in ours.client_states
     }
     assert len({w.tobytes() for w in init.values()}) == 3
     expected = plain_loop(init, [groups(ours, round) for round in range(4)])

@@ -24,7 +24,7 @@ from fedcodist.algorithms.pools.fed_df import FedDFValidation, fed_df
 from fedcodist.algorithms.pools.fed_sdd import ENSEMBLE, MAIN, fed_sdd
 from fedcodist.algorithms.pools.pool import Pool, independent_pools
 from fedcodist.compression.compressed import compressed
-from fedcodist.core.client_states import device_rows
+from fedcodist.core.client_states import device_client_states
 from fedcodist.core.local_training import LocalTraining
 from fedcodist.core.model import Variables, from_flax_linen
 from fedcodist.data.federated_data import FederatedData
@@ -70,7 +70,7 @@ def trained(algorithm, rounds=ROUNDS, images=UNLABELLED_IMAGES, devices=None, pr
     validation = {"image": images, "label": np.arange(len(images), dtype=np.int32) % CLASSES}
     data = resident_data(federated(), {UNLABELLED: {"image": images}, VALIDATION: validation})
     seeds = put(np.zeros(1, np.uint32))
-    rows = put(device_rows(algorithm.rows, 1))
+    rows = put(device_client_states(algorithm.client_states, 1))
     hyper = put(jax.tree.map(np.float32, algorithm.hyper))
     state, _, metrics = programs.train(
         programs.init(seeds), rows, seeds, 0, rounds, hyper, put(data)
@@ -598,7 +598,7 @@ def test_variates_of_clients_who_are_dropped_count():
     options = dict(learning_rate=0.0, validation=validated)
     method = fed_df({"pool": pool}, federated().columns, 11, DISTILLATION, **options)
     programs = build_programs(method, 1)
-    rows = jax.tree.map(jnp.asarray, device_rows(method.rows, 1))
+    rows = jax.tree.map(jnp.asarray, device_client_states(method.client_states, 1))
     start = np.asarray(method.init(jax.random.key(0))["pool"].averaging.params["w"], np.float64)
     images = np.random.default_rng(5).normal(size=(500, FEATURES)).astype(np.float32)
     right, wrong = ((images @ local(start, client)).argmax(-1) for client in (0, 1))

@@ -19,7 +19,7 @@ from fedcodist.algorithms.pools.hetero_fl import (
     scaled_by_share,
 )
 from fedcodist.algorithms.pools.pool import Pool, independent_pools
-from fedcodist.core.client_states import device_rows
+from fedcodist.core.client_states import device_client_states
 from fedcodist.core.communication import tree_bytes
 from fedcodist.core.for_each_client import Execution
 from fedcodist.core.inputs import ClientData
@@ -62,7 +62,7 @@ def trained(algorithm, rounds=ROUNDS, devices=None, sizes=SIZES):
     put = functools.partial(replicate, mesh=mesh)
     programs = build_programs(algorithm, rounds, mesh)
     data = put(resident_data(random_clients(sizes, FEATURES, CLASSES)))
-    seeds, rows = put(np.zeros(1, np.uint32)), put(device_rows(algorithm.rows, 1))
+    seeds, rows = put(np.zeros(1, np.uint32)), put(device_client_states(algorithm.client_states, 1))
     hyper = put(jax.tree.map(np.float32, algorithm.hyper))
     state, _, metrics = programs.train(programs.init(seeds), rows, seeds, 0, rounds, hyper, data)
     assert all(np.all(v) for name, v in metrics.items() if "finite" in name)
