@@ -77,7 +77,7 @@ def ds_fl(
     """
     check_arguments(ds_fl, locals())
     groups = parties.check_groups(groups, (SERVER,))
-    parties.check_widths(groups, server.num_classes)
+    parties.check_widths(groups, server.num_classes, "server.num_classes")
     check_training("local", local)
     check_training("distillation", distillation)
     check_integer("num_public", num_public, low=1)

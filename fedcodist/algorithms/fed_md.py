@@ -14,7 +14,7 @@ from fedcodist.aggregation import ClientResult
 from fedcodist.algorithms import parties
 from fedcodist.algorithms.parties import PARTIES, PUBLIC, Group, for_each_party
 from fedcodist.arguments import check_arguments
-from fedcodist.checks import check_integer, check_number
+from fedcodist.checks import check_integer, check_number, shown
 from fedcodist.client_training import (
     LocalTraining,
     TrainedClient,
@@ -109,9 +109,9 @@ def fed_md(
     parties.check_widths(groups, num_classes)
     check_training("digest", digest, fewest_epochs=0)
     check_training("revisit", revisit, fewest_epochs=0)
+    public_labels = _checked_labels(public_labels, num_classes)
     count = _alignment_size(alignment_size, len(public_labels))
     clients = sum(len(group.clients) for group in groups.values())
-    _check_labels(public_labels, num_classes)
     if np.ndim(hyper.weights) or hyper.weights != FedMDHyper().weights:
         raise ValueError(
             f"hyper.weights must be left as it is (the argument weights sets it), got {hyper.weights!r}."
@@ -290,8 +290,6 @@ def _by_group(groups: Mapping[str, Group], values: jax.Array) -> dict[str, jax.A
 
 
 def _alignment_size(size: int | None, num_public: int) -> int:
-    if num_public < 1:
-        raise ValueError("public_labels must not be empty.")
     if size is None:
         return num_public
     check_integer("alignment_size", size, low=1)
@@ -302,17 +300,22 @@ def _alignment_size(size: int | None, num_public: int) -> int:
     return size
 
 
-def _check_labels(labels: np.ndarray, num_classes: int) -> None:
-    labels = np.asarray(labels)
-    if labels.ndim != 1 or not np.issubdtype(labels.dtype, np.integer):
-        raise TypeError(
-            f"public_labels must be integers [rows], got {labels.dtype} {list(labels.shape)}."
-        )
-    if labels.min() < 0 or labels.max() >= num_classes:
+def _checked_labels(labels: Any, num_classes: int) -> np.ndarray:
+    try:
+        found = np.asarray(labels)
+    except (TypeError, ValueError):  # rows of different lengths
+        found = np.asarray(None)
+    if found.ndim == 1 and not found.size:
+        raise ValueError("public_labels must not be empty.")
+    if found.ndim != 1 or not np.issubdtype(found.dtype, np.integer):
+        got = shown(labels) if found.dtype == object else f"{found.dtype} {list(found.shape)}"
+        raise TypeError(f"public_labels must be integers [rows], got {got}.")
+    if found.min() < 0 or found.max() >= num_classes:
         raise ValueError(
             f"public_labels must be classes of the joint label space, 0 to {num_classes - 1}, got "
-            f"{labels.min()} to {labels.max()}."
+            f"{found.min()} to {found.max()}."
         )
+    return found
 
 
 def _weights(weights: Sequence[float] | None, count: int) -> np.ndarray:

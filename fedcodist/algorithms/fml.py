@@ -79,7 +79,7 @@ def fml(
     """
     check_arguments(fml, locals())
     groups = parties.check_groups(groups, (MEME,))
-    parties.check_widths(groups, meme.num_classes)
+    parties.check_widths(groups, meme.num_classes, "meme.num_classes")
     check_training("training", training)
     check_number("learning_rate", hyper.learning_rate, low=0)
     check_number("own_weight", hyper.own_weight, low=0, high=1)

@@ -16,7 +16,7 @@ import numpy as np
 
 from fedcodist import keys
 from fedcodist.aggregation import ClientResult, sum_over_devices, this_device
-from fedcodist.checks import check_clients, check_names
+from fedcodist.checks import check_clients, check_integer, check_names
 from fedcodist.client_training import Preprocess
 from fedcodist.cohort import ClientData, Cohort, Selection
 from fedcodist.communication import Communication
@@ -178,13 +178,22 @@ def check_no_gap(groups: Mapping[str, Group]) -> int:
     return count
 
 
-def check_widths(groups: Mapping[str, Group], num_classes: int) -> None:
-    """Raises one line unless every model has an output for each class of the joint label space."""
+def check_widths(
+    groups: Mapping[str, Group], num_classes: int, argument: str = "num_classes"
+) -> None:
+    """Raises one line unless every model has an output for each class of the joint label space.
+
+    Args:
+      groups: whose models.
+      num_classes: how many classes there are.
+      argument: what tells it, for the message.
+    """
+    check_integer(argument, num_classes, low=1)
     widths = {name: group.model.num_classes for name, group in groups.items()}
     if wrong := {name: width for name, width in widths.items() if width != num_classes}:
         raise ValueError(
-            f"groups must have models of {num_classes} outputs, one per class of the joint label "
-            f"space that all parties share, got {wrong}."
+            f"groups must have models of {argument}={num_classes} outputs, one per class of the joint "
+            f"label space that all parties share, got {wrong}."
         )
 
 

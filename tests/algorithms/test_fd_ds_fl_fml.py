@@ -365,7 +365,10 @@ def test_devices_share_the_parties(name):
 @pytest.mark.parametrize(
     "make, message",
     [
-        (lambda: fd({"a": Group(linear(4), [0])}, 3), r"groups must have models of 3 outputs"),
+        (lambda: fd({"a": Group(linear(4), [0])}, 3), r"models of num_classes=3 outputs"),
+        (lambda: fd(GROUPS, 0), "num_classes must be at least 1, got 0"),
+        (lambda: fd(GROUPS, "no"), "num_classes must be an integer of at least 1, got 'no'"),
+        (lambda: fd(GROUPS, 4.0), "num_classes must be an integer of at least 1, got 4.0"),
         (lambda: fd(GROUPS, 3, hyper=FDHyper(temperature=0)), "temperature must be .*above 0"),
         (lambda: fd(GROUPS, 3, hyper=FDHyper(weight=-1)), "weight must be .*at least 0"),
         (lambda: fd(GROUPS, 3, TRAINING._replace(epochs=0)), "training.epochs must be at least 1"),
@@ -377,8 +380,11 @@ def test_devices_share_the_parties(name):
             lambda: ds_fl(GROUPS, MODEL, 5, open_size=5, aggregation="x"),
             "aggregation must be 'era' or 'sa'",
         ),
-        (lambda: ds_fl(GROUPS, linear(4), 5), "groups must have models of 4 outputs"),
-        (lambda: fml(GROUPS, linear(2)), "groups must have models of 2 outputs"),
+        (
+            lambda: ds_fl(GROUPS, linear(4), 5),
+            "groups must have models of server.num_classes=4 outputs",
+        ),
+        (lambda: fml(GROUPS, linear(2)), "groups must have models of meme.num_classes=2 outputs"),
         (
             lambda: ds_fl({"server": Group(MODEL, [0])}, MODEL, 5, open_size=5),
             "'server' and 'server' both have one called 'server'",
@@ -390,6 +396,6 @@ def test_devices_share_the_parties(name):
     ],
 )
 def test_bad_input_is_one_line(make, message):
-    with pytest.raises(ValueError, match=message) as error:
+    with pytest.raises((ValueError, TypeError), match=message) as error:
         make()
     assert "\n" not in str(error.value)
