@@ -14,6 +14,20 @@ from fedcodist.data.federated_data import FederatedData, array_of, check_numbers
 from fedcodist.for_each_client import dealing_order
 
 
+class ClientNames:
+    """Natural ids beside data. No program depends on them, so that all of them are equal: JAX compiles
+    nothing again for others."""
+
+    def __init__(self, client_ids: np.ndarray):
+        self.client_ids = client_ids
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, ClientNames)
+
+    def __hash__(self) -> int:
+        return hash(ClientNames)
+
+
 @flax.struct.dataclass
 class ResidentData:
     """All data on the device, columns as they are stored (uint8 images stay uint8).
@@ -24,6 +38,7 @@ class ResidentData:
       sizes: int32 [clients], examples of each client.
       data_sets: data set -> columns of examples without clients.
       capacity: the largest size of any client.
+      names: the clients' natural ids, for messages; None where they are not known.
     """
 
     columns: Mapping[str, Any]
@@ -31,6 +46,12 @@ class ResidentData:
     sizes: Any
     data_sets: Mapping[str, Mapping[str, Any]]
     capacity: int = flax.struct.field(pytree_node=False)
+    names: ClientNames | None = flax.struct.field(pytree_node=False, default=None)
+
+    @property
+    def client_ids(self) -> np.ndarray | None:
+        """The clients' natural ids, str [clients]; None where they are not known."""
+        return None if self.names is None else self.names.client_ids
 
     @property
     def num_clients(self) -> int:
@@ -78,6 +99,7 @@ def resident_data(
         sizes=federated.client_sizes.astype(np.int32),
         data_sets=_data_sets(data_sets),
         capacity=int(federated.client_sizes.max()),
+        names=ClientNames(federated.client_ids),
     )
 
 
@@ -101,7 +123,7 @@ class StreamedData:
         self._largest_first = np.sort(federated.client_sizes)[::-1]
         self.num_clients = federated.num_clients
         self.columns, self.sizes = federated.columns, federated.client_sizes
-        self.starts = federated.offsets[:-1]
+        self.starts, self.client_ids = federated.offsets[:-1], federated.client_ids
         self.capacity = int(self._largest_first[0])
 
     @property
