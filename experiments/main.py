@@ -244,7 +244,7 @@ def data_note(workdir: Path, about: Mapping[str, Any]) -> "Callback":
         # At the first evaluation, when the folder is the run's; what a resumed run has stays.
         path = workdir / "environment.json"
         try:
-            environment = json.loads(path.read_text(encoding="utf-8"))
+            environment = json.loads(path.read_text(encoding="utf-8-sig"))
             if "data" not in environment:
                 text = json.dumps({**environment, "data": about}, indent=2) + "\n"
                 write_atomically(path, text.encode())
