@@ -36,7 +36,9 @@ from rich.text import Text
 from experiments import command, report, sweep
 from experiments.costs import bytes_per_round, clients_per_round, pool_of
 from experiments.metric_kinds import is_share, lower_is_better
+from experiments.metric_names import metric_names
 from experiments.results.intervals import student_half_width
+from fedcodist import children
 
 ALL_PARTIES = "all parties"
 UNDEFINED = "-"
@@ -88,7 +90,7 @@ class UnknownMetric(ValueError):
 
 def main(arguments: Sequence[str]) -> int:
     """Runs the command; returns 0, or the status of what failed."""
-    parser = argparse.ArgumentParser(
+    parser = command.Parser(
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
@@ -112,7 +114,10 @@ def main(arguments: Sequence[str]) -> int:
         return command.refuse(error)
     if settings.list:
         return sweep.main([*given, *others, "--list"])
-    if status := sweep.main([*given, *others]):
+    status = children.until_interrupted(
+        lambda: _check_metric(settings, baseline, others), "interrupted: nothing was trained yet."
+    )
+    if status := status or sweep.main([*given, *others]):
         return status
     try:
         entries, without = [], []
@@ -137,6 +142,19 @@ def main(arguments: Sequence[str]) -> int:
     return report.main([*folders, "--output", str(settings.workdir / "report")])
 
 
+def _check_metric(settings: argparse.Namespace, baseline: str, others: Sequence[str]) -> int:
+    """Refuses, before anything is trained, a metric that the baseline will not have; returns the status.
+
+    Where the baseline is finished its folder tells; of other runs without the metric a note does.
+    """
+    if (settings.workdir / sweep.run_folder_name(baseline) / "summary.json").exists():
+        return 0
+    names, metric = metric_names(f"{settings.config}:{baseline}", others), settings.metric
+    if names is None or any(n == metric or n.startswith(f"{metric}_head_") for n in names):
+        return 0
+    return command.refuse(UnknownMetric(_unknown(metric, names, baseline)))
+
+
 def read_run(run: str, folder: Path, metric: str = "accuracy") -> list[Entry]:
     """Every model of a finished run, on the split that is looked at last.
 
@@ -148,11 +166,14 @@ def read_run(run: str, folder: Path, metric: str = "accuracy") -> list[Entry]:
     from experiments.flops import Flops, flops_of_parties, flops_of_run
 
     try:
-        summary = json.loads((folder / "summary.json").read_text())
-        config = json.loads((folder / "config.json").read_text())
+        summary = json.loads((folder / "summary.json").read_text(encoding="utf-8-sig"))
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8-sig"))
     except (OSError, ValueError) as error:
         raise ValueError(f"{folder} holds no finished run: {error}") from error
-    records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    records = [
+        json.loads(line)
+        for line in (folder / "metrics.jsonl").read_text(encoding="utf-8-sig").splitlines()
+    ]
     trained = _means(records, "client_examples")
     steps = _means(records, "distillation_steps")
     sizes = summary["models"]
@@ -212,12 +233,16 @@ def read_run(run: str, folder: Path, metric: str = "accuracy") -> list[Entry]:
                 )
             )
     if not entries:
-        raise UnknownMetric(f"--metric must be one of {list(measured)} for {run}, got {metric!r}.")
+        raise UnknownMetric(_unknown(metric, list(measured), run))
     if not of_parties:
         return entries
     heads = dict.fromkeys(entry.head for entry in entries)
     means = [_all_parties([e for e in entries if e.head == each], examples) for each in heads]
     return [*means, *entries]
+
+
+def _unknown(metric: str, names: Sequence[str], run: str) -> str:
+    return f"--metric must be one of {names} for {run}, got {metric!r}."
 
 
 def ranked(

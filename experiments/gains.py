@@ -6,7 +6,6 @@ Before is the end of private training, the bound that of training on all parties
 (`experiments.phases`).
 """
 
-import argparse
 import json
 import math
 import sys
@@ -16,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from experiments.command import Parser
 from experiments.metric_kinds import decimal
 from experiments.report.plots import INSTALL_PLOTS
 from experiments.results.figures import PartyCurve, parties_plot
@@ -25,7 +25,7 @@ from fedcodist.run_folder import PHASES
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Prints the table of a run; returns the exit status."""
-    parser = argparse.ArgumentParser(description="Baseline, collaboration and bound, by party.")
+    parser = Parser(description="Baseline, collaboration and bound, by party.")
     parser.add_argument("workdir", type=Path)
     parser.add_argument("--plot", type=Path, help="file for a plot by round, figure 2 of the paper")
     options = parser.parse_args(arguments)
@@ -59,7 +59,7 @@ def results(workdir: str | Path, split: str = "test") -> dict[str, dict[str, lis
         path = folder / "summary.json"
         if column == "pooled" and not path.exists():
             continue
-        for party, splits in json.loads(path.read_text(encoding="utf-8"))["final"].items():
+        for party, splits in json.loads(path.read_text(encoding="utf-8-sig"))["final"].items():
             found.setdefault(party, {})[column] = [
                 math.nan if share is None else share for share in splits[split]["accuracy"]
             ]
@@ -70,7 +70,7 @@ def curves(workdir: str | Path) -> dict[str, PartyCurve]:
     """party -> mean accuracy over seeds in per cent, by round of the collaboration; of `followed`."""
     split = followed(workdir)
     by_party: dict[str, dict[int, list[float]]] = {}
-    for line in (Path(workdir) / "metrics.jsonl").read_text(encoding="utf-8").splitlines():
+    for line in (Path(workdir) / "metrics.jsonl").read_text(encoding="utf-8-sig").splitlines():
         record = json.loads(line)
         if record["split"] == split:
             rounds = by_party.setdefault(record["model"], {})
@@ -86,7 +86,7 @@ def curves(workdir: str | Path) -> dict[str, PartyCurve]:
 
 def followed(workdir: str | Path) -> str:
     """The split that a run was evaluated on as it went."""
-    config = json.loads((Path(workdir) / "config.json").read_text(encoding="utf-8"))
+    config = json.loads((Path(workdir) / "config.json").read_text(encoding="utf-8-sig"))
     return config.get("evaluation", {}).get("splits", ("test",))[0]
 
 
@@ -122,7 +122,7 @@ def table(found: Mapping[str, Mapping[str, list[float]]]) -> str:
 
 def stopped(workdir: str | Path) -> str:
     """What early stopping looked at in a run's phases, by its config."""
-    config = json.loads((Path(workdir) / "config.json").read_text(encoding="utf-8"))
+    config = json.loads((Path(workdir) / "config.json").read_text(encoding="utf-8-sig"))
     return STOPPING[config["phases"]["stopping"]].replace("**", "")
 
 

@@ -6,13 +6,13 @@ What is said about the numbers is written in `results/notes/<experiment>.md` (an
 `tuning.md`) and copied under the section. --check compares and writes nothing.
 """
 
-import argparse
 import io
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from experiments.command import Parser
 from experiments.record import read_object
 from experiments.report.plots import INSTALL_PLOTS
 from experiments.results import paper_numbers
@@ -97,7 +97,7 @@ class Results(NamedTuple):
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command; returns 0, 1 if --check finds a difference, or 2 for a bad record."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="python -m experiments.results", description="RESULTS.md and its plots from results/."
     )
     parser.add_argument("--results", type=Path, default=Path("results"), help="the records")
