@@ -8,6 +8,7 @@ import flax.struct
 import jax
 import numpy as np
 
+from fedcodist.checks import shown
 from fedcodist.cohort import Cohort, Examples, Inputs, Selection
 from fedcodist.data.column_values import check_32_bits, give_back_pages
 from fedcodist.data.federated_data import FederatedData, array_of, check_numbers
@@ -233,6 +234,8 @@ def stack_inputs(inputs: list[Inputs]) -> Inputs:
 def _data_sets(given: Mapping[str, Any] | None) -> dict[str, dict[str, Any]]:
     """Checked columns of data sets without clients; those of federated data are accepted."""
     found = {}
+    if given is not None and not isinstance(given, Mapping):
+        raise TypeError(f"data_sets must be columns by name of the data set, got {shown(given)}.")
     for name, columns in (given or {}).items():
         where = f"data_sets[{name!r}]"
         if isinstance(columns, FederatedData):
@@ -263,6 +266,10 @@ def _check_columns(where: str, columns: Mapping[str, Any]) -> None:
 
 
 def _check_addressable(federated: FederatedData) -> None:
+    if not isinstance(federated, FederatedData):
+        raise TypeError(
+            f"federated must be FederatedData, the clients' examples, got {shown(federated)}."
+        )
     if federated.num_examples >= 2**31:
         raise ValueError(
             f"federated data must have fewer than 2**31 examples, got {federated.num_examples}."

@@ -12,7 +12,7 @@ from fedcodist.aggregation import ClientResult
 from fedcodist.algorithms import parties
 from fedcodist.algorithms.parties import PARTIES, Group, for_each_party
 from fedcodist.arguments import check_arguments
-from fedcodist.checks import check_number
+from fedcodist.checks import check_integer, check_number
 from fedcodist.client_training import LocalTraining, check_training, train_client
 from fedcodist.cohort import ClientData
 from fedcodist.communication import Communication
@@ -96,6 +96,7 @@ def fd(
     groups = parties.check_groups(groups)
     parties.check_widths(groups, num_classes)
     check_training("training", training)
+    check_integer("inference_batch_size", inference_batch_size, low=1)
     check_number("learning_rate", hyper.learning_rate, low=0)
     check_number("weight", hyper.weight, low=0)
     check_number("temperature", hyper.temperature, above=0)

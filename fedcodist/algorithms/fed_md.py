@@ -1,7 +1,7 @@
 """FedMD (Li and Wang, 2019): parties of any architecture agree on logits of public examples."""
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -69,7 +69,7 @@ def fed_md(
     alignment_size: int | None = 5000,
     weights: Sequence[float] | None = None,
     exchanged: str = "logits",
-    gradient_hook: Any = lambda gradient, params: gradient,
+    gradient_hook: Callable[[PyTree, PyTree], PyTree] = lambda gradient, params: gradient,
     inference_batch_size: int = 500,
     hyper: FedMDHyper = FedMDHyper(),
     execution: Execution = Execution(),
@@ -323,8 +323,8 @@ def _weights(weights: Sequence[float] | None, count: int) -> np.ndarray:
         return np.ones(count, np.float32)
     try:
         values = np.asarray(weights, np.float64)
-    except (TypeError, ValueError):
-        raise TypeError(f"weights must be numbers, one per party, got {weights!r}.") from None
+    except (TypeError, ValueError, OverflowError):
+        raise TypeError(f"weights must be numbers, one per party, got {shown(weights)}.") from None
     if values.shape != (count,):
         raise ValueError(f"weights must be {count} numbers, one per party, got {weights!r}.")
     if not np.isfinite(values).all() or (values < 0).any() or values.sum() <= 0:

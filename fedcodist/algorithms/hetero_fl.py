@@ -14,6 +14,7 @@ from fedcodist.aggregation import Aggregate, Reduce
 from fedcodist.algorithms.fed_avg import FedAvgHyper, Schedule, client_result, constant, fed_avg
 from fedcodist.algorithms.pools import Pool, assemble, check_pools, train_pools
 from fedcodist.arguments import check_arguments
+from fedcodist.checks import check_columns, check_several
 from fedcodist.client_training import LocalTraining, OptimizerFactory, train_client
 from fedcodist.cohort import ClientData
 from fedcodist.federated_algorithm import FederatedAlgorithm, FederatedMethod
@@ -82,10 +83,14 @@ def hetero_fl(
     """
     check_arguments(hetero_fl, locals())
     check_stateless("model", model)
+    check_several("layers", layers)
+    check_columns("columns", columns)
     if not levels:
         raise ValueError("levels must hold at least one level, got none.")
     if masked and "label" not in columns:
-        raise ValueError(f"masked must be False for data without 'label', got {sorted(columns)}.")
+        raise ValueError(
+            f"masked must be False for columns without 'label', got {sorted(columns)}."
+        )
     whole = fed_avg(model, training, server_optimizer, schedule, hyper)
     shapes = variable_shapes(model).params
     places, pools, start = {}, {}, "whole"

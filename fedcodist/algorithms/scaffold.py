@@ -10,8 +10,14 @@ import optax
 from fedcodist import keys
 from fedcodist.algorithms.fed_avg import FedAvgHyper, Schedule, client_result, constant, fed_avg
 from fedcodist.arguments import check_arguments
-from fedcodist.checks import check_integer
-from fedcodist.client_training import LocalTraining, OptimizerFactory, batch_size_for, train_client
+from fedcodist.checks import check_integer, shown
+from fedcodist.client_training import (
+    LocalTraining,
+    OptimizerFactory,
+    batch_size_for,
+    check_training,
+    train_client,
+)
 from fedcodist.cohort import ClientData
 from fedcodist.example_losses import checked_loss
 from fedcodist.federated_algorithm import FederatedMethod
@@ -65,8 +71,9 @@ def scaffold(
         SGD, for which its identity is wrong.
     """
     check_arguments(scaffold, locals())
-    if isinstance(option, bool) or option not in (1, 2):
-        raise ValueError(f"option must be 1 or 2, got {option!r}.")
+    if not isinstance(option, int) or isinstance(option, bool) or option not in (1, 2):
+        raise ValueError(f"option must be 1 or 2, got {shown(option)}.")
+    check_training("training", training)
     check_integer("num_clients", num_clients, low=1)
     if option == 2 and not _is_plain_sgd(training.optimizer):
         raise ValueError(
