@@ -6,7 +6,6 @@ What is said about the numbers is written in `results/notes/<experiment>.md` (an
 `tuning.md`) and copied under the section. --check compares and writes nothing.
 """
 
-import argparse
 import io
 import sys
 from collections.abc import Sequence
@@ -35,6 +34,7 @@ from experiments.studies.sections.markdown import PLOT_FOLDER, Plots
 from experiments.studies.sections.other import other
 from experiments.studies.sections.run_list import run_list
 from experiments.studies.sections.without_data import without_data
+from fedcodist.config.command_line import Parser
 from fedcodist.report.plots import INSTALL_PLOTS
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ class Results(NamedTuple):
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command; returns 0, 1 if --check finds a difference, or 2 for a bad record."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="python -m experiments.studies", description="RESULTS.md and its plots from results/."
     )
     parser.add_argument("--results", type=Path, default=Path("results"), help="the records")

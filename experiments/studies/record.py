@@ -7,7 +7,6 @@ number of processes than the record of its name gets a name of its own, `<run>-2
 recorded again replaces itself.
 """
 
-import argparse
 import json
 import re
 import statistics
@@ -16,6 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from fedcodist.config.command_line import Parser
 from fedcodist.config.registry import WITHOUT_UNLABELLED
 from fedcodist.report.tables_heads import recorded_heads
 
@@ -40,7 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     Reads all before it writes.
     """
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="python -m experiments.studies.record",
         description="Run folders into committed records.",
     )
@@ -160,7 +160,7 @@ def write_record(record: Mapping[str, Any], results: Path) -> Path:
 def read_object(path: Path) -> dict[str, Any]:
     """A file's JSON object. Raises ValueError, one line that names the file."""
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(path.read_text(encoding="utf-8-sig"))
     except OSError as error:
         raise ValueError(f"cannot read {path}: {error.strerror}.") from error
     except ValueError as error:
@@ -230,7 +230,7 @@ def _evaluations(path: Path, seeds: Sequence[int]) -> Evaluations:
     half-written."""
     found: dict[tuple[str, str], dict[int, dict[int, dict[str, Any]]]] = {}
     try:
-        lines = path.read_text(encoding="utf-8").split("\n")
+        lines = path.read_text(encoding="utf-8-sig").split("\n")
     except OSError as error:
         raise ValueError(f"cannot read {path}: {error.strerror}.") from error
     for number, line in enumerate(lines, start=1):
@@ -262,7 +262,7 @@ def _spectra(path: Path, seeds: Sequence[int]) -> dict[str, dict[str, dict[str, 
     'last', the singular values in the first of these rounds and in the last; means over the seeds.
     """
     by_model: dict[str, dict[int, dict[int, dict[str, Any]]]] = {}
-    for line in path.read_text(encoding="utf-8").splitlines():
+    for line in path.read_text(encoding="utf-8-sig").splitlines():
         if f'"{_RANK}' not in line:
             continue
         try:

@@ -32,7 +32,7 @@ class Task(NamedTuple):
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command; returns 0, or 2 for a mistake."""
-    parser = argparse.ArgumentParser(
+    parser = command_line.Parser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     each = 123.6 / 8

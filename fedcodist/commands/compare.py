@@ -29,13 +29,15 @@ from rich.console import Console
 
 from fedcodist import report
 from fedcodist.commands import sweep
+from fedcodist.commands.metric_names import metric_names
 from fedcodist.config import command_line
-from fedcodist.report.comparison import UnknownMetric, ranked, read_run, table
+from fedcodist.report.comparison import UnknownMetric, ranked, read_run, table, unknown_metric
+from fedcodist.run import children
 
 
 def main(arguments: Sequence[str]) -> int:
     """Runs the command; returns 0, or the status of what failed."""
-    parser = argparse.ArgumentParser(
+    parser = command_line.Parser(
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
@@ -59,7 +61,10 @@ def main(arguments: Sequence[str]) -> int:
         return command_line.refuse(error)
     if settings.list:
         return sweep.main([*given, *others, "--list"])
-    if status := sweep.main([*given, *others]):
+    status = children.until_interrupted(
+        lambda: _check_metric(settings, baseline, others), "interrupted: nothing was trained yet."
+    )
+    if status := status or sweep.main([*given, *others]):
         return status
     try:
         entries, without = [], []
@@ -82,6 +87,19 @@ def main(arguments: Sequence[str]) -> int:
     console.print(table(shown, baseline, entries, settings.metric))
     folders = [str(settings.workdir / sweep.run_folder_name(run)) for run in runs]
     return report.main([*folders, "--output", str(settings.workdir / "report")])
+
+
+def _check_metric(settings: argparse.Namespace, baseline: str, others: Sequence[str]) -> int:
+    """Refuses, before anything is trained, a metric that the baseline will not have; returns the status.
+
+    Where the baseline is finished its folder tells; of other runs without the metric a note does.
+    """
+    if (settings.workdir / sweep.run_folder_name(baseline) / "summary.json").exists():
+        return 0
+    names, metric = metric_names(f"{settings.config}:{baseline}", others), settings.metric
+    if names is None or any(n == metric or n.startswith(f"{metric}_head_") for n in names):
+        return 0
+    return command_line.refuse(unknown_metric(metric, names, baseline))
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 from fedcodist import report
+from fedcodist.config.command_line import Parser
 from fedcodist.config.registry import METHODS
 from fedcodist.run import children
 
@@ -19,7 +20,7 @@ CONFIG = Path(__file__).parents[2] / "experiments" / "configs" / "digits_codist.
 
 def main() -> int:
     """Runs the three methods one after another and writes the report; returns the exit status."""
-    parser = argparse.ArgumentParser(description="Codistillation on handwritten digits.")
+    parser = Parser(description="Codistillation on handwritten digits.")
     parser.add_argument("--workdir", type=Path, default=Path("runs/demo"))
     parser.add_argument("--rounds", type=int, default=200)
     parser.add_argument("--seeds", type=int, default=3)

@@ -11,6 +11,7 @@ import argparse
 import sys
 from pathlib import Path
 
+from fedcodist.config.command_line import Parser
 from fedcodist.config.registry import METHODS
 from fedcodist.report import tables_domains
 from fedcodist.run import children
@@ -35,7 +36,7 @@ STEPS = {"fed_avg": 0, "periodic_codistillation": 50, "merged_codistillation": 8
 
 def main() -> int:
     """Prepares the text, runs the three methods and prints the table; returns the exit status."""
-    parser = argparse.ArgumentParser(description="Codistillation across domains of text.")
+    parser = Parser(description="Codistillation across domains of text.")
     parser.add_argument("--workdir", type=Path, default=Path("runs/demo_text"))
     parser.add_argument("--rounds", type=int, default=40)
     parser.add_argument("--seeds", type=int, default=1)

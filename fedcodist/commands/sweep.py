@@ -34,7 +34,7 @@ _SECONDS_BETWEEN_LOOKS = 0.05
 
 def main(arguments: Sequence[str]) -> int:
     """Runs the command; returns 0, or the status of the last run that failed."""
-    parser = argparse.ArgumentParser(
+    parser = command_line.Parser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--config", required=True, help="config file with get_runs()")
@@ -166,9 +166,10 @@ def _is_finished(
     """Whether the run ended with this config, and says so; another config is main's to refuse."""
     workdir = settings.workdir / run_folder_name(run)
     try:
-        is_finished = json.loads((workdir / _MARK).read_text()) == _mark(config, others)
+        found = json.loads((workdir / _MARK).read_text(encoding="utf-8-sig"))
     except (OSError, ValueError):
         return False
+    is_finished = found == _mark(config, others)
     if is_finished:
         print(f"{run}: finished already, in {workdir}", flush=True)
     return is_finished

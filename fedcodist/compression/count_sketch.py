@@ -17,10 +17,11 @@ from fedcodist.compression.compressor import (
     unflat,
 )
 from fedcodist.compression.top_k import largest_entries, scattered
-from fedcodist.core.checks import check_integer
+from fedcodist.core.checks import LARGEST_INTEGER, check_integer
 from fedcodist.core.communication import tree_bytes
 
 PyTree = Any
+_MOST_ENTRIES = LARGEST_INTEGER // 4 - 1  # bytes of a message, four each, are counted in an int32
 
 
 @flax.struct.dataclass
@@ -124,9 +125,11 @@ def count_sketch(rows: int, columns: int, count: int, seed: int = 0) -> Compress
 
 
 def check_sketch(rows: int, columns: int, count: int) -> None:
-    """Raises one line unless all three are positive integers."""
-    check_integer("rows", rows, low=1)
+    """Raises one line unless all three are positive integers, and the table's bytes can be counted."""
+    check_integer("rows", rows, low=1, high=_MOST_ENTRIES)
     check_integer("columns", columns, low=1)
+    if columns > (most := _MOST_ENTRIES // rows):
+        raise ValueError(f"columns must be at most {most:,} with {rows} rows, got {columns}.")
     check_integer("count", count, low=1)
 
 

@@ -130,8 +130,9 @@ def _scaffold(clients: Clients) -> FederatedMethod:
 
 
 def _fetch_sgd(clients: Clients) -> FederatedMethod:
-    sketch = dict(clients.config.training.fetch_sgd)
-    hyper = FetchSGDHyper(clients.pool.server_learning_rate, sketch.pop("momentum"))
+    settings = clients.config.training.fetch_sgd
+    hyper = FetchSGDHyper(clients.pool.server_learning_rate, settings.momentum)
+    sketch = {name: value for name, value in settings.items() if name != "momentum"}
     with named("training.fetch_sgd: "):
         return fetch_sgd(
             clients.model,

@@ -6,7 +6,7 @@ import sys
 import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from absl import flags
 from ml_collections import ConfigDict
@@ -29,9 +29,16 @@ PARSE_ERRORS = (
 )
 
 
+class Parser(argparse.ArgumentParser):
+    """Answers a mistake in one line, as other mistakes are, and not by the command's usage."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(launch.USER_ERROR, f"error: {message}; see --help.\n")
+
+
 def parse(arguments: list[str], values: flags.FlagValues, required: Sequence[str]) -> None:
     """Parses a command line with a flag `config`; raises one of PARSE_ERRORS for a mistake."""
-    given = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    given = Parser(add_help=False, allow_abbrev=False)
     given.add_argument("--config", default="")
     path = given.parse_known_args(arguments[1:])[0].config
     if path and not Path(path.split(":")[0]).is_file():

@@ -71,14 +71,30 @@ def as_settings(config: ConfigDict) -> Iterator[None]:
     try:
         yield
     except (ValueError, TypeError) as error:
-        path, rest = _setting(str(error), set(_paths(config)))
-        if path is None:
+        told = _told(str(error), set(_paths(config)))
+        if told == str(error):
             raise
-        raise type(error)(f"{path}{rest}") from error
+        raise type(error)(told) from error
     except (AttributeError, KeyError) as error:
         if (path := _missing(error, config)) is None:
             raise
         raise ValueError(f"the config lacks '{path}'.") from error
+
+
+def _told(message: str, paths: set[str]) -> str:
+    """The message with the setting it is of, and those whose values it tells as argument=value."""
+    path, rest = _setting(message, paths)
+    values = re.sub(r"\b[\w.]+(?==)", lambda found: _renamed(found.group(), paths), rest)
+    return values if path is None else f"{path}{values}"
+
+
+def _renamed(argument: str, paths: set[str]) -> str:
+    """The setting that has another name than the argument, or the argument's own name."""
+    for pattern, setting in _SETTINGS:
+        if found := re.fullmatch(pattern, argument):
+            path = setting.format(*found.groups())
+            return path if path in paths else argument
+    return argument
 
 
 def _setting(message: str, paths: set[str]) -> tuple[str | None, str]:

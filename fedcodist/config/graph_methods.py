@@ -265,10 +265,15 @@ def _check_names(
     setting: str, name: str, given: Iterable[str], known: Set[str], needed: Set[str]
 ) -> None:
     given = set(given)
+    allowed = f"it has {', '.join(['name', *sorted(known)])}"
     if missing := sorted(needed - given):
-        raise ValueError(f"{setting} must have {missing[0]!r} where its name is {name!r}.")
+        raise ValueError(
+            f"{setting} must have {missing[0]!r} where its name is {name!r}: {allowed}."
+        )
     if unknown := sorted(given - known):
-        raise ValueError(f"{setting} must not have {unknown[0]!r} where its name is {name!r}.")
+        raise ValueError(
+            f"{setting} must not have {unknown[0]!r} where its name is {name!r}: {allowed}."
+        )
 
 
 def _main_only(groups: Mapping[str, PartyGroup]) -> dict[str, PartyGroup]:

@@ -208,7 +208,7 @@ def _check_pretraining(folder: Path, key: str) -> None:
     for phase in ("private", "centralised"):
         path = folder / phase / "config.json"
         try:
-            config = json.loads(path.read_text(encoding="utf-8"))
+            config = json.loads(path.read_text(encoding="utf-8-sig"))
         except FileNotFoundError:
             continue
         except (OSError, ValueError) as error:

@@ -1,10 +1,13 @@
 """Checks of a function's arguments by its signature, before the function uses them."""
 
+import collections.abc
 import functools
 import types
 import typing
 from collections.abc import Callable, Mapping
 from typing import Any
+
+import optax
 
 from fedcodist.core.checks import check_boolean, check_text, shown
 
@@ -12,7 +15,7 @@ from fedcodist.core.checks import check_boolean, check_text, shown
 def check_arguments(function: Callable[..., Any], arguments: Mapping[str, Any]) -> None:
     """Raises one line where an argument is of another kind than its annotation says.
 
-    Checked are booleans, text, mappings by name, and named tuples with their fields, of which
+    Checked are booleans, text, functions, mappings by name, and named tuples with their fields, of which
     those whose default is a number, such as a learning rate, must be one. Limits of numbers are the
     function's own to check, or those of a method `check(name)` of the tuple.
 
@@ -45,6 +48,10 @@ def _check(name: str, value: Any, kind: Any) -> None:
         check_boolean(name, value)
     elif kind is str:
         check_text(name, value)
+    elif origin is collections.abc.Callable:
+        # What makes an optimizer has a check of its own, `check_factory`, which knows more.
+        if parts[-1] is not optax.GradientTransformation and not callable(value):
+            raise TypeError(f"{name} must be a function, got {shown(value)}.")
     elif origin is Mapping:
         if not isinstance(value, Mapping):
             raise TypeError(f"{name} must be a mapping by name, got {shown(value)}.")

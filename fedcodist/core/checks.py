@@ -84,6 +84,12 @@ def check_text(name: str, value: Any) -> None:
         raise TypeError(f"{name} must be text, got {shown(value)}.")
 
 
+def check_several(name: str, values: Any) -> None:
+    """Raises one line unless values are several in a list, or in what can be gone through like one."""
+    if isinstance(values, str | bytes) or not isinstance(values, Iterable):
+        raise TypeError(f"{name} must be a list, got {shown(values)}.")
+
+
 def check_clients(name: str, clients: Any) -> np.ndarray:
     """Returns indices of clients, int32 ascending, or raises one line unless they are at least one, and
     no two are the same."""

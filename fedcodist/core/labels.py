@@ -3,8 +3,9 @@
 import jax
 import jax.numpy as jnp
 
-# The name under which `column_uses` finds `class_of_one_hot` in a traced function.
+# The names under which `column_uses` finds the functions below in a traced function.
 ONE_HOT = "class_of_one_hot"
+CLICKS = "is_clicked"
 
 
 def class_labels(
@@ -43,3 +44,9 @@ def class_labels(
 def class_of_one_hot(vectors: jax.Array) -> jax.Array:
     """The class of one-hot vectors [..., classes]."""
     return jnp.argmax(vectors, axis=-1).astype(jnp.int32)
+
+
+@jax.jit
+def is_clicked(labels: jax.Array) -> jax.Array:
+    """Of labels [..., candidates] that are 1, 0 or, for padding, -1: which are 1."""
+    return labels == 1

@@ -11,6 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax.errors import FlaxError
 
 from fedcodist.core.aggregation import Aggregate, ClientResult
 from fedcodist.core.inputs import ClientData
@@ -18,7 +19,15 @@ from fedcodist.core.tracing import strongly_typed
 
 PyTree = Any
 # What code that does not fit raises while it is traced; it may be anything.
-MISFITS = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, AssertionError)
+MISFITS = (
+    TypeError,
+    ValueError,
+    LookupError,
+    AttributeError,
+    ArithmeticError,
+    AssertionError,
+    FlaxError,
+)
 
 
 def check_method(

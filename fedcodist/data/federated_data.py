@@ -13,6 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from fedcodist.checks import check_boolean, check_several
+
 _COLUMN_KINDS = "biufcSU"  # bool, integers, floats, complex, byte strings and text
 
 
@@ -35,6 +37,7 @@ class FederatedData:
     allow_empty: bool = False
 
     def __post_init__(self) -> None:
+        check_boolean("allow_empty", self.allow_empty)
         columns = _checked_columns(self.columns)
         num_examples = len(next(iter(columns.values())))
         offsets = _checked_offsets(self.offsets, num_examples)
@@ -69,6 +72,7 @@ class FederatedData:
         `client_ids` names the clients in index order; by default the natural ids, or "0", "1", ...
         Raises ValueError or TypeError for arrays that do not fit together.
         """
+        check_boolean("allow_empty", allow_empty)
         given = {"client_of_row": client_of_row, "partition": partition, "offsets": offsets}
         named = [name for name, value in given.items() if value is not None]
         if len(named) != 1:
@@ -238,6 +242,7 @@ def client_id_array(client_ids: Iterable[str] | np.ndarray) -> np.ndarray:
     """Natural ids as an array of text. Raises TypeError or ValueError for what is not an id."""
     if isinstance(client_ids, np.ndarray) and client_ids.dtype.kind == "U":
         return client_ids
+    check_several("client_ids", client_ids)
     ids = [_as_text("client_ids", client_id) for client_id in client_ids]
     for client_id in ids:
         # Fixed-width text is padded with NUL, so a trailing one would be lost without a word.

@@ -8,12 +8,13 @@ by `pachinko` when it is asked for fewer. The same integer seed gives the same p
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
 
-from fedcodist.core.checks import check_boolean, check_integer
+from fedcodist.core.checks import check_boolean, check_integer, shown
 from fedcodist.data.federated_data import FederatedData, default_client_ids
 
 _MOST_CLIENTS = 10**8  # as many are put in a random order in memory
@@ -22,8 +23,9 @@ _MOST_CLIENTS = 10**8  # as many are put in a random order in memory
 def iid(num_examples: int, num_clients: int, seed: int) -> list[np.ndarray]:
     """Deals shuffled rows evenly; client sizes differ by at most one.
 
-    Raises ValueError unless 1 <= num_clients <= num_examples.
+    Raises ValueError or TypeError unless 1 <= num_clients <= num_examples.
     """
+    check_integer("num_examples", num_examples, low=1)
     _check_num_clients(num_clients, num_examples)
     return np.array_split(_generator(seed).permutation(num_examples), num_clients)
 
@@ -186,6 +188,9 @@ def split_clients(num_clients: int, counts: Mapping[str, int], seed: int) -> dic
     "held_out": 50}, seed)`, then `data.select(groups["train"])`. Clients beyond the sum of `counts`
     are in no group. Raises ValueError for a count below 1 or a sum above `num_clients`.
     """
+    check_integer("num_clients", num_clients, low=1, high=_MOST_CLIENTS)
+    if not isinstance(counts, Mapping):
+        raise TypeError(f"counts must be a mapping from group to clients, got {shown(counts)}")
     if not counts:
         raise ValueError("counts must name at least one group")
     for name, count in counts.items():
@@ -235,8 +240,6 @@ def capacity_pools(
     Raises ValueError for a fraction outside (0, 1], an empty pool, or disjoint pools that need more
     clients than there are.
     """
-    if not _is_integer(num_clients) or num_clients < 1:
-        raise ValueError(f"num_clients must be an integer of at least 1, got {num_clients!r}")
     check_integer("num_clients", num_clients, low=1, high=_MOST_CLIENTS)
     check_boolean("nested", nested)
     if isinstance(fraction, Mapping):
@@ -311,8 +314,9 @@ def _check_num_clients(num_clients: int, num_examples: int) -> None:
 
 
 def _check_positive(name: str, value: float) -> None:
-    if not _is_number(value) or not 0 < value < math.inf:
-        raise ValueError(f"{name} must be a finite number above 0, got {value!r}")
+    # Python's integers may be beyond any float.
+    if not _is_number(value) or not 0 < value <= sys.float_info.max:
+        raise ValueError(f"{name} must be a finite number above 0, got {shown(value)}")
 
 
 def whole_labels(labels: Any) -> np.ndarray:
@@ -370,7 +374,7 @@ def _half_even_dirichlet(
 
 
 def _dirichlet_draw(rng: np.random.Generator, concentration: float, size: int) -> np.ndarray:
-    shares = rng.dirichlet(np.full(size, concentration))
+    shares = rng.dirichlet(np.full(size, float(concentration)))
     if np.isfinite(shares).all() and shares.sum() > 0:
         return shares
     # Out of floating-point range: the limit is one winner for small concentrations and equal shares

@@ -6,7 +6,6 @@ A RUN is a run folder or a folder above some. Runs that differ only in their see
 the report gives its mean and standard deviation over the seeds.
 """
 
-import argparse
 import os
 import sys
 from collections.abc import Sequence
@@ -15,6 +14,7 @@ from typing import NamedTuple
 
 from rich.console import Console
 
+from fedcodist.config.command_line import Parser
 from fedcodist.report.collection import Collection, collect, default_title
 from fedcodist.report.page import page
 from fedcodist.report.plots import INSTALL_PLOTS, write_plots
@@ -30,7 +30,7 @@ class ReportFiles(NamedTuple):
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command; returns its exit status: 0, or 2 if there is nothing to report."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="python -m fedcodist.report",
         description="Table, plots and a single HTML file from any set of run folders.",
     )

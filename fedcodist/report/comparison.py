@@ -74,11 +74,14 @@ def read_run(run: str, folder: Path, metric: str = "accuracy") -> list[Entry]:
     from fedcodist.report.flops import Flops, flops_of_parties, flops_of_run
 
     try:
-        summary = json.loads((folder / "summary.json").read_text())
-        config = json.loads((folder / "config.json").read_text())
+        summary = json.loads((folder / "summary.json").read_text(encoding="utf-8-sig"))
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8-sig"))
     except (OSError, ValueError) as error:
         raise ValueError(f"{folder} holds no finished run: {error}") from error
-    records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    records = [
+        json.loads(line)
+        for line in (folder / "metrics.jsonl").read_text(encoding="utf-8-sig").splitlines()
+    ]
     trained = _means(records, "client_examples")
     steps = _means(records, "distillation_steps")
     sizes = summary["models"]
@@ -138,12 +141,16 @@ def read_run(run: str, folder: Path, metric: str = "accuracy") -> list[Entry]:
                 )
             )
     if not entries:
-        raise UnknownMetric(f"--metric must be one of {list(measured)} for {run}, got {metric!r}.")
+        raise unknown_metric(metric, list(measured), run)
     if not of_parties:
         return entries
     heads = dict.fromkeys(entry.head for entry in entries)
     means = [_all_parties([e for e in entries if e.head == each], examples) for each in heads]
     return [*means, *entries]
+
+
+def unknown_metric(metric: str, names: Sequence[str], run: str) -> UnknownMetric:
+    return UnknownMetric(f"--metric must be one of {names} for {run}, got {metric!r}.")
 
 
 def ranked(

@@ -79,7 +79,7 @@ def _is_run_folder(folder: Path) -> bool:
 
 def _read_object(path: Path) -> dict[str, Any] | None:
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        value = json.loads(path.read_text(encoding="utf-8-sig"))
     except (OSError, ValueError):
         return None
     return value if isinstance(value, dict) else None
@@ -90,7 +90,7 @@ def _read_records(
 ) -> dict[Series, dict[int, dict[str, Any]]]:
     records: dict[Series, dict[int, dict[str, Any]]] = {}
     try:
-        lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
+        lines = path.read_text(encoding="utf-8-sig", errors="replace").split("\n")
     except OSError:
         return records
     for number, line in enumerate(lines, start=1):

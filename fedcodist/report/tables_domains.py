@@ -7,7 +7,6 @@ around codistillations were evaluated, a second table says what its figure 3 sho
 accuracy differs from that of the round before, right after a codistillation and some rounds later.
 """
 
-import argparse
 import math
 import sys
 from collections.abc import Mapping, Sequence
@@ -21,6 +20,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from fedcodist.config.command_line import Parser
 from fedcodist.config.data_text import TEXT, TextData, load_text, text_model
 from fedcodist.config.registry import METHOD_NAMES, method_of
 from fedcodist.report.metric_kinds import decimal
@@ -49,9 +49,7 @@ class Change(NamedTuple):
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Prints the table and continuations; returns 0, or 2 for a mistake."""
-    parser = argparse.ArgumentParser(
-        prog="python -m fedcodist.report.tables_domains", description=__doc__
-    )
+    parser = Parser(prog="python -m fedcodist.report.tables_domains", description=__doc__)
     parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="run folder, or above")
     parser.add_argument("--split", default="test", help="test (default) or held_out")
     parser.add_argument("--samples", type=int, default=3, help="beginnings to continue per domain")

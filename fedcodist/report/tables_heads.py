@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from ml_collections import ConfigDict
 
+from fedcodist.config.command_line import Parser
 from fedcodist.config.registry import DECENTRALISED
 from fedcodist.report.metric_kinds import decimal
 from fedcodist.report.plots import COLOURS, INSTALL_PLOTS, MARKERS, as_written
@@ -65,8 +66,8 @@ def read_heads(folder: Path) -> Heads:
     from fedcodist.models.multi_headed import accuracy_name
 
     try:
-        config = ConfigDict(json.loads((folder / "config.json").read_text(encoding="utf-8")))
-        lines = (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+        config = ConfigDict(json.loads((folder / "config.json").read_text(encoding="utf-8-sig")))
+        lines = (folder / "metrics.jsonl").read_text(encoding="utf-8-sig").splitlines()
     except (OSError, ValueError) as error:
         raise ValueError(f"{folder} holds no run: {error}") from error
     if config.algorithm.name not in DECENTRALISED:
@@ -248,9 +249,7 @@ def main(arguments: Sequence[str]) -> int:
 
     Of several folders those without such a run, as the pooled one, are named and left out.
     """
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("runs", nargs="+", type=Path)
     parser.add_argument("--clients", action="store_true", help="every client's accuracies too")
     parser.add_argument("--picture", type=Path, help="of the first run that is shown")

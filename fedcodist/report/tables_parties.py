@@ -6,7 +6,6 @@ Before is the end of private training, the bound that of training on all parties
 (`fedcodist.config.phases`).
 """
 
-import argparse
 import json
 import math
 import sys
@@ -16,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from fedcodist.config.command_line import Parser
 from fedcodist.report.metric_kinds import decimal
 from fedcodist.report.plot_parties import PartyCurve, parties_plot
 from fedcodist.report.plots import INSTALL_PLOTS
@@ -33,7 +33,7 @@ STOPPING = {
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Prints the table of a run; returns the exit status."""
-    parser = argparse.ArgumentParser(description="Baseline, collaboration and bound, by party.")
+    parser = Parser(description="Baseline, collaboration and bound, by party.")
     parser.add_argument("workdir", type=Path)
     parser.add_argument("--plot", type=Path, help="file for a plot by round, figure 2 of the paper")
     options = parser.parse_args(arguments)
@@ -67,7 +67,7 @@ def results(workdir: str | Path, split: str = "test") -> dict[str, dict[str, lis
         path = folder / "summary.json"
         if column == "centralised" and not path.exists():
             continue
-        for party, splits in json.loads(path.read_text(encoding="utf-8"))["final"].items():
+        for party, splits in json.loads(path.read_text(encoding="utf-8-sig"))["final"].items():
             found.setdefault(party, {})[column] = [
                 math.nan if share is None else share for share in splits[split]["accuracy"]
             ]
@@ -78,7 +78,7 @@ def curves(workdir: str | Path) -> dict[str, PartyCurve]:
     """party -> mean accuracy over seeds in per cent, by round of the collaboration; of `followed`."""
     split = followed(workdir)
     by_party: dict[str, dict[int, list[float]]] = {}
-    for line in (Path(workdir) / "metrics.jsonl").read_text(encoding="utf-8").splitlines():
+    for line in (Path(workdir) / "metrics.jsonl").read_text(encoding="utf-8-sig").splitlines():
         record = json.loads(line)
         if record["split"] == split:
             rounds = by_party.setdefault(record["model"], {})
@@ -94,7 +94,7 @@ def curves(workdir: str | Path) -> dict[str, PartyCurve]:
 
 def followed(workdir: str | Path) -> str:
     """The split that a run was evaluated on as it went."""
-    config = json.loads((Path(workdir) / "config.json").read_text(encoding="utf-8"))
+    config = json.loads((Path(workdir) / "config.json").read_text(encoding="utf-8-sig"))
     return config.get("evaluation", {}).get("splits", ("test",))[0]
 
 
@@ -132,7 +132,7 @@ def table(found: Mapping[str, Mapping[str, list[float]]]) -> str:
 
 def stopped(workdir: str | Path) -> str:
     """What early stopping looked at in a run's phases, by its config."""
-    config = json.loads((Path(workdir) / "config.json").read_text(encoding="utf-8"))
+    config = json.loads((Path(workdir) / "config.json").read_text(encoding="utf-8-sig"))
     return STOPPING[config["phases"]["stopping"]].replace("**", "")
 
 

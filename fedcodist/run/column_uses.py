@@ -16,7 +16,7 @@ import jax
 import numpy as np
 from jax.extend.core import ClosedJaxpr, Literal
 
-from fedcodist.core.labels import ONE_HOT
+from fedcodist.core.labels import CLICKS, ONE_HOT
 from fedcodist.run.used_arguments import inner_jaxprs, scan_parts, used_arguments
 
 PyTree = Any
@@ -79,6 +79,7 @@ class Uses(NamedTuple):
       results: of each of the function's results, in the order of its leaves.
       indices: columns that index an axis.
       one_hot: columns of one-hot vectors, whose class is taken (`class_of_one_hot`).
+      clicks: columns of candidates' clicks (`is_clicked`).
       asked: columns of which the function asks whether they are finite, or NaN.
       read: columns on which some result depends.
     """
@@ -86,6 +87,7 @@ class Uses(NamedTuple):
     results: list[Followed]
     indices: set[Index]
     one_hot: set[Any]
+    clicks: set[Any]
     asked: set[Any]
     read: set[Any]
 
@@ -106,7 +108,7 @@ def column_uses(
         if is_used
         for column, _ in argument.columns
     }
-    uses = Uses([], set(), set(), set(), read)
+    uses = Uses([], set(), set(), set(), set(), read)
     results = _follow(jaxpr.jaxpr, [_of_constant(c) for c in jaxpr.consts], arguments, uses)
     return uses._replace(results=results)
 
@@ -176,8 +178,9 @@ def _results(equation: Any, operands: list[Followed], uses: Uses) -> list[Follow
         return [_joined(operands[:2] if name == "dynamic_update_slice" else operands)]
     if name in _CONTROL:
         return _CONTROL[name](equation, operands, uses)
-    if equation.params.get("name") == ONE_HOT:
-        uses.one_hot.update(column for column, _ in first.columns)
+    for function, found in ((ONE_HOT, uses.one_hot), (CLICKS, uses.clicks)):
+        if equation.params.get("name") == function:
+            found.update(column for column, _ in first.columns)
     for inner in inner_jaxprs(equation):
         if len(getattr(inner, "jaxpr", inner).invars) == len(operands):
             results = _inside(inner, operands, uses)

@@ -32,15 +32,17 @@ from fedcodist.run.used_arguments import used_arguments
 PyTree = Any
 _CLIENTS = ""  # beside names of data sets
 _ROUNDS: Any = weakref.WeakKeyDictionary()  # an algorithm's round -> shapes -> Uses
-_ONE_HOT_ROWS = 2**16
+_ROWS_AT_ONCE = 2**16
 
 
 class _Table(NamedTuple):
-    """Columns of one source: what messages call it, and the first row of each client where there are."""
+    """Columns of one source: what messages call it, and where there are clients their first rows and
+    ids."""
 
     where: str
     columns: Mapping[str, Any]
     starts: Any = None
+    client_ids: Any = None
 
 
 def check_data(experiment: Any) -> None:
@@ -50,7 +52,8 @@ def check_data(experiment: Any) -> None:
     - NaN or infinite numbers in a column that is read by a program which does not ask for them (as
       `jnp.isnan` and `jnp.nan_to_num` do);
     - whole numbers that index an axis, such as a model's outputs or a table of tokens, and do not lie on
-      it; and vectors taken for one-hot that are not.
+      it; and vectors taken for one-hot that are not;
+    - labels of candidates that are neither 1, 0 nor -1, where `fedcodist.ranking` reads them.
 
     What a program computes of labels before it indexes with them (clips, replaces where they are
     negative, looks up in a table) is its own affair; a constant shift is seen through.
@@ -59,13 +62,13 @@ def check_data(experiment: Any) -> None:
       experiment: an Experiment whose `splits` and `final_splits` are FederatedData.
     """
     data = experiment.data
-    tables = {_CLIENTS: _Table("the clients' data", data.columns, data.starts)}
+    tables = {_CLIENTS: _Table("the clients' data", data.columns, data.starts, data.client_ids)}
     tables |= {
         name: _Table(f"data set {name!r}", columns) for name, columns in data.data_sets.items()
     }
     splits = dict(experiment.splits) | dict(experiment.final_splits)
     evaluated = {
-        name: _Table(f"split {name!r}", split.columns, split.offsets[:-1])
+        name: _Table(f"split {name!r}", split.columns, split.offsets[:-1], split.client_ids)
         for name, split in splits.items()
     }
     for table in (*tables.values(), *evaluated.values()):
@@ -104,7 +107,14 @@ def _of_source(uses: Uses, source: str, labels: set[str]) -> Uses:
         for index in uses.indices
         if index.column[0] == source and (not index.is_compared or index.column[1] in labels)
     }
-    return Uses([], indices, names(uses.one_hot), names(uses.asked), names(uses.read))
+    return uses._replace(
+        results=[],
+        indices=indices,
+        one_hot=names(uses.one_hot),
+        clicks=names(uses.clicks),
+        asked=names(uses.asked),
+        read=names(uses.read),
+    )
 
 
 def _check_uses(table: _Table, uses: Uses, model: str, *outputs: int) -> None:
@@ -112,6 +122,8 @@ def _check_uses(table: _Table, uses: Uses, model: str, *outputs: int) -> None:
         _check_range(table, index, model if index.entries in outputs else "")
     for name in sorted(uses.one_hot):
         _check_one_hot(table, name)
+    for name in sorted(uses.clicks):
+        _check_clicks(table, name)
 
 
 def _check_range(table: _Table, index: Index, model: str) -> None:
@@ -132,8 +144,8 @@ def _check_range(table: _Table, index: Index, model: str) -> None:
 
 def _check_one_hot(table: _Table, name: str) -> None:
     column = table.columns[name]
-    for start in range(0, len(column), _ONE_HOT_ROWS):
-        vectors = np.asarray(column[start : start + _ONE_HOT_ROWS])
+    for start in range(0, len(column), _ROWS_AT_ONCE):
+        vectors = np.asarray(column[start : start + _ROWS_AT_ONCE])
         is_one_hot = ((vectors == 0) | (vectors == 1)).all(-1) & (vectors.sum(-1) == 1)
         if not is_one_hot.all():
             place = np.unravel_index(int(np.argmin(is_one_hot)), is_one_hot.shape)
@@ -141,6 +153,20 @@ def _check_one_hot(table: _Table, name: str) -> None:
                 f"column {name!r} of {table.where} must have labels that are whole numbers or one-hot "
                 f"vectors, a single 1 and else 0, got {vectors[place].tolist()!r:.60} in row "
                 f"{start + int(place[0])}: give a loss and metrics of your own for others."
+            )
+
+
+def _check_clicks(table: _Table, name: str) -> None:
+    column = table.columns[name]
+    for start in range(0, len(column), _ROWS_AT_ONCE):
+        labels = np.asarray(column[start : start + _ROWS_AT_ONCE])
+        is_known = np.isin(labels, (-1, 0, 1))
+        if not is_known.all():
+            place = np.unravel_index(int(np.argmin(is_known)), is_known.shape)
+            raise ValueError(
+                f"column {name!r} of {table.where} must have 1 for candidates that were clicked, 0 for "
+                f"those that were not and -1 for padding, got {labels[place]} in row "
+                f"{start + int(place[0])}."
             )
 
 
@@ -156,12 +182,19 @@ def _check_finite(table: _Table, read: set[str], asked: set[str]) -> None:
         row, value = row_and_value
         who = ""
         if table.starts is not None:
-            who = f" (client {int(np.searchsorted(table.starts, row, side='right')) - 1})"
+            client = int(np.searchsorted(table.starts, row, side="right")) - 1
+            who = f" (client {_client_name(client, table.client_ids)})"
         wide = f", beyond {jax.dtypes.canonicalize_dtype(dtype)}" if np.isfinite(value) else ""
         raise ValueError(
             f"column {name!r} of {table.where} must have finite numbers, got {value}{wide} in row "
             f"{row}{who}: leave such examples out, or replace the number."
         )
+
+
+def _client_name(client: int, client_ids: Any) -> str:
+    """A client's natural id, in quotation marks, or its index where it has no other."""
+    own = str(client) if client_ids is None else str(client_ids[client])
+    return own if own == str(client) else repr(own)
 
 
 def _predictors(algorithm: FederatedAlgorithm) -> Iterator[tuple[str, Predictor, PyTree]]:

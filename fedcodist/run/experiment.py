@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import os
 import time
 import warnings
 import zlib
@@ -13,7 +14,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedcodist.core.checks import check_integer, check_names
+from fedcodist.core.checks import (
+    check_boolean,
+    check_integer,
+    check_names,
+    check_several,
+    check_text,
+    shown,
+)
 from fedcodist.core.client_states import HostClientStates, device_client_states
 from fedcodist.core.local_training import Preprocess
 from fedcodist.core.method import FederatedAlgorithm, by_member
@@ -137,11 +145,18 @@ def run_experiment(
       prepared: checksums of prepared folders that the data come from, which a resumed run's must equal.
 
     Raises:
-      ValueError: settings that make no sense, before anything compiles.
+      ValueError, TypeError: settings or arguments that make no sense, before anything compiles.
       TrainingDiverged: a non-finite update; the last good checkpoint stays.
       CheckpointError, RunFolderError: the folder cannot be written, belongs to another run, or is in
         use by another process.
     """
+    _check_kinds(experiment)
+    _check_run(workdir, callbacks, programs)
+    for argument, told in (("config", config), ("plan", plan), ("prepared", prepared)):
+        _check_storable(argument, told)
+    for argument, flag in (("change_plan", change_plan), ("show_progress", show_progress)):
+        check_boolean(argument, flag)
+    check_text("name", name)
     experiment = _with_federated_splits(experiment)
     checkpoint_every = check_experiment(experiment)
     is_writer = jax.process_index() == 0
@@ -269,6 +284,7 @@ def check_experiment(experiment: Experiment) -> int:
     Returns:
       Rounds between checkpoints.
     """
+    _check_kinds(experiment)
     experiment = _with_federated_splits(experiment)
     for name in ("rounds", "evaluate_every", "seeds", "evaluation_batch_size", "evaluate_clients"):
         check_integer(name, getattr(experiment, name), low=1)
@@ -277,12 +293,14 @@ def check_experiment(experiment: Experiment) -> int:
         raise ValueError(
             f"seed must leave all seeds below 2**31, got {experiment.seed} and {experiment.seeds} seeds."
         )
+    check_several("evaluate_also", experiment.evaluate_also)
     for round in experiment.evaluate_also:
         check_integer("evaluate_also", round, low=0)
         if round > experiment.rounds:
             raise ValueError(
                 f"evaluate_also must be rounds up to rounds={experiment.rounds}, got {round}."
             )
+    check_text("seeds_loop", experiment.seeds_loop)
     if experiment.seeds_loop not in ("map", "vmap"):
         raise ValueError(f"seeds_loop must be 'map' or 'vmap', got {experiment.seeds_loop!r}.")
     if experiment.algorithm.num_clients > experiment.data.num_clients:
@@ -317,6 +335,48 @@ def check_experiment(experiment: Experiment) -> int:
     check_models(experiment, filled)
     check_data(experiment)
     return every
+
+
+def _check_kinds(experiment: Experiment) -> None:
+    """Raises one line where the experiment, or one of its main parts, is something else."""
+    if not isinstance(experiment, Experiment):
+        raise TypeError(f"experiment must be an Experiment, got {shown(experiment)}.")
+    if not isinstance(experiment.algorithm, FederatedAlgorithm):
+        raise TypeError(
+            "algorithm must be what a method of pools, parties or a graph returns, such as "
+            f"independent_pools, got {shown(experiment.algorithm)}."
+        )
+    if not isinstance(experiment.data, ResidentData | StreamedData):
+        raise TypeError(
+            f"data must be made by resident_data or StreamedData, got {shown(experiment.data)}."
+        )
+
+
+def _check_run(workdir: Any, callbacks: Any, programs: Any) -> None:
+    if not isinstance(workdir, str | os.PathLike | None) or "\0" in str(workdir):
+        raise TypeError(f"workdir must be the path of a run folder, got {shown(workdir)}.")
+    check_several("callbacks", callbacks)
+    for callback in callbacks:
+        if not callable(callback):
+            raise TypeError(f"callbacks must be functions of records, got {shown(callback)}.")
+    if not isinstance(programs, Programs | None):
+        raise TypeError(f"programs must be made by experiment_programs, got {shown(programs)}.")
+
+
+def _check_storable(name: str, value: Any) -> None:
+    """Raises one line unless a run folder's JSON can hold a mapping."""
+    if value is None:
+        return
+    if not isinstance(value, Mapping):
+        raise TypeError(f"{name} must be a mapping by name, got {shown(value)}.")
+    try:
+        json.dumps(value, allow_nan=False)
+    except (ValueError, TypeError, RecursionError) as error:
+        kind = TypeError if isinstance(error, TypeError) else ValueError
+        raise kind(
+            f"{name} must be finite numbers, text, True, False, None, or lists and dictionaries of "
+            f"these: {error}."
+        ) from None
 
 
 def _with_federated_splits(experiment: Experiment) -> Experiment:

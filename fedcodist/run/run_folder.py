@@ -1,5 +1,6 @@
 """A run's folder: config, metrics, summary and environment as JSON, and its checkpoints."""
 
+import codecs
 import datetime
 import fnmatch
 import importlib.metadata
@@ -37,7 +38,7 @@ class RunFolderError(ValueError):
 
 
 class RunFolder:
-    """Reads and writes one run's files.
+    """Reads and writes one run's files, those too that an editor began with a byte order mark.
 
     `metrics.jsonl` holds no clock times: a resumed run ends with the same bytes as one that was never
     stopped. A folder that was claimed is free for other processes at the end of a `with` statement.
@@ -167,6 +168,8 @@ class RunFolder:
         if not self._writes:
             return
         try:
+            if self.metrics.exists():
+                self._leave_out_mark()
             present = self.metrics.stat().st_size if self.metrics.exists() else 0
             if present < length:
                 raise RunFolderError(
@@ -178,6 +181,12 @@ class RunFolder:
         except OSError as error:
             raise RunFolderError(f"cannot write {self.metrics}: {error.strerror}.") from error
 
+    def _leave_out_mark(self) -> None:
+        """Without a byte order mark metrics have the length that checkpoints tell again."""
+        with open(self.metrics, "rb") as file:
+            if file.read(len(codecs.BOM_UTF8)) == codecs.BOM_UTF8:
+                write_atomically(self.metrics, file.read())
+
     def records(self, names: Sequence[str] = ("round",)) -> list[dict[str, Any]]:
         """All lines of metrics.jsonl, each of which must have values of these names.
 
@@ -187,7 +196,7 @@ class RunFolder:
         if not self.metrics.exists():
             return []
         try:
-            lines = self.metrics.read_text(encoding="utf-8").splitlines()
+            lines = self.metrics.read_text(encoding="utf-8-sig").splitlines()
         except (OSError, ValueError) as error:
             raise RunFolderError(f"cannot read {self.metrics}: {error}.") from error
         records = []
@@ -229,7 +238,7 @@ class RunFolder:
 
     def _read(self, name: str) -> dict[str, Any]:
         try:
-            content = json.loads((self.path / name).read_text(encoding="utf-8"))
+            content = json.loads((self.path / name).read_text(encoding="utf-8-sig"))
         except (OSError, ValueError, RecursionError) as error:
             raise RunFolderError(f"cannot read {self.path / name}: {error}.") from error
         if not isinstance(content, dict):

@@ -8,10 +8,25 @@ import flax.struct
 import jax
 import numpy as np
 
+from fedcodist.core.checks import shown
 from fedcodist.core.for_each_client import dealing_order
 from fedcodist.core.inputs import Cohort, Examples, Inputs, Selection
 from fedcodist.data.column_values import check_32_bits, give_back_pages
 from fedcodist.data.federated_data import FederatedData, array_of, check_numbers
+
+
+class ClientNames:
+    """Natural ids beside data. No program depends on them, so that all of them are equal: JAX compiles
+    nothing again for others."""
+
+    def __init__(self, client_ids: np.ndarray):
+        self.client_ids = client_ids
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, ClientNames)
+
+    def __hash__(self) -> int:
+        return hash(ClientNames)
 
 
 @flax.struct.dataclass
@@ -24,6 +39,7 @@ class ResidentData:
       sizes: int32 [clients], examples of each client.
       data_sets: data set -> columns of examples without clients.
       capacity: the largest size of any client.
+      names: the clients' natural ids, for messages; None where they are not known.
     """
 
     columns: Mapping[str, Any]
@@ -31,6 +47,12 @@ class ResidentData:
     sizes: Any
     data_sets: Mapping[str, Mapping[str, Any]]
     capacity: int = flax.struct.field(pytree_node=False)
+    names: ClientNames | None = flax.struct.field(pytree_node=False, default=None)
+
+    @property
+    def client_ids(self) -> np.ndarray | None:
+        """The clients' natural ids, str [clients]; None where they are not known."""
+        return None if self.names is None else self.names.client_ids
 
     @property
     def num_clients(self) -> int:
@@ -78,6 +100,7 @@ def resident_data(
         sizes=federated.client_sizes.astype(np.int32),
         data_sets=_data_sets(data_sets),
         capacity=int(federated.client_sizes.max()),
+        names=ClientNames(federated.client_ids),
     )
 
 
@@ -101,7 +124,7 @@ class StreamedData:
         self._largest_first = np.sort(federated.client_sizes)[::-1]
         self.num_clients = federated.num_clients
         self.columns, self.sizes = federated.columns, federated.client_sizes
-        self.starts = federated.offsets[:-1]
+        self.starts, self.client_ids = federated.offsets[:-1], federated.client_ids
         self.capacity = int(self._largest_first[0])
 
     @property
@@ -211,6 +234,8 @@ def stack_inputs(inputs: list[Inputs]) -> Inputs:
 def _data_sets(given: Mapping[str, Any] | None) -> dict[str, dict[str, Any]]:
     """Checked columns of data sets without clients; those of federated data are accepted."""
     found = {}
+    if given is not None and not isinstance(given, Mapping):
+        raise TypeError(f"data_sets must be columns by name of the data set, got {shown(given)}.")
     for name, columns in (given or {}).items():
         where = f"data_sets[{name!r}]"
         if isinstance(columns, FederatedData):
@@ -241,6 +266,10 @@ def _check_columns(where: str, columns: Mapping[str, Any]) -> None:
 
 
 def _check_addressable(federated: FederatedData) -> None:
+    if not isinstance(federated, FederatedData):
+        raise TypeError(
+            f"federated must be FederatedData, the clients' examples, got {shown(federated)}."
+        )
     if federated.num_examples >= 2**31:
         raise ValueError(
             f"federated data must have fewer than 2**31 examples, got {federated.num_examples}."

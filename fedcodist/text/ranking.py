@@ -2,7 +2,7 @@
 
 The label is either int [batch], the position of the one candidate that was clicked (training), or
 int [batch, candidates] (evaluation): 1 for candidates that were clicked, 0 for those that were not, and
--1 for padding.
+-1 for padding. `check_experiment` looks at the data whether there are others.
 
 Candidates of equal scores are in random order: every metric is its mean over all orders, so a model
 that scores all alike gains nothing by how candidates are listed.
@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from fedcodist.core.labels import is_clicked
 from fedcodist.core.metrics import Batch, Statistic
 
 
@@ -42,7 +43,7 @@ def ranking_loss(scores: jax.Array, batch: Batch) -> jax.Array:
     if labels.ndim == 1:
         return optax.softmax_cross_entropy_with_integer_labels(scores, labels)
     log_total = jax.nn.logsumexp(scores, axis=-1, where=labels >= 0)
-    clicked = labels == 1
+    clicked = is_clicked(labels)
     count = jnp.sum(clicked, axis=-1)
     mean_score = jnp.sum(jnp.where(clicked, scores, 0), axis=-1) / jnp.maximum(count, 1)
     return jnp.where(count > 0, log_total - mean_score, 0)
@@ -65,7 +66,7 @@ def auc(scores: jax.Array, labels: jax.Array) -> jax.Array:
     clicked, others = _counts(labels)
     # Places count from the best one, 0; the worst candidate has rank 1.
     rank = (clicked + others)[:, None] - (first + last - 1) / 2
-    ranks = jnp.sum(rank * (labels == 1), axis=-1)
+    ranks = jnp.sum(rank * is_clicked(labels), axis=-1)
     return (ranks - clicked * (clicked + 1) / 2) / jnp.maximum(clicked * others, 1)
 
 
@@ -95,8 +96,8 @@ def _mean_over_impressions(metric: Callable[[jax.Array, jax.Array], jax.Array]) 
 
 def _counts(labels):
     """How many candidates were clicked and were not, float [batch] each."""
-    count = lambda label: jnp.sum(labels == label, axis=-1).astype(jnp.float32)
-    return count(1), count(0)
+    count = lambda which: jnp.sum(which, axis=-1).astype(jnp.float32)
+    return count(is_clicked(labels)), count(labels == 0)
 
 
 def _discounted(scores, labels, discount):
@@ -105,7 +106,7 @@ def _discounted(scores, labels, discount):
     discounts = discount(jnp.arange(scores.shape[-1]).astype(scores.dtype))
     cumulative = jnp.pad(jnp.cumsum(discounts), (1, 0))
     mean = (cumulative[last] - cumulative[first]) / jnp.maximum(last - first, 1)
-    return jnp.sum(jnp.where(labels == 1, mean, 0), axis=-1)
+    return jnp.sum(jnp.where(is_clicked(labels), mean, 0), axis=-1)
 
 
 def _places(scores, labels):

@@ -270,6 +270,12 @@ def held_out_experiment(config: ConfigDict):
     with as_settings(config):
         experiment = build_experiment(config, data)
         check_experiment(experiment)
+    for name, predictor in experiment.algorithm.predictors.items():
+        if "accuracy" not in predictor.model.metrics:
+            raise ValueError(
+                f"tuning needs models with the metric 'accuracy', model {name!r} has "
+                f"{list(predictor.model.metrics)}."
+            )
 
     def hyper_of(trial: ConfigDict):
         with warnings.catch_warnings():

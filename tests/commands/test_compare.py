@@ -1,5 +1,6 @@
 """Comparing methods: what is read from run folders, the ranking, and differences within seeds."""
 
+import codecs
 import json
 import math
 
@@ -10,6 +11,7 @@ from scipy import stats
 
 from experiments.configs import digits_methods, digits_parties
 from fedcodist.commands import compare
+from fedcodist.commands.metric_names import metric_names
 from fedcodist.config.networks import MODELS
 from fedcodist.report.comparison import (
     ALL_PARTIES,
@@ -154,6 +156,21 @@ def test_a_run_without_the_metric_leaves_the_others_their_table(tmp_path, monkey
     assert capsys.readouterr().err.startswith("error: --metric must be one of")
 
 
+def test_a_metric_that_no_run_will_have_is_refused_before_anything_is_trained(tmp_path, capfd):
+    arguments = [f"--config={CONFIG}", f"--workdir={tmp_path / 'runs'}", "--only=fed_avg"]
+    assert compare.main([*arguments, "--metric=f_score"]) == 2
+    assert capfd.readouterr().err == (
+        "error: --metric must be one of ['loss', 'accuracy'] for fed_avg, got 'f_score'.\n"
+    )
+    assert not (tmp_path / "runs").exists()
+
+
+def test_metrics_are_known_without_training():
+    assert metric_names(f"{CONFIG}:fed_sdd", ["--config.rounds=3"]) == ["loss", "accuracy"]
+    # What is wrong with a run is its own start's to tell.
+    assert metric_names(f"{CONFIG}:fed_sdd", ["--config.data.num_clients=0"]) is None
+
+
 def test_names_are_shown_as_they_are():
     """And not as rich's markup, of which an unmatched end would be an error."""
     name = "[/b] [red]x $y$"
@@ -293,6 +310,14 @@ def test_a_method_that_does_not_count_examples_is_one_line(tmp_path):
     path.write_text("".join(path.read_text().splitlines(keepends=True)[:-1]))
     with pytest.raises(ValueError, match="has no client_examples of 'model_1'"):
         read_run("run", tmp_path / "run")
+
+
+def test_files_that_begin_with_a_byte_order_mark_are_read(tmp_path):
+    write_run(tmp_path / "run")
+    expected = read_run("run", tmp_path / "run")
+    for path in (tmp_path / "run").iterdir():
+        path.write_bytes(codecs.BOM_UTF8 + path.read_bytes())
+    assert read_run("run", tmp_path / "run") == expected
 
 
 def test_any_metric_is_read(tmp_path):

@@ -247,6 +247,22 @@ def test_mistakes_are_one_line(arguments, message, capsys, tmp_path):
     assert not (tmp_path / "runs").exists()
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--config=x.py", "--workdir=x", "--at-once=two"], "--at-once: invalid int value: 'two'"),
+        (["--config=x.py"], "required: --workdir"),
+        (["--config=x.py", "--workdir"], "--workdir: expected one argument"),
+    ],
+)
+def test_options_that_argparse_refuses_are_one_line(arguments, message, capsys):
+    with pytest.raises(SystemExit) as ended:
+        sweep.main(arguments)
+    error = capsys.readouterr().err
+    assert ended.value.code == USER_ERROR
+    assert error.startswith("error: ") and message in error and error.count("\n") == 1
+
+
 def test_the_runs_are_listed(capsys, tmp_path):
     table = FOLDER / "cifar100_table1.py"
     common = ["--config", str(table), "--workdir", str(tmp_path)]

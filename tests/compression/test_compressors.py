@@ -643,6 +643,12 @@ def test_arrays_that_make_no_sense_are_one_line():
         (lambda: quantisation(17), ValueError, "bits must be at most 16, got 17"),
         (lambda: count_sketch(0, 5, 1), ValueError, "rows must be at least 1, got 0"),
         (lambda: count_sketch(3, 5.5, 1), TypeError, "columns must be an integer"),
+        (
+            lambda: count_sketch(3, 10**9, 1),
+            ValueError,
+            "columns must be at most 178,956,970 with 3 rows, got 1000000000",
+        ),
+        (lambda: count_sketch(10**9, 3, 1), ValueError, "rows must be at most 536,870,910, got"),
         (lambda: count_sketch(3, 5, 0), ValueError, "count must be at least 1, got 0"),
     ],
 )

@@ -119,8 +119,14 @@ def test_a_graph_that_changes_by_name():
             [("islands", {"size": 3})] * 2,
             r"parties\.graph\.graphs\[0\]\.size must divide the 8 clients",
         ),
-        ([("islands", {})] * 2, r"graph.graphs\[0\] must have 'size' where its name is 'islands'"),
-        ([("complete", {"size": 2})] * 2, r"graphs\[0\] must not have 'size' where its name is"),
+        (
+            [("islands", {})] * 2,
+            r"graph.graphs\[0\] must have 'size' where its name is 'islands': it has name, size\.",
+        ),
+        (
+            [("complete", {"size": 2})] * 2,
+            r"graphs\[0\] must not have 'size' where its name is 'complete': it has name\.",
+        ),
         ([("random", {"seed": 2})] * 2, r"graphs\[0\] must have 'probability' where its name is"),
     ],
 )

@@ -147,7 +147,7 @@ CONFIG = ConfigDict(
         "rounds": 3,
         "algorithm": {"direction": "up", "public_batch_size": 3},
         "pools": {"small": {"cohort_size": 3, "teaching": {"decay": 1}}},
-        "evaluation": {"every": 3},
+        "evaluation": {"every": 3, "checkpoint_every": 3},
         "training": {"fed_gkd": {"models_kept": 2}},
         "execution": {},
     }
@@ -162,6 +162,16 @@ CONFIG = ConfigDict(
         ("teaching['small'].decay must be", "pools.small.teaching.decay must be"),
         ("evaluate_every must be", "evaluation.every must be"),
         ("num_rounds must be", "rounds must be"),
+        ("rounds needs distillation.direction=3.", "rounds needs algorithm.direction=3."),
+        ("rounds needs direction=3.", "rounds needs direction=3."),
+        (
+            "checkpoint_every must be a multiple of evaluate_every=2, got 3.",
+            "evaluation.checkpoint_every must be a multiple of evaluation.every=2, got 3.",
+        ),
+        (
+            "evaluation.checkpoint_every must be a multiple of evaluate_every=2, got 3.",
+            "evaluation.checkpoint_every must be a multiple of evaluation.every=2, got 3.",
+        ),
         ("distillation.batch_size must be", "algorithm.public_batch_size must be"),
         ("training.fed_gkd: models_kept must be", "training.fed_gkd.models_kept must be"),
         ("evaluation.every must be", "evaluation.every must be"),

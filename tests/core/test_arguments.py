@@ -14,8 +14,8 @@ from fedcodist.core.inputs import ClientData
 from fedcodist.core.local_training import batch_size_for, train_client
 from fedcodist.data.federated_data import FederatedData
 from fedcodist.models.digits import MLP
-from fedcodist.run.experiment import Experiment, check_experiment
-from fedcodist.run.sources import resident_data
+from fedcodist.run.experiment import Experiment, check_experiment, run_experiment
+from fedcodist.run.sources import StreamedData, resident_data
 
 COLUMNS = {"image": np.zeros((8, 6), np.float32), "label": np.zeros(8, np.int32)}
 MODEL = fc.from_flax_linen(MLP(hidden=(5,), classes=3), np.zeros((1, 6), np.float32))
@@ -103,6 +103,114 @@ KINDS = {
 def test_arguments_of_another_kind(told):
     with pytest.raises((TypeError, ValueError)) as error:
         KINDS[told]()
+    assert str(error.value).startswith(told) and "\n" not in str(error.value)
+
+
+AS_TRAINED = fc.LocalTraining()
+FUNCTIONS = {
+    "training.preprocess": lambda value: fc.fed_avg(MODEL, AS_TRAINED._replace(preprocess=value)),
+    "distillation.preprocess": lambda value: merged(distillation=STEPS._replace(preprocess=value)),
+    "training.schedule": lambda value: fc.separate(GROUPS, 3, fc.StepTraining(schedule=value)),
+    "schedule": lambda value: fc.fed_avg(MODEL, schedule=value),
+    "gradient_hook": lambda value: fc.isolated(GROUPS, AS_TRAINED, gradient_hook=value),
+    "training.optimizer": lambda value: fc.scaffold(MODEL, 8, AS_TRAINED._replace(optimizer=value)),
+}
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+@pytest.mark.parametrize("value", ["no", 3, None, [], 1.5], ids=repr)
+def test_what_is_no_function(name, value):
+    with pytest.raises(TypeError, match=f"^{name} must be a function") as error:
+        FUNCTIONS[name](value)
+    assert "\n" not in str(error.value)
+
+
+LISTS = {
+    "measured": lambda value: sdd(measured=value),
+    "layers": lambda value: fc.hetero_fl(
+        MODEL, {"a": fc.Level(MODEL, np.arange(8), 2)}, value, COLUMNS
+    ),
+    "client_ids": lambda value: FederatedData.from_arrays(
+        COLUMNS, offsets=[0, 4, 8], client_ids=value
+    ),
+    "evaluate_also": lambda value: check_experiment(small_experiment(evaluate_also=value)),
+    "callbacks": lambda value: run_experiment(small_experiment(), callbacks=value),
+}
+
+
+@pytest.mark.parametrize("name", LISTS)
+@pytest.mark.parametrize("value", ["no", 3, 1.5, b"no", np.float32(2)], ids=repr)
+def test_what_is_no_list(name, value):
+    with pytest.raises(TypeError, match=f"^{name} must be ") as error:
+        LISTS[name](value)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("value", ["no", 0, -1, 1.5, True, None, 10**20], ids=repr)
+def test_batches_of_inference(value):
+    for method in (
+        lambda: fc.fd(GROUPS, 3, inference_batch_size=value),
+        lambda: fc.ds_fl(GROUPS, MODEL, 10, open_size=5, inference_batch_size=value),
+    ):
+        with pytest.raises((TypeError, ValueError), match=r"^inference_batch_size must be a"):
+            method()
+
+
+def small_experiment(**options):
+    data = FederatedData.from_arrays(COLUMNS, offsets=[0, 4, 8])
+    algorithm = fc.independent_pools({"small": fc.Pool(METHOD, np.arange(2), 1)}, COLUMNS)
+    settings = dict(rounds=1, evaluate_every=1) | options
+    return Experiment(algorithm, resident_data(data), {"test": data}, **settings)
+
+
+RUNS = {
+    "experiment must be an Experiment": lambda: run_experiment(3),
+    "algorithm must be what a method": lambda: run_experiment(
+        small_experiment()._replace(algorithm=3)
+    ),
+    "data must be made by resident_data": lambda: run_experiment(
+        small_experiment()._replace(data=FederatedData.from_arrays(COLUMNS, offsets=[0, 8]))
+    ),
+    "seeds_loop must be text": lambda: run_experiment(small_experiment(seeds_loop=np.zeros(3))),
+    "workdir must be the path": lambda: run_experiment(small_experiment(), 3),
+    "workdir must be the path of a run folder, got 'a": lambda: run_experiment(
+        small_experiment(), "a\0b"
+    ),
+    "config must be a mapping": lambda: run_experiment(small_experiment(), config=3),
+    "config must be finite": lambda: run_experiment(small_experiment(), config={"a": np.nan}),
+    "plan must be finite numbers, text": lambda: run_experiment(
+        small_experiment(), plan={"a": object()}
+    ),
+    "prepared must be a mapping": lambda: run_experiment(small_experiment(), prepared="x"),
+    "change_plan must be True or False": lambda: run_experiment(
+        small_experiment(), change_plan="no"
+    ),
+    "show_progress must be True or False": lambda: run_experiment(
+        small_experiment(), show_progress=0
+    ),
+    "name must be text": lambda: run_experiment(small_experiment(), name=3),
+    "callbacks must be functions": lambda: run_experiment(small_experiment(), callbacks=[3]),
+    "programs must be made by": lambda: run_experiment(small_experiment(), programs=3),
+    "federated must be FederatedData": lambda: resident_data(COLUMNS),
+    "federated must be FederatedData, ": lambda: StreamedData(None),
+    "data_sets must be columns by name": lambda: resident_data(
+        FederatedData.from_arrays(COLUMNS, offsets=[0, 8]), 0
+    ),
+    "allow_empty must be True or False": lambda: FederatedData.from_arrays(
+        COLUMNS, offsets=[0, 8], allow_empty="no"
+    ),
+    "weights must be numbers": lambda: fc.fed_md(
+        GROUPS, np.zeros(9, int), 3, alignment_size=5, weights=[10**400] * 4
+    ),
+    "option must be 1 or 2": lambda: fc.scaffold(MODEL, 8, option=np.zeros(3)),
+    "method.client_update does not fit": lambda: merged(columns=COLUMNS | {"image": np.zeros(8)}),
+}
+
+
+@pytest.mark.parametrize("told", RUNS)
+def test_arguments_of_a_run(told):
+    with pytest.raises((TypeError, ValueError)) as error:
+        RUNS[told]()
     assert str(error.value).startswith(told) and "\n" not in str(error.value)
 
 

@@ -68,7 +68,7 @@ def interrupted(program: str, path: Path, number: int, started: int = 1) -> tupl
 def test_a_child_ends_with_its_parent(name, tmp_path):
     path, number = tmp_path / "pids", getattr(signal, name)
     program = (
-        "from fedcodist import children\n"
+        "from fedcodist.run import children\n"
         f"work = lambda: children.run([sys.executable, '-c', {ENDLESS!r}, {str(path)!r}]).returncode\n"
         "sys.exit(children.until_interrupted(work, 'interrupted.'))"
     )
@@ -81,7 +81,7 @@ def test_without_prctl_a_signal_still_ends_the_children(tmp_path):
     """As on macOS, where nothing but the handlers does."""
     path = tmp_path / "pids"
     program = (
-        "from fedcodist import children\n"
+        "from fedcodist.run import children\n"
         "children._end_with = lambda parent: None\n"
         f"work = lambda: children.run([sys.executable, '-c', {ENDLESS!r}, {str(path)!r}]).returncode\n"
         "sys.exit(children.until_interrupted(work, 'interrupted.'))"
@@ -163,7 +163,7 @@ COMMANDS = {
     ),
     "tune": (
         "from fedcodist.tuning import tune\n"
-        "from fedcodist import children\n"
+        "from fedcodist.run import children\n"
         "work = lambda: tune._supervise(STAND_IN, 2)\n"
         "sys.exit(children.until_interrupted(work, 'interrupted: the same command goes on.'))",
         1,
@@ -194,7 +194,7 @@ def test_no_run_outlives_its_command(command, name, tmp_path):
     inner = [sys.executable, "-c", ENDLESS, str(path)]
     stand_in.write_text(
         f"#!{sys.executable}\nimport sys; sys.path.insert(0, {str(ROOT)!r})\n"
-        f"from fedcodist import launch\nsys.exit(launch.supervise({inner!r}, 1))\n"
+        f"from fedcodist.run import launch\nsys.exit(launch.supervise({inner!r}, 1))\n"
     )
     stand_in.chmod(0o755)
     program, started = COMMANDS[command]

@@ -380,6 +380,13 @@ LABELS = np.repeat(np.arange(2), 5)
         (lambda: pachinko(LABELS, np.arange(10), 2, 2, 0), "fine label 0 is under"),
         (lambda: pachinko(LABELS, LABELS, 2, 2, 0, root_concentration=-1), "root_concentration"),
         (lambda: pachinko(LABELS, LABELS, 2, 2, 0, leaf_concentration=0), "leaf_concentration"),
+        (lambda: iid("no", 2, 0), "num_examples must be an integer of at least 1, got 'no'"),
+        (lambda: iid(5.0, 2, 0), "num_examples must be an integer of at least 1, got 5.0"),
+        (lambda: iid(10**20, 2, 0), "num_examples must be at most 2,147,483,647"),
+        (lambda: split_clients(None, {"a": 1}, 0), "num_clients must be an integer of at least 1"),
+        (lambda: split_clients(10**9, {"a": 1}, 0), "num_clients must be at most 100,000,000"),
+        (lambda: split_clients(10, [1], 0), r"counts must be a mapping .*, got \[1\]"),
+        (lambda: dirichlet(LABELS, 2, 10**400, 0), "concentration must be a finite number above 0"),
         (lambda: by_id([]), "ids"),
         (lambda: capacity_pools(10, 0.0, 0), r"fraction must be in \(0, 1\], got 0\.0"),
         (lambda: capacity_pools(10, 1.5, 0), r"fraction must be in \(0, 1\], got 1\.5"),
@@ -421,3 +428,9 @@ def test_labels_in_other_plain_forms_are_dealt_alike(form):
         np.testing.assert_array_equal(own, other)
     with pytest.raises(ValueError, match="labels must be a vector of integers"):
         dirichlet(np.eye(4)[labels] / 2, 5, 1.0, seed=0)
+
+
+def test_a_concentration_may_be_an_integer_that_numpy_has_no_room_for():
+    parts = dirichlet(LABELS, 2, 10**20, seed=0)
+    for expected, found in zip(dirichlet(LABELS, 2, 1e20, seed=0), parts, strict=True):
+        np.testing.assert_array_equal(found, expected)

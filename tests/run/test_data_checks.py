@@ -244,6 +244,22 @@ def test_the_clicked_one_is_among_the_candidates():
     )
 
 
+@pytest.mark.parametrize("value", [2, -2, 100, 0.5, np.nan])
+def test_clicks_are_1_0_or_padding(value):
+    clicks = np.tile(np.array([1, 0, -1], np.float32), (ROWS, 1))
+    clicks[7, 1] = value
+    clicks = clicks.astype(np.int32) if float(value).is_integer() else clicks
+    of_model = {"loss": ranking_loss, "metrics": ranking_metrics()}
+    line = told(splits={"test": examples(clicks)}, of_model=of_model)
+    assert line.startswith("column 'label' of split 'test' must have 1 for candidates that were ")
+    assert line.endswith(f"-1 for padding, got {clicks[7, 1]} in row 7.")
+    right = examples(np.tile([1, 0, -1], (ROWS, 1)))
+    line = told(train=examples(clicks), splits={"test": right}, of_model=of_model)
+    assert line.startswith(
+        "column 'label' of the clients' data must have 1 for candidates that were "
+    )
+
+
 def test_validation_data_within_a_round():
     model = from_flax_linen(nn.Dense(CLASSES), jnp.zeros((1, 4)))
     method = fc.fed_avg(model, fc.LocalTraining(batch_size=4))
@@ -304,6 +320,16 @@ def test_inputs_that_are_not_finite(value):
     assert f"got {value} in row 7 (client 1)" in line
     line = told(splits={"odd": examples(images=images)})
     assert line.startswith("column 'image' of split 'odd'") and "(client 1)" in line
+
+
+@pytest.mark.parametrize("source", [resident_data, StreamedData])
+def test_a_client_is_told_by_its_own_id(source):
+    images = IMAGES.copy()
+    images[7, 2] = np.nan
+    columns = {"image": images, "label": LABELS}
+    named = FederatedData.from_arrays(columns, offsets=[0, 6, ROWS], client_ids=["ann", "bob"])
+    assert "in row 7 (client 'bob')" in told(train=named, source=source)
+    assert "in row 7 (client 'bob')" in told(splits={"odd": named}, source=source)
 
 
 def test_float64_that_overflows():

@@ -424,3 +424,11 @@ def test_the_machine_belongs_to_the_plan(name, finished):
     # Of a folder that does not say so, nobody knows.
     edited(finished, versions=None, device=None, x64=None, resumed=None)
     run(finished)
+
+
+def test_a_run_without_x64_is_not_gone_on_with_under_it(finished):
+    with jax.enable_x64(True), pytest.raises(RunFolderError) as raised:
+        run(finished)
+    line = str(raised.value)
+    assert "another execution plan: x64 is False there and True here" in line
+    assert "--change_plan" in line and "\n" not in line

@@ -146,7 +146,7 @@ def test_children_end_with_the_launcher(name, tmp_path):
             "-c",
             # A shell's background jobs ignore SIGINT, and so would what they start.
             "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
-            "from fedcodist import launch\n"
+            "from fedcodist.run import launch\n"
             f"sys.exit(launch.supervise([sys.executable, '-c', {program!r}, {str(tmp_path)!r}], 2))",
         ],
         stdout=subprocess.PIPE,

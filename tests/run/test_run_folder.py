@@ -1,5 +1,6 @@
 """Run folders: whose they are, metrics that can be cut back, and what they hold."""
 
+import codecs
 import json
 import signal
 import subprocess
@@ -261,6 +262,20 @@ def test_damage_is_one_line(name, damage, tmp_path):
     with pytest.raises(RunFolderError, match=f"cannot read .*{name}") as raised:
         claimed(tmp_path)
     assert "\n" not in str(raised.value)
+
+
+def test_files_that_begin_with_a_byte_order_mark_are_read(tmp_path):
+    with claimed(tmp_path) as folder:
+        length = folder.append_metrics([{"round": 0}])
+        content = folder.metrics.read_bytes()
+        folder.append_metrics([{"round": 1}])
+    for name in ("config.json", "environment.json", "metrics.jsonl"):
+        path = tmp_path / name
+        path.write_bytes(codecs.BOM_UTF8 + path.read_bytes())
+    with claimed(tmp_path) as folder:
+        assert [record["round"] for record in folder.records()] == [0, 1]
+        folder.keep_metrics(length)
+        assert folder.metrics.read_bytes() == content
 
 
 @pytest.mark.parametrize("content", ["{}", '{"plan": 3}'])

@@ -378,3 +378,18 @@ def test_columns_of_text_are_refused(source):
             source(*arguments)
         assert "'title' is <U1" in str(error.value)
         assert "\n" not in str(error.value)
+
+
+def test_ids_of_clients_compile_nothing_again():
+    columns = {"x": np.arange(4.0, dtype=np.float32)}
+    traced = []
+
+    @jax.jit
+    def total(data):
+        traced.append(None)
+        return data.columns["x"].sum()
+
+    for ids in (["ann", "bob"], ["cy", "dan"]):
+        data = resident_data(FederatedData.from_arrays(columns, offsets=[0, 2, 4], client_ids=ids))
+        assert float(total(data)) == 6 and data.client_ids.tolist() == ids
+    assert len(traced) == 1

@@ -25,6 +25,7 @@ from optuna.trial import TrialState
 import fedcodist.run.experiment
 from fedcodist.config import command_line, networks
 from fedcodist.config import data as reading
+from fedcodist.config import experiment as config_experiment
 from fedcodist.config.experiment import build_experiment
 from fedcodist.run import launch, programs
 from fedcodist.run.experiment import TrainingDiverged, run_experiment
@@ -965,3 +966,23 @@ def test_a_worker_that_is_killed_leaves_the_rest_to_the_others(environment, tmp_
     trials = study.load_study(tmp_path / "tuning.db", "digits").trials
     assert sum(trial.state == TrialState.COMPLETE for trial in trials) == 40
     assert sum(trial.state == TrialState.FAIL for trial in trials) <= 1
+
+
+def test_models_without_an_accuracy_are_refused_before_a_trial(monkeypatch):
+    build = config_experiment.build_experiment
+
+    def without_accuracy(config, data):
+        made = build(config, data)
+        predictors = {
+            name: own._replace(
+                model=own.model._replace(metrics={"auc": own.model.metrics["accuracy"]})
+            )
+            for name, own in made.algorithm.predictors.items()
+        }
+        return made._replace(algorithm=made.algorithm._replace(predictors=predictors))
+
+    monkeypatch.setattr(config_experiment, "build_experiment", without_accuracy)
+    with pytest.raises(
+        ValueError, match=r"needs models with the metric 'accuracy', model .*\['auc'\]"
+    ):
+        tune.held_out_experiment(get_config())

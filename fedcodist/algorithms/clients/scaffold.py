@@ -16,13 +16,14 @@ from fedcodist.algorithms.clients.fed_avg import (
 )
 from fedcodist.core import keys
 from fedcodist.core.arguments import check_arguments
-from fedcodist.core.checks import check_integer
+from fedcodist.core.checks import check_integer, shown
 from fedcodist.core.example_losses import checked_loss
 from fedcodist.core.inputs import ClientData
 from fedcodist.core.local_training import (
     LocalTraining,
     OptimizerFactory,
     batch_size_for,
+    check_training,
     train_client,
 )
 from fedcodist.core.method import FederatedMethod
@@ -76,8 +77,9 @@ def scaffold(
         SGD, for which its identity is wrong.
     """
     check_arguments(scaffold, locals())
-    if isinstance(option, bool) or option not in (1, 2):
-        raise ValueError(f"option must be 1 or 2, got {option!r}.")
+    if not isinstance(option, int) or isinstance(option, bool) or option not in (1, 2):
+        raise ValueError(f"option must be 1 or 2, got {shown(option)}.")
+    check_training("training", training)
     check_integer("num_clients", num_clients, low=1)
     if option == 2 and not _is_plain_sgd(training.optimizer):
         raise ValueError(

@@ -102,8 +102,9 @@ def decentralised_periodic_codistillation(
     check_number("distillation_learning_rate", hyper.distillation_learning_rate, low=0)
     check_number("temperature", hyper.temperature, above=0)
     count = check_no_gap(groups)
-    classes = next(iter(groups.values())).model.num_classes
-    check_widths(groups, classes)
+    first, group = next(iter(groups.items()))
+    classes = group.model.num_classes
+    check_widths(groups, classes, f"groups[{first!r}].model.num_classes")
     edges = graphs.adjacency(graph, count)
     graphs.check_neighbours(edges, name)
     edges = graphs.cut(edges, num_rounds)

@@ -90,9 +90,10 @@ def ds_fl(
     """
     check_arguments(ds_fl, locals())
     groups = check_groups(groups, (SERVER,))
-    check_widths(groups, server.num_classes)
+    check_widths(groups, server.num_classes, "server.num_classes")
     check_training("local", local)
     check_training("distillation", distillation)
+    check_integer("inference_batch_size", inference_batch_size, low=1)
     check_integer("num_public", num_public, low=1)
     count = num_public if open_size is None else open_size
     check_integer("open_size", count, low=1)

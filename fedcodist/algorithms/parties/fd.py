@@ -23,7 +23,7 @@ from fedcodist.algorithms.parties.party import (
 from fedcodist.core import keys
 from fedcodist.core.aggregation import ClientResult
 from fedcodist.core.arguments import check_arguments
-from fedcodist.core.checks import check_number
+from fedcodist.core.checks import check_integer, check_number
 from fedcodist.core.communication import Communication
 from fedcodist.core.example_losses import checked_loss
 from fedcodist.core.for_each_client import Execution
@@ -107,6 +107,7 @@ def fd(
     groups = check_groups(groups)
     check_widths(groups, num_classes)
     check_training("training", training)
+    check_integer("inference_batch_size", inference_batch_size, low=1)
     check_number("learning_rate", hyper.learning_rate, low=0)
     check_number("weight", hyper.weight, low=0)
     check_number("temperature", hyper.temperature, above=0)

@@ -1,7 +1,7 @@
 """FedMD (Li and Wang, 2019): parties of any architecture agree on logits of public examples."""
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -28,7 +28,7 @@ from fedcodist.algorithms.parties.party import (
 from fedcodist.core import keys
 from fedcodist.core.aggregation import ClientResult
 from fedcodist.core.arguments import check_arguments
-from fedcodist.core.checks import check_integer, check_number
+from fedcodist.core.checks import check_integer, check_number, shown
 from fedcodist.core.communication import Communication
 from fedcodist.core.for_each_client import Execution
 from fedcodist.core.layer_outputs import logits_of
@@ -83,7 +83,7 @@ def fed_md(
     alignment_size: int | None = 5000,
     weights: Sequence[float] | None = None,
     exchanged: str = "logits",
-    gradient_hook: Any = lambda gradient, params: gradient,
+    gradient_hook: Callable[[PyTree, PyTree], PyTree] = lambda gradient, params: gradient,
     inference_batch_size: int = 500,
     hyper: FedMDHyper = FedMDHyper(),
     execution: Execution = Execution(),
@@ -123,9 +123,9 @@ def fed_md(
     check_widths(groups, num_classes)
     check_training("digest", digest, fewest_epochs=0)
     check_training("revisit", revisit, fewest_epochs=0)
+    public_labels = _checked_labels(public_labels, num_classes)
     count = _alignment_size(alignment_size, len(public_labels))
     clients = sum(len(group.clients) for group in groups.values())
-    _check_labels(public_labels, num_classes)
     if np.ndim(hyper.weights) or hyper.weights != FedMDHyper().weights:
         raise ValueError(
             f"hyper.weights must be left as it is (the argument weights sets it), got {hyper.weights!r}."
@@ -304,8 +304,6 @@ def _by_group(groups: Mapping[str, PartyGroup], values: jax.Array) -> dict[str, 
 
 
 def _alignment_size(size: int | None, num_public: int) -> int:
-    if num_public < 1:
-        raise ValueError("public_labels must not be empty.")
     if size is None:
         return num_public
     check_integer("alignment_size", size, low=1)
@@ -316,17 +314,22 @@ def _alignment_size(size: int | None, num_public: int) -> int:
     return size
 
 
-def _check_labels(labels: np.ndarray, num_classes: int) -> None:
-    labels = np.asarray(labels)
-    if labels.ndim != 1 or not np.issubdtype(labels.dtype, np.integer):
-        raise TypeError(
-            f"public_labels must be integers [rows], got {labels.dtype} {list(labels.shape)}."
-        )
-    if labels.min() < 0 or labels.max() >= num_classes:
+def _checked_labels(labels: Any, num_classes: int) -> np.ndarray:
+    try:
+        found = np.asarray(labels)
+    except (TypeError, ValueError):  # rows of different lengths
+        found = np.asarray(None)
+    if found.ndim == 1 and not found.size:
+        raise ValueError("public_labels must not be empty.")
+    if found.ndim != 1 or not np.issubdtype(found.dtype, np.integer):
+        got = shown(labels) if found.dtype == object else f"{found.dtype} {list(found.shape)}"
+        raise TypeError(f"public_labels must be integers [rows], got {got}.")
+    if found.min() < 0 or found.max() >= num_classes:
         raise ValueError(
             f"public_labels must be classes of the joint label space, 0 to {num_classes - 1}, got "
-            f"{labels.min()} to {labels.max()}."
+            f"{found.min()} to {found.max()}."
         )
+    return found
 
 
 def _weights(weights: Sequence[float] | None, count: int) -> np.ndarray:
@@ -334,8 +337,8 @@ def _weights(weights: Sequence[float] | None, count: int) -> np.ndarray:
         return np.ones(count, np.float32)
     try:
         values = np.asarray(weights, np.float64)
-    except (TypeError, ValueError):
-        raise TypeError(f"weights must be numbers, one per party, got {weights!r}.") from None
+    except (TypeError, ValueError, OverflowError):
+        raise TypeError(f"weights must be numbers, one per party, got {shown(weights)}.") from None
     if values.shape != (count,):
         raise ValueError(f"weights must be {count} numbers, one per party, got {weights!r}.")
     if not np.isfinite(values).all() or (values < 0).any() or values.sum() <= 0:

@@ -89,7 +89,7 @@ def fml(
     """
     check_arguments(fml, locals())
     groups = check_groups(groups, (MEME,))
-    check_widths(groups, meme.num_classes)
+    check_widths(groups, meme.num_classes, "meme.num_classes")
     check_training("training", training)
     check_number("learning_rate", hyper.learning_rate, low=0)
     check_number("own_weight", hyper.own_weight, low=0, high=1)

@@ -1,7 +1,7 @@
 """Every party for itself: no collaboration. What FedMD starts from, and what it is compared with."""
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -79,7 +79,7 @@ def local_only(
     training: LocalTraining,
     num_shared: int | None = None,
     patience: Patience | None = None,
-    gradient_hook: Any = lambda gradient, params: gradient,
+    gradient_hook: Callable[[PyTree, PyTree], PyTree] = lambda gradient, params: gradient,
     hyper: LocalOnlyHyper = LocalOnlyHyper(),
     execution: Execution = Execution(),
     name: str = "local_only",

@@ -16,7 +16,7 @@ import numpy as np
 
 from fedcodist.core import keys
 from fedcodist.core.aggregation import ClientResult, sum_over_devices, this_device
-from fedcodist.core.checks import check_clients, check_names
+from fedcodist.core.checks import check_clients, check_integer, check_names
 from fedcodist.core.communication import Communication
 from fedcodist.core.for_each_client import Execution, dealing_order, for_each_client
 from fedcodist.core.inputs import ClientData, Cohort, Selection
@@ -31,8 +31,8 @@ PARTIES = "parties"  # the one cohort
 PUBLIC = "public"  # examples that everybody has
 # (the party's model, message, what it has, data, key) -> ClientResult: `update` is what it sends,
 # `client_state` what it has afterwards. `weight` is one number for all that it sends; where each
-# example has its own, `update` is the pair (weights * scores, weights), `weight` is 1, and the method divides the
-# sums.
+# example has its own, `update` is the pair (weights * scores, weights), `weight` is 1, and the method
+# divides the sums.
 PartyUpdate = Callable[[Model, PyTree, PyTree, ClientData, jax.Array], ClientResult]
 
 
@@ -181,13 +181,22 @@ def check_no_gap(groups: Mapping[str, PartyGroup]) -> int:
     return count
 
 
-def check_widths(groups: Mapping[str, PartyGroup], num_classes: int) -> None:
-    """Raises one line unless every model has an output for each class of the joint label space."""
+def check_widths(
+    groups: Mapping[str, PartyGroup], num_classes: int, argument: str = "num_classes"
+) -> None:
+    """Raises one line unless every model has an output for each class of the joint label space.
+
+    Args:
+      groups: whose models.
+      num_classes: how many classes there are.
+      argument: what tells it, for the message.
+    """
+    check_integer(argument, num_classes, low=1)
     widths = {name: group.model.num_classes for name, group in groups.items()}
     if wrong := {name: width for name, width in widths.items() if width != num_classes}:
         raise ValueError(
-            f"groups must have models of {num_classes} outputs, one per class of the joint label "
-            f"space that all parties share, got {wrong}."
+            f"groups must have models of {argument}={num_classes} outputs, one per class of the joint "
+            f"label space that all parties share, got {wrong}."
         )
 
 

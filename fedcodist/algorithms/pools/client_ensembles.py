@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from fedcodist.algorithms.pools.pool import Pool, check_client_models
+from fedcodist.core.checks import check_several, shown
 from fedcodist.core.model import Variables
 from fedcodist.distillation.ensembles import (
     Ensemble,
@@ -59,8 +60,10 @@ def check_client_ensembles(name: str, kinds: Sequence[str], pool: Pool, num_mode
     """Raises one line for kinds that do not exist, or not for this pool or number of models."""
     if isinstance(kinds, str):
         raise TypeError(f"{name} must be several of {CLIENT_ENSEMBLES}, got the string {kinds!r}.")
-    if unknown := set(kinds) - set(CLIENT_ENSEMBLES):
-        raise ValueError(f"{name} must be among {CLIENT_ENSEMBLES}, got {sorted(unknown)}.")
+    check_several(name, kinds)
+    kinds = list(kinds)
+    if unknown := [kind for kind in kinds if kind not in CLIENT_ENSEMBLES]:
+        raise ValueError(f"{name} must be among {CLIENT_ENSEMBLES}, got {shown(unknown)}.")
     if num_models > 1 and (around := sorted(set(kinds) & {"dirichlet", "gaussian"})):
         raise ValueError(
             f"{name} must not name {around} with num_models above 1: between models that began apart "

@@ -20,6 +20,7 @@ from fedcodist.algorithms.pools.pool import Pool, assemble, check_pools, train_p
 from fedcodist.core import keys
 from fedcodist.core.aggregation import Aggregate, Reduce
 from fedcodist.core.arguments import check_arguments
+from fedcodist.core.checks import check_columns, check_several
 from fedcodist.core.for_each_client import Execution
 from fedcodist.core.inputs import ClientData
 from fedcodist.core.labels import class_labels
@@ -95,10 +96,14 @@ def hetero_fl(
     """
     check_arguments(hetero_fl, locals())
     check_stateless("model", model)
+    check_several("layers", layers)
+    check_columns("columns", columns)
     if not levels:
         raise ValueError("levels must hold at least one level, got none.")
     if masked and "label" not in columns:
-        raise ValueError(f"masked must be False for data without 'label', got {sorted(columns)}.")
+        raise ValueError(
+            f"masked must be False for columns without 'label', got {sorted(columns)}."
+        )
     whole = fed_avg(model, training, server_optimizer, schedule, hyper)
     shapes = variable_shapes(model).params
     places, pools, start = {}, {}, "whole"

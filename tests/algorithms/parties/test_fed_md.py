@@ -642,7 +642,7 @@ def build(groups=TWO, labels=PUBLIC_LABELS, classes=CLASSES, **options):
         ),
         (
             lambda: build({"a": PartyGroup(linear(), [0]), "b": PartyGroup(linear(3), [1])}),
-            r"groups must have models of 4 outputs, .* got \{'b': 3\}",
+            r"groups must have models of num_classes=4 outputs, .* got \{'b': 3\}",
         ),
         (
             lambda: build(alignment_size=21),
@@ -693,6 +693,9 @@ def build(groups=TWO, labels=PUBLIC_LABELS, classes=CLASSES, **options):
             lambda: build(labels=np.zeros((20, 1), int)),
             r"public_labels must be integers \[rows\], got int64 \[20, 1\]",
         ),
+        (lambda: build(labels=None), r"public_labels must be integers \[rows\], got None"),
+        (lambda: build(labels=3), r"public_labels must be integers \[rows\], got int64 \[\]"),
+        (lambda: build(labels=[[1], [1, 2]]), r"public_labels must be integers \[rows\], got \[\["),
         (
             lambda: build({"a": PartyGroup(linear(), [0, 1]), "a_0": PartyGroup(linear(), [2])}),
             "names that tell models apart, 'a' and 'a_0' both have one called 'a_0'",

@@ -311,7 +311,7 @@ def build(model=None, parts=None, layers=LAYERS, **options):
             lambda: hetero_fl(
                 network((8, 4)), levels("whole"), LAYERS, {"image": COLUMNS["image"]}
             ),
-            r"masked must be False for data without 'label', got \['image'\]",
+            r"masked must be False for columns without 'label', got \['image'\]",
         ),
         (lambda: build(layers=LAYERS[:2]), r"levels\['whole'\]: model must be a chain"),
         (
