@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from fedcodist.checks import check_boolean, check_several
+from fedcodist.core.checks import check_boolean, check_several
 
 _COLUMN_KINDS = "biufcSU"  # bool, integers, floats, complex, byte strings and text
 
