@@ -249,8 +249,9 @@ def _forward_of_text(config: Config, samples: int = 0) -> Callable[[str, str], f
     length = data.splits["train"].columns["tokens"].shape[1] - 1
 
     def of(setting, name):
+        create = choice(setting, name, TEXT_MODELS)
         assert data.text is not None
-        network = choice(setting, name, TEXT_MODELS)(data.text.vocabulary.size)
+        network = create(data.text.vocabulary.size)
         return data.text.expected_length * flops_per_token(network, length, samples)
 
     return of
