@@ -76,8 +76,8 @@ def main(arguments: Sequence[str]) -> int:
                 without.append(error)
         if without and baseline not in {entry.run for entry in entries}:
             raise without[0]
-        for error in without:
-            print(f"note: left out: {error}", file=sys.stderr)
+        for reason in without:
+            print(f"note: left out: {reason}", file=sys.stderr)
         shown = ranked(entries, baseline, settings.model, settings.metric)
     except ValueError as error:
         return command_line.refuse(error)

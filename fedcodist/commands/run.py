@@ -57,6 +57,7 @@ def main(arguments: list[str]) -> int:
         processes = _processes(is_distributed)
     except command_line.PARSE_ERRORS as error:
         return command_line.refuse(error)
+    assert _WORKDIR.value is not None  # `parse` requires it
     workdir = Path(_WORKDIR.value)
     if launch.is_child():
         # JAX is imported from here on, so that a mistyped flag is answered at once.
@@ -65,7 +66,7 @@ def main(arguments: list[str]) -> int:
                 launch.join_cluster(cluster, workdir / "logs")
             else:
                 launch.join()
-            return _run()
+            return _run(workdir)
         except launch.ClusterError as error:
             return command_line.refuse(error)
         except RuntimeError as error:
@@ -97,7 +98,7 @@ def _processes(is_distributed: bool) -> int:
     return launch.default_processes()
 
 
-def _run() -> int:
+def _run(workdir: Path) -> int:
     """One process's part of the run."""
     compilation_cache.cache_compilations()
     import jax
@@ -115,7 +116,7 @@ def _run() -> int:
     from fedcodist.run.profile import check_folder, tracing
     from fedcodist.run.run_folder import RunFolderError
 
-    config, workdir = _CONFIG.value, Path(_WORKDIR.value)
+    config = _CONFIG.value
     is_first = jax.process_index() == 0
     command_line.show_warnings(is_first)
     try:

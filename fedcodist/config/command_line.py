@@ -91,7 +91,7 @@ def refuse(error: Exception) -> int:
 
 def show_warnings(shown: bool) -> None:
     """Makes warnings one line each, or nothing: of several processes one says them."""
-    warnings.showwarning = _show_warning if shown else lambda *_: None
+    warnings.showwarning = _show_warning if shown else lambda *_, **__: None
 
 
 def _check_settings(arguments: list[str], config: ConfigDict) -> None:
@@ -104,5 +104,5 @@ def _check_settings(arguments: list[str], config: ConfigDict) -> None:
             raise ValueError(f"{name} is no setting of the config; did you mean {nearest}?")
 
 
-def _show_warning(message: Any, *_: Any) -> None:
+def _show_warning(message: Any, *_: Any, **__: Any) -> None:
     print(f"warning: {message}", file=sys.stderr, flush=True)

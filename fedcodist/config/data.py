@@ -83,14 +83,15 @@ def load_data(settings: ConfigDict) -> Data:
             splits |= _repartitioned(splits["train"], partition, settings.seed)
         image_shape = prepared_images("data.folder", settings.folder, splits)
         unlabelled = _unlabelled(settings, splits.pop("distillation", None), image_shape)
-        preprocess = _image_preprocess(settings, image_shape)
-        return Data(splits, unlabelled, *preprocess, num_classes=classes)
+        preprocess, evaluation_preprocess = _image_preprocess(settings, image_shape)
+        return Data(splits, unlabelled, preprocess, evaluation_preprocess, num_classes=classes)
     if settings.name == TEXT:
         splits, unlabelled, text = load_text(settings)
         return Data(splits, unlabelled, next_tokens, next_tokens, text=text)
     if settings.name in ENCODED:
-        splits, *preprocess, networks = load_encoded(settings)
-        return Data(splits, np.zeros((0,)), *preprocess, **networks._asdict())
+        splits, preprocess, evaluation_preprocess, networks = load_encoded(settings)
+        unlabelled = np.zeros((0,))
+        return Data(splits, unlabelled, preprocess, evaluation_preprocess, **networks._asdict())
     if settings.name in PUBLIC_PRIVATE:
         private, test, held_out, preprocess, public = load_public_private(settings)
         images = public.train.columns["image"]
@@ -99,12 +100,12 @@ def load_data(settings: ConfigDict) -> Data:
     if settings.name in PRIMARY:
         private, shared, test, held_out, classes = load_primary(settings)
         images = shared.columns["image"]
-        preprocess = (DIGITS_SCALE, DIGITS_SCALE)
+        preprocess = evaluation_preprocess = DIGITS_SCALE
         if settings.name == "prepared_primary":
-            preprocess = _image_preprocess(settings, images.shape[1:])
-        everybodys = Public(shared, test, preprocess[0], classes)
+            preprocess, evaluation_preprocess = _image_preprocess(settings, images.shape[1:])
+        everybodys = Public(shared, test, preprocess, classes)
         splits = _with_held_out({"train": private, "test": test}, held_out)
-        return Data(splits, images, *preprocess, everybodys)
+        return Data(splits, images, preprocess, evaluation_preprocess, everybodys)
     names = ("digits", "prepared", TEXT, *ENCODED, *PUBLIC_PRIVATE, *PRIMARY)
     raise ValueError(f"data.name must be one of {names}, got {settings.name!r}.")
 

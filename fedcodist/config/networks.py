@@ -16,6 +16,12 @@ from fedcodist.core.checks import check_number
 from fedcodist.core.model import Model, from_flax_linen, variable_shapes
 from fedcodist.models import cnn, digits, resnet
 
+_RESNETS: dict[str, Callable[..., Any]] = {
+    "resnet8": resnet.resnet8,
+    "resnet20": resnet.resnet20,
+    "resnet56": resnet.resnet56,
+    "wide_resnet16_2": resnet.wide_resnet16_2,
+}
 # name -> (network, shape of its images)
 MODELS: dict[str, tuple[Callable[[], Any], tuple[int, ...]]] = {
     "digits_small": (digits.small_digits, (8, 8, 1)),
@@ -28,12 +34,7 @@ MODELS: dict[str, tuple[Callable[[], Any], tuple[int, ...]]] = {
     "cnn_large_32": (functools.partial(cnn.large_cnn, input_size=32), (32, 32, 3)),
 } | {
     f"{name}_{classes}": (functools.partial(network, classes=classes), (32, 32, 3))
-    for name, network in {
-        "resnet8": resnet.resnet8,
-        "resnet20": resnet.resnet20,
-        "resnet56": resnet.resnet56,
-        "wide_resnet16_2": resnet.wide_resnet16_2,
-    }.items()
+    for name, network in _RESNETS.items()
     for classes in (10, 100)
 }
 

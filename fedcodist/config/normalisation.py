@@ -33,7 +33,7 @@ def normalisation(
       ValueError, TypeError: one line; they are nowhere, or there is not one for each channel.
     """
     arguments = manifest(settings.folder).get("arguments") or {}
-    data_set = arguments.get("data_set")
+    data_set = arguments.get("data_set", "")
     pairs = (
         ("data.", settings.get("mean"), settings.get("deviation")),
         (

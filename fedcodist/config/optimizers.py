@@ -15,7 +15,7 @@ from fedcodist.core.local_training import OptimizerFactory
 
 def optimizer_of(setting: str, name: str, epsilon: float | None = None) -> OptimizerFactory:
     """An optax optimizer by its name; epsilon is passed to those that have one."""
-    optimizer = getattr(optax, name, None)
+    optimizer: Any = getattr(optax, name, None)
     accepted = inspect.signature(optimizer).parameters if callable(optimizer) else ()
     if "learning_rate" not in accepted:
         raise ValueError(f"{setting} must be the name of an optax optimizer, got {name!r}.")
@@ -29,7 +29,7 @@ def optimizer_of(setting: str, name: str, epsilon: float | None = None) -> Optim
 def distillation_optimizer(settings: ConfigDict) -> OptimizerFactory:
     """With `distillation_decay` "cosine" the rate falls to zero over the steps of a distillation;
     `distillation_clip` bounds the gradient's norm."""
-    create = optimizer_of(
+    create: Callable[..., optax.GradientTransformation] = optimizer_of(
         "algorithm.distillation_optimizer",
         settings.distillation_optimizer,
         settings.distillation_epsilon,

@@ -254,6 +254,7 @@ def _cached(config: ConfigDict, groups: Any, key: str, train: Any) -> Models:
     if saved is None and any(folder.glob("*.msgpack")):
         print(f"pre-training kept in {folder} is corrupt: it is done again.", file=sys.stderr)
     if _everywhere(saved is not None):
+        assert saved is not None
         print(f"pre-training: kept in {folder}")
         return saved.state
     try:  # what cannot be kept is told before it is trained

@@ -116,9 +116,9 @@ def read_run(run: str, folder: Path, metric: str = "accuracy") -> list[Entry]:
     for model, splits in summary["final"].items():
         values = splits.get(final_splits[0], {})
         measured |= dict.fromkeys(values)
-        own = [pool_of(config, model)]
+        pools = [pool_of(config, model)]
         if of_parties and model not in examples:
-            own = list(examples)
+            pools = list(examples)
         for name, of_head in ((metric, None), (f"{metric}_head_{head}", head)):
             if name not in values:
                 continue
@@ -129,10 +129,9 @@ def read_run(run: str, folder: Path, metric: str = "accuracy") -> list[Entry]:
                     run,
                     model,
                     tuple(scale * value for value in measurements),
-                    *(
-                        sum(each[pool] for pool in own)
-                        for each in (megabytes, examples, work.clients)
-                    ),
+                    sum(megabytes[pool] for pool in pools),
+                    sum(examples[pool] for pool in pools),
+                    sum(work.clients[pool] for pool in pools),
                     work.server,
                     summary["seconds"],
                     kept.get(model),

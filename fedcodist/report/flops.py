@@ -227,6 +227,7 @@ def _forward_of(config: Config, share: float | None = None) -> Callable[[str, st
     batch = jax.eval_shape(data.preprocess, one, key, jnp.zeros(1, jnp.int32))
 
     def of(setting, name):
+        assert data.models is not None and data.submodels is not None
         model = choice(setting, name, data.models)()
         if share is not None:
             model = data.submodels[name](share).model
@@ -248,7 +249,9 @@ def _forward_of_text(config: Config, samples: int = 0) -> Callable[[str, str], f
     length = data.splits["train"].columns["tokens"].shape[1] - 1
 
     def of(setting, name):
-        network = choice(setting, name, TEXT_MODELS)(data.text.vocabulary.size)
+        create = choice(setting, name, TEXT_MODELS)
+        assert data.text is not None
+        network = create(data.text.vocabulary.size)
         return data.text.expected_length * flops_per_token(network, length, samples)
 
     return of
@@ -396,6 +399,7 @@ def _unlabelled_size(config: Config) -> float:
     if config.get("data", {}).get("name") != TEXT:
         return 1.0
     data = _data(config)
+    assert data.text is not None
     tokens = data.unlabelled[:1_000_000, 1:]  # there may be gigabytes
     return np.count_nonzero(tokens != PAD) / len(tokens) / data.text.expected_length
 

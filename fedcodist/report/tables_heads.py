@@ -174,7 +174,6 @@ def picture(heads: Heads, title: str = "", most: float = 100.0) -> Any:
     count = heads.shared.shape[2]
     figure = Figure(figsize=(2.4 * (count + 1), 2.8), layout="constrained")
     axes = figure.subplots(1, count + 1)
-    image = None
     for head, plot in enumerate(axes[:-1]):
         shown = 100 * heads.on_others[:, :, head].mean(axis=0)
         image = plot.imshow(shown, vmin=0, vmax=most)

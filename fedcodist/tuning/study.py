@@ -10,6 +10,7 @@ import contextlib
 import datetime
 import fcntl
 import json
+import operator
 import secrets
 import time
 import warnings
@@ -20,7 +21,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import optuna
 import sqlalchemy.exc
-from optuna.distributions import FloatDistribution
+from optuna.distributions import BaseDistribution, FloatDistribution
 from optuna.trial import FrozenTrial, TrialState
 
 from experiments.studies.record import thin
@@ -160,7 +161,7 @@ def next_trial(study: optuna.Study, plan: Plan, worker: Worker, device: str) -> 
     Where other workers are at the last ones it waits: should one of them be killed, its trial is
     left for this worker.
     """
-    distributions = {
+    distributions: dict[str, BaseDistribution] = {
         name: FloatDistribution(dimension.low, dimension.high, log=dimension.scale == "log")
         for name, dimension in plan.space.items()
     }
@@ -206,7 +207,7 @@ def finish(
 def best_trial(study: optuna.Study) -> FrozenTrial | None:
     """The best finished trial; None where there is none."""
     finished = study.get_trials(states=(TrialState.COMPLETE,))
-    return max(finished, key=lambda trial: trial.value, default=None)
+    return max(finished, key=operator.attrgetter("value"), default=None)
 
 
 def summary(study: optuna.Study) -> dict[str, Any]:

@@ -106,8 +106,9 @@ def _check(values: flags.FlagValues) -> None:
         if values[name].value is not None:
             check_integer(f"--{name}", values[name].value, low, LARGEST_INTEGER)
     for name in ("storage", "output"):
-        if values[name].value is not None and Path(values[name].value).is_dir():
-            raise ValueError(f"--{name} must be a file, {values[name].value!r} is a folder.")
+        path = values[name].value
+        if path is not None and Path(path).is_dir():
+            raise ValueError(f"--{name} must be a file, {path!r} is a folder.")
     if "://" in values.storage:
         raise ValueError(f"--storage must be the path of an SQLite file, got {values.storage!r}.")
 
@@ -392,8 +393,9 @@ def _with_floats(experiment, hyper):
     """The experiment with a trial's floats; it keeps everything that its programs close over."""
     import jax
 
-    own = experiment.algorithm.hyper
-    assert jax.tree.structure(hyper) == jax.tree.structure(own), (hyper, own)
+    expected = experiment.algorithm.hyper
+    structures: list[Any] = [jax.tree.structure(floats) for floats in (hyper, expected)]
+    assert structures[0] == structures[1], (hyper, expected)
     return experiment._replace(algorithm=experiment.algorithm._replace(hyper=hyper))
 
 
