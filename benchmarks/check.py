@@ -27,7 +27,7 @@ import records
 import side_by_side
 from side_by_side import OURS, PROGRAMS, ROUNDS, ProgramFailed, Setting
 
-from fedcodist.run import children
+from fedcodist.core import child_processes
 
 WORKLOADS = ("digits", "cnn_small", "cnn_large")
 TURNS, GEMM_REPETITIONS = 5, 5
@@ -216,7 +216,7 @@ def measure_gemm(rounds: Sequence[str]) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, str(script), f"--repetitions={GEMM_REPETITIONS}"]
         command += ["--workloads", *rounds, f"--results={folder}"]
-        done = children.run(
+        done = child_processes.run(
             command,
             text=True,
             stdin=subprocess.DEVNULL,
@@ -246,4 +246,4 @@ def measure_again(record: Mapping[str, Any]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    sys.exit(children.until_interrupted(main, "interrupted."))
+    sys.exit(child_processes.until_interrupted(main, "interrupted."))

@@ -28,7 +28,8 @@ import fedavg_cnn
 import machine
 import records
 
-from fedcodist.run import children, compilation_cache, launch
+from fedcodist.core import child_processes
+from fedcodist.run import compilation_cache, launch
 
 KIND = RECORD = "cold_start"
 TARGETS = {  # seconds
@@ -81,7 +82,7 @@ def measure(data: Path) -> dict[str, float]:
       data: a folder of `write_images`.
     """
     started = time.perf_counter()
-    children.run([sys.executable, "-c", IMPORT], cwd=records.ROOT).check_returncode()
+    child_processes.run([sys.executable, "-c", IMPORT], cwd=records.ROOT).check_returncode()
     measured = {"import": time.perf_counter() - started}
     library = [sys.executable, str(Path(__file__).resolve()), FIRST_ROUND]
     with tempfile.TemporaryDirectory() as folder:
@@ -111,7 +112,7 @@ def with_cache(folder: str) -> dict[str, str]:
 def seconds_until(said: str, command: Sequence[str], environment: Mapping[str, str]) -> float:
     """Seconds from a command to the first line in which it says something. It is run to its end."""
     started, heard = time.perf_counter(), None
-    process = children.start(
+    process = child_processes.start(
         command, env=environment, cwd=records.ROOT, stdout=subprocess.PIPE, text=True
     )
     try:
@@ -120,7 +121,7 @@ def seconds_until(said: str, command: Sequence[str], environment: Mapping[str, s
                 heard = time.perf_counter()
         process.wait()
     finally:
-        children.stop([process])
+        child_processes.stop([process])
     if process.returncode or heard is None:
         raise RuntimeError(f"{command[1:3]} ended with status {process.returncode}")
     return heard - started
@@ -190,4 +191,4 @@ def table(record: Mapping[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(children.until_interrupted(main, "interrupted."))
+    sys.exit(child_processes.until_interrupted(main, "interrupted."))

@@ -26,7 +26,7 @@ import machine
 import records
 from peers import measuring
 
-from fedcodist.run import children
+from fedcodist.core import child_processes
 
 KIND = RECORD = "distillation_cost"
 METHODS = {"fed_df": "FedDF", "fed_sdd": "FedSDD"}
@@ -114,7 +114,7 @@ def run(configuration: Configuration, options: argparse.Namespace) -> dict[str, 
         *(sys.executable, str(Path(__file__).resolve()), "--one", json.dumps(configuration)),
         *(f"--{name}={getattr(options, name)}" for name in ("network", "batch", "steps")),
     ]
-    done = children.run(command, stdout=subprocess.PIPE, text=True)
+    done = child_processes.run(command, stdout=subprocess.PIPE, text=True)
     done.check_returncode()
     return json.loads(done.stdout.splitlines()[-1])
 
@@ -236,4 +236,4 @@ def table(record: Mapping[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(children.until_interrupted(main, "interrupted."))
+    sys.exit(child_processes.until_interrupted(main, "interrupted."))

@@ -40,7 +40,8 @@ import records
 from peers import measuring
 from peers import workload as work
 
-from fedcodist.run import children, launch
+from fedcodist.core import child_processes
+from fedcodist.run import launch
 
 KIND = RECORD = "scale"
 # network -> examples of each client, rounds of 20 clients between two looks at the clock
@@ -228,7 +229,7 @@ def run(
         command.append(f"--rounds={rounds}")
     if accelerator:
         command.append("--accelerator")
-    done = children.run(command, stdout=subprocess.PIPE, text=True)
+    done = child_processes.run(command, stdout=subprocess.PIPE, text=True)
     done.check_returncode()
     return json.loads(done.stdout.splitlines()[-1])
 
@@ -413,4 +414,4 @@ def table(record: Mapping[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(children.until_interrupted(main, "interrupted."))
+    sys.exit(child_processes.until_interrupted(main, "interrupted."))

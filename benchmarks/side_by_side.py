@@ -47,7 +47,7 @@ import round_flops
 from peers import make_inputs
 from peers import workload as work
 
-from fedcodist.run import children
+from fedcodist.core import child_processes
 
 ROOT = Path(__file__).resolve().parents[1]
 INPUTS = ROOT / "build" / "benchmarks"
@@ -521,7 +521,7 @@ def run(
     if job.accelerator:
         command.append("--accelerator")
     try:
-        done = children.run(
+        done = child_processes.run(
             command,
             TIME_LIMIT,
             env=os.environ | hidden,
@@ -548,4 +548,4 @@ def seconds(line: Mapping[str, Any]) -> float:
 
 
 if __name__ == "__main__":
-    sys.exit(children.until_interrupted(main, "interrupted."))
+    sys.exit(child_processes.until_interrupted(main, "interrupted."))

@@ -17,9 +17,9 @@ from typing import Any
 
 from fedcodist.config.command_line import Parser
 from fedcodist.config.registry import WITHOUT_UNLABELLED
+from fedcodist.report.points import thin
 from fedcodist.report.tables_heads import recorded_heads
 
-MOST_POINTS = 61  # every 25 of 1,500 rounds, the codistillations among them
 # What makes two records of one name two runs.
 IDENTITY = ("config", "commit", "seeds", "device", "processes")
 # Folders of results/ that hold other files.
@@ -168,13 +168,6 @@ def read_object(path: Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise ValueError(f"{path} is not a JSON object.")
     return content
-
-
-def thin(points: Sequence[Any], most: int = MOST_POINTS) -> list[Any]:
-    """At most `most` (at least 2) of the points, evenly spread, the first and the last among them."""
-    if len(points) <= most:
-        return list(points)
-    return [points[round(i * (len(points) - 1) / (most - 1))] for i in range(most)]
 
 
 def _phases(folder: Path) -> dict[str, Any]:

@@ -31,8 +31,8 @@ from fedcodist import report
 from fedcodist.commands import sweep
 from fedcodist.commands.metric_names import metric_names
 from fedcodist.config import command_line
+from fedcodist.core import child_processes
 from fedcodist.report.comparison import UnknownMetric, ranked, read_run, table, unknown_metric
-from fedcodist.run import children
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -61,7 +61,7 @@ def main(arguments: Sequence[str]) -> int:
         return command_line.refuse(error)
     if settings.list:
         return sweep.main([*given, *others, "--list"])
-    status = children.until_interrupted(
+    status = child_processes.until_interrupted(
         lambda: _check_metric(settings, baseline, others), "interrupted: nothing was trained yet."
     )
     if status := status or sweep.main([*given, *others]):

@@ -13,7 +13,7 @@ from pathlib import Path
 from fedcodist import report
 from fedcodist.config.command_line import Parser
 from fedcodist.config.registry import METHODS
-from fedcodist.run import children
+from fedcodist.core import child_processes
 
 CONFIG = Path(__file__).parents[2] / "experiments" / "configs" / "digits_codist.py"
 
@@ -25,7 +25,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=200)
     parser.add_argument("--seeds", type=int, default=3)
     arguments = parser.parse_args()
-    return children.until_interrupted(
+    return child_processes.until_interrupted(
         lambda: _run(arguments), "interrupted: the same command goes on where it stopped."
     )
 
@@ -36,7 +36,7 @@ def _run(arguments: argparse.Namespace) -> int:
         command = [sys.executable, "-m", "fedcodist.commands.run"]
         command += [f"--config={CONFIG}:{method}", f"--workdir={folder}"]
         command += [f"--config.rounds={arguments.rounds}", f"--config.seeds={arguments.seeds}"]
-        status = children.run(command).returncode
+        status = child_processes.run(command).returncode
         if status:
             return status
     return report.main([*map(str, folders), "--output", str(arguments.workdir)])

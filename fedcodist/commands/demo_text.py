@@ -13,8 +13,8 @@ from pathlib import Path
 
 from fedcodist.config.command_line import Parser
 from fedcodist.config.registry import METHODS
+from fedcodist.core import child_processes
 from fedcodist.report import tables_domains
-from fedcodist.run import children
 
 ROOT = Path(__file__).parents[2]
 CONFIG = ROOT / "experiments" / "configs" / "text_domain_shift.py"
@@ -41,7 +41,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=40)
     parser.add_argument("--seeds", type=int, default=1)
     arguments = parser.parse_args()
-    return children.until_interrupted(
+    return child_processes.until_interrupted(
         lambda: _run(arguments), "interrupted: the same command goes on where it stopped."
     )
 
@@ -49,7 +49,7 @@ def main() -> int:
 def _run(arguments: argparse.Namespace) -> int:
     text = arguments.workdir / "text"
     prepare = [sys.executable, str(PREPARE), f"--output={text}"]
-    status = children.run([*prepare, "--vocabulary=2000", "--max-examples=60"]).returncode
+    status = child_processes.run([*prepare, "--vocabulary=2000", "--max-examples=60"]).returncode
     if status:
         return status
     folders = []
@@ -60,7 +60,7 @@ def _run(arguments: argparse.Namespace) -> int:
         command = [sys.executable, "-m", "fedcodist.commands.run"]
         command += [f"--config={CONFIG}:{method},python_source", f"--workdir={folders[-1]}"]
         command += [f"--config.{name}={value}" for name, value in settings.items()]
-        status = children.run(command).returncode
+        status = child_processes.run(command).returncode
         if status:
             return status
     return tables_domains.main([*map(str, folders), "--samples=3"])

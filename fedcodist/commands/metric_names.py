@@ -14,7 +14,7 @@ from absl import flags
 from ml_collections import ConfigDict, config_flags
 
 from fedcodist.config import command_line
-from fedcodist.run import children
+from fedcodist.core import child_processes
 
 
 def metric_names(config: str, others: Sequence[str]) -> list[str] | None:
@@ -25,7 +25,7 @@ def metric_names(config: str, others: Sequence[str]) -> list[str] | None:
       others: its other arguments, of which settings count.
     """
     settings = [argument for argument in others if re.match(r"--config\.[^=]+=", argument)]
-    found = children.run(
+    found = child_processes.run(
         [sys.executable, "-m", "fedcodist.commands.metric_names", f"--config={config}", *settings],
         env=os.environ | {"JAX_PLATFORMS": "cpu"},
         stdout=subprocess.PIPE,

@@ -23,8 +23,9 @@ from ml_collections import config_flags
 
 from fedcodist.config import command_line
 from fedcodist.config.config_file import config_of, load_config_file, runs_of
+from fedcodist.core import child_processes
 from fedcodist.core.checks import check_integer
-from fedcodist.run import children, launch
+from fedcodist.run import launch
 
 _COMMAND = (sys.executable, "-m", "fedcodist.commands.run")
 _MOST_AT_ONCE = 1024
@@ -61,7 +62,7 @@ def main(arguments: Sequence[str]) -> int:
     if settings.list:
         print("\n".join(runs))
         return 0
-    return children.until_interrupted(
+    return child_processes.until_interrupted(
         lambda: _run_all(configs, settings, others),
         "interrupted: the same command goes on where it stopped.",
     )
@@ -120,7 +121,7 @@ def _run_all(
                         running[place] = run, _start(run, settings, others, place, len(places))
             time.sleep(_SECONDS_BETWEEN_LOOKS)
     finally:
-        children.stop([child for _, child in running.values()])
+        child_processes.stop([child for _, child in running.values()])
     failed = [run for run in configs if statuses[run]]
     if failed:
         print(f"error: {len(failed)} of {len(configs)} runs failed: {failed}", file=sys.stderr)
@@ -134,11 +135,13 @@ def _start(
     program = [*_COMMAND, f"--config={settings.config}:{run}", f"--workdir={workdir}", *others]
     print(f"{run}: runs in {workdir}", flush=True)
     if settings.at_once == 1:
-        return children.start(program)
+        return child_processes.start(program)
     log = settings.workdir / f"{run_folder_name(run)}.log"
     log.parent.mkdir(parents=True, exist_ok=True)
     with open(log, "a", encoding="utf-8") as output:
-        child = children.start([*program, "--processes=1"], stdout=output, stderr=subprocess.STDOUT)
+        child = child_processes.start(
+            [*program, "--processes=1"], stdout=output, stderr=subprocess.STDOUT
+        )
     # Long before the child starts its threads, which inherit this.
     launch.take_cores(place, places, child.pid)
     return child

@@ -5,8 +5,9 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from fedcodist.compression.compressor import Compressor, check_names, flat, size_of, taken, unflat
+from fedcodist.compression.compressor import Compressor, check_names, taken
 from fedcodist.core.communication import tree_bytes
+from fedcodist.core.trees import flat, size_of, unflat
 
 PyTree = Any
 

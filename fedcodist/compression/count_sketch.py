@@ -8,17 +8,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedcodist.compression.compressor import (
-    Compressor,
-    check_names,
-    flat,
-    size_of,
-    taken,
-    unflat,
-)
+from fedcodist.compression.compressor import Compressor, check_names, taken
 from fedcodist.compression.top_k import largest_entries, scattered
 from fedcodist.core.checks import LARGEST_INTEGER, check_integer
 from fedcodist.core.communication import tree_bytes
+from fedcodist.core.trees import flat, size_of, unflat
 
 PyTree = Any
 _MOST_ENTRIES = LARGEST_INTEGER // 4 - 1  # bytes of a message, four each, are counted in an int32

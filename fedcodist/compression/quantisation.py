@@ -6,9 +6,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedcodist.compression.compressor import Compressor, check_names, named_leaves, taken
+from fedcodist.compression.compressor import Compressor, check_names, taken
 from fedcodist.core import keys
 from fedcodist.core.checks import check_integer
+from fedcodist.core.trees import named_leaves
 
 PyTree = Any
 

@@ -6,8 +6,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fedcodist.compression.compressor import named_leaves
 from fedcodist.compression.svd import as_matrix, matrix_shape, rank_for, threshold
+from fedcodist.core.trees import named_leaves
 
 PyTree = Any
 

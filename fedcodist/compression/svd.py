@@ -6,16 +6,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedcodist.compression.compressor import (
-    Compressor,
-    check_finite,
-    check_names,
-    named_leaves,
-    taken,
-)
+from fedcodist.compression.compressor import Compressor, check_finite, check_names, taken
 from fedcodist.core import keys
 from fedcodist.core.checks import check_integer, check_number
 from fedcodist.core.communication import tree_bytes
+from fedcodist.core.trees import named_leaves
 
 PyTree = Any
 WHOLE = -1  # in place of a rank: the tensor is sent as it is

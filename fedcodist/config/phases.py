@@ -32,6 +32,7 @@ from fedcodist.config.execution import execution_of
 from fedcodist.config.party_methods import adam, party_groups, party_shapes, public_of
 from fedcodist.config.registry import run_title
 from fedcodist.core.checks import check_integer, check_number
+from fedcodist.core.devices import from_all_processes
 from fedcodist.core.local_training import LocalTraining
 from fedcodist.data.federated_data import FederatedData
 from fedcodist.distillation.validation import VALIDATION, ValidationData
@@ -253,7 +254,7 @@ def _cached(config: ConfigDict, groups: Any, key: str, train: Any) -> Models:
     saved = load_checkpoint(folder, shapes)
     if saved is None and any(folder.glob("*.msgpack")):
         print(f"pre-training kept in {folder} is corrupt: it is done again.", file=sys.stderr)
-    if _everywhere(saved is not None):
+    if all(from_all_processes(int(saved is not None))):
         assert saved is not None
         print(f"pre-training: kept in {folder}")
         return saved.state
@@ -282,12 +283,3 @@ def _pretraining_key(config: ConfigDict, data: Data) -> str:
             digest.update(f"{name} {column.dtype} {column.shape}".encode())
             digest.update(np.ascontiguousarray(column))
     return f"public_{digest.hexdigest()[:24]}"
-
-
-def _everywhere(here: bool) -> bool:
-    """Whether it is true in all processes: they must train together or not at all."""
-    if jax.process_count() == 1:
-        return here
-    from jax.experimental import multihost_utils
-
-    return bool(multihost_utils.process_allgather(np.int32(here)).all())

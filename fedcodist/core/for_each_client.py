@@ -11,8 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedcodist.core import keys
-from fedcodist.core.aggregation import ClientResult, sum_over_devices, this_device
+from fedcodist.core.aggregation import ClientResult
 from fedcodist.core.checks import check_integer
+from fedcodist.core.devices import sum_over_devices, this_device
 from fedcodist.core.inputs import ClientData, Cohort
 
 PyTree = Any

@@ -10,7 +10,7 @@ import numpy as np
 import safetensors
 import safetensors.numpy
 
-from fedcodist.run.checkpoint import write_atomically
+from fedcodist.core.files import write_atomically
 
 _DTYPES: dict[str, Any] = {
     "BOOL": np.bool_,

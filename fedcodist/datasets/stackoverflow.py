@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from fedcodist.core.child_processes import end_with_parent
 from fedcodist.data.federated_data import FederatedData, client_id_array
 from fedcodist.data.partition import split_clients
 from fedcodist.data.text import EVALUATION_LENGTH, SPLITS, TRAIN_LENGTH
@@ -32,7 +33,6 @@ from fedcodist.data.vocabulary import Vocabulary
 from fedcodist.data.word_pieces import learn_pieces, piece_splitter
 from fedcodist.datasets.preparation import Show
 from fedcodist.datasets.stackexchange import ANSWERS, DOMAINS, QUESTIONS
-from fedcodist.run.children import end_with_parent
 
 USERS_PER_SHARD = 500
 LONGEST_SENTENCE = 1 << 20  # bytes; a post itself has at most 30,000 characters

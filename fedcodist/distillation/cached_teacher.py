@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedcodist.core.aggregation import sum_over_devices, this_device
+from fedcodist.core.devices import sum_over_devices, this_device
 from fedcodist.core.inputs import Examples
 from fedcodist.distillation.loop import Distillation, Teacher
 

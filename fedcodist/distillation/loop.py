@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import optax
 
 from fedcodist.core import keys
-from fedcodist.core.aggregation import sum_over_devices, this_device
 from fedcodist.core.checks import check_integer, check_number, check_stream
+from fedcodist.core.devices import sum_over_devices, this_device
 from fedcodist.core.inputs import Examples
 from fedcodist.core.layer_outputs import logits_of
 from fedcodist.core.local_training import OptimizerFactory, Preprocess, check_factory

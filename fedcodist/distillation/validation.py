@@ -6,8 +6,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedcodist.core.aggregation import sum_over_devices, this_device
 from fedcodist.core.checks import check_integer
+from fedcodist.core.devices import sum_over_devices, this_device
 from fedcodist.core.inputs import Examples
 from fedcodist.core.labels import class_labels
 from fedcodist.core.layer_outputs import logits_of

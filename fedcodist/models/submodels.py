@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedcodist.compression.compressor import named_leaves
+from fedcodist.core.trees import named_leaves
 
 PyTree = Any
 

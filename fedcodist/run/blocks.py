@@ -9,6 +9,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from fedcodist.core.client_states import HostClientStates
+from fedcodist.core.devices import from_all_processes
 from fedcodist.run.programs import Programs, own_devices, place_inputs, replicate
 from fedcodist.run.sources import ResidentData, StreamedData, stack_inputs
 
@@ -65,7 +66,7 @@ def in_blocks(
         if rounds_per_second is not None:
             count = max(1, min(at_most, int(rounds_per_second * _SECONDS_PER_BLOCK)))
         if at_most > 1:
-            count = _agreed(count)
+            count = from_all_processes(count)[0]  # a clock alone would not give all the same
         began = time.monotonic()
         *after, history = programs.train(
             *trained, seeds, np.int32(round), np.int32(count), hyper, on_devices
@@ -120,12 +121,3 @@ def _streamed(programs, data, rounds, mesh, seeds, hyper, host_client_states):
         return trained, history
 
     return train
-
-
-def _agreed(count: int) -> int:
-    """The same number on every process, which a clock alone would not give."""
-    if jax.process_count() == 1:
-        return count
-    from jax.experimental import multihost_utils
-
-    return int(multihost_utils.broadcast_one_to_all(np.int32(count)))

@@ -6,7 +6,6 @@ holds the whole state: orbax's coordination of hosts would have nothing to do.
 """
 
 import hashlib
-import os
 import re
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,6 +13,8 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 from flax import serialization
+
+from fedcodist.core.files import write_atomically
 
 PyTree = Any
 _MAGIC = b"FEDCODIST-CHECKPOINT-1\n"
@@ -116,30 +117,6 @@ def set_damaged_aside(folder: Path, whole: int) -> list[Path]:
                 f"cannot move damaged checkpoint {path}: {error.strerror}."
             ) from error
     return damaged
-
-
-def write_atomically(path: Path, content: bytes) -> None:
-    """Replaces a file by new content, or leaves it as it was."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with open(temporary, "wb") as file:
-            write_all(file, content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-    directory = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)
-
-
-def write_all(file: Any, content: bytes) -> None:
-    """Writes bytes to an open file; the one place where a full disk shows."""
-    file.write(content)
 
 
 def _by_round(folder: Path) -> list[tuple[int, Path]]:

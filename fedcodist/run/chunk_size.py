@@ -4,11 +4,8 @@ What a round needs is read off its compiled program; nothing is run. The program
 compiled again when it is first called, or read from the folder of compiled programs.
 """
 
-import contextlib
 import math
-import os
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -16,17 +13,13 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from fedcodist.core.client_states import HostClientStates, device_client_states
+from fedcodist.core.memory import available_bytes
 from fedcodist.core.padded_statistics import collected
 from fedcodist.run.experiment import Experiment, experiment_programs
 from fedcodist.run.programs import all_devices, own_devices, place_inputs
 from fedcodist.run.sources import StreamedData, stack_inputs
 
 PyTree = Any
-# What is left is for evaluation, the next round's inputs and gaps between arrays.
-ACCELERATOR_SHARE = 0.9
-# A processor's memory is also the host's, with its copy of the data, and other programs'.
-CPU_SHARE = 0.5
-_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 
 
 class ChunkSize(NamedTuple):
@@ -138,37 +131,6 @@ def needed_bytes(experiment: Experiment) -> int | float:
     )
     splits = [*experiment.splits.values(), *experiment.final_splits.values()]
     return rounds + sum(np.asarray(c).nbytes for data in splits for c in data.columns.values())
-
-
-def available_bytes(processes_here: int = 1) -> int:
-    """Bytes of a device that a program may use, the least of all processes; see the shares above."""
-    about = jax.local_devices()[0].memory_stats() or {}
-    if "bytes_limit" in about:
-        own = ACCELERATOR_SHARE * about["bytes_limit"]
-    else:
-        own = CPU_SHARE * machine_bytes() / (processes_here * jax.local_device_count())
-    if jax.process_count() > 1:
-        from jax.experimental import multihost_utils
-
-        mib = multihost_utils.process_allgather(np.int32(own // 2**20))
-        own = float(mib.min()) * 2**20
-    return int(own)
-
-
-def host_bytes(processes_here: int = 1) -> int:
-    """Bytes of this machine's memory that a process may use beside other programs."""
-    return int(CPU_SHARE * machine_bytes() / processes_here)
-
-
-def machine_bytes() -> int:
-    """This machine's memory, or what a container has of it."""
-    if not hasattr(os, "sysconf"):
-        raise ValueError("chunk_size must be given: this system does not tell its memory.")
-    found = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    for path in _LIMITS:
-        with contextlib.suppress(OSError, ValueError):  # "max" is no limit
-            found = min(found, int(Path(path).read_text(encoding="utf-8")))
-    return found
 
 
 def _lowered(experiment: Experiment) -> Any:

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedcodist.core import metrics as metrics_lib
-from fedcodist.core.aggregation import sum_over_devices, this_device
+from fedcodist.core.devices import sum_over_devices, this_device
 from fedcodist.core.example_losses import checked_loss, checked_statistic
 from fedcodist.core.labels import class_labels
 from fedcodist.core.local_training import Preprocess

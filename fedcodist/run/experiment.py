@@ -23,6 +23,7 @@ from fedcodist.core.checks import (
     shown,
 )
 from fedcodist.core.client_states import HostClientStates, device_client_states
+from fedcodist.core.devices import from_all_processes
 from fedcodist.core.local_training import Preprocess
 from fedcodist.core.method import FederatedAlgorithm, by_member
 from fedcodist.core.model import Variables
@@ -474,7 +475,7 @@ def _check_same_run(config: Any, plan: Any, identity: Any = None) -> None:
         ([config, plan], "config or execution plan"),
         (identity, "experiment or data"),
     ):
-        starts = _of_all_processes(zlib.crc32(json.dumps(told, default=str).encode()) >> 1)
+        starts = from_all_processes(zlib.crc32(json.dumps(told, default=str).encode()) >> 1)
         for process, start in enumerate(starts):
             if start != starts[0]:
                 raise RunFolderError(
@@ -485,7 +486,7 @@ def _check_same_run(config: Any, plan: Any, identity: Any = None) -> None:
 
 def _check_same_round(round: int, folder: RunFolder) -> None:
     """Raises one line where processes would go on from different checkpoints."""
-    rounds = _of_all_processes(round)
+    rounds = from_all_processes(round)
     for process, other in enumerate(rounds):
         if other != rounds[0]:
             raise RunFolderError(
@@ -552,15 +553,6 @@ def _evaluation(programs, experiment, mesh, host_client_states):
 def _evenly(count: int, most: int) -> np.ndarray:
     """All of `count` places, or `most` of them, evenly spread."""
     return np.linspace(0, count - 1, min(count, most)).round().astype(np.int32)
-
-
-def _of_all_processes(value: int) -> list[int]:
-    """Every process's value (below 2**31), in their order."""
-    if jax.process_count() == 1:
-        return [value]
-    from jax.experimental import multihost_utils
-
-    return multihost_utils.process_allgather(np.int32(value)).tolist()
 
 
 def _check_finite(round, history, seeds, algorithm):

@@ -19,8 +19,8 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from fedcodist.run.children import INTERRUPTED as INTERRUPTED
-from fedcodist.run.children import start, stop, until_interrupted
+from fedcodist.core.child_processes import INTERRUPTED as INTERRUPTED
+from fedcodist.core.child_processes import start, stop, until_interrupted
 
 RANK = "FEDCODIST_PROCESS"
 COUNT = "FEDCODIST_PROCESSES"

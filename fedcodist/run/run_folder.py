@@ -15,7 +15,7 @@ from typing import IO, Any
 
 import jax
 
-from fedcodist.run.checkpoint import write_atomically
+from fedcodist.core.files import write_atomically
 from fedcodist.run.commit import running_commit
 from fedcodist.run.identity import Identity, first_difference
 

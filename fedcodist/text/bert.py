@@ -8,9 +8,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedcodist.compression.compressor import named_leaves
 from fedcodist.core.checks import check_integer, check_number
 from fedcodist.core.model import Model, Variables, variable_shapes
+from fedcodist.core.trees import named_leaves
 from fedcodist.models.submodels import Axis, Units
 
 PyTree = Any

@@ -24,8 +24,8 @@ import sqlalchemy.exc
 from optuna.distributions import BaseDistribution, FloatDistribution
 from optuna.trial import FrozenTrial, TrialState
 
-from experiments.studies.record import thin
 from fedcodist.config.registry import BASELINE
+from fedcodist.report.points import thin
 from fedcodist.run.commit import running_commit
 from fedcodist.tuning.search_space import Space
 

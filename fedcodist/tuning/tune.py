@@ -33,8 +33,9 @@ from absl import flags
 from ml_collections import ConfigDict, config_flags
 
 from fedcodist.config import command_line
+from fedcodist.core import child_processes
 from fedcodist.core.checks import LARGEST_INTEGER, check_integer
-from fedcodist.run import children, compilation_cache, launch
+from fedcodist.run import compilation_cache, launch
 from fedcodist.tuning import search_space
 
 # File descriptor by which the first worker says that the study is open.
@@ -62,7 +63,7 @@ def main(arguments: list[str]) -> int:
         return _work(values)
     processes = values.processes or launch.default_processes()
     program = [sys.executable, "-m", "fedcodist.tuning.tune", *arguments[1:]]
-    status = children.until_interrupted(
+    status = child_processes.until_interrupted(
         lambda: _supervise(program, processes),
         "interrupted: the same command goes on with the study.",
     )
@@ -132,7 +133,7 @@ def _supervise(program: Sequence[str], processes: int) -> int:
         os.close(is_ready)
         statuses = [worker.wait() for worker in workers]
     finally:
-        children.stop(workers, seconds=0)
+        child_processes.stop(workers, seconds=0)
     for rank, status in enumerate(statuses):
         if status < 0:
             name = signal.Signals(-status).name
@@ -146,7 +147,7 @@ def _start(
     environment = os.environ | {launch.RANK: str(rank), launch.COUNT: str(processes)}
     if ready is not None:
         environment[_READY] = str(ready)
-    return children.start(
+    return child_processes.start(
         program,
         env=environment,
         # It is never written to: its end tells a worker that this process is gone.

@@ -11,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedcodist.compression.changed_entries import changed_entries
-from fedcodist.compression.compressor import flat, named_leaves, unflat
 from fedcodist.compression.count_sketch import (
     Sketch,
     added,
@@ -26,6 +25,7 @@ from fedcodist.compression.serialisation import decode, encode, header_bytes
 from fedcodist.compression.svd import WHOLE, Factors, RangeFinder, rank_for, svd, threshold
 from fedcodist.compression.top_k import top_k
 from fedcodist.core.communication import tree_bytes
+from fedcodist.core.trees import flat, named_leaves, unflat
 
 SHAPES = {"conv": (3, 3, 2, 5), "dense": (12, 9), "narrow": (1, 7), "bias": (9,), "one": ()}
 KEY = jax.random.key(0)

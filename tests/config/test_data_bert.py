@@ -5,11 +5,11 @@ import numpy as np
 import pytest
 
 from experiments.configs import ade_fed_kd, mind_fed_kd
-from fedcodist.compression.compressor import named_leaves
 from fedcodist.config.data import load_data
 from fedcodist.config.data_bert import ENCODERS
 from fedcodist.config.experiment import build_experiment
 from fedcodist.core.model import parameter_count
+from fedcodist.core.trees import named_leaves
 from fedcodist.data import load_prepared
 from fedcodist.report import comparison, flops
 from fedcodist.run.experiment import check_experiment, run_experiment

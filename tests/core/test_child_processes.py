@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from fedcodist.run import children
+from fedcodist.core import child_processes
 
 ROOT = Path(__file__).parents[2]
 # A program that says who it is and computes for ever, as a run does.
@@ -68,9 +68,10 @@ def interrupted(program: str, path: Path, number: int, started: int = 1) -> tupl
 def test_a_child_ends_with_its_parent(name, tmp_path):
     path, number = tmp_path / "pids", getattr(signal, name)
     program = (
-        "from fedcodist.run import children\n"
-        f"work = lambda: children.run([sys.executable, '-c', {ENDLESS!r}, {str(path)!r}]).returncode\n"
-        "sys.exit(children.until_interrupted(work, 'interrupted.'))"
+        "from fedcodist.core import child_processes\n"
+        f"command = [sys.executable, '-c', {ENDLESS!r}, {str(path)!r}]\n"
+        "work = lambda: child_processes.run(command).returncode\n"
+        "sys.exit(child_processes.until_interrupted(work, 'interrupted.'))"
     )
     status, output = interrupted(program, path, number)
     expected = (-9, "") if name == "SIGKILL" else (128 + number, "interrupted.\n")
@@ -81,10 +82,11 @@ def test_without_prctl_a_signal_still_ends_the_children(tmp_path):
     """As on macOS, where nothing but the handlers does."""
     path = tmp_path / "pids"
     program = (
-        "from fedcodist.run import children\n"
-        "children._end_with = lambda parent: None\n"
-        f"work = lambda: children.run([sys.executable, '-c', {ENDLESS!r}, {str(path)!r}]).returncode\n"
-        "sys.exit(children.until_interrupted(work, 'interrupted.'))"
+        "from fedcodist.core import child_processes\n"
+        "child_processes._end_with = lambda parent: None\n"
+        f"command = [sys.executable, '-c', {ENDLESS!r}, {str(path)!r}]\n"
+        "work = lambda: child_processes.run(command).returncode\n"
+        "sys.exit(child_processes.until_interrupted(work, 'interrupted.'))"
     )
     assert interrupted(program, path, signal.SIGTERM) == (143, "interrupted.\n")
 
@@ -99,7 +101,7 @@ def test_signals_that_are_ignored_stay_ignored():
             return 5
 
         term = signal.getsignal(signal.SIGTERM)
-        assert children.until_interrupted(work, "interrupted.") == 5
+        assert child_processes.until_interrupted(work, "interrupted.") == 5
         assert signal.getsignal(signal.SIGTERM) is term
     finally:
         signal.signal(signal.SIGHUP, before)
@@ -107,10 +109,10 @@ def test_signals_that_are_ignored_stay_ignored():
 
 def test_what_a_child_says_and_its_status_are_returned():
     command = [sys.executable, "-c", "print('said'); raise SystemExit(3)"]
-    done = children.run(command, stdout=subprocess.PIPE, text=True)
+    done = child_processes.run(command, stdout=subprocess.PIPE, text=True)
     assert (done.returncode, done.stdout) == (3, "said\n")
     with pytest.raises(subprocess.TimeoutExpired):
-        children.run([sys.executable, "-c", "import time; time.sleep(60)"], timeout=0.2)
+        child_processes.run([sys.executable, "-c", "import time; time.sleep(60)"], timeout=0.2)
 
 
 def test_a_child_that_ignores_term_is_killed():
@@ -118,10 +120,12 @@ def test_a_child_that_ignores_term_is_killed():
         "import signal, sys, time; signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
         "print('deaf', flush=True); time.sleep(60)"
     )
-    child = children.start([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
+    child = child_processes.start(
+        [sys.executable, "-c", program], stdout=subprocess.PIPE, text=True
+    )
     child.stdout.readline()
     began = time.monotonic()
-    children.stop([child], seconds=0.3)
+    child_processes.stop([child], seconds=0.3)
     assert child.returncode == -signal.SIGKILL and 0.3 <= time.monotonic() - began < 10
     child.stdout.close()
 
@@ -163,9 +167,9 @@ COMMANDS = {
     ),
     "tune": (
         "from fedcodist.tuning import tune\n"
-        "from fedcodist.run import children\n"
+        "from fedcodist.core import child_processes\n"
         "work = lambda: tune._supervise(STAND_IN, 2)\n"
-        "sys.exit(children.until_interrupted(work, 'interrupted: the same command goes on.'))",
+        "sys.exit(child_processes.until_interrupted(work, 'interrupted: the same command goes on.'))",
         1,
     ),
 }

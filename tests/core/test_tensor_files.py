@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
+from fedcodist.core.files import write_atomically
 from fedcodist.core.model import Variables
 from fedcodist.core.tensor_files import load_tensors, save_tensors, tensors_of
-from fedcodist.run.checkpoint import write_atomically
 from fedcodist.run.export import load_model, save_model
 from fedcodist.text.bert import Encoder
 from fedcodist.text.bert_weights import load_encoder, save_encoder
@@ -89,7 +89,7 @@ def test_a_file_that_cannot_be_written_is_left_as_it_was(tmp_path, monkeypatch):
         def full(file, content):
             raise OSError(28, "No space left on device")
 
-        patch.setattr("fedcodist.run.checkpoint.write_all", full)
+        patch.setattr("fedcodist.core.files.write_all", full)
         with pytest.raises(OSError, match="No space left"):
             save_tensors(path, {"w": np.zeros(2)}, {})
     np.testing.assert_array_equal(load_tensors(path)["w"], np.ones(2))

@@ -35,7 +35,8 @@ def main() -> int:
 
 
 def inject(where: str, round_: str, action: str, marker: Path) -> None:
-    from fedcodist.run import checkpoint, experiment, run_folder
+    from fedcodist.core import files
+    from fedcodist.run import experiment, run_folder
 
     def act():
         marker.touch()
@@ -48,7 +49,7 @@ def inject(where: str, round_: str, action: str, marker: Path) -> None:
     append, check, write = (
         run_folder.RunFolder.append_metrics,
         experiment._check_finite,
-        checkpoint.write_all,
+        files.write_all,
     )
 
     def append_metrics(self, records):
@@ -75,7 +76,7 @@ def inject(where: str, round_: str, action: str, marker: Path) -> None:
     elif where == "training":
         experiment._check_finite = check_finite
     else:
-        checkpoint.write_all = write_all
+        files.write_all = write_all
 
 
 if __name__ == "__main__":

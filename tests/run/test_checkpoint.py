@@ -10,7 +10,7 @@ import numpy as np
 import optax
 import pytest
 
-from fedcodist.run import checkpoint
+from fedcodist.core import files
 from fedcodist.run.checkpoint import (
     CheckpointError,
     load_checkpoint,
@@ -128,7 +128,7 @@ def test_a_full_disk_leaves_the_checkpoint_before_and_nothing_else(tmp_path, mon
 
     before = save_checkpoint(tmp_path, 1, make_state(), {}).read_bytes()
     with monkeypatch.context() as patch:
-        patch.setattr(checkpoint, "write_all", full)
+        patch.setattr(files, "write_all", full)
         for round in (1, 2):
             with pytest.raises(CheckpointError, match=r"cannot write .*No space left on device"):
                 save_checkpoint(tmp_path, round, make_state(1), {})
@@ -160,7 +160,7 @@ def test_no_name_holds_half_a_file_at_any_moment(tmp_path, monkeypatch):
         file.write(content[len(content) // 2 :])
 
     save_checkpoint(tmp_path, 1, make_state(), {})
-    monkeypatch.setattr(checkpoint, "write_all", half)
+    monkeypatch.setattr(files, "write_all", half)
     save_checkpoint(tmp_path, 2, make_state(), {})
     assert seen == [1, 1]
     assert load_checkpoint(tmp_path, make_state()).round == 2

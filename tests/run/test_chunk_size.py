@@ -14,19 +14,19 @@ from hypothesis import strategies as st
 from fedcodist.algorithms.clients.fed_avg import fed_avg
 from fedcodist.algorithms.clients.scaffold import scaffold
 from fedcodist.algorithms.pools.pool import Pool, independent_pools
+from fedcodist.core import memory
 from fedcodist.core.for_each_client import Execution
 from fedcodist.core.local_training import LocalTraining
+from fedcodist.core.memory import available_bytes, machine_bytes
 from fedcodist.core.model import from_flax_linen
 from fedcodist.data.federated_data import FederatedData
 from fedcodist.models.digits import MLP
 from fedcodist.run import chunk_size, programs
 from fedcodist.run.chunk_size import (
     ChunkSize,
-    available_bytes,
     choose_chunk_size,
     chunk_sizes,
     largest_that_fits,
-    machine_bytes,
     needed_bytes,
 )
 from fedcodist.run.experiment import Experiment, run_experiment
@@ -92,7 +92,7 @@ def test_available_memory_of_a_processor_is_shared(monkeypatch):
     device = SimpleNamespace(memory_stats=lambda: None)
     monkeypatch.setattr(jax, "local_devices", lambda: [device, device])
     monkeypatch.setattr(jax, "local_device_count", lambda: 2)
-    monkeypatch.setattr(chunk_size, "machine_bytes", lambda: 1200)
+    monkeypatch.setattr(memory, "machine_bytes", lambda: 1200)
     assert available_bytes(processes_here=3) == 100
 
 
@@ -100,10 +100,10 @@ def test_a_containers_limit_counts(tmp_path, monkeypatch):
     none, some = tmp_path / "memory.max", tmp_path / "limit"
     none.write_text("max\n")
     some.write_text("123456\n")
-    monkeypatch.setattr(chunk_size, "_LIMITS", (str(none), str(tmp_path / "missing")))
+    monkeypatch.setattr(memory, "_LIMITS", (str(none), str(tmp_path / "missing")))
     installed = machine_bytes()
     assert installed > 2**28
-    monkeypatch.setattr(chunk_size, "_LIMITS", (str(none), str(some)))
+    monkeypatch.setattr(memory, "_LIMITS", (str(none), str(some)))
     assert machine_bytes() == 123456
 
 

@@ -143,15 +143,15 @@ def test_commands_of_build_md_are_of_flags_that_exist():
 
 
 def test_processes_of_different_commands_are_refused(monkeypatch):
-    monkeypatch.setattr(experiment, "_of_all_processes", lambda value: [value, value])
+    monkeypatch.setattr(experiment, "from_all_processes", lambda value: [value, value])
     experiment._check_same_run({"rounds": 3}, {})
-    monkeypatch.setattr(experiment, "_of_all_processes", lambda value: [value, value ^ 1])
+    monkeypatch.setattr(experiment, "from_all_processes", lambda value: [value, value ^ 1])
     with pytest.raises(RunFolderError, match=r"process 1 was given another config.*same command"):
         experiment._check_same_run({"rounds": 3}, {})
 
 
 def test_a_folder_that_is_not_shared_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(experiment, "_of_all_processes", lambda value: [value, value, 0])
+    monkeypatch.setattr(experiment, "from_all_processes", lambda value: [value, value, 0])
     experiment._check_same_round(0, RunFolder(tmp_path))
     with pytest.raises(RunFolderError, match=r"of round 20, process 2 of round 0 .*must share"):
         experiment._check_same_round(20, RunFolder(tmp_path))

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from fedcodist.run import checkpoint, run_folder
+from fedcodist.core import files
+from fedcodist.run import run_folder
 from fedcodist.run.run_folder import RunFolder, RunFolderError
 
 CONFIG = {"rounds": 5, "pools": {"small": {"fraction": 1 / 3, "alpha": None}}, "sizes": (1, 2)}
@@ -220,7 +221,7 @@ def test_the_summary_is_whole_or_absent(tmp_path, monkeypatch):
         file.write(content[:3])
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(checkpoint, "write_all", full)
+    monkeypatch.setattr(files, "write_all", full)
     with pytest.raises(RunFolderError, match=r"summary\.json: No space left"):
         folder.write_summary({"finished": False})
     assert json.loads((tmp_path / "summary.json").read_text()) == {"finished": True}

@@ -9,7 +9,6 @@ from fedcodist.algorithms.clients.fed_avg import Schedule, constant
 from fedcodist.algorithms.clients.scaffold import full_gradient
 from fedcodist.compression.changed_entries import changed_entries
 from fedcodist.compression.compressed import compressed
-from fedcodist.compression.compressor import flat, size_of, unflat
 from fedcodist.compression.count_sketch import (
     Sketch,
     check_sketch,
@@ -25,6 +24,7 @@ from fedcodist.core.checks import check_integer, check_number
 from fedcodist.core.local_training import LocalTraining, check_training, drawn_examples
 from fedcodist.core.method import FederatedMethod
 from fedcodist.core.model import Model, Variables, check_stateless
+from fedcodist.core.trees import flat, size_of, unflat
 
 PyTree = Any
 

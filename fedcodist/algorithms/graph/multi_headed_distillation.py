@@ -47,11 +47,11 @@ from fedcodist.core.local_steps import (
     train_steps,
 )
 from fedcodist.core.local_training import Preprocess
+from fedcodist.core.memory import available_bytes, host_bytes
 from fedcodist.core.method import FederatedAlgorithm
 from fedcodist.core.model import Variables, is_finite, variable_shapes
 from fedcodist.core.shuffling import stream_positions
 from fedcodist.models.multi_headed import BACKBONE, HeadedOutputs
-from fedcodist.run.chunk_size import available_bytes, host_bytes
 
 
 class HeadDistillation(NamedTuple):

@@ -18,7 +18,6 @@ from fedcodist.algorithms.clients.fetch_sgd import FetchSGDHyper, fetch_sgd
 from fedcodist.algorithms.pools.merged_codistillation import merged_codistillation
 from fedcodist.algorithms.pools.pool import Pool, independent_pools
 from fedcodist.compression.compressed import compressed
-from fedcodist.compression.compressor import named_leaves
 from fedcodist.compression.count_sketch import sketched
 from fedcodist.compression.serialisation import header_bytes
 from fedcodist.compression.svd import svd
@@ -27,6 +26,7 @@ from fedcodist.core.for_each_client import Execution
 from fedcodist.core.inputs import ClientData
 from fedcodist.core.local_training import LocalTraining
 from fedcodist.core.model import Variables, from_flax_linen, parameter_count
+from fedcodist.core.trees import named_leaves
 from fedcodist.data.federated_data import FederatedData
 from fedcodist.models.cnn import CNN
 from fedcodist.models.digits import MLP, BatchNormMLP

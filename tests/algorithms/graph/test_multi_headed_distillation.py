@@ -21,12 +21,12 @@ from fedcodist.algorithms.parties.party import PUBLIC, PartyGroup
 from fedcodist.core import keys
 from fedcodist.core.for_each_client import Execution
 from fedcodist.core.local_steps import CLIENT_STEPS, StepTraining
+from fedcodist.core.memory import available_bytes, host_bytes
 from fedcodist.core.shuffling import stream_positions
 from fedcodist.data.federated_data import FederatedData
 from fedcodist.models import MLP, BatchNormMLP
 from fedcodist.models.multi_headed import multi_headed
 from fedcodist.models.resnet_imagenet import resnet18, resnet34
-from fedcodist.run.chunk_size import available_bytes, host_bytes
 from fedcodist.run.experiment import Experiment, run_experiment
 from fedcodist.run.programs import build_programs, replicate
 from fedcodist.run.sources import resident_data

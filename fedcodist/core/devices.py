@@ -1,0 +1,46 @@
+"""Along the devices of a mesh and the processes of a run: who this is, sums, everybody's values."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+PyTree = Any
+
+
+def this_device(axis_name: str | None) -> tuple[int, jax.Array]:
+    """(how many devices there are along a mesh axis, which one this is); (1, 0) without an axis."""
+    if axis_name is None:
+        return 1, jnp.zeros((), jnp.int32)
+    return jax.lax.axis_size(axis_name), jax.lax.axis_index(axis_name)
+
+
+def sum_over_devices(tree: PyTree, axis_name: str | None) -> PyTree:
+    """Sums a pytree over a named mesh axis in one collective per dtype.
+
+    One flat all-reduce has one latency, and on virtual CPU devices several independent ones can
+    each hold a thread that another is waiting for.
+    """
+    if axis_name is None:
+        return tree
+    leaves, structure = jax.tree.flatten(tree)
+    summed = list(leaves)
+    for dtype in dict.fromkeys(leaf.dtype for leaf in leaves):
+        index = [i for i, leaf in enumerate(leaves) if leaf.dtype == dtype]
+        flat = jax.lax.psum(jnp.concatenate([leaves[i].reshape(-1) for i in index]), axis_name)
+        start = 0
+        for i in index:
+            part = flat[start : start + leaves[i].size].reshape(leaves[i].shape)
+            summed[i] = part.astype(dtype)  # sums of bools come back as integers
+            start += leaves[i].size
+    return jax.tree.unflatten(structure, summed)
+
+
+def from_all_processes(value: int) -> list[int]:
+    """Every process's value (below 2**31), in their order, on every process."""
+    if jax.process_count() == 1:
+        return [value]
+    from jax.experimental import multihost_utils
+
+    return multihost_utils.process_allgather(np.int32(value)).tolist()

@@ -1,0 +1,60 @@
+"""The plan of the house: a room imports only rooms below it, and nothing imports in a circle."""
+
+import ast
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1] / "fedcodist"
+# From the ground up.
+ROOMS = (
+    *("core", "compression", "data", "distillation", "models", "text", "datasets"),
+    *("run", "algorithms", "config", "report", "tuning", "commands"),
+)
+# An algorithm knows nothing of the loop that runs it.
+APART = {("algorithms", "run")}
+
+
+def imported(path):
+    """Modules of the package that a file imports, at whatever place."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+        elif isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+
+
+def test_a_room_imports_only_rooms_below_it():
+    wrong = []
+    for path in sorted(ROOT.glob("*/**/*.py")):
+        room = path.relative_to(ROOT).parts[0]
+        for name in imported(path):
+            parts = name.split(".")
+            if parts[0] in ("experiments", "tests", "benchmarks"):
+                wrong.append(f"{path.relative_to(ROOT)} imports {name}")
+            if parts[0] != "fedcodist" or len(parts) < 2 or parts[1] not in ROOMS:
+                continue
+            if ROOMS.index(parts[1]) > ROOMS.index(room) or (room, parts[1]) in APART:
+                wrong.append(f"{path.relative_to(ROOT)} imports {name}")
+    assert not wrong, "\n".join(wrong)
+
+
+def test_every_module_has_a_room():
+    assert {path.name for path in ROOT.glob("*.py")} == {"__init__.py"}
+    assert {path.name for path in ROOT.iterdir() if (path / "__init__.py").exists()} == set(ROOMS)
+
+
+def test_no_module_imports_itself_in_a_circle():
+    modules = {
+        ".".join(("fedcodist", *path.relative_to(ROOT).with_suffix("").parts)).removesuffix(
+            ".__init__"
+        ): path
+        for path in ROOT.rglob("*.py")
+    }
+    edges = {}
+    for module, path in modules.items():
+        found = {name if name in modules else name.rpartition(".")[0] for name in imported(path)}
+        edges[module] = (found & set(modules)) - {module}
+    while leaves := [module for module, below in edges.items() if not below]:
+        for leaf in leaves:
+            del edges[leaf]
+        edges = {module: below - set(leaves) for module, below in edges.items()}
+    assert not edges, edges
