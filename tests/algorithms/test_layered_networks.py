@@ -32,7 +32,6 @@ from fedcodist.data.federated_data import FederatedData
 from fedcodist.distillation.loop import UNLABELLED, Distillation
 from fedcodist.distillation.validation import VALIDATION, ValidationData
 from fedcodist.models.digits import MLP
-from fedcodist.run import programs
 from fedcodist.run.experiment import Experiment, run_experiment
 from fedcodist.run.sources import resident_data
 
@@ -57,7 +56,7 @@ STEP_TRAINING = StepTraining(optax.sgd, batch_size=3, steps=2)
 @pytest.fixture(scope="module", autouse=True)
 def one_device():
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(programs, "all_devices", lambda: None)
+        patch.setattr("fedcodist.run.experiment.all_devices", lambda: None)
         yield
 
 

@@ -110,9 +110,11 @@ AS_TRAINED = fc.LocalTraining()
 FUNCTIONS = {
     "training.preprocess": lambda value: fc.fed_avg(MODEL, AS_TRAINED._replace(preprocess=value)),
     "distillation.preprocess": lambda value: merged(distillation=STEPS._replace(preprocess=value)),
-    "training.schedule": lambda value: fc.separate(GROUPS, 3, fc.StepTraining(schedule=value)),
+    "training.schedule": lambda value: fc.local_only_steps(
+        GROUPS, 3, fc.StepTraining(schedule=value)
+    ),
     "schedule": lambda value: fc.fed_avg(MODEL, schedule=value),
-    "gradient_hook": lambda value: fc.isolated(GROUPS, AS_TRAINED, gradient_hook=value),
+    "gradient_hook": lambda value: fc.local_only(GROUPS, AS_TRAINED, gradient_hook=value),
     "training.optimizer": lambda value: fc.scaffold(MODEL, 8, AS_TRAINED._replace(optimizer=value)),
 }
 
@@ -128,7 +130,7 @@ def test_what_is_no_function(name, value):
 LISTS = {
     "measured": lambda value: sdd(measured=value),
     "layers": lambda value: fc.hetero_fl(
-        MODEL, {"a": fc.Level(MODEL, np.arange(8), 2)}, value, COLUMNS
+        MODEL, {"a": fc.HeteroFLLevel(MODEL, np.arange(8), 2)}, value, COLUMNS
     ),
     "client_ids": lambda value: FederatedData.from_arrays(
         COLUMNS, offsets=[0, 4, 8], client_ids=value

@@ -87,7 +87,7 @@ def test_types_stay_from_the_first_round_on(module, run):
     ],
 )
 def test_each_program_compiles_once(module, run, monkeypatch):
-    monkeypatch.setattr(programs, "all_devices", lambda: None)
+    monkeypatch.setattr("fedcodist.run.experiment.all_devices", lambda: None)
     kept = []
     build = programs.build_programs
 
@@ -96,7 +96,7 @@ def test_each_program_compiles_once(module, run, monkeypatch):
         kept.append(build(*arguments))
         return kept[0]
 
-    monkeypatch.setattr(programs, "build_programs", keep)
+    monkeypatch.setattr("fedcodist.run.experiment.build_programs", keep)
     experiment = build_experiment(of(module, run))._replace(final_splits={})
     run_experiment(experiment, show_progress=False)
     (compiled,) = kept

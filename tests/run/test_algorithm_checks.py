@@ -17,7 +17,6 @@ from fedcodist.core.inputs import Selection
 from fedcodist.core.local_training import LocalTraining
 from fedcodist.core.method import communication_of
 from fedcodist.distillation.loop import Distillation, check_distillation
-from fedcodist.run import programs
 from fedcodist.run.algorithm_checks import check_algorithm
 from fedcodist.run.experiment import Experiment, check_experiment, run_experiment
 from fedcodist.run.sources import StreamedData, resident_data
@@ -230,7 +229,7 @@ def test_streamed_shapes_are_those_of_what_is_read():
 
 def test_the_round_is_traced_once_for_the_check_and_for_training(monkeypatch):
     """Of large networks a trace takes seconds. On several devices training has one of its own."""
-    monkeypatch.setattr(programs, "all_devices", lambda: None)
+    monkeypatch.setattr("fedcodist.run.experiment.all_devices", lambda: None)
     traces = []
 
     def round_(*arguments):

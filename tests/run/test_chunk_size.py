@@ -136,7 +136,8 @@ def experiment_of(chunk, evaluated=2, stream=False, with_rows=False):
 def bytes_of(chunk, evaluated=2):
     """On one device."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(programs, "all_devices", lambda: None)
+        patch.setattr("fedcodist.run.chunk_size.all_devices", lambda: None)
+        patch.setattr("fedcodist.run.experiment.all_devices", lambda: None)
         patch.setattr(jax, "device_count", lambda: 1)
         return needed_bytes(experiment_of(chunk, evaluated))
 
@@ -155,8 +156,7 @@ def test_what_is_measured_is_what_runs(stream, monkeypatch):
         return compiled(*arguments)
 
     monkeypatch.setattr(
-        programs,
-        "build_programs",
+        "fedcodist.run.experiment.build_programs",
         lambda *settings: build(*settings)._replace(**{name: measured}),
     )
     outcome = run_experiment(experiment, show_progress=False)

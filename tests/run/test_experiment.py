@@ -85,8 +85,8 @@ def one_device_and_one_compilation():
         return cache[key]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(programs, "all_devices", lambda: None)
-        patch.setattr(programs, "build_programs", build_once)
+        patch.setattr("fedcodist.run.experiment.all_devices", lambda: None)
+        patch.setattr("fedcodist.run.experiment.build_programs", build_once)
         yield
 
 

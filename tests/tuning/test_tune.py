@@ -321,10 +321,11 @@ def real(tmp_path_factory):
             lambda data: evaluated.append(data) or split(data),
         )
         patch.setattr(
-            programs, "build_programs", lambda *given: built.append(build(*given)) or built[-1]
+            "fedcodist.run.experiment.build_programs",
+            lambda *given: built.append(build(*given)) or built[-1],
         )
         # Compiled in half the time.
-        patch.setattr(programs, "all_devices", lambda: None)
+        patch.setattr("fedcodist.run.experiment.all_devices", lambda: None)
         plan = make_plan(config, tmp_path_factory.mktemp("real"))
         opened, worker = open_study(plan)
         for rate in (1e35, 3e-3):
@@ -383,7 +384,7 @@ def test_every_evaluation_is_reported(real):
 @pytest.mark.slow
 def test_the_value_is_the_accuracy_of_a_run_with_the_trials_parameters(real, monkeypatch):
     """Of a trial whose floats are not those that the programs were built with."""
-    monkeypatch.setattr(programs, "all_devices", lambda: None)
+    monkeypatch.setattr("fedcodist.run.experiment.all_devices", lambda: None)
     trial = real.study.trials[2]
     config = parsed(overrides(real.plan.space, trial.params))
     outcome = run_experiment(build_experiment(config), show_progress=False)

@@ -19,7 +19,6 @@ from fedcodist.core.metrics import accuracy, precision
 from fedcodist.core.model import Model, Variables, cross_entropy
 from fedcodist.data.federated_data import FederatedData
 from fedcodist.distillation.loop import Distillation
-from fedcodist.run import programs
 from fedcodist.run.experiment import Experiment, run_experiment
 from fedcodist.run.sources import StreamedData, resident_data
 
@@ -62,7 +61,7 @@ TRAIN, TEST = examples(0, CLIENTS), examples(1, 2)
 def one_device():
     """Several devices compile for longer; evaluation on them has tests of its own."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(programs, "all_devices", lambda: None)
+        patch.setattr("fedcodist.run.experiment.all_devices", lambda: None)
         yield
 
 
