@@ -178,7 +178,7 @@ def compressed(
         restored = downlink.decompress(message, change)
         params = jax.tree.map(jnp.subtract, before.params, restored)
         sent = plus(before.sent, downlink.payload(message).astype(jnp.uint32))
-        inner = method.with_model(inner, Variables(params, wanted.mutable))
+        inner = method.set_model(inner, Variables(params, wanted.mutable), reset_optimizer=False)
         return CompressedServer(inner, before, memory, sent, round, server.key)
 
     def server_update(server, aggregate, round, hyper):
@@ -187,12 +187,8 @@ def compressed(
         inner = method.server_update(server.inner, aggregate, round, hyper)
         return written(server, inner, before, jnp.asarray(round, jnp.int32) + 1)
 
-    def replace_model(server, new):
-        inner = method.replace_model(server.inner, new)
-        return written(server, inner, server.before, server.round)
-
-    def with_model(server, new):
-        inner = method.with_model(server.inner, new)
+    def set_model(server, new, reset_optimizer):
+        inner = method.set_model(server.inner, new, reset_optimizer)
         return written(server, inner, server.before, server.round)
 
     def init_client_state():
@@ -211,8 +207,7 @@ def compressed(
         client_update=client_update,
         server_update=server_update,
         variables=lambda server: method.variables(server.inner),
-        replace_model=replace_model,
-        with_model=with_model,
+        set_model=set_model,
         init_client_state=init_client_state,
         personal_models={name: wrapped(kept) for name, kept in method.personal_models.items()},
         gradient=None,  # whoever looks at it does so here

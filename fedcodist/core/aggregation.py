@@ -41,19 +41,19 @@ class Aggregate(NamedTuple):
 
 
 class Reduce(NamedTuple):
-    """A reduction over clients: `finalize(sum of prepare(result))`.
+    """A reduction over clients: `finalize(sum of prepare(result, key), message, key)`.
 
     Sums work alike under a scan, over a vmapped axis and across devices, and they are what secure
     aggregation can protect: what must happen on a client goes into `prepare` (clipping,
     compression, masks), what the server does to the sum into `finalize` (unmasking, noise).
 
     Attributes:
-      prepare: ClientResult -> pytree of arrays to be summed.
-      finalize: (sum, message) -> Aggregate; message is what was broadcast.
+      prepare: (ClientResult, the client's key) -> pytree of arrays to be summed.
+      finalize: (sum, message, the round's key) -> Aggregate; message is what was broadcast.
     """
 
-    prepare: Callable[[ClientResult], PyTree]
-    finalize: Callable[[PyTree, PyTree], Aggregate]
+    prepare: Callable[[ClientResult, jax.Array], PyTree]
+    finalize: Callable[[PyTree, PyTree, jax.Array], Aggregate]
 
 
 def weighted_mean() -> Reduce:
@@ -63,7 +63,7 @@ def weighted_mean() -> Reduce:
     was broadcast. Integers of mutable state, such as Haiku's counters of steps, stay integers.
     """
 
-    def prepare(result):
+    def prepare(result, key):
         weigh = lambda leaf: leaf * result.weight.astype(_type_of_means(leaf))
         return (
             jax.tree.map(weigh, result.update),
@@ -72,7 +72,7 @@ def weighted_mean() -> Reduce:
             result.extra,
         )
 
-    def finalize(total, message):
+    def finalize(total, message, key):
         update, mutable, weight, extra = total
         safe = jnp.where(weight > 0, weight, 1)
         pseudo_gradient = jax.tree.map(lambda leaf: leaf / safe.astype(leaf.dtype), update)

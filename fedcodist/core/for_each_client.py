@@ -58,7 +58,7 @@ class CohortResult(NamedTuple):
 
 def for_each_client(
     client_update: ClientUpdate,
-    prepare: Callable[[ClientResult], PyTree],
+    prepare: Callable[[ClientResult, jax.Array], PyTree],
     message: PyTree,
     client_states: PyTree,
     cohort: Cohort,
@@ -75,9 +75,9 @@ def for_each_client(
 
     Args:
       client_update: (message, client_state, data, key) -> ClientResult; pure.
-      prepare: ClientResult -> pytree of arrays to be summed, such as a `Reduce`'s.
+      prepare: (ClientResult, key) -> pytree of arrays to be summed, such as a `Reduce`'s.
       message: what every client downloads.
-      client_states: client client_states with a leading axis [cohort], or None.
+      client_states: client states with a leading axis [cohort], or None.
       cohort: who takes part, and where their data lie.
       key: the round's key of this pool; each client's is derived from it and the client's index.
       execution: scan, vmap or eager.
@@ -161,7 +161,8 @@ def _run_slots(client_update, prepare, message, client_states, cohort, key, loop
         result = result._replace(weight=jnp.where(is_real, result.weight, 0))
         # Not by weight alone: `prepare` may ignore weights, and no steps may give no number.
         prepared = jax.tree.map(
-            lambda leaf: jnp.where(is_real, leaf, jnp.zeros_like(leaf)), prepare(result)
+            lambda leaf: jnp.where(is_real, leaf, jnp.zeros_like(leaf)),
+            prepare(result, keys.derive(client_key, "reduce")),
         )
         return prepared, result
 

@@ -1,6 +1,7 @@
 """A cohort is a view: flat columns, and where each invited client's rows lie in them."""
 
 from collections.abc import Mapping
+from typing import Any
 
 import flax.struct
 import jax
@@ -80,3 +81,20 @@ class Inputs:
 
     cohorts: Mapping[str, Cohort]
     examples: Mapping[str, Examples]
+
+
+@flax.struct.dataclass
+class Round:
+    """A round, as an algorithm gets it.
+
+    Attributes:
+      index: int32 scalar, from 0.
+      key: the run's root key; every draw derives from it its purpose, `index` and what else it is of.
+      inputs: the cohorts' data, and examples that are not clients'.
+      axis_name: the mesh axis over which devices share the work; None on one device.
+    """
+
+    index: Any
+    key: jax.Array
+    inputs: Inputs
+    axis_name: str | None = flax.struct.field(pytree_node=False, default=None)

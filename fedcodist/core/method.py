@@ -35,6 +35,14 @@ class PersonalModel(NamedTuple):
     variables: Callable[[PyTree, PyTree], Variables]
 
 
+class SetModel(Protocol):
+    """(server, Variables, reset_optimizer) -> server."""
+
+    def __call__(
+        self, server: PyTree, variables: Variables, /, reset_optimizer: bool
+    ) -> PyTree: ...
+
+
 class FederatedMethod(NamedTuple):
     """A single-model method (FedAvg, FedProx, ...) as small pure functions.
 
@@ -51,8 +59,8 @@ class FederatedMethod(NamedTuple):
       reduce: how results are summed and what the server makes of the sum.
       server_update: (server, aggregate, round, hyper) -> server. Schedules are functions of round.
       variables: server -> the model's Variables.
-      replace_model: (server, Variables) -> server with that model and a fresh server optimizer.
-      with_model: (server, Variables) -> server with that model and the server optimizer as it is.
+      set_model: (server, Variables, reset_optimizer) -> server with that model, and with a fresh server
+        optimizer where `reset_optimizer`, a Python bool, says so. Distillation gets in here.
       init_client_state: () -> what a client keeps before its first participation; None if nothing.
       personal_models: name -> PersonalModel that can be evaluated; none in most methods.
       sends_models: whether a client's update is what it received less its model, from which a server
@@ -71,8 +79,7 @@ class FederatedMethod(NamedTuple):
     reduce: Reduce
     server_update: Callable[[PyTree, Aggregate, jax.Array, PyTree], PyTree]
     variables: Callable[[PyTree], Variables]
-    replace_model: Callable[[PyTree, Variables], PyTree]
-    with_model: Callable[[PyTree, Variables], PyTree]
+    set_model: SetModel
     init_client_state: Callable[[], PyTree] = lambda: None
     personal_models: Mapping[str, PersonalModel] = {}
     sends_models: bool = True
@@ -123,9 +130,8 @@ class FederatedAlgorithm(NamedTuple):
       select: (round, key) -> Selection. It never looks at the model, so it can run ahead on a host
         that streams data. Everything it draws is a function of (round, key), so there is no sampler
         state to carry or to checkpoint.
-      round: (state, client_states, inputs, round, key, hyper, axis_name)
-        -> (state, client_states, metrics). `client_states` are the cohorts', pool ->
-        leaves [cohort, ...]. `round` counts from 0. Metrics are arrays that are averaged over rounds,
+      round: (state, client_states, Round, hyper) -> (state, client_states, metrics). `client_states`
+        are the cohorts', pool -> leaves [cohort, ...]. Metrics are arrays that are averaged over rounds,
         most of them scalars; `<pool>/finite` must be among them for every key of `communication`, of
         what the pool's clients sent, and may have `<pool>/finite_model` beside it, of its new model.
       predictors: name -> Predictor.

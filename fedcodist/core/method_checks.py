@@ -89,18 +89,24 @@ def check_method(
         return message, result
     aggregate = traced(
         "method.reduce",
-        lambda result, message: _as_aggregate(
-            method.reduce.finalize(method.reduce.prepare(result), message)
+        lambda result, message, key: _as_aggregate(
+            method.reduce.finalize(method.reduce.prepare(result, key), message, key)
         ),
-        *(result, message),
+        *(result, message, key),
     )
     after = traced("method.server_update", method.server_update, server, aggregate, scalar, hyper)
     check_same("method.server_update must return a state as method.init makes it", server, after)
     variables = traced("method.variables", method.variables, server)
     check_variables("method.variables", variables)
-    for name in ("replace_model", "with_model"):
-        after = traced(f"method.{name}", getattr(method, name), server, variables)
-        check_same(f"method.{name} must return a state as method.init makes it", server, after)
+    for reset_optimizer in (True, False):
+        after = traced(
+            "method.set_model",
+            lambda server, variables, reset=reset_optimizer: method.set_model(
+                server, variables, reset
+            ),
+            *(server, variables),
+        )
+        check_same("method.set_model must return a state as method.init makes it", server, after)
     return message, result
 
 

@@ -28,4 +28,4 @@ def traced_once(round_: Callable[..., Any]) -> Callable[..., Any]:
 
     Of large networks that takes seconds. What is compiled is the same.
     """
-    return jax.jit(round_, static_argnums=6, inline=True)
+    return jax.jit(round_, inline=True)

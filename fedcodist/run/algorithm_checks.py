@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedcodist.core.inputs import Selection
+from fedcodist.core.inputs import Round, Selection
 from fedcodist.core.method_checks import (
     MISFITS,
     Promised,
@@ -50,7 +50,7 @@ def check_algorithm(algorithm: Any, data: Any) -> list[Filled]:
     }
     hyper = jax.tree.map(hyper_shape, algorithm.hyper)
     inputs = data.shapes(selection)
-    arguments = (state, client_states, inputs, integer, key, hyper)
+    arguments = (state, client_states, Round(integer, key, inputs), hyper)
     with collected() as filled:
         new_state, new_client_states, metrics = _round(algorithm, selection, arguments)
     check_same("algorithm.round must return a state as algorithm.init makes it", state, new_state)
@@ -103,12 +103,12 @@ def check_selection(algorithm: Any, data: Any) -> Selection:
 
 def _round(algorithm: Any, selection: Selection, arguments: tuple[Any, ...]) -> Any:
     try:
-        result = jax.eval_shape(lambda *each: traced_once(algorithm.round)(*each, None), *arguments)
+        result = jax.eval_shape(traced_once(algorithm.round), *arguments)
         return _three(result)
     except (Promised, *MISFITS):  # once more, for what is wrong to be told in our words
         return traced(
             "algorithm.round",
-            lambda *each: _three(algorithm.round(*each, None)),
+            lambda *each: _three(algorithm.round(*each)),
             *arguments,
             there=f": algorithm.select names clients of {sorted(selection.clients)} and the data sets "
             f"{sorted(selection.examples)}",

@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedcodist.core.inputs import Round
 from fedcodist.core.method import FederatedAlgorithm, Predictor, single_model
 from fedcodist.core.model import variable_shapes
 from fedcodist.core.tracing import strongly_typed, traced_once
@@ -269,14 +270,14 @@ def _traced_round(algorithm: FederatedAlgorithm, columns: Any, clients: int, cap
         lambda leaf: jax.ShapeDtypeStruct((count, *jnp.shape(leaf)), jnp.result_type(leaf)), first
     )
 
-    def one_round(columns, starts, sizes, state, client_states, round, key, hyper):
+    def one_round(columns, starts, sizes, state, client_states, index, key, hyper):
         data_sets = {name: columns[name] for name in columns if name != _CLIENTS}
         source = ResidentData(columns[_CLIENTS], starts, sizes, data_sets, capacity)
-        inputs = source.read(algorithm.select(round, key))
-        return traced_once(algorithm.round)(state, client_states, inputs, round, key, hyper, None)
+        inputs = source.read(algorithm.select(index, key))
+        return traced_once(algorithm.round)(state, client_states, Round(index, key, inputs), hyper)
 
-    round, key = jax.ShapeDtypeStruct((), jnp.int32), jax.eval_shape(lambda: jax.random.key(0))
-    selection = jax.eval_shape(algorithm.select, round, key)
+    index, key = jax.ShapeDtypeStruct((), jnp.int32), jax.eval_shape(lambda: jax.random.key(0))
+    selection = jax.eval_shape(algorithm.select, index, key)
     client_states = {
         pool: of_cohort(kept.first, selection.clients[pool].shape[0])
         for pool, kept in algorithm.client_states.items()
@@ -288,7 +289,7 @@ def _traced_round(algorithm: FederatedAlgorithm, columns: Any, clients: int, cap
         number,
         jax.eval_shape(lambda key: strongly_typed(algorithm.init(key)), key),
         client_states,
-        round,
+        index,
         key,
         hyper,
     )

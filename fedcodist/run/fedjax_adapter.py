@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedcodist.core import keys
 from fedcodist.core.for_each_client import Execution, for_each_client
 from fedcodist.core.inputs import Cohort
 from fedcodist.core.method import FederatedMethod
@@ -66,7 +67,7 @@ def as_fedjax(
         def client_update(message, own_key, data, key):
             return method.client_update(message, method.init_client_state(), data, own_key, hyper)
 
-        # FedJAX gives every client its own key; as a client_state it comes with the client.
+        # FedJAX gives every client its own key; as a client state it comes with the client.
         own_keys = jnp.stack(client_keys)
         result = for_each_client(
             client_update,
@@ -77,7 +78,9 @@ def as_fedjax(
             jax.random.key(0),
             execution,
         )
-        aggregate = method.reduce.finalize(result.total, message)
+        aggregate = method.reduce.finalize(
+            result.total, message, keys.derive(jax.random.key(0), "reduce")
+        )
         server_state = method.server_update(server_state, aggregate, jnp.asarray(round), hyper)
         diagnostics = {
             name: {metric: float(values[i]) for metric, values in result.metrics.items()}

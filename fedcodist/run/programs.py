@@ -16,7 +16,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from fedcodist.core.client_states import gather, scatter
-from fedcodist.core.inputs import Inputs
+from fedcodist.core.inputs import Inputs, Round
 from fedcodist.core.local_training import Preprocess
 from fedcodist.core.method import FederatedAlgorithm, by_member, single_model
 from fedcodist.core.model import is_finite
@@ -170,9 +170,10 @@ def build_programs(
 def _training(algorithm, interval, over_seeds, axis):
     """Returns (train, train_streamed) of `Programs`."""
 
-    def train_round(state, client_states, root, round, hyper, inputs):
+    def train_round(state, client_states, root, index, hyper, inputs):
+        round = Round(index, root, inputs, axis)
         state, client_states, metrics = traced_once(algorithm.round)(
-            state, client_states, inputs, round, root, hyper, axis
+            state, client_states, round, hyper
         )
         return *strongly_typed((state, client_states)), metrics
 

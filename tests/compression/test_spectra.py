@@ -15,6 +15,7 @@ from fedcodist.compression.compressed import compressed
 from fedcodist.compression.spectra import spectra
 from fedcodist.compression.svd import svd
 from fedcodist.config.experiment import build_experiment
+from fedcodist.core.inputs import Round
 from fedcodist.core.local_training import LocalTraining
 from fedcodist.core.model import Model, Variables, cross_entropy
 from fedcodist.data.federated_data import FederatedData
@@ -111,7 +112,7 @@ def test_a_config_asks_for_them():
     )
     metrics = jax.eval_shape(
         lambda state, rows, inputs: experiment.algorithm.round(
-            state, rows, inputs, 0, jax.random.key(0), experiment.algorithm.hyper
+            state, rows, Round(0, jax.random.key(0), inputs), experiment.algorithm.hyper
         )[2],
         state,
         rows,

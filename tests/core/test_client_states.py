@@ -57,8 +57,7 @@ def remembering_method() -> FederatedMethod:
             {},
         ),
         variables=lambda server: server,
-        replace_model=lambda server, new: new,
-        with_model=lambda server, new: new,
+        set_model=lambda server, new, reset_optimizer: new,
         init_client_state=lambda: {"visits": np.float32(0), "seen": np.full(2, 3, np.float32)},
     )
 

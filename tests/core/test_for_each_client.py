@@ -18,7 +18,7 @@ from fedcodist.algorithms.pools.pool import Pool, independent_pools
 from fedcodist.core import client_states
 from fedcodist.core.aggregation import ClientResult, weighted_mean
 from fedcodist.core.for_each_client import Execution, dealing_order, for_each_client
-from fedcodist.core.inputs import Cohort
+from fedcodist.core.inputs import Cohort, Round
 from fedcodist.core.local_training import LocalTraining, train_client
 from fedcodist.core.method import FederatedMethod
 from fedcodist.core.model import Model, Variables, from_flax_linen
@@ -172,7 +172,7 @@ def rounds_of(algorithm, axis_name):
             round, clients = scanned
             inputs = data.read(algorithm.select(round, root).replace(clients=clients))
             *carry, metrics = algorithm.round(
-                *carry, inputs, round, root, algorithm.hyper, axis_name
+                *carry, Round(round, root, inputs, axis_name), algorithm.hyper
             )
             return tuple(carry), metrics
 
@@ -232,7 +232,7 @@ def test_all_algorithms_eagerly(kind):
     for round in range(ROUNDS):
         inputs = data.read(algorithm.select(jnp.asarray(round), root))
         state, rows, metrics = algorithm.round(
-            state, rows, inputs, jnp.asarray(round), root, algorithm.hyper
+            state, rows, Round(jnp.asarray(round), root, inputs), algorithm.hyper
         )
         history.append(metrics)
     metrics = jax.tree.map(lambda *values: np.stack(values), *history)
@@ -310,8 +310,7 @@ def counting_method(epochs=2, batch_size=4) -> FederatedMethod:
             round=server.round + 1
         ),
         variables=lambda server: Variables(*server[:2]),
-        replace_model=lambda server, new: Seen(*new, server.round),
-        with_model=lambda server, new: Seen(*new, server.round),
+        set_model=lambda server, new, reset_optimizer: Seen(*new, server.round),
         init_client_state=lambda: {
             "count": jnp.zeros((), jnp.int32),
             "owner": jnp.asarray(-1),
@@ -426,7 +425,7 @@ def test_a_pmapped_cohort_comes_back_in_order():
 def test_slots_that_only_fill_a_chunk_never_reach_the_sum(loop, chunk, devices):
     """Not even in a reduction that weighs clients evenly, or where no steps give no number."""
 
-    def prepare(result):
+    def prepare(result, key):
         return {
             "clients": jnp.ones((), jnp.int32),
             "per_step": jnp.sum(result.update["weights"]) / result.metrics["num_steps"],
@@ -472,11 +471,8 @@ def test_client_rows_are_gathered_and_scattered(loop, chunk, devices):
             state, rows, _ = algorithm.round(
                 state,
                 client_states.gather(algorithm.client_states, stored, clients),
-                data.read(selection),
-                round,
-                root,
+                Round(round, root, data.read(selection), devices and AXIS),
                 algorithm.hyper,
-                devices and AXIS,
             )
             stored = client_states.scatter(algorithm.client_states, stored, clients, rows)
             return (state, stored), clients

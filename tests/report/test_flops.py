@@ -21,6 +21,7 @@ from fedcodist.config.graph_methods import DECENTRALISED_METHODS
 from fedcodist.config.networks import MODELS
 from fedcodist.config.party_methods import PARTY_METHODS
 from fedcodist.config.server_methods import build_algorithm
+from fedcodist.core.inputs import Round
 from fedcodist.report import flops
 from fedcodist.report.flops import (
     LEARNING,
@@ -189,7 +190,9 @@ def test_runs_compute_what_is_counted(name, monkeypatch):
             )
             for pool, clients in selection.clients.items()
         }
-        state, _, metrics = algorithm.round(state, first, inputs, round, key, algorithm.hyper)
+        state, _, metrics = algorithm.round(
+            state, first, Round(round, key, inputs), algorithm.hyper
+        )
         return state, metrics, sizes
 
     state, examples, steps = algorithm.init(key), dict.fromkeys(config.pools, 0.0), []
@@ -260,7 +263,7 @@ def test_parties_compute_what_is_counted(name, monkeypatch):
     def round_(state, round):
         inputs = resident.read(algorithm.select(round, key))
         hyper = jax.tree.map(jnp.float32, algorithm.hyper)
-        state, _, metrics = algorithm.round(state, {}, inputs, round, key, hyper)
+        state, _, metrics = algorithm.round(state, {}, Round(round, key, inputs), hyper)
         return state, metrics
 
     state, examples = algorithm.init(key), dict.fromkeys(algorithm.communication, 0.0)

@@ -45,8 +45,9 @@ def experiment_of(algorithm, stream=False) -> Experiment:
 def changed_round(change):
     """An algorithm whose round changes what another returns."""
 
-    def round_(state, rows, inputs, round, key, hyper, axis_name=None):
-        results = make_algorithm().round(state, rows, inputs, round, key, hyper, axis_name)
+    def round_(state, rows, round, hyper):
+        inputs = round.inputs
+        results = make_algorithm().round(state, rows, round, hyper)
         return change(*results, inputs)
 
     return make_algorithm()._replace(round=round_)
@@ -295,20 +296,16 @@ WRONG_METHODS = {
         r"server_update must return a state as method.init makes it",
     ),
     "no aggregate": (
-        {"reduce": make_method().reduce._replace(finalize=lambda total, message: total)},
+        {"reduce": make_method().reduce._replace(finalize=lambda total, message, key: total)},
         r"method.reduce .finalize must return an Aggregate, got a tuple of 4",
     ),
     "variables that are parameters": (
         {"variables": lambda server: server.params},
         r"method.variables must return Variables, got dict",
     ),
-    "a replaced model that is no server": (
-        {"replace_model": lambda server, new: new},
-        r"method.replace_model must return a state as method.init makes it",
-    ),
-    "with_model as well": (
-        {"with_model": lambda server, new: new},
-        r"method.with_model must return a state as method.init makes it",
+    "a model that is no server": (
+        {"set_model": lambda server, new, reset_optimizer: new},
+        r"method.set_model must return a state as method.init makes it",
     ),
 }
 
@@ -360,10 +357,8 @@ def test_what_is_no_optimizer_is_one_line(case, place):
 def test_what_a_pool_keeps_is_stacked_for_its_cohort():
     """Rows of Python numbers, as init_client_state may give them."""
 
-    def round_(state, rows, inputs, round, key, hyper, axis_name=None):
-        state, _, metrics = make_algorithm().round(
-            state, {"main": None}, inputs, round, key, hyper, axis_name
-        )
+    def round_(state, rows, round, hyper):
+        state, _, metrics = make_algorithm().round(state, {"main": None}, round, hyper)
         return state, {"main": rows["main"] + 1}, metrics
 
     rows = {"main": ClientStates(np.arange(3), 0.0)}

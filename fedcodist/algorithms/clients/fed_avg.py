@@ -102,6 +102,10 @@ def fed_avg(
         params = optax.apply_updates(server.params, updates)
         return FedAvgServer(params, aggregate.mutable, optimizer_state)
 
+    def set_model(server, new, reset_optimizer):
+        optimizer_state = start(new.params) if reset_optimizer else server.optimizer_state
+        return FedAvgServer(new.params, new.mutable, optimizer_state)
+
     return FederatedMethod(
         name="fed_avg",
         model=model,
@@ -112,8 +116,7 @@ def fed_avg(
         reduce=weighted_mean(),
         server_update=server_update,
         variables=lambda server: Variables(server.params, server.mutable),
-        replace_model=lambda server, new: FedAvgServer(*new, start(new.params)),
-        with_model=lambda server, new: FedAvgServer(*new, server.optimizer_state),
+        set_model=set_model,
         gradient=gradient,
     )
 

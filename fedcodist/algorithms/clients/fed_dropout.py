@@ -114,7 +114,7 @@ def mean_of_holders() -> Reduce:
     A client's `extra` is like its update, 1 for a number that it had and 0 elsewhere.
     """
 
-    def prepare(result):
+    def prepare(result, key):
         weigh = lambda leaf: leaf * result.weight.astype(leaf.dtype)
         return (
             jax.tree.map(weigh, result.update),
@@ -122,7 +122,7 @@ def mean_of_holders() -> Reduce:
             result.weight,
         )
 
-    def finalize(total, message):
+    def finalize(total, message, key):
         update, held, weight = total
         mean = jax.tree.map(lambda leaf, by: leaf / jnp.where(by > 0, by, 1), update, held)
         return Aggregate(mean, message.mutable, weight)

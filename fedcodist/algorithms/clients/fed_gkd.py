@@ -145,8 +145,9 @@ def fed_gkd(
     def variables(server):
         return averaging.variables(server.averaging)
 
-    def replace(how):
-        return lambda server, new: server._replace(averaging=how(server.averaging, new))
+    def set_model(server, new, reset_optimizer):
+        averaged = averaging.set_model(server.averaging, new, reset_optimizer)
+        return server._replace(averaging=averaged)
 
     return averaging._replace(
         name="fed_gkd",
@@ -156,8 +157,7 @@ def fed_gkd(
         client_update=client_update,
         server_update=server_update,
         variables=variables,
-        replace_model=replace(averaging.replace_model),
-        with_model=replace(averaging.with_model),
+        set_model=set_model,
     )
 
 

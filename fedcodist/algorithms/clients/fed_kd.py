@@ -254,11 +254,8 @@ def fed_kd(
         reduce=averaging.reduce,
         server_update=server_update,
         variables=lambda server: averaging.variables(server.averaging),
-        replace_model=lambda server, new: server._replace(
-            averaging=averaging.replace_model(server.averaging, new)
-        ),
-        with_model=lambda server, new: server._replace(
-            averaging=averaging.with_model(server.averaging, new)
+        set_model=lambda server, new, reset_optimizer: server._replace(
+            averaging=averaging.set_model(server.averaging, new, reset_optimizer)
         ),
         init_client_state=init_client_state,
         personal_models={TEACHERS: PersonalModel(teacher, teacher_of)},

@@ -127,7 +127,9 @@ def fetch_sgd(
         )
         return FetchSGDServer(unflat(vector, server.params), *emptied)
 
-    def replace_model(server, new):
+    def set_model(server, new, reset_optimizer):
+        if not reset_optimizer:
+            return server._replace(params=new.params)
         table = jnp.zeros_like(server.momentum)
         return FetchSGDServer(new.params, table, table)
 
@@ -141,8 +143,7 @@ def fetch_sgd(
         reduce=weighted_mean(),
         server_update=server_update,
         variables=variables,
-        replace_model=replace_model,
-        with_model=lambda server, new: server._replace(params=new.params),
+        set_model=set_model,
         sends_models=False,
     )
     return compressed(method, num_rounds=1, downlink=changed_entries())

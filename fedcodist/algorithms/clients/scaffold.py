@@ -147,11 +147,8 @@ def scaffold(
         client_update=client_update,
         server_update=server_update,
         variables=lambda server: averaging.variables(server.averaging),
-        replace_model=lambda server, new: ScaffoldServer(
-            averaging.replace_model(server.averaging, new), server.variate
-        ),
-        with_model=lambda server, new: ScaffoldServer(
-            averaging.with_model(server.averaging, new), server.variate
+        set_model=lambda server, new, reset_optimizer: ScaffoldServer(
+            averaging.set_model(server.averaging, new, reset_optimizer), server.variate
         ),
         init_client_state=lambda: zeros(variable_shapes(model).params),
     )

@@ -70,10 +70,11 @@ def decentralised_fed_avg(
 
     train = local_round(groups, num_rounds, training, execution)
 
-    def round_(state, client_states, inputs, round, key, hyper, axis_name=None):
-        result = train(state, inputs, round, key, hyper.learning_rate, axis_name)
+    def round_(state, client_states, round, hyper):
+        inputs = round.inputs
+        result = train(state, round, hyper.learning_rate)
         sizes = inputs.cohorts[PARTIES].sizes
-        now = graphs.at_round(edges, round) | jnp.eye(count, dtype=bool)
+        now = graphs.at_round(edges, round.index) | jnp.eye(count, dtype=bool)
 
         def averaged(name, learner):
             own = groups[name].clients

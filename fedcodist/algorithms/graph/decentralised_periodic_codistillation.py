@@ -124,7 +124,9 @@ def decentralised_periodic_codistillation(
 
     train = local_round(groups, num_rounds, training, execution)
 
-    def round_(state, client_states, inputs, round, key, hyper, axis_name=None):
+    def round_(state, client_states, round, hyper):
+        key, inputs, axis_name = round.key, round.inputs, round.axis_name
+
         def answer(model, message, learner, data, key):
             asked = shared_examples(columns, data)
             logits = inference(
@@ -157,7 +159,7 @@ def decentralised_periodic_codistillation(
                 None,
                 own,
                 inputs.cohorts[PARTIES],
-                keys.derive(key, purpose, round),
+                keys.derive(key, purpose, round.index),
                 execution,
                 axis_name,
             )
@@ -165,7 +167,7 @@ def decentralised_periodic_codistillation(
             said = jnp.zeros((count, examples, classes))
             for name, group in groups.items():
                 said = said.at[group.clients].set(answers[name])
-            now = graphs.at_round(edges, round)
+            now = graphs.at_round(edges, round.index)
             teachers = jnp.sum(now, axis=1)
             shares = now / jnp.maximum(teachers, 1)[:, None]
             targets = jnp.tensordot(shares.astype(said.dtype), said, axes=1)
@@ -175,10 +177,10 @@ def decentralised_periodic_codistillation(
             }
             return run(learn, own, "codistillation").own
 
-        result = train(state, inputs, round, key, hyper.learning_rate, axis_name)
+        result = train(state, round, hyper.learning_rate)
         public = inputs.examples[PUBLIC]
         columns = {column: values[public.indices[0]] for column, values in public.columns.items()}
-        learners = jax.lax.cond(is_due(round), codistill, lambda same: same, result.own)
+        learners = jax.lax.cond(is_due(round.index), codistill, lambda same: same, result.own)
         return learners, client_states, result.metrics
 
     # Answers, and which examples they are of, on the edges of the rounds in which clients teach.

@@ -26,7 +26,7 @@ from fedcodist.core.arguments import check_arguments
 from fedcodist.core.checks import check_integer, check_number
 from fedcodist.core.communication import Communication
 from fedcodist.core.for_each_client import Execution
-from fedcodist.core.inputs import Inputs
+from fedcodist.core.inputs import Round
 from fedcodist.core.local_steps import (
     CLIENT_STEPS,
     Learner,
@@ -87,9 +87,9 @@ def local_only_steps(
 
     train = local_round(groups, num_rounds, training, execution)
 
-    def round_(state, client_states, inputs, round, key, hyper, axis_name=None):
-        shared = None if num_shared is None else inputs.examples[SHARED].columns
-        result = train(state, inputs, round, key, hyper.learning_rate, axis_name, shared)
+    def round_(state, client_states, round, hyper):
+        shared = None if num_shared is None else round.inputs.examples[SHARED].columns
+        result = train(state, round, hyper.learning_rate, shared)
         return result.own, client_states, result.metrics
 
     return FederatedAlgorithm(
@@ -111,25 +111,22 @@ def local_round(
 ) -> Callable[..., PartiesResult]:
     """Returns `train`, one round of every client's own steps before any exchange.
 
-    `train(learners, inputs, round, key, learning_rate, axis_name, shared=None)` takes what
-    `FederatedAlgorithm.round` gets; `shared` are columns on which all train in place of their own
+    `train(learners, round, learning_rate, shared=None)` takes the round as an algorithm gets it;
+    `shared` are columns on which all train in place of their own
     examples. Its result's `own` are the learners after the round.
     """
 
     def train(
         learners: Mapping[str, Learner],
-        inputs: Inputs,
-        round: jax.Array,
-        key: jax.Array,
+        round: Round,
         learning_rate: Any,
-        axis_name: str | None,
         shared: Mapping[str, jax.Array] | None = None,
     ) -> PartiesResult:
         def update(model, message, learner, data, key):
             if shared is not None:
                 data = shared_examples(shared, data)
             learner, metrics = train_steps(
-                model, training, learner, data, key, round, num_rounds, learning_rate
+                model, training, learner, data, key, round.index, num_rounds, learning_rate
             )
             metrics |= {
                 "num_steps": jnp.asarray(training.steps),
@@ -138,7 +135,9 @@ def local_round(
             }
             return ClientResult({}, {}, jnp.ones(()), learner, metrics)
 
-        cohort, own = inputs.cohorts[PARTIES], keys.derive(key, CLIENT_STEPS)
-        return for_each_party(groups, update, None, learners, cohort, own, execution, axis_name)
+        cohort, key = round.inputs.cohorts[PARTIES], keys.derive(round.key, CLIENT_STEPS)
+        return for_each_party(
+            groups, update, None, learners, cohort, key, execution, round.axis_name
+        )
 
     return train

@@ -205,18 +205,19 @@ def multi_headed_distillation(
         indices = jax.vmap(indices_of)(jnp.arange(num_clients))
         return everybody(groups, {PUBLIC: indices.reshape(num_clients, *batches)})
 
-    def round_(state, client_states, inputs, round, key, hyper, axis_name=None):
+    def round_(state, client_states, round, hyper):
+        key, inputs, axis_name = round.key, round.inputs, round.axis_name
         pools, banks = state.pools, state.banks
         # (architecture, slot) -> Variables
         checkpoint: Any = lambda name, slot: jax.tree.map(lambda leaf: leaf[slot], banks[name])
         if schedule:
             models = {name: learner.variables for name, learner in state.learners.items()}
             if host_banks:
-                pools = mhd_exchange.refresh_pools(schedule, pools, round)
-                done = host_banks.put(key, round, models)
+                pools = mhd_exchange.refresh_pools(schedule, pools, round.index)
+                done = host_banks.put(key, round.index, models)
                 checkpoint = functools.partial(host_banks.read, key, done)
             else:
-                pools, banks = mhd_exchange.refresh(schedule, pools, banks, models, round)
+                pools, banks = mhd_exchange.refresh(schedule, pools, banks, models, round.index)
         columns, indices = inputs.examples[PUBLIC].columns, inputs.examples[PUBLIC].indices
         teach = _teaching(groups, schedule, checkpoint)
 
@@ -243,7 +244,7 @@ def multi_headed_distillation(
                 learner,
                 data,
                 key,
-                round,
+                round.index,
                 num_rounds,
                 hyper.learning_rate,
                 distill,

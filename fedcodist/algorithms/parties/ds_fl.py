@@ -116,7 +116,9 @@ def ds_fl(
             indices = permuted_positions(keys.derive(key, "open", round), indices, num_public)
         return everybody(groups, {PUBLIC: indices[None]})
 
-    def round_(state, client_states, inputs, round, key, hyper, axis_name=None):
+    def round_(state, client_states, round, hyper):
+        key, inputs, axis_name = round.key, round.inputs, round.axis_name
+
         def train(model, message, variables, data, key):
             trained = train_client(model, local, variables, data, key, hyper.learning_rate)
             shared = shared_examples(examples, data)
@@ -155,7 +157,7 @@ def ds_fl(
             message,
             own,
             cohort,
-            keys.derive(key, purpose, round),
+            keys.derive(key, purpose, round.index),
             execution,
             axis_name,
         )
@@ -167,7 +169,7 @@ def ds_fl(
         all_of_them = ClientData(
             examples, jnp.zeros((), jnp.int32), everyone, everyone, count, False
         )
-        own_key = keys.derive(key, "distillation", round, SERVER)
+        own_key = keys.derive(key, "distillation", round.index, SERVER)
         server_model = learn(server, target, state.server, all_of_them, own_key)
         metrics = trained.metrics | taught.metrics
         return DSFLState(taught.own, server_model.client_state), client_states, metrics

@@ -126,7 +126,8 @@ def fd(
         }
         return FDState(own, nothing())
 
-    def round_(state, client_states, inputs, round, key, hyper, axis_name=None):
+    def round_(state, client_states, round, hyper):
+        key, inputs, axis_name = round.key, round.inputs, round.axis_name
         softly = softened(divergence, hyper.temperature, scaled=True)
 
         def update(model, total, party, data, key):
@@ -159,7 +160,7 @@ def fd(
             state.total,
             state.models,
             inputs.cohorts[PARTIES],
-            keys.derive(key, "client_update", round),
+            keys.derive(key, "client_update", round.index),
             execution,
             axis_name,
         )

@@ -147,7 +147,8 @@ def fed_md(
             indices = stratified_sample(keys.derive(key, "alignment", round), public_labels, count)
         return everybody(groups, {PUBLIC: indices[None]})
 
-    def round_(state, client_states, inputs, round, key, hyper, axis_name=None):
+    def round_(state, client_states, round, hyper):
+        key, inputs, axis_name = round.key, round.inputs, round.axis_name
         public = inputs.examples[PUBLIC]
         alignment = dict(public.columns)
         if alignment_size is not None:
@@ -205,7 +206,7 @@ def fed_md(
             message,
             own,
             inputs.cohorts[PARTIES],
-            keys.derive(key, purpose, round),
+            keys.derive(key, purpose, round.index),
             execution,
             axis_name,
         )

@@ -98,7 +98,9 @@ def fml(
     def init(key):
         return FMLState(init_models(groups, key), meme.init(keys.derive(key, "init", MEME)))
 
-    def round_(state, client_states, inputs, round, key, hyper, axis_name=None):
+    def round_(state, client_states, round, hyper):
+        key, inputs, axis_name = round.key, round.inputs, round.axis_name
+
         def update(model, shared, own, data, key):
             trained = train_client(
                 both(model, meme),
@@ -129,7 +131,7 @@ def fml(
             state.meme,
             state.models,
             inputs.cohorts[PARTIES],
-            keys.derive(key, "client_update", round),
+            keys.derive(key, "client_update", round.index),
             execution,
             axis_name,
         )

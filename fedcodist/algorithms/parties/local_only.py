@@ -133,7 +133,9 @@ def local_only(
             examples[VALIDATION] = validation_rows(patience.data)
         return everybody(groups, examples)
 
-    def round_(state, client_states, inputs, round, key, hyper, axis_name=None):
+    def round_(state, client_states, round, hyper):
+        key, inputs, axis_name = round.key, round.inputs, round.axis_name
+
         def update(model, message, party, data, key):
             goes_on = jnp.asarray(True) if patience is None else party.waited < patience.patience
             own = without_examples(data, goes_on)
@@ -176,7 +178,7 @@ def local_only(
             None,
             state,
             inputs.cohorts[PARTIES],
-            keys.derive(key, stream, round),
+            keys.derive(key, stream, round.index),
             execution,
             axis_name,
         )

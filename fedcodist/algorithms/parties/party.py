@@ -326,7 +326,7 @@ def _checked_update(update, model, message, own, data, key):
     )
 
 
-def _weighted(result: ClientResult) -> PyTree:
+def _weighted(result: ClientResult, key: jax.Array) -> PyTree:
     return jax.tree.map(lambda leaf: leaf * result.weight, result.update), result.weight
 
 

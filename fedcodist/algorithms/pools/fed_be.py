@@ -144,25 +144,23 @@ def fed_be(
     def select_examples(round, key):
         return {UNLABELLED: unlabelled_rows(key, round, distillation, num_unlabelled)}
 
-    def round_(state, client_states, inputs, round, key, hyper, axis_name=None):
+    def round_(state, client_states, round, hyper):
+        key, inputs, axis_name = round.key, round.inputs, round.axis_name
         received = {name: pool.method.variables(state[name]) for name, pool in pools.items()}
         trained = train_pools(
             pools,
             state,
             client_states,
-            inputs,
             round,
-            key,
             hyper.methods,
             execution,
-            axis_name,
             members=True,
         )
-        state = update_servers(pools, state, trained.aggregates, round, hyper.methods)
+        state = update_servers(pools, state, trained.aggregates, round.index, hyper.methods)
         if distillation.steps == 0:
             return state, trained.client_states, trained.metrics
         averages = {name: pool.method.variables(state[name]) for name, pool in pools.items()}
-        draw = keys.derive(key, "samples", round)
+        draw = keys.derive(key, "samples", round.index)
         found = {
             name: ensemble(
                 keys.derive(draw, name), received[name], averages[name], trained.members[name]
@@ -187,14 +185,14 @@ def fed_be(
             teachers={ENSEMBLE: answers},
             targets=lambda _, outputs: outputs[ENSEMBLE],
             unlabelled=unlabelled,
-            key=keys.derive(key, "distillation", round),
+            key=keys.derive(key, "distillation", round.index),
             learning_rates=dict.fromkeys(pools, hyper.learning_rate),
             settings=distillation,
             axis_name=axis_name,
             divergence=lambda logits, target: divergence(logits, target) / classes,
         ).students
         state = {
-            name: pool.method.with_model(state[name], students[name])
+            name: pool.method.set_model(state[name], students[name], reset_optimizer=False)
             for name, pool in pools.items()
         }
         return state, trained.client_states, trained.metrics

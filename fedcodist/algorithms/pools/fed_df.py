@@ -132,17 +132,15 @@ def fed_df(
             examples[VALIDATION] = validation_rows(validation.data)
         return examples
 
-    def round_(state, client_states, inputs, round, key, hyper, axis_name=None):
+    def round_(state, client_states, round, hyper):
+        key, inputs, axis_name = round.key, round.inputs, round.axis_name
         trained = train_pools(
             pools,
             state,
             client_states,
-            inputs,
             round,
-            key,
             hyper.methods,
             execution,
-            axis_name,
             members=True,
         )
 
@@ -156,8 +154,9 @@ def fed_df(
         aggregates = trained.aggregates
         weights = {name: jnp.ones(pool.cohort_size) for name, pool in pools.items()}
         if validation is not None and validation.drop_worst:
-            weights, aggregates = _without_worst(pools, state, trained, accuracy)
-        state = update_servers(pools, state, aggregates, round, hyper.methods)
+            reduce_key = keys.derive(key, "reduce", round.index)
+            weights, aggregates = _without_worst(pools, state, trained, accuracy, reduce_key)
+        state = update_servers(pools, state, aggregates, round.index, hyper.methods)
         teachers = {
             name: _summed(models[name], Ensemble(trained.members[name], weights[name]))
             for name in pools
@@ -175,7 +174,7 @@ def fed_df(
             teachers=teachers,
             targets=targets,
             unlabelled=inputs.examples[UNLABELLED],
-            key=keys.derive(key, "distillation", round),
+            key=keys.derive(key, "distillation", round.index),
             learning_rates=dict.fromkeys(pools, hyper.learning_rate),
             settings=distillation,
             axis_name=axis_name,
@@ -197,7 +196,7 @@ def fed_df(
                 f"{name}/distillation_steps": stopped.steps.astype(jnp.float32) for name in pools
             }
         state = {
-            name: pool.method.with_model(state[name], students[name])
+            name: pool.method.set_model(state[name], students[name], reset_optimizer=False)
             for name, pool in pools.items()
         }
         return state, trained.client_states, metrics
@@ -213,6 +212,7 @@ def _without_worst(
     state: Mapping[str, PyTree],
     trained: TrainedPools,
     accuracy: Callable[[str, Variables], jax.Array],
+    key: jax.Array,
 ) -> tuple[dict[str, jax.Array], dict[str, Aggregate]]:
     """Teachers' weights, 0 of the worst, and aggregates without the clients who guess."""
     found = {
@@ -225,7 +225,11 @@ def _without_worst(
     weights = dict(zip(pools, jnp.split(kept, ends), strict=True))
     aggregates = {
         name: aggregate_of_some(
-            pool.method, state[name], trained.results[name], ~is_guessing(found[name], classes)
+            pool.method,
+            state[name],
+            trained.results[name],
+            ~is_guessing(found[name], classes),
+            keys.derive(key, name),
         )._replace(extra=trained.aggregates[name].extra)  # what clients keep goes with it
         for name, pool in pools.items()
     }

@@ -173,26 +173,28 @@ def fed_sdd(
             examples[UNLABELLED] = unlabelled_rows(key, round, distillation, num_unlabelled)
         return Selection(dict(zip(names, parts, strict=True)), examples)
 
-    def round_(state, client_states, inputs, round, key, hyper, axis_name=None):
+    def round_(state, client_states, round, hyper):
+        key, inputs, axis_name = round.key, round.inputs, round.axis_name
         # Every client belongs to one group, so all groups draw from one stream, as FedAvg would.
         trained = train_pools(
             groups,
             state.models,
             client_states,
-            inputs,
             round,
-            key,
             dict.fromkeys(names, hyper.method),
             execution,
-            axis_name,
             stream=MAIN,
             members=bool(measured),
         )
         models = update_servers(
-            groups, state.models, trained.aggregates, round, dict.fromkeys(names, hyper.method)
+            groups,
+            state.models,
+            trained.aggregates,
+            round.index,
+            dict.fromkeys(names, hyper.method),
         )
         newest = _stacked([method.variables(models[n]) for n in names])
-        at = round % rounds_kept
+        at = round.index % rounds_kept
         buffer = jax.tree.map(lambda kept, new: kept.at[at].set(new), state.buffer, newest)
         clients = None
         if measured:
@@ -203,7 +205,7 @@ def fed_sdd(
                 method.variables(state.models[MAIN]),
                 method.variables(models[MAIN]),
                 each,
-                jax.random.key_data(keys.derive(key, "samples", round)),
+                jax.random.key_data(keys.derive(key, "samples", round.index)),
             )
         state = FedSDDState(models, buffer, state.weights.at[at].set(1), clients)
         if distillation.steps:
@@ -214,7 +216,7 @@ def fed_sdd(
                     buffered(state),
                     {n: method.variables(models[n]) for n in students},
                     inputs.examples[UNLABELLED],
-                    round,
+                    round.index,
                     key,
                     hyper,
                     distillation,
@@ -222,9 +224,12 @@ def fed_sdd(
                     cached,
                     axis_name,
                 )
-                return models | {n: method.with_model(models[n], taught[n]) for n in students}
+                return models | {
+                    n: method.set_model(models[n], taught[n], reset_optimizer=False)
+                    for n in students
+                }
 
-            models = jax.lax.cond(round >= warm_up, teach, lambda models: models, models)
+            models = jax.lax.cond(round.index >= warm_up, teach, lambda models: models, models)
         return state._replace(models=models), trained.client_states, trained.metrics
 
     algorithm = assemble(

@@ -119,13 +119,11 @@ def hetero_fl(
     pools = check_pools(pools, "levels")
     same = lambda value: dict.fromkeys(pools, value)
 
-    def round_(state, client_states, inputs, round, key, hyper, axis_name=None):
-        trained = train_pools(
-            pools, same(state), client_states, inputs, round, key, same(hyper), execution, axis_name
-        )
+    def round_(state, client_states, round, hyper):
+        trained = train_pools(pools, same(state), client_states, round, same(hyper), execution)
         update = mean_of_owners(trained.aggregates, places, shapes)
         weight = jnp.sum(jnp.stack([each.weight for each in trained.aggregates.values()]))
-        state = whole.server_update(state, Aggregate(update, {}, weight), round, hyper)
+        state = whole.server_update(state, Aggregate(update, {}, weight), round.index, hyper)
         return state, trained.client_states, trained.metrics
 
     algorithm = assemble(name, pools, columns, hyper, round_, servers=same)
@@ -261,13 +259,13 @@ def _mean_and_owners(last: str) -> Reduce:
     output layer theirs alone.
     """
 
-    def prepare(result):
+    def prepare(result, key):
         held = jax.tree.map(lambda leaf: result.weight.astype(leaf.dtype), result.update)
         if result.extra is not None:
             held |= {last: jax.tree.map(lambda leaf: leaf * result.extra, held[last])}
         return jax.tree.map(jnp.multiply, result.update, held), held, result.weight
 
-    def finalize(total, message):
+    def finalize(total, message, key):
         update, held, weight = total
         mean = jax.tree.map(lambda leaf, by: leaf / jnp.where(by > 0, by, 1), update, held)
         return Aggregate(mean, message.mutable, weight, held)

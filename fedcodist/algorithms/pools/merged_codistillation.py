@@ -98,20 +98,21 @@ def merged_codistillation(
     def select_examples(round, key):
         return {UNLABELLED: unlabelled_rows(key, round, distillation, num_unlabelled)}
 
-    def round_(state, client_states, inputs, round, key, hyper, axis_name=None):
+    def round_(state, client_states, round, hyper):
+        key, inputs, axis_name = round.key, round.inputs, round.axis_name
         methods = hyper.codistillation.methods
-        trained = train_pools(
-            pools, state, client_states, inputs, round, key, methods, execution, axis_name
-        )
+        trained = train_pools(pools, state, client_states, round, methods, execution)
         before = {name: pool.method.variables(state[name]) for name, pool in pools.items()}
-        scheduled = {name: alpha_schedule(value, round) for name, value in hyper.alpha.items()}
+        scheduled = {
+            name: alpha_schedule(value, round.index) for name, value in hyper.alpha.items()
+        }
 
         def distilled_directions():
             distilled = codistill(
                 pools,
                 before,
                 inputs.examples[UNLABELLED],
-                round,
+                round.index,
                 key,
                 hyper.codistillation.teaching,
                 distillation,
@@ -141,7 +142,7 @@ def merged_codistillation(
             )
             for name, aggregate in trained.aggregates.items()
         }
-        state = update_servers(pools, state, merged, round, methods)
+        state = update_servers(pools, state, merged, round.index, methods)
         return state, trained.client_states, trained.metrics | losses
 
     return assemble(

@@ -72,11 +72,10 @@ def periodic_codistillation(
         )
         return {UNLABELLED: places}
 
-    def round_(state, client_states, inputs, round, key, hyper, axis_name=None):
-        trained = train_pools(
-            pools, state, client_states, inputs, round, key, hyper.methods, execution, axis_name
-        )
-        state = update_servers(pools, state, trained.aggregates, round, hyper.methods)
+    def round_(state, client_states, round, hyper):
+        key, inputs, axis_name = round.key, round.inputs, round.axis_name
+        trained = train_pools(pools, state, client_states, round, hyper.methods, execution)
+        state = update_servers(pools, state, trained.aggregates, round.index, hyper.methods)
 
         def replace_models(state):
             updated = {name: pool.method.variables(state[name]) for name, pool in pools.items()}
@@ -84,7 +83,7 @@ def periodic_codistillation(
                 pools,
                 updated,
                 inputs.examples[UNLABELLED],
-                round,
+                round.index,
                 key,
                 hyper.teaching,
                 distillation,
@@ -92,7 +91,9 @@ def periodic_codistillation(
                 axis_name,
             )
             state = {
-                name: pool.method.replace_model(state[name], distilled.students[name])
+                name: pool.method.set_model(
+                    state[name], distilled.students[name], reset_optimizer=True
+                )
                 for name, pool in pools.items()
             }
             return state, loss_metrics(distilled, pools)
@@ -100,7 +101,7 @@ def periodic_codistillation(
         def keep_models(state):
             return state, loss_metrics(None, pools)
 
-        state, losses = jax.lax.cond(is_due(round), replace_models, keep_models, state)
+        state, losses = jax.lax.cond(is_due(round.index), replace_models, keep_models, state)
         return state, trained.client_states, trained.metrics | losses
 
     return assemble(

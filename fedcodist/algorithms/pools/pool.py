@@ -15,7 +15,7 @@ from fedcodist.core.arguments import check_arguments
 from fedcodist.core.checks import check_clients, check_columns, check_integer, check_names
 from fedcodist.core.client_states import ClientStates
 from fedcodist.core.for_each_client import Execution, for_each_client
-from fedcodist.core.inputs import Inputs, Selection
+from fedcodist.core.inputs import Round, Selection
 from fedcodist.core.method import (
     FederatedAlgorithm,
     FederatedMethod,
@@ -64,11 +64,9 @@ def independent_pools(
     methods = dict.fromkeys(pool.method.name for pool in pools.values() if pool.method.name)
     name = name or ", ".join(methods) or "independent pools"
 
-    def round_(state, client_states, inputs, round, key, hyper, axis_name=None):
-        trained = train_pools(
-            pools, state, client_states, inputs, round, key, hyper, execution, axis_name
-        )
-        state = update_servers(pools, state, trained.aggregates, round, hyper)
+    def round_(state, client_states, round, hyper):
+        trained = train_pools(pools, state, client_states, round, hyper, execution)
+        state = update_servers(pools, state, trained.aggregates, round.index, hyper)
         return state, trained.client_states, trained.metrics
 
     return assemble(
@@ -103,10 +101,8 @@ def assemble(
     def init(key):
         return {n: pool.method.init(keys.derive(key, "init", n)) for n, pool in pools.items()}
 
-    def watched(state, client_states, inputs, round, key, hyper, axis_name=None):
-        state, client_states, metrics = round_(
-            state, client_states, inputs, round, key, hyper, axis_name
-        )
+    def watched(state, client_states, round, hyper):
+        state, client_states, metrics = round_(state, client_states, round, hyper)
         models = {n: pool.method.variables(servers(state)[n]) for n, pool in pools.items()}
         return (
             state,
@@ -126,7 +122,7 @@ def assemble(
         return single_model(method.model, lambda state: method.variables(servers(state)[n]))
 
     def kept(n, method):
-        return _kept_models(n, method, lambda state: servers(state)[n])
+        return _personal_models(n, method, lambda state: servers(state)[n])
 
     return FederatedAlgorithm(
         name=name,
@@ -148,7 +144,7 @@ def assemble(
     )
 
 
-def _kept_models(
+def _personal_models(
     pool: str, method: FederatedMethod, server: Callable[[PyTree], PyTree]
 ) -> dict[str, PersonalModel]:
     """The method's models that a pool's clients keep, `<pool>_<name>`, of the algorithm's state.
@@ -189,12 +185,9 @@ def train_pools(
     pools: Mapping[str, Pool],
     state: Mapping[str, PyTree],
     client_states: Mapping[str, PyTree],
-    inputs: Inputs,
-    round: jax.Array,
-    key: jax.Array,
+    round: Round,
     hyper: Mapping[str, PyTree],
     execution: Execution,
-    axis_name: str | None,
     stream: str | None = None,
     members: bool = False,
 ) -> TrainedPools:
@@ -202,32 +195,34 @@ def train_pools(
 
     Args:
       pools, execution: who trains and how.
-      state, client_states, inputs, round, key, hyper, axis_name: as an algorithm's round gets them.
+      state, client_states, round, hyper: as an algorithm's round gets them.
       stream: name under which all pools' clients draw their random numbers; each pool's own where
         not given. Pools that divide one cohort among them share a name.
       members: whether to return every client's model and result.
     """
     aggregates, new_client_states, metrics, models, results = {}, {}, {}, {}, {}
     for name, pool in pools.items():
-        method, cohort = pool.method, inputs.cohorts[name]
-        message = method.broadcast(state[name])
+        method, message = pool.method, pool.method.broadcast(state[name])
+        clients_key = client_key(round.key, round.index, stream or name)
         with of_clients(pool.clients):
             result = for_each_client(
                 functools.partial(_client_update, method, hyper[name]),
                 method.reduce.prepare,
                 message,
                 client_states[name],
-                cohort,
-                client_key(key, round, stream or name),
+                round.inputs.cohorts[name],
+                clients_key,
                 execution,
-                axis_name,
+                round.axis_name,
                 individual_results=members,
             )
         if result.results is not None:
             trained = jax.tree.map(jnp.subtract, message.params, result.results.update)
             models[name] = Variables(trained, result.results.mutable)
             results[name] = result.results
-        aggregates[name] = method.reduce.finalize(result.total, message)
+        aggregates[name] = method.reduce.finalize(
+            result.total, message, keys.derive(clients_key, "reduce")
+        )
         new_client_states[name] = result.client_states
         norm = optax.tree.norm(aggregates[name].pseudo_gradient)
         metrics[f"{name}/pseudo_gradient_norm"] = norm
@@ -237,7 +232,7 @@ def train_pools(
 
 
 def aggregate_of_some(
-    method: FederatedMethod, server: PyTree, results: ClientResult, kept: jax.Array
+    method: FederatedMethod, server: PyTree, results: ClientResult, kept: jax.Array, key: jax.Array
 ) -> Aggregate:
     """The aggregate of some of a cohort's clients; of all where it would be of none.
 
@@ -246,14 +241,16 @@ def aggregate_of_some(
       server: as they received it.
       results: what they returned, leaves [cohort, ...].
       kept: bool [cohort].
+      key: of what the reduction draws.
     """
     kept = kept | ~jnp.any(kept)
 
     def total(leaf):
         return jnp.sum(jnp.where(kept.reshape(-1, *(1,) * (leaf.ndim - 1)), leaf, 0), axis=0)
 
-    prepared = jax.vmap(method.reduce.prepare)(results)
-    return method.reduce.finalize(jax.tree.map(total, prepared), method.broadcast(server))
+    count = len(results.weight)
+    prepared = jax.vmap(method.reduce.prepare)(results, jax.random.split(key, count))
+    return method.reduce.finalize(jax.tree.map(total, prepared), method.broadcast(server), key)
 
 
 def update_servers(

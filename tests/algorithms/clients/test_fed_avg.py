@@ -41,7 +41,7 @@ def _fed_avg_round(method, execution=Execution()):
             jax.random.key(1),
             execution,
         )
-        aggregate = method.reduce.finalize(result.total, message)
+        aggregate = method.reduce.finalize(result.total, message, jax.random.key(0))
         return method.server_update(server, aggregate, round, method.hyper), result.metrics["loss"]
 
     return one_round
@@ -58,7 +58,7 @@ def _plain_round(batch_size, epochs=1):
 @functools.cache
 def _server_start():
     variables = jax.jit(MODEL.init, compiler_options=QUICK)(jax.random.key(0))
-    return _plain_round(CAPACITY)[0].replace_model(None, variables)
+    return _plain_round(CAPACITY)[0].set_model(None, variables, reset_optimizer=True)
 
 
 def _client_tables(sizes, seed=0):
@@ -195,7 +195,7 @@ def test_batch_statistics_are_the_clients_own_until_their_weighted_mean_is_taken
             execution,
             individual_results=True,
         )
-        aggregate = method.reduce.finalize(result.total, message)
+        aggregate = method.reduce.finalize(result.total, message, jax.random.key(0))
         after = method.server_update(server, aggregate, 0, method.hyper)
         return result.results.mutable, method.variables(after).mutable
 
@@ -287,7 +287,7 @@ def test_any_optimizer_as_a_plain_loop_would_use_it(client, server):
     )
     tables = _client_tables([4, 8])
     one_round = _fed_avg_round(method)
-    state = method.replace_model(None, Variables(_server_start().params, {}))
+    state = method.set_model(None, Variables(_server_start().params, {}), reset_optimizer=True)
     params, server_state = state.params, server(0.0).init(state.params)
     for round in range(2):
         state, _ = one_round(state, _cohort_of(tables), round)

@@ -133,9 +133,9 @@ def test_a_distilled_model_is_the_current_one():
     server = method.init(jax.random.key(0))
     earlier = Variables({"w": jnp.full((1, FEATURES, CLASSES), 5.0)}, {})
     server = server._replace(num_trained=jnp.int32(2), earlier=earlier)
-    for replace in (method.replace_model, method.with_model):
+    for reset_optimizer in (True, False):
         new = Variables({"w": jnp.full((FEATURES, CLASSES), 2.0)}, {})
-        after = replace(server, new)
+        after = method.set_model(server, new, reset_optimizer)
         message = method.broadcast(after)
         np.testing.assert_array_equal(message.params["w"], 2.0)
         np.testing.assert_array_equal(message.teacher.params["w"], 3.5)

@@ -400,11 +400,11 @@ def test_what_nobody_had_stays():
         {"w": jnp.array(update)}, {}, jnp.float32(weight), None, {}, {"w": jnp.array(held)}
     )
     parts = [
-        reduce.prepare(result([3.0, 0.0, 0.0], [1.0, 0.0, 0.0], 2)),
-        reduce.prepare(result([6.0, 5.0, 0.0], [1.0, 1.0, 0.0], 4)),
+        reduce.prepare(result([3.0, 0.0, 0.0], [1.0, 0.0, 0.0], 2), None),
+        reduce.prepare(result([6.0, 5.0, 0.0], [1.0, 1.0, 0.0], 4), None),
     ]
     total = jax.tree.map(jnp.add, *parts)
-    mean = reduce.finalize(total, Variables({}, {})).pseudo_gradient["w"]
+    mean = reduce.finalize(total, Variables({}, {}), None).pseudo_gradient["w"]
     np.testing.assert_allclose(mean, [5.0, 5.0, 0.0])
 
 

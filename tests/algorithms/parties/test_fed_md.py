@@ -21,7 +21,7 @@ from fedcodist.algorithms.parties.party import (
 )
 from fedcodist.core.aggregation import ClientResult
 from fedcodist.core.for_each_client import Execution
-from fedcodist.core.inputs import ClientData
+from fedcodist.core.inputs import ClientData, Round
 from fedcodist.core.local_training import LocalTraining
 from fedcodist.core.metrics import accuracy
 from fedcodist.core.model import Model, Variables, cross_entropy, from_flax_linen
@@ -338,7 +338,7 @@ def test_epochs_and_batches_are_no_longer_program():
         def round_(state):
             inputs = jax.tree.map(jnp.asarray, data).read(chosen.select(0, key))
             hyper = jax.tree.map(jnp.asarray, chosen.hyper)
-            return chosen.round(state, {}, inputs, 0, key, hyper)[0]
+            return chosen.round(state, {}, Round(0, key, inputs), hyper)[0]
 
         return str(jax.make_jaxpr(round_)(jax.eval_shape(chosen.init, key)))
 
@@ -584,7 +584,7 @@ def test_a_round_sends_scores_and_then_nothing(monkeypatch):
 
     def round_(state):
         hyper = jax.tree.map(jnp.asarray, chosen.hyper)
-        return chosen.round(state, {}, data.read(chosen.select(0, key)), 0, key, hyper)[0]
+        return chosen.round(state, {}, Round(0, key, data.read(chosen.select(0, key))), hyper)[0]
 
     jax.eval_shape(round_, jax.eval_shape(chosen.init, key))
     assert sums == [(ALIGNED, CLASSES), {}]

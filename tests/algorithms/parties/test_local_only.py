@@ -12,6 +12,7 @@ from fedcodist.algorithms.parties import party
 from fedcodist.algorithms.parties.local_only import SHARED, LocalOnlyHyper, Patience, local_only
 from fedcodist.algorithms.parties.party import PartyGroup
 from fedcodist.core.for_each_client import Execution
+from fedcodist.core.inputs import Round
 from fedcodist.core.local_training import LocalTraining
 from fedcodist.core.metrics import accuracy
 from fedcodist.core.model import Model, Variables, cross_entropy
@@ -192,7 +193,7 @@ def program(parties_of_a=1, parties_of_b=1, training=TRAINING):
 
     def round_(state):
         inputs = jax.tree.map(jnp.asarray, data).read(algorithm.select(0, key))
-        return algorithm.round(state, {}, inputs, 0, key, algorithm.hyper)[0]
+        return algorithm.round(state, {}, Round(0, key, inputs), algorithm.hyper)[0]
 
     return str(jax.make_jaxpr(round_)(jax.eval_shape(algorithm.init, key)))
 

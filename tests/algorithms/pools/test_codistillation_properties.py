@@ -19,6 +19,7 @@ from fedcodist.algorithms.pools.codistillation import TeachingHyper
 from fedcodist.algorithms.pools.merged_codistillation import merged_codistillation
 from fedcodist.algorithms.pools.periodic_codistillation import periodic_codistillation
 from fedcodist.algorithms.pools.pool import Pool, independent_pools
+from fedcodist.core.inputs import Round
 from fedcodist.core.local_training import LocalTraining
 from fedcodist.core.model import Variables, from_flax_linen
 from fedcodist.data.federated_data import FederatedData
@@ -119,7 +120,9 @@ def _compiled(algorithm):
     @functools.partial(jax.jit, compiler_options=QUICK)
     def one_round(state, round, hyper):
         inputs = resident.read(algorithm.select(round, ROOT))
-        state, _, metrics = algorithm.round(state, dict.fromkeys(state), inputs, round, ROOT, hyper)
+        state, _, metrics = algorithm.round(
+            state, dict.fromkeys(state), Round(round, ROOT, inputs), hyper
+        )
         return state, metrics
 
     def step(state, round, hyper):
@@ -226,7 +229,9 @@ def test_no_steps_with_adam_differs_only_by_the_reset_of_moments():
         state = step(state, round, algorithm.hyper)
         if round % 2:
             state = {
-                name: pool.method.replace_model(state[name], pool.method.variables(state[name]))
+                name: pool.method.set_model(
+                    state[name], pool.method.variables(state[name]), reset_optimizer=True
+                )
                 for name, pool in pools.items()
             }
     reset = _run_rounds("periodic without steps")
@@ -381,7 +386,7 @@ def test_losses_of_distillation_are_metrics(name):
     def metrics_of(state, round):
         inputs = resident.read(algorithm.select(round, ROOT))
         rows = dict.fromkeys(state)
-        return algorithm.round(state, rows, inputs, round, ROOT, algorithm.hyper)[2]
+        return algorithm.round(state, rows, Round(round, ROOT, inputs), algorithm.hyper)[2]
 
     first, second = (metrics_of(_fresh_state("independent"), round) for round in (0, 1))
     for pool in NETWORKS:

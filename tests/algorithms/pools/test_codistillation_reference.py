@@ -17,7 +17,7 @@ from fedcodist.algorithms.pools.merged_codistillation import merged_codistillati
 from fedcodist.algorithms.pools.periodic_codistillation import periodic_codistillation
 from fedcodist.algorithms.pools.pool import Pool
 from fedcodist.core import keys
-from fedcodist.core.inputs import ClientData, Examples
+from fedcodist.core.inputs import ClientData, Examples, Round
 from fedcodist.core.local_training import LocalTraining, _example_order
 from fedcodist.core.method import client_key
 from fedcodist.core.model import Variables, from_flax_linen
@@ -159,15 +159,17 @@ def _run_case(case, dtype):
     root = jax.random.key(3)
     state = jax.eval_shape(algorithm.init, root)
     for name, start in _starts(case).items():
-        state[name] = pools[name].method.replace_model(
-            state[name], Variables(_to_flax(start, dtype), {})
+        state[name] = pools[name].method.set_model(
+            state[name],
+            Variables(_to_flax(start, dtype), {}),
+            reset_optimizer=True,
         )
 
     @functools.partial(jax.jit, compiler_options=QUICK)
     def one_round(state, round, hyper):
         selection = algorithm.select(round, root)
         inputs = resident.read(selection)
-        state = algorithm.round(state, dict.fromkeys(pools), inputs, round, root, hyper)[0]
+        state = algorithm.round(state, dict.fromkeys(pools), Round(round, root, inputs), hyper)[0]
         return state, selection
 
     trajectory, rounds = [], []

@@ -25,6 +25,7 @@ from fedcodist.algorithms.pools.fed_sdd import ENSEMBLE, MAIN, fed_sdd
 from fedcodist.algorithms.pools.pool import Pool, independent_pools
 from fedcodist.compression.compressed import compressed
 from fedcodist.core.client_states import device_client_states
+from fedcodist.core.inputs import Round
 from fedcodist.core.local_training import LocalTraining
 from fedcodist.core.model import Variables, from_flax_linen
 from fedcodist.data.federated_data import FederatedData
@@ -235,7 +236,7 @@ def read_in_two_rounds(algorithm):
         for round in range(2):
             selection = algorithm.select(round, key)
             rows = dict.fromkeys(selection.clients)
-            state, *_ = algorithm.round(state, rows, data.read(selection), round, key, hyper)
+            state, *_ = algorithm.round(state, rows, Round(round, key, data.read(selection)), hyper)
         return state.models
 
     arguments = (jax.eval_shape(algorithm.init, key), UNLABELLED_IMAGES, jnp.float32(0.1))
@@ -281,7 +282,7 @@ def test_the_server_gets_sums_over_groups_and_no_clients_model(monkeypatch, meas
         selection = algorithm.select(0, key)
         rows = dict.fromkeys(selection.clients)
         hyper = jax.tree.map(jnp.float32, algorithm.hyper)
-        return algorithm.round(state, rows, data.read(selection), 0, key, hyper)[0]
+        return algorithm.round(state, rows, Round(0, key, data.read(selection)), hyper)[0]
 
     jax.eval_shape(one_round, jax.eval_shape(algorithm.init, key))
     (trained,) = seen
@@ -563,7 +564,9 @@ def test_students_start_from_clients_who_do_not_guess(guessing):
     def after(algorithm):
         inputs = resident.read(algorithm.select(0, key))
         state = algorithm.init(key)
-        run = jax.jit(lambda state: algorithm.round(state, {"pool": None}, inputs, 0, key, hyper))
+        run = jax.jit(
+            lambda state: algorithm.round(state, {"pool": None}, Round(0, key, inputs), hyper)
+        )
         hyper = jax.tree.map(jnp.float32, algorithm.hyper)
         return run(state)[0]["pool"].params["w"]
 
