@@ -515,7 +515,7 @@ def test_rows_may_hold_any_dtype_and_shape():
         }
         return for_each_client(
             update,
-            lambda result: result.weight,
+            lambda result, key: result.weight,
             None,
             rows,
             cohort_of(clients),
@@ -557,7 +557,7 @@ def test_a_small_client_is_the_same_beside_a_much_larger_one(optimizer):
 
         result = for_each_client(
             update,
-            lambda result: result.weight,
+            lambda result, key: result.weight,
             variables,
             None,
             cohort_of(clients),

@@ -608,7 +608,7 @@ def test_what_is_sent_is_of_evaluation_mode():
     )[0]
     assert np.abs(found.update - in_training).max() > 0.1
     # Nothing in place of what the party has.
-    assert found.row is None
+    assert found.client_state is None
 
 
 def test_the_whole_public_set():
