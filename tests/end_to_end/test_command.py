@@ -11,6 +11,7 @@ import jax
 import numpy as np
 import pytest
 
+from fedcodist.core.rematerialisation import NEEDS_CPU_FLAG
 from fedcodist.run.export import load_model
 
 ROUNDS = [0, 2, 4, 6, 7]
@@ -234,7 +235,8 @@ def test_models_in_bfloat16_and_rematerialised(uninterrupted, run, tmp_path):
         done = run(folder, f"--config.execution.{name}={value}")
         assert done.returncode == 0
         warned = "saves no memory on a CPU" in done.stderr
-        assert warned == (name == "rematerialise") == bool(done.stderr)
+        # XLA of jaxlib 0.12 saves memory on a CPU too.
+        assert warned == (name == "rematerialise" and NEEDS_CPU_FLAG) == bool(done.stderr)
         assert read(folder, "environment.json")["plan"][name] == value
         losses, expected = (
             [r["loss"] for r in records(each) if r["round"] <= 2 and "loss" in r]
