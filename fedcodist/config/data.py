@@ -14,8 +14,8 @@ from fedcodist.config.data_parties import PUBLIC_PRIVATE, Public, load_public_pr
 from fedcodist.config.data_prepared import prepared_folder, prepared_images
 from fedcodist.config.data_text import TEXT, Text, load_text
 from fedcodist.config.normalisation import normalisation
+from fedcodist.core.batches import Preprocess
 from fedcodist.core.checks import check_integer, check_number
-from fedcodist.core.local_training import Preprocess
 from fedcodist.core.model import Model
 from fedcodist.data import augmentation
 from fedcodist.data.federated_data import FederatedData

@@ -11,8 +11,8 @@ from fedcodist.config.classes import number_of_classes
 from fedcodist.config.config_errors import named
 from fedcodist.config.data_prepared import prepared_folder
 from fedcodist.core import metrics
+from fedcodist.core.batches import Preprocess
 from fedcodist.core.layer_outputs import of_logits
-from fedcodist.core.local_training import Preprocess
 from fedcodist.core.model import Model, variable_shapes
 from fedcodist.data.federated_data import FederatedData
 from fedcodist.data.partition import iid, merge_clients

@@ -7,8 +7,8 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from fedcodist.config.data_prepared import prepared_folder
+from fedcodist.core.batches import Preprocess
 from fedcodist.core.checks import check_number
-from fedcodist.core.local_training import Preprocess
 from fedcodist.data import augmentation
 from fedcodist.data.federated_data import FederatedData
 from fedcodist.datasets.public_private import (

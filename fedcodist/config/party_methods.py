@@ -23,8 +23,9 @@ from fedcodist.config.config_errors import choice, named
 from fedcodist.config.data import Data
 from fedcodist.config.data_parties import PUBLIC_PRIVATE
 from fedcodist.config.execution import execution_of
+from fedcodist.core.batches import Preprocess
 from fedcodist.core.checks import check_integer, check_number
-from fedcodist.core.local_training import LocalTraining, OptimizerFactory, Preprocess
+from fedcodist.core.local_training import LocalTraining, OptimizerFactory
 from fedcodist.core.method import FederatedAlgorithm
 from fedcodist.core.model import Model, Variables, from_flax_linen
 from fedcodist.models.fed_md import (

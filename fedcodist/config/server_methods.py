@@ -31,8 +31,8 @@ from fedcodist.config.networks import MODELS, layers_of, model_of, narrowed
 from fedcodist.config.optimizers import distillation_optimizer
 from fedcodist.config.party_methods import PARTY_METHODS
 from fedcodist.config.registry import WITHOUT_UNLABELLED
+from fedcodist.core.batches import Preprocess
 from fedcodist.core.checks import check_number
-from fedcodist.core.local_training import Preprocess
 from fedcodist.core.method import FederatedAlgorithm
 from fedcodist.core.model import from_flax_linen
 from fedcodist.data import augmentation

@@ -8,16 +8,12 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedcodist.core import keys
+from fedcodist.core import batches, keys
+from fedcodist.core.batches import Preprocess
 from fedcodist.core.checks import check_integer, check_stream
 from fedcodist.core.example_losses import checked_loss
 from fedcodist.core.inputs import ClientData
-from fedcodist.core.local_training import (
-    OptimizerFactory,
-    Preprocess,
-    check_factory,
-    lasting_state,
-)
+from fedcodist.core.local_training import OptimizerFactory, check_factory, lasting_state
 from fedcodist.core.model import Model, Variables
 from fedcodist.core.shuffling import stream_positions
 
@@ -119,8 +115,8 @@ def train_steps(
         variables, optimizer_state = learner
         step = round * training.steps + index
         step_key = keys.derive(key, "step", step)
-        batch = {name: column[rows[index]] for name, column in data.columns.items()}
-        batch = training.preprocess(batch, keys.derive(step_key, "input"), positions)
+        input_key = keys.derive(step_key, "input")
+        batch = batches.read(data.columns, rows[index], training.preprocess, input_key, positions)
 
         def private_loss(params):
             outputs, mutable = model.apply(

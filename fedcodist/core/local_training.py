@@ -7,7 +7,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedcodist.core import keys
+from fedcodist.core import batches, keys
+from fedcodist.core.batches import Preprocess
 from fedcodist.core.checks import LARGEST_INTEGER, MOST_EPOCHS, check_integer
 from fedcodist.core.example_losses import checked_loss
 from fedcodist.core.inputs import ClientData
@@ -18,8 +19,6 @@ from fedcodist.core.shuffling import permuted_positions
 PyTree = Any
 _LARGEST_PADDED_BATCH = 4096
 OptimizerFactory = Callable[[Any], optax.GradientTransformation]
-# (batch, key, positions in the batch) -> batch; runs on the device, on raw columns.
-Preprocess = Callable[[dict[str, jax.Array], jax.Array, jax.Array], dict[str, jax.Array]]
 
 
 class LocalTraining(NamedTuple):
@@ -164,9 +163,8 @@ def train_client(
         mask = (first + jnp.arange(batch_size) < data.size).astype(jnp.float32)
         step_key = keys.derive(key, "step", index)
         with jax.named_scope("input"):
-            batch = {name: column[rows] for name, column in data.columns.items()}
-            positions = jnp.arange(batch_size)
-            batch = training.preprocess(batch, keys.derive(step_key, "input"), positions)
+            input_key, positions = keys.derive(step_key, "input"), jnp.arange(batch_size)
+            batch = batches.read(data.columns, rows, training.preprocess, input_key, positions)
         (value, new_mutable), gradient = jax.value_and_grad(loss, has_aux=True)(
             params, mutable, batch, mask, keys.derive(step_key, "dropout")
         )

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedcodist.core import batches
 from fedcodist.core.devices import sum_over_devices, this_device
 from fedcodist.core.inputs import Examples
 from fedcodist.distillation.loop import Distillation, Teacher
@@ -53,20 +54,16 @@ def _check_not_random(distillation: Distillation, columns: Mapping[str, jax.Arra
 
 
 def _on_all(teacher, unlabelled: Examples, distillation: Distillation, axis_name) -> jax.Array:
-    rows = next(iter(unlabelled.columns.values())).shape[0]
+    count = next(iter(unlabelled.columns.values())).shape[0]
     devices, device = this_device(axis_name)
-    size = min(distillation.batch_size, rows)
+    size = min(distillation.batch_size, count)
 
-    def outputs(positions):
-        at = jnp.minimum(positions, rows - 1)
-        batch = {name: column[at] for name, column in unlabelled.columns.items()}
-        return teacher(distillation.preprocess(batch, jax.random.key(0), positions))
+    def answer(positions):
+        rows = jnp.minimum(positions, count - 1)
+        batch = batches.read(
+            unlabelled.columns, rows, distillation.preprocess, jax.random.key(0), positions
+        )
+        return teacher(batch)
 
-    def add(index, answers):
-        positions = (index * devices + device) * size + jnp.arange(size)
-        return answers.at[positions].set(outputs(positions), mode="drop")
-
-    shape = jax.eval_shape(outputs, jnp.arange(size))
-    steps = -(-rows // (size * devices))
-    answers = jnp.zeros((rows, *shape.shape[1:]), shape.dtype)
-    return sum_over_devices(jax.lax.fori_loop(0, steps, add, answers), axis_name)
+    answers = batches.on_all(answer, count, size, count, devices, device)
+    return sum_over_devices(answers, axis_name)

@@ -8,12 +8,13 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedcodist.core import keys
+from fedcodist.core import batches, keys
+from fedcodist.core.batches import Preprocess
 from fedcodist.core.checks import check_integer, check_number, check_stream
 from fedcodist.core.devices import sum_over_devices, this_device
 from fedcodist.core.inputs import Examples
 from fedcodist.core.layer_outputs import logits_of
-from fedcodist.core.local_training import OptimizerFactory, Preprocess, check_factory
+from fedcodist.core.local_training import OptimizerFactory, check_factory
 from fedcodist.core.model import Model, Variables
 from fedcodist.core.padded_statistics import check_dealt_batches
 from fedcodist.core.readout import Readout, total_in_chunks
@@ -335,9 +336,8 @@ def batch_of_step(
     positions = jnp.minimum(positions, size - 1)
 
     def part(positions):
-        rows = unlabelled.indices[index][positions]
-        batch = {name: column[rows] for name, column in unlabelled.columns.items()}
-        return settings.preprocess(batch, keys.derive(key, "input"), positions)
+        rows, input_key = unlabelled.indices[index][positions], keys.derive(key, "input")
+        return batches.read(unlabelled.columns, rows, settings.preprocess, input_key, positions)
 
     batch = part(positions)
     if settings.mixup_beta > 0:

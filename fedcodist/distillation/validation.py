@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from fedcodist.core import batches
 from fedcodist.core.checks import check_integer
 from fedcodist.core.devices import sum_over_devices, this_device
 from fedcodist.core.inputs import Examples
@@ -60,14 +61,14 @@ def validation_accuracy(
 
     def add(index, correct):
         step = index * devices + device
-        positions = step * size + jnp.arange(size)
-        mask = positions < data.num_examples
-        at = examples.indices[jnp.minimum(step, steps - 1)]
-        batch = {name: column[at] for name, column in examples.columns.items()}
-        batch = data.preprocess(batch, jax.random.key(0), positions)
+        places = batches.places(step, size, data.num_examples)
+        rows = examples.indices[jnp.minimum(step, steps - 1)]
+        batch = batches.read(
+            examples.columns, rows, data.preprocess, jax.random.key(0), places.positions
+        )
         predicted = predicted_label(logits_of(model.apply(variables, batch)[0]))
         labels = class_labels(batch["label"], max(model.num_classes, 2))
-        return correct + jnp.sum((predicted == labels) & mask)
+        return correct + jnp.sum((predicted == labels) & places.is_real)
 
     correct = jax.lax.fori_loop(0, -(-steps // devices), add, jnp.zeros((), jnp.int32))
     return sum_over_devices(correct, axis_name) / data.num_examples

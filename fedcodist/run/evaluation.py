@@ -8,11 +8,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedcodist.core import batches
 from fedcodist.core import metrics as metrics_lib
+from fedcodist.core.batches import Preprocess
 from fedcodist.core.devices import sum_over_devices, this_device
 from fedcodist.core.example_losses import checked_loss, checked_statistic
 from fedcodist.core.labels import class_labels
-from fedcodist.core.local_training import Preprocess
 from fedcodist.core.method import Predictor
 from fedcodist.data.federated_data import FederatedData
 
@@ -85,18 +86,15 @@ def evaluate(
                 of(name), lambda batch: batch[_CLIENT], clients
             )
 
-    rows = split.client.shape[0]
+    count = split.client.shape[0]
     devices, device = this_device(axis_name)
-    batch_size = min(batch_size, -(-rows // devices))
-    steps = -(-rows // (batch_size * devices))
+    batch_size = min(batch_size, -(-count // devices))
+    steps = -(-count // (batch_size * devices))
 
     def step(index, accumulators):
-        positions = (index * devices + device) * batch_size + jnp.arange(batch_size)
-        mask = (positions < rows).astype(jnp.float32)
-        positions = jnp.minimum(positions, rows - 1)
-        batch = {name: column[positions] for name, column in split.columns.items()}
-        batch = preprocess(batch, jax.random.key(0), positions)
-        batch = dict(batch) | {_CLIENT: split.client[positions]}
+        _, rows, is_real = batches.places(index * devices + device, batch_size, count)
+        batch = batches.read(split.columns, rows, preprocess, jax.random.key(0), rows)
+        batch, mask = batch | {_CLIENT: split.client[rows]}, is_real.astype(jnp.float32)
         outputs = predictor.predict(variables, batch)
         computed = {name: statistic(outputs, batch) for name, statistic in statistics.items()}
         return {

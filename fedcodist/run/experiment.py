@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedcodist.core.batches import Preprocess
 from fedcodist.core.checks import (
     check_boolean,
     check_integer,
@@ -24,7 +25,6 @@ from fedcodist.core.checks import (
 )
 from fedcodist.core.client_states import HostClientStates, device_client_states
 from fedcodist.core.devices import from_all_processes
-from fedcodist.core.local_training import Preprocess
 from fedcodist.core.method import FederatedAlgorithm, by_member
 from fedcodist.core.model import Variables
 from fedcodist.core.padded_statistics import collected

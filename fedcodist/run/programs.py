@@ -15,9 +15,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from fedcodist.core.batches import Preprocess
 from fedcodist.core.client_states import gather, scatter
 from fedcodist.core.inputs import Inputs, Round
-from fedcodist.core.local_training import Preprocess
 from fedcodist.core.method import FederatedAlgorithm, by_member, single_model
 from fedcodist.core.model import is_finite
 from fedcodist.core.tracing import strongly_typed, traced_once

@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 
 from fedcodist.core import keys
+from fedcodist.core.batches import Preprocess
 from fedcodist.core.checks import check_integer
-from fedcodist.core.local_training import Preprocess
 
 
 def sampled_candidates(titles: Any, negatives: int = 4) -> Preprocess:

@@ -11,8 +11,8 @@ import jax
 import jax.numpy as jnp
 
 from fedcodist.core import keys, readout
+from fedcodist.core.batches import Preprocess
 from fedcodist.core.checks import check_number
-from fedcodist.core.local_training import Preprocess
 from fedcodist.core.model import Model, from_flax_linen
 from fedcodist.core.readout import Readout
 from fedcodist.data.bert_tokens import BEGINNING, END, MASKED, BertVocabulary

@@ -35,6 +35,7 @@ from fedcodist.algorithms.parties.party import (
 from fedcodist.core import keys
 from fedcodist.core.aggregation import ClientResult
 from fedcodist.core.arguments import check_arguments
+from fedcodist.core.batches import Preprocess
 from fedcodist.core.checks import LARGEST_BATCH, check_integer, check_number
 from fedcodist.core.communication import Communication, tree_bytes
 from fedcodist.core.for_each_client import Execution
@@ -46,7 +47,6 @@ from fedcodist.core.local_steps import (
     start_learners,
     train_steps,
 )
-from fedcodist.core.local_training import Preprocess
 from fedcodist.core.memory import available_bytes, host_bytes
 from fedcodist.core.method import FederatedAlgorithm
 from fedcodist.core.model import Variables, is_finite, variable_shapes

@@ -16,13 +16,13 @@ import numpy as np
 
 from fedcodist.core import keys
 from fedcodist.core.aggregation import ClientResult
+from fedcodist.core.batches import Preprocess
 from fedcodist.core.checks import check_clients, check_integer, check_names
 from fedcodist.core.communication import Communication
 from fedcodist.core.devices import sum_over_devices, this_device
 from fedcodist.core.for_each_client import Execution, dealing_order, for_each_client
 from fedcodist.core.inputs import ClientData, Cohort, Selection
 from fedcodist.core.layer_outputs import logits_of
-from fedcodist.core.local_training import Preprocess
 from fedcodist.core.method import Predictor
 from fedcodist.core.model import Model, Variables
 from fedcodist.core.padded_statistics import of_clients

@@ -1,0 +1,51 @@
+"""Places of batches, reading and passes over all examples, against plain NumPy."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedcodist.core import batches
+
+
+@given(step=st.integers(0, 5), size=st.integers(1, 6), count=st.integers(0, 20))
+@settings(deadline=None, max_examples=50)
+def test_places_are_those_of_a_slice(step, size, count):
+    positions, rows, is_real = batches.places(step, size, count)
+    expected = np.arange(step * size, (step + 1) * size)
+    np.testing.assert_array_equal(positions, expected)
+    np.testing.assert_array_equal(is_real, expected < count)
+    np.testing.assert_array_equal(rows, np.clip(expected, 0, max(count - 1, 0)))
+
+
+def test_examples_are_read_with_their_places_and_a_key():
+    columns = {"x": jnp.arange(10.0), "label": jnp.arange(10)}
+
+    def preprocess(batch, key, positions):
+        return batch | {"x": batch["x"] * 2 + positions, "draw": jax.random.uniform(key)}
+
+    key = jax.random.key(3)
+    batch = batches.read(columns, jnp.array([7, 7, 0]), preprocess, key, jnp.array([4, 5, 6]))
+    assert batch["x"].tolist() == [18, 19, 6] and batch["label"].tolist() == [7, 7, 0]
+    assert batch["draw"] == jax.random.uniform(key)
+
+
+@given(
+    capacity=st.integers(1, 13),
+    size=st.integers(1, 5),
+    share=st.integers(0, 13),
+    devices=st.integers(1, 3),
+)
+@settings(deadline=None, max_examples=30)
+def test_every_example_is_asked_once(capacity, size, share, devices):
+    """Devices' answers add up; beyond the bound's last batch there are zeros."""
+    bound = min(share, capacity)
+    parts = [
+        batches.on_all(lambda p: jnp.stack([p + 1, p], -1), capacity, size, bound, devices, device)
+        for device in range(devices)
+    ]
+    asked = min(capacity, -(-bound // (size * devices)) * size * devices)
+    expected = np.zeros((capacity, 2))
+    expected[:asked] = np.stack([np.arange(asked) + 1, np.arange(asked)], -1)
+    np.testing.assert_array_equal(sum(parts), expected)
