@@ -209,8 +209,8 @@ def picture(heads: Heads, title: str = "", most: float = 100.0) -> Any:
     by_distance.set_xlabel("hops")
     by_distance.set_ylabel("accuracy, %")
     by_distance.legend(fontsize=7)
-    about = "in a cell: accuracy in % (hops to the client whose labels they are)"
-    figure.suptitle(as_written(f"{title}: {about}" if title else about), fontsize=10)
+    about = "In a cell: accuracy in % (hops to the client whose labels they are)"
+    figure.suptitle(as_written(f"{title}. {about}" if title else about), fontsize=10)
     return figure
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from experiments.configs import text_domain_shift
 from experiments.studies.codistillation import domain_shift as section
-from experiments.studies.records import load_records
+from experiments.studies.archive import load_records
 from fedcodist.config.registry import METHODS
 from tests.experiments.studies.test_results import record as write_record
 

@@ -10,7 +10,7 @@ import pytest
 from experiments.configs import ade_fed_kd, cifar_fed_kd
 from experiments.studies import record
 from experiments.studies.fed_kd import page as section
-from experiments.studies.records import load_records
+from experiments.studies.archive import load_records
 from fedcodist.core.communication import tree_bytes
 from fedcodist.text.bert import bert_base
 from tests.experiments.studies.test_record import write_run

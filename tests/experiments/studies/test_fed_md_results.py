@@ -8,7 +8,7 @@ import pytest
 from experiments.configs import cifar_fed_md_small
 from experiments.studies import record
 from experiments.studies.fed_md import page as section
-from experiments.studies.records import load_records
+from experiments.studies.archive import load_records
 from fedcodist.config import phases
 from fedcodist.report import tables_parties
 from tests.experiments.studies.test_results import record as write_record

@@ -9,7 +9,7 @@ import pytest
 from experiments.configs import cifar100_mhd, cifar_mhd_fed_md
 from experiments.studies.mhd import orderings
 from experiments.studies.mhd import page as section
-from experiments.studies.records import load_records
+from experiments.studies.archive import load_records
 from experiments.studies.settings import flat
 from fedcodist.algorithms.graph import graphs
 from fedcodist.config.registry import DECENTRALISED

@@ -28,7 +28,7 @@ from experiments.studies.codistillation.claims import claims, gain
 from experiments.studies.codistillation.findings import FAILS, HOLDS, OPEN, UNDECIDED, find, verdict
 from experiments.studies.codistillation.paper_numbers import MODELS, run_name
 from experiments.studies.fed_sdd.tables import ORDERINGS, SCALED, STANDS_FOR, tables
-from experiments.studies.records import FIGURE_4
+from experiments.studies.archive import FIGURE_4
 from experiments.studies.settings import OWN, UNREAD, flat, settings, without
 from fedcodist.config.experiment import build_experiment
 from fedcodist.config.registry import CODISTILLATION, METHODS
