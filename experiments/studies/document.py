@@ -3,8 +3,8 @@
     python -m experiments.studies [--results results] [--output RESULTS.md] [--check]
 
 Pages and plots go to docs/results/ beside the output, the list of runs to runs.csv in the folder of the
-records. The prose is in `experiments/studies/<study>/notes.md`; what our runs showed is left out where other
-records than the project's are rendered. --check compares and writes nothing.
+records. The prose is in `experiments/studies/<study>/notes.md`; what our runs showed is left out where
+other records than the project's are rendered. --check compares and writes nothing.
 """
 
 import argparse

@@ -4,6 +4,7 @@ import csv
 import io
 import statistics
 from collections.abc import Sequence
+from pathlib import Path
 
 from experiments.studies.archive import Record
 from experiments.studies.samples import groups
@@ -18,7 +19,7 @@ COLUMNS = (
 
 def run_list(records: Sequence[Record]) -> str:
     """A line per record; `settings that differ` tells the runs of one name apart."""
-    differing = {}
+    differing: dict[Path, str] = {}
     for name in dict.fromkeys((record.experiment, record.run) for record in records):
         alike = groups(record for record in records if (record.experiment, record.run) == name)
         for group, difference in zip(alike, differences(alike), strict=True):

@@ -209,7 +209,7 @@ def _show_from(axis: "Axes", values: Sequence[float]) -> None:
 
 
 def _draw_curve(
-    axis: "Axes", one: Curve, style: Mapping[str, str], factor: float, per_round: float
+    axis: "Axes", one: Curve, style: Mapping[str, Any], factor: float, per_round: float
 ) -> "Line2D":
     places = [round * per_round for round in one.rounds]
     means = [factor * statistic.mean for statistic in one.statistics]

@@ -60,8 +60,10 @@ def _table(records: Sequence[Record], experiment: str, shown: Ablation) -> str:
     for method in shown.methods:
         default = run_name(method, 4700, "in_domain")
         varied = [one for one in _shown(records, experiment, runs) if method_of(one) == method]
+        if not varied:
+            continue
         rows += _default_rows(records, default, varied, shown.varying)
-        if varied and not _equals(records, default, varied, shown.varying):
+        if not _equals(records, default, varied, shown.varying):
             alone.append(default)
     rows += [[f"`{run}`", *per_split(records, experiment, run)] for run in runs]
     headings = [f"{model}, {split_name(split)}" for model in MODELS for split in SPLITS]

@@ -1,4 +1,4 @@
-"""The codistillation paper on text of two domains: its Table 2, what codistillations change, Figure 3."""
+"""The codistillation paper on text of two domains: its Table 2 and its Figure 3."""
 
 import math
 import statistics

@@ -111,7 +111,9 @@ def difference(
     if one is None or other is None or not equal_but(one, other, (*VARYING, *varying)):
         return None
     pairs = common_seeds(one, other)
-    return paired(*zip(*pairs, strict=True), TEST_IMAGES) if pairs else None
+    if not pairs:
+        return None
+    return paired([a for a, _ in pairs], [b for _, b in pairs], TEST_IMAGES)
 
 
 def _word(ours: Estimate | None) -> str:

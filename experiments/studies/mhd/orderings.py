@@ -2,8 +2,8 @@
 
 A line of `orderings.csv` is the sum of some measures less that of others, and what the paper says of it.
 Terms are 'RUN MEASURE HEAD [CLIENTS]': the mean over clients of a head's `shared` or `private` accuracy,
-`first` the first client's or `others` the others'; `hops2` is that on the labels of clients two hops away,
-`no_way` of those that no way leads to; `best_shared_of_others` that of the best auxiliary head.
+`first` the first client's or `others` the others'; `hops2` is that on the labels of clients two hops
+away, `no_way` of those that no way leads to; `best_shared_of_others` that of the best auxiliary head.
 """
 
 import csv

@@ -7,15 +7,19 @@ import numpy as np
 import pytest
 
 from experiments.configs import cifar100_mhd, cifar_mhd_fed_md
-from experiments.studies.mhd import orderings
-from experiments.studies.mhd import page as section
 from experiments.studies.archive import load_records
+from experiments.studies.document import HERE
+from experiments.studies.mhd import beside_fed_md, orderings
+from experiments.studies.mhd import page as section
+from experiments.studies.pages import read_notes
+from experiments.studies.run_list import run_list
 from experiments.studies.settings import flat
 from fedcodist.algorithms.graph import graphs
 from fedcodist.config.registry import DECENTRALISED
 from fedcodist.report.tables_heads import Heads, profiles, table_of_clients
 from tests.experiments.studies.test_results import record as write_record
 
+NOTES = read_notes(HERE / "mhd" / "notes.md", with_findings=False)
 SEEDS = (0, 1)
 GRAPHS = {
     "graph,islands": graphs.islands(4, 2),
@@ -57,8 +61,8 @@ def write(folder, run, heads, experiment=section.CIFAR, seeds=SEEDS, final=None)
 
 
 def render(folder):
-    plots = {}
-    return "\n".join(section.mhd(load_records(folder), {}, plots)), plots
+    page = section.mhd(load_records(folder), NOTES)
+    return page.text, page.plots
 
 
 def difference(text, ordering):
@@ -78,13 +82,14 @@ def everything(tmp_path_factory):
 
 def test_every_run_of_the_config_is_shown_and_none_that_it_has_not(everything):
     text, plots = render(everything)
-    before_fed_md = text.split("### 8.")[0]
-    assert "not run" not in before_fed_md and "Not run" not in before_fed_md
+    assert "not run" not in text.split("## Beside FedMD")[0]
+    assert f"{section.CIFAR}.py" not in text.split("## Not run")[1]
     records = load_records(everything)
     for run in cifar100_mhd.get_runs():
         without = [each for each in records if each.run != run]
-        other = "\n".join(section.mhd(without, {}, {}))
-        assert "not run" in other.split("### 8.")[0], run
+        other = section.mhd(without, NOTES).text
+        assert "not run" in other.split("## Beside FedMD")[0], run
+        assert f'--only "{run}"' in other.split("## Not run")[1]
     assert {run for o in orderings.orderings() for run, _ in (*o.plus, *o.less)} <= set(
         cifar100_mhd.get_runs()
     )
@@ -104,7 +109,15 @@ def test_a_picture_has_all_clients_heads_and_hops(everything):
             image.get_array(), 100 * heads.on_others[:, :, head].mean(axis=0)
         )
         found = {tuple(map(int, text.get_position())): text.get_text() for text in axis.texts}
-        assert found == {(j, i): str(heads.hops[i, j]) for i in range(4) for j in range(4)}
+        accuracies = 100 * heads.on_others[:, :, head].mean(axis=0)
+        assert found == {
+            (j, i): f"{accuracies[i, j]:.0f}\n({heads.hops[i, j]})"
+            for i in range(4)
+            for j in range(4)
+        }
+    rows = {axis.get_subplotspec().rowspan.start for axis in shown.values()}
+    assert rows == {0, 1}  # three panels a row
+    assert "accuracy in % (hops" in figure.get_suptitle()
     lines = [axis for axis in figure.axes if axis.get_xlabel() == "hops"]
     assert len(lines[0].get_lines()) == 4
 
@@ -197,7 +210,7 @@ def test_the_best_weights_of_each_loss_are_named(tmp_path):
 
 
 def test_fed_md_and_mhd_are_measured_against_their_own_bounds(tmp_path):
-    experiment = section.BESIDE_FED_MD
+    experiment = beside_fed_md.BESIDE_FED_MD
     models = {"a": [40.0, 41.0], "b": [60.0, 61.0]}
     path = write(tmp_path, "fed_md", None, experiment, final=models)
     content = json.loads(path.read_text())
@@ -262,10 +275,8 @@ def test_damaged_heads_are_refused_in_one_line(tmp_path, damage):
 
 
 def test_the_list_of_runs_has_one_accuracy_of_all_clients(everything):
-    from experiments.studies.sections.run_list import run_list
-
     own = [r for r in load_records(everything) if r.run == "separate,s=0"]
-    assert "| 2 clients 40.50 |" in "\n".join(run_list(own))
+    assert ",2 clients 40.50," in run_list(own)
 
 
 # What runs of the scaled config differ in from `heads,s=100,3`, besides their names.
