@@ -1,9 +1,11 @@
 """Committed records: read and checked."""
 
 from collections.abc import Mapping
+from functools import reduce
+from operator import or_
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any, NamedTuple
+from types import MappingProxyType, UnionType
+from typing import Any, NamedTuple, get_args, get_origin, get_type_hints
 
 import numpy as np
 
@@ -72,31 +74,8 @@ def _load(path: Path) -> Record:
 
 def _fault(record: Record) -> str | None:
     """What is wrong with a record, or None."""
-    kinds: dict[str, Any] = dict(
-        experiment=str,
-        run=str,
-        command=str | None,
-        config=dict,
-        commit=str | None,
-        seeds=list,
-        rounds=int,
-        full_rounds=int,
-        finished=bool,
-        last_round=int,
-        device=str | None,
-        date=str | None,
-        seconds=int | float | None,
-        final=dict,
-        curve=dict,
-        notes=list,
-        phases=Mapping,
-        heads=dict | None,
-        bytes=Mapping,
-        spectra=Mapping,
-        data=Mapping,
-    )
-    for name, kind in kinds.items():
-        value = getattr(record, name)
+    for name, hint in get_type_hints(Record).items():
+        value, kind = getattr(record, name), _kind(hint)
         if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
             return f"{name} is {value!r}"
     if not isinstance(record.config.get("algorithm", {}), dict):
@@ -127,6 +106,13 @@ def _fault(record: Record) -> str | None:
     except (KeyError, TypeError, AttributeError) as error:
         return f"final or curve is not model, split, metric: {error}"
     return _fault_of_links(record)
+
+
+def _kind(hint: Any) -> Any:
+    """What `isinstance` takes in place of a field's annotation; an integer is a float, too."""
+    if isinstance(hint, UnionType):
+        return reduce(or_, map(_kind, get_args(hint)))
+    return int | float if hint is float else get_origin(hint) or hint
 
 
 def _fault_of_links(record: Record) -> str | None:

@@ -1,9 +1,12 @@
 """What a study hands to the document: its page, and the verdicts that the index lists."""
 
 import re
+import statistics
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
+
+from fedcodist.report.intervals import student_half_width
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -84,6 +87,13 @@ def decided(value: float, half_width: float | None, expected: str) -> str:
     if "about 0" in expected:
         return DID_NOT_HOLD
     return HELD if (value > 0) == ("above 0" in expected) else DID_NOT_HOLD
+
+
+def word_of(differences: Sequence[float], expected: str) -> str:
+    """The same of differences within seeds, by Student's t; of none there are not enough runs."""
+    if not differences:
+        return OPEN
+    return decided(statistics.fmean(differences), student_half_width(differences), expected)
 
 
 def anchor(heading: str) -> str:

@@ -1,20 +1,18 @@
 """The codistillation paper on text of two domains: its Table 2 and its Figure 3."""
 
 import math
-import statistics
 from collections.abc import Sequence
 
 from experiments.configs.text_domain_shift import MORE_ROUNDS, TEXTS, get_runs
 from experiments.studies import figures
 from experiments.studies.archive import Record
-from experiments.studies.pages import OPEN, Notes, Page, Plots, Verdict, decided, found
+from experiments.studies.pages import Notes, Page, Plots, Verdict, found, word_of
 from experiments.studies.samples import Curve, Sample, common_seeds, curve, sample, samples
 from experiments.studies.sections.cells import NOT_RUN, accuracy
 from experiments.studies.sections.endings import endings, full_length, not_run
 from experiments.studies.sections.markdown import image, table
 from experiments.studies.settings import read_by_fed_avg
 from fedcodist.config.registry import BASELINE, METHOD_NAMES, METHODS
-from fedcodist.report.intervals import student_half_width
 from fedcodist.report.spread import mean_difference
 from fedcodist.report.tables_domains import mean_change
 
@@ -201,10 +199,7 @@ def _verdicts(records: Sequence[Record], text: str, title: str) -> list[Verdict]
     domains = TEXTS[text.split(",")[0]]
     verdicts = []
     for model, unseen in zip(MODELS, reversed(domains), strict=True):
-        word = OPEN
-        if differences := _gain(records, MERGED, text, model, f"test_{unseen}"):
-            half_width = student_half_width(differences)
-            word = decided(statistics.fmean(differences), half_width, "above 0")
+        word = word_of(_gain(records, MERGED, text, model, f"test_{unseen}"), "above 0")
         claim = f"merging lifts the {model} model on {unseen}, which it never trains on"
         verdicts.append(Verdict(claim, word, title))
     return verdicts

@@ -10,14 +10,13 @@ from experiments.configs.cifar_fed_kd import THRESHOLDS
 from experiments.studies import figures
 from experiments.studies.archive import Record
 from experiments.studies.figures import Cost, Spectrum
-from experiments.studies.pages import OPEN, Notes, Page, Plots, Verdict, decided, found
+from experiments.studies.pages import OPEN, Notes, Page, Plots, Verdict, found, word_of
 from experiments.studies.samples import Sample, common_seeds, equal_but, sample
 from experiments.studies.sections.cells import OTHER_SETTINGS, accuracy
 from experiments.studies.sections.commands import planned
 from experiments.studies.sections.endings import endings, full_length, not_run
 from experiments.studies.sections.markdown import image, table
 from fedcodist.compression.svd import rank_for, threshold
-from fedcodist.report.intervals import student_half_width
 from fedcodist.report.spread import mean_difference
 
 CIFAR, ADE = "cifar_fed_kd", "ade_fed_kd"
@@ -143,13 +142,7 @@ def _verdicts(records: Sequence[Record]) -> list[Verdict]:
         for text, method, expected in claims:
             if panel.run(method.run) in planned(panel.experiment):
                 differences = _differences(records, panel, method, FED_KD)
-                word = OPEN
-                if isinstance(differences, list):
-                    mean, half_width = (
-                        statistics.fmean(differences),
-                        student_half_width(differences),
-                    )
-                    word = decided(mean, half_width, expected)
+                word = OPEN if isinstance(differences, str) else word_of(differences, expected)
                 verdicts.append(Verdict(text, word, panel.title))
     return verdicts
 

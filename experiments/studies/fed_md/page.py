@@ -7,13 +7,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 from experiments.studies.archive import Record
-from experiments.studies.pages import OPEN, Notes, Page, Plots, Verdict, decided, found
+from experiments.studies.pages import OPEN, Notes, Page, Plots, Verdict, found, word_of
 from experiments.studies.sections.cells import NOT_RUN
 from experiments.studies.sections.commands import planned
 from experiments.studies.sections.endings import endings, full_length, not_run
 from experiments.studies.sections.markdown import codes, image, table
 from experiments.studies.seeds import most_seeds
-from fedcodist.report.intervals import student_half_width
 from fedcodist.report.plot_parties import PartyCurve, parties_plot
 from fedcodist.report.spread import mean_difference
 from fedcodist.report.tables_parties import STOPPING
@@ -161,7 +160,7 @@ def _line(remark: Remark, records: Sequence[Record]) -> tuple[str, str, str, str
     ]
     ours, theirs = by_seed
     differences = [ours[seed] - theirs[seed] for seed in sorted(ours.keys() & theirs.keys())]
-    word = decided(statistics.fmean(differences), student_half_width(differences), remark.paper)
+    word = word_of(differences, remark.paper)
     return remark.remark, mean_difference(differences), remark.paper, word
 
 
@@ -175,8 +174,7 @@ def _gain_of_others(record: Record, alone: Record | None, title: str) -> Verdict
         for each in (record, alone)
     )
     gains = [a - b for a, b in zip(after, without, strict=True)]
-    word = decided(statistics.fmean(gains), student_half_width(gains), "above 0")
-    return Verdict(text, word, title)
+    return Verdict(text, word_of(gains, "above 0"), title)
 
 
 def _stopping(records: Iterable[Record]) -> list[str]:

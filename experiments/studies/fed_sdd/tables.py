@@ -1,6 +1,6 @@
 """FedSDD's tables as the paper has them: which run and model is in which cell, and its numbers.
 
-`paper_tables.csv` has a line per cell, `scaled.csv` the rows of scaled runs and the cells they stand for,
+`paper_tables.csv` has a line per cell, `scaled.csv` the rows of scaled runs and what they stand for,
 `orderings.csv` the differences that the paper finds above zero.
 """
 

@@ -1,15 +1,15 @@
 """Multi-Headed Distillation: what every head knows, and the orderings that the paper states."""
 
+import csv
 import functools
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 
 import numpy as np
 
 from experiments.configs.cifar100_mhd import (
     EMBEDDING_WEIGHTS,
     HEAD_WEIGHTS,
-    HEADS,
-    PUBLIC_SHARES,
     SKEWS,
 )
 from experiments.studies.archive import Record
@@ -25,18 +25,22 @@ from experiments.studies.mhd.orderings import (
     shared,
     weights_run,
 )
-from experiments.studies.pages import OPEN, Notes, Page, Plots, Verdict, decided, found
+from experiments.studies.pages import Notes, Page, Plots, Verdict, found, word_of
 from experiments.studies.sections.cells import NOT_RUN
 from experiments.studies.sections.commands import planned
 from experiments.studies.sections.endings import endings, full_length, not_run
 from experiments.studies.sections.markdown import image, listed, table
 from fedcodist.report import tables_heads as heads_lib
-from fedcodist.report.intervals import student_half_width
 from fedcodist.report.spread import mean_difference
 from fedcodist.report.tables_heads import Heads
 
 CIFAR = "cifar100_mhd"
 EXPERIMENTS = (CIFAR, BESIDE_FED_MD)
+# Table -> its rows' labels -> run.
+ROWS: dict[str, dict[str, str]] = {}
+with Path(__file__).with_name("rows.csv").open(encoding="utf-8", newline="") as file:
+    for line in csv.DictReader(file):
+        ROWS.setdefault(line["table"], {})[line["row"]] = line["run"]
 GRAPHS = ("islands", "directed_cycle", "complete")
 
 
@@ -59,7 +63,7 @@ def mhd(records: Sequence[Record], notes: Notes) -> Page:
             for ordering, differences in zip(of_section, values, strict=True)
         ]
         verdicts += [
-            Verdict(ordering.text, _word(differences, ordering.paper), title)
+            Verdict(ordering.text, word_of(differences, ordering.paper), title)
             for ordering, differences in zip(of_section, values, strict=True)
             if ordering.paper != "not stated"
         ]
@@ -67,7 +71,7 @@ def mhd(records: Sequence[Record], notes: Notes) -> Page:
         parts += [table(["Ordering", "Difference, points", "Paper"], rows), found(notes, title)]
     beside = "Beside FedMD"
     lines, tables = beside_fed_md(full)
-    verdicts += [Verdict(text, _word(values, "above 0"), beside) for text, values in lines]
+    verdicts += [Verdict(text, word_of(values, "above 0"), beside) for text, values in lines]
     parts += [f"## {beside}", notes[beside], *tables, found(notes, beside)]
     parts += endings(records, EXPERIMENTS)
     missing = not_run(records, EXPERIMENTS)
@@ -75,23 +79,7 @@ def mhd(records: Sequence[Record], notes: Notes) -> Page:
 
 
 def _compared(known: KnownRuns, notes: Notes, plots: Plots) -> list[str]:
-    labels = {
-        "separate": "alone",
-        f"heads,{HEADS}": f"MHD, {HEADS} heads",
-        "mhd_plus": "MHD, all images public, twice the rounds",
-        "fed_avg": "FedAvg every 50 steps",
-        "fed_avg_200": "FedAvg every 200 steps",
-        "periodic": "PeriodicCodist",
-        "fed_avg_longer": "FedAvg every 50 steps, twice the rounds",
-        "pooled": "one model on all examples",
-        "pooled_longer": "one model on all examples, twice the rounds",
-    }
-    rows = {}
-    for skew in SKEWS:
-        for name, label in labels.items():
-            kind, *heads = name.split(",")
-            rows[f"s = {skew}: {label}"] = ",".join([kind, f"s={skew}", *heads])
-    return [_heads_table(known, rows)]
+    return [_heads_table(known, ROWS["compared"])]
 
 
 def _weights(known: KnownRuns, notes: Notes, plots: Plots) -> list[str]:
@@ -134,7 +122,7 @@ def _gains(known: KnownRuns, skew: int, measure: Measure) -> list[str]:
                     if differences:
                         gains[embedding, head] = differences
         if not gains:
-            cells.append("not run")
+            cells.append(NOT_RUN)
             continue
         best = max(gains, key=lambda weights: np.mean(gains[weights]))
         cells.append(f"{mean_difference(gains[best])} ({best[0]}, {best[1]})")
@@ -142,11 +130,7 @@ def _gains(known: KnownRuns, skew: int, measure: Measure) -> list[str]:
 
 
 def _profiles(known: KnownRuns, notes: Notes, plots: Plots) -> list[str]:
-    runs = {
-        f"s = {skew}: {m} head{'' if m == 1 else 's'}": f"heads,s={skew},{m}"
-        for skew in SKEWS
-        for m in (1, 2, 3, 4)
-    }
+    runs = ROWS["profiles"]
     panels = {
         f"s = {skew}, {name}": {
             label.split(": ")[1]: by_head(known[run].heads)
@@ -165,8 +149,7 @@ def _profiles(known: KnownRuns, notes: Notes, plots: Plots) -> list[str]:
 
 def _graphs(known: KnownRuns, notes: Notes, plots: Plots) -> list[str]:
     """Four clients: a table and a picture clients x heads x hops of each graph."""
-    runs = {name.replace("_", " "): f"graph,{name}" for name in GRAPHS}
-    parts = [_heads_table(known, runs)]
+    parts = [_heads_table(known, ROWS["graphs"])]
     shown = [known[f"graph,{name}"].heads for name in GRAPHS if f"graph,{name}" in known]
     most = max((100 * heads.on_others.mean(axis=0).max() for heads in shown), default=100.0)
     for name in GRAPHS:
@@ -189,49 +172,18 @@ def _graphs(known: KnownRuns, notes: Notes, plots: Plots) -> list[str]:
 
 
 def _targets(known: KnownRuns, notes: Notes, plots: Plots) -> list[str]:
-    chosen = {
-        f"s = {skew}: {label}": run
-        for skew in SKEWS
-        for label, run in (
-            ("most confident target", f"heads,s={skew},{HEADS}"),
-            ("random target", f"choice,random,s={skew}"),
-        )
-    }
-    teachers = {
-        f"Δ = {n}": f"teachers,{n}" if n > 1 else f"heads,s=100,{HEADS}" for n in (1, 2, 3, 4)
-    }
-    candidates = {
-        "base": "heads,s=100,4",
-        "SL": "candidates,same_level",
-        "SF, the skip rule": "candidates,self",
-        "SL + SF": "candidates,same_level_and_self",
-        "All: SL + SF, Δ = 2": "candidates,all",
-        "All+: all images public": "candidates,all_plus",
-        "All+, twice the rounds": "candidates,all_plus_longer",
-        "base, rate 0.03 for 0.1": "slower,base",
-        "SL + SF, rate 0.03 for 0.1": "slower,same_level_and_self",
-        "one head, base": "heads,s=100,1",
-        "one head, skip rule": "skip,one_head",
-    }
-    public = {f"{share} % public": f"public,{share}" for share in PUBLIC_SHARES}
     return [
-        _heads_table(known, chosen),
-        f"**Teachers per step**, {HEADS} heads, s = 100",
-        _heads_table(known, teachers),
+        _heads_table(known, ROWS["choice"]),
+        "**Teachers per step**, three heads, s = 100",
+        _heads_table(known, ROWS["teachers"]),
         "**Candidates**, four heads, s = 100",
-        _heads_table(known, candidates),
+        _heads_table(known, ROWS["candidates"]),
         "**Public images**, four heads, s = 100, 70 % of the training images private",
-        _heads_table(known, public),
+        _heads_table(known, ROWS["public"]),
     ]
 
 
 def _larger(known: KnownRuns, notes: Notes, plots: Plots) -> list[str]:
-    labels = {
-        "mhd": "MHD, client 0 large",
-        "mhd_small_only": "MHD, all small",
-        "separate": "alone, client 0 large",
-        "fed_avg_small": "FedAvg, all small",
-    }
     measures = [
         (head, measure(head, clients))
         for clients in (FIRST, OTHERS)
@@ -239,8 +191,8 @@ def _larger(known: KnownRuns, notes: Notes, plots: Plots) -> list[str]:
         for head in (0, -1)
     ]
     rows = []
-    for method, label in labels.items():
-        one = known.get(f"larger,{method}")
+    for label, run in ROWS["larger"].items():
+        one = known.get(run)
         # Without auxiliary heads the last one is the main one.
         has_heads = one and len(one.heads.names) > 1
         values = [
@@ -263,7 +215,7 @@ def _heads_table(known: KnownRuns, runs: Mapping[str, str]) -> str:
     rows = []
     for label, run in runs.items():
         if run not in known:
-            rows.append([label, "not run", *[""] * (most + 1)])
+            rows.append([label, NOT_RUN, *[""] * (most + 1)])
             continue
         seeds, heads = known[run]
         cells = [
@@ -287,7 +239,7 @@ def _shared_by_head(heads: Heads) -> np.ndarray:
 
 def _pair(known: KnownRuns, run: str, measure: Callable[[int], Measure], is_trained: bool) -> str:
     if run not in known:
-        return "not run"
+        return NOT_RUN
     heads = (0, 1) if is_trained else (0,)
     return ", ".join(f"{measure(head)(known[run].heads).mean():.1f}" for head in heads)
 
@@ -296,11 +248,8 @@ def _difference(known: KnownRuns, ordering: Ordering) -> list[float]:
     """Of each seed that all runs have; nothing where one was not run."""
     if not all(run in known for run, _ in (*ordering.plus, *ordering.less)):
         return []
-    plus, less = (
-        [(known[run], measure) for run, measure in terms]
-        for terms in (ordering.plus, ordering.less)
-    )
-    return _differences(plus, less)
+    both = (ordering.plus, ordering.less)
+    return _differences(*([(known[run], measure) for run, measure in terms] for terms in both))
 
 
 def _differences(
@@ -315,12 +264,6 @@ def _differences(
             if seed in common:
                 totals[seed] = totals.get(seed, 0.0) + sign * float(value)
     return [totals[seed] for seed in sorted(totals)]
-
-
-def _word(differences: Sequence[float], paper: str) -> str:
-    if not differences:
-        return OPEN
-    return decided(float(np.mean(differences)), student_half_width(differences), paper)
 
 
 SECTIONS = {
