@@ -81,30 +81,23 @@ def gains_plot(ours: Points, paper: Points) -> "Figure":
     figure, axes = _panels(ours, "Examples in the large model's pool", "Gain over FedAvg (points)")
     for axis, title in zip(axes, ours, strict=True):
         sizes = sorted({p.x for points in paper[title].values() for p in points})
-        places = {size: place for place, size in enumerate(sizes)}
         axis.axhline(0, color="0.4", linewidth=0.8)
         axis.set_xticks(range(len(sizes)), [f"{size:,.0f}" for size in sizes])
         for number, method in enumerate(paper[title]):
-            colour, marker = style(method)
             middle = 0.36 * (number - 0.5) - 0.06
+            colour, marker = style(method)
             drawn: dict[str, Any] = dict(
                 color=colour, marker=marker, markersize=5.5, linestyle="none"
             )
             axis.plot([], [], label=f"{METHOD_NAMES[method]}, ours", **drawn)
             for point in ours[title].get(method, ()):
-                (_, _, bars) = axis.errorbar(
-                    places[point.x] + middle,
-                    point.y,
-                    yerr=point.half_width,
-                    elinewidth=1.2,
-                    capsize=2.5,
-                    **drawn,
-                )
+                place = sizes.index(point.x) + middle
+                (_, _, bars) = _draw(axis, method, [point._replace(x=place)], linestyle="none")
                 for bar in bars:
                     bar.set_linestyle("--" if point.is_binomial else "-")
             theirs = paper[title][method]
             axis.plot(
-                [places[point.x] + middle + 0.12 for point in theirs],
+                [sizes.index(point.x) + middle + 0.12 for point in theirs],
                 [point.y for point in theirs],
                 markerfacecolor="white",
                 label=f"{METHOD_NAMES[method]}, paper",
@@ -129,23 +122,11 @@ def unlabelled_plot(panels: Mapping[str, Mapping[tuple[str, int], Sequence[Point
         axis.xaxis.set_minor_locator(NullLocator())
         axis.xaxis.set_minor_formatter(NullFormatter())
         for (method, rounds), points in lines.items():
-            colour, marker = style(method)
             label = f"{METHOD_NAMES[method]}, {rounds:,} rounds"
-            if points[0].x == 0:
-                axis.axhline(points[0].y, color=colour, linestyle="--", linewidth=1.2, label=label)
-                continue
-            axis.errorbar(
-                [p.x for p in points],
-                [p.y for p in points],
-                yerr=[p.half_width or 0.0 for p in points],
-                color=colour,
-                marker=marker,
-                markersize=5,
-                linewidth=1.6,
-                elinewidth=1.2,
-                capsize=2.5,
-                label=label,
-            )
+            if points[0].x > 0:
+                _draw(axis, method, points, linewidth=1.6, label=label)
+            else:
+                _level(axis, points[0].y, label, style(method)[0])
     legend(figure, axes)
     return figure
 
@@ -164,22 +145,11 @@ def costs_plot(
     for axis, (title, costs) in zip(axes, panels.items(), strict=True):
         axis.set_xscale("log")
         if title in levels:
-            axis.axhline(levels[title], color="0.3", linestyle="--", linewidth=1.2, label=level)
-        for name, cost in costs.items():
-            colour, marker = style(cost.method)
-            axis.errorbar(
-                cost.megabytes,
-                cost.mean,
-                yerr=cost.deviation,
-                color=colour,
-                marker=marker,
-                markerfacecolor="white" if cost.is_hollow else colour,
-                markersize=6,
-                linestyle="none",
-                elinewidth=1.2,
-                capsize=2.5,
-                label=name,
-            )
+            _level(axis, levels[title], level, "0.3")
+        for name, (method, megabytes, mean, deviation, is_hollow) in costs.items():
+            face = {"markerfacecolor": "white"} if is_hollow else {}
+            point = Point(megabytes, mean, deviation)
+            _draw(axis, method, [point], linestyle="none", label=name, **face)
     legend(figure, axes)
     return figure
 
@@ -240,3 +210,16 @@ def _panels(
     for axis in axes[::2]:
         axis.set_ylabel(y_label)
     return figure, axes
+
+
+def _draw(axis: "Axes", method: str, points: Sequence[Point], **more: Any) -> Any:
+    """Points of a method with their bars."""
+    colour, marker = style(method)
+    x, y, half_widths = zip(*(point[:3] for point in points), strict=True)
+    bars = [half_width or 0.0 for half_width in half_widths]
+    look: dict[str, Any] = dict(color=colour, marker=marker, markersize=5.5, elinewidth=1.2)
+    return axis.errorbar(x, y, yerr=bars, capsize=2.5, **look, **more)
+
+
+def _level(axis: "Axes", y: float, label: str, colour: str) -> None:
+    axis.axhline(y, color=colour, linestyle="--", linewidth=1.2, label=label)
