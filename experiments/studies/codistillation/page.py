@@ -49,6 +49,8 @@ def codistillation(records: Sequence[Record], notes: Notes) -> Page:
         *_all_but_table_1(short, notes, plots, "###"),
         *short_differences(records),
     ]
+    if of_table_1 := [record for record in short if record.experiment == TABLE_1]:
+        of_short += ["### Runs of Table 1 by their settings", table_of_settings(of_table_1)]
     parts += endings(records, EXPERIMENTS, of_short, notes["Not run"])
     return Page(
         "codistillation",
