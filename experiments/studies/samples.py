@@ -63,13 +63,13 @@ def samples(
     with most rounds, then most seeds, then the newest; never by accuracy. FedAvg's small model in
     Table 1 is the same whatever the large model's pool: it is of all FedAvg runs.
     """
-    found = _grouped(
+    alike = _grouped(
         _candidates(records, experiment, run, model), lambda record: settings(record, model)
     )
     # Of the groups, not their samples: both models of a table's cell are the same run's.
-    if len(found) > 1:
-        found = sorted(found, key=lambda group: _preference(records, group), reverse=True)
-    return [one for group in found if (one := joined(group, model, split, metric))]
+    if len(alike) > 1:
+        alike = sorted(alike, key=lambda group: _preference(records, group), reverse=True)
+    return [shown for group in alike if (shown := joined(group, model, split, metric))]
 
 
 def sample(
@@ -89,11 +89,11 @@ def baseline(records: Iterable[Record], record: Record, model: str) -> Sample | 
     wanted = read_by_fed_avg(record, model)
     return joined(
         [
-            one
-            for one in _newest_first(records)
-            if one.experiment == TABLE_1
-            and method_of(one) == BASELINE
-            and read_by_fed_avg(one, model) == wanted
+            other
+            for other in _newest_first(records)
+            if other.experiment == TABLE_1
+            and method_of(other) == BASELINE
+            and read_by_fed_avg(other, model) == wanted
         ],
         model,
         "test",
@@ -129,13 +129,13 @@ def joined(
 
 def equal_but(one: Sample, other: Sample, varying: Sequence[str]) -> bool:
     """Whether their runs have the same settings but those that match the patterns."""
-    mine, theirs = (without(settings(each.records[0]), varying) for each in (one, other))
+    mine, theirs = (without(settings(sample.records[0]), varying) for sample in (one, other))
     return mine == theirs
 
 
 def common_seeds(one: Sample, other: Sample) -> list[tuple[float, float]]:
     """Both values of each seed that both have, in the order of seeds."""
-    mine, theirs = (dict(zip(each.seeds, each.values, strict=True)) for each in (one, other))
+    mine, theirs = (dict(zip(sample.seeds, sample.values, strict=True)) for sample in (one, other))
     return [(mine[seed], theirs[seed]) for seed in sorted(mine.keys() & theirs.keys())]
 
 
@@ -157,10 +157,12 @@ def curve(
         points = record.curve.get(model, {}).get(split, {"round": [], "accuracy": []})
         index = record.seeds.index(seed)
         values = zip(points["round"], points["accuracy"], strict=True)
-        by_seed.append({at: 100 * each[index] for at, each in values if each[index] is not None})
+        by_seed.append(
+            {at: 100 * shares[index] for at, shares in values if shares[index] is not None}
+        )
     rounds = sorted(set.intersection(*(set(values) for values in by_seed)))
     columns = [[values[round] for values in by_seed] for round in rounds]
-    deviations = [statistics.stdev(each) if len(each) > 1 else 0.0 for each in columns]
+    deviations = [statistics.stdev(values) if len(values) > 1 else 0.0 for values in columns]
     if not rounds:
         return None
     return Curve(tuple(rounds), tuple(map(statistics.fmean, columns)), tuple(deviations))
@@ -187,10 +189,10 @@ def _preference(records: Sequence[Record], group: Sequence[Record]) -> tuple[boo
 
 
 def _grouped(records: Iterable[Record], key: Callable[[Record], Any]) -> list[list[Record]]:
-    found: dict[str, list[Record]] = {}
+    grouped: dict[str, list[Record]] = {}
     for record in records:
-        found.setdefault(json.dumps(key(record), sort_keys=True), []).append(record)
-    return list(found.values())
+        grouped.setdefault(json.dumps(key(record), sort_keys=True), []).append(record)
+    return list(grouped.values())
 
 
 def _newest_first(records: Iterable[Record]) -> list[Record]:

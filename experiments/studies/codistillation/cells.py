@@ -16,8 +16,8 @@ def both_models(records: Sequence[Record], experiment: str, run: str) -> str:
     samples = [sample(records, experiment, run, model) for model in MODELS]
     if not any(samples):
         return absence(records, experiment, run)
-    texts = [accuracy(one) if one else absence(records, experiment, run) for one in samples]
-    counts = [str(len(one.seeds)) for one in samples if one]
+    texts = [accuracy(shown) if shown else absence(records, experiment, run) for shown in samples]
+    counts = [str(len(shown.seeds)) for shown in samples if shown]
     distinct = "/".join(counts if len(set(counts)) > 1 else counts[:1])
     return f"{' / '.join(texts)} ({distinct} seed{'' if distinct == '1' else 's'})"
 
@@ -29,6 +29,6 @@ def per_split(records: Sequence[Record], experiment: str, run: str) -> list[str]
     ]
     if not any(samples):
         return [absence(records, experiment, run), *[""] * (len(samples) + 1)]
-    texts = [accuracy(one) if one else "" for one in samples]
-    last = [one for one in samples if one][-1]
+    texts = [accuracy(shown) if shown else "" for shown in samples]
+    last = [shown for shown in samples if shown][-1]
     return [*texts, str(len(last.seeds)), rounds_of(last.rounds, last.full_rounds)]

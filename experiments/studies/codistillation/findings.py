@@ -41,11 +41,11 @@ def find(comparison: Comparison, records: Sequence[Record]) -> Finding:
     """
     paper = _paper(comparison)
     is_gain = len(comparison.differences) == 1
-    each = [_pairs(difference, records, is_gain) for difference in comparison.differences]
-    found = next((pairs for pairs in product(*each) if _have_equal_settings(pairs)), None)
-    if found is None:
-        return Finding(paper, None, _lack(comparison, records, each))
-    (first_plus, first_minus), *second = found
+    candidates = [_pairs(difference, records, is_gain) for difference in comparison.differences]
+    chosen = next((pairs for pairs in product(*candidates) if _have_equal_settings(pairs)), None)
+    if chosen is None:
+        return Finding(paper, None, _lack(comparison, records, candidates))
+    (first_plus, first_minus), *second = chosen
     plus = [first_plus, *(taken for _, taken in second)]
     minus = [first_minus, *(added for added, _ in second)]
     ours = contrast([s.values for s in plus], [s.values for s in minus], TEST_IMAGES)
@@ -54,7 +54,7 @@ def find(comparison: Comparison, records: Sequence[Record]) -> Finding:
         ours,
         "within the interval",
         first_plus.rounds,
-        max(one.full_rounds for one in (*plus, *minus)),
+        max(sample.full_rounds for sample in (*plus, *minus)),
     )
     if finding.is_short:
         return finding._replace(decided="not enough rounds")
@@ -89,10 +89,10 @@ def _pairs(
         swapped = _pairs(Difference(minus, plus), records, only_shown)
         return [(higher, lower) for lower, higher in swapped]
     return [
-        (one, other)
-        for one in samples(records, *plus)
+        (first, other)
+        for first in samples(records, *plus)
         for other in samples(records, *minus)
-        if equal_but(one, other, varying)
+        if equal_but(first, other, varying)
     ]
 
 
@@ -104,13 +104,13 @@ def _have_equal_settings(pairs: Sequence[tuple[Sample, Sample]]) -> bool:
 def _lack(
     comparison: Comparison,
     records: Sequence[Record],
-    each: Sequence[Sequence[tuple[Sample, Sample]]],
+    candidates: Sequence[Sequence[tuple[Sample, Sample]]],
 ) -> str:
     """Why nothing could be compared."""
     terms = [term for terms in comparison.terms for term in terms]
     if not all(samples(records, *term) for term in terms if not is_baseline(term)):
         return "runs missing"
-    if any(is_baseline(term) for term in terms) and not all(each):
+    if any(is_baseline(term) for term in terms) and not all(candidates):
         return "no FedAvg run with these settings"
     return "no runs with equal settings"
 

@@ -171,7 +171,7 @@ def _parts(records: Sequence[Record], panel: Panel) -> list[str]:
         differences = ["", "", ""]
         if run != FED_KD.run:
             differences = [
-                *(_difference(records, panel, *each) for each in zip(both, base, strict=True)),
+                *(_difference(records, panel, *pair) for pair in zip(both, base, strict=True)),
                 "below 0",
             ]
         sent = _megabytes(_sample(records, panel, both[0]))
@@ -192,7 +192,7 @@ def _thresholds(records: Sequence[Record], panel: Panel, notes: Notes) -> list[s
     for varied, run in (*swept, ("nothing compressed", WHOLE.run)):
         method = Method(varied, run, TEACHERS)
         thresholds = THRESHOLDS.get(run.partition(",")[2], DEFAULT_THRESHOLDS)
-        shown, difference = [f"{each:g}" for each in thresholds], ""
+        shown, difference = [f"{share:g}" for share in thresholds], ""
         if run == WHOLE.run:
             shown = ["", ""]
         else:
@@ -219,7 +219,7 @@ def _ranks(records: Sequence[Record], panel: Panel, notes: Notes, plots: Plots) 
     ]
     if not looked:
         return []
-    record = max(looked, key=lambda one: one.date or "")
+    record = max(looked, key=lambda record: record.date or "")
     layers = {
         layer: Spectrum(*(tuple(parts[part]) for part in ("round", "rank", "first", "last")))
         for layer, parts in record.spectra[STUDENT].items()
@@ -322,10 +322,10 @@ def _differences(
     records: Sequence[Record], panel: Panel, plus: Method, minus: Method
 ) -> list[float] | str:
     """Of each seed that both have, or why there are none."""
-    one, other = _sample(records, panel, plus), _sample(records, panel, minus)
-    if one is None or other is None:
+    ours, other = _sample(records, panel, plus), _sample(records, panel, minus)
+    if ours is None or other is None:
         return ""
-    pairs = common_seeds(one, other) if equal_but(one, other, VARYING) else []
+    pairs = common_seeds(ours, other) if equal_but(ours, other, VARYING) else []
     return [a - b for a, b in pairs] or OTHER_SETTINGS
 
 
@@ -334,11 +334,11 @@ def _sample(records: Sequence[Record], panel: Panel, method: Method) -> Sample |
     return sample(records, panel.experiment, run, method.model, metric=panel.metric)
 
 
-def _megabytes(one: Sample | None) -> float | None:
+def _megabytes(shown: Sample | None) -> float | None:
     """What a client sends and receives in the run, everybody taking part in every round."""
-    if one is None:
+    if shown is None:
         return None
-    sent: list[Mapping[str, int]] = [r.bytes[STUDENT] for r in one.records if STUDENT in r.bytes]
+    sent: list[Mapping[str, int]] = [r.bytes[STUDENT] for r in shown.records if STUDENT in r.bytes]
     if not sent:
         return None
-    return statistics.fmean(sum(ways.values()) for ways in sent) * one.rounds / 1e6
+    return statistics.fmean(sum(ways.values()) for ways in sent) * shown.rounds / 1e6

@@ -91,8 +91,8 @@ def _run(record: Record, without: Record | None, plots: Plots) -> list[str]:
     ]
     means = {name: _over_parties(of.values()) for name, of in columns.items()}
     rows.append(["mean", *_row({name: _mean(values) for name, values in means.items()})])
-    less = lambda one, other: mean_difference(
-        [a - b for a, b in zip(means[one], means[other], strict=True)]
+    less = lambda more, fewer: mean_difference(
+        [a - b for a, b in zip(means[more], means[fewer], strict=True)]
     )
     to_alone = f", to parties alone {less('After', 'Alone')}" if "Alone" in means else ""
     theirs = PAPER_BOUNDS.get(record.experiment, {}).get(record.run.split(",")[0])
@@ -130,7 +130,7 @@ def _networks(record: Record) -> str:
 
 def _by_round(parties: Mapping[str, Course]) -> str:
     rounds = next(iter(parties.values()))
-    means = (_mean(_over_parties(own[round] for own in parties.values())) for round in rounds)
+    means = (_mean(_over_parties(course[round] for course in parties.values())) for round in rounds)
     return f"Means of the parties by round, from {min(rounds)}: {', '.join(f'{m:.1f}' for m in means)}."
 
 
@@ -170,8 +170,8 @@ def _gain_of_others(record: Record, alone: Record | None, title: str) -> Verdict
     if alone is None or alone.seeds != record.seeds:
         return Verdict(text, OPEN, title)
     after, without = (
-        _over_parties(course[max(course)] for course in _parties(each).values())
-        for each in (record, alone)
+        _over_parties(course[max(course)] for course in _parties(of_run).values())
+        for of_run in (record, alone)
     )
     gains = [a - b for a, b in zip(after, without, strict=True)]
     return Verdict(text, word_of(gains, "above 0"), title)
@@ -203,8 +203,8 @@ def _data(records: Iterable[Record]) -> list[str]:
 def _late(parties: Iterable[Course]) -> list[float]:
     """Mean accuracy of the parties in the last three rounds, since single rounds dip."""
     return _over_parties(
-        [_mean(last) for last in zip(*(own[r] for r in sorted(own)[-3:]), strict=True)]
-        for own in parties
+        [_mean(last) for last in zip(*(course[r] for r in sorted(course)[-3:]), strict=True)]
+        for course in parties
     )
 
 
@@ -213,7 +213,7 @@ def _dips(parties: Iterable[Course]) -> list[float]:
     lost = []
     for course in parties:
         of_seeds = zip(*(course[round] for round in sorted(course)), strict=True)
-        lost.append([_transient(own) for own in of_seeds])
+        lost.append([_transient(values) for values in of_seeds])
     return _over_parties(lost)
 
 

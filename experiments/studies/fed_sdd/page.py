@@ -45,7 +45,10 @@ def fed_sdd(records: Sequence[Record], notes: Notes) -> Page:
     ]
     parts = ["# FedSDD", notes[""], f"## {HEADING}", notes["Scaled down"], _scaled(full)]
     headings = ["Ordering", "Ours", "Interval", "Above zero", "Paper's difference"]
-    parts += [notes["Orderings"], table(headings, [_ordering(full, each) for each in ORDERINGS])]
+    parts += [
+        notes["Orderings"],
+        table(headings, [_ordering(full, ordering) for ordering in ORDERINGS]),
+    ]
     parts.append(found(notes, "Scaled down"))
     for shown in tables():
         terms = [term for row in shown.rows for term in row.cells]
@@ -107,10 +110,10 @@ def difference(
 ) -> Estimate | None:
     """`plus` less `minus` over the seeds that both have; None where one is missing, or where settings
     differ that are neither the method's nor among `varying`."""
-    one, other = sample(records, *plus), sample(records, *minus)
-    if one is None or other is None or not equal_but(one, other, (*VARYING, *varying)):
+    ours, other = sample(records, *plus), sample(records, *minus)
+    if ours is None or other is None or not equal_but(ours, other, (*VARYING, *varying)):
         return None
-    pairs = common_seeds(one, other)
+    pairs = common_seeds(ours, other)
     if not pairs:
         return None
     return paired([a for a, _ in pairs], [b for _, b in pairs], TEST_IMAGES)

@@ -116,9 +116,9 @@ def _gains(known: KnownRuns, skew: int, measure: Measure) -> list[str]:
         gains = {}
         for embedding in EMBEDDING_WEIGHTS:
             for head in HEAD_WEIGHTS:
-                one = known.get(weights_run(skew, embedding, head))
-                if one and none and (embedding > 0, head > 0) == (embeddings, predictions):
-                    differences = _differences([(one, measure)], [(none, measure)])
+                cell = known.get(weights_run(skew, embedding, head))
+                if cell and none and (embedding > 0, head > 0) == (embeddings, predictions):
+                    differences = _differences([(cell, measure)], [(none, measure)])
                     if differences:
                         gains[embedding, head] = differences
         if not gains:
@@ -153,17 +153,19 @@ def _graphs(known: KnownRuns, notes: Notes, plots: Plots) -> list[str]:
     shown = [known[f"graph,{name}"].heads for name in GRAPHS if f"graph,{name}" in known]
     most = max((100 * heads.on_others.mean(axis=0).max() for heads in shown), default=100.0)
     for name in GRAPHS:
-        if not (one := known.get(f"graph,{name}")):
+        if not (shown_run := known.get(f"graph,{name}")):
             continue
-        travelled = heads_lib.by_hops(one.heads)
+        travelled = heads_lib.by_hops(shown_run.heads)
         distances = sorted(travelled, key=lambda hops: (hops < 0, hops))
         titles = ["none" if n < 0 else f"{n} hop{'s' * (n != 1)}" for n in distances]
         rows = [
             [title, *(f"{100 * travelled[hops][head]:.1f}" for hops in distances)]
-            for head, title in enumerate(one.heads.names)
+            for head, title in enumerate(shown_run.heads.names)
         ]
         file = f"mhd_graph_{name}.png"
-        plots[file] = functools.partial(heads_lib.picture, one.heads, name.replace("_", " "), most)
+        plots[file] = functools.partial(
+            heads_lib.picture, shown_run.heads, name.replace("_", " "), most
+        )
         parts += [
             table([name.replace("_", " "), *titles], rows),
             image(file, f"Accuracy of each client's heads on each client's labels, {name}"),
@@ -192,14 +194,14 @@ def _larger(known: KnownRuns, notes: Notes, plots: Plots) -> list[str]:
     ]
     rows = []
     for label, run in ROWS["larger"].items():
-        one = known.get(run)
+        shown = known.get(run)
         # Without auxiliary heads the last one is the main one.
-        has_heads = one and len(one.heads.names) > 1
+        has_heads = shown and len(shown.heads.names) > 1
         values = [
-            f"{measure(one.heads).mean():.1f}" if one and (head == 0 or has_heads) else ""
+            f"{measure(shown.heads).mean():.1f}" if shown and (head == 0 or has_heads) else ""
             for head, measure in measures
         ]
-        rows.append([label if one else f"{label}: not run", *values])
+        rows.append([label if shown else f"{label}: not run", *values])
     headings = [
         f"{who}, {what}, {head}"
         for who in ("client 0", "clients 1 to 3")
