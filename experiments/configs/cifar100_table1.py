@@ -13,7 +13,7 @@ train the large model. A run is "method,examples" or "method,examples,unlabelled
 
 What is marked as tuned was found by cifar100_tuning.py; PeriodicCodist and MergedCodist share it. The
 large model's rates are of a study in results/tuning, the small one's of an earlier study whose record
-was not kept (RESULTS.md, Tuning).
+was not kept (docs/results/tuning.md).
 
 The data come from `datasets/cifar100/prepare.py` and, for out-of-domain images,
 `datasets/cifar10/prepare.py`.
@@ -132,7 +132,7 @@ def get_config(run: str = "merged_codistillation,4700,in_domain") -> ConfigDict:
         rematerialise=False,
     )
 
-    config.notes = ()  # remarks that RESULTS.md prints beneath the run's table
+    config.notes = ()  # remarks on the run, at the end of its page of results
     if method == "fed_avg" and examples != "4700":
         # The small model does not depend on the pool of the large one: 4700's serves all columns.
         del config.pools.small

@@ -8,7 +8,7 @@ First "large_model": FedAvg of the large model alone searches its learning rates
 twelve trials of 300 rounds. (The paper has one client learning rate for both models; ours is one for
 each, as the large model wants a much smaller one.) Then every method has a study of six trials of 200
 rounds: "fed_avg" searches the rates of both models, which are all methods' (its start was kept, see
-RESULTS.md, Tuning); PeriodicCodist and MergedCodist search what they add.
+docs/results/tuning.md); PeriodicCodist and MergedCodist search what they add.
 The space is the paper's (appendix F), narrowed to what so few trials can cover: bounds are around
 usual values, and both models share the settings of distillation. The decay of the distillation
 learning rate is not searched.

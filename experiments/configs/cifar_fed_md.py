@@ -5,14 +5,14 @@ widths, and three seeds; `,table_2` has the networks that the paper lists for CI
 released code's, `,table_2,half` those with half of the widths; with `,alone` at the end the same
 rounds have no digest. Settings are the released code's, but for early stopping, which looks at held-out
 public images and not at test data, and for the images: `train` of the prepared folders, of which
-RESULTS.md tells the numbers. The paper's bounds on pooled examples: 56.5 % and 82.6 %.
+docs/results/fed_md.md has the numbers. The paper's bounds on pooled examples: 56.5 % and 82.6 %.
 
     python -m fedcodist.commands.sweep --config experiments/configs/cifar_fed_md.py \
         --only "*,scaled" --workdir runs/cifar_fed_md
     python -m fedcodist.report.tables_parties runs/cifar_fed_md/non_iid-scaled
 
 An epoch of all seeds is the least that a checkpoint keeps. Seeds one by one keep more on a machine that
-may go away, and RESULTS.md reads their records as one run:
+may go away, and the page of results reads their records as one run:
 
     python -m experiments.main --config=experiments/configs/cifar_fed_md.py:non_iid,scaled \
         --workdir=runs/cifar_fed_md/non_iid-scaled-0 --config.seed=0 --config.seeds=1

@@ -151,5 +151,5 @@ def get_config(run: str = "fed_sdd_r4,resnet20,cifar10,0.1") -> ConfigDict:
         precision="float32",  # or "bfloat16"
         rematerialise=False,
     )
-    config.notes = ()  # remarks that RESULTS.md prints beneath the run's table
+    config.notes = ()  # remarks on the run, at the end of its page of results
     return config

@@ -1,11 +1,12 @@
-"""The plots of RESULTS.md: pure functions of what they show, a matplotlib figure each."""
+"""The plots of the pages: pure functions of what they show, a matplotlib figure each."""
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from experiments.studies.pooling import Curve
-from fedcodist.config.registry import METHOD_NAMES, METHODS
-from fedcodist.report.plots import COLOURS, LINES, MARKERS, as_written, legend
+from experiments.studies.samples import Curve
+from fedcodist.config.registry import METHOD_NAMES
+from fedcodist.report.plots import as_written, legend
+from fedcodist.report.styles import COLOURS, LINES, style
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -15,23 +16,26 @@ if TYPE_CHECKING:
 class Point(NamedTuple):
     """A value in % or points, and how far up and down it may be off (None: not known).
 
-    `is_short`: of fewer rounds than it needs. `is_binomial`: `half_width` is without the spread over
-    seeds.
+    `is_binomial`: `half_width` is without the spread over seeds.
     """
 
     x: float
     y: float
     half_width: float | None
-    is_short: bool = False
     is_binomial: bool = False
 
 
 class Cost(NamedTuple):
-    """What a method reaches in %, its standard deviation over seeds (None: one seed), and for what."""
+    """What a method reaches in %, its standard deviation over seeds (None: one seed), and for what.
 
+    `is_hollow`: of two points of one method the second.
+    """
+
+    method: str
     megabytes: float
     mean: float
     deviation: float | None
+    is_hollow: bool = False
 
 
 class Spectrum(NamedTuple):
@@ -53,7 +57,7 @@ def curves_plot(panels: Curves) -> "Figure":
     figure, axes = _panels(panels, "Communication round", "Held-out accuracy (%)")
     for axis, curves in zip(axes, panels.values(), strict=True):
         for method, curve in curves.items():
-            colour, marker = _style(method)
+            colour, marker = style(method)
             pairs = list(zip(curve.means, curve.deviations, strict=True))
             below, above = [m - d for m, d in pairs], [m + d for m, d in pairs]
             axis.fill_between(curve.rounds, below, above, color=colour, alpha=0.15, linewidth=0)
@@ -72,76 +76,57 @@ def curves_plot(panels: Curves) -> "Figure":
 
 
 def gains_plot(ours: Points, paper: Points) -> "Figure":
-    """Gains over FedAvg by pool size: ours filled with 95 % intervals, the paper's hollow.
-
-    Ours are pale where of fewer rounds, their bars dashed where binomial.
-    """
+    """Gains over FedAvg by pool size: ours filled with 95 % intervals, dashed where binomial; the
+    paper's hollow."""
     figure, axes = _panels(ours, "Examples in the large model's pool", "Gain over FedAvg (points)")
     for axis, title in zip(axes, ours, strict=True):
         sizes = sorted({p.x for points in paper[title].values() for p in points})
-        places = {size: place for place, size in enumerate(sizes)}
         axis.axhline(0, color="0.4", linewidth=0.8)
         axis.set_xticks(range(len(sizes)), [f"{size:,.0f}" for size in sizes])
         for number, method in enumerate(paper[title]):
-            colour, marker = _style(method)
             middle = 0.36 * (number - 0.5) - 0.06
-            style: dict[str, Any] = dict(
+            colour, marker = style(method)
+            drawn: dict[str, Any] = dict(
                 color=colour, marker=marker, markersize=5.5, linestyle="none"
             )
-            axis.plot([], [], label=f"{METHOD_NAMES[method]}, ours", **style)
+            axis.plot([], [], label=f"{METHOD_NAMES[method]}, ours", **drawn)
             for point in ours[title].get(method, ()):
-                (_, _, bars) = axis.errorbar(
-                    places[point.x] + middle,
-                    point.y,
-                    yerr=point.half_width,
-                    markerfacecolor=_pale(colour) if point.is_short else colour,
-                    elinewidth=1.2,
-                    capsize=2.5,
-                    **style,
-                )
+                place = sizes.index(point.x) + middle
+                (_, _, bars) = _draw(axis, method, [point._replace(x=place)], linestyle="none")
                 for bar in bars:
                     bar.set_linestyle("--" if point.is_binomial else "-")
             theirs = paper[title][method]
             axis.plot(
-                [places[point.x] + middle + 0.12 for point in theirs],
+                [sizes.index(point.x) + middle + 0.12 for point in theirs],
                 [point.y for point in theirs],
                 markerfacecolor="white",
                 label=f"{METHOD_NAMES[method]}, paper",
-                **style,
+                **drawn,
             )
     legend(figure, axes)
     return figure
 
 
-def unlabelled_plot(panels: Points, baselines: Mapping[str, float]) -> "Figure":
-    """Accuracy by number of unlabelled images; FedAvg, which uses none, as a level."""
+def unlabelled_plot(panels: Mapping[str, Mapping[tuple[str, int], Sequence[Point]]]) -> "Figure":
+    """Accuracy by number of unlabelled images, a line for each method and number of rounds.
+
+    What has a single point at zero, as FedAvg, is a level.
+    """
     from matplotlib.ticker import NullFormatter, NullLocator
 
     figure, axes = _panels(panels, "Unlabelled images", "Test accuracy (%)")
-    for axis, (title, lines) in zip(axes, panels.items(), strict=True):
-        if title in baselines:
-            axis.axhline(
-                baselines[title], color=COLOURS[0], linestyle="--", linewidth=1.2, label="FedAvg"
-            )
+    for axis, lines in zip(axes, panels.values(), strict=True):
         axis.set_xscale("log")
-        counts = sorted({point.x for points in lines.values() for point in points})
+        counts = sorted({p.x for points in lines.values() for p in points if p.x > 0})
         axis.set_xticks(counts, [f"{count:,.0f}" for count in counts], rotation=30)
         axis.xaxis.set_minor_locator(NullLocator())
         axis.xaxis.set_minor_formatter(NullFormatter())
-        for method, points in lines.items():
-            colour, marker = _style(method)
-            axis.errorbar(
-                [p.x for p in points],
-                [p.y for p in points],
-                yerr=[p.half_width or 0.0 for p in points],
-                color=colour,
-                marker=marker,
-                markersize=5,
-                linewidth=1.6,
-                elinewidth=1.2,
-                capsize=2.5,
-                label=METHOD_NAMES[method],
-            )
+        for (method, rounds), points in lines.items():
+            label = f"{METHOD_NAMES[method]}, {rounds:,} rounds"
+            if points[0].x > 0:
+                _draw(axis, method, points, linewidth=1.6, label=label)
+            else:
+                _level(axis, points[0].y, label, style(method)[0])
     legend(figure, axes)
     return figure
 
@@ -152,30 +137,19 @@ def costs_plot(
     """Quality by bytes, a point for each method; what sends nothing is a level.
 
     Args:
-      panels: title -> method -> its point. A method looks the same in all panels.
+      panels: title -> name in the legend -> its point.
       levels: title -> quality of what sends nothing, where it was run.
       level: what that is called.
     """
-    names = list(dict.fromkeys(name for costs in panels.values() for name in costs))
     figure, axes = _panels(panels, "Sent and received by a client, MB", "Quality on tests (%)")
     for axis, (title, costs) in zip(axes, panels.items(), strict=True):
         axis.set_xscale("log")
         if title in levels:
-            axis.axhline(levels[title], color="0.3", linestyle="--", linewidth=1.2, label=level)
-        for name, cost in costs.items():
-            number = names.index(name)
-            axis.errorbar(
-                cost.megabytes,
-                cost.mean,
-                yerr=cost.deviation,
-                color=COLOURS[number % len(COLOURS)],
-                marker=MARKERS[number % len(MARKERS)],
-                markersize=6,
-                linestyle="none",
-                elinewidth=1.2,
-                capsize=2.5,
-                label=name,
-            )
+            _level(axis, levels[title], level, "0.3")
+        for name, (method, megabytes, mean, deviation, is_hollow) in costs.items():
+            face = {"markerfacecolor": "white"} if is_hollow else {}
+            point = Point(megabytes, mean, deviation)
+            _draw(axis, method, [point], linestyle="none", label=name, **face)
     legend(figure, axes)
     return figure
 
@@ -189,11 +163,11 @@ def ranks_plot(layers: Mapping[str, Spectrum]) -> "Figure":
     figure = Figure(figsize=(8.4, 3.4 + 0.1 * len(layers)), layout="constrained")
     axes = list(figure.subplots(1, 3))
     axes[2].sharey(axes[1])
-    for number, (layer, own) in enumerate(layers.items()):
+    for number, (layer, spectrum) in enumerate(layers.items()):
         colour = COLOURS[number % len(COLOURS)]
         line = LINES[number // len(COLOURS) % len(LINES)]
-        axes[0].plot(own.rounds, own.ranks, color=colour, linestyle=line, label=layer)
-        for axis, values in zip(axes[1:], (own.first, own.last), strict=True):
+        axes[0].plot(spectrum.rounds, spectrum.ranks, color=colour, linestyle=line, label=layer)
+        for axis, values in zip(axes[1:], (spectrum.first, spectrum.last), strict=True):
             shares = [value / values[0] for value in values if value > 0]
             axis.plot(range(1, len(shares) + 1), shares, color=colour, linestyle=line)
     axes[0].xaxis.set_major_locator(MaxNLocator(integer=True))
@@ -238,14 +212,14 @@ def _panels(
     return figure, axes
 
 
-# A method has the same colour and marker in every plot.
-def _style(method: str) -> tuple[str, str]:
-    number = METHODS.index(method)
-    return COLOURS[number], MARKERS[number]
+def _draw(axis: "Axes", method: str, points: Sequence[Point], **more: Any) -> Any:
+    """Points of a method with their bars."""
+    colour, marker = style(method)
+    x, y, half_widths = zip(*(point[:3] for point in points), strict=True)
+    bars = [half_width or 0.0 for half_width in half_widths]
+    look: dict[str, Any] = dict(color=colour, marker=marker, markersize=5.5, elinewidth=1.2)
+    return axis.errorbar(x, y, yerr=bars, capsize=2.5, **look, **more)
 
 
-def _pale(colour: str) -> tuple[float, ...]:
-    """A third of the colour on white."""
-    from matplotlib.colors import to_rgb
-
-    return tuple(1 - (1 - part) / 3 for part in to_rgb(colour))
+def _level(axis: "Axes", y: float, label: str, colour: str) -> None:
+    axis.axhline(y, color=colour, linestyle="--", linewidth=1.2, label=label)

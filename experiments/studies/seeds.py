@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from experiments.studies.records import Record
+from experiments.studies.archive import Record
 from experiments.studies.settings import settings
 
 # Of the phases before the first round the one that a run may have from another's cache.

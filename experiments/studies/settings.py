@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
+from experiments.studies.archive import Record
 from experiments.studies.codistillation.paper_numbers import MODELS
-from experiments.studies.records import Record
 from fedcodist.config.registry import BASELINE, WITHOUT_UNLABELLED
 
 Settings = dict[str, Any]

@@ -14,6 +14,7 @@ from rich.text import Text
 from fedcodist.report.costs import bytes_per_round, clients_per_round, pool_of
 from fedcodist.report.intervals import student_half_width
 from fedcodist.report.metric_kinds import is_share, lower_is_better
+from fedcodist.report.spread import mean_and_deviation, plus_minus
 
 ALL_PARTIES = "all parties"
 UNDEFINED = "-"
@@ -318,8 +319,7 @@ def _is_defined(values: Sequence[float]) -> bool:
 def _spread(values: Sequence[float]) -> str:
     if not _is_defined(values):
         return UNDEFINED
-    mean = f"{statistics.fmean(values):.2f}"
-    return mean if len(values) < 2 else f"{mean} ± {statistics.stdev(values):.2f}"
+    return mean_and_deviation(values)
 
 
 def _scaled(flops: float) -> str:
@@ -336,5 +336,4 @@ def _to_baseline(entry: Entry, found: Difference | None, baseline: str) -> str:
     """Nothing for the baseline itself."""
     if found is None:
         return "" if entry.run == baseline else UNDEFINED
-    mean = f"{found.mean:+.2f}"
-    return mean if found.half_width is None else f"{mean} ± {found.half_width:.2f}"
+    return plus_minus(found.mean, found.half_width, is_difference=True)

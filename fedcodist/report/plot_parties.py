@@ -3,7 +3,8 @@
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
-from fedcodist.report.plots import COLOURS, MARKERS, legend
+from fedcodist.report.plots import legend
+from fedcodist.report.styles import COLOURS, MARKERS
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -1,14 +1,16 @@
 """Plots of methods: curves by round and by bytes, losses, accuracies per label."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fedcodist.config.registry import method_of
 from fedcodist.report.collection import Collection, Curve, Method, curve
 from fedcodist.report.costs import bytes_per_round, pool_of
 from fedcodist.report.result_table import split_name
 from fedcodist.report.runs import Series, mapping_of
+from fedcodist.report.styles import styles
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -17,16 +19,6 @@ if TYPE_CHECKING:
 
 
 INSTALL_PLOTS = "no plots: matplotlib is missing, install it with: pip install 'fedcodist[plot]'"
-
-
-# Okabe and Ito's colours, told apart by colour-blind readers; their yellow is too pale for lines.
-COLOURS = ("#000000", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00")
-
-
-LINES = ("-", "--", "-.", (0, (1, 1)))
-
-
-MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 
 
 def write_plots(collection: Collection, output: Path) -> list[Path]:
@@ -146,6 +138,7 @@ def _curves_plot(
     columns = len(collection.models)
     width = max(6.0, 4.6 * columns)
     labels = [_legend_label(method, collection) for method in collection.methods]
+    method_styles = styles([method_of(method.runs[0].config) for method in collection.methods])
     legend_columns = max(1, min(len(labels) + 1, int(width / (0.07 * max(map(len, labels)) + 0.6))))
     legend_rows = math.ceil((len(labels) + 1) / legend_columns)
     size = (width, 3.4 * len(quantities) + 0.45 + 0.22 * legend_rows)
@@ -160,14 +153,15 @@ def _curves_plot(
             axis.set_axisbelow(True)
             axis.spines[["top", "right"]].set_visible(False)
             axis.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=not by_bytes))
-            for number, method in enumerate(collection.methods):
+            for method, (colour, marker) in zip(collection.methods, method_styles, strict=True):
                 one = curve(method, model, split, metric)
                 per_round = _megabytes_per_round(method, model) if by_bytes else 1.0
                 if not one.rounds or per_round is None:
                     continue
                 if not by_bytes:
-                    _draw_codistillation_rounds(axis, method, one, _colour(number))
-                handles[method.label] = _draw_curve(axis, one, number, factor, per_round)
+                    _draw_codistillation_rounds(axis, method, one, colour)
+                style = {"color": colour, "marker": marker}
+                handles[method.label] = _draw_curve(axis, one, style, factor, per_round)
                 late += _after_the_start(one, factor)
         _show_from(row[0], late)
     for axis, model in zip(axes[0], collection.models, strict=True):
@@ -214,24 +208,23 @@ def _show_from(axis: "Axes", values: Sequence[float]) -> None:
         axis.set_ylim(max(low, min(values) - margin), min(high, max(values) + margin))
 
 
-def _draw_curve(axis: "Axes", one: Curve, number: int, factor: float, per_round: float) -> "Line2D":
+def _draw_curve(
+    axis: "Axes", one: Curve, style: Mapping[str, Any], factor: float, per_round: float
+) -> "Line2D":
     places = [round * per_round for round in one.rounds]
     means = [factor * statistic.mean for statistic in one.statistics]
     spreads = [factor * (statistic.spread or 0.0) for statistic in one.statistics]
     if any(spreads):
         below = [mean - spread for mean, spread in zip(means, spreads, strict=True)]
         above = [mean + spread for mean, spread in zip(means, spreads, strict=True)]
-        axis.fill_between(places, below, above, color=_colour(number), alpha=0.15, linewidth=0)
-    style = LINES[number // len(COLOURS) % len(LINES)]
+        axis.fill_between(places, below, above, color=style["color"], alpha=0.15, linewidth=0)
     (line,) = axis.plot(
         places,
         means,
-        color=_colour(number),
-        linestyle=style,
         linewidth=1.6,
-        marker=MARKERS[number % len(MARKERS)],
         markersize=3.5,
         markevery=max(1, len(means) // 12),
+        **style,
     )
     return line
 
@@ -267,10 +260,6 @@ def _legend_label(method: Method, collection: Collection) -> str:
 def _spread_title(labels: Sequence[str]) -> str | None:
     several = any(label.endswith(("seeds", "seeds, unfinished")) for label in labels)
     return "line: mean, shade: ± standard deviation over the seeds" if several else None
-
-
-def _colour(number: int) -> str:
-    return COLOURS[number % len(COLOURS)]
 
 
 def _per_label_plot(collection: Collection) -> "Figure | None":

@@ -10,6 +10,7 @@ from rich.text import Text
 
 from fedcodist.report.collection import Collection, Curve, Method, Statistic, curve
 from fedcodist.report.runs import mapping_of
+from fedcodist.report.spread import plus_minus
 
 
 class Row(NamedTuple):
@@ -113,8 +114,9 @@ def percent(statistic: Statistic | None) -> str:
     """A share as per cent, with its spread over seeds."""
     if statistic is None or not math.isfinite(statistic.mean):
         return "–"
-    spread = "" if statistic.spread is None else f" ± {100 * statistic.spread:.2f}"
-    return f"{100 * statistic.mean:.2f}{spread}"
+    return plus_minus(
+        100 * statistic.mean, None if statistic.spread is None else 100 * statistic.spread
+    )
 
 
 def human_bytes(count: int | None) -> str:

@@ -25,6 +25,7 @@ from fedcodist.config.data_text import TEXT, TextData, load_text, text_model
 from fedcodist.config.registry import METHOD_NAMES, method_of
 from fedcodist.report.metric_kinds import decimal
 from fedcodist.report.runs import Run, Series, load_run
+from fedcodist.report.spread import plus_minus
 from fedcodist.run.export import load_model
 from fedcodist.text.next_token import continuations
 
@@ -285,16 +286,17 @@ def _shown_change(change: Change | None) -> str:
 def _points_of_seeds(shares: Sequence[float]) -> str:
     if not np.isfinite(shares).all():
         return "-"
-    spread = f" ± {100 * np.std(shares, ddof=1):.2f}" if len(shares) > 1 else ""
-    return f"{100 * np.mean(shares):+.2f}{spread}"
+    deviation = float(100 * np.std(shares, ddof=1)) if len(shares) > 1 else None
+    return plus_minus(float(100 * np.mean(shares)), deviation, is_difference=True)
 
 
 def _shown(cell: Cell | None) -> str:
     if cell is None:
         return "-"
-    accuracy = decimal(100 * cell.accuracy, 2)
-    if cell.deviation is not None and math.isfinite(cell.accuracy):
-        accuracy += f" ± {100 * cell.deviation:.2f}"
+    accuracy = decimal(math.nan)
+    if math.isfinite(cell.accuracy):
+        deviation = None if cell.deviation is None else 100 * cell.deviation
+        accuracy = plus_minus(100 * cell.accuracy, deviation)
     perplexity = f"{cell.perplexity:,.0f}" if math.isfinite(cell.perplexity) else "-"
     return f"{accuracy} / {perplexity}"
 

@@ -19,10 +19,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from ml_collections import ConfigDict
 
-from fedcodist.config.command_line import Parser
 from fedcodist.config.registry import DECENTRALISED
 from fedcodist.report.metric_kinds import decimal
-from fedcodist.report.plots import COLOURS, INSTALL_PLOTS, MARKERS, as_written
+from fedcodist.report.plots import INSTALL_PLOTS, as_written
+from fedcodist.report.styles import COLOURS, MARKERS
 
 
 class Heads(NamedTuple):
@@ -66,8 +66,8 @@ def read_heads(folder: Path) -> Heads:
     from fedcodist.models.multi_headed import accuracy_name
 
     try:
-        config = ConfigDict(json.loads((folder / "config.json").read_text(encoding="utf-8-sig")))
-        lines = (folder / "metrics.jsonl").read_text(encoding="utf-8-sig").splitlines()
+        config = ConfigDict(json.loads((folder / "config.json").read_text(encoding="utf-8")))
+        lines = (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     except (OSError, ValueError) as error:
         raise ValueError(f"{folder} holds no run: {error}") from error
     if config.algorithm.name not in DECENTRALISED:
@@ -164,55 +164,59 @@ def table_of_clients(heads: Heads) -> str:
 def picture(heads: Heads, title: str = "", most: float = 100.0) -> Any:
     """A figure: per head, every client's accuracy on every client's private labels; and by hops.
 
+    In a cell stand the accuracy in % and, in brackets, how many hops away the other client is.
+
     Args:
       heads: of a run.
       title: above it.
       most: accuracy in % of the brightest colour, one for all figures that are compared.
     """
-    from matplotlib.figure import Figure
-
     count = heads.shared.shape[2]
-    figure = Figure(figsize=(2.4 * (count + 1), 2.8), layout="constrained")
-    axes = figure.subplots(1, count + 1)
-    for head, plot in enumerate(axes[:-1]):
-        shown = 100 * heads.on_others[:, :, head].mean(axis=0)
-        image = plot.imshow(shown, vmin=0, vmax=most)
-        plot.set_title("main head" if head == 0 else f"head {head}")
-        plot.set_xlabel("labels of client")
-        plot.set_ylabel("model of client" if head == 0 else "")
-        for client, other in np.argwhere(heads.hops >= 0):
-            dark = shown[client, other] < most / 2
-            plot.text(
+    figure, (*maps, by_distance) = _panels(count + 1, 2.9)
+    image = None
+    for head, axis in enumerate(maps):
+        accuracies = 100 * heads.on_others[:, :, head].mean(axis=0)
+        image = axis.imshow(accuracies, vmin=0, vmax=most)
+        axis.set_title("main head" if head == 0 else f"head {head}", fontsize=10)
+        axis.set_xlabel("labels of client")
+        axis.set_ylabel("model of client")
+        axis.set_xticks(range(len(accuracies)))
+        axis.set_yticks(range(len(accuracies)))
+        for (client, other), hops in np.ndenumerate(heads.hops):
+            distance = f"({hops})" if hops >= 0 else "(–)"
+            axis.text(
                 other,
                 client,
-                heads.hops[client, other],
+                f"{accuracies[client, other]:.0f}\n{distance}",
                 ha="center",
                 va="center",
                 fontsize=7,
-                color="white" if dark else "black",
+                color="white" if accuracies[client, other] < most / 2 else "black",
             )
-    figure.colorbar(image, ax=axes[:-1], label="accuracy, %", shrink=0.7)
+    figure.colorbar(image, ax=maps, label="accuracy, %", shrink=0.7)
     travelled = by_hops(heads)
     distances = sorted(travelled, key=lambda hops: (hops < 0, hops))
     for head in range(count):
-        values = [100 * travelled[hops][head] for hops in distances]
-        label = "main" if head == 0 else f"head {head}"
-        axes[-1].plot(range(len(distances)), values, marker="o", label=label)
-    titles = ["none" if hops < 0 else str(hops) for hops in distances]
-    axes[-1].set_xticks(range(len(distances)), titles)
-    axes[-1].set_xlabel("hops")
-    axes[-1].set_ylabel("accuracy, %")
-    axes[-1].legend(fontsize=7)
-    figure.suptitle(as_written(title))
+        by_distance.plot(
+            range(len(distances)),
+            [100 * travelled[hops][head] for hops in distances],
+            color=COLOURS[head % len(COLOURS)],
+            marker=MARKERS[head % len(MARKERS)],
+            label="main head" if head == 0 else f"head {head}",
+        )
+    titles = ["no way" if hops < 0 else str(hops) for hops in distances]
+    by_distance.set_xticks(range(len(distances)), titles)
+    by_distance.set_xlabel("hops")
+    by_distance.set_ylabel("accuracy, %")
+    by_distance.legend(fontsize=7)
+    about = "In a cell: accuracy in % (hops to the client whose labels they are)"
+    figure.suptitle(as_written(f"{title}. {about}" if title else about), fontsize=10)
     return figure
 
 
 def profiles(panels: Mapping[str, Mapping[str, np.ndarray]]) -> Any:
     """A figure: accuracy in % by head, a panel for each title, a line for each label, float [heads]."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(2.6 * len(panels), 3.2), layout="constrained")
-    axes = figure.subplots(1, len(panels), sharex=True, squeeze=False)[0]
+    figure, axes = _panels(len(panels), 2.8, per_row=2)
     # A line that one panel lacks keeps its colour in the others.
     order = list(dict.fromkeys(label for lines in panels.values() for label in lines))
     shown: dict[str, Any] = {}
@@ -231,8 +235,8 @@ def profiles(panels: Mapping[str, Mapping[str, np.ndarray]]) -> Any:
         plot.set_xticks(range(most), ["main", *map(str, range(1, most))])
         plot.set_title(as_written(title), fontsize=10)
         plot.set_xlabel("head")
+        plot.set_ylabel("accuracy (%)")
         plot.grid(color="0.9", linewidth=0.8)
-    axes[0].set_ylabel("accuracy (%)")
     figure.legend(
         list(shown.values()),
         [as_written(label) for label in shown],
@@ -243,12 +247,27 @@ def profiles(panels: Mapping[str, Mapping[str, np.ndarray]]) -> Any:
     return figure
 
 
+def _panels(count: int, height: float, per_row: int = 3) -> tuple[Any, list[Any]]:
+    """A figure without a display and its axes, at most `per_row` beside one another."""
+    from matplotlib.figure import Figure
+
+    columns = min(count, per_row)
+    rows = -(-count // columns)
+    figure = Figure(figsize=(2.9 * columns + 0.6, height * rows + 0.3), layout="constrained")
+    every = list(figure.subplots(rows, columns, squeeze=False).flat)
+    for surplus in every[count:]:
+        surplus.remove()
+    return figure, every[:count]
+
+
 def main(arguments: Sequence[str]) -> int:
     """Runs the command; returns 0, 1 without matplotlib, or 2 for a mistake or where nothing was shown.
 
     Of several folders those without such a run, as the pooled one, are named and left out.
     """
-    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("runs", nargs="+", type=Path)
     parser.add_argument("--clients", action="store_true", help="every client's accuracies too")
     parser.add_argument("--picture", type=Path, help="of the first run that is shown")

@@ -108,7 +108,7 @@ def check_a_run_becomes_a_table(folder, name):
         assert 0 <= record["final"][model]["test"]["accuracy"][0] < 0.2
 
     run(folder, "-m", "experiments.studies")
-    text = (folder / "RESULTS.md").read_text()
+    text = (folder / "docs" / "results" / "codistillation.md").read_text()
     small = 100 * record["final"]["small"]["test"]["accuracy"][0]
     assert f"{small:.2f}" in text and "†" in text and "31.84" in text
 

@@ -3,11 +3,12 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from experiments.studies.archive import TABLE_1, Record
+from experiments.studies.codistillation.cells import SPLITS, per_split
 from experiments.studies.codistillation.paper_numbers import MODELS, run_name
-from experiments.studies.pooling import groups, sample
-from experiments.studies.records import TABLE_1, Record
-from experiments.studies.sections.cells import SPLITS, per_split
-from experiments.studies.sections.footnotes import recorded_runs, remarks
+from experiments.studies.pages import Notes, found
+from experiments.studies.samples import groups, sample
+from experiments.studies.sections.commands import planned
 from experiments.studies.sections.markdown import codes, split_name, table
 from experiments.studies.settings import method_of, settings, without
 from fedcodist.config.registry import CODISTILLATION
@@ -23,47 +24,61 @@ class Ablation(NamedTuple):
 
 ABLATIONS = {
     "cifar100_alpha": Ablation(
-        "Ablation: α of MergedCodist",
+        "α of MergedCodist",
         ("merged_codistillation",),
         ("algorithm.alpha", "algorithm.alpha_schedule"),
     ),
     "cifar100_kl_direction": Ablation(
-        "Ablation: direction of the KL divergence", CODISTILLATION, ("algorithm.direction",)
+        "Direction of the KL divergence", CODISTILLATION, ("algorithm.direction",)
     ),
     "cifar100_interpolation": Ablation(
-        "Ablation: interpolation λ with the student's start",
+        "Interpolation λ with the student's start",
         CODISTILLATION,
         ("pools.*.teaching.interpolation",),
     ),
     "cifar100_teacher_temperature": Ablation(
-        "Ablation: temperature of the large model as a teacher",
+        "Temperature of the large model as a teacher",
         CODISTILLATION,
         ("pools.large.teaching.temperature",),
     ),
 }
 
 
-def ablation(records: Sequence[Record], experiment: str) -> list[str]:
-    """Runs that differ in one setting, the default of Table 1 first."""
-    heading, methods, varying = ABLATIONS[experiment]
+def ablations(records: Sequence[Record], notes: Notes, level: str) -> list[str]:
+    """Those with runs among the records: runs that differ in one setting, Table 1's default first."""
+    parts: list[str] = []
+    for experiment, shown in ABLATIONS.items():
+        if any(record.experiment == experiment and record.finished for record in records):
+            parts += [f"{level}# {shown.heading}", _table(records, experiment, shown)]
+            parts.append(found(notes, shown.heading))
+    return [f"{level} Ablations", notes["Ablations"], *parts] if parts else []
+
+
+def _table(records: Sequence[Record], experiment: str, shown: Ablation) -> str:
     runs = recorded_runs(records, experiment)
     rows, alone = [], []
-    for method in methods:
+    for method in shown.methods:
         default = run_name(method, 4700, "in_domain")
         varied = [one for one in _shown(records, experiment, runs) if method_of(one) == method]
-        rows += _default_rows(records, default, varied, varying)
-        if varied and not _equals(records, default, varied, varying):
+        if not varied:
+            continue
+        rows += _default_rows(records, default, varied, shown.varying)
+        if not _equals(records, default, varied, shown.varying):
             alone.append(default)
     rows += [[f"`{run}`", *per_split(records, experiment, run)] for run in runs]
     headings = [f"{model}, {split_name(split)}" for model in MODELS for split in SPLITS]
-    remark = f"Table 1 has no run of {codes(alone)} with the other settings and rounds of these."
+    text = table(["Run", *headings, "Seeds", "Rounds"], rows)
+    if alone:
+        text += f"\n\nNo equal run in Table 1: {codes(alone)}."
+    return text
+
+
+def recorded_runs(records: Sequence[Record], experiment: str) -> list[str]:
+    """Of the runs of the experiment's config, then of others, those that are recorded."""
+    recorded = {record.run for record in records if record.experiment == experiment}
     return [
-        f"## {heading}",
-        "4,700 examples, in-domain. Choices are made on held-out clients. *Equal*: a run of Table 1 "
-        "with the settings and rounds of those below, but for what these vary.",
-        table(["Run", *headings, "Seeds", "Rounds"], rows),
-        *([remark] if alone else []),
-        *remarks(records, experiment, runs),
+        *(run for run in planned(experiment) if run in recorded),
+        *sorted(recorded - set(planned(experiment))),
     ]
 
 
@@ -72,19 +87,19 @@ def _default_rows(
 ) -> list[list[str]]:
     """The run that Table 1 shows, and those that the varied runs may be compared with."""
     shown = _shown(records, TABLE_1, [run])
-    found = groups(_equals(records, run, varied, varying))
+    alike = groups(_equals(records, run, varied, varying))
     rows = []
-    if not any(record in group for group in found for record in shown):
+    if not any(record in group for group in alike for record in shown):
         rows.append([f"`{run}` (Table 1)", *per_split(records, TABLE_1, run)])
     return rows + [
-        [f"`{run}` (Table 1, equal)", *per_split(group, TABLE_1, run)] for group in found
+        [f"`{run}` (Table 1, equal)", *per_split(group, TABLE_1, run)] for group in alike
     ]
 
 
 def _shown(records: Sequence[Record], experiment: str, runs: Sequence[str]) -> list[Record]:
     samples = (sample(records, experiment, run, model) for run in runs for model in MODELS)
-    found = {record.path: record for one in samples if one for record in one.records}
-    return list(found.values())
+    by_path = {record.path: record for one in samples if one for record in one.records}
+    return list(by_path.values())
 
 
 def _equals(

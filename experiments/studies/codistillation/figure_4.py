@@ -3,59 +3,75 @@
 from collections.abc import Sequence
 
 from experiments.studies import figures
-from experiments.studies.codistillation.paper_numbers import IN_DOMAIN_IMAGES, MODELS, run_name
+from experiments.studies.archive import TABLE_1, Record
+from experiments.studies.codistillation.ablations import recorded_runs
+from experiments.studies.codistillation.cells import both_models
+from experiments.studies.codistillation.paper_numbers import (
+    FIGURE_4,
+    IN_DOMAIN_IMAGES,
+    MODELS,
+    run_name,
+)
+from experiments.studies.codistillation.table_1 import unlike_fed_avg
 from experiments.studies.figures import Point
-from experiments.studies.pooling import sample
-from experiments.studies.records import FIGURE_4, TABLE_1, Record
-from experiments.studies.sections.cells import both_models
-from experiments.studies.sections.footnotes import recorded_runs, remarks, unlike_fed_avg
-from experiments.studies.sections.markdown import Plots, image, table
+from experiments.studies.pages import Notes, Plots, found
+from experiments.studies.samples import sample
+from experiments.studies.sections.markdown import image, table
 from fedcodist.config.registry import CODISTILLATION, METHOD_NAMES
 
+# Of runs of full length, and of short ones.
+PLOTS = {"##": "unlabelled_images.png", "###": "unlabelled_images_short.png"}
+HEADING = "Figure 4: number of unlabelled images"
 
-def figure_4(records: Sequence[Record], plots: Plots) -> list[str]:
-    """Accuracies by number of unlabelled images."""
+
+def figure_4(records: Sequence[Record], notes: Notes, plots: Plots, level: str) -> list[str]:
+    """Accuracies of these records by number of unlabelled images; nothing without runs of the figure."""
     runs = recorded_runs(records, FIGURE_4)
+    if not runs:
+        return []
     few = {int(text) for run in runs if (text := run.split(",")[-1]).isdigit()}
-    counts = sorted(few | {IN_DOMAIN_IMAGES})
     # Without any there is FedAvg, which is the same for both methods.
     rows = [["0 (FedAvg)", *[both_models(records, TABLE_1, "fed_avg,4700")] * len(CODISTILLATION)]]
-    panels: dict[str, dict[str, list[Point]]] = {}
-    any_short = False
-    for count in counts:
-        row = [f"{count:,}"]
-        for method in CODISTILLATION:
-            term = (FIGURE_4, f"{method},{count}")
-            if count == IN_DOMAIN_IMAGES:
-                term = (TABLE_1, run_name(method, 4700, "in_domain"))
-            row.append(both_models(records, *term))
-            for model in MODELS:
-                if one := sample(records, *term, model):
-                    any_short = any_short or one.is_short
-                    lines = panels.setdefault(f"{model} model", {})
-                    point = Point(count, one.mean, one.deviation)
-                    lines.setdefault(method, []).append(point)
-        rows.append(row)
-    parts = [
-        "## Figure 4: number of unlabelled images",
-        f"In-domain images, 4,700 examples in the large model's pool; all {IN_DOMAIN_IMAGES:,} are "
-        "Table 1's. The paper's figure has no numbers; it plots the mean test accuracy of its 25 tuning "
-        "runs that are best on held-out clients. Ours, in %, small / large.",
+    for count in sorted(few | {IN_DOMAIN_IMAGES}):
+        cells = [both_models(records, *_run(method, count)) for method in CODISTILLATION]
+        rows.append([f"{count:,}", *cells])
+    return [
+        f"{level} {HEADING}",
+        notes["Figure 4"],
         table(["Unlabelled images", *(METHOD_NAMES[method] for method in CODISTILLATION)], rows),
-        *unlike_fed_avg(records, FIGURE_4, dict.fromkeys(runs, "fed_avg,4700")),
-        *remarks(records, FIGURE_4, runs),
+        unlike_fed_avg(records, FIGURE_4, dict.fromkeys(runs, "fed_avg,4700")),
+        *_picture(records, notes, plots, sorted(few | {IN_DOMAIN_IMAGES}), PLOTS[level]),
+        found(notes, "Figure 4"),
     ]
-    # One point is no curve.
-    if any(len(points) > 1 for lines in panels.values() for points in lines.values()):
-        baselines = {
-            f"{model} model": one.mean
-            for model in MODELS
-            if (one := sample(records, TABLE_1, "fed_avg,4700", model))
-        }
-        plots["unlabelled_images.png"] = lambda: figures.unlabelled_plot(panels, baselines)
-        parts += [
-            image("unlabelled_images.png", "Accuracy by number of unlabelled images"),
-            "Bars: ± one standard deviation, where there are several seeds. Dashed: FedAvg."
-            + (" What is marked † in the table is of fewer rounds here too." if any_short else ""),
-        ]
-    return parts
+
+
+def _picture(
+    records: Sequence[Record], notes: Notes, plots: Plots, counts: Sequence[int], name: str
+) -> list[str]:
+    """A line per method and length of run; runs of another length are on no line of it."""
+    panels: dict[str, dict[tuple[str, int], list[Point]]] = {}
+    for model in MODELS:
+        lines: dict[tuple[str, int], list[Point]] = {}
+        for method in CODISTILLATION:
+            for count in counts:
+                if shown := sample(records, *_run(method, count), model):
+                    point = Point(count, shown.mean, shown.deviation)
+                    lines.setdefault((method, shown.rounds), []).append(point)
+        # One point is no curve.
+        lines = {line: points for line, points in lines.items() if len(points) > 1}
+        fed_avg = sample(records, TABLE_1, "fed_avg,4700", model)
+        if fed_avg and any(rounds == fed_avg.rounds for _, rounds in lines):
+            lines["fed_avg", fed_avg.rounds] = [Point(0, fed_avg.mean, fed_avg.deviation)]
+        if lines:
+            panels[f"{model} model"] = lines
+    if not panels:
+        return []
+    plots[name] = lambda: figures.unlabelled_plot(panels)
+    return [image(name, "Accuracy by number of unlabelled images"), notes["The plot of Figure 4"]]
+
+
+def _run(method: str, count: int) -> tuple[str, str]:
+    """All images are Table 1's."""
+    if count == IN_DOMAIN_IMAGES:
+        return TABLE_1, run_name(method, 4700, "in_domain")
+    return FIGURE_4, f"{method},{count}"

@@ -4,15 +4,14 @@ from collections.abc import Sequence
 from itertools import product
 from typing import NamedTuple
 
+from experiments.studies.archive import TABLE_1, Record
 from experiments.studies.codistillation import paper_numbers
-from experiments.studies.codistillation.claims import Comparison, Difference
+from experiments.studies.codistillation.claims import Comparison, Difference, is_baseline
 from experiments.studies.codistillation.paper_numbers import TEST_IMAGES
-from experiments.studies.pooling import Sample, baseline, samples
-from experiments.studies.records import TABLE_1, Record
-from experiments.studies.settings import settings, without
+from experiments.studies.pages import DID_NOT_HOLD, HELD, OPEN, UNDECIDED
+from experiments.studies.samples import Sample, baseline, equal_but, samples
 from fedcodist.report.intervals import Estimate, contrast
 
-HOLDS, FAILS, UNDECIDED, OPEN = "holds", "does not hold", "undecided", "not enough runs"
 POOL_SIZE = ("pools.*.fraction",)
 
 
@@ -42,11 +41,11 @@ def find(comparison: Comparison, records: Sequence[Record]) -> Finding:
     """
     paper = _paper(comparison)
     is_gain = len(comparison.differences) == 1
-    each = [_pairs(difference, records, is_gain) for difference in comparison.differences]
-    found = next((pairs for pairs in product(*each) if _have_equal_settings(pairs)), None)
-    if found is None:
-        return Finding(paper, None, _lack(comparison, records, each))
-    (first_plus, first_minus), *second = found
+    candidates = [_pairs(difference, records, is_gain) for difference in comparison.differences]
+    chosen = next((pairs for pairs in product(*candidates) if _have_equal_settings(pairs)), None)
+    if chosen is None:
+        return Finding(paper, None, _lack(comparison, records, candidates))
+    (first_plus, first_minus), *second = chosen
     plus = [first_plus, *(taken for _, taken in second)]
     minus = [first_minus, *(added for added, _ in second)]
     ours = contrast([s.values for s in plus], [s.values for s in minus], TEST_IMAGES)
@@ -55,7 +54,7 @@ def find(comparison: Comparison, records: Sequence[Record]) -> Finding:
         ours,
         "within the interval",
         first_plus.rounds,
-        max(one.full_rounds for one in (*plus, *minus)),
+        max(sample.full_rounds for sample in (*plus, *minus)),
     )
     if finding.is_short:
         return finding._replace(decided="not enough rounds")
@@ -65,15 +64,15 @@ def find(comparison: Comparison, records: Sequence[Record]) -> Finding:
 
 
 def verdict(findings: Sequence[Finding]) -> str:
-    """'holds' if every comparison does, 'does not hold' if one is refuted.
+    """HELD if every comparison did, DID_NOT_HOLD if one is refuted.
 
-    Else 'not enough runs' where some are missing or have not all their rounds, and 'undecided' where a
-    difference lies within its interval.
+    Else OPEN where some are missing or have not all their rounds, and UNDECIDED where a difference lies
+    within its interval.
     """
     if any(finding.decided == "no" for finding in findings):
-        return FAILS
+        return DID_NOT_HOLD
     if all(finding.decided == "yes" for finding in findings):
-        return HOLDS
+        return HELD
     lacks = (finding.ours is None or finding.is_short for finding in findings)
     return OPEN if any(lacks) else UNDECIDED
 
@@ -83,40 +82,35 @@ def _pairs(
 ) -> list[tuple[Sample, Sample]]:
     """Samples of both terms that have equal settings, what tables show first."""
     plus, minus, varying = difference
-    if minus.is_baseline:
+    if is_baseline(minus):
         runs = samples(records, *plus)[: 1 if only_shown else None]
         return [(s, b) for s in runs if (b := baseline(records, s.records[0], minus.model))]
-    if plus.is_baseline:
+    if is_baseline(plus):
         swapped = _pairs(Difference(minus, plus), records, only_shown)
         return [(higher, lower) for lower, higher in swapped]
     return [
-        (one, other)
-        for one in samples(records, *plus)
+        (first, other)
+        for first in samples(records, *plus)
         for other in samples(records, *minus)
-        if _equal_but(one, other, varying)
+        if equal_but(first, other, varying)
     ]
 
 
 def _have_equal_settings(pairs: Sequence[tuple[Sample, Sample]]) -> bool:
     (first, _), *others = pairs
-    return all(_equal_but(first, other, POOL_SIZE) for other, _ in others)
-
-
-def _equal_but(one: Sample, other: Sample, varying: Sequence[str]) -> bool:
-    mine, theirs = (without(settings(each.records[0]), varying) for each in (one, other))
-    return mine == theirs
+    return all(equal_but(first, other, POOL_SIZE) for other, _ in others)
 
 
 def _lack(
     comparison: Comparison,
     records: Sequence[Record],
-    each: Sequence[Sequence[tuple[Sample, Sample]]],
+    candidates: Sequence[Sequence[tuple[Sample, Sample]]],
 ) -> str:
     """Why nothing could be compared."""
     terms = [term for terms in comparison.terms for term in terms]
-    if not all(samples(records, *term) for term in terms if not term.is_baseline):
+    if not all(samples(records, *term) for term in terms if not is_baseline(term)):
         return "runs missing"
-    if any(term.is_baseline for term in terms) and not all(each):
+    if any(is_baseline(term) for term in terms) and not all(candidates):
         return "no FedAvg run with these settings"
     return "no runs with equal settings"
 

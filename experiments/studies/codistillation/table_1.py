@@ -1,39 +1,95 @@
 """The codistillation paper's Table 1: accuracies, gains over FedAvg, and curves by round."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from experiments.studies import figures
+from experiments.studies.archive import TABLE_1, Record
 from experiments.studies.codistillation import paper_numbers
+from experiments.studies.codistillation.cells import both_models
 from experiments.studies.codistillation.claims import UNLABELLED_NAMES, gain
 from experiments.studies.codistillation.findings import find
 from experiments.studies.codistillation.paper_numbers import MODELS, POOL_SIZES, run_name
 from experiments.studies.figures import Point
-from experiments.studies.pooling import curve
-from experiments.studies.records import TABLE_1, Record
-from experiments.studies.sections.cells import both_models
-from experiments.studies.sections.footnotes import remarks, unlike_fed_avg
-from experiments.studies.sections.markdown import Plots, estimate, image, rounds_of, table
+from experiments.studies.pages import Notes, Plots, found
+from experiments.studies.samples import baseline, curve, sample
+from experiments.studies.sections.markdown import codes, estimate, image, rounds_of, table
 from fedcodist.config.registry import BASELINE, CODISTILLATION, METHOD_NAMES, METHODS
 from fedcodist.report.intervals import BINOMIAL
 
 
-def table_1(records: Sequence[Record], plots: Plots) -> list[str]:
-    """Accuracies and gains beside the paper's, and the curves by round."""
-    parts = ["## Table 1: CIFAR-100", "Test accuracy in %, small model / large model."]
+def table_1(records: Sequence[Record], notes: Notes, level: str) -> list[str]:
+    """Accuracies and gains of these records beside the paper's; nothing without runs of the table."""
+    if not any(record.experiment == TABLE_1 for record in records):
+        return []
+    parts = [f"{level} Table 1: CIFAR-100", notes["Table 1"]]
     for unlabelled, name in UNLABELLED_NAMES.items():
-        parts += [f"### Unlabelled images: {name}", _accuracy_table(records, unlabelled)]
         fed_avg = {size: run_name(BASELINE, size, "") for size in POOL_SIZES}
         codistilled = {
             run_name(method, size, unlabelled): fed_avg[size]
             for method in CODISTILLATION
             for size in POOL_SIZES
         }
-        parts += unlike_fed_avg(records, TABLE_1, codistilled)
-        parts += remarks(records, TABLE_1, [*fed_avg.values(), *codistilled])
-        parts += [f"**Gains over FedAvg, {name}**", _gain_table(records, unlabelled)]
-    parts += _gains_plot(records, plots)
-    parts += ["### Held-out accuracy by round, 4,700 examples, in-domain"]
-    return [*parts, *_curves_plot(records, plots)]
+        parts += [
+            f"{level}# Unlabelled images: {name}",
+            _accuracy_table(records, unlabelled),
+            unlike_fed_avg(records, TABLE_1, codistilled),
+            *_gains(records, unlabelled),
+        ]
+    return parts
+
+
+def unlike_fed_avg(records: Sequence[Record], experiment: str, runs: Mapping[str, str]) -> str:
+    """Which of the runs shown have other settings than the FedAvg run in their table, by run."""
+    unlike = []
+    for run, fed_avg in runs.items():
+        for model in MODELS:
+            shown = sample(records, experiment, run, model)
+            above = sample(records, TABLE_1, fed_avg, model)
+            if shown and above and baseline(records, shown.records[0], model) != above:
+                unlike.append(run)
+    return f"With other settings than FedAvg's row: {codes(unlike)}." if unlike else ""
+
+
+def gains_plot(records: Sequence[Record], notes: Notes, plots: Plots) -> list[str]:
+    """Ours and the paper's by pool size."""
+    ours: dict[str, dict[str, list[Point]]] = {}
+    paper: dict[str, dict[str, list[Point]]] = {}
+    for unlabelled, name in UNLABELLED_NAMES.items():
+        for model in MODELS:
+            title = f"{model} model, {name}"
+            for method in CODISTILLATION:
+                mine = ours.setdefault(title, {}).setdefault(method, [])
+                theirs = paper.setdefault(title, {}).setdefault(method, [])
+                for size in POOL_SIZES:
+                    finding = find(gain(method, size, unlabelled, model), records)
+                    theirs.append(Point(size, finding.paper or 0.0, None))
+                    if finding.ours:
+                        value, half_width, kind = finding.ours
+                        mine.append(Point(size, value, half_width, kind == BINOMIAL))
+    ours = {title: panel for title, panel in ours.items() if any(panel.values())}
+    if not ours:
+        return []
+    plots["gains.png"] = lambda: figures.gains_plot(ours, paper)
+    return [image("gains.png", "Gains over FedAvg by pool size"), notes["The plot of gains"]]
+
+
+def curves_plot(records: Sequence[Record], notes: Notes, plots: Plots) -> list[str]:
+    """Of the runs at 4,700 examples, in domain."""
+    panels = {}
+    for model in MODELS:
+        runs = {method: run_name(method, 4700, "in_domain") for method in METHODS}
+        curves = {
+            method: one
+            for method, run in runs.items()
+            if (one := curve(records, TABLE_1, run, model, "held_out"))
+        }
+        if curves:
+            panels[f"{model} model"] = curves
+    if not panels:
+        return []
+    plots["curves.png"] = lambda: figures.curves_plot(panels)
+    picture = image("curves.png", "Held-out accuracy by round")
+    return ["### Held-out accuracy by round", notes["Curves"], picture, found(notes, "Curves")]
 
 
 def _accuracy_table(records: Sequence[Record], unlabelled: str) -> str:
@@ -51,66 +107,26 @@ def _accuracy_table(records: Sequence[Record], unlabelled: str) -> str:
     return table(headings, rows)
 
 
-def _gain_table(records: Sequence[Record], unlabelled: str) -> str:
+def _gains(records: Sequence[Record], unlabelled: str) -> list[str]:
+    """Of the runs that there are; nothing where there are none."""
     headings = ["Method", "Examples", "Model", "Our gain", "Interval", "Rounds", "Paper's gain"]
     rows = []
     for method in CODISTILLATION:
         for size in POOL_SIZES:
             for model in MODELS:
-                found = find(gain(method, size, unlabelled, model), records)
-                assert found.paper is not None
-                row = [METHOD_NAMES[method], f"{size:,}", model, found.decided, "", ""]
+                finding = find(gain(method, size, unlabelled, model), records)
+                assert finding.paper is not None
+                if finding.decided == "runs missing":
+                    continue
+                row = [METHOD_NAMES[method], f"{size:,}", model, finding.decided, "", ""]
                 outside = ""
-                if found.ours:
-                    row[3:5] = [estimate(found.ours), found.ours.kind]
-                    row[5] = rounds_of(found.rounds, found.full_rounds)
-                    is_outside = abs(found.ours.value - found.paper) > found.ours.half_width
+                if finding.ours:
+                    row[3:5] = [estimate(finding.ours), finding.ours.kind]
+                    row[5] = rounds_of(finding.rounds, finding.full_rounds)
+                    is_outside = abs(finding.ours.value - finding.paper) > finding.ours.half_width
                     outside = "outside" if is_outside else "inside"
-                rows.append([*row, f"{found.paper:+.2f}", outside])
-    return table([*headings, "Paper's gain lies … our interval"], rows, texts=3)
-
-
-def _gains_plot(records: Sequence[Record], plots: Plots) -> list[str]:
-    ours: dict[str, dict[str, list[Point]]] = {}
-    paper: dict[str, dict[str, list[Point]]] = {}
-    for unlabelled, name in UNLABELLED_NAMES.items():
-        for model in MODELS:
-            title = f"{model} model, {name}"
-            for method in CODISTILLATION:
-                mine = ours.setdefault(title, {}).setdefault(method, [])
-                theirs = paper.setdefault(title, {}).setdefault(method, [])
-                for size in POOL_SIZES:
-                    found = find(gain(method, size, unlabelled, model), records)
-                    theirs.append(Point(size, found.paper or 0.0, None))
-                    if found.ours:
-                        value, half_width, kind = found.ours
-                        is_binomial = kind == BINOMIAL
-                        mine.append(Point(size, value, half_width, found.is_short, is_binomial))
-    points = [point for panel in ours.values() for each in panel.values() for point in each]
-    if not points:
+                rows.append([*row, f"{finding.paper:+.2f}", outside])
+    if not rows:
         return []
-    plots["gains.png"] = lambda: figures.gains_plot(ours, paper)
-    text = "Gains over FedAvg. Filled: ours, with 95 % intervals."
-    if any(point.is_short for point in points):
-        text += " Pale: ours of fewer rounds (†)."
-    if any(point.is_binomial for point in points):
-        text += " Dashed: binomial intervals, as a side has a single seed."
-    return [image("gains.png", "Gains over FedAvg by pool size"), f"{text} Hollow: the paper's."]
-
-
-def _curves_plot(records: Sequence[Record], plots: Plots) -> list[str]:
-    panels = {}
-    for model in MODELS:
-        runs = {method: run_name(method, 4700, "in_domain") for method in METHODS}
-        found = {
-            method: one
-            for method, run in runs.items()
-            if (one := curve(records, TABLE_1, run, model, "held_out"))
-        }
-        if found:
-            panels[f"{model} model"] = found
-    if not panels:
-        return ["No runs yet."]
-    plots["curves.png"] = lambda: figures.curves_plot(panels)
-    text = "Lines: mean over the seeds. Shades: ± one standard deviation, where there are several."
-    return [image("curves.png", "Held-out accuracy by round"), text]
+    gains = table([*headings, "Paper's gain lies … our interval"], rows, texts=3)
+    return [f"**Gains over FedAvg, {UNLABELLED_NAMES[unlabelled]}**", gains]

@@ -1,46 +1,66 @@
 """The paper's claims, and what our runs say of them."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
-from experiments.studies.codistillation.claims import claims
-from experiments.studies.codistillation.findings import find, verdict
-from experiments.studies.records import Record
+from experiments.studies.archive import Record
+from experiments.studies.codistillation.claims import Claim, Comparison, claims
+from experiments.studies.codistillation.findings import Finding, find, verdict
+from experiments.studies.pages import Notes, Verdict, found
 from experiments.studies.sections.markdown import estimate, rounds_of, table
 from fedcodist.report.intervals import BINOMIAL
 
+HEADING = "What the paper claims"
+HEADINGS = ["Difference", "Paper", "Ours", "Interval", "Rounds", "Decided above zero"]
 
-def verdicts(records: Sequence[Record], note: str) -> list[str]:
-    """Verdicts, the note, and then the differences that they rest on."""
-    parts = [
-        "## The paper's claims",
-        "What the paper's Table 1 and Figure 4 say; the verdicts are read off our runs. A claim *holds* "
-        "if every difference under it is above zero by more than its interval, *does not hold* if one "
-        "is below zero by more than its interval; else there are *not enough runs*, or not of all "
-        "their rounds (†), which decide nothing, or it is *undecided* as a difference lies within its "
-        "interval. Each interval is at 95 % by itself. Runs "
-        "compared have equal settings, rounds among them, in all but what the difference names. ‡ marks "
-        "what rests on single seeds in part: their intervals cover the test images, not the seeds.",
+
+def verdicts(records: Sequence[Record]) -> list[Verdict]:
+    """One for each claim."""
+    return [
+        Verdict(claim.text, verdict(_findings(claim, records)), f"Claim {number}")
+        for number, claim in enumerate(claims(), start=1)
     ]
+
+
+def verdict_tables(records: Sequence[Record], notes: Notes) -> list[str]:
+    """Verdicts, then the differences that they rest on; those of short runs without their numbers."""
     rows, details = [], []
-    for number, claim in enumerate(claims(), start=1):
-        findings = [find(comparison, records) for comparison in claim.comparisons]
+    for claim, (text, word, heading) in zip(claims(), verdicts(records), strict=True):
+        findings = _findings(claim, records)
         decided = sum(finding.decided in ("yes", "no") for finding in findings)
-        word = verdict(findings) + (" †" if any(finding.is_short for finding in findings) else "")
         if any(finding.ours and finding.ours.kind == BINOMIAL for finding in findings):
             word += " ‡"
-        rows.append([f"{number}. {claim.text}", f"**{word}**", f"{decided} of {len(findings)}"])
+        rows.append([f"{heading}. {text}", f"**{word}**", f"{decided} of {len(findings)}"])
         lines = [
-            [
-                comparison.text,
-                "no numbers" if finding.paper is None else f"{finding.paper:+.2f}",
-                estimate(finding.ours) if finding.ours else "",
-                finding.ours.kind if finding.ours else "",
-                rounds_of(finding.rounds, finding.full_rounds) if finding.ours else "",
-                finding.decided,
-            ]
+            _line(comparison, finding, with_numbers=not finding.is_short)
             for comparison, finding in zip(claim.comparisons, findings, strict=True)
         ]
-        headings = ["Difference", "Paper", "Ours", "Interval", "Rounds", "Decided above zero"]
-        details += [f"**{number}. {claim.text}: {word}**", table(headings, lines)]
-    parts.append(table(["Claim", "Verdict", "Differences decided"], rows, texts=2))
-    return [*parts, note, *details]
+        details += [f"### {heading}", f"{text}: **{word}**.", table(HEADINGS, lines)]
+    summary = table(["Claim", "Verdict", "Differences decided"], rows, texts=2)
+    return [f"## {HEADING}", notes["Claims"], summary, found(notes, "Claims"), *details]
+
+
+def short_differences(records: Sequence[Record]) -> list[str]:
+    """The differences of claims that short runs have and do not decide; each once."""
+    comparisons: Iterable[Comparison] = (c for claim in claims() for c in claim.comparisons)
+    lines = [
+        _line(comparison, finding, with_numbers=True)
+        for comparison in dict.fromkeys(comparisons)
+        if (finding := find(comparison, records)).is_short
+    ]
+    return ["### Differences", table(HEADINGS, lines)] if lines else []
+
+
+def _findings(claim: Claim, records: Sequence[Record]) -> list[Finding]:
+    return [find(comparison, records) for comparison in claim.comparisons]
+
+
+def _line(comparison: Comparison, finding: Finding, with_numbers: bool) -> list[str]:
+    ours = finding.ours if with_numbers else None
+    return [
+        comparison.text,
+        "no numbers" if finding.paper is None else f"{finding.paper:+.2f}",
+        estimate(ours) if ours else "",
+        ours.kind if ours else "",
+        rounds_of(finding.rounds, finding.full_rounds) if finding.ours else "",
+        finding.decided,
+    ]

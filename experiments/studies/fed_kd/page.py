@@ -8,40 +8,42 @@ import numpy as np
 
 from experiments.configs.cifar_fed_kd import THRESHOLDS
 from experiments.studies import figures
+from experiments.studies.archive import Record
 from experiments.studies.figures import Cost, Spectrum
-from experiments.studies.pooling import Sample, sample
-from experiments.studies.records import Record
-from experiments.studies.sections.cells import accuracy, mean_difference
+from experiments.studies.pages import OPEN, Notes, Page, Plots, Verdict, found, word_of
+from experiments.studies.samples import Sample, common_seeds, equal_but, sample
+from experiments.studies.sections.cells import OTHER_SETTINGS, accuracy
 from experiments.studies.sections.commands import planned
-from experiments.studies.sections.footnotes import remarks
-from experiments.studies.sections.markdown import Plots, image, table
-from experiments.studies.settings import settings, without
+from experiments.studies.sections.endings import endings, full_length, not_run
+from experiments.studies.sections.markdown import image, table
 from fedcodist.compression.svd import rank_for, threshold
+from fedcodist.report.spread import mean_difference
 
 CIFAR, ADE = "cifar_fed_kd", "ade_fed_kd"
-EXPERIMENTS = (CIFAR, ADE)
+EXPERIMENTS = (CIFAR, ADE, "mind_fed_kd")
 TEACHERS, STUDENT = "main_teachers", "main"
 
 
 class Method(NamedTuple):
-    """A row: its name, its run, and the model that is tested."""
+    """A row: its name, its run, the model that is tested, and what plots know it by."""
 
     name: str
     run: str
     model: str
+    style: str = "fed_kd"
 
 
 LOCAL = Method("Local", "fed_kd,no_mutual", TEACHERS)
-FED_AVG = Method("FedAvg, teacher's network", "fed_avg,teacher", STUDENT)
+FED_AVG = Method("FedAvg, teacher's network", "fed_avg,teacher", STUDENT, "fed_avg")
 FED_KD = Method("FedKD", "fed_kd", TEACHERS)
 METHODS = (
     LOCAL,
     FED_AVG,
-    Method("FedAvg, student's network", "fed_avg,student", STUDENT),
+    Method("FedAvg, student's network", "fed_avg,student", STUDENT, "fed_avg"),
     FED_KD,
-    Method("FML", "fml", TEACHERS),
-    Method("FetchSGD", "fetch_sgd", STUDENT),
-    Method("Federated Dropout", "fed_dropout", STUDENT),
+    Method("FML", "fml", TEACHERS, "fml"),
+    Method("FetchSGD", "fetch_sgd", STUDENT, "fetch_sgd"),
+    Method("Federated Dropout", "fed_dropout", STUDENT, "fed_dropout"),
 )
 PARTS = {
     "fed_kd": "all of them",
@@ -96,11 +98,6 @@ PANELS = (
     Panel("CIFAR-10, ResNets, 4 clients", CIFAR, "resnet,{}"),
     Panel("ADE corpus, encoders, 4 clients", ADE, metric="f_score"),
 )
-# What a command that is shown lacks.
-NEEDS = {
-    ADE: "These start from an encoder that is pre-trained first: "
-    f"`experiments/configs/{ADE}.py` has the command, whose file `--config.data.encoder` names."
-}
 METRICS = {"accuracy": "accuracy", "f_score": "F of sentences with an effect"}
 
 # The paper's GB per client, and rounds (epochs): tables 2 and 3, by layers.
@@ -113,30 +110,41 @@ WIDTH = 768
 LAYER = 12 * WIDTH**2 + 13 * WIDTH
 
 
-def fed_kd(records: Sequence[Record], notes: dict[str, str], plots: Plots) -> list[str]:
-    """All of FedKD's; where nothing was run, the commands and the costs that follow from shapes."""
-    parts = [
-        "## FedKD",
-        "Private teachers and one small student that travels (Wu et al., 2022): test results in % after "
-        "the last round. Where clients keep teachers, these are tested, the mean over clients, and the "
-        "student that they share stands beside it. *Local* are the teachers of FedKD without what "
-        "models learn from each other. MB are what a client sends and receives in the run, as measured "
-        "where links are compressed. Differences are *within seeds*, their intervals Student's t over "
-        "the seeds (95 %).",
-        *_picture(records, plots),
+def fed_kd(records: Sequence[Record], notes: Notes) -> Page:
+    """All of FedKD's, and the costs that follow from shapes."""
+    plots: Plots = {}
+    full = full_length(records)
+    parts = ["# FedKD", notes[""], *_picture(full, notes, plots)]
+    for panel in PANELS:
+        if not any(_sample(full, panel, method) for method in METHODS):
+            continue
+        parts += [f"## {panel.title}", _methods(full, panel)]
+        if panel.around == "{}":
+            parts += [*_parts(full, panel), *_thresholds(full, panel, notes)]
+            parts += _ranks(full, panel, notes, plots)
+        parts.append(found(notes, panel.title))
+    parts += ["## The paper's column of costs", notes["Costs"], paper_costs()]
+    parts += endings(records, EXPERIMENTS, about_missing=notes["Not run"])
+    missing = not_run(records, EXPERIMENTS)
+    return Page("fed_kd", "FedKD", EXPERIMENTS, parts, plots, _verdicts(full), missing)
+
+
+def _verdicts(records: Sequence[Record]) -> list[Verdict]:
+    """On each group of clients: FedKD beside training alone, and what each loss is worth."""
+    claims = [("FedKD's teachers are better than those that learn alone", LOCAL, "below 0")]
+    claims += [
+        (f"FedKD's teachers are worse {text}", Method(text, run, TEACHERS), "below 0")
+        for run, text in PARTS.items()
+        if run not in (FED_KD.run, LOCAL.run)
     ]
-    for experiment in EXPERIMENTS:
-        first, *others = (panel for panel in PANELS if panel.experiment == experiment)
-        parts.append(f"### {first.title}")
-        if any(record.experiment == experiment and record.finished for record in records):
-            parts += [_methods(records, first), *_parts(records, first)]
-            parts += [*_thresholds(records, first), *_ranks(records, first, plots)]
-        for panel in others:
-            if any(_sample(records, panel, method) for method in METHODS):
-                parts += [f"### {panel.title}", _methods(records, panel)]
-        parts += remarks(records, experiment, planned(experiment), (STUDENT,))
-        parts += [NEEDS.get(experiment, ""), notes.get(experiment, "")]
-    return [*parts, *paper_costs()]
+    verdicts = []
+    for panel in PANELS:
+        for text, method, expected in claims:
+            if panel.run(method.run) in planned(panel.experiment):
+                differences = _differences(records, panel, method, FED_KD)
+                word = OPEN if isinstance(differences, str) else word_of(differences, expected)
+                verdicts.append(Verdict(text, word, panel.title))
+    return verdicts
 
 
 def _methods(records: Sequence[Record], panel: Panel) -> str:
@@ -145,8 +153,8 @@ def _methods(records: Sequence[Record], panel: Panel) -> str:
     for method in METHODS:
         if panel.run(method.run) not in planned(panel.experiment):
             continue
-        own = _sample(records, panel, method)
-        sent = 0.0 if own and method == LOCAL else _megabytes(own)
+        shown = _sample(records, panel, method)
+        sent = 0.0 if shown and method == LOCAL else _megabytes(shown)
         difference = "" if method == FED_AVG else _difference(records, panel, method, FED_AVG)
         quality = _quality(records, panel, method)
         rows.append([method.name, *quality, *_cost(sent, whole), difference])
@@ -163,7 +171,7 @@ def _parts(records: Sequence[Record], panel: Panel) -> list[str]:
         differences = ["", "", ""]
         if run != FED_KD.run:
             differences = [
-                *(_difference(records, panel, *each) for each in zip(both, base, strict=True)),
+                *(_difference(records, panel, *pair) for pair in zip(both, base, strict=True)),
                 "below 0",
             ]
         sent = _megabytes(_sample(records, panel, both[0]))
@@ -174,9 +182,9 @@ def _parts(records: Sequence[Record], panel: Panel) -> list[str]:
     return [f"**Each loss left out, {panel.title}**", table(headings, rows)]
 
 
-def _thresholds(records: Sequence[Record], panel: Panel) -> list[str]:
+def _thresholds(records: Sequence[Record], panel: Panel, notes: Notes) -> list[str]:
     runs = planned(panel.experiment)
-    swept = [(varied, run) for varied, own in SWEEPS.items() for run in own if run in runs]
+    swept = [(varied, run) for varied, all_ in SWEEPS.items() for run in all_ if run in runs]
     if WHOLE.run not in runs:
         return []
     whole = _megabytes(_sample(records, panel, WHOLE))
@@ -184,7 +192,7 @@ def _thresholds(records: Sequence[Record], panel: Panel) -> list[str]:
     for varied, run in (*swept, ("nothing compressed", WHOLE.run)):
         method = Method(varied, run, TEACHERS)
         thresholds = THRESHOLDS.get(run.partition(",")[2], DEFAULT_THRESHOLDS)
-        shown, difference = [f"{each:g}" for each in thresholds], ""
+        shown, difference = [f"{share:g}" for share in thresholds], ""
         if run == WHOLE.run:
             shown = ["", ""]
         else:
@@ -193,29 +201,28 @@ def _thresholds(records: Sequence[Record], panel: Panel) -> list[str]:
         rows.append([varied, *shown, *_quality(records, panel, method), *cost, difference])
     headings = ["Varied", "T at the start", "T at the end", f"teachers' {METRICS[panel.metric]}"]
     headings += ["the student's", "MB", "of whole students'", "to whole students"]
-    told = ["The paper finds that quality falls quickly below a start of 0.95."]
     return [
         f"**Energy thresholds, {panel.title}**",
         table(headings, rows),
-        *(told if len(swept) > 1 else []),
+        notes["Thresholds"] if len(swept) > 1 else "",
     ]
 
 
-def _ranks(records: Sequence[Record], panel: Panel, plots: Plots) -> list[str]:
+def _ranks(records: Sequence[Record], panel: Panel, notes: Notes, plots: Plots) -> list[str]:
     """Ranks by round and spectra at both ends, of the newest run that looked at them."""
-    found = [
+    looked = [
         record
         for record in records
         if (record.experiment, record.run) == (panel.experiment, panel.run(FED_KD.run))
         and record.finished
         and record.spectra.get(STUDENT)
     ]
-    if not found:
+    if not looked:
         return []
-    record = max(found, key=lambda one: one.date or "")
+    record = max(looked, key=lambda record: record.date or "")
     layers = {
-        layer: Spectrum(*(tuple(own[part]) for part in ("round", "rank", "first", "last")))
-        for layer, own in record.spectra[STUDENT].items()
+        layer: Spectrum(*(tuple(parts[part]) for part in ("round", "rank", "first", "last")))
+        for layer, parts in record.spectra[STUDENT].items()
     }
     shown = next(iter(layers.values())).rounds
     link = record.config["training"]["compression"]
@@ -225,11 +232,14 @@ def _ranks(records: Sequence[Record], panel: Panel, plots: Plots) -> list[str]:
     rows = [
         [
             f"`{layer}`",
-            str(len(own.first)),
-            *(f"{own.ranks[place]:.1f}" for place in (0, -1)),
-            *(str(int(rank_for(np.array(part), shares[0]))) for part in (own.first, own.last)),
+            str(len(spectrum.first)),
+            *(f"{spectrum.ranks[place]:.1f}" for place in (0, -1)),
+            *(
+                str(int(rank_for(np.array(values), shares[0])))
+                for values in (spectrum.first, spectrum.last)
+            ),
         ]
-        for layer, own in layers.items()
+        for layer, spectrum in layers.items()
     ]
     ends = [f"round {number}" for number in (shown[0], shown[-1])]
     headings = [f"{end}, T = {shares[place]:.3f}" for end, place in zip(ends, (0, -1), strict=True)]
@@ -240,15 +250,11 @@ def _ranks(records: Sequence[Record], panel: Panel, plots: Plots) -> list[str]:
         f"**Singular values that the energy threshold keeps, {panel.title}**",
         table(["Layer", "all", *headings], rows),
         image(name, "Ranks by round and singular values of clients' updates"),
-        f"Left: means over clients and {len(record.seeds)} seed{'s' * (len(record.seeds) > 1)}, whether "
-        "factors are sent or, where these are more numbers, the tensor. Beside it: singular values of "
-        f"clients' updates in rounds {shown[0]} and {shown[-1]}. The threshold rises with the rounds, "
-        "and ranks with it; the last two columns hold it fixed, as the paper's figure does, which finds "
-        "that more are needed late, and fewest by feed-forward layers.",
+        notes["Ranks"],
     ]
 
 
-def _picture(records: Sequence[Record], plots: Plots) -> list[str]:
+def _picture(records: Sequence[Record], notes: Notes, plots: Plots) -> list[str]:
     """Quality against bytes, a panel for each group of clients that something was run of."""
     panels: dict[str, dict[str, Cost]] = {}
     levels = {}
@@ -257,52 +263,46 @@ def _picture(records: Sequence[Record], plots: Plots) -> list[str]:
             levels[panel.title] = local.mean
         costs = {}
         for method in METHODS:
-            own = _sample(records, panel, method)
-            if method != LOCAL and own and (sent := _megabytes(own)):
-                costs[method.name] = Cost(sent, own.mean, own.deviation)
+            shown = _sample(records, panel, method)
+            if method != LOCAL and shown and (sent := _megabytes(shown)):
+                # FedAvg is there with both networks.
+                is_second = "student" in method.run
+                cost = Cost(method.style, sent, shown.mean, shown.deviation, is_second)
+                costs[method.name] = cost
         if costs:
             panels[panel.title] = costs
     if not panels:
         return []
-    shown = {title: levels[title] for title in panels if title in levels}
-    plots["fed_kd.png"] = lambda: figures.costs_plot(panels, shown, LOCAL.name)
+    drawn = {title: levels[title] for title in panels if title in levels}
+    plots["fed_kd.png"] = lambda: figures.costs_plot(panels, drawn, LOCAL.name)
     return [
         image("fed_kd.png", "Quality against bytes of FedKD and the methods beside it"),
-        "Accuracy, of the ADE corpus F of sentences with an effect; bars: ± one standard deviation "
-        "over the seeds. Dashed: Local, which sends nothing.",
+        notes["The plot of costs"],
     ]
 
 
-def paper_costs() -> list[str]:
+def paper_costs() -> str:
     """GB per client as they follow from an encoder's shapes, beside the paper's, and what is left."""
     rows = []
     for layers in next(iter(PAPER_COSTS.values()))[1]:
         row = [str(layers)]
-        for epochs, told in PAPER_COSTS.values():
+        for epochs, paper in PAPER_COSTS.values():
             cost = layers * LAYER * 4 * 2 * epochs / 1e9
-            row += [f"{cost:.3f}", f"{told[layers]:.2f}", f"{told[layers] - cost:+.3f}"]
+            row += [f"{cost:.3f}", f"{paper[layers]:.2f}", f"{paper[layers] - cost:+.3f}"]
         rows.append(row)
     headings = ["Layers"]
     for name, (epochs, _) in PAPER_COSTS.items():
         headings += [f"{name}, {epochs} epochs: derived", "paper", "residual"]
-    return [
-        "### The paper's column of costs",
-        f"GB per client of FedAvg: layers of {LAYER:,} float32 numbers (width {WIDTH}), both ways, once "
-        "an epoch. Embeddings stay where they are, and heads are left out. The paper's footnote names "
-        "updated token embeddings for its column; the residual is not fitted.",
-        table(headings, rows),
-    ]
+    return table(headings, rows)
 
 
 def _quality(records: Sequence[Record], panel: Panel, method: Method) -> list[str]:
     """The model's, and the student's where the model is the clients' own."""
-    own = _sample(records, panel, method)
-    if own is None:
-        return ["not run", ""]
+    shown = _sample(records, panel, method)
     beside = None
-    if method.model == TEACHERS and method != LOCAL:
+    if shown and method.model == TEACHERS and method != LOCAL:
         beside = _sample(records, panel, method._replace(model=STUDENT))
-    return [accuracy(own), accuracy(beside) if beside else ""]
+    return [accuracy(shown), accuracy(beside) if beside else ""]
 
 
 def _cost(megabytes: float | None, whole: float | None) -> list[str]:
@@ -314,16 +314,19 @@ def _cost(megabytes: float | None, whole: float | None) -> list[str]:
 
 def _difference(records: Sequence[Record], panel: Panel, plus: Method, minus: Method) -> str:
     """'+0.31 ± 0.20', or why there is none."""
-    one, other = _sample(records, panel, plus), _sample(records, panel, minus)
-    if one is None or other is None:
+    differences = _differences(records, panel, plus, minus)
+    return differences if isinstance(differences, str) else mean_difference(differences)
+
+
+def _differences(
+    records: Sequence[Record], panel: Panel, plus: Method, minus: Method
+) -> list[float] | str:
+    """Of each seed that both have, or why there are none."""
+    ours, other = _sample(records, panel, plus), _sample(records, panel, minus)
+    if ours is None or other is None:
         return ""
-    mine, theirs = (without(settings(each.records[0]), VARYING) for each in (one, other))
-    by_seed = [dict(zip(each.seeds, each.values, strict=True)) for each in (one, other)]
-    seeds = sorted(by_seed[0].keys() & by_seed[1].keys())
-    if mine != theirs or not seeds:
-        return "no runs with equal settings"
-    values = [by_seed[0][seed] - by_seed[1][seed] for seed in seeds]
-    return mean_difference(values)
+    pairs = common_seeds(ours, other) if equal_but(ours, other, VARYING) else []
+    return [a - b for a, b in pairs] or OTHER_SETTINGS
 
 
 def _sample(records: Sequence[Record], panel: Panel, method: Method) -> Sample | None:
@@ -331,11 +334,11 @@ def _sample(records: Sequence[Record], panel: Panel, method: Method) -> Sample |
     return sample(records, panel.experiment, run, method.model, metric=panel.metric)
 
 
-def _megabytes(one: Sample | None) -> float | None:
+def _megabytes(shown: Sample | None) -> float | None:
     """What a client sends and receives in the run, everybody taking part in every round."""
-    if one is None:
+    if shown is None:
         return None
-    each: list[Mapping[str, int]] = [r.bytes[STUDENT] for r in one.records if STUDENT in r.bytes]
-    if not each:
+    sent: list[Mapping[str, int]] = [r.bytes[STUDENT] for r in shown.records if STUDENT in r.bytes]
+    if not sent:
         return None
-    return statistics.fmean(sum(ways.values()) for ways in each) * one.rounds / 1e6
+    return statistics.fmean(sum(ways.values()) for ways in sent) * shown.rounds / 1e6

@@ -1,23 +1,29 @@
 """FedMD: each party before and after collaboration, beside the pooled bound; the paper's remarks."""
 
+import csv
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
 
-from experiments.studies.records import Record
-from experiments.studies.sections.cells import mean_difference
-from experiments.studies.sections.commands import full_lengths, planned, sweep
-from experiments.studies.sections.footnotes import own_notes
-from experiments.studies.sections.markdown import Plots, codes, image, table
+from experiments.studies.archive import Record
+from experiments.studies.pages import OPEN, Notes, Page, Plots, Verdict, found, word_of
+from experiments.studies.sections.cells import NOT_RUN
+from experiments.studies.sections.commands import planned
+from experiments.studies.sections.endings import endings, full_length, not_run
+from experiments.studies.sections.markdown import codes, image, table
 from experiments.studies.seeds import most_seeds
 from fedcodist.report.plot_parties import PartyCurve, parties_plot
+from fedcodist.report.spread import mean_difference
 from fedcodist.report.tables_parties import STOPPING
 
 SMALL = "cifar_fed_md_small"
 TITLES = {
-    SMALL: "CIFAR at a size for a CPU †",
+    SMALL: "CIFAR at a size for a CPU",
     "cifar_fed_md": "CIFAR",
     "emnist_fed_md": "MNIST and letters of EMNIST",
 }
+EXPERIMENTS = tuple(TITLES)
 # Experiment -> private classes -> mean accuracy of the paper's parties on pooled examples (table 4).
 PAPER_BOUNDS = {
     "cifar_fed_md": {"non_iid": 56.53, "iid": 82.61},
@@ -30,41 +36,40 @@ Course = dict[int, list[float]]
 Measure = Callable[[Iterable[Course]], list[float]]  # parties -> one number per seed
 
 
-def fed_md(records: Sequence[Record], notes: dict[str, str], plots: Plots) -> list[str]:
+class Remark(NamedTuple):
+    """What the paper says of a run beside another: a line of remarks.csv."""
+
+    remark: str
+    run: str
+    compared_with: str
+    measure: str
+    paper: str
+
+
+def fed_md(records: Sequence[Record], notes: Notes) -> Page:
     """A table and a plot of each run, and what the paper remarks."""
-    parts = [
-        "## FedMD",
-        "Parties with networks of their own (Li and Wang, 2019): accuracy in % on the common test set "
-        "after transfer learning, after the rounds of collaboration, and of each party's network "
-        "trained on all parties' examples, the *bound*. *Alone* are the same rounds without the digest: "
-        "a party trains on its own examples in every round, so this much of the gain needs nobody else. "
-        "Means over the seeds; intervals are Student's t over the seeds' means of parties (95 %). Seeds "
-        "differ in first weights and batches, not in who has which images. The paper finds about 20 "
-        "points of gain and a few below the bound, and has no such control.",
-    ]
+    plots: Plots = {}
+    full = full_length(records)
+    parts, verdicts = ["# FedMD", notes[""]], []
     for experiment, title in TITLES.items():
-        own = [r for run in planned(experiment) if (r := _record(records, experiment, run))]
-        if not own:
-            parts += [f"### {title}", f"Not run.\n\n{sweep(experiment, planned(experiment))}"]
-            parts.append(notes.get(experiment, ""))
+        recorded = [r for run in planned(experiment) if (r := _record(full, experiment, run))]
+        if not recorded:
             continue
-        parts.append(f"### {title}")
-        if experiment == SMALL:
-            parts.append(
-                "† Networks are an eighth as wide as the paper's and have no dropout; 2,000 images are "
-                "public in place of 50,000, and with superclasses each party has half as many private "
-                "ones and 8 rounds in place of 13. Public training has 8 epochs in place of 20, the "
-                "bound 15 in place of 50, which may leave it too low, and a digest batches of 50 "
-                f"(`experiments/configs/{SMALL}.py`). Differences may be compared, levels may not."
-            )
-        for record in own:
+        parts += [f"## {title}", notes.get(title, "")]
+        for record in recorded:
             if record.phases.get("centralised"):
-                parts += _run(record, _record(records, experiment, f"{record.run},alone"), plots)
+                alone = _record(full, experiment, f"{record.run},alone")
+                parts += _run(record, alone, plots)
+                verdicts.append(_gain_of_others(record, alone, title))
         if experiment == SMALL:
-            parts += _remarks(records)
-        parts += [*_stopping(own), *_data(own), *full_lengths(own), *own_notes(own)]
-        parts.append(notes.get(experiment, ""))
-    return parts
+            lines = [_line(remark, full) for remark in REMARKS]
+            cells = [[remark, text, paper] for remark, text, paper, _ in lines]
+            parts += [notes["Remarks"], table(["Remark", "Difference, points", "Paper"], cells)]
+            verdicts += [Verdict(text, word, title) for text, _, paper, word in lines if paper]
+        parts += [*_stopping(recorded), *_data(recorded), found(notes, title)]
+    parts += endings(records, EXPERIMENTS, about_missing=notes["Not run"])
+    missing = not_run(records, EXPERIMENTS)
+    return Page("fed_md", "FedMD", EXPERIMENTS, parts, plots, verdicts, missing)
 
 
 def _run(record: Record, without: Record | None, plots: Plots) -> list[str]:
@@ -81,13 +86,13 @@ def _run(record: Record, without: Record | None, plots: Plots) -> list[str]:
         alone = {party: course[max(course)] for party, course in _parties(without).items()}
         columns = {"Before": before, "Alone": alone, "After": after, "Bound": bounds}
     rows = [
-        [f"`{party}`", *_row({name: _mean(own[party]) for name, own in columns.items()})]
+        [f"`{party}`", *_row({name: _mean(of[party]) for name, of in columns.items()})]
         for party in parties
     ]
-    means = {name: _over_parties(own.values()) for name, own in columns.items()}
-    rows.append(["mean", *_row({name: _mean(own) for name, own in means.items()})])
-    less = lambda one, other: mean_difference(
-        [a - b for a, b in zip(means[one], means[other], strict=True)]
+    means = {name: _over_parties(of.values()) for name, of in columns.items()}
+    rows.append(["mean", *_row({name: _mean(values) for name, values in means.items()})])
+    less = lambda more, fewer: mean_difference(
+        [a - b for a, b in zip(means[more], means[fewer], strict=True)]
     )
     to_alone = f", to parties alone {less('After', 'Alone')}" if "Alone" in means else ""
     theirs = PAPER_BOUNDS.get(record.experiment, {}).get(record.run.split(",")[0])
@@ -111,7 +116,6 @@ def _run(record: Record, without: Record | None, plots: Plots) -> list[str]:
         + (f" The paper's bound, of its table 2's networks, is {theirs:.1f} %." if theirs else ""),
         _by_round(parties) + _public(record),
         image(name, f"Accuracy of each party by round, {record.run}"),
-        "Dashed: the parties' mean before. Dashed and dotted: of their bounds.",
     ]
 
 
@@ -126,40 +130,51 @@ def _networks(record: Record) -> str:
 
 def _by_round(parties: Mapping[str, Course]) -> str:
     rounds = next(iter(parties.values()))
-    means = (_mean(_over_parties(own[round] for own in parties.values())) for round in rounds)
+    means = (_mean(_over_parties(course[round] for course in parties.values())) for round in rounds)
     return f"Means of the parties by round, from {min(rounds)}: {', '.join(f'{m:.1f}' for m in means)}."
 
 
 def _public(record: Record) -> str:
     """What the parties knew of the public classes before their private training."""
-    found = [
+    shares = [
         share
         for splits in record.phases.get("public", {}).values()
         for share in splits.get("public_test", {}).get("accuracy", ())
     ]
-    return f" Of public test images they knew {100 * _mean(found):.1f} %." if found else ""
+    return f" Of public test images they knew {100 * _mean(shares):.1f} %." if shares else ""
 
 
-def _remarks(records: Sequence[Record]) -> list[str]:
-    """Differences to the base within seeds."""
-    rows = []
-    for text, run, other, measure, expected in REMARKS:
-        found = [r for each in (run, other, BASE) if (r := _record(records, SMALL, each))]
-        if len(found) < 3:
-            rows.append([text, "not run", expected])
-            continue
-        of_run, of_other, _ = ({s: i for i, s in enumerate(one.seeds)} for one in found)
-        seeds = sorted(of_run.keys() & of_other.keys())
-        each = [_parties(one) for one in found]
-        # Those that are strong everywhere.
-        kept = set.intersection(*map(set, each))
-        ours, theirs = (measure([own[party] for party in kept]) for own in each[:2])
-        differences = [ours[of_run[seed]] - theirs[of_other[seed]] for seed in seeds]
-        rows.append([text, mean_difference(differences), expected])
-    return [
-        "What the paper remarks; accuracy is the mean of the last three rounds:",
-        table(["Remark", "Difference, points", "Paper"], rows),
+def _line(remark: Remark, records: Sequence[Record]) -> tuple[str, str, str, str]:
+    """The remark, our difference within seeds, what the paper finds, and the verdict."""
+    runs = (remark.run, remark.compared_with, BASE)
+    three = [record for run in runs if (record := _record(records, SMALL, run))]
+    if len(three) < 3:
+        return remark.remark, NOT_RUN, remark.paper, OPEN
+    parties = [_parties(record) for record in three]
+    # Those that are strong everywhere.
+    kept = set.intersection(*map(set, parties))
+    by_seed = [
+        dict(zip(record.seeds, values, strict=True))
+        for record, courses in zip(three[:2], parties[:2], strict=True)
+        for values in [MEASURES[remark.measure]([courses[party] for party in kept])]
     ]
+    ours, theirs = by_seed
+    differences = [ours[seed] - theirs[seed] for seed in sorted(ours.keys() & theirs.keys())]
+    word = word_of(differences, remark.paper)
+    return remark.remark, mean_difference(differences), remark.paper, word
+
+
+def _gain_of_others(record: Record, alone: Record | None, title: str) -> Verdict:
+    """Whether collaboration lifts the parties' mean beyond what the same rounds alone give them."""
+    text = f"`{record.run}`: parties gain from one another"
+    if alone is None or alone.seeds != record.seeds:
+        return Verdict(text, OPEN, title)
+    after, without = (
+        _over_parties(course[max(course)] for course in _parties(of_run).values())
+        for of_run in (record, alone)
+    )
+    gains = [a - b for a, b in zip(after, without, strict=True)]
+    return Verdict(text, word_of(gains, "above 0"), title)
 
 
 def _stopping(records: Iterable[Record]) -> list[str]:
@@ -173,7 +188,7 @@ def _stopping(records: Iterable[Record]) -> list[str]:
 
 def _data(records: Iterable[Record]) -> list[str]:
     """Which images there were."""
-    found: dict[str, None] = {}
+    lines: dict[str, None] = {}
     for record in records:
         for setting, kind in (("public_folder", "Public"), ("folder", "Private")):
             folder = record.config["data"].get(setting)
@@ -181,15 +196,15 @@ def _data(records: Iterable[Record]) -> list[str]:
                 doubt = ", not verified as its official files" if about["unverified"] else ""
                 count = about["num_examples"]["train"]
                 text = f"- {kind} images are of the {count:,} of `train` in {folder}"
-                found[f"{text} ({about['source']}{doubt})."] = None
-    return ["\n".join(found)] if found else []
+                lines[f"{text} ({about['source']}{doubt})."] = None
+    return ["\n".join(lines)] if lines else []
 
 
 def _late(parties: Iterable[Course]) -> list[float]:
     """Mean accuracy of the parties in the last three rounds, since single rounds dip."""
     return _over_parties(
-        [_mean(last) for last in zip(*(own[r] for r in sorted(own)[-3:]), strict=True)]
-        for own in parties
+        [_mean(last) for last in zip(*(course[r] for r in sorted(course)[-3:]), strict=True)]
+        for course in parties
     )
 
 
@@ -198,7 +213,7 @@ def _dips(parties: Iterable[Course]) -> list[float]:
     lost = []
     for course in parties:
         of_seeds = zip(*(course[round] for round in sorted(course)), strict=True)
-        lost.append([_transient(own) for own in of_seeds])
+        lost.append([_transient(values) for values in of_seeds])
     return _over_parties(lost)
 
 
@@ -211,36 +226,9 @@ def _transient(values: Sequence[float]) -> float:
 
 
 BASE = "non_iid"
-EQUAL, LOW = "weak,equal_weights", "weak,low_weights"
-KNOWING = "private_epochs,500"  # all parties their private classes, before the first round
-EQUAL_KNOWING, LOW_KNOWING = f"{EQUAL},{KNOWING}", f"{LOW},{KNOWING}"
-SHORT, LARGE_BATCH, LONG = "revisit_epochs,2", "digest_batch_size,200", "digest_epochs,10"
-ALL, FEW = "public_images,all", "public_images,50"
-PROBABILITIES = "exchanged,probabilities"
-# What it says, a run, the run that it is compared with, what is compared, what the paper finds.
-REMARKS: tuple[tuple[str, str, str, Measure, str], ...] = (
-    ("Others beside four weak parties, equal weights", EQUAL, BASE, _late, "below 0"),
-    ("Others beside four weak parties, low weights", LOW, BASE, _late, "about 0"),
-    ("The same, low less equal weights", LOW, EQUAL, _late, "above 0"),
-    (
-        "500 private epochs: others beside four weak, equal weights",
-        EQUAL_KNOWING,
-        KNOWING,
-        _late,
-        "below 0",
-    ),
-    ("500 private epochs: the same, low weights", LOW_KNOWING, KNOWING, _late, "about 0"),
-    ("500 private epochs: low less equal weights", LOW_KNOWING, EQUAL_KNOWING, _late, "above 0"),
-    ("Dips: 2 epochs of revisit in place of 10", SHORT, BASE, _dips, "below 0"),
-    ("Dips: digest in one batch in place of four", LARGE_BATCH, BASE, _dips, "below 0"),
-    ("Accuracy: 2 epochs of revisit in place of 10", SHORT, BASE, _late, ""),
-    ("Accuracy: digest in one batch in place of four", LARGE_BATCH, BASE, _late, ""),
-    ("Probabilities exchanged in place of logits", PROBABILITIES, BASE, _late, "about 0"),
-    ("All public images in place of a tenth, 40 steps of the digest", ALL, LONG, _late, "about 0"),
-    ("The same, 40 steps in place of 4", ALL, BASE, _late, ""),
-    ("40 steps in place of 4 on a tenth of the images", LONG, BASE, _late, ""),
-    ("A quarter of the tenth, one step of the digest", FEW, LARGE_BATCH, _late, ""),
-)
+MEASURES: Mapping[str, Measure] = {"accuracy": _late, "dips": _dips}
+with Path(__file__).with_name("remarks.csv").open(encoding="utf-8", newline="") as file:
+    REMARKS = tuple(Remark(**line) for line in csv.DictReader(file))
 
 
 def _record(records: Sequence[Record], experiment: str, run: str) -> Record | None:

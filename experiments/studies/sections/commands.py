@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from types import ModuleType
 from typing import Any
 
-from experiments.studies.records import Record
+from experiments.studies.archive import Record
 from experiments.studies.sections.markdown import rounds_of
 from experiments.studies.settings import flat, settings
 

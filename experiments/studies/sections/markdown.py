@@ -1,19 +1,9 @@
 """Pieces of Markdown: tables, images, numbers."""
 
-from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Sequence
 
 from fedcodist.report.intervals import Estimate
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-# What draws each plot, by file name.
-Plots = dict[str, Callable[[], "Figure"]]
-
-# Beside RESULTS.md.
-PLOT_FOLDER = Path("docs/results")
+from fedcodist.report.spread import plus_minus
 
 
 def table(headings: Sequence[str], rows: Iterable[Sequence[str]], texts: int = 1) -> str:
@@ -23,13 +13,13 @@ def table(headings: Sequence[str], rows: Iterable[Sequence[str]], texts: int = 1
 
 
 def image(name: str, text: str) -> str:
-    """A plot by its file name."""
-    return f"![{text}]({(PLOT_FOLDER / name).as_posix()})"
+    """A plot by its file name; it lies beside the page."""
+    return f"![{text}]({name})"
 
 
-def estimate(one: Estimate) -> str:
+def estimate(difference: Estimate) -> str:
     """'+2.02 ± 0.31'."""
-    return f"{one.value:+.2f} ± {one.half_width:.2f}"
+    return plus_minus(difference.value, difference.half_width, is_difference=True)
 
 
 def rounds_of(rounds: int, full_rounds: int) -> str:

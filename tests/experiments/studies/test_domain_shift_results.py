@@ -5,11 +5,14 @@ import json
 import pytest
 
 from experiments.configs import text_domain_shift
-from experiments.studies.codistillation import domain_shift as section
-from experiments.studies.records import load_records
+from experiments.studies.archive import load_records
+from experiments.studies.document import HERE
+from experiments.studies.domain_shift import page as section
+from experiments.studies.pages import read_notes
 from fedcodist.config.registry import METHODS
 from tests.experiments.studies.test_results import record as write_record
 
+NOTES = read_notes(HERE / "domain_shift" / "notes.md", with_findings=False)
 PROSE, CODE = text_domain_shift.TEXTS["python_source"]
 
 
@@ -48,8 +51,8 @@ def finals(small, large):
 
 
 def render(folder):
-    plots = {}
-    return "\n".join(section.domain_shift(load_records(folder), {}, plots)), plots
+    page = section.domain_shift(load_records(folder), NOTES)
+    return page.text, page.plots
 
 
 def test_a_row_per_method_and_model_and_gains_within_seeds(tmp_path):
@@ -109,19 +112,16 @@ def test_longer_runs_have_a_table_and_a_plot_of_their_own(tmp_path):
     for run, accuracies in (("fed_avg", [[30.0, 30.0]] * 3), ("merged_codistillation", same)):
         write(tmp_path, f"{run},stackexchange,600", finals(accuracies, accuracies))
     text, plots = render(tmp_path)
-    (_, shorter), (_, longer) = (
-        part.split("\n", 1) for part in text.split("### Stack Exchange")[1:]
-    )
-    assert "| FedAvg | small | not run |" in shorter
+    ((_, longer),) = (part.split("\n", 1) for part in text.split("\n## Stack Exchange")[1:])
     # Accuracies of prose and code are none of Stack Exchange's domains; the mixed set's is.
     assert "| FedAvg | small | not run | not run | 30.00 ± 0.00 / 20 |" in longer
     assert "| MergedCodist | small | not run | not run | -20.00 ± 0.00 |" in longer
-    assert "PeriodicCodist" not in longer.split("### The paper's")[0]
+    assert "PeriodicCodist" not in longer.split("## The paper's")[0]
     assert not plots
     assert text_domain_shift.get_config("fed_avg,stackexchange,600").rounds == 600
 
 
 def test_without_runs_there_is_the_command(tmp_path):
     text, plots = render(tmp_path)
-    assert "Not run." in text and "--config experiments/configs/text_domain_shift.py" in text
-    assert not plots and "26.45" not in text
+    assert "## Not run" in text and "--config experiments/configs/text_domain_shift.py" in text
+    assert not plots

@@ -9,14 +9,18 @@ import pytest
 
 from experiments.configs import ade_fed_kd, cifar_fed_kd
 from experiments.studies import record
+from experiments.studies.archive import load_records
+from experiments.studies.document import HERE
 from experiments.studies.fed_kd import page as section
-from experiments.studies.records import load_records
+from experiments.studies.pages import read_notes
+from experiments.studies.settings import settings
 from fedcodist.core.communication import tree_bytes
 from fedcodist.text.bert import bert_base
 from tests.experiments.studies.test_record import write_run
 from tests.experiments.studies.test_results import record as write_record
 from tests.experiments.studies.test_results import row
 
+NOTES = read_notes(HERE / "fed_kd" / "notes.md", with_findings=False)
 CIFAR, ADE = section.CIFAR, section.ADE
 CONFIGS = {CIFAR: cifar_fed_kd, ADE: ade_fed_kd}
 
@@ -42,8 +46,8 @@ def write(folder, run, main, teachers=None, sent=(0, 0), experiment=CIFAR, f_sco
 
 
 def render(folder):
-    plots = {}
-    return "\n\n".join(section.fed_kd(load_records(folder), {}, plots)), plots
+    page = section.fed_kd(load_records(folder), NOTES)
+    return page.text, page.plots
 
 
 def test_methods_stand_beside_fed_avg_with_their_bytes(tmp_path):
@@ -101,7 +105,7 @@ def test_each_loss_and_each_threshold_has_its_difference(tmp_path):
         ("fed_kd,0.9-1", 57.0, 61.0, 25),
     ):
         write(tmp_path, run, student, teachers, sent=(sent * 50_000, sent * 50_000))
-    text = render(tmp_path)[0].partition("### ADE corpus")[0]
+    text = render(tmp_path)[0].partition("## ADE corpus")[0]
     (without,) = row(text, "without predictions")
     assert without[3:] == ["3.00", "-3.00 ± 0.00", "-1.00 ± 0.00", "below 0"]
     assert row(text, "the two task losses alone")[0][4:6] == ["-15.00 ± 0.00", "-2.00 ± 0.00"]
@@ -120,7 +124,7 @@ def test_sentences_are_judged_by_f_where_it_is_defined(tmp_path):
         sent = 2 * (500_000 * megabytes,)
         write(tmp_path, run, 80.0, 81.0, sent=sent, experiment=ADE, f_score=40.0)
     text, _ = render(tmp_path)
-    of_ade = text[text.index("### ADE corpus") :]
+    of_ade = text[text.index("## ADE corpus") :]
     assert row(of_ade, "FedAvg, teacher's network")[0][1] == "62.50"
     assert row(of_ade, "Federated Dropout")[0][1] == "not run"
     assert "start, up to 1" not in of_ade  # thresholds are not swept there
@@ -154,7 +158,7 @@ def test_looking_at_spectra_changes_no_settings(tmp_path):
     looked = records["fed_kd,no_output"]
     config = json.loads(json.dumps(looked.config))
     config["training"]["compression"]["spectra"] = True
-    assert section.settings(looked) == section.settings(looked._replace(config=config))
+    assert settings(looked) == settings(looked._replace(config=config))
 
 
 def test_the_papers_costs_are_those_of_an_encoders_shapes(tmp_path):

@@ -7,11 +7,15 @@ import pytest
 
 from experiments.configs import cifar_fed_md_small
 from experiments.studies import record
+from experiments.studies.archive import load_records
+from experiments.studies.document import HERE
 from experiments.studies.fed_md import page as section
-from experiments.studies.records import load_records
+from experiments.studies.pages import read_notes
 from fedcodist.config import phases
 from fedcodist.report import tables_parties
 from tests.experiments.studies.test_results import record as write_record
+
+NOTES = read_notes(HERE / "fed_md" / "notes.md", with_findings=False)
 
 
 def write(folder, run, courses, bounds=None, seeds=(0, 1), images=(), **changes):
@@ -34,9 +38,9 @@ def write(folder, run, courses, bounds=None, seeds=(0, 1), images=(), **changes)
     path.write_text(json.dumps(content))
 
 
-def render(folder, notes=()):
-    plots = {}
-    return "\n".join(section.fed_md(load_records(folder), dict(notes), plots)), plots
+def render(folder):
+    page = section.fed_md(load_records(folder), NOTES)
+    return page.text, page.plots
 
 
 def test_parties_before_and_after_and_their_bounds(tmp_path):
@@ -157,9 +161,9 @@ def test_it_says_how_the_phases_of_each_run_were_stopped(tmp_path):
 
 
 def test_what_is_not_run_has_its_command_and_its_note(tmp_path):
-    text, plots = render(tmp_path, {"emnist_fed_md": "Why not."})
+    text, plots = render(tmp_path)
     assert not plots
-    assert "Why not." in text
+    assert NOTES["Not run"] in text
     for experiment in section.TITLES:
         assert f"--config experiments/configs/{experiment}.py" in text
 

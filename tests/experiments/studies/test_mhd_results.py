@@ -7,15 +7,19 @@ import numpy as np
 import pytest
 
 from experiments.configs import cifar100_mhd, cifar_mhd_fed_md
-from experiments.studies.mhd import orderings
+from experiments.studies.archive import load_records
+from experiments.studies.document import HERE
+from experiments.studies.mhd import beside_fed_md, orderings
 from experiments.studies.mhd import page as section
-from experiments.studies.records import load_records
+from experiments.studies.pages import read_notes
+from experiments.studies.run_list import run_list
 from experiments.studies.settings import flat
 from fedcodist.algorithms.graph import graphs
 from fedcodist.config.registry import DECENTRALISED
 from fedcodist.report.tables_heads import Heads, profiles, table_of_clients
 from tests.experiments.studies.test_results import record as write_record
 
+NOTES = read_notes(HERE / "mhd" / "notes.md", with_findings=False)
 SEEDS = (0, 1)
 GRAPHS = {
     "graph,islands": graphs.islands(4, 2),
@@ -27,7 +31,7 @@ GRAPHS = {
 def heads_of_run(run, seeds=SEEDS):
     """Random accuracies of as many clients and heads as the run has; None of pooled examples."""
     config = cifar100_mhd.get_config(run)
-    if config.algorithm.name == "centralised":
+    if config.algorithm.name == "pooled":
         return None
     clients = config.data.num_clients
     heads = 1
@@ -57,8 +61,8 @@ def write(folder, run, heads, experiment=section.CIFAR, seeds=SEEDS, final=None)
 
 
 def render(folder):
-    plots = {}
-    return "\n".join(section.mhd(load_records(folder), {}, plots)), plots
+    page = section.mhd(load_records(folder), NOTES)
+    return page.text, page.plots
 
 
 def difference(text, ordering):
@@ -78,13 +82,14 @@ def everything(tmp_path_factory):
 
 def test_every_run_of_the_config_is_shown_and_none_that_it_has_not(everything):
     text, plots = render(everything)
-    before_fed_md = text.split("### 8.")[0]
-    assert "not run" not in before_fed_md and "Not run" not in before_fed_md
+    assert "not run" not in text.split("## Beside FedMD")[0]
+    assert f"{section.CIFAR}.py" not in text.split("## Not run")[1]
     records = load_records(everything)
     for run in cifar100_mhd.get_runs():
         without = [each for each in records if each.run != run]
-        other = "\n".join(section.mhd(without, {}, {}))
-        assert "not run" in other.split("### 8.")[0], run
+        other = section.mhd(without, NOTES).text
+        assert "not run" in other.split("## Beside FedMD")[0], run
+        assert f'--only "{run}"' in other.split("## Not run")[1]
     assert {run for o in orderings.orderings() for run, _ in (*o.plus, *o.less)} <= set(
         cifar100_mhd.get_runs()
     )
@@ -104,7 +109,15 @@ def test_a_picture_has_all_clients_heads_and_hops(everything):
             image.get_array(), 100 * heads.on_others[:, :, head].mean(axis=0)
         )
         found = {tuple(map(int, text.get_position())): text.get_text() for text in axis.texts}
-        assert found == {(j, i): str(heads.hops[i, j]) for i in range(4) for j in range(4)}
+        accuracies = 100 * heads.on_others[:, :, head].mean(axis=0)
+        assert found == {
+            (j, i): f"{accuracies[i, j]:.0f}\n({heads.hops[i, j]})"
+            for i in range(4)
+            for j in range(4)
+        }
+    rows = {axis.get_subplotspec().rowspan.start for axis in shown.values()}
+    assert rows == {0, 1}  # three panels a row
+    assert "accuracy in % (hops" in figure.get_suptitle()
     lines = [axis for axis in figure.axes if axis.get_xlabel() == "hops"]
     assert len(lines[0].get_lines()) == 4
 
@@ -197,7 +210,7 @@ def test_the_best_weights_of_each_loss_are_named(tmp_path):
 
 
 def test_fed_md_and_mhd_are_measured_against_their_own_bounds(tmp_path):
-    experiment = section.BESIDE_FED_MD
+    experiment = beside_fed_md.BESIDE_FED_MD
     models = {"a": [40.0, 41.0], "b": [60.0, 61.0]}
     path = write(tmp_path, "fed_md", None, experiment, final=models)
     content = json.loads(path.read_text())
@@ -205,9 +218,7 @@ def test_fed_md_and_mhd_are_measured_against_their_own_bounds(tmp_path):
         party: {"test": {"round": [0, 8], "accuracy": [[0.3, 0.31], [v / 100 for v in values]]}}
         for party, values in models.items()
     }
-    content["phases"] = {
-        "centralised": {party: {"test": {"accuracy": [0.7, 0.71]}} for party in models}
-    }
+    content["phases"] = {"pooled": {party: {"test": {"accuracy": [0.7, 0.71]}} for party in models}}
     path.write_text(json.dumps(content))
 
     def flat_heads(*by_client):
@@ -216,8 +227,8 @@ def test_fed_md_and_mhd_are_measured_against_their_own_bounds(tmp_path):
         return Heads(shared, np.full((2, 2, 2, 2), 0.1), graphs.hops(graphs.complete(2)))
 
     write(tmp_path, "mhd", flat_heads(54, 58), experiment)
-    write(tmp_path, "local_only_steps", flat_heads(30, 40), experiment)
-    write(tmp_path, "centralised", None, experiment, final={"a": [66.0, 66.0], "b": [66.0, 66.0]})
+    write(tmp_path, "separate", flat_heads(30, 40), experiment)
+    write(tmp_path, "pooled", None, experiment, final={"a": [66.0, 66.0], "b": [66.0, 66.0]})
     text, _ = render(tmp_path)
     spread = np.std([40, 60], ddof=1)
     assert f"| FedMD | 30.5 | 50.5 | 70.5 | 20.0 | {spread:.1f} |" in text
@@ -264,10 +275,8 @@ def test_damaged_heads_are_refused_in_one_line(tmp_path, damage):
 
 
 def test_the_list_of_runs_has_one_accuracy_of_all_clients(everything):
-    from experiments.studies.sections.run_list import run_list
-
     own = [r for r in load_records(everything) if r.run == "local_only_steps,s=0"]
-    assert "| 2 clients 40.50 |" in "\n".join(run_list(own))
+    assert ",2 clients 40.50," in run_list(own)
 
 
 # What runs of the scaled config differ in from `heads,s=100,3`, besides their names.
@@ -355,11 +364,11 @@ def test_baselines_make_the_same_steps_on_the_same_data():
     seen = periodic.period * base.training.steps * base.algorithm.public_batch_size
     assert periodic.examples == seen
     # What is compared with more public images for longer is as long.
-    for run in ("centralised_longer", "fed_avg_longer"):
+    for run in ("pooled_longer", "fed_avg_longer"):
         plus = cifar100_mhd.get_config("mhd_plus,s=0")
         assert cifar100_mhd.get_config(f"{run},s=0").rounds == plus.rounds
     assert cifar100_mhd.get_config("fed_avg_200,s=0").training.steps == 200
     for method in ("mhd_small_only", "fed_avg_small"):
         config = cifar100_mhd.get_config(f"larger,{method}")
         assert config.parties.networks == 4 * ("normalized_cnn",)
-    assert set(cifar_mhd_fed_md.METHODS.values()) <= {*DECENTRALISED, "centralised"}
+    assert set(cifar_mhd_fed_md.METHODS.values()) <= {*DECENTRALISED, "pooled"}

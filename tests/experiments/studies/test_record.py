@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from experiments.studies import record, records
+from experiments.studies import archive, record
 
 RUN = "merged_codistillation,4700,in_domain"
 NAME = "merged_codistillation-4700-in_domain.json"
@@ -144,7 +144,7 @@ def test_a_long_curve_is_thinned(tmp_path):
 def test_a_recorded_file_is_one_that_the_results_read(tmp_path, capsys):
     write_run(tmp_path / "run")
     assert run_command(capsys, tmp_path / "run", "--results", tmp_path / "results")[0] == 0
-    (one,) = records.load_records(tmp_path / "results")
+    (one,) = archive.load_records(tmp_path / "results")
     assert one.path == tmp_path / "results" / "table" / NAME
     assert one.final["small"]["test"]["accuracy"] == [0.2, 0.21]
 
@@ -188,7 +188,7 @@ def test_an_unfinished_run_is_skipped_and_the_others_are_recorded(tmp_path, caps
     assert status == 0
     assert printed.err.startswith(f"skipped: {folder} is unfinished")
     assert printed.err.count("\n") == 1 and "--partial" in printed.err
-    assert sorted(one.seeds for one in records.load_records(results)) == [[0, 1], [5, 6]]
+    assert sorted(one.seeds for one in archive.load_records(results)) == [[0, 1], [5, 6]]
 
 
 def test_where_nothing_is_finished_nothing_is_recorded(tmp_path, capsys):
@@ -273,7 +273,7 @@ def test_a_partial_record_is_of_the_last_whole_evaluation(tmp_path, capsys):
     with (folder / "metrics.jsonl").open("a") as file:
         file.write(json.dumps(half) + '\n{"round": 50, "mod')
     assert run_command(capsys, folder, "--partial", "--results", tmp_path / "results")[0] == 0
-    (one,) = records.load_records(tmp_path / "results")
+    (one,) = archive.load_records(tmp_path / "results")
     assert (one.finished, one.last_round, one.rounds, one.seconds) == (False, 40, 100, None)
     expected = [round(accuracy("large", seed, 40), 5) for seed in (0, 1)]
     assert one.final["large"] == {"held_out": {"accuracy": expected, "loss": [1.0, 1.0]}}
@@ -285,10 +285,10 @@ def test_a_finished_run_replaces_its_partial_record_and_not_the_other_way(tmp_pa
     whole = write_run(tmp_path / "whole")
     run_command(capsys, part, "--partial", "--results", results)
     assert run_command(capsys, whole, "--results", results)[0] == 0
-    (one,) = records.load_records(results)
+    (one,) = archive.load_records(results)
     assert one.finished
     assert "has the same run finished" in refusal(capsys, part, "--partial", "--results", results)
-    assert records.load_records(results) == [one]
+    assert archive.load_records(results) == [one]
 
 
 def test_no_evaluation_yet(tmp_path, capsys):

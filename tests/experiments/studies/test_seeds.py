@@ -7,7 +7,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from experiments.studies.records import Record
+from experiments.studies.archive import Record
 from experiments.studies.seeds import most_seeds
 
 SEEDS = st.lists(st.integers(0, 9), min_size=1, max_size=6, unique=True)

@@ -1,0 +1,73 @@
+"""The codistillation paper on CIFAR-100: its Table 1, Figure 4, ablations, and what it claims."""
+
+from collections.abc import Sequence
+
+from experiments.studies.archive import TABLE_1, Record
+from experiments.studies.codistillation.ablations import ABLATIONS, ablations
+from experiments.studies.codistillation.figure_4 import figure_4
+from experiments.studies.codistillation.paper_numbers import FIGURE_4
+from experiments.studies.codistillation.table_1 import curves_plot, gains_plot, table_1
+from experiments.studies.codistillation.verdicts import short_differences, verdict_tables, verdicts
+from experiments.studies.pages import Notes, Page, Plots, found
+from experiments.studies.sections.endings import (
+    endings,
+    full_length,
+    is_short,
+    not_run,
+    table_of_settings,
+)
+
+# How the large model could be brought to the paper's accuracy, and two readings of the preprocessing.
+LARGE_MODEL, PREPROCESSING = "cifar100_large_model", "cifar100_preprocessing"
+STACKOVERFLOW = "stackoverflow_table1"
+SEARCHES = {
+    LARGE_MODEL: "The large model alone",
+    PREPROCESSING: "Preprocessing of the images",
+}
+EXPERIMENTS = (TABLE_1, FIGURE_4, *ABLATIONS, *SEARCHES, STACKOVERFLOW)
+
+
+def codistillation(records: Sequence[Record], notes: Notes) -> Page:
+    """Main tables of runs of full length; the same of shorter ones at the end."""
+    plots: Plots = {}
+    full = full_length(records)
+    parts = [
+        "# Codistillation",
+        notes[""],
+        *table_1(full, notes, "##"),
+        *gains_plot(full, notes, plots),
+        *curves_plot(full, notes, plots),
+        found(notes, "Table 1"),
+        *_all_but_table_1(full, notes, plots, "##"),
+        *verdict_tables(records, notes),
+    ]
+    short = [record for record in records if is_short(record) and record.finished]
+    of_short = [
+        notes["Short runs"],
+        *table_1(short, notes, "###"),
+        found(notes, "Short runs"),
+        *_all_but_table_1(short, notes, plots, "###"),
+        *short_differences(records),
+    ]
+    if of_table_1 := [record for record in short if record.experiment == TABLE_1]:
+        of_short += ["### Runs of Table 1 by their settings", table_of_settings(of_table_1)]
+    parts += endings(records, EXPERIMENTS, of_short, notes["Not run"])
+    return Page(
+        "codistillation",
+        "Codistillation of models of several sizes",
+        EXPERIMENTS,
+        parts,
+        plots,
+        verdicts(records),
+        not_run(records, EXPERIMENTS),
+    )
+
+
+def _all_but_table_1(
+    records: Sequence[Record], notes: Notes, plots: Plots, level: str
+) -> list[str]:
+    parts = [*figure_4(records, notes, plots, level), *ablations(records, notes, level)]
+    for experiment, heading in SEARCHES.items():
+        if of_it := [r for r in records if r.experiment == experiment and r.finished]:
+            parts += [f"{level} {heading}", table_of_settings(of_it), found(notes, heading)]
+    return parts

@@ -1,0 +1,1 @@
+"""What was found of the codistillation paper on text of two domains."""

@@ -1,0 +1,124 @@
+"""What stands at the end of a page: runs too short to decide, with other settings, and missing ones."""
+
+from collections.abc import Iterable, Sequence
+
+from experiments.studies.archive import Record
+from experiments.studies.samples import groups, joined
+from experiments.studies.sections.cells import accuracy
+from experiments.studies.sections.commands import full_lengths, planned, sweep
+from experiments.studies.sections.markdown import codes, listed, rounds_of, split_name, table
+from experiments.studies.settings import differences
+
+TOO_SHORT = "Runs too short to decide"
+
+
+def is_short(record: Record) -> bool:
+    """Whether it has fewer rounds than its numbers need."""
+    return record.rounds < record.full_rounds
+
+
+def full_length(records: Iterable[Record]) -> list[Record]:
+    """Those that main tables are made of."""
+    return [record for record in records if not is_short(record)]
+
+
+def endings(
+    records: Sequence[Record],
+    experiments: Sequence[str],
+    short: Sequence[str] = (),
+    about_missing: str = "",
+) -> list[str]:
+    """The last sections of a page of these experiments, those that are not empty.
+
+    Args:
+      records: all there are.
+      experiments: of the page.
+      short: what the page says of short runs; a plain table where it says nothing.
+      about_missing: what is to be known of runs that are missing.
+    """
+    of_page = [record for record in records if record.experiment in experiments]
+    finished = [record for record in of_page if record.finished]
+    in_full = {(record.experiment, record.run) for record in finished if not is_short(record)}
+    too_short = [record for record in finished if is_short(record)]
+    lacking = [r for r in too_short if (r.experiment, r.run) not in in_full]
+    parts = []
+    if too_short:
+        shown = short or [table_of_settings(too_short)]
+        parts += [f"## {TOO_SHORT}", *shown, *full_lengths(lacking)]
+    several = [
+        record
+        for alike in _by_run(full_length(finished))
+        if len(groups(alike)) > 1
+        for record in alike
+    ]
+    if several:
+        parts += ["## Runs with several settings", table_of_settings(several)]
+    if missing := missing_runs(records, experiments):
+        commands = [sweep(experiment, runs) for experiment, runs in missing.items()]
+        parts += ["## Not run", about_missing, *commands]
+    if remarks := own_notes(finished):
+        parts += ["## What the runs note", remarks]
+    return parts
+
+
+def missing_runs(records: Iterable[Record], experiments: Iterable[str]) -> dict[str, list[str]]:
+    """Experiment -> its config's runs that have no finished record; without those that lack none."""
+    finished = {(record.experiment, record.run) for record in records if record.finished}
+    missing = {e: [run for run in planned(e) if (e, run) not in finished] for e in experiments}
+    return {experiment: runs for experiment, runs in missing.items() if runs}
+
+
+def not_run(records: Sequence[Record], experiments: Sequence[str]) -> list[str]:
+    """'`cifar100_alpha` (2 of 8)', for the index."""
+    return [
+        f"`{experiment}` ({len(runs)} of {len(planned(experiment))})"
+        for experiment, runs in missing_runs(records, experiments).items()
+    ]
+
+
+def table_of_settings(records: Sequence[Record]) -> str:
+    """A row per run and settings of finished runs."""
+    finals = {(m, s) for record in records for m, splits in record.final.items() for s in splits}
+    columns = sorted(
+        finals, key=lambda each: (each[1] != "test", each[1], each[0] != "small", each)
+    )
+    rows = []
+    for of_run in sorted(_by_run(records), key=lambda of_run: _natural(of_run[0].run)):
+        alike = groups(record for record in of_run if record.finished)
+        for group, difference in zip(alike, differences(alike), strict=True):
+            samples = [joined(group, *column) for column in columns]
+            seeds = sorted({seed for record in group for seed in record.seeds})
+            rounds = rounds_of(group[0].rounds, group[0].full_rounds)
+            cells = [accuracy(sample) if sample else "" for sample in samples]
+            rows.append([f"`{of_run[0].run}`", difference, *cells, listed(seeds), rounds])
+    headings = [f"{model}, {split_name(split)}" for model, split in columns]
+    if not rows:
+        return "No finished runs yet."
+    return table(["Run", "Settings", *headings, "Seeds' numbers", "Rounds"], rows, texts=2)
+
+
+def own_notes(records: Iterable[Record]) -> str:
+    """What the records remark on their runs."""
+    by_note: dict[str, list[str]] = {}
+    for record in records:
+        for note in record.notes:
+            by_note.setdefault(note, []).append(record.run)
+    return "\n".join(f"- {note} ({codes(runs)})" for note, runs in by_note.items())
+
+
+def _by_run(records: Iterable[Record]) -> list[list[Record]]:
+    by_run: dict[tuple[str, str], list[Record]] = {}
+    for record in records:
+        by_run.setdefault((record.experiment, record.run), []).append(record)
+    return list(by_run.values())
+
+
+def _natural(run: str) -> list[tuple[int, float, str]]:
+    """Sorts the numbers in runs' names as numbers."""
+    parts = []
+    for part in run.split(","):
+        try:
+            parts.append((0, float(part), ""))
+        except ValueError:
+            parts.append((1, 0.0, part))
+    return parts

@@ -1,0 +1,63 @@
+"""How plots tell methods apart: a method has one colour and one marker, whatever plot it is in."""
+
+import zlib
+from collections.abc import Sequence
+
+# Okabe and Ito's colours, told apart by colour-blind readers; their yellow is too pale for lines.
+COLOURS = ("#000000", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00")
+BLACK, BLUE, VERMILION, GREEN, PINK, SKY, ORANGE = COLOURS
+MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+LINES = ("-", "--", "-.", (0, (1, 1)))
+
+# Methods of one paper's tables differ in colour; black are those that others are compared with.
+METHOD_STYLES = {
+    "fed_avg": (BLACK, "o"),
+    "isolated": (BLACK, "s"),
+    "separate": (BLACK, "D"),
+    "pooled": (BLACK, "^"),
+    "decentralised_fed_avg": (BLACK, "v"),
+    "periodic_codistillation": (BLUE, "s"),
+    "decentralised_periodic_codistillation": (BLUE, "D"),
+    "fed_gkd": (BLUE, "o"),
+    "merged_codistillation": (VERMILION, "^"),
+    "fed_kd": (VERMILION, "o"),
+    "fed_md": (VERMILION, "s"),
+    "fed_sdd": (GREEN, "o"),
+    "multi_headed_distillation": (GREEN, "s"),
+    "fml": (GREEN, "v"),
+    "ds_fl": (PINK, "o"),
+    "scaffold": (PINK, "s"),
+    "fed_ensemble": (PINK, "^"),
+    "fetch_sgd": (PINK, "X"),
+    "fed_df": (SKY, "s"),
+    "hetero_fl": (SKY, "v"),
+    "fed_dropout": (SKY, "P"),
+    "fed_prox": (ORANGE, "o"),
+    "fed_be": (ORANGE, "D"),
+    "fd": (ORANGE, "^"),
+}
+
+
+def style(method: str) -> tuple[str, str]:
+    """A method's colour and marker; one that is not the library's has some of its name's own."""
+    if method in METHOD_STYLES:
+        return METHOD_STYLES[method]
+    number = zlib.crc32(method.encode())
+    return COLOURS[number % len(COLOURS)], MARKERS[number // len(COLOURS) % len(MARKERS)]
+
+
+def styles(methods: Sequence[str]) -> list[tuple[str, str]]:
+    """Of each method its own; where one comes again, as with other settings, the first that is free."""
+    taken = {style(method) for method in methods}
+    free = [(c, m) for m, c in _pairs() if (c, m) not in taken]
+    shown: set[str] = set()
+    given = []
+    for method in methods:
+        given.append(free.pop(0) if method in shown and free else style(method))
+        shown.add(method)
+    return given
+
+
+def _pairs() -> list[tuple[str, str]]:
+    """Every marker with every colour; the colours change first."""
+    return [(marker, colour) for marker in MARKERS for colour in COLOURS]
