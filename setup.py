@@ -36,7 +36,7 @@ setup(
     long_description_content_type="text/markdown",
     license="Apache-2.0",
     packages=find_packages(include=["fedcodist", "fedcodist.*"]),
-    package_data={"fedcodist": ["py.typed"]},
+    package_data={"fedcodist": ["py.typed", "*.pyi"]},
     python_requires=">=3.11",
     install_requires=[
         "absl-py>=2.3.1",

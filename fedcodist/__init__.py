@@ -9,50 +9,51 @@ from typing import Any
 
 _MODULE_OF = {
     "Aggregate": "core.aggregation",
-    "WeightAveraging": "distillation.weight_averaging",
     "ClientResult": "core.aggregation",
     "CodistillationHyper": "algorithms.pools.codistillation",
     "Compressor": "compression.compressor",
-    "DSFLHyper": "algorithms.parties.ds_fl",
     "DecentralisedPeriodicHyper": "algorithms.graph.decentralised_periodic_codistillation",
     "Distillation": "distillation.loop",
+    "DSFLHyper": "algorithms.parties.ds_fl",
     "EarlyStopping": "distillation.early_stopping",
     "Execution": "core.for_each_client",
     "Experiment": "run.experiment",
     "FDHyper": "algorithms.parties.fd",
-    "FMLHyper": "algorithms.parties.fml",
     "FedAvgHyper": "algorithms.clients.fed_avg",
     "FedBEHyper": "algorithms.pools.fed_be",
     "FedDFHyper": "algorithms.pools.fed_df",
+    "FedDFValidation": "algorithms.pools.fed_df",
+    "FederatedAlgorithm": "core.method",
+    "FederatedData": "data.federated_data",
+    "FederatedMethod": "core.method",
     "FedGKDHyper": "algorithms.clients.fed_gkd",
     "FedKDHyper": "algorithms.clients.fed_kd",
     "FedMDHyper": "algorithms.parties.fed_md",
     "FedProxHyper": "algorithms.clients.fed_prox",
     "FedSDDHyper": "algorithms.pools.fed_sdd",
-    "FederatedAlgorithm": "core.method",
-    "FederatedData": "data.federated_data",
-    "FederatedMethod": "core.method",
     "FetchSGDHyper": "algorithms.clients.fetch_sgd",
-    "PartyGroup": "algorithms.parties.party",
+    "FMLHyper": "algorithms.parties.fml",
     "HeadDistillation": "algorithms.graph.multi_headed_distillation",
-    "LocalOnlyHyper": "algorithms.parties.local_only",
     "HeteroFLLevel": "algorithms.pools.hetero_fl",
+    "LocalOnlyHyper": "algorithms.parties.local_only",
+    "LocalOnlyStepsHyper": "algorithms.graph.local_only_steps",
     "LocalTraining": "core.local_training",
     "MergedHyper": "algorithms.pools.merged_codistillation",
     "MHDHyper": "algorithms.graph.multi_headed_distillation",
     "Model": "core.model",
     "MutualLosses": "algorithms.clients.fed_kd_losses",
+    "PartyGroup": "algorithms.parties.party",
     "Pool": "algorithms.pools.pool",
     "Reduce": "core.aggregation",
-    "LocalOnlyStepsHyper": "algorithms.graph.local_only_steps",
     "StepTraining": "core.local_steps",
     "StreamedData": "run.sources",
     "TeachingHyper": "algorithms.pools.codistillation",
-    "FedDFValidation": "algorithms.pools.fed_df",
     "ValidationData": "distillation.validation",
     "Variables": "core.model",
+    "WeightAveraging": "distillation.weight_averaging",
     "as_fedjax": "run.fedjax_adapter",
     "capacity_pools": "data.partition",
+    "centralised": "algorithms.graph.centralised",
     "choose_chunk_size": "run.chunk_size",
     "compressed": "compression.compressed",
     "count_sketch": "compression.count_sketch",
@@ -79,18 +80,18 @@ _MODULE_OF = {
     "hetero_fl": "algorithms.pools.hetero_fl",
     "in_bfloat16": "core.precision",
     "independent_pools": "algorithms.pools.pool",
-    "local_only": "algorithms.parties.local_only",
     "language_model": "text.next_token",
     "linear_decay": "algorithms.clients.fed_avg",
     "load_digits_federated": "datasets.digits",
     "load_model": "run.export",
     "load_prepared": "data.prepared",
+    "local_only": "algorithms.parties.local_only",
+    "local_only_steps": "algorithms.graph.local_only_steps",
     "merged_codistillation": "algorithms.pools.merged_codistillation",
     "multi_headed": "models.multi_headed",
     "multi_headed_distillation": "algorithms.graph.multi_headed_distillation",
     "per_example": "core.example_losses",
     "periodic_codistillation": "algorithms.pools.periodic_codistillation",
-    "centralised": "algorithms.graph.centralised",
     "quantisation": "compression.quantisation",
     "rematerialised": "core.rematerialisation",
     "resident_data": "run.sources",
@@ -98,19 +99,33 @@ _MODULE_OF = {
     "save_model": "run.export",
     "save_prepared": "data.prepared",
     "scaffold": "algorithms.clients.scaffold",
-    "local_only_steps": "algorithms.graph.local_only_steps",
     "svd": "compression.svd",
     "top_k": "compression.top_k",
     "train_client": "core.local_training",
     "with_error_feedback": "compression.error_feedback",
 }
+# Names of earlier commits, for the message of the AttributeError.
+_NOW_CALLED = {
+    "Averaging": "WeightAveraging",
+    "Group": "PartyGroup",
+    "IsolatedHyper": "LocalOnlyHyper",
+    "Level": "HeteroFLLevel",
+    "Mutual": "MutualLosses",
+    "SeparateHyper": "LocalOnlyStepsHyper",
+    "Validated": "FedDFValidation",
+    "isolated": "local_only",
+    "pooled": "centralised",
+    "separate": "local_only_steps",
+}
+__version__ = "0.1.0"
 __all__ = list(_MODULE_OF)
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _MODULE_OF:
-        raise AttributeError(f"module 'fedcodist' has no attribute {name!r}")
-    return getattr(importlib.import_module(f"fedcodist.{_MODULE_OF[name]}"), name)
+    if name in _MODULE_OF:
+        return getattr(importlib.import_module(f"fedcodist.{_MODULE_OF[name]}"), name)
+    hint = f"; it is called {_NOW_CALLED[name]!r} now" if name in _NOW_CALLED else ""
+    raise AttributeError(f"module 'fedcodist' has no attribute {name!r}{hint}")
 
 
 def __dir__() -> list[str]:

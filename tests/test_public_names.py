@@ -1,0 +1,48 @@
+"""Names of `fedcodist`: the table that they are imported by, the stub that editors read, the version.
+
+python tests/test_public_names.py writes the stub anew.
+"""
+
+import re
+from pathlib import Path
+
+import pytest
+
+import fedcodist as fc
+
+ROOT = Path(__file__).parents[1]
+STUB = ROOT / "fedcodist" / "__init__.pyi"
+
+
+def stub() -> str:
+    imports = (
+        f"from fedcodist.{module} import {name} as {name}\n"
+        for name, module in sorted(fc._MODULE_OF.items(), key=lambda item: (item[1], item[0]))
+    )
+    return "".join((*imports, "\n__version__: str\n__all__: list[str]\n"))
+
+
+def test_the_stub_is_the_table():
+    assert STUB.read_text(encoding="utf-8") == stub()
+
+
+@pytest.mark.parametrize("name", fc.__all__)
+def test_every_name_can_be_imported(name):
+    assert getattr(fc, name) is not None
+
+
+def test_a_name_of_before_tells_the_one_of_now():
+    with pytest.raises(AttributeError, match="'isolated'; it is called 'local_only' now"):
+        getattr(fc, "isolated")  # noqa: B009
+    with pytest.raises(AttributeError, match=r"no attribute 'nothing'$"):
+        getattr(fc, "nothing")  # noqa: B009
+    assert set(fc._NOW_CALLED.values()) <= set(fc.__all__)
+
+
+def test_the_version_is_the_packages():
+    version = re.search(r'version="(.*)"', (ROOT / "setup.py").read_text(encoding="utf-8"))[1]
+    assert fc.__version__ == version
+
+
+if __name__ == "__main__":
+    STUB.write_text(stub(), encoding="utf-8")
