@@ -9,7 +9,8 @@ from typing import Any, NamedTuple, get_args, get_origin, get_type_hints
 
 import numpy as np
 
-from experiments.studies.record import RESERVED, read_object
+from experiments.studies.record import RESERVED
+from fedcodist.report.runs import read_object
 
 # Its FedAvg runs are what gains are over, and its small model is one for all pools' sizes.
 TABLE_1 = "cifar100_table1"

@@ -18,6 +18,7 @@ from typing import Any
 from fedcodist.config.command_line import Parser
 from fedcodist.config.registry import WITHOUT_UNLABELLED
 from fedcodist.report.points import thin
+from fedcodist.report.runs import read_lines, read_object
 from fedcodist.report.tables_heads import recorded_heads
 
 # What makes two records of one name two runs.
@@ -157,19 +158,6 @@ def write_record(record: Mapping[str, Any], results: Path) -> Path:
     return path
 
 
-def read_object(path: Path) -> dict[str, Any]:
-    """A file's JSON object. Raises ValueError, one line that names the file."""
-    try:
-        content = json.loads(path.read_text(encoding="utf-8-sig"))
-    except OSError as error:
-        raise ValueError(f"cannot read {path}: {error.strerror}.") from error
-    except ValueError as error:
-        raise ValueError(f"{path} is not JSON: {error}.") from error
-    if not isinstance(content, dict):
-        raise ValueError(f"{path} is not a JSON object.")
-    return content
-
-
 def _phases(folder: Path) -> dict[str, Any]:
     """What was final in the phases before a run's first round; none for most runs."""
     paths = sorted((folder / "phases").glob("*/summary.json"))
@@ -222,19 +210,13 @@ def _evaluations(path: Path, seeds: Sequence[int]) -> Evaluations:
     """What metrics.jsonl says at the rounds where every seed has it; a killed run's last line may be
     half-written."""
     found: dict[tuple[str, str], dict[int, dict[int, dict[str, Any]]]] = {}
-    try:
-        lines = path.read_text(encoding="utf-8-sig").split("\n")
-    except OSError as error:
-        raise ValueError(f"cannot read {path}: {error.strerror}.") from error
-    for number, line in enumerate(lines, start=1):
+    for number, record in read_lines(path):
         try:
-            record = json.loads(line or "null")
-            if record is not None and "accuracy" in record:
+            if "accuracy" in record:
                 rounds = found.setdefault((record["model"], record["split"]), {})
                 rounds.setdefault(record["round"], {})[record["seed"]] = record
-        except (ValueError, KeyError, TypeError):
-            if number < len(lines):
-                raise ValueError(f"{path} line {number} is no evaluation.") from None
+        except (KeyError, TypeError):
+            raise ValueError(f"{path} line {number} is no evaluation.") from None
     return {
         series: {
             round: {
@@ -255,13 +237,9 @@ def _spectra(path: Path, seeds: Sequence[int]) -> dict[str, dict[str, dict[str, 
     'last', the singular values in the first of these rounds and in the last; means over the seeds.
     """
     by_model: dict[str, dict[int, dict[int, dict[str, Any]]]] = {}
-    for line in path.read_text(encoding="utf-8-sig").splitlines():
-        if f'"{_RANK}' not in line:
+    for _, record in read_lines(path):
+        if not any(key.startswith(_RANK) for key in record):
             continue
-        try:
-            record = json.loads(line)
-        except ValueError:
-            continue  # a killed run's last line; `_evaluations` refuses others
         rounds = by_model.setdefault(record["model"], {})
         rounds.setdefault(record["round"], {})[record["seed"]] = record
     found: dict[str, dict[str, dict[str, list[Any]]]] = {}

@@ -1,6 +1,5 @@
 """Methods on the same clients as one ranked table: quality, costs, and differences to a baseline."""
 
-import json
 import math
 import statistics
 import sys
@@ -14,6 +13,7 @@ from rich.text import Text
 from fedcodist.report.costs import bytes_per_round, clients_per_round, pool_of
 from fedcodist.report.intervals import student_half_width
 from fedcodist.report.metric_kinds import is_share, lower_is_better
+from fedcodist.report.runs import read_lines, read_object
 from fedcodist.report.spread import mean_and_deviation, plus_minus
 
 ALL_PARTIES = "all parties"
@@ -75,14 +75,11 @@ def read_run(run: str, folder: Path, metric: str = "accuracy") -> list[Entry]:
     from fedcodist.report.flops import Flops, flops_of_parties, flops_of_run
 
     try:
-        summary = json.loads((folder / "summary.json").read_text(encoding="utf-8-sig"))
-        config = json.loads((folder / "config.json").read_text(encoding="utf-8-sig"))
-    except (OSError, ValueError) as error:
+        summary = read_object(folder / "summary.json")
+        config = read_object(folder / "config.json")
+        records = [record for _, record in read_lines(folder / "metrics.jsonl")]
+    except ValueError as error:
         raise ValueError(f"{folder} holds no finished run: {error}") from error
-    records = [
-        json.loads(line)
-        for line in (folder / "metrics.jsonl").read_text(encoding="utf-8-sig").splitlines()
-    ]
     trained = _means(records, "client_examples")
     steps = _means(records, "distillation_steps")
     sizes = summary["models"]

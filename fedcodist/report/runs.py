@@ -3,7 +3,7 @@
 import json
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -42,15 +42,64 @@ def load_run(folder: Path | str) -> Run:
     if not _is_run_folder(folder):
         raise ValueError(f"{folder} is not a run folder: it needs config.json and metrics.jsonl")
     notes: list[str] = []
-    config = _read_object(folder / "config.json")
+    config = _object_or_nothing(folder / "config.json")
     if config is None:
         raise ValueError(f"{folder / 'config.json'} is not a JSON object: not a run folder")
-    summary = _read_object(folder / "summary.json") or {}
-    environment = _read_object(folder / "environment.json") or {}
+    summary = _object_or_nothing(folder / "summary.json") or {}
+    environment = _object_or_nothing(folder / "environment.json") or {}
     records = _read_records(folder / "metrics.jsonl", first_seed(config), notes)
     finished = summary.get("finished") is True
     _add_final_from_summary(records, summary, first_seed(config))
     return Run(folder, config, records, summary, environment, finished, tuple(notes))
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """A file's JSON object. Raises ValueError, one line that names the file."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8-sig"))
+    except OSError as error:
+        raise ValueError(f"cannot read {path}: {error.strerror}.") from error
+    except ValueError as error:
+        raise ValueError(f"{path} is not JSON: {error}.") from error
+    if not isinstance(content, dict):
+        raise ValueError(f"{path} is not a JSON object.")
+    return content
+
+
+def read_lines(
+    path: Path, damaged: Callable[[int], None] | None = None
+) -> list[tuple[int, dict[str, Any]]]:
+    """The lines of a `metrics.jsonl` with their numbers from 1, whether the run has ended or not.
+
+    The last line of a killed run may be half-written and is left out.
+
+    Args:
+      path: the file.
+      damaged: gets the number of every other line that is no JSON object, which is then left out;
+        where not given such a line is an error.
+
+    Raises:
+      ValueError: names the file, and the line that is no JSON object.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8-sig", errors="replace").split("\n")
+    except OSError as error:
+        raise ValueError(f"cannot read {path}: {error.strerror}.") from error
+    records = []
+    for number, line in enumerate(lines, start=1):
+        try:
+            record = json.loads(line) if line.strip() else {}
+        except ValueError:
+            record = None
+        if isinstance(record, dict):
+            records += [(number, record)] if record else []
+        elif number == len(lines):  # a whole line ends in a newline, so it is never the last
+            continue
+        elif damaged is None:
+            raise ValueError(f"{path} line {number} is no evaluation.")
+        else:
+            damaged(number)
+    return records
 
 
 def find_run_folders(paths: Sequence[Path], notes: list[str]) -> list[Path]:
@@ -77,34 +126,30 @@ def _is_run_folder(folder: Path) -> bool:
     return beside and (folder / "config.json").is_file()
 
 
-def _read_object(path: Path) -> dict[str, Any] | None:
+def _object_or_nothing(path: Path) -> dict[str, Any] | None:
     try:
-        value = json.loads(path.read_text(encoding="utf-8-sig"))
-    except (OSError, ValueError):
+        return read_object(path)
+    except ValueError:
         return None
-    return value if isinstance(value, dict) else None
 
 
 def _read_records(
     path: Path, first_seed: int, notes: list[str]
 ) -> dict[Series, dict[int, dict[str, Any]]]:
     records: dict[Series, dict[int, dict[str, Any]]] = {}
+    leave_out = lambda number: notes.append(f"{path} line {number} is no evaluation; left out")
     try:
-        lines = path.read_text(encoding="utf-8-sig", errors="replace").split("\n")
-    except OSError:
+        lines = read_lines(path, damaged=leave_out)
+    except ValueError:
         return records
-    for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
+    for number, record in lines:
         try:
-            record = json.loads(line)
             series = Series(
                 str(record["model"]), str(record["split"]), int(record.get("seed", first_seed))
             )
             round = int(record["round"])
-        except (ValueError, KeyError, TypeError, AttributeError):
-            if number < len(lines):  # a whole line ends in a newline, so it is never the last
-                notes.append(f"{path} line {number} is no evaluation; left out")
+        except (ValueError, KeyError, TypeError):
+            leave_out(number)
             continue
         records.setdefault(series, {}).setdefault(round, {}).update(record)
     return records

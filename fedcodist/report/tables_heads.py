@@ -9,7 +9,6 @@ accuracies of every client follow.
 """
 
 import argparse
-import json
 import math
 import sys
 from collections.abc import Mapping, Sequence
@@ -22,6 +21,7 @@ from ml_collections import ConfigDict
 from fedcodist.config.registry import DECENTRALISED
 from fedcodist.report.metric_kinds import decimal
 from fedcodist.report.plots import INSTALL_PLOTS, as_written
+from fedcodist.report.runs import read_lines, read_object
 from fedcodist.report.styles import COLOURS, MARKERS
 
 
@@ -66,9 +66,9 @@ def read_heads(folder: Path) -> Heads:
     from fedcodist.models.multi_headed import accuracy_name
 
     try:
-        config = ConfigDict(json.loads((folder / "config.json").read_text(encoding="utf-8")))
-        lines = (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-    except (OSError, ValueError) as error:
+        config = ConfigDict(read_object(folder / "config.json"))
+        records = [record for _, record in read_lines(folder / "metrics.jsonl")]
+    except ValueError as error:
         raise ValueError(f"{folder} holds no run: {error}") from error
     if config.algorithm.name not in DECENTRALISED:
         raise ValueError(
@@ -85,7 +85,7 @@ def read_heads(folder: Path) -> Heads:
     }
     last = [
         record
-        for record in map(json.loads, lines)
+        for record in records
         if record["round"] == config.rounds and record["split"] == split
     ]
     if not last:

@@ -6,7 +6,6 @@ Before is the end of private training, the bound that of training on all parties
 (`fedcodist.config.phases`).
 """
 
-import json
 import math
 import sys
 from collections.abc import Mapping, Sequence
@@ -19,6 +18,7 @@ from fedcodist.config.command_line import Parser
 from fedcodist.report.metric_kinds import decimal
 from fedcodist.report.plot_parties import PartyCurve, parties_plot
 from fedcodist.report.plots import INSTALL_PLOTS
+from fedcodist.report.runs import read_lines, read_object
 from fedcodist.run.run_folder import PHASES
 
 # phases.stopping -> how training before the rounds, and the bound's, came to its end.
@@ -67,7 +67,7 @@ def results(workdir: str | Path, split: str = "test") -> dict[str, dict[str, lis
         path = folder / "summary.json"
         if column == "centralised" and not path.exists():
             continue
-        for party, splits in json.loads(path.read_text(encoding="utf-8-sig"))["final"].items():
+        for party, splits in read_object(path)["final"].items():
             found.setdefault(party, {})[column] = [
                 math.nan if share is None else share for share in splits[split]["accuracy"]
             ]
@@ -78,8 +78,7 @@ def curves(workdir: str | Path) -> dict[str, PartyCurve]:
     """party -> mean accuracy over seeds in per cent, by round of the collaboration; of `followed`."""
     split = followed(workdir)
     by_party: dict[str, dict[int, list[float]]] = {}
-    for line in (Path(workdir) / "metrics.jsonl").read_text(encoding="utf-8-sig").splitlines():
-        record = json.loads(line)
+    for _, record in read_lines(Path(workdir) / "metrics.jsonl"):
         if record["split"] == split:
             rounds = by_party.setdefault(record["model"], {})
             share = record["accuracy"]
@@ -94,7 +93,7 @@ def curves(workdir: str | Path) -> dict[str, PartyCurve]:
 
 def followed(workdir: str | Path) -> str:
     """The split that a run was evaluated on as it went."""
-    config = json.loads((Path(workdir) / "config.json").read_text(encoding="utf-8-sig"))
+    config = read_object(Path(workdir) / "config.json")
     return config.get("evaluation", {}).get("splits", ("test",))[0]
 
 
@@ -132,7 +131,7 @@ def table(found: Mapping[str, Mapping[str, list[float]]]) -> str:
 
 def stopped(workdir: str | Path) -> str:
     """What early stopping looked at in a run's phases, by its config."""
-    config = json.loads((Path(workdir) / "config.json").read_text(encoding="utf-8-sig"))
+    config = read_object(Path(workdir) / "config.json")
     return STOPPING[config["phases"]["stopping"]].replace("**", "")
 
 

@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import Any
 
 from experiments.studies.pages import FOUND, Notes, Page
-from experiments.studies.record import read_object
 from experiments.studies.sections.markdown import table
 from fedcodist.config.registry import METHOD_NAMES
+from fedcodist.report.runs import read_object
 
 Study = Mapping[str, Any]
 # What a study's file must have, and of which kind.

@@ -110,7 +110,7 @@ def test_rounds_around_codistillations_are_all_kept(tmp_path):
         evaluation = {"every": 1, "around": around}
         folder = write_run(tmp_path / name, every=1, evaluation=evaluation)
         points = record.make_record(folder)["curve"]["large"]["held_out"]["round"]
-        assert len(points) == (101 if around else record.MOST_POINTS)
+        assert len(points) == (101 if around else MOST_POINTS)
 
 
 def test_a_record_says_what_was_run_and_what_it_gave(tmp_path):
