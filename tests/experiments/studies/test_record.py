@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from experiments.studies import archive, record
+from fedcodist.report.points import MOST_POINTS
 
 RUN = "merged_codistillation,4700,in_domain"
 NAME = "merged_codistillation-4700-in_domain.json"
