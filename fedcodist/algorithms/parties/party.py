@@ -15,26 +15,23 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedcodist.core import keys
-from fedcodist.core.aggregation import ClientResult
+from fedcodist.core.aggregation import Aggregate, ClientResult, Reduce, weighted_mean
 from fedcodist.core.checks import check_clients, check_integer, check_names
 from fedcodist.core.communication import Communication
 from fedcodist.core.devices import sum_over_devices, this_device
 from fedcodist.core.for_each_client import Execution, dealing_order, for_each_client
-from fedcodist.core.inputs import ClientData, Cohort, Selection
+from fedcodist.core.inputs import ClientData, Cohort, Inputs, Round, Selection
 from fedcodist.core.layer_outputs import logits_of
 from fedcodist.core.local_training import Preprocess
-from fedcodist.core.method import Predictor
-from fedcodist.core.model import Model, Variables
+from fedcodist.core.method import FederatedAlgorithm, Predictor
+from fedcodist.core.model import Model, Variables, is_finite
 from fedcodist.core.padded_statistics import of_clients
 
 PyTree = Any
 PARTIES = "parties"  # the one cohort
 PUBLIC = "public"  # examples that everybody has
-# (the party's model, message, what it has, data, key) -> ClientResult: `update` is what it sends,
-# `client_state` what it has afterwards. `weight` is one number for all that it sends; where each
-# example has its own, `update` is the pair (weights * scores, weights), `weight` is 1, and the method
-# divides the sums.
-PartyUpdate = Callable[[Model, PyTree, PyTree, ClientData, jax.Array], ClientResult]
+# (the party's model, message, its state, data, key) -> PartyResult
+PartyUpdate = Callable[[Model, PyTree, PyTree, ClientData, jax.Array], "PartyResult"]
 
 
 class PartyGroup(NamedTuple):
@@ -50,30 +47,123 @@ class PartyGroup(NamedTuple):
     clients: np.ndarray
 
 
+class PartyResult(NamedTuple):
+    """What one party returns.
+
+    Attributes:
+      state: what the party has afterwards, its model and more.
+      metrics: dict of scalars; `party_metrics` makes those that every method has.
+      sends: pytree that is summed over parties, times `weight`. Nobody sees one party's alone. Where
+        each example has a weight of its own, it is the pair (weights * scores, weights), `weight` is 1,
+        and the method divides the two.
+      weight: scalar, of all that the party sends.
+      reports: pytree that is kept apart for each party, such as answers to its neighbours.
+
+    Both `sends` and `reports` leave the party, so both count as bytes up.
+    """
+
+    state: PyTree
+    metrics: dict[str, jax.Array]
+    sends: PyTree = None
+    weight: Any = 1.0
+    reports: PyTree = None
+
+
 class PartiesResult(NamedTuple):
     """What all parties leave.
 
     Attributes:
-      update, weight: the weighted sum of what they sent, and the sum of weights.
-      own: architecture -> what each has afterwards, leaves [group, ...].
+      aggregate: what `reduce` makes of all that they sent; a weighted mean's is in `pseudo_gradient`.
+      states: architecture -> what each party has afterwards, leaves [group, ...].
+      reports: architecture -> what each party reported, leaves [group, ...].
       metrics: `<party>/<name>` -> scalar.
     """
 
-    update: PyTree
-    weight: jax.Array
-    own: dict[str, PyTree]
+    aggregate: Aggregate
+    states: dict[str, PyTree]
+    reports: dict[str, PyTree]
     metrics: dict[str, jax.Array]
 
+    @property
+    def own(self) -> dict[str, PyTree]:
+        """`states`, for modules of graph/ that call `for_each_party`."""
+        return self.states
 
-def for_each_party(
+    @property
+    def update(self):
+        return self.aggregate.pseudo_gradient
+
+    @property
+    def weight(self):
+        return self.aggregate.weight
+
+
+def assemble(
+    name: str,
+    groups: Mapping[str, PartyGroup],
+    hyper: PyTree,
+    init: Callable[[jax.Array], PyTree],
+    round_: Callable[..., Any],
+    variables: Callable[[PyTree, str], Variables],
+    communication: Mapping[str, Communication],
+    select_examples: Callable[[jax.Array, jax.Array], dict[str, jax.Array]] = lambda round, key: {},
+    data_set_sizes: Mapping[str, int] = {},
+    other_predictors: Mapping[str, Predictor] = {},
+) -> FederatedAlgorithm:
+    """Makes an algorithm of parties, who take part in every round, and a round.
+
+    Args:
+      name, hyper, init: as FederatedAlgorithm has them.
+      groups: checked groups.
+      round_: FederatedAlgorithm.round.
+      variables: (state, architecture) -> its parties' models, leaves [group, ...].
+      communication: party -> bytes of one round.
+      select_examples: (round, key) -> data set -> places of a round's examples that are not clients'.
+      data_set_sizes: data set -> examples that it must have.
+      other_predictors: models that are no party's, such as a server's.
+    """
+    everyone = jnp.asarray(all_clients(groups))
+    return FederatedAlgorithm(
+        name=name,
+        hyper=hyper,
+        init=init,
+        client_states={},
+        select=lambda round, key: Selection({PARTIES: everyone}, select_examples(round, key)),
+        round=round_,
+        predictors={**party_predictors(groups, variables), **other_predictors},
+        communication=communication,
+        num_clients=num_clients(groups),
+        data_set_sizes=data_set_sizes,
+    )
+
+
+def party_metrics(
+    variables: Variables, num_steps: Any, num_examples: Any, **others: jax.Array
+) -> dict[str, jax.Array]:
+    """The metrics that every method of parties gives of a party's training.
+
+    Args:
+      variables: after training; a run warns where they are not finite.
+      num_steps, num_examples: that it took and saw.
+      others: losses, by name.
+    """
+    return {
+        **others,
+        "num_steps": jnp.asarray(num_steps),
+        "client_examples": jnp.asarray(num_examples),
+        "finite": is_finite(variables),
+    }
+
+
+def run_parties(
     groups: Mapping[str, PartyGroup],
     update: PartyUpdate,
     message: PyTree,
-    own: Mapping[str, PyTree],
-    cohort: Cohort,
+    states: Mapping[str, PyTree],
+    round: Round,
     key: jax.Array,
     execution: Execution = Execution(),
-    axis_name: str | None = None,
+    reduce: Reduce | None = None,
 ) -> PartiesResult:
     """Runs `update` once for every party.
 
@@ -82,57 +172,96 @@ def for_each_party(
 
     Args:
       groups: checked groups.
-      update: (model, message, own, data, key) -> ClientResult; pure. Where data.bound is 0 it should
+      update: (model, message, state, data, key) -> PartyResult; pure. Where data.bound is 0 it should
         take no time: that party belongs to another device.
       message: what every party gets.
-      own: architecture -> what each party has, its model and more, leaves [group, ...].
-      cohort: all parties, in ascending order.
+      states: architecture -> what each party has, leaves [group, ...].
+      round: whose cohort has all parties in ascending order.
       key: of this pass; each party's is derived from it and its index.
-      execution, axis_name: as in `for_each_client`.
+      execution: as in `for_each_client`.
+      reduce: how what parties send is summed; their weighted mean where not given. It gets a
+        ClientResult whose `update` is what the party sends, and no mutable state.
     """
+    reduce = weighted_mean() if reduce is None else reduce
+    cohort, axis_name = round.inputs.cohorts[PARTIES], round.axis_name
     here = _dealt_here(cohort.sizes, axis_name)
     everyone = all_clients(groups)
-    updates, weights, after, metrics = [], [], {}, {}
+    totals, kept, metrics = [], {}, {}
     for name, group in groups.items():
-        at = np.searchsorted(everyone, group.clients)
-        is_here = here[at]
+        places = np.searchsorted(everyone, group.clients)
+        is_here = here[places]
         members = Cohort(
             columns=cohort.columns,
-            clients=cohort.clients[at],
-            starts=cohort.starts[at],
-            sizes=jnp.where(is_here, cohort.sizes[at], 0),
+            clients=cohort.clients[places],
+            starts=cohort.starts[places],
+            sizes=jnp.where(is_here, cohort.sizes[places], 0),
             capacity=cohort.capacity,
         )
         with of_clients(group.clients):
             result = for_each_client(
-                functools.partial(_checked_update, update, group.model),
-                _weighted,
+                functools.partial(_client_update, update, group.model),
+                functools.partial(_prepare_here, reduce),
                 message,
-                own[name],
+                states[name],
                 members,
                 key,
                 execution,
             )
-        keep = lambda leaf, is_here=is_here: jnp.where(
+        only_here = lambda leaf, is_here=is_here: jnp.where(
             is_here.reshape(-1, *(1,) * (leaf.ndim - 1)), leaf, jnp.zeros_like(leaf)
         )
-        sent, weight = result.total
-        updates.append(sent)
-        weights.append(weight)
-        after[name] = jax.tree.map(keep, result.client_states)
-        metrics[name] = jax.tree.map(keep, result.metrics)
-    total = jax.tree.map(lambda *leaves: sum(leaves[1:], leaves[0]), *updates)
-    total, weight, after, metrics = sum_over_devices(
-        (total, sum(weights[1:], weights[0]), after, metrics), axis_name
-    )
+        totals.append(result.total)
+        kept[name] = jax.tree.map(only_here, result.client_states)
+        metrics[name] = jax.tree.map(only_here, result.metrics)
+    total = jax.tree.map(lambda *leaves: sum(leaves[1:], leaves[0]), *totals)
+    total, kept, metrics = sum_over_devices((total, kept, metrics), axis_name)
     names = party_names(groups)
     by_party = {
         f"{party}/{metric}": values[index]
-        for name, each in metrics.items()
-        for metric, values in each.items()
+        for name, metrics_of_group in metrics.items()
+        for metric, values in metrics_of_group.items()
         for index, party in enumerate(names[name])
     }
-    return PartiesResult(total, weight, after, by_party)
+    received = Variables(message, {})  # a Reduce knows messages by their model
+    return PartiesResult(
+        reduce.finalize(total, received, keys.derive(key, "reduce")),
+        {name: state for name, (state, _) in kept.items()},
+        {name: reports for name, (_, reports) in kept.items()},
+        by_party,
+    )
+
+
+def for_each_party(
+    groups: Mapping[str, PartyGroup],
+    update: Callable[..., ClientResult],
+    message: PyTree,
+    own: Mapping[str, PyTree],
+    cohort: Cohort,
+    key: jax.Array,
+    execution: Execution = Execution(),
+    axis_name: str | None = None,
+) -> PartiesResult:
+    """`run_parties` for modules of graph/ whose updates return a ClientResult that sends nothing."""
+
+    def party_update(model, message, state, data, key):
+        result = update(model, message, state, data, key)
+        return PartyResult(result.client_state, result.metrics, result.update, result.weight)
+
+    round = Round(0, key, Inputs({PARTIES: cohort}, {}), axis_name)
+    return run_parties(groups, party_update, message, own, round, key, execution, sums())
+
+
+def sums() -> Reduce:
+    """The weighted sum of what parties send, for methods that divide by a number of their own."""
+
+    def prepare(result, key):
+        return jax.tree.map(lambda leaf: leaf * result.weight, result.update), result.weight
+
+    def finalize(total, message, key):
+        update, weight = total
+        return Aggregate(update, {}, weight)
+
+    return Reduce(prepare, finalize)
 
 
 def check_groups(
@@ -316,18 +445,19 @@ def without_examples(data: ClientData, keeps: jax.Array) -> ClientData:
     return dataclasses.replace(data, size=jnp.where(keeps, data.size, 0), bound=bound)
 
 
-def _checked_update(update, model, message, own, data, key):
-    result = update(model, message, own, data, key)
-    chex.assert_shape(result.weight, ())
-    is_here = data.size > 0
-    return result._replace(
-        update=jax.tree.map(lambda leaf: jnp.where(is_here, leaf, 0), result.update),
-        weight=jnp.where(is_here, result.weight, 0),
-    )
+def _client_update(update, model, message, state, data, key) -> ClientResult:
+    """A party's update as a client's, whose `extra` is whether the party is this device's."""
+    result = update(model, message, state, data, key)
+    weight = jnp.asarray(result.weight, jnp.result_type(float))
+    chex.assert_shape(weight, ())
+    kept = (result.state, result.reports)
+    return ClientResult(result.sends, {}, weight, kept, result.metrics, extra=data.size > 0)
 
 
-def _weighted(result: ClientResult, key: jax.Array) -> PyTree:
-    return jax.tree.map(lambda leaf: leaf * result.weight, result.update), result.weight
+def _prepare_here(reduce: Reduce, result: ClientResult, key: jax.Array) -> PyTree:
+    """What is summed of a party; zeros where another device has it."""
+    prepared = reduce.prepare(result._replace(extra=None), key)
+    return jax.tree.map(lambda leaf: jnp.where(result.extra, leaf, jnp.zeros_like(leaf)), prepared)
 
 
 def _dealt_here(sizes: jax.Array, axis_name: str | None) -> jax.Array:
