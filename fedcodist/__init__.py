@@ -10,6 +10,7 @@ from typing import Any
 _MODULE_OF = {
     "Aggregate": "core.aggregation",
     "WeightAveraging": "distillation.weight_averaging",
+    "Alignment": "algorithms.parties.alignment",
     "ClientResult": "core.aggregation",
     "CodistillationHyper": "algorithms.pools.codistillation",
     "Compressor": "compression.compressor",
@@ -33,6 +34,7 @@ _MODULE_OF = {
     "FederatedData": "data.federated_data",
     "FederatedMethod": "core.method",
     "FetchSGDHyper": "algorithms.clients.fetch_sgd",
+    "OpenExamples": "algorithms.parties.ds_fl",
     "PartyGroup": "algorithms.parties.party",
     "HeadDistillation": "algorithms.graph.multi_headed_distillation",
     "LocalOnlyHyper": "algorithms.parties.local_only",
