@@ -9,6 +9,7 @@ from typing import Any
 
 _MODULE_OF = {
     "Aggregate": "core.aggregation",
+    "Alignment": "algorithms.parties.alignment",
     "ClientResult": "core.aggregation",
     "CodistillationHyper": "algorithms.pools.codistillation",
     "Compressor": "compression.compressor",
@@ -42,7 +43,8 @@ _MODULE_OF = {
     "MHDHyper": "algorithms.graph.multi_headed_distillation",
     "Model": "core.model",
     "MutualLosses": "algorithms.clients.fed_kd_losses",
-    "PartyGroup": "algorithms.parties.party",
+    "OpenExamples": "algorithms.parties.ds_fl",
+    "PartyGroup": "algorithms.parties.groups",
     "Pool": "algorithms.pools.pool",
     "Reduce": "core.aggregation",
     "StepTraining": "core.local_steps",

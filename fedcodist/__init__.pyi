@@ -22,7 +22,9 @@ from fedcodist.algorithms.graph.local_only_steps import local_only_steps as loca
 from fedcodist.algorithms.graph.multi_headed_distillation import HeadDistillation as HeadDistillation
 from fedcodist.algorithms.graph.multi_headed_distillation import MHDHyper as MHDHyper
 from fedcodist.algorithms.graph.multi_headed_distillation import multi_headed_distillation as multi_headed_distillation
+from fedcodist.algorithms.parties.alignment import Alignment as Alignment
 from fedcodist.algorithms.parties.ds_fl import DSFLHyper as DSFLHyper
+from fedcodist.algorithms.parties.ds_fl import OpenExamples as OpenExamples
 from fedcodist.algorithms.parties.ds_fl import ds_fl as ds_fl
 from fedcodist.algorithms.parties.fd import FDHyper as FDHyper
 from fedcodist.algorithms.parties.fd import fd as fd
@@ -30,9 +32,9 @@ from fedcodist.algorithms.parties.fed_md import FedMDHyper as FedMDHyper
 from fedcodist.algorithms.parties.fed_md import fed_md as fed_md
 from fedcodist.algorithms.parties.fml import FMLHyper as FMLHyper
 from fedcodist.algorithms.parties.fml import fml as fml
+from fedcodist.algorithms.parties.groups import PartyGroup as PartyGroup
 from fedcodist.algorithms.parties.local_only import LocalOnlyHyper as LocalOnlyHyper
 from fedcodist.algorithms.parties.local_only import local_only as local_only
-from fedcodist.algorithms.parties.party import PartyGroup as PartyGroup
 from fedcodist.algorithms.pools.codistillation import CodistillationHyper as CodistillationHyper
 from fedcodist.algorithms.pools.codistillation import TeachingHyper as TeachingHyper
 from fedcodist.algorithms.pools.fed_be import FedBEHyper as FedBEHyper
