@@ -269,7 +269,7 @@ def test_what_checkpoints_take_is_told_before_a_run_and_refused(tmp_path: Path, 
     command += [f"--config.{setting}" for setting in settings]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
-    said = done.stdout.index("checkpoints in the clients' pools: ")
+    said = done.stdout.index("checkpoints in the clients' buffers: ")
     assert said < done.stdout.index("run folder: ")
     shared = []
     available = lambda distillation, here: shared.append(here) or 2 * 10**6
