@@ -217,8 +217,7 @@ def _schedule(groups, edges, num_rounds, distillation) -> ExchangeSchedule | Non
     if not distillation.teachers:
         return None
     exchange = distillation.exchange
-    size = exchange.checkpoints_per_client
-    size = edges.shape[-1] if size is None else size
+    size = exchange.checkpoints_per_client or edges.shape[-1]  # N_P
     if distillation.teachers > size:
         raise ValueError(
             f"distillation.teachers must be at most the {size} checkpoints of a buffer, got "
@@ -255,8 +254,7 @@ def _public_term(model, columns, rows, buffer, teach, distillation, hyper):
             keys.derive(key, "teachers"), len(buffer), (distillation.teachers,), replace=False
         )
         teachers = teach(buffer[drawn], batch, model, variables)
-        # Equations 2 to 5.
-        weights = (hyper.embedding_weight, hyper.head_weight)
+        weights = (hyper.embedding_weight, hyper.head_weight)  # of equations 2 to 5
         return distillation_gradient(model, variables, batch, teachers, distillation, weights, key)
 
     return term
