@@ -307,6 +307,7 @@ def make_fed_md(inputs: work.Inputs):
     import optax
 
     from fedcodist.algorithms.parties import fed_md, party
+    from fedcodist.algorithms.parties.alignment import Alignment
     from fedcodist.core.local_training import LocalTraining
     from fedcodist.core.model import from_flax_linen
     from fedcodist.models.fed_md import FedMDNetwork, output_penalty
@@ -324,13 +325,15 @@ def make_fed_md(inputs: work.Inputs):
     rows = jnp.asarray(inputs.unlabelled_rows.reshape(len(inputs.unlabelled_rows), 1, -1))
     algorithm = fed_md.fed_md(
         groups,
-        np.zeros(work.UNLABELLED, np.int32),
+        Alignment(
+            np.zeros(work.UNLABELLED, np.int32),
+            rows.shape[-1],
+            inference_batch_size=work.ANSWER_BATCH,
+        ),
         network.classes,
         digest,
         revisit,
-        alignment_size=rows.shape[-1],
         gradient_hook=output_penalty(work.OUTPUT_PENALTY),
-        inference_batch_size=work.ANSWER_BATCH,
         hyper=fed_md.FedMDHyper(work.PARTY_RATE, work.PARTY_RATE),
     )
 

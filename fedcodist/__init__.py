@@ -10,6 +10,7 @@ from typing import Any
 _MODULE_OF = {
     "Aggregate": "core.aggregation",
     "WeightAveraging": "distillation.weight_averaging",
+    "Alignment": "algorithms.parties.alignment",
     "ClientResult": "core.aggregation",
     "CheckpointExchange": "algorithms.graph.mhd_exchange",
     "CodistillationHyper": "algorithms.pools.codistillation",
@@ -34,6 +35,7 @@ _MODULE_OF = {
     "FederatedData": "data.federated_data",
     "FederatedMethod": "core.method",
     "FetchSGDHyper": "algorithms.clients.fetch_sgd",
+    "OpenExamples": "algorithms.parties.ds_fl",
     "PartyGroup": "algorithms.parties.party",
     "HeadDistillation": "algorithms.graph.mhd_losses",
     "LocalOnlyHyper": "algorithms.parties.local_only",

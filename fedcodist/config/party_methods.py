@@ -13,7 +13,8 @@ import numpy as np
 import optax
 from ml_collections import ConfigDict
 
-from fedcodist.algorithms.parties.ds_fl import DSFLHyper, ds_fl
+from fedcodist.algorithms.parties.alignment import Alignment
+from fedcodist.algorithms.parties.ds_fl import DSFLHyper, OpenExamples, ds_fl
 from fedcodist.algorithms.parties.fd import FDHyper, fd
 from fedcodist.algorithms.parties.fed_md import FedMDHyper, fed_md
 from fedcodist.algorithms.parties.fml import FMLHyper, fml
@@ -57,17 +58,21 @@ def build_fed_md(config: ConfigDict, data: Data) -> FederatedAlgorithm:
         config,
         fed_md,
         party_groups(config, data),
-        public.train.columns["label"],
+        Alignment(
+            public.train.columns["label"],
+            settings.alignment_size,
+            settings.exchanged,
+            config.evaluation.batch_size,
+        ),
         public.num_classes,
         digest=digest_training(config, public.preprocess),
         revisit=revisit_training(config, data.preprocess),
-        alignment_size=settings.alignment_size,
-        weights=settings.weights,
-        exchanged=settings.exchanged,
         gradient_hook=output_penalty(settings.output_penalty),
-        inference_batch_size=config.evaluation.batch_size,
         hyper=FedMDHyper(
-            settings.learning_rate, settings.learning_rate, temperature=settings.temperature
+            settings.learning_rate,
+            settings.learning_rate,
+            settings.weights,
+            settings.temperature,
         ),
     )
 
@@ -111,7 +116,7 @@ def build_ds_fl(config: ConfigDict, data: Data) -> FederatedAlgorithm:
         ds_fl,
         party_groups(config, data),
         _extra_model(config, data, "server"),
-        public.train.num_examples,
+        OpenExamples(public.train.num_examples, settings.open_size, config.evaluation.batch_size),
         private_training(config, data.preprocess),
         LocalTraining(
             adam(settings),
@@ -119,10 +124,8 @@ def build_ds_fl(config: ConfigDict, data: Data) -> FederatedAlgorithm:
             settings.distillation_epochs,
             public.preprocess,
         ),
-        settings.open_size,
         settings.aggregation,
         DSFLHyper(*rates, settings.temperature),
-        config.evaluation.batch_size,
     )
 
 

@@ -12,7 +12,8 @@ from fedcodist.algorithms.graph.decentralised_periodic_codistillation import (
     decentralised_periodic_codistillation,
 )
 from fedcodist.algorithms.graph.graphs import complete
-from fedcodist.algorithms.parties.ds_fl import ds_fl
+from fedcodist.algorithms.parties.alignment import Alignment
+from fedcodist.algorithms.parties.ds_fl import OpenExamples, ds_fl
 from fedcodist.algorithms.parties.fd import fd
 from fedcodist.algorithms.parties.fed_md import fed_md
 from fedcodist.algorithms.parties.fml import fml
@@ -118,11 +119,11 @@ def of_parties(name, layered):
     match name:
         case "fed_md":
             labels = np.arange(9, dtype=np.int32) % CLASSES
-            return fed_md(groups, labels, CLASSES, TRAINING, TRAINING, alignment_size=6)
+            return fed_md(groups, Alignment(labels, 6), CLASSES, TRAINING, TRAINING)
         case "fd":
             return fd(groups, CLASSES, TRAINING)
         case "ds_fl":
-            return ds_fl(groups, models["small"], 9, TRAINING, TRAINING, open_size=6)
+            return ds_fl(groups, models["small"], OpenExamples(9, 6), TRAINING, TRAINING)
         case "fml":
             return fml(groups, models["small"], TRAINING)
         case "fed_avg on a graph":

@@ -152,7 +152,7 @@ def test_what_is_no_list(name, value):
 def test_batches_of_inference(value):
     for method in (
         lambda: fc.fd(GROUPS, 3, inference_batch_size=value),
-        lambda: fc.ds_fl(GROUPS, MODEL, 10, open_size=5, inference_batch_size=value),
+        lambda: fc.ds_fl(GROUPS, MODEL, fc.OpenExamples(10, 5, value)),
     ):
         with pytest.raises((TypeError, ValueError), match=r"^inference_batch_size must be a"):
             method()
@@ -201,8 +201,8 @@ RUNS = {
     "allow_empty must be True or False": lambda: FederatedData.from_arrays(
         COLUMNS, offsets=[0, 8], allow_empty="no"
     ),
-    "weights must be numbers": lambda: fc.fed_md(
-        GROUPS, np.zeros(9, int), 3, alignment_size=5, weights=[10**400] * 4
+    "hyper.weights must be numbers": lambda: fc.fed_md(
+        GROUPS, fc.Alignment(np.zeros(9, int), 5), 3, hyper=fc.FedMDHyper(weights=[10**400] * 4)
     ),
     "option must be 1 or 2": lambda: fc.scaffold(MODEL, 8, option=np.zeros(3)),
     "method.client_update does not fit": lambda: merged(columns=COLUMNS | {"image": np.zeros(8)}),

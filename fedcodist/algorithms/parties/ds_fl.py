@@ -1,4 +1,8 @@
-"""DS-FL (Itahara et al., 2021): parties exchange probabilities of open examples, made more certain."""
+"""DS-FL: parties exchange probabilities of open examples, made more certain.
+
+Itahara et al., "Distillation-Based Semi-Supervised Federated Learning for Communication-Efficient
+Collaborative Training with Non-IID Private Data", 2021, https://arxiv.org/abs/2008.06180.
+"""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -9,27 +13,26 @@ import numpy as np
 import optax
 
 from fedcodist.algorithms.parties.party import (
-    PARTIES,
     PUBLIC,
     PartyGroup,
+    PartyResult,
+    all_examples,
+    assemble,
     check_groups,
     check_widths,
-    everybody,
-    for_each_party,
     inference,
     init_models,
-    num_clients,
-    party_predictors,
+    party_metrics,
+    run_parties,
     same_for_all,
     shared_examples,
 )
 from fedcodist.core import keys
-from fedcodist.core.aggregation import ClientResult
+from fedcodist.core.aggregation import Reduce, weighted_mean
 from fedcodist.core.arguments import check_arguments
 from fedcodist.core.checks import check_integer, check_number
 from fedcodist.core.communication import Communication
 from fedcodist.core.for_each_client import Execution
-from fedcodist.core.inputs import ClientData
 from fedcodist.core.layer_outputs import logits_of
 from fedcodist.core.local_training import LocalTraining, check_training, train_client
 from fedcodist.core.method import FederatedAlgorithm, single_model
@@ -47,6 +50,20 @@ class DSFLState(NamedTuple):
     server: Variables
 
 
+class OpenExamples(NamedTuple):
+    """The open examples, whose labels are not used.
+
+    Attributes:
+      num_public: rows of the data set `public`.
+      open_size: examples of a round, drawn anew. None takes all, and no indices are sent.
+      inference_batch_size: examples per step while probabilities are computed.
+    """
+
+    num_public: int
+    open_size: int | None = 1000
+    inference_batch_size: int = 500
+
+
 class DSFLHyper(NamedTuple):
     """Learning rates, and the temperature that sharpens; traced."""
 
@@ -58,49 +75,40 @@ class DSFLHyper(NamedTuple):
 def ds_fl(
     groups: Mapping[str, PartyGroup],
     server: Model,
-    num_public: int,
+    open_examples: OpenExamples,
     local: LocalTraining = LocalTraining(),
     distillation: LocalTraining = LocalTraining(batch_size=100),
-    open_size: int | None = 1000,
     aggregation: str = "era",
     hyper: DSFLHyper = DSFLHyper(),
-    inference_batch_size: int = 500,
     execution: Execution = Execution(),
     name: str = "ds_fl",
+    reduce: Reduce = weighted_mean(),
 ) -> FederatedAlgorithm:
     """A round: local training; probabilities of open examples; their mean, sharpened; all learn it.
 
     Parties and a model of the server minimise the cross-entropy with the target. Optimizers are fresh
-    in every round. Labels of open examples are not used.
+    in every round.
 
     Args:
       groups: architecture -> its parties.
       server: the server's model.
-      num_public: rows of the data set `public`.
+      open_examples: how many there are, and how many a round takes.
       local: training on private examples.
       distillation: training on the open ones.
-      open_size: open examples of a round, drawn anew; None takes all and sends no indices.
       aggregation: 'era', softmax(mean / T), entropy reduction, or 'sa', the mean itself.
       hyper: learning rates and T.
-      inference_batch_size: examples per step while probabilities are computed.
       execution, name: as in `fed_md`.
+      reduce: how the server makes the mean of what parties send.
 
     Raises:
-      ValueError, TypeError: one line that names the argument and what is allowed.
+      ValueError, TypeError: names the argument and what is allowed.
     """
     check_arguments(ds_fl, locals())
     groups = check_groups(groups, (SERVER,))
     check_widths(groups, server.num_classes, "server.num_classes")
     check_training("local", local)
     check_training("distillation", distillation)
-    check_integer("inference_batch_size", inference_batch_size, low=1)
-    check_integer("num_public", num_public, low=1)
-    count = num_public if open_size is None else open_size
-    check_integer("open_size", count, low=1)
-    if count > num_public:
-        raise ValueError(
-            f"open_size must be at most the {num_public} public examples, got {count}."
-        )
+    count = _checked_size(open_examples)
     check_number("learning_rate", hyper.learning_rate, low=0)
     check_number("distillation_learning_rate", hyper.distillation_learning_rate, low=0)
     check_number("temperature", hyper.temperature, above=0)
@@ -110,89 +118,79 @@ def ds_fl(
     def init(key):
         return DSFLState(init_models(groups, key), server.init(keys.derive(key, "init", SERVER)))
 
-    def select(round, key):
+    def select_examples(round, key):
         indices = jnp.arange(count)
-        if open_size is not None:
-            indices = permuted_positions(keys.derive(key, "open", round), indices, num_public)
-        return everybody(groups, {PUBLIC: indices[None]})
+        if open_examples.open_size is not None:
+            draw = keys.derive(key, "open", round)
+            indices = permuted_positions(draw, indices, open_examples.num_public)
+        return {PUBLIC: indices[None]}
 
     def round_(state, client_states, round, hyper):
-        key, inputs, axis_name = round.key, round.inputs, round.axis_name
+        public = round.inputs.examples[PUBLIC]
+        columns = {name: column[public.indices[0]] for name, column in public.columns.items()}
 
+        # Local training, then probabilities of the open examples, which the party sends.
         def train(model, message, variables, data, key):
             trained = train_client(model, local, variables, data, key, hyper.learning_rate)
-            shared = shared_examples(examples, data)
             logits = inference(
-                model, trained.variables, shared, distillation.preprocess, inference_batch_size
+                model,
+                trained.variables,
+                shared_examples(columns, data),
+                distillation.preprocess,
+                open_examples.inference_batch_size,
             )
-            metrics = {
-                "loss": trained.loss,
-                "num_steps": trained.num_steps,
-                "client_examples": trained.num_examples,
-            }
-            return ClientResult(
-                jax.nn.softmax(logits), {}, jnp.ones(()), trained.variables, metrics
+            metrics = party_metrics(
+                trained.variables, trained.num_steps, trained.num_examples, loss=trained.loss
             )
+            return PartyResult(trained.variables, metrics, jax.nn.softmax(logits))
 
-        def learn(model, target, variables, data, key):
-            shared = shared_examples(examples | {"target": target}, data)
-            taught = train_client(
+        # Distillation: the cross-entropy with the target on the open examples.
+        def learn(model, variables, examples, key):
+            return train_client(
                 model,
                 distillation,
                 variables,
-                shared,
+                examples,
                 key,
                 hyper.distillation_learning_rate,
                 loss_hook=soft_cross_entropy,
             )
-            finite = is_finite(taught.variables)
-            metrics = {"distillation_loss": taught.loss, "finite": finite}
-            return ClientResult({}, {}, jnp.ones(()), taught.variables, metrics)
 
-        cohort, public = inputs.cohorts[PARTIES], inputs.examples[PUBLIC]
-        examples = {column: values[public.indices[0]] for column, values in public.columns.items()}
-        run = lambda update, message, own, purpose: for_each_party(
-            groups,
-            update,
-            message,
-            own,
-            cohort,
-            keys.derive(key, purpose, round.index),
-            execution,
-            axis_name,
-        )
+        def learn_as_party(model, target, variables, data, key):
+            examples = shared_examples(columns | {"target": target}, data)
+            taught = learn(model, variables, examples, key)
+            metrics = {"distillation_loss": taught.loss, "finite": is_finite(taught.variables)}
+            return PartyResult(taught.variables, metrics)
+
+        def run(update, message, models, purpose):
+            key = keys.derive(round.key, purpose, round.index)
+            return run_parties(groups, update, message, models, round, key, execution, reduce)
+
         trained = run(train, None, state.models, "client_update")
-        mean = trained.update / trained.weight
+        # Entropy reduction aggregation (ERA) sharpens the mean; simple aggregation (SA) takes it.
+        mean = trained.aggregate.pseudo_gradient
         target = sharpened(mean, hyper.temperature) if aggregation == "era" else mean
-        taught = run(learn, target, trained.own, "distillation")
-        everyone = jnp.asarray(count, jnp.int32)
-        all_of_them = ClientData(
-            examples, jnp.zeros((), jnp.int32), everyone, everyone, count, False
-        )
-        own_key = keys.derive(key, "distillation", round.index, SERVER)
-        server_model = learn(server, target, state.server, all_of_them, own_key)
+        # Every party learns the target, and so does the server's model.
+        taught = run(learn_as_party, target, trained.states, "distillation")
+        server_key = keys.derive(round.key, "distillation", round.index, SERVER)
+        examples = all_examples(columns | {"target": target})
+        taught_server = learn(server, state.server, examples, server_key)
         metrics = trained.metrics | taught.metrics
-        return DSFLState(taught.own, server_model.client_state), client_states, metrics
-
-    def variables_of(state, name):
-        return state.models[name]
+        return DSFLState(taught.states, taught_server.variables), client_states, metrics
 
     floats = count * server.num_classes * np.dtype(np.float32).itemsize
-    indices = 0 if open_size is None else count * np.dtype(np.int32).itemsize
-    return FederatedAlgorithm(
-        name=name,
-        hyper=hyper,
-        init=init,
-        client_states={},
-        select=select,
-        round=round_,
-        predictors={
-            **party_predictors(groups, variables_of),
-            SERVER: single_model(server, lambda state: state.server),
-        },
-        communication=same_for_all(groups, Communication(down=floats + indices, up=floats)),
-        num_clients=num_clients(groups),
-        data_set_sizes={PUBLIC: num_public},
+    indices = 0 if open_examples.open_size is None else count * np.dtype(np.int32).itemsize
+    return assemble(
+        name,
+        groups,
+        hyper,
+        init,
+        round_,
+        lambda state, name: state.models[name],
+        same_for_all(groups, Communication(down=floats + indices, up=floats)),
+        select_examples,
+        {PUBLIC: open_examples.num_public},
+        {SERVER: single_model(server, lambda state: state.server)},
     )
 
 
@@ -204,3 +202,18 @@ def sharpened(mean: jax.Array, temperature: Any) -> jax.Array:
 def soft_cross_entropy(outputs: jax.Array, batch: Mapping[str, jax.Array]) -> jax.Array:
     """Cross-entropy of logits [batch, classes] with the batch's target probabilities."""
     return optax.softmax_cross_entropy(logits_of(outputs), batch["target"])
+
+
+def _checked_size(open_examples: OpenExamples) -> int:
+    """How many open examples a round has."""
+    check_integer("inference_batch_size", open_examples.inference_batch_size, low=1)
+    check_integer("num_public", open_examples.num_public, low=1)
+    if open_examples.open_size is None:
+        return open_examples.num_public
+    check_integer("open_size", open_examples.open_size, low=1)
+    if open_examples.open_size > open_examples.num_public:
+        raise ValueError(
+            f"open_size must be at most the {open_examples.num_public} public examples, got "
+            f"{open_examples.open_size}."
+        )
+    return open_examples.open_size

@@ -1,4 +1,8 @@
-"""FD (Jeong et al., 2018): parties exchange mean outputs per label; no examples, no models."""
+"""FD: parties exchange mean outputs per label; no examples, no models.
+
+Jeong et al., "Communication-Efficient On-Device Machine Learning: Federated Distillation and
+Augmentation under Non-IID Private Data", 2018, https://arxiv.org/abs/1811.11479.
+"""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -8,20 +12,20 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedcodist.algorithms.parties.party import (
-    PARTIES,
     PartyGroup,
+    PartyResult,
+    assemble,
     check_groups,
     check_widths,
-    everybody,
-    for_each_party,
     inference,
     init_models,
-    num_clients,
-    party_predictors,
+    party_metrics,
+    run_parties,
     same_for_all,
+    sums,
 )
 from fedcodist.core import keys
-from fedcodist.core.aggregation import ClientResult
+from fedcodist.core.aggregation import Reduce
 from fedcodist.core.arguments import check_arguments
 from fedcodist.core.checks import check_integer, check_number
 from fedcodist.core.communication import Communication
@@ -32,7 +36,7 @@ from fedcodist.core.labels import class_labels
 from fedcodist.core.layer_outputs import logits_of
 from fedcodist.core.local_training import LocalTraining, check_training, train_client
 from fedcodist.core.method import FederatedAlgorithm
-from fedcodist.core.model import Model, Variables, is_finite
+from fedcodist.core.model import Model, Variables
 from fedcodist.distillation.loop import kl_divergence, softened, softened_target
 
 PyTree = Any
@@ -84,12 +88,13 @@ def fd(
     inference_batch_size: int = 500,
     execution: Execution = Execution(),
     name: str = "fd",
+    reduce: Reduce = sums(),
 ) -> FederatedAlgorithm:
     """Local training whose outputs are drawn, label by label, to the mean outputs of the others.
 
-    The loss is CE + gamma T^2 KL(softmax(G / T) || softmax(z / T)), where G are the mean logits of an
-    example's label over the other parties that have this label; where there are none, as in the
-    first round, it is CE alone. Means are taken after local training, in inference mode. (Jeong et al.
+    The loss is CE + gamma T^2 KL(softmax(G / T) || softmax(z / T)). G are the mean logits of an
+    example's label over the other parties that have this label. Where there are none, as in the first
+    round, the loss is CE alone. Means are taken after local training, in inference mode. (Jeong et al.
     average while training goes on, and over softened outputs.)
 
     Args:
@@ -99,9 +104,10 @@ def fd(
       hyper: learning rate, gamma and T.
       inference_batch_size: examples per step while means are taken.
       execution, name: as in `fed_md`.
+      reduce: how what parties send is summed. It must give sums, since each party subtracts its own.
 
     Raises:
-      ValueError, TypeError: one line that names the argument and what is allowed.
+      ValueError, TypeError: names the argument and what is allowed.
     """
     check_arguments(fd, locals())
     groups = check_groups(groups)
@@ -119,66 +125,57 @@ def fd(
         )
 
     def init(key):
-        models = init_models(groups, key)
-        own = {
-            n: FDParty(variables, nothing(len(groups[n].clients)))
-            for n, variables in models.items()
+        parties = {
+            architecture: FDParty(variables, nothing(len(groups[architecture].clients)))
+            for architecture, variables in init_models(groups, key).items()
         }
-        return FDState(own, nothing())
+        return FDState(parties, nothing())
 
     def round_(state, client_states, round, hyper):
-        key, inputs, axis_name = round.key, round.inputs, round.axis_name
         softly = softened(divergence, hyper.temperature, scaled=True)
 
         def update(model, total, party, data, key):
+            # G: the mean outputs of each label over the other parties that have it.
             others = of_others(total, party.sent)
 
+            # Local training: CE + gamma T^2 KL(softmax(G / T) || softmax(z / T)).
             def loss(outputs, batch):
                 labels = class_labels(batch["label"], num_classes)
                 target = softened_target(others.logits[labels], hyper.temperature)
-                drawn = others.has_label[labels] * softly(logits_of(outputs), target)
-                return checked_loss(model.loss, outputs, batch) + hyper.weight * drawn
+                regulariser = others.has_label[labels] * softly(logits_of(outputs), target)
+                return checked_loss(model.loss, outputs, batch) + hyper.weight * regulariser
 
             trained = train_client(
                 model, training, party.variables, data, key, hyper.learning_rate, loss_hook=loss
             )
+            # What the party sends: its mean outputs per label.
             means = label_means(
                 model, trained.variables, data, num_classes, training, inference_batch_size
             )
-            metrics = {
-                "loss": trained.loss,
-                "num_steps": trained.num_steps,
-                "client_examples": trained.num_examples,
-                "finite": is_finite(trained.variables),
-            }
-            after = FDParty(trained.variables, means)
-            return ClientResult(means, {}, jnp.ones(()), after, metrics)
+            metrics = party_metrics(
+                trained.variables, trained.num_steps, trained.num_examples, loss=trained.loss
+            )
+            return PartyResult(FDParty(trained.variables, means), metrics, means)
 
-        result = for_each_party(
-            groups,
-            update,
-            state.total,
-            state.models,
-            inputs.cohorts[PARTIES],
-            keys.derive(key, "client_update", round.index),
-            execution,
-            axis_name,
+        key = keys.derive(round.key, "client_update", round.index)
+        result = run_parties(
+            groups, update, state.total, state.models, round, key, execution, reduce
         )
-        return FDState(result.own, result.update), client_states, result.metrics
+        # The server adds up the parties' means, for the next round.
+        total = result.aggregate.pseudo_gradient
+        return FDState(result.states, total), client_states, result.metrics
 
     scalar = np.dtype(np.float32).itemsize
     # Which labels a party has, or how many parties have a label, is one more number per label.
     payload = num_classes * (num_classes + 1) * scalar
-    return FederatedAlgorithm(
-        name=name,
-        hyper=hyper,
-        init=init,
-        client_states={},
-        select=lambda round, key: everybody(groups, {}),
-        round=round_,
-        predictors=party_predictors(groups, lambda state, name: state.models[name].variables),
-        communication=same_for_all(groups, Communication(down=payload, up=payload)),
-        num_clients=num_clients(groups),
+    return assemble(
+        name,
+        groups,
+        hyper,
+        init,
+        round_,
+        lambda state, name: state.models[name].variables,
+        same_for_all(groups, Communication(down=payload, up=payload)),
     )
 
 
@@ -203,8 +200,8 @@ def label_means(
     positions = jnp.arange(data.capacity)
     rows = data.start + jnp.minimum(positions, jnp.maximum(data.size - 1, 0))
     labels = class_labels(data.columns["label"][rows], num_classes)
-    own = jax.nn.one_hot(labels, num_classes)
-    own *= (positions < data.size)[:, None]
-    count = jnp.sum(own, axis=0)
-    means = (own.T @ logits) / jnp.maximum(count, 1)[:, None]
+    is_of_label = jax.nn.one_hot(labels, num_classes)
+    is_of_label *= (positions < data.size)[:, None]
+    count = jnp.sum(is_of_label, axis=0)
+    means = (is_of_label.T @ logits) / jnp.maximum(count, 1)[:, None]
     return LabelMeans(means, (count > 0).astype(means.dtype))

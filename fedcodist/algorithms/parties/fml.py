@@ -1,35 +1,37 @@
-"""FML (Shen et al., 2020): each party's own model and its copy of a shared one teach each other."""
+"""FML: each party's own model and its copy of a shared one teach each other.
+
+Shen et al., "Federated Mutual Learning", 2020, https://arxiv.org/abs/2006.16765.
+"""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import optax
 
 from fedcodist.algorithms.parties.party import (
-    PARTIES,
     PartyGroup,
+    PartyResult,
+    assemble,
     check_groups,
     check_widths,
-    everybody,
-    for_each_party,
     init_models,
-    num_clients,
-    party_predictors,
+    party_metrics,
+    run_parties,
     same_for_all,
 )
 from fedcodist.core import keys
-from fedcodist.core.aggregation import ClientResult, as_stored
+from fedcodist.core.aggregation import Reduce, as_stored, weighted_mean
 from fedcodist.core.arguments import check_arguments
 from fedcodist.core.checks import check_number
 from fedcodist.core.communication import Communication, tree_bytes
 from fedcodist.core.example_losses import checked_loss
 from fedcodist.core.for_each_client import Execution
+from fedcodist.core.joined_models import joined
 from fedcodist.core.layer_outputs import logits_of
 from fedcodist.core.local_training import LocalTraining, check_training, train_client
 from fedcodist.core.method import FederatedAlgorithm, single_model
-from fedcodist.core.model import Model, Variables, is_finite, variable_shapes
+from fedcodist.core.model import Model, Variables, variable_shapes
 from fedcodist.distillation.loop import kl_divergence
 
 PyTree = Any
@@ -69,12 +71,13 @@ def fml(
     hyper: FMLHyper = FMLHyper(),
     execution: Execution = Execution(),
     name: str = "fml",
+    reduce: Reduce = weighted_mean(),
 ) -> FederatedAlgorithm:
     """Parties fork the shared "meme" model; it and their own learn together; memes are averaged.
 
-    Own model: alpha CE + (1 - alpha) KL(meme || own). Meme: beta CE + (1 - beta) KL(own || meme).
-    Targets get no gradient. Optimizers are fresh in every round; the server takes the plain mean of
-    parameters and mutable state.
+    The own model's loss is alpha CE + (1 - alpha) KL(meme || own). The meme's loss is
+    beta CE + (1 - beta) KL(own || meme). Targets get no gradient. Optimizers are fresh in every round.
+    The server takes the plain mean of parameters and mutable state.
 
     Args:
       groups: architecture -> its parties.
@@ -83,9 +86,10 @@ def fml(
         rate also falls every ten rounds.
       hyper: learning rate, alpha and beta.
       execution, name: as in `fed_md`.
+      reduce: how the server makes the mean of what parties send.
 
     Raises:
-      ValueError, TypeError: one line that names the argument and what is allowed.
+      ValueError, TypeError: names the argument and what is allowed.
     """
     check_arguments(fml, locals())
     groups = check_groups(groups, (MEME,))
@@ -99,9 +103,9 @@ def fml(
         return FMLState(init_models(groups, key), meme.init(keys.derive(key, "init", MEME)))
 
     def round_(state, client_states, round, hyper):
-        key, inputs, axis_name = round.key, round.inputs, round.axis_name
-
         def update(model, shared, own, data, key):
+            # Fork: the party's copy of the meme is what it receives. Then both models learn, L_local
+            # and L_meme, on the same batches.
             trained = train_client(
                 both(model, meme),
                 training,
@@ -113,79 +117,42 @@ def fml(
                 hyper.learning_rate,
                 loss_hook=mutual_loss(model, meme, hyper.own_weight, hyper.meme_weight),
             )
-            after = {
-                part: Variables(trained.variables.params[part], trained.variables.mutable[part])
+            own_after, meme_after = (
+                Variables(trained.variables.params[part], trained.variables.mutable[part])
                 for part in (OWN, MEME)
-            }
-            metrics = {
-                "loss": trained.loss,
-                "num_steps": trained.num_steps,
-                "client_examples": trained.num_examples,
-                "finite": is_finite(trained.variables),
-            }
-            return ClientResult(after[MEME], {}, jnp.ones(()), after[OWN], metrics)
+            )
+            metrics = party_metrics(
+                trained.variables, trained.num_steps, trained.num_examples, loss=trained.loss
+            )
+            return PartyResult(own_after, metrics, sends=meme_after)
 
-        result = for_each_party(
-            groups,
-            update,
-            state.meme,
-            state.models,
-            inputs.cohorts[PARTIES],
-            keys.derive(key, "client_update", round.index),
-            execution,
-            axis_name,
+        key = keys.derive(round.key, "client_update", round.index)
+        result = run_parties(
+            groups, update, state.meme, state.models, round, key, execution, reduce
         )
-        mean = jax.tree.map(
-            lambda leaf, old: as_stored(leaf / result.weight.astype(leaf.dtype), old),
-            result.update,
-            state.meme,
-        )
-        return FMLState(result.own, mean), client_states, result.metrics
+        # Merge: the new meme is the plain mean of the parties' memes.
+        mean = jax.tree.map(as_stored, result.aggregate.pseudo_gradient, state.meme)
+        return FMLState(result.states, mean), client_states, result.metrics
 
     size = tree_bytes(variable_shapes(meme))
-    return FederatedAlgorithm(
-        name=name,
-        hyper=hyper,
-        init=init,
-        client_states={},
-        select=lambda round, key: everybody(groups, {}),
-        round=round_,
-        predictors={
-            **party_predictors(groups, lambda state, name: state.models[name]),
-            MEME: single_model(meme, lambda state: state.meme),
-        },
-        communication=same_for_all(groups, Communication(down=size, up=size)),
-        num_clients=num_clients(groups),
+    return assemble(
+        name,
+        groups,
+        hyper,
+        init,
+        round_,
+        lambda state, name: state.models[name],
+        same_for_all(groups, Communication(down=size, up=size)),
+        other_predictors={MEME: single_model(meme, lambda state: state.meme)},
     )
 
 
 def both(own: Model, meme: Model) -> Model:
     """The two models as one, whose outputs are {'own': outputs, 'meme': outputs}.
 
-    Its loss is the sum of both models'; neither gets a gradient of the other's.
+    Its loss is the sum of both models'. Neither gets a gradient of the other's.
     """
-    models = {OWN: own, MEME: meme}
-
-    def apply(variables, batch, **arguments):
-        outputs, mutable = {}, {}
-        key = arguments.pop("key", None)
-        for part, model in models.items():
-            outputs[part], mutable[part] = model.apply(
-                Variables(variables.params[part], variables.mutable[part]),
-                batch,
-                key=None if key is None else keys.derive(key, part),
-                **arguments,
-            )
-        return outputs, mutable
-
-    def init(key):
-        found = {part: model.init(keys.derive(key, part)) for part, model in models.items()}
-        return Variables(
-            {part: each.params for part, each in found.items()},
-            {part: each.mutable for part, each in found.items()},
-        )
-
-    return Model(init, apply, mutual_loss(own, meme, 1.0, 1.0), {}, own.num_classes)
+    return joined({OWN: own, MEME: meme}, mutual_loss(own, meme, 1.0, 1.0), own.num_classes)
 
 
 def mutual_loss(own: Model, meme: Model, own_weight: Any, meme_weight: Any) -> Any:
@@ -193,10 +160,8 @@ def mutual_loss(own: Model, meme: Model, own_weight: Any, meme_weight: Any) -> A
     divergence = kl_divergence("forward")
 
     def loss(outputs, batch):
-        logits = {part: logits_of(each) for part, each in outputs.items()}
-        target = {
-            part: jax.nn.softmax(jax.lax.stop_gradient(each)) for part, each in logits.items()
-        }
+        logits = {part: logits_of(outputs[part]) for part in (OWN, MEME)}
+        target = {part: jax.nn.softmax(jax.lax.stop_gradient(logits[part])) for part in (OWN, MEME)}
         labels = own_weight * checked_loss(own.loss, outputs[OWN], batch)
         labels += meme_weight * checked_loss(meme.loss, outputs[MEME], batch)
         mutual = (1 - own_weight) * divergence(logits[OWN], target[MEME])

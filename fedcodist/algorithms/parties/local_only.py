@@ -8,59 +8,33 @@ import jax
 import jax.numpy as jnp
 
 from fedcodist.algorithms.parties.party import (
-    PARTIES,
     PartyGroup,
+    PartyResult,
+    assemble,
     check_groups,
-    everybody,
-    for_each_party,
     init_models,
-    num_clients,
-    party_predictors,
+    party_metrics,
+    run_parties,
     same_for_all,
     shared_examples,
-    without_examples,
 )
+from fedcodist.algorithms.parties.patience import Patience, check_patience, stopping_early
 from fedcodist.core import keys
-from fedcodist.core.aggregation import ClientResult
 from fedcodist.core.arguments import check_arguments
 from fedcodist.core.checks import check_integer, check_number
 from fedcodist.core.communication import Communication
 from fedcodist.core.for_each_client import Execution
 from fedcodist.core.local_training import LocalTraining, check_training, lasting_state, train_client
 from fedcodist.core.method import FederatedAlgorithm
-from fedcodist.core.model import Variables, is_finite
-from fedcodist.distillation.validation import (
-    VALIDATION,
-    ValidationData,
-    check_validation_data,
-    validation_accuracy,
-    validation_rows,
-)
+from fedcodist.core.model import Variables
+from fedcodist.distillation.validation import VALIDATION, validation_rows
 
 PyTree = Any
 SHARED = "shared"  # the data set on which all parties train, where they do not train on their own
 
 
-class Patience(NamedTuple):
-    """When a party stops, as Keras' early stopping does: it looks at validation data every round and
-    ends `patience` rounds after the last gain of more than `min_delta`. The last model stays.
-
-    Attributes:
-      data: the validation data.
-      patience: rounds without a gain that are allowed.
-      min_delta: accuracy, a share, that counts as a gain.
-      validated_on: what the data are, for the algorithm's name: where they are test data, the party's
-        test accuracy is too good.
-    """
-
-    data: ValidationData
-    patience: int
-    min_delta: float
-    validated_on: str
-
-
 class LocalOnlyParty(NamedTuple):
-    """A party's model, its optimizer, its best accuracy, and the rounds since then."""
+    """A party's model and its optimizer; for early stopping its best accuracy, and rounds since then."""
 
     variables: Variables
     optimizer_state: PyTree
@@ -94,107 +68,74 @@ def local_only(
       groups: architecture -> its parties.
       training: optimizer, batch size, epochs per round, preprocessing.
       num_shared: rows of `shared`; where not given each party has its own examples.
-      patience: early stopping; none where not given. The name of the algorithm tells of it.
+      patience: early stopping; none where not given. The algorithm's name says so.
       gradient_hook: (gradient, params) -> gradient, such as a penalty's.
       hyper: the learning rate.
       execution: how parties of one architecture are executed.
       name: the name in tables.
 
     Raises:
-      ValueError, TypeError: one line that names the argument and what is allowed.
+      ValueError, TypeError: names the argument and what is allowed.
     """
     check_arguments(local_only, locals())
     groups = check_groups(groups)
     check_training("training", training)
     check_number("hyper.learning_rate", hyper.learning_rate, low=0)
+    purpose, data_set_sizes = name, {}
     if num_shared is not None:
         check_integer("num_shared", num_shared, low=1)
-    stream = name
-    if patience is not None:
-        check_validation_data("patience.data", patience.data)
-        check_integer("patience.patience", patience.patience, low=1)
-        check_number("patience.min_delta", patience.min_delta, low=0)
-        name = f"{name}, stopped on {patience.validated_on}"
-
-    data_set_sizes = {}
-    if num_shared is not None:
         data_set_sizes[SHARED] = num_shared
     if patience is not None:
+        check_patience(patience)
         data_set_sizes[VALIDATION] = patience.data.num_examples
+        name = f"{name}, stopped on {patience.validated_on}"
 
-    def init(key):
-        return start(init_models(groups, key), training)
-
-    def select(round, key):
+    def select_examples(round, key):
         examples = {}
         if num_shared is not None:
             examples[SHARED] = jnp.arange(num_shared)[None]
         if patience is not None:
             examples[VALIDATION] = validation_rows(patience.data)
-        return everybody(groups, examples)
+        return examples
 
     def round_(state, client_states, round, hyper):
-        key, inputs, axis_name = round.key, round.inputs, round.axis_name
-
         def update(model, message, party, data, key):
-            goes_on = jnp.asarray(True) if patience is None else party.waited < patience.patience
-            own = without_examples(data, goes_on)
             if num_shared is not None:
-                own = shared_examples(inputs.examples[SHARED].columns, own)
+                data = shared_examples(round.inputs.examples[SHARED].columns, data)
             trained = train_client(
                 model,
                 training,
                 party.variables,
-                own,
+                data,
                 key,
                 hyper.learning_rate,
                 gradient_hook,
                 optimizer_state=party.optimizer_state,
             )
-            best, waited = party.best, party.waited
-            if patience is not None:
-                now = jax.lax.cond(
-                    goes_on & (data.size > 0),
-                    lambda: validation_accuracy(
-                        model, trained.variables, inputs.examples[VALIDATION], patience.data
-                    ),
-                    lambda: party.best,
-                )
-                is_better = now - patience.min_delta > party.best
-                best = jnp.where(is_better & goes_on, now, party.best)
-                waited = jnp.where(goes_on, jnp.where(is_better, 0, waited + 1), waited)
-            metrics = {
-                "loss": trained.loss,
-                "num_steps": trained.num_steps,
-                "client_examples": trained.num_examples,
-                "finite": is_finite(trained.variables),
-            }
-            after = LocalOnlyParty(trained.variables, trained.optimizer_state, best, waited)
-            return ClientResult({}, {}, jnp.ones(()), after, metrics)
+            metrics = party_metrics(
+                trained.variables, trained.num_steps, trained.num_examples, loss=trained.loss
+            )
+            after = party._replace(
+                variables=trained.variables, optimizer_state=trained.optimizer_state
+            )
+            return PartyResult(after, metrics)
 
-        result = for_each_party(
-            groups,
-            update,
-            None,
-            state,
-            inputs.cohorts[PARTIES],
-            keys.derive(key, stream, round.index),
-            execution,
-            axis_name,
-        )
-        return result.own, client_states, result.metrics
+        if patience is not None:
+            update = stopping_early(update, patience, round.inputs.examples[VALIDATION])
+        key = keys.derive(round.key, purpose, round.index)
+        result = run_parties(groups, update, None, state, round, key, execution)
+        return result.states, client_states, result.metrics
 
-    return FederatedAlgorithm(
-        name=name,
-        hyper=hyper,
-        init=init,
-        client_states={},
-        select=select,
-        round=round_,
-        predictors=party_predictors(groups, lambda state, name: state[name].variables),
-        communication=same_for_all(groups, Communication(down=0, up=0)),
-        num_clients=num_clients(groups),
-        data_set_sizes=data_set_sizes,
+    return assemble(
+        name,
+        groups,
+        hyper,
+        lambda key: start(init_models(groups, key), training),
+        round_,
+        lambda state, name: state[name].variables,
+        same_for_all(groups, Communication(down=0, up=0)),
+        select_examples,
+        data_set_sizes,
     )
 
 

@@ -89,14 +89,6 @@ class PartiesResult(NamedTuple):
         """`states`, for modules of graph/ that call `for_each_party`."""
         return self.states
 
-    @property
-    def update(self):
-        return self.aggregate.pseudo_gradient
-
-    @property
-    def weight(self):
-        return self.aggregate.weight
-
 
 def assemble(
     name: str,
@@ -245,10 +237,10 @@ def for_each_party(
 
     def party_update(model, message, state, data, key):
         result = update(model, message, state, data, key)
-        return PartyResult(result.client_state, result.metrics, result.update, result.weight)
+        return PartyResult(result.client_state, result.metrics)
 
     round = Round(0, key, Inputs({PARTIES: cohort}, {}), axis_name)
-    return run_parties(groups, party_update, message, own, round, key, execution, sums())
+    return run_parties(groups, party_update, message, own, round, key, execution)
 
 
 def sums() -> Reduce:
@@ -350,6 +342,14 @@ def all_clients(groups: Mapping[str, PartyGroup]) -> np.ndarray:
     return np.sort(np.concatenate([group.clients for group in groups.values()]))
 
 
+def by_architecture(groups: Mapping[str, PartyGroup], values: jax.Array) -> dict[str, jax.Array]:
+    """Values [parties, ...] in the order of clients, as architecture -> [group, ...]."""
+    everyone = all_clients(groups)
+    return {
+        name: values[np.searchsorted(everyone, group.clients)] for name, group in groups.items()
+    }
+
+
 def num_clients(groups: Mapping[str, PartyGroup]) -> int:
     """One more than the largest client index."""
     return 1 + max(int(group.clients[-1]) for group in groups.values())
@@ -418,23 +418,43 @@ def shared_examples(columns: Mapping[str, jax.Array], data: ClientData) -> Clien
     )
 
 
+def all_examples(columns: Mapping[str, jax.Array]) -> ClientData:
+    """Examples as those of one client who has all of them, such as a server."""
+    count = next(iter(columns.values())).shape[0]
+    size = jnp.asarray(count, jnp.int32)
+    return ClientData(columns, jnp.zeros((), jnp.int32), size, size, count, ragged=False)
+
+
 def inference(
-    model: Model, variables: Variables, data: ClientData, preprocess: Preprocess, batch_size: int
+    model: Model,
+    variables: Variables,
+    data: ClientData,
+    preprocess: Preprocess,
+    batch_size: int,
+    of: Callable[[Any], jax.Array] = logits_of,
 ) -> jax.Array:
-    """A model's logits in evaluation mode on all of some examples, [capacity, classes]."""
+    """What a model says in evaluation mode of all of some examples, [capacity, ...].
+
+    Args:
+      model, variables: the model.
+      data: the examples.
+      preprocess: as in `LocalTraining`; it gets one fixed key.
+      batch_size: examples per step.
+      of: outputs -> array [batch, ...]: the logits, or such as an embedding.
+    """
     size = min(batch_size, data.capacity)
 
-    def outputs(positions):
+    def said_of(positions):
         rows = data.start + jnp.minimum(positions, data.capacity - 1)
         batch = {name: column[rows] for name, column in data.columns.items()}
         outputs, _ = model.apply(variables, preprocess(batch, jax.random.key(0), positions))
-        return logits_of(outputs)
+        return of(outputs)
 
-    def add(index, logits):
+    def add(index, values):
         positions = index * size + jnp.arange(size)
-        return logits.at[positions].set(outputs(positions), mode="drop")
+        return values.at[positions].set(said_of(positions), mode="drop")
 
-    shape = jax.eval_shape(outputs, jnp.arange(size))
+    shape = jax.eval_shape(said_of, jnp.arange(size))
     start = jnp.zeros((data.capacity, *shape.shape[1:]), shape.dtype)
     return jax.lax.fori_loop(0, -(-data.bound // size), add, start)
 

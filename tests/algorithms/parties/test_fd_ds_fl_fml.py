@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedcodist.algorithms.parties.ds_fl import DSFLHyper, ds_fl, sharpened
+from fedcodist.algorithms.parties.ds_fl import DSFLHyper, OpenExamples, ds_fl, sharpened
 from fedcodist.algorithms.parties.fd import FDHyper, LabelMeans, fd, of_others
 from fedcodist.algorithms.parties.fml import MEME, OWN, FMLHyper, both, fml, mutual_loss
 from fedcodist.algorithms.parties.party import PUBLIC, PartyGroup
@@ -77,10 +77,9 @@ def open_examples(aggregation="era"):
     return ds_fl(
         GROUPS,
         MODEL,
-        len(PUBLIC_IMAGES),
+        OpenExamples(len(PUBLIC_IMAGES), 4),
         TRAINING,
         LocalTraining(optax.sgd, batch_size=4, epochs=1),
-        open_size=4,
         aggregation=aggregation,
         hyper=DSFLHyper(RATE, RATE, 0.1),
     )
@@ -230,10 +229,10 @@ def test_fd_sends_a_square_of_classes():
 
 
 def test_ds_fl_sends_probabilities_and_which_examples_they_are_of():
-    about = ds_fl(GROUPS, MODEL, 6, open_size=4).communication["linear"]
+    about = ds_fl(GROUPS, MODEL, OpenExamples(6, 4)).communication["linear"]
     assert about.up == 4 * 4 * CLASSES
     assert about.down == about.up + 4 * 4
-    everything = ds_fl(GROUPS, MODEL, 6, open_size=None).communication["linear"]
+    everything = ds_fl(GROUPS, MODEL, OpenExamples(6, None)).communication["linear"]
     assert everything.up == everything.down == 4 * 6 * CLASSES
 
 
@@ -368,25 +367,28 @@ def test_devices_share_the_parties(name):
 @pytest.mark.parametrize(
     "make, message",
     [
-        (lambda: fd({"a": PartyGroup(linear(4), [0])}, 3), r"groups must have models of 3 outputs"),
+        (
+            lambda: fd({"a": PartyGroup(linear(4), [0])}, 3),
+            "groups must have models of num_classes=3 outputs",
+        ),
         (lambda: fd(GROUPS, 3, hyper=FDHyper(temperature=0)), "temperature must be .*above 0"),
         (lambda: fd(GROUPS, 3, hyper=FDHyper(weight=-1)), "weight must be .*at least 0"),
         (lambda: fd(GROUPS, 3, TRAINING._replace(epochs=0)), "training.epochs must be at least 1"),
         (
-            lambda: ds_fl(GROUPS, MODEL, 5, open_size=6),
+            lambda: ds_fl(GROUPS, MODEL, OpenExamples(5, 6)),
             "open_size must be at most the 5 public examples, got 6",
         ),
         (
-            lambda: ds_fl(GROUPS, MODEL, 5, open_size=5, aggregation="x"),
+            lambda: ds_fl(GROUPS, MODEL, OpenExamples(5, 5), aggregation="x"),
             "aggregation must be 'era' or 'sa'",
         ),
         (
-            lambda: ds_fl(GROUPS, linear(4), 5),
+            lambda: ds_fl(GROUPS, linear(4), OpenExamples(5, 5)),
             "groups must have models of server.num_classes=4 outputs",
         ),
         (lambda: fml(GROUPS, linear(2)), "groups must have models of meme.num_classes=2 outputs"),
         (
-            lambda: ds_fl({"server": PartyGroup(MODEL, [0])}, MODEL, 5, open_size=5),
+            lambda: ds_fl({"server": PartyGroup(MODEL, [0])}, MODEL, OpenExamples(5, 5)),
             "'server' and 'server' both have one called 'server'",
         ),
         (

@@ -11,15 +11,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedcodist.algorithms.parties import fed_md as fed_md_module
+from fedcodist.algorithms.parties.alignment import Alignment
 from fedcodist.algorithms.parties.fed_md import fed_md, keras_adam, mean_absolute_error, sent
 from fedcodist.algorithms.parties.party import (
     PARTIES,
     PUBLIC,
     PartyGroup,
-    _checked_update,
-    for_each_party,
+    PartyResult,
+    _client_update,
+    run_parties,
 )
-from fedcodist.core.aggregation import ClientResult
 from fedcodist.core.for_each_client import Execution
 from fedcodist.core.inputs import ClientData, Round
 from fedcodist.core.local_training import LocalTraining
@@ -114,10 +115,15 @@ DROPPING = {"linear": PartyGroup(dropping(), np.arange(4))}
 
 @functools.cache
 def algorithm(groups="two", digest=DIGEST, revisit=REVISIT, **options):
-    options = dict(alignment_size=ALIGNED, gradient_hook=penalised) | options
+    aligned = dict(alignment_size=ALIGNED)
+    for field in ("alignment_size", "exchanged", "inference_batch_size"):
+        if field in options:
+            aligned[field] = options.pop(field)
+    alignment = Alignment(PUBLIC_LABELS, **aligned)
+    options = dict(gradient_hook=penalised) | options
     hyper = fed_md_module.FedMDHyper(*RATES)
     chosen = {"two": TWO, "alike": ALIKE, "dropping": DROPPING}[groups]
-    return fed_md(chosen, PUBLIC_LABELS, CLASSES, digest, revisit, hyper=hyper, **options)
+    return fed_md(chosen, alignment, CLASSES, digest, revisit, hyper=hyper, **options)
 
 
 @functools.cache
@@ -328,7 +334,7 @@ def test_epochs_and_batches_are_no_longer_program():
 
     def program(epochs, size):
         both = [each._replace(epochs=epochs, batch_size=size) for each in (DIGEST, REVISIT)]
-        chosen = fed_md(TWO, PUBLIC_LABELS, CLASSES, *both, alignment_size=ALIGNED)
+        chosen = fed_md(TWO, Alignment(PUBLIC_LABELS, ALIGNED), CLASSES, *both)
         private = FederatedData.from_arrays(
             {"image": IMAGES, "label": LABELS}, offsets=np.cumsum([0, *SIZES])
         )
@@ -459,9 +465,8 @@ def test_only_the_proportions_of_weights_count():
         for factor in (1.0, 8.0)
     ]
     assert_close(*results, rtol=1e-6, atol=1e-9)
-    given = fed_md(
-        TWO, PUBLIC_LABELS, CLASSES, alignment_size=3, weights=(2, 4, 6, 8)
-    ).hyper.weights
+    hyper = fed_md_module.FedMDHyper(weights=(2, 4, 6, 8))
+    given = fed_md(TWO, Alignment(PUBLIC_LABELS, 3), CLASSES, hyper=hyper).hyper.weights
     np.testing.assert_allclose(given, [0.1, 0.2, 0.3, 0.4], rtol=1e-6)
 
 
@@ -554,28 +559,29 @@ def test_nothing_but_scores_leaves_a_party():
     leaves = jax.tree.leaves(result._replace(weight=None))
     assert [(leaf.shape, leaf.dtype) for leaf in leaves] == [((5000, 16), jnp.float32)]
     about = fed_md(
-        {"linear": PartyGroup(model, np.arange(3))}, np.zeros(5000, int), 16, alignment_size=5000
+        {"linear": PartyGroup(model, np.arange(3))}, Alignment(np.zeros(5000, int), 5000), 16
     ).communication
     assert {name: each.up for name, each in about.items()} == {
         f"linear_{k}": 320_000 for k in range(3)
     }
     assert about["linear_0"].down == 320_000 + 20_000
     whole = fed_md(
-        {"linear": PartyGroup(model, np.arange(3))}, np.zeros(7, int), 16, alignment_size=None
+        {"linear": PartyGroup(model, np.arange(3))}, Alignment(np.zeros(7, int), None), 16
     )
     assert whole.communication["linear_0"].down == 7 * 16 * 4
 
 
 def test_a_round_sends_scores_and_then_nothing(monkeypatch):
     """What leaves parties in the two passes of a round: their scores, summed; and no array."""
-    sums, real = [], for_each_party
+    sums, real = [], run_parties
 
     def watched(*arguments):
         result = real(*arguments)
-        sums.append(jax.tree.map(lambda leaf: leaf.shape, result.update))
+        sums.append(jax.tree.map(lambda leaf: leaf.shape, result.aggregate.pseudo_gradient))
+        assert not jax.tree.leaves(result.reports)
         return result
 
-    monkeypatch.setattr(fed_md_module, "for_each_party", watched)
+    monkeypatch.setattr(fed_md_module, "run_parties", watched)
     private = FederatedData.from_arrays(
         {"image": IMAGES, "label": LABELS}, offsets=np.cumsum([0, *SIZES])
     )
@@ -587,7 +593,7 @@ def test_a_round_sends_scores_and_then_nothing(monkeypatch):
         return chosen.round(state, {}, Round(0, key, data.read(chosen.select(0, key))), hyper)[0]
 
     jax.eval_shape(round_, jax.eval_shape(chosen.init, key))
-    assert sums == [(ALIGNED, CLASSES), {}]
+    assert sums == [(ALIGNED, CLASSES), None]
 
 
 def test_what_is_sent_is_of_evaluation_mode():
@@ -602,13 +608,13 @@ def test_what_is_sent_is_of_evaluation_mode():
     data = ClientData(batch, jnp.asarray(0), count, count, 7, False)
     found = sent(model, variables, 1.0, data, DIGEST, batch_size=3)
     expected = model.apply(variables, batch, train=False)[0]
-    np.testing.assert_allclose(found.update, expected, rtol=1e-6)
+    np.testing.assert_allclose(found.sends, expected, rtol=1e-6)
     in_training = model.apply(
         variables, batch, train=True, key=jax.random.key(0), mask=jnp.ones(7)
     )[0]
-    assert np.abs(found.update - in_training).max() > 0.1
+    assert np.abs(found.sends - in_training).max() > 0.1
     # Nothing in place of what the party has.
-    assert found.row is None
+    assert found.state is None
 
 
 def test_the_whole_public_set():
@@ -624,8 +630,12 @@ def test_the_whole_public_set():
 # ------------------------------------------------------------------------------------- bad input
 
 
-def build(groups=TWO, labels=PUBLIC_LABELS, classes=CLASSES, **options):
-    return fed_md(groups, labels, classes, **(dict(alignment_size=5) | options))
+def build(
+    groups=TWO, labels=PUBLIC_LABELS, alignment_size=5, exchanged="logits", weights=None, **options
+):
+    alignment = Alignment(labels, alignment_size, exchanged)
+    options = dict(hyper=fed_md_module.FedMDHyper(weights=weights)) | options
+    return fed_md(groups, alignment, CLASSES, **options)
 
 
 @pytest.mark.parametrize(
@@ -650,10 +660,16 @@ def build(groups=TWO, labels=PUBLIC_LABELS, classes=CLASSES, **options):
         ),
         (lambda: build(alignment_size=0), "alignment_size must be at least 1, got 0"),
         (lambda: build(labels=np.zeros(0, int)), "public_labels must not be empty"),
-        (lambda: build(weights=(1, 2)), "weights must be 4 numbers, one per party"),
-        (lambda: build(weights=3.0), "weights must be 4 numbers, one per party, got 3.0"),
-        (lambda: build(weights=(1, 2, -1, 1)), "weights must be at least 0, finite and not all 0"),
-        (lambda: build(weights=(0, 0, 0, 0)), "weights must be at least 0, finite and not all 0"),
+        (lambda: build(weights=(1, 2)), "hyper.weights must be 4 numbers, one per party"),
+        (lambda: build(weights=3.0), "hyper.weights must be 4 numbers, one per party, got 3.0"),
+        (
+            lambda: build(weights=(1, 2, -1, 1)),
+            "hyper.weights must be at least 0, finite and not all 0",
+        ),
+        (
+            lambda: build(weights=(0, 0, 0, 0)),
+            "hyper.weights must be at least 0, finite and not all 0",
+        ),
         (lambda: build(exchanged="z"), "exchanged must be 'logits' or 'probabilities', got 'z'"),
         (
             lambda: build(digest=DIGEST._replace(batch_size=0)),
@@ -669,10 +685,6 @@ def build(groups=TWO, labels=PUBLIC_LABELS, classes=CLASSES, **options):
             "hyper.temperature must be .*above 0",
         ),
         (
-            lambda: build(hyper=fed_md_module.FedMDHyper(weights=(1, 0, 0, 0))),
-            "hyper.weights must be left as it is .the argument weights sets it.",
-        ),
-        (
             lambda: build(hyper=fed_md_module.FedMDHyper(digest_learning_rate=np.nan)),
             "hyper.digest_learning_rate must be finite and at least 0",
         ),
@@ -680,7 +692,7 @@ def build(groups=TWO, labels=PUBLIC_LABELS, classes=CLASSES, **options):
             lambda: build(hyper=fed_md_module.FedMDHyper(1e-3, -1)),
             "hyper.revisit_learning_rate must be at least 0",
         ),
-        (lambda: build(weights=("a", 1, 1, 1)), "weights must be numbers, one per party"),
+        (lambda: build(weights=("a", 1, 1, 1)), "hyper.weights must be numbers, one per party"),
         (
             lambda: build(labels=np.full(20, 4)),
             "public_labels must be classes of the joint label space, 0 to 3, got 4 to 4",
@@ -739,9 +751,9 @@ def test_a_party_without_private_examples():
 def test_a_party_has_one_weight():
     """One per example would be taken for one per class where there are as many of both."""
 
-    def update(model, message, row, data, key):
-        return ClientResult(jnp.ones((CLASSES, CLASSES)), {}, jnp.ones(CLASSES), None, {})
+    def update(model, message, state, data, key):
+        return PartyResult(None, {}, jnp.ones((CLASSES, CLASSES)), jnp.ones(CLASSES))
 
     data = ClientData({}, jnp.int32(0), jnp.int32(1), jnp.int32(1), 1, False)
     with pytest.raises(AssertionError, match="shape"):
-        _checked_update(update, None, None, None, data, None)
+        _client_update(update, None, None, None, data, None)

@@ -9,8 +9,9 @@ import optax
 import pytest
 
 from fedcodist.algorithms.parties import party
-from fedcodist.algorithms.parties.local_only import SHARED, LocalOnlyHyper, Patience, local_only
+from fedcodist.algorithms.parties.local_only import SHARED, LocalOnlyHyper, local_only
 from fedcodist.algorithms.parties.party import PartyGroup
+from fedcodist.algorithms.parties.patience import Patience
 from fedcodist.core.for_each_client import Execution
 from fedcodist.core.inputs import Round
 from fedcodist.core.local_training import LocalTraining

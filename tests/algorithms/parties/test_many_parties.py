@@ -8,6 +8,7 @@ import numpy as np
 import optax
 import pytest
 
+from fedcodist.algorithms.parties.alignment import Alignment
 from fedcodist.algorithms.parties.fed_md import fed_md, keras_adam
 from fedcodist.algorithms.parties.party import PUBLIC, PartyGroup
 from fedcodist.core.for_each_client import Execution
@@ -38,11 +39,10 @@ def after(
     revisit = LocalTraining(optimizer, batch_size=3, epochs=2)
     algorithm = fed_md(
         groups,
-        np.arange(9) % CLASSES,
+        Alignment(np.arange(9) % CLASSES, ALIGNED),
         CLASSES,
         digest,
         revisit,
-        alignment_size=ALIGNED,
         execution=execution,
     )
     mesh = devices and jax.sharding.Mesh(np.array(jax.devices()[:devices]), (AXIS,))

@@ -1,0 +1,69 @@
+"""Parties that stop early, each when its own model no longer gains on validation data."""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fedcodist.algorithms.parties.party import PartyUpdate, without_examples
+from fedcodist.core.checks import check_integer, check_number
+from fedcodist.core.inputs import Examples
+from fedcodist.distillation.validation import (
+    ValidationData,
+    check_validation_data,
+    validation_accuracy,
+)
+
+
+class Patience(NamedTuple):
+    """When a party stops, as Keras' early stopping does: it looks at validation data every round and
+    ends `patience` rounds after the last gain of more than `min_delta`. The last model stays.
+
+    Attributes:
+      data: the validation data.
+      patience: rounds without a gain that are allowed.
+      min_delta: accuracy, a share, that counts as a gain.
+      validated_on: what the data are, for the algorithm's name: where they are test data, the party's
+        test accuracy is too good.
+    """
+
+    data: ValidationData
+    patience: int
+    min_delta: float
+    validated_on: str
+
+
+def check_patience(patience: Patience) -> None:
+    """Raises ValueError or TypeError, which name the field, for a patience that makes no sense."""
+    check_validation_data("patience.data", patience.data)
+    check_integer("patience.patience", patience.patience, low=1)
+    check_number("patience.min_delta", patience.min_delta, low=0)
+
+
+def stopping_early(update: PartyUpdate, patience: Patience, examples: Examples) -> PartyUpdate:
+    """The update of a party whose state has `best`, its best accuracy, and `waited`, rounds since then.
+
+    A party that has stopped gets no examples, so it makes no step.
+
+    Args:
+      update: leaves `best` and `waited` as they are; its state has the model as `variables`.
+      patience: when a party stops.
+      examples: the validation data of the round.
+    """
+
+    def patient_update(model, message, party, data, key):
+        goes_on = party.waited < patience.patience
+        result = update(model, message, party, without_examples(data, goes_on), key)
+        accuracy = jax.lax.cond(
+            goes_on & (data.size > 0),
+            lambda: validation_accuracy(model, result.state.variables, examples, patience.data),
+            lambda: party.best,
+        )
+        is_better = accuracy - patience.min_delta > party.best
+        state = result.state._replace(
+            best=jnp.where(is_better & goes_on, accuracy, party.best),
+            waited=jnp.where(goes_on, jnp.where(is_better, 0, party.waited + 1), party.waited),
+        )
+        return result._replace(state=state)
+
+    return patient_update
