@@ -46,6 +46,7 @@ _MODULE_OF = {
     "Model": "core.model",
     "MutualLosses": "algorithms.clients.fed_kd_losses",
     "Pool": "algorithms.pools.pool",
+    "PublicAnswers": "algorithms.graph.decentralised_periodic_codistillation",
     "Reduce": "core.aggregation",
     "LocalOnlyStepsHyper": "algorithms.graph.local_only_steps",
     "StepTraining": "core.local_steps",

@@ -16,6 +16,7 @@ from fedcodist.algorithms.graph.centralised import centralised
 from fedcodist.algorithms.graph.decentralised_fed_avg import decentralised_fed_avg
 from fedcodist.algorithms.graph.decentralised_periodic_codistillation import (
     DecentralisedPeriodicHyper,
+    PublicAnswers,
     decentralised_periodic_codistillation,
 )
 from fedcodist.algorithms.graph.local_only_steps import LocalOnlyStepsHyper, local_only_steps
@@ -152,7 +153,9 @@ def build_periodic(config: ConfigDict, data: Data) -> FederatedAlgorithm:
     check_number("algorithm.distillation_learning_rate", settings.distillation_learning_rate, low=0)
     return decentralised_periodic_codistillation(
         _main_only(decentralised_groups(config, data)),
-        len(data.unlabelled),
+        PublicAnswers(
+            len(data.unlabelled), settings.examples, settings.period, config.evaluation.batch_size
+        ),
         config.rounds,
         graph_of(config, data.splits["train"].num_clients),
         _training(config, data),
@@ -161,12 +164,9 @@ def build_periodic(config: ConfigDict, data: Data) -> FederatedAlgorithm:
             settings.public_batch_size,
             preprocess=public_of(data).preprocess,
         ),
-        settings.examples,
-        settings.period,
         DecentralisedPeriodicHyper(
             _rate(config), settings.distillation_learning_rate, settings.temperature
         ),
-        config.evaluation.batch_size,
         execution_of(config),
         same_start=_same_start(config),
     )

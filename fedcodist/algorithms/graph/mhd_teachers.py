@@ -64,7 +64,7 @@ def teaching(
         zeros = lambda *lead: jax.tree.map(
             lambda leaf: jnp.zeros((*lead, *leaf.shape), leaf.dtype), shapes
         )
-        if checkpoint is None:
+        if schedule is None or checkpoint is None:
             return zeros(0)
 
         def outputs_of(name):
