@@ -31,7 +31,7 @@ def centralised(
       num_rounds, training, hyper, execution, name: as in `local_only_steps`.
 
     Raises:
-      ValueError, TypeError: one line that names the argument and what is allowed.
+      ValueError, TypeError: names the argument and what is allowed.
     """
     check_arguments(centralised, locals())
     groups = check_groups(groups)

@@ -60,7 +60,7 @@ def decentralised_fed_avg(
         mean of networks with unrelated first values is hardly better than a first value.
 
     Raises:
-      ValueError, TypeError: one line that names the argument and what is allowed.
+      ValueError, TypeError: names the argument and what is allowed.
     """
     check_arguments(decentralised_fed_avg, locals())
     groups = check_groups(groups)
@@ -81,8 +81,8 @@ def decentralised_fed_avg(
         trained = train_alone(
             groups, training, num_rounds, state, round, hyper.learning_rate, execution
         )
-        # Algorithm 1, the server's sum of n_k / n times w_k, here each client's own: over those whom it
-        # learns from just now, and itself.
+        # Algorithm 1, the sum of n_k / n times w_k: here each client takes it over itself and those whom
+        # it learns from in this round.
         sizes = round.inputs.cohorts[PARTIES].sizes
         learns_from = graphs.at_round(edges, round.index) | jnp.eye(count, dtype=bool)
 

@@ -97,7 +97,7 @@ def decentralised_periodic_codistillation(
       execution, name, same_start: as in `local_only_steps`.
 
     Raises:
-      ValueError, TypeError: one line that names the argument and what is allowed.
+      ValueError, TypeError: names the argument and what is allowed.
     """
     check_arguments(decentralised_periodic_codistillation, locals())
     groups = check_groups(groups)

@@ -26,7 +26,7 @@ def adjacency(graph: Any, num_clients: int) -> np.ndarray:
       num_clients: clients 0 to num_clients - 1.
 
     Raises:
-      ValueError, TypeError: one line; an edge to an unknown client or of a client to itself, or an
+      ValueError, TypeError: names `graph`; an edge to an unknown client or of a client to itself, or an
         array of another shape.
     """
     check_integer("num_clients", num_clients, low=1)
@@ -90,7 +90,7 @@ def over_time(graph: np.ndarray, times: int) -> np.ndarray:
     """The graph at each of some times, bool [times, clients, clients].
 
     Raises:
-      ValueError: one line; a graph that changes is shorter.
+      ValueError: names `graph`, which changes and is shorter.
     """
     if graph.ndim == 2:
         return np.broadcast_to(graph, (times, *graph.shape))
@@ -124,7 +124,7 @@ def mean_over_neighbours(edges: jax.Array, values: jax.Array) -> jax.Array:
 
 
 def check_neighbours(graph: np.ndarray, method: str) -> None:
-    """Raises one line unless each client learns from another one, at least at the first time."""
+    """Raises ValueError that names a client who learns from nobody at the first time."""
     first = graph if graph.ndim == 2 else graph[0]
     alone = np.flatnonzero(~first.any(axis=1))
     if alone.size:

@@ -73,7 +73,7 @@ def local_only_steps(
       same_start: whether clients of one architecture start from the same values.
 
     Raises:
-      ValueError, TypeError: one line that names the argument and what is allowed.
+      ValueError, TypeError: names the argument and what is allowed.
     """
     check_arguments(local_only_steps, locals())
     groups = check_groups(groups)

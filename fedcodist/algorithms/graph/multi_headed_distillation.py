@@ -120,7 +120,7 @@ def multi_headed_distillation(
       name, same_start: as in `local_only_steps`.
 
     Raises:
-      ValueError, TypeError: one line that names the argument and what is allowed.
+      ValueError, TypeError: names the argument and what is allowed.
     """
     check_arguments(multi_headed_distillation, locals())
     groups = check_groups(groups)
