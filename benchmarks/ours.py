@@ -354,9 +354,9 @@ def make_mhd(inputs: work.Inputs, execution):
     import optax
 
     from fedcodist.algorithms.graph import graphs
-    from fedcodist.algorithms.graph.mhd_exchange import exchange_schedule
+    from fedcodist.algorithms.graph.mhd_exchange import CheckpointExchange, exchange_schedule
+    from fedcodist.algorithms.graph.mhd_losses import HeadDistillation
     from fedcodist.algorithms.graph.multi_headed_distillation import (
-        HeadDistillation,
         MHDHyper,
         multi_headed_distillation,
         start,
@@ -389,9 +389,8 @@ def make_mhd(inputs: work.Inputs, execution):
         graph,
         work.MHD_ROUNDS,
         training,
-        HeadDistillation(work.MHD_BATCH),
+        HeadDistillation(work.MHD_BATCH, exchange=CheckpointExchange(seed=SEED)),
         MHDHyper(work.MHD_RATE, work.EMBEDDING_WEIGHT, work.HEAD_WEIGHT),
-        SEED,
         execution=execution,
     )
     return algorithm._replace(init=lambda key: start(models, training, schedule))

@@ -16,10 +16,12 @@ from fedcodist.algorithms.clients.scaffold import scaffold as scaffold
 from fedcodist.algorithms.graph.centralised import centralised as centralised
 from fedcodist.algorithms.graph.decentralised_fed_avg import decentralised_fed_avg as decentralised_fed_avg
 from fedcodist.algorithms.graph.decentralised_periodic_codistillation import DecentralisedPeriodicHyper as DecentralisedPeriodicHyper
+from fedcodist.algorithms.graph.decentralised_periodic_codistillation import PublicAnswers as PublicAnswers
 from fedcodist.algorithms.graph.decentralised_periodic_codistillation import decentralised_periodic_codistillation as decentralised_periodic_codistillation
 from fedcodist.algorithms.graph.local_only_steps import LocalOnlyStepsHyper as LocalOnlyStepsHyper
 from fedcodist.algorithms.graph.local_only_steps import local_only_steps as local_only_steps
-from fedcodist.algorithms.graph.multi_headed_distillation import HeadDistillation as HeadDistillation
+from fedcodist.algorithms.graph.mhd_exchange import CheckpointExchange as CheckpointExchange
+from fedcodist.algorithms.graph.mhd_losses import HeadDistillation as HeadDistillation
 from fedcodist.algorithms.graph.multi_headed_distillation import MHDHyper as MHDHyper
 from fedcodist.algorithms.graph.multi_headed_distillation import multi_headed_distillation as multi_headed_distillation
 from fedcodist.algorithms.parties.alignment import Alignment as Alignment

@@ -36,7 +36,7 @@ _SETTINGS = (
     (r"option\b", "training.scaffold_option"),
     (r"algorithm: (digest|revisit|distillation)\.(\w+)", "algorithm.{}_{}"),
     (r"algorithm: (?:local|training)\.(\w+)", "algorithm.{}"),
-    (r"(?:algorithm: )?distillation\.(\w+)", "algorithm.{}"),
+    (r"(?:algorithm: )?distillation\.(?:exchange\.)?(\w+)", "algorithm.{}"),
     (r"distillation\.batch_size", "algorithm.public_batch_size"),
     (r"(?:algorithm: )(?:hyper\.)?(\w+)", "algorithm.{}"),
 )

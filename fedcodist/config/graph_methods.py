@@ -16,13 +16,15 @@ from fedcodist.algorithms.graph.centralised import centralised
 from fedcodist.algorithms.graph.decentralised_fed_avg import decentralised_fed_avg
 from fedcodist.algorithms.graph.decentralised_periodic_codistillation import (
     DecentralisedPeriodicHyper,
+    PublicAnswers,
     decentralised_periodic_codistillation,
 )
 from fedcodist.algorithms.graph.local_only_steps import LocalOnlyStepsHyper, local_only_steps
+from fedcodist.algorithms.graph.mhd_costs import memory_for_checkpoints
+from fedcodist.algorithms.graph.mhd_exchange import CheckpointExchange
+from fedcodist.algorithms.graph.mhd_losses import HeadDistillation
 from fedcodist.algorithms.graph.multi_headed_distillation import (
-    HeadDistillation,
     MHDHyper,
-    memory_for_checkpoints,
     multi_headed_distillation,
 )
 from fedcodist.algorithms.parties.party import PartyGroup
@@ -67,17 +69,21 @@ GRAPHS: dict[str, Callable[..., np.ndarray]] = {
 def build_multi_headed(config: ConfigDict, data: Data) -> FederatedAlgorithm:
     """MHD as a config describes it."""
     settings = config.algorithm
+    exchange = CheckpointExchange(
+        settings.checkpoints_per_client, settings.checkpoints_on, settings.exchange_seed
+    )
+    # Every seed of a run has banks of its own, and every process on this machine.
+    memory = memory_for_checkpoints(exchange, launch.processes_here()) // config.seeds
     distillation = HeadDistillation(
         settings.public_batch_size,
         settings.teachers,
         settings.candidates,
         settings.choice,
         settings.embedding_distance,
-        settings.checkpoints_per_client,
-        settings.checkpoints_on,
         settings.get("reaches_backbone", True),
         settings.get("updates_statistics", False),
-        preprocess=public_of(data).preprocess,
+        public_of(data).preprocess,
+        exchange._replace(memory=memory),
     )
     algorithm = multi_headed_distillation(
         decentralised_groups(config, data, config.parties.heads, config.parties.projection),
@@ -87,9 +93,6 @@ def build_multi_headed(config: ConfigDict, data: Data) -> FederatedAlgorithm:
         _training(config, data),
         distillation,
         MHDHyper(_rate(config), settings.embedding_weight, settings.head_weight),
-        exchange_seed=settings.exchange_seed,
-        # Every seed of a run has banks of its own, and every process on this machine.
-        memory=memory_for_checkpoints(distillation, launch.processes_here()) // config.seeds,
         execution=execution_of(config),
         same_start=_same_start(config),
     )
@@ -150,7 +153,9 @@ def build_periodic(config: ConfigDict, data: Data) -> FederatedAlgorithm:
     check_number("algorithm.distillation_learning_rate", settings.distillation_learning_rate, low=0)
     return decentralised_periodic_codistillation(
         _main_only(decentralised_groups(config, data)),
-        len(data.unlabelled),
+        PublicAnswers(
+            len(data.unlabelled), settings.examples, settings.period, config.evaluation.batch_size
+        ),
         config.rounds,
         graph_of(config, data.splits["train"].num_clients),
         _training(config, data),
@@ -159,12 +164,9 @@ def build_periodic(config: ConfigDict, data: Data) -> FederatedAlgorithm:
             settings.public_batch_size,
             preprocess=public_of(data).preprocess,
         ),
-        settings.examples,
-        settings.period,
         DecentralisedPeriodicHyper(
             _rate(config), settings.distillation_learning_rate, settings.temperature
         ),
-        config.evaluation.batch_size,
         execution_of(config),
         same_start=_same_start(config),
     )

@@ -66,7 +66,7 @@ def test_fed_avg_of_a_graph_starts_from_one_model_and_others_from_their_own():
         "b": 0,
     }
     taught = lambda **asked: fc.decentralised_periodic_codistillation(
-        groups(), 4, 2, graphs.complete(5), examples=4, **common, **asked
+        groups(), fc.PublicAnswers(4, 4), 2, graphs.complete(5), **common, **asked
     )
     assert min(first_spread(taught()).values()) > 0
     assert first_spread(taught(same_start=True)) == {"a": 0, "b": 0}

@@ -9,6 +9,7 @@ from fedcodist.algorithms.clients.fed_avg import FedAvgHyper, fed_avg
 from fedcodist.algorithms.clients.fed_kd import FedKDHyper, fed_kd
 from fedcodist.algorithms.graph.decentralised_fed_avg import decentralised_fed_avg
 from fedcodist.algorithms.graph.decentralised_periodic_codistillation import (
+    PublicAnswers,
     decentralised_periodic_codistillation,
 )
 from fedcodist.algorithms.graph.graphs import complete
@@ -132,7 +133,7 @@ def of_parties(name, layered):
         case "periodic on a graph":
             distillation = LocalTraining(optax.sgd, batch_size=3)
             return decentralised_periodic_codistillation(
-                groups, 9, ROUNDS, complete(4), STEP_TRAINING, distillation, examples=6
+                groups, PublicAnswers(9, 6), ROUNDS, complete(4), STEP_TRAINING, distillation
             )
 
 

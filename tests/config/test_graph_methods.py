@@ -253,7 +253,7 @@ def test_runs_without_clients_heads_are_left_out_of_the_tables(tmp_path: Path, c
     both = [str(tmp_path / run) for run in ("centralised", "local_only_steps")]
     assert tables_heads.main([*both, "--clients", "--picture", str(picture)]) == 0
     printed = capsys.readouterr()
-    assert printed.err.count("\n") == 1 and "a run of pooled, which has no such" in printed.err
+    assert printed.err.count("\n") == 1 and "a run of centralised, which has no such" in printed.err
     assert printed.out.count("50.0 / 50.0") == 8 and "local_only_steps" in printed.out
     assert picture.stat().st_size > 1000
     assert tables_heads.main([both[0], str(tmp_path / "nothing")]) == 2
@@ -269,7 +269,7 @@ def test_what_checkpoints_take_is_told_before_a_run_and_refused(tmp_path: Path, 
     command += [f"--config.{setting}" for setting in settings]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
-    said = done.stdout.index("checkpoints in the clients' pools: ")
+    said = done.stdout.index("checkpoints in the clients' buffers: ")
     assert said < done.stdout.index("run folder: ")
     shared = []
     available = lambda distillation, here: shared.append(here) or 2 * 10**6

@@ -240,7 +240,8 @@ def test_very_many_rounds_are_not_looked_at_one_by_one():
     started = time.monotonic()
     merged(num_rounds=10**9, alpha_schedule=lambda alpha, round: alpha * round / 10**9)
     fc.decentralised_fed_avg(GROUPS, 10**9, GRAPH)
-    fc.decentralised_periodic_codistillation(GROUPS, 10, 10**9, GRAPH, period=7)
+    answers = fc.PublicAnswers(10, period=7)
+    fc.decentralised_periodic_codistillation(GROUPS, answers, 10**9, GRAPH)
     with pytest.raises(ValueError, match=r"^num_rounds must be at most 2,500,000 for 4 clients"):
         heads = fc.multi_headed(MLP(hidden=(5,), classes=3), jnp.zeros((1, 6)), 3, 1)
         fc.multi_headed_distillation(

@@ -1,4 +1,10 @@
-"""FedAvg among clients of a graph: after every so many steps each takes the mean of its neighbours."""
+"""FedAvg among clients of a graph: after every u steps each takes the mean of its neighbours.
+
+FedAvg is algorithm 1 of McMahan et al., Communication-Efficient Learning of Deep Networks from
+Decentralized Data, AISTATS 2017, https://arxiv.org/abs/1602.05629. With u steps between two means it is
+a row in table 1 of Zhmoginov et al., Decentralized Learning with Multi-Headed Distillation, CVPR 2023,
+https://arxiv.org/abs/2211.15774.
+"""
 
 from collections.abc import Mapping
 from typing import Any
@@ -8,16 +14,15 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedcodist.algorithms.graph import graphs
-from fedcodist.algorithms.graph.local_only_steps import LocalOnlyStepsHyper, local_round
+from fedcodist.algorithms.graph.local_only_steps import LocalOnlyStepsHyper, train_alone
 from fedcodist.algorithms.parties.party import (
     PARTIES,
     PartyGroup,
+    assemble,
     check_groups,
     check_no_gap,
-    everybody,
     init_models,
     party_names,
-    party_predictors,
 )
 from fedcodist.core.aggregation import as_stored
 from fedcodist.core.arguments import check_arguments
@@ -55,7 +60,7 @@ def decentralised_fed_avg(
         mean of networks with unrelated first values is hardly better than a first value.
 
     Raises:
-      ValueError, TypeError: one line that names the argument and what is allowed.
+      ValueError, TypeError: names the argument and what is allowed.
     """
     check_arguments(decentralised_fed_avg, locals())
     groups = check_groups(groups)
@@ -68,40 +73,43 @@ def decentralised_fed_avg(
         graphs.check_neighbours(edges, name)
     edges = graphs.cut(edges, num_rounds)
 
-    train = local_round(groups, num_rounds, training, execution)
+    def init(key):
+        return start_learners(training, init_models(groups, key, same_start))
 
     def round_(state, client_states, round, hyper):
-        inputs = round.inputs
-        result = train(state, round, hyper.learning_rate)
-        sizes = inputs.cohorts[PARTIES].sizes
-        now = graphs.at_round(edges, round.index) | jnp.eye(count, dtype=bool)
+        # Algorithm 1, ClientUpdate: u steps of each client.
+        trained = train_alone(
+            groups, training, num_rounds, state, round, hyper.learning_rate, execution
+        )
+        # Algorithm 1, the sum of n_k / n times w_k: here each client takes it over itself and those whom
+        # it learns from in this round.
+        sizes = round.inputs.cohorts[PARTIES].sizes
+        learns_from = graphs.at_round(edges, round.index) | jnp.eye(count, dtype=bool)
 
         def averaged(name, learner):
-            own = groups[name].clients
-            weights = now[np.ix_(own, own)] * sizes[own]
+            clients = groups[name].clients
+            weights = learns_from[np.ix_(clients, clients)] * sizes[clients]
             weights = weights / jnp.sum(weights, axis=1, keepdims=True)
             mean = lambda leaf: as_stored(jnp.tensordot(weights, leaf, axes=1), leaf)
             return learner._replace(variables=jax.tree.map(mean, learner.variables))
 
-        state = {name: averaged(name, learner) for name, learner in result.own.items()}
-        return state, client_states, result.metrics
+        state = {name: averaged(name, learner) for name, learner in trained.states.items()}
+        return state, client_states, trained.metrics
 
-    return FederatedAlgorithm(
-        name=name,
-        hyper=hyper,
-        init=lambda key: start_learners(training, init_models(groups, key, same_start)),
-        client_states={},
-        select=lambda round, key: everybody(groups, {}),
-        round=round_,
-        predictors=party_predictors(groups, lambda state, name: state[name].variables),
-        communication=_communication(groups, None if graph is None else edges),
-        num_clients=count,
+    return assemble(
+        name,
+        groups,
+        hyper,
+        init,
+        round_,
+        lambda state, architecture: state[architecture].variables,
+        _communication(groups, None if graph is None else edges),
     )
 
 
 def _communication(groups, edges) -> dict[str, Communication]:
     """A mean over rounds: a server's one model each way, or one for each edge in the architecture."""
-    found = {}
+    communication = {}
     for name, names in party_names(groups).items():
         group = groups[name]
         size = tree_bytes(jax.eval_shape(group.model.init, jax.random.key(0)))
@@ -111,5 +119,5 @@ def _communication(groups, edges) -> dict[str, Communication]:
                 over_rounds = edges.reshape(-1, *edges.shape[-2:])
                 within = over_rounds[:, group.clients][:, :, group.clients].mean(axis=0)
                 down, up = within[place].sum(), within[:, place].sum()
-            found[party] = Communication(round(size * down), round(size * up))
-    return found
+            communication[party] = Communication(round(size * down), round(size * up))
+    return communication

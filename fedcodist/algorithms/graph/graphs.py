@@ -26,12 +26,12 @@ def adjacency(graph: Any, num_clients: int) -> np.ndarray:
       num_clients: clients 0 to num_clients - 1.
 
     Raises:
-      ValueError, TypeError: one line; an edge to an unknown client or of a client to itself, or an
+      ValueError, TypeError: names `graph`; an edge to an unknown client or of a client to itself, or an
         array of another shape.
     """
     check_integer("num_clients", num_clients, low=1)
     if isinstance(graph, list | tuple) and any(map(_is_networkx, graph)):
-        return np.stack([adjacency(each, num_clients) for each in graph])
+        return np.stack([adjacency(entry, num_clients) for entry in graph])
     if _is_networkx(graph):
         return _checked(_of_networkx(graph, num_clients), num_clients)
     return _checked(_of_array(graph), num_clients)
@@ -47,8 +47,8 @@ def islands(num_clients: int, size: int) -> np.ndarray:
     check_integer("size", size, low=1)
     if num_clients % size:
         raise ValueError(f"size must divide the {num_clients} clients, got {size}.")
-    own = np.arange(num_clients) // size
-    return (own[:, None] == own[None]) & ~np.eye(num_clients, dtype=bool)
+    island = np.arange(num_clients) // size
+    return (island[:, None] == island[None]) & ~np.eye(num_clients, dtype=bool)
 
 
 def directed_cycle(num_clients: int) -> np.ndarray:
@@ -68,14 +68,14 @@ def random_graph(num_clients: int, probability: float, seed: int) -> np.ndarray:
     check_integer("num_clients", num_clients, low=2)
     check_number("probability", probability, low=0, high=1)
     generator = np.random.default_rng(seed)
-    found = generator.random((num_clients, num_clients)) < probability
-    np.fill_diagonal(found, False)
+    edges = generator.random((num_clients, num_clients)) < probability
+    np.fill_diagonal(edges, False)
     others = (
         generator.integers(1, num_clients, num_clients) + np.arange(num_clients)
     ) % num_clients
-    alone = np.flatnonzero(~found.any(axis=1))
-    found[alone, others[alone]] = True
-    return found
+    alone = np.flatnonzero(~edges.any(axis=1))
+    edges[alone, others[alone]] = True
+    return edges
 
 
 def time_varying(graphs: Sequence[Any], num_clients: int, every: int = 1) -> np.ndarray:
@@ -83,14 +83,14 @@ def time_varying(graphs: Sequence[Any], num_clients: int, every: int = 1) -> np.
     check_integer("every", every, low=1)
     if not len(graphs):
         raise ValueError("graphs must hold at least one graph, got none.")
-    return np.repeat(np.stack([adjacency(each, num_clients) for each in graphs]), every, axis=0)
+    return np.repeat(np.stack([adjacency(graph, num_clients) for graph in graphs]), every, axis=0)
 
 
 def over_time(graph: np.ndarray, times: int) -> np.ndarray:
     """The graph at each of some times, bool [times, clients, clients].
 
     Raises:
-      ValueError: one line; a graph that changes is shorter.
+      ValueError: names `graph`, which changes and is shorter.
     """
     if graph.ndim == 2:
         return np.broadcast_to(graph, (times, *graph.shape))
@@ -112,8 +112,19 @@ def at_round(graph: np.ndarray, round: Any) -> jax.Array:
     return jnp.asarray(graph) if graph.ndim == 2 else jnp.asarray(graph)[round]
 
 
+def mean_over_neighbours(edges: jax.Array, values: jax.Array) -> jax.Array:
+    """Each client's mean of its neighbours' values, [clients, ...]; zeros for one who has none.
+
+    Args:
+      edges: bool [clients, clients].
+      values: of each client, [clients, ...].
+    """
+    shares = edges / jnp.maximum(jnp.sum(edges, axis=1), 1)[:, None]
+    return jnp.tensordot(shares.astype(values.dtype), values, axes=1)
+
+
 def check_neighbours(graph: np.ndarray, method: str) -> None:
-    """Raises one line unless each client learns from another one, at least at the first time."""
+    """Raises ValueError that names a client who learns from nobody at the first time."""
     first = graph if graph.ndim == 2 else graph[0]
     alone = np.flatnonzero(~first.any(axis=1))
     if alone.size:
@@ -150,7 +161,7 @@ def _is_networkx(graph: Any) -> bool:
 
 
 def _of_networkx(graph: Any, num_clients: int) -> np.ndarray:
-    found = np.zeros((num_clients, num_clients), bool)
+    edges = np.zeros((num_clients, num_clients), bool)
     for node in graph.nodes:
         if isinstance(node, bool) or not isinstance(node, int | np.integer):
             raise TypeError(f"graph must have client indices as nodes, got {node!r}.")
@@ -158,37 +169,37 @@ def _of_networkx(graph: Any, num_clients: int) -> np.ndarray:
         for node in (start, end):
             if not 0 <= node < num_clients:
                 raise _unknown(start, end, num_clients)
-        found[start, end] = True
+        edges[start, end] = True
         if not graph.is_directed():
-            found[end, start] = True
-    return found
+            edges[end, start] = True
+    return edges
 
 
 def _of_array(graph: Any) -> np.ndarray:
     try:
-        found = np.asarray(graph)
+        array = np.asarray(graph)
     except ValueError:  # rows of different lengths
-        found = np.asarray(None)
-    if found.dtype.kind not in "biuf" or not np.isin(found, (0, 1)).all():
+        array = np.asarray(None)
+    if array.dtype.kind not in "biuf" or not np.isin(array, (0, 1)).all():
         raise TypeError("graph must be a networkx graph, or an array of 0 and 1 (1: an edge).")
-    return found.astype(bool)
+    return array.astype(bool)
 
 
-def _checked(found: np.ndarray, num_clients: int) -> np.ndarray:
-    if found.ndim not in (2, 3) or found.shape[-1] != found.shape[-2] or 0 in found.shape:
+def _checked(graph: np.ndarray, num_clients: int) -> np.ndarray:
+    if graph.ndim not in (2, 3) or graph.shape[-1] != graph.shape[-2] or 0 in graph.shape:
         raise ValueError(
-            f"graph must be [clients, clients] or [times, clients, clients], got {found.shape}."
+            f"graph must be [clients, clients] or [times, clients, clients], got {graph.shape}."
         )
-    if found.shape[-1] < num_clients:
+    if graph.shape[-1] < num_clients:
         raise ValueError(
-            f"graph must have an entry for each of the {num_clients} clients, got {found.shape}."
+            f"graph must have an entry for each of the {num_clients} clients, got {graph.shape}."
         )
-    edges = np.argwhere(found)[:, -2:]
+    edges = np.argwhere(graph)[:, -2:]
     for start, end in edges[(edges >= num_clients).any(axis=1)]:
         raise _unknown(start, end, num_clients)
     for start in edges[edges[:, 0] == edges[:, 1], 0]:
         raise ValueError(f"graph must not join a client with itself, client {start} is.")
-    return found[..., :num_clients, :num_clients]
+    return graph[..., :num_clients, :num_clients]
 
 
 def _unknown(start: Any, end: Any, num_clients: int) -> ValueError:

@@ -1,6 +1,10 @@
-"""Clients who train by steps and never meet: what decentralised methods are compared with."""
+"""Clients who train by steps and never meet: what decentralised methods are compared with.
 
-from collections.abc import Callable, Mapping
+It is the row "Separate" in table 1 of Zhmoginov et al., Decentralized Learning with Multi-Headed
+Distillation, CVPR 2023, https://arxiv.org/abs/2211.15774.
+"""
+
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -8,20 +12,18 @@ import jax.numpy as jnp
 
 from fedcodist.algorithms.parties.local_only import SHARED
 from fedcodist.algorithms.parties.party import (
-    PARTIES,
     PartiesResult,
     PartyGroup,
+    PartyResult,
+    assemble,
     check_groups,
-    everybody,
-    for_each_party,
     init_models,
-    num_clients,
-    party_predictors,
+    party_metrics,
+    run_parties,
     same_for_all,
     shared_examples,
 )
 from fedcodist.core import keys
-from fedcodist.core.aggregation import ClientResult
 from fedcodist.core.arguments import check_arguments
 from fedcodist.core.checks import check_integer, check_number
 from fedcodist.core.communication import Communication
@@ -36,7 +38,6 @@ from fedcodist.core.local_steps import (
     train_steps,
 )
 from fedcodist.core.method import FederatedAlgorithm
-from fedcodist.core.model import is_finite
 
 
 class LocalOnlyStepsHyper(NamedTuple):
@@ -72,7 +73,7 @@ def local_only_steps(
       same_start: whether clients of one architecture start from the same values.
 
     Raises:
-      ValueError, TypeError: one line that names the argument and what is allowed.
+      ValueError, TypeError: names the argument and what is allowed.
     """
     check_arguments(local_only_steps, locals())
     groups = check_groups(groups)
@@ -81,63 +82,62 @@ def local_only_steps(
     if num_shared is not None:
         check_integer("num_shared", num_shared, low=1)
 
-    def select(round, key):
-        shared = {} if num_shared is None else {SHARED: jnp.arange(num_shared)[None]}
-        return everybody(groups, shared)
+    def init(key):
+        return start_learners(training, init_models(groups, key, same_start))
 
-    train = local_round(groups, num_rounds, training, execution)
+    def select_examples(round, key):
+        return {} if num_shared is None else {SHARED: jnp.arange(num_shared)[None]}
 
     def round_(state, client_states, round, hyper):
+        # Each client's steps on its own examples, or on everybody's. There is no exchange.
         shared = None if num_shared is None else round.inputs.examples[SHARED].columns
-        result = train(state, round, hyper.learning_rate, shared)
-        return result.own, client_states, result.metrics
+        trained = train_alone(
+            groups, training, num_rounds, state, round, hyper.learning_rate, execution, shared
+        )
+        return trained.states, client_states, trained.metrics
 
-    return FederatedAlgorithm(
-        name=name,
-        hyper=hyper,
-        init=lambda key: start_learners(training, init_models(groups, key, same_start)),
-        client_states={},
-        select=select,
-        round=round_,
-        predictors=party_predictors(groups, lambda state, name: state[name].variables),
-        communication=same_for_all(groups, Communication(down=0, up=0)),
-        num_clients=num_clients(groups),
-        data_set_sizes={} if num_shared is None else {SHARED: num_shared},
+    return assemble(
+        name,
+        groups,
+        hyper,
+        init,
+        round_,
+        lambda state, architecture: state[architecture].variables,
+        same_for_all(groups, Communication(down=0, up=0)),
+        select_examples,
+        {} if num_shared is None else {SHARED: num_shared},
     )
 
 
-def local_round(
-    groups: Mapping[str, PartyGroup], num_rounds: int, training: StepTraining, execution: Execution
-) -> Callable[..., PartiesResult]:
-    """Returns `train`, one round of every client's own steps before any exchange.
+def train_alone(
+    groups: Mapping[str, PartyGroup],
+    training: StepTraining,
+    num_rounds: int,
+    learners: Mapping[str, Learner],
+    round: Round,
+    learning_rate: Any,
+    execution: Execution,
+    shared: Mapping[str, jax.Array] | None = None,
+) -> PartiesResult:
+    """One round of every client's own steps, before any exchange; `states` are the learners after it.
 
-    `train(learners, round, learning_rate, shared=None)` takes the round as an algorithm gets it;
-    `shared` are columns on which all train in place of their own
-    examples. Its result's `own` are the learners after the round.
+    Args:
+      groups, training, num_rounds, execution: as in `local_only_steps`.
+      learners: architecture -> where the round begins, leaves [group, ...].
+      round: as an algorithm gets it.
+      learning_rate: the first one, may be traced.
+      shared: columns on which all train in place of their own examples.
     """
 
-    def train(
-        learners: Mapping[str, Learner],
-        round: Round,
-        learning_rate: Any,
-        shared: Mapping[str, jax.Array] | None = None,
-    ) -> PartiesResult:
-        def update(model, message, learner, data, key):
-            if shared is not None:
-                data = shared_examples(shared, data)
-            learner, metrics = train_steps(
-                model, training, learner, data, key, round.index, num_rounds, learning_rate
-            )
-            metrics |= {
-                "num_steps": jnp.asarray(training.steps),
-                "client_examples": jnp.asarray(training.steps * training.batch_size),
-                "finite": is_finite(learner.variables),
-            }
-            return ClientResult({}, {}, jnp.ones(()), learner, metrics)
-
-        cohort, key = round.inputs.cohorts[PARTIES], keys.derive(round.key, CLIENT_STEPS)
-        return for_each_party(
-            groups, update, None, learners, cohort, key, execution, round.axis_name
+    def update(model, message, learner, data, key):
+        if shared is not None:
+            data = shared_examples(shared, data)
+        learner, losses = train_steps(
+            model, training, learner, data, key, round.index, num_rounds, learning_rate
         )
+        num_examples = training.steps * training.batch_size
+        metrics = party_metrics(learner.variables, training.steps, num_examples, **losses)
+        return PartyResult(learner, metrics)
 
-    return train
+    key = keys.derive(round.key, CLIENT_STEPS)
+    return run_parties(groups, update, None, learners, round, key, execution)

@@ -1,8 +1,11 @@
-"""Rolling pools of stale checkpoints, MHD's stand-in for live exchange.
+"""Buffers of stale checkpoints, MHD's stand-in for live exchange (the paper's rolling pools P_i).
 
-Who gets whose checkpoint when is settled before a run, from the graph and a seed, as the examples are
-dealt before it: so the bank of checkpoints has exactly as many places as it will need, and none is kept
-twice for two clients who have the same.
+Zhmoginov et al., Decentralized Learning with Multi-Headed Distillation, CVPR 2023,
+https://arxiv.org/abs/2211.15774.
+
+Who gets whose checkpoint when is drawn before a run, from the graph and a seed. So the bank of an
+architecture's checkpoints has exactly as many slots as the run needs. A checkpoint that two clients have
+is kept once.
 """
 
 from collections.abc import Mapping
@@ -17,24 +20,62 @@ from fedcodist.algorithms.parties.party import PartyGroup
 from fedcodist.core.checks import check_integer
 
 PyTree = Any
+PLACES = ("device", "host")
 _MOST_EXCHANGES = 10**7  # of all clients over a run; minutes of drawing
 
 
-class ExchangeSchedule(NamedTuple):
-    """Every pool's content over a run; index arrays on the host.
-
-    A pool holds (architecture, slot): the index of an architecture, in the order of groups, and a place
-    in this architecture's bank. Each round but the first begins with a refresh.
+class CheckpointExchange(NamedTuple):
+    """How clients get each other's checkpoints.
 
     Attributes:
-      first: int32 [clients, pool, 2], the pools before the first round.
-      first_source: int32 [clients, pool], whose checkpoints these are.
+      checkpoints_per_client: N_P, the size of a client's buffer; the number of clients where not given.
+      checkpoints_on: where checkpoints are kept, "device" or "host". On the host they take no memory of
+        a device, which fetches one when a step needs it. Results are the same. A CPU's memory is the
+        host's, so there it makes no difference.
+      seed: of who gets whose checkpoint when. That is drawn before the run, like the partition of the
+        examples, and is the same for all seeds of a run.
+      memory: bytes that all checkpoints may take; `memory_for_checkpoints` where not given.
+    """
+
+    checkpoints_per_client: int | None = None
+    checkpoints_on: str = "device"
+    seed: int = 0
+    memory: int | None = None
+
+    def check(self, name: str) -> None:
+        """Raises ValueError that names another place, or an empty buffer."""
+        if self.checkpoints_on not in PLACES:
+            raise ValueError(
+                f"{name}.checkpoints_on must be one of {PLACES}, got {self.checkpoints_on!r}."
+            )
+        if self.checkpoints_per_client is not None:
+            check_integer(f"{name}.checkpoints_per_client", self.checkpoints_per_client, low=1)
+
+    @property
+    def is_on_host(self) -> bool:
+        """Whether programs ask the host for checkpoints.
+
+        A CPU has them in the same memory anyway, and callbacks of its virtual devices have been seen to
+        wait for each other for ever.
+        """
+        return self.checkpoints_on == "host" and jax.default_backend() != "cpu"
+
+
+class ExchangeSchedule(NamedTuple):
+    """Every buffer's content over a run; index arrays on the host.
+
+    A buffer's entry is (architecture, slot): the index of an architecture, in the order of groups, and a
+    slot of this architecture's bank. Each round but the first begins with a refresh.
+
+    Attributes:
+      first: int32 [clients, buffer, 2], the buffers before the first round.
+      first_source: int32 [clients, buffer], whose checkpoints these are.
       first_slot: architecture -> int32 [group], where each client's initial model is put.
-      replaced: int32 [rounds, clients], which entry of the pool is replaced.
+      replaced: int32 [rounds, clients], which entry of the buffer is replaced.
       entry: int32 [rounds, clients, 2], by what.
       source: int32 [rounds, clients], whose checkpoint that is; -1 where nothing is replaced.
       slot: architecture -> int32 [rounds, group], where each client's present model is put.
-      num_slots: architecture -> places of its bank.
+      num_slots: architecture -> slots of its bank.
 
     Where nothing is put or replaced an index is beyond the end, and scatters drop it.
     """
@@ -58,9 +99,9 @@ def exchange_schedule(
 ) -> ExchangeSchedule:
     """Draws a run's exchange of checkpoints.
 
-    Before the first round a client's pool has its neighbours' initial models, one after another until it
-    is full. At each later round a fresh checkpoint of a random neighbour replaces a random entry; a
-    client that has no neighbour just then keeps its pool.
+    Before the first round a client's buffer has its neighbours' initial models, one after another until
+    it is full. At each later round a fresh checkpoint of a random neighbour replaces a random entry. A
+    client that has no neighbour just then keeps its buffer.
 
     Args:
       groups: checked groups, of clients 0 to clients - 1.
@@ -71,7 +112,7 @@ def exchange_schedule(
       seed: of the draws.
 
     Raises:
-      ValueError: one line; a graph that changes is shorter than the run.
+      ValueError: a graph that changes is shorter than the run; names `graph`.
     """
     check_integer("checkpoints_per_client", checkpoints_per_client, low=1)
     clients = graph.shape[-1]
@@ -82,51 +123,53 @@ def exchange_schedule(
         )
     edges = over_time(graph, num_rounds)
     generator = np.random.default_rng(seed)
-    architectures = list(groups)
-    of_client = np.zeros(clients, np.int32)
+    architecture = np.zeros(clients, np.int32)
     for index, group in enumerate(groups.values()):
-        of_client[group.clients] = index
-    bank = _Bank(len(architectures))
+        architecture[group.clients] = index
+    slots_in_use = _SlotsInUse(len(groups))
 
+    # Before the first round: the neighbours' initial models.
     first_source = np.stack(
         [np.resize(np.flatnonzero(row), checkpoints_per_client) for row in edges[0]]
     )
-    pools = np.zeros((clients, checkpoints_per_client, 2), np.int32)
-    first_placed = {c: bank.put(of_client[c]) for c in np.unique(first_source).tolist()}
+    buffers = np.zeros((clients, checkpoints_per_client, 2), np.int32)
+    first_slots = {c: slots_in_use.put(architecture[c]) for c in np.unique(first_source).tolist()}
     for client, entry in np.ndindex(clients, checkpoints_per_client):
         source = int(first_source[client, entry])
-        pools[client, entry] = bank.take(int(of_client[source]), first_placed[source])
-    first = pools.copy()
+        buffers[client, entry] = slots_in_use.take(int(architecture[source]), first_slots[source])
+    first = buffers.copy()
 
+    # Every S_P steps: a fresh checkpoint of a neighbour replaces one entry of each buffer.
     replaced = np.full((num_rounds, clients), checkpoints_per_client, np.int32)
     entries = np.zeros((num_rounds, clients, 2), np.int32)
     sources = np.full((num_rounds, clients), -1, np.int32)
-    placed: list[dict[int, int]] = [{}]
+    slots: list[dict[int, int]] = [{}]  # round -> client -> where its checkpoint is put
     for round in range(1, num_rounds):
         for client in np.flatnonzero(edges[round].any(axis=1)):
             sources[round, client] = generator.choice(np.flatnonzero(edges[round, client]))
             entry = replaced[round, client] = generator.integers(checkpoints_per_client)
-            bank.drop(*pools[client, entry])
+            slots_in_use.drop(*buffers[client, entry])
         fresh = np.unique(sources[round][sources[round] >= 0]).tolist()
-        placed.append({c: bank.put(of_client[c]) for c in fresh})
+        slots.append({c: slots_in_use.put(architecture[c]) for c in fresh})
         for client in np.flatnonzero(sources[round] >= 0):
             source = int(sources[round, client])
-            new = bank.take(int(of_client[source]), placed[round][source])
-            pools[client, replaced[round, client]] = entries[round, client] = new
+            new = slots_in_use.take(int(architecture[source]), slots[round][source])
+            buffers[client, replaced[round, client]] = entries[round, client] = new
 
-    num_slots = dict(zip(architectures, bank.sizes, strict=True))
+    num_slots = dict(zip(groups, slots_in_use.counts, strict=True))
 
-    def slots(name, placed):
-        return [placed.get(c, num_slots[name]) for c in groups[name].clients.tolist()]
+    def of_group(name, slot_of_client):
+        members = groups[name].clients.tolist()
+        return [slot_of_client.get(client, num_slots[name]) for client in members]
 
     return ExchangeSchedule(
         first=first,
         first_source=first_source.astype(np.int32),
-        first_slot={name: np.array(slots(name, first_placed), np.int32) for name in groups},
+        first_slot={name: np.array(of_group(name, first_slots), np.int32) for name in groups},
         replaced=replaced,
         entry=entries,
         source=sources,
-        slot={name: np.array([slots(name, at) for at in placed], np.int32) for name in groups},
+        slot={name: np.array([of_group(name, s) for s in slots], np.int32) for name in groups},
         num_slots=num_slots,
     )
 
@@ -140,34 +183,34 @@ def first_banks(schedule: ExchangeSchedule, models: Mapping[str, PyTree]) -> dic
     """
 
     def bank(name):
-        place = lambda leaf: jnp.zeros((schedule.num_slots[name], *leaf.shape[1:]), leaf.dtype)
-        return _put(jax.tree.map(place, models[name]), schedule.first_slot[name], models[name])
+        zeros = lambda leaf: jnp.zeros((schedule.num_slots[name], *leaf.shape[1:]), leaf.dtype)
+        return _put(jax.tree.map(zeros, models[name]), schedule.first_slot[name], models[name])
 
     return {name: bank(name) for name in models}
 
 
 def refresh(
     schedule: ExchangeSchedule,
-    pools: jax.Array,
+    buffers: jax.Array,
     banks: Mapping[str, PyTree],
     models: Mapping[str, PyTree],
     round: jax.Array,
 ) -> tuple[jax.Array, dict[str, PyTree]]:
-    """Pools [clients, pool, 2] and banks at the beginning of a round, from those of the one before."""
-    return refresh_pools(schedule, pools, round), {
+    """Buffers [clients, buffer, 2] and banks at the beginning of a round, from the round before."""
+    return refresh_buffers(schedule, buffers, round), {
         name: _put(bank, jnp.asarray(schedule.slot[name])[round], models[name])
         for name, bank in banks.items()
     }
 
 
-def refresh_pools(schedule: ExchangeSchedule, pools: jax.Array, round: jax.Array) -> jax.Array:
-    """Pools [clients, pool, 2] at the beginning of a round, from those of the one before."""
-    clients = jnp.arange(pools.shape[0])
-    at = jnp.asarray(schedule.replaced)[round]
-    return pools.at[clients, at].set(jnp.asarray(schedule.entry)[round], mode="drop")
+def refresh_buffers(schedule: ExchangeSchedule, buffers: jax.Array, round: jax.Array) -> jax.Array:
+    """Buffers [clients, buffer, 2] at the beginning of a round, from the round before."""
+    clients = jnp.arange(buffers.shape[0])
+    replaced = jnp.asarray(schedule.replaced)[round]
+    return buffers.at[clients, replaced].set(jnp.asarray(schedule.entry)[round], mode="drop")
 
 
-class _Bank:
+class _SlotsInUse:
     """Counts who refers to which slot, by architecture, while the schedule is drawn."""
 
     def __init__(self, architectures: int):
@@ -175,11 +218,12 @@ class _Bank:
         self._pending: list[set[int]] = [set() for _ in range(architectures)]
 
     @property
-    def sizes(self) -> list[int]:
+    def counts(self) -> list[int]:
+        """How many slots each architecture needs."""
         return [len(users) for users in self._users]
 
     def put(self, architecture: int) -> int:
-        """A free slot for a new checkpoint, the first one; it is taken from now on."""
+        """The first free slot, for a new checkpoint. It is not free from now on."""
         users, pending = self._users[architecture], self._pending[architecture]
         free = (s for s, count in enumerate(users) if count == 0 and s not in pending)
         slot = next(free, len(users))

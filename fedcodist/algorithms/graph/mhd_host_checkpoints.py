@@ -1,8 +1,8 @@
 """Banks of stale checkpoints in the host's memory, for models of which a device cannot hold that many.
 
 A compiled program asks the host for a checkpoint when a step needs it, and brings the fresh ones at the
-beginning of a round. What it is told depends on nothing but the run, the round and the slot, so a
-program may ask once or twice for the same.
+beginning of a round. The answer depends on the run, the round and the slot alone, so a program may ask
+once or twice for the same.
 """
 
 import threading
@@ -14,6 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedcodist.algorithms.graph.mhd_exchange import ExchangeSchedule
+from fedcodist.algorithms.parties.party import PartyGroup
+from fedcodist.core.model import variable_shapes
 
 PyTree = Any
 
@@ -25,11 +27,14 @@ class HostBanks:
 
     Args:
       schedule: the run's exchange, which says how many slots there are and when they are filled.
-      shapes: architecture -> a model's Variables, arrays or shapes.
+      groups: architecture -> its clients.
     """
 
-    def __init__(self, schedule: ExchangeSchedule, shapes: Mapping[str, PyTree]):
-        self._shapes = {name: jax.tree.map(_shape, shapes[name]) for name in shapes}
+    def __init__(self, schedule: ExchangeSchedule, groups: Mapping[str, PartyGroup]):
+        self._shapes = {
+            name: jax.tree.map(_shape, variable_shapes(group.model))
+            for name, group in groups.items()
+        }
         self._num_slots = schedule.num_slots
         # Before round 0 nothing was put anywhere: the initial models are.
         self._slots = {
@@ -50,7 +55,7 @@ class HostBanks:
         Returns:
           A number that `read` wants, so that nothing is read before this is done.
         """
-        slots = {name: jnp.asarray(own)[round] for name, own in self._slots.items()}
+        slots = {name: jnp.asarray(of_rounds)[round] for name, of_rounds in self._slots.items()}
         return jax.pure_callback(
             self._write,
             jax.ShapeDtypeStruct((), jnp.int32),
@@ -67,8 +72,8 @@ class HostBanks:
           key: as `put` gets it.
           done: what `put` returned in this round.
           name: the architecture.
-          slot: beyond the end it is the last one, of an empty bank zeros; as where a branch that is not
-            taken is computed all the same.
+          slot: one beyond the end reads the last one, and any of an empty bank reads zeros. That happens
+            where a branch that is not taken is computed all the same.
         """
         shapes = self._shapes[name]
 
@@ -85,7 +90,7 @@ class HostBanks:
             runs = np.array(list(self._runs), np.uint32).reshape(-1, *_key_shape())
             banks = {
                 name: [
-                    np.stack([own[name][index] for own in self._runs.values()])
+                    np.stack([run_banks[name][index] for run_banks in self._runs.values()])
                     if self._runs
                     else np.zeros((0, self._num_slots[name], *leaf.shape), leaf.dtype)
                     for index, leaf in enumerate(jax.tree.leaves(shapes))
@@ -113,12 +118,11 @@ class HostBanks:
             }
 
     def _write(self, run, slots, models):
-        own = self._of(run)
-        for name, leaves in own.items():
-            at = np.asarray(slots[name])
-            is_put = at < self._num_slots[name]
+        for name, leaves in self._of(run).items():
+            places = np.asarray(slots[name])
+            is_put = places < self._num_slots[name]
             for bank, new in zip(leaves, jax.tree.leaves(models[name]), strict=True):
-                bank[at[is_put]] = np.asarray(new)[is_put]
+                bank[places[is_put]] = np.asarray(new)[is_put]
         return np.int32(0)
 
     def _read(self, name, run, slot):
@@ -126,8 +130,8 @@ class HostBanks:
         if not self._num_slots[name]:
             return jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), shapes)
         slot = min(slot, self._num_slots[name] - 1)
-        found = [leaf[slot] for leaf in self._of(run)[name]]
-        return jax.tree.unflatten(jax.tree.structure(shapes), found)
+        leaves = [bank[slot] for bank in self._of(run)[name]]
+        return jax.tree.unflatten(jax.tree.structure(shapes), leaves)
 
     def _of(self, run):
         """The banks of a run, made when it is first met: several devices may ask at once."""

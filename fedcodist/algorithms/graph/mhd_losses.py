@@ -1,13 +1,26 @@
 """What an auxiliary head learns from whom, and how embeddings attract each other (MHD, eq. 2 to 5).
 
-Everything here is of one client and one batch; targets get no gradient.
+Zhmoginov et al., Decentralized Learning with Multi-Headed Distillation, CVPR 2023,
+https://arxiv.org/abs/2211.15774.
+
+Everything here is of one client and one batch. Targets get no gradient.
 """
+
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from fedcodist.models.multi_headed import HeadedOutputs
+from fedcodist.algorithms.graph.mhd_exchange import CheckpointExchange
+from fedcodist.core import keys
+from fedcodist.core.checks import LARGEST_BATCH, check_integer
+from fedcodist.core.local_training import Preprocess
+from fedcodist.core.model import Batch, Model, Variables
+from fedcodist.models.multi_headed import BACKBONE, HeadedOutputs
+
+PyTree = Any
+DISTILLATION_LOSSES = ("embedding_loss", "head_loss")  # metrics
 
 # Whose predictions compete for head k, beside the neighbours' and the own heads k - 1: the neighbours'
 # heads k ("same level"), the own head k ("self").
@@ -19,18 +32,109 @@ CANDIDATES = {
 }
 CHOICES = ("most_confident", "random")
 EMBEDDING_DISTANCES = ("squared", "norm")
-# Below this squared length a direction is not told from 0.
+# A squared length below this counts as 0.
 _TINY = 1e-12
 
 
-def candidates(own: HeadedOutputs, teachers: HeadedOutputs, kind: str) -> jax.Array:
+class HeadDistillation(NamedTuple):
+    """How clients learn from each other.
+
+    Attributes:
+      batch_size: public examples per step and client; every client has its own stream of them.
+      teachers: Delta, checkpoints drawn from the buffer in each step, without replacement. With 0 nobody
+        learns from others: a head chases the client's own one before it.
+      candidates: whose predictions compete for a head, see `CANDIDATES`. The paper's "All" is
+        taken to be "same_level_and_self" with two teachers; it does not say. Head k knows what lies at
+        most k hops away with "base" and "self" and where the backbone is not reached. With the others,
+        and through the backbone, knowledge travels further.
+      choice: of the target among the candidates, "most_confident" or "random".
+      embedding_distance: "squared" or "norm", of normalised embeddings.
+      reaches_backbone: whether heads' and embeddings' losses change the backbone.
+      updates_statistics: whether public batches too update batch normalisation's running averages.
+      preprocess: (batch, key, positions) -> batch, of public examples.
+      exchange: how clients get the checkpoints that teach them.
+    """
+
+    batch_size: int = 512
+    teachers: int = 1
+    candidates: str = "base"
+    choice: str = "most_confident"
+    embedding_distance: str = "squared"
+    reaches_backbone: bool = True
+    updates_statistics: bool = False
+    preprocess: Preprocess = lambda batch, key, positions: batch
+    exchange: CheckpointExchange = CheckpointExchange()
+
+    def check(self, name: str) -> None:
+        """Raises ValueError that names a number or a choice that makes no sense."""
+        check_integer(f"{name}.batch_size", self.batch_size, low=1, high=LARGEST_BATCH)
+        check_integer(f"{name}.teachers", self.teachers, low=0)
+        for field, value, allowed in (
+            ("candidates", self.candidates, tuple(CANDIDATES)),
+            ("choice", self.choice, CHOICES),
+            ("embedding_distance", self.embedding_distance, EMBEDDING_DISTANCES),
+        ):
+            if value not in allowed:
+                raise ValueError(f"{name}.{field} must be one of {allowed}, got {value!r}.")
+
+
+def distillation_gradient(
+    model: Model,
+    variables: Variables,
+    batch: Batch,
+    teachers: HeadedOutputs,
+    distillation: HeadDistillation,
+    weights: tuple[Any, Any],
+    key: jax.Array,
+) -> tuple[PyTree, PyTree, dict[str, jax.Array]]:
+    """(gradient, mutable state, losses) of the distillation losses on one public batch.
+
+    Args:
+      model, variables: the client's.
+      batch: public examples.
+      teachers: checkpoints' outputs on the batch, leaves [teachers, batch, ...].
+      distillation: how the client learns.
+      weights: nu_emb and nu_aux.
+      key: of dropout and of random choices.
+    """
+
+    def loss(params):
+        outputs, mutable = model.apply(
+            Variables(params, variables.mutable),
+            batch,
+            train=True,
+            key=keys.derive(key, "dropout"),
+        )
+        # Equation 2: normalised embeddings come closer.
+        of_embeddings = embedding_loss(outputs, teachers, distillation.embedding_distance)
+        of_heads = jnp.zeros(())
+        if outputs.logits.shape[1] > 1:
+            # Equation 5, over auxiliary heads k: heads k - 1 teach.
+            competing = candidates(outputs, teachers, distillation.candidates)
+            # Equation 4: Q keeps the candidate of the largest confidence Lambda.
+            choice = chosen(competing, distillation.choice, keys.derive(key, "choice"))
+            # Equation 3: cross-entropy from that target.
+            of_heads = head_loss(outputs, competing, choice)
+        total = weights[0] * of_embeddings + weights[1] * of_heads
+        losses = dict(zip(DISTILLATION_LOSSES, (of_embeddings, of_heads), strict=True))
+        return total, (mutable, losses)
+
+    gradient, (mutable, losses) = jax.grad(loss, has_aux=True)(variables.params)
+    if not distillation.reaches_backbone:
+        gradient = {**gradient, BACKBONE: jax.tree.map(jnp.zeros_like, gradient[BACKBONE])}
+    if not distillation.updates_statistics:
+        mutable = variables.mutable
+    return gradient, mutable, losses
+
+
+def candidates(outputs: HeadedOutputs, teachers: HeadedOutputs, kind: str) -> jax.Array:
     """Predictions that compete, for all auxiliary heads at once.
 
     "self" is the paper's rule to skip an example on which the head is surer than its target: the
     cross-entropy from a head's own prediction has no gradient.
 
     Args:
-      own: the client's outputs on the batch, logits [batch, 1 + heads, classes].
+      outputs: the client's on the batch, logits [batch, 1 + heads, classes].
       teachers: logits [teachers, batch, 1 + heads, classes].
       kind: one of CANDIDATES.
 
@@ -39,12 +143,12 @@ def candidates(own: HeadedOutputs, teachers: HeadedOutputs, kind: str) -> jax.Ar
       the own head k - 1, each teacher's head k, the own head k.
     """
     same_level, own_head = CANDIDATES[kind]
-    mine = jax.nn.softmax(jax.lax.stop_gradient(own.logits))[None]
-    theirs = jax.nn.softmax(jax.lax.stop_gradient(teachers.logits))
-    found = [theirs[:, :, :-1], mine[:, :, :-1]]
-    found += [theirs[:, :, 1:]] * same_level
-    found += [mine[:, :, 1:]] * own_head
-    return jnp.concatenate(found)
+    client = jax.nn.softmax(jax.lax.stop_gradient(outputs.logits))[None]
+    others = jax.nn.softmax(jax.lax.stop_gradient(teachers.logits))
+    competing = [others[:, :, :-1], client[:, :, :-1]]
+    competing += [others[:, :, 1:]] * same_level
+    competing += [client[:, :, 1:]] * own_head
+    return jnp.concatenate(competing)
 
 
 def chosen(competing: jax.Array, choice: str, key: jax.Array) -> jax.Array:
@@ -61,21 +165,23 @@ def chosen(competing: jax.Array, choice: str, key: jax.Array) -> jax.Array:
     return jnp.argmax(jnp.max(competing, axis=-1), axis=0)
 
 
-def head_loss(own: HeadedOutputs, competing: jax.Array, choice: jax.Array) -> jax.Array:
+def head_loss(outputs: HeadedOutputs, competing: jax.Array, choice: jax.Array) -> jax.Array:
     """Cross-entropy of auxiliary heads from their targets, a batch's mean, summed over heads."""
     target = jnp.take_along_axis(competing, choice[None, ..., None], axis=0)[0]
-    return jnp.sum(jnp.mean(optax.softmax_cross_entropy(own.logits[:, 1:], target), axis=0))
+    return jnp.sum(jnp.mean(optax.softmax_cross_entropy(outputs.logits[:, 1:], target), axis=0))
 
 
-def embedding_loss(own: HeadedOutputs, teachers: HeadedOutputs, distance: str) -> jax.Array:
+def embedding_loss(outputs: HeadedOutputs, teachers: HeadedOutputs, distance: str) -> jax.Array:
     """The distance of normalised embeddings, a mean over the batch, summed over teachers (equation 2).
 
     Args:
-      own: embedding [batch, width].
+      outputs: the client's, embedding [batch, width].
       teachers: embedding [teachers, batch, width].
       distance: "squared", 2 - 2 cos, or "norm", its square root.
     """
-    difference = _normalised(own.embedding) - _normalised(jax.lax.stop_gradient(teachers.embedding))
+    difference = _normalised(outputs.embedding) - _normalised(
+        jax.lax.stop_gradient(teachers.embedding)
+    )
     squared = jnp.sum(difference**2, axis=-1)
     if distance == "norm":
         # The root's gradient at 0 is infinite, and its product with a difference of 0 no number.

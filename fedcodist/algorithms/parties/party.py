@@ -35,7 +35,7 @@ from fedcodist.core.aggregation import Aggregate, ClientResult, Reduce, weighted
 from fedcodist.core.communication import Communication
 from fedcodist.core.devices import sum_over_devices, this_device
 from fedcodist.core.for_each_client import Execution, dealing_order, for_each_client
-from fedcodist.core.inputs import ClientData, Cohort, Inputs, Round, Selection
+from fedcodist.core.inputs import ClientData, Cohort, Round, Selection
 from fedcodist.core.method import FederatedAlgorithm, Predictor
 from fedcodist.core.model import Model, Variables, is_finite
 from fedcodist.core.padded_statistics import of_clients
@@ -82,11 +82,6 @@ class PartiesResult(NamedTuple):
     states: dict[str, PyTree]
     reports: dict[str, PyTree]
     metrics: dict[str, jax.Array]
-
-    @property
-    def own(self) -> dict[str, PyTree]:
-        """`states`, for modules of graph/ that call `for_each_party`."""
-        return self.states
 
 
 def assemble(
@@ -229,26 +224,6 @@ def run_parties(
         {name: reports for name, (_, reports) in kept.items()},
         by_party,
     )
-
-
-def for_each_party(
-    groups: Mapping[str, PartyGroup],
-    update: Callable[..., ClientResult],
-    message: PyTree,
-    own: Mapping[str, PyTree],
-    cohort: Cohort,
-    key: jax.Array,
-    execution: Execution = Execution(),
-    axis_name: str | None = None,
-) -> PartiesResult:
-    """`run_parties` for modules of graph/ whose updates return a ClientResult that sends nothing."""
-
-    def party_update(model, message, state, data, key):
-        result = update(model, message, state, data, key)
-        return PartyResult(result.client_state, result.metrics)
-
-    round = Round(0, key, Inputs({PARTIES: cohort}, {}), axis_name)
-    return run_parties(groups, party_update, message, own, round, key, execution)
 
 
 def sums() -> Reduce:

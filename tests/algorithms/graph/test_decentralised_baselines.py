@@ -12,6 +12,7 @@ from fedcodist.algorithms.graph.centralised import centralised
 from fedcodist.algorithms.graph.decentralised_fed_avg import decentralised_fed_avg
 from fedcodist.algorithms.graph.decentralised_periodic_codistillation import (
     DecentralisedPeriodicHyper,
+    PublicAnswers,
     decentralised_periodic_codistillation,
 )
 from fedcodist.algorithms.graph.local_only_steps import LocalOnlyStepsHyper, local_only_steps
@@ -197,15 +198,12 @@ def test_periodic_codistillation_teaches_what_neighbours_think(devices):
     graph[3, 1, [0, 2]] = True  # only client 1 has teachers then
     algorithm = decentralised_periodic_codistillation(
         GROUPS,
-        PUBLIC_ROWS,
+        PublicAnswers(PUBLIC_ROWS, PUBLIC_ROWS, period, inference_batch_size=5),
         rounds,
         graph,
         TRAINING,
         TEACHING,
-        examples=PUBLIC_ROWS,
-        period=period,
-        hyper=DecentralisedPeriodicHyper(RATE, rate, temperature),
-        inference_batch_size=5,
+        DecentralisedPeriodicHyper(RATE, rate, temperature),
     )
     weights, found, _ = trained(algorithm, rounds, devices)
     velocity = {client: np.zeros((FEATURES, CLASSES)) for client in weights}
@@ -238,7 +236,13 @@ def test_periodic_codistillation_teaches_what_neighbours_think(devices):
     )
 
 
-CALL = functools.partial(decentralised_periodic_codistillation, GROUPS, PUBLIC_ROWS, 3)
+ANSWERS = PublicAnswers(PUBLIC_ROWS)
+
+
+def call(graph, answers=ANSWERS, **options):
+    return decentralised_periodic_codistillation(GROUPS, answers, 3, graph, **options)
+
+
 GAP = {"three": GROUPS["three"]._replace(clients=np.array([0, 1, 3]))}
 ALONE = np.array([[0, 1, 1, 1], [1, 0, 1, 1], [1, 1, 0, 1], [0, 0, 0, 0]])
 
@@ -247,7 +251,7 @@ ALONE = np.array([[0, 1, 1, 1], [1, 0, 1, 1], [1, 1, 0, 1], [0, 0, 0, 0]])
     ("call", "message"),
     [
         (
-            lambda: CALL(ALONE),
+            lambda: call(ALONE),
             "learn from in decentralised_periodic_codistillation, client 3 has none",
         ),
         (lambda: decentralised_fed_avg(GROUPS, 3, ALONE), "in decentralised_fed_avg, client 3 has"),
@@ -255,17 +259,23 @@ ALONE = np.array([[0, 1, 1, 1], [1, 0, 1, 1], [1, 1, 0, 1], [0, 0, 0, 0]])
             lambda: decentralised_fed_avg(GROUPS, 3, CHANGING[:2]),
             "run's 3 times, it changes over 2",
         ),
-        (lambda: CALL(graphs.complete(5)), "an edge from 0 to 4"),
+        (lambda: call(graphs.complete(5)), "an edge from 0 to 4"),
         (
-            lambda: decentralised_periodic_codistillation(GAP, PUBLIC_ROWS, 3, graphs.complete(4)),
+            lambda: decentralised_periodic_codistillation(GAP, ANSWERS, 3, graphs.complete(4)),
             "groups must have clients 0 to 3 without a gap, it has 3 of them",
         ),
         (lambda: decentralised_fed_avg(GAP, 3), "0 to 3 without a gap, it has 3 of them"),
         (lambda: centralised(GROUPS, 0, 3), "num_shared must be at least 1, got 0"),
-        (lambda: CALL(graphs.complete(4), period=0), "period must be at least 1, got 0"),
-        (lambda: CALL(graphs.complete(4), examples=0), "examples must be at least 1, got 0"),
         (
-            lambda: CALL(graphs.complete(4), hyper=DecentralisedPeriodicHyper(temperature=0.0)),
+            lambda: call(graphs.complete(4), ANSWERS._replace(period=0)),
+            "period must be at least 1, got 0",
+        ),
+        (
+            lambda: call(graphs.complete(4), ANSWERS._replace(examples=0)),
+            "examples must be at least 1, got 0",
+        ),
+        (
+            lambda: call(graphs.complete(4), hyper=DecentralisedPeriodicHyper(temperature=0.0)),
             "temperature must be above 0",
         ),
     ],

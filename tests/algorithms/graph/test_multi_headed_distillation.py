@@ -9,11 +9,11 @@ import optax
 import pytest
 
 from fedcodist.algorithms.graph import graphs
-from fedcodist.algorithms.graph import multi_headed_distillation as module
 from fedcodist.algorithms.graph.local_only_steps import LocalOnlyStepsHyper, local_only_steps
-from fedcodist.algorithms.graph.mhd_exchange import exchange_schedule
+from fedcodist.algorithms.graph.mhd_costs import memory_for_checkpoints
+from fedcodist.algorithms.graph.mhd_exchange import CheckpointExchange, exchange_schedule
+from fedcodist.algorithms.graph.mhd_losses import HeadDistillation
 from fedcodist.algorithms.graph.multi_headed_distillation import (
-    HeadDistillation,
     MHDHyper,
     multi_headed_distillation,
 )
@@ -22,6 +22,7 @@ from fedcodist.core import keys
 from fedcodist.core.for_each_client import Execution
 from fedcodist.core.local_steps import CLIENT_STEPS, StepTraining
 from fedcodist.core.memory import available_bytes, host_bytes
+from fedcodist.core.model import Variables
 from fedcodist.core.shuffling import stream_positions
 from fedcodist.data.federated_data import FederatedData
 from fedcodist.models import MLP, BatchNormMLP
@@ -41,14 +42,19 @@ LABELS = GENERATOR.integers(0, CLASSES, sum(SIZES)).astype(np.int32)
 PUBLIC_COLUMNS = {"image": GENERATOR.normal(size=(20, FEATURES)).astype(np.float32)}
 EXAMPLE = jnp.zeros((1, FEATURES))
 TRAINING = StepTraining(batch_size=3, steps=2)
-DISTILLATION = HeadDistillation(batch_size=4, checkpoints_per_client=3)
+DISTILLATION = HeadDistillation(batch_size=4, exchange=CheckpointExchange(3))
+
+
+def exchanging(distillation=DISTILLATION, **options):
+    """The same distillation, of checkpoints that are exchanged otherwise."""
+    return distillation._replace(exchange=distillation.exchange._replace(**options))
 
 
 @pytest.fixture
 def beside_an_accelerator(monkeypatch):
     """Checkpoints "on the host" are there, which makes no difference to a CPU otherwise."""
-    is_on_host = lambda distillation: distillation.checkpoints_on == "host"
-    monkeypatch.setattr(module, "_is_on_host", is_on_host)
+    is_on_host = property(lambda exchange: exchange.checkpoints_on == "host")
+    monkeypatch.setattr(CheckpointExchange, "is_on_host", is_on_host)
 
 
 @functools.cache
@@ -287,7 +293,9 @@ def test_head_k_knows_nothing_from_more_than_k_hops_away(seed):
     graph = graphs.random_graph(CLIENTS, 0.1, seed)
     distance = graphs.hops(graph)
     assert (distance > 2).any() and (distance == graphs.UNREACHABLE).any()
-    kind = HeadDistillation(4, checkpoints_per_client=2, candidates="self", reaches_backbone=False)
+    kind = HeadDistillation(
+        4, candidates="self", reaches_backbone=False, exchange=CheckpointExchange(2)
+    )
     training = StepTraining(batch_size=3, steps=1)
     groups = alike(heads=3)
     run = Run(mhd(groups, graph, 12, training, kind, hyper=MHDHyper(0.3)), most=12)
@@ -309,7 +317,7 @@ def test_head_k_knows_nothing_from_more_than_k_hops_away(seed):
 
 def test_knowledge_goes_one_hop_with_each_refresh():
     # Through shared backbones all heads learn of it, but not before the checkpoints are there.
-    kind = HeadDistillation(4, checkpoints_per_client=1)
+    kind = HeadDistillation(4, exchange=CheckpointExchange(1))
     training = StepTraining(batch_size=3, steps=1)
     groups = alike(heads=1)
     # What comes over three hops is small beside a float32 where heads weigh no more than the task.
@@ -327,7 +335,7 @@ def test_knowledge_goes_one_hop_with_each_refresh():
 @pytest.mark.slow
 def test_islands_keep_what_they_know():
     groups = alike(heads=2)
-    kind = DISTILLATION._replace(checkpoints_per_client=1)
+    kind = exchanging(checkpoints_per_client=1)
     run = Run(mhd(groups, graphs.islands(CLIENTS, 2), distillation=kind))
     plain, other = (by_client(groups, run(5, images)[0]) for images in (IMAGES, perturbed(3)))
     assert [same(plain[c], other[c]) for c in range(CLIENTS)] == [c not in (2, 3) for c in range(8)]
@@ -385,7 +393,7 @@ def test_one_client_without_neighbours_chases_its_own_main_head():
         )
 
     def gap(params):
-        outputs = mlp(3, 1).apply(module.Variables(params, {}), PUBLIC_COLUMNS)[0]
+        outputs = mlp(3, 1).apply(Variables(params, {}), PUBLIC_COLUMNS)[0]
         main, auxiliary = np.moveaxis(np.asarray(jax.nn.softmax(outputs.logits)), 1, 0)
         return np.abs(main - auxiliary).mean()
 
@@ -413,7 +421,7 @@ def test_teachers_are_in_inference_mode_and_clients_in_training_mode():
     network = multi_headed(BatchNormMLP((3,), classes=None), EXAMPLE, CLASSES, 1)
     groups = {"net": PartyGroup(network, np.arange(2))}
     constant = StepTraining(optax.sgd, batch_size=3, steps=1, schedule=lambda rate, done: rate)
-    kind = HeadDistillation(4, checkpoints_per_client=1)
+    kind = HeadDistillation(4, exchange=CheckpointExchange(1))
     algorithm = mhd(groups, graphs.complete(2), 1, constant, kind, hyper=MHDHyper(0.1, 0.5, 2.0))
     run = Run(algorithm)
     state = run.start()
@@ -441,7 +449,7 @@ def test_teachers_are_in_inference_mode_and_clients_in_training_mode():
         theirs = network.apply(other, public, train=teacher_trains)[0]
 
         def loss(params):
-            mine = module.Variables(params, own.mutable)
+            mine = Variables(params, own.mutable)
             outputs, _ = network.apply(mine, private, train=True)
             total = jnp.mean(network.loss(outputs, private))
             outputs, _ = network.apply(mine, public, train=True)
@@ -484,7 +492,7 @@ def test_checkpoints_may_be_on_the_host(devices, execution, beside_an_accelerato
     groups, graph = two(heads=1), graphs.directed_cycle(4) | graphs.islands(4, 2)
     kind = DISTILLATION._replace(teachers=2)
     expected, _ = Run(mhd(groups, graph, distillation=kind))(5)
-    kind = kind._replace(checkpoints_on="host")
+    kind = exchanging(kind, checkpoints_on="host")
     algorithm = mhd(groups, graph, distillation=kind, execution=execution)
     run = Run(algorithm, devices)
     assert run.start().banks == {} and " on the host (" in algorithm.notes[0]
@@ -502,9 +510,7 @@ def test_checkpoints_may_be_on_the_host(devices, execution, beside_an_accelerato
 
 
 def test_a_cpu_s_memory_is_the_hosts():
-    algorithm = mhd(
-        alike(), graphs.complete(8), distillation=DISTILLATION._replace(checkpoints_on="host")
-    )
+    algorithm = mhd(alike(), graphs.complete(8), distillation=exchanging(checkpoints_on="host"))
     assert algorithm.host_state is None and "host" not in algorithm.notes[0]
 
 
@@ -519,7 +525,7 @@ def test_a_killed_run_with_checkpoints_on_the_host_goes_on_with_the_same_bits(
 
     def run(folder, callbacks=()):
         # As a new process has it: nothing is on the host yet.
-        kind = DISTILLATION._replace(checkpoints_on="host", checkpoints_per_client=2)
+        kind = exchanging(checkpoints_on="host", checkpoints_per_client=2)
         algorithm = mhd(alike(heads=1, clients=3), graphs.complete(3), 6, distillation=kind)
         data = resident_data(private, {PUBLIC: PUBLIC_COLUMNS})
         experiment = Experiment(algorithm, data, {"test": test}, 6, evaluate_every=2, seeds=2)
@@ -574,7 +580,7 @@ def test_a_graph_that_changes_is_followed():
     groups = alike(heads=1, clients=4)
     first = graphs.islands(4, 2)
     changing = np.stack([first, first, first, graphs.directed_cycle(4), graphs.directed_cycle(4)])
-    kind = DISTILLATION._replace(checkpoints_per_client=1)
+    kind = exchanging(checkpoints_per_client=1)
     run = Run(mhd(groups, changing, 5, distillation=kind))
     for rounds, reached in ((3, {2, 3}), (4, {1, 2, 3})):
         plain, other = (by_client(groups, run(rounds, i)[0]) for i in (IMAGES, perturbed(2)))
@@ -614,22 +620,22 @@ def test_every_head_of_every_client_is_evaluated_and_bytes_are_counted():
 def test_banks_are_announced_and_refused_where_they_do_not_fit(beside_an_accelerator):
     groups, graph = alike(heads=1, clients=4), graphs.complete(4)
     algorithm = mhd(groups, graph)
-    assert algorithm.notes[0].startswith("checkpoints in the clients' pools: 0.00")
+    assert algorithm.notes[0].startswith("checkpoints in the clients' buffers: 0.00")
     bank = jax.eval_shape(algorithm.init, jax.random.key(0)).banks["net"]
     needed = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(bank))
-    mhd(groups, graph, memory=needed)
+    mhd(groups, graph, distillation=exchanging(memory=needed))
     with pytest.raises(
-        ValueError, match=r"checkpoints_per_client: the checkpoints in clients' pools need .* MiB"
+        ValueError, match=r"checkpoints_per_client: the checkpoints in clients' buffers need .* MiB"
     ):
-        mhd(groups, graph, memory=needed - 1)
-    kind = DISTILLATION._replace(checkpoints_on="host")
-    assert module.memory_for_checkpoints(kind, 2) == host_bytes(2) == host_bytes() // 2
-    assert module.memory_for_checkpoints(DISTILLATION, 2) == available_bytes(2) < host_bytes(2)
-    mhd(groups, graph, memory=needed, distillation=kind)
+        mhd(groups, graph, distillation=exchanging(memory=needed - 1))
+    kind = exchanging(checkpoints_on="host")
+    assert memory_for_checkpoints(kind.exchange, 2) == host_bytes(2) == host_bytes() // 2
+    assert memory_for_checkpoints(DISTILLATION.exchange, 2) == available_bytes(2) < host_bytes(2)
+    mhd(groups, graph, distillation=exchanging(kind, memory=needed))
     with pytest.raises(
-        ValueError, match=r"checkpoints_per_client: .* MiB of the host; a smaller pool"
+        ValueError, match=r"checkpoints_per_client: .* MiB of the host; fewer checkpoints"
     ) as caught:
-        mhd(groups, graph, memory=needed - 1, distillation=kind)
+        mhd(groups, graph, distillation=exchanging(kind, memory=needed - 1))
     assert "\n" not in str(caught.value)
 
 
@@ -649,14 +655,14 @@ def test_the_papers_networks_learn_from_each_other_without_a_projection():
         preprocess=lambda batch, key, positions: {"image": jnp.asarray(batch["image"], float)}
     )
     algorithm = multi_headed_distillation(
-        groups, public, graphs.complete(4), 300, StepTraining(), kind, memory=2**40
+        groups, public, graphs.complete(4), 300, StepTraining(), exchanging(kind, memory=2**40)
     )
     # Its parameters, four heads more, and batch normalisation's averages of 8,512 channels.
     whole = 4 * (21_797_672 + 4 * 513_000 + 2 * 8_512)
     assert f"of resnet34 with {whole / 2**20:,.3g} MiB" in algorithm.notes[0]
-    with pytest.raises(ValueError, match=r"pools need .* MiB .* may take 256 MiB of a device"):
+    with pytest.raises(ValueError, match=r"buffers need .* MiB .* may take 256 MiB of a device"):
         multi_headed_distillation(
-            groups, public, graphs.complete(4), 300, StepTraining(), kind, memory=2**28
+            groups, public, graphs.complete(4), 300, StepTraining(), exchanging(kind, memory=2**28)
         )
 
 
@@ -700,7 +706,7 @@ ISLAND = np.array([[0, 1, 0], [1, 0, 0], [0, 0, 0]])
             lambda: mhd(
                 alike(), graphs.complete(8), distillation=DISTILLATION._replace(teachers=4)
             ),
-            "teachers must be at most the 3 checkpoints of a pool, got 4",
+            "teachers must be at most the 3 checkpoints of a buffer, got 4",
         ),
         (
             lambda: mhd(
@@ -712,7 +718,7 @@ ISLAND = np.array([[0, 1, 0], [1, 0, 0], [0, 0, 0]])
             lambda: mhd(
                 alike(),
                 graphs.complete(8),
-                distillation=DISTILLATION._replace(checkpoints_on="gpu"),
+                distillation=exchanging(checkpoints_on="gpu"),
             ),
             r"checkpoints_on must be one of \('device', 'host'\), got 'gpu'",
         ),

@@ -1,0 +1,58 @@
+"""Whether clients' networks fit together in Multi-Headed Distillation, before anything compiles."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from fedcodist.algorithms.parties.party import PartyGroup
+from fedcodist.core.local_training import Preprocess
+from fedcodist.models.multi_headed import HeadedOutputs
+
+_PROJECTION = "; multi_headed(..., projection=width) gives them one"
+
+
+def check_networks(
+    groups: Mapping[str, PartyGroup], public: Mapping[str, Any], preprocess: Preprocess
+) -> None:
+    """Raises unless all networks have the same heads, classes and embedding width.
+
+    Args:
+      groups: whose networks.
+      public: columns of the public examples, arrays or shapes.
+      preprocess: of public examples.
+
+    Raises:
+      ValueError: public is empty, or architectures differ in classes, heads or embedding width.
+      TypeError: a network without heads.
+    """
+    if not public or next(iter(public.values())).shape[0] < 1:
+        raise ValueError("public must not be empty.")
+    outputs = {name: _outputs(group, public, preprocess) for name, group in groups.items()}
+    for name, output in outputs.items():
+        if not isinstance(output, HeadedOutputs):
+            raise TypeError(
+                f"groups[{name!r}].model must be made by fedcodist.models.multi_headed, got another."
+            )
+    for quantity, value_of, advice in (
+        ("classes", lambda output: output.logits.shape[2], ""),
+        ("auxiliary heads", lambda output: output.logits.shape[1] - 1, ""),
+        ("width of the embedding", lambda output: output.embedding.shape[1], _PROJECTION),
+    ):
+        values = {name: value_of(output) for name, output in outputs.items()}
+        if len(set(values.values())) > 1:
+            raise ValueError(
+                f"groups must have models of the same {quantity}, got {values}{advice}."
+            )
+
+
+def _outputs(group: PartyGroup, public: Mapping[str, Any], preprocess: Preprocess) -> Any:
+    """The shapes of a network's outputs on one public example."""
+    batch = {n: jax.ShapeDtypeStruct((1, *c.shape[1:]), c.dtype) for n, c in public.items()}
+
+    def outputs(batch):
+        batch = preprocess(batch, jax.random.key(0), jnp.arange(1))
+        return group.model.apply(group.model.init(jax.random.key(0)), batch)[0]
+
+    return jax.eval_shape(outputs, batch)

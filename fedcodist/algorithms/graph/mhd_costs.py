@@ -1,0 +1,86 @@
+"""What MHD's checkpoints cost: memory of a device or of the host, and bytes that clients exchange."""
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from fedcodist.algorithms.graph.mhd_exchange import CheckpointExchange, ExchangeSchedule
+from fedcodist.algorithms.parties.party import PartyGroup, party_names
+from fedcodist.core.communication import Communication, tree_bytes
+from fedcodist.core.memory import available_bytes, host_bytes
+from fedcodist.core.model import variable_shapes
+
+
+def memory_for_checkpoints(exchange: CheckpointExchange, processes_here: int = 1) -> int:
+    """Bytes that the banks may take: what a device may use, or half of the host's memory.
+
+    Args:
+      exchange: says where checkpoints are.
+      processes_here: how many of the run's processes share this machine.
+    """
+    bytes_of = host_bytes if exchange.is_on_host else available_bytes
+    return bytes_of(processes_here)
+
+
+def check_memory(
+    groups: Mapping[str, PartyGroup],
+    schedule: ExchangeSchedule | None,
+    exchange: CheckpointExchange,
+) -> tuple[str, ...]:
+    """An algorithm's `notes`: what the banks take. There are none without a schedule.
+
+    Raises:
+      ValueError: the banks need more than `exchange.memory`.
+    """
+    if not schedule:
+        return ()
+    sizes = {name: tree_bytes(variable_shapes(group.model)) for name, group in groups.items()}
+    needed = sum(schedule.num_slots[name] * size for name, size in sizes.items())
+    parts = ", ".join(
+        f"{schedule.num_slots[name]} of {name} with {_mib(size)} each"
+        for name, size in sizes.items()
+    )
+    allowed = memory_for_checkpoints(exchange) if exchange.memory is None else exchange.memory
+    on_host = exchange.is_on_host
+    if needed > allowed:
+        raise ValueError(
+            "distillation.exchange.checkpoints_per_client: the checkpoints in clients' buffers need "
+            f"{_mib(needed)} ({parts}) and may take {_mib(allowed)} of "
+            f"{'the host' if on_host else 'a device'}; fewer checkpoints or fewer seeds "
+            f"need less{'' if on_host else ', and checkpoints_on may be host'}."
+        )
+    place = " on the host" if on_host else ""
+    return (f"checkpoints in the clients' buffers: {_mib(needed)}{place} ({parts})",)
+
+
+def communication(
+    groups: Mapping[str, PartyGroup], schedule: ExchangeSchedule | None, num_rounds: int
+) -> dict[str, Communication]:
+    """Bytes of checkpoints received and sent, a mean over the run's rounds, rounded up.
+
+    A client that fills its buffer with several copies of one initial model receives it once.
+    """
+    names = party_names(groups)
+    party_and_size = {
+        int(client): (party, tree_bytes(variable_shapes(group.model)))
+        for name, group in groups.items()
+        for client, party in zip(group.clients, names[name], strict=True)
+    }
+    down, up = dict.fromkeys(party_and_size, 0), dict.fromkeys(party_and_size, 0)
+    if schedule:
+        for client in party_and_size:
+            sources = np.unique(schedule.first_source[client]).tolist()
+            sources += [c for c in schedule.source[:, client].tolist() if c >= 0]
+            for source in sources:
+                size = party_and_size[source][1]
+                down[client] += size
+                up[source] += size
+    return {
+        party: Communication(-(-down[client] // num_rounds), -(-up[client] // num_rounds))
+        for client, (party, _) in party_and_size.items()
+    }
+
+
+def _mib(count: int) -> str:
+    size = count / 2**20
+    return f"{size:,.0f} MiB" if size >= 100 else f"{size:.3g} MiB"

@@ -1,0 +1,79 @@
+"""MHD's teachers: stale checkpoints, exchanged at the beginning of a round and asked in every step.
+
+Zhmoginov et al., Decentralized Learning with Multi-Headed Distillation, CVPR 2023,
+https://arxiv.org/abs/2211.15774.
+"""
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from fedcodist.algorithms.graph import mhd_exchange
+from fedcodist.algorithms.graph.mhd_exchange import ExchangeSchedule
+from fedcodist.algorithms.graph.mhd_host_checkpoints import HostBanks
+from fedcodist.algorithms.parties.party import PartyGroup
+from fedcodist.core.inputs import Round
+from fedcodist.core.model import Batch, Model, Variables
+from fedcodist.models.multi_headed import HeadedOutputs
+
+# (architecture, slot) -> a checkpoint
+Checkpoint = Callable[[str, jax.Array], Variables]
+
+
+def exchanged(
+    schedule: ExchangeSchedule | None,
+    host_banks: HostBanks | None,
+    state: Any,
+    round: Round,
+) -> tuple[jax.Array, dict[str, Variables], Checkpoint | None]:
+    """Buffers and banks at the beginning of a round, after the exchange, and how to read a checkpoint.
+
+    Args:
+      schedule: the run's; None where nobody teaches.
+      host_banks: where checkpoints are on the host.
+      state: MHDState after the round before.
+      round: as an algorithm gets it.
+    """
+    if schedule is None:
+        return state.buffers, state.banks, None
+    models = {name: learner.variables for name, learner in state.learners.items()}
+    if host_banks is not None:
+        buffers = mhd_exchange.refresh_buffers(schedule, state.buffers, round.index)
+        done = host_banks.put(round.key, round.index, models)
+        return buffers, state.banks, functools.partial(host_banks.read, round.key, done)
+    buffers, banks = mhd_exchange.refresh(schedule, state.buffers, state.banks, models, round.index)
+    return buffers, banks, lambda name, slot: jax.tree.map(lambda leaf: leaf[slot], banks[name])
+
+
+def teaching(
+    groups: Mapping[str, PartyGroup],
+    schedule: ExchangeSchedule | None,
+    checkpoint: Checkpoint | None,
+) -> Callable[[jax.Array, Batch, Model, Variables], HeadedOutputs]:
+    """Returns (entries [teachers, 2], batch, model, variables) -> teachers' outputs [teachers, ...].
+
+    Teachers are in inference mode. `model` and `variables` are the pupil's, whose outputs have the same
+    shape.
+    """
+
+    def teach(entries, batch, model, variables):
+        shapes = jax.eval_shape(lambda: model.apply(variables, batch)[0])
+        zeros = lambda *lead: jax.tree.map(
+            lambda leaf: jnp.zeros((*lead, *leaf.shape), leaf.dtype), shapes
+        )
+        if schedule is None or checkpoint is None:
+            return zeros(0)
+
+        def outputs_of(name):
+            if not schedule.num_slots[name]:  # nobody's teacher, so no entry leads here
+                return lambda slot, batch: zeros()
+            return lambda slot, batch: groups[name].model.apply(checkpoint(name, slot), batch)[0]
+
+        branches = [outputs_of(name) for name in groups]
+        one_teacher = lambda entry: jax.lax.switch(entry[0], branches, entry[1], batch)
+        return jax.lax.map(one_teacher, entries)
+
+    return teach
