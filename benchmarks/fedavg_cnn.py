@@ -157,8 +157,9 @@ def make_workload(workload: str, federated, num_unlabelled: int):
     import optax
 
     from fedcodist.algorithms.clients.fed_avg import fed_avg
+    from fedcodist.algorithms.pools.independent_pools import independent_pools
     from fedcodist.algorithms.pools.merged_codistillation import merged_codistillation
-    from fedcodist.algorithms.pools.pool import Pool, independent_pools
+    from fedcodist.algorithms.pools.pool import Pool
     from fedcodist.core.local_training import LocalTraining
     from fedcodist.core.model import from_flax_linen
     from fedcodist.data import augmentation

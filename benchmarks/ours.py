@@ -161,7 +161,7 @@ def make_data(inputs: work.Inputs):
     import jax.numpy as jnp
     import numpy as np
 
-    from fedcodist.algorithms.pools.fed_sdd import MAIN
+    from fedcodist.algorithms.pools.grouped_models import MAIN
     from fedcodist.core import keys
     from fedcodist.core.method import client_key
     from fedcodist.core.shuffling import permuted_positions
@@ -218,9 +218,9 @@ def make_algorithm(inputs: work.Inputs, federated, at_once: bool):
     import optax
 
     from fedcodist.algorithms.pools.codistillation import TeachingHyper
+    from fedcodist.algorithms.pools.independent_pools import independent_pools
     from fedcodist.algorithms.pools.merged_codistillation import merged_codistillation
     from fedcodist.algorithms.pools.periodic_codistillation import periodic_codistillation
-    from fedcodist.algorithms.pools.pool import independent_pools
     from fedcodist.core.for_each_client import Execution
     from fedcodist.core.inputs import Selection
     from fedcodist.distillation.loop import UNLABELLED, Distillation
@@ -275,7 +275,7 @@ def make_fed_sdd(inputs: work.Inputs, pools, federated, steps: int, execution):
     import numpy as np
     import optax
 
-    from fedcodist.algorithms.pools.fed_sdd import fed_sdd
+    from fedcodist.algorithms.pools.fed_sdd import FedSDDHyper, fed_sdd
     from fedcodist.distillation.loop import Distillation
 
     first = next(iter(pools.values()))
@@ -287,8 +287,7 @@ def make_fed_sdd(inputs: work.Inputs, pools, federated, steps: int, execution):
         work.UNLABELLED,
         num_models=len(pools),
         distillation=Distillation(steps, work.DISTILLATION_BATCH, optax.sgd, mixup_beta=0.0),
-        learning_rate=work.TEACHING_RATE,
-        temperature=work.TEACHING_TEMPERATURE,
+        hyper=FedSDDHyper(work.TEACHING_RATE, work.TEACHING_TEMPERATURE),
         execution=execution,
     )
 
@@ -403,7 +402,8 @@ def make_fed_kd(inputs: work.Inputs, federated, execution):
     import optax
 
     from fedcodist.algorithms.clients.fed_kd import FedKDHyper, fed_kd
-    from fedcodist.algorithms.pools.pool import Pool, independent_pools
+    from fedcodist.algorithms.pools.independent_pools import independent_pools
+    from fedcodist.algorithms.pools.pool import Pool
     from fedcodist.compression.compressed import compressed
     from fedcodist.compression.svd import svd
     from fedcodist.core.inputs import Selection

@@ -347,7 +347,8 @@ def make_algorithm(configuration: Configuration, federated):
     import optax
 
     from fedcodist.algorithms.clients.fed_avg import fed_avg
-    from fedcodist.algorithms.pools.pool import Pool, independent_pools
+    from fedcodist.algorithms.pools.independent_pools import independent_pools
+    from fedcodist.algorithms.pools.pool import Pool
     from fedcodist.core.for_each_client import Execution
     from fedcodist.core.local_training import LocalTraining
     from fedcodist.core.model import from_flax_linen

@@ -126,14 +126,7 @@ def compressed(
         )
 
     def init(key):
-        inner = method.init(key)
-        draw = jax.random.key_data(keys.derive(key, "downlink"))
-        params = method.variables(inner).params
-        sent = plus(jnp.zeros(2, jnp.uint32), jnp.uint32(tree_bytes(params)))
-        start = Downlink((), (), sent)
-        if downlink is not None:
-            start = Downlink(params, downlink.init(params), sent)
-        return CompressedServer(inner, start, start.memory, sent, jnp.int32(0), draw)
+        return first_server(method, downlink, key)
 
     def broadcast(server):
         return CompressedMessage(method.broadcast(server.inner), server.sent, server.round)
@@ -142,63 +135,49 @@ def compressed(
         result = method.client_update(message.inner, client_state.inner, data, key, hyper)
         if "bytes_up" in result.metrics:
             raise ValueError("method must not be one that sends less than its model by itself.")
-        besides = tree_bytes((result.mutable, result.weight, result.extra))
-        update, memory = result.update, client_state.memory
         progress = (message.round + 1) / num_rounds
-        observed = {} if observe is None else observe(update, progress)
+        metrics = {} if observe is None else dict(observe(result.update, progress))
         if observe_gradient is not None and inner_gradient is not None:
             look = keys.derive(key, "observed_gradient")
             gradient = inner_gradient(message.inner, client_state.inner, data, look, hyper)
             seen = observe_gradient(gradient, progress)
-            observed |= {f"gradient_{name}": value for name, value in seen.items()}
-        if uplink is None:
-            bytes_up = jnp.int32(tree_bytes(update) + besides)
-        else:
-            draw = keys.derive(key, "uplink")
-            sent, memory = uplink.compress(update, memory, draw, progress)
-            update = uplink.decompress(sent, update)
-            bytes_up = uplink.payload(sent) + besides
-        model = tree_bytes(message.params)
-        missed = model if downlink is None else missed_bytes(message.sent, client_state.read, model)
-        bytes_down = jnp.int32(missed) + (tree_bytes(message.inner) - model)
+            metrics |= {f"gradient_{name}": value for name, value in seen.items()}
+
+        # Uplink: the update as the server can restore it; all else travels as it is.
+        update, memory, bytes_up = sent_up(
+            uplink, result.update, client_state.memory, keys.derive(key, "uplink"), progress
+        )
+        metrics["bytes_up"] = bytes_up + tree_bytes((result.mutable, result.weight, result.extra))
+
+        # Downlink: what the client has missed since it last took part; all else travels as it is.
+        whole = tree_bytes(message.params)
+        missed = whole if downlink is None else missed_bytes(message.sent, client_state.read, whole)
+        metrics["bytes_down"] = jnp.int32(missed) + (tree_bytes(message.inner) - whole)
         return result._replace(
             update=update,
             client_state=CompressedClientState(result.client_state, memory, message.sent),
-            metrics=result.metrics | observed | {"bytes_up": bytes_up, "bytes_down": bytes_down},
+            metrics=result.metrics | metrics,
         )
-
-    def written(server, inner, before, round):
-        """The server that sends the way from `before` to the inner server's model."""
-        if downlink is None:
-            return server._replace(inner=inner, round=round)
-        wanted = method.variables(inner)
-        change = jax.tree.map(jnp.subtract, before.params, wanted.params)
-        draw = keys.derive(jax.random.wrap_key_data(jnp.asarray(server.key)), round)
-        message, memory = downlink.compress(change, before.memory, draw, round / num_rounds)
-        restored = downlink.decompress(message, change)
-        params = jax.tree.map(jnp.subtract, before.params, restored)
-        sent = plus(before.sent, downlink.payload(message).astype(jnp.uint32))
-        inner = method.set_model(inner, Variables(params, wanted.mutable), reset_optimizer=False)
-        return CompressedServer(inner, before, memory, sent, round, server.key)
 
     def server_update(server, aggregate, round, hyper):
         params = method.variables(server.inner).params
         before = Downlink(params, server.memory, server.sent)
         inner = method.server_update(server.inner, aggregate, round, hyper)
-        return written(server, inner, before, jnp.asarray(round, jnp.int32) + 1)
+        after = jnp.asarray(round, jnp.int32) + 1
+        return written(method, downlink, num_rounds, server._replace(round=after), inner, before)
 
     def set_model(server, new, reset_optimizer):
         inner = method.set_model(server.inner, new, reset_optimizer)
-        return written(server, inner, server.before, server.round)
+        return written(method, downlink, num_rounds, server, inner, server.before)
 
     def init_client_state():
         shapes = variable_shapes(method.model).params
         memory = () if uplink is None else uplink.init(shapes)
         return CompressedClientState(method.init_client_state(), memory, jnp.zeros(2, jnp.uint32))
 
-    def wrapped(kept):
-        return kept._replace(
-            variables=lambda server, client_state: kept.variables(server.inner, client_state.inner)
+    def within(model):
+        return model._replace(
+            variables=lambda server, client_state: model.variables(server.inner, client_state.inner)
         )
 
     return method._replace(
@@ -209,9 +188,67 @@ def compressed(
         variables=lambda server: method.variables(server.inner),
         set_model=set_model,
         init_client_state=init_client_state,
-        personal_models={name: wrapped(kept) for name, kept in method.personal_models.items()},
+        personal_models={name: within(model) for name, model in method.personal_models.items()},
         gradient=None,  # whoever looks at it does so here
     )
+
+
+def first_server(
+    method: FederatedMethod, downlink: Compressor | None, key: jax.Array
+) -> CompressedServer:
+    """The server before the first round, whose first message is the whole model."""
+    inner = method.init(key)
+    params = method.variables(inner).params
+    sent = plus(jnp.zeros(2, jnp.uint32), jnp.uint32(tree_bytes(params)))
+    start = Downlink((), (), sent)
+    if downlink is not None:
+        start = Downlink(params, downlink.init(params), sent)
+    draw = jax.random.key_data(keys.derive(key, "downlink"))
+    return CompressedServer(inner, start, start.memory, sent, jnp.int32(0), draw)
+
+
+def sent_up(
+    uplink: Compressor | None, update: PyTree, memory: PyTree, key: jax.Array, progress: jax.Array
+) -> tuple[PyTree, PyTree, jax.Array]:
+    """A client's update as the server can restore it, the compressor's memory, and the bytes it took."""
+    if uplink is None:
+        return update, memory, jnp.int32(tree_bytes(update))
+    message, memory = uplink.compress(update, memory, key, progress)
+    return uplink.decompress(message, update), memory, uplink.payload(message)
+
+
+def written(
+    method: FederatedMethod,
+    downlink: Compressor | None,
+    num_rounds: int,
+    server: CompressedServer,
+    inner: PyTree,
+    before: Downlink,
+) -> CompressedServer:
+    """The server whose message leads from `before` to another inner server's model.
+
+    The inner server too goes on from what clients can restore of that model.
+    """
+    if downlink is None:
+        return server._replace(inner=inner)
+    draw = keys.derive(jax.random.wrap_key_data(jnp.asarray(server.key)), server.round)
+    wanted = method.variables(inner)
+    after = sent_down(downlink, before, wanted.params, draw, server.round / num_rounds)
+    model = Variables(after.params, wanted.mutable)
+    inner = method.set_model(inner, model, reset_optimizer=False)
+    return CompressedServer(inner, before, after.memory, after.sent, server.round, server.key)
+
+
+def sent_down(
+    downlink: Compressor, before: Downlink, wanted: PyTree, key: jax.Array, progress: jax.Array
+) -> Downlink:
+    """Where clients are after a message of the change from where they were to the wanted parameters."""
+    change = jax.tree.map(jnp.subtract, before.params, wanted)
+    message, memory = downlink.compress(change, before.memory, key, progress)
+    restored = downlink.decompress(message, change)
+    params = jax.tree.map(jnp.subtract, before.params, restored)
+    sent = plus(before.sent, downlink.payload(message).astype(jnp.uint32))
+    return Downlink(params, memory, sent)
 
 
 def plus(count: jax.Array, more: jax.Array) -> jax.Array:

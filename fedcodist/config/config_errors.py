@@ -15,6 +15,7 @@ _SETTINGS = (
     (r"alpha\['(\w+)'\]", "pools.{}.alpha"),
     (r"fraction\['(\w+)'\]", "pools.{}.fraction"),
     (r"fraction\b", "pools"),
+    (r"(?:teaching|hyper|adjustments)\.(\w+)", "algorithm.{}"),  # FedSDD's, HeteroFL's
     (r"teaching\b", "pools.*.teaching.weight"),
     (r"patience\.(?:data\.)?(\w+)", "phases.*.{}"),
     (r"(?:algorithm: )?validation\.(\w+)", "algorithm.validation.{}"),

@@ -12,15 +12,18 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from fedcodist.algorithms.clients.fed_avg import FedAvgHyper
+from fedcodist.algorithms.pools.client_ensembles import with_client_ensembles
 from fedcodist.algorithms.pools.codistillation import TeachingHyper
-from fedcodist.algorithms.pools.fed_be import fed_be
-from fedcodist.algorithms.pools.fed_df import FedDFValidation, fed_df
+from fedcodist.algorithms.pools.fed_be import FedBEHyper, fed_be
+from fedcodist.algorithms.pools.fed_df import FedDFHyper, fed_df
+from fedcodist.algorithms.pools.fed_df_validation import FedDFValidation
 from fedcodist.algorithms.pools.fed_ensemble import fed_ensemble
-from fedcodist.algorithms.pools.fed_sdd import fed_sdd
-from fedcodist.algorithms.pools.hetero_fl import HeteroFLLevel, hetero_fl
+from fedcodist.algorithms.pools.fed_sdd import FedSDDHyper, FedSDDTeaching, fed_sdd
+from fedcodist.algorithms.pools.hetero_fl import HeteroFLAdjustments, HeteroFLLevel, hetero_fl
+from fedcodist.algorithms.pools.independent_pools import independent_pools
 from fedcodist.algorithms.pools.merged_codistillation import merged_codistillation
 from fedcodist.algorithms.pools.periodic_codistillation import periodic_codistillation
-from fedcodist.algorithms.pools.pool import Pool, independent_pools
+from fedcodist.algorithms.pools.pool import Pool
 from fedcodist.config.client_methods import client_method, local_training, server_settings
 from fedcodist.config.compression import with_links
 from fedcodist.config.config_errors import choice, named
@@ -96,8 +99,7 @@ def _hetero_fl(config: ConfigDict, data: Data) -> FederatedAlgorithm:
         layers_of(whole),
         data.splits["train"].columns,
         local_training(config, data),
-        masked=config.algorithm.masked,
-        scaled=config.algorithm.scaled,
+        HeteroFLAdjustments(config.algorithm.masked, config.algorithm.scaled),
         hyper=FedAvgHyper(one.client_learning_rate, one.server_learning_rate),
         execution=execution_of(config),
         **server_settings(config),
@@ -135,10 +137,9 @@ def _fed_df(config: ConfigDict, data: Data) -> FederatedAlgorithm:
             data.splits["train"].columns,
             len(data.unlabelled),
             _distillation(config, data),
-            learning_rate=settings.learning_rate,
-            temperature=settings.temperature,
             scaled=settings.scaled,
             validation=validation,
+            hyper=FedDFHyper(settings.learning_rate, settings.temperature),
             execution=execution_of(config),
         )
 
@@ -163,8 +164,7 @@ def _fed_be(config: ConfigDict, data: Data) -> FederatedAlgorithm:
             samples=settings.samples,
             with_clients=settings.with_clients,
             averaging=averaging,
-            learning_rate=settings.learning_rate,
-            temperature=settings.temperature,
+            hyper=FedBEHyper(settings.learning_rate, settings.temperature),
             execution=execution_of(config),
         )
 
@@ -178,23 +178,23 @@ def _fed_sdd(config: ConfigDict, data: Data) -> FederatedAlgorithm:
             "algorithm.cached must be False with algorithm.flip: the teacher would answer other images "
             "than the student sees."
         )
-    return fed_sdd(
-        pool,
-        data.splits["train"].columns,
-        len(data.unlabelled),
-        num_models=settings.num_models,
-        rounds_kept=settings.rounds_kept,
-        distillation=_distillation(config, data),
-        learning_rate=settings.learning_rate,
-        temperature=settings.temperature,
-        scaled=settings.scaled,
-        distilled=settings.distilled,
-        warm_up=settings.warm_up,
-        cached=settings.cached,
-        group_sizes=settings.group_sizes,
-        measured=tuple(settings.measured),
-        execution=execution_of(config),
-    )
+
+    def build(pool):
+        return fed_sdd(
+            pool,
+            data.splits["train"].columns,
+            len(data.unlabelled),
+            num_models=settings.num_models,
+            rounds_kept=settings.rounds_kept,
+            group_sizes=settings.group_sizes,
+            distillation=_distillation(config, data),
+            teaching=FedSDDTeaching(**{name: settings[name] for name in FedSDDTeaching._fields}),
+            hyper=FedSDDHyper(settings.learning_rate, settings.temperature),
+            execution=execution_of(config),
+        )
+
+    measured = tuple(settings.measured)
+    return with_client_ensembles(build, pool, measured) if measured else build(pool)
 
 
 def _fed_ensemble(config: ConfigDict, data: Data) -> FederatedAlgorithm:

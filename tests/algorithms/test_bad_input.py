@@ -8,9 +8,10 @@ import pytest
 from fedcodist.algorithms.clients.fed_avg import FedAvgHyper, fed_avg, linear_decay
 from fedcodist.algorithms.clients.scaffold import scaffold
 from fedcodist.algorithms.pools.codistillation import TeachingHyper
+from fedcodist.algorithms.pools.independent_pools import independent_pools
 from fedcodist.algorithms.pools.merged_codistillation import merged_codistillation
 from fedcodist.algorithms.pools.periodic_codistillation import periodic_codistillation
-from fedcodist.algorithms.pools.pool import Pool, independent_pools
+from fedcodist.algorithms.pools.pool import Pool
 from fedcodist.core.local_training import LocalTraining
 from fedcodist.core.model import from_flax_linen
 from fedcodist.data.federated_data import FederatedData

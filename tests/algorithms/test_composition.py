@@ -13,9 +13,10 @@ from fedcodist.algorithms.clients.fed_avg import FedAvgHyper, fed_avg
 from fedcodist.algorithms.clients.fed_gkd import FedGKDHyper, fed_gkd
 from fedcodist.algorithms.clients.fed_prox import FedProxHyper, fed_prox
 from fedcodist.algorithms.clients.scaffold import scaffold
+from fedcodist.algorithms.pools.independent_pools import independent_pools
 from fedcodist.algorithms.pools.merged_codistillation import merged_codistillation
 from fedcodist.algorithms.pools.periodic_codistillation import periodic_codistillation
-from fedcodist.algorithms.pools.pool import Pool, independent_pools
+from fedcodist.algorithms.pools.pool import Pool
 from fedcodist.core.client_states import device_client_states
 from fedcodist.core.local_training import LocalTraining
 from fedcodist.core.model import from_flax_linen

@@ -20,8 +20,9 @@ from fedcodist.algorithms.parties.fed_md import fed_md
 from fedcodist.algorithms.parties.fml import fml
 from fedcodist.algorithms.parties.groups import PartyGroup
 from fedcodist.algorithms.parties.shared_examples import PUBLIC
+from fedcodist.algorithms.pools.client_ensembles import with_client_ensembles
 from fedcodist.algorithms.pools.fed_df import FedDFValidation, fed_df
-from fedcodist.algorithms.pools.fed_sdd import fed_sdd
+from fedcodist.algorithms.pools.fed_sdd import FedSDDTeaching, fed_sdd
 from fedcodist.algorithms.pools.merged_codistillation import merged_codistillation
 from fedcodist.algorithms.pools.periodic_codistillation import periodic_codistillation
 from fedcodist.algorithms.pools.pool import Pool
@@ -100,15 +101,10 @@ def algorithms(name, method):
             validated = FedDFValidation(ValidationData(5, 5), every=1, patience=2, drop_worst=True)
             return fed_df(pools, distillation=distillation, validation=validated, **common)
         case "fed_sdd" | "fed_sdd, cached":
-            return fed_sdd(
-                pools["small"],
-                num_models=2,
-                rounds_kept=2,
-                distillation=distillation,
-                cached="cached" in name,
-                measured=("clients", "gaussian"),
-                **common,
-            )
+            teaching = FedSDDTeaching(cached="cached" in name)
+            options = dict(rounds_kept=2, distillation=distillation, teaching=teaching, **common)
+            build = lambda pool: fed_sdd(pool, num_models=2, **options)
+            return with_client_ensembles(build, pools["small"], ("clients",))
 
 
 def of_parties(name, layered):

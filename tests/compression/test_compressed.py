@@ -15,9 +15,10 @@ from fedcodist.algorithms.clients.fed_avg import FedAvgHyper, fed_avg
 from fedcodist.algorithms.clients.scaffold import scaffold
 from fedcodist.algorithms.pools.fed_df import fed_df
 from fedcodist.algorithms.pools.fed_sdd import fed_sdd
+from fedcodist.algorithms.pools.independent_pools import independent_pools
 from fedcodist.algorithms.pools.merged_codistillation import merged_codistillation
 from fedcodist.algorithms.pools.periodic_codistillation import periodic_codistillation
-from fedcodist.algorithms.pools.pool import Pool, independent_pools
+from fedcodist.algorithms.pools.pool import Pool
 from fedcodist.compression.compressed import compressed, missed_bytes, plus
 from fedcodist.compression.count_sketch import count_sketch
 from fedcodist.compression.error_feedback import with_error_feedback

@@ -10,7 +10,8 @@ import pytest
 
 from experiments.configs import digits_fed_kd
 from fedcodist.algorithms.clients.fed_avg import FedAvgHyper, fed_avg
-from fedcodist.algorithms.pools.pool import Pool, independent_pools
+from fedcodist.algorithms.pools.independent_pools import independent_pools
+from fedcodist.algorithms.pools.pool import Pool
 from fedcodist.compression.compressed import compressed
 from fedcodist.compression.spectra import spectra
 from fedcodist.compression.svd import svd

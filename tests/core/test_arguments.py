@@ -9,6 +9,7 @@ import optax
 import pytest
 
 import fedcodist as fc
+from fedcodist.algorithms.pools.client_ensembles import with_client_ensembles
 from fedcodist.core.checks import check_integer, check_number
 from fedcodist.core.inputs import ClientData
 from fedcodist.core.local_training import batch_size_for, train_client
@@ -35,6 +36,23 @@ def sdd(**options):
     return fc.fed_sdd(POOLS["small"], COLUMNS, 10, num_models=2, **options)
 
 
+def teaching(**options):
+    return sdd(teaching=fc.FedSDDTeaching(**options))
+
+
+def measured(kinds):
+    build = lambda pool: fc.fed_sdd(pool, COLUMNS, 10, num_models=2, distillation=STEPS)
+    return with_client_ensembles(build, POOLS["small"], kinds)
+
+
+def df(**options):
+    return fc.fed_df(POOLS, COLUMNS, 10, STEPS, **options)
+
+
+def adjusted(**options):
+    return levels(adjustments=fc.HeteroFLAdjustments(**options))
+
+
 def levels(**options):
     level = {"a": fc.HeteroFLLevel(MODEL, np.arange(8), 2)}
     return fc.hetero_fl(MODEL, level, ["Dense_0", "Dense_1"], COLUMNS, **options)
@@ -46,9 +64,9 @@ def be(**options):
 
 BOOLEANS = {
     "skip_at_alpha_one": merged,
-    "scaled": sdd,
-    "cached": sdd,
-    "masked": levels,
+    "scaled": df,
+    "teaching.cached": teaching,
+    "adjustments.masked": adjusted,
     "with_clients": be,
     "nested": lambda nested: fc.capacity_pools(8, 0.5, 0, nested),
     "rate_in_error": lambda **options: fc.fetch_sgd(MODEL, rows=3, columns=9, count=3, **options),
@@ -59,7 +77,7 @@ BOOLEANS = {
 @pytest.mark.parametrize("value", ["no", 0, 1, None, 1.5], ids=repr)
 def test_text_and_numbers_are_no_booleans(name, value):
     with pytest.raises(TypeError, match=f"^{name} must be True or False, got "):
-        BOOLEANS[name](**{name: value})
+        BOOLEANS[name](**{name.rpartition(".")[2]: value})
 
 
 KINDS = {
@@ -81,7 +99,7 @@ KINDS = {
     "learning_rate must be": lambda: fc.fd(GROUPS, 3, hyper=fc.FDHyper(np.nan)),
     "execution.chunk_size must be an integer": lambda: merged(execution=fc.Execution("vmap", 2.5)),
     "execution.loop must be": lambda: merged(execution=fc.Execution("pmap")),
-    "measured must be several of": lambda: sdd(measured="clients"),
+    "measured must be several of": lambda: measured("clients"),
     "columns['image'] must be an array": lambda: merged(columns={"image": [1]}),
     "distillation.batch_size must be at most": lambda: merged(
         distillation=STEPS._replace(batch_size=10**9)
@@ -128,7 +146,7 @@ def test_what_is_no_function(name, value):
 
 
 LISTS = {
-    "measured": lambda value: sdd(measured=value),
+    "measured": measured,
     "layers": lambda value: fc.hetero_fl(
         MODEL, {"a": fc.HeteroFLLevel(MODEL, np.arange(8), 2)}, value, COLUMNS
     ),

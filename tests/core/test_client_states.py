@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedcodist.algorithms.pools.pool import Pool, independent_pools
+from fedcodist.algorithms.pools.independent_pools import independent_pools
+from fedcodist.algorithms.pools.pool import Pool
 from fedcodist.core import client_states
 from fedcodist.core.aggregation import ClientResult, weighted_mean
 from fedcodist.core.client_states import ClientStates, HostClientStates, device_client_states

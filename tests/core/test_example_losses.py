@@ -9,7 +9,8 @@ import pytest
 
 from fedcodist import per_example
 from fedcodist.algorithms.clients.fed_avg import fed_avg
-from fedcodist.algorithms.pools.pool import Pool, independent_pools
+from fedcodist.algorithms.pools.independent_pools import independent_pools
+from fedcodist.algorithms.pools.pool import Pool
 from fedcodist.core.inputs import ClientData
 from fedcodist.core.local_training import LocalTraining, train_client
 from fedcodist.core.metrics import accuracy, f_score, of_one_logit

@@ -12,9 +12,10 @@ from jax.sharding import Mesh, PartitionSpec
 
 from fedcodist.algorithms.clients.fed_avg import FedAvgHyper, fed_avg
 from fedcodist.algorithms.pools.codistillation import TeachingHyper
+from fedcodist.algorithms.pools.independent_pools import independent_pools
 from fedcodist.algorithms.pools.merged_codistillation import merged_codistillation
 from fedcodist.algorithms.pools.periodic_codistillation import periodic_codistillation
-from fedcodist.algorithms.pools.pool import Pool, independent_pools
+from fedcodist.algorithms.pools.pool import Pool
 from fedcodist.core import client_states
 from fedcodist.core.aggregation import ClientResult, weighted_mean
 from fedcodist.core.for_each_client import Execution, dealing_order, for_each_client

@@ -14,7 +14,8 @@ from fedcodist.algorithms.clients.fed_avg import fed_avg
 from fedcodist.algorithms.clients.scaffold import full_gradient, scaffold
 from fedcodist.algorithms.parties.groups import PartyGroup
 from fedcodist.algorithms.parties.local_only import local_only
-from fedcodist.algorithms.pools.pool import Pool, independent_pools
+from fedcodist.algorithms.pools.independent_pools import independent_pools
+from fedcodist.algorithms.pools.pool import Pool
 from fedcodist.core.inputs import ClientData
 from fedcodist.core.local_training import LocalTraining, train_client
 from fedcodist.core.model import from_flax_linen, from_flax_nnx, from_haiku

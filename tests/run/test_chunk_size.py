@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from fedcodist.algorithms.clients.fed_avg import fed_avg
 from fedcodist.algorithms.clients.scaffold import scaffold
-from fedcodist.algorithms.pools.pool import Pool, independent_pools
+from fedcodist.algorithms.pools.independent_pools import independent_pools
+from fedcodist.algorithms.pools.pool import Pool
 from fedcodist.core import memory
 from fedcodist.core.for_each_client import Execution
 from fedcodist.core.local_training import LocalTraining

@@ -10,7 +10,7 @@ import optax
 import pytest
 
 import fedcodist as fc
-from fedcodist.algorithms.pools.pool import independent_pools
+from fedcodist.algorithms.pools.independent_pools import independent_pools
 from fedcodist.core.metrics import accuracy, precision
 from fedcodist.core.model import from_flax_linen
 from fedcodist.core.readout import Readout

@@ -12,7 +12,8 @@ import optax
 import pytest
 
 from fedcodist.algorithms.clients.fed_avg import FedAvgHyper, constant, fed_avg
-from fedcodist.algorithms.pools.pool import Pool, independent_pools
+from fedcodist.algorithms.pools.independent_pools import independent_pools
+from fedcodist.algorithms.pools.pool import Pool
 from fedcodist.core.local_training import LocalTraining
 from fedcodist.core.model import from_flax_linen
 from fedcodist.data.federated_data import FederatedData

@@ -16,7 +16,8 @@ import pytest
 from softmax_regression import random_clients, softmax_regression
 
 from fedcodist.algorithms.clients.fed_avg import constant, fed_avg, linear_decay
-from fedcodist.algorithms.pools.pool import Pool, independent_pools
+from fedcodist.algorithms.pools.independent_pools import independent_pools
+from fedcodist.algorithms.pools.pool import Pool
 from fedcodist.core.for_each_client import Execution
 from fedcodist.core.local_training import LocalTraining
 from fedcodist.data.federated_data import FederatedData

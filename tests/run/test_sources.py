@@ -16,9 +16,10 @@ from hypothesis import strategies as st
 from jax.sharding import Mesh
 
 from fedcodist.algorithms.clients.fed_avg import FedAvgHyper, fed_avg
+from fedcodist.algorithms.pools.independent_pools import independent_pools
 from fedcodist.algorithms.pools.merged_codistillation import merged_codistillation
 from fedcodist.algorithms.pools.periodic_codistillation import periodic_codistillation
-from fedcodist.algorithms.pools.pool import Pool, independent_pools
+from fedcodist.algorithms.pools.pool import Pool
 from fedcodist.core import for_each_client
 from fedcodist.core.for_each_client import Execution
 from fedcodist.core.inputs import Selection

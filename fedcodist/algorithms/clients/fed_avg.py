@@ -1,4 +1,7 @@
-"""Federated averaging (McMahan et al., 2017) with any server optimizer (FedOpt, Reddi et al., 2021)."""
+"""Federated averaging (McMahan et al., 2017) with any server optimizer (FedOpt, Reddi et al., 2021).
+
+https://arxiv.org/abs/1602.05629 and https://arxiv.org/abs/2003.00295
+"""
 
 import functools
 from collections.abc import Callable
@@ -87,6 +90,7 @@ def fed_avg(
         return FedAvgServer(params, mutable, start(params))
 
     def client_update(message, client_state, data, key, hyper):
+        # McMahan et al., algorithm 1, ClientUpdate: epochs of mini-batch descent from what it received.
         trained = train_client(model, training, message, data, key, hyper.client_learning_rate)
         return client_result(message, trained, weight=data.size, client_state=client_state)
 
@@ -95,6 +99,8 @@ def fed_avg(
         return gradient_of_a_batch(model, training, received, data, key)
 
     def server_update(server, aggregate, round, hyper):
+        # McMahan et al.: the model becomes the clients' mean. Reddi et al.: their mean difference from
+        # the model is the gradient of a server optimizer's step.
         optimizer = server_optimizer(schedule(hyper.server_learning_rate, round))
         updates, optimizer_state = optimizer.update(
             aggregate.pseudo_gradient, server.optimizer_state, server.params

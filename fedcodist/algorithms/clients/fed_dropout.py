@@ -1,4 +1,7 @@
-"""Federated Dropout (Caldas et al., 2018): every client trains a smaller model cut out of the whole."""
+"""Federated Dropout (Caldas et al., 2018): every client trains a smaller model cut out of the whole.
+
+https://arxiv.org/abs/1812.07210
+"""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -50,7 +53,7 @@ def fed_dropout(
     Units are a dense layer's neurons, a convolution's filters, and an encoder's heads of attention and
     inner neurons, never its hidden width; those that a client gets are equally likely to be any. Its
     model is dense: what is dropped is not there, neither in a layer's outputs nor in the next one's
-    inputs, and activations are not rescaled. The server puts updates back in their places: a number's
+    inputs, and activations are not rescaled. The server puts updates back in their places: a parameter's
     update is the mean over the clients that had it, weighted by examples, and 0 where no client had. So
     with the default server, SGD of rate 1, it becomes their mean, or stays; moments of a server's Adam
     would move it on. Where the smaller model is the whole this is FedAvg.
@@ -72,7 +75,7 @@ def fed_dropout(
     check_arguments(fed_dropout, locals())
     check_stateless("model", model)
     averaging = fed_avg(model, training, server_optimizer, schedule, hyper)
-    shapes, smaller = (variable_shapes(each).params for each in (model, submodel))
+    shapes, smaller = (variable_shapes(network).params for network in (model, submodel))
     if isinstance(layers, Mapping):
         units = layers
     else:
@@ -87,20 +90,22 @@ def fed_dropout(
         }
 
     def client_update(message, client_state, data, key, hyper):
+        # The client gets the units that are drawn for it in this round, and trains them alone.
         places = places_of(draw(key), shapes, units)
         received = Variables(gathered(message.params, places), {})
         trained = train_client(submodel, training, received, data, key, hyper.client_learning_rate)
         result = client_result(received, trained, weight=data.size, client_state=client_state)
+        # Its update goes back to the places of its units, beside a tree that tells which it had.
         held = jax.tree.map(jnp.ones_like, result.update)
         travels = tree_bytes(received.params)
-        own = {
+        travelled = {
             "bytes_up": jnp.int32(travels + tree_bytes(result.weight)),
             "bytes_down": jnp.int32(travels),
         }
         return result._replace(
             update=scattered(result.update, places, shapes),
             extra=scattered(held, places, shapes),
-            metrics=result.metrics | own,
+            metrics=result.metrics | travelled,
         )
 
     return averaging._replace(
@@ -109,9 +114,9 @@ def fed_dropout(
 
 
 def mean_of_holders() -> Reduce:
-    """The mean of every number over the clients that had it, weighted; 0 where none had.
+    """The mean of every parameter over the clients that had it, weighted; 0 where none had.
 
-    A client's `extra` is like its update, 1 for a number that it had and 0 elsewhere.
+    A client's `extra` is like its update, 1 for a parameter that it had and 0 elsewhere.
     """
 
     def prepare(result, key):

@@ -1,4 +1,7 @@
-"""FedGKD (Yao et al., 2021): FedAvg whose clients learn from the mean of the last global models too."""
+"""FedGKD (Yao et al., 2021): FedAvg whose clients learn from the mean of the last global models too.
+
+https://arxiv.org/abs/2107.00051
+"""
 
 from typing import Any, NamedTuple
 
@@ -113,10 +116,12 @@ def fed_gkd(
         return FedGKDMessage(*current, teacher, (server.num_trained > 0).astype(jnp.float32))
 
     def client_update(message, client_state, data, key, hyper):
+        # The teacher is the mean of the last M global models, the received one among them.
         received = Variables(message.params, message.mutable)
         teacher = received if message.teacher is None else message.teacher
         softly = softened(divergence, hyper.temperature, scaled=True)
 
+        # The loss is the labels' + lambda T^2 KL(teacher || client), on the client's own examples.
         def loss(outputs, batch):
             answers = logits_of(model.apply(teacher, batch)[0])
             if isinstance(answers, Readout):
@@ -136,6 +141,7 @@ def fed_gkd(
         return client_result(message, trained, weight=data.size, client_state=client_state)
 
     def server_update(server, aggregate, round, hyper):
+        # The current model joins those before it, of which the oldest leaves; clients' are averaged.
         current = averaging.variables(server.averaging)
         push = lambda new, old: jnp.concatenate([new[None], old])[: models_kept - 1]
         earlier = jax.tree.map(push, current, server.earlier)

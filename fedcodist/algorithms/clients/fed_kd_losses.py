@@ -80,7 +80,7 @@ def mutual_losses(
         of_teacher, of_student = as_layers(of_teacher), as_layers(of_student)
         weight = 1 / normaliser(task, mask, mutual)
         log_teacher, log_student = (
-            jax.nn.log_softmax(each.logits) for each in (of_teacher, of_student)
+            jax.nn.log_softmax(layers.logits) for layers in (of_teacher, of_student)
         )
         divergence = optax.losses.kl_divergence_with_log_targets  # of predictions from targets
         of_output = output_weight * weight
@@ -140,7 +140,7 @@ def hidden_distance(
             inputs = by_input("attention maps", *layers)
             for (target, state), is_real in zip(inputs, real, strict=False):
                 if target.shape[1] != state.shape[1]:
-                    target, state = (each.mean(axis=1, keepdims=True) for each in (target, state))
+                    target, state = (maps.mean(axis=1, keepdims=True) for maps in (target, state))
                 mask = None
                 if is_real is not None:  # a real token's attention to a real token
                     mask = (is_real[..., :, None] & is_real[..., None, :])[:, None]

@@ -1,4 +1,7 @@
-"""FedProx (Li et al., 2020): FedAvg whose clients are held near the model that they received."""
+"""FedProx (Li et al., 2020): FedAvg whose clients are held near the model that they received.
+
+https://arxiv.org/abs/1812.06127
+"""
 
 from typing import Any, NamedTuple
 
@@ -50,6 +53,7 @@ def fed_prox(
     averaging = fed_avg(model, training, server_optimizer, schedule, FedAvgHyper(*hyper[:2]))
 
     def client_update(message, client_state, data, key, hyper):
+        # The local problem is the client's loss + (mu / 2) ||w - w_received||^2.
         def towards_received(gradient, params):
             pull = lambda g, w, received: g + hyper.proximal_weight * (w - received)
             return jax.tree.map(pull, gradient, params, message.params)

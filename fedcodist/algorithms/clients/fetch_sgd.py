@@ -1,4 +1,7 @@
-"""FetchSGD (Rothchild et al., 2020): gradients add up in a sketch, and so do momentum and error."""
+"""FetchSGD (Rothchild et al., 2020): gradients add up in a sketch, and so do momentum and error.
+
+https://arxiv.org/abs/2007.07682
+"""
 
 from typing import Any, NamedTuple
 

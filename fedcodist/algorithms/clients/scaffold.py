@@ -1,4 +1,7 @@
-"""SCAFFOLD (Karimireddy et al., 2020): control variates take the drift out of local training."""
+"""SCAFFOLD (Karimireddy et al., 2020): control variates take the drift out of local training.
+
+https://arxiv.org/abs/1910.06378
+"""
 
 from typing import Any, NamedTuple
 
@@ -98,9 +101,10 @@ def scaffold(
         return ScaffoldMessage(received.params, received.mutable, server.variate)
 
     def client_update(message, client_state, data, key, hyper):
+        # Each local step goes along g - c_i + c.
         def corrected(gradient, params):
             return jax.tree.map(
-                lambda g, own, c: g - own + c, gradient, client_state, message.variate
+                lambda g, c_i, c: g - c_i + c, gradient, client_state, message.variate
             )
 
         received = Variables(message.params, message.mutable)
@@ -113,25 +117,29 @@ def scaffold(
             hyper.client_learning_rate,
             gradient_hook=corrected,
         )
+        # The client's variate becomes, by option I, the gradient at the model that it received, or by
+        # option II its mean local gradient.
         if option == 1:
             new_client_state = full_gradient(model, training, received, data, key)
         else:
             travelled = jnp.maximum(trained.num_steps, 1) * hyper.client_learning_rate
             new_client_state = jax.tree.map(
-                lambda own, c, before, after: jnp.where(
-                    travelled > 0, own - c + (before - after) / travelled, own
+                lambda c_i, c, before, after: jnp.where(
+                    travelled > 0, c_i - c + (before - after) / travelled, c_i
                 ),
                 client_state,
                 message.variate,
                 received.params,
                 trained.variables.params,
             )
+        # It sends its model's change and its variate's.
         change = jax.tree.map(jnp.subtract, new_client_state, client_state)
         return client_result(
             message, trained, weight=1.0, client_state=new_client_state, extra=change
         )
 
     def server_update(server, aggregate, round, hyper):
+        # c moves by the sum of the changes over all N clients, the model by their mean over the cohort.
         variate = jax.tree.map(
             lambda c, change: c + change / num_clients, server.variate, aggregate.extra
         )

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from fedcodist.algorithms.parties.party import PartyGroup
-from fedcodist.core.local_training import Preprocess
+from fedcodist.core.batches import Preprocess
 from fedcodist.models.multi_headed import HeadedOutputs
 
 _PROJECTION = "; multi_headed(..., projection=width) gives them one"

@@ -14,8 +14,8 @@ import optax
 
 from fedcodist.algorithms.graph.mhd_exchange import CheckpointExchange
 from fedcodist.core import keys
+from fedcodist.core.batches import Preprocess
 from fedcodist.core.checks import LARGEST_BATCH, check_integer
-from fedcodist.core.local_training import Preprocess
 from fedcodist.core.model import Batch, Model, Variables
 from fedcodist.models.multi_headed import BACKBONE, HeadedOutputs
 

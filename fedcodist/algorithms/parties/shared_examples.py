@@ -7,9 +7,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from fedcodist.core.batches import Preprocess
 from fedcodist.core.inputs import ClientData
 from fedcodist.core.layer_outputs import logits_of
-from fedcodist.core.local_training import Preprocess
 from fedcodist.core.model import Model, Variables
 
 PUBLIC = "public"  # examples that everybody has

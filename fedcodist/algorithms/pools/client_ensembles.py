@@ -1,22 +1,29 @@
-"""Ensembles of one round's client models, beside which FedSDD sets its own (table 5)."""
+"""Ensembles of one round's client models, beside which FedSDD sets its own (Table 5)."""
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
-from fedcodist.algorithms.pools.pool import Pool, check_client_models
+from fedcodist.algorithms.pools.fed_sdd import FedSDDState
+from fedcodist.algorithms.pools.grouped_models import MAIN
+from fedcodist.algorithms.pools.pool import Pool, check_client_models, check_pools
+from fedcodist.core import keys
 from fedcodist.core.checks import check_several, shown
-from fedcodist.core.model import Variables
+from fedcodist.core.method import FederatedAlgorithm, FederatedMethod, Predictor
+from fedcodist.core.model import Model, Variables, variable_shapes
 from fedcodist.distillation.ensembles import (
     Ensemble,
     concatenated,
     dirichlet_samples,
+    ensemble_predictor,
     equal_weights,
     gaussian_samples,
 )
 
+PyTree = Any
 CLIENT_ENSEMBLES = ("clients", "gaussian", "dirichlet")
 SAMPLES = 10  # models drawn for the last two
 
@@ -37,14 +44,127 @@ class ClientModels(NamedTuple):
     key: jax.Array
 
 
-def client_ensemble(kind: str, clients: ClientModels) -> Ensemble:
-    """An ensemble of the clients' models.
+class MeasuredState(NamedTuple):
+    """FedSDD's state, and what is kept for measurements alone."""
+
+    fed_sdd: FedSDDState
+    clients: ClientModels
+
+
+class KeptState(NamedTuple):
+    """A client's state while it takes part: the method's, and its trained model."""
+
+    method: PyTree
+    trained: Variables
+
+
+def with_client_ensembles(
+    build: Callable[[Pool], FederatedAlgorithm], pool: Pool, measured: Sequence[str]
+) -> FederatedAlgorithm:
+    """FedSDD that evaluates ensembles of its clients' models too, which change nothing.
+
+    The method itself needs sums over groups and no client's model. Here clients hand theirs over in
+    what they keep, from where it goes to the algorithm's state and not back to them.
 
     Args:
-      kind: 'clients', these alone; 'gaussian' or 'dirichlet', with their average and ten models sampled
-        around them (FedBE).
-      clients: the round's.
+      build: pool -> FedSDD, `fed_sdd` with all other arguments.
+      pool: its pool.
+      measured: any of `CLIENT_ENSEMBLES`, each to be evaluated by its name. 'clients' are the clients'
+        models alone; 'gaussian' and 'dirichlet', for one model only, with their average and ten models
+        sampled around them (FedBE).
+
+    Raises:
+      ValueError, TypeError: one line that names the argument and what is allowed.
     """
+    plain = build(pool)
+    names = list(plain.client_states)
+    pool = check_pools({"pool": pool})["pool"]
+    check_client_ensembles("measured", measured, pool, num_models=len(names))
+    algorithm = build(pool._replace(method=keeping_models(pool.method)))
+    model = pool.method.model
+
+    def main_model(state: FedSDDState) -> Variables:
+        return algorithm.predictors[MAIN].variables(state)
+
+    def init(key):
+        state = algorithm.init(key)
+        cohorts = jax.eval_shape(algorithm.select, 0, key).clients
+        members = [
+            algorithm.predictors[name].variables(state)
+            for name in names
+            for _ in range(len(cohorts[name]))
+        ]
+        members = jax.tree.map(lambda *leaves: jnp.stack(leaves), *members)
+        main = main_model(state)
+        return MeasuredState(state, ClientModels(main, main, members, jax.random.key_data(key)))
+
+    def round_(state, client_states, round, hyper):
+        received = main_model(state.fed_sdd)
+        cohorts = {name: len(cohort.clients) for name, cohort in round.inputs.cohorts.items()}
+        keeping = {
+            name: KeptState(client_states[name], _no_models(model, cohorts[name])) for name in names
+        }
+        after, keeping, metrics = algorithm.round(state.fed_sdd, keeping, round, hyper)
+        members = jax.tree.map(
+            lambda *leaves: jnp.concatenate(leaves), *(keeping[name].trained for name in names)
+        )
+        place = round.index % len(after.weights)
+        average = jax.tree.map(lambda leaf: leaf[place, 0], after.buffer)
+        draw = jax.random.key_data(keys.derive(round.key, "samples", round.index))
+        clients = ClientModels(received, average, members, draw)
+        client_states = {name: keeping[name].method for name in names}
+        return MeasuredState(after, clients), client_states, metrics
+
+    def of_fed_sdd(reader):
+        """A Predictor or a PersonalModel that finds FedSDD's state within this one's."""
+        return reader._replace(
+            variables=lambda state, *more: reader.variables(state.fed_sdd, *more)
+        )
+
+    predictors = {name: of_fed_sdd(reader) for name, reader in plain.predictors.items()}
+    predictors |= {kind: _predictor(model, kind) for kind in measured}
+    return plain._replace(
+        init=init,
+        round=round_,
+        predictors=predictors,
+        personal_models={
+            name: {kind: of_fed_sdd(reader) for kind, reader in readers.items()}
+            for name, readers in plain.personal_models.items()
+        },
+    )
+
+
+def _predictor(model: Model, kind: str) -> Predictor:
+    return ensemble_predictor(model, lambda state: client_ensemble(kind, state.clients))
+
+
+def keeping_models(method: FederatedMethod) -> FederatedMethod:
+    """The method, but a client's state is KeptState, with the model that it trained."""
+
+    def client_update(message, client_state, data, key, hyper):
+        result = method.client_update(message, client_state.method, data, key, hyper)
+        params = jax.tree.map(jnp.subtract, message.params, result.update)
+        trained = Variables(params, result.mutable)
+        return result._replace(client_state=KeptState(result.client_state, trained))
+
+    def init_client_state():
+        # NumPy's: making an algorithm starts no device.
+        room = lambda leaf: np.zeros(leaf.shape, leaf.dtype)
+        nothing = jax.tree.map(room, variable_shapes(method.model))
+        return KeptState(method.init_client_state(), nothing)
+
+    return method._replace(client_update=client_update, init_client_state=init_client_state)
+
+
+def _no_models(model: Model, count: int) -> Variables:
+    """Room for so many of a network's models, leaves [count, ...]."""
+    return jax.tree.map(
+        lambda leaf: jnp.zeros((count, *leaf.shape), leaf.dtype), variable_shapes(model)
+    )
+
+
+def client_ensemble(kind: str, clients: ClientModels) -> Ensemble:
+    """An ensemble of the clients' models, of a kind in `CLIENT_ENSEMBLES`."""
     if kind == "clients":
         return equal_weights(clients.members)
     key = jax.random.wrap_key_data(jnp.asarray(clients.key))
@@ -53,7 +173,7 @@ def client_ensemble(kind: str, clients: ClientModels) -> Ensemble:
     else:
         samples = dirichlet_samples(key, clients.members, SAMPLES)
     average = jax.tree.map(lambda leaf: leaf[None], clients.average)
-    return concatenated(*(equal_weights(each) for each in (clients.members, average, samples)))
+    return concatenated(*(equal_weights(models) for models in (clients.members, average, samples)))
 
 
 def check_client_ensembles(name: str, kinds: Sequence[str], pool: Pool, num_models: int) -> None:

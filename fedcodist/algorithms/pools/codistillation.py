@@ -1,7 +1,7 @@
 """What PeriodicCodist and MergedCodist share: settings, targets, and one codistillation.
 
 Knowledge Codistillation (Lichtarge et al.): pools of clients, one federated model each, whose server
-models teach each other on unlabelled data. Clients are untouched.
+models teach each other on unlabelled data. Clients are untouched. https://arxiv.org/abs/2310.02549
 """
 
 from collections.abc import Mapping
@@ -14,9 +14,10 @@ import jax.numpy as jnp
 from fedcodist.algorithms.pools.pool import Pool, check_class_counts, check_pools
 from fedcodist.core import keys
 from fedcodist.core.checks import check_integer, check_number
-from fedcodist.core.inputs import Examples
+from fedcodist.core.inputs import Round
 from fedcodist.core.model import Variables
 from fedcodist.distillation.loop import (
+    UNLABELLED,
     Distillation,
     Distilled,
     check_distillation,
@@ -94,31 +95,36 @@ def check_codistillation(
 
 def loss_metrics(distilled: Distilled | None, pools: Mapping[str, Pool]) -> dict[str, jax.Array]:
     """`<pool>/distillation_loss_first` and `_last`; no numbers in a round without codistillation."""
-    found: dict[str, jax.Array] = {}
+    metrics: dict[str, jax.Array] = {}
     for name in pools:
         first, last = jnp.full((), jnp.nan), jnp.full((), jnp.nan)
         if distilled is not None:
             first, last = distilled.first_loss[name], distilled.last_loss[name]
-        found |= {f"{name}/distillation_loss_first": first, f"{name}/distillation_loss_last": last}
-    return found
+        metrics[f"{name}/distillation_loss_first"] = first
+        metrics[f"{name}/distillation_loss_last"] = last
+    return metrics
 
 
 def codistill(
     pools: Mapping[str, Pool],
     starts: Mapping[str, Variables],
-    unlabelled: Examples,
-    round: jax.Array,
-    key: jax.Array,
+    round: Round,
     teaching: Mapping[str, TeachingHyper],
     distillation: Distillation,
     num_rounds: int,
-    axis_name: str | None,
 ) -> Distilled:
-    """Every pool's model learns from frozen copies of all the others, and of itself.
+    """Every pool's model learns from frozen copies of all the others, and of itself (section 3).
 
-    Section 3: students start from `starts`; teachers are frozen copies of the same values.
+    Args:
+      pools: name -> Pool.
+      starts: pool -> model; students start from it, teachers are frozen copies of it.
+      round: with the data set `unlabelled`.
+      teaching: pool -> TeachingHyper.
+      distillation: steps, batch size, optimizer, augmentation.
+      num_rounds: rounds T of the whole run.
     """
-    progress = jnp.minimum(round / num_rounds, 1)
+    # Appendix C.4: learning rates decay linearly over all rounds.
+    progress = jnp.minimum(round.index / num_rounds, 1)
     rates = {
         name: hyper.learning_rate * (1 - (1 - hyper.decay) * progress)
         for name, hyper in teaching.items()
@@ -141,11 +147,11 @@ def codistill(
         students=starts,
         teachers={name: frozen(models[name], starts[name]) for name in pools},
         targets=targets,
-        unlabelled=unlabelled,
-        key=keys.derive(key, "distillation", round),
+        unlabelled=round.inputs.examples[UNLABELLED],
+        key=keys.derive(round.key, "distillation", round.index),
         learning_rates=rates,
         settings=distillation,
-        axis_name=axis_name,
+        axis_name=round.axis_name,
     )
 
 
@@ -176,5 +182,5 @@ def codistillation_target(
         (weights[name] / total) * jax.nn.softmax(logits / temperatures[name])
         for name, logits in teachers.items()
     )
-    own = jax.nn.softmax(initial / self_teacher_temperature)
-    return (1 - interpolation) * taught + interpolation * own
+    itself = jax.nn.softmax(initial / self_teacher_temperature)
+    return (1 - interpolation) * taught + interpolation * itself

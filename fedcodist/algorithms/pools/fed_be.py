@@ -1,4 +1,7 @@
-"""FedBE (Chen and Chao, 2021): models sampled around the clients', beside theirs, teach their mean."""
+"""FedBE (Chen and Chao, 2021): models sampled around the clients', beside theirs, teach their mean.
+
+https://arxiv.org/abs/2009.01974
+"""
 
 import functools
 from collections.abc import Mapping
@@ -14,14 +17,14 @@ from fedcodist.algorithms.pools.pool import (
     check_class_counts,
     check_client_models,
     check_pools,
-    train_pools,
-    update_servers,
 )
+from fedcodist.algorithms.pools.pool_rounds import set_models, train_pools, update_servers
 from fedcodist.core import keys
 from fedcodist.core.arguments import check_arguments
 from fedcodist.core.checks import check_integer, check_number
 from fedcodist.core.for_each_client import Execution
 from fedcodist.core.method import FederatedAlgorithm
+from fedcodist.core.model import Model, Variables
 from fedcodist.distillation.cached_teacher import cached_answers
 from fedcodist.distillation.ensembles import (
     Ensemble,
@@ -50,14 +53,14 @@ class FedBEHyper(NamedTuple):
     """Floats of FedBE; traced.
 
     Attributes:
-      methods: pool -> the hyper-parameters of its method.
       learning_rate: of the distillation's optimizer.
       temperature: T, to the inverse of which the mean of probabilities is raised; below 1 it sharpens.
+      methods: pool -> the hyper-parameters of its method; `fed_be` puts the pools' own here.
     """
 
-    methods: Mapping[str, PyTree]
     learning_rate: Any = 1e-3
     temperature: Any = 0.5
+    methods: Mapping[str, PyTree] = {}
 
 
 def momentum_with_decay(rate: Any) -> optax.GradientTransformation:
@@ -74,8 +77,7 @@ def fed_be(
     samples: int = 10,
     with_clients: bool = True,
     averaging: WeightAveraging | None = WeightAveraging(),
-    learning_rate: float = 1e-3,
-    temperature: float = 0.5,
+    hyper: FedBEHyper = FedBEHyper(),
     execution: Execution = Execution(),
 ) -> FederatedAlgorithm:
     """Every round a Bayesian ensemble around each pool's models teaches the pools' averaged models.
@@ -96,8 +98,7 @@ def fed_be(
       samples: S, models sampled for each pool.
       with_clients: whether clients' models are among the teachers.
       averaging: which of the student's models are averaged; the last one alone for None.
-      learning_rate: of the distillation's optimizer.
-      temperature: T > 0.
+      hyper: learning rate and temperature T > 0 of the distillation.
       execution: how clients are executed.
 
     Raises:
@@ -105,104 +106,131 @@ def fed_be(
     """
     check_arguments(fed_be, locals())
     pools = check_pools(pools)
-    models = {name: pool.method.model for name, pool in pools.items()}
     check_class_counts(pools)
     check_client_models(pools)
     check_distillation(distillation, num_unlabelled)
-    check_integer("samples", samples, low=0)
-    check_number("learning_rate", learning_rate, low=0)
-    check_number("temperature", temperature, above=0)
-    if sampling not in SAMPLINGS:
-        raise ValueError(f"sampling must be one of {SAMPLINGS}, got {sampling!r}.")
-    if distillation.mixup_beta > 0:
-        raise ValueError("distillation.mixup_beta must be 0: mixed images differ every time.")
-    if averaging is not None:
-        check_integer("averaging.start", averaging.start, low=1)
-        check_integer("averaging.every", averaging.every, low=1)
-        if averaging.start > distillation.steps > 0:
-            raise ValueError(
-                f"averaging.start must be at most distillation.steps={distillation.steps}, got "
-                f"{averaging.start}."
-            )
+    _check_fed_be(distillation, sampling, samples, averaging, hyper)
     teach = distill
     if averaging is not None:
         teach = functools.partial(distill_averaged, averaging, num_unlabelled)
-    methods = {name: pool.method.hyper for name, pool in pools.items()}
+    models = {name: pool.method.model for name, pool in pools.items()}
     classes = next(iter(models.values())).num_classes
     divergence = kl_divergence(distillation.direction)
-
-    def ensemble(key, received, average, members) -> Ensemble:
-        parts = [equal_weights(jax.tree.map(lambda leaf: leaf[None], average))]
-        if with_clients:
-            parts.append(equal_weights(members))
-        if samples and sampling == "gaussian":
-            parts.append(equal_weights(gaussian_samples(key, received, members, samples)))
-        elif samples:
-            parts.append(equal_weights(dirichlet_samples(key, members, samples)))
-        return concatenated(*parts)
 
     def select_examples(round, key):
         return {UNLABELLED: unlabelled_rows(key, round, distillation, num_unlabelled)}
 
     def round_(state, client_states, round, hyper):
-        key, inputs, axis_name = round.key, round.inputs, round.axis_name
+        # Clients train, and each pool's server averages their models.
         received = {name: pool.method.variables(state[name]) for name, pool in pools.items()}
         trained = train_pools(
-            pools,
-            state,
-            client_states,
-            round,
-            hyper.methods,
-            execution,
-            members=True,
+            pools, state, client_states, round, hyper.methods, execution, members=True
         )
         state = update_servers(pools, state, trained.aggregates, round.index, hyper.methods)
         if distillation.steps == 0:
             return state, trained.client_states, trained.metrics
         averages = {name: pool.method.variables(state[name]) for name, pool in pools.items()}
-        draw = keys.derive(key, "samples", round.index)
-        found = {
-            name: ensemble(
-                keys.derive(draw, name), received[name], averages[name], trained.members[name]
+
+        # Models sampled around the clients', the average and the clients' models are the teachers.
+        draw = keys.derive(round.key, "samples", round.index)
+        ensembles = {
+            name: _ensemble(
+                averages[name],
+                trained.members[name] if with_clients else None,
+                _sampled(
+                    keys.derive(draw, name),
+                    received[name],
+                    trained.members[name],
+                    sampling,
+                    samples,
+                ),
             )
             for name in pools
         }
 
-        def teacher(batch):
-            count = sum(each.weights.size for each in found.values())
-            shares = [
-                each.weights.size / count * jnp.exp(mean_probabilities(models[name], each)(batch))
-                for name, each in found.items()
-            ]
-            return sharpened(jnp.sum(jnp.stack(shares), axis=0), hyper.temperature)
-
+        # They answer once: the mean of their probabilities, sharpened.
         unlabelled, answers = cached_answers(
-            teacher, inputs.examples[UNLABELLED], distillation, axis_name
+            lambda batch: sharpened(mean_of_all(models, ensembles, batch), hyper.temperature),
+            round.inputs.examples[UNLABELLED],
+            distillation,
+            round.axis_name,
         )
+
+        # Students start from the averages; the mean of what they are on their way replaces the model.
         students = teach(
             models=models,
             students=averages,
             teachers={ENSEMBLE: answers},
             targets=lambda _, outputs: outputs[ENSEMBLE],
             unlabelled=unlabelled,
-            key=keys.derive(key, "distillation", round.index),
+            key=keys.derive(round.key, "distillation", round.index),
             learning_rates=dict.fromkeys(pools, hyper.learning_rate),
             settings=distillation,
-            axis_name=axis_name,
+            axis_name=round.axis_name,
             divergence=lambda logits, target: divergence(logits, target) / classes,
         ).students
-        state = {
-            name: pool.method.set_model(state[name], students[name], reset_optimizer=False)
-            for name, pool in pools.items()
-        }
-        return state, trained.client_states, trained.metrics
+        return set_models(pools, state, students), trained.client_states, trained.metrics
 
-    hyper = FedBEHyper(methods, learning_rate, temperature)
+    hyper = hyper._replace(methods={name: pool.method.hyper for name, pool in pools.items()})
     data_set_sizes = {UNLABELLED: num_unlabelled}
     return assemble("fed_be", pools, columns, hyper, round_, select_examples, data_set_sizes)
+
+
+def _sampled(
+    key: jax.Array, received: Variables, members: Variables, sampling: str, samples: int
+) -> Variables | None:
+    """Models sampled around a pool's clients', leaves [samples, ...]; None for no samples."""
+    if not samples:
+        return None
+    if sampling == "gaussian":
+        return gaussian_samples(key, received, members, samples)
+    return dirichlet_samples(key, members, samples)
+
+
+def _ensemble(average: Variables, *others: Variables | None) -> Ensemble:
+    """A pool's teachers: its average, and others of leaves [members, ...]."""
+    parts = [jax.tree.map(lambda leaf: leaf[None], average), *others]
+    return concatenated(*(equal_weights(members) for members in parts if members is not None))
+
+
+def mean_of_all(
+    models: Mapping[str, Model], ensembles: Mapping[str, Ensemble], batch: Mapping[str, jax.Array]
+) -> jax.Array:
+    """The mean probabilities [batch, classes] of all pools' teachers, each of whom counts the same."""
+    count = sum(ensemble.weights.size for ensemble in ensembles.values())
+    shares = [
+        ensemble.weights.size / count * jnp.exp(mean_probabilities(models[name], ensemble)(batch))
+        for name, ensemble in ensembles.items()
+    ]
+    return jnp.sum(jnp.stack(shares), axis=0)
 
 
 def sharpened(probabilities: jax.Array, temperature: Any) -> jax.Array:
     """p^(1/T), normalised over the last axis; p itself at T = 1."""
     tiny = jnp.finfo(probabilities.dtype).tiny
     return jax.nn.softmax(jnp.log(jnp.maximum(probabilities, tiny)) / temperature)
+
+
+def _check_fed_be(
+    distillation: Distillation,
+    sampling: str,
+    samples: int,
+    averaging: WeightAveraging | None,
+    hyper: FedBEHyper,
+) -> None:
+    check_integer("samples", samples, low=0)
+    check_number("hyper.learning_rate", hyper.learning_rate, low=0)
+    check_number("hyper.temperature", hyper.temperature, above=0)
+    if sampling not in SAMPLINGS:
+        raise ValueError(f"sampling must be one of {SAMPLINGS}, got {sampling!r}.")
+    if distillation.mixup_beta > 0:
+        raise ValueError("distillation.mixup_beta must be 0: mixed images differ every time.")
+    if averaging is None:
+        return
+    check_integer("averaging.start", averaging.start, low=1)
+    check_integer("averaging.every", averaging.every, low=1)
+    if averaging.start > distillation.steps > 0:
+        raise ValueError(
+            f"averaging.start must be at most distillation.steps={distillation.steps}, got "
+            f"{averaging.start}."
+        )

@@ -1,39 +1,45 @@
-"""FedDF (Lin et al., 2020): the round's client models, as one ensemble, teach the averaged models."""
+"""FedDF (Lin et al., 2020): the round's client models, as one ensemble, teach the averaged models.
+
+https://arxiv.org/abs/2006.07242
+"""
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
-import numpy as np
 
+from fedcodist.algorithms.pools.fed_df_validation import (
+    FedDFValidation,
+    accuracy_within,
+    check_fed_df_validation,
+    distill_validated,
+    without_worst_clients,
+)
 from fedcodist.algorithms.pools.pool import (
     Pool,
-    TrainedPools,
-    aggregate_of_some,
     assemble,
     check_class_counts,
     check_client_models,
     check_pools,
+)
+from fedcodist.algorithms.pools.pool_rounds import (
+    set_models,
     train_pools,
     update_servers,
 )
 from fedcodist.core import keys
-from fedcodist.core.aggregation import Aggregate
 from fedcodist.core.arguments import check_arguments
-from fedcodist.core.checks import check_integer, check_number
+from fedcodist.core.checks import check_number
 from fedcodist.core.for_each_client import Execution
 from fedcodist.core.method import FederatedAlgorithm
-from fedcodist.core.model import Model, Variables
-from fedcodist.distillation.early_stopping import EarlyStopping, distill_until
-from fedcodist.distillation.ensembles import Ensemble, is_guessing, mean_logits, without_worst
+from fedcodist.core.model import Model
+from fedcodist.distillation.ensembles import Ensemble, mean_logits
 from fedcodist.distillation.loop import (
     UNLABELLED,
     Distillation,
     Teacher,
     check_distillation,
-    distill,
     kl_divergence,
     softened,
     softened_target,
@@ -41,46 +47,24 @@ from fedcodist.distillation.loop import (
 )
 from fedcodist.distillation.validation import (
     VALIDATION,
-    ValidationData,
-    check_validation_data,
-    validation_accuracy,
     validation_rows,
 )
 
 PyTree = Any
 
 
-class FedDFValidation(NamedTuple):
-    """How FedDF uses validation data.
-
-    Attributes:
-      data: the validation data.
-      every: distillation steps between two evaluations.
-      patience: steps without a new best after which distillation stops; the best is returned.
-      or_start: whether the averaged model itself may be the best.
-      drop_worst: leave out the teachers that `ensembles.without_worst` drops, and leave clients who only
-        guess out of the average from which students start, unless all do.
-    """
-
-    data: ValidationData
-    every: int = 100
-    patience: int = 1000
-    or_start: bool = False
-    drop_worst: bool = False
-
-
 class FedDFHyper(NamedTuple):
     """Floats of FedDF; traced.
 
     Attributes:
-      methods: pool -> the hyper-parameters of its method.
       learning_rate: of the distillation's optimizer.
       temperature: of teacher and student.
+      methods: pool -> the hyper-parameters of its method; `fed_df` puts the pools' own here.
     """
 
-    methods: Mapping[str, PyTree]
     learning_rate: Any = 1e-3
     temperature: Any = 1.0
+    methods: Mapping[str, PyTree] = {}
 
 
 def fed_df(
@@ -88,10 +72,9 @@ def fed_df(
     columns: Mapping[str, Any],
     num_unlabelled: int,
     distillation: Distillation = Distillation(steps=10_000, mixup_beta=0),
-    learning_rate: float = 1e-3,
-    temperature: float = 1.0,
     scaled: bool = False,
     validation: FedDFValidation | None = None,
+    hyper: FedDFHyper = FedDFHyper(),
     execution: Execution = Execution(),
 ) -> FederatedAlgorithm:
     """Every round all clients' models, of whatever architecture, teach each pool's averaged model.
@@ -104,10 +87,9 @@ def fed_df(
       columns: the federated data's columns, for counting bytes.
       num_unlabelled: rows of the data set `unlabelled`, see `resident_data`.
       distillation: steps, batch size, optimizer, augmentation.
-      learning_rate: of the distillation's optimizer.
-      temperature: T > 0.
       scaled: whether the divergence is multiplied by T squared; FedDF's code does not.
       validation: early stopping and drop-worst; neither without it.
+      hyper: learning rate and temperature T > 0 of the distillation.
       execution: how clients are executed.
 
     Raises:
@@ -115,16 +97,14 @@ def fed_df(
     """
     check_arguments(fed_df, locals())
     pools = check_pools(pools)
-    models = {name: pool.method.model for name, pool in pools.items()}
     check_class_counts(pools)
     check_client_models(pools)
     check_distillation(distillation, num_unlabelled)
-    check_number("learning_rate", learning_rate, low=0)
-    check_number("temperature", temperature, above=0)
+    check_number("hyper.learning_rate", hyper.learning_rate, low=0)
+    check_number("hyper.temperature", hyper.temperature, above=0)
     if validation is not None:
-        _check_validation(validation, distillation)
-    methods = {name: pool.method.hyper for name, pool in pools.items()}
-    hyper = FedDFHyper(methods, learning_rate, temperature)
+        check_fed_df_validation(validation, distillation)
+    models = {name: pool.method.model for name, pool in pools.items()}
 
     def select_examples(round, key):
         examples = {UNLABELLED: unlabelled_rows(key, round, distillation, num_unlabelled)}
@@ -133,107 +113,58 @@ def fed_df(
         return examples
 
     def round_(state, client_states, round, hyper):
-        key, inputs, axis_name = round.key, round.inputs, round.axis_name
+        # Clients of all pools train; their models are the teachers.
         trained = train_pools(
-            pools,
-            state,
-            client_states,
-            round,
-            hyper.methods,
-            execution,
-            members=True,
+            pools, state, client_states, round, hyper.methods, execution, members=True
         )
-
-        def accuracy(name, variables):
-            assert validation is not None
-            examples = inputs.examples[VALIDATION]
-            return validation_accuracy(
-                models[name], variables, examples, validation.data, axis_name
-            )
-
-        aggregates = trained.aggregates
         weights = {name: jnp.ones(pool.cohort_size) for name, pool in pools.items()}
-        if validation is not None and validation.drop_worst:
-            reduce_key = keys.derive(key, "reduce", round.index)
-            weights, aggregates = _without_worst(pools, state, trained, accuracy, reduce_key)
+        aggregates, accuracy = trained.aggregates, None
+        if validation is not None:
+            accuracy = functools.partial(accuracy_within, models, validation, round)
+            if validation.drop_worst:
+                # The authors' code leaves the worst teachers out, and students start without guessers.
+                reduce_key = keys.derive(round.key, "reduce", round.index)
+                weights, aggregates = without_worst_clients(
+                    pools, state, trained, accuracy, reduce_key
+                )
+
+        # Students start from the average of their pool's clients.
         state = update_servers(pools, state, aggregates, round.index, hyper.methods)
-        teachers = {
+        starts = {name: pool.method.variables(state[name]) for name, pool in pools.items()}
+
+        # All students learn from one target, softmax(mean of all teachers' logits / T).
+        summed = {
             name: _summed(models[name], Ensemble(trained.members[name], weights[name]))
             for name in pools
         }
-        num_teachers = sum(jnp.sum(each) for each in weights.values())
+        num_teachers = sum(jnp.sum(of_pool) for of_pool in weights.values())
 
-        def targets(student, outputs):
-            logits = sum(outputs.values()) / num_teachers
-            return softened_target(logits, hyper.temperature)
+        def targets(student, logits):
+            return softened_target(sum(logits.values()) / num_teachers, hyper.temperature)
 
-        students = {name: pool.method.variables(state[name]) for name, pool in pools.items()}
-        arguments = dict(
+        divergence = kl_divergence(distillation.direction)
+        students, metrics = distill_validated(
+            validation,
+            accuracy,
             models=models,
-            students=students,
-            teachers=teachers,
+            students=starts,
+            teachers=summed,
             targets=targets,
-            unlabelled=inputs.examples[UNLABELLED],
-            key=keys.derive(key, "distillation", round.index),
+            unlabelled=round.inputs.examples[UNLABELLED],
+            key=keys.derive(round.key, "distillation", round.index),
             learning_rates=dict.fromkeys(pools, hyper.learning_rate),
             settings=distillation,
-            axis_name=axis_name,
-            divergence=softened(kl_divergence(distillation.direction), hyper.temperature, scaled),
+            axis_name=round.axis_name,
+            divergence=softened(divergence, hyper.temperature, scaled),
         )
-        metrics = trained.metrics
-        if validation is None:
-            students = distill(**arguments).students
-        else:
-            stopping = EarlyStopping(
-                lambda students: {name: accuracy(name, own) for name, own in students.items()},
-                validation.every,
-                validation.patience,
-                validation.or_start,
-            )
-            stopped = distill_until(stopping, **arguments)
-            students = stopped.students
-            metrics = metrics | {
-                f"{name}/distillation_steps": stopped.steps.astype(jnp.float32) for name in pools
-            }
-        state = {
-            name: pool.method.set_model(state[name], students[name], reset_optimizer=False)
-            for name, pool in pools.items()
-        }
-        return state, trained.client_states, metrics
+        # The students replace the averages.
+        return set_models(pools, state, students), trained.client_states, trained.metrics | metrics
 
+    hyper = hyper._replace(methods={name: pool.method.hyper for name, pool in pools.items()})
     data_set_sizes = {UNLABELLED: num_unlabelled}
     if validation is not None:
         data_set_sizes[VALIDATION] = validation.data.num_examples
     return assemble("fed_df", pools, columns, hyper, round_, select_examples, data_set_sizes)
-
-
-def _without_worst(
-    pools: Mapping[str, Pool],
-    state: Mapping[str, PyTree],
-    trained: TrainedPools,
-    accuracy: Callable[[str, Variables], jax.Array],
-    key: jax.Array,
-) -> tuple[dict[str, jax.Array], dict[str, Aggregate]]:
-    """Teachers' weights, 0 of the worst, and aggregates without the clients who guess."""
-    found = {
-        name: jax.lax.map(functools.partial(accuracy, name), trained.members[name])
-        for name in pools
-    }
-    classes = next(iter(pools.values())).method.model.num_classes
-    kept = without_worst(jnp.concatenate(list(found.values())), classes)
-    ends = np.cumsum([pool.cohort_size for pool in pools.values()])[:-1].tolist()
-    weights = dict(zip(pools, jnp.split(kept, ends), strict=True))
-    aggregates = {
-        name: aggregate_of_some(
-            pool.method,
-            state[name],
-            trained.results[name],
-            ~is_guessing(found[name], classes),
-            keys.derive(key, name),
-        )._replace(extra=trained.aggregates[name].extra)  # what clients keep goes with it
-        for name, pool in pools.items()
-    }
-    return weights, aggregates
 
 
 def _summed(model: Model, ensemble: Ensemble) -> Teacher:
@@ -241,14 +172,3 @@ def _summed(model: Model, ensemble: Ensemble) -> Teacher:
     mean, total = mean_logits(model, ensemble), jnp.sum(ensemble.weights)
     # Where all of a pool's clients are dropped there is no mean.
     return lambda batch: jnp.where(total > 0, total * mean(batch), 0)
-
-
-def _check_validation(validation: FedDFValidation, distillation: Distillation) -> None:
-    check_validation_data("validation.data", validation.data)
-    check_integer("validation.every", validation.every, low=1)
-    check_integer("validation.patience", validation.patience, low=1)
-    if distillation.steps % validation.every:
-        raise ValueError(
-            f"validation.every must divide distillation.steps={distillation.steps}, "
-            f"got {validation.every}."
-        )

@@ -1,4 +1,7 @@
-"""Fed-ensemble (Shi et al., 2021): several models that clients train in turn, and their mean answer."""
+"""Fed-ensemble (Shi et al., 2021): several models that clients train in turn, and their mean answer.
+
+https://arxiv.org/abs/2107.10663
+"""
 
 from collections.abc import Mapping
 from typing import Any
@@ -6,8 +9,13 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from fedcodist.algorithms.pools.fed_sdd import fed_sdd
-from fedcodist.algorithms.pools.pool import Pool, check_pools
+from fedcodist.algorithms.pools.grouped_models import (
+    ENSEMBLE,
+    groups_of,
+    stacked_models,
+    train_groups,
+)
+from fedcodist.algorithms.pools.pool import Pool, assemble, check_pools
 from fedcodist.core import keys
 from fedcodist.core.arguments import check_arguments
 from fedcodist.core.checks import check_integer
@@ -15,7 +23,7 @@ from fedcodist.core.for_each_client import Execution
 from fedcodist.core.inputs import Selection
 from fedcodist.core.method import FederatedAlgorithm
 from fedcodist.core.shuffling import permuted_positions, sample_without_replacement
-from fedcodist.distillation.loop import Distillation
+from fedcodist.distillation.ensembles import ensemble_predictor, equal_weights
 
 
 def fed_ensemble(
@@ -23,7 +31,6 @@ def fed_ensemble(
     columns: Mapping[str, Any],
     num_models: int = 5,
     execution: Execution = Execution(),
-    name: str = "fed_ensemble",
 ) -> FederatedAlgorithm:
     """K models of one architecture that go round among K groups of clients.
 
@@ -40,7 +47,6 @@ def fed_ensemble(
       columns: the federated data's columns, for counting bytes.
       num_models: K, which divides the cohort's size.
       execution: how clients are executed.
-      name: the method's name in tables.
 
     Raises:
       ValueError: one line that names the argument and what is allowed.
@@ -53,28 +59,31 @@ def fed_ensemble(
             f"num_models must divide the cohort's {pool.cohort_size} clients into groups of equal "
             f"size, got {num_models}."
         )
-    algorithm = fed_sdd(
-        pool,
-        columns,
-        num_unlabelled=1,  # none are read
-        num_models=num_models,
-        distillation=Distillation(steps=0),
-        execution=execution,
-        name=name,
-    )
-
-    count, names = len(pool.clients), list(algorithm.client_states)
+    size, count = pool.cohort_size // num_models, len(pool.clients)
+    groups = groups_of(pool, [size] * num_models)
 
     def select(round, key):
+        # Every K rounds: who trains the models in which order is drawn anew.
         shuffle = keys.derive(key, "strata", round // num_models)
         order = permuted_positions(shuffle, jnp.arange(count), count)
         strata = jnp.asarray(pool.clients)[order if num_models > 1 else np.arange(count)]
         drawn = []
-        for name, stratum in zip(names, jnp.array_split(strata, num_models), strict=True):
+        for name, stratum in zip(groups, jnp.array_split(strata, num_models), strict=True):
             draw = keys.derive(key, "cohort", round, name)
-            size = pool.cohort_size // num_models
             drawn.append(stratum[sample_without_replacement(draw, len(stratum), size)])
+        # In every round each stratum goes on to the next model.
         turned = jnp.roll(jnp.stack(drawn), round % num_models, axis=0)
-        return Selection(dict(zip(names, turned, strict=True)), {})
+        return Selection(dict(zip(groups, turned, strict=True)), {})
 
-    return algorithm._replace(select=select)
+    def round_(models, client_states, round, hyper):
+        # Every model becomes the mean of what its clients of this round made of it.
+        models, trained = train_groups(groups, models, client_states, round, hyper, execution)
+        return models, trained.client_states, trained.metrics
+
+    algorithm = assemble("fed_ensemble", groups, columns, pool.method.hyper, round_)
+    # What is predicted is the mean of all models' logits.
+    members = lambda models: equal_weights(stacked_models(groups, models))
+    ensemble = ensemble_predictor(pool.method.model, members)
+    return algorithm._replace(
+        select=select, predictors={**algorithm.predictors, ENSEMBLE: ensemble}
+    )

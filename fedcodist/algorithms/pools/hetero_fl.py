@@ -1,9 +1,11 @@
-"""HeteroFL (Diao et al., 2021): clients of several capacities train nested parts of one network."""
+"""HeteroFL (Diao et al., 2021): clients of several capacities train nested parts of one network.
+
+https://arxiv.org/abs/2010.01264
+"""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -16,7 +18,9 @@ from fedcodist.algorithms.clients.fed_avg import (
     constant,
     fed_avg,
 )
-from fedcodist.algorithms.pools.pool import Pool, assemble, check_pools, train_pools
+from fedcodist.algorithms.pools.hetero_fl_parts import part_of_level
+from fedcodist.algorithms.pools.pool import Pool, assemble, check_pools
+from fedcodist.algorithms.pools.pool_rounds import train_pools
 from fedcodist.core import keys
 from fedcodist.core.aggregation import Aggregate, Reduce
 from fedcodist.core.arguments import check_arguments
@@ -27,14 +31,7 @@ from fedcodist.core.labels import class_labels
 from fedcodist.core.local_training import LocalTraining, OptimizerFactory, train_client
 from fedcodist.core.method import FederatedAlgorithm, FederatedMethod
 from fedcodist.core.model import Model, Variables, check_stateless, variable_shapes
-from fedcodist.models.submodels import (
-    chain_units,
-    check_chain,
-    counts_of,
-    gathered,
-    places_of,
-    scattered,
-)
+from fedcodist.models.submodels import gathered, scattered
 
 PyTree = Any
 
@@ -53,27 +50,40 @@ class HeteroFLLevel(NamedTuple):
     cohort_size: int
 
 
+class HeteroFLAdjustments(NamedTuple):
+    """What the paper does beside averaging nested parts, for clients' classes and levels' widths.
+
+    Attributes:
+      masked: whether logits of classes that a client does not have are zero in its training, and the
+        output layer's columns and biases of a class are averaged over the clients that have it.
+      scaled: whether hidden layers' outputs are divided by the share of units that the level has of
+        them. Layers must be modules of Flax linen, which all of ours are. (The paper's networks do so in
+        training alone, before a normalisation that undoes it; here it is a part of the network.)
+    """
+
+    masked: bool = True
+    scaled: bool = True
+
+
 def hetero_fl(
     model: Model,
     levels: Mapping[str, HeteroFLLevel],
     layers: Sequence[str],
     columns: Mapping[str, Any],
     training: LocalTraining = LocalTraining(),
-    masked: bool = True,
-    scaled: bool = True,
+    adjustments: HeteroFLAdjustments = HeteroFLAdjustments(),
     server_optimizer: OptimizerFactory = optax.sgd,
     schedule: Schedule = constant,
     hyper: FedAvgHyper = FedAvgHyper(),
     execution: Execution = Execution(),
-    name: str = "hetero_fl",
 ) -> FederatedAlgorithm:
     """One network of which every level of clients trains the first units of each hidden layer.
 
-    So smaller levels' parts lie within larger ones'. The server's pseudo-gradient is, for every number,
-    the mean over the clients that had it, each counting the same, and 0 where no client had: with SGD
-    of rate 1 a number becomes their mean, or stays; moments of another optimizer may move it on. Without
-    masks, one level with the whole network is FedAvg with equal weights. What is evaluated are the
-    levels' own networks. A client's level is fixed ("fix" in the paper).
+    So smaller levels' parts lie within larger ones'. The server's pseudo-gradient is, for every
+    parameter, the mean over the clients that had it, each counting the same, and 0 where no client had.
+    With SGD of rate 1 a parameter becomes their mean, or stays; moments of another optimizer may move it
+    on. Without masks, one level with the whole network is FedAvg with equal weights. What is evaluated
+    are the levels' own networks. A client's level is fixed ("fix" in the paper).
 
     Args:
       model: the whole network, a chain of dense or convolutional layers without mutable state, of
@@ -83,13 +93,8 @@ def hetero_fl(
       layers: the layers' names in their order; the last returns logits [batch, classes].
       columns: the federated data's columns, for counting bytes; 'label' is read by masks.
       training, server_optimizer, schedule, hyper: as in `fed_avg`.
-      masked: whether logits of classes that a client does not have are zero in its training, and the
-        output layer's columns and biases of a class are averaged over the clients that have it.
-      scaled: whether hidden layers' outputs are divided by the share of units that the level has of
-        them. Layers must be modules of Flax linen, which all of ours are. (The paper's networks do so in
-        training alone, before a normalisation that undoes it; here it is a part of the network.)
+      adjustments: masks and scales.
       execution: how clients are executed.
-      name: the method's name in tables.
 
     Raises:
       ValueError: one line that names the argument and what is allowed.
@@ -100,19 +105,19 @@ def hetero_fl(
     check_columns("columns", columns)
     if not levels:
         raise ValueError("levels must hold at least one level, got none.")
-    if masked and "label" not in columns:
+    if adjustments.masked and "label" not in columns:
         raise ValueError(
-            f"masked must be False for columns without 'label', got {sorted(columns)}."
+            f"adjustments.masked must be False for columns without 'label', got {sorted(columns)}."
         )
     whole = fed_avg(model, training, server_optimizer, schedule, hyper)
     shapes = variable_shapes(model).params
     places, pools, start = {}, {}, "whole"
     for level, settings in levels.items():
         try:
-            places[level], part = _part(model, settings.model, layers, scaled)
+            places[level], part = part_of_level(model, settings.model, layers, adjustments.scaled)
         except ValueError as error:
             raise ValueError(f"levels[{level!r}]: {error}") from None
-        method = _method(whole, part, places[level], layers[-1], training, masked)
+        method = _method(whole, part, places[level], layers[-1], training, adjustments.masked)
         pools[level] = Pool(method, settings.clients, settings.cohort_size)
         if variable_shapes(part).params == shapes:
             start = level  # so it starts as a pool of this name would in another algorithm
@@ -120,25 +125,27 @@ def hetero_fl(
     same = lambda value: dict.fromkeys(pools, value)
 
     def round_(state, client_states, round, hyper):
+        # Every level's clients train the first units of each layer of the one network.
         trained = train_pools(pools, same(state), client_states, round, same(hyper), execution)
+        # Each parameter moves by the mean over the clients that had it; others keep the old value.
         update = mean_of_owners(trained.aggregates, places, shapes)
-        weight = jnp.sum(jnp.stack([each.weight for each in trained.aggregates.values()]))
+        weight = jnp.sum(jnp.stack([aggregate.weight for aggregate in trained.aggregates.values()]))
         state = whole.server_update(state, Aggregate(update, {}, weight), round.index, hyper)
         return state, trained.client_states, trained.metrics
 
-    algorithm = assemble(name, pools, columns, hyper, round_, servers=same)
+    algorithm = assemble("hetero_fl", pools, columns, hyper, round_, servers=same)
     return algorithm._replace(init=lambda key: whole.init(keys.derive(key, "init", start)))
 
 
 def mean_of_owners(
     aggregates: Mapping[str, Aggregate], places: Mapping[str, PyTree], shapes: PyTree
 ) -> PyTree:
-    """The mean of every number of the whole over the clients that had it; 0 where none had.
+    """The mean of every parameter of the whole over the clients that had it; 0 where none had.
 
     Args:
-      aggregates: level -> the mean over its clients, and as `extra` how many of them had each number,
-        of a shape that broadcasts to the number's.
-      places: level -> where its numbers are in the whole.
+      aggregates: level -> the mean over its clients, and as `extra` how many of them had each parameter,
+        of a shape that broadcasts to the parameter's.
+      places: level -> where its parameters are in the whole.
       shapes: of the whole.
     """
     total = jax.tree.map(lambda like: jnp.zeros(like.shape, like.dtype), shapes)
@@ -150,8 +157,8 @@ def mean_of_owners(
             aggregate.extra,
         )
         of_level = jax.tree.map(jnp.multiply, aggregate.pseudo_gradient, held)
-        add = lambda tree, own, level=level: jax.tree.map(
-            jnp.add, tree, scattered(own, places[level], shapes)
+        add = lambda tree, part, level=level: jax.tree.map(
+            jnp.add, tree, scattered(part, places[level], shapes)
         )
         total, owners = add(total, of_level), add(owners, held)
     return jax.tree.map(lambda leaf, by: leaf / jnp.where(by > 0, by, 1), total, owners)
@@ -161,57 +168,9 @@ def classes_of(data: ClientData, classes: int) -> jax.Array:
     """Which classes a client has examples of, float [classes] of 0 and 1."""
     positions = jnp.arange(data.capacity)
     rows = data.start + jnp.minimum(positions, jnp.maximum(data.size - 1, 0))
-    own = (positions < data.size).astype(jnp.float32)
+    is_real = (positions < data.size).astype(jnp.float32)
     labels = class_labels(data.columns["label"][rows], classes)
-    return jnp.zeros(classes).at[labels].max(own)
-
-
-def scaled_by_share(model: Model, shares: Mapping[str, float]) -> Model:
-    """The model, but what a layer returns is divided by its share of units.
-
-    A layer that keeps r of its units adds up to r of what the next one is used to. Whether the ReLU or
-    the pooling that follows is within the layer's module is the same: neither minds the scale.
-
-    Args:
-      model: of a Flax linen network.
-      shares: name of a submodule of the network itself -> its share.
-
-    Raises:
-      ValueError: a name that is not called as a submodule.
-    """
-    called = set()
-
-    def divide(call, arguments, keywords, context):
-        outputs = call(*arguments, **keywords)
-        path = context.module.path
-        if context.method_name != "__call__" or len(path) != 1 or path[0] not in shares:
-            return outputs
-        called.add(path[0])
-        return outputs / shares[path[0]]
-
-    def apply(variables, batch, **more):
-        with nn.intercept_methods(divide):
-            outputs = model.apply(variables, batch, **more)
-        if missing := sorted(shares.keys() - called):
-            raise ValueError(
-                f"scaled must be False for a network that does not call {missing[0]!r} as a Flax linen "
-                "module of its own."
-            )
-        return outputs
-
-    return model._replace(apply=apply)
-
-
-def _part(model: Model, level: Model, layers: Sequence[str], scaled: bool) -> tuple[PyTree, Model]:
-    """(where a level's numbers are in the whole, its network, scaled where it is to be)."""
-    shapes, smaller = variable_shapes(model).params, variable_shapes(level).params
-    check_chain(shapes, smaller, layers)
-    units = chain_units(shapes, layers)
-    counts = counts_of(shapes, smaller, units)
-    # NumPy's: making an algorithm starts no device.
-    first = {group: np.arange(count.kept) for group, count in counts.items()}
-    shares = {group: count.kept / count.whole for group, count in counts.items()}
-    return places_of(first, shapes, units), scaled_by_share(level, shares) if scaled else level
+    return jnp.zeros(classes).at[labels].max(is_real)
 
 
 def _method(
@@ -227,21 +186,23 @@ def _method(
     Args:
       whole: FedAvg of the whole network.
       part: the level's network.
-      places: where its numbers are in the whole.
+      places: where its parameters are in the whole.
       last: name of the output layer.
-      training, masked: as in `hetero_fl`.
+      training: as in `hetero_fl`.
+      masked: as in `HeteroFLAdjustments`.
     """
     variables = lambda server: Variables(gathered(server.params, places), {})
 
     def client_update(message, client_state, data, key, hyper):
-        own, loss = None, None
+        classes, loss = None, None
         if masked:
-            own = classes_of(data, part.num_classes)
-            loss = lambda outputs, batch: part.loss(jnp.where(own > 0, outputs, 0), batch)
+            # Masked cross-entropy: logits of classes that the client does not have are 0.
+            classes = classes_of(data, part.num_classes)
+            loss = lambda outputs, batch: part.loss(jnp.where(classes > 0, outputs, 0), batch)
         trained = train_client(
             part, training, message, data, key, hyper.client_learning_rate, loss_hook=loss
         )
-        return client_result(message, trained, weight=1.0, client_state=client_state, extra=own)
+        return client_result(message, trained, weight=1.0, client_state=client_state, extra=classes)
 
     return whole._replace(
         model=part,
@@ -253,10 +214,10 @@ def _method(
 
 
 def _mean_and_owners(last: str) -> Reduce:
-    """The mean of every number over a level's clients that had it, and how many these are.
+    """The mean of every parameter over a level's clients that had it, and how many these are.
 
-    A client has all of its network's numbers, but where it says which classes it has (`extra`), of the
-    output layer theirs alone.
+    A client has all of its network's parameters. Where it says which classes it has (`extra`), it has of
+    the output layer theirs alone.
     """
 
     def prepare(result, key):

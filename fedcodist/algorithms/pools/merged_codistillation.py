@@ -1,4 +1,7 @@
-"""MergedCodist (Knowledge Codistillation, algorithm 2)."""
+"""MergedCodist (Knowledge Codistillation, Lichtarge et al., 2023, algorithm 2).
+
+https://arxiv.org/abs/2310.02549
+"""
 
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -15,7 +18,8 @@ from fedcodist.algorithms.pools.codistillation import (
     loss_metrics,
 )
 from fedcodist.algorithms.pools.gradient_merging import merge_gradients
-from fedcodist.algorithms.pools.pool import Pool, assemble, train_pools, update_servers
+from fedcodist.algorithms.pools.pool import Pool, assemble
+from fedcodist.algorithms.pools.pool_rounds import train_pools, update_servers
 from fedcodist.core.arguments import check_arguments
 from fedcodist.core.checks import check_number
 from fedcodist.core.for_each_client import Execution
@@ -78,52 +82,25 @@ def merged_codistillation(
     pools, codistillation = check_codistillation(
         pools, distillation, teaching, num_rounds, num_unlabelled
     )
-    alphas: dict[str, Any] = dict.fromkeys(pools, alpha)
-    if isinstance(alpha, Mapping):
-        alphas = dict(alpha)
-    if set(alphas) != set(pools):
-        raise ValueError(f"alpha must name every pool of {list(pools)}, got {list(alphas)}.")
-    for name, value in alphas.items():
-        check_number(f"alpha[{name!r}]" if isinstance(alpha, Mapping) else "alpha", value, 0, 1)
-        _check_schedule(alpha_schedule, value, num_rounds)
-    for name, own in codistillation.teaching.items():
-        if own.interpolation == 1:
-            raise ValueError(
-                f"teaching[{name!r}].interpolation must be below 1, got {own.interpolation}: a student "
-                "that is its own only teacher goes nowhere, and what rounding leaves would be rescaled "
-                "to the pseudo-gradient."
-            )
+    alphas = _checked_alphas(alpha, alpha_schedule, pools, num_rounds)
+    _check_teachers(codistillation)
     hyper = MergedHyper(codistillation, alphas, float(skip_at_alpha_one))
 
     def select_examples(round, key):
         return {UNLABELLED: unlabelled_rows(key, round, distillation, num_unlabelled)}
 
     def round_(state, client_states, round, hyper):
-        key, inputs, axis_name = round.key, round.inputs, round.axis_name
-        methods = hyper.codistillation.methods
+        methods, teaching = hyper.codistillation
+        # Algorithm 2, in every round: clients' pseudo-gradients g of the models theta^t.
         trained = train_pools(pools, state, client_states, round, methods, execution)
         before = {name: pool.method.variables(state[name]) for name, pool in pools.items()}
-        scheduled = {
-            name: alpha_schedule(value, round.index) for name, value in hyper.alpha.items()
-        }
 
         def distilled_directions():
-            distilled = codistill(
-                pools,
-                before,
-                inputs.examples[UNLABELLED],
-                round.index,
-                key,
-                hyper.codistillation.teaching,
-                distillation,
-                num_rounds,
-                axis_name,
-            )
+            # Teachers and students' starts are theta^t too; d is theta^t less the student.
+            distilled = codistill(pools, before, round, teaching, distillation, num_rounds)
             directions = {
-                name: jax.tree.map(
-                    jnp.subtract, before[name].params, distilled.students[name].params
-                )
-                for name in pools
+                name: jax.tree.map(jnp.subtract, before[name].params, student.params)
+                for name, student in distilled.students.items()
             }
             return directions, loss_metrics(distilled, pools)
 
@@ -131,13 +108,16 @@ def merged_codistillation(
             directions = {name: jax.tree.map(jnp.zeros_like, before[name].params) for name in pools}
             return directions, loss_metrics(None, pools)
 
-        all_one = jnp.all(jnp.stack([jnp.asarray(value) for value in scheduled.values()]) == 1)
-        skipped = jnp.logical_and(hyper.skip > 0, all_one)
-        directions, losses = jax.lax.cond(skipped, no_directions, distilled_directions)
+        alphas = {name: alpha_schedule(value, round.index) for name, value in hyper.alpha.items()}
+        all_one = jnp.all(jnp.stack([jnp.asarray(value) for value in alphas.values()]) == 1)
+        is_skipped = jnp.logical_and(hyper.skip > 0, all_one)
+        directions, losses = jax.lax.cond(is_skipped, no_directions, distilled_directions)
+
+        # The server optimizer takes alpha g + (1 - alpha) d ||g|| / ||d|| as it would take g.
         merged = {
             name: aggregate._replace(
                 pseudo_gradient=merge_gradients(
-                    aggregate.pseudo_gradient, directions[name], scheduled[name]
+                    aggregate.pseudo_gradient, directions[name], alphas[name]
                 )
             )
             for name, aggregate in trained.aggregates.items()
@@ -154,6 +134,33 @@ def merged_codistillation(
         select_examples,
         {UNLABELLED: num_unlabelled},
     )
+
+
+def _checked_alphas(
+    alpha: float | Mapping[str, float],
+    alpha_schedule: Callable[[Any, jax.Array], Any],
+    pools: Mapping[str, Pool],
+    num_rounds: int,
+) -> dict[str, Any]:
+    """Pool -> alpha, or one line for one that makes no sense."""
+    alphas = dict(alpha) if isinstance(alpha, Mapping) else dict.fromkeys(pools, alpha)
+    if set(alphas) != set(pools):
+        raise ValueError(f"alpha must name every pool of {list(pools)}, got {list(alphas)}.")
+    for name, value in alphas.items():
+        check_number(f"alpha[{name!r}]" if isinstance(alpha, Mapping) else "alpha", value, 0, 1)
+        _check_schedule(alpha_schedule, value, num_rounds)
+    return alphas
+
+
+def _check_teachers(codistillation: CodistillationHyper) -> None:
+    """Raises one line for a student without any teacher but itself."""
+    for name, hyper in codistillation.teaching.items():
+        if hyper.interpolation == 1:
+            raise ValueError(
+                f"teaching[{name!r}].interpolation must be below 1, got {hyper.interpolation}: a "
+                "student that is its own only teacher goes nowhere, and what rounding leaves would be "
+                "rescaled to the pseudo-gradient."
+            )
 
 
 def _check_schedule(alpha_schedule, alpha, num_rounds) -> None:

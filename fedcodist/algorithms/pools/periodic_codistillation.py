@@ -1,4 +1,7 @@
-"""PeriodicCodist (Knowledge Codistillation, algorithm 1)."""
+"""PeriodicCodist (Knowledge Codistillation, Lichtarge et al., 2023, algorithm 1).
+
+https://arxiv.org/abs/2310.02549
+"""
 
 import warnings
 from collections.abc import Mapping
@@ -13,7 +16,8 @@ from fedcodist.algorithms.pools.codistillation import (
     codistill,
     loss_metrics,
 )
-from fedcodist.algorithms.pools.pool import Pool, assemble, train_pools, update_servers
+from fedcodist.algorithms.pools.pool import Pool, assemble
+from fedcodist.algorithms.pools.pool_rounds import set_models, train_pools, update_servers
 from fedcodist.core.arguments import check_arguments
 from fedcodist.core.checks import check_integer
 from fedcodist.core.for_each_client import Execution
@@ -73,29 +77,16 @@ def periodic_codistillation(
         return {UNLABELLED: places}
 
     def round_(state, client_states, round, hyper):
-        key, inputs, axis_name = round.key, round.inputs, round.axis_name
+        # Algorithm 1, in every round t: one round of each model's own method.
         trained = train_pools(pools, state, client_states, round, hyper.methods, execution)
         state = update_servers(pools, state, trained.aggregates, round.index, hyper.methods)
 
         def replace_models(state):
+            # Where p divides t: frozen copies of the updated models teach students that start there,
             updated = {name: pool.method.variables(state[name]) for name, pool in pools.items()}
-            distilled = codistill(
-                pools,
-                updated,
-                inputs.examples[UNLABELLED],
-                round.index,
-                key,
-                hyper.teaching,
-                distillation,
-                num_rounds,
-                axis_name,
-            )
-            state = {
-                name: pool.method.set_model(
-                    state[name], distilled.students[name], reset_optimizer=True
-                )
-                for name, pool in pools.items()
-            }
+            distilled = codistill(pools, updated, round, hyper.teaching, distillation, num_rounds)
+            # the students replace the models, and the servers' moments start afresh.
+            state = set_models(pools, state, distilled.students, reset_optimizer=True)
             return state, loss_metrics(distilled, pools)
 
         def keep_models(state):

@@ -12,20 +12,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedcodist.algorithms.clients.fed_avg import FedAvgHyper, fed_avg
-from fedcodist.algorithms.clients.fed_kd import (
-    MAPS,
-    STUDENT,
-    TEACHER,
-    FedKDHyper,
-    fed_kd,
-)
+from fedcodist.algorithms.clients.fed_kd import FedKDHyper, fed_kd
+from fedcodist.algorithms.clients.fed_kd_exchange import MAPS, STUDENT, TEACHER
 from fedcodist.algorithms.clients.fed_kd_losses import (
     MutualLosses,
     Outputs,
     hidden_distance,
     mutual_losses,
 )
-from fedcodist.algorithms.pools.pool import Pool, independent_pools
+from fedcodist.algorithms.pools.independent_pools import independent_pools
+from fedcodist.algorithms.pools.pool import Pool
 from fedcodist.compression.compressed import compressed
 from fedcodist.compression.svd import svd
 from fedcodist.core.client_states import HostClientStates, device_client_states

@@ -12,7 +12,8 @@ from fedcodist.algorithms.clients.fed_kd import FedKDHyper, fed_kd
 from fedcodist.algorithms.clients.fed_kd_losses import MutualLosses
 from fedcodist.algorithms.parties.fml import FMLHyper, fml
 from fedcodist.algorithms.parties.groups import PartyGroup
-from fedcodist.algorithms.pools.pool import Pool, independent_pools
+from fedcodist.algorithms.pools.independent_pools import independent_pools
+from fedcodist.algorithms.pools.pool import Pool
 from fedcodist.compression.compressed import compressed
 from fedcodist.compression.svd import svd
 from fedcodist.core.communication import tree_bytes

@@ -9,7 +9,8 @@ from text_examples import ENCODER, IMPRESSIONS, SENTENCES
 
 from fedcodist.algorithms.clients.fed_kd import FedKDHyper, fed_kd
 from fedcodist.algorithms.clients.fed_kd_losses import MutualLosses, hidden_distance
-from fedcodist.algorithms.pools.pool import Pool, independent_pools
+from fedcodist.algorithms.pools.independent_pools import independent_pools
+from fedcodist.algorithms.pools.pool import Pool
 from fedcodist.compression.compressed import compressed
 from fedcodist.compression.svd import svd
 from fedcodist.core.client_states import device_client_states

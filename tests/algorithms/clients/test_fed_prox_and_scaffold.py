@@ -12,7 +12,8 @@ from softmax_regression import random_clients, softmax_regression
 from fedcodist.algorithms.clients.fed_avg import FedAvgHyper, fed_avg
 from fedcodist.algorithms.clients.fed_prox import FedProxHyper, fed_prox
 from fedcodist.algorithms.clients.scaffold import full_gradient, scaffold
-from fedcodist.algorithms.pools.pool import Pool, independent_pools
+from fedcodist.algorithms.pools.independent_pools import independent_pools
+from fedcodist.algorithms.pools.pool import Pool
 from fedcodist.core.for_each_client import Execution
 from fedcodist.core.inputs import ClientData
 from fedcodist.core.local_training import LocalTraining

@@ -15,8 +15,9 @@ from text_examples import ENCODER, SENTENCES
 from fedcodist.algorithms.clients.fed_avg import FedAvgHyper, fed_avg
 from fedcodist.algorithms.clients.fed_dropout import fed_dropout, mean_of_holders
 from fedcodist.algorithms.clients.fetch_sgd import FetchSGDHyper, fetch_sgd
+from fedcodist.algorithms.pools.independent_pools import independent_pools
 from fedcodist.algorithms.pools.merged_codistillation import merged_codistillation
-from fedcodist.algorithms.pools.pool import Pool, independent_pools
+from fedcodist.algorithms.pools.pool import Pool
 from fedcodist.compression.compressed import compressed
 from fedcodist.compression.count_sketch import sketched
 from fedcodist.compression.serialisation import header_bytes

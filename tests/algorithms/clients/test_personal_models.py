@@ -11,7 +11,8 @@ import pytest
 from fedcodist.algorithms.clients.fed_avg import fed_avg
 from fedcodist.algorithms.clients.fed_kd import FedKDHyper, fed_kd
 from fedcodist.algorithms.pools.fed_sdd import fed_sdd
-from fedcodist.algorithms.pools.pool import Pool, independent_pools
+from fedcodist.algorithms.pools.independent_pools import independent_pools
+from fedcodist.algorithms.pools.pool import Pool
 from fedcodist.compression.compressed import compressed
 from fedcodist.compression.svd import svd
 from fedcodist.core.local_training import LocalTraining

@@ -16,10 +16,11 @@ from quick_compilation import QUICK
 from fedcodist.algorithms.clients.fed_avg import FedAvgHyper, fed_avg
 from fedcodist.algorithms.pools import codistillation
 from fedcodist.algorithms.pools.codistillation import TeachingHyper
+from fedcodist.algorithms.pools.independent_pools import independent_pools
 from fedcodist.algorithms.pools.merged_codistillation import merged_codistillation
 from fedcodist.algorithms.pools.periodic_codistillation import periodic_codistillation
-from fedcodist.algorithms.pools.pool import Pool, independent_pools
-from fedcodist.core.inputs import Round
+from fedcodist.algorithms.pools.pool import Pool
+from fedcodist.core.inputs import Inputs, Round
 from fedcodist.core.local_training import LocalTraining
 from fedcodist.core.model import Variables, from_flax_linen
 from fedcodist.data.federated_data import FederatedData
@@ -355,17 +356,15 @@ def test_rates_end_where_the_run_was_to_end(monkeypatch):
     monkeypatch.setattr(
         codistillation, "distill", lambda **arguments: rates.append(arguments["learning_rates"])
     )
+    unread = Inputs({}, {UNLABELLED: None})
     for round in (0, 3, TOTAL, 10 * TOTAL):
         codistillation.codistill(
             _two_pools(),
             dict.fromkeys(NETWORKS),
-            None,
-            round,
-            ROOT,
+            Round(round, ROOT, unread),
             TEACHING,
             DISTILLATION,
             TOTAL,
-            None,
         )
     small = [float(each["small"]) for each in rates]
     assert small == pytest.approx([0.02, 0.02 * 0.65, 0.02 * 0.3, 0.02 * 0.3])

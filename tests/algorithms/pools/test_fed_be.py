@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from softmax_regression import random_clients, softmax_regression
 
 from fedcodist.algorithms.clients.fed_avg import FedAvgHyper, fed_avg
-from fedcodist.algorithms.pools.fed_be import SAMPLINGS, fed_be, sharpened
-from fedcodist.algorithms.pools.pool import Pool, independent_pools
+from fedcodist.algorithms.pools.fed_be import SAMPLINGS, FedBEHyper, fed_be, sharpened
+from fedcodist.algorithms.pools.independent_pools import independent_pools
+from fedcodist.algorithms.pools.pool import Pool
 from fedcodist.core.client_states import device_client_states
 from fedcodist.core.inputs import Examples
 from fedcodist.core.local_training import LocalTraining
@@ -43,9 +44,11 @@ federated = functools.partial(random_clients, SIZES, FEATURES, CLASSES)
 
 
 def algorithm(pools=POOLS, distillation=DISTILLATION, **options):
-    options = dict(learning_rate=TEACHING_RATE, temperature=TEMPERATURE) | options
+    rate = options.pop("learning_rate", TEACHING_RATE)
+    hyper = FedBEHyper(rate, options.pop("temperature", TEMPERATURE))
     options = dict(samples=0, averaging=WeightAveraging(2, 2)) | options
-    return fed_be(pools, federated().columns, len(IMAGES), distillation, **options)
+    columns = federated().columns
+    return fed_be(pools, columns, len(IMAGES), distillation, hyper=hyper, **options)
 
 
 def trained(method, rounds=ROUNDS, devices=None):

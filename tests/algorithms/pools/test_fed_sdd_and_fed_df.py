@@ -18,11 +18,14 @@ from fedcodist.algorithms.clients.fed_kd import fed_kd
 from fedcodist.algorithms.clients.fed_prox import FedProxHyper, fed_prox
 from fedcodist.algorithms.clients.fetch_sgd import fetch_sgd
 from fedcodist.algorithms.clients.scaffold import scaffold
-from fedcodist.algorithms.pools import fed_sdd as fed_sdd_module
+from fedcodist.algorithms.pools import grouped_models
+from fedcodist.algorithms.pools.client_ensembles import KeptState, with_client_ensembles
 from fedcodist.algorithms.pools.fed_be import fed_be
-from fedcodist.algorithms.pools.fed_df import FedDFValidation, fed_df
-from fedcodist.algorithms.pools.fed_sdd import ENSEMBLE, MAIN, fed_sdd
-from fedcodist.algorithms.pools.pool import Pool, independent_pools
+from fedcodist.algorithms.pools.fed_df import FedDFHyper, FedDFValidation, fed_df
+from fedcodist.algorithms.pools.fed_sdd import FedSDDHyper, FedSDDTeaching, fed_sdd
+from fedcodist.algorithms.pools.grouped_models import ENSEMBLE, MAIN
+from fedcodist.algorithms.pools.independent_pools import independent_pools
+from fedcodist.algorithms.pools.pool import Pool
 from fedcodist.compression.compressed import compressed
 from fedcodist.core.client_states import device_client_states
 from fedcodist.core.inputs import Round
@@ -53,10 +56,24 @@ AVERAGING = fed_avg(MODEL, TRAINING, optax.sgd, hyper=FedAvgHyper(RATE, 1.0))
 
 
 def sdd(method=AVERAGING, cohort=5, images=UNLABELLED_IMAGES, steps=STEPS, **options):
-    options = dict(learning_rate=TEACHING_RATE, temperature=TEMPERATURE) | options
     distillation = options.pop("distillation", DISTILLATION)._replace(steps=steps)
+    measured = options.pop("measured", ())
+    teaching = {n: options.pop(n) for n in FedSDDTeaching._fields if n in options}
+    hyper = FedSDDHyper(TEACHING_RATE, options.pop("temperature", TEMPERATURE))
+
+    def build(pool):
+        return fed_sdd(
+            pool,
+            federated().columns,
+            len(images),
+            distillation=distillation,
+            teaching=FedSDDTeaching(**teaching),
+            hyper=hyper,
+            **options,
+        )
+
     pool = Pool(method, np.arange(len(SIZES)), cohort)
-    return fed_sdd(pool, federated().columns, len(images), distillation=distillation, **options)
+    return with_client_ensembles(build, pool, measured) if measured else build(pool)
 
 
 def trained(algorithm, rounds=ROUNDS, images=UNLABELLED_IMAGES, devices=None, programs=None):
@@ -95,6 +112,7 @@ def trained_by_two_models():
 
 
 def weights_of(state, name=MAIN):
+    state = getattr(state, "fed_sdd", state)
     models = getattr(state, "models", state)
     return models[name].params["w"]
 
@@ -267,13 +285,13 @@ def test_the_server_gets_sums_over_groups_and_no_clients_model(monkeypatch, meas
     Only where ensembles of client models are measured do these leave their group.
     """
     seen = []
-    train = fed_sdd_module.train_pools
+    train = grouped_models.train_pools
 
     def watched(*arguments, **options):
         seen.append(train(*arguments, **options))
         return seen[-1]
 
-    monkeypatch.setattr(fed_sdd_module, "train_pools", watched)
+    monkeypatch.setattr(grouped_models, "train_pools", watched)
     algorithm = sdd(num_models=2, measured=measured)
     images = {UNLABELLED: {"image": UNLABELLED_IMAGES}}
     data, key = jax.tree.map(jnp.asarray, resident_data(federated(), images)), jax.random.key(0)
@@ -289,7 +307,10 @@ def test_the_server_gets_sums_over_groups_and_no_clients_model(monkeypatch, meas
     assert list(trained.aggregates) == [MAIN, "model_1"]
     shapes = {leaf.shape for leaf in jax.tree.leaves(trained.aggregates)}
     assert shapes == {(FEATURES, CLASSES), ()}
-    assert bool(jax.tree.leaves(trained.members)) == bool(measured)
+    assert not jax.tree.leaves((trained.members, trained.results))
+    kept = trained.client_states.values()
+    assert all(isinstance(states, KeptState) == bool(measured) for states in kept)
+    assert bool(jax.tree.leaves(list(kept))) == bool(measured)
 
 
 def test_the_buffer_holds_aggregates_that_were_never_distilled():
@@ -449,8 +470,8 @@ def df(**options):
         "odd": Pool(AVERAGING, np.array([1, 3, 5]), 3),
     }
     distillation = DISTILLATION._replace(steps=options.pop("steps", STEPS))
-    arguments = dict(learning_rate=TEACHING_RATE, temperature=TEMPERATURE) | options
-    return fed_df(pools, federated().columns, 11, distillation, **arguments)
+    hyper = FedDFHyper(options.pop("learning_rate", TEACHING_RATE), TEMPERATURE)
+    return fed_df(pools, federated().columns, 11, distillation, hyper=hyper, **options)
 
 
 @pytest.mark.parametrize("scaled", [pytest.param(False, marks=pytest.mark.slow), True])
@@ -481,9 +502,8 @@ def test_several_architectures_learn_from_all_clients_models():
         "even": Pool(fed_avg(MODEL, TRAINING, optax.sgd, **still), np.array([0, 2, 4]), 2),
         "odd": Pool(fed_avg(other, TRAINING, optax.sgd, **still), np.array([1, 3, 5]), 3),
     }
-    algorithm = fed_df(
-        pools, federated().columns, 11, DISTILLATION, TEACHING_RATE, TEMPERATURE, scaled=False
-    )
+    hyper = FedDFHyper(TEACHING_RATE, TEMPERATURE)
+    algorithm = fed_df(pools, federated().columns, 11, DISTILLATION, scaled=False, hyper=hyper)
     (state, _), (selection,) = trained(algorithm, rounds=1)
     start = algorithm.init(jax.random.key(0))
     w = np.asarray(weights_of(start, "even"), np.float64)
@@ -551,7 +571,8 @@ def test_students_start_from_clients_who_do_not_guess(guessing):
     method = fed_avg(model, training, optax.sgd, hyper=FedAvgHyper(RATE, 1.0))
     pool = Pool(method, np.arange(6), 6)
     validated = FedDFValidation(ValidationData(27, 9), every=STEPS, patience=STEPS, drop_worst=True)
-    algorithm = fed_df({"pool": pool}, data.columns, 27, DISTILLATION, 0.0, validation=validated)
+    options = dict(hyper=FedDFHyper(0.0), validation=validated)
+    algorithm = fed_df({"pool": pool}, data.columns, 27, DISTILLATION, **options)
     resident = jax.tree.map(
         jnp.asarray,
         resident_data(
@@ -598,7 +619,7 @@ def test_variates_of_clients_who_are_dropped_count():
     validated = FedDFValidation(
         ValidationData(11, 11), every=STEPS, patience=STEPS, drop_worst=True
     )
-    options = dict(learning_rate=0.0, validation=validated)
+    options = dict(hyper=FedDFHyper(0.0), validation=validated)
     method = fed_df({"pool": pool}, federated().columns, 11, DISTILLATION, **options)
     programs = build_programs(method, 1)
     rows = jax.tree.map(jnp.asarray, device_client_states(method.client_states, 1))

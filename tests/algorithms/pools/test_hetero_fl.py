@@ -13,12 +13,14 @@ from softmax_regression import random_clients, softmax_regression
 
 from fedcodist.algorithms.clients.fed_avg import FedAvgHyper, fed_avg
 from fedcodist.algorithms.pools.hetero_fl import (
+    HeteroFLAdjustments,
     HeteroFLLevel,
     classes_of,
     hetero_fl,
-    scaled_by_share,
 )
-from fedcodist.algorithms.pools.pool import Pool, independent_pools
+from fedcodist.algorithms.pools.hetero_fl_parts import scaled_by_share
+from fedcodist.algorithms.pools.independent_pools import independent_pools
+from fedcodist.algorithms.pools.pool import Pool
 from fedcodist.core.client_states import device_client_states
 from fedcodist.core.communication import tree_bytes
 from fedcodist.core.for_each_client import Execution
@@ -51,7 +53,9 @@ def levels(*names):
 
 
 def algorithm(*names, **options):
+    flags = {n: options.pop(n) for n in HeteroFLAdjustments._fields if n in options}
     options = dict(training=TRAINING, hyper=FedAvgHyper(RATE, 1.0)) | options
+    options["adjustments"] = HeteroFLAdjustments(**flags)
     names = names or tuple(HIDDEN)
     return hetero_fl(network(HIDDEN["whole"]), levels(*names), LAYERS, COLUMNS, **options)
 
@@ -175,7 +179,7 @@ def test_of_one_level_it_is_fed_avg_with_equal_weights():
     clients, training = np.arange(3), LocalTraining(batch_size=2, epochs=2)
     level = {"main": HeteroFLLevel(model, clients, 2)}
     ours = hetero_fl(
-        model, level, LAYERS[:2], columns, training, masked=False, scaled=True, hyper=rates
+        model, level, LAYERS[:2], columns, training, HeteroFLAdjustments(masked=False), hyper=rates
     )
     averaging = fed_avg(model, training, optax.sgd, hyper=rates)
     theirs = independent_pools({"main": Pool(averaging, clients, 2)}, columns)
@@ -311,7 +315,7 @@ def build(model=None, parts=None, layers=LAYERS, **options):
             lambda: hetero_fl(
                 network((8, 4)), levels("whole"), LAYERS, {"image": COLUMNS["image"]}
             ),
-            r"masked must be False for columns without 'label', got \['image'\]",
+            r"adjustments.masked must be False for columns without 'label', got \['image'\]",
         ),
         (lambda: build(layers=LAYERS[:2]), r"levels\['whole'\]: model must be a chain"),
         (

@@ -1,0 +1,87 @@
+"""What FedKD refuses, by shapes alone: options that do not exist, and models that do not fit."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from fedcodist.algorithms.clients.fed_kd_losses import MutualLosses, aligned, by_input
+from fedcodist.core.layer_outputs import as_layers
+from fedcodist.core.local_training import LocalTraining
+from fedcodist.core.model import Model
+
+
+def check_mutual(mutual: MutualLosses) -> None:
+    """Raises one line for an option that does not exist."""
+    check_choice("mutual.adaptive", mutual.adaptive, ("batch", "sample", "none"))
+    check_choice("mutual.kl_reduction", mutual.kl_reduction, ("batchmean", "elementmean"))
+    check_choice("mutual.hidden_map", mutual.hidden_map, ("learned", "identity"))
+    for name in ("detach_targets", "detach_normaliser", "without_padding"):
+        check_choice(f"mutual.{name}", getattr(mutual, name), (False, True))
+
+
+def check_choice(name: str, value: Any, allowed: tuple[Any, ...]) -> None:
+    """Raises one line unless the value is one of those allowed."""
+    if value not in allowed:
+        raise ValueError(f"{name} must be one of {list(allowed)}, got {value!r}.")
+
+
+def map_shapes(
+    teacher: Model,
+    student: Model,
+    columns: Mapping[str, Any],
+    training: LocalTraining,
+    mutual: MutualLosses,
+) -> list[tuple[int, int]]:
+    """The shapes of W^h, none for the identity; raises one line where the models do not fit."""
+    example = {n: jax.ShapeDtypeStruct((1, *c.shape[1:]), c.dtype) for n, c in columns.items()}
+    batch = jax.eval_shape(training.preprocess, example, jax.random.key(0), jnp.zeros(1, jnp.int32))
+
+    def outputs(model):
+        call = lambda key, batch: as_layers(model.apply(model.init(key), batch)[0])
+        return jax.eval_shape(call, jax.eval_shape(lambda: jax.random.key(0)), batch)
+
+    of_teacher, of_student = outputs(teacher), outputs(student)
+    if of_teacher.logits.shape != of_student.logits.shape or of_teacher.logits.ndim != 2:
+        raise ValueError(
+            "teacher and student must have as many classes, logits [batch, classes], got "
+            f"{list(of_teacher.logits.shape)} and {list(of_student.logits.shape)}."
+        )
+    widths = []
+    for layers in aligned("hidden states", of_teacher.hidden, of_student.hidden):
+        for target, state in by_input("hidden states", *layers):
+            if target.shape[:-1] != state.shape[:-1]:
+                raise ValueError(
+                    "student's hidden states must be of the teacher's shapes but for the width, got "
+                    f"{list(state.shape)} for {list(target.shape)}."
+                )
+            if mutual.hidden_map == "identity" and target.shape != state.shape:
+                raise ValueError(
+                    "mutual.hidden_map must be 'learned' where widths differ, got 'identity' for a "
+                    f"student's {state.shape[-1]} and a teacher's {target.shape[-1]}."
+                )
+        widths.append((state.shape[-1], target.shape[-1]))  # one for all inputs
+    if of_teacher.attention and of_student.attention:
+        for layers in aligned("attention maps", of_teacher.attention, of_student.attention):
+            for target, state in by_input("attention maps", *layers):
+                if target.shape[2:] != state.shape[2:]:
+                    raise ValueError(
+                        "student's attention maps must be of the teacher's positions, got "
+                        f"{list(state.shape)} for {list(target.shape)}."
+                    )
+    if mutual.without_padding:
+        _check_real(of_teacher, of_student)
+    return [] if mutual.hidden_map == "identity" else widths
+
+
+def _check_real(of_teacher: Any, of_student: Any) -> None:
+    """Raises one line unless both models tell which tokens are real, in each input that layers read."""
+    for whose, outputs in (("teacher", of_teacher), ("student", of_student)):
+        layers = outputs.hidden or outputs.attention
+        inputs = len(jax.tree.leaves(layers[0])) if layers else 0
+        if not inputs or len(jax.tree.leaves(outputs.is_real)) != inputs:
+            raise ValueError(
+                f"mutual.without_padding must be False for a {whose} that does not tell padding "
+                "(LayerOutputs.is_real, for each input that its layers read), got True."
+            )

@@ -1,0 +1,168 @@
+"""FedKD's clients: a teacher of their own, and a copy of the student that travels."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fedcodist.algorithms.clients.fed_avg import client_result
+from fedcodist.algorithms.clients.fed_kd_exchange import MAPS, STUDENT, TEACHER, Exchange
+from fedcodist.algorithms.clients.fed_kd_losses import MutualLosses, Outputs, mutual_losses
+from fedcodist.core.aggregation import ClientResult
+from fedcodist.core.inputs import ClientData
+from fedcodist.core.joint_model import joint_model, joint_variables, part_of
+from fedcodist.core.local_training import gradient_of_a_batch, lasting_state, train_client
+from fedcodist.core.model import Batch, Model, Variables
+
+PyTree = Any
+
+
+class FedKDMessage(NamedTuple):
+    """What a client downloads: the student, and FedKDServer's key."""
+
+    params: PyTree
+    mutable: PyTree
+    key: jax.Array
+
+
+class FedKDClientState(NamedTuple):
+    """What never leaves a client.
+
+    Attributes:
+      teacher: its Variables.
+      maps: W^h of the aligned layers, [student's width, teacher's width].
+      optimizers: states of the teacher's (and maps') and of the student's; () for the latter where
+        gradients are exchanged, and for both where optimizers are fresh.
+      has_started: bool; before, all else is but room.
+    """
+
+    teacher: Variables
+    maps: list[jax.Array]
+    optimizers: tuple[PyTree, PyTree]
+    has_started: jax.Array
+
+
+class FedKDClients(NamedTuple):
+    """What a client does in a round.
+
+    Attributes:
+      teacher, student: the networks.
+      map_shapes: of W^h, one for each aligned layer.
+      exchange: what of the student travels.
+      fresh_optimizers: whether optimizers start anew in each round.
+      mutual: how the models learn from each other.
+    """
+
+    teacher: Model
+    student: Model
+    map_shapes: list[tuple[int, int]]
+    exchange: Exchange
+    fresh_optimizers: bool
+    mutual: MutualLosses
+
+    def update(
+        self,
+        message: FedKDMessage,
+        client_state: FedKDClientState,
+        data: ClientData,
+        key: jax.Array,
+        hyper: Any,
+    ) -> ClientResult:
+        """FederatedMethod.client_update."""
+        # The client has its teacher and W^h, and receives the student.
+        client_state, variables = self._received(message, client_state)
+        states = self.exchange.resumed(client_state.optimizers, message.params)
+        if self.fresh_optimizers:
+            states = self._first_optimizers(variables.params)
+
+        # Algorithm 1, on each batch: the teacher takes a step along the gradient of L_t, the student
+        # along that of L_s; or the student's gradient is kept, to be sent.
+        rates: Any = (hyper.teacher_learning_rate, hyper.student_learning_rate)
+        trained = train_client(
+            self._pair(hyper),
+            self.exchange.training,
+            variables,
+            self.exchange.examples(data, key),
+            key,
+            rates,
+            optimizer_state=states,
+        )
+
+        # The teacher stays here; the student's change, or its gradient, is sent.
+        client_state = FedKDClientState(
+            part_of(trained.variables, TEACHER),
+            trained.variables.params[MAPS],
+            self._kept(trained.optimizer_state),
+            client_state.has_started,
+        )
+        of_student = trained._replace(variables=part_of(trained.variables, STUDENT))
+        result = client_result(message, of_student, weight=1.0, client_state=client_state)
+        return result._replace(update=self.exchange.update(result.update, trained.optimizer_state))
+
+    def gradient(
+        self,
+        message: FedKDMessage,
+        client_state: FedKDClientState,
+        data: ClientData,
+        key: jax.Array,
+        hyper: Any,
+    ) -> PyTree:
+        """FederatedMethod.gradient, the student's."""
+        _, variables = self._received(message, client_state)
+        pair = self._pair(hyper)
+        return gradient_of_a_batch(pair, self.exchange.training, variables, data, key)[STUDENT]
+
+    def teacher_of(self, server: Any, client_state: FedKDClientState) -> Variables:
+        """A client's teacher, the first one before it started."""
+        first = lambda: self.teacher.init(jax.random.wrap_key_data(server.key))
+        return jax.lax.cond(client_state.has_started, lambda: client_state.teacher, first)
+
+    def first_state(self, message: FedKDMessage) -> FedKDClientState:
+        """What a client has when it starts: the teacher that all start from, and W^h the identity."""
+        teacher = self.teacher.init(jax.random.wrap_key_data(message.key))
+        maps = [jnp.eye(*shape) for shape in self.map_shapes]
+        params = {TEACHER: teacher.params, MAPS: maps, STUDENT: message.params}
+        optimizers = self._kept(self._first_optimizers(params))
+        return FedKDClientState(teacher, maps, optimizers, jnp.asarray(True))
+
+    def _received(
+        self, message: FedKDMessage, client_state: FedKDClientState
+    ) -> tuple[FedKDClientState, Variables]:
+        """The client's state, its first one before it started, and the pair's variables."""
+        client_state = jax.lax.cond(
+            client_state.has_started, lambda: client_state, lambda: self.first_state(message)
+        )
+        student = Variables(message.params, message.mutable)
+        pair = joint_variables({TEACHER: client_state.teacher, STUDENT: student})
+        return client_state, pair._replace(params=pair.params | {MAPS: client_state.maps})
+
+    def _first_optimizers(self, params: PyTree) -> PyTree:
+        optimizer = self.exchange.training.optimizer
+        return lasting_state("training.optimizer", lambda rate: optimizer((rate, rate)), params)
+
+    def _kept(self, states: tuple[PyTree, PyTree]) -> tuple[PyTree, PyTree]:
+        return ((), ()) if self.fresh_optimizers else self.exchange.kept(states)
+
+    def _pair(self, hyper: Any) -> Model:
+        """Both models as one of `Outputs`, whose loss is L_t + L_s."""
+        losses = mutual_losses(
+            self.teacher, self.student, self.mutual, hyper.output_weight, hyper.hidden_weight
+        )
+        loss = lambda outputs, batch: jnp.add(*losses(outputs, batch))
+        return teacher_and_student(self.teacher, self.student, loss)
+
+
+def teacher_and_student(
+    teacher: Model, student: Model, loss: Callable[[Outputs, Batch], jax.Array]
+) -> Model:
+    """The two models as one of `Outputs`, with parameters {'teacher', 'maps', 'student'}."""
+    # The student drops the units that it would drop in FedAvg.
+    pair = joint_model({TEACHER: teacher, STUDENT: student}, loss, keeps_key=STUDENT)
+
+    def apply(variables, batch, *, mask=None, **arguments):
+        outputs, mutable = pair.apply(variables, batch, mask=mask, **arguments)
+        maps = variables.params[MAPS]
+        return Outputs(outputs[TEACHER], outputs[STUDENT], maps, mask), mutable
+
+    return pair._replace(apply=apply)

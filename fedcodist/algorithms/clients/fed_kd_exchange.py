@@ -1,0 +1,106 @@
+"""FedKD's two exchanges: what of the student travels, and what of a round follows from it."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from fedcodist.core import keys
+from fedcodist.core.inputs import ClientData
+from fedcodist.core.local_training import (
+    LocalTraining,
+    OptimizerFactory,
+    drawn_examples,
+    last_gradient,
+)
+
+PyTree = Any
+TEACHER, STUDENT, MAPS = "teacher", "student", "maps"
+
+
+class Exchange(NamedTuple):
+    """What one exchange makes of a round. The states of optimizers are (teacher's, student's).
+
+    Attributes:
+      training: both models' within a round, by an optimizer of (teacher's rate, student's).
+      examples: (data, key) -> the client's examples of a round.
+      resumed: (states that a client kept, student's parameters) -> states with which a round begins.
+      kept: states after a round -> what of them a client keeps.
+      update: (the student's change, states after a round) -> what a client sends.
+      server_optimizer: learning rate -> optimizer that steps along the mean of what clients send.
+      server_rate: the student's learning rate -> the server's.
+      sends_models: whether what clients send tells their students.
+    """
+
+    training: LocalTraining
+    examples: Callable[[ClientData, jax.Array], ClientData]
+    resumed: Callable[[tuple[PyTree, PyTree], PyTree], tuple[PyTree, PyTree]]
+    kept: Callable[[tuple[PyTree, PyTree]], tuple[PyTree, PyTree]]
+    update: Callable[[PyTree, tuple[PyTree, PyTree]], PyTree]
+    server_optimizer: OptimizerFactory
+    server_rate: Callable[[Any], Any]
+    sends_models: bool
+
+
+def epoch_delta(training: LocalTraining) -> Exchange:
+    """Clients train for their epochs, and the students' changes are averaged (the authors' code)."""
+    return Exchange(
+        training._replace(optimizer=two_optimizers(training.optimizer, training.optimizer)),
+        examples=lambda data, key: data,
+        resumed=lambda states, params: states,
+        kept=lambda states: states,
+        update=lambda change, states: change,
+        server_optimizer=optax.sgd,
+        server_rate=lambda rate: 1.0,
+        sends_models=True,
+    )
+
+
+def step_gradient(training: LocalTraining) -> Exchange:
+    """A round is one batch, of which the student's gradients are averaged (algorithm 1).
+
+    The student stays where it is: along the gradients' mean the server takes the step.
+    """
+    optimizer = two_optimizers(training.optimizer, lambda rate: last_gradient())
+    no_gradient = lambda params: jax.tree.map(jnp.zeros_like, params)
+    return Exchange(
+        training._replace(optimizer=optimizer, epochs=1),
+        examples=lambda data, key: drawn_examples(
+            data, training.batch_size, keys.derive(key, "batch")
+        ),
+        resumed=lambda states, params: (states[0], no_gradient(params)),
+        kept=lambda states: (states[0], ()),
+        update=lambda change, states: states[1],
+        server_optimizer=training.optimizer,
+        server_rate=lambda rate: rate,
+        sends_models=False,
+    )
+
+
+EXCHANGES = {"epoch_delta": epoch_delta, "step_gradient": step_gradient}
+
+
+def two_optimizers(teachers_factory: OptimizerFactory, students_factory: OptimizerFactory) -> Any:
+    """(teacher's rate, student's) -> an optimizer for each as one; maps go with the teacher."""
+
+    def create(rates):
+        teachers, students = teachers_factory(rates[0]), students_factory(rates[1])
+        private = lambda tree: {TEACHER: tree[TEACHER], MAPS: tree[MAPS]}
+
+        def init(params):
+            return teachers.init(private(params)), students.init(params[STUDENT])
+
+        def update(gradient, states, params):
+            teachers_update, teachers_state = teachers.update(
+                private(gradient), states[0], private(params)
+            )
+            students_update, students_state = students.update(
+                gradient[STUDENT], states[1], params[STUDENT]
+            )
+            return teachers_update | {STUDENT: students_update}, (teachers_state, students_state)
+
+        return optax.GradientTransformation(init, update)
+
+    return create

@@ -1,0 +1,100 @@
+"""Several models of one architecture that groups of one cohort train: FedSDD's and Fed-ensemble's."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedcodist.algorithms.pools.pool import Pool
+from fedcodist.algorithms.pools.pool_rounds import TrainedPools, train_pools, update_servers
+from fedcodist.core import keys
+from fedcodist.core.checks import check_integer
+from fedcodist.core.for_each_client import Execution
+from fedcodist.core.inputs import Round
+from fedcodist.core.model import Variables
+from fedcodist.core.shuffling import permuted_positions, sample_without_replacement
+
+PyTree = Any
+MAIN, ENSEMBLE = "main", "ensemble"
+
+
+def group_sizes_of(cohort: int, num_models: int, sizes: Sequence[int] | None) -> list[int]:
+    """Clients of each group, as given or as even as can be; raises one line for what cannot be."""
+    check_integer("num_models", num_models, low=1)
+    if num_models > cohort:
+        raise ValueError(
+            f"num_models must be at most the cohort's {cohort} clients, so that no group is empty, "
+            f"got {num_models}."
+        )
+    if sizes is None:
+        return [len(part) for part in np.array_split(np.arange(cohort), num_models)]
+    if not isinstance(sizes, Sequence) or not all(
+        isinstance(size, int | np.integer) for size in sizes
+    ):
+        raise TypeError(f"group_sizes must be integers, one per model, got {sizes!r}.")
+    if len(sizes) != num_models or sum(sizes) != cohort or min(sizes) < 1:
+        raise ValueError(
+            f"group_sizes must be {num_models} positive numbers that sum to the cohort's {cohort} "
+            f"clients, got {list(sizes)}."
+        )
+    return list(sizes)
+
+
+def groups_of(pool: Pool, sizes: Sequence[int]) -> dict[str, Pool]:
+    """A pool for each model: `main`, `model_1`, ..., each of a part of the cohort.
+
+    Args:
+      pool: the clients, any of whom may be in any group, and their method.
+      sizes: clients of each group in a round.
+    """
+    names = [MAIN, *(f"model_{k}" for k in range(1, len(sizes)))]
+    return {name: pool._replace(cohort_size=n) for name, n in zip(names, sizes, strict=True)}
+
+
+def drawn_groups(
+    pool: Pool, sizes: Sequence[int], round: jax.Array, key: jax.Array
+) -> list[jax.Array]:
+    """A round's clients of each group, int32 [size]; together they are the cohort that FedAvg draws."""
+    draw = keys.derive(key, "cohort", round, MAIN)
+    drawn = sample_without_replacement(draw, len(pool.clients), pool.cohort_size)
+    if len(sizes) > 1:
+        shuffle = keys.derive(key, "groups", round)
+        places = jnp.arange(pool.cohort_size)
+        drawn = drawn[permuted_positions(shuffle, places, pool.cohort_size)]
+    return jnp.split(jnp.asarray(pool.clients)[drawn], np.cumsum(sizes)[:-1].tolist())
+
+
+def train_groups(
+    groups: Mapping[str, Pool],
+    models: Mapping[str, PyTree],
+    client_states: Mapping[str, PyTree],
+    round: Round,
+    hyper: PyTree,
+    execution: Execution,
+) -> tuple[dict[str, PyTree], TrainedPools]:
+    """Every group trains its model and aggregates it.
+
+    The server gets sums over groups and no client's model, so they could be summed securely.
+
+    Args:
+      groups: as `groups_of` makes them.
+      models: name -> the method's server.
+      client_states, round: as an algorithm's round gets them.
+      hyper: the clients' method's, the same for all models.
+      execution: how clients are executed.
+
+    Returns:
+      The servers after the round, and what else it leaves.
+    """
+    hyper_of = dict.fromkeys(groups, hyper)
+    # Every client belongs to one group, so all groups draw from one stream, as FedAvg would.
+    trained = train_pools(groups, models, client_states, round, hyper_of, execution, stream=MAIN)
+    return update_servers(groups, models, trained.aggregates, round.index, hyper_of), trained
+
+
+def stacked_models(groups: Mapping[str, Pool], models: Mapping[str, PyTree]) -> Variables:
+    """All groups' models, leaves [models, ...]."""
+    variables = [pool.method.variables(models[name]) for name, pool in groups.items()]
+    return jax.tree.map(lambda *leaves: jnp.stack(leaves), *variables)

@@ -1,0 +1,39 @@
+"""Pools of clients that train a federated model each, on their own."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from fedcodist.algorithms.pools.pool import Pool, assemble, check_pools
+from fedcodist.algorithms.pools.pool_rounds import train_pools, update_servers
+from fedcodist.core.arguments import check_arguments
+from fedcodist.core.for_each_client import Execution
+from fedcodist.core.method import FederatedAlgorithm
+
+
+def independent_pools(
+    pools: Mapping[str, Pool],
+    columns: Mapping[str, Any],
+    execution: Execution = Execution(),
+    name: str = "",
+) -> FederatedAlgorithm:
+    """Every pool on its own: the baseline that codistillation is compared with.
+
+    Args:
+      pools: name -> Pool.
+      columns: the federated data's columns (arrays or shapes), for counting bytes.
+      execution: how clients are executed.
+      name: the method's name in tables; where not given, the names of the pools' methods.
+    """
+    check_arguments(independent_pools, locals())
+    pools = check_pools(pools)
+    methods = dict.fromkeys(pool.method.name for pool in pools.values() if pool.method.name)
+    name = name or ", ".join(methods) or "independent pools"
+
+    def round_(state, client_states, round, hyper):
+        trained = train_pools(pools, state, client_states, round, hyper, execution)
+        state = update_servers(pools, state, trained.aggregates, round.index, hyper)
+        return state, trained.client_states, trained.metrics
+
+    return assemble(
+        name, pools, columns, {n: pool.method.hyper for n, pool in pools.items()}, round_
+    )
