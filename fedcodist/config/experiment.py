@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from ml_collections import ConfigDict
 
 from fedcodist.algorithms.parties.local_only import SHARED
-from fedcodist.algorithms.parties.party import PUBLIC
+from fedcodist.algorithms.parties.shared_examples import PUBLIC
 from fedcodist.config.config_errors import as_settings, choice
 from fedcodist.config.data import Data, load_data
 from fedcodist.config.division import divided

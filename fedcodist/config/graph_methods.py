@@ -27,7 +27,7 @@ from fedcodist.algorithms.graph.multi_headed_distillation import (
     MHDHyper,
     multi_headed_distillation,
 )
-from fedcodist.algorithms.parties.party import PartyGroup
+from fedcodist.algorithms.parties.groups import PartyGroup
 from fedcodist.config.config_errors import choice, named
 from fedcodist.config.data import Data
 from fedcodist.config.execution import execution_of

@@ -18,8 +18,8 @@ from fedcodist.algorithms.parties.ds_fl import DSFLHyper, OpenExamples, ds_fl
 from fedcodist.algorithms.parties.fd import FDHyper, fd
 from fedcodist.algorithms.parties.fed_md import FedMDHyper, fed_md
 from fedcodist.algorithms.parties.fml import FMLHyper, fml
+from fedcodist.algorithms.parties.groups import PartyGroup
 from fedcodist.algorithms.parties.local_only import LocalOnlyHyper, LocalOnlyParty, local_only
-from fedcodist.algorithms.parties.party import PartyGroup
 from fedcodist.config.config_errors import choice, named
 from fedcodist.config.data import Data
 from fedcodist.config.data_parties import PUBLIC_PRIVATE

@@ -23,8 +23,9 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from fedcodist.algorithms.parties import local_only
+from fedcodist.algorithms.parties.groups import stacked
 from fedcodist.algorithms.parties.local_only import SHARED, LocalOnlyHyper
-from fedcodist.algorithms.parties.party import init_models, stacked
+from fedcodist.algorithms.parties.party import init_models
 from fedcodist.algorithms.parties.patience import Patience
 from fedcodist.config import party_methods as party_methods
 from fedcodist.config.config_errors import choice, named

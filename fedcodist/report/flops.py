@@ -21,7 +21,7 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from fedcodist.algorithms.graph.graphs import over_time
-from fedcodist.algorithms.parties.party import party_names
+from fedcodist.algorithms.parties.groups import party_names
 from fedcodist.config.config_errors import choice
 from fedcodist.config.data import Data, load_data
 from fedcodist.config.data_bert import ENCODED

@@ -19,17 +19,6 @@ from fedcodist.algorithms.parties.groups import (
     num_clients,
     party_names,
 )
-
-# Names that were here before they had modules of their own; graph/ and config/ import them from here.
-from fedcodist.algorithms.parties.groups import check_groups as check_groups
-from fedcodist.algorithms.parties.groups import check_no_gap as check_no_gap
-from fedcodist.algorithms.parties.groups import check_widths as check_widths
-from fedcodist.algorithms.parties.groups import same_for_all as same_for_all
-from fedcodist.algorithms.parties.groups import stacked as stacked
-from fedcodist.algorithms.parties.shared_examples import PUBLIC as PUBLIC
-from fedcodist.algorithms.parties.shared_examples import inference as inference
-from fedcodist.algorithms.parties.shared_examples import shared_examples as shared_examples
-from fedcodist.algorithms.parties.shared_examples import without_examples as without_examples
 from fedcodist.core import keys
 from fedcodist.core.aggregation import Aggregate, ClientResult, Reduce, weighted_mean
 from fedcodist.core.communication import Communication
