@@ -17,7 +17,7 @@ from fedcodist.algorithms.clients.fed_avg import (
     constant,
     fed_avg,
 )
-from fedcodist.core import keys
+from fedcodist.core import batches, keys
 from fedcodist.core.arguments import check_arguments
 from fedcodist.core.checks import check_integer, shown
 from fedcodist.core.example_losses import checked_loss
@@ -188,14 +188,13 @@ def full_gradient(
         return jnp.sum(checked_loss(model.loss, outputs, batch) * mask)
 
     def add(index, total):
-        positions = index * size + jnp.arange(size)
-        mask = (positions < data.size).astype(jnp.float32)
-        rows = data.start + jnp.minimum(positions, jnp.maximum(data.size - 1, 0))
-        batch = {name: column[rows] for name, column in data.columns.items()}
+        _, rows, is_real = batches.places(index, size, data.size)
         draw = keys.derive(key, "full_gradient", index)
-        batch = training.preprocess(batch, draw, jnp.arange(size))
+        batch = batches.read(
+            data.columns, data.start + rows, training.preprocess, draw, jnp.arange(size)
+        )
         dropout = keys.derive(draw, "dropout") if train else None
-        gradient = jax.grad(loss)(variables.params, batch, mask, dropout)
+        gradient = jax.grad(loss)(variables.params, batch, is_real.astype(jnp.float32), dropout)
         return jax.tree.map(jnp.add, total, gradient)
 
     total = jax.lax.fori_loop(

@@ -29,7 +29,7 @@ from fedcodist.algorithms.parties.party import (
     run_parties,
 )
 from fedcodist.algorithms.parties.shared_examples import PUBLIC
-from fedcodist.core import keys
+from fedcodist.core import batches, keys
 from fedcodist.core.arguments import check_arguments
 from fedcodist.core.checks import check_number
 from fedcodist.core.for_each_client import Execution
@@ -244,9 +244,13 @@ def _public_term(model, columns, rows, buffer, teach, distillation, hyper):
 
     def term(variables, step, index, key):
         # A new batch in every step.
-        batch = {name: column[rows[index]] for name, column in columns.items()}
-        positions = jnp.arange(distillation.batch_size)
-        batch = distillation.preprocess(batch, keys.derive(key, "input"), positions)
+        batch = batches.read(
+            columns,
+            rows[index],
+            distillation.preprocess,
+            keys.derive(key, "input"),
+            jnp.arange(distillation.batch_size),
+        )
         # Delta random checkpoints of the buffer teach: the phi_j of equation 1.
         drawn = jax.random.choice(
             keys.derive(key, "teachers"), len(buffer), (distillation.teachers,), replace=False

@@ -21,7 +21,7 @@ from fedcodist.algorithms.parties.party import (
     sums,
 )
 from fedcodist.algorithms.parties.shared_examples import inference
-from fedcodist.core import keys
+from fedcodist.core import batches, keys
 from fedcodist.core.aggregation import Reduce
 from fedcodist.core.arguments import check_arguments
 from fedcodist.core.checks import check_integer, check_number
@@ -196,11 +196,9 @@ def label_means(
 ) -> LabelMeans:
     """A party's mean logits per label on its own examples; zeros for labels that it does not have."""
     logits = inference(model, variables, data, training.preprocess, batch_size)
-    positions = jnp.arange(data.capacity)
-    rows = data.start + jnp.minimum(positions, jnp.maximum(data.size - 1, 0))
-    labels = class_labels(data.columns["label"][rows], num_classes)
-    is_of_label = jax.nn.one_hot(labels, num_classes)
-    is_of_label *= (positions < data.size)[:, None]
+    _, rows, is_real = batches.places(0, data.capacity, data.size)
+    labels = class_labels(data.columns["label"][data.start + rows], num_classes)
+    is_of_label = jax.nn.one_hot(labels, num_classes) * is_real[:, None]
     count = jnp.sum(is_of_label, axis=0)
     means = (is_of_label.T @ logits) / jnp.maximum(count, 1)[:, None]
     return LabelMeans(means, (count > 0).astype(means.dtype))

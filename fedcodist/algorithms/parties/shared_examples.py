@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from fedcodist.core import batches
 from fedcodist.core.batches import Preprocess
 from fedcodist.core.inputs import ClientData
 from fedcodist.core.layer_outputs import logits_of
@@ -43,7 +44,7 @@ def inference(
     batch_size: int,
     of: Callable[[Any], jax.Array] = logits_of,
 ) -> jax.Array:
-    """What a model says in evaluation mode of all of some examples, [capacity, ...].
+    """A model's outputs in evaluation mode on all of some examples, [capacity, ...].
 
     Args:
       model, variables: the model.
@@ -54,19 +55,12 @@ def inference(
     """
     size = min(batch_size, data.capacity)
 
-    def said_of(positions):
+    def answer(positions):
         rows = data.start + jnp.minimum(positions, data.capacity - 1)
-        batch = {name: column[rows] for name, column in data.columns.items()}
-        outputs, _ = model.apply(variables, preprocess(batch, jax.random.key(0), positions))
-        return of(outputs)
+        batch = batches.read(data.columns, rows, preprocess, jax.random.key(0), positions)
+        return of(model.apply(variables, batch)[0])
 
-    def add(index, values):
-        positions = index * size + jnp.arange(size)
-        return values.at[positions].set(said_of(positions), mode="drop")
-
-    shape = jax.eval_shape(said_of, jnp.arange(size))
-    start = jnp.zeros((data.capacity, *shape.shape[1:]), shape.dtype)
-    return jax.lax.fori_loop(0, -(-data.bound // size), add, start)
+    return batches.on_all(answer, data.capacity, size, data.bound)
 
 
 def without_examples(data: ClientData, keeps: jax.Array) -> ClientData:

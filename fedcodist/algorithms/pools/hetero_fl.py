@@ -21,7 +21,7 @@ from fedcodist.algorithms.clients.fed_avg import (
 from fedcodist.algorithms.pools.hetero_fl_parts import part_of_level
 from fedcodist.algorithms.pools.pool import Pool, assemble, check_pools
 from fedcodist.algorithms.pools.pool_rounds import train_pools
-from fedcodist.core import keys
+from fedcodist.core import batches, keys
 from fedcodist.core.aggregation import Aggregate, Reduce
 from fedcodist.core.arguments import check_arguments
 from fedcodist.core.checks import check_columns, check_several
@@ -166,11 +166,9 @@ def mean_of_owners(
 
 def classes_of(data: ClientData, classes: int) -> jax.Array:
     """Which classes a client has examples of, float [classes] of 0 and 1."""
-    positions = jnp.arange(data.capacity)
-    rows = data.start + jnp.minimum(positions, jnp.maximum(data.size - 1, 0))
-    is_real = (positions < data.size).astype(jnp.float32)
-    labels = class_labels(data.columns["label"][rows], classes)
-    return jnp.zeros(classes).at[labels].max(is_real)
+    _, rows, is_real = batches.places(0, data.capacity, data.size)
+    labels = class_labels(data.columns["label"][data.start + rows], classes)
+    return jnp.zeros(classes).at[labels].max(is_real.astype(jnp.float32))
 
 
 def _method(
