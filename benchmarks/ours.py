@@ -99,7 +99,7 @@ def prepare(inputs: work.Inputs, most_rounds: int, at_once: bool = False) -> Pre
     import jax
     import numpy as np
 
-    from fedcodist.algorithms.parties.party import PUBLIC
+    from fedcodist.algorithms.parties.shared_examples import PUBLIC
     from fedcodist.core.client_states import device_client_states
     from fedcodist.distillation.loop import UNLABELLED
     from fedcodist.run.programs import all_devices, build_programs, replicate
@@ -306,8 +306,11 @@ def make_fed_md(inputs: work.Inputs):
     import numpy as np
     import optax
 
-    from fedcodist.algorithms.parties import fed_md, party
+    from fedcodist.algorithms.parties import fed_md
     from fedcodist.algorithms.parties.alignment import Alignment
+    from fedcodist.algorithms.parties.groups import PartyGroup
+    from fedcodist.algorithms.parties.party import everybody
+    from fedcodist.algorithms.parties.shared_examples import PUBLIC
     from fedcodist.core.local_training import LocalTraining
     from fedcodist.core.model import from_flax_linen
     from fedcodist.models.fed_md import FedMDNetwork, output_penalty
@@ -319,7 +322,7 @@ def make_fed_md(inputs: work.Inputs):
     for index, (name, (network, _, weights, _)) in enumerate(inputs.pools.items()):
         module = FedMDNetwork(network.widths, 0.0, network.classes)
         model = from_flax_linen(module, jnp.zeros((1, *network.image)))
-        groups[name] = party.PartyGroup(model, np.array([index]))
+        groups[name] = PartyGroup(model, np.array([index]))
         own = own_weights(network, weights)
         models[name] = jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], own)
     rows = jnp.asarray(inputs.unlabelled_rows.reshape(len(inputs.unlabelled_rows), 1, -1))
@@ -338,7 +341,7 @@ def make_fed_md(inputs: work.Inputs):
     )
 
     def select(round, key):
-        return party.everybody(groups, {party.PUBLIC: rows[round % len(rows)]})
+        return everybody(groups, {PUBLIC: rows[round % len(rows)]})
 
     return algorithm._replace(init=lambda key: fed_md.start(models, digest, revisit), select=select)
 
@@ -358,7 +361,7 @@ def make_mhd(inputs: work.Inputs, execution):
         multi_headed_distillation,
         start,
     )
-    from fedcodist.algorithms.parties.party import PartyGroup
+    from fedcodist.algorithms.parties.groups import PartyGroup
     from fedcodist.core.local_steps import StepTraining
     from fedcodist.models.cnn import CNN
     from fedcodist.models.digits import MLP

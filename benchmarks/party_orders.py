@@ -47,7 +47,7 @@ def mhd_orders(clients: int, steps: int, private: int) -> dict[str, np.ndarray]:
 
     from fedcodist.algorithms.graph import graphs
     from fedcodist.algorithms.graph.mhd_exchange import exchange_schedule
-    from fedcodist.algorithms.parties.party import PartyGroup
+    from fedcodist.algorithms.parties.groups import PartyGroup
     from fedcodist.core import keys
     from fedcodist.core.local_steps import CLIENT_STEPS
     from fedcodist.core.shuffling import stream_positions

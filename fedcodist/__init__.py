@@ -36,7 +36,7 @@ _MODULE_OF = {
     "FederatedMethod": "core.method",
     "FetchSGDHyper": "algorithms.clients.fetch_sgd",
     "OpenExamples": "algorithms.parties.ds_fl",
-    "PartyGroup": "algorithms.parties.party",
+    "PartyGroup": "algorithms.parties.groups",
     "HeadDistillation": "algorithms.graph.mhd_losses",
     "LocalOnlyHyper": "algorithms.parties.local_only",
     "HeteroFLLevel": "algorithms.pools.hetero_fl",

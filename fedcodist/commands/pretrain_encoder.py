@@ -78,8 +78,8 @@ def _experiment(settings: argparse.Namespace) -> "Experiment":
     import numpy as np
     import optax
 
+    from fedcodist.algorithms.parties.groups import PartyGroup
     from fedcodist.algorithms.parties.local_only import LocalOnlyHyper, local_only
-    from fedcodist.algorithms.parties.party import PartyGroup
     from fedcodist.core.checks import check_integer, check_number
     from fedcodist.core.local_training import LocalTraining
     from fedcodist.data.bert_tokens import BertVocabulary

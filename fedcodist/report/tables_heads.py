@@ -58,7 +58,7 @@ def read_heads(folder: Path) -> Heads:
     """
     # They import JAX, which a mistyped option should not wait for.
     from fedcodist.algorithms.graph import graphs
-    from fedcodist.algorithms.parties.party import party_names
+    from fedcodist.algorithms.parties.groups import party_names
     from fedcodist.config.data import load_data
     from fedcodist.config.division import divided
     from fedcodist.config.graph_methods import decentralised_groups, graph_of

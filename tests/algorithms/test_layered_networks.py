@@ -18,7 +18,8 @@ from fedcodist.algorithms.parties.ds_fl import OpenExamples, ds_fl
 from fedcodist.algorithms.parties.fd import fd
 from fedcodist.algorithms.parties.fed_md import fed_md
 from fedcodist.algorithms.parties.fml import fml
-from fedcodist.algorithms.parties.party import PUBLIC, PartyGroup
+from fedcodist.algorithms.parties.groups import PartyGroup
+from fedcodist.algorithms.parties.shared_examples import PUBLIC
 from fedcodist.algorithms.pools.fed_df import FedDFValidation, fed_df
 from fedcodist.algorithms.pools.fed_sdd import fed_sdd
 from fedcodist.algorithms.pools.merged_codistillation import merged_codistillation

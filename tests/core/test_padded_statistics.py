@@ -12,8 +12,8 @@ from flax import nnx
 
 from fedcodist.algorithms.clients.fed_avg import fed_avg
 from fedcodist.algorithms.clients.scaffold import full_gradient, scaffold
+from fedcodist.algorithms.parties.groups import PartyGroup
 from fedcodist.algorithms.parties.local_only import local_only
-from fedcodist.algorithms.parties.party import PartyGroup
 from fedcodist.algorithms.pools.pool import Pool, independent_pools
 from fedcodist.core.inputs import ClientData
 from fedcodist.core.local_training import LocalTraining, train_client

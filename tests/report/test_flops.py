@@ -14,7 +14,7 @@ from experiments.configs import (
     digits_mhd,
     digits_parties,
 )
-from fedcodist.algorithms.parties.party import PUBLIC
+from fedcodist.algorithms.parties.shared_examples import PUBLIC
 from fedcodist.config import client_methods, networks, party_methods, server_methods
 from fedcodist.config.data import load_data
 from fedcodist.config.graph_methods import DECENTRALISED_METHODS

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fedcodist.algorithms.parties.groups import PartyGroup
 from fedcodist.algorithms.parties.local_only import LocalOnlyHyper, local_only
-from fedcodist.algorithms.parties.party import PartyGroup
 from fedcodist.core.local_training import LocalTraining
 from fedcodist.core.model import Variables
 from fedcodist.data.bert_tokens import BEGINNING, END, MASKED, SPECIAL, BertVocabulary

@@ -7,7 +7,7 @@ Distillation, CVPR 2023, https://arxiv.org/abs/2211.15774.
 from collections.abc import Mapping
 
 from fedcodist.algorithms.graph.local_only_steps import LocalOnlyStepsHyper, local_only_steps
-from fedcodist.algorithms.parties.party import PartyGroup, check_groups
+from fedcodist.algorithms.parties.groups import PartyGroup, check_groups
 from fedcodist.core.arguments import check_arguments
 from fedcodist.core.for_each_client import Execution
 from fedcodist.core.local_steps import StepTraining

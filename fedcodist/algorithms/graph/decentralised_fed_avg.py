@@ -15,15 +15,8 @@ import numpy as np
 
 from fedcodist.algorithms.graph import graphs
 from fedcodist.algorithms.graph.local_only_steps import LocalOnlyStepsHyper, train_alone
-from fedcodist.algorithms.parties.party import (
-    PARTIES,
-    PartyGroup,
-    assemble,
-    check_groups,
-    check_no_gap,
-    init_models,
-    party_names,
-)
+from fedcodist.algorithms.parties.groups import PartyGroup, check_groups, check_no_gap, party_names
+from fedcodist.algorithms.parties.party import PARTIES, assemble, init_models
 from fedcodist.core.aggregation import as_stored
 from fedcodist.core.arguments import check_arguments
 from fedcodist.core.checks import check_number

@@ -14,18 +14,17 @@ import optax
 
 from fedcodist.algorithms.graph import graphs
 from fedcodist.algorithms.graph.local_only_steps import train_alone
-from fedcodist.algorithms.parties.party import (
-    PUBLIC,
+from fedcodist.algorithms.parties.groups import (
     PartyGroup,
-    PartyResult,
-    assemble,
     check_groups,
     check_no_gap,
     check_widths,
-    inference,
-    init_models,
     party_names,
-    run_parties,
+)
+from fedcodist.algorithms.parties.party import PartyResult, assemble, init_models, run_parties
+from fedcodist.algorithms.parties.shared_examples import (
+    PUBLIC,
+    inference,
     shared_examples,
     without_examples,
 )

@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fedcodist.algorithms.parties.party import PartyGroup
+from fedcodist.algorithms.parties.groups import PartyGroup
 from fedcodist.core.local_training import Preprocess
 from fedcodist.models.multi_headed import HeadedOutputs
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from fedcodist.algorithms.graph.mhd_exchange import CheckpointExchange, ExchangeSchedule
-from fedcodist.algorithms.parties.party import PartyGroup, party_names
+from fedcodist.algorithms.parties.groups import PartyGroup, party_names
 from fedcodist.core.communication import Communication, tree_bytes
 from fedcodist.core.memory import available_bytes, host_bytes
 from fedcodist.core.model import variable_shapes

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedcodist.algorithms.graph.graphs import over_time
-from fedcodist.algorithms.parties.party import PartyGroup
+from fedcodist.algorithms.parties.groups import PartyGroup
 from fedcodist.core.checks import check_integer
 
 PyTree = Any

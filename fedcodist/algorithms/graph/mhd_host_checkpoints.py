@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedcodist.algorithms.graph.mhd_exchange import ExchangeSchedule
-from fedcodist.algorithms.parties.party import PartyGroup
+from fedcodist.algorithms.parties.groups import PartyGroup
 from fedcodist.core.model import variable_shapes
 
 PyTree = Any

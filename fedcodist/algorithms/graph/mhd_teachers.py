@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from fedcodist.algorithms.graph import mhd_exchange
 from fedcodist.algorithms.graph.mhd_exchange import ExchangeSchedule
 from fedcodist.algorithms.graph.mhd_host_checkpoints import HostBanks
-from fedcodist.algorithms.parties.party import PartyGroup
+from fedcodist.algorithms.parties.groups import PartyGroup
 from fedcodist.core.inputs import Round
 from fedcodist.core.model import Batch, Model, Variables
 from fedcodist.models.multi_headed import HeadedOutputs

@@ -20,17 +20,15 @@ from fedcodist.algorithms.graph.mhd_losses import (
     distillation_gradient,
 )
 from fedcodist.algorithms.graph.mhd_teachers import exchanged, teaching
+from fedcodist.algorithms.parties.groups import PartyGroup, check_groups, check_no_gap
 from fedcodist.algorithms.parties.party import (
-    PUBLIC,
-    PartyGroup,
     PartyResult,
     assemble,
-    check_groups,
-    check_no_gap,
     init_models,
     party_metrics,
     run_parties,
 )
+from fedcodist.algorithms.parties.shared_examples import PUBLIC
 from fedcodist.core import keys
 from fedcodist.core.arguments import check_arguments
 from fedcodist.core.checks import check_number

@@ -1,15 +1,20 @@
 """The public examples on which FedMD's parties agree: a subset for each round, drawn class by class."""
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedcodist.algorithms.parties.party import PartyResult
+from fedcodist.algorithms.parties.shared_examples import inference
 from fedcodist.core import keys
 from fedcodist.core.checks import check_integer, shown
 from fedcodist.core.communication import Communication
-from fedcodist.core.inputs import Examples
+from fedcodist.core.inputs import ClientData, Examples
+from fedcodist.core.local_training import LocalTraining
+from fedcodist.core.model import Model, Variables
 from fedcodist.core.shuffling import stratified_sample
 
 
@@ -99,6 +104,27 @@ def aligned_columns(alignment: Alignment, public: Examples) -> dict[str, jax.Arr
         return dict(public.columns)
     indices = public.indices[0]
     return {name: column[indices] for name, column in public.columns.items()}
+
+
+def exchanged_scores(alignment: Alignment, temperature: Any) -> Callable[[jax.Array], jax.Array]:
+    """Returns logits -> what is exchanged of them."""
+    if alignment.exchanged == "logits":
+        return lambda logits: logits
+    return lambda logits: jax.nn.softmax(logits / temperature)
+
+
+def sent(
+    model: Model,
+    variables: Variables,
+    weight: Any,
+    examples: ClientData,
+    digest: LocalTraining,
+    batch_size: int,
+    scores: Callable[[jax.Array], jax.Array] = lambda logits: logits,
+) -> PartyResult:
+    """What a party sends: its scores [examples, classes] and nothing else. It changes nothing."""
+    logits = inference(model, variables, examples, digest.preprocess, batch_size)
+    return PartyResult(None, {}, scores(logits), weight)
 
 
 def scores_communication(alignment: Alignment, num_classes: int) -> Communication:

@@ -12,23 +12,22 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from fedcodist.algorithms.parties.groups import PartyGroup, check_groups, check_widths, same_for_all
 from fedcodist.algorithms.parties.party import (
-    PUBLIC,
-    PartyGroup,
     PartyResult,
-    all_examples,
     assemble,
-    check_groups,
-    check_widths,
-    inference,
     init_models,
     party_metrics,
     run_parties,
-    same_for_all,
+)
+from fedcodist.algorithms.parties.shared_examples import (
+    PUBLIC,
+    all_examples,
+    inference,
     shared_examples,
 )
 from fedcodist.core import keys
-from fedcodist.core.aggregation import Reduce, weighted_mean
+from fedcodist.core.aggregation import Reduce
 from fedcodist.core.arguments import check_arguments
 from fedcodist.core.checks import check_integer, check_number
 from fedcodist.core.communication import Communication
@@ -82,7 +81,7 @@ def ds_fl(
     hyper: DSFLHyper = DSFLHyper(),
     execution: Execution = Execution(),
     name: str = "ds_fl",
-    reduce: Reduce = weighted_mean(),
+    reduce: Reduce | None = None,
 ) -> FederatedAlgorithm:
     """A round: local training; probabilities of open examples; their mean, sharpened; all learn it.
 
@@ -98,7 +97,7 @@ def ds_fl(
       aggregation: 'era', softmax(mean / T), entropy reduction, or 'sa', the mean itself.
       hyper: learning rates and T.
       execution, name: as in `fed_md`.
-      reduce: how the server makes the mean of what parties send.
+      reduce: how the mean is made of what parties send; a plain mean where not given.
 
     Raises:
       ValueError, TypeError: names the argument and what is allowed.
@@ -109,11 +108,7 @@ def ds_fl(
     check_training("local", local)
     check_training("distillation", distillation)
     count = _checked_size(open_examples)
-    check_number("learning_rate", hyper.learning_rate, low=0)
-    check_number("distillation_learning_rate", hyper.distillation_learning_rate, low=0)
-    check_number("temperature", hyper.temperature, above=0)
-    if aggregation not in ("era", "sa"):
-        raise ValueError(f"aggregation must be 'era' or 'sa', got {aggregation!r}.")
+    _check_floats_and_aggregation(hyper, aggregation)
 
     def init(key):
         return DSFLState(init_models(groups, key), server.init(keys.derive(key, "init", SERVER)))
@@ -132,13 +127,8 @@ def ds_fl(
         # Local training, then probabilities of the open examples, which the party sends.
         def train(model, message, variables, data, key):
             trained = train_client(model, local, variables, data, key, hyper.learning_rate)
-            logits = inference(
-                model,
-                trained.variables,
-                shared_examples(columns, data),
-                distillation.preprocess,
-                open_examples.inference_batch_size,
-            )
+            examples, size = shared_examples(columns, data), open_examples.inference_batch_size
+            logits = inference(model, trained.variables, examples, distillation.preprocess, size)
             metrics = party_metrics(
                 trained.variables, trained.num_steps, trained.num_examples, loss=trained.loss
             )
@@ -175,11 +165,9 @@ def ds_fl(
         server_key = keys.derive(round.key, "distillation", round.index, SERVER)
         examples = all_examples(columns | {"target": target})
         taught_server = learn(server, state.server, examples, server_key)
-        metrics = trained.metrics | taught.metrics
-        return DSFLState(taught.states, taught_server.variables), client_states, metrics
+        state = DSFLState(taught.states, taught_server.variables)
+        return state, client_states, trained.metrics | taught.metrics
 
-    floats = count * server.num_classes * np.dtype(np.float32).itemsize
-    indices = 0 if open_examples.open_size is None else count * np.dtype(np.int32).itemsize
     return assemble(
         name,
         groups,
@@ -187,7 +175,7 @@ def ds_fl(
         init,
         round_,
         lambda state, name: state.models[name],
-        same_for_all(groups, Communication(down=floats + indices, up=floats)),
+        same_for_all(groups, _communication(open_examples, count, server.num_classes)),
         select_examples,
         {PUBLIC: open_examples.num_public},
         {SERVER: single_model(server, lambda state: state.server)},
@@ -202,6 +190,21 @@ def sharpened(mean: jax.Array, temperature: Any) -> jax.Array:
 def soft_cross_entropy(outputs: jax.Array, batch: Mapping[str, jax.Array]) -> jax.Array:
     """Cross-entropy of logits [batch, classes] with the batch's target probabilities."""
     return optax.softmax_cross_entropy(logits_of(outputs), batch["target"])
+
+
+def _communication(open_examples: OpenExamples, count: int, num_classes: int) -> Communication:
+    """Probabilities each way; the way down has the open examples' indices too."""
+    floats = count * num_classes * np.dtype(np.float32).itemsize
+    indices = 0 if open_examples.open_size is None else count * np.dtype(np.int32).itemsize
+    return Communication(down=floats + indices, up=floats)
+
+
+def _check_floats_and_aggregation(hyper: DSFLHyper, aggregation: str) -> None:
+    check_number("learning_rate", hyper.learning_rate, low=0)
+    check_number("distillation_learning_rate", hyper.distillation_learning_rate, low=0)
+    check_number("temperature", hyper.temperature, above=0)
+    if aggregation not in ("era", "sa"):
+        raise ValueError(f"aggregation must be 'era' or 'sa', got {aggregation!r}.")
 
 
 def _checked_size(open_examples: OpenExamples) -> int:

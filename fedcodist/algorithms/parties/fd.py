@@ -11,19 +11,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedcodist.algorithms.parties.groups import PartyGroup, check_groups, check_widths, same_for_all
 from fedcodist.algorithms.parties.party import (
-    PartyGroup,
     PartyResult,
     assemble,
-    check_groups,
-    check_widths,
-    inference,
     init_models,
     party_metrics,
     run_parties,
-    same_for_all,
     sums,
 )
+from fedcodist.algorithms.parties.shared_examples import inference
 from fedcodist.core import keys
 from fedcodist.core.aggregation import Reduce
 from fedcodist.core.arguments import check_arguments
@@ -88,7 +85,7 @@ def fd(
     inference_batch_size: int = 500,
     execution: Execution = Execution(),
     name: str = "fd",
-    reduce: Reduce = sums(),
+    reduce: Reduce | None = None,
 ) -> FederatedAlgorithm:
     """Local training whose outputs are drawn, label by label, to the mean outputs of the others.
 
@@ -104,7 +101,8 @@ def fd(
       hyper: learning rate, gamma and T.
       inference_batch_size: examples per step while means are taken.
       execution, name: as in `fed_md`.
-      reduce: how what parties send is summed. It must give sums, since each party subtracts its own.
+      reduce: how what parties send is summed; `sums` where not given. It must give sums, of which each
+        party subtracts its own.
 
     Raises:
       ValueError, TypeError: names the argument and what is allowed.
@@ -118,6 +116,7 @@ def fd(
     check_number("weight", hyper.weight, low=0)
     check_number("temperature", hyper.temperature, above=0)
     divergence = kl_divergence("forward")
+    reduce = sums() if reduce is None else reduce
 
     def nothing(*leading):
         return LabelMeans(

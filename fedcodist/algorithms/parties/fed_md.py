@@ -18,26 +18,28 @@ from fedcodist.algorithms.parties.alignment import (
     aligned_indices,
     checked_alignment,
     checked_weights,
+    exchanged_scores,
     scores_communication,
+    sent,
 )
-from fedcodist.algorithms.parties.party import (
-    PUBLIC,
+from fedcodist.algorithms.parties.groups import (
     PartyGroup,
-    PartyResult,
     all_clients,
-    assemble,
     by_architecture,
     check_groups,
     check_widths,
-    inference,
+    same_for_all,
+)
+from fedcodist.algorithms.parties.party import (
+    PartyResult,
+    assemble,
     init_models,
     party_metrics,
     run_parties,
-    same_for_all,
-    shared_examples,
 )
+from fedcodist.algorithms.parties.shared_examples import PUBLIC, shared_examples
 from fedcodist.core import keys
-from fedcodist.core.aggregation import Reduce, weighted_mean
+from fedcodist.core.aggregation import Reduce
 from fedcodist.core.arguments import check_arguments
 from fedcodist.core.checks import check_number
 from fedcodist.core.for_each_client import Execution
@@ -95,7 +97,7 @@ def fed_md(
     hyper: FedMDHyper = FedMDHyper(),
     execution: Execution = Execution(),
     name: str = "fed_md",
-    reduce: Reduce = weighted_mean(),
+    reduce: Reduce | None = None,
 ) -> FederatedAlgorithm:
     """FedMD's collaboration, after transfer learning (`local_only`) has trained the parties' models.
 
@@ -116,7 +118,7 @@ def fed_md(
       hyper: learning rates, weights and temperature.
       execution: how parties of one architecture are executed.
       name: the method's name in tables.
-      reduce: how the server makes the consensus of what parties send.
+      reduce: how the consensus is made of what parties send; their weighted mean where not given.
 
     Raises:
       ValueError, TypeError: names the argument and what is allowed.
@@ -138,56 +140,32 @@ def fed_md(
     def round_(state, client_states, round, hyper):
         public = aligned_columns(alignment, round.inputs.examples[PUBLIC])
 
-        def scores(logits):
-            if alignment.exchanged == "logits":
-                return logits
-            return jax.nn.softmax(logits / hyper.temperature)
+        scores = exchanged_scores(alignment, hyper.temperature)
 
-        # Algorithm 1, "Communicate": class scores on the public examples, weighted by c_k.
         def communicate(model, message, sender, data, key):
             variables, weight = sender
-            examples = shared_examples(public, data)
-            return sent(
-                model, variables, weight, examples, digest, alignment.inference_batch_size, scores
-            )
+            examples, size = shared_examples(public, data), alignment.inference_batch_size
+            return sent(model, variables, weight, examples, digest, size, scores)
 
-        # Algorithm 1, "Digest" and "Revisit": the consensus first, then the private examples.
         def learn(model, consensus, party, data, key):
             examples = shared_examples(public | {"consensus": consensus}, data)
-            digested = _train(
-                *(model, digest, party.variables, examples, keys.derive(key, "digest")),
-                *(hyper.digest_learning_rate, gradient_hook),
-                lambda outputs, batch: mean_absolute_error(
-                    scores(logits_of(outputs)), batch["consensus"]
-                ),
-                party.digest_state,
-            )
-            revisited = _train(
-                *(model, revisit, digested.variables, data, keys.derive(key, "revisit")),
-                *(hyper.revisit_learning_rate, gradient_hook, None, party.revisit_state),
-            )
-            return PartyResult(
-                Party(revisited.variables, digested.optimizer_state, revisited.optimizer_state),
-                party_metrics(
-                    revisited.variables,
-                    digested.num_steps + revisited.num_steps,
-                    revisited.num_examples,
-                    digest_loss=digested.loss,
-                    loss=revisited.loss,
-                ),
+            return digest_and_revisit(
+                model, party, examples, data, key, digest, revisit, gradient_hook, hyper, scores
             )
 
         def run(update, message, states, purpose):
             key = keys.derive(round.key, purpose, round.index)
             return run_parties(groups, update, message, states, round, key, execution, reduce)
 
+        # Algorithm 1, "Communicate": class scores on the public examples, weighted by c_k.
         weights = by_architecture(groups, hyper.weights)
         senders = {name: (party.variables, weights[name]) for name, party in state.items()}
         communicated = run(communicate, None, senders, "communicate")
-        # Algorithm 1, "Aggregate" and "Distribute": the consensus is the mean of what parties sent.
+        # Algorithm 1, "Aggregate": the consensus is the mean of what parties sent.
         consensus = communicated.aggregate.pseudo_gradient
+        # Algorithm 1, "Digest" and "Revisit".
         learned = run(learn, consensus, state, "client_update")
-        return learned.states, client_states, learned.metrics
+        return learned.states, client_states, communicated.metrics | learned.metrics
 
     return assemble(
         name,
@@ -231,18 +209,47 @@ def start(
     return parties
 
 
-def sent(
+def digest_and_revisit(
     model: Model,
-    variables: Variables,
-    weight: Any,
-    examples: ClientData,
+    party: Party,
+    public: ClientData,
+    private: ClientData,
+    key: jax.Array,
     digest: LocalTraining,
-    batch_size: int,
+    revisit: LocalTraining,
+    gradient_hook: Callable[[PyTree, PyTree], PyTree],
+    hyper: FedMDHyper,
     scores: Callable[[jax.Array], jax.Array] = lambda logits: logits,
 ) -> PartyResult:
-    """What a party sends: its scores [examples, classes] and nothing else. It changes nothing."""
-    logits = inference(model, variables, examples, digest.preprocess, batch_size)
-    return PartyResult(None, {}, scores(logits), weight)
+    """A party's learning: the consensus on public examples first, then its private examples."""
+
+    def error(outputs, batch):
+        return mean_absolute_error(scores(logits_of(outputs)), batch["consensus"])
+
+    def train(training, variables, examples, purpose, rate, loss_hook, state):
+        if training.epochs == 0:
+            nothing = jnp.zeros((), jnp.int32)
+            return TrainedClient(variables, nothing, jnp.zeros(()), nothing, state)
+        own_key = keys.derive(key, purpose)
+        return train_client(
+            model, training, variables, examples, own_key, rate, gradient_hook, loss_hook, state
+        )
+
+    # Algorithm 1, "Digest": the model approaches the consensus on the public examples.
+    rate, state = hyper.digest_learning_rate, party.digest_state
+    digested = train(digest, party.variables, public, "digest", rate, error, state)
+    # Algorithm 1, "Revisit": it trains on its own examples.
+    rate, state = hyper.revisit_learning_rate, party.revisit_state
+    revisited = train(revisit, digested.variables, private, "revisit", rate, None, state)
+    metrics = party_metrics(
+        revisited.variables,
+        digested.num_steps + revisited.num_steps,
+        revisited.num_examples,
+        digest_loss=digested.loss,
+        loss=revisited.loss,
+    )
+    after = Party(revisited.variables, digested.optimizer_state, revisited.optimizer_state)
+    return PartyResult(after, metrics)
 
 
 def mean_absolute_error(scores: jax.Array, consensus: jax.Array) -> jax.Array:
@@ -250,14 +257,3 @@ def mean_absolute_error(scores: jax.Array, consensus: jax.Array) -> jax.Array:
     difference = scores - consensus
     # Not abs, whose gradient JAX takes to be 1 where the difference is 0; Keras' is 0, and so is this.
     return jnp.mean(difference * jax.lax.stop_gradient(jnp.sign(difference)), axis=-1)
-
-
-def _train(
-    model, training, variables, data, key, rate, gradient_hook, loss_hook, state
-) -> TrainedClient:
-    if training.epochs == 0:
-        nothing = jnp.zeros((), jnp.int32)
-        return TrainedClient(variables, nothing, jnp.zeros(()), nothing, state)
-    return train_client(
-        model, training, variables, data, key, rate, gradient_hook, loss_hook, state
-    )

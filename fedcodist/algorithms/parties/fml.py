@@ -9,19 +9,16 @@ from typing import Any, NamedTuple
 import jax
 import optax
 
+from fedcodist.algorithms.parties.groups import PartyGroup, check_groups, check_widths, same_for_all
 from fedcodist.algorithms.parties.party import (
-    PartyGroup,
     PartyResult,
     assemble,
-    check_groups,
-    check_widths,
     init_models,
     party_metrics,
     run_parties,
-    same_for_all,
 )
 from fedcodist.core import keys
-from fedcodist.core.aggregation import Reduce, as_stored, weighted_mean
+from fedcodist.core.aggregation import Reduce, as_stored
 from fedcodist.core.arguments import check_arguments
 from fedcodist.core.checks import check_number
 from fedcodist.core.communication import Communication, tree_bytes
@@ -71,7 +68,7 @@ def fml(
     hyper: FMLHyper = FMLHyper(),
     execution: Execution = Execution(),
     name: str = "fml",
-    reduce: Reduce = weighted_mean(),
+    reduce: Reduce | None = None,
 ) -> FederatedAlgorithm:
     """Parties fork the shared "meme" model; it and their own learn together; memes are averaged.
 
@@ -86,7 +83,7 @@ def fml(
         rate also falls every ten rounds.
       hyper: learning rate, alpha and beta.
       execution, name: as in `fed_md`.
-      reduce: how the server makes the mean of what parties send.
+      reduce: how the mean is made of what parties send; a plain mean where not given.
 
     Raises:
       ValueError, TypeError: names the argument and what is allowed.

@@ -7,18 +7,16 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from fedcodist.algorithms.parties.groups import PartyGroup, check_groups, same_for_all
 from fedcodist.algorithms.parties.party import (
-    PartyGroup,
     PartyResult,
     assemble,
-    check_groups,
     init_models,
     party_metrics,
     run_parties,
-    same_for_all,
-    shared_examples,
 )
 from fedcodist.algorithms.parties.patience import Patience, check_patience, stopping_early
+from fedcodist.algorithms.parties.shared_examples import shared_examples
 from fedcodist.core import keys
 from fedcodist.core.arguments import check_arguments
 from fedcodist.core.checks import check_integer, check_number

@@ -4,9 +4,8 @@ Their models are in the algorithm's state, stacked by architecture: there they c
 exported and checkpointed like any model, and a first value may depend on seed and party.
 """
 
-import dataclasses
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import chex
@@ -14,37 +13,37 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedcodist.algorithms.parties.groups import (
+    PartyGroup,
+    all_clients,
+    num_clients,
+    party_names,
+)
+
+# Names that were here before they had modules of their own; graph/ and config/ import them from here.
+from fedcodist.algorithms.parties.groups import check_groups as check_groups
+from fedcodist.algorithms.parties.groups import check_no_gap as check_no_gap
+from fedcodist.algorithms.parties.groups import check_widths as check_widths
+from fedcodist.algorithms.parties.groups import same_for_all as same_for_all
+from fedcodist.algorithms.parties.groups import stacked as stacked
+from fedcodist.algorithms.parties.shared_examples import PUBLIC as PUBLIC
+from fedcodist.algorithms.parties.shared_examples import inference as inference
+from fedcodist.algorithms.parties.shared_examples import shared_examples as shared_examples
+from fedcodist.algorithms.parties.shared_examples import without_examples as without_examples
 from fedcodist.core import keys
 from fedcodist.core.aggregation import Aggregate, ClientResult, Reduce, weighted_mean
-from fedcodist.core.checks import check_clients, check_integer, check_names
 from fedcodist.core.communication import Communication
 from fedcodist.core.devices import sum_over_devices, this_device
 from fedcodist.core.for_each_client import Execution, dealing_order, for_each_client
 from fedcodist.core.inputs import ClientData, Cohort, Round, Selection
-from fedcodist.core.layer_outputs import logits_of
-from fedcodist.core.local_training import Preprocess
 from fedcodist.core.method import FederatedAlgorithm, Predictor
 from fedcodist.core.model import Model, Variables, is_finite
 from fedcodist.core.padded_statistics import of_clients
 
 PyTree = Any
 PARTIES = "parties"  # the one cohort
-PUBLIC = "public"  # examples that everybody has
 # (the party's model, message, its state, data, key) -> PartyResult
 PartyUpdate = Callable[[Model, PyTree, PyTree, ClientData, jax.Array], "PartyResult"]
-
-
-class PartyGroup(NamedTuple):
-    """The parties of one architecture.
-
-    Attributes:
-      model: the architecture.
-      clients: int [group], the parties' indices in the federated data. Groups do not overlap; clients
-        of none take no part.
-    """
-
-    model: Model
-    clients: np.ndarray
 
 
 class PartyResult(NamedTuple):
@@ -167,7 +166,8 @@ def run_parties(
       key: of this pass; each party's is derived from it and its index.
       execution: as in `for_each_client`.
       reduce: how what parties send is summed; their weighted mean where not given. It gets a
-        ClientResult whose `update` is what the party sends, and no mutable state.
+        ClientResult whose `update` is what the party sends, and no mutable state. A mapping in the
+        `extra` of its Aggregate becomes metrics of all parties, such as `client_bytes_up`.
     """
     reduce = weighted_mean() if reduce is None else reduce
     cohort, axis_name = round.inputs.cohorts[PARTIES], round.axis_name
@@ -210,8 +210,16 @@ def run_parties(
         for index, party in enumerate(names[name])
     }
     received = Variables(message, {})  # a Reduce knows messages by their model
+    aggregate = reduce.finalize(total, received, keys.derive(key, "reduce"))
+    if isinstance(aggregate.extra, Mapping):
+        by_party |= {
+            f"{party}/client_{metric}": value
+            for metric, value in aggregate.extra.items()
+            for parties in names.values()
+            for party in parties
+        }
     return PartiesResult(
-        reduce.finalize(total, received, keys.derive(key, "reduce")),
+        aggregate,
         {name: state for name, (state, _) in kept.items()},
         {name: reports for name, (_, reports) in kept.items()},
         by_party,
@@ -229,105 +237,6 @@ def sums() -> Reduce:
         return Aggregate(update, {}, weight)
 
     return Reduce(prepare, finalize)
-
-
-def check_groups(
-    groups: Mapping[str, PartyGroup], others: Sequence[str] = ()
-) -> dict[str, PartyGroup]:
-    """Returns the groups with sorted clients, or raises one line that names what is wrong.
-
-    Args:
-      groups: architecture -> its parties.
-      others: names of the method's models that are no party's.
-    """
-    if not groups:
-        raise ValueError("groups must hold at least one architecture, got none.")
-    check_names("groups", groups)
-    checked: dict[str, PartyGroup] = {}
-    owner: dict[int, str] = {}
-    for name, group in groups.items():
-        clients = check_clients(f"groups[{name!r}].clients", group.clients)
-        for client in clients.tolist():
-            if client in owner:
-                raise ValueError(
-                    f"groups must give each party one model, party {client} is in "
-                    f"{owner[client]!r} and {name!r}."
-                )
-            owner[client] = name
-        checked[name] = group._replace(clients=clients)
-    called = {other: other for other in others}
-    for name, own in party_names(checked).items():
-        for party in own:
-            if party in called:
-                raise ValueError(
-                    f"groups must have names that tell models apart, {called[party]!r} and {name!r} "
-                    f"both have one called {party!r}."
-                )
-            called[party] = name
-    return checked
-
-
-def check_no_gap(groups: Mapping[str, PartyGroup]) -> int:
-    """Returns how many clients there are, or raises one line unless groups have 0 to that less one."""
-    count = num_clients(groups)
-    given = sum(len(group.clients) for group in groups.values())
-    if given != count:
-        raise ValueError(
-            f"groups must have clients 0 to {count - 1} without a gap, it has {given} of them."
-        )
-    return count
-
-
-def check_widths(
-    groups: Mapping[str, PartyGroup], num_classes: int, argument: str = "num_classes"
-) -> None:
-    """Raises one line unless every model has an output for each class of the joint label space.
-
-    Args:
-      groups: whose models.
-      num_classes: how many classes there are.
-      argument: what tells it, for the message.
-    """
-    check_integer(argument, num_classes, low=1)
-    widths = {name: group.model.num_classes for name, group in groups.items()}
-    if wrong := {name: width for name, width in widths.items() if width != num_classes}:
-        raise ValueError(
-            f"groups must have models of {argument}={num_classes} outputs, one per class of the joint "
-            f"label space that all parties share, got {wrong}."
-        )
-
-
-def party_names(groups: Mapping[str, PartyGroup]) -> dict[str, tuple[str, ...]]:
-    """Names of each architecture's parties: its own where it has one, else with the client's index."""
-    return {
-        name: (name,) if len(group.clients) == 1 else tuple(f"{name}_{c}" for c in group.clients)
-        for name, group in groups.items()
-    }
-
-
-def same_for_all(
-    groups: Mapping[str, PartyGroup], communication: Communication
-) -> dict[str, Communication]:
-    """An algorithm's `communication` where every party's is the same."""
-    return {name: communication for names in party_names(groups).values() for name in names}
-
-
-def all_clients(groups: Mapping[str, PartyGroup]) -> np.ndarray:
-    """The indices of all parties, ascending."""
-    return np.sort(np.concatenate([group.clients for group in groups.values()]))
-
-
-def by_architecture(groups: Mapping[str, PartyGroup], values: jax.Array) -> dict[str, jax.Array]:
-    """Values [parties, ...] in the order of clients, as architecture -> [group, ...]."""
-    everyone = all_clients(groups)
-    return {
-        name: values[np.searchsorted(everyone, group.clients)] for name, group in groups.items()
-    }
-
-
-def num_clients(groups: Mapping[str, PartyGroup]) -> int:
-    """One more than the largest client index."""
-    return 1 + max(int(group.clients[-1]) for group in groups.values())
 
 
 def everybody(groups: Mapping[str, PartyGroup], examples: Mapping[str, jax.Array]) -> Selection:
@@ -368,76 +277,6 @@ def party_predictors(
         return Predictor(model, lambda state: variables(state, name), predict, names[name])
 
     return {name: predictor(name, group.model) for name, group in groups.items()}
-
-
-def stacked(groups: Mapping[str, PartyGroup], models: Mapping[str, Any]) -> dict[str, Any]:
-    """Models by party, leaves [seeds, ...], as models by architecture, leaves [seeds, group, ...]."""
-    return {
-        name: jax.tree.map(
-            lambda *leaves: np.stack(leaves, axis=1), *(models[own] for own in names)
-        )
-        for name, names in party_names(groups).items()
-    }
-
-
-def shared_examples(columns: Mapping[str, jax.Array], data: ClientData) -> ClientData:
-    """Examples that all parties have, as those of the party that `data` belongs to."""
-    count = next(iter(columns.values())).shape[0]
-    return ClientData(
-        columns=columns,
-        start=jnp.zeros((), jnp.int32),
-        size=jnp.where(data.size > 0, count, 0),
-        bound=jnp.where(data.bound > 0, count, 0),
-        capacity=count,
-        ragged=data.ragged,
-    )
-
-
-def all_examples(columns: Mapping[str, jax.Array]) -> ClientData:
-    """Examples as those of one client who has all of them, such as a server."""
-    count = next(iter(columns.values())).shape[0]
-    size = jnp.asarray(count, jnp.int32)
-    return ClientData(columns, jnp.zeros((), jnp.int32), size, size, count, ragged=False)
-
-
-def inference(
-    model: Model,
-    variables: Variables,
-    data: ClientData,
-    preprocess: Preprocess,
-    batch_size: int,
-    of: Callable[[Any], jax.Array] = logits_of,
-) -> jax.Array:
-    """What a model says in evaluation mode of all of some examples, [capacity, ...].
-
-    Args:
-      model, variables: the model.
-      data: the examples.
-      preprocess: as in `LocalTraining`; it gets one fixed key.
-      batch_size: examples per step.
-      of: outputs -> array [batch, ...]: the logits, or such as an embedding.
-    """
-    size = min(batch_size, data.capacity)
-
-    def said_of(positions):
-        rows = data.start + jnp.minimum(positions, data.capacity - 1)
-        batch = {name: column[rows] for name, column in data.columns.items()}
-        outputs, _ = model.apply(variables, preprocess(batch, jax.random.key(0), positions))
-        return of(outputs)
-
-    def add(index, values):
-        positions = index * size + jnp.arange(size)
-        return values.at[positions].set(said_of(positions), mode="drop")
-
-    shape = jax.eval_shape(said_of, jnp.arange(size))
-    start = jnp.zeros((data.capacity, *shape.shape[1:]), shape.dtype)
-    return jax.lax.fori_loop(0, -(-data.bound // size), add, start)
-
-
-def without_examples(data: ClientData, keeps: jax.Array) -> ClientData:
-    """The same client, without any examples where `keeps` is false: it then makes no step."""
-    bound = data.bound if data.ragged else jnp.where(keeps, data.bound, 0)
-    return dataclasses.replace(data, size=jnp.where(keeps, data.size, 0), bound=bound)
 
 
 def _client_update(update, model, message, state, data, key) -> ClientResult:

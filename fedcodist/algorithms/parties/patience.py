@@ -5,7 +5,8 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedcodist.algorithms.parties.party import PartyUpdate, without_examples
+from fedcodist.algorithms.parties.party import PartyUpdate
+from fedcodist.algorithms.parties.shared_examples import without_examples
 from fedcodist.core.checks import check_integer, check_number
 from fedcodist.core.inputs import Examples
 from fedcodist.distillation.validation import (

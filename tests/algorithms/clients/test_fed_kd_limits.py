@@ -11,7 +11,7 @@ import pytest
 from fedcodist.algorithms.clients.fed_kd import FedKDHyper, fed_kd
 from fedcodist.algorithms.clients.fed_kd_losses import MutualLosses
 from fedcodist.algorithms.parties.fml import FMLHyper, fml
-from fedcodist.algorithms.parties.party import PartyGroup
+from fedcodist.algorithms.parties.groups import PartyGroup
 from fedcodist.algorithms.pools.pool import Pool, independent_pools
 from fedcodist.compression.compressed import compressed
 from fedcodist.compression.svd import svd

@@ -16,8 +16,9 @@ from fedcodist.algorithms.graph.decentralised_periodic_codistillation import (
     decentralised_periodic_codistillation,
 )
 from fedcodist.algorithms.graph.local_only_steps import LocalOnlyStepsHyper, local_only_steps
+from fedcodist.algorithms.parties.groups import PartyGroup
 from fedcodist.algorithms.parties.local_only import SHARED
-from fedcodist.algorithms.parties.party import PUBLIC, PartyGroup
+from fedcodist.algorithms.parties.shared_examples import PUBLIC
 from fedcodist.core import keys
 from fedcodist.core.local_steps import CLIENT_STEPS, StepTraining
 from fedcodist.core.local_training import LocalTraining

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from fedcodist.algorithms.graph import graphs
 from fedcodist.algorithms.graph.mhd_exchange import exchange_schedule, first_banks, refresh
-from fedcodist.algorithms.parties.party import PartyGroup
+from fedcodist.algorithms.parties.groups import PartyGroup
 
 
 def groups_of(architectures):

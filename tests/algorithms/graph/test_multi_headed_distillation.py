@@ -17,7 +17,8 @@ from fedcodist.algorithms.graph.multi_headed_distillation import (
     MHDHyper,
     multi_headed_distillation,
 )
-from fedcodist.algorithms.parties.party import PUBLIC, PartyGroup
+from fedcodist.algorithms.parties.groups import PartyGroup
+from fedcodist.algorithms.parties.shared_examples import PUBLIC
 from fedcodist.core import keys
 from fedcodist.core.for_each_client import Execution
 from fedcodist.core.local_steps import CLIENT_STEPS, StepTraining

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from fedcodist.algorithms.parties.ds_fl import DSFLHyper, OpenExamples, ds_fl, sharpened
 from fedcodist.algorithms.parties.fd import FDHyper, LabelMeans, fd, of_others
 from fedcodist.algorithms.parties.fml import MEME, OWN, FMLHyper, both, fml, mutual_loss
-from fedcodist.algorithms.parties.party import PUBLIC, PartyGroup
+from fedcodist.algorithms.parties.groups import PartyGroup
+from fedcodist.algorithms.parties.shared_examples import PUBLIC
 from fedcodist.core.local_training import LocalTraining
 from fedcodist.core.metrics import accuracy
 from fedcodist.core.model import Model, Variables, cross_entropy

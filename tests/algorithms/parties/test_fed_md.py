@@ -11,16 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedcodist.algorithms.parties import fed_md as fed_md_module
-from fedcodist.algorithms.parties.alignment import Alignment
-from fedcodist.algorithms.parties.fed_md import fed_md, keras_adam, mean_absolute_error, sent
-from fedcodist.algorithms.parties.party import (
-    PARTIES,
-    PUBLIC,
-    PartyGroup,
-    PartyResult,
-    _client_update,
-    run_parties,
-)
+from fedcodist.algorithms.parties.alignment import Alignment, sent
+from fedcodist.algorithms.parties.fed_md import fed_md, keras_adam, mean_absolute_error
+from fedcodist.algorithms.parties.groups import PartyGroup
+from fedcodist.algorithms.parties.party import PARTIES, PartyResult, _client_update, run_parties
+from fedcodist.algorithms.parties.shared_examples import PUBLIC
 from fedcodist.core.for_each_client import Execution
 from fedcodist.core.inputs import ClientData, Round
 from fedcodist.core.local_training import LocalTraining

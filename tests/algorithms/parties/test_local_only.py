@@ -8,9 +8,9 @@ import numpy as np
 import optax
 import pytest
 
-from fedcodist.algorithms.parties import party
+from fedcodist.algorithms.parties import groups
+from fedcodist.algorithms.parties.groups import PartyGroup
 from fedcodist.algorithms.parties.local_only import SHARED, LocalOnlyHyper, local_only
-from fedcodist.algorithms.parties.party import PartyGroup
 from fedcodist.algorithms.parties.patience import Patience
 from fedcodist.core.for_each_client import Execution
 from fedcodist.core.inputs import Round
@@ -223,13 +223,13 @@ def test_the_name_says_what_was_looked_at():
 
 
 def test_models_by_party_become_models_by_architecture():
-    names = party.party_names(GROUPS)
+    names = groups.party_names(GROUPS)
     assert names == {"pair": ("pair_0", "pair_2"), "single": ("single",)}
     models = {
         own: Variables({"w": np.full((2, 3), place)}, {})
         for place, own in enumerate(("pair_0", "pair_2", "single"))
     }
-    stacked = party.stacked(GROUPS, models)
+    stacked = groups.stacked(GROUPS, models)
     assert stacked["pair"].params["w"].shape == (2, 2, 3)
     assert (stacked["pair"].params["w"][:, 1] == 1).all()
     assert stacked["single"].params["w"].shape == (2, 1, 3)

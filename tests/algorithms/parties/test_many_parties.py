@@ -10,7 +10,8 @@ import pytest
 
 from fedcodist.algorithms.parties.alignment import Alignment
 from fedcodist.algorithms.parties.fed_md import fed_md, keras_adam
-from fedcodist.algorithms.parties.party import PUBLIC, PartyGroup
+from fedcodist.algorithms.parties.groups import PartyGroup
+from fedcodist.algorithms.parties.shared_examples import PUBLIC
 from fedcodist.core.for_each_client import Execution
 from fedcodist.core.local_training import LocalTraining
 from fedcodist.core.model import from_flax_linen

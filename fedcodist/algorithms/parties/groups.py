@@ -1,0 +1,133 @@
+"""Who has which architecture: groups of parties, what is checked of them, and the parties' names."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from fedcodist.core.checks import check_clients, check_integer, check_names
+from fedcodist.core.communication import Communication
+from fedcodist.core.model import Model
+
+
+class PartyGroup(NamedTuple):
+    """The parties of one architecture.
+
+    Attributes:
+      model: the architecture.
+      clients: int [group], the parties' indices in the federated data. Groups do not overlap; clients
+        of none take no part.
+    """
+
+    model: Model
+    clients: np.ndarray
+
+
+def check_groups(
+    groups: Mapping[str, PartyGroup], others: Sequence[str] = ()
+) -> dict[str, PartyGroup]:
+    """Returns the groups with sorted clients, or raises one line that names what is wrong.
+
+    Args:
+      groups: architecture -> its parties.
+      others: names of the method's models that are no party's.
+    """
+    if not groups:
+        raise ValueError("groups must hold at least one architecture, got none.")
+    check_names("groups", groups)
+    checked: dict[str, PartyGroup] = {}
+    owner: dict[int, str] = {}
+    for name, group in groups.items():
+        clients = check_clients(f"groups[{name!r}].clients", group.clients)
+        for client in clients.tolist():
+            if client in owner:
+                raise ValueError(
+                    f"groups must give each party one model, party {client} is in "
+                    f"{owner[client]!r} and {name!r}."
+                )
+            owner[client] = name
+        checked[name] = group._replace(clients=clients)
+    called = {other: other for other in others}
+    for name, own in party_names(checked).items():
+        for party in own:
+            if party in called:
+                raise ValueError(
+                    f"groups must have names that tell models apart, {called[party]!r} and {name!r} "
+                    f"both have one called {party!r}."
+                )
+            called[party] = name
+    return checked
+
+
+def check_no_gap(groups: Mapping[str, PartyGroup]) -> int:
+    """Returns how many clients there are, or raises one line unless groups have 0 to that less one."""
+    count = num_clients(groups)
+    given = sum(len(group.clients) for group in groups.values())
+    if given != count:
+        raise ValueError(
+            f"groups must have clients 0 to {count - 1} without a gap, it has {given} of them."
+        )
+    return count
+
+
+def check_widths(
+    groups: Mapping[str, PartyGroup], num_classes: int, argument: str = "num_classes"
+) -> None:
+    """Raises one line unless every model has an output for each class of the joint label space.
+
+    Args:
+      groups: whose models.
+      num_classes: how many classes there are.
+      argument: what tells it, for the message.
+    """
+    check_integer(argument, num_classes, low=1)
+    widths = {name: group.model.num_classes for name, group in groups.items()}
+    if wrong := {name: width for name, width in widths.items() if width != num_classes}:
+        raise ValueError(
+            f"groups must have models of {argument}={num_classes} outputs, one per class of the joint "
+            f"label space that all parties share, got {wrong}."
+        )
+
+
+def party_names(groups: Mapping[str, PartyGroup]) -> dict[str, tuple[str, ...]]:
+    """Names of each architecture's parties: its own where it has one, else with the client's index."""
+    return {
+        name: (name,) if len(group.clients) == 1 else tuple(f"{name}_{c}" for c in group.clients)
+        for name, group in groups.items()
+    }
+
+
+def same_for_all(
+    groups: Mapping[str, PartyGroup], communication: Communication
+) -> dict[str, Communication]:
+    """An algorithm's `communication` where every party's is the same."""
+    return {name: communication for names in party_names(groups).values() for name in names}
+
+
+def all_clients(groups: Mapping[str, PartyGroup]) -> np.ndarray:
+    """The indices of all parties, ascending."""
+    return np.sort(np.concatenate([group.clients for group in groups.values()]))
+
+
+def by_architecture(groups: Mapping[str, PartyGroup], values: jax.Array) -> dict[str, jax.Array]:
+    """Values [parties, ...] in the order of clients, as architecture -> [group, ...]."""
+    everyone = all_clients(groups)
+    return {
+        name: values[np.searchsorted(everyone, group.clients)] for name, group in groups.items()
+    }
+
+
+def num_clients(groups: Mapping[str, PartyGroup]) -> int:
+    """One more than the largest client index."""
+    return 1 + max(int(group.clients[-1]) for group in groups.values())
+
+
+def stacked(groups: Mapping[str, PartyGroup], models: Mapping[str, Any]) -> dict[str, Any]:
+    """Models by party, leaves [seeds, ...], as models by architecture, leaves [seeds, group, ...]."""
+    return {
+        name: jax.tree.map(
+            lambda *leaves: np.stack(leaves, axis=1), *(models[own] for own in names)
+        )
+        for name, names in party_names(groups).items()
+    }

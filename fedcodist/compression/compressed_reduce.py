@@ -1,0 +1,50 @@
+"""A reduction whose clients' updates travel compressed, for methods that take a `reduce`."""
+
+import jax
+import jax.numpy as jnp
+
+from fedcodist.compression.compressor import Compressor
+from fedcodist.core import keys
+from fedcodist.core.aggregation import Reduce, weighted_mean
+from fedcodist.core.arguments import check_arguments
+
+
+def compressed_reduce(compressor: Compressor, reduce: Reduce | None = None) -> Reduce:
+    """The reduction, but it sums what the server can restore of compressed updates.
+
+    Methods of parties take it: `fed_md(..., reduce=compressed_reduce(quantisation(8)))` quantises the
+    scores. Bytes are measured: the metric `<party>/client_bytes_up` is their mean over the parties.
+    Methods of one model have `compressed`, which compresses the way down too.
+
+    Args:
+      compressor: one without a memory, since a reduction keeps nothing from round to round. A compressor
+        that changes over the training is taken as it is at its end.
+      reduce: what sums the restored updates; the weighted mean where not given.
+
+    Raises:
+      ValueError: for a compressor with a memory, when the method is traced.
+    """
+    check_arguments(compressed_reduce, locals())
+    inner = weighted_mean() if reduce is None else reduce
+
+    def prepare(result, key):
+        update = result.update
+        if not jax.tree.leaves(update):  # a pass in which clients send nothing
+            return inner.prepare(result, key), ()
+        memory = compressor.init(update)
+        if jax.tree.leaves(memory):
+            raise ValueError("compressor must not have a memory, such as an error feedback's.")
+        message, _ = compressor.compress(update, memory, keys.derive(key, "uplink"), 1.0)
+        restored = compressor.decompress(message, update)
+        measured = compressor.payload(message).astype(jnp.float32), jnp.ones((), jnp.float32)
+        return inner.prepare(result._replace(update=restored), key), measured
+
+    def finalize(total, message, key):
+        inner_total, measured = total
+        aggregate = inner.finalize(inner_total, message, key)
+        if not measured:
+            return aggregate
+        sum_of_bytes, count = measured
+        return aggregate._replace(extra={"bytes_up": sum_of_bytes / jnp.maximum(count, 1)})
+
+    return Reduce(prepare, finalize)

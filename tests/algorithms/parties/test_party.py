@@ -1,0 +1,180 @@
+"""What parties send and report, how it is reduced and counted, and what they say of shared examples."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedcodist.algorithms.parties import party as party_module
+from fedcodist.algorithms.parties.alignment import Alignment
+from fedcodist.algorithms.parties.ds_fl import OpenExamples, ds_fl
+from fedcodist.algorithms.parties.fd import fd
+from fedcodist.algorithms.parties.fed_md import fed_md
+from fedcodist.algorithms.parties.fml import fml
+from fedcodist.algorithms.parties.groups import PartyGroup
+from fedcodist.algorithms.parties.party import PARTIES, PartyResult, run_parties, sums
+from fedcodist.algorithms.parties.shared_examples import PUBLIC, all_examples, inference
+from fedcodist.compression.compressed_reduce import compressed_reduce
+from fedcodist.compression.error_feedback import with_error_feedback
+from fedcodist.compression.quantisation import quantisation
+from fedcodist.compression.top_k import top_k
+from fedcodist.core.aggregation import weighted_mean
+from fedcodist.core.communication import tree_bytes
+from fedcodist.core.inputs import Cohort, Inputs, Round
+from fedcodist.core.metrics import accuracy
+from fedcodist.core.model import Model, Variables, cross_entropy
+from fedcodist.data.federated_data import FederatedData
+from fedcodist.run.sources import resident_data
+
+pytestmark = pytest.mark.usefixtures("compile_quickly")
+
+SIZES, CLASSES, FEATURES = (5, 2, 7), 3, 4
+GENERATOR = np.random.default_rng(0)
+COLUMNS = {
+    "image": GENERATOR.normal(size=(sum(SIZES), FEATURES)).astype(np.float32),
+    "label": GENERATOR.integers(0, CLASSES, sum(SIZES)).astype(np.int32),
+}
+PUBLIC_IMAGES = GENERATOR.normal(size=(9, FEATURES)).astype(np.float32)
+
+
+def linear() -> Model:
+    def init(key):
+        return Variables({"w": jax.random.normal(key, (FEATURES, CLASSES))}, {})
+
+    def apply(variables, batch, **_):
+        return batch["image"] @ variables.params["w"], variables.mutable
+
+    return Model(init, apply, cross_entropy, {"accuracy": accuracy()}, CLASSES)
+
+
+MODEL = linear()
+GROUPS = {"pair": PartyGroup(MODEL, np.array([0, 2])), "single": PartyGroup(MODEL, np.array([1]))}
+COHORT = Cohort(
+    jax.tree.map(jnp.asarray, COLUMNS), jnp.arange(3), jnp.array([0, 5, 7]), jnp.array(SIZES), 7
+)
+ROUND = Round(0, jax.random.key(0), Inputs({PARTIES: COHORT}, {}))
+STATES = {"pair": jnp.array([1.0, 3.0]), "single": jnp.array([2.0])}
+
+
+def update(model, message, number, data, key):
+    """Each sends its size, weighted by its number, and reports ten times its number."""
+    size = data.size.astype(jnp.float32)
+    metrics = {"size": size, "num_steps": data.size}
+    return PartyResult(number + 1, metrics, {"size": size}, number, {"tenfold": 10 * number})
+
+
+def run_once(reduce=None):
+    return run_parties(GROUPS, update, None, STATES, ROUND, jax.random.key(1), reduce=reduce)
+
+
+def test_what_is_sent_is_a_mean_and_what_is_reported_is_kept_apart():
+    found = run_once()
+    expected = (1 * 5 + 2 * 2 + 3 * 7) / (1 + 2 + 3)
+    np.testing.assert_allclose(found.aggregate.pseudo_gradient["size"], expected, rtol=1e-6)
+    assert found.aggregate.weight == 6
+    np.testing.assert_array_equal(found.reports["pair"]["tenfold"], [10, 30])
+    np.testing.assert_array_equal(found.reports["single"]["tenfold"], [20])
+    np.testing.assert_array_equal(found.states["pair"], [2, 4])
+    assert {name: int(value) for name, value in found.metrics.items() if "size" in name} == {
+        "pair_0/size": 5,
+        "pair_2/size": 7,
+        "single/size": 2,
+    }
+
+
+def test_sums_are_not_divided():
+    assert run_once(sums()).aggregate.pseudo_gradient["size"] == 1 * 5 + 2 * 2 + 3 * 7
+
+
+def test_a_reduction_gets_a_key_of_each_party_and_one_of_the_round():
+    """As noise and masks need them: no two are the same, and a party's is the same on every device."""
+    drawn = []
+
+    def prepare(result, key):
+        return {"noise": jax.random.normal(key), "sent": weighted_mean().prepare(result, key)}
+
+    def finalize(total, message, key):
+        drawn.append((total["noise"], jax.random.normal(key)))
+        return weighted_mean().finalize(total["sent"], message, key)
+
+    reduce = weighted_mean()._replace(prepare=prepare, finalize=finalize)
+    found, again = run_once(reduce), run_once(reduce)
+    jax.tree.map(
+        np.testing.assert_array_equal, found.aggregate.pseudo_gradient, run_once().aggregate[0]
+    )
+    assert drawn[0] == drawn[1] and drawn[0][0] != drawn[0][1]
+    assert found.metrics == again.metrics
+
+
+ALGORITHMS = {
+    "fed_md": functools.partial(fed_md, GROUPS, Alignment(np.arange(9) % 2, 6), CLASSES),
+    "fd": functools.partial(fd, GROUPS, CLASSES),
+    "ds_fl": functools.partial(ds_fl, GROUPS, MODEL, OpenExamples(9, 6)),
+    "fml": functools.partial(fml, GROUPS, MODEL),
+}
+
+
+def round_of(algorithm):
+    """One round, to be traced or run: state -> (state, metrics)."""
+    private = FederatedData.from_arrays(COLUMNS, offsets=np.cumsum([0, *SIZES]))
+    data = jax.tree.map(jnp.asarray, resident_data(private, {PUBLIC: {"image": PUBLIC_IMAGES}}))
+    key = jax.random.key(0)
+
+    def round_(state):
+        hyper = jax.tree.map(jnp.asarray, algorithm.hyper)
+        inputs = data.read(algorithm.select(0, key))
+        state, _, metrics = algorithm.round(state, {}, Round(0, key, inputs), hyper)
+        return state, metrics
+
+    return round_
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_communication_counts_what_parties_send_and_report(name, monkeypatch):
+    algorithm, real, counted = ALGORITHMS[name](), party_module._prepare_here, []
+
+    def watched(reduce, result, key):
+        _, reports = result.client_state
+        counted.append(tree_bytes(result.update) + tree_bytes(reports))
+        return real(reduce, result, key)
+
+    monkeypatch.setattr(party_module, "_prepare_here", watched)
+    jax.eval_shape(round_of(algorithm), jax.eval_shape(algorithm.init, jax.random.key(0)))
+    assert set(counted) - {0} == {about.up for about in algorithm.communication.values()}
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_any_method_of_parties_may_send_compressed(name):
+    """At 16 bits what parties send is nearly the same; the bytes that it takes are measured."""
+    inner = sums() if name == "fd" else None
+    algorithms = [
+        ALGORITHMS[name](),
+        ALGORITHMS[name](reduce=compressed_reduce(quantisation(16), inner)),
+    ]
+    state = algorithms[0].init(jax.random.key(0))
+    (plain, before), (found, metrics) = (jax.jit(round_of(each))(state) for each in algorithms)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=3e-3), found, plain)
+    measured = {key for key in metrics if key.endswith("/client_bytes_up")}
+    assert measured == {f"{party}/client_bytes_up" for party in algorithms[0].communication}
+    assert not any(key.endswith("bytes_up") for key in before)
+    for party, about in algorithms[0].communication.items():
+        # Half of the floats, and the grid of each array.
+        assert about.up / 2 < metrics[f"{party}/client_bytes_up"] <= about.up / 2 + 16
+
+
+def test_a_compressor_with_a_memory_is_refused():
+    reduce = compressed_reduce(with_error_feedback(top_k(0.5)))
+    with pytest.raises(ValueError, match="compressor must not have a memory"):
+        run_once(reduce)
+
+
+def test_inference_of_something_else_than_logits():
+    variables = MODEL.init(jax.random.key(0))
+    examples = all_examples({"image": jnp.asarray(PUBLIC_IMAGES)})
+    say = functools.partial(inference, MODEL, variables, examples, lambda batch, key, at: batch, 4)
+    logits = PUBLIC_IMAGES @ np.asarray(variables.params["w"])
+    np.testing.assert_allclose(say(), logits, rtol=1e-5, atol=1e-6)
+    found = say(of=lambda outputs: outputs.max(axis=-1))
+    np.testing.assert_allclose(found, logits.max(-1), rtol=1e-5, atol=1e-6)
