@@ -110,7 +110,7 @@ def _round(algorithm: Any, selection: Selection, arguments: tuple[Any, ...]) -> 
             "algorithm.round",
             lambda *each: _three(algorithm.round(*each)),
             *arguments,
-            there=f": algorithm.select names clients of {sorted(selection.clients)} and the data sets "
+            hint=f": algorithm.select names clients of {sorted(selection.clients)} and the data sets "
             f"{sorted(selection.examples)}",
         )
 
