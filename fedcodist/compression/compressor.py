@@ -15,8 +15,8 @@ PyTree = Any
 class Compressor(NamedTuple):
     """A way to send a pytree of floats in fewer bytes.
 
-    `compress` and `decompress` are pure, and their shapes do not depend on values. A rank that depends on
-    values is an integer in the message, so a round stays one program. `pack` and `unpack` run on the
+    `compress` and `decompress` are pure, and their shapes do not depend on values. A rank that depends
+    on values is an integer in the message, so a round stays one program. `pack` and `unpack` run on the
     host: they make the arrays that would really be sent, and read them.
 
     Attributes:

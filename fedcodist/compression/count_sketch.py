@@ -123,7 +123,7 @@ def count_sketch(rows: int, columns: int, count: int, seed: int = 0) -> Compress
 
 
 def check_sketch(rows: int, columns: int, count: int) -> None:
-    """Raises ValueError or TypeError that names the argument which is no positive integer or too large."""
+    """Raises ValueError or TypeError that names the argument which is not allowed."""
     check_integer("rows", rows, low=1, high=_MOST_ENTRIES)
     check_integer("columns", columns, low=1)
     if columns > (most := _MOST_ENTRIES // rows):

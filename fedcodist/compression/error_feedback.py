@@ -16,7 +16,7 @@ PyTree = Any
 def with_error_feedback(compressor: Compressor) -> Compressor:
     """Sends the tree plus what earlier messages lost, and keeps what this message loses.
 
-    The messages sent and the memory add up to the trees that were to be sent: nothing is lost, only late.
+    Messages and memory add up to the trees that were to be sent: nothing is lost, only late.
     The memory is a tree like the sender's. Clients keep it in their client states.
     """
 

@@ -19,8 +19,7 @@ def spectra(
 
     For `compressed(observe_gradient=...)` they are of a batch's gradient, which FedKD sends according to
     its paper (Wu et al. 2022, https://arxiv.org/abs/2108.13323). An update by Adam, which rescales every
-    entry, needs a far higher rank. The metrics cost another decomposition, so times are not to be measured
-    with them.
+    entry, needs a far higher rank. The metrics cost another decomposition: do not time runs with them.
 
     Args:
       start: first energy threshold, as in `svd`.
@@ -28,8 +27,9 @@ def spectra(
 
     Returns:
       (update, progress) -> metrics of the layers that `svd` decomposes: `rank/<layer>`, int32, the least
-      rank that keeps the round's share of the energy, also where factors are not sent; `spectrum/<layer>`
-      [R], singular values in descending order. A layer is a path such as `Dense_0/kernel`.
+      rank that keeps the round's share of the energy, also where factors are not sent;
+      `spectrum/<layer>` [R], singular values in descending order. A layer is a path, such as
+      `Dense_0/kernel`.
     """
 
     def observe(update, progress):

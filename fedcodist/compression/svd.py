@@ -59,14 +59,15 @@ def svd(
     9). Factors are sent if they have fewer values than the tensor, P K + K + K Q < P Q. Otherwise the
     tensor is sent undecomposed, as are vectors, and all tensors at T = 1.
 
-    Tensors with values that are not finite are sent undecomposed, so that the receiver sees them. Tensors
-    of 16 bits are decomposed in float32. Their factors are rounded to 16 bits, so the energy kept is
-    rounded too.
+    Tensors with values that are not finite are sent undecomposed, so that the receiver sees them.
+    Tensors of 16 bits are decomposed in float32. Their factors are rounded to 16 bits, which rounds the
+    energy kept.
 
-    With a range finder a matrix is decomposed within a subspace. The energy outside of it is measured, so
-    at least T of the whole is kept. If the subspace does not hold as much, the whole matrix is decomposed.
-    Ranks may be a little larger than the least. This saves time for large matrices whose singular values
-    fall fast, if clients are trained one by one. Under `vmap` both decompositions are computed.
+    With a range finder a matrix is decomposed within a subspace. The energy outside of it is measured,
+    so at least T of the whole is kept. If the subspace does not hold as much, the whole matrix is
+    decomposed. Ranks may be a little larger than the least. This saves time for large matrices whose
+    singular values fall fast, if clients are trained one by one. Under `vmap` both decompositions are
+    computed.
 
     Args:
       start: first threshold, in (0, 1].

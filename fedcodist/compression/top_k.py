@@ -25,7 +25,7 @@ def top_k(share: float | None = None, count: int | None = None) -> Compressor:
     """Sends the k entries of largest magnitude of the whole tree; the receiver sets the others to 0.
 
     The other entries are lost unless `with_error_feedback` keeps them for the next message. An entry
-    takes eight bytes, four for its value and four for its index, so a share above one half saves nothing.
+    takes eight bytes, four for its value and four for its index: shares above one half save nothing.
 
     Args:
       share: of all entries, in (0, 1]; at least one is sent.

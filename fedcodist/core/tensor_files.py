@@ -35,7 +35,7 @@ def save_tensors(
 ) -> None:
     """Writes tensors to a file atomically.
 
-    The file gets the process's usual permissions. The package's writer would give them to its owner only.
+    The file has the process's usual permissions. The package's writer lets only its owner read it.
 
     Args:
       path: the file.

@@ -1,1 +1,1 @@
-"""Distillation between models: the loop, ensembles, cached teachers, early stopping, weight averaging."""
+"""Distillation between models: loop, ensembles, cached teachers, early stopping, weight averaging."""

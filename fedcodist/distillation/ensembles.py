@@ -93,12 +93,12 @@ def gaussian_samples(
     starts = jax.tree.leaves(received.params)
     samples = []
     for index, (leaf, start) in enumerate(zip(leaves, starts, strict=True)):
-        moved = (leaf - start).reshape(leaf.shape[0], -1)
-        length = jnp.linalg.norm(moved, axis=1, keepdims=True)
-        unit = moved / jnp.where(length > 0, length, 1)
+        updates = (leaf - start).reshape(leaf.shape[0], -1)
+        norms = jnp.linalg.norm(updates, axis=1, keepdims=True)
+        unit = updates / jnp.where(norms > 0, norms, 1)
         spread = jnp.sqrt(jnp.maximum(jnp.var(unit, axis=0), 1e-5))
-        noise = jax.random.normal(jax.random.fold_in(key, index), (count, moved.shape[1]))
-        drawn = jnp.mean(length) * (jnp.mean(unit, axis=0) + 0.1 * spread * noise)
+        noise = jax.random.normal(jax.random.fold_in(key, index), (count, updates.shape[1]))
+        drawn = jnp.mean(norms) * (jnp.mean(unit, axis=0) + 0.1 * spread * noise)
         samples.append(start + drawn.reshape(count, *start.shape))
     mutable = jax.tree.map(
         lambda leaf: jnp.broadcast_to(jnp.mean(leaf, axis=0), (count, *leaf.shape[1:])),
@@ -127,8 +127,8 @@ def without_worst(accuracy: jax.Array, num_classes: int) -> jax.Array:
     """FedDF's drop-worst: weights 0 or 1 of teachers by their accuracy on validation data.
 
     Teachers no better than guessing are dropped. If there are none, teachers more than 1.5 standard
-    deviations below the mean of all but the best are dropped. The best teacher always stays. FedDF: Lin et
-    al. 2020, https://arxiv.org/abs/2006.07242.
+    deviations below the mean of all but the best are dropped. The best teacher always stays.
+    FedDF: Lin et al. 2020, https://arxiv.org/abs/2006.07242.
 
     Args:
       accuracy: float [teachers], shares between 0 and 1.

@@ -94,9 +94,9 @@ def distill(
 
     All students see the same augmented batches, so a teacher is evaluated once per batch for all its
     students. Students are in training mode; teachers get no gradient. Where networks return a
-    `fedcodist.core.readout.Readout`, the loss is the mean over all positions of the batch that count, and
-    logits are computed chunk by chunk. With `axis_name`, each device handles its part of every batch, and
-    one all-reduce per step sums the gradients of all students.
+    `fedcodist.core.readout.Readout`, the loss is the mean over all positions of the batch that count,
+    and logits are computed chunk by chunk. With `axis_name`, each device handles its part of every
+    batch, and one all-reduce per step sums the gradients of all students.
 
     Args:
       models: student's name -> its model.
@@ -253,8 +253,8 @@ def softened(divergence: Divergence, temperature: Any, scaled: bool) -> Divergen
 
     Args:
       divergence: of logits from target probabilities, per example.
-      temperature: T > 0 that divides the student's logits; `softened_target` applies it to the teacher's.
-      scaled: whether to multiply by T squared, which keeps gradients as large as at T = 1.
+      temperature: T > 0, which divides the student's logits. See `softened_target` for the teacher.
+      scaled: whether to multiply by T squared, so that gradients are as large as at T = 1.
     """
     factor = temperature**2 if scaled else 1.0
     return lambda logits, target: factor * divergence(logits / temperature, target)

@@ -41,7 +41,7 @@ def check_validation_data(name: str, data: ValidationData) -> None:
 
 
 def validation_rows(data: ValidationData) -> jax.Array:
-    """Indices of all examples in batches, int32 [steps, batch]; the last example fills up the last one."""
+    """Indices of all examples, int32 [steps, batch]; the last example fills up the last batch."""
     size = min(data.batch_size, data.num_examples)
     steps = -(-data.num_examples // size)
     indices = jnp.arange(steps * size, dtype=jnp.int32).reshape(steps, size)
