@@ -17,13 +17,13 @@ class Places(NamedTuple):
     """Which examples a batch has.
 
     Attributes:
-      positions: int32 [size], indices of examples, which go on beyond the last one.
-      rows: int32 [size], the same, but the last example's index in place of those beyond it.
+      positions: int32 [size], counted from the first example to beyond the last one.
+      indices: int32 [size], the same, but the last example's index in place of those beyond it.
       is_real: bool [size], False where an example only fills up the batch.
     """
 
     positions: jax.Array
-    rows: jax.Array
+    indices: jax.Array
     is_real: jax.Array
 
 
@@ -36,13 +36,13 @@ def places(step: Any, size: int, count: Any) -> Places:
       count: number of examples, may be traced. If it is 0, the first index fills up the batch.
     """
     positions = step * size + jnp.arange(size)
-    rows = jnp.minimum(positions, jnp.maximum(count - 1, 0))
-    return Places(positions, rows, positions < count)
+    indices = jnp.minimum(positions, jnp.maximum(count - 1, 0))
+    return Places(positions, indices, positions < count)
 
 
 def read(
     columns: Mapping[str, jax.Array],
-    rows: jax.Array,
+    indices: jax.Array,
     preprocess: Preprocess,
     key: jax.Array,
     positions: jax.Array,
@@ -51,13 +51,13 @@ def read(
 
     Args:
       columns: name -> [examples, ...].
-      rows: int32 [size], indices of examples.
+      indices: int32 [size], indices of examples.
       preprocess: (batch, key, positions) -> batch.
       key: of random augmentation.
       positions: int32 [size], each example's position in the whole batch, of which this may be a part.
     """
     return dict(
-        preprocess({name: column[rows] for name, column in columns.items()}, key, positions)
+        preprocess({name: column[indices] for name, column in columns.items()}, key, positions)
     )
 
 

@@ -13,8 +13,8 @@ from fedcodist.core.labels import class_labels
 from fedcodist.core.training_flag import (
     TRAIN,
     Call,
-    check_all_told,
     check_attributes,
+    check_layers_train,
     given_arguments,
     read_call,
     says_evaluation,
@@ -144,7 +144,7 @@ def from_flax_linen(
 
     example_batch = {inputs: example} if isinstance(inputs, str) else example
     if TRAIN not in call.accepted:
-        check_all_told("module", module, _linen_layers_off(init, apply, example_batch))
+        check_layers_train("module", module, _linen_layers_off(init, apply, example_batch))
     return _finish(init, apply, loss, metrics, example_batch)
 
 
@@ -208,7 +208,7 @@ def from_flax_nnx(
     if TRAIN not in call.accepted:
         layers = [type(module).__name__ for module in modules if _drops_or_normalises(module)]
         if layers and _is_the_same_in_training(init, apply, {inputs: example}):
-            check_all_told("create", template, layers)
+            check_layers_train("create", template, layers)
     return _finish(init, apply, loss, metrics, {inputs: example})
 
 
@@ -257,7 +257,7 @@ def from_haiku(
         return outputs, mutable if train else variables.mutable
 
     if call.accepted.isdisjoint(flags):
-        check_all_told("network", network, _haiku_layers_off(init))
+        check_layers_train("network", network, _haiku_layers_off(init))
     return _finish(init, apply, loss, metrics, {inputs: example})
 
 

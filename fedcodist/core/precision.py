@@ -24,8 +24,8 @@ def in_bfloat16(model: Model) -> Model:
     `fedcodist.models.normalization.BatchNorm` and Flax's, still do.
 
     Args:
-      model: a model whose network computes in the type of its parameters and inputs. Layers with a
-        `dtype` of their own keep it.
+      model: a model whose network computes in the type of its parameters and inputs. Layers that
+        set `dtype` keep it.
 
     Returns:
       The model with another `apply`.

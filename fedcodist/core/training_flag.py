@@ -71,10 +71,10 @@ def read_call(
     if accepted.isdisjoint(flags):
         for parameter in named:
             if _is_flag(parameter.name) and not (has_modes and parameter.default is None):
-                raise _cannot_be_told(argument, network, repr(parameter.name))
+                raise _wrong_flag(argument, network, repr(parameter.name))
         for parameter in parameters:
             if parameter.kind in starred and not _is_of_a_library(function):
-                raise _cannot_be_told(argument, network, starred[parameter.kind] + parameter.name)
+                raise _wrong_flag(argument, network, starred[parameter.kind] + parameter.name)
     for parameter in named:
         if parameter.default is parameter.empty and parameter.name not in accepted:
             raise ValueError(
@@ -93,10 +93,10 @@ def check_attributes(argument: str, network: Any, attributes: Mapping[str, Any])
     """Raises ValueError that names the argument if an attribute would set the training mode."""
     for name, value in attributes.items():
         if _is_flag(name) and isinstance(value, bool | None):
-            raise _cannot_be_told(argument, network, f"an attribute {name!r}")
+            raise _wrong_flag(argument, network, f"an attribute {name!r}")
 
 
-def check_all_told(argument: str, network: Any, off: Iterable[str]) -> None:
+def check_layers_train(argument: str, network: Any, off: Iterable[str]) -> None:
     """Raises ValueError that names the argument if layers are in evaluation mode in training.
 
     Args:
@@ -136,7 +136,7 @@ def _is_flag(name: str) -> bool:
     return name in (TRAIN, *_TRAINING, *_EVALUATION)
 
 
-def _cannot_be_told(argument: str, network: Any, by: str) -> ValueError:
+def _wrong_flag(argument: str, network: Any, by: str) -> ValueError:
     return ValueError(
         f"{argument} must be told of training by a parameter `{TRAIN}`: {name_of(network)} has {by}, "
         "which nobody would set."
