@@ -1,1 +1,1 @@
-"""Fewer bytes between clients and server: compressors, and a wrapper that puts them on any method."""
+"""Compression of messages: compressors, and a wrapper that applies them to any method."""

@@ -1,4 +1,4 @@
-"""The entries that are not zero, however many they are: lossless."""
+"""Lossless compression of sparse trees: the entries that are not zero."""
 
 from typing import Any
 
@@ -13,9 +13,9 @@ PyTree = Any
 
 
 def changed_entries() -> Compressor:
-    """Entries other than 0 with their indices, eight bytes each, or all where that takes fewer bytes.
+    """Sends the non-zero entries with their indices, eight bytes each, or all if these are fewer bytes.
 
-    It is for changes that are sparse already, such as FetchSGD's.
+    It is for updates that are sparse already, such as FetchSGD's.
     """
 
     def count(vector):

@@ -1,4 +1,4 @@
-"""What a compressor is: pure functions on pytrees, in the manner of optax."""
+"""`Compressor`: pure functions on pytrees, in the style of optax, and checks of received messages."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -15,19 +15,19 @@ PyTree = Any
 class Compressor(NamedTuple):
     """A way to send a pytree of floats in fewer bytes.
 
-    `compress` and `decompress` are pure and of fixed shapes, whatever the values: a rank or a choice
-    that depends on them is a number within the message, so a round stays one program. `pack` and
-    `unpack` are for the host: the arrays that would really be sent, and back.
+    `compress` and `decompress` are pure, and their shapes do not depend on values. A rank that depends
+    on values is an integer in the message, so a round stays one program. `pack` and `unpack` run on the
+    host: they make the arrays that would really be sent, and read them.
 
     Attributes:
-      label: what both ends must agree on, written beside packed arrays.
-      init: tree -> memory, what a sender keeps from one message to the next; () for most.
+      label: the settings on which both ends must agree, written beside packed arrays.
+      init: tree -> memory, which a sender keeps from one message to the next; () for most.
       compress: (tree, memory, key, progress) -> (message, memory). `progress` is the share of the
         training's rounds done after this one, in (0, 1].
       decompress: (message, like) -> tree; `like` is a tree of arrays or shapes.
-      payload: message -> int32 scalar, the bytes of the arrays that `pack` gives.
+      payload: message -> int32 scalar, the bytes of the arrays that `pack` returns.
       pack: message of concrete arrays -> name -> NumPy array.
-      unpack: (name -> array, like) -> message; ValueError, one line, for arrays that make none.
+      unpack: (name -> array, like) -> message. Raises ValueError that names the array which is wrong.
     """
 
     label: str
@@ -40,7 +40,7 @@ class Compressor(NamedTuple):
 
 
 def check_finite(what: str, tree: PyTree) -> None:
-    """Raises ValueError, one line, at a value that is no number; traced values are let pass."""
+    """Raises ValueError that names the leaf with a value that is not finite. Skips traced values."""
     for name, leaf in named_leaves(tree).items():
         if isinstance(leaf, jax.core.Tracer):
             continue
@@ -49,16 +49,17 @@ def check_finite(what: str, tree: PyTree) -> None:
 
 
 def taken(arrays: Mapping[str, np.ndarray], name: str, dtype: Any, shape: Any) -> np.ndarray:
-    """One array of a packed message, checked.
+    """Reads and checks one array of a packed message.
 
     Args:
       arrays: the packed message.
       name: the array's.
-      dtype: that it must have.
-      shape: that it must have; None stands for any length.
+      dtype: the dtype it must have.
+      shape: the shape it must have; None stands for any length.
 
     Raises:
-      ValueError: one line; it is missing, of another kind or shape, or has values that are not finite.
+      ValueError: names the array, if it is missing, has another dtype or shape, or has values that are
+        not finite.
     """
     if name not in arrays:
         raise ValueError(f"message must hold {name!r}, got {sorted(arrays)[:5]}.")
@@ -77,7 +78,7 @@ def taken(arrays: Mapping[str, np.ndarray], name: str, dtype: Any, shape: Any) -
 
 
 def check_names(arrays: Mapping[str, np.ndarray], expected: Any) -> None:
-    """Raises ValueError, one line, at an array that no message of this kind has."""
+    """Raises ValueError that names an array which is not expected in the message."""
     if unknown := sorted(set(arrays) - set(expected)):
         raise ValueError(
             f"message must not hold {unknown[0]!r}, of which the receiver knows nothing."

@@ -1,4 +1,7 @@
-"""Count-sketch (Charikar et al., 2002) as in FetchSGD: a linear map that keeps heavy hitters."""
+"""Count-sketch (Charikar et al. 2002): a linear map that keeps heavy hitters, as in FetchSGD.
+
+FetchSGD: Rothchild et al. 2020, https://arxiv.org/abs/2007.07682.
+"""
 
 import dataclasses
 from typing import Any
@@ -15,17 +18,17 @@ from fedcodist.core.communication import tree_bytes
 from fedcodist.core.trees import flat, size_of, unflat
 
 PyTree = Any
-_MOST_ENTRIES = LARGEST_INTEGER // 4 - 1  # bytes of a message, four each, are counted in an int32
+_MOST_ENTRIES = LARGEST_INTEGER // 4 - 1  # an int32 counts a message's bytes, four per entry
 
 
 @flax.struct.dataclass
 class Sketch:
-    """A vector of `size` numbers added up in the cells of a small table.
+    """A vector whose entries are added up in the cells of a small table.
 
     Attributes:
       table: float32 [rows, columns]. Each row has a hash that gives every index a cell and a sign.
       size: length of the vector.
-      seed: what the hashes are drawn from; tables of other hashes must not be added.
+      seed: of the hashes; tables of different hashes must not be added.
     """
 
     table: jax.Array
@@ -34,25 +37,25 @@ class Sketch:
 
 
 def sketched(vector: jax.Array, rows: int, columns: int, seed: int = 0) -> Sketch:
-    """The sketch of a vector; linear in it."""
+    """The sketch of a vector, which is linear in the vector."""
     cells, signs = _hashes(rows, columns, vector.shape[0], seed)
     one_row = lambda cell, sign: jax.ops.segment_sum(vector * sign, cell, columns)
     return Sketch(jax.vmap(one_row)(cells, signs), vector.shape[0], seed)
 
 
 def estimates(sketch: Sketch) -> jax.Array:
-    """Every number of the vector, float32 [size]: the median of what the rows say."""
+    """Estimates of the vector's entries, float32 [size]: the medians of the rows' estimates."""
     rows, columns = sketch.table.shape
     cells, signs = _hashes(rows, columns, sketch.size, sketch.seed)
-    said = jnp.take_along_axis(sketch.table, cells, axis=1) * signs
-    return jnp.median(said, axis=0)
+    by_row = jnp.take_along_axis(sketch.table, cells, axis=1) * signs
+    return jnp.median(by_row, axis=0)
 
 
 def added(left: Sketch, right: Sketch) -> Sketch:
     """The sketch of the sum of two vectors.
 
     Raises:
-      ValueError: one line; the tables have other hashes, sizes or shapes.
+      ValueError: the tables have different hashes, sizes or shapes.
     """
     kinds = [(*s.table.shape, s.size, s.seed) for s in (left, right)]
     if kinds[0] != kinds[1]:
@@ -64,25 +67,26 @@ def added(left: Sketch, right: Sketch) -> Sketch:
 
 
 def without(sketch: Sketch, indices: jax.Array) -> Sketch:
-    """The sketch with every cell emptied that one of the indices [k] falls in (FetchSGD's code)."""
+    """The sketch with 0 in every cell into which one of the indices [k] falls, as in FetchSGD's code."""
     rows, columns = sketch.table.shape
     cells, _ = _hashes(rows, columns, sketch.size, sketch.seed)
     hit = cells[:, indices]
     return dataclasses.replace(
-        sketch, table=jax.vmap(lambda row, at: row.at[at].set(0))(sketch.table, hit)
+        sketch, table=jax.vmap(lambda row, cell: row.at[cell].set(0))(sketch.table, hit)
     )
 
 
 def count_sketch(rows: int, columns: int, count: int, seed: int = 0) -> Compressor:
-    """A tree as one table; the receiver takes the `count` entries of largest estimate.
+    """Sends a tree as one table; the receiver restores the `count` entries of largest estimate.
 
     Args:
-      rows, columns: of the table, which is what is sent.
-      count: k, entries that the receiver restores, all others are taken for 0.
+      rows: of the table, which is what is sent.
+      columns: of the table.
+      count: k, the entries that the receiver restores; it sets the others to 0.
       seed: of the hashes; the same at both ends, for all clients and rounds.
 
     Raises:
-      ValueError, TypeError: one line; a number that is no positive integer.
+      ValueError, TypeError: names the argument that is no positive integer.
     """
     check_sketch(rows, columns, count)
     check_integer("seed", seed, low=0)
@@ -94,7 +98,7 @@ def count_sketch(rows: int, columns: int, count: int, seed: int = 0) -> Compress
         entries = largest_entries(estimates(message), min(count, message.size))
         return unflat(scattered(entries, message.size), like)
 
-    # The hashes are of so many entries: an array without content has their number as its shape.
+    # The hashes depend on the number of entries, which an empty array has in its shape.
     def pack(message):
         return {
             "table": np.asarray(message.table),
@@ -119,7 +123,7 @@ def count_sketch(rows: int, columns: int, count: int, seed: int = 0) -> Compress
 
 
 def check_sketch(rows: int, columns: int, count: int) -> None:
-    """Raises one line unless all three are positive integers, and the table's bytes can be counted."""
+    """Raises ValueError or TypeError that names the argument which is not allowed."""
     check_integer("rows", rows, low=1, high=_MOST_ENTRIES)
     check_integer("columns", columns, low=1)
     if columns > (most := _MOST_ENTRIES // rows):

@@ -1,4 +1,7 @@
-"""Error feedback (Seide et al., 2014; Stich et al., 2018): what one message lost, the next one has."""
+"""Error feedback: what compression loses of one message is added to the next one.
+
+Seide et al. 2014, 1-Bit Stochastic Gradient Descent; Stich et al. 2018, https://arxiv.org/abs/1809.07599.
+"""
 
 from typing import Any
 
@@ -11,10 +14,10 @@ PyTree = Any
 
 
 def with_error_feedback(compressor: Compressor) -> Compressor:
-    """Sends the tree plus what earlier messages lost, and keeps what this one loses.
+    """Sends the tree plus what earlier messages lost, and keeps what this message loses.
 
-    So what was sent and what is kept add up to what was to be sent: nothing is lost, it is only late.
-    The memory is a tree like the sender's; for clients it lies in the client store.
+    Messages and memory add up to the trees that were to be sent: nothing is lost, only late.
+    The memory is a tree like the sender's. Clients keep it in their client states.
     """
 
     def init(tree):
@@ -23,9 +26,9 @@ def with_error_feedback(compressor: Compressor) -> Compressor:
 
     def compress(tree, memory, key, progress):
         error, inner = memory
-        wanted = jax.tree.map(jnp.add, tree, error)
-        message, inner = compressor.compress(wanted, inner, key, progress)
-        sent = compressor.decompress(message, wanted)
-        return message, (jax.tree.map(jnp.subtract, wanted, sent), inner)
+        corrected = jax.tree.map(jnp.add, tree, error)
+        message, inner = compressor.compress(corrected, inner, key, progress)
+        sent = compressor.decompress(message, corrected)
+        return message, (jax.tree.map(jnp.subtract, corrected, sent), inner)
 
     return compressor._replace(init=init, compress=compress)

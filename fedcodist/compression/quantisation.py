@@ -1,4 +1,4 @@
-"""Uniform stochastic quantisation: a few bits for every number, right in the mean."""
+"""Uniform stochastic quantisation: a few bits per value, unbiased."""
 
 from typing import Any, NamedTuple
 
@@ -28,14 +28,17 @@ class Codes(NamedTuple):
 
 
 def quantisation(bits: int = 8) -> Compressor:
-    """Every tensor on 2^bits evenly spaced values from its least to its largest number.
+    """Rounds every tensor to 2^bits evenly spaced levels from its minimum to its maximum.
 
-    A number goes to the grid's value below or above it, by chance and so that it is right in the mean
-    (Konečný et al., 2016, section 3.2, with more than one bit). Codes are packed without gaps, and two
-    floats per tensor say where the grid lies.
+    A value is rounded at random to the level below or above it, so that its expectation stays the same
+    (Konečný et al. 2016, section 3.2, https://arxiv.org/abs/1610.05492, with more than one bit). Codes
+    are packed without gaps. Two floats per tensor give the grid's first level and step.
 
     Args:
       bits: 1 to 16.
+
+    Raises:
+      ValueError, TypeError: names `bits` if it is not allowed.
     """
     check_integer("bits", bits, low=1)
     if bits > 16:
@@ -45,12 +48,12 @@ def quantisation(bits: int = 8) -> Compressor:
 
     def compress(tree, memory, key, progress):
         def code(index, leaf):
-            number = leaf.astype(jnp.float32)
-            low, high = jnp.min(number), jnp.max(number)
+            values = leaf.astype(jnp.float32)
+            low, high = jnp.min(values), jnp.max(values)
             step = (high - low) / levels
-            place = (number - low) / jnp.where(step > 0, step, 1)
+            position = (values - low) / jnp.where(step > 0, step, 1)
             chance = jax.random.uniform(keys.derive(key, index), leaf.shape)
-            chosen = jnp.clip(jnp.floor(place + chance), 0, levels)
+            chosen = jnp.clip(jnp.floor(position + chance), 0, levels)
             return Codes(chosen.astype(dtype), low, step)
 
         return [code(index, leaf) for index, leaf in enumerate(jax.tree.leaves(tree))], memory
@@ -102,11 +105,11 @@ def quantisation(bits: int = 8) -> Compressor:
 
 def _packed(codes: np.ndarray, bits: int) -> np.ndarray:
     """Codes without gaps, uint8 [bytes], each code's highest bit first."""
-    places = np.arange(bits)[::-1]
-    each = (codes.reshape(-1, 1) >> places.astype(codes.dtype)) & codes.dtype.type(1)
-    return np.packbits(each.astype(np.uint8).reshape(-1))
+    shifts = np.arange(bits)[::-1]
+    of_codes = (codes.reshape(-1, 1) >> shifts.astype(codes.dtype)) & codes.dtype.type(1)
+    return np.packbits(of_codes.astype(np.uint8).reshape(-1))
 
 
 def _unpacked(packed: np.ndarray, bits: int, count: int) -> np.ndarray:
-    each = np.unpackbits(packed, count=count * bits).reshape(count, bits)
-    return each.astype(np.int64) @ (1 << np.arange(bits)[::-1])
+    of_codes = np.unpackbits(packed, count=count * bits).reshape(count, bits)
+    return of_codes.astype(np.int64) @ (1 << np.arange(bits)[::-1])

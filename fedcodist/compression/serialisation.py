@@ -1,4 +1,4 @@
-"""Messages as bytes: what `payload` counts, and a header."""
+"""Messages as bytes: safetensors files of `payload` bytes and a header."""
 
 import json
 from typing import Any
@@ -16,8 +16,8 @@ PyTree = Any
 
 def encode(compressor: Compressor, message: PyTree) -> bytes:
     """A message as a safetensors file: `payload(message)` bytes after a header."""
-    # A strided view would be written as it lies in memory.
-    arrays = {name: np.asarray(each, order="C") for name, each in compressor.pack(message).items()}
+    # safetensors would write the memory of a strided view as it is.
+    arrays = {name: np.asarray(a, order="C") for name, a in compressor.pack(message).items()}
     return safetensors.numpy.save(arrays, {"compressor": compressor.label})
 
 
@@ -25,13 +25,13 @@ def decode(compressor: Compressor, content: bytes, like: PyTree) -> PyTree:
     """The message that `encode` wrote.
 
     Args:
-      compressor: as the sender's.
+      compressor: one with the sender's settings.
       content: the bytes.
       like: the tree that was compressed, or its shapes.
 
     Raises:
-      ValueError: one line; the bytes are truncated or otherwise no message, are of another compressor
-        (or of a sketch with other hashes), or do not fit the tree.
+      ValueError: says what is wrong with the message: its bytes are truncated or no message, it is of
+        another compressor (or of a sketch with other hashes), or it does not fit the tree.
     """
     try:
         arrays = tensors_of(content)

@@ -1,4 +1,4 @@
-"""What FedKD's figures show of an uplink: singular values, and the ranks that they need."""
+"""Singular values of updates and the ranks that they need, as in FedKD's figures."""
 
 from collections.abc import Callable
 from typing import Any
@@ -15,26 +15,30 @@ PyTree = Any
 def spectra(
     start: float = 0.95, end: float = 0.98
 ) -> Callable[[PyTree, Any], dict[str, jax.Array]]:
-    """For `compressed(observe=...)`: what `svd` with these thresholds meets in a client's update.
+    """Metrics of the spectra of a client's update, for `compressed(observe=...)`.
 
-    As `compressed(observe_gradient=...)` it shows the same of a batch's gradient, which is what FedKD's
-    paper says it sends: an update by Adam, which rescales every entry, needs a far higher rank.
+    For `compressed(observe_gradient=...)` they are of a batch's gradient, which FedKD sends according to
+    its paper (Wu et al. 2022, https://arxiv.org/abs/2108.13323). An update by Adam, which rescales every
+    entry, needs a far higher rank. The metrics cost another decomposition: do not time runs with them.
 
-    It costs another decomposition, so it is for looking and not for measuring times.
+    Args:
+      start: first energy threshold, as in `svd`.
+      end: last energy threshold, as in `svd`.
 
     Returns:
-      (update, progress) -> `rank/<layer>`, int32, the least that keeps the round's share of the energy,
-      whether factors are sent or not, and `spectrum/<layer>` [R], singular values in descending order;
-      of the layers that `svd` decomposes. A layer is a path such as `Dense_0/kernel`.
+      (update, progress) -> metrics of the layers that `svd` decomposes: `rank/<layer>`, int32, the least
+      rank that keeps the round's share of the energy, also where factors are not sent;
+      `spectrum/<layer>` [R], singular values in descending order. A layer is a path, such as
+      `Dense_0/kernel`.
     """
 
     def observe(update, progress):
-        found = {}
+        metrics = {}
         for name, leaf in named_leaves(update).items():
             if (shape := matrix_shape(leaf)) is not None:
                 values = jnp.linalg.svd(as_matrix(leaf, shape), compute_uv=False)
-                found[f"rank/{name}"] = rank_for(values, threshold(start, end, progress))
-                found[f"spectrum/{name}"] = values
-        return found
+                metrics[f"rank/{name}"] = rank_for(values, threshold(start, end, progress))
+                metrics[f"spectrum/{name}"] = values
+        return metrics
 
     return observe

@@ -1,4 +1,4 @@
-"""Matrices as their leading singular vectors, as many as an energy threshold asks for (FedKD)."""
+"""Truncated singular value decompositions, whose ranks follow from an energy threshold (FedKD)."""
 
 from typing import Any, NamedTuple
 
@@ -13,18 +13,18 @@ from fedcodist.core.communication import tree_bytes
 from fedcodist.core.trees import named_leaves
 
 PyTree = Any
-WHOLE = -1  # in place of a rank: the tensor is sent as it is
+WHOLE = -1  # in place of a rank: the tensor is sent undecomposed
 
 
 class Factors(NamedTuple):
-    """A tensor as U diag(sigma) V, or as it is.
+    """A tensor as U diag(sigma) V, or undecomposed.
 
     Attributes:
       left: [P, R], zero beyond `rank` columns; R = min(P, Q).
       values: [R], zero beyond `rank`.
       right: [R, Q], zero beyond `rank` rows.
-      whole: the tensor where it is sent as it is, else zeros.
-      rank: int32, singular values kept; 0 for a tensor of zeros, of which nothing is sent; WHOLE.
+      whole: the tensor where it is sent undecomposed, else zeros.
+      rank: int32, the number of singular values sent; 0 for a tensor of zeros; WHOLE if undecomposed.
     """
 
     left: Any
@@ -35,11 +35,13 @@ class Factors(NamedTuple):
 
 
 class RangeFinder(NamedTuple):
-    """Singular vectors within a random subspace (Halko et al., 2011, algorithms 4.4 and 5.1).
+    """Singular vectors within a random subspace.
+
+    Halko et al. 2011, algorithms 4.4 and 5.1, https://arxiv.org/abs/0909.4061.
 
     Attributes:
-      columns: the subspace's dimension, which is the largest rank that it can give.
-      power_iterations: that turn it towards the leading singular vectors.
+      columns: the subspace's dimension, which is the largest possible rank.
+      power_iterations: iterations that turn the subspace towards the leading singular vectors.
     """
 
     columns: int
@@ -49,30 +51,32 @@ class RangeFinder(NamedTuple):
 def svd(
     start: float = 0.95, end: float = 0.98, range_finder: RangeFinder | None = None
 ) -> Compressor:
-    """Every tensor of two or more dimensions by itself as a truncated singular value decomposition.
+    """Sends every tensor of two or more dimensions as a truncated singular value decomposition.
 
     A tensor [..., n] is a matrix of n columns, so a convolution's kernel has a column per filter. Its
     rank is the least that keeps a share T of the energy, the sum of squared singular values (FedKD,
-    equation 8); T goes from `start` to `end` with the rounds (equation 9). Factors are sent where they
-    are fewer numbers than the tensor, P K + K + K Q < P Q; else the tensor is sent as it is, and so are
-    vectors. At T = 1 everything is.
+    equation 8, https://arxiv.org/abs/2108.13323). T goes from `start` to `end` with the rounds (equation
+    9). Factors are sent if they have fewer values than the tensor, P K + K + K Q < P Q. Otherwise the
+    tensor is sent undecomposed, as are vectors, and all tensors at T = 1.
 
-    Values that are not finite are sent as they are, so that whoever receives them sees them. Numbers of
-    16 bits are decomposed in float32; their factors are rounded, and with them the energy that is kept.
+    Tensors with values that are not finite are sent undecomposed, so that the receiver sees them.
+    Tensors of 16 bits are decomposed in float32. Their factors are rounded to 16 bits, which rounds the
+    energy kept.
 
-    With a range finder a matrix is decomposed within its subspace. The energy outside of it is measured,
-    so what is kept is still at least T of all, and where the subspace does not hold as much the matrix
-    is decomposed as a whole. Ranks may be larger than the least by a little. It saves time for large
-    matrices whose singular values fall fast, where clients are trained one by one; where they are
-    vmapped both decompositions are computed.
+    With a range finder a matrix is decomposed within a subspace. The energy outside of it is measured,
+    so at least T of the whole is kept. If the subspace does not hold as much, the whole matrix is
+    decomposed. Ranks may be a little larger than the least. This saves time for large matrices whose
+    singular values fall fast, if clients are trained one by one. Under `vmap` both decompositions are
+    computed.
 
     Args:
-      start, end: thresholds, in (0, 1] and not decreasing.
-      range_finder: for decompositions that need not be exact; they are where not given.
+      start: first threshold, in (0, 1].
+      end: last threshold, in [start, 1].
+      range_finder: for approximate decompositions; exact where not given.
 
     Raises:
-      ValueError, TypeError: another threshold or range finder; `compress` outside of a compiled program,
-        for values that are not finite.
+      ValueError, TypeError: names the threshold or the field of the range finder that is not allowed.
+        `compress` outside of a compiled program raises ValueError for values that are not finite.
     """
     check_number("start", start, above=0, high=1)
     check_number("end", end, above=0, high=1)
@@ -105,7 +109,7 @@ def svd(
             elif part.rank == WHOLE:
                 arrays[f"{index}/whole"] = np.asarray(part.whole)
             else:
-                # Of a matrix of zeros only that there are no values: what is missing is no message.
+                # For a matrix of zeros an empty array is sent, to tell it from a missing message.
                 rank = int(part.rank)
                 arrays[f"{index}/values"] = np.asarray(part.values[:rank])
                 if not rank:
@@ -134,7 +138,7 @@ def svd(
 def threshold(start: float, end: float, progress: Any) -> jax.Array:
     """T(t) = T_start + (T_end - T_start) t for the share t of the training that is done.
 
-    The weighted mean of the two, which is exactly `end` at t = 1 and exactly 1 where both are.
+    Computed as a weighted mean, which is exactly `end` at t = 1, and exactly 1 if both thresholds are 1.
     """
     progress = jnp.minimum(jnp.asarray(progress, jnp.float32), 1)
     return jnp.where(start == end, jnp.float32(end), start * (1 - progress) + end * progress)
@@ -143,15 +147,15 @@ def threshold(start: float, end: float, progress: Any) -> jax.Array:
 def rank_for(
     values: jax.Array, share: jax.Array | float, beyond: jax.Array | float = 0.0
 ) -> jax.Array:
-    """The least K with at least a share of the energy in the first K singular values; int32.
+    """The least K with at least a share of the energy in the first K singular values, int32.
 
-    Judged by the energy that is left out, summed from the smallest value on, which is accurate where
-    the share of what is kept would be rounded to 1. All of them for a share of 1; 0 if all are 0.
+    It is R for a share of 1, and 0 if all values are 0. The energy left out is summed from the smallest
+    value on: it is accurate where the share kept would be rounded to 1.
 
     Args:
-      values: [R], in descending order.
+      values: [R], singular values in descending order.
       share: T, in (0, 1].
-      beyond: energy that none of them has, so that R of them may be fewer than it takes.
+      beyond: further energy that is in none of the values, so that even R of them may not suffice.
     """
     largest = values[0]
     scale = jnp.where(largest > 0, largest, 1)  # squares of tiny values would vanish
@@ -163,7 +167,7 @@ def rank_for(
 
 
 def matrix_shape(leaf: Any) -> tuple[int, int] | None:
-    """The matrix that a tensor is decomposed as; None where not even rank 1 takes fewer numbers."""
+    """The shape of the matrix made of a tensor; None if not even factors of rank 1 are smaller."""
     if len(leaf.shape) < 2:
         return None
     rows, columns = int(np.prod(leaf.shape[:-1])), leaf.shape[-1]
@@ -171,7 +175,7 @@ def matrix_shape(leaf: Any) -> tuple[int, int] | None:
 
 
 def as_matrix(leaf: jax.Array, shape: tuple[int, int]) -> jax.Array:
-    """The matrix to decompose, of at least 32 bits, as LAPACK asks."""
+    """The matrix to decompose, of at least 32 bits, which LAPACK needs."""
     return leaf.reshape(shape).astype(jnp.promote_types(leaf.dtype, jnp.float32))
 
 
@@ -187,23 +191,23 @@ def _factored(leaf: jax.Array, share: jax.Array, finder: RangeFinder | None, key
         left, values, right, rank = _exact(matrix, share)
     else:
         left, values, right, rank = _within_range(matrix, share, finder, key)
-    # A decomposition that does not converge is made of NaN.
+    # A decomposition that does not converge is NaN.
     is_usable = is_finite & jnp.all(jnp.isfinite(values))
     is_cheaper = rank * (rows + 1 + columns) < rows * columns
     rank = jnp.where(is_usable & is_cheaper, rank, WHOLE)
-    kept = jnp.arange(len(values)) < rank
-    sent = lambda part, is_kept: jnp.where(is_kept, part, 0).astype(leaf.dtype)
+    is_sent = jnp.arange(len(values)) < rank
+    cut = lambda part, mask: jnp.where(mask, part, 0).astype(leaf.dtype)
     return Factors(
-        sent(left, kept),
-        sent(values, kept),
-        sent(right, kept[:, None]),
+        cut(left, is_sent),
+        cut(values, is_sent),
+        cut(right, is_sent[:, None]),
         jnp.where(rank == WHOLE, leaf, 0),
         rank,
     )
 
 
 def _exact(matrix: jax.Array, share: jax.Array) -> tuple[jax.Array, ...]:
-    """U, sigma, V and how many of them keep the share."""
+    """U, sigma, V and the rank that keeps the share."""
     left, values, right = jnp.linalg.svd(matrix, full_matrices=False)
     return left, values, right, rank_for(values, share)
 
@@ -211,7 +215,7 @@ def _exact(matrix: jax.Array, share: jax.Array) -> tuple[jax.Array, ...]:
 def _within_range(
     matrix: jax.Array, share: jax.Array, finder: RangeFinder, key: jax.Array
 ) -> tuple[jax.Array, ...]:
-    """As `_exact`, from the subspace that the finder finds where that holds the share."""
+    """As `_exact`, but within a random subspace if that holds the share of the energy."""
     largest = jnp.max(jnp.abs(matrix))
     scaled = matrix / jnp.where(largest > 0, largest, 1)
     orthonormal = lambda vectors: jnp.linalg.qr(vectors)[0]
@@ -227,17 +231,17 @@ def _within_range(
         left = basis @ left
     is_enough = (share < 1) & (outside <= (1 - share) * (outside + jnp.sum(values**2)))
     full = min(matrix.shape)
-    room = lambda leaf, *shape: jnp.zeros(shape, leaf.dtype).at[*map(slice, leaf.shape)].set(leaf)
+    padded = lambda leaf, *shape: jnp.zeros(shape, leaf.dtype).at[*map(slice, leaf.shape)].set(leaf)
 
-    def found():
+    def approximate():
         return (
-            room(left, matrix.shape[0], full),
-            room(values * largest, full),
-            room(right, full, matrix.shape[1]),
+            padded(left, matrix.shape[0], full),
+            padded(values * largest, full),
+            padded(right, full, matrix.shape[1]),
             rank_for(values, share, outside),
         )
 
-    return jax.lax.cond(is_enough, found, lambda: _exact(matrix, share))
+    return jax.lax.cond(is_enough, approximate, lambda: _exact(matrix, share))
 
 
 def _product(part: Factors) -> jax.Array:
@@ -249,9 +253,9 @@ def _product(part: Factors) -> jax.Array:
 def _payload(part: Any) -> jax.Array:
     if not isinstance(part, Factors):
         return jnp.int32(tree_bytes(part))
-    numbers = part.left.shape[0] + 1 + part.right.shape[1]
+    values_per_rank = part.left.shape[0] + 1 + part.right.shape[1]
     size = part.values.dtype.itemsize
-    return jnp.where(part.rank == WHOLE, part.whole.size, part.rank * numbers) * size
+    return jnp.where(part.rank == WHOLE, part.whole.size, part.rank * values_per_rank) * size
 
 
 def _read(arrays: Any, index: int, leaf: Any) -> Any:
@@ -269,22 +273,22 @@ def _read(arrays: Any, index: int, leaf: Any) -> Any:
         return Factors(left, values, right, whole, np.int32(WHOLE))
     if "whole" in present:
         raise ValueError(f"message must not hold {names['whole']!r} beside its factors.")
-    given = taken(arrays, names["values"], leaf.dtype, (None,))
-    rank = len(given)
+    sent = taken(arrays, names["values"], leaf.dtype, (None,))
+    rank = len(sent)
     if not rank and present == ["values"]:
         return Factors(left, values, right, whole, np.int32(0))
     if not 1 <= rank <= full:
         raise ValueError(f"message's {names['values']!r} must hold 1 to {full} values, got {rank}.")
-    if (given < 0).any():
+    if (sent < 0).any():
         raise ValueError(f"message's {names['values']!r} must be at least 0.")
-    values[:rank] = given
+    values[:rank] = sent
     left[:, :rank] = _vectors(arrays, names["left"], leaf.dtype, (shape[0], rank))
     right[:rank] = _vectors(arrays, names["right"], leaf.dtype, (rank, shape[1]))
     return Factors(left, values, right, whole, np.int32(rank))
 
 
 def _vectors(arrays: Any, name: str, dtype: Any, shape: tuple[int, int]) -> np.ndarray:
-    """Singular vectors of a message, of which no number is beyond 1 but for rounding."""
+    """Singular vectors of a message; up to rounding, their entries must be between -1 and 1."""
     vectors = taken(arrays, name, dtype, shape)
     if np.abs(vectors.astype(np.float32)).max() > 1.01:
         raise ValueError(f"message's {name!r} must be of unit vectors.")

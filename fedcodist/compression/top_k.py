@@ -1,4 +1,4 @@
-"""The entries of largest magnitude and where they are."""
+"""Top-k sparsification: the entries of largest magnitude and their indices."""
 
 from typing import Any, NamedTuple
 
@@ -15,24 +15,24 @@ PyTree = Any
 
 
 class Entries(NamedTuple):
-    """Some entries of a tree taken as one vector: arrays, values float32 [k], indices int32 [k]."""
+    """Some entries of a tree that is flattened to one vector: values float32 [k], indices int32 [k]."""
 
     values: Any
     indices: Any
 
 
 def top_k(share: float | None = None, count: int | None = None) -> Compressor:
-    """The k entries of largest magnitude of the whole tree; all others are taken for 0.
+    """Sends the k entries of largest magnitude of the whole tree; the receiver sets the others to 0.
 
-    What is left out is lost unless `with_error_feedback` keeps it for the next message. An entry takes
-    eight bytes, four for its value and four for its index, so a share of more than a half saves nothing.
+    The other entries are lost unless `with_error_feedback` keeps them for the next message. An entry
+    takes eight bytes, four for its value and four for its index: shares above one half save nothing.
 
     Args:
       share: of all entries, in (0, 1]; at least one is sent.
-      count: k, in place of the share; all where there are fewer.
+      count: k, in place of the share; if there are fewer entries, all are sent.
 
     Raises:
-      ValueError, TypeError: one line; another number, or both or neither of the two.
+      ValueError, TypeError: names the argument that is not allowed, or both if not exactly one is given.
     """
     if (share is None) == (count is None):
         raise ValueError(f"share or count must be given, one of them, got {share} and {count}.")
@@ -50,13 +50,13 @@ def top_k(share: float | None = None, count: int | None = None) -> Compressor:
 
     def unpack(arrays, like):
         check_names(arrays, ["values", "indices"])
-        kept, size = entries_of(like), size_of(like)
-        indices = taken(arrays, "indices", np.int32, (kept,))
+        k, size = entries_of(like), size_of(like)
+        indices = taken(arrays, "indices", np.int32, (k,))
         if not ((indices >= 0) & (indices < size)).all():
             raise ValueError(f"message's 'indices' must be in [0, {size}).")
-        if len(np.unique(indices)) < kept:
+        if len(np.unique(indices)) < k:
             raise ValueError("message's 'indices' must not repeat one.")
-        return Entries(taken(arrays, "values", np.float32, (kept,)), indices)
+        return Entries(taken(arrays, "values", np.float32, (k,)), indices)
 
     return Compressor(
         label="top_k",
@@ -73,7 +73,7 @@ def top_k(share: float | None = None, count: int | None = None) -> Compressor:
 
 
 def largest_entries(vector: jax.Array, count: int) -> Entries:
-    """The `count` entries of largest magnitude of a vector; a NaN is the largest of all."""
+    """The `count` entries of largest magnitude of a vector; NaN counts as the largest."""
     _, indices = jax.lax.top_k(jnp.abs(vector), count)
     return Entries(vector[indices], indices.astype(jnp.int32))
 

@@ -1,4 +1,4 @@
-"""How client results become one aggregate, and how trees are summed over devices."""
+"""Client results, and reductions that make one aggregate of them."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -19,7 +19,7 @@ class ClientResult(NamedTuple):
       weight: scalar weight in the aggregate, such as the number of examples.
       client_state: what the client keeps for its next participation, or None.
       metrics: dict of scalars, or of arrays to be averaged over clients; `num_steps` is among them.
-      extra: pytree that is summed over clients for the method's own server half, or None.
+      extra: pytree that is summed over clients for the method's `server_update`, or None.
     """
 
     update: PyTree
@@ -31,8 +31,14 @@ class ClientResult(NamedTuple):
 
 
 class Aggregate(NamedTuple):
-    """What the server learns of a cohort: a pseudo-gradient, averaged mutable state, the sum of
-    weights, and the sum of what clients sent besides."""
+    """What the server gets from a cohort.
+
+    Attributes:
+      pseudo_gradient: pytree like the parameters, the mean update.
+      mutable: averaged mutable state.
+      weight: scalar, the sum of the clients' weights.
+      extra: the sum of the clients' `extra`, or None.
+    """
 
     pseudo_gradient: PyTree
     mutable: PyTree
@@ -43,9 +49,9 @@ class Aggregate(NamedTuple):
 class Reduce(NamedTuple):
     """A reduction over clients: `finalize(sum of prepare(result, key), message, key)`.
 
-    Sums work alike under a scan, over a vmapped axis and across devices, and they are what secure
-    aggregation can protect: what must happen on a client goes into `prepare` (clipping,
-    compression, masks), what the server does to the sum into `finalize` (unmasking, noise).
+    Sums are the same under a scan, over a vmapped axis and across devices, and secure aggregation can
+    protect them. What happens on a client goes into `prepare` (clipping, compression, masks). What the
+    server does to the sum goes into `finalize` (unmasking, noise).
 
     Attributes:
       prepare: (ClientResult, the client's key) -> pytree of arrays to be summed.
@@ -59,8 +65,8 @@ class Reduce(NamedTuple):
 def weighted_mean() -> Reduce:
     """The weighted mean of updates and mutable state, FedAvg's aggregate.
 
-    If no client has any weight, the pseudo-gradient is zero and the mutable state is the one that
-    was broadcast. Integers of mutable state, such as Haiku's counters of steps, stay integers.
+    If no client has any weight, the pseudo-gradient is zero and the mutable state is the broadcast one.
+    Integers in mutable state, such as Haiku's step counters, stay integers.
     """
 
     def prepare(result, key):
@@ -89,7 +95,7 @@ def weighted_mean() -> Reduce:
 
 
 def as_stored(mean: jax.Array, like: jax.Array) -> jax.Array:
-    """A mean of the type of what it is of; of integers it is rounded."""
+    """A mean in the dtype of the averaged values, rounded if these are integers."""
     if not jnp.issubdtype(like.dtype, jnp.inexact):
         mean = jnp.round(mean)
     return mean.astype(like.dtype)

@@ -13,18 +13,18 @@ from fedcodist.core.checks import check_boolean, check_text, shown
 
 
 def check_arguments(function: Callable[..., Any], arguments: Mapping[str, Any]) -> None:
-    """Raises one line where an argument is of another kind than its annotation says.
+    """Checks that arguments are of the kinds that the function's annotations say.
 
-    Checked are booleans, text, functions, mappings by name, and named tuples with their fields, of which
-    those whose default is a number, such as a learning rate, must be one. Limits of numbers are the
-    function's own to check, or those of a method `check(name)` of the tuple.
+    Booleans, text, functions, mappings by name, and named tuples with their fields are checked. A field
+    whose default is a float, such as a learning rate, must be a number. Limits of numbers are checked by
+    the function itself, or by a method `check(name)` of the tuple.
 
     Args:
-      function: whose annotations are read.
+      function: its annotations are read.
       arguments: name -> value; `locals()` in the function's first line.
 
     Raises:
-      TypeError, ValueError: one line that names the argument, or the field of it.
+      TypeError, ValueError: names the argument, or its field.
     """
     for name, kind in _annotations(function).items():
         if name in arguments:
@@ -49,7 +49,7 @@ def _check(name: str, value: Any, kind: Any) -> None:
     elif kind is str:
         check_text(name, value)
     elif origin is collections.abc.Callable:
-        # What makes an optimizer has a check of its own, `check_factory`, which knows more.
+        # `check_factory` checks functions that make optimizers, with a better message.
         if parts[-1] is not optax.GradientTransformation and not callable(value):
             raise TypeError(f"{name} must be a function, got {shown(value)}.")
     elif origin is Mapping:

@@ -1,7 +1,6 @@
-"""Batches of examples: which of them a step reads, and how a network gets them.
+"""Batches of examples: which examples a step reads, the mask of padding, and preprocessing.
 
-Every pass over examples reads them here: positions, the mask of what only fills up a batch, and
-preprocessing are right in one place.
+Every pass over examples uses these functions.
 """
 
 from collections.abc import Callable, Mapping
@@ -15,50 +14,50 @@ Preprocess = Callable[[dict[str, jax.Array], jax.Array, jax.Array], dict[str, ja
 
 
 class Places(NamedTuple):
-    """The places of one batch among some examples, int32 [size].
+    """Which examples a batch has.
 
     Attributes:
-      positions: counted on beyond the last example.
-      rows: the same, but the last example in the place of those that do not exist.
-      is_real: bool, False where an example only fills up the batch.
+      positions: int32 [size], counted from the first example to beyond the last one.
+      indices: int32 [size], the same, but the last example's index in place of those beyond it.
+      is_real: bool [size], False where an example only fills up the batch.
     """
 
     positions: jax.Array
-    rows: jax.Array
+    indices: jax.Array
     is_real: jax.Array
 
 
 def places(step: Any, size: int, count: Any) -> Places:
-    """The places of a pass's batch number `step`, from 0.
+    """The examples of batch number `step` of a pass, counted from 0.
 
     Args:
       step: int, may be traced.
       size: of a batch.
-      count: of examples, may be traced; of none, the first row fills up the batch.
+      count: number of examples, may be traced. If it is 0, the first index fills up the batch.
     """
     positions = step * size + jnp.arange(size)
-    rows = jnp.minimum(positions, jnp.maximum(count - 1, 0))
-    return Places(positions, rows, positions < count)
+    indices = jnp.minimum(positions, jnp.maximum(count - 1, 0))
+    return Places(positions, indices, positions < count)
 
 
 def read(
     columns: Mapping[str, jax.Array],
-    rows: jax.Array,
+    indices: jax.Array,
     preprocess: Preprocess,
     key: jax.Array,
     positions: jax.Array,
 ) -> dict[str, jax.Array]:
-    """Examples as a network gets them, leaves [size, ...].
+    """The batch of some examples after preprocessing, leaves [size, ...].
 
     Args:
       columns: name -> [examples, ...].
-      rows: int32 [size].
+      indices: int32 [size], indices of examples.
       preprocess: (batch, key, positions) -> batch.
       key: of random augmentation.
-      positions: int32 [size], each example's place in the whole batch, of which this may be a part.
+      positions: int32 [size], each example's position in the whole batch, of which this may be a part.
     """
     return dict(
-        preprocess({name: column[rows] for name, column in columns.items()}, key, positions)
+        preprocess({name: column[indices] for name, column in columns.items()}, key, positions)
     )
 
 
@@ -70,14 +69,15 @@ def on_all(
     devices: int = 1,
     device: Any = 0,
 ) -> jax.Array:
-    """What a function answers to all examples, batch by batch, [capacity, ...].
+    """A function's values for all examples, computed batch by batch, [capacity, ...].
 
     Args:
       answer: positions int32 [size] -> [size, ...]; positions may lie beyond the last example.
       capacity: how many examples there are at most.
       size: of a batch.
-      bound: how many examples are asked for; may be traced. Other answers are zeros.
-      devices, device: how many share the batches, and which of them this is. Others' answers are zeros.
+      bound: for how many examples values are computed; may be traced. The rest is zeros.
+      devices: how many devices share the batches.
+      device: index of this device. Values of the other devices' batches are zeros.
     """
 
     def add(index, answers):

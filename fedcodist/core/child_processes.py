@@ -1,8 +1,8 @@
 """Child processes that end with the process that started them, however it ends.
 
-A command that trains in child processes must leave none behind, computing. INT, TERM and HUP unwind it
-(`until_interrupted`), and what waits for a child stops it on the way. Where the parent is killed and
-cannot do so, Linux kills its children.
+A command that trains in child processes must not leave any running. INT, TERM and HUP raise an exception
+in it (`until_interrupted`), and functions that wait for a child then stop the child. If the parent is
+killed, Linux kills its children.
 """
 
 import contextlib
@@ -17,13 +17,13 @@ import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
-# A status that shells use too: 128 and the signal's number.
+# An exit status as of shells: 128 plus the signal's number.
 INTERRUPTED = 128 + signal.SIGINT
 _SIGNALS = [
     getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)
 ]
 _SECONDS_TO_END = 10.0
-# Loaded before any fork, after which a child of several threads had better load nothing.
+# Loaded before any fork: the child of a process with several threads should load nothing.
 _LIBC: Any = ctypes.CDLL(None) if sys.platform == "linux" else None
 _SET_PARENT_DEATH_SIGNAL = 1
 
@@ -33,16 +33,16 @@ class _Interrupted(KeyboardInterrupt):
 
 
 def until_interrupted(work: Callable[[], int], line: str) -> int:
-    """Does some work in a way that INT, TERM and HUP end like Ctrl-C: whatever it started is stopped.
+    """Calls `work`; INT, TERM and HUP end it like Ctrl-C, and the children that it started are stopped.
 
     Args:
       work: () -> exit status.
-      line: printed where a signal has ended it.
+      line: printed if a signal has ended it.
 
     Returns:
-      Its exit status, or 128 and the signal's number.
+      Its exit status, or 128 plus the signal's number.
     """
-    # Handlers are the main thread's. What ignores a signal, as under nohup, goes on ignoring it.
+    # Only the main thread can set handlers. Signals that are ignored, as under nohup, stay ignored.
     is_main = threading.current_thread() is threading.main_thread()
     before = {
         number: signal.getsignal(number)
@@ -51,9 +51,9 @@ def until_interrupted(work: Callable[[], int], line: str) -> int:
     }
 
     def interrupt(number, frame):
-        # A second signal must not interrupt the stopping.
-        for each in before:
-            signal.signal(each, signal.SIG_IGN)
+        # A second signal must not interrupt the stopping of children.
+        for handled in before:
+            signal.signal(handled, signal.SIG_IGN)
         raise _Interrupted(number)
 
     try:
@@ -72,10 +72,10 @@ def until_interrupted(work: Callable[[], int], line: str) -> int:
 def run(
     command: Sequence[str], timeout: float | None = None, **options: Any
 ) -> subprocess.CompletedProcess:
-    """`subprocess.run` of a child that ends with this process; `options` are `start`'s.
+    """`subprocess.run` of a child that ends with this process; `options` as in `start`.
 
     Raises:
-      subprocess.TimeoutExpired: it was stopped after `timeout` seconds.
+      subprocess.TimeoutExpired: the child was stopped after `timeout` seconds.
     """
     child = start(command, **options)
     try:
@@ -86,7 +86,7 @@ def run(
 
 
 def start(command: Sequence[str], **options: Any) -> subprocess.Popen:
-    """Starts a program that ends with this process, even where this one is killed (Linux).
+    """Starts a program that ends with this process, even if this one is killed (on Linux).
 
     Args:
       command: the program and its arguments.
@@ -94,11 +94,11 @@ def start(command: Sequence[str], **options: Any) -> subprocess.Popen:
     """
     parent = os.getpid()
     with warnings.catch_warnings():
-        # JAX warns of forks: its threads' locks stay locked in the child, which takes none of them.
+        # JAX warns of forks, since its threads' locks stay locked in the child. The child uses none.
         warnings.simplefilter("ignore", RuntimeWarning)
         return subprocess.Popen(
             command,
-            # Ctrl-C is this process's to handle; it ends the others.
+            # Only this process gets Ctrl-C; it ends the others.
             start_new_session=True,
             preexec_fn=lambda: _end_with(parent),
             **options,
@@ -106,11 +106,11 @@ def start(command: Sequence[str], **options: Any) -> subprocess.Popen:
 
 
 def stop(children: Sequence[subprocess.Popen], seconds: float = _SECONDS_TO_END) -> None:
-    """Ends children of `start` that still run, with what they started themselves.
+    """Ends children of `start` that still run, and the processes that these started.
 
     Args:
-      children: all of them end at once.
-      seconds: that they have to end their own children before they are killed; 0 kills at once.
+      children: processes, which are ended at the same time.
+      seconds: how long they may take to end their children before they are killed; 0 kills at once.
     """
     deadline = time.monotonic() + seconds
     if seconds:
@@ -123,7 +123,7 @@ def stop(children: Sequence[subprocess.Popen], seconds: float = _SECONDS_TO_END)
 
 
 def _signal(children: Sequence[subprocess.Popen], number: int) -> None:
-    """Sends a signal to the children that run, and to whatever is of their process groups."""
+    """Sends a signal to the process groups of the children that run."""
     for child in children:
         if child.poll() is None:
             with contextlib.suppress(ProcessLookupError):
@@ -131,12 +131,12 @@ def _signal(children: Sequence[subprocess.Popen], number: int) -> None:
 
 
 def end_with_parent() -> None:
-    """Makes this process end with the one that started it; for what another library starts."""
+    """Makes this process end with its parent; for processes that another library starts."""
     _end_with(os.getppid())
 
 
 def _end_with(parent: int) -> None:
-    """Asks the kernel to kill this process when its parent is gone, even by SIGKILL."""
+    """Asks the kernel to kill this process when its parent ends, even by SIGKILL."""
     if sys.platform == "linux":
         _LIBC.prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)
         if os.getppid() != parent:

@@ -9,7 +9,7 @@ PyTree = Any
 
 
 class Communication(NamedTuple):
-    """Bytes of one participation of one client."""
+    """Bytes that a client downloads (`down`) and uploads (`up`) in one participation."""
 
     down: int
     up: int

@@ -1,4 +1,4 @@
-"""Along the devices of a mesh and the processes of a run: who this is, sums, everybody's values."""
+"""Devices of a mesh and processes of a run: this device's index, sums, and all processes' values."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ PyTree = Any
 
 
 def this_device(axis_name: str | None) -> tuple[int, jax.Array]:
-    """(how many devices there are along a mesh axis, which one this is); (1, 0) without an axis."""
+    """(number of devices along a mesh axis, this device's index); (1, 0) without an axis."""
     if axis_name is None:
         return 1, jnp.zeros((), jnp.int32)
     return jax.lax.axis_size(axis_name), jax.lax.axis_index(axis_name)
@@ -19,8 +19,8 @@ def this_device(axis_name: str | None) -> tuple[int, jax.Array]:
 def sum_over_devices(tree: PyTree, axis_name: str | None) -> PyTree:
     """Sums a pytree over a named mesh axis in one collective per dtype.
 
-    One flat all-reduce has one latency, and on virtual CPU devices several independent ones can
-    each hold a thread that another is waiting for.
+    One flat all-reduce has one latency. On virtual CPU devices several independent ones can deadlock:
+    each can hold a thread that another waits for.
     """
     if axis_name is None:
         return tree
@@ -32,13 +32,13 @@ def sum_over_devices(tree: PyTree, axis_name: str | None) -> PyTree:
         start = 0
         for i in index:
             part = flat[start : start + leaves[i].size].reshape(leaves[i].shape)
-            summed[i] = part.astype(dtype)  # sums of bools come back as integers
+            summed[i] = part.astype(dtype)  # `psum` returns integers for bools
             start += leaves[i].size
     return jax.tree.unflatten(structure, summed)
 
 
 def from_all_processes(value: int) -> list[int]:
-    """Every process's value (below 2**31), in their order, on every process."""
+    """The values (below 2**31) of all processes, in their order, on every process."""
     if jax.process_count() == 1:
         return [value]
     from jax.experimental import multihost_utils

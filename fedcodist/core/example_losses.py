@@ -1,4 +1,4 @@
-"""Losses and metrics per example: the shapes that they must have, and a mean made into one of each."""
+"""Losses and metrics per example: checks of their shapes, and a loss per example made of a mean."""
 
 import itertools
 from collections.abc import Callable, Mapping
@@ -9,7 +9,8 @@ import jax.numpy as jnp
 
 Batch = Mapping[str, jax.Array]
 Loss = Callable[[Any, Batch], jax.Array]
-_SIZES = (11, 13)  # of batches, two, so that a constant is not taken for one number per example
+# Two sizes of batches, so that a constant is not taken for one number per example.
+_SIZES = (11, 13)
 _MOST_GUESSES = 300
 
 
@@ -18,9 +19,9 @@ class WrongShape(ValueError):
 
 
 def per_example(mean: Callable[[Any, Batch], jax.Array]) -> Loss:
-    """A loss per example, [batch], of one that is a mean over a batch, as in Flax's examples.
+    """Makes a loss per example, [batch], of a mean over a batch, as in Flax's examples.
 
-    It is called with every example as a batch of one, so examples that only fill a batch do not count.
+    `mean` is called with every example as a batch of one, so padding does not count.
 
     Args:
       mean: (outputs, batch) -> scalar. All outputs must have the batch as their first axis.
@@ -36,9 +37,9 @@ def per_example(mean: Callable[[Any, Batch], jax.Array]) -> Loss:
         axes = {name: 0 if _shape(column)[:1] == size else None for name, column in batch.items()}
 
         def of_one(outputs, batch):
-            one = lambda tree: jax.tree.map(lambda leaf: leaf[None], tree)
+            as_batch = lambda tree: jax.tree.map(lambda leaf: leaf[None], tree)
             alone = {n: column if axes[n] is None else column[None] for n, column in batch.items()}
-            value = mean(one(outputs), alone)
+            value = mean(as_batch(outputs), alone)
             if jnp.size(value) != 1:
                 raise ValueError(
                     "per_example must be given a loss that returns one number for a batch, got "
@@ -52,10 +53,10 @@ def per_example(mean: Callable[[Any, Batch], jax.Array]) -> Loss:
 
 
 def checked_loss(loss: Loss, outputs: Any, batch: Batch, name: str = "loss") -> jax.Array:
-    """The loss of each example, [batch]. Shapes are known when a program is traced: it costs nothing.
+    """The loss of each example, [batch]. The check happens at trace time and costs nothing in a run.
 
     Raises:
-      ValueError, TypeError: one line; a loss of another shape or of integers.
+      ValueError, TypeError: names the loss, if it has another shape or is of integers.
     """
     values = loss(outputs, batch)
     _check_values(name, values, number_of_examples(batch))
@@ -70,7 +71,7 @@ def checked_statistic(
     """A metric's values and weights, [batch] each.
 
     Raises:
-      ValueError: one line; anything else than two arrays of these shapes.
+      ValueError: names the metric, if it returns anything but two arrays of these shapes.
     """
     pair = statistic(outputs, batch)
     if not (isinstance(pair, tuple | list) and len(pair) == 2):
@@ -85,7 +86,7 @@ def checked_statistic(
 
 
 def number_of_examples(batch: Batch) -> int:
-    """The length of a batch, padding included: of its first column."""
+    """The length of a batch's first column, padding included."""
     return _shape(next(iter(batch.values())))[0]
 
 
@@ -97,18 +98,17 @@ def check_by_shape(
 ) -> None:
     """Checks a model's loss and metrics by shape, as far as that can be done without its data.
 
-    Columns beside the inputs are guessed: what is of the wrong shape for all guesses is refused. The
-    rest is checked with the data, before an experiment compiles anything.
+    Columns beside the inputs are guessed. A loss or metric of a wrong shape for all guesses is refused.
+    The rest is checked with the data, before an experiment compiles anything.
 
     Args:
-      loss, metrics: a Model's; None and no metrics where they are known.
+      loss, metrics: a Model's; None and no metrics where they need no check.
       inputs: the network's, columns or shapes with a leading batch axis.
       outputs_of: inputs -> shapes of the outputs.
 
     Raises:
-      ValueError, TypeError: one line.
+      ValueError, TypeError: names the loss or metric.
     """
-
     if loss is None and not metrics:
         return
 
@@ -119,7 +119,7 @@ def check_by_shape(
     try:
         cases = [(batch, outputs_of(batch)) for batch in map(resized, _SIZES)]
     except Exception:
-        # A network for batches of one size.
+        # Some networks take batches of one size only.
         cases = [(resized(number_of_examples(inputs)), outputs_of(inputs))]
     if loss is not None:
         _check_guessed(lambda *case: checked_loss(loss, *case), cases)
@@ -128,7 +128,7 @@ def check_by_shape(
 
 
 def _check_guessed(check, cases):
-    """Raises what `check` raises unless some columns pass it in all cases; nothing if all is unknown."""
+    """Raises the error of `check` if it refuses all guessed columns; not if it never gets that far."""
     refused: Exception | None = None
     guesses = 0
     names: list[str] = []
@@ -146,8 +146,8 @@ def _check_guessed(check, cases):
                     guessed = {n: columns[k] for n, k in zip(names, kind, strict=True)}
                     jax.eval_shape(lambda o, b: _noted(check, o, b), outputs, {**batch, **guessed})
                 return
-            except _Refused as found:
-                refused = refused or found.error
+            except _Refused as refusal:
+                refused = refused or refusal.error
             except KeyError as missing:
                 unknown = missing.args[0] if missing.args else None
                 break
@@ -162,7 +162,7 @@ def _check_guessed(check, cases):
 
 
 class _Refused(Exception):
-    """A shape that is wrong, told apart from errors of columns that do not fit."""
+    """A wrong shape, as distinct from errors of guessed columns that do not fit."""
 
     def __init__(self, error: Exception):
         super().__init__(str(error))
@@ -177,7 +177,7 @@ def _noted(check, outputs, batch):
 
 
 def _guesses(batch, outputs):
-    """Columns that a loss may read beside the inputs: labels first, then like what is known."""
+    """Shapes that a column beside the inputs may have: of labels first, then of inputs and outputs."""
     size = number_of_examples(batch)
     known = [
         leaf.shape for leaf in jax.tree.leaves((outputs, dict(batch))) if leaf.shape[:1] == (size,)

@@ -6,7 +6,7 @@ from typing import Any
 
 
 def write_atomically(path: Path, content: bytes) -> None:
-    """Replaces a file by new content, or leaves it as it was."""
+    """Replaces a file's content, or leaves it unchanged if that fails."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         with open(temporary, "wb") as file:
@@ -25,5 +25,5 @@ def write_atomically(path: Path, content: bytes) -> None:
 
 
 def write_all(file: Any, content: bytes) -> None:
-    """Writes bytes to an open file; the one place where a full disk shows."""
+    """Writes bytes to an open file. Tests replace this function to simulate a full disk."""
     file.write(content)

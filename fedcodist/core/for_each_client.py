@@ -25,16 +25,16 @@ class Execution(NamedTuple):
     """How clients are executed. Results agree up to float reassociation.
 
     Attributes:
-      loop: 'scan' one client after another, 'vmap' `chunk_size` clients at once, or 'eager' a Python
-        loop, for debugging with prints: called outside of any compilation, as `as_fedjax` does.
-      chunk_size: clients per chunk of 'vmap'; 'scan' and 'eager' have none.
+      loop: 'scan': one client after another; 'vmap': `chunk_size` clients at once; 'eager': a Python
+        loop for debugging with prints, outside of any compilation, as `as_fedjax` calls it.
+      chunk_size: clients per chunk of 'vmap'; not used by 'scan' and 'eager'.
     """
 
     loop: str = "scan"
     chunk_size: int = 1
 
     def check(self, name: str) -> None:
-        """Raises one line for another loop, or a chunk of no clients."""
+        """Raises ValueError that names the field for an unknown loop or a chunk size below 1."""
         if self.loop not in ("scan", "vmap", "eager"):
             raise ValueError(f"{name}.loop must be 'scan', 'vmap' or 'eager', got {self.loop!r}.")
         check_integer(f"{name}.chunk_size", self.chunk_size, low=1)
@@ -84,6 +84,9 @@ def for_each_client(
       axis_name: the mesh axis over which clients are dealt when the caller runs inside `shard_map` or
         `pmap`; None on one device.
       individual_results: whether to return every client's result too (FedDF, FedBE, ...).
+
+    Raises:
+      ValueError: names the field of `execution` that is not allowed.
     """
     chex.assert_equal_shape([cohort.clients, cohort.starts, cohort.sizes])
     execution.check("execution")
@@ -119,9 +122,9 @@ def for_each_client(
 def dealing_order(sizes: Any, devices: int) -> Any:
     """The order in which a cohort's clients are dealt to devices one by one.
 
-    The client at place r goes to device r % devices, whatever the chunk, so a host can gather what its
-    devices will read. Largest first, and every second turn goes back from the last device to the first
-    one, or the first would get the larger ones in every turn.
+    The client at place r goes to device r % devices, for every chunk size, so a host can gather what its
+    devices will read. The largest clients come first. Every second turn goes from the last device back
+    to the first; otherwise the first would get the largest client of every turn.
 
     Args:
       sizes: integers [cohort], a NumPy or a JAX array.
@@ -154,12 +157,12 @@ def _run_slots(client_update, prepare, message, client_states, cohort, key, loop
     client_keys = jax.vmap(lambda client: keys.derive(key, client))(cohort.clients[safe])
     slot_client_states = jax.tree.map(lambda leaf: leaf[safe], client_states)
 
-    def one(start, size, client_key, client_state, is_real):
+    def one_client(start, size, client_key, client_state, is_real):
         result = client_update(
             message, client_state, dataclasses.replace(data, start=start, size=size), client_key
         )
         result = result._replace(weight=jnp.where(is_real, result.weight, 0))
-        # Not by weight alone: `prepare` may ignore weights, and no steps may give no number.
+        # A weight of 0 is not enough: `prepare` may ignore weights, and no steps may give NaN.
         prepared = jax.tree.map(
             lambda leaf: jnp.where(is_real, leaf, jnp.zeros_like(leaf)),
             prepare(result, keys.derive(client_key, "reduce")),
@@ -168,9 +171,9 @@ def _run_slots(client_update, prepare, message, client_states, cohort, key, loop
 
     arguments = (data.start, sizes, client_keys, slot_client_states, real)
     if len(slots) == 1:
-        prepared, result = one(*jax.tree.map(lambda leaf: leaf[0], arguments))
+        prepared, result = one_client(*jax.tree.map(lambda leaf: leaf[0], arguments))
         return prepared, jax.tree.map(lambda leaf: leaf[None], result)
-    prepared, result = jax.vmap(one)(*arguments)
+    prepared, result = jax.vmap(one_client)(*arguments)
     return jax.tree.map(lambda leaf: jnp.sum(leaf, axis=0), prepared), result
 
 

@@ -1,4 +1,4 @@
-"""A cohort is a view: flat columns, and where each invited client's rows lie in them."""
+"""What a round reads: cohorts as views of flat columns, and examples of other data sets."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -9,11 +9,11 @@ import jax
 
 @flax.struct.dataclass
 class ClientData:
-    """One client's examples: rows start .. start + size of flat columns.
+    """One client's examples: start to start + size of flat columns.
 
     Attributes:
-      columns: name -> array [rows, ...], shared by all clients and never copied per client.
-      start: int32 scalar, the client's first row.
+      columns: name -> array [examples, ...], shared by all clients and never copied per client.
+      start: int32 scalar, the client's first example.
       size: int32 scalar, its number of examples; 0 for a slot that only fills a chunk.
       bound: int32 scalar, the largest size among the clients handled together with this one.
       capacity: the largest size of any client of the data.
@@ -33,10 +33,10 @@ class Cohort:
     """The clients invited to one round of one pool.
 
     Attributes:
-      columns: name -> array [rows, ...]: the whole data set on the device, or a buffer with the
-        cohort's rows when data is streamed from the host.
+      columns: name -> array [examples, ...]: the whole data set on the device, or a buffer with the
+        cohort's examples when data is streamed from the host.
       clients: int32 [cohort], global client indices; random keys follow these.
-      starts: int32 [cohort], first row of each client in `columns`.
+      starts: int32 [cohort], first example of each client in `columns`.
       sizes: int32 [cohort], examples of each client.
       capacity: the largest size of any client of the data.
     """
@@ -53,8 +53,8 @@ class Examples:
     """Examples without clients, such as the server's unlabelled data.
 
     Attributes:
-      columns: name -> array [rows, ...].
-      indices: int32 [steps, batch], the rows of each step's batch; -1 everywhere in a round that
+      columns: name -> array [examples, ...].
+      indices: int32 [steps, batch], the examples of each step's batch; -1 everywhere in a round that
         does not use them.
     """
 
@@ -68,7 +68,7 @@ class Selection:
 
     Attributes:
       clients: pool -> int32 [cohort], client indices.
-      examples: data set -> int32 [steps, batch], places in it.
+      examples: data set -> int32 [steps, batch], indices of examples.
     """
 
     clients: Mapping[str, jax.Array]
@@ -89,8 +89,8 @@ class Round:
 
     Attributes:
       index: int32 scalar, from 0.
-      key: the run's root key; every draw derives from it its purpose, `index` and what else it is of.
-      inputs: the cohorts' data, and examples that are not clients'.
+      key: the run's root key. Every draw derives its key from this one by its purpose and `index`.
+      inputs: the cohorts' data, and examples of other data sets.
       axis_name: the mesh axis over which devices share the work; None on one device.
     """
 

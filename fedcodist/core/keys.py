@@ -1,4 +1,4 @@
-"""Random keys: every draw is derived from one root key by what it is for."""
+"""Random keys: every draw's key is derived from one root key by its purpose."""
 
 import zlib
 
@@ -8,8 +8,8 @@ import jax
 def derive(key: jax.Array, *path: str | int | jax.Array) -> jax.Array:
     """Returns the key for one purpose, such as `derive(root, 'clients', round, pool, client)`.
 
-    Keys depend on nothing but the root and the path: not on how many draws came before, on which
-    device they happen, or on which other pools exist. So methods that share a root share their
+    Keys depend on the root and the path alone: not on earlier draws, on the device, or on which other
+    pools exist. So methods that share a root share their
     cohorts and batch orders, and a resumed run draws what an uninterrupted one would.
 
     Args:

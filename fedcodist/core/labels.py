@@ -1,4 +1,4 @@
-"""Labels as a network's outputs count them, in whatever plain form data have them."""
+"""Labels as integer classes, made of the forms in which data sets have them."""
 
 import jax
 import jax.numpy as jnp
@@ -13,18 +13,18 @@ def class_labels(
 ) -> jax.Array:
     """Labels as whole numbers, one per example.
 
-    Bool is 0 and 1; a last axis of length 1, as Keras has it for CIFAR, is left out; of one-hot vectors
-    the class is taken. Whole numbers [batch] come back as they are.
+    Bool becomes 0 and 1. A last axis of length 1, as in Keras' CIFAR, is removed. One-hot vectors become
+    their class. Whole numbers [batch] are returned unchanged.
 
     Args:
       labels: whole numbers or bool [batch] or [batch, 1], or one-hot [batch, num_classes] of any type;
-        `check_experiment` looks at the data whether these are one-hot.
+        `check_experiment` checks on the data that these are one-hot.
       num_classes: the width of the network's outputs.
       rank: axes of labels that are whole numbers: more than 1 where an example has several.
-      name: of their column, for messages.
+      name: the labels' column, for messages.
 
     Raises:
-      ValueError: one line; labels of another shape or type.
+      ValueError: names the column, if labels have another shape or type.
     """
     if labels.ndim == rank + 1 and labels.shape[-1] == 1:
         labels = labels[..., 0]
@@ -48,5 +48,5 @@ def class_of_one_hot(vectors: jax.Array) -> jax.Array:
 
 @jax.jit
 def is_clicked(labels: jax.Array) -> jax.Array:
-    """Of labels [..., candidates] that are 1, 0 or, for padding, -1: which are 1."""
+    """Which labels [..., candidates] are 1; others are 0, or -1 for padding."""
     return labels == 1

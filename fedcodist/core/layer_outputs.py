@@ -1,4 +1,4 @@
-"""Networks that show what is between their layers, for distillation of more than logits."""
+"""Networks that return their layers' outputs beside logits, for distillation of more than logits."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -12,15 +12,15 @@ from fedcodist.core.model import Model, cross_entropy, from_flax_linen
 
 
 class LayerOutputs(NamedTuple):
-    """What such a network returns.
+    """Logits and layers' outputs of a network.
 
     Attributes:
       logits: [batch, classes].
-      hidden: one [batch, ..., width] per layer, from the inputs to the outputs; a tuple of them, of
-        one width, where a layer reads several inputs.
-      attention: one [batch, heads, ..., queries, keys] per layer of those that attend, or such a tuple.
-      is_real: of text, bool [batch, ..., positions], false for padding, or a tuple of one for each input
-        that the layers read; None where a network has no padding or does not tell.
+      hidden: an array [batch, ..., width] per layer, from the inputs to the outputs. Where a layer reads
+        several inputs, a tuple of arrays of one width, one per input.
+      attention: an array [batch, heads, ..., queries, keys] per attention layer, or a tuple per layer.
+      is_real: for text, bool [batch, ..., positions], false for padding; a tuple where layers read
+        several inputs. None where a network has no padding or does not return it.
     """
 
     logits: jax.Array
@@ -30,19 +30,19 @@ class LayerOutputs(NamedTuple):
 
 
 def with_layers(module: Any, example: jax.Array, layers: Sequence[str], **options: Any) -> Model:
-    """A Model of any Flax linen module that returns logits: some submodules' outputs are `hidden`.
+    """Makes a Model of a Flax linen module whose `hidden` are the outputs of some submodules.
 
-    Images [batch, height, width, channels] between layers are pooled to their mean over positions.
-    Parameters and their first values are those of `from_flax_linen`.
+    Images [batch, height, width, channels] between layers become their mean over positions. Parameters
+    and their first values are those of `from_flax_linen`.
 
     Args:
-      module: a `flax.linen.Module`.
+      module: a `flax.linen.Module` that returns logits.
       example: inputs with a leading batch axis.
       layers: submodules' names in the network's order, such as 'Dense_0' or 'block1/Conv_0'.
       options: as in `from_flax_linen`.
 
     Raises:
-      ValueError: one line; a name that no submodule has.
+      ValueError: names `layers`, if no submodule has such a name.
     """
     plain = from_flax_linen(module, example, **options)
 
@@ -64,11 +64,11 @@ def with_layers(module: Any, example: jax.Array, layers: Sequence[str], **option
         return LayerOutputs(logits, tuple(pooled(outputs[name]) for name in layers)), mutable
 
     def names(key):
-        found.extend(called(plain.init(key), {options.get("inputs", "image"): example}, {})[1])
+        paths.extend(called(plain.init(key), {options.get("inputs", "image"): example}, {})[1])
 
-    found: list[str] = []
+    paths: list[str] = []
     jax.eval_shape(names, jax.eval_shape(lambda: jax.random.key(0)))
-    known = [name for name in found if name]
+    known = [name for name in paths if name]
     for name in layers:
         if name not in known:
             raise ValueError(f"layers must be of {known}, got {name!r}.")
@@ -80,7 +80,7 @@ def with_layers(module: Any, example: jax.Array, layers: Sequence[str], **option
 
 
 def of_logits(function: Callable[[jax.Array, Any], Any]) -> Callable[[Any, Any], Any]:
-    """A loss or statistic of (logits, batch) as one of (`LayerOutputs`, batch), or of logits still."""
+    """Makes a loss or statistic of logits accept `LayerOutputs` too."""
     return lambda outputs, batch: function(logits_of(outputs), batch)
 
 
@@ -90,10 +90,10 @@ def pooled(hidden: jax.Array) -> jax.Array:
 
 
 def logits_of(outputs: Any) -> Any:
-    """A network's outputs without its layers, if it shows any: what other models learn from."""
+    """The logits of a network's outputs, with or without layers."""
     return outputs.logits if isinstance(outputs, LayerOutputs) else outputs
 
 
 def as_layers(outputs: Any) -> LayerOutputs:
-    """A network's outputs, where plain logits are those of a network that shows no layers."""
+    """A network's outputs as `LayerOutputs`; plain logits get no layers."""
     return outputs if isinstance(outputs, LayerOutputs) else LayerOutputs(outputs)

@@ -1,4 +1,4 @@
-"""Training by steps on endless streams, for clients who meet every so many steps and not epochs."""
+"""Local training by steps on an endless stream of examples, for clients who meet every so many steps."""
 
 import functools
 from collections.abc import Callable
@@ -18,9 +18,9 @@ from fedcodist.core.model import Model, Variables
 from fedcodist.core.shuffling import stream_positions
 
 PyTree = Any
-# What the clients' keys are for; one key for all rounds and for all methods.
+# The purpose of the clients' keys, which are the same in all rounds and methods.
 CLIENT_STEPS = "client_steps"
-# (variables after the private half of a step, step counted over the run, index in the round, key)
+# (variables with the private batch's mutable state, step of the run, step of the round, key)
 # -> (gradient of a further term, mutable state, metrics)
 FurtherTerm = Callable[
     [Variables, jax.Array, jax.Array, jax.Array], tuple[PyTree, PyTree, dict[str, jax.Array]]
@@ -28,7 +28,7 @@ FurtherTerm = Callable[
 
 
 def cosine_decay(rate: Any, done: jax.Array) -> jax.Array:
-    """rate (1 + cos(pi done)) / 2, where `done` in [0, 1) is the share of the run's steps made."""
+    """The rate at a share `done` in [0, 1) of the run's steps: rate (1 + cos(pi done)) / 2."""
     return rate * (1 + jnp.cos(jnp.pi * done)) / 2
 
 
@@ -37,11 +37,11 @@ class StepTraining(NamedTuple):
 
     Attributes:
       optimizer: learning rate -> optax optimizer.
-      batch_size: private examples per step, always that many: the stream of a client's examples is
-        reshuffled and goes on where it ends, so a batch may span two passes.
+      batch_size: private examples per step. Batches are always full: a client's examples are shuffled
+        again after every pass, and a batch may span two passes.
       steps: per round; clients meet between rounds.
       preprocess: (batch, key, positions) -> batch, of private examples.
-      schedule: (learning rate, share of the run's steps made) -> that step's learning rate.
+      schedule: (learning rate, share of the run's steps done) -> the step's learning rate.
     """
 
     optimizer: OptimizerFactory = lambda rate: optax.sgd(rate, momentum=0.9)
@@ -52,23 +52,23 @@ class StepTraining(NamedTuple):
 
 
 class Learner(NamedTuple):
-    """A client's model and its optimizer's state, which goes on over all rounds."""
+    """A client's model and its optimizer's state, which is kept over all rounds."""
 
     variables: Variables
     optimizer_state: PyTree
 
 
 def check_step_training(training: StepTraining, num_rounds: int) -> None:
-    """Raises one line for numbers that make no sense, or an optimizer already made."""
+    """Raises ValueError or TypeError that names the argument which is not allowed."""
     check_factory("training.optimizer", training.optimizer)
     check_stream("training.batch_size", training.batch_size, "training.steps", training.steps)
     check_integer("num_rounds", num_rounds, low=1)
 
 
 def start_learners(training: StepTraining, models: dict[str, Variables]) -> dict[str, Learner]:
-    """Models, architecture -> leaves [group, ...], with fresh optimizers."""
+    """Gives models, architecture -> leaves [group, ...], fresh optimizer states."""
     fresh = jax.vmap(functools.partial(lasting_state, "training.optimizer", training.optimizer))
-    return {name: Learner(each, fresh(each.params)) for name, each in models.items()}
+    return {name: Learner(variables, fresh(variables.params)) for name, variables in models.items()}
 
 
 def train_steps(
@@ -83,27 +83,27 @@ def train_steps(
     further: FurtherTerm | None = None,
     further_metrics: tuple[str, ...] = (),
 ) -> tuple[Learner, dict[str, jax.Array]]:
-    """One round of a client's steps. A client without examples here (data.bound 0) makes none.
+    """Trains a client for one round of steps. A client without examples (data.bound 0) makes none.
 
     Batches, preprocessing and dropout depend on the key and the step alone, so methods that share a key
-    see the same private batches, whatever they do besides.
+    see the same private batches.
 
     Args:
       model: the network.
-      training: how.
-      learner: where the round begins.
+      training: optimizer, batch size, steps, preprocessing and schedule.
+      learner: the client's model and optimizer state before the round.
       data: the client's examples.
-      key: the client's own, the same in all rounds.
+      key: the client's key, the same in all rounds.
       round: counted from 0.
       num_rounds: of the run, for the schedule.
-      learning_rate: the first one, may be traced.
+      learning_rate: before the schedule, may be traced.
       further: a term beside the model's loss on private examples. Its gradient is added.
-      further_metrics: the names of its metrics.
+      further_metrics: the names of the term's metrics.
 
     Returns:
-      The learner after the round; means over steps of the private `loss` and of the term's metrics.
+      The learner after the round, and means over steps of the private `loss` and the term's metrics.
     """
-    rows = data.start + stream_positions(
+    indices = data.start + stream_positions(
         keys.derive(key, "private"),
         jnp.asarray(round, jnp.uint32) * (training.steps * training.batch_size),
         training.steps * training.batch_size,
@@ -116,7 +116,9 @@ def train_steps(
         step = round * training.steps + index
         step_key = keys.derive(key, "step", step)
         input_key = keys.derive(step_key, "input")
-        batch = batches.read(data.columns, rows[index], training.preprocess, input_key, positions)
+        batch = batches.read(
+            data.columns, indices[index], training.preprocess, input_key, positions
+        )
 
         def private_loss(params):
             outputs, mutable = model.apply(
@@ -130,8 +132,8 @@ def train_steps(
         (loss, mutable), gradient = jax.value_and_grad(private_loss, has_aux=True)(variables.params)
         metrics = {"loss": loss}
         if further is not None:
-            # A gradient of its own, and not that of a sum of losses: without weight it adds zeros to
-            # what a client computes that trains alone.
+            # Gradients are added, not losses: a term of weight 0 then adds zeros, and the client trains
+            # to the bit as one without the term.
             extra, mutable, more = further(
                 Variables(variables.params, mutable), step, index, keys.derive(step_key, "further")
             )

@@ -1,4 +1,4 @@
-"""Local training: epochs of mini-batch descent on one client, with hooks for a method's own terms."""
+"""Local training: epochs of mini-batch descent on one client, with hooks for a method's terms."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -40,22 +40,22 @@ class LocalTraining(NamedTuple):
 def check_training(
     name: str, training: LocalTraining, fewest_epochs: int = 1, learning_rate: PyTree = 0.1
 ) -> None:
-    """Raises one line for batches or epochs that make no sense, or an optimizer already made."""
+    """Raises ValueError or TypeError that names the field of `training` which is not allowed."""
     check_factory(f"{name}.optimizer", training.optimizer, learning_rate)
     check_integer(f"{name}.batch_size", training.batch_size, low=1)
     check_integer(f"{name}.epochs", training.epochs, low=fewest_epochs, high=MOST_EPOCHS)
 
 
 def batch_size_for(batch_size: int, capacity: int) -> int:
-    """The batch size, or the largest client's examples where it is far beyond them.
+    """The batch size, at most the largest client's examples where it is far larger than they are.
 
-    What is left out is padding, which changes nothing but takes memory: people write 10**9 for all.
+    Only padding is left out, which changes nothing but takes memory: people write 10**9 for "all".
     """
     return max(capacity, 1) if batch_size > max(capacity, _LARGEST_PADDED_BATCH) else batch_size
 
 
 def check_factory(name: str, factory: Any, learning_rate: PyTree = 0.1) -> None:
-    """Raises one line unless `factory` makes an optax optimizer of a learning rate, or of several."""
+    """Raises TypeError that names the argument unless `factory` makes an optax optimizer of a rate."""
     promise = (
         f"{name} must be a function of the learning rate, such as optax.sgd itself or "
         "lambda rate: optax.adam(rate, eps=1e-5)"
@@ -73,10 +73,10 @@ def check_factory(name: str, factory: Any, learning_rate: PyTree = 0.1) -> None:
 
 
 def lasting_state(name: str, factory: OptimizerFactory, params: PyTree) -> PyTree:
-    """The first state of an optimizer that goes on over rounds, each at the rate of its own.
+    """The first state of an optimizer that continues over rounds, with a learning rate for every round.
 
     Raises:
-      ValueError: one line; an optimizer that keeps its learning rate, and so would stay at the first.
+      ValueError: names the optimizer; it keeps its learning rate in its state, so the first would stay.
     """
     state = factory(0.0).init(params)
     keeps_rate = lambda node: hasattr(node, "hyperparams")
@@ -89,8 +89,15 @@ def lasting_state(name: str, factory: OptimizerFactory, params: PyTree) -> PyTre
 
 
 class TrainedClient(NamedTuple):
-    """The outcome: variables after training, steps taken, the mean training loss, how many examples
-    were seen, each as often as there are epochs, and the optimizer's state after the last step."""
+    """A client after local training.
+
+    Attributes:
+      variables: the trained model.
+      num_steps: int32 scalar, optimizer steps taken.
+      loss: float32 scalar, the training loss averaged over steps.
+      num_examples: int32 scalar, examples seen, each counted once per epoch.
+      optimizer_state: after the last step.
+    """
 
     variables: Variables
     num_steps: jax.Array
@@ -112,23 +119,26 @@ def train_client(
 ) -> TrainedClient:
     """Trains a copy of `variables` on one client's examples.
 
-    Each epoch visits every example once in a random order. Steps that exist only because clients of
-    different sizes are handled together change nothing, and padded examples have no weight in
-    losses and batch statistics.
+    Each epoch visits every example once in a random order. A client that is trained together with
+    larger ones makes as many steps as they do; the steps beyond its own change nothing. Padded examples
+    have no weight in losses and batch statistics.
 
     Args:
       model: the network.
       training: optimizer, batch size, epochs and preprocessing.
       variables: where training starts.
-      data: the client's rows.
+      data: the client's examples.
       key: drives the order of examples, preprocessing and dropout.
       learning_rate: client learning rate, may be traced.
       gradient_hook: (gradient, params) -> gradient, such as FedProx's or SCAFFOLD's term.
       loss_hook: (outputs, batch) -> per-example loss [batch] in place of the model's.
-      optimizer_state: where the optimizer goes on; a fresh one where not given.
+      optimizer_state: where the optimizer continues; a fresh one where not given.
 
     Returns:
-      The trained variables; the loss is averaged over steps, each at its own parameters.
+      The trained client. Every step's loss is computed at the parameters before that step.
+
+    Raises:
+      ValueError, TypeError: names the field of `training` that is not allowed.
     """
     check_training("training", training, 0, learning_rate)
     batch_size, epochs = batch_size_for(training.batch_size, data.capacity), training.epochs
@@ -159,12 +169,12 @@ def train_client(
         step_in_epoch = index % jnp.maximum(steps_per_epoch, 1)
         first = step_in_epoch * batch_size
         epoch = jnp.minimum(index // jnp.maximum(steps_per_epoch, 1), epochs - 1)
-        rows = jax.lax.dynamic_slice(order, (epoch, first), (1, batch_size))[0]
+        examples = jax.lax.dynamic_slice(order, (epoch, first), (1, batch_size))[0]
         mask = (first + jnp.arange(batch_size) < data.size).astype(jnp.float32)
         step_key = keys.derive(key, "step", index)
         with jax.named_scope("input"):
             input_key, positions = keys.derive(step_key, "input"), jnp.arange(batch_size)
-            batch = batches.read(data.columns, rows, training.preprocess, input_key, positions)
+            batch = batches.read(data.columns, examples, training.preprocess, input_key, positions)
         (value, new_mutable), gradient = jax.value_and_grad(loss, has_aux=True)(
             params, mutable, batch, mask, keys.derive(step_key, "dropout")
         )
@@ -195,7 +205,7 @@ def train_client(
 
 
 def last_gradient() -> optax.GradientTransformation:
-    """An optimizer that leaves parameters where they are; its state is the last gradient."""
+    """An optimizer that does not change parameters; its state is the last gradient."""
     zeros = lambda tree: jax.tree.map(jnp.zeros_like, tree)
     return optax.GradientTransformation(
         zeros, lambda gradient, state, params=None: (zeros(gradient), gradient)
@@ -210,18 +220,18 @@ def gradient_of_a_batch(
     key: jax.Array,
     loss_hook: Callable[[Any, Batch], jax.Array] | None = None,
 ) -> PyTree:
-    """The gradient of a client's loss on one batch of its examples, as its first step would see it.
+    """The gradient of a client's loss on one batch of its examples, as in a first step.
 
-    Arguments are `train_client`'s. Nothing is trained.
+    Arguments are those of `train_client`. Nothing is trained.
     """
     batch = drawn_examples(data, training.batch_size, keys.derive(key, "batch"))
-    looking = training._replace(optimizer=lambda rate: last_gradient(), epochs=1)
-    trained = train_client(model, looking, variables, batch, key, 0.0, loss_hook=loss_hook)
+    without_steps = training._replace(optimizer=lambda rate: last_gradient(), epochs=1)
+    trained = train_client(model, without_steps, variables, batch, key, 0.0, loss_hook=loss_hook)
     return trained.optimizer_state
 
 
 def _example_order(key, data: ClientData, batch_size: int, epochs: int) -> jax.Array:
-    """Returns the rows of every epoch in visiting order, int32 [epochs, padded capacity]."""
+    """The indices of every epoch's examples in visiting order, int32 [epochs, padded capacity]."""
     padded = -(-data.capacity // batch_size) * batch_size
     positions = jnp.broadcast_to(jnp.arange(padded), (epochs, padded))
     order = permuted_positions(key, positions, data.size, epoch=jnp.arange(epochs)[:, None])
@@ -229,7 +239,7 @@ def _example_order(key, data: ClientData, batch_size: int, epochs: int) -> jax.A
 
 
 def drawn_examples(data: ClientData, count: int, key: jax.Array) -> ClientData:
-    """A client with so many of its examples, each at most once; with all where it has fewer."""
+    """A client with `count` of its examples, drawn without replacement; with all where it has fewer."""
     count = min(count, data.capacity)
     positions = permuted_positions(key, jnp.arange(count), data.size)
     return ClientData(

@@ -1,8 +1,8 @@
 """What a federated method is, and what the experiment loop sees of an algorithm.
 
-A *client state* is what one client keeps between its participations; a *pool* is clients who train one
-model. In algorithms of parties, who each own a model, `client_states` is empty and there is one cohort,
-`parties`; the pools of metrics and of `communication` are the parties.
+A *client state* is what one client keeps between its participations. A *pool* is the clients who train
+one model. In algorithms of parties, every party has a model: `client_states` is empty, there is one
+cohort, `parties`, and metrics and `communication` name the parties as their pools.
 """
 
 from collections.abc import Callable, Mapping
@@ -23,12 +23,12 @@ PyTree = Any
 
 
 class PersonalModel(NamedTuple):
-    """A model of their own that clients keep in their states, such as FedKD's teachers.
+    """A model that every client keeps in its state, such as FedKD's teacher.
 
     Attributes:
       model: gives outputs, loss and metrics.
-      variables: (state, client_state) -> a client's Variables, also before its first participation. The
-        first is the server's state in a FederatedMethod, and the algorithm's in a FederatedAlgorithm.
+      variables: (state, client_state) -> a client's Variables, also before its first participation.
+        `state` is the server's in a FederatedMethod, and the algorithm's in a FederatedAlgorithm.
     """
 
     model: Model
@@ -36,7 +36,7 @@ class PersonalModel(NamedTuple):
 
 
 class SetModel(Protocol):
-    """(server, Variables, reset_optimizer) -> server."""
+    """The type of `FederatedMethod.set_model`: (server, Variables, reset_optimizer) -> server."""
 
     def __call__(
         self, server: PyTree, variables: Variables, /, reset_optimizer: bool
@@ -53,22 +53,22 @@ class FederatedMethod(NamedTuple):
       model: the network.
       hyper: default hyper-parameters, a pytree of floats; traced, so other values do not recompile.
       init: key -> server state.
-      broadcast: server -> message, what a client downloads; has attributes `params` and `mutable`, the
-        model in it.
+      broadcast: server -> message, what a client downloads. Its attributes `params` and `mutable` are
+        the model.
       client_update: (message, client_state, data, key, hyper) -> ClientResult.
       reduce: how results are summed and what the server makes of the sum.
       server_update: (server, aggregate, round, hyper) -> server. Schedules are functions of round.
       variables: server -> the model's Variables.
-      set_model: (server, Variables, reset_optimizer) -> server with that model, and with a fresh server
-        optimizer where `reset_optimizer`, a Python bool, says so. Distillation gets in here.
+      set_model: (server, Variables, reset_optimizer) -> server with that model. The server's optimizer
+        starts afresh if `reset_optimizer`, a Python bool, is true. Distillation puts its model in here.
       init_client_state: () -> what a client keeps before its first participation; None if nothing.
       personal_models: name -> PersonalModel that can be evaluated; none in most methods.
-      sends_models: whether a client's update is what it received less its model, from which a server
-        that needs single models knows them. A gradient or a sketch is not.
+      sends_models: whether a client's update is the received model minus the trained one. A server that
+        needs the clients' single models computes them from it. A gradient or a sketch does not allow it.
       num_clients: how many clients the pool must have, where the method depends on it; else None.
       name: the method's name, for progress and tables.
       gradient: (message, client_state, data, key, hyper) -> the gradient of a client's loss on one batch
-        at the model that it received, to look at. None where a method does not tell.
+        at the model that it received, for diagnostics. None where a method does not define it.
     """
 
     model: Model
@@ -89,7 +89,7 @@ class FederatedMethod(NamedTuple):
 
 
 class HostState(Protocol):
-    """What must be saved beside an algorithm's state, since programs keep it outside of them."""
+    """What programs keep in the host's memory, and checkpoints hold beside the algorithm's state."""
 
     def state(self) -> PyTree:
         """Arrays; the first axis may grow over a run."""
@@ -108,9 +108,9 @@ class Predictor(NamedTuple):
       model: gives loss and metrics of the outputs.
       variables: algorithm state -> Variables (stacked, for an ensemble).
       predict: (Variables, batch) -> outputs, in evaluation mode.
-      members: names of models that are evaluated by one program one after another, such as the
-        parties of one architecture. `variables` is then stacked, leaves [members, ...], `predict`
-        gets one member's, and results bear the members' names. Empty for one model.
+      members: names of models that one program evaluates one after another, such as the parties of
+        one architecture. `variables` is then stacked, leaves [members, ...]. `predict` gets one
+        member's, and results have the members' names. Empty for one model.
     """
 
     model: Model
@@ -126,24 +126,24 @@ class FederatedAlgorithm(NamedTuple):
       name: the method's name, for tables.
       hyper: default hyper-parameters, a pytree of floats.
       init: key -> state.
-      client_states: pool -> whose states it keeps and what they are at first.
+      client_states: pool -> ClientStates: which clients keep one, and its first value.
       select: (round, key) -> Selection. It never looks at the model, so it can run ahead on a host
         that streams data. Everything it draws is a function of (round, key), so there is no sampler
         state to carry or to checkpoint.
       round: (state, client_states, Round, hyper) -> (state, client_states, metrics). `client_states`
         are the cohorts', pool -> leaves [cohort, ...]. Metrics are arrays that are averaged over rounds,
-        most of them scalars; `<pool>/finite` must be among them for every key of `communication`, of
-        what the pool's clients sent, and may have `<pool>/finite_model` beside it, of its new model.
+        most of them scalars. For every key of `communication` they must have `<pool>/finite`: whether
+        what the pool's clients sent is finite. `<pool>/finite_model`, of its new model, is optional.
       predictors: name -> Predictor.
-      communication: pool -> bytes of one participation, as far as shapes tell. Where they differ from
-        round to round, metrics `<pool>/client_bytes_up` and `client_bytes_down` go before.
+      communication: pool -> bytes of one participation, computed from shapes. Where they differ from
+        round to round, the metrics `<pool>/client_bytes_up` and `client_bytes_down` replace them.
       num_clients: clients that the data must have, one more than the largest index of any pool.
       data_set_sizes: data set -> examples that it must have, as `select` draws among them.
-      notes: lines that the launcher prints before the run, such as what its memory is for.
-      personal_models: pool -> name -> PersonalModel of the pool's clients. All clients' models have one
-        name in tables, for their mean.
+      notes: lines that the launcher prints before the run, such as how much memory it needs for what.
+      personal_models: pool -> name -> PersonalModel of the pool's clients. Tables report the mean over
+        clients under this name.
       host_state: what programs keep in the host's memory and look up there, such as MHD's stale
-        checkpoints; None for nearly all. It has `state`, `shapes` and `restore`, as HostClientStates.
+        checkpoints. None for most algorithms.
     """
 
     name: str
@@ -162,16 +162,16 @@ class FederatedAlgorithm(NamedTuple):
 
 
 def single_model(model: Model, variables: Callable[[PyTree], Variables]) -> Predictor:
-    """The predictor that is one model."""
+    """The Predictor of one model."""
     return Predictor(model, variables, lambda values, batch: model.apply(values, batch)[0])
 
 
 def by_member(name: str, predictor: Predictor, tree: PyTree, axis: int = 0) -> dict[str, PyTree]:
-    """What belongs to a predictor under its name, or under its members', who lie along an axis."""
+    """A predictor's results by name: its own, or its members', who lie along `axis` of every leaf."""
     if not predictor.members:
         return {name: tree}
     member = lambda index: jax.tree.map(lambda leaf: leaf.take(index, axis=axis), tree)
-    return {own: member(index) for index, own in enumerate(predictor.members)}
+    return {name_of_member: member(index) for index, name_of_member in enumerate(predictor.members)}
 
 
 def communication_of(
@@ -189,7 +189,7 @@ def communication_of(
     Raises:
       ValueError, TypeError: the method's functions do not fit together.
     """
-    with collected():  # no client in particular: an experiment knows their sizes
+    with collected():  # batch statistics are checked later, when clients' sizes are known
         message, result = check_method(method, columns, has_server)
     return Communication(
         down=tree_bytes(message),

@@ -1,7 +1,7 @@
-"""Whether the functions of a FederatedMethod fit together, told by shapes before anything compiles.
+"""Checks by shape that the functions of a FederatedMethod fit together, before anything compiles.
 
-Whoever writes one of their own meets here, in one line, what would otherwise be an error of JAX's inside
-a compiled loop.
+Authors of a method get one line that names the function. Without these checks it would be an error of
+JAX inside a compiled loop.
 """
 
 import dis
@@ -18,7 +18,7 @@ from fedcodist.core.inputs import ClientData
 from fedcodist.core.tracing import strongly_typed
 
 PyTree = Any
-# What code that does not fit raises while it is traced; it may be anything.
+# What a function that does not fit may raise while it is traced.
 MISFITS = (
     TypeError,
     ValueError,
@@ -33,19 +33,19 @@ MISFITS = (
 def check_method(
     method: Any, columns: Mapping[str, Any], has_server: bool = True
 ) -> tuple[PyTree, ClientResult]:
-    """Raises one line unless the functions of a FederatedMethod fit together.
+    """Checks by shape that the functions of a FederatedMethod fit together.
 
     Args:
       method: a FederatedMethod.
       columns: the federated data's columns, arrays or shapes.
-      has_server: whether its own functions are the server; HeteroFL's clients get a part of a model of
-        which the algorithm has the whole.
+      has_server: whether the method's own functions are the server. False for HeteroFL, whose clients
+        get a part of the model and whose algorithm has the whole.
 
     Returns:
-      What a client downloads and what it returns, by shape.
+      The shapes of what a client downloads and of what it returns.
 
     Raises:
-      ValueError, TypeError: names the function, what it gives and what it must give.
+      ValueError, TypeError: names the function, what it returns and what it must return.
     """
     key = jax.eval_shape(lambda: jax.random.key(0))
     scalar: Any = jax.ShapeDtypeStruct((), jnp.int32)
@@ -66,9 +66,9 @@ def check_method(
     client_state = traced("method.init_client_state", lambda: method.init_client_state())
     result = traced(
         "method.client_update",
-        lambda *each: _as_result(method.client_update(*each)),
+        lambda *arguments: _as_result(method.client_update(*arguments)),
         *(message, client_state, data, key, hyper),
-        there=f": the columns are {sorted(columns)}",
+        hint=f": the columns are {sorted(columns)}",
     )
     check_same(
         "method.client_update must return a client state as method.init_client_state makes it",
@@ -126,46 +126,49 @@ def _as_aggregate(aggregate: Any) -> Any:
     return aggregate
 
 
-def traced(name: str, function: Callable[..., Any], *arguments: Any, there: str = "") -> Any:
-    """A function's result by shape; one line with its name where that cannot be had.
+def traced(name: str, function: Callable[..., Any], *arguments: Any, hint: str = "") -> Any:
+    """The shapes of a function's result.
 
     Args:
-      name: the function's.
+      name: the function's, for messages.
       function: what is traced.
       arguments: arrays or shapes.
-      there: what it may look up, told where it looks up something else.
+      hint: what the function may look up; ends the message where it looks up something else.
+
+    Raises:
+      ValueError, TypeError: names the function, and says what is wrong with it.
     """
     try:
         return jax.eval_shape(function, *arguments)
     except Promised as error:
         raise TypeError(f"{name} {error}") from None
     except KeyError as error:
-        raise ValueError(f"{name} looks up {error}, which is not there{there}.") from error
+        raise ValueError(f"{name} looks up {error}, which is not there{hint}.") from error
     except MISFITS as error:
         if raised_here(error):
             raise
-        said = " ".join(str(error).split()) or type(error).__name__
+        message = " ".join(str(error).split()) or type(error).__name__
         kind = type(error) if type(error) in (TypeError, ValueError) else ValueError
-        raise kind(f"{name} does not fit what it is given: {said}") from error
+        raise kind(f"{name} does not fit what it is given: {message}") from error
 
 
 def raised_here(error: BaseException) -> bool:
-    """Whether a `raise` of this library made an error: its line then says all. JAX's does not."""
+    """Whether a `raise` of this library made an error, so that its message needs no addition."""
     place = error.__traceback__
     while place is not None and place.tb_next is not None:
         place = place.tb_next
     if place is None or not place.tb_frame.f_globals["__name__"].startswith("fedcodist."):
         return False
-    # And not Python, for a call with too many arguments that the library makes.
+    # Python itself raises where the library calls a function with too many arguments.
     return place.tb_frame.f_code.co_code[place.tb_lasti] == dis.opmap["RAISE_VARARGS"]
 
 
 class Promised(Exception):
-    """What a function must return; the message goes on after its name."""
+    """A function returned something else than it must; the message continues after its name."""
 
 
 def hyper_shape(value: Any) -> Any:
-    """A hyper-parameter's shape as training has it; one line unless it is a number."""
+    """A hyper-parameter's shape in training. Raises TypeError that names `hyper` if not a number."""
     try:
         shape = np.asarray(value, float).shape
     except (TypeError, ValueError):
@@ -174,16 +177,16 @@ def hyper_shape(value: Any) -> Any:
 
 
 def check_variables(name: str, variables: Any) -> None:
-    """Raises one line unless a function gave Variables."""
+    """Raises TypeError that names the function unless it returned Variables."""
     if not (hasattr(variables, "params") and hasattr(variables, "mutable")):
         raise TypeError(f"{name} must return Variables, got {kind_of(variables)}.")
 
 
-def check_same(promise: str, expected: PyTree, found: PyTree) -> None:
-    """Raises one line unless two trees have the same structure, shapes and dtypes."""
+def check_same(promise: str, expected: PyTree, actual: PyTree) -> None:
+    """Raises TypeError, begun by `promise`, unless structures, shapes and dtypes are the same."""
     before, after = (
         {jax.tree_util.keystr(path): shape_of(leaf) for path, leaf in leaves}
-        for leaves in (jax.tree_util.tree_flatten_with_path(tree)[0] for tree in (expected, found))
+        for leaves in (jax.tree_util.tree_flatten_with_path(tree)[0] for tree in (expected, actual))
     )
     for path in [*before, *after]:
         if before.get(path) != after.get(path):
@@ -191,9 +194,9 @@ def check_same(promise: str, expected: PyTree, found: PyTree) -> None:
                 f"{promise}: at {path or 'its only array'} it has {after.get(path, 'nothing')} in place "
                 f"of {before.get(path, 'nothing')}."
             )
-    structures: list[Any] = [jax.tree.structure(tree) for tree in (expected, found)]
+    structures: list[Any] = [jax.tree.structure(tree) for tree in (expected, actual)]
     if structures[0] != structures[1]:
-        raise TypeError(f"{promise}: it has {kind_of(found)} in place of {kind_of(expected)}.")
+        raise TypeError(f"{promise}: it has {kind_of(actual)} in place of {kind_of(expected)}.")
 
 
 def shape_of(leaf: Any) -> str:

@@ -1,4 +1,4 @@
-"""Metrics as sums: `init`, `evaluate` a batch, `merge`, `compute`."""
+"""Metrics as sums over examples (accuracy, precision, recall, F score), also in groups."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -31,7 +31,7 @@ class Metric(NamedTuple):
 
 
 def accuracy(label: str = "label") -> Statistic:
-    """Share of examples whose largest logit is at their label; of one logit see `of_one_logit`."""
+    """Share of examples whose largest logit is their label's. For a single logit see `of_one_logit`."""
 
     def statistic(outputs, batch):
         is_right = predicted_label(outputs) == _labels(outputs, batch, label)
@@ -56,10 +56,10 @@ def of_one_logit(statistic: Statistic, threshold: float = 0.0) -> Statistic:
 
 
 def predicted_label(outputs: jax.Array) -> jax.Array:
-    """Where the largest logit of outputs [..., classes] is, int32 [...].
+    """The class of the largest logit of outputs [..., classes], int32 [...].
 
     Raises:
-      ValueError: one line; one output, of which the largest is always the first.
+      ValueError: names the outputs, if there are fewer than two classes.
     """
     if outputs.ndim < 2 or outputs.shape[-1] < 2:
         raise WrongShape(
@@ -71,10 +71,14 @@ def predicted_label(outputs: jax.Array) -> jax.Array:
 
 
 def precision(positive: int = 1, label: str = "label") -> Statistic:
-    """Share of the examples predicted to be of a class that are; undefined where none is predicted.
+    """True positives over predicted positives, TP / predicted; NaN where none is predicted.
 
-    This, `recall` and `f_score` are ratios of counts, so they are weighted means with weights that the
-    predictions give, and sum over batches and devices as other means do.
+    Precision, `recall` and `f_score` are ratios of counts. They are computed as weighted means, whose
+    numerators and denominators are summed over batches and devices.
+
+    Args:
+      positive: the class that counts as positive.
+      label: the column of labels.
     """
 
     def statistic(outputs, batch):
@@ -85,7 +89,7 @@ def precision(positive: int = 1, label: str = "label") -> Statistic:
 
 
 def recall(positive: int = 1, label: str = "label") -> Statistic:
-    """Share of the examples of a class that are predicted to be; undefined where there are none."""
+    """True positives over actual positives, TP / actual; NaN where there are none."""
 
     def statistic(outputs, batch):
         hit, _, actual = _of_class(outputs, batch, label, positive)
@@ -97,7 +101,7 @@ def recall(positive: int = 1, label: str = "label") -> Statistic:
 def f_score(positive: int = 1, label: str = "label") -> Statistic:
     """The harmonic mean of precision and recall of a class, F = 2 TP / (predicted + actual).
 
-    0 where nothing is predicted; undefined where there is nothing to predict either.
+    0 where no example is predicted positive; NaN where none is positive either.
     """
 
     def statistic(outputs, batch):
@@ -143,7 +147,7 @@ def grouped_mean(
 
 
 def _of_class(outputs, batch, label, positive):
-    """Whether each example is of the class and predicted to be, is predicted to be, and is; floats."""
+    """Whether each example is a true positive, is predicted positive, and is positive; floats."""
     if not 0 <= positive < outputs.shape[-1]:
         raise ValueError(
             f"positive must be one of the classes 0 to {outputs.shape[-1] - 1}, got {positive!r}."
@@ -151,12 +155,12 @@ def _of_class(outputs, batch, label, positive):
     predicted, labels = predicted_label(outputs), _labels(outputs, batch, label)
     hit = (predicted == labels) & (predicted == positive)
     return tuple(
-        each.astype(jnp.float32) for each in (hit, predicted == positive, labels == positive)
+        is_true.astype(jnp.float32) for is_true in (hit, predicted == positive, labels == positive)
     )
 
 
 def _labels(outputs, batch, label):
-    """As `class_labels`; numbers that stand one for each prediction are compared as they are."""
+    """As `class_labels`, but labels of the predictions' rank are not changed."""
     labels, rank = batch[label], outputs.ndim - 1
     return labels if labels.ndim == rank else class_labels(labels, outputs.shape[-1], rank, label)
 

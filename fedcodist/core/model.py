@@ -1,4 +1,4 @@
-"""`Model`: pure functions, whatever library the network is written in."""
+"""`Model`: a network with its loss and metrics as pure functions, made of Flax or Haiku networks."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -13,8 +13,8 @@ from fedcodist.core.labels import class_labels
 from fedcodist.core.training_flag import (
     TRAIN,
     Call,
-    check_all_told,
     check_attributes,
+    check_layers_train,
     given_arguments,
     read_call,
     says_evaluation,
@@ -23,7 +23,7 @@ from fedcodist.core.training_flag import (
 PyTree = Any
 Batch = Mapping[str, jax.Array]
 _MODES = ("deterministic", "use_running_average")  # attributes of Flax's layers
-_CUT_SHORT = ("Checkpoint", "Remat")  # how Flax names the classes of `nn.remat`
+_REMAT_PREFIXES = ("Checkpoint", "Remat")  # how Flax names the classes of `nn.remat`
 
 
 class Variables(NamedTuple):
@@ -39,16 +39,15 @@ class Model(NamedTuple):
     Attributes:
       init: key -> Variables.
       apply: (variables, batch, *, train=False, key=None, mask=None, axis_name=None)
-        -> (outputs, mutable). `key` drives dropout; `mask` float [batch] marks real examples with 1
-        and padding with 0, which batch statistics leave out; `axis_name` is a mesh axis over which
-        the batch is sharded and batch statistics are synchronised. In evaluation mutable comes back
-        unchanged.
+        -> (outputs, mutable). `key` drives dropout. `mask` float [batch] is 1 for real examples and 0
+        for padding, which batch statistics leave out. `axis_name` is a mesh axis over which the batch
+        is sharded and batch statistics are synchronised. In evaluation `mutable` is returned unchanged.
       loss: (outputs, batch) -> per-example loss [batch]; `fedcodist.per_example` makes one of a mean
         over a batch.
       metrics: name -> statistic, see `fedcodist.core.metrics`.
       num_classes: width of the outputs.
-      mean_loss: (outputs, batch, mask) -> mean of `loss` over the mask's examples, where there is a
-        cheaper way; None elsewhere.
+      mean_loss: (outputs, batch, mask) -> mean of `loss` over the mask's examples, for losses with a
+        cheaper way to compute it; else None.
     """
 
     init: Callable[[jax.Array], Variables]
@@ -60,10 +59,10 @@ class Model(NamedTuple):
 
 
 def cross_entropy(outputs: jax.Array, batch: Batch) -> jax.Array:
-    """Softmax cross-entropy of logits [batch, classes] with `class_labels` of 'label', per example.
+    """Softmax cross-entropy of logits [batch, classes] with `class_labels` of 'label', [batch].
 
     Raises:
-      ValueError: one line; one class, of which the probability is always 1.
+      ValueError: names the loss, if there is only one class, whose probability is always 1.
     """
     if outputs.shape[-1] < 2:
         raise WrongShape(
@@ -85,20 +84,21 @@ def from_flax_linen(
 ) -> Model:
     """Makes a Model of a Flax linen module.
 
-    The module is called as `module(x)`. If its `__call__` has parameters named `train` or `mask`
-    they are passed, also through `nn.remat`; if it has an attribute `axis_name` it is set where the
-    batch is sharded.
+    The module is called as `module(x)`. If its `__call__` has parameters named `train` or `mask`, they
+    are passed, also through `nn.remat`. If it has an attribute `axis_name`, it is set where the batch is
+    sharded.
 
     Args:
       module: a `flax.linen.Module`.
       example: inputs with a leading batch axis, for initialisation.
-      inputs: the batch's key of the network's inputs; of several, the network gets a dictionary.
+      inputs: the batch's key of the network's inputs. With several keys, the network gets a dictionary.
       loss: per-example loss of outputs and batch; see `fedcodist.per_example` for a mean over a batch.
       metrics: name -> statistic; accuracy where not given.
 
     Raises:
-      ValueError: one line; a module that is told of training in another way than by `train`, or whose
-        dropout or batch statistics are never on; a loss or metrics that are not one number per example.
+      ValueError: names the module, if its training mode is set in another way than by `train`, or if its
+        dropout or batch statistics are never on; names a loss or metric that is not one number per
+        example.
 
     >>> import flax.linen as nn, jax, jax.numpy as jnp
     >>> model = from_flax_linen(nn.Dense(10), jnp.zeros((1, 64)))
@@ -144,7 +144,7 @@ def from_flax_linen(
 
     example_batch = {inputs: example} if isinstance(inputs, str) else example
     if TRAIN not in call.accepted:
-        check_all_told("module", module, _linen_layers_off(init, apply, example_batch))
+        check_layers_train("module", module, _linen_layers_off(init, apply, example_batch))
     return _finish(init, apply, loss, metrics, example_batch)
 
 
@@ -158,8 +158,8 @@ def from_flax_nnx(
 ) -> Model:
     """Makes a Model of a Flax NNX module.
 
-    Training and evaluation are the module's own `train()` and `eval()` modes; a `train`, `mask` or
-    `axis_name` parameter of its `__call__` is passed.
+    Training and evaluation are the module's modes `train()` and `eval()`. Parameters of its `__call__`
+    that are named `train`, `mask` or `axis_name` are passed.
 
     Args:
       create: `nnx.Rngs -> nnx.Module`, such as `lambda rngs: MyNetwork(rngs=rngs)`.
@@ -169,7 +169,7 @@ def from_flax_nnx(
       metrics: name -> statistic; accuracy where not given.
 
     Raises:
-      ValueError: one line, as `from_flax_linen`.
+      ValueError: as `from_flax_linen`.
     """
     from flax import nnx
 
@@ -180,9 +180,9 @@ def from_flax_nnx(
     modules = [module for _, module in nnx.iter_modules(template)]
     if TRAIN not in call.accepted:
         for module in modules:
-            # NNX sets the others in its modes.
-            own = {n: v for n, v in vars(module).items() if n not in _MODES}
-            check_attributes("create", module, own)
+            # NNX's `train()` and `eval()` set those of _MODES.
+            attributes = {n: v for n, v in vars(module).items() if n not in _MODES}
+            check_attributes("create", module, attributes)
     graphs: dict[bool, Any] = {}
     for train in (True, False):
         template.train() if train else template.eval()
@@ -193,7 +193,7 @@ def from_flax_nnx(
         return Variables(nnx.to_pure_dict(params), nnx.to_pure_dict(mutable))
 
     def apply(variables, batch, *, train=False, key=None, mask=None, axis_name=None):
-        # The generator's state is drawn anew from `key`: it must not live in the model's variables.
+        # The random state comes from `key`: it must not be among the model's variables.
         rngs = nnx.Rngs(jax.random.key(0) if key is None else key)
         _, params, random_state, mutable = _nnx_split(create(rngs))
         nnx.replace_by_pure_dict(params, variables.params)
@@ -208,7 +208,7 @@ def from_flax_nnx(
     if TRAIN not in call.accepted:
         layers = [type(module).__name__ for module in modules if _drops_or_normalises(module)]
         if layers and _is_the_same_in_training(init, apply, {inputs: example}):
-            check_all_told("create", template, layers)
+            check_layers_train("create", template, layers)
     return _finish(init, apply, loss, metrics, {inputs: example})
 
 
@@ -223,7 +223,7 @@ def from_haiku(
     """Makes a Model of a Haiku network.
 
     Args:
-      network: the function that `haiku.transform` takes, called as `network(x)`; parameters named
+      network: the function that `haiku.transform` takes, called as `network(x)`. Parameters named
         `train` (or `is_training`), `mask` or `axis_name` are passed.
       example: inputs with a leading batch axis, for initialisation.
       inputs: the batch's key of the network's inputs.
@@ -231,15 +231,15 @@ def from_haiku(
       metrics: name -> statistic; accuracy where not given.
 
     Raises:
-      ValueError: one line, as `from_flax_linen`.
+      ValueError: as `from_flax_linen`.
     """
     try:
         import haiku as hk
     except ImportError as error:
         raise ImportError("from_haiku needs dm-haiku: pip install 'fedcodist[haiku]'") from error
 
-    told_by = (TRAIN, "is_training")
-    call = read_call("network", network, network, (*told_by, "mask", "axis_name"), told_by)
+    flags = (TRAIN, "is_training")
+    call = read_call("network", network, network, (*flags, "mask", "axis_name"), flags)
     transformed = hk.transform_with_state(network)
 
     def arguments(train, mask, axis_name):
@@ -256,8 +256,8 @@ def from_haiku(
         )
         return outputs, mutable if train else variables.mutable
 
-    if call.accepted.isdisjoint(told_by):
-        check_all_told("network", network, _haiku_layers_off(init))
+    if call.accepted.isdisjoint(flags):
+        check_layers_train("network", network, _haiku_layers_off(init))
     return _finish(init, apply, loss, metrics, {inputs: example})
 
 
@@ -267,17 +267,17 @@ def parameter_count(tree: PyTree) -> int:
 
 
 def variable_shapes(model: Model) -> Variables:
-    """The shapes of a model's variables; nothing is computed."""
+    """The shapes of a model's variables, computed without the variables."""
     return jax.eval_shape(model.init, _key_shape())
 
 
 def is_finite(tree: PyTree) -> jax.Array:
-    """Whether all numbers of a pytree are finite, a scalar."""
+    """Whether all values of a pytree are finite, a bool scalar."""
     return jnp.all(jnp.stack([jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(tree)]))
 
 
 def check_stateless(name: str, model: Model) -> None:
-    """Raises one line where a model has mutable state, such as batch statistics."""
+    """Raises ValueError that names the model if it has mutable state, such as batch statistics."""
     if jax.tree.leaves(variable_shapes(model).mutable):
         raise ValueError(f"{name} must have no mutable state, such as batch statistics.")
 
@@ -307,8 +307,8 @@ def _finish(init, apply, loss, metrics, example_batch) -> Model:
 def _linen_arguments(module: Any, call: Call, example: Any) -> Callable[..., Any]:
     """Returns (train, mask) -> (method, arguments by place, arguments by name) of a linen module.
 
-    A module under `nn.remat` or `nn.jit` makes tracers of its arguments, `train` too, but for those that
-    it was told are static by their places. Whichever way works first is taken.
+    A module under `nn.remat` or `nn.jit` traces its arguments, `train` too, except those that are
+    declared static by position. The first of three ways that works is taken.
     """
 
     def by_name(**available):
@@ -318,7 +318,7 @@ def _linen_arguments(module: Any, call: Call, example: Any) -> Callable[..., Any
         return None, *call.with_train_by_place().arguments(**available)
 
     def closed_over(**available):
-        network: Any = type(module).__bases__[0]  # what `nn.remat` was given
+        network: Any = type(module).__bases__[0]  # the class given to `nn.remat`
 
         def method(module, x, mask):
             placed, named = call.arguments(**{**available, "mask": mask})
@@ -333,7 +333,7 @@ def _linen_arguments(module: Any, call: Call, example: Any) -> Callable[..., Any
 
     reason: Exception | None = None
     ways = [by_name, by_place]
-    if type(module).__name__.startswith(_CUT_SHORT):
+    if type(module).__name__.startswith(_REMAT_PREFIXES):
         ways.append(closed_over)
     for way in ways:
 
@@ -370,8 +370,8 @@ def _linen_layers_off(init, apply, batch) -> list[str]:
     def train(variables, batch, key):
         _, mutable = apply(variables, batch, train=True, key=key)
         before, after = (
-            jax.tree.leaves(dict(each.get("batch_stats", {})))
-            for each in (variables.mutable, mutable)
+            jax.tree.leaves(dict(state.get("batch_stats", {})))
+            for state in (variables.mutable, mutable)
         )
         if before and all(new is old for new, old in zip(after, before, strict=True)):
             off.append("batch_stats")
@@ -390,7 +390,7 @@ def _linen_layers_off(init, apply, batch) -> list[str]:
 
 
 def _haiku_layers_off(init) -> list[str]:
-    """Names of layers that are told of evaluation where the network is initialised for training."""
+    """Names of layers that are in evaluation mode although the network is initialised for training."""
     import haiku as hk
 
     off: list[str] = []
@@ -408,7 +408,7 @@ def _haiku_layers_off(init) -> list[str]:
 
 
 def _is_the_same_in_training(init, apply, batch) -> bool:
-    """Whether a network's program is one in training and in evaluation."""
+    """Whether a network's programs of training and evaluation are the same."""
     variables = jax.eval_shape(init, _key_shape())
     programs = [
         str(
@@ -422,7 +422,7 @@ def _is_the_same_in_training(init, apply, batch) -> bool:
 
 
 def _drops_or_normalises(layer: Any) -> bool:
-    """Whether a layer of Flax is another in training: dropout, attention with it, statistics."""
+    """Whether a Flax layer depends on the mode: dropout, attention with dropout, batch statistics."""
     if hasattr(layer, "use_running_average"):
         return True
     rates = (getattr(layer, name, 0) for name in ("rate", "dropout_rate"))

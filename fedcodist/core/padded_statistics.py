@@ -1,7 +1,7 @@
-"""Batch statistics of networks that cannot leave out examples which only fill up a batch.
+"""Checks that padding does not count in networks' batch statistics.
 
-A client's last batch is filled up where its examples are not a multiple of the batch size. A network is
-told by `mask`; one that does not use it would normalise by, and keep, statistics of what is not there.
+A client's last batch is padded where its examples are not a multiple of the batch size. `mask` tells
+networks which examples are padding. A network with batch statistics that ignores it would count padding.
 """
 
 import contextlib
@@ -25,13 +25,13 @@ _HOW_TO_MEND = (
 
 
 class Filled(NamedTuple):
-    """Batches that may be filled up, of a network that counts what fills them.
+    """Batches that may be padded, of a network that counts padding.
 
     Attributes:
-      clients: indices of those who train on them; None where that is not known.
+      clients: indices of the clients that train on them; None where unknown.
       batch_size: examples per step.
-      capacity: the most examples that a client trains on here.
-      num_examples: how many the columns have.
+      capacity: the most examples of a client in this training.
+      num_examples: length of the columns.
     """
 
     clients: Any
@@ -49,7 +49,7 @@ _OF_ROUNDS: Any = weakref.WeakKeyDictionary()
 
 @contextlib.contextmanager
 def of_clients(clients: Any) -> Iterator[None]:
-    """Whose training is traced inside: indices of a pool's or a group's clients."""
+    """Declares the clients whose training is traced inside: indices of a pool's or a group's clients."""
     token = _clients.set(clients)
     try:
         yield
@@ -59,19 +59,19 @@ def of_clients(clients: Any) -> Iterator[None]:
 
 @contextlib.contextmanager
 def collected() -> Iterator[list[Filled]]:
-    """Collects what is traced inside, in place of warnings."""
-    found: list[Filled] = []
-    token = _collected.set(found)
+    """Collects the padded batches that are traced inside, in place of warnings."""
+    filled: list[Filled] = []
+    token = _collected.set(filled)
     try:
-        yield found
+        yield filled
     finally:
         _collected.reset(token)
 
 
-def of_round(round_: Callable[..., Any], found: list[Filled]) -> list[Filled]:
-    """What tracing an algorithm's round collected, also where JAX had traced it before."""
-    if found:
-        _OF_ROUNDS[round_] = found
+def of_round(round_: Callable[..., Any], filled: list[Filled]) -> list[Filled]:
+    """The padded batches of an algorithm's round: those collected now, or when JAX first traced it."""
+    if filled:
+        _OF_ROUNDS[round_] = filled
     return _OF_ROUNDS.get(round_, [])
 
 
@@ -82,9 +82,9 @@ def check_filled_batches(
     batch_size: int,
     data: ClientData,
 ) -> None:
-    """Where a client's batches are cut: whether examples that fill the last one are in batch statistics.
+    """Warns or raises if the padding of a client's last batch would count in batch statistics.
 
-    Nothing is computed. Within `run_experiment` clients' sizes are known before, and checked there.
+    This happens when training is traced. `run_experiment` checks the clients' sizes itself.
 
     Args:
       apply: a Model's.
@@ -94,7 +94,7 @@ def check_filled_batches(
       data: the client's; its size is a tracer inside a compiled program.
 
     Raises:
-      ValueError: one line; a size that is known and is not a multiple of the batch size.
+      ValueError: names the network, if the client's size is known and no multiple of the batch size.
     """
     if not jax.tree.leaves(variables.mutable) or not counts_padding(apply, variables, batch):
         return
@@ -102,12 +102,12 @@ def check_filled_batches(
         if int(data.size) % batch_size:
             raise ValueError(counted(no_multiple(f"a client has {int(data.size)}", batch_size)))
         return
-    rows = len(next(iter(data.columns.values())))
-    found = _collected.get()
-    if found is not None:
-        found.append(Filled(_clients.get(), batch_size, data.capacity, rows))
+    num_examples = len(next(iter(data.columns.values())))
+    filled = _collected.get()
+    if filled is not None:
+        filled.append(Filled(_clients.get(), batch_size, data.capacity, num_examples))
     else:
-        # Python shows a warning of one text and place a single time.
+        # Python shows a warning of the same text and place only once.
         warnings.warn(
             counted(no_multiple("clients may have a number of", batch_size)), stacklevel=1
         )
@@ -120,14 +120,14 @@ def check_dealt_batches(
     batch_size: int,
     devices: int,
 ) -> None:
-    """Raises one line where a batch that is dealt over devices is filled up and that would count.
+    """Raises ValueError if a batch that devices share is padded and the network counts padding.
 
     Args:
       apply: a Model's.
       variables: its Variables.
       batch: one device's part.
-      batch_size: examples of the whole.
-      devices: how many it is dealt over.
+      batch_size: examples of the whole batch.
+      devices: how many share it.
     """
     if batch_size % devices == 0 or not jax.tree.leaves(variables.mutable):
         return
@@ -136,7 +136,7 @@ def check_dealt_batches(
 
 
 def counted(why: str) -> str:
-    """The line of the error and of the warning."""
+    """The message of the error and of the warning."""
     return (
         "network must use `mask`, or what only fills up a batch counts in its batch statistics: "
         f"{why}. {_HOW_TO_MEND}"
@@ -144,12 +144,12 @@ def counted(why: str) -> str:
 
 
 def no_multiple(who_has: str, batch_size: int) -> str:
-    """Says whose examples do not fill batches."""
+    """The part of the message about a number of examples that does not fill batches."""
     return f"{who_has} examples, no multiple of batch_size={batch_size}"
 
 
 def counts_padding(apply: Callable[..., Any], variables: PyTree, batch: Mapping[str, Any]) -> bool:
-    """Whether some mutable state depends, in training, on the batch and not on its mask. By shape."""
+    """Whether mutable state depends, in training, on the batch but not on its mask. Only traces."""
     like = lambda tree: jax.tree.map(lambda x: jax.ShapeDtypeStruct(jnp.shape(x), x.dtype), tree)
     size = jnp.shape(next(iter(batch.values())))[0]
     mask = jax.ShapeDtypeStruct((size,), jnp.float32)

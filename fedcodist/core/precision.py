@@ -1,7 +1,7 @@
-"""A model that computes in bfloat16, with everything that is kept or summed in float32.
+"""Mixed precision: a model computes in bfloat16 and keeps its parameters and sums in float32.
 
-Mixed precision without loss scaling, since bfloat16 has float32's exponents (Kalamkar et al. 2019, A
-Study of BFLOAT16 for Deep Learning Training).
+Losses need no scaling, since bfloat16 has float32's exponents (Kalamkar et al. 2019, A Study of BFLOAT16
+for Deep Learning Training, https://arxiv.org/abs/1905.12322).
 """
 
 from typing import Any
@@ -17,18 +17,18 @@ PyTree = Any
 def in_bfloat16(model: Model) -> Model:
     """Makes a model's network compute in bfloat16.
 
-    Parameters and floating inputs are cast where the network is applied. Parameters themselves, and so
-    gradients, updates and what clients send, stay float32, as do mutable state (batch statistics),
-    outputs, and with them losses and metrics. A language model's output layer, which its loss applies,
+    Parameters and floating inputs are cast when the network is applied. The parameters themselves stay
+    float32, and so do gradients, updates and what clients send. Mutable state (batch statistics),
+    outputs, losses and metrics are float32 too. A language model's output layer, which its loss applies,
     computes in float32. Layers that compute their statistics in float32 or wider, such as
-    `fedcodist.models.normalization.BatchNorm` and Flax's, go on doing so.
+    `fedcodist.models.normalization.BatchNorm` and Flax's, still do.
 
     Args:
-      model: any model whose network computes in the type of its parameters and inputs: one that
-        names a `dtype` of its own keeps it.
+      model: a model whose network computes in the type of its parameters and inputs. Layers that
+        set `dtype` keep it.
 
     Returns:
-      The same model but for `apply`.
+      The model with another `apply`.
     """
 
     def apply(variables, batch, **options):
@@ -44,7 +44,7 @@ def in_bfloat16(model: Model) -> Model:
 
 
 def _cast(tree: PyTree, dtype: Any) -> PyTree:
-    """Casts floating arrays; labels, tokens and keys stay what they are."""
+    """Casts floating arrays; labels, tokens and keys are not changed."""
     return jax.tree.map(
         lambda leaf: leaf.astype(dtype) if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf, tree
     )

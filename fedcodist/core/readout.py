@@ -1,8 +1,8 @@
-"""Outputs of networks with many classes: what the last linear layer takes, and that layer.
+"""`Readout`: logits over many classes that the loss computes chunk by chunk, and losses of them.
 
-The logits of a cohort's sentences over a vocabulary of 10,000 words are larger than everything else
-together. A network that returns a `Readout` leaves them to its loss, which makes and forgets them chunk
-by chunk.
+The logits of a cohort's sentences over a vocabulary of 10,000 words take more memory than everything
+else together. A network that returns a `Readout` does not compute them. Its loss does, and keeps one
+chunk of them at a time.
 """
 
 import functools
@@ -18,8 +18,8 @@ PyTree = Any
 # Positions whose logits exist at the same time, at most: 10 MB of float32 for 10,000 classes.
 CHUNK = 256
 # A small batch has at least this many chunks, so that little is computed in vain where the last one is
-# not full: 3 of 4 for a client's 20 sentences of Stack Overflow, two thirds of whose positions count.
-# More and smaller ones would each add to the whole of the kernel's gradient.
+# not full. Two thirds of the positions of a client's 20 Stack Overflow sentences count: 3 chunks of 4.
+# With more chunks, the whole gradient of the kernel would be added to more often.
 FEWEST_CHUNKS = 4
 
 
@@ -45,15 +45,15 @@ class Readout(NamedTuple):
 def cross_entropy(readout: Readout, labels: jax.Array, chunk: int | None = None) -> jax.Array:
     """Softmax cross-entropy with integer labels, 0 where `readout.weights` is 0.
 
-    Positions that count are handled first, `chunk` at a time, and chunks of the rest are skipped, so
-    padding costs next to nothing; under `jax.vmap` all have as many chunks as the one with most. Of a
-    chunk's logits only their log-sum is kept; the gradient computes them again, one more matrix product
-    in exchange for memory that does not grow with the batch. Only reverse mode is defined.
+    Positions that count come first, `chunk` at a time. Chunks of padding are skipped, so padding costs
+    next to nothing. Under `jax.vmap` every element computes as many chunks as the one with most. Of a
+    chunk's logits only their log-sum-exp is kept, and the gradient computes the logits again. This is
+    one more matrix product, for memory that does not grow with the batch. Only reverse mode is defined.
 
     Args:
       readout: of positions [...].
       labels: int [...].
-      chunk: positions whose logits exist at the same time; by default a quarter, and at most CHUNK.
+      chunk: positions whose logits exist at the same time; by default a quarter, at most CHUNK.
 
     Returns:
       float [...], float32 or wider.
@@ -72,13 +72,13 @@ def cross_entropy(readout: Readout, labels: jax.Array, chunk: int | None = None)
 
 
 def most_probable(readout: Readout, allowed: jax.Array, chunk: int | None = None) -> jax.Array:
-    """The class of the largest logit, 0 where `readout.weights` is 0; no gradient is defined.
+    """The class of the largest logit, 0 where `readout.weights` is 0. No gradient is defined.
 
     Positions that do not count are skipped, as in `cross_entropy`.
 
     Args:
       readout: of positions [...].
-      allowed: bool [classes], those that may be chosen.
+      allowed: bool [classes], true for classes that may be chosen.
       chunk: positions whose logits exist at the same time; by default as for `cross_entropy`.
 
     Returns:
@@ -87,13 +87,13 @@ def most_probable(readout: Readout, allowed: jax.Array, chunk: int | None = None
     order, gather, chunk = _those_that_count_first(readout, chunk)
     features = gather(readout.features)
 
-    def one(index, best):
+    def one_chunk(index, best):
         logits = logits_of(_part(index, chunk, features), readout.kernel, readout.bias)
-        found = jnp.argmax(jnp.where(allowed, logits, -jnp.inf), axis=-1).astype(jnp.int32)
-        return jax.lax.dynamic_update_slice(best, found, (index * chunk,))
+        classes = jnp.argmax(jnp.where(allowed, logits, -jnp.inf), axis=-1).astype(jnp.int32)
+        return jax.lax.dynamic_update_slice(best, classes, (index * chunk,))
 
     chunks = _chunks(jnp.sum(readout.weights != 0), chunk)
-    best = jax.lax.fori_loop(0, chunks, one, jnp.zeros(len(order), jnp.int32))
+    best = jax.lax.fori_loop(0, chunks, one_chunk, jnp.zeros(len(order), jnp.int32))
     best = jnp.zeros(readout.weights.size, jnp.int32).at[order].set(best, mode="drop")
     return jnp.where(readout.weights != 0, best.reshape(readout.weights.shape), 0)
 
@@ -106,15 +106,15 @@ def total_in_chunks(
 ) -> jax.Array:
     """The sum over positions of their weight times a function of their logits, such as a divergence.
 
-    Positions that do not count are skipped, as in `cross_entropy`. The gradient is computed in the
-    same pass, so no logits are made twice; it is computed even where nobody asks for it.
+    Positions that do not count are skipped, as in `cross_entropy`. The gradient is computed in the same
+    pass, even where nobody asks for it, so logits are computed once.
 
     Args:
       function: (logits [n, classes], constants of these positions) -> [n].
       readout: of positions [...]; gradients go to its features, kernel and bias.
       constants: a pytree of arrays [..., *] and of Readouts of the same positions, which the function
         gets as logits; no gradients go there.
-      chunk: positions whose logits exist at the same time; by default as few as `cross_entropy` has.
+      chunk: positions whose logits exist at the same time; by default as in `cross_entropy`.
 
     Returns:
       A scalar, float32 or wider.
@@ -122,36 +122,36 @@ def total_in_chunks(
     order, gather, chunk = _those_that_count_first(readout, chunk)
     is_readout = lambda node: isinstance(node, Readout)
     leaves, structure = jax.tree.flatten(jax.lax.stop_gradient(constants), is_leaf=is_readout)
-    rows = [gather(leaf.features if is_readout(leaf) else leaf) for leaf in leaves]
+    parts = [gather(leaf.features if is_readout(leaf) else leaf) for leaf in leaves]
     weights = gather(jax.lax.stop_gradient(readout.weights))
     trained = readout.features, readout.kernel, readout.bias
     features, kernel, bias = jax.lax.stop_gradient(trained)
     features = gather(features)
 
-    def total_of(features, kernel, bias, rows, weights):
+    def total_of(features, kernel, bias, parts, weights):
         known = [
-            logits_of(own, leaf.kernel, leaf.bias) if is_readout(leaf) else own
-            for own, leaf in zip(rows, leaves, strict=True)
+            logits_of(part, leaf.kernel, leaf.bias) if is_readout(leaf) else part
+            for part, leaf in zip(parts, leaves, strict=True)
         ]
         values = function(logits_of(features, kernel, bias), jax.tree.unflatten(structure, known))
-        # Not by weight alone: rows past the end may give no number.
+        # A weight of 0 is not enough: positions past the end may give NaN.
         return jnp.sum(jnp.where(weights != 0, weights * values, 0))
 
-    def one(index, carry):
+    def one_chunk(index, carry):
         total, (features_bar, kernel_bar, bias_bar) = carry
         of_chunk = functools.partial(_part, index, chunk)
         value, bars = jax.value_and_grad(total_of, argnums=(0, 1, 2))(
-            of_chunk(features), kernel, bias, list(map(of_chunk, rows)), of_chunk(weights)
+            of_chunk(features), kernel, bias, list(map(of_chunk, parts)), of_chunk(weights)
         )
         features_bar = jax.lax.dynamic_update_slice(features_bar, bars[0], (index * chunk, 0))
         return total + value, (features_bar, kernel_bar + bars[1], bias_bar + bars[2])
 
     shape = jax.eval_shape(
-        total_of, features[:chunk], kernel, bias, [own[:chunk] for own in rows], weights[:chunk]
+        total_of, features[:chunk], kernel, bias, [part[:chunk] for part in parts], weights[:chunk]
     )
     start = jnp.zeros((), shape.dtype), jax.tree.map(jnp.zeros_like, (features, kernel, bias))
     chunks = _chunks(jnp.sum(weights != 0), chunk)
-    total, (features_bar, *bars) = jax.lax.fori_loop(0, chunks, one, start)
+    total, (features_bar, *bars) = jax.lax.fori_loop(0, chunks, one_chunk, start)
     positions = math.prod(readout.weights.shape)
     features_bar = (
         jnp.zeros((positions, features.shape[1]), features.dtype)
@@ -168,12 +168,17 @@ def label_losses(logits: jax.Array, labels: jax.Array) -> jax.Array:
 
 
 def draw_classes(key: jax.Array, samples: int, by_frequency: np.ndarray) -> jax.Array:
-    """Classes with replacement, int32 [samples], log-uniform: the k-th has log((k + 1) / k).
+    """Draws classes with replacement: the k-th most frequent has a weight of log((k + 1) / k).
+
+    This log-uniform distribution is close to the frequencies of words in a text.
 
     Args:
       key: a JAX random key.
       samples: number of draws.
-      by_frequency: int [classes], the most frequent first; this is about a word's share of a text.
+      by_frequency: int [classes], the most frequent class first.
+
+    Returns:
+      int32 [samples].
     """
     uniform = jax.random.uniform(key, (samples,))
     ranks = jnp.exp(uniform * np.log(len(by_frequency) + 1)) - 1
@@ -186,29 +191,32 @@ def sampled_cross_entropy(
 ) -> jax.Array:
     """Cross-entropy among the label and `readout.samples`, 0 where `readout.weights` is 0.
 
-    Sampled softmax (Jean et al. 2015): every logit is lessened by the logarithm of how often its
-    class is expected among the samples, so that the sum over samples estimates the one over all
-    classes. A sample that is the label itself is left out.
+    Sampled softmax (Jean et al. 2015, https://arxiv.org/abs/1412.2007): from every logit the logarithm
+    of its class's expected number of samples is subtracted. The sum over samples then estimates the sum
+    over all classes. Samples that are the label itself are left out.
 
     Args:
       readout: of positions [...], with samples.
       labels: int [...].
-      by_frequency: what `draw_classes` got.
+      by_frequency: as given to `draw_classes`.
 
     Returns:
       float [...].
+
+    Raises:
+      ValueError: names `readout.samples` if there are none.
     """
     samples = readout.samples
     if samples is None:
         raise ValueError("readout.samples must be classes from draw_classes, got None.")
     expected = _log_expected(len(samples), by_frequency)
-    own = jnp.einsum("...e,e...->...", readout.features, readout.kernel[:, labels])
-    own += readout.bias[labels] - expected[labels]
+    label_logits = jnp.einsum("...e,e...->...", readout.features, readout.kernel[:, labels])
+    label_logits += readout.bias[labels] - expected[labels]
     others = logits_of(readout.features, readout.kernel[:, samples], readout.bias[samples])
     others -= expected[samples]
     others = jnp.where(samples == labels[..., None], -jnp.inf, others)
-    every = jnp.concatenate([own[..., None], others], axis=-1)
-    return (jax.nn.logsumexp(every, axis=-1) - own) * readout.weights
+    all_logits = jnp.concatenate([label_logits[..., None], others], axis=-1)
+    return (jax.nn.logsumexp(all_logits, axis=-1) - label_logits) * readout.weights
 
 
 def logits_of(features: jax.Array, kernel: jax.Array, bias: jax.Array) -> jax.Array:
@@ -218,10 +226,10 @@ def logits_of(features: jax.Array, kernel: jax.Array, bias: jax.Array) -> jax.Ar
 
 
 def _those_that_count_first(readout: Readout, chunk: int | None) -> tuple[jax.Array, Any, int]:
-    """(order [full chunks], values [...] -> rows in that order, positions in a chunk).
+    """(order [full chunks], values [...] -> values in that order, positions in a chunk).
 
-    Where the last chunk is not full the order goes past the end: that is read as zeros and must be
-    written nowhere.
+    Where the last chunk is not full, the order has indices past the end. They read zeros and must not be
+    written to.
     """
     weights = readout.weights.reshape(-1)
     positions = len(weights)
@@ -247,30 +255,30 @@ def _log_expected(samples: int, by_frequency: np.ndarray) -> jax.Array:
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _ordered_cross_entropy(chunk, features, kernel, bias, labels, count):
-    """Losses of the first `count` rows, 0 for others; the number of rows is a multiple of chunk."""
+    """Losses of the first `count` positions, 0 for others; their number is a multiple of `chunk`."""
     return _forward(chunk, features, kernel, bias, labels, count)[0]
 
 
 def _forward(chunk, features, kernel, bias, labels, count):
-    def one(index, carry):
+    def one_chunk(index, carry):
         losses, log_sums = carry
         of_chunk = functools.partial(_part, index, chunk)
         logits = logits_of(of_chunk(features), kernel, bias)
         log_sum = jax.nn.logsumexp(logits, axis=-1)
-        own = jnp.take_along_axis(logits, of_chunk(labels)[:, None], axis=-1)[:, 0]
+        label_logits = jnp.take_along_axis(logits, of_chunk(labels)[:, None], axis=-1)[:, 0]
         put = lambda values, new: jax.lax.dynamic_update_slice(values, new, (index * chunk,))
-        return put(losses, log_sum - own), put(log_sums, log_sum)
+        return put(losses, log_sum - label_logits), put(log_sums, log_sum)
 
     dtype = jax.eval_shape(logits_of, features, kernel, bias).dtype
     start = (jnp.zeros(len(labels), dtype),) * 2
-    losses, log_sums = jax.lax.fori_loop(0, _chunks(count, chunk), one, start)
+    losses, log_sums = jax.lax.fori_loop(0, _chunks(count, chunk), one_chunk, start)
     return losses, (features, kernel, bias, labels, count, log_sums)
 
 
 def _backward(chunk, saved, cotangents):
     features, kernel, bias, labels, count, log_sums = saved
 
-    def one(index, carry):
+    def one_chunk(index, carry):
         features_bar, kernel_bar, bias_bar = carry
         of_chunk = functools.partial(_part, index, chunk)
         part = of_chunk(features)
@@ -284,7 +292,7 @@ def _backward(chunk, saved, cotangents):
         return features_bar, kernel_bar, bias_bar + residual.sum(axis=0).astype(bias.dtype)
 
     start = jax.tree.map(jnp.zeros_like, (features, kernel, bias))
-    bars = jax.lax.fori_loop(0, _chunks(count, chunk), one, start)
+    bars = jax.lax.fori_loop(0, _chunks(count, chunk), one_chunk, start)
     return *bars, None, None
 
 
@@ -301,7 +309,7 @@ def _part(index, chunk, values):
 
 @jax.custom_vjp
 def _with_gradient(value: jax.Array, arguments: PyTree, gradient: PyTree) -> jax.Array:
-    """A scalar function's value, whose gradient by its arguments has been computed already."""
+    """A scalar function's value; its gradient by the arguments is given."""
     return value
 
 

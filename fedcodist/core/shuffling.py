@@ -1,26 +1,28 @@
-"""Random orders and random subsets in closed form: nothing here costs time or memory per row."""
+"""Random orders and random subsets in closed form, without time or memory per example."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-# Four leave neighbours of a few elements together too often: their halves have one or two bits.
+# With four rounds, neighbours stay together too often in sets of a few elements, whose halves have one
+# or two bits.
 _FEISTEL_ROUNDS = 6
 
 
 def permuted_positions(
     key: jax.Array, positions: jax.Array, size: jax.Array | int, epoch: jax.Array | int = 0
 ) -> jax.Array:
-    """Returns where a random permutation of `range(size)` puts `positions`.
+    """Returns the elements of a random permutation of `range(size)` at `positions`.
 
-    A Feistel network with cycle walking: the permutation exists only as a function, so twenty rows
-    of a hundred million cost twenty evaluations.
+    A Feistel network with cycle walking (Black and Rogaway 2002, Ciphers with Arbitrary Finite Domains).
+    The permutation exists only as a function, so twenty examples of a hundred million cost twenty
+    evaluations.
 
     Args:
       key: the permutation's key.
       positions: integers [...] in [0, size); larger ones are taken modulo size.
       size: number of elements, at least 1; traced or not, broadcast against positions.
-      epoch: integers broadcast against positions; each epoch is another permutation.
+      epoch: integers broadcast against positions; each epoch has another permutation.
 
     Returns:
       int32 array of the shape of positions.
@@ -42,7 +44,8 @@ def permuted_positions(
             right ^= _mix(left + salts[2 * index + 1] + epoch_salt) & right_mask
         return (left << right_bits) | right
 
-    # The network permutes the next power of two; walking on from values outside stays a permutation.
+    # The network permutes the next power of two. Values outside `range(size)` are encrypted again until
+    # they are inside, which is still a permutation.
     walked = jax.lax.while_loop(
         lambda value: jnp.any(value >= size),
         lambda value: jnp.where(value >= size, encrypt(value), value),
@@ -56,30 +59,33 @@ def stream_positions(
 ) -> jax.Array:
     """Returns elements start .. start + count of an endless stream that reshuffles `range(size)`.
 
-    Every pass over the data is another random order; where one pass ends the next begins.
+    Every pass over the data has another random order. Where a pass ends the next one begins.
 
     Args:
       key: the stream's key.
       start: index of the first element wanted, traced or not.
       count: number of elements.
-      size: number of rows that the stream repeats, traced or not.
+      size: number of elements that the stream repeats, traced or not.
 
     Returns:
       int32 array [count] with values in [0, size).
     """
     index = jnp.asarray(start).astype(jnp.uint32) + jnp.arange(count, dtype=jnp.uint32)
-    rows = jnp.maximum(jnp.asarray(size, jnp.uint32), 1)
-    return permuted_positions(key, index % rows, size, epoch=index // rows)
+    period = jnp.maximum(jnp.asarray(size, jnp.uint32), 1)
+    return permuted_positions(key, index % period, size, epoch=index // period)
 
 
 def sample_without_replacement(key: jax.Array, population: int, count: int) -> jax.Array:
     """Returns `count` different integers of `range(population)`, every subset equally likely.
 
-    Floyd's algorithm (Bentley and Floyd, 1987): cost grows with count squared and not with the
-    population, so a cohort of a million clients is drawn in microseconds.
+    Floyd's algorithm (Bentley and Floyd 1987, A Sample of Brilliance). Its cost grows with count squared
+    and not with the population, so a cohort of a million clients is drawn in microseconds.
 
     Returns:
       int32 array [count], in no particular order.
+
+    Raises:
+      ValueError: names `count` if it is larger than the population.
     """
     if not 1 <= count <= population:
         raise ValueError(f"count must be between 1 and population={population}, got {count}.")
@@ -95,18 +101,21 @@ def sample_without_replacement(key: jax.Array, population: int, count: int) -> j
 
 
 def stratified_sample(key: jax.Array, labels: np.ndarray, count: int) -> jax.Array:
-    """Returns `count` different rows, from every class in proportion to its size.
+    """Returns indices of `count` different examples, from every class in proportion to its size.
 
-    Shares that are no integers are rounded so that they sum to `count`: up where the fraction is
-    largest, the first classes among equals.
+    Shares are rounded to integers that sum to `count`: up where the fraction is largest, and among equal
+    fractions for the first classes.
 
     Args:
       key: of the draw; sizes per class are the same for every key.
-      labels: int [rows], known when the program is built.
-      count: at most the number of rows.
+      labels: int [examples], known when the program is built.
+      count: at most the number of examples.
 
     Returns:
       int32 array [count], class by class.
+
+    Raises:
+      ValueError: names `count` if it is larger than the number of examples.
     """
     if not 1 <= count <= len(labels):
         raise ValueError(f"count must be between 1 and {len(labels)} rows, got {count}.")
@@ -115,7 +124,7 @@ def stratified_sample(key: jax.Array, labels: np.ndarray, count: int) -> jax.Arr
     counts = np.floor(shares).astype(int)
     largest = np.argsort(counts - shares, kind="stable")
     counts[largest[: count - counts.sum()]] += 1
-    # Of each row drawn: its class, and its place among those drawn of that class.
+    # Of each example drawn: its class, and its place among those drawn of that class.
     group = np.repeat(np.arange(len(classes)), counts)
     place = np.arange(count) - np.repeat(np.cumsum(counts) - counts, counts)
     drawn = permuted_positions(

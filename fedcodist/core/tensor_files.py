@@ -1,4 +1,4 @@
-"""Safetensors files as NumPy arrays; in bfloat16 too, which the package's own reader does not know."""
+"""Safetensors files as NumPy arrays, with bfloat16, which the package's NumPy reader lacks."""
 
 import os
 from collections.abc import Mapping
@@ -33,9 +33,9 @@ _DTYPES: dict[str, Any] = {
 def save_tensors(
     path: str | os.PathLike[str], tensors: Mapping[str, np.ndarray], metadata: Mapping[str, str]
 ) -> None:
-    """Writes tensors to a file, all of it or nothing, that others may read as any file of this process.
+    """Writes tensors to a file atomically.
 
-    The package's own writer leaves it readable by its owner alone.
+    The file has the process's usual permissions. The package's writer lets only its owner read it.
 
     Args:
       path: the file.
@@ -43,7 +43,7 @@ def save_tensors(
       metadata: strings kept in the file's header.
 
     Raises:
-      OSError: the file cannot be written; one that was there stays.
+      OSError: the file cannot be written; an existing file stays unchanged.
     """
     content = safetensors.numpy.save(dict(tensors), dict(metadata))
     write_atomically(Path(path), content)
@@ -53,7 +53,7 @@ def load_tensors(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
     """The tensors of a file, by name.
 
     Raises:
-      ValueError: one line without a subject; the file cannot be read, or is as `tensors_of` says.
+      ValueError: the file cannot be read, or as `tensors_of`. The message does not name the file.
     """
     try:
         content = Path(path).read_bytes()
@@ -63,18 +63,18 @@ def load_tensors(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
 
 
 def tensors_of(content: bytes) -> dict[str, np.ndarray]:
-    """The tensors of a file's bytes, by name; they cannot be written to.
+    """The tensors of a file's bytes, by name; the arrays are read-only.
 
     Raises:
-      ValueError: one line without a subject; the bytes are truncated or otherwise no safetensors file,
-        or a tensor's numbers are of a kind that NumPy lacks.
+      ValueError: the bytes are truncated or no safetensors file, or a tensor has a dtype that NumPy
+        lacks. The message does not name the file.
     """
     try:
-        found = safetensors.deserialize(content)
+        entries = safetensors.deserialize(content)
     except safetensors.SafetensorError as error:
         raise ValueError(" ".join(str(error).split())) from error
     tensors = {}
-    for name, tensor in found:
+    for name, tensor in entries:
         dtype = _DTYPES.get(tensor["dtype"])
         if dtype is None:
             raise ValueError(

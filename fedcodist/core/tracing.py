@@ -1,4 +1,4 @@
-"""How an algorithm's functions are traced: to arrays of lasting types, and once."""
+"""Tracing of an algorithm's functions: arrays of strong types, and rounds that are traced once."""
 
 from collections.abc import Callable
 from typing import Any
@@ -10,10 +10,10 @@ PyTree = Any
 
 
 def strongly_typed(tree: PyTree) -> PyTree:
-    """The same arrays, of types that JAX does not let others change.
+    """The same arrays with strong types.
 
-    A program compiles again for an array that was weakly typed, as `jnp.full(shape, 0.5)` is, and is
-    not any more.
+    A weakly typed array, such as `jnp.full(shape, 0.5)`, becomes strongly typed in a program, and
+    the program then compiles again for it.
     """
 
     def strong(leaf):
@@ -24,8 +24,8 @@ def strongly_typed(tree: PyTree) -> PyTree:
 
 
 def traced_once(round_: Callable[..., Any]) -> Callable[..., Any]:
-    """An algorithm's round, which JAX traces once for all that call it with the same shapes.
+    """An algorithm's round, which JAX traces once for all callers with the same shapes.
 
-    Of large networks that takes seconds. What is compiled is the same.
+    Tracing large networks takes seconds. The compiled program is the same.
     """
     return jax.jit(round_, inline=True)

@@ -1,22 +1,22 @@
-"""Whether a network can be told of training, which dropout and batch statistics must be."""
+"""How a network's training mode is set, which dropout and batch statistics depend on."""
 
 import inspect
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, NamedTuple
 
 TRAIN = "train"
-# Other names of what tells of training, and of evaluation.
+# Other names of parameters and attributes that set the mode.
 _TRAINING = ("training", "is_training", "is_train", "train_mode", "training_mode")
 _EVALUATION = ("deterministic", "use_running_average", "inference", "eval_mode")
 
 
 class Call(NamedTuple):
-    """How a network is called beside its inputs.
+    """The arguments with which a network is called after its inputs.
 
     Attributes:
       parameters: those after the inputs.
-      accepted: the names of those that are given.
-      by_place: how many are given by their place; the others are given by name.
+      accepted: the names of those that are passed.
+      by_place: how many are passed by position; the others are passed by name.
     """
 
     parameters: tuple[inspect.Parameter, ...]
@@ -24,15 +24,17 @@ class Call(NamedTuple):
     by_place: int
 
     def arguments(self, **available: Any) -> tuple[list[Any], dict[str, Any]]:
-        """Arguments by place and by name, of those available."""
+        """The arguments by position and by name, out of those available."""
         first, others = self.parameters[: self.by_place], self.parameters[self.by_place :]
-        placed = [available.get(each.name, each.default) for each in first]
+        placed = [available.get(parameter.name, parameter.default) for parameter in first]
         return placed, {
-            each.name: available[each.name] for each in others if each.name in self.accepted
+            parameter.name: available[parameter.name]
+            for parameter in others
+            if parameter.name in self.accepted
         }
 
     def with_train_by_place(self) -> "Call":
-        """The same with `train`, and what stands before it, given by place."""
+        """The same call, with `train` and the parameters before it passed by position."""
         names = [parameter.name for parameter in self.parameters]
         return self._replace(by_place=max(self.by_place, names.index(TRAIN) + 1))
 
@@ -42,60 +44,64 @@ def read_call(
     network: Any,
     function: Callable[..., Any],
     available: Collection[str],
-    told_by: Iterable[str] = (TRAIN,),
+    flags: Iterable[str] = (TRAIN,),
     has_modes: bool = False,
 ) -> Call:
-    """How a network is called.
+    """Reads from a network's signature how it is called.
 
     Args:
-      argument: what the network is called in errors.
+      argument: the network's name in errors.
       network: the module or function, for its name.
-      function: what is called with the inputs first; a module's bound `__call__`.
-      available: names of arguments that can be given.
-      told_by: those of them that tell of training.
-      has_modes: whether modules are told of training besides, as NNX's are: a flag whose default is None
-        is left to that.
+      function: what is called with the inputs first, such as a module's bound `__call__`.
+      available: names of arguments that can be passed.
+      flags: those of them that set the training mode.
+      has_modes: whether modules have modes too, as in NNX. A flag whose default is None then follows
+        the mode.
 
     Raises:
-      ValueError: one line; a network that would be told of training in another way, or that has a
-        parameter which nobody would set.
+      ValueError: names the argument, if the network's training mode is set in another way, or if it has
+        a parameter that nobody would set.
     """
     parameters = list(inspect.signature(function).parameters.values())
     starred = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}
     if parameters and parameters[0].kind not in starred:
         parameters = parameters[1:]
-    named = tuple(each for each in parameters if each.kind not in starred)
-    accepted = frozenset(each.name for each in named) & frozenset(available)
-    if accepted.isdisjoint(told_by):
-        for each in named:
-            if _is_flag(each.name) and not (has_modes and each.default is None):
-                raise _cannot_be_told(argument, network, repr(each.name))
-        for each in parameters:
-            if each.kind in starred and not _is_of_a_library(function):
-                raise _cannot_be_told(argument, network, starred[each.kind] + each.name)
-    for each in named:
-        if each.default is each.empty and each.name not in accepted:
+    named = tuple(parameter for parameter in parameters if parameter.kind not in starred)
+    accepted = frozenset(parameter.name for parameter in named) & frozenset(available)
+    if accepted.isdisjoint(flags):
+        for parameter in named:
+            if _is_flag(parameter.name) and not (has_modes and parameter.default is None):
+                raise _wrong_flag(argument, network, repr(parameter.name))
+        for parameter in parameters:
+            if parameter.kind in starred and not _is_of_a_library(function):
+                raise _wrong_flag(argument, network, starred[parameter.kind] + parameter.name)
+    for parameter in named:
+        if parameter.default is parameter.empty and parameter.name not in accepted:
             raise ValueError(
                 f"{argument} must be called as {name_of(network)}(inputs), with any of "
-                f"{sorted(available)}: it needs {each.name!r} too, which nobody would set."
+                f"{sorted(available)}: it needs {parameter.name!r} too, which nobody would set."
             )
-    only_by_place = [index for index, each in enumerate(named) if each.kind == each.POSITIONAL_ONLY]
+    only_by_place = [
+        index
+        for index, parameter in enumerate(named)
+        if parameter.kind == parameter.POSITIONAL_ONLY
+    ]
     return Call(named, accepted, 1 + max(only_by_place, default=-1))
 
 
 def check_attributes(argument: str, network: Any, attributes: Mapping[str, Any]) -> None:
-    """Raises one line where a network would be told of training by one of these attributes."""
+    """Raises ValueError that names the argument if an attribute would set the training mode."""
     for name, value in attributes.items():
         if _is_flag(name) and isinstance(value, bool | None):
-            raise _cannot_be_told(argument, network, f"an attribute {name!r}")
+            raise _wrong_flag(argument, network, f"an attribute {name!r}")
 
 
-def check_all_told(argument: str, network: Any, off: Iterable[str]) -> None:
-    """Raises one line where layers are as in evaluation, in training, of a network without `train`.
+def check_layers_train(argument: str, network: Any, off: Iterable[str]) -> None:
+    """Raises ValueError that names the argument if layers are in evaluation mode in training.
 
     Args:
-      argument: what the network is called in errors.
-      network: the module or function, for its name.
+      argument: the network's name in errors.
+      network: the module or function, for its name; it has no parameter `train`.
       off: names of such layers.
     """
     for layer in off:
@@ -106,14 +112,14 @@ def check_all_told(argument: str, network: Any, off: Iterable[str]) -> None:
 
 
 def says_evaluation(arguments: Mapping[str, Any]) -> bool:
-    """Whether a layer is told of evaluation, by its arguments or attributes."""
+    """Whether a layer's arguments or attributes set it to evaluation."""
     return any(arguments.get(name) is False for name in (TRAIN, *_TRAINING)) or any(
         arguments.get(name) is True for name in _EVALUATION
     )
 
 
 def given_arguments(layer: Any, placed: Iterable[Any], named: Mapping[str, Any]) -> dict[str, Any]:
-    """What a layer was called with, its defaults included; those that are None left out."""
+    """The arguments of a layer's call, with defaults, without those that are None."""
     bound = inspect.signature(type(layer).__call__).bind_partial(layer, *placed, **named)
     bound.apply_defaults()
     return {name: value for name, value in bound.arguments.items() if value is not None}
@@ -130,7 +136,7 @@ def _is_flag(name: str) -> bool:
     return name in (TRAIN, *_TRAINING, *_EVALUATION)
 
 
-def _cannot_be_told(argument: str, network: Any, by: str) -> ValueError:
+def _wrong_flag(argument: str, network: Any, by: str) -> ValueError:
     return ValueError(
         f"{argument} must be told of training by a parameter `{TRAIN}`: {name_of(network)} has {by}, "
         "which nobody would set."
@@ -138,6 +144,6 @@ def _cannot_be_told(argument: str, network: Any, by: str) -> ValueError:
 
 
 def _is_of_a_library(function: Any) -> bool:
-    """Whether it is a container of Flax or Haiku, such as `Sequential`, which passes on what it gets."""
+    """Whether a function is of Flax or Haiku, such as `Sequential`, which passes its arguments on."""
     module = getattr(inspect.unwrap(function), "__module__", None) or ""
     return module.split(".")[0] in ("flax", "haiku")

@@ -18,12 +18,12 @@ def named_leaves(tree: PyTree) -> dict[str, Any]:
 
 
 def flat(tree: PyTree) -> jax.Array:
-    """All of a tree's values in one float32 vector."""
+    """All values of a tree in one float32 vector."""
     return jnp.concatenate([leaf.reshape(-1).astype(jnp.float32) for leaf in jax.tree.leaves(tree)])
 
 
 def unflat(vector: jax.Array, like: PyTree) -> PyTree:
-    """The tree that `flat` made a vector of; `like` is a tree of arrays or shapes."""
+    """The inverse of `flat`; `like` is a tree of arrays or shapes."""
     leaves, structure = jax.tree.flatten(like)
     ends = np.cumsum([leaf.size for leaf in leaves])[:-1]
     parts = jnp.split(vector, ends.tolist())

@@ -1,1 +1,1 @@
-"""Teaching models by the outputs of others: the loop, ensembles, cached teachers, early stopping."""
+"""Distillation between models: loop, ensembles, cached teachers, early stopping, weight averaging."""

@@ -1,4 +1,4 @@
-"""A teacher that answers all unlabelled examples once, where students see them many times."""
+"""Teachers whose outputs on all unlabelled examples are computed once and looked up in every step."""
 
 from collections.abc import Mapping
 
@@ -11,23 +11,25 @@ from fedcodist.core.devices import sum_over_devices, this_device
 from fedcodist.core.inputs import Examples
 from fedcodist.distillation.loop import Distillation, Teacher
 
-ANSWERS = "teacher"  # the column that holds them
+ANSWERS = "teacher"  # the column of the teacher's outputs
 
 
 def cached_answers(
     teacher: Teacher, unlabelled: Examples, distillation: Distillation, axis_name: str | None = None
 ) -> tuple[Examples, Teacher]:
-    """The rows with the teacher's answers beside them, and a teacher that looks these up.
+    """Returns the examples with a column of the teacher's outputs, and a teacher that looks these up.
+
+    The outputs are computed for all examples of the columns: all unlabelled data if it is on the device,
+    the round's examples if it is streamed.
 
     Args:
-      teacher: batch -> answers [batch, ...]; asked of every row there is: of all unlabelled data where
-        they are on the device, of the round's own where they are streamed.
-      unlabelled: as `distill` gets them.
-      distillation: its preprocessing, which must not be random, and batch size.
-      axis_name: mesh axis whose devices each answer a part.
+      teacher: batch -> outputs [batch, ...].
+      unlabelled: as for `distill`.
+      distillation: its preprocessing, which must not be random, and its batch size are used.
+      axis_name: mesh axis whose devices share the examples.
 
     Raises:
-      ValueError: one line; a preprocessing that depends on its key.
+      ValueError: names `distillation.preprocess` if it depends on its key.
     """
     _check_not_random(distillation, unlabelled.columns)
     answers = _on_all(teacher, unlabelled, distillation, axis_name)
@@ -42,11 +44,11 @@ def _check_not_random(distillation: Distillation, columns: Mapping[str, jax.Arra
             name: jnp.asarray(draws.integers(0, 2, (8, *column.shape[1:])), column.dtype)
             for name, column in columns.items()
         }
-        found = [
+        first, *others = [
             distillation.preprocess(batch, jax.random.key(seed), positions) for seed in range(4)
         ]
-        for other in found[1:]:
-            if not all(np.array_equal(found[0][name], other[name]) for name in other):
+        for other in others:
+            if not all(np.array_equal(first[name], other[name]) for name in other):
                 raise ValueError(
                     "distillation.preprocess must not be random where answers are cached: the teacher "
                     "would answer other images than the student sees."
@@ -59,9 +61,9 @@ def _on_all(teacher, unlabelled: Examples, distillation: Distillation, axis_name
     size = min(distillation.batch_size, count)
 
     def answer(positions):
-        rows = jnp.minimum(positions, count - 1)
+        indices = jnp.minimum(positions, count - 1)
         batch = batches.read(
-            unlabelled.columns, rows, distillation.preprocess, jax.random.key(0), positions
+            unlabelled.columns, indices, distillation.preprocess, jax.random.key(0), positions
         )
         return teacher(batch)
 

@@ -1,4 +1,4 @@
-"""Distillation that stops early: validation data tell when, and which students were best."""
+"""Distillation with early stopping on validation data, which keeps the best students."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -18,10 +18,10 @@ class EarlyStopping(NamedTuple):
     """When a distillation ends before its last step.
 
     Attributes:
-      accuracy: students -> each one's accuracy on validation data, a scalar by name.
+      accuracy: name -> student's Variables to name -> its accuracy on validation data, a scalar.
       every: steps from one validation to the next; divides the distillation's steps.
       patience: steps without a new best after which a student is done, a multiple of `every`.
-      or_start: whether the students as they started count among the candidates.
+      or_start: whether a student's variables before distillation are a candidate too.
     """
 
     accuracy: Callable[[Mapping[str, Variables]], Mapping[str, jax.Array]]
@@ -31,7 +31,7 @@ class EarlyStopping(NamedTuple):
 
 
 class StoppedEarly(NamedTuple):
-    """The best students on validation data, their accuracies, and the steps that were made."""
+    """The best students on validation data, their accuracies, and the number of steps made."""
 
     students: dict[str, Variables]
     accuracy: dict[str, jax.Array]
@@ -46,14 +46,17 @@ def distill_until(
     axis_name: str | None = None,
     **others: Any,
 ) -> StoppedEarly:
-    """`distill` that looks at validation data and returns each student as it was best.
+    """`distill` that returns, for every student, the variables that were best on validation data.
 
-    Students are judged apart; the loop ends when all are done or after `settings.steps`. The first
-    of equally good students counts.
+    Every student has its own best step. The loop ends when all students are done, or after
+    `settings.steps`. Of equal accuracies the first counts.
 
     Args:
       stopping: validation and patience.
-      students, settings, axis_name, others: as `distill` takes them, by their names.
+      students: as for `distill`.
+      settings: as for `distill`.
+      axis_name: as for `distill`.
+      others: further arguments of `distill`, by name.
     """
     start, step = distillation_loop(
         students=students, settings=settings, axis_name=axis_name, **others
@@ -66,13 +69,13 @@ def distill_until(
         return StoppedEarly(dict(students), best, jnp.zeros((), jnp.int32))
     best_at = {name: jnp.zeros((), jnp.int32) for name in students}
 
-    def goes_on(carry):
+    def continues(carry):
         _, _, _, best_at, done = carry
         waited = jnp.stack([done - best_at[name] for name in students])
         return (done < settings.steps) & jnp.any(waited < stopping.patience)
 
     def block(carry):
-        training, kept, best, best_at, done = carry
+        training, best_students, best, best_at, done = carry
         training, _ = jax.lax.scan(step, training, done + jnp.arange(stopping.every))
         trained = agree_on_mutable(training[0], axis_name)
         accuracy = stopping.accuracy(trained)
@@ -80,15 +83,17 @@ def distill_until(
         for name in students:
             is_better = accuracy[name] > best[name]
             if len(students) > 1:
-                # One that had been done stays done while others go on.
+                # A student that is done stays done while others continue.
                 is_better &= done - best_at[name] < stopping.patience
             choose = lambda new, old, is_better=is_better: jnp.where(is_better, new, old)
-            kept = kept | {name: jax.tree.map(choose, trained[name], kept[name])}
+            best_students = best_students | {
+                name: jax.tree.map(choose, trained[name], best_students[name])
+            }
             best = best | {name: choose(accuracy[name], best[name])}
             best_at = best_at | {name: choose(now, best_at[name])}
-        return training, kept, best, best_at, now
+        return training, best_students, best, best_at, now
 
-    _, kept, best, _, steps = jax.lax.while_loop(
-        goes_on, block, (start, dict(students), best, best_at, jnp.zeros((), jnp.int32))
+    _, best_students, best, _, steps = jax.lax.while_loop(
+        continues, block, (start, dict(students), best, best_at, jnp.zeros((), jnp.int32))
     )
-    return StoppedEarly(kept, best, steps)
+    return StoppedEarly(best_students, best, steps)

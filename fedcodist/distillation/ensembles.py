@@ -1,7 +1,7 @@
-"""Ensembles of models of one architecture: mean predictions, and models sampled around clients'.
+"""Ensembles of models of one architecture: mean predictions, sampled members, weights of teachers.
 
-Members are Variables whose leaves have a leading axis. They are evaluated one after another, each with
-a weight; weights of 0 at the end cost nothing.
+Members are Variables whose leaves have a leading axis. They are evaluated one after another. Members at
+the end whose weight is 0 cost nothing.
 """
 
 from collections.abc import Callable, Mapping
@@ -27,7 +27,7 @@ class Ensemble(NamedTuple):
 
 
 def equal_weights(members: Variables) -> Ensemble:
-    """All members count the same."""
+    """An ensemble whose members have the same weight."""
     count = jax.tree.leaves(members.params)[0].shape[0]
     return Ensemble(members, jnp.ones(count))
 
@@ -35,9 +35,9 @@ def equal_weights(members: Variables) -> Ensemble:
 def concatenated(*ensembles: Ensemble) -> Ensemble:
     """One ensemble of the members of several."""
     members = jax.tree.map(
-        lambda *leaves: jnp.concatenate(leaves), *(each.members for each in ensembles)
+        lambda *leaves: jnp.concatenate(leaves), *(ensemble.members for ensemble in ensembles)
     )
-    return Ensemble(members, jnp.concatenate([each.weights for each in ensembles]))
+    return Ensemble(members, jnp.concatenate([ensemble.weights for ensemble in ensembles]))
 
 
 def mean_logits(model: Model, ensemble: Ensemble) -> Teacher:
@@ -52,7 +52,7 @@ def mean_probabilities(model: Model, ensemble: Ensemble) -> Teacher:
 
 
 def ensemble_predictor(model: Model, ensemble: Callable[[PyTree], Ensemble]) -> Predictor:
-    """An ensemble found in an algorithm's state, as something to evaluate: by its mean logits.
+    """A Predictor of the mean logits of an ensemble in an algorithm's state.
 
     Args:
       model: the members' network.
@@ -60,8 +60,8 @@ def ensemble_predictor(model: Model, ensemble: Callable[[PyTree], Ensemble]) -> 
     """
 
     def variables(state):
-        found = ensemble(state)
-        return Variables(found.members.params, (found.members.mutable, found.weights))
+        members, weights = ensemble(state)
+        return Variables(members.params, (members.mutable, weights))
 
     def predict(variables, batch):
         mutable, weights = variables.mutable
@@ -73,11 +73,12 @@ def ensemble_predictor(model: Model, ensemble: Callable[[PyTree], Ensemble]) -> 
 def gaussian_samples(
     key: jax.Array, received: Variables, members: Variables, count: int
 ) -> Variables:
-    """Models drawn from a diagonal normal distribution around the clients' (FedBE, its code's reading).
+    """Draws models from a diagonal normal distribution around the clients' models, as FedBE's code does.
 
-    Per tensor, with u_i = (w_i - x) / ||w_i - x||: x + mean_i ||w_i - x|| (m + 0.1 sqrt(v) e), m and v
-    the mean and variance of u over clients, v at least 1e-5, e standard normal. Batch statistics are
-    the members' mean.
+    FedBE: Chen and Chao 2021, https://arxiv.org/abs/2009.01974. Per tensor, with
+    u_i = (w_i - x) / ||w_i - x||, a sample is x + mean_i ||w_i - x|| (m + 0.1 sqrt(v) e). Here m and v
+    are the mean and variance of u over clients, v is at least 1e-5, and e is standard normal. Batch
+    statistics are the members' mean.
 
     Args:
       key: of the draws.
@@ -92,12 +93,12 @@ def gaussian_samples(
     starts = jax.tree.leaves(received.params)
     samples = []
     for index, (leaf, start) in enumerate(zip(leaves, starts, strict=True)):
-        moved = (leaf - start).reshape(leaf.shape[0], -1)
-        length = jnp.linalg.norm(moved, axis=1, keepdims=True)
-        unit = moved / jnp.where(length > 0, length, 1)
+        updates = (leaf - start).reshape(leaf.shape[0], -1)
+        norms = jnp.linalg.norm(updates, axis=1, keepdims=True)
+        unit = updates / jnp.where(norms > 0, norms, 1)
         spread = jnp.sqrt(jnp.maximum(jnp.var(unit, axis=0), 1e-5))
-        noise = jax.random.normal(jax.random.fold_in(key, index), (count, moved.shape[1]))
-        drawn = jnp.mean(length) * (jnp.mean(unit, axis=0) + 0.1 * spread * noise)
+        noise = jax.random.normal(jax.random.fold_in(key, index), (count, updates.shape[1]))
+        drawn = jnp.mean(norms) * (jnp.mean(unit, axis=0) + 0.1 * spread * noise)
         samples.append(start + drawn.reshape(count, *start.shape))
     mutable = jax.tree.map(
         lambda leaf: jnp.broadcast_to(jnp.mean(leaf, axis=0), (count, *leaf.shape[1:])),
@@ -118,19 +119,23 @@ def dirichlet_samples(key: jax.Array, members: Variables, count: int) -> Variabl
 
 
 def is_guessing(accuracy: jax.Array, num_classes: int) -> jax.Array:
-    """Whether models are below 1.2 times random guessing, bool like their accuracies."""
+    """Whether accuracies are below 1.2 times that of random guessing, bool of their shape."""
     return accuracy < 1.2 / num_classes
 
 
 def without_worst(accuracy: jax.Array, num_classes: int) -> jax.Array:
-    """Weights 0 or 1 of teachers by their accuracy on validation data: FedDF's drop-worst.
+    """FedDF's drop-worst: weights 0 or 1 of teachers by their accuracy on validation data.
 
-    Teachers that guess are dropped; where none does, those that lie more than 1.5 standard deviations
-    below the mean of all but the best one. The best always stays.
+    Teachers no better than guessing are dropped. If there are none, teachers more than 1.5 standard
+    deviations below the mean of all but the best are dropped. The best teacher always stays.
+    FedDF: Lin et al. 2020, https://arxiv.org/abs/2006.07242.
 
     Args:
       accuracy: float [teachers], shares between 0 and 1.
       num_classes: number of classes.
+
+    Returns:
+      float [teachers].
     """
     best = jnp.argmax(accuracy)
     is_best = jnp.arange(accuracy.size) == best

@@ -1,4 +1,4 @@
-"""Distillation: soft targets, losses, and the scanned loop in which students learn from teachers."""
+"""Distillation: soft targets, losses, and the loop in which students learn from teachers."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -39,9 +39,9 @@ class Distillation(NamedTuple):
     Attributes:
       steps: optimizer steps of one distillation.
       batch_size: unlabelled examples per step.
-      optimizer: learning rate -> optax optimizer; its state is fresh in every distillation.
-      direction: 'forward' KL(target || student) or 'reverse' KL(student || target).
-      mixup_beta: mixup coefficients are Beta(beta, beta); 0 switches mixup off.
+      optimizer: learning rate -> optax optimizer; every distillation starts with a fresh state.
+      direction: 'forward' for KL(target || student), 'reverse' for KL(student || target).
+      mixup_beta: mixup coefficients are drawn from Beta(beta, beta); 0 switches mixup off.
       preprocess: (batch, key, positions) -> batch, before mixup.
       inputs: the batch's key of the network's inputs.
     """
@@ -56,7 +56,7 @@ class Distillation(NamedTuple):
 
 
 class Distilled(NamedTuple):
-    """The students after distillation, and each one's loss in the first and the last step."""
+    """The students after distillation, and their losses in the first and the last step."""
 
     students: dict[str, Variables]
     first_loss: dict[str, jax.Array]
@@ -64,7 +64,7 @@ class Distilled(NamedTuple):
 
 
 def check_distillation(distillation: Distillation, num_unlabelled: int) -> None:
-    """Raises one line for a setting that makes no sense."""
+    """Raises ValueError or TypeError that names the setting which is not allowed."""
     check_stream(
         "distillation.batch_size",
         distillation.batch_size,
@@ -92,24 +92,27 @@ def distill(
 ) -> Distilled:
     """Trains every student towards soft targets made of the teachers' outputs.
 
-    All students see the same augmented batches, so a teacher is evaluated once per batch
-    however many students it teaches. Where networks return a `fedcodist.core.readout.Readout`, the
-    loss is the mean over all positions of the batch that count, and logits are made chunk by chunk.
-    With `axis_name` each device handles its part of every batch, and one all-reduce per step sums the
-    gradients of all students. Students are in training mode; teachers get no gradient.
+    All students see the same augmented batches, so a teacher is evaluated once per batch for all its
+    students. Students are in training mode; teachers get no gradient. Where networks return a
+    `fedcodist.core.readout.Readout`, the loss is the mean over all positions of the batch that count,
+    and logits are computed chunk by chunk. With `axis_name`, each device handles its part of every
+    batch, and one all-reduce per step sums the gradients of all students.
 
     Args:
       models: student's name -> its model.
       students: name -> variables at which the students start.
-      teachers: name -> frozen teacher; one may be a student's own start.
+      teachers: name -> frozen teacher, which may be a student before distillation.
       targets: (student's name, teachers' outputs) -> probabilities [batch, classes].
-      unlabelled: rows of each step's batch, int32 [steps, batch_size].
+      unlabelled: columns, and the indices of each step's batch, int32 [steps, batch_size].
       key: drives augmentation and mixup.
       learning_rates: student's name -> learning rate, may be traced.
       settings: steps, batch size, optimizer and augmentation.
-      axis_name: mesh axis over which the batch is dealt, or None.
+      axis_name: mesh axis whose devices share the batch, or None.
       divergence: of a student's logits from its target; `kl_divergence(settings.direction)` where
         not given.
+
+    Raises:
+      ValueError: names what does not fit: a student's outputs, or a setting of mixup.
     """
     start, step = distillation_loop(
         models,
@@ -127,7 +130,7 @@ def distill(
         nothing = {name: jnp.zeros(()) for name in students}
         return Distilled(dict(students), nothing, nothing)
     (trained, _), losses = jax.lax.scan(step, start, jnp.arange(settings.steps))
-    first, last = ({name: each[at] for name, each in losses.items()} for at in (0, -1))
+    first, last = ({name: by_step[index] for name, by_step in losses.items()} for index in (0, -1))
     return Distilled(agree_on_mutable(trained, axis_name), first, last)
 
 
@@ -143,7 +146,7 @@ def distillation_loop(
     axis_name: str | None = None,
     divergence: Divergence | None = None,
 ) -> tuple[Any, Callable[[Any, jax.Array], tuple[Any, dict[str, jax.Array]]]]:
-    """The loop of `distill`, for those that run it in another way.
+    """The loop of `distill`, for callers that run its steps themselves.
 
     Returns:
       (start, step): the first carry (students, their optimizers' states), and
@@ -151,7 +154,7 @@ def distillation_loop(
     """
     chex.assert_shape(unlabelled.indices, (settings.steps, settings.batch_size))
     optimizers = {name: settings.optimizer(learning_rates[name]) for name in students}
-    # Parts of one batch must not drop the same units; so dropout alone depends on the device count.
+    # Parts of one batch must not drop the same units, so dropout depends on the number of devices.
     devices, device = this_device(axis_name)
     loss_of = divergence or kl_divergence(settings.direction)
 
@@ -162,7 +165,7 @@ def distillation_loop(
             name: jax.lax.stop_gradient(teacher(batch)) for name, teacher in teachers.items()
         }
         summed_divergence = _divergence_from(students, outputs, targets, loss_of)
-        examples = _examples(outputs, mask)
+        num_positions = _num_positions(outputs, mask)
 
         def loss(params):
             losses, mutable = {}, {}
@@ -185,12 +188,14 @@ def distillation_loop(
             return sum(losses.values()), (losses, mutable)
 
         params = {name: variables[name].params for name in students}
-        # Each student's loss depends on its own parameters alone: the gradient of the sum is each
-        # one's gradient.
+        # A student's loss depends on its parameters alone, so the gradient of the sum has every
+        # student's gradient.
         gradients, (losses, mutable) = jax.grad(loss, has_aux=True)(params)
-        gradients, losses, examples = sum_over_devices((gradients, losses, examples), axis_name)
-        if examples is not None:
-            scale = settings.batch_size / jnp.maximum(examples, 1)
+        gradients, losses, num_positions = sum_over_devices(
+            (gradients, losses, num_positions), axis_name
+        )
+        if num_positions is not None:
+            scale = settings.batch_size / jnp.maximum(num_positions, 1)
             gradients, losses = jax.tree.map(lambda leaf: leaf * scale, (gradients, losses))
         updated, states = {}, {}
         for name in students:
@@ -210,15 +215,15 @@ def distillation_loop(
 def unlabelled_rows(
     key: jax.Array, index: jax.Array, distillation: Distillation, num_unlabelled: int
 ) -> jax.Array:
-    """The rows of distillation number `index`, int32 [steps, batch_size].
+    """Indices of the unlabelled examples of distillation number `index`, int32 [steps, batch_size].
 
-    The unlabelled data is one endless reshuffled stream over the whole run, so a distillation goes
-    on where the one before it stopped.
+    The unlabelled data is one endless reshuffled stream over the whole run: a distillation continues
+    where the one before it stopped.
     """
     size = distillation.steps * distillation.batch_size
     start = jnp.asarray(index, jnp.uint32) * size
-    rows = stream_positions(keys.derive(key, "unlabelled"), start, size, num_unlabelled)
-    return rows.reshape(distillation.steps, distillation.batch_size)
+    indices = stream_positions(keys.derive(key, "unlabelled"), start, size, num_unlabelled)
+    return indices.reshape(distillation.steps, distillation.batch_size)
 
 
 def frozen(model: Model, variables: Variables) -> Teacher:
@@ -227,7 +232,7 @@ def frozen(model: Model, variables: Variables) -> Teacher:
 
 
 def check_classes(logits: jax.Array) -> None:
-    """Raises one line for one class: its probability is 1, and nothing would be learned of it."""
+    """Raises ValueError for logits of a single class: its probability is 1, which teaches nothing."""
     if logits.shape[-1] < 2:
         raise ValueError(
             "models that teach must return logits [..., classes] of at least two classes, got "
@@ -242,12 +247,14 @@ def softened_target(logits: jax.Array, temperature: Any) -> jax.Array:
 
 
 def softened(divergence: Divergence, temperature: Any, scaled: bool) -> Divergence:
-    """The divergence of the student's logits at a temperature, as Hinton et al. (2015) distill.
+    """The divergence with the student's logits at a temperature.
+
+    Hinton et al. 2015, Distilling the Knowledge in a Neural Network, https://arxiv.org/abs/1503.02531.
 
     Args:
       divergence: of logits from target probabilities, per example.
-      temperature: T > 0 that divides the student's logits; the target has its own.
-      scaled: whether to multiply by T squared, which keeps gradients as large as at T = 1.
+      temperature: T > 0, which divides the student's logits. See `softened_target` for the teacher.
+      scaled: whether to multiply by T squared, so that gradients are as large as at T = 1.
     """
     factor = temperature**2 if scaled else 1.0
     return lambda logits, target: factor * divergence(logits / temperature, target)
@@ -256,8 +263,8 @@ def softened(divergence: Divergence, temperature: Any, scaled: bool) -> Divergen
 def kl_divergence(direction: str) -> Callable[[jax.Array, jax.Array], jax.Array]:
     """Returns the loss (student logits, target probabilities) -> KL divergence per example.
 
-    'forward' is KL(target || student), the soft cross-entropy up to a constant; 'reverse' is
-    KL(student || target).
+    'forward' is KL(target || student), the soft cross-entropy up to a constant. 'reverse' is
+    KL(student || target). Raises ValueError that names `direction` otherwise.
     """
     if direction == "forward":
         return lambda logits, target: optax.kl_divergence(jax.nn.log_softmax(logits), target)
@@ -266,9 +273,9 @@ def kl_divergence(direction: str) -> Callable[[jax.Array, jax.Array], jax.Array]
         def reverse(logits, target):
             # Targets may underflow to 0, where the divergence would be infinite.
             log_target = jnp.log(jnp.maximum(target, jnp.finfo(target.dtype).tiny))
-            # Of the logarithm: where a student's own probability underflows, that of 0 has no gradient.
-            own = jax.nn.log_softmax(logits)
-            return jnp.sum(jnp.exp(own) * (own - log_target), axis=-1)
+            # Not log(softmax): where a student's probability underflows, log(0) has no gradient.
+            log_student = jax.nn.log_softmax(logits)
+            return jnp.sum(jnp.exp(log_student) * (log_student - log_target), axis=-1)
 
         return reverse
     raise ValueError(f"direction must be 'forward' or 'reverse', got {direction!r}.")
@@ -277,30 +284,30 @@ def kl_divergence(direction: str) -> Callable[[jax.Array, jax.Array], jax.Array]
 def _divergence_from(students, outputs, targets, loss_of):
     """Returns (student's name, its outputs, mask) -> sum of divergences from the teachers' targets.
 
-    Of Readouts it is the sum over positions too, without logits of the whole batch.
+    For Readouts the sum is over positions too, and the logits of the whole batch are never computed.
     """
     if not isinstance(next(iter(outputs.values())), Readout):
-        for name, each in outputs.items():
-            if jnp.ndim(each) != 2:
+        for name, logits in outputs.items():
+            if jnp.ndim(logits) != 2:
                 raise ValueError(
                     f"the model of {name!r} must return logits [batch, classes] to distill, or a "
-                    f"fedcodist.core.readout.Readout of several positions, got {jax.typeof(each)}."
+                    f"fedcodist.core.readout.Readout of several positions, got {jax.typeof(logits)}."
                 )
-            check_classes(each)
+            check_classes(logits)
         batch_targets = {name: targets(name, outputs) for name in students}
         return lambda name, student, mask: jnp.sum(loss_of(student, batch_targets[name]) * mask)
 
     def over_positions(name, student, mask):
         student = student._replace(weights=student.weights * mask[:, None])
         return total_in_chunks(
-            lambda logits, known: loss_of(logits, targets(name, known)), student, outputs
+            lambda logits, of_chunk: loss_of(logits, targets(name, of_chunk)), student, outputs
         )
 
     return over_positions
 
 
-def _examples(outputs, mask):
-    """What a Readout's divergence is averaged over: the batch's positions that count."""
+def _num_positions(outputs, mask):
+    """The number of positions that count in a batch of Readouts, over which losses are averaged."""
     first = next(iter(outputs.values()))
     if not isinstance(first, Readout):
         return None
@@ -310,8 +317,10 @@ def _examples(outputs, mask):
 def agree_on_mutable(
     students: Mapping[str, Variables], axis_name: str | None
 ) -> dict[str, Variables]:
-    """Averages mutable state over devices: a network whose statistics do not know `axis_name` has
-    seen its own part of each batch on every device."""
+    """Averages mutable state over devices.
+
+    A network that does not use `axis_name` has, on every device, statistics of one part of each batch.
+    """
     if axis_name is None:
         return dict(students)
     devices = jax.lax.axis_size(axis_name)
@@ -327,7 +336,7 @@ def batch_of_step(
     settings: Distillation,
     axis_name: str | None,
 ) -> tuple[dict[str, jax.Array], jax.Array]:
-    """This device's part of a step's batch, augmented and mixed, and its mask [part]."""
+    """This device's part of a step's batch, preprocessed and mixed, and its mask [part]."""
     size = settings.batch_size
     devices, device = this_device(axis_name)
     share = -(-size // devices)
@@ -336,8 +345,8 @@ def batch_of_step(
     positions = jnp.minimum(positions, size - 1)
 
     def part(positions):
-        rows, input_key = unlabelled.indices[index][positions], keys.derive(key, "input")
-        return batches.read(unlabelled.columns, rows, settings.preprocess, input_key, positions)
+        indices, input_key = unlabelled.indices[index][positions], keys.derive(key, "input")
+        return batches.read(unlabelled.columns, indices, settings.preprocess, input_key, positions)
 
     batch = part(positions)
     if settings.mixup_beta > 0:

@@ -1,4 +1,4 @@
-"""Labelled validation data that a method looks at within a round."""
+"""Labelled validation data on which a method evaluates models within a round."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -22,7 +22,7 @@ class ValidationData(NamedTuple):
     """Labelled examples on which a method evaluates models within a round.
 
     Attributes:
-      num_examples: rows of the data set `validation`, with labels.
+      num_examples: of the data set `validation`, which has labels.
       batch_size: examples per step.
       preprocess: (batch, key, positions) -> batch for evaluation.
     """
@@ -33,7 +33,7 @@ class ValidationData(NamedTuple):
 
 
 def check_validation_data(name: str, data: ValidationData) -> None:
-    """Raises one line for what is no ValidationData, or none that a model can be evaluated on."""
+    """Raises ValueError or TypeError that names what is not allowed in `data`."""
     if not isinstance(data, ValidationData):
         raise TypeError(f"{name} must be a ValidationData, got {data!r}.")
     check_integer(f"{name}.num_examples", data.num_examples, low=1)
@@ -41,11 +41,11 @@ def check_validation_data(name: str, data: ValidationData) -> None:
 
 
 def validation_rows(data: ValidationData) -> jax.Array:
-    """All rows in batches, int32 [steps, batch]; the last batch is filled up with the last row."""
+    """Indices of all examples, int32 [steps, batch]; the last example fills up the last batch."""
     size = min(data.batch_size, data.num_examples)
     steps = -(-data.num_examples // size)
-    rows = jnp.arange(steps * size, dtype=jnp.int32).reshape(steps, size)
-    return jnp.minimum(rows, data.num_examples - 1)
+    indices = jnp.arange(steps * size, dtype=jnp.int32).reshape(steps, size)
+    return jnp.minimum(indices, data.num_examples - 1)
 
 
 def validation_accuracy(
@@ -62,9 +62,9 @@ def validation_accuracy(
     def add(index, correct):
         step = index * devices + device
         places = batches.places(step, size, data.num_examples)
-        rows = examples.indices[jnp.minimum(step, steps - 1)]
+        indices = examples.indices[jnp.minimum(step, steps - 1)]
         batch = batches.read(
-            examples.columns, rows, data.preprocess, jax.random.key(0), places.positions
+            examples.columns, indices, data.preprocess, jax.random.key(0), places.positions
         )
         predicted = predicted_label(logits_of(model.apply(variables, batch)[0]))
         labels = class_labels(batch["label"], max(model.num_classes, 2))

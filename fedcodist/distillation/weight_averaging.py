@@ -1,4 +1,4 @@
-"""Distillation whose students are averaged on their way (SWA, Izmailov et al., 2018)."""
+"""Distillation that averages a student's weights over steps: stochastic weight averaging (SWA)."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -19,11 +19,13 @@ from fedcodist.distillation.loop import (
 
 
 class WeightAveraging(NamedTuple):
-    """Which of a student's models are averaged at the end (SWA, Izmailov et al., 2018).
+    """Which of a student's models are averaged (SWA, Izmailov et al. 2018).
+
+    https://arxiv.org/abs/1803.05407
 
     Attributes:
-      start: the step after which the first is taken.
-      every: steps from one to the next.
+      start: number of steps after which the first model is taken.
+      every: steps from one model to the next.
     """
 
     start: int = 500
@@ -42,14 +44,24 @@ def distill_averaged(
     axis_name: str | None = None,
     **others: Any,
 ) -> Distilled:
-    """`distill` that returns the mean of the students on their way.
+    """`distill` that returns the mean of each student's models over steps.
 
-    Batch statistics go on from the last student's over batches of one pass, as the mean sees them.
+    Batch statistics start from the last student's. The mean model then updates them over the batches of
+    one pass.
 
     Args:
-      averaging: which are averaged; the first of them within the steps.
+      averaging: which models are averaged.
       num_unlabelled: examples of a pass.
-      models, ..., axis_name, others: as `distill` takes them, by their names.
+      models: as for `distill`.
+      students: as for `distill`.
+      unlabelled: as for `distill`.
+      key: as for `distill`.
+      settings: as for `distill`.
+      axis_name: as for `distill`.
+      others: further arguments of `distill`, by name.
+
+    Raises:
+      ValueError: names `averaging.start` unless it is within the steps.
     """
     start, step = distillation_loop(
         models=models,
@@ -81,7 +93,7 @@ def distill_averaged(
     )
     params = jax.tree.map(lambda leaf: leaf / count, total)
 
-    def seen_by_the_mean(mutable, index):
+    def update_statistics(mutable, index):
         batch, mask = batch_of_step(unlabelled, index, keys.derive(key, index), settings, axis_name)
         for name in students:
             _, new = models[name].apply(
@@ -98,7 +110,7 @@ def distill_averaged(
     mutable = {name: values.mutable for name, values in trained.items()}
     if jax.tree.leaves(mutable):
         batches = min(settings.steps, -(-num_unlabelled // settings.batch_size))
-        mutable, _ = jax.lax.scan(seen_by_the_mean, mutable, jnp.arange(batches))
+        mutable, _ = jax.lax.scan(update_statistics, mutable, jnp.arange(batches))
     averaged = {name: Variables(params[name], mutable[name]) for name in students}
-    first, last = ({name: each[at] for name, each in losses.items()} for at in (0, -1))
+    first, last = ({name: by_step[index] for name, by_step in losses.items()} for index in (0, -1))
     return Distilled(agree_on_mutable(averaged, axis_name), first, last)

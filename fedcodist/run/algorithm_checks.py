@@ -1,8 +1,4 @@
-"""Whether an algorithm's functions fit together and to the data, told by shapes.
-
-It is told in one line before anything compiles: of an algorithm of one's own, and of one that does not
-fit what it is given.
-"""
+"""Checks by shape, before anything compiles, that an algorithm's functions fit together and the data."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -29,17 +25,17 @@ PyTree = Any
 
 
 def check_algorithm(algorithm: Any, data: Any) -> list[Filled]:
-    """Raises one line unless an algorithm's functions fit together and to the data.
+    """Checks by shape that an algorithm's functions fit together and fit the data.
 
     Args:
       algorithm: a FederatedAlgorithm.
       data: ResidentData or StreamedData.
 
     Returns:
-      Batches of a round that may be filled up and would count in batch statistics.
+      A round's batches that may be padded, of networks whose batch statistics would count padding.
 
     Raises:
-      ValueError, TypeError: names the function, what it gives and what it must give.
+      ValueError, TypeError: names the function, what it returns and what it must return.
     """
     key = jax.eval_shape(lambda: jax.random.key(0))
     integer = jax.ShapeDtypeStruct((), jnp.int32)
@@ -67,7 +63,7 @@ def check_algorithm(algorithm: Any, data: Any) -> list[Filled]:
 
 
 def check_selection(algorithm: Any, data: Any) -> Selection:
-    """What `algorithm.select` gives by shape, or one line where the round cannot be fed with that."""
+    """The shapes of `algorithm.select`. Raises ValueError or TypeError if they do not fit the data."""
     key = jax.eval_shape(lambda: jax.random.key(0))
     integer = jax.ShapeDtypeStruct((), jnp.int32)
     selection = traced("algorithm.select", algorithm.select, integer, key)
@@ -105,12 +101,12 @@ def _round(algorithm: Any, selection: Selection, arguments: tuple[Any, ...]) -> 
     try:
         result = jax.eval_shape(traced_once(algorithm.round), *arguments)
         return _three(result)
-    except (Promised, *MISFITS):  # once more, for what is wrong to be told in our words
+    except (Promised, *MISFITS):  # traced again, for a message in our words
         return traced(
             "algorithm.round",
-            lambda *each: _three(algorithm.round(*each)),
+            lambda *parts: _three(algorithm.round(*parts)),
             *arguments,
-            there=f": algorithm.select names clients of {sorted(selection.clients)} and the data sets "
+            hint=f": algorithm.select names clients of {sorted(selection.clients)} and the data sets "
             f"{sorted(selection.examples)}",
         )
 
@@ -145,10 +141,10 @@ def _check_metrics(algorithm: Any, metrics: Mapping[str, Any]) -> None:
                 f"{sorted(metrics)}."
             )
         for name in (f"{pool}/finite", f"{pool}/finite_model"):
-            found = metrics.get(name)
-            if found is not None and (found.shape, found.dtype) != ((), jnp.bool_):
+            is_finite = metrics.get(name)
+            if is_finite is not None and (is_finite.shape, is_finite.dtype) != ((), jnp.bool_):
                 raise ValueError(
-                    f"algorithm.round must return {name!r} as one bool, got {shape_of(found)}."
+                    f"algorithm.round must return {name!r} as one bool, got {shape_of(is_finite)}."
                 )
     for name, value in metrics.items():
         if not jnp.issubdtype(value.dtype, jnp.number) and value.dtype != jnp.bool_:

@@ -1,4 +1,4 @@
-"""Training between evaluations: many rounds per dispatch, or one where data are streamed."""
+"""Training between evaluations: many rounds per dispatch, or one round if data are streamed."""
 
 import time
 from collections.abc import Callable
@@ -14,16 +14,16 @@ from fedcodist.run.programs import Programs, own_devices, place_inputs, replicat
 from fedcodist.run.sources import ResidentData, StreamedData, stack_inputs
 
 PyTree = Any
-# The progress display moves at least this often, by ending a block of rounds before an evaluation.
+# Blocks of rounds end after about this time, so that the progress display is updated.
 _SECONDS_PER_BLOCK = 2.0
 
 
 class Trained(NamedTuple):
-    """What a round hands to the next.
+    """The states after a round.
 
     Attributes:
       state: the algorithm's, leaves [seeds, ...].
-      client_states: what clients keep, on the device; None where that is on the host.
+      client_states: all clients' states on the device; None where they are on the host.
     """
 
     state: PyTree
@@ -39,20 +39,21 @@ def in_blocks(
     hyper: PyTree,
     host_client_states: HostClientStates | None,
 ) -> Callable[[Trained, int, int], tuple[Trained, dict[str, np.ndarray]]]:
-    """Training of some rounds at once, for data of either kind.
+    """Returns a function that trains several rounds, on data of either kind.
 
     Args:
       programs: the experiment's.
-      data: resident data run many rounds per dispatch, after the first block about two seconds' worth;
-        streamed data one round per dispatch, and always as many as are asked for.
+      data: with resident data there are many rounds per dispatch, after the first block as many as take
+        about two seconds; with streamed data one round per dispatch, and always `at_most` rounds.
       rounds: of the whole run, so that streaming reads no further.
       mesh: the programs'.
-      seeds, hyper: on the devices.
-      host_client_states: what clients keep, of streamed data.
+      seeds: uint32 [seeds], on the devices.
+      hyper: hyper-parameters, on the devices.
+      host_client_states: the client states of streamed data; None for resident data.
 
     Returns:
-      train(trained, first round, at most) -> (trained, history): it trains up to `at most` rounds;
-      history is metric -> [seeds, rounds trained] on the host.
+      train(trained, first round, at_most) -> (trained, history). It trains up to `at_most` rounds.
+      `history` is metric -> [seeds, rounds trained] on the host.
     """
     if isinstance(data, StreamedData):
         assert host_client_states is not None
@@ -66,13 +67,13 @@ def in_blocks(
         if rounds_per_second is not None:
             count = max(1, min(at_most, int(rounds_per_second * _SECONDS_PER_BLOCK)))
         if at_most > 1:
-            count = from_all_processes(count)[0]  # a clock alone would not give all the same
+            count = from_all_processes(count)[0]  # processes' clocks differ
         began = time.monotonic()
         *after, history = programs.train(
             *trained, seeds, np.int32(round), np.int32(count), hyper, on_devices
         )
         history = {name: np.asarray(values)[:, :count] for name, values in history.items()}
-        # The first block's time is mostly compilation, so the second one is short.
+        # The first block's time is mostly compilation, so the second block is short.
         rounds_per_second = count / max(time.monotonic() - began, 1e-6)
         return Trained(*after), history
 
@@ -80,18 +81,17 @@ def in_blocks(
 
 
 def _streamed(programs, data, rounds, mesh, seeds, hyper, host_client_states):
-    """One round per dispatch; the next round's examples are gathered meanwhile."""
+    """As `in_blocks`: one round per dispatch, while the next round's examples are gathered."""
     ahead = None
     host_seeds = [int(seed) for seed in np.asarray(seeds)]
-    devices, own = 1 if mesh is None else mesh.size, own_devices(mesh)
+    devices, local = 1 if mesh is None else mesh.size, own_devices(mesh)
 
     def inputs_from(round):
-        def read(at):
-            each = [
-                data.read(jax.tree.map(np.asarray, programs.select(seed, at)), devices, own)
-                for seed in host_seeds
+        def read(index):
+            selections = [
+                jax.tree.map(np.asarray, programs.select(seed, index)) for seed in host_seeds
             ]
-            return stack_inputs(each)
+            return stack_inputs([data.read(selection, devices, local) for selection in selections])
 
         return data.ahead(read, range(round, rounds))
 

@@ -1,8 +1,8 @@
 """Checkpoints: one file per round, complete or absent.
 
-A file is written beside its place, flushed to the disk and then renamed, so that a process killed at
-any moment leaves the checkpoint before. Flax's serialisation is enough here, since every process
-holds the whole state: orbax's coordination of hosts would have nothing to do.
+A file is written under another name, flushed to the disk and then renamed. A process that is killed at
+any moment thus leaves the checkpoint before. Flax's serialisation is enough, since every process has the
+whole state: orbax's coordination of hosts is not needed.
 """
 
 import hashlib
@@ -18,17 +18,17 @@ from fedcodist.core.files import write_atomically
 
 PyTree = Any
 _MAGIC = b"FEDCODIST-CHECKPOINT-1\n"
-_KEPT = 2
+_MOST_CHECKPOINTS = 2
 _NAME = re.compile(r"round_(\d+)\.msgpack")
 _DAMAGED = "damaged"
 
 
 class CheckpointError(RuntimeError):
-    """A checkpoint that cannot be written or does not fit; the message is one line."""
+    """A checkpoint cannot be written or does not fit the run. The message is one line."""
 
 
 class Checkpoint(NamedTuple):
-    """What was saved: the round it belongs to, the state, and a dictionary of plain values."""
+    """A checkpoint's round, state, and dictionary of plain values."""
 
     round: int
     state: PyTree
@@ -36,15 +36,18 @@ class Checkpoint(NamedTuple):
 
 
 def save_checkpoint(folder: Path, round: int, state: PyTree, notes: dict[str, Any]) -> Path:
-    """Writes a checkpoint and removes earlier ones, all but the newest.
+    """Writes a checkpoint and removes earlier ones, except the one before it.
 
-    Those of later rounds stay: what they are is decided where a run starts, see `set_damaged_aside`.
+    Checkpoints of later rounds stay; `set_damaged_aside` treats them when a run starts.
 
     Args:
       folder: created if missing.
-      round: rounds that are done.
+      round: number of rounds done.
       state: pytree of arrays.
-      notes: plain values (numbers, strings) kept beside it.
+      notes: plain values (numbers, strings) stored with the state.
+
+    Returns:
+      The checkpoint's path.
 
     Raises:
       CheckpointError: the disk is full or the folder cannot be written. Earlier checkpoints stay.
@@ -58,24 +61,25 @@ def save_checkpoint(folder: Path, round: int, state: PyTree, notes: dict[str, An
         write_atomically(path, _MAGIC + hashlib.sha256(payload).digest() + payload)
     except OSError as error:
         raise CheckpointError(f"cannot write checkpoint {path}: {error.strerror}.") from error
-    up_to_this = [old for at, old in _by_round(folder) if at <= round and old.is_file()]
-    # The hidden ones are what processes killed while writing left.
-    for old in (*up_to_this[:-_KEPT], *folder.glob(".round_*")):
+    up_to_this = [
+        old for old_round, old in _by_round(folder) if old_round <= round and old.is_file()
+    ]
+    # Processes that were killed while writing have left the hidden ones.
+    for old in (*up_to_this[:-_MOST_CHECKPOINTS], *folder.glob(".round_*")):
         old.unlink(missing_ok=True)
     return path
 
 
 def load_checkpoint(folder: Path, like: PyTree) -> Checkpoint | None:
-    """Reads the newest whole checkpoint of a folder; None if there is none.
+    """Reads the newest undamaged checkpoint of a folder; None if there is none.
 
     Args:
-      folder: where checkpoints lie.
-      like: pytree of arrays or shapes with the structure that is expected; a first dimension of -1
-        fits any length.
+      folder: of the checkpoints.
+      like: pytree of arrays or shapes with the expected structure. A first dimension of -1 stands for
+        any length.
 
     Raises:
-      CheckpointError: the newest whole checkpoint holds other arrays than `like`, or a file cannot be
-        read.
+      CheckpointError: names the file that cannot be read, or that has other arrays than `like`.
     """
     for round, path in reversed(_by_round(Path(folder))):
         saved = _content(path)
@@ -88,19 +92,19 @@ def load_checkpoint(folder: Path, like: PyTree) -> Checkpoint | None:
 
 
 def set_damaged_aside(folder: Path, whole: int) -> list[Path]:
-    """Moves checkpoints that `load_checkpoint` passed over into a folder beside the others.
+    """Moves damaged checkpoints, which `load_checkpoint` has skipped, to the folder 'damaged'.
 
-    A run that goes on from an earlier round would otherwise keep them in place of its own.
+    Otherwise a run that continues from an earlier round would keep them in place of its checkpoints.
 
     Args:
-      folder: where checkpoints lie.
-      whole: the round of the newest whole one; 0 if there is none.
+      folder: of the checkpoints.
+      whole: the round of the newest undamaged one; 0 if there is none.
 
     Returns:
-      Where they were.
+      The paths from which they were moved.
 
     Raises:
-      CheckpointError: one of them cannot be moved.
+      CheckpointError: names the checkpoint that cannot be moved.
     """
     folder = Path(folder)
     damaged = [path for round, path in _by_round(folder) if round > whole]
@@ -120,21 +124,21 @@ def set_damaged_aside(folder: Path, whole: int) -> list[Path]:
 
 
 def _by_round(folder: Path) -> list[tuple[int, Path]]:
-    """Whatever is called a checkpoint, in the order of rounds."""
+    """All files with a checkpoint's name, in the order of rounds."""
     names = [(_NAME.fullmatch(path.name), path) for path in folder.glob("round_*.msgpack")]
     return sorted((int(name[1]), path) for name, path in names if name)
 
 
 def _content(path: Path) -> dict[str, Any] | None:
-    """What a checkpoint holds; None if it is damaged.
+    """A checkpoint's content; None if it is damaged.
 
     Raises:
-      CheckpointError: it cannot be read, so that nobody knows whether it is damaged.
+      CheckpointError: the file cannot be read, so it may or may not be damaged.
     """
     try:
         content = path.read_bytes()
     except (FileNotFoundError, IsADirectoryError):
-        return None  # gone where another process has just set it aside
+        return None  # another process may have just set it aside
     except OSError as error:
         raise CheckpointError(f"cannot read checkpoint {path}: {error.strerror}.") from error
     start = len(_MAGIC) + 32
@@ -151,13 +155,13 @@ def _matching(path: Path, leaves: dict[str, Any], key: Any, expected: Any) -> np
     name = jax.tree_util.keystr(key)
     if name not in leaves:
         raise CheckpointError(f"checkpoint {path} has no {name}: it belongs to another program.")
-    found = leaves[name]
+    array = leaves[name]
     shape = expected.shape
     if shape[:1] == (-1,):
-        shape = (*found.shape[:1], *shape[1:])
-    if found.shape != shape or found.dtype != expected.dtype:
+        shape = (*array.shape[:1], *shape[1:])
+    if array.shape != shape or array.dtype != expected.dtype:
         raise CheckpointError(
-            f"checkpoint {path}: {name} is {found.dtype}{list(found.shape)}, "
+            f"checkpoint {path}: {name} is {array.dtype}{list(array.shape)}, "
             f"expected {expected.dtype}{list(expected.shape)}."
         )
-    return found
+    return array

@@ -1,7 +1,7 @@
-"""How many clients a device trains at once where that is left to the library: as many as fit.
+"""Chooses how many clients a device trains at once: as many as fit into its memory.
 
-What a round needs is read off its compiled program; nothing is run. The program that is chosen is
-compiled again when it is first called, or read from the folder of compiled programs.
+The memory that a round needs is read from its compiled program; nothing is run. The chosen program is
+compiled again when it is first called, or read from the compilation cache.
 """
 
 import math
@@ -23,12 +23,12 @@ PyTree = Any
 
 
 class ChunkSize(NamedTuple):
-    """What was chosen.
+    """A chosen chunk size.
 
     Attributes:
-      clients: that a device trains at once.
-      needed: bytes of a device that rounds of such chunks take, data included.
-      available: bytes that they may take.
+      clients: number of clients that a device trains at once.
+      needed: bytes of a device that rounds of such chunks need, with data.
+      available: bytes of a device that they may use.
     """
 
     clients: int
@@ -45,16 +45,16 @@ def choose_chunk_size(
 ) -> ChunkSize:
     """Chooses the largest chunk whose rounds fit into the memory of every device.
 
-    Available are 90 % of what an accelerator lets JAX use, or half of the machine's memory divided by
-    the devices on it. It is the memory that the machine has, not what happens to be free, so that
-    the same command chooses the same again.
+    Available are 90 % of the memory that JAX may use of an accelerator, or half of the machine's memory
+    divided by its devices. The machine's whole memory counts, not the memory that is free, so that the
+    same command makes the same choice again.
 
     Args:
       experiment_of: chunk size -> the experiment, whose algorithm has `Execution("vmap", chunk size)`.
       processes_here: how many of the run's processes share this machine.
 
     Raises:
-      ValueError: one line; not even one client fits, or the platform does not tell.
+      ValueError: names `chunk_size`, if not even one client fits or the platform does not report memory.
     """
     experiment = experiment_of(1)
     chosen = jax.eval_shape(experiment.algorithm.select, 0, jax.random.key(0)).clients
@@ -67,8 +67,7 @@ def choose_chunk_size(
 
 
 def chunk_sizes(clients: int) -> list[int]:
-    """The chunks worth trying, ascending: each divides a device's clients into another number of
-    chunks, with as few empty places as that number allows."""
+    """The chunk sizes worth trying, ascending: the smallest for every number of chunks."""
     return sorted({-(-clients // chunks) for chunks in range(1, clients + 1)})
 
 
@@ -77,7 +76,7 @@ def largest_that_fits(
 ) -> ChunkSize:
     """The largest chunk of `sizes` that needs at most `available` bytes.
 
-    Tries the largest first and then halves what is left: a larger chunk is taken to need more.
+    Tries the largest first, and then bisects: larger chunks are assumed to need more memory.
 
     Args:
       sizes: ascending.
@@ -85,14 +84,14 @@ def largest_that_fits(
       available: bytes that it may need.
 
     Raises:
-      ValueError: one line; not even the smallest fits.
+      ValueError: names `chunk_size`, if not even the smallest fits.
     """
-    low, high, found = 0, len(sizes) - 1, None
+    low, high, chosen = 0, len(sizes) - 1, None
     place = high
     while low <= high:
         needed = bytes_of(sizes[place])
         if needed <= available:
-            found, low = ChunkSize(sizes[place], int(needed), available), place + 1
+            chosen, low = ChunkSize(sizes[place], int(needed), available), place + 1
         elif place == 0:
             raise ValueError(
                 f"chunk_size: not even {sizes[0]} client at a time fits, a round needs "
@@ -102,17 +101,17 @@ def largest_that_fits(
         else:
             high = place - 1
         place = (low + high) // 2
-    assert found is not None  # or the loop has raised at place 0
-    return found
+    assert chosen is not None  # otherwise the loop has raised at place 0
+    return chosen
 
 
 def needed_bytes(experiment: Experiment) -> int | float:
-    """Bytes that an experiment's rounds and the data it evaluates take of each device.
+    """Bytes of a device that an experiment's rounds and its evaluated data need.
 
-    Infinite where the compiler itself refuses the program for its size.
+    Infinite where the compiler refuses the program for its size.
 
     Raises:
-      ValueError: one line; the platform does not tell.
+      ValueError: names `chunk_size`, if the platform does not report memory.
     """
     try:
         with collected():
@@ -134,9 +133,9 @@ def needed_bytes(experiment: Experiment) -> int | float:
 
 
 def _lowered(experiment: Experiment) -> Any:
-    """The program of an experiment's rounds, for arguments of the shapes that they have."""
+    """The lowered program of an experiment's rounds, for arguments given by shape."""
     algorithm, mesh = experiment.algorithm, all_devices()
-    programs: Any = experiment_programs(experiment)  # which are jitted, and so can be lowered
+    programs: Any = experiment_programs(experiment)  # jitted, so they can be lowered
     sharding = None if mesh is None else NamedSharding(mesh, PartitionSpec())
 
     def replicated(tree: PyTree) -> PyTree:
@@ -153,10 +152,10 @@ def _lowered(experiment: Experiment) -> Any:
         client_states = replicated(device_client_states(algorithm.client_states, experiment.seeds))
         data = replicated(experiment.data)
         return programs.train.lower(state, client_states, seeds, number, number, hyper, data)
-    # Every round's buffers have the shapes of the first one's.
+    # All rounds' buffers have the shapes of the first round's.
     selection = jax.tree.map(np.asarray, programs.select(0, 0))
-    one = experiment.data.read(selection, jax.device_count(), own_devices(mesh))
-    inputs = stack_inputs([one] * experiment.seeds)
+    inputs_of_seed = experiment.data.read(selection, jax.device_count(), own_devices(mesh))
+    inputs = stack_inputs([inputs_of_seed] * experiment.seeds)
     clients = {pool: cohort.clients for pool, cohort in inputs.cohorts.items()}
     client_states = replicated(
         HostClientStates(algorithm.client_states, experiment.seeds).gather(clients)

@@ -1,12 +1,10 @@
-"""What a function does with whole columns of data, read off its jaxpr: nothing is computed.
+"""What a function does with whole columns of data, read from its jaxpr: nothing is computed.
 
-A label chooses one of a network's outputs, a token one row of a table. Nothing in JAX says so when the
-number is too large or negative: a gather returns the last entry, the first, or NaN, and a one-hot vector
-is zero. So a program is followed from its columns, through whatever keeps their numbers as they are or
-shifts them by a constant, to where they index an axis.
-
-What is computed of them otherwise (clipped, taken modulo, replaced where they are negative) is the
-function's own affair and is not followed.
+A label chooses one of a network's outputs, a token one row of a table. JAX gives no error when such an
+index is too large or negative: a gather returns the last entry, the first, or NaN, and a one-hot vector
+is zero. So columns are followed through a program to where they index an axis. Only operations that keep
+their values, or shift them by a constant, are followed. Others (clipping, modulo, replacing where
+negative) are not.
 """
 
 from collections.abc import Iterable, Sequence
@@ -21,7 +19,7 @@ from fedcodist.run.used_arguments import inner_jaxprs, scan_parts, used_argument
 
 PyTree = Any
 
-# One operand whose numbers stay what they are.
+# Operations of one operand that keep its values.
 _KEEPING = {
     "broadcast_in_dim",
     "convert_element_type",
@@ -40,19 +38,19 @@ _KEEPING = {
     "stop_gradient",
     "transpose",
 }
-# Several arrays become one.
+# Operations that make one array of several.
 _JOINING = {"concatenate", "dynamic_update_slice"}
 _SCATTERS = {"scatter", "scatter-add", "scatter_add", "scatter-max", "scatter_max"}
 _SCATTERS |= {"scatter-min", "scatter_min", "scatter-mul", "scatter_mul"}
 
 
 class Followed(NamedTuple):
-    """What is known of the numbers of one array.
+    """What is known of the values of one array.
 
     Attributes:
-      columns: (column, what has been added to its numbers) of those it holds.
-      is_wrapped: whether n was added to those below 0, as indexing does.
-      positions: n where all numbers are positions on an axis of n entries, such as an argmax; else None.
+      columns: (column, constant that was added to its values), for the columns that the array has.
+      is_wrapped: whether n was added to values below 0, as indexing does.
+      positions: n if all values are positions on an axis of n entries, such as an argmax; else None.
     """
 
     columns: frozenset[tuple[Any, int]] = frozenset()
@@ -61,9 +59,14 @@ class Followed(NamedTuple):
 
 
 class Index(NamedTuple):
-    """A column whose numbers, after `shift` is added, are positions on an axis of `entries`.
+    """A column that indexes an axis.
 
-    `is_compared`: with positions, as `one_hot` and accuracy do, and not looked up.
+    Attributes:
+      column: its name.
+      shift: the constant that is added before.
+      entries: length of the axis.
+      is_compared: whether values are compared with positions, as in `one_hot` and accuracy, and not used
+        for a look-up.
     """
 
     column: Any
@@ -76,11 +79,11 @@ class Uses(NamedTuple):
     """What a function does with columns.
 
     Attributes:
-      results: of each of the function's results, in the order of its leaves.
+      results: what is known of each of the function's results, in the order of leaves.
       indices: columns that index an axis.
-      one_hot: columns of one-hot vectors, whose class is taken (`class_of_one_hot`).
-      clicks: columns of candidates' clicks (`is_clicked`).
-      asked: columns of which the function asks whether they are finite, or NaN.
+      one_hot: columns of one-hot vectors, given to `class_of_one_hot`.
+      clicks: columns of candidates' clicks, given to `is_clicked`.
+      asked: columns that the function tests for NaN or infinite values.
       read: columns on which some result depends.
     """
 
@@ -99,8 +102,8 @@ def column_uses(
 
     Args:
       jaxpr: of `jax.make_jaxpr`.
-      arguments: of each of its arguments, in the order of leaves, what is known; see `of_column`.
-      needed: of each of its results, whether anybody reads it; all are where not given.
+      arguments: what is known of each argument, in the order of leaves; see `of_column`.
+      needed: whether each result is read; all are where not given.
     """
     read = {
         column
@@ -114,7 +117,7 @@ def column_uses(
 
 
 def of_column(column: Any) -> Followed:
-    """An argument that is a column of data, under a name that can be hashed."""
+    """An argument that is a column of data; `column` is its name, of any hashable type."""
     return Followed(frozenset({(column, 0)}))
 
 
@@ -141,7 +144,7 @@ def _follow(jaxpr: Any, constants: Sequence[Followed], arguments: Sequence[Follo
 
 
 def _results(equation: Any, operands: list[Followed], uses: Uses) -> list[Followed]:
-    """What is known of an equation's results; what it does with columns is added to `uses`."""
+    """What is known of an equation's results. Adds the equation's uses of columns to `uses`."""
     name, first = equation.primitive.name, operands[0] if operands else UNKNOWN
     if name == "iota":
         return [Followed(positions=equation.params["shape"][equation.params["dimension"]])]
@@ -178,9 +181,9 @@ def _results(equation: Any, operands: list[Followed], uses: Uses) -> list[Follow
         return [_joined(operands[:2] if name == "dynamic_update_slice" else operands)]
     if name in _CONTROL:
         return _CONTROL[name](equation, operands, uses)
-    for function, found in ((ONE_HOT, uses.one_hot), (CLICKS, uses.clicks)):
+    for function, columns in ((ONE_HOT, uses.one_hot), (CLICKS, uses.clicks)):
         if equation.params.get("name") == function:
-            found.update(column for column, _ in first.columns)
+            columns.update(column for column, _ in first.columns)
     for inner in inner_jaxprs(equation):
         if len(getattr(inner, "jaxpr", inner).invars) == len(operands):
             results = _inside(inner, operands, uses)
@@ -191,15 +194,15 @@ def _results(equation: Any, operands: list[Followed], uses: Uses) -> list[Follow
 
 def _look_up(equation: Any, shape: tuple[int, ...], index: Followed, uses: Uses) -> None:
     numbers = equation.params["dimension_numbers"]
-    # An explicit mode='clip' is meant; an index under vmap has that mode too, but counts from the end.
+    # mode='clip' is the user's wish, unless the index is wrapped: vmap gives plain indexing this mode.
     is_clipped = equation.params["mode"] == jax.lax.GatherScatterMode.CLIP
     if is_clipped and not index.is_wrapped:
         return
     axes = getattr(numbers, "start_index_map", None)
     if axes is None:
         axes = numbers.scatter_dims_to_operand_dims
-    # Of several indices together (x[rows, label]) it is not known which is the column's: the least
-    # demanding is taken.
+    # With several indices (x[rows, label]) it is not known which one is the column, so the longest axis
+    # counts.
     entries = max((shape[axis] for axis in axes), default=None)
     if entries is not None:
         for column, shift in index.columns:
@@ -207,7 +210,7 @@ def _look_up(equation: Any, shape: tuple[int, ...], index: Followed, uses: Uses)
 
 
 def _pick(shape: tuple[int, ...], starts: Sequence[Followed], uses: Uses) -> None:
-    """Where one scalar is an index; a slice's start that was not wrapped may be anything."""
+    """Adds the uses of scalars as indices. Starts of slices that are not wrapped may be anything."""
     for entries, start in zip(shape, starts, strict=False):
         for column, shift in start.columns if start.is_wrapped else ():
             uses.indices.add(Index(column, shift, int(entries), False))
@@ -235,7 +238,7 @@ def _shifted(equation: Any, operands: Sequence[Followed], sign: int) -> Followed
 
 
 def _selected(cases: Sequence[Followed]) -> Followed:
-    """An index that counts from the end where it is negative keeps its number; other choices do not."""
+    """What is known of `where(index < 0, index + n, index)`; of other selections only positions."""
     if len(cases) == 2 and cases[0].columns and cases[1].columns:
         columns = dict(cases[0].columns)
         wrapped = dict(cases[1].columns)
@@ -259,7 +262,7 @@ def _joined(parts: Iterable[Followed]) -> Followed:
 
 
 def _of_constant(value: Any) -> Followed:
-    """Positions where a constant is 0, 1, ..., as a comparison with `jnp.arange(classes)` has it."""
+    """Positions if a constant is 0, 1, ..., as in a comparison with `jnp.arange(classes)`."""
     shape = np.shape(value)
     if getattr(value, "dtype", np.dtype(float)).kind not in "iu" or sum(n > 1 for n in shape) != 1:
         return UNKNOWN
@@ -302,7 +305,7 @@ def _cond(equation: Any, operands: list[Followed], uses: Uses) -> list[Followed]
 
 
 def _until_settled(body: Any, carry: list[Followed]) -> list[Followed]:
-    """A loop's carry: what holds before it and after its passes, three where a shift grows in them."""
+    """What is known of a loop's carry in all passes; after three passes if a shift keeps growing."""
     for _ in range(3):
         after = [_joined(pair) for pair in zip(carry, body(carry), strict=True)]
         if after == carry:

@@ -1,11 +1,11 @@
-"""Which commit of this repository runs."""
+"""The commit of this repository that runs."""
 
 import subprocess
 from pathlib import Path
 
 
 def running_commit() -> str | None:
-    """The commit's 40 digits, with "-dirty" where files differ from it; None outside a repository."""
+    """The commit's 40 digits, with "-dirty" if files differ from it; None outside a repository."""
     try:
         git = subprocess.run(
             ["git", "describe", "--always", "--abbrev=40", "--dirty", "--exclude=*"],

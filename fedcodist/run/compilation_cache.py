@@ -1,4 +1,4 @@
-"""Compiled programs are kept on disk between starts."""
+"""Keeps compiled programs on disk between starts."""
 
 import contextlib
 import hashlib
@@ -11,24 +11,23 @@ from fedcodist.run import launch
 
 
 def cache_compilations() -> None:
-    """Keeps the programs that are compiled from now on, on disk for the next start.
+    """Keeps programs that are compiled from now on, on disk for the next start.
 
-    Does nothing where the user has chosen a folder (JAX_COMPILATION_CACHE_DIR) or switched JAX's cache
-    off. Programs of one kind of processor are kept apart from those of another, which may lack its
-    instructions.
+    Does nothing if the user has chosen a folder (JAX_COMPILATION_CACHE_DIR) or switched JAX's cache off.
+    Every kind of processor has its folder, since another kind may lack some instructions.
     """
     import jax
 
-    settings: Any = jax.config  # whose names appear at run time
+    settings: Any = jax.config  # its attributes exist at run time only
     if settings.jax_compilation_cache_dir or not settings.jax_enable_compilation_cache:
         return
-    # Without a place to write, or a home, every start compiles.
+    # Without a writable folder every start compiles.
     with contextlib.suppress(OSError, RuntimeError):
         home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
         folder = Path(home) / "fedcodist" / f"compiled-{_processor()}"
         folder.mkdir(parents=True, exist_ok=True)
         settings.update("jax_compilation_cache_dir", str(folder))
-        # A start has several programs of half a second, which JAX's default of one second leaves out.
+        # A start has several programs that compile in half a second; JAX's default is one second.
         if "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS" not in os.environ:
             settings.update("jax_persistent_cache_min_compile_time_secs", 0.1)
     if launch.is_child():
@@ -36,11 +35,11 @@ def cache_compilations() -> None:
 
 
 def _write_from_every_process() -> None:
-    """Lets each process keep what it compiled.
+    """Makes every process write its compiled programs.
 
-    JAX writes from the first one only, as accelerators' programs are the same for all of a run. On CPUs
-    each process has one of its own, and all but the first would compile again at every start. JAX has
-    no setting for it; should its names change, a test fails and starts are only slower.
+    JAX writes from the first process only, since accelerators' programs are the same for all processes.
+    On CPUs every process has another program, and all but the first would compile again at every start.
+    JAX has no setting for it. If its names change, a test fails, and starts are slower.
     """
     with contextlib.suppress(ImportError, AttributeError):
         from jax._src import compiler, distributed
@@ -61,7 +60,7 @@ def _write_from_every_process() -> None:
 
 
 def _processor() -> str:
-    """Short text that is the same for processors with the same instructions."""
+    """A short text that is the same for processors with the same instructions."""
     description = platform.machine() + platform.processor()
     with contextlib.suppress(OSError):
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()

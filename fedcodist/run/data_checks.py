@@ -1,9 +1,9 @@
 """Checks of an experiment's data against its programs, before anything compiles.
 
-Three kinds of numbers train and are measured without a word, but mean nothing: whole numbers that more
-than 32 bits hold, floats that are not finite, and labels or tokens that are no position on the axis that
-they index. The round and the evaluation are traced by shape for what they do with each column, and the
-columns that matter are looked at once.
+Three kinds of values would train and evaluate without an error, but mean nothing: integers that need
+more than 32 bits, floats that are not finite, and labels or tokens outside of the axis that they index.
+The round and the evaluation are traced by shape to see what they do with each column. The columns that
+matter are then read once.
 """
 
 import weakref
@@ -31,14 +31,20 @@ from fedcodist.run.sources import ResidentData
 from fedcodist.run.used_arguments import used_arguments
 
 PyTree = Any
-_CLIENTS = ""  # beside names of data sets
+_CLIENTS = ""  # the name of the clients' data, among names of data sets
 _ROUNDS: Any = weakref.WeakKeyDictionary()  # an algorithm's round -> shapes -> Uses
 _ROWS_AT_ONCE = 2**16
 
 
 class _Table(NamedTuple):
-    """Columns of one source: what messages call it, and where there are clients their first rows and
-    ids."""
+    """Columns of one source.
+
+    Attributes:
+      where: the source's name in messages.
+      columns: name -> array [examples, ...].
+      starts: [clients], first example of each client; None without clients.
+      client_ids: str [clients]; None without clients.
+    """
 
     where: str
     columns: Mapping[str, Any]
@@ -47,20 +53,23 @@ class _Table(NamedTuple):
 
 
 def check_data(experiment: Any) -> None:
-    """Raises ValueError, one line that names column and split or data set, for
+    """Checks an experiment's columns before anything compiles.
 
-    - whole numbers beyond 32 bits, whoever reads them;
-    - NaN or infinite numbers in a column that is read by a program which does not ask for them (as
-      `jnp.isnan` and `jnp.nan_to_num` do);
-    - whole numbers that index an axis, such as a model's outputs or a table of tokens, and do not lie on
-      it; and vectors taken for one-hot that are not;
-    - labels of candidates that are neither 1, 0 nor -1, where `fedcodist.ranking` reads them.
-
-    What a program computes of labels before it indexes with them (clips, replaces where they are
-    negative, looks up in a table) is its own affair; a constant shift is seen through.
+    Labels may be computed on before they index an axis. A constant shift is followed. Labels that are
+    clipped, replaced where negative, or looked up in a table are not checked.
 
     Args:
       experiment: an Experiment whose `splits` and `final_splits` are FederatedData.
+
+    Raises:
+      ValueError: names the column, and the split or data set, which has
+
+        - integers beyond 32 bits, in any column;
+        - NaN or infinite values, if a program reads them without testing for them (as `jnp.isnan` and
+          `jnp.nan_to_num` do);
+        - integers outside of the axis that they index, such as a model's outputs or a table of tokens;
+        - vectors that are not one-hot, if a program reads them as one-hot;
+        - labels of candidates other than 1, 0 and -1, if `fedcodist.ranking` reads them.
     """
     data = experiment.data
     tables = {_CLIENTS: _Table("the clients' data", data.columns, data.starts, data.client_ids)}
@@ -100,7 +109,7 @@ def check_data(experiment: Any) -> None:
 def _of_source(uses: Uses, source: str, labels: set[str]) -> Uses:
     """The uses of one source's columns by their names.
 
-    Comparisons with positions count for labels alone: one-hot inputs may well be zero for padding.
+    Comparisons with positions count for labels only, since one-hot inputs may be zero for padding.
     """
     names = lambda columns: {column for name, column in columns if name == source}
     indices = {
@@ -193,33 +202,35 @@ def _check_finite(table: _Table, read: set[str], asked: set[str]) -> None:
 
 
 def _client_name(client: int, client_ids: Any) -> str:
-    """A client's natural id, in quotation marks, or its index where it has no other."""
-    own = str(client) if client_ids is None else str(client_ids[client])
-    return own if own == str(client) else repr(own)
+    """A client's natural id in quotation marks, or its index if it has no other id."""
+    name = str(client) if client_ids is None else str(client_ids[client])
+    return name if name == str(client) else repr(name)
 
 
 def _predictors(algorithm: FederatedAlgorithm) -> Iterator[tuple[str, Predictor, PyTree]]:
-    """Every model that is evaluated, those that clients keep too, and the shapes of its variables."""
+    """Every model that is evaluated, personal models too, with the shapes of its variables."""
 
     def all_variables(key):
         state = algorithm.init(key)
-        return {name: each.variables(state) for name, each in algorithm.predictors.items()}
+        return {
+            name: predictor.variables(state) for name, predictor in algorithm.predictors.items()
+        }
 
     variables = jax.eval_shape(all_variables, jax.eval_shape(lambda: jax.random.key(0)))
-    one = lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype)
+    of_member = lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype)
     for name, predictor in algorithm.predictors.items():
         of_model = variables[name]
-        yield name, predictor, jax.tree.map(one, of_model) if predictor.members else of_model
-    for pool, kept in algorithm.personal_models.items():
-        for name, model in kept.items():
-            predictor = single_model(model.model, lambda client_state: client_state)
-            yield f"{pool}/{name}", predictor, variable_shapes(model.model)
+        yield name, predictor, jax.tree.map(of_member, of_model) if predictor.members else of_model
+    for pool, models in algorithm.personal_models.items():
+        for name, personal in models.items():
+            predictor = single_model(personal.model, lambda client_state: client_state)
+            yield f"{pool}/{name}", predictor, variable_shapes(personal.model)
 
 
 def _evaluation_uses(
     experiment: Any, predictor: Predictor, variables: PyTree, columns: Mapping[str, Any]
 ) -> tuple[Uses, Uses]:
-    """What evaluation does with a split's columns: up to the outputs, and in loss and metrics."""
+    """The uses of a split's columns in evaluation: by the network, and by loss and metrics."""
     model = predictor.model
 
     def outputs_of(columns, variables):
@@ -237,7 +248,7 @@ def _evaluation_uses(
     }
     network, shapes = jax.make_jaxpr(outputs_of, return_shape=True)(two, variables)
     measures = jax.make_jaxpr(measures_of)(*shapes)
-    # A batch has all columns; what matters is what the outputs depend on, and what measures read.
+    # A batch has all columns. Only those that outputs depend on, or that measures read, matter.
     first = column_uses(
         network, _arguments({n: of_column(n) for n in two}, network), used_arguments(measures)
     )
@@ -245,20 +256,20 @@ def _evaluation_uses(
 
 
 def _arguments(followed: PyTree, jaxpr: Any) -> list[Followed]:
-    """What is known of a function's arguments, of which the first are followed."""
+    """What is known of a function's arguments, of which only the first are followed."""
     known = jax.tree.leaves(followed, is_leaf=lambda node: isinstance(node, Followed))
     return known + [UNKNOWN] * (len(jaxpr.jaxpr.invars) - len(known))
 
 
 def _round_uses(algorithm: FederatedAlgorithm, data: Any) -> Uses:
-    """What one round does with the columns of all sources; columns are (source, name)."""
+    """The uses of all sources' columns in one round; a column is (source, name)."""
     struct = lambda array: _struct(np.shape(array), array.dtype)
     columns = {
         _CLIENTS: jax.tree.map(struct, dict(data.columns)),
-        **{name: jax.tree.map(struct, dict(own)) for name, own in data.data_sets.items()},
+        **{name: jax.tree.map(struct, dict(table)) for name, table in data.data_sets.items()},
     }
     known = _ROUNDS.setdefault(algorithm.round, {})
-    key = tuple((name, _shapes(own)) for name, own in columns.items())
+    key = tuple((name, _shapes(table)) for name, table in columns.items())
     if key not in known:
         known[key] = _traced_round(algorithm, columns, data.num_clients, data.capacity)
     return known[key]
@@ -279,8 +290,8 @@ def _traced_round(algorithm: FederatedAlgorithm, columns: Any, clients: int, cap
     index, key = jax.ShapeDtypeStruct((), jnp.int32), jax.eval_shape(lambda: jax.random.key(0))
     selection = jax.eval_shape(algorithm.select, index, key)
     client_states = {
-        pool: of_cohort(kept.first, selection.clients[pool].shape[0])
-        for pool, kept in algorithm.client_states.items()
+        pool: of_cohort(definition.first, selection.clients[pool].shape[0])
+        for pool, definition in algorithm.client_states.items()
     }
     hyper = jax.tree.map(lambda leaf: _struct(np.shape(leaf), np.float64), algorithm.hyper)
     arguments = (
@@ -294,7 +305,8 @@ def _traced_round(algorithm: FederatedAlgorithm, columns: Any, clients: int, cap
         hyper,
     )
     followed = {
-        source: {name: of_column((source, name)) for name in own} for source, own in columns.items()
+        source: {name: of_column((source, name)) for name in table}
+        for source, table in columns.items()
     }
     jaxpr = jax.make_jaxpr(one_round)(*arguments)
     return column_uses(jaxpr, _arguments(followed, jaxpr))
@@ -308,5 +320,5 @@ def _shapes(columns: Mapping[str, Any]) -> tuple[Any, ...]:
 
 
 def _struct(shape: tuple[int, ...], dtype: Any) -> jax.ShapeDtypeStruct:
-    """The shape of an array once it is on the device, where int64 is int32."""
+    """The shape of an array on the device, where int64 is int32."""
     return jax.ShapeDtypeStruct(shape, jax.dtypes.canonicalize_dtype(dtype))

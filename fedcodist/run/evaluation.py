@@ -1,4 +1,4 @@
-"""All metrics of one model on one split, whose examples are dealt over the devices."""
+"""Evaluation of one model on one split, whose examples the devices share."""
 
 import functools
 from collections.abc import Mapping
@@ -18,16 +18,16 @@ from fedcodist.core.method import Predictor
 from fedcodist.data.federated_data import FederatedData
 
 PyTree = Any
-_CLIENT = "client of the split"  # beside an evaluated batch's columns
+_CLIENT = "client of the split"  # a further column of evaluated batches
 
 
 class EvaluationSplit(NamedTuple):
-    """Examples on which predictors are evaluated, and whose they are.
+    """Examples on which predictors are evaluated, and their clients.
 
     Attributes:
-      columns: name -> [rows, ...].
-      client: int32 [rows], the index of each row's client within the split.
-      num_clients: a dummy of shape [clients], so that the number is part of the shape.
+      columns: name -> [examples, ...].
+      client: int32 [examples], the index of each example's client within the split.
+      num_clients: a dummy of shape [clients], so that the number of clients is part of the shape.
     """
 
     columns: Mapping[str, Any]
@@ -36,7 +36,7 @@ class EvaluationSplit(NamedTuple):
 
 
 def evaluation_split(data: FederatedData) -> EvaluationSplit:
-    """Prepares a split for `evaluate`."""
+    """Makes the EvaluationSplit of federated data."""
     client = np.repeat(np.arange(data.num_clients, dtype=np.int32), data.client_sizes)
     return EvaluationSplit(dict(data.columns), client, np.zeros(data.num_clients, np.int8))
 
@@ -49,19 +49,19 @@ def evaluate(
     preprocess: Preprocess,
     axis_name: str | None,
 ) -> dict[str, jax.Array]:
-    """Every metric of one predictor on one split, also per client, and accuracies per label.
+    """Computes all metrics of one predictor on one split, also per client, and accuracies per label.
 
     Args:
-      predictor: whose outputs are measured.
+      predictor: the model or ensemble to evaluate.
       variables: of one model, or of one ensemble.
       split: the examples.
       batch_size: per device and step.
-      preprocess: (batch, key, positions) -> batch for evaluation; draws nothing.
-      axis_name: mesh axis over which examples are dealt, or None.
+      preprocess: (batch, key, positions) -> batch for evaluation; must not be random.
+      axis_name: mesh axis whose devices share the examples, or None.
 
     Returns:
-      metric -> scalar; `<metric>_per_label` [classes] and `<metric>_per_client` [clients], where there
-      are labels or several clients.
+      metric -> scalar; also `<accuracy>_per_label` [classes] if there are labels, and
+      `<metric>_per_client` [clients] if there are several clients.
     """
     model = predictor.model
     statistics = {
@@ -69,14 +69,14 @@ def evaluate(
     }
     for name, statistic in model.metrics.items():
         statistics[name] = functools.partial(checked_statistic, name, statistic)
-    # A statistic is computed once for all that is averaged of it: a language model's goes over logits.
+    # A statistic is computed once for all its means, since a language model's is expensive.
     of = lambda name: lambda computed, batch: computed[name]
     parts = {name: metrics_lib.mean(of(name)) for name in statistics}
     clients = split.num_clients.shape[0]
-    num_labels = max(model.num_classes, 2)  # one logit tells two labels apart
+    num_labels = max(model.num_classes, 2)  # a single logit has two labels
     has_labels = _has_labels(split.columns, model.num_classes)
     for name in model.metrics:
-        # Precision within the examples of a label would lack those that are falsely predicted.
+        # Only accuracies: precision among the examples of one label would lack false positives.
         if has_labels and name.startswith("accuracy"):
             parts[f"{name}_per_label"] = metrics_lib.grouped_mean(
                 of(name), lambda batch: class_labels(batch["label"], num_labels), num_labels
@@ -92,9 +92,9 @@ def evaluate(
     steps = -(-count // (batch_size * devices))
 
     def step(index, accumulators):
-        _, rows, is_real = batches.places(index * devices + device, batch_size, count)
-        batch = batches.read(split.columns, rows, preprocess, jax.random.key(0), rows)
-        batch, mask = batch | {_CLIENT: split.client[rows]}, is_real.astype(jnp.float32)
+        _, indices, is_real = batches.places(index * devices + device, batch_size, count)
+        batch = batches.read(split.columns, indices, preprocess, jax.random.key(0), indices)
+        batch, mask = batch | {_CLIENT: split.client[indices]}, is_real.astype(jnp.float32)
         outputs = predictor.predict(variables, batch)
         computed = {name: statistic(outputs, batch) for name, statistic in statistics.items()}
         return {
@@ -113,7 +113,7 @@ def _with_ones(values: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 def _has_labels(columns: Mapping[str, Any], num_classes: int) -> bool:
-    """Whether every example has one label, in a form that `class_labels` knows."""
+    """Whether every example has one label, in a form that `class_labels` accepts."""
     label = columns.get("label")
     if label is None or label.ndim not in (1, 2):
         return False

@@ -1,4 +1,4 @@
-"""The one training loop: compiled blocks of rounds, evaluation, checkpoints, logging."""
+"""The training loop of all algorithms: compiled blocks of rounds, evaluation, checkpoints, logging."""
 
 import contextlib
 import json
@@ -57,7 +57,7 @@ _STOPPED = "training stopped, the last good checkpoint stays. Lower learning rat
 
 
 class TrainingDiverged(RuntimeError):
-    """An update was not finite; the message names the round and the pool."""
+    """An update was not finite. The message names the round and the pool."""
 
 
 class Experiment(NamedTuple):
@@ -66,21 +66,21 @@ class Experiment(NamedTuple):
     Attributes:
       algorithm: what is run.
       data: clients' examples and unlabelled data, on the device or streamed.
-      splits: name -> examples that are evaluated again and again, FederatedData or plain columns.
-      final_splits: name -> examples that are looked at once, after the last round: the test data.
+      splits: name -> examples of every evaluation, FederatedData or plain columns.
+      final_splits: name -> examples that are evaluated after the last round only: the test data.
       rounds: number of rounds.
       evaluate_every: rounds from one evaluation to the next; the last round is always evaluated.
       checkpoint_every: rounds from one checkpoint to the next, a multiple of evaluate_every.
       seed: the first seed.
       seeds: number of seeds, trained as one more axis of the same program.
-      seeds_loop: 'map' one seed after another inside the program, 'vmap' all at once.
+      seeds_loop: 'map' for one seed after another inside the program, 'vmap' for all at once.
       evaluation_batch_size: examples per device and step in evaluation.
       evaluation_preprocess: (batch, key, positions) -> batch for evaluation.
-      start: the state before the first round, leaves [seeds, ...], such as what an earlier phase left;
-        `algorithm.init`'s where not given.
-      evaluate_also: rounds that are evaluated besides, such as those around a codistillation.
-      evaluate_clients: how many of a pool's clients, evenly spread over it, have the models evaluated
-        that they keep, such as FedKD's teachers; all where there are fewer.
+      start: the state before the first round, leaves [seeds, ...], such as an earlier phase's last one;
+        that of `algorithm.init` where not given.
+      evaluate_also: further rounds that are evaluated, such as those around a codistillation.
+      evaluate_clients: the number of a pool's clients, evenly spread over it, whose personal models are
+        evaluated, such as FedKD's teachers; all where there are fewer.
     """
 
     algorithm: FederatedAlgorithm
@@ -101,13 +101,13 @@ class Experiment(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """What a run leaves.
+    """The results of a run.
 
     Attributes:
-      records: one dictionary per evaluation, model, split and seed, as in metrics.jsonl.
+      records: metrics lines, a dictionary per evaluation, model, split and seed, as in metrics.jsonl.
       variables: model -> trained Variables with a leading axis of seeds, on the host.
-      summary: as in summary.json; `personal_models` are names of clients' own models, by pool.
-      state: the algorithm's after the last round, leaves [seeds, ...], for a later phase's `start`.
+      summary: as in summary.json.
+      state: the algorithm's last state, leaves [seeds, ...], for a later phase's `start`.
     """
 
     records: list[Record]
@@ -133,28 +133,28 @@ def run_experiment(
     Args:
       experiment: what to run.
       workdir: run folder; None keeps everything in memory.
-      config: written to config.json, and what a resumed run is compared with beside its data; where
-        not given, all settings and functions of the experiment, as far as they can be named.
-      plan: how it is executed; resuming under another one, or with another jaxlib, precision or kind of
-        device, needs `change_plan`.
+      config: written to config.json. A run continues only with the same config and data. Without a
+        config, all settings and functions of the experiment are compared, as far as they can be named.
+      plan: how the run is executed. A run continues under another plan, or with another jaxlib,
+        precision or kind of device, only with `change_plan`.
       change_plan: see plan.
-      callbacks: called with the records of every evaluation, for a logger of one's own.
-      show_progress: a live bar in a terminal, plain lines elsewhere.
+      callbacks: called with the metrics lines of every evaluation, for other loggers.
+      show_progress: whether to show a live bar in a terminal, or plain lines elsewhere.
       name: shown beside the progress.
-      programs: those of an earlier call, which differed in seeds and in the floats of
-        `algorithm.hyper` only; built and compiled anew where not given.
-      prepared: checksums of prepared folders that the data come from, which a resumed run's must equal.
+      programs: those of an earlier call that differed only in seeds and in the floats of
+        `algorithm.hyper`; built and compiled where not given.
+      prepared: checksums of the data's prepared folders. A run continues only with the same ones.
 
     Raises:
-      ValueError, TypeError: settings or arguments that make no sense, before anything compiles.
+      ValueError, TypeError: names a setting or argument that is not allowed, before anything compiles.
       TrainingDiverged: a non-finite update; the last good checkpoint stays.
       CheckpointError, RunFolderError: the folder cannot be written, belongs to another run, or is in
         use by another process.
     """
     _check_kinds(experiment)
     _check_run(workdir, callbacks, programs)
-    for argument, told in (("config", config), ("plan", plan), ("prepared", prepared)):
-        _check_storable(argument, told)
+    for argument, value in (("config", config), ("plan", plan), ("prepared", prepared)):
+        _check_storable(argument, value)
     for argument, flag in (("change_plan", change_plan), ("show_progress", show_progress)):
         check_boolean(argument, flag)
     check_text("name", name)
@@ -164,7 +164,7 @@ def run_experiment(
     opened: contextlib.AbstractContextManager[RunFolder | None] = contextlib.nullcontext()
     if workdir is not None:
         opened = RunFolder(workdir, writes=is_writer)
-    # Whether batches that are filled up count in statistics was checked with the clients' sizes.
+    # `check_experiment` has checked padding in batch statistics, so warnings of it are only collected.
     with opened as folder, collected():
         identity = None
         if folder:
@@ -172,8 +172,8 @@ def run_experiment(
             execution = identity.execution if config is None else {}
             whole_plan = {**execution, **(plan or {})}
             if is_writer:
-                told = _described(experiment) if config is None else config
-                folder.claim(told, whole_plan, change_plan, identity)
+                settings = _described(experiment) if config is None else config
+                folder.claim(settings, whole_plan, change_plan, identity)
         _check_same_run(config, plan, identity and identity.content)
         return _run(experiment, checkpoint_every, folder, callbacks, show_progress, name, programs)
 
@@ -212,7 +212,7 @@ def _run(
     started, seconds_before = time.monotonic(), notes["seconds"]
 
     def report(round, history):
-        """Evaluates, and tells everybody who listens."""
+        """Evaluates, and passes metrics lines to the run folder, callbacks and the progress bar."""
         _check_finite_models(round, programs.finite(trained.state), seeds)
         evaluation = evaluate(trained, splits)
         if round == experiment.rounds and experiment.final_splits:
@@ -278,9 +278,9 @@ def experiment_programs(experiment: Experiment) -> Programs:
 
 
 def check_experiment(experiment: Experiment) -> int:
-    """Raises ValueError or TypeError, one line, for a setting or a function that makes no sense.
+    """Raises ValueError or TypeError that names the setting or function which is not allowed.
 
-    The algorithm's round is traced by shape, once for this and for training.
+    The algorithm's round is traced by shape. Training uses the same trace.
 
     Returns:
       Rounds between checkpoints.
@@ -311,11 +311,11 @@ def check_experiment(experiment: Experiment) -> int:
         )
     check_selection(experiment.algorithm, experiment.data)
     for name, count in experiment.algorithm.data_set_sizes.items():
-        have = {len(column) for column in experiment.data.data_sets[name].values()}
-        if have != {count}:
+        lengths = {len(column) for column in experiment.data.data_sets[name].values()}
+        if lengths != {count}:
             raise ValueError(
                 f"data set {name!r} must have the {count} rows that {experiment.algorithm.name} was "
-                f"told, it has {', '.join(map(str, sorted(have))) or 'none'}."
+                f"told, it has {', '.join(map(str, sorted(lengths))) or 'none'}."
             )
     check_names("splits", experiment.splits)
     check_names("final_splits", experiment.final_splits)
@@ -339,7 +339,7 @@ def check_experiment(experiment: Experiment) -> int:
 
 
 def _check_kinds(experiment: Experiment) -> None:
-    """Raises one line where the experiment, or one of its main parts, is something else."""
+    """Raises TypeError that names the experiment, or the part of it, that is of another type."""
     if not isinstance(experiment, Experiment):
         raise TypeError(f"experiment must be an Experiment, got {shown(experiment)}.")
     if not isinstance(experiment.algorithm, FederatedAlgorithm):
@@ -365,7 +365,7 @@ def _check_run(workdir: Any, callbacks: Any, programs: Any) -> None:
 
 
 def _check_storable(name: str, value: Any) -> None:
-    """Raises one line unless a run folder's JSON can hold a mapping."""
+    """Raises ValueError or TypeError that names the argument unless JSON can hold the mapping."""
     if value is None:
         return
     if not isinstance(value, Mapping):
@@ -388,9 +388,9 @@ def _with_federated_splits(experiment: Experiment) -> Experiment:
 
 
 def _described(experiment: Experiment) -> dict[str, Any]:
-    """What tells an experiment from others as far as JSON can, for a run folder without a config.
+    """The settings of an experiment that JSON can hold, for a run folder without a config.
 
-    Not the number of rounds: more of them may be asked for later.
+    The number of rounds is not among them, since it may grow later.
     """
     leaves = jax.tree_util.tree_flatten_with_path(experiment.algorithm.hyper)[0]
     start = jax.tree.leaves(experiment.start)
@@ -414,16 +414,16 @@ def _next_evaluation(experiment: Experiment, round: int) -> int:
 
 
 def _start(programs, seeds, mesh, folder, experiment, host_client_states):
-    """(Trained, round, notes of the checkpoint): a checkpoint's where there is one.
+    """(Trained, round, notes) of the newest checkpoint, or of the run's start if there is none.
 
-    Rows on the host are brought to the same round.
+    Client states and algorithm states on the host are restored too.
     """
     notes = {"seconds": 0.0, "metrics_length": 0}
     if experiment.start is None:
         state = programs.init(seeds)
     else:
         _check_start(experiment.start, jax.eval_shape(programs.init, seeds))
-        # Copied, since training takes what it is given: another run may start from the same.
+        # A copy: training donates its input's memory, and another run may start from the same state.
         state = replicate(jax.tree.map(np.array, experiment.start), mesh)
     client_states: PyTree = None
     if host_client_states is None:
@@ -439,7 +439,9 @@ def _start(programs, seeds, mesh, folder, experiment, host_client_states):
     if folder:
         _check_same_round(saved.round if saved else 0, folder)
         if jax.process_index() == 0:
-            _tell_damaged(set_damaged_aside(folder.checkpoints, saved.round if saved else 0), saved)
+            _warn_of_damaged(
+                set_damaged_aside(folder.checkpoints, saved.round if saved else 0), saved
+            )
     if saved is None:
         if folder:
             folder.keep_metrics(0)
@@ -459,7 +461,7 @@ def _start(programs, seeds, mesh, folder, experiment, host_client_states):
     return Trained(*replicate((state, client_states), mesh)), saved.round, dict(saved.notes)
 
 
-def _tell_damaged(damaged: Sequence[Path], saved: Checkpoint | None) -> None:
+def _warn_of_damaged(damaged: Sequence[Path], saved: Checkpoint | None) -> None:
     if damaged:
         warnings.warn(
             f"{damaged[0].parent}: {', '.join(path.name for path in damaged)} cannot be read as a "
@@ -470,12 +472,12 @@ def _tell_damaged(damaged: Sequence[Path], saved: Checkpoint | None) -> None:
 
 
 def _check_same_run(config: Any, plan: Any, identity: Any = None) -> None:
-    """Raises one line where processes were started differently, before they wait for each other."""
-    for told, what in (
+    """Raises RunFolderError if processes were started differently, before they wait for each other."""
+    for value, what in (
         ([config, plan], "config or execution plan"),
         (identity, "experiment or data"),
     ):
-        starts = from_all_processes(zlib.crc32(json.dumps(told, default=str).encode()) >> 1)
+        starts = from_all_processes(zlib.crc32(json.dumps(value, default=str).encode()) >> 1)
         for process, start in enumerate(starts):
             if start != starts[0]:
                 raise RunFolderError(
@@ -485,7 +487,7 @@ def _check_same_run(config: Any, plan: Any, identity: Any = None) -> None:
 
 
 def _check_same_round(round: int, folder: RunFolder) -> None:
-    """Raises one line where processes would go on from different checkpoints."""
+    """Raises RunFolderError if processes would continue from different checkpoints."""
     rounds = from_all_processes(round)
     for process, other in enumerate(rounds):
         if other != rounds[0]:
@@ -502,62 +504,65 @@ def _on_devices(splits, mesh):
 def _evaluation(programs, experiment, mesh, host_client_states):
     """Returns (Trained, splits) -> split -> model -> metric -> [seeds, ...] on the host.
 
-    Of models that clients keep, these are means over clients, and `<metric>_per_client`.
+    Metrics of personal models are means over clients; `<metric>_per_client` has all clients.
     """
     algorithm = experiment.algorithm
     sampled = {
         pool: _evenly(len(algorithm.client_states[pool].clients), experiment.evaluate_clients)
-        for pool, kept in algorithm.personal_models.items()
-        if kept
+        for pool, models in algorithm.personal_models.items()
+        if models
     }
     selection = jax.eval_shape(lambda: algorithm.select(jnp.asarray(0), jax.random.key(0)))
 
-    def kept_on_device(trained, splits):
+    def personal_on_device(trained, splits):
         client_states = {pool: trained.client_states[pool] for pool in sampled}
         return programs.evaluate_personal(
             trained.state, client_states, replicate(sampled, mesh), splits
         )
 
-    def kept_on_host(trained, splits):
-        """As many client_states at once on the device as in a round."""
-        found: dict[str, dict[str, Any]] = {}
+    def personal_on_host(trained, splits):
+        """Evaluates as many clients at once as there are in a round, which fit on the device."""
+        evaluation: dict[str, dict[str, Any]] = {}
         for pool, places in sampled.items():
             size = selection.clients[pool].shape[-1]
-            each = {pool: replicate(np.arange(size), mesh)}
+            all_gathered = {pool: replicate(np.arange(size), mesh)}
             parts = []
             for start in range(0, len(places), size):
-                # The last ones again where there are fewer.
-                own = places[np.minimum(start + np.arange(size), len(places) - 1)]
-                clients = np.tile(algorithm.client_states[pool].clients[own], (experiment.seeds, 1))
+                # The last client fills up the last part.
+                part_places = places[np.minimum(start + np.arange(size), len(places) - 1)]
+                clients = algorithm.client_states[pool].clients[part_places]
+                clients = np.tile(clients, (experiment.seeds, 1))
                 client_states = {pool: host_client_states.gather({pool: clients})[pool]}
                 part = programs.evaluate_personal(
-                    trained.state, replicate(client_states, mesh), each, splits
+                    trained.state, replicate(client_states, mesh), all_gathered, splits
                 )
                 parts.append(_on_host(part))
             together = lambda *leaves, most=len(places): np.concatenate(leaves, axis=1)[:, :most]
             for split, models in jax.tree.map(together, *parts).items():
-                found.setdefault(split, {}).update(models)
-        return found
+                evaluation.setdefault(split, {}).update(models)
+        return evaluation
 
     def evaluate(trained, splits):
-        found = _on_host(programs.evaluate(trained.state, splits))
+        evaluation = _on_host(programs.evaluate(trained.state, splits))
         if sampled:
-            kept = (kept_on_host if host_client_states else kept_on_device)(trained, splits)
-            for split, models in _on_host(kept).items():
-                found[split] |= {name: over_clients(metrics) for name, metrics in models.items()}
-        return found
+            of_clients = personal_on_host if host_client_states else personal_on_device
+            for split, models in _on_host(of_clients(trained, splits)).items():
+                evaluation[split] |= {
+                    name: over_clients(metrics) for name, metrics in models.items()
+                }
+        return evaluation
 
     return evaluate
 
 
 def _evenly(count: int, most: int) -> np.ndarray:
-    """All of `count` places, or `most` of them, evenly spread."""
+    """Indices of all of `count` clients, or of `most` of them, evenly spread."""
     return np.linspace(0, count - 1, min(count, most)).round().astype(np.int32)
 
 
 def _check_finite(round, history, seeds, algorithm):
-    """Raises for the first round that went wrong; later ones may have spread it to other pools."""
-    # Of one round what clients sent comes first, and then the models that it is mixed into.
+    """Raises TrainingDiverged that names the first pool, in the first round, that was not finite."""
+    # Within a round, clients' updates come before the models made of them, which may be other pools'.
     bad = [
         (index, pool, seed)
         for metric in FINITE
@@ -566,7 +571,7 @@ def _check_finite(round, history, seeds, algorithm):
         for seed, index in np.argwhere(~history[f"{pool}/{metric}"])
     ]
     if bad:
-        index, pool, seed = min(bad, key=lambda each: each[0])
+        index, pool, seed = min(bad, key=lambda entry: entry[0])
         raise TrainingDiverged(
             f"non-finite update in round {round + index + 1}, pool {pool!r}, seed {seeds[seed]}: "
             f"{_STOPPED}"
@@ -574,7 +579,7 @@ def _check_finite(round, history, seeds, algorithm):
 
 
 def _check_finite_models(round, finite, seeds):
-    """What a pseudo-gradient does not tell: a codistillation or a server update that diverged."""
+    """Raises TrainingDiverged for a model that is not finite after codistillation or a server update."""
     for model, good in _on_host(finite).items():
         if not good.all():
             raise TrainingDiverged(
@@ -593,12 +598,12 @@ def _models(algorithm: FederatedAlgorithm, state: PyTree) -> Iterator[tuple[str,
 def _check_start(start: PyTree, like: PyTree) -> None:
     given, expected = (jax.tree_util.tree_flatten_with_path(tree)[0] for tree in (start, like))
     shapes = lambda leaves: {jax.tree_util.keystr(path): jnp.shape(leaf) for path, leaf in leaves}
-    have, need = shapes(given), shapes(expected)
-    for path in [*need, *have]:
-        if have.get(path) != need.get(path):
+    actual, needed = shapes(given), shapes(expected)
+    for path in [*needed, *actual]:
+        if actual.get(path) != needed.get(path):
             raise ValueError(
                 f"start must be a state of this algorithm, [seeds, ...]: at {path} it has "
-                f"{have.get(path, 'nothing')} in place of {need.get(path, 'nothing')}."
+                f"{actual.get(path, 'nothing')} in place of {needed.get(path, 'nothing')}."
             )
 
 

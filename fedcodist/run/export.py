@@ -19,8 +19,8 @@ def save_model(
     """Writes parameters and mutable state to one safetensors file.
 
     Tensors are named by their path, such as `params/Dense_0/kernel` and
-    `mutable/batch_stats/BatchNorm_0/mean`; a slash inside a name, as in Haiku's `mlp/~/linear_0`, is
-    written `%2F`, and a number, as in NNX's lists of layers, `[0]`.
+    `mutable/batch_stats/BatchNorm_0/mean`. A slash inside a name, as in Haiku's `mlp/~/linear_0`, is
+    written as `%2F`, and an integer, as in NNX's lists of layers, as `[0]`.
 
     Args:
       path: the file.
@@ -28,7 +28,7 @@ def save_model(
       metadata: strings kept in the file's header.
 
     Raises:
-      OSError: the file cannot be written; one that was there stays.
+      OSError: the file cannot be written; an existing file stays unchanged.
     """
     tensors = {
         "/".join((part, *(_written(key.key) for key in keys))): np.asarray(leaf, order="C")
@@ -41,7 +41,13 @@ def save_model(
 def save_models(
     folder: Path, variables: Mapping[str, Variables], models: Iterable[str], first_seed: int
 ) -> None:
-    """Writes `<model>_seed<n>.safetensors` of every model; ensembles are not models of their own.
+    """Writes `<model>_seed<n>.safetensors` for every model and seed.
+
+    Args:
+      folder: where to write.
+      variables: model -> Variables, leaves [seeds, ...].
+      models: names of the models to write, without ensembles.
+      first_seed: the first seed's number.
 
     Raises:
       OSError: the folder cannot be written.
@@ -54,7 +60,7 @@ def save_models(
 
 
 def load_model(path: str | os.PathLike[str]) -> Variables:
-    """Reads what `save_model` wrote, as nested dictionaries of NumPy arrays.
+    """Reads a file of `save_model`, as nested dictionaries of NumPy arrays.
 
     Raises:
       ValueError: the file is truncated or no safetensors file, or was not written by `save_model`.
@@ -75,7 +81,7 @@ def load_model(path: str | os.PathLike[str]) -> Variables:
     return Variables(trees["params"], trees["mutable"])
 
 
-# What would end a name, or be taken for a number, is written as in addresses on the web.
+# Characters that would end a name, or start an integer, are percent-encoded, as in web addresses.
 _ESCAPES = {"%": "%25", "/": "%2F", "[": "%5B"}
 
 

@@ -1,4 +1,4 @@
-"""FedJAX's view of a method: `init(key)` and `apply(server_state, clients)`, one call per round."""
+"""Methods with FedJAX's interface: `init(key)` and `apply(server_state, clients)`, a call per round."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -16,10 +16,10 @@ PyTree = Any
 
 
 class FedJAXAlgorithm(NamedTuple):
-    """What FedJAX calls a FederatedAlgorithm.
+    """A method with the interface of `fedjax.FederatedAlgorithm`.
 
     Attributes:
-      init: key -> server state. FedJAX's takes the model's parameters.
+      init: key -> server state. FedJAX's `init` takes the model's parameters instead.
       apply: (server state, clients, round=0) -> (server state, diagnostics).
     """
 
@@ -30,15 +30,19 @@ class FedJAXAlgorithm(NamedTuple):
 def as_fedjax(
     method: FederatedMethod, hyper: PyTree = None, execution: Execution = Execution("eager")
 ) -> FedJAXAlgorithm:
-    """Offers a method the way FedJAX does, one call per round, for debugging and for old notebooks.
+    """Gives a method FedJAX's interface, a call per round, for debugging and for old notebooks.
 
     `apply(server_state, clients, round=0)` takes a sequence of (client_id, columns, key) and returns
-    (server_state, diagnostics) with diagnostics[client_id] = that client's metrics. By default
+    (server_state, diagnostics), where diagnostics[client_id] are that client's metrics. By default
     clients run eagerly, so prints and debuggers work inside `client_update`.
 
+    Args:
+      method: one without client states, since FedJAX's clients keep nothing between rounds.
+      hyper: hyper-parameters; the method's defaults where not given.
+      execution: how clients are executed.
+
     Raises:
-      ValueError: a method whose clients keep something, such as SCAFFOLD's variates: FedJAX's clients
-        are forgotten after their round.
+      ValueError: names the method if its clients keep states, such as SCAFFOLD's variates.
     """
     if jax.tree.leaves(method.init_client_state()):
         raise ValueError(
@@ -64,16 +68,18 @@ def as_fedjax(
         )
         message = method.broadcast(server_state)
 
-        def client_update(message, own_key, data, key):
-            return method.client_update(message, method.init_client_state(), data, own_key, hyper)
+        def client_update(message, client_key, data, key):
+            return method.client_update(
+                message, method.init_client_state(), data, client_key, hyper
+            )
 
-        # FedJAX gives every client its own key; as a client state it comes with the client.
-        own_keys = jnp.stack(client_keys)
+        # FedJAX gives every client a key, which is passed on as the client's state.
+        stacked_keys = jnp.stack(client_keys)
         result = for_each_client(
             client_update,
             method.reduce.prepare,
             message,
-            own_keys,
+            stacked_keys,
             cohort,
             jax.random.key(0),
             execution,

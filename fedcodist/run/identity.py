@@ -1,9 +1,9 @@
-"""What tells a run from others: its data, its settings, and its functions as far as they can be named.
+"""The identity of a run: its data, its settings, and its functions as far as they can be named.
 
-A work directory holds it in environment.json, so that a script that was edited does not go on with the
-numbers of what it was before. Data are known by a digest. Functions are known by their names, by what
-their closures hold and, where they are the user's own, by the constants and names in their code: the
-same in every process and, for nearly all code, in every version of Python.
+A run folder has it in environment.json, so that an edited script does not continue the run of the script
+before. Data have a digest. Functions have their names, the content of their closures and, if the user
+wrote them, the constants and names in their code. These are the same in every process and, for nearly
+all code, in every version of Python.
 """
 
 import dataclasses
@@ -26,10 +26,10 @@ from fedcodist.data.column_values import give_back_pages
 from fedcodist.data.federated_data import FederatedData
 
 PyTree = Any
-# Of larger columns blocks are digested that lie evenly spread over them.
+# Of larger columns only blocks, evenly spread over them, are digested.
 _DIGESTED_WHOLE = 2**30
 _BLOCK = 2**24
-_SHOWN = 8  # values of an array, or entries of a list, that a line can hold
+_SHOWN = 8  # values of an array, or entries of a list, that are shown in one line
 _SETTINGS = (
     "evaluate_every",
     "checkpoint_every",
@@ -52,12 +52,11 @@ _LOADS = ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_ATTR", "LOAD_METHOD", "LOAD_DEREF", 
 
 
 class Identity(NamedTuple):
-    """What a run is.
+    """The identity of a run.
 
     Attributes:
-      content: what JSON can hold: 'rounds', 'prepared', 'data', 'settings' and 'algorithm'.
-      has_config: whether a config tells the settings, so that 'settings' and 'algorithm' need not be
-        the same for it to be the same run.
+      content: JSON values: 'rounds', 'prepared', 'data', 'settings' and 'algorithm'.
+      has_config: whether the run has a config. Then 'settings' and 'algorithm' are not compared.
       execution: how the algorithm's clients are executed, which belongs to the plan.
     """
 
@@ -74,8 +73,9 @@ class Identity(NamedTuple):
         """The first difference from another run's content; None if it is the same run.
 
         Args:
-          theirs: as environment.json has it.
-          to_grow: whether our config is theirs with more rounds, on which nothing may depend.
+          theirs: from environment.json.
+          to_grow: whether our config is theirs with more rounds. Then the algorithm must not depend on
+            the number of rounds.
         """
         parts = ["prepared", "data"]
         if not self.has_config:
@@ -103,11 +103,11 @@ class Identity(NamedTuple):
 def identity_of(
     experiment: Any, has_config: bool = False, prepared: Mapping[str, str] | None = None
 ) -> Identity:
-    """What an Experiment is; the data are read once.
+    """The identity of an Experiment. The data are read once.
 
     Args:
       experiment: an Experiment.
-      has_config: whether a config tells its settings.
+      has_config: whether the run has a config.
       prepared: prepared folder -> checksum.
     """
     described = _Description()
@@ -131,21 +131,21 @@ def identity_of(
 
 
 def digest(array: Any) -> str:
-    """An array's dtype, shape and a checksum of its values, in one word for a line."""
+    """An array's dtype, shape and a checksum of its values, as text."""
     values = np.asarray(array)
     if values.dtype.kind in "OSU":
         values = np.frombuffer("\0".join(map(str, values.reshape(-1))).encode(), np.uint8)
-    rows, checksum = np.atleast_1d(values), hashlib.sha256()
-    length = max(1, _BLOCK * len(rows) // max(1, rows.nbytes))
-    blocks, most = -(-len(rows) // length), _DIGESTED_WHOLE // _BLOCK
+    entries, checksum = np.atleast_1d(values), hashlib.sha256()
+    length = max(1, _BLOCK * len(entries) // max(1, entries.nbytes))
+    blocks, most = -(-len(entries) // length), _DIGESTED_WHOLE // _BLOCK
     for block in range(blocks) if blocks <= most else np.linspace(0, blocks - 1, most).astype(int):
-        part = np.ascontiguousarray(rows[block * length : (block + 1) * length])
+        part = np.ascontiguousarray(entries[block * length : (block + 1) * length])
         checksum.update(part.reshape(-1).view(np.uint8).data)
     return f"{np.asarray(array).dtype}{list(np.shape(array))} {checksum.hexdigest()[:16]}"
 
 
 def first_difference(theirs: Any, ours: Any, where: str = "") -> str | None:
-    """One line about the first place in which two JSON values differ; None if nowhere."""
+    """One line about the first difference between two JSON values; None if they are equal."""
     if isinstance(theirs, dict) and isinstance(ours, dict):
         for name in [*theirs, *(name for name in ours if name not in theirs)]:
             missing = "nothing"
@@ -162,13 +162,13 @@ def first_difference(theirs: Any, ours: Any, where: str = "") -> str | None:
         and min(map(len, (theirs, ours))) > _SHOWN
     ):
         pairs = enumerate(itertools.zip_longest(theirs, ours, fillvalue="nothing"))
-        place, (left, right) = next((at, pair) for at, pair in pairs if pair[0] != pair[1])
+        place, (left, right) = next((index, pair) for index, pair in pairs if pair[0] != pair[1])
         return first_difference(left, right, f"{where}[{place}]")
     return f"{where} is {theirs!r} there and {ours!r} here"
 
 
 def _until(rounds: int, part: Any) -> Any:
-    """A part of the content without evaluations that only the longer one of two runs has."""
+    """A part of the content without evaluations that only the longer of two runs has."""
     if isinstance(part, dict) and isinstance(part.get("evaluate_also"), list):
         part = part | {"evaluate_also": [r for r in part["evaluate_also"] if r < rounds]}
     return part
@@ -180,7 +180,7 @@ def _data(experiment: Any) -> dict[str, Any]:
         "clients": _of_clients(data.columns, data.sizes),
         "data_sets": {name: _columns(columns) for name, columns in data.data_sets.items()},
         "splits": {
-            name: _of_clients(own.columns, own.client_sizes) for name, own in splits.items()
+            name: _of_clients(split.columns, split.client_sizes) for name, split in splits.items()
         },
     }
 
@@ -196,17 +196,17 @@ def _columns(columns: Mapping[str, Any]) -> dict[str, str]:
 
 
 class _Description:
-    """Lines path -> value about a value, its closures and whatever they hold.
+    """A description, path -> JSON value, of a value, its closures and their contents.
 
-    What is met again is named by the path where it was met first. Objects whose class says nothing
-    about its fields are known by their class and their public attributes.
+    A value that occurs again is described by its first path. Objects that are no dataclasses are
+    described by their class and their public attributes.
     """
 
     def __init__(self) -> None:
         self.entries: dict[str, Any] = {}
         self.execution: dict[str, Any] = {}
         self._paths: dict[int, str] = {}
-        self._kept: list[Any] = []  # so that no two of them have one id
+        self._values: list[Any] = []  # kept alive, so that ids are unique
 
     def add(self, path: str, value: Any) -> None:
         if (plain := _plain(value)) is not _NOT_PLAIN:
@@ -219,7 +219,7 @@ class _Description:
             self.entries[path] = f"as {self._paths[id(value)]}"
         else:
             self._paths[id(value)] = path
-            self._kept.append(value)
+            self._values.append(value)
             self._describe(path, value)
 
     def _describe(self, path: str, value: Any) -> None:
@@ -230,21 +230,21 @@ class _Description:
         elif isinstance(value, types.MethodType):
             self._parts(path, "method", {"function": value.__func__, "self": value.__self__})
         elif isinstance(value, functools.partial):
-            named = {f"[{index}]": each for index, each in enumerate(value.args)} | value.keywords
-            self._parts(path, "partial", {"function": value.func, **named})
+            arguments = {f"[{index}]": argument for index, argument in enumerate(value.args)}
+            self._parts(path, "partial", {"function": value.func, **arguments, **value.keywords})
         elif isinstance(value, type):
             self._class(path, value)
         elif isinstance(value, tuple) and hasattr(value, "_asdict"):
             self._parts(path, _name(type(value)), value._asdict())
         elif isinstance(value, Mapping):
-            self._parts(path, "mapping", {f"[{_key(key)}]": own for key, own in value.items()})
+            self._parts(path, "mapping", {f"[{_key(key)}]": item for key, item in value.items()})
         elif isinstance(value, list | tuple):
-            self._parts(path, "list", {f"[{index}]": own for index, own in enumerate(value)})
+            self._parts(path, "list", {f"[{index}]": item for index, item in enumerate(value)})
         elif isinstance(value, AbstractSet):
             self.entries[path] = sorted(map(_key, value))
         elif isinstance(value, FederatedData):
             self.entries[path] = _of_clients(value.columns, value.client_sizes)
-        elif hasattr(value, "__wrapped__"):  # a compiled function, or one whose results are kept
+        elif hasattr(value, "__wrapped__"):  # a compiled function, or one with cached results
             self.add(path, value.__wrapped__)
         else:
             self._object(path, value)
@@ -256,25 +256,25 @@ class _Description:
 
     def _function(self, path: str, function: types.FunctionType) -> None:
         code, parts = function.__code__, dict(_closure(function))
-        is_own = not _is_library(function)
-        if is_own or "<" in function.__qualname__:
+        is_users = not _is_library(function)
+        if is_users or "<" in function.__qualname__:
             defaults = function.__defaults__ or ()
             named = code.co_varnames[: code.co_argcount][code.co_argcount - len(defaults) :]
             parts |= dict(zip(named, defaults, strict=True)) | (function.__kwdefaults__ or {})
-        if is_own:
-            found = {name: function.__globals__.get(name) for name in _globals(code)}
-            parts |= {name: own for name, own in found.items() if _is_lasting(own)}
+        if is_users:
+            variables = {name: function.__globals__.get(name) for name in _globals(code)}
+            parts |= {name: value for name, value in variables.items() if _is_lasting(value)}
         self._parts(path, _name(function), parts)
-        if is_own or function.__name__ == "<lambda>":
+        if is_users or function.__name__ == "<lambda>":
             self.entries[f"{path}.code"] = [*_code(code)]
 
-    def _class(self, path: str, own: type) -> None:
-        self.entries[path] = _name(own)
-        if _is_library(own):
+    def _class(self, path: str, class_: type) -> None:
+        self.entries[path] = _name(class_)
+        if _is_library(class_):
             return
-        for name, method in vars(own).items():
+        for name, method in vars(class_).items():
             is_generated = name.startswith("__") and (
-                name != "__call__" and (name != "__init__" or dataclasses.is_dataclass(own))
+                name != "__call__" and (name != "__init__" or dataclasses.is_dataclass(class_))
             )
             while hasattr(method, "__wrapped__"):
                 method = method.__wrapped__
@@ -283,7 +283,7 @@ class _Description:
 
     def _object(self, path: str, value: Any) -> None:
         if dataclasses.is_dataclass(value):
-            # A Flax module's parent is where it is used, not what it is.
+            # A Flax module's parent says where it is used, not what it computes.
             names = [field.name for field in dataclasses.fields(value) if field.name != "parent"]
             parts = {name: getattr(value, name, None) for name in names}
         else:
@@ -297,7 +297,7 @@ _NOT_PLAIN = object()
 
 
 def _plain(value: Any) -> Any:
-    """What JSON holds of a simple value; _NOT_PLAIN for others."""
+    """A simple value as JSON; _NOT_PLAIN for other values."""
     if isinstance(value, enum.Enum):
         return str(value)
     if isinstance(value, np.generic):
@@ -338,7 +338,7 @@ def _key(key: Any) -> str:
 
 
 def _name(named: Any) -> str:
-    """A function's or a class's name; where a library keeps it inside is the library's own business."""
+    """A function's or a class's name; of a library's, with the package but without the module."""
     name = getattr(named, "__qualname__", type(named).__qualname__)
     if not _is_library(named):
         return name
@@ -354,7 +354,7 @@ def _is_library(named: Any) -> bool:
 
 
 def _is_named(function: types.FunctionType) -> bool:
-    """Whether a function's name says all: a library's that holds nothing besides."""
+    """Whether a function's name identifies it: a library's function without a closure."""
     is_inner = function.__closure__ or "<" in function.__qualname__
     return _is_library(function) and not is_inner
 
@@ -368,7 +368,7 @@ def _closure(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
 
 
 def _is_lasting(value: Any) -> bool:
-    """Whether a module's variable is something that code depends on, not where it keeps its notes."""
+    """Whether code may depend on a module's variable: a constant, function or class, not a cache."""
     if isinstance(value, types.ModuleType):
         return False
     if isinstance(value, tuple):
@@ -396,9 +396,9 @@ def _code(code: types.CodeType) -> Iterator[Any]:
             yield value
         elif "LOAD_FAST" in name and "CLEAR" not in name:
             loaded = value if isinstance(value, tuple) else (value,)
-            # Of what is stored and loaded at once only the second is loaded.
+            # An instruction that stores one variable and loads another lists both.
             loaded = loaded[1:] if name.startswith("STORE") else loaded
-            yield from (each for each in loaded if each not in inner and each[:1] != ".")
+            yield from (local for local in loaded if local not in inner and local[:1] != ".")
         elif name in ("BINARY_OP", "COMPARE_OP", "CONTAINS_OP", "IS_OP"):
             yield instruction.argrepr or str(value)
         elif name.startswith("UNARY_"):
@@ -406,14 +406,14 @@ def _code(code: types.CodeType) -> Iterator[Any]:
         elif name == "LOAD_SMALL_INT":
             yield value
         elif instruction.opcode in dis.hasconst:
-            # Python 3.11 does not tell the names of a call's arguments as the instruction's value.
+            # In Python 3.11 the instruction's value lacks the names of a call's arguments.
             yield from _constants(code.co_consts[instruction.arg or 0])
 
 
 def _constants(value: Any) -> Iterator[Any]:
     if isinstance(value, tuple):
-        for each in value:
-            yield from _constants(each)
+        for entry in value:
+            yield from _constants(entry)
     elif isinstance(value, frozenset):
         yield from sorted(map(_key, value))
     elif value is not None:

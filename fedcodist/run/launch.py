@@ -1,9 +1,9 @@
-"""Starting an experiment as one process or several, and starting it again when XLA aborts it.
+"""Starts an experiment as one process or several, and starts it again if XLA aborts it.
 
-On a CPU one process per core, each with one device and one thread, joined by `jax.distributed`, is
-both the fastest layout and a safe one: several virtual devices in one process share one pool of
-threads, where a collective that waits can starve the one it waits for. It is the same program as on
-many machines, where each machine's command starts one process (`supervise_host`).
+On a CPU there is one process per core, with one device and one thread, joined by `jax.distributed`.
+This is the fastest layout, and a safe one. Several virtual devices in one process share a pool of
+threads, where a collective that waits can starve the one it waits for. The program is the same as on
+many machines, where every machine's command starts one process (`supervise_host`).
 """
 
 import contextlib
@@ -30,19 +30,19 @@ _JOINED = "FEDCODIST_JOINED"
 USER_ERROR = 2
 DISCONNECTED = 3
 _RESUME = "the same command on all machines goes on from the last checkpoint"
-# A process killed on a machine that runs on is mostly noticed at once, when its connections close.
+# A killed process is mostly noticed at once, when its connections close; a lost machine is not.
 _SECONDS_WITHOUT_HEARTBEAT = 30
 _SECONDS_TO_JOIN = 300
 _ATTEMPTS_WITHOUT_PROGRESS = 3
-# Each process compiles for itself, and cohorts are small; more cores than this become threads.
+# Each process compiles for itself, and cohorts are small. Further cores become threads.
 _MOST_PROCESSES = 16
 
 
 def default_processes() -> int:
-    """One process per core on a CPU; one in all with an accelerator, or where the user has chosen.
+    """One process per core on a CPU; a single one with an accelerator, or if the user sets devices.
 
-    A choice is `XLA_FLAGS` with a device count, `JAX_NUM_CPU_DEVICES`, or a platform in
-    `JAX_PLATFORMS` other than cpu.
+    Users set them by `XLA_FLAGS` with a device count, by `JAX_NUM_CPU_DEVICES`, or by a platform other
+    than cpu in `JAX_PLATFORMS`.
     """
     chosen = "device_count" in os.environ.get("XLA_FLAGS", "") or os.environ.get(
         "JAX_NUM_CPU_DEVICES"
@@ -58,10 +58,11 @@ def default_processes() -> int:
 
 
 def check_processes(name: str, value: int) -> int:
-    """The number of processes that a flag or setting of that name asks for.
+    """Checks and returns the number of processes that a flag or setting asks for.
 
     Raises:
-      ValueError: one line; each process is a whole program, so that many more than cores end a machine.
+      ValueError: names the flag. Each process is a whole program, so many more than cores would exhaust
+        the machine.
     """
     most = max(len(_cores()), _MOST_PROCESSES)
     if isinstance(value, bool) or not isinstance(value, int):
@@ -74,16 +75,16 @@ def check_processes(name: str, value: int) -> int:
 
 
 class ClusterError(ValueError):
-    """The machines of a run cannot be joined; the message is one line."""
+    """The machines of a run cannot be joined. The message is one line."""
 
 
 class Cluster(NamedTuple):
     """Where the machines of a run meet.
 
     Attributes:
-      coordinator: address of host 0 and a free port of it, 'host:port'.
+      coordinator: address and a free port of host 0, 'host:port'.
       num_hosts: number of machines.
-      host: this one's number.
+      host: index of this machine, from 0.
     """
 
     coordinator: str
@@ -94,14 +95,14 @@ class Cluster(NamedTuple):
 def check_cluster(
     coordinator: str | None, num_hosts: int | None, host: int | None
 ) -> Cluster | None:
-    """The cluster that three flags describe; None where none of them is given.
+    """The cluster that three flags describe; None if none of them is given.
 
     Raises:
-      ClusterError: one line that names the flag and what is allowed.
+      ClusterError: names the flag and what is allowed.
     """
-    given = {"coordinator": coordinator, "num_hosts": num_hosts, "host": host}
-    missing = [f"--{name}" for name, value in given.items() if value is None]
-    if len(missing) == len(given):
+    flags = {"coordinator": coordinator, "num_hosts": num_hosts, "host": host}
+    missing = [f"--{name}" for name, value in flags.items() if value is None]
+    if len(missing) == len(flags):
         return None
     if missing or coordinator is None or num_hosts is None or host is None:
         raise ClusterError(
@@ -126,14 +127,14 @@ def is_child() -> bool:
 
 
 def processes_here() -> int:
-    """How many processes of this run share this machine."""
+    """The number of this run's processes on this machine."""
     return int(os.environ.get(COUNT, "1"))
 
 
 def join() -> None:
-    """Makes this process part of the run that `supervise` started; call it before any use of JAX.
+    """Makes this process part of the run that `supervise` started. Call it before any use of JAX.
 
-    Does nothing in a process that was not started by `supervise`, or is the only one.
+    Does nothing in a process that was not started by `supervise`, or is the run's only one.
     """
     count = processes_here()
     if count == 1:
@@ -142,29 +143,29 @@ def join() -> None:
     if rank == 0 and _LOGS in os.environ:
         _log_native_errors(Path(os.environ[_LOGS]) / "process_0.log")
     take_cores(rank, count)
-    _let_no_thread_interrupt_another()
+    _schedule_in_batches()
     import jax
 
     jax.config.update("jax_num_cpu_devices", 1)
     address = os.environ[COORDINATOR]
-    # Whoever reaches the coordinator may join the run: on one machine it listens to this one alone.
+    # Everybody who reaches the coordinator could join the run, so it listens on the loopback only.
     jax.distributed.initialize(address, count, rank, coordinator_bind_address=address)
     _connect_on_loopback()
     with _silent():
-        # The first collective prints how the processes found each other.
+        # The first collective prints messages about connections.
         from jax.experimental import multihost_utils
 
         multihost_utils.sync_global_devices("fedcodist")
 
 
 def join_cluster(cluster: Cluster | None, logs: Path) -> None:
-    """Makes this process part of a run on many machines; call it before any use of JAX.
+    """Makes this process part of a run on many machines. Call it before any use of JAX.
 
-    From then on what C++ code prints goes to a log: JAX ends a process that has lost the others with
-    twenty lines and SIGABRT, for which `supervise_host` has one line.
+    From then on, output of C++ code goes to a log. JAX ends a process that has lost the others with
+    twenty lines and SIGABRT; `supervise_host` prints one line instead.
 
     Args:
-      cluster: where the machines meet; None lets JAX find out (TPU pods, Slurm, Kubernetes, MPI).
+      cluster: where the machines meet; None lets JAX detect it (TPU pods, Slurm, Kubernetes, MPI).
       logs: folder of the logs, one for each process.
 
     Raises:
@@ -202,7 +203,7 @@ def join_cluster(cluster: Cluster | None, logs: Path) -> None:
 
 
 def is_disconnection(error: RuntimeError) -> bool:
-    """Whether an error of one of several processes says that another one is gone; logs it if so."""
+    """Whether an error means that another process of the run has ended. Logs such an error."""
     signs = ("Gloo", "NCCL", "UNAVAILABLE", "ABORTED", "CANCELLED", "DEADLINE_EXCEEDED")
     is_one_of_several = _JOINED in os.environ or processes_here() > 1
     gone = is_one_of_several and any(sign in str(error) for sign in signs)
@@ -212,11 +213,11 @@ def is_disconnection(error: RuntimeError) -> bool:
 
 
 def leave(status: int) -> None:
-    """Ends a process that failed; it does not wait for the others at jax.distributed's exit barrier."""
+    """Ends a failed process, without waiting for the others at jax.distributed's exit barrier."""
     sys.stdout.flush()
     sys.stderr.flush()
     if _JOINED in os.environ and status != DISCONNECTED:
-        # A mistake that all made is told by all: the coordinator's end would abort the others.
+        # All processes print a user's error: if the coordinator ended at once, the others would abort.
         time.sleep(1)
     os._exit(status)
 
@@ -224,12 +225,12 @@ def leave(status: int) -> None:
 def take_cores(place: int, places: int, process: int = 0) -> None:
     """Confines a process to its share of this process's cores.
 
-    XLA makes as many threads, so it must not have started yet. Shares differ by one core at most;
-    where there are fewer cores than places, some have the same. Does nothing on systems where a
-    process cannot be confined, such as macOS.
+    Call it before XLA starts, which makes as many threads. Shares differ by at most one core. If there
+    are fewer cores than places, some places share a core. Does nothing on systems where a process cannot
+    be confined, such as macOS.
 
     Args:
-      place: which share, from 0.
+      place: index of the share, from 0.
       places: number of shares.
       process: its id; 0 is the calling process.
     """
@@ -241,12 +242,12 @@ def take_cores(place: int, places: int, process: int = 0) -> None:
     os.sched_setaffinity(process, cores[first : max(end, first + 1)])
 
 
-def _let_no_thread_interrupt_another() -> None:
-    """Threads that wake up wait for the running one to pause; those made from now on do too (Linux).
+def _schedule_in_batches() -> None:
+    """Sets batch scheduling for this thread and later ones: waking threads do not preempt (Linux).
 
-    The thread that receives what other processes sent would otherwise interrupt, on their only core, the
-    one that holds the lock which it then spins on until the kernel's next tick: a collective took
-    4 ms, and takes 0.1 ms.
+    Otherwise the thread that receives from other processes would preempt, on the only core, the thread
+    whose lock it needs. It would then spin until the kernel's next tick. A collective takes 0.1 ms with
+    batch scheduling, and 4 ms without.
     """
     if hasattr(os, "sched_setscheduler"):
         with contextlib.suppress(OSError):  # a container may forbid it
@@ -261,16 +262,16 @@ def supervise(
 ) -> int:
     """Runs a command as one run of several processes; returns its exit status.
 
-    Processes end with this one, however it ends. When one is killed by a signal (XLA aborts itself
-    when a collective is stuck) all are started again, and one line says so; they continue from their
-    checkpoint. After three starts that made no checkpoint it gives up.
+    The processes end with this one, however it ends. If a signal kills one of them (XLA aborts itself
+    when a collective is stuck), all are started again, one line is printed, and they continue from their
+    checkpoint. After three starts without a new checkpoint the run fails.
 
     Args:
       command: the program and its arguments, the same for every process.
       processes: how many.
-      newest_checkpoint: names the newest checkpoint, to tell progress from a loop.
-      logs: folder for the output of all processes but the first, and for what C++ code says of errors
-        in the first one; None discards the others' and leaves the first one's.
+      newest_checkpoint: () -> name of the newest checkpoint, by which progress is seen.
+      logs: folder for the output of all processes but the first, and for C++ errors of the first. With
+        None the first process's output is shown, and that of the others is discarded.
     """
     return until_interrupted(
         lambda: _supervised(command, processes, newest_checkpoint, logs),
@@ -289,12 +290,12 @@ def _supervised(command, processes, newest_checkpoint, logs):
         finally:
             stop(started, seconds=0)
         if status >= 0:
-            is_told = started[0].returncode > 0 and started[0].returncode != DISCONNECTED
-            if status and logs is not None and not is_told:
-                what = f"a process ended with status {status}"
+            is_printed = started[0].returncode > 0 and started[0].returncode != DISCONNECTED
+            if status and logs is not None and not is_printed:
+                description = f"a process ended with status {status}"
                 if status == DISCONNECTED:
-                    what = "the processes lost each other"
-                print(f"error: {what}: see {logs}.", file=sys.stderr)
+                    description = "the processes lost each other"
+                print(f"error: {description}: see {logs}.", file=sys.stderr)
             return status
         newest = newest_checkpoint()
         attempts = attempts + 1 if newest == seen else 1
@@ -307,18 +308,18 @@ def _supervised(command, processes, newest_checkpoint, logs):
                 flush=True,
             )
             return 1
-        where = f"checkpoint {newest}" if newest else "the beginning"
-        print(f"a process was stopped by {reason}: starting again from {where}.", flush=True)
+        origin = f"checkpoint {newest}" if newest else "the beginning"
+        print(f"a process was stopped by {reason}: starting again from {origin}.", flush=True)
 
 
 def supervise_host(command: Sequence[str]) -> int:
     """Runs a command as this machine's process of a run on many machines; returns its exit status.
 
-    The process ends with this one, however it ends. When it is stopped, or another machine's is, one
-    line says so; nothing is started again, since all machines have to start together.
+    The process ends with this one, however it ends. If it or another machine's process is stopped, one
+    line is printed. Nothing is started again, since all machines must start together.
 
     Args:
-      command: the program and its arguments, which calls `join_cluster`.
+      command: the program, which calls `join_cluster`, and its arguments.
     """
     return until_interrupted(lambda: _supervised_host(command), f"interrupted: {_RESUME}.")
 
@@ -379,8 +380,8 @@ def _wait(children: Sequence[subprocess.Popen]) -> int:
         if any(codes):
             break
         time.sleep(0.02)
-    # The first process's output is what the user sees: it gets the time to say what is wrong, which
-    # is mostly the same in all. A signal that stopped one process makes others fail too.
+    # The user sees the first process's output, so it gets time to print what is wrong, which is mostly
+    # the same in all. A signal that stopped one process makes others fail too.
     deadline = time.monotonic() + 3
     while time.monotonic() < deadline and any(child.poll() is None for child in children):
         if children[0].poll() == USER_ERROR:
@@ -390,13 +391,13 @@ def _wait(children: Sequence[subprocess.Popen]) -> int:
     if USER_ERROR in codes:
         return USER_ERROR
     stopped = [code for code in codes if code is not None and code < 0]
-    # One that lost another tells nothing of why.
+    # The status of a process that lost another says nothing about the cause.
     failed = [code for code in codes if code and code != DISCONNECTED]
     return (stopped or failed or [DISCONNECTED])[0]
 
 
 def _check_port(cluster: Cluster) -> None:
-    """Raises one line where host 0 cannot listen: JAX would end in a segmentation fault."""
+    """Raises ClusterError if host 0 cannot listen: JAX would end in a segmentation fault."""
     port = int(cluster.coordinator.rpartition(":")[2])
     try:
         socket.create_server(("", port)).close()
@@ -420,8 +421,8 @@ def _cores() -> set[int]:
 
 
 def _connect_on_loopback() -> None:
-    """Has Gloo listen to this machine alone, and not on the address that its host name stands for."""
-    # JAX hands this on to nobody who asks; where it moves, Gloo listens as it does among machines.
+    """Makes Gloo listen on the loopback, and not on the address of the host name."""
+    # JAX has no public setting for it. If JAX moves the function, Gloo listens as it does by default.
     with contextlib.suppress(ImportError, AttributeError):
         from jax._src import xla_bridge
 
@@ -430,8 +431,11 @@ def _connect_on_loopback() -> None:
 
 
 def _connect_devices() -> None:
-    """Connects processes, and devices, now: on a CPU all must want it within 30 s, and one that still
-    compiles while another has its programs from the disk may be later than that."""
+    """Connects processes and devices now.
+
+    On a CPU all must connect within 30 s. Later, a process that still compiles while another has its
+    programs from the disk may take longer than that.
+    """
     import jax
     import numpy as np
     from jax.experimental import multihost_utils
@@ -449,7 +453,7 @@ def _connect_devices() -> None:
 
 
 def _log_native_output(path: Path, streams: Sequence[str] = ("stdout", "stderr")) -> None:
-    """Sends what C++ code prints to a log; Python prints where it did."""
+    """Sends output of C++ code to a log; that of Python still goes where it went."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with open(path, "ab") as log:
         for name in streams:
@@ -461,11 +465,11 @@ def _log_native_output(path: Path, streams: Sequence[str] = ("stdout", "stderr")
 
 
 def _log_native_errors(path: Path) -> None:
-    """The same for errors alone, where that is possible: those of XLA and Gloo when a process is gone.
+    """Sends errors of C++ code to a log: XLA and Gloo print them when a process has ended.
 
-    Standard output stays, by which a live display knows the terminal's width.
+    Standard output stays, since a live display needs the terminal's width.
     """
-    with contextlib.suppress(OSError):  # a folder that cannot be written is the run's to refuse
+    with contextlib.suppress(OSError):  # the run itself refuses a folder that cannot be written
         _log_native_output(path, ("stderr",))
 
 

@@ -1,4 +1,4 @@
-"""What a run writes down: a dictionary per evaluation, model, split and seed, and the summary."""
+"""Metrics lines, a dictionary per evaluation, model, split and seed, and a run's summary."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -8,16 +8,16 @@ import numpy as np
 from fedcodist.core.model import Variables, parameter_count
 
 Record = dict[str, Any]
-# What of a record is no metric.
+# The keys of a metrics line that are no metrics.
 WHAT_IS_MEASURED = ("round", "model", "split", "seed")
-# A round's metrics that say whether what a pool's clients sent is finite, and its model after the round.
+# Metrics of a round: whether a pool's updates are finite, and whether its model after the round is.
 FINITE = ("finite", "finite_model")
 
 
 def evaluation_records(
     round: int, evaluation: Mapping[str, Any], seeds: np.ndarray
 ) -> list[Record]:
-    """One per split, model and seed; `evaluation` is split -> model -> metric -> [seeds, ...]."""
+    """Metrics lines of an evaluation, which is split -> model -> metric -> [seeds, ...]."""
     records = []
     for split, models in evaluation.items():
         for model, metrics in models.items():
@@ -42,7 +42,7 @@ def evaluation_records(
 
 
 def _spread(metric: str, values: np.ndarray) -> Record:
-    """How a metric differs between the clients that have one."""
+    """Mean, 10th percentile and minimum of a metric over the clients for which it is defined."""
     values = values[np.isfinite(values)].astype(np.float64)
     if not values.size:  # precision, where no client's model predicts the class
         values = np.array([np.nan])
@@ -56,9 +56,9 @@ def _spread(metric: str, values: np.ndarray) -> Record:
 def training_records(
     round: int, history: Iterable[Mapping[str, np.ndarray]], seeds: np.ndarray
 ) -> list[Record]:
-    """Means of the rounds' own metrics since the last evaluation, per pool.
+    """Metrics lines of training: means over the rounds since the last evaluation, per pool.
 
-    A metric that a round lacks, such as a codistillation's loss, is no number there and left out.
+    Rounds without a metric, such as a codistillation's loss, have NaN and are left out of its mean.
     """
     blocks = list(history)
     if not blocks:
@@ -78,7 +78,7 @@ def training_records(
 
 
 def _over_rounds(values: np.ndarray) -> np.ndarray:
-    """Means over rounds, [rounds, ...], of those that have the metric; NaN where none has."""
+    """Means of values [rounds, ...] over the rounds that are not NaN; NaN where all are."""
     counted = ~np.isnan(values)
     number = counted.sum(axis=0)
     total = np.where(counted, values, 0).sum(axis=0)
@@ -86,7 +86,7 @@ def _over_rounds(values: np.ndarray) -> np.ndarray:
 
 
 def accuracies(records: Iterable[Record]) -> dict[str, float]:
-    """Each model's accuracy on the first split that has one, averaged over seeds."""
+    """Every model's accuracy on its first split with an accuracy, averaged over seeds."""
     first: dict[str, tuple[str, list[float]]] = {}
     for record in records:
         if record.get("accuracy") is not None:
@@ -102,13 +102,13 @@ def summary_of(
     variables: Mapping[str, Variables],
     seconds: float,
 ) -> dict[str, Any]:
-    """summary.json: final numbers by model and split, parameters and bytes, the time it took.
+    """The content of summary.json: final metrics by model and split, parameters, bytes and seconds.
 
     Args:
       experiment: the Experiment that was run.
-      records: all of its records.
+      records: all metrics lines of the run.
       variables: model -> trained Variables, leaves [seeds, ...].
-      seconds: of all starts.
+      seconds: run time, summed over all starts of the run.
     """
     final: dict[str, Any] = {}
     for record in records:
@@ -134,8 +134,8 @@ def summary_of(
         },
         "personal_models": {
             name: pool
-            for pool, kept in experiment.algorithm.personal_models.items()
-            for name in kept
+            for pool, models in experiment.algorithm.personal_models.items()
+            for name in models
         },
         "final": final,
         "seconds": round(seconds, 3),
@@ -144,13 +144,13 @@ def summary_of(
 
 
 def _measured(records: Sequence[Record], model: str, metric: str, otherwise: int) -> int:
-    """The mean over all rounds and seeds of a metric of training, where the method has it."""
+    """A training metric's mean over rounds and seeds; `otherwise` if the method lacks the metric."""
     total = dict.fromkeys((record["seed"] for record in records), 0.0)
     before = dict.fromkeys(total, 0)
     for record in records:
         if record["model"] == model and metric in record:
             seed = record["seed"]
-            # A record has the mean of the rounds since the one before.
+            # A metrics line has the mean of the rounds since the line before.
             total[seed] += (record["round"] - before[seed]) * record[metric]
             before[seed] = record["round"]
     rounds = sum(before.values())
@@ -158,17 +158,21 @@ def _measured(records: Sequence[Record], model: str, metric: str, otherwise: int
 
 
 def over_clients(metrics: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Metrics [seeds, clients, ...] of clients' own models: their means, and how they spread.
+    """Means over clients of personal models' metrics [seeds, clients, ...], and `<metric>_per_client`.
 
-    A mean is over the models for which a metric is defined, but for the loss, which always is.
+    A mean is over the models for which the metric is defined. The loss is defined for all.
     """
-    own = {name: each for name, each in metrics.items() if not name.endswith("_per_client")}
-    spread = {f"{n}_per_client": each for n, each in own.items() if each.ndim == 2 and n != "loss"}
-    return {name: _mean(each, name == "loss") for name, each in own.items()} | spread
+    overall = {name: values for name, values in metrics.items() if not name.endswith("_per_client")}
+    per_client = {
+        f"{name}_per_client": values
+        for name, values in overall.items()
+        if values.ndim == 2 and name != "loss"
+    }
+    return {name: _mean(values, name == "loss") for name, values in overall.items()} | per_client
 
 
 def _mean(values: np.ndarray, of_all: bool) -> np.ndarray:
-    """Over clients, [seeds, clients, ...]; of all or of those that are numbers, NaN for none."""
+    """The mean of values [seeds, clients, ...] over all clients, or over those with finite values."""
     counted = np.full(values.shape, True) if of_all else np.isfinite(values)
     number = counted.sum(axis=1)
     return np.where(
@@ -177,9 +181,9 @@ def _mean(values: np.ndarray, of_all: bool) -> np.ndarray:
 
 
 def _plain(value: Any) -> Any:
-    """JSON numbers; what is not finite becomes null."""
+    """Values as JSON numbers, null where they are not finite."""
     value = np.asarray(value, np.float64)
     if value.ndim:
-        return [_plain(each) for each in value]
-    # Seven digits are what float32 holds.
+        return [_plain(entry) for entry in value]
+    # float32 has seven digits.
     return float(f"{value:.7g}") if np.isfinite(value) else None

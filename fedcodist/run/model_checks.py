@@ -1,4 +1,4 @@
-"""What an experiment's models are checked for with its data, by shape: nothing compiles."""
+"""Checks of an experiment's models with its data, by shape, before anything compiles."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -19,14 +19,15 @@ PyTree = Any
 
 
 def check_models(experiment: Any, filled: Sequence[Filled]) -> None:
-    """Raises one line for models that are wrong for an experiment's data.
-
-    That is a loss or a metric that is not one number per example of a split, or a network whose batch
-    statistics would count what only fills up a client's last batch.
+    """Checks by shape that an experiment's models fit its data.
 
     Args:
       experiment: an `Experiment`.
-      filled: what `check_algorithm` returns for it.
+      filled: the result of `check_algorithm` for it.
+
+    Raises:
+      ValueError, TypeError: names the model and the split, if a loss or metric is not one number per
+        example; or says whose batches are padded, if a network's batch statistics would count padding.
     """
     algorithm = experiment.algorithm
     state = jax.eval_shape(algorithm.init, jax.eval_shape(lambda: jax.random.key(0)))
@@ -38,7 +39,7 @@ def check_models(experiment: Any, filled: Sequence[Filled]) -> None:
 def _predictors(
     algorithm: FederatedAlgorithm, state: PyTree
 ) -> Iterator[tuple[str, tuple[Predictor, Variables]]]:
-    """Name -> predictor and the shapes of one model's Variables, clients' kept models too."""
+    """Name -> predictor and the shapes of one model's Variables, of personal models too."""
     for name, predictor in algorithm.predictors.items():
         variables = jax.eval_shape(predictor.variables, state)
         if predictor.members:
@@ -48,12 +49,13 @@ def _predictors(
         yield name, (predictor, variables)
     for pool, models in algorithm.personal_models.items():
         client_state = algorithm.client_states[pool].first
-        for name, kept in models.items():
-            yield name, (_predictor_of(kept), jax.eval_shape(kept.variables, state, client_state))
+        for name, personal in models.items():
+            variables = jax.eval_shape(personal.variables, state, client_state)
+            yield name, (_predictor_of(personal), variables)
 
 
-def _predictor_of(kept: PersonalModel) -> Predictor:
-    return single_model(kept.model, lambda state: state)
+def _predictor_of(personal: PersonalModel) -> Predictor:
+    return single_model(personal.model, lambda state: state)
 
 
 def _check_evaluation(
@@ -70,7 +72,7 @@ def _check_evaluation(
         )
         kinds = tuple((name, column.shape[1:], column.dtype) for name, column in columns.items())
         for name, (predictor, variables) in predictors.items():
-            # Splits of the same columns, whatever their lengths, are one to a model's shapes.
+            # Splits that differ only in length need no other check.
             if (name, kinds) in seen:
                 continue
             seen.add((name, kinds))
@@ -94,14 +96,14 @@ def _check_evaluation(
 
 
 def _why(error: Exception, columns: Mapping[str, Any], clients: Mapping[str, Any]) -> str:
-    """What is wrong with a split on which a model cannot be evaluated, in a line."""
+    """One line about why a model cannot be evaluated on a split."""
     if isinstance(error, KeyError):
         return f"there is no column {error}, only {sorted(columns)}."
     for name, column in columns.items():
         if name not in clients or isinstance(error, WrongShape):
             continue
         expected, given = (
-            f"{each.dtype}{list(each.shape[1:])}" for each in (clients[name], column)
+            f"{array.dtype}{list(array.shape[1:])}" for array in (clients[name], column)
         )
         if clients[name].shape[1:] != column.shape[1:]:
             return f"column {name!r} must be {expected} of an example, as the clients' is, got {given}."
@@ -109,16 +111,13 @@ def _why(error: Exception, columns: Mapping[str, Any], clients: Mapping[str, Any
 
 
 def _check_statistics(data: ResidentData | StreamedData, filled: Sequence[Filled]) -> None:
-    """Asks whose batches are filled up, of networks that would count that."""
+    """Raises ValueError if clients' batches are padded, where a network would count padding."""
     sizes = np.asarray(data.sizes)
     for batches in filled:
         clients = np.arange(len(sizes)) if batches.clients is None else batches.clients
-        is_shared = (
-            batches.num_examples == batches.capacity
-        )  # a data set of all, such as a public one
-        if isinstance(
-            data, StreamedData
-        ):  # which gives a cohort's columns the length that it needs
+        # Whether all clients train on the same data set, such as a public one.
+        is_shared = batches.num_examples == batches.capacity
+        if isinstance(data, StreamedData):  # a cohort's columns are as long as it needs
             is_shared &= batches.capacity != data.capacity
         counts = np.minimum(sizes[clients], batches.capacity)
         if is_shared:

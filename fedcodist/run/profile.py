@@ -1,4 +1,4 @@
-"""A trace of some rounds by jax.profiler, for XProf in TensorBoard or for Perfetto."""
+"""Traces some rounds with jax.profiler, for XProf in TensorBoard or for Perfetto."""
 
 import contextlib
 import warnings
@@ -12,7 +12,7 @@ Callback = Callable[[Sequence[Mapping[str, Any]]], None]
 
 
 def check_folder(folder: str) -> None:
-    """Makes the folder of a trace. Raises ValueError, one line, where it cannot be written."""
+    """Makes the folder of a trace. Raises ValueError that names the flag if it cannot be written."""
     try:
         Path(folder).mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -23,14 +23,14 @@ def check_folder(folder: str) -> None:
 
 @contextlib.contextmanager
 def tracing(folder: str | Path | None) -> Iterator[list[Callback]]:
-    """Traces the rounds from the second evaluation of a run to its third, when all is compiled.
+    """Traces the rounds from a run's second evaluation to its third, when everything is compiled.
 
     Args:
-      folder: gets `plugins/profile/<date>/`, of which `tensorboard --logdir` shows all and Perfetto
-        the `trace.json.gz`; None traces nothing.
+      folder: the trace is written to `plugins/profile/<date>/` in it. `tensorboard --logdir` shows it,
+        and Perfetto shows its `trace.json.gz`. None traces nothing.
 
     Yields:
-      What `run_experiment` needs as callbacks.
+      Callbacks for `run_experiment`.
     """
     if folder is None:
         yield []

@@ -1,8 +1,8 @@
 """The compiled programs of an experiment: initialise, train many rounds, evaluate.
 
-Everything a round does, sampling and reading included, runs inside one `shard_map` over the mesh
-axis `clients`; arguments and results are replicated, but for the examples of streamed cohorts, of which
-each device has its own clients'. On one device there is no mesh.
+A whole round, with sampling and reading, runs inside one `shard_map` over the mesh axis `clients`.
+Arguments and results are replicated. Only of streamed cohorts every device has just its clients'
+examples. On one device there is no mesh.
 """
 
 import functools
@@ -26,26 +26,26 @@ from fedcodist.run.sources import ResidentData
 
 PyTree = Any
 AXIS = "clients"
-_DEALT = PartitionSpec(None, AXIS)  # seeds, then one part per device
+_SHARDED = PartitionSpec(None, AXIS)  # [seeds, one part per device, ...]
 
 
 class Programs(NamedTuple):
-    """Jitted functions; `state` and everything else has a leading axis of seeds.
+    """Jitted functions. States, metrics and inputs have a leading axis of S seeds.
 
     Attributes:
       init: seeds uint32 [S] -> state.
       train: (state, states of all clients, seeds, first round, number of rounds, hyper, ResidentData)
-        -> (state, client_states, history). History: metric -> [S, interval], of which the first
+        -> (state, client_states, history). `history` is metric -> [S, interval], whose first
         `number of rounds` entries are filled. One compilation serves any number of rounds up to the
         interval. Both states are donated.
-      train_streamed: (state, states of the cohorts, seeds, round, hyper, Inputs [S, ...]) -> the same,
-        for one round of streamed inputs, placed by `place_inputs`.
+      train_streamed: (state, states of the cohorts, seeds, round, hyper, Inputs [S, ...]) -> (state,
+        client_states, history) of one round of streamed inputs, placed by `place_inputs`.
       select: (seed, round) -> Selection.
       evaluate: (state, split -> EvaluationSplit) -> split -> model -> metric -> [S, ...].
-      finite: state -> model -> bool [S], whether all of its numbers are.
-      evaluate_personal: (state, pool -> client states [S, clients, ...], pool -> int32 [clients], which
-        of these, split -> EvaluationSplit) -> split -> personal model -> metric -> [S, clients, ...].
-        One client after another.
+      finite: state -> model -> bool [S], whether all of the model's parameters are finite.
+      evaluate_personal: (state, pool -> client states [S, n, ...], pool -> int32 [clients], indices of
+        those to evaluate, split -> EvaluationSplit) -> split -> personal model -> metric ->
+        [S, clients, ...]. Clients are evaluated one after another.
     """
 
     init: Callable[..., Any]
@@ -64,7 +64,7 @@ def all_devices() -> Mesh | None:
 
 
 def replicate(tree: PyTree, mesh: Mesh | None) -> PyTree:
-    """Puts a pytree of host arrays on every device; each process supplies its own copy."""
+    """Puts a pytree of host arrays on every device. Every process passes the same arrays."""
     if mesh is None:
         return jax.tree.map(jnp.asarray, tree)
     sharding = NamedSharding(mesh, PartitionSpec())
@@ -77,28 +77,31 @@ def replicate(tree: PyTree, mesh: Mesh | None) -> PyTree:
 
 
 def own_devices(mesh: Mesh | None) -> list[int]:
-    """Where this process's devices are along `clients`."""
+    """The indices of this process's devices along `clients`."""
     if mesh is None:
         return [0]
-    own = jax.process_index()
-    return [i for i, device in enumerate(mesh.devices.flat) if device.process_index == own]
+    process = jax.process_index()
+    return [i for i, device in enumerate(mesh.devices.flat) if device.process_index == process]
 
 
 def place_inputs(inputs: Inputs, mesh: Mesh | None) -> Inputs:
-    """Puts streamed inputs [seeds, ...] on the devices: all of them on each, but for the examples of
-    cohorts, which were gathered for `own_devices` and of which each gets its part."""
+    """Puts streamed inputs [seeds, ...] on the devices.
+
+    They are replicated, except the examples of cohorts. These were gathered for `own_devices`, and every
+    device gets its part.
+    """
     if mesh is None:
         return replicate(inputs, mesh)
-    own = own_devices(mesh)
-    sharding = NamedSharding(mesh, _DEALT)
+    devices = own_devices(mesh)
+    sharding = NamedSharding(mesh, _SHARDED)
 
     def deal(leaf):
-        parts = dict(zip(own, np.split(leaf, len(own), axis=1), strict=True))
-        room = leaf.shape[1] // len(own)
-        shape = (leaf.shape[0], room * mesh.size, *leaf.shape[2:])
+        parts = dict(zip(devices, np.split(leaf, len(devices), axis=1), strict=True))
+        length = leaf.shape[1] // len(devices)
+        shape = (leaf.shape[0], length * mesh.size, *leaf.shape[2:])
 
         def part(index: Any):
-            return parts[(index[1].start or 0) // room]
+            return parts[(index[1].start or 0) // length]
 
         return jax.make_array_from_callback(shape, sharding, part)
 
@@ -122,10 +125,10 @@ def build_programs(
     Args:
       algorithm: what to run.
       interval: the largest number of rounds of one call of `train`.
-      mesh: devices over which clients, distillation batches and evaluation are dealt.
+      mesh: devices that share clients, distillation batches and evaluation.
       seeds_loop: 'map' trains seeds one after another inside the program, 'vmap' at once.
       evaluation_batch_size: examples per device and step in evaluation.
-      evaluation_preprocess: (batch, key, positions) -> batch, on the device; draws nothing.
+      evaluation_preprocess: (batch, key, positions) -> batch, on the device; must not be random.
     """
     axis = None if mesh is None else AXIS
     over_seeds = {"map": _map_seeds, "vmap": jax.vmap}[seeds_loop]
@@ -156,7 +159,7 @@ def build_programs(
         return jax.jit(function if mesh is None else dealt, **options)
 
     return Programs(
-        # It runs once, in no time: half the compilation, and the same bits, for less optimisation.
+        # It runs once and is fast. With less optimisation it compiles in half the time to the same bits.
         init=compiled(init, compiler_options={"xla_backend_optimization_level": 1}),
         train=compiled(train, donate_argnums=(0, 1)),
         train_streamed=compiled(train_streamed, _streamed_specs, donate_argnums=(0, 1)),
@@ -183,12 +186,12 @@ def _training(algorithm, interval, over_seeds, axis):
 
             def step(state, client_states, round):
                 selection = algorithm.select(round, root)
-                own = gather(algorithm.client_states, client_states, selection.clients)
-                state, own, metrics = train_round(
-                    state, own, root, round, hyper, data.read(selection)
+                cohort_states = gather(algorithm.client_states, client_states, selection.clients)
+                state, cohort_states, metrics = train_round(
+                    state, cohort_states, root, round, hyper, data.read(selection)
                 )
                 client_states = scatter(
-                    algorithm.client_states, client_states, selection.clients, own
+                    algorithm.client_states, client_states, selection.clients, cohort_states
                 )
                 return state, client_states, metrics
 
@@ -222,7 +225,7 @@ def _evaluation(algorithm, over_seeds, measure):
 
     Args:
       algorithm: whose models are evaluated.
-      over_seeds: turns a function of one seed into one of all seeds.
+      over_seeds: makes a function of all seeds from one of a single seed.
       measure: (Predictor, Variables, EvaluationSplit) -> metric -> value.
     """
 
@@ -250,22 +253,22 @@ def _evaluation(algorithm, over_seeds, measure):
 
     def finite(state):
         def one_seed(state):
-            found: dict[str, jax.Array] = {}
+            by_model: dict[str, jax.Array] = {}
             for name, predictor in algorithm.predictors.items():
                 over_members = jax.vmap(is_finite) if predictor.members else is_finite
-                found |= by_member(name, predictor, over_members(predictor.variables(state)))
-            return found
+                by_model |= by_member(name, predictor, over_members(predictor.variables(state)))
+            return by_model
 
         return over_seeds(one_seed)(state)
 
     def evaluate_personal(state, client_states, places, splits):
-        def all_clients(state, own, kept, places, examples):
+        def all_clients(state, client_states, personal, places, examples):
             predictor = single_model(
-                kept.model, lambda client_state: kept.variables(state, client_state)
+                personal.model, lambda client_state: personal.variables(state, client_state)
             )
 
             def one_client(place):
-                client_state = jax.tree.map(lambda leaf: leaf[place], own)
+                client_state = jax.tree.map(lambda leaf: leaf[place], client_states)
                 return measure(predictor, predictor.variables(client_state), examples)
 
             return jax.lax.map(one_client, places)
@@ -273,9 +276,9 @@ def _evaluation(algorithm, over_seeds, measure):
         def one_seed(state, client_states):
             return {
                 split: {
-                    name: all_clients(state, own, kept, places[pool], examples)
-                    for pool, own in client_states.items()
-                    for name, kept in algorithm.personal_models[pool].items()
+                    name: all_clients(state, states_of_pool, personal, places[pool], examples)
+                    for pool, states_of_pool in client_states.items()
+                    for name, personal in algorithm.personal_models[pool].items()
                 }
                 for split, examples in splits.items()
             }
@@ -286,14 +289,14 @@ def _evaluation(algorithm, over_seeds, measure):
 
 
 def _streamed_specs(*arguments):
-    """Everything is replicated but the columns of cohorts, which `place_inputs` deals."""
+    """Everything is replicated except the columns of cohorts, which `place_inputs` shards."""
     *others, inputs = jax.tree.map(lambda leaf: PartitionSpec(), arguments)
     cohorts = {
-        pool: replace(cohort, columns=dict.fromkeys(cohort.columns, _DEALT))
+        pool: replace(cohort, columns=dict.fromkeys(cohort.columns, _SHARDED))
         for pool, cohort in inputs.cohorts.items()
     }
     return (*others, replace(inputs, cohorts=cohorts))
 
 
 def _map_seeds(function):
-    return lambda *arguments: jax.lax.map(lambda each: function(*each), arguments)
+    return lambda *arguments: jax.lax.map(lambda of_seed: function(*of_seed), arguments)

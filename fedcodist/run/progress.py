@@ -1,4 +1,4 @@
-"""A live line about a running experiment: round, speed, time left and current accuracies.
+"""The progress display of an experiment: round, speed, time left and current accuracies.
 
 with progress("digits", total_rounds=100) as show:
     show(20, {"small": 0.831, "large": 0.799})
@@ -20,7 +20,7 @@ SECONDS_BETWEEN_LINES = 2.0
 
 
 class Show(Protocol):
-    """What `progress` hands out: call it once after every block of rounds."""
+    """The type of the function that `progress` yields. Call it after every block of rounds."""
 
     def __call__(
         self, round: int, accuracies: Mapping[str, float | None], note: str = ""
@@ -37,15 +37,23 @@ def progress(
     console: Console | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> Iterator[Show]:
-    """Shows how far an experiment is, and yields the function that moves the display on.
+    """Shows the progress of an experiment, and yields the function that updates the display.
 
-    A terminal gets a live bar; anything else (a file, a CI log) gets plain lines, at most one every
-    two seconds besides the last; `enabled=False` shows nothing. Speed and time left are not shown
-    before they are known without compilation: they leave out the time until the first call that
-    reports new rounds, and until the first that has accuracies. `accuracies` are fractions in [0, 1] by
-    model, None or NaN where undefined; a model left out of a call keeps its last value.
+    A terminal gets a live bar. Anything else (a file, a CI log) gets plain lines, at most one every two
+    seconds and the last one. Speed and time left do not count compilation: they start at the first call
+    with new rounds, and again at the first with accuracies. `accuracies` are fractions in [0, 1] by
+    model, None or NaN where undefined. A model that is missing in a call keeps its last value.
 
-    Raises ValueError if `total_rounds` < 1 or `start_round` is not in [0, `total_rounds`].
+    Args:
+      name: shown first.
+      total_rounds: rounds of the run.
+      start_round: rounds that are done already.
+      enabled: False shows nothing.
+      console: where to show; standard output where not given.
+      clock: () -> seconds.
+
+    Raises:
+      ValueError: names `total_rounds` if below 1, or `start_round` if not in [0, total_rounds].
     """
     if total_rounds < 1:
         raise ValueError(f"total_rounds must be at least 1, got {total_rounds}")
@@ -56,7 +64,7 @@ def progress(
         return
     console = console or Console()
     state = _State(name, total_rounds, start_round, clock)
-    # FORCE_COLOR makes rich take a pipe for a terminal; cursor movements would litter the log.
+    # With FORCE_COLOR rich treats a pipe as a terminal, and cursor movements would litter the log.
     if console.is_interactive and console.file.isatty():
         with Live(state, console=console, refresh_per_second=4) as live:
 
@@ -80,7 +88,7 @@ def _show_nothing(round: int, accuracies: Mapping[str, float | None], note: str 
 
 
 class _State:
-    """What is known about the run so far, and how it looks in a terminal."""
+    """The state of the run so far, and its text."""
 
     def __init__(
         self, name: str, total_rounds: int, start_round: int, clock: Callable[[], float]
@@ -92,7 +100,7 @@ class _State:
         self.note = ""
         self.clock = clock
         self.started = clock()
-        # Round and time from which on nothing compiles any more, as far as is known.
+        # Round and time after which, as far as is known, nothing compiles any more.
         self.first: tuple[int, float] | None = None
         self.has_evaluated = False
         self.last: tuple[int, float] = (start_round, self.started)
@@ -112,7 +120,7 @@ class _State:
         self.note = note
 
     def rounds_per_second(self) -> float | None:
-        """Speed up to the last report; None where all that is known holds compilation."""
+        """Speed up to the last report; None if all reports so far include compilation."""
         if self.first is None or self.last == self.first:
             return None
         elapsed = self.last[1] - self.first[1]
@@ -166,7 +174,7 @@ class _State:
 
 
 class _Lines:
-    """The display for logs: whole lines, never too many of them."""
+    """The display for logs: whole lines, at a limited rate."""
 
     def __init__(self, state: _State, console: Console, clock: Callable[[], float]) -> None:
         self.state = state
@@ -185,7 +193,7 @@ class _Lines:
     def print_pending(self) -> None:
         if not self.pending:
             return
-        # soft_wrap keeps a long line whole: rich would otherwise fold it at 80 columns.
+        # Without soft_wrap rich would wrap the line at 80 columns.
         self.console.print(
             self.state.line(), soft_wrap=True, markup=False, highlight=False, emoji=False
         )

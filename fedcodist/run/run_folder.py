@@ -1,4 +1,4 @@
-"""A run's folder: config, metrics, summary and environment as JSON, and its checkpoints."""
+"""`RunFolder`: a run's config, metrics, summary and environment as JSON, and its checkpoints."""
 
 import codecs
 import datetime
@@ -21,27 +21,32 @@ from fedcodist.run.identity import Identity, first_difference
 
 try:
     import fcntl
-except ImportError:  # Windows has none: two processes in one folder are then not noticed
+except ImportError:  # Windows lacks it: a second process in a folder is then not noticed
     fcntl = None  # type: ignore[assignment]
 
 _LOCK = ".lock"
-PHASES = "phases"  # run folders of what comes before a run's first round
-# What a start that was killed at once may leave.
+PHASES = "phases"  # run folders of the phases before a run's first round
+# Files that a start which was killed at once may leave.
 _BEGINNINGS = ("logs", PHASES, _LOCK, ".*.json.*")
-# What the plans of older run folders lack; these are not compared with it.
+# Keys that the plans of older run folders lack, where they are not compared.
 _ADDED_LATER = ("seeds_loop", "execution")
 _PACKAGES = ("fedcodist", "jax", "jaxlib", "flax", "optax", "chex", "ml-collections", "numpy")
 
 
 class RunFolderError(ValueError):
-    """The folder is another run's, in use or cannot be written; the message is one line."""
+    """The folder is another run's, is in use or cannot be written. The message is one line."""
 
 
 class RunFolder:
-    """Reads and writes one run's files, those too that an editor began with a byte order mark.
+    """Reads and writes the files of one run.
 
-    `metrics.jsonl` holds no clock times: a resumed run ends with the same bytes as one that was never
-    stopped. A folder that was claimed is free for other processes at the end of a `with` statement.
+    Files to which an editor has added a byte order mark are read too. `metrics.jsonl` has no times, so a
+    resumed run ends with the same bytes as one that was never stopped. At the end of a `with`
+    statement a claimed folder is free for other processes.
+
+    Args:
+      path: the folder.
+      writes: whether this process writes; one process of a run does.
     """
 
     def __init__(self, path: str | os.PathLike[str], writes: bool = True):
@@ -65,27 +70,26 @@ class RunFolder:
         change_plan: bool,
         identity: Identity | None = None,
     ) -> None:
-        """Makes the folder this run's, or checks that it already is, and keeps other processes out.
+        """Makes the folder this run's, or checks that it already is, and locks it.
 
         Args:
-          config: what is written to config.json.
+          config: the content of config.json.
           plan: how the run is executed.
-          change_plan: whether that may be another way than before.
-          identity: what else tells the run from others, kept in environment.json; a folder that has
-            none, of an earlier version, gets this one.
+          change_plan: whether the plan may be another one than before.
+          identity: what distinguishes the run beside its config, kept in environment.json. A folder of
+            an earlier version, which has none, gets this one.
 
         Raises:
-          RunFolderError: another process has the folder, config.json or the identity is another
-            experiment's, or the execution plan differs (the bits would) and `change_plan` does not
-            allow it.
+          RunFolderError: another process uses the folder; config.json or the identity is another
+            experiment's; or the plan differs, so that bits would, without `change_plan`.
         """
         if self.path.exists() and not self.path.is_dir():
             raise RunFolderError(f"run folder {self.path} is a file.")
         names = {path.name for path in self.path.glob("*")}
-        # Before the lock, whose file a folder of other things must not get.
+        # Checked before the lock, whose file must not get into a folder that is no run's.
         if "config.json" not in names and not all(map(_is_beginning, names)):
             raise RunFolderError(f"folder {self.path} is not empty and holds no run.")
-        self._keep_others_out()
+        self._take_lock()
         config, plan = json.loads(json.dumps(config)), json.loads(json.dumps(plan))
         for unfinished in self.path.glob(".*.json.*"):
             unfinished.unlink()
@@ -103,7 +107,7 @@ class RunFolder:
         self._write("config.json", config)
         environment = _environment(plan)
         if first:
-            # What started the run stays; what continues it is added.
+            # The first start's environment stays; that of each later start is added.
             resumed = first.get("resumed", [])
             resumed = [*(resumed if isinstance(resumed, list) else []), environment]
             environment = {**first, "plan": plan, "resumed": resumed}
@@ -122,7 +126,7 @@ class RunFolder:
                 difference = identity.difference(theirs, to_grow=True)
             else:
                 difference = identity.difference(theirs)
-        # Settings are told before what follows from them.
+        # Settings first, since other differences may follow from them.
         if difference := first_difference(before, config) or difference:
             raise RunFolderError(
                 f"run folder {self.path} belongs to another config: {difference}. "
@@ -130,7 +134,7 @@ class RunFolder:
             )
 
     def _check_same_plan(self, plan: Mapping[str, Any], before: Mapping[str, Any]) -> None:
-        """The machine and JAX are compared with those of the last start, of which they are known."""
+        """Raises RunFolderError if the plan differs, or the machine or JAX of the last start does."""
         resumed = before.get("resumed")
         last = _machine(resumed[-1] if isinstance(resumed, list) and resumed else before)
         later = {name: plan[name] for name in _ADDED_LATER if name in plan}
@@ -143,7 +147,7 @@ class RunFolder:
             )
 
     def append_metrics(self, records: Iterable[Mapping[str, Any]]) -> int:
-        """Appends one line per record; returns the length of the file.
+        """Appends metrics lines; returns the length of the file in bytes.
 
         Raises:
           RunFolderError: the disk is full or the file cannot be written.
@@ -160,16 +164,16 @@ class RunFolder:
             raise RunFolderError(f"cannot write {self.metrics}: {error.strerror}.") from error
 
     def keep_metrics(self, length: int) -> None:
-        """Cuts off what was written after the checkpoint that a run resumes from.
+        """Cuts metrics.jsonl to the bytes that it had at the checkpoint from which a run resumes.
 
         Raises:
-          RunFolderError: the file is shorter than that, or cannot be cut.
+          RunFolderError: the file is shorter, or cannot be cut.
         """
         if not self._writes:
             return
         try:
             if self.metrics.exists():
-                self._leave_out_mark()
+                self._remove_byte_order_mark()
             present = self.metrics.stat().st_size if self.metrics.exists() else 0
             if present < length:
                 raise RunFolderError(
@@ -181,17 +185,17 @@ class RunFolder:
         except OSError as error:
             raise RunFolderError(f"cannot write {self.metrics}: {error.strerror}.") from error
 
-    def _leave_out_mark(self) -> None:
-        """Without a byte order mark metrics have the length that checkpoints tell again."""
+    def _remove_byte_order_mark(self) -> None:
+        """Removes a byte order mark, so that the file has the length that checkpoints know."""
         with open(self.metrics, "rb") as file:
             if file.read(len(codecs.BOM_UTF8)) == codecs.BOM_UTF8:
                 write_atomically(self.metrics, file.read())
 
     def records(self, names: Sequence[str] = ("round",)) -> list[dict[str, Any]]:
-        """All lines of metrics.jsonl, each of which must have values of these names.
+        """All metrics lines of metrics.jsonl, each of which must have the keys `names`.
 
         Raises:
-          RunFolderError: the file cannot be read, or one of its lines is no record.
+          RunFolderError: the file cannot be read, or names a line that is no metrics line.
         """
         if not self.metrics.exists():
             return []
@@ -216,8 +220,8 @@ class RunFolder:
         """Writes summary.json, which marks the run as finished."""
         self._write("summary.json", summary)
 
-    def _keep_others_out(self) -> None:
-        """Locks the folder. The operating system releases it however this process ends."""
+    def _take_lock(self) -> None:
+        """Locks the folder. The operating system releases the lock however this process ends."""
         if fcntl is None:
             return
         path = self.path / _LOCK
@@ -261,7 +265,7 @@ def _is_beginning(name: str) -> bool:
 
 
 def _machine(environment: Any) -> dict[str, Any]:
-    """What of an environment changes the last bits, as far as it is there."""
+    """The entries of an environment on which the last bits of results depend."""
     values: dict[str, Any] = {}
     if isinstance(environment, dict):
         versions = environment.get("versions")
@@ -294,10 +298,10 @@ def _environment(plan: Mapping[str, Any]) -> dict[str, Any]:
 def data_note(
     workdir: Path, about: Mapping[str, Any]
 ) -> Callable[[Sequence[Mapping[str, Any]]], None]:
-    """A callback that adds to environment.json, once, what a run's data are."""
+    """A callback that adds a description of a run's data to environment.json, once."""
 
     def note(records: Sequence[Mapping[str, Any]]) -> None:
-        # At the first evaluation, when the folder is the run's; what a resumed run has stays.
+        # At the first evaluation, when the folder is claimed. A resumed run's entry stays.
         path = workdir / "environment.json"
         try:
             environment = json.loads(path.read_text(encoding="utf-8"))

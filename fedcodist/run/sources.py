@@ -1,4 +1,4 @@
-"""Where a round's inputs come from: data held on the device, or streamed from the host."""
+"""Sources of a round's inputs: data on the device, or streamed from the host."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -16,8 +16,10 @@ from fedcodist.data.federated_data import FederatedData, array_of, check_numbers
 
 
 class ClientNames:
-    """Natural ids beside data. No program depends on them, so that all of them are equal: JAX compiles
-    nothing again for others."""
+    """Natural ids of clients, str [clients].
+
+    All instances are equal, since no program depends on them: JAX does not compile again for other ids.
+    """
 
     def __init__(self, client_ids: np.ndarray):
         self.client_ids = client_ids
@@ -31,15 +33,15 @@ class ClientNames:
 
 @flax.struct.dataclass
 class ResidentData:
-    """All data on the device, columns as they are stored (uint8 images stay uint8).
+    """All data on the device, with columns as they are stored (uint8 images stay uint8).
 
     Attributes:
-      columns: name -> [rows, ...], the clients' examples.
-      starts: int32 [clients], first row of each client.
+      columns: name -> [examples, ...], the clients' examples.
+      starts: int32 [clients], first example of each client.
       sizes: int32 [clients], examples of each client.
       data_sets: data set -> columns of examples without clients.
       capacity: the largest size of any client.
-      names: the clients' natural ids, for messages; None where they are not known.
+      names: the clients' natural ids, for messages; None where unknown.
     """
 
     columns: Mapping[str, Any]
@@ -51,7 +53,7 @@ class ResidentData:
 
     @property
     def client_ids(self) -> np.ndarray | None:
-        """The clients' natural ids, str [clients]; None where they are not known."""
+        """The clients' natural ids, str [clients]; None where unknown."""
         return None if self.names is None else self.names.client_ids
 
     @property
@@ -60,7 +62,7 @@ class ResidentData:
         return len(self.starts)
 
     def read(self, selection: Selection) -> Inputs:
-        """A view of what was selected; nothing is copied. Works inside jit."""
+        """The selected clients and examples, as a view without copies. Works inside jit."""
         cohorts = {
             pool: Cohort(
                 self.columns, clients, self.starts[clients], self.sizes[clients], self.capacity
@@ -68,13 +70,13 @@ class ResidentData:
             for pool, clients in selection.clients.items()
         }
         examples = {
-            name: Examples(self.data_sets[name], places)
-            for name, places in selection.examples.items()
+            name: Examples(self.data_sets[name], indices)
+            for name, indices in selection.examples.items()
         }
         return Inputs(cohorts, examples)
 
     def shapes(self, selection: Selection) -> Inputs:
-        """What `read` gives for a selection, arrays or shapes, by shape."""
+        """The shapes of `read` for a selection of arrays or shapes."""
         return jax.eval_shape(ResidentData.read, self, selection)
 
 
@@ -87,10 +89,11 @@ def resident_data(
     Args:
       federated: the clients' examples.
       data_sets: data set -> columns, such as `{'unlabelled': {'image': images}}`, or FederatedData,
-        whose columns are taken.
+        of which the columns are used.
 
     Raises:
-      ValueError, TypeError: one line; columns that are no numbers, or that 32 bits do not hold.
+      ValueError, TypeError: names the data or column that is not allowed, such as one of integers that
+        32 bits do not hold.
     """
     _check_addressable(federated)
     _check_columns("federated", federated.columns)
@@ -105,11 +108,15 @@ def resident_data(
 
 
 class StreamedData:
-    """Data that stays on the host, in memory or memory-mapped; each round's rows are gathered.
+    """Data that stays on the host, in memory or memory-mapped; each round's examples are gathered.
 
-    The same selections read the same examples in the same order as from `ResidentData`. The next
-    round's rows are gathered while the device works on the present one. Of memory-mapped columns no
-    more than a round's rows are resident.
+    The same selections read the same examples in the same order as from `ResidentData`. The next round's
+    examples are gathered while the device works on the current one. Of memory-mapped columns no more
+    than a round's examples are in memory.
+
+    Args:
+      federated: the clients' examples.
+      data_sets: data set -> columns, as in `resident_data`.
     """
 
     def __init__(
@@ -132,18 +139,20 @@ class StreamedData:
         """The clients' examples, on the host."""
         return self._federated
 
-    def read(self, selection: Selection, devices: int = 1, own: Sequence[int] = (0,)) -> Inputs:
-        """Gathers what was selected into buffers whose shapes are the same in every round.
+    def read(
+        self, selection: Selection, devices: int = 1, local_devices: Sequence[int] = (0,)
+    ) -> Inputs:
+        """Gathers the selected examples into buffers whose shapes are the same in every round.
 
         Args:
           selection: the round's clients and examples.
-          devices: how many devices the clients are dealt to, as `for_each_client` does.
-          own: the devices whose clients' examples are gathered. Columns of cohorts hold one part of
-            equal length per own device, and a client's start counts from the beginning of its
-            device's part. Those without clients are gathered whole: every device may read any.
+          devices: how many devices share the clients, as in `for_each_client`.
+          local_devices: the devices whose clients' examples are gathered. Columns of cohorts have one
+            part of equal length per local device, and a client's start counts from the beginning of its
+            device's part. Examples without clients are gathered whole, since every device may read them.
         """
         cohorts = {
-            pool: self._cohort(np.asarray(clients), devices, own)
+            pool: self._cohort(np.asarray(clients), devices, local_devices)
             for pool, clients in selection.clients.items()
         }
         examples = {
@@ -155,17 +164,24 @@ class StreamedData:
         return Inputs(cohorts, examples)
 
     def shapes(self, selection: Selection) -> Inputs:
-        """What `read` gives one device for a selection, arrays or shapes, by shape."""
+        """The shapes of `read` on one device, for a selection of arrays or shapes."""
 
-        def columns(of: Mapping[str, Any], rows: int) -> dict[str, Any]:
+        def columns(source: Mapping[str, Any], length: int) -> dict[str, Any]:
             dtype = lambda column: jax.dtypes.canonicalize_dtype(column.dtype)
-            return {n: jax.ShapeDtypeStruct((rows, *c.shape[1:]), dtype(c)) for n, c in of.items()}
+            return {
+                name: jax.ShapeDtypeStruct((length, *column.shape[1:]), dtype(column))
+                for name, column in source.items()
+            }
 
         def cohort(clients: Any) -> Cohort:
-            where: Any = jax.ShapeDtypeStruct(clients.shape, np.int32)
-            room = int(self._largest_first[: len(clients)].sum())
+            integers: Any = jax.ShapeDtypeStruct(clients.shape, np.int32)
+            length = int(self._largest_first[: len(clients)].sum())
             return Cohort(
-                columns(self.columns, room), where, where, where, int(self._largest_first[0])
+                columns(self.columns, length),
+                clients=integers,
+                starts=integers,
+                sizes=integers,
+                capacity=int(self._largest_first[0]),
             )
 
         def examples(name: str, indices: Any) -> Examples:
@@ -178,7 +194,7 @@ class StreamedData:
         )
 
     def ahead(self, read: Callable[[int], Inputs], rounds: Iterable[int]) -> Iterator[Inputs]:
-        """Calls `read` for each round, one round ahead of the consumer."""
+        """Yields `read(round)` for every round, and computes it one round ahead of the consumer."""
         with ThreadPoolExecutor(max_workers=1) as executor:
             pending: Future[Inputs] | None = None
             for round in rounds:
@@ -189,13 +205,13 @@ class StreamedData:
             if pending is not None:
                 yield pending.result()
 
-    def _cohort(self, clients: np.ndarray, devices: int, own: Sequence[int]) -> Cohort:
+    def _cohort(self, clients: np.ndarray, devices: int, local_devices: Sequence[int]) -> Cohort:
         offsets = self._federated.offsets
         sizes = self._federated.client_sizes[clients]
-        # Room for the largest cohort possible, so that every round has one shape.
+        # Buffers fit the largest possible cohort, so that every round has the same shapes.
         largest = self._largest_first[: len(clients)]
-        at = dealing_order(largest, devices)
-        room = max(int(largest[at[device::devices]].sum()) for device in range(devices))
+        places = dealing_order(largest, devices)
+        length = max(int(largest[places[device::devices]].sum()) for device in range(devices))
         order = dealing_order(sizes, devices)
         starts = np.zeros_like(sizes)
         for device in range(devices):
@@ -203,23 +219,23 @@ class StreamedData:
             starts[order[device::devices]] = np.cumsum(dealt) - dealt
         columns: dict[str, Any] = {}
         for name, column in self._federated.columns.items():
-            buffer = np.zeros((len(own) * room, *column.shape[1:]), column.dtype)
-            for part, device in enumerate(own):
+            buffer = np.zeros((len(local_devices) * length, *column.shape[1:]), column.dtype)
+            for part, device in enumerate(local_devices):
                 for place in order[device::devices]:
-                    start, size = part * room + starts[place], sizes[place]
+                    start, size = part * length + starts[place], sizes[place]
                     first = offsets[clients[place]]
                     buffer[start : start + size] = column[first : first + size]
             columns[name] = buffer
-        where: list[Any] = [part.astype(np.int32) for part in (clients, starts, sizes)]
-        return Cohort(columns, where[0], where[1], where[2], int(self._largest_first[0]))
+        integers: list[Any] = [part.astype(np.int32) for part in (clients, starts, sizes)]
+        return Cohort(columns, integers[0], integers[1], integers[2], int(self._largest_first[0]))
 
     def _gather(self, name: str, indices: Any) -> Examples:
-        wanted = indices.reshape(-1)
-        is_used = bool((wanted >= 0).all())
+        flat_indices = indices.reshape(-1)
+        is_used = bool((flat_indices >= 0).all())
         columns: dict[str, Any] = {
-            column: np.asarray(values[wanted])
+            column: np.asarray(values[flat_indices])
             if is_used
-            else np.zeros((len(wanted), *values.shape[1:]), values.dtype)
+            else np.zeros((len(flat_indices), *values.shape[1:]), values.dtype)
             for column, values in self.data_sets[name].items()
         }
         positions: Any = np.arange(indices.size, dtype=np.int32).reshape(indices.shape)
@@ -231,12 +247,14 @@ def stack_inputs(inputs: list[Inputs]) -> Inputs:
     return jax.tree.map(lambda *leaves: np.stack(leaves), *inputs)
 
 
-def _data_sets(given: Mapping[str, Any] | None) -> dict[str, dict[str, Any]]:
-    """Checked columns of data sets without clients; those of federated data are accepted."""
-    found = {}
-    if given is not None and not isinstance(given, Mapping):
-        raise TypeError(f"data_sets must be columns by name of the data set, got {shown(given)}.")
-    for name, columns in (given or {}).items():
+def _data_sets(data_sets: Mapping[str, Any] | None) -> dict[str, dict[str, Any]]:
+    """Columns of data sets without clients, checked; FederatedData is accepted too."""
+    checked = {}
+    if data_sets is not None and not isinstance(data_sets, Mapping):
+        raise TypeError(
+            f"data_sets must be columns by name of the data set, got {shown(data_sets)}."
+        )
+    for name, columns in (data_sets or {}).items():
         where = f"data_sets[{name!r}]"
         if isinstance(columns, FederatedData):
             columns = columns.columns
@@ -245,16 +263,16 @@ def _data_sets(given: Mapping[str, Any] | None) -> dict[str, dict[str, Any]]:
                 f"{where} must be columns, a mapping from name to array, got a "
                 f"{type(columns).__name__}."
             )
-        found[name] = {
-            # Arrays of JAX stay where they are.
+        checked[name] = {
+            # JAX arrays stay on their device.
             column: values if isinstance(values, jax.Array) else array_of(column, values, where)
             for column, values in columns.items()
         }
-        _check_columns(where, found[name])
-        sizes = {column: len(values) for column, values in found[name].items()}
+        _check_columns(where, checked[name])
+        sizes = {column: len(values) for column, values in checked[name].items()}
         if len(set(sizes.values())) > 1:
             raise ValueError(f"{where} must have columns of equal numbers of rows, got {sizes}.")
-    return found
+    return checked
 
 
 def _check_columns(where: str, columns: Mapping[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""Every scalar of a run as TensorBoard shows it."""
+"""Logs every scalar of a run for TensorBoard."""
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -6,7 +6,7 @@ from typing import Any
 
 
 def tensorboard(folder: Path) -> Callable[[Sequence[Mapping[str, Any]]], None] | None:
-    """A callback that logs every scalar to TensorBoard; None where tensorboardX is not installed."""
+    """A callback that logs all scalars for TensorBoard; None if tensorboardX is not installed."""
     try:
         from tensorboardX import SummaryWriter
     except ImportError:
@@ -15,7 +15,7 @@ def tensorboard(folder: Path) -> Callable[[Sequence[Mapping[str, Any]]], None] |
 
     def log(records: Sequence[Mapping[str, Any]]) -> None:
         nonlocal writer
-        # Made at the first record: a run that is refused must leave its folder alone.
+        # Made at the first metrics line, since a run that is refused must not change its folder.
         writer = writer or SummaryWriter(str(folder))
         for record in records:
             where = f"{record['model']}/{record['split']}/seed{record['seed']}"

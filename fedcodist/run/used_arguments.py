@@ -1,4 +1,4 @@
-"""Which arguments of a traced function its results depend on, through loops, branches and calls."""
+"""The arguments of a traced function on which results depend, through loops, branches and calls."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -7,11 +7,11 @@ from jax.extend.core import ClosedJaxpr, Literal
 
 
 def used_arguments(jaxpr: ClosedJaxpr, needed: Sequence[bool] | None = None) -> list[bool]:
-    """Whether each argument matters to a result that is needed.
+    """Whether each argument affects a needed result.
 
     Args:
       jaxpr: of `jax.make_jaxpr`.
-      needed: of each of its results, whether anybody reads it; all are where not given.
+      needed: whether each result is read; all are where not given.
     """
     return _used(jaxpr.jaxpr, [True] * len(jaxpr.jaxpr.outvars) if needed is None else needed)
 
@@ -25,10 +25,10 @@ def inner_jaxprs(equation: Any) -> list[Any]:
 
 
 def scan_parts(equation: Any) -> tuple[Any, int, int]:
-    """A scan's body, and where among its arguments the carry begins and ends."""
+    """A scan's body, and the indices of its arguments at which the carry begins and ends."""
     inner = equation.params["jaxpr"]
     body = _open(inner)
-    # What is scanned over has one axis less inside. (Versions of JAX name the counts differently.)
+    # Scanned arrays have one axis less inside. (Versions of JAX name the counts differently.)
     is_part = lambda outer, inside: len(outer.aval.shape) > len(inside.aval.shape)
     scanned = sum(map(is_part, equation.invars, body.invars))
     carried = len(body.outvars) - sum(map(is_part, equation.outvars, body.outvars))
@@ -56,7 +56,7 @@ def _used(jaxpr: Any, needed: Sequence[bool]) -> list[bool]:
 
 
 def _operands(equation: Any, wanted: list[bool]) -> list[bool]:
-    """Whether each operand of an equation matters to those of its results that are wanted."""
+    """Whether each operand of an equation affects its wanted results."""
     name, params = equation.primitive.name, equation.params
     if name == "while":
         skipped, constants = params["cond_nconsts"], params["body_nconsts"]
@@ -78,7 +78,7 @@ def _operands(equation: Any, wanted: list[bool]) -> list[bool]:
 
 
 def _until_settled(body: Any, carry: list[bool], others: list[bool], first: int) -> list[bool]:
-    """Of a loop's body, whose carry begins at argument `first`: what one pass needs, all need."""
+    """The used arguments of a loop's body in all passes; its carry begins at argument `first`."""
     while True:
         used = _used(body, [*carry, *others])
         after = [a or b for a, b in zip(carry, used[first : first + len(carry)], strict=True)]
