@@ -1,7 +1,7 @@
-"""Adapters from TensorFlow Federated: objects with its ClientData interface, its published SQLite files.
+"""Adapters from TensorFlow Federated: objects with its ClientData interface, and its SQLite files.
 
-Neither TFF nor TensorFlow is imported: TFF cannot be installed beside a JAX of today. The SQLite files
-hold one serialised `tf.train.Example` a row.
+Neither TFF nor TensorFlow is imported: TFF cannot be installed beside current versions of JAX. The
+SQLite files hold one serialised `tf.train.Example` per row.
 """
 
 from __future__ import annotations
@@ -24,13 +24,18 @@ def from_client_data(
 ) -> FederatedData:
     """Reads every client of an object with TFF's ClientData interface, in its order of ids.
 
-    `client_data` has `client_ids` and `create_tf_dataset_for_client(id)`, an iterable of single
-    examples (or a data set that has `as_numpy_iterator`). An example is a mapping from name to array or
-    eager tensor, of which `columns` names those to keep, all by default; or a tuple of them, whose names
-    are those of a named tuple, or `columns` in the tuple's order, by default x and y of a pair.
+    Args:
+      client_data: has `client_ids` and `create_tf_dataset_for_client(id)`, an iterable of single
+        examples (or a data set that has `as_numpy_iterator`). An example is a mapping from name to array
+        or eager tensor, or a tuple of them.
+      columns: names of the columns to keep, all by default. For plain tuples, names in the tuple's
+        order, by default x and y of a pair.
+      allow_empty: whether clients without examples are allowed.
 
-    Raises TypeError for an object without that interface, and ValueError or TypeError naming the
-    client and example whose columns, shapes or dtypes differ from the first example's.
+    Raises:
+      TypeError: an object without that interface.
+      ValueError, TypeError: names the client and example whose columns, shapes or dtypes differ from the
+        first example's.
     """
     for attribute in ("client_ids", "create_tf_dataset_for_client"):
         if not hasattr(client_data, attribute):
@@ -66,13 +71,17 @@ def from_sqlite(
 ) -> FederatedData:
     """Reads one split of a TFF SQLite file, plain or LZMA-compressed, clients sorted by id.
 
-    `features`: column name -> (dtype, shape of one example), for the features wanted, e.g. TFF's
-    CIFAR-100: `{"image": (np.uint8, (32, 32, 3)), "label": (np.int32, ())}`. An int64_list fills
-    integer or bool dtypes (its values must fit), a float_list floating ones, a bytes_list `bytes`.
+    Args:
+      path: the file.
+      split: the split to read.
+      features: column -> (dtype, shape of one example), for the features to read. For TFF's CIFAR-100:
+        `{"image": (np.uint8, (32, 32, 3)), "label": (np.int32, ())}`. An int64_list fills integer or
+        bool dtypes (its values must fit), a float_list floating ones, a bytes_list `bytes`.
 
-    Raises ValueError naming file, client and example for an unknown split, a file that is damaged
-    or is not such a database, a missing feature, one of another type or size, a malformed record,
-    and a number of examples other than the file's own `client_metadata` says.
+    Raises:
+      ValueError: names file, client and example. The split is unknown; the file is damaged or not such a
+        database; a feature is missing or has another type or size; a record is malformed; or the number
+        of examples is not the one in the file's `client_metadata`.
     """
     path = Path(path)
     checked_features = _checked_features(features)
@@ -96,7 +105,7 @@ def from_sqlite(
 
 
 class _Table:
-    """Rows under construction: every row must have the columns, shapes and dtypes of the first."""
+    """Examples under construction: all must have the columns, shapes and dtypes of the first."""
 
     def __init__(self, names: list[str] | None) -> None:
         self.names = names
@@ -169,12 +178,12 @@ def _named(example: Any, names: Sequence[str] | None) -> Mapping[str, Any]:
 
 
 def numpy_examples(dataset: Any) -> Iterable[Any]:
-    """A client's examples, of arrays where its data set can give them."""
+    """A client's examples, as arrays where its data set offers them."""
     return dataset.as_numpy_iterator() if hasattr(dataset, "as_numpy_iterator") else dataset
 
 
 def to_numpy(value: Any) -> Any:
-    """What an eager tensor holds; anything else as it is."""
+    """The array of an eager tensor; anything else unchanged."""
     return value.numpy() if hasattr(value, "numpy") else value
 
 

@@ -57,7 +57,7 @@ def read_ade(source: str | os.PathLike[str]) -> Sentences:
     are malformed ones.
 
     Raises:
-      ValueError: one line; a file is missing, cannot be read, or has no sentence.
+      ValueError: a file is missing, cannot be read, or has no sentence.
     """
     folder = Path(source)
     if not folder.is_dir():

@@ -53,7 +53,7 @@ def read_emnist_letters(
       accept_unverified: whether another number of images will do.
 
     Raises:
-      ValueError: one line; it cannot be read, has another layout, or other numbers of images.
+      ValueError: it cannot be read, has another layout, or other numbers of images.
     """
     from scipy.io import loadmat
 

@@ -90,7 +90,7 @@ def open_batches(
       known: file name -> md5 in place of the official ones.
 
     Raises:
-      ValueError: one line; a file is missing, is not the official one, or cannot be read.
+      ValueError: a file is missing, is not the official one, or cannot be read.
     """
     source = Path(source)
     found = _in_folder(source) if source.is_dir() else _in_archive(source)

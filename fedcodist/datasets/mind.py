@@ -70,7 +70,7 @@ def read_news(*folders: str | os.PathLike[str]) -> News:
     Articles without a title and lines of fewer than four fields are skipped and counted.
 
     Raises:
-      ValueError: one line; a file cannot be read or has no article.
+      ValueError: a file cannot be read or has no article.
     """
     titles, numbers = [""], dict[str, int]()
     skipped: Counter[str] = Counter()
@@ -99,7 +99,7 @@ def read_impressions(folder: str | os.PathLike[str], numbers: Mapping[str, int])
     All are counted.
 
     Raises:
-      ValueError: one line; the file cannot be read, or nothing of it is left.
+      ValueError: the file cannot be read, or nothing of it is left.
     """
     path = Path(folder) / BEHAVIORS
     users, history = list[str](), list[np.ndarray]()

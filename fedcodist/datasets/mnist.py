@@ -52,7 +52,7 @@ def read_mnist(source: str | os.PathLike[str], accept_unverified: bool = False) 
       accept_unverified: whether other files of the same format will do.
 
     Raises:
-      ValueError: one line; a file is missing, not the official one, or cannot be read.
+      ValueError: a file is missing, not the official one, or cannot be read.
     """
     folder = Path(source)
     if not folder.is_dir():

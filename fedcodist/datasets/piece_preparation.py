@@ -40,7 +40,7 @@ def recorded_arguments(arguments: argparse.Namespace) -> dict[str, Any]:
     """What the manifest says of `add_arguments`'.
 
     Raises:
-      ValueError: one line; a number out of range, or a vocabulary that cannot be read.
+      ValueError: a number out of range, or a vocabulary that cannot be read.
     """
     if arguments.pieces < 1:
         raise ValueError(f"--pieces must be at least 1, got {arguments.pieces}")

@@ -76,7 +76,7 @@ def primary_label_skew(
       Rows of each client, int64, ascending; for `FederatedData.from_arrays(..., partition=...)`.
 
     Raises:
-      ValueError: one line; an array or number that makes no sense, or a client that gets nothing.
+      ValueError: an array or number that makes no sense, or a client that gets nothing.
     """
     labels, primary = whole_labels(labels), np.asarray(primary)
     if primary.ndim != 2 or primary.dtype != bool or 0 in primary.shape:

@@ -48,7 +48,7 @@ def multi_headed(
         whose embeddings have different widths need one to compare them. Heads see the embedding itself.
 
     Raises:
-      ValueError: one line; numbers that make no sense, or a backbone that returns something else.
+      ValueError: numbers that make no sense, or a backbone that returns something else.
     """
     call = read_call("backbone", backbone, backbone.__call__, (TRAIN, "mask"))
     if TRAIN not in call.accepted:

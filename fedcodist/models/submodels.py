@@ -104,7 +104,7 @@ def counts_of(shapes: PyTree, smaller: PyTree, units: Units) -> dict[str, Count]
       units: of the whole network.
 
     Raises:
-      ValueError: one line; the smaller network is not the whole one with fewer units.
+      ValueError: the smaller network is not the whole one with fewer units.
     """
     whole, small = named_leaves(shapes), named_leaves(smaller)
     if odd := sorted(whole.keys() ^ small.keys()):

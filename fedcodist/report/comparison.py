@@ -68,8 +68,8 @@ def read_run(run: str, folder: Path, metric: str = "accuracy") -> list[Entry]:
     """Every model of a finished run, on the split that is looked at last.
 
     Raises:
-      UnknownMetric: one line; the run has no model with this metric.
-      ValueError: one line; the run has no summary.
+      UnknownMetric: the run has no model with this metric.
+      ValueError: the run has no summary.
     """
     # It imports JAX, which a mistyped option should not wait for.
     from fedcodist.report.flops import Flops, flops_of_parties, flops_of_run
@@ -159,7 +159,7 @@ def ranked(
     """The entries of the wanted models, the best first; those undefined in any seed are last.
 
     Raises:
-      ValueError: one line; no run has such a model.
+      ValueError: no run has such a model.
     """
     known = list(dict.fromkeys(entry.model for entry in entries))
     for model in models or ():

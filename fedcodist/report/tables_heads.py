@@ -54,7 +54,7 @@ def read_heads(folder: Path) -> Heads:
     """Reads a finished run of a method of `fedcodist.config.graph_methods`.
 
     Raises:
-      ValueError: one line; the folder holds no such run.
+      ValueError: the folder holds no such run.
     """
     # They import JAX, which a mistyped option should not wait for.
     from fedcodist.algorithms.graph import graphs
@@ -116,7 +116,7 @@ def recorded_heads(folder: Path, config: Mapping[str, Any]) -> dict[str, Any] | 
       config: its own.
 
     Raises:
-      ValueError: one line; the data of the run, whose clients' labels are needed, are not there.
+      ValueError: the data of the run, whose clients' labels are needed, are not there.
     """
     if config.get("algorithm", {}).get("name") not in DECENTRALISED:
         return None

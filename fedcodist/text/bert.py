@@ -184,7 +184,7 @@ def first_layers(params: PyTree, layers: int) -> PyTree:
     """An encoder's embeddings and its first layers: where FedKD's student starts.
 
     Raises:
-      ValueError: one line; there are not that many layers.
+      ValueError: there are not that many layers.
     """
     names = [f"layer{layer}" for layer in range(layers)]
     if not 1 <= layers < len(params):
@@ -196,7 +196,7 @@ def with_encoder(model: Model, encoder: PyTree) -> Model:
     """The model, whose parameters 'encoder' start from given ones; the rest is drawn.
 
     Raises:
-      ValueError: one line; the model has no encoder, or parameters of other names or shapes.
+      ValueError: the model has no encoder, or parameters of other names or shapes.
     """
 
     def init(key):
@@ -224,7 +224,7 @@ def with_frozen_tables(model: Model, encoder: PyTree) -> Model:
       encoder: parameters of an encoder with as many tokens, positions and types.
 
     Raises:
-      ValueError: one line; the model has no encoder, or a table of another shape.
+      ValueError: the model has no encoder, or a table of another shape.
     """
     tables = {name: np.asarray(encoder["embeddings"][name]) for name in TABLES}
     own = _encoder_of(model)
@@ -271,7 +271,7 @@ def encoder_units(params: PyTree, heads: int) -> Units:
       heads: of each layer.
 
     Raises:
-      ValueError: one line; the layers have another number of heads.
+      ValueError: the layers have another number of heads.
     """
     units: dict[str, tuple[Axis | None, ...]] = {}
     for name, leaf in named_leaves(params).items():

@@ -65,7 +65,7 @@ def load_encoder(path: str | os.PathLike[str], encoder: Encoder) -> PyTree:
       encoder: whose sizes the file must have. For a student take `first_layers` of what was read.
 
     Raises:
-      ValueError: one line; no safetensors file, or a tensor that is missing, unknown, of another shape,
+      ValueError: no safetensors file, or a tensor that is missing, unknown, of another shape,
         or no finite floats.
     """
     file = os.fspath(path)
@@ -109,7 +109,7 @@ def stored_encoder(path: str | os.PathLike[str], heads: int) -> Encoder:
       heads: of each layer, which no shape tells; where the file notes it, it must agree.
 
     Raises:
-      ValueError: one line; no safetensors file, no tensors of BERT's names, or another number of heads.
+      ValueError: no safetensors file, no tensors of BERT's names, or another number of heads.
     """
     file = os.fspath(path)
     try:

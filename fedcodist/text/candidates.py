@@ -26,7 +26,7 @@ def sampled_candidates(titles: Any, negatives: int = 4) -> Preprocess:
         where there are fewer, each is drawn equally often, but for one time.
 
     Raises:
-      ValueError, TypeError: one line; a number of negatives below 1.
+      ValueError, TypeError: a number of negatives below 1.
     """
     check_integer("negatives", negatives, low=1)
 

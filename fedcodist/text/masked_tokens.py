@@ -64,7 +64,7 @@ def hidden_tokens(vocabulary: BertVocabulary, share: float = 0.15) -> Preprocess
       share: of the tokens, above 0 and at most 1.
 
     Raises:
-      ValueError, TypeError: one line; share out of range.
+      ValueError, TypeError: share out of range.
     """
     check_number("share", share, above=0, high=1)
     mask, begins, ends = (vocabulary.number(piece) for piece in (MASKED, BEGINNING, END))

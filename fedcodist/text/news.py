@@ -44,7 +44,7 @@ def news_recommender(
       candidates: in training: the clicked one and those that were not.
 
     Raises:
-      ValueError, TypeError: one line; a size below 1, or another share than of 0 to 1.
+      ValueError, TypeError: a size below 1, or another share than of 0 to 1.
     """
     for name, value in (("width", width), ("queries", queries), ("candidates", candidates)):
         check_integer(name, value, low=1)

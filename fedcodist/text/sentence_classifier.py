@@ -26,7 +26,7 @@ def sentence_classifier(
       dropout: share of the encoder's output that is dropped in training.
 
     Raises:
-      ValueError, TypeError: one line; a size below 1, or another share than of 0 to 1.
+      ValueError, TypeError: a size below 1, or another share than of 0 to 1.
     """
     for name, value in (("classes", classes), ("queries", queries)):
         check_integer(name, value, low=1)
