@@ -1,4 +1,4 @@
-"""scikit-learn's handwritten digits: 1,797 real images that come with an installed package."""
+"""scikit-learn's handwritten digits: 1,797 real images that are part of the installed package."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from fedcodist.data.partition import dirichlet, iid
 def load_digits() -> dict[str, np.ndarray]:
     """All digits as columns: `image` uint8 `[1797, 8, 8, 1]` of 0..16, `label` int32 `[1797]`.
 
-    Raises ImportError with one line on how to install scikit-learn when it is missing.
+    Raises:
+      ImportError: scikit-learn is missing; says how to install it.
     """
     try:
         from sklearn import datasets
@@ -36,12 +37,14 @@ def load_digits_federated(
 ) -> dict[str, FederatedData]:
     """Digits for codistillation, as four disjoint splits that together hold every image.
 
-    `train`: the rest of the images over `num_clients` clients, Dirichlet(`concentration`) over
-    labels; `distillation`: images without labels; `held_out` for tuning; `test`. The last three are
-    one pseudo-client each. The same seed gives the same splits.
+    `train` has `num_clients` clients, with Dirichlet(`concentration`) over labels. `distillation` has
+    images without labels, `held_out` is for tuning, and `test`. The last three have one pseudo-client
+    each. The same seed gives the same splits.
 
-    Raises ValueError for a fraction outside (0, 1), fractions that leave fewer training images than
-    clients, or concentration <= 0; ImportError when scikit-learn is missing.
+    Raises:
+      ValueError: a fraction outside (0, 1), fractions that leave fewer training images than clients, or
+        concentration <= 0.
+      ImportError: scikit-learn is missing.
     """
     fractions = {
         "distillation": distillation_fraction,
