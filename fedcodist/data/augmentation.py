@@ -59,7 +59,7 @@ def random_crop(height: int, width: int) -> ImageTransform:
         _, full_height, full_width, channels = images.shape
         limits = jnp.array([full_height - height + 1, full_width - width + 1])
         offsets = jax.vmap(lambda k: jax.random.randint(k, (2,), 0, limits))(
-            _each(key, "crop", positions)
+            _example_keys(key, "crop", positions)
         )
 
         def crop(image, offset):
@@ -133,10 +133,10 @@ def _fits(shape: tuple[int, ...], image: tuple[int, ...]) -> bool:
         return False
 
 
-def _each(key, purpose, positions):
+def _example_keys(key, purpose, positions):
     return jax.vmap(lambda position: keys.derive(key, purpose, position))(positions)
 
 
 def _coin(key, purpose, positions):
-    flips = jax.vmap(jax.random.bernoulli)(_each(key, purpose, positions))
+    flips = jax.vmap(jax.random.bernoulli)(_example_keys(key, purpose, positions))
     return flips[:, None, None, None]

@@ -92,7 +92,7 @@ class FederatedData:
                 f"but got {' and '.join(named) if named else 'none of them'}"
             )
         columns = _checked_columns(columns)
-        num_rows = len(next(iter(columns.values())))
+        num_examples = len(next(iter(columns.values())))
         if offsets is not None:
             order = None
         elif partition is not None:
@@ -103,16 +103,16 @@ class FederatedData:
                     )
                 client_ids = _ids_of_keys(partition)
                 partition = list(partition.values())
-            order, offsets = _order_of_partition(partition, num_rows)
+            order, offsets = _order_of_partition(partition, num_examples)
         else:
             order, offsets, natural_ids = _order_of_client_of_row(
-                client_of_row, num_rows, client_ids, allow_empty
+                client_of_row, num_examples, client_ids, allow_empty
             )
             client_ids = natural_ids if client_ids is None else client_ids
         if client_ids is None:
             client_ids = default_client_ids(len(offsets) - 1)
         if order is not None:
-            columns = {name: _take_rows(column, order) for name, column in columns.items()}
+            columns = {name: _take_examples(column, order) for name, column in columns.items()}
         return cls(columns, offsets, client_id_array(client_ids), allow_empty)
 
     @classmethod
@@ -177,8 +177,8 @@ class FederatedData:
         """Columns of the client at `index`, as views. Raises ValueError for an index out of range."""
         if not 0 <= index < self.num_clients:
             raise ValueError(f"index must be in 0..{self.num_clients - 1}, got {index}")
-        rows = slice(int(self.offsets[index]), int(self.offsets[index + 1]))
-        return {name: column[rows] for name, column in self.columns.items()}
+        block = slice(int(self.offsets[index]), int(self.offsets[index + 1]))
+        return {name: column[block] for name, column in self.columns.items()}
 
     def get_client(self, client_id: str) -> dict[str, np.ndarray]:
         """Columns of the client with this natural id, as views. Raises ValueError for an unknown id."""
@@ -208,11 +208,11 @@ class FederatedData:
         indices = _checked_indices("client_indices", client_indices, self.num_clients)
         starts, sizes = self.offsets[indices], self.client_sizes[indices]
         if np.all(np.diff(indices) == 1):
-            rows: slice | np.ndarray = slice(int(starts[0]), int(self.offsets[indices[-1] + 1]))
+            examples: slice | np.ndarray = slice(int(starts[0]), int(self.offsets[indices[-1] + 1]))
         else:
             within = np.arange(sizes.sum()) - np.repeat(np.cumsum(sizes) - sizes, sizes)
-            rows = np.repeat(starts, sizes) + within
-        columns = {name: column[rows] for name, column in self.columns.items()}
+            examples = np.repeat(starts, sizes) + within
+        columns = {name: column[examples] for name, column in self.columns.items()}
         return FederatedData(
             columns, _offsets_of_sizes(sizes), self.client_ids[indices], self.allow_empty
         )
@@ -308,8 +308,10 @@ def federated_splits(name: str, splits: Mapping[str, Any]) -> dict[str, Federate
             )
         try:
             columns = _checked_columns(data)
-            rows = len(next(iter(columns.values())))
-            federated[split] = FederatedData(columns, np.array([0, rows]), np.array([str(split)]))
+            num_examples = len(next(iter(columns.values())))
+            federated[split] = FederatedData(
+                columns, np.array([0, num_examples]), np.array([str(split)])
+            )
         except (TypeError, ValueError) as error:
             raise type(error)(f"{name}[{split!r}]: {error}") from None
     for split, data in federated.items():
@@ -463,7 +465,9 @@ def _ids_of_keys(partition: Mapping[Any, Any]) -> list[str]:
     return ids
 
 
-def _order_of_partition(partition: Sequence[Any], num_rows: int) -> tuple[np.ndarray, np.ndarray]:
+def _order_of_partition(
+    partition: Sequence[Any], num_examples: int
+) -> tuple[np.ndarray, np.ndarray]:
     if not hasattr(partition, "__len__") or isinstance(partition, str | bytes):
         raise TypeError(
             f"partition must hold an array of rows for each client, got {type(partition).__name__}"
@@ -472,35 +476,35 @@ def _order_of_partition(partition: Sequence[Any], num_rows: int) -> tuple[np.nda
         raise ValueError("partition must hold the rows of at least one client")
     # A set has no order, and NumPy would make a single object of it.
     parts = [
-        _numbers(f"partition[{index}]", sorted(rows) if isinstance(rows, set) else rows)
-        for index, rows in enumerate(partition)
+        _numbers(f"partition[{index}]", sorted(examples) if isinstance(examples, set) else examples)
+        for index, examples in enumerate(partition)
     ]
-    for index, rows in enumerate(parts):
-        if rows.ndim != 1 or (len(rows) and rows.dtype.kind not in "iu"):
+    for index, examples in enumerate(parts):
+        if examples.ndim != 1 or (len(examples) and examples.dtype.kind not in "iu"):
             raise ValueError(
                 f"partition[{index}] must be a vector of row numbers, "
-                f"got {rows.dtype} {list(rows.shape)}"
+                f"got {examples.dtype} {list(examples.shape)}"
             )
     order = np.concatenate(parts).astype(np.int64)
-    outside = order[(order < 0) | (order >= num_rows)]
+    outside = order[(order < 0) | (order >= num_examples)]
     if len(outside):
-        raise ValueError(f"partition must hold rows in 0..{num_rows - 1}, got {outside[0]}")
+        raise ValueError(f"partition must hold rows in 0..{num_examples - 1}, got {outside[0]}")
     repeated = np.flatnonzero(np.bincount(order, minlength=1) > 1)
     if len(repeated):
         raise ValueError(f"partition must use every row at most once, got row {repeated[0]} twice")
-    return order, _offsets_of_sizes([len(rows) for rows in parts])
+    return order, _offsets_of_sizes([len(examples) for examples in parts])
 
 
 def _order_of_client_of_row(
     client_of_row: Any,
-    num_rows: int,
+    num_examples: int,
     client_ids: Sequence[str] | np.ndarray | None,
     allow_empty: bool,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     owners = _natural_ids_as_text(_numbers("client_of_row", client_of_row))
-    if owners.shape != (num_rows,):
+    if owners.shape != (num_examples,):
         raise ValueError(
-            f"client_of_row must name a client for each of the {num_rows} rows, "
+            f"client_of_row must name a client for each of the {num_examples} rows, "
             f"got shape {list(owners.shape)}"
         )
     if owners.dtype.kind == "U":
@@ -509,9 +513,9 @@ def _order_of_client_of_row(
         natural_ids, owners = np.unique(owners, return_inverse=True)
         num_clients = len(natural_ids)
     elif owners.dtype.kind in "iu":
-        if num_rows and owners.min() < 0:
+        if num_examples and owners.min() < 0:
             raise ValueError(f"client_of_row must not be negative, got {owners.min()}")
-        largest = int(owners.max()) if num_rows else -1
+        largest = int(owners.max()) if num_examples else -1
         if client_ids is not None:
             num_clients = len(client_ids)
             if largest >= num_clients:
@@ -526,9 +530,9 @@ def _order_of_client_of_row(
             )
         else:
             num_clients = largest + 1
-            if num_clients > num_rows:
+            if num_clients > num_examples:
                 raise ValueError(
-                    f"client_of_row holds client index {largest} but there are only {num_rows} "
+                    f"client_of_row holds client index {largest} but there are only {num_examples} "
                     "rows, so some client has no examples; pass natural ids as strings"
                 )
         natural_ids = default_client_ids(num_clients)
@@ -566,7 +570,7 @@ def _offsets_of_sizes(sizes: Any) -> np.ndarray:
     return np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)]).astype(np.int64)
 
 
-def _take_rows(column: np.ndarray, order: np.ndarray) -> np.ndarray:
+def _take_examples(column: np.ndarray, order: np.ndarray) -> np.ndarray:
     # Examples that are in order already stay a view: a memory-mapped column is then not read.
     if np.array_equal(order, np.arange(len(order))):
         return column[: len(order)]

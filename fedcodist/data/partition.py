@@ -60,11 +60,11 @@ def dirichlet(
     rng = _generator(seed)
     owner = np.empty(len(labels), np.int64)
     for label in np.unique(labels):
-        rows = rng.permutation(np.flatnonzero(labels == label))
+        examples = rng.permutation(np.flatnonzero(labels == label))
         shares = _dirichlet_draw(rng, concentration, num_clients)
-        cuts = np.rint(np.cumsum(shares)[:-1] * len(rows)).astype(np.int64)
-        owner[rows] = np.searchsorted(cuts, np.arange(len(rows)), side="right")
-    return _with_min_size(_rows_of_owner(owner, num_clients), min_size, rng)
+        cuts = np.rint(np.cumsum(shares)[:-1] * len(examples)).astype(np.int64)
+        owner[examples] = np.searchsorted(cuts, np.arange(len(examples)), side="right")
+    return _with_min_size(_examples_of_owner(owner, num_clients), min_size, rng)
 
 
 def pachinko(
@@ -156,9 +156,9 @@ def equal_dirichlet(
     ends = np.rint(np.cumsum([len(b) for b in batches])[:-1] * len(labels) / num_clients)
     shares = np.split(rng.permutation(len(labels)), ends.astype(np.int64))
     in_a_row = [
-        rows
+        examples
         for batch, share in zip(batches, shares, strict=True)
-        for rows in _half_even_dirichlet(labels, share, len(batch), concentration, rng)
+        for examples in _half_even_dirichlet(labels, share, len(batch), concentration, rng)
     ]
     return np.array_split(np.concatenate(in_a_row), num_clients)
 
@@ -214,7 +214,7 @@ def by_id(ids: Any) -> tuple[np.ndarray, list[np.ndarray]]:
     if array.ndim != 1 or len(array) == 0:
         raise ValueError(f"ids must be a non-empty vector, got shape {list(array.shape)}")
     values, owner = np.unique(array, return_inverse=True)
-    return values.astype(str), _rows_of_owner(owner, len(values))
+    return values.astype(str), _examples_of_owner(owner, len(values))
 
 
 def split_clients(num_clients: int, counts: Mapping[str, int], seed: int) -> dict[str, np.ndarray]:
@@ -446,7 +446,7 @@ def _dirichlet_draw(rng: np.random.Generator, concentration: float, size: int) -
     return np.eye(size)[rng.integers(size)]
 
 
-def _rows_of_owner(owner: np.ndarray, num_clients: int) -> list[np.ndarray]:
+def _examples_of_owner(owner: np.ndarray, num_clients: int) -> list[np.ndarray]:
     order = np.argsort(owner, kind="stable")
     return np.split(order, np.cumsum(np.bincount(owner, minlength=num_clients))[:-1])
 
@@ -454,7 +454,7 @@ def _rows_of_owner(owner: np.ndarray, num_clients: int) -> list[np.ndarray]:
 def _with_min_size(
     partition: list[np.ndarray], min_size: int, rng: np.random.Generator
 ) -> list[np.ndarray]:
-    sizes = np.array([len(rows) for rows in partition])
+    sizes = np.array([len(examples) for examples in partition])
     for client in np.flatnonzero(sizes < min_size):
         while sizes[client] < min_size:
             donor = int(np.argmax(sizes))
@@ -496,13 +496,13 @@ def _draw_pachinko_client(
     leaf_shares = {
         branch: _dirichlet_draw(rng, leaf_concentration, len(tree[branch])) for branch in branches
     }
-    rows = []
+    examples = []
     for _ in range(examples_per_client):
         position = _draw_index(rng, branch_shares)
         branch = branches[position]
         leaf_position = _draw_index(rng, leaf_shares[branch])
         leaf = tree[branch][leaf_position]
-        rows.append(unused[leaf].pop())
+        examples.append(unused[leaf].pop())
         if not unused[leaf]:
             tree[branch].pop(leaf_position)
             leaf_shares[branch] = np.delete(leaf_shares[branch], leaf_position)
@@ -510,7 +510,7 @@ def _draw_pachinko_client(
             del tree[branch]
             branches.pop(position)
             branch_shares = np.delete(branch_shares, position)
-    return np.asarray(rows, np.int64)
+    return np.asarray(examples, np.int64)
 
 
 def _draw_index(rng: np.random.Generator, shares: np.ndarray) -> int:

@@ -118,7 +118,7 @@ def domain_pools(
       ValueError: an unknown domain, a share outside (0, 1], or too few users.
     """
     order = np.random.default_rng(seed).permutation(data.num_clients)
-    rows: list[np.ndarray] = []
+    examples: list[np.ndarray] = []
     sizes: list[int] = []
     ids: list[str] = []
     pools: dict[str, np.ndarray] = {}
@@ -140,12 +140,12 @@ def domain_pools(
         drawn = np.sort(drawn)
         is_drawn = np.zeros(data.num_clients, bool)
         is_drawn[drawn] = True
-        rows.append(np.flatnonzero(is_own & np.repeat(is_drawn, data.client_sizes)))
+        examples.append(np.flatnonzero(is_own & np.repeat(is_drawn, data.client_sizes)))
         pools[name] = np.arange(len(ids), len(ids) + len(drawn), dtype=np.int32)
         sizes += sizes_of_own[drawn].tolist()
         ids += [f"{name}/{user}" for user in data.client_ids[drawn].tolist()]
     # One concatenation avoids a second copy of all tokens.
-    every = np.concatenate(rows)
+    every = np.concatenate(examples)
     columns = {name: column[every] for name, column in data.columns.items()}
     offsets = np.cumsum([0, *sizes])
     return FederatedData.from_arrays(columns, offsets=offsets, client_ids=ids), pools

@@ -78,8 +78,8 @@ def _named_source(name: str, split: str, data_dir: str | None) -> Any:
 def _read_columns(
     examples: Sequence[Mapping[str, Any]], columns: Iterable[str] | Mapping[str, str] | None
 ) -> dict[str, np.ndarray]:
-    num_rows = len(examples)
-    if num_rows == 0:
+    num_examples = len(examples)
+    if num_examples == 0:
         raise ValueError("source has no examples")
     first = examples[0]
     if not isinstance(first, Mapping):
@@ -101,31 +101,31 @@ def _read_columns(
         value = _as_array(first[feature], name, dtypes[feature])
         # Text varies in width, so its array is made at the end; the rest is filled in place.
         filled[name] = (
-            [] if value.dtype.kind in "SU" else np.empty((num_rows, *value.shape), value.dtype)
+            [] if value.dtype.kind in "SU" else np.empty((num_examples, *value.shape), value.dtype)
         )
     shapes = {name: np.shape(first[feature]) for name, feature in feature_of.items()}
-    for row in range(num_rows):
-        example = first if row == 0 else examples[row]
+    for index in range(num_examples):
+        example = first if index == 0 else examples[index]
         for name, feature in feature_of.items():
             if feature not in example:
-                raise ValueError(f"example {row} has no feature {feature!r}")
+                raise ValueError(f"example {index} has no feature {feature!r}")
             value = _as_array(example[feature], name, dtypes[feature])
             target = filled[name]
             is_text = isinstance(target, list)
             if value.shape != shapes[name] or is_text != (value.dtype.kind in "SU"):
                 raise ValueError(
-                    f"feature {feature!r} of example {row} is {value.dtype} {list(value.shape)}, "
+                    f"feature {feature!r} of example {index} is {value.dtype} {list(value.shape)}, "
                     f"unlike {list(shapes[name])} of example 0; leave it out with columns=..."
                 )
             if is_text:
                 target.append(value)
             elif value.dtype != target.dtype:
                 raise ValueError(
-                    f"feature {feature!r} of example {row} is {value.dtype}, "
+                    f"feature {feature!r} of example {index} is {value.dtype}, "
                     f"but {target.dtype} in example 0"
                 )
             else:
-                target[row] = value
+                target[index] = value
     return {
         name: np.stack(column) if isinstance(column, list) else column
         for name, column in filled.items()

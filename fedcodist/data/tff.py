@@ -47,7 +47,7 @@ def from_client_data(
     table = _Table(names)
     client_ids, sizes = [], []
     for client_id in client_data.client_ids:
-        before = table.num_rows
+        before = table.num_examples
         dataset = client_data.create_tf_dataset_for_client(client_id)
         for row, example in enumerate(numpy_examples(dataset)):
             where = f"client {client_id!r}, example {row}"
@@ -60,7 +60,7 @@ def from_client_data(
             except ValueError as error:
                 raise ValueError(f"{where}: {error}") from None
         client_ids.append(client_id)
-        sizes.append(table.num_rows - before)
+        sizes.append(table.num_examples - before)
     return _federated("client_data", table, client_ids, sizes, allow_empty)
 
 
@@ -109,7 +109,7 @@ class _Table:
 
     def __init__(self, names: list[str] | None) -> None:
         self.names = names
-        self.num_rows = 0
+        self.num_examples = 0
         self.columns: dict[str, list[np.ndarray]] = {}
 
     def append(self, example: Mapping[str, np.ndarray]) -> None:
@@ -117,7 +117,7 @@ class _Table:
         for name in names:
             if name not in example:
                 raise ValueError(f"no column {name!r}; it has {sorted(example)}")
-        if self.num_rows == 0:
+        if self.num_examples == 0:
             self.columns = {name: [] for name in names}
         if set(names) != set(self.columns):
             raise ValueError(
@@ -127,14 +127,16 @@ class _Table:
             value = example[name]
             if value.dtype.kind == "O" and all(isinstance(item, bytes) for item in value.flat):
                 value = value.astype(np.bytes_)
-            rows = self.columns[name]
-            if rows and (value.shape != rows[0].shape or not _same_kind(value, rows[0])):
+            examples = self.columns[name]
+            if examples and (
+                value.shape != examples[0].shape or not _same_kind(value, examples[0])
+            ):
                 raise ValueError(
                     f"column {name!r} is {value.dtype} {list(value.shape)}, "
-                    f"but {rows[0].dtype} {list(rows[0].shape)} in the first example"
+                    f"but {examples[0].dtype} {list(examples[0].shape)} in the first example"
                 )
-            rows.append(value)
-        self.num_rows += 1
+            examples.append(value)
+        self.num_examples += 1
 
 
 def _same_kind(value: np.ndarray, first: np.ndarray) -> bool:
@@ -146,7 +148,7 @@ def _same_kind(value: np.ndarray, first: np.ndarray) -> bool:
 def _federated(
     source: str, table: _Table, client_ids: list[str], sizes: list[int], allow_empty: bool
 ) -> FederatedData:
-    if table.num_rows == 0:
+    if table.num_examples == 0:
         raise ValueError(f"{source} has no examples")
     columns = {name: np.stack(rows) for name, rows in table.columns.items()}
     offsets = np.concatenate([[0], np.cumsum(sizes)])

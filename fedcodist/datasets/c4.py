@@ -35,7 +35,7 @@ _END = re.compile(r"(?<=[.!?])[\"'”’)\]]*\s+(?=[\"'“‘(\[]*[A-Z0-9])")
 _ABBREVIATION = re.compile(
     r"(?:\b(?:mr|mrs|ms|dr|prof|st|vs|etc|no|inc|ltd|co|jr|sr|e\.g|i\.e)|\b[A-Z])\.$", re.IGNORECASE
 )
-# Typographic apostrophes stand alone, as NLTK's tokeniser leaves them; straight ones within words stay.
+# Typographic apostrophes are words, as for NLTK's tokeniser; straight ones within words stay.
 _WORD = re.compile(r"[^\W_]+(?:['.,:-][^\W_]+)*|\.{3}|[^\w\s]|_+")
 _APOSTROPHE = "’"
 # The part after an apostrophe -> the words before it: "aren ’ t" becomes "aren’t". These are the paper's

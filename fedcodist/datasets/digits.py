@@ -58,17 +58,17 @@ def load_digits_federated(
         raise ValueError(f"fractions must sum to less than 1 to leave training data: {fractions}")
     columns = load_digits()
     num_images = len(columns["label"])
-    (order,) = iid(num_images, 1, seed)  # all rows, shuffled
+    (order,) = iid(num_images, 1, seed)  # all examples, shuffled
     splits = {}
     for name, fraction in fractions.items():
         count = round(fraction * num_images)
         if count < 1:
             raise ValueError(f"{name}_fraction {fraction} of {num_images} images is empty")
-        rows, order = np.sort(order[:count]), order[count:]
-        table = {key: column[rows] for key, column in columns.items()}
+        examples, order = np.sort(order[:count]), order[count:]
+        table = {key: column[examples] for key, column in columns.items()}
         splits[name] = FederatedData.from_arrays(table, offsets=[0, count], client_ids=[name])
-    rows = np.sort(order)
-    table = {key: column[rows] for key, column in columns.items()}
+    examples = np.sort(order)
+    table = {key: column[examples] for key, column in columns.items()}
     partition = dirichlet(table["label"], num_clients, concentration, seed)
     train = FederatedData.from_arrays(table, partition=partition)
     return {

@@ -18,7 +18,7 @@ _LARGEST_TUPLE = 1000  # objects; an array's has some ten
 
 
 def unpickled(content: bytes) -> dict[str, Any]:
-    """A pickled dictionary; its arrays are for `image_array`. Damaged ones raise many types of errors."""
+    """A pickled dictionary, with arrays for `image_array`. Damaged ones raise many types of errors."""
     _check_operations(content)
     table = _Unpickler(io.BytesIO(content), encoding="bytes").load()
     if not isinstance(table, dict):

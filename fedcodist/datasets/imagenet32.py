@@ -144,7 +144,7 @@ def read_batches(
     for number, (name, read) in enumerate(batches.read.items()):
         show(f"reading {name}", number / count)
         own_images, own_labels = _columns(batches.source, name, read())
-        rows: np.ndarray | slice = slice(None)
+        chosen: np.ndarray | slice = slice(None)
         if images is not None:
             wanted = images * (number + 1) // count - images * number // count
             if wanted > len(own_images):
@@ -152,9 +152,9 @@ def read_batches(
                     f"--images {images} takes {wanted} of {name}, which has {len(own_images)}"
                 )
             draw = np.random.default_rng([seed, number])
-            rows = np.sort(draw.permutation(len(own_images))[:wanted])
-        start, end = end, end + len(own_labels[rows])
-        image[start:end], label[start:end] = own_images[rows], own_labels[rows]
+            chosen = np.sort(draw.permutation(len(own_images))[:wanted])
+        start, end = end, end + len(own_labels[chosen])
+        image[start:end], label[start:end] = own_images[chosen], own_labels[chosen]
     return {"image": image[:end], "label": label[:end]}
 
 

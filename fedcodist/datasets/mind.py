@@ -140,7 +140,7 @@ def read_impressions(folder: str | os.PathLike[str], numbers: Mapping[str, int])
     )
 
 
-def training_examples(impressions: Impressions, rows: Any) -> FederatedData:
+def training_examples(impressions: Impressions, chosen: Any) -> FederatedData:
     """One example per click, from which `fedcodist.text.candidates` draws candidates.
 
     Columns: `clicked` int32 [n], an article; `others` int32 [n, longest], the articles of the same
@@ -148,9 +148,9 @@ def training_examples(impressions: Impressions, rows: Any) -> FederatedData:
 
     Args:
       impressions: all impressions.
-      rows: int, indices of those to use.
+      chosen: int, indices of those to use.
     """
-    articles, was_clicked = _padded(impressions, rows)
+    articles, was_clicked = _padded(impressions, chosen)
     is_other = (articles > 0) & ~was_clicked
     # Articles that were not clicked come first, in their order.
     order = np.argsort(~is_other, axis=1, kind="stable")
@@ -160,13 +160,13 @@ def training_examples(impressions: Impressions, rows: Any) -> FederatedData:
     columns = {
         "clicked": articles[impression, place],
         "others": others[impression],
-        "history": impressions.history[rows][impression],
+        "history": impressions.history[chosen][impression],
     }
-    users = np.array(impressions.users)[rows]
+    users = np.array(impressions.users)[chosen]
     return FederatedData.from_arrays(columns, client_of_row=users[impression])
 
 
-def evaluation_examples(impressions: Impressions, rows: Any) -> FederatedData:
+def evaluation_examples(impressions: Impressions, chosen: Any) -> FederatedData:
     """One example per impression, with all of its candidates.
 
     Columns: `candidates` int32 [n, longest], padded with 0; `label` int8 of the same shape, 1 clicked,
@@ -174,15 +174,15 @@ def evaluation_examples(impressions: Impressions, rows: Any) -> FederatedData:
 
     Args:
       impressions: all impressions.
-      rows: int, indices of those to use.
+      chosen: int, indices of those to use.
     """
-    articles, was_clicked = _padded(impressions, rows)
+    articles, was_clicked = _padded(impressions, chosen)
     columns = {
         "candidates": articles,
         "label": np.where(articles > 0, was_clicked, -1).astype(np.int8),
-        "history": impressions.history[rows],
+        "history": impressions.history[chosen],
     }
-    return FederatedData.from_arrays(columns, client_of_row=np.array(impressions.users)[rows])
+    return FederatedData.from_arrays(columns, client_of_row=np.array(impressions.users)[chosen])
 
 
 def deal_users(
@@ -212,10 +212,10 @@ def deal_users(
     }
 
 
-def _padded(impressions: Impressions, rows: Any) -> tuple[np.ndarray, np.ndarray]:
+def _padded(impressions: Impressions, chosen: Any) -> tuple[np.ndarray, np.ndarray]:
     """Articles, and whether they were clicked, [impressions, longest]."""
-    ends = impressions.ends[rows]
-    starts = np.concatenate([[0], impressions.ends[:-1]])[rows]
+    ends = impressions.ends[chosen]
+    starts = np.concatenate([[0], impressions.ends[:-1]])[chosen]
     places = starts[:, None] + np.arange((ends - starts).max())
     is_there = places < ends[:, None]
     places = np.where(is_there, places, 0)

@@ -208,7 +208,7 @@ def _only_writer(output: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _stages(console: Console, name: str, count: int) -> Iterator[Callable[[int, str], Show]]:
-    # FORCE_COLOR makes rich take a pipe for a terminal; cursor movements would litter the log.
+    # With FORCE_COLOR, rich treats a pipe as a terminal; cursor movements would fill the log.
     live = console.is_interactive and console.file.isatty()
     with Progress(
         TextColumn("{task.description}"),

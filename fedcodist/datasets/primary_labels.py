@@ -96,11 +96,11 @@ def primary_label_skew(
     generator = np.random.default_rng(seed)
     owner = np.empty(len(labels), np.int64)
     for label in np.unique(labels):
-        rows = np.flatnonzero(labels == label)
-        owner[rows] = generator.choice(len(primary), len(rows), p=shares[:, label])
+        examples = np.flatnonzero(labels == label)
+        owner[examples] = generator.choice(len(primary), len(examples), p=shares[:, label])
     parts = [np.flatnonzero(owner == client) for client in range(len(primary))]
-    for client, rows in enumerate(parts):
-        if not len(rows):
+    for client, examples in enumerate(parts):
+        if not len(examples):
             raise ValueError(
                 f"client {client} gets no example: its private set would be empty. More primary labels "
                 "or examples, or a smaller skew, would give it some."
@@ -125,7 +125,7 @@ def label_frequencies(data: Any, num_labels: int) -> np.ndarray:
       num_labels: labels 0 to num_labels - 1.
     """
     check_integer("num_labels", num_labels, low=1)
-    rows = np.repeat(np.arange(data.num_clients), data.client_sizes)
+    client_of_example = np.repeat(np.arange(data.num_clients), data.client_sizes)
     labels = whole_labels(data.columns["label"])
     if labels.ndim != 1 or labels.dtype.kind not in "iu":
         raise ValueError(
@@ -136,7 +136,7 @@ def label_frequencies(data: Any, num_labels: int) -> np.ndarray:
             f"column 'label' must be 0 to {num_labels - 1}, got {labels.min()} to {labels.max()}."
         )
     counts = np.zeros((data.num_clients, num_labels))
-    np.add.at(counts, (rows, labels), 1)
+    np.add.at(counts, (client_of_example, labels), 1)
     return counts / counts.sum(axis=1, keepdims=True)
 
 

@@ -129,24 +129,26 @@ def digits_public_private(
     first = len(public_classes)
     public = joint_labels(digits["label"], public_classes, 0)
     private = joint_labels(digits["label"], private_classes, first)
-    rows = generator.permutation(np.flatnonzero(public >= 0))
-    tests = round(test_fraction * len(rows))
+    public_examples = generator.permutation(np.flatnonzero(public >= 0))
+    tests = round(test_fraction * len(public_examples))
     dealt = disjoint_parts(private, range(first, 10), num_parties, per_class, seed)
     left = np.setdiff1d(np.flatnonzero(private >= 0), np.concatenate(dealt))
     watched = round(held_out_fraction * len(left))
     left = generator.permutation(left) if watched else left
     held_out = None
     if watched:
-        held_out = _one(digits["image"], private, np.sort(left[:watched]), "held_out")
+        held_out = _pseudo_client(digits["image"], private, np.sort(left[:watched]), "held_out")
     scale = 16.0
     return PublicPrivate(
-        public=_one(digits["image"], public, np.sort(rows[tests:]), "public"),
-        public_test=_one(digits["image"], public, np.sort(rows[:tests]), "public_test"),
+        public=_pseudo_client(digits["image"], public, np.sort(public_examples[tests:]), "public"),
+        public_test=_pseudo_client(
+            digits["image"], public, np.sort(public_examples[:tests]), "public_test"
+        ),
         private=_dealt(digits["image"], private, dealt),
-        test=_one(digits["image"], private, np.sort(left[watched:]), "test"),
+        test=_pseudo_client(digits["image"], private, np.sort(left[watched:]), "test"),
         num_public_classes=first,
         num_classes=10,
-        public_mean=_mean_image(digits["image"][rows[tests:]], scale),
+        public_mean=_mean_image(digits["image"][public_examples[tests:]], scale),
         # The training images of the private data are those of the parties.
         private_mean=_mean_image(digits["image"][np.concatenate(dealt)], scale),
         scale=scale,
@@ -206,7 +208,7 @@ def cifar_public_private(
         public=public,
         public_test=cifar10["test"].keep(("image", "label")),
         private=_dealt(train["image"], labels, dealt),
-        test=_one(test["image"], test_labels, np.flatnonzero(test_labels >= 0), "test"),
+        test=_pseudo_client(test["image"], test_labels, np.flatnonzero(test_labels >= 0), "test"),
         num_public_classes=first,
         num_classes=first + len(classes),
         public_mean=_mean_image(public.columns["image"], scale),
@@ -257,7 +259,7 @@ def letters_public_private(
         public=mnist["train"].keep(("image", "label")),
         public_test=mnist["test"].keep(("image", "label")),
         private=_dealt(train.columns["image"], labels, dealt),
-        test=_one(test["image"], test_labels, np.flatnonzero(test_labels >= 0), "test"),
+        test=_pseudo_client(test["image"], test_labels, np.flatnonzero(test_labels >= 0), "test"),
         num_public_classes=first,
         num_classes=first + len(LETTERS),
         public_mean=_mean_image(mnist["train"].columns["image"], scale),
@@ -278,8 +280,8 @@ def disjoint_parts(
     generator = np.random.default_rng(seed)
     parts: list[list[np.ndarray]] = [[] for _ in range(num_parties)]
     for label in classes:
-        rows = _enough(labels == label, num_parties * per_class, f"class {label}")
-        drawn = generator.choice(rows, num_parties * per_class, replace=False)
+        available = _enough(labels == label, num_parties * per_class, f"class {label}")
+        drawn = generator.choice(available, num_parties * per_class, replace=False)
         for party, examples in enumerate(np.split(drawn, num_parties)):
             parts[party].append(examples)
     return [np.concatenate(examples) for examples in parts]
@@ -340,10 +342,10 @@ def writers_parts(
     """
     for name, value in (("num_parties", num_parties), ("smallest", smallest)):
         check_integer(name, value, low=1)
-    rows = [
+    parts = [
         start + np.flatnonzero(labels[start:end] >= 0) for start, end in itertools.pairwise(offsets)
     ]
-    enough = [examples for examples in rows if len(examples) >= smallest]
+    enough = [examples for examples in parts if len(examples) >= smallest]
     if len(enough) < num_parties:
         raise ValueError(
             f"num_parties must be at most the {len(enough)} writers of {smallest} images or more, "
@@ -371,10 +373,10 @@ def _check_parts(num_parties: int, per_class: int) -> None:
 
 
 def _enough(chosen: np.ndarray, needed: int, what: str) -> np.ndarray:
-    rows = np.flatnonzero(chosen)
-    if len(rows) < needed:
-        raise ValueError(f"parties need {needed} images of {what}, there are {len(rows)}.")
-    return rows
+    examples = np.flatnonzero(chosen)
+    if len(examples) < needed:
+        raise ValueError(f"parties need {needed} images of {what}, there are {len(examples)}.")
+    return examples
 
 
 def _some(data: FederatedData, count: int | None, seed: int) -> FederatedData:
@@ -386,19 +388,21 @@ def _some(data: FederatedData, count: int | None, seed: int) -> FederatedData:
     if count > total:
         raise ValueError(f"num_public must be at most the {total} public images, got {count}.")
     # A separate random stream: the parties' images are drawn from the same seed.
-    rows = np.sort(np.random.default_rng([seed, 10]).permutation(total)[:count])
-    return _one(data.columns["image"], data.columns["label"], rows, "public")
+    examples = np.sort(np.random.default_rng([seed, 10]).permutation(total)[:count])
+    return _pseudo_client(data.columns["image"], data.columns["label"], examples, "public")
 
 
-def _one(images: np.ndarray, labels: np.ndarray, rows: np.ndarray, name: str) -> FederatedData:
-    columns = {"image": images[rows], "label": labels[rows]}
-    return FederatedData.from_arrays(columns, offsets=[0, len(rows)], client_ids=[name])
+def _pseudo_client(
+    images: np.ndarray, labels: np.ndarray, examples: np.ndarray, name: str
+) -> FederatedData:
+    columns = {"image": images[examples], "label": labels[examples]}
+    return FederatedData.from_arrays(columns, offsets=[0, len(examples)], client_ids=[name])
 
 
 def _dealt(images: np.ndarray, labels: np.ndarray, parts: Sequence[np.ndarray]) -> FederatedData:
     # A partition would not give the same example to two parties.
-    rows = np.concatenate(parts)
-    columns = {"image": images[rows], "label": labels[rows]}
+    examples = np.concatenate(parts)
+    columns = {"image": images[examples], "label": labels[examples]}
     return FederatedData.from_arrays(columns, offsets=np.cumsum([0, *map(len, parts)]))
 
 

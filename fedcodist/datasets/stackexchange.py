@@ -242,7 +242,7 @@ class _Parser:
             self._depth = 1
         self._expat.StartElementHandler = self._start
         self._expat.EndElementHandler = self._end
-        # Text, comments and processing instructions, as they stand in the file.
+        # Text, comments and processing instructions, as written in the file.
         self._expat.DefaultHandler = self._other
         self._expat.StartDoctypeDeclHandler = self._doctype
         self._expat.EndDoctypeDeclHandler = self._end_doctype
@@ -254,11 +254,9 @@ class _Parser:
         except _Stop as stop:
             return stop
         except expat.ExpatError as error:
-            searched, message = (
-                self._expat.ErrorByteIndex + self._shift,
-                expat.ErrorString(error.code),
-            )
-            # An XML declaration may stand behind a comment, and posts behind `</posts>`.
+            searched = self._expat.ErrorByteIndex + self._shift
+            message = expat.ErrorString(error.code)
+            # An XML declaration may follow a comment, and posts may follow `</posts>`.
             in_prolog = message == errors.XML_ERROR_MISPLACED_XML_PI and not self.is_started
             goes_on = in_prolog or message == errors.XML_ERROR_JUNK_AFTER_DOC_ELEMENT
             reason = "" if goes_on and self.done > self._first else "malformed"

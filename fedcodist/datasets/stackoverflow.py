@@ -389,16 +389,16 @@ def _joined(
         target = np.lib.format.open_memmap(path, "w+", dtype, (int(offsets[-1]), *width))
         for shard_path in paths:
             with np.load(shard_path) as shard:
-                rows = _kept(shard, last, shard[column])
-            target[start : start + len(rows)] = rows
-            start += len(rows)
+                values = _kept(shard, last, shard[column])
+            target[start : start + len(values)] = values
+            start += len(values)
         target.flush()
         columns[column] = np.load(path, mmap_mode="r")
     return FederatedData.from_arrays(columns, offsets=offsets, client_ids=ids)
 
 
-def _kept(shard: Mapping[str, np.ndarray], last: float, rows: np.ndarray) -> np.ndarray:
-    return rows if last == np.inf else rows[shard["priority"] <= last]
+def _kept(shard: Mapping[str, np.ndarray], last: float, values: np.ndarray) -> np.ndarray:
+    return values if last == np.inf else values[shard["priority"] <= last]
 
 
 def _sentence(features: Features | None) -> tuple[str, list[str]] | str:

@@ -144,11 +144,11 @@ def places_of(kept: Kept, shapes: PyTree, units: Units) -> PyTree:
         indices = (blocks + kept[axis.group][:, None]) * axis.inner + np.arange(axis.inner)
         return indices.reshape(-1)
 
-    def of_one(name, leaf):
+    def indices_of_leaf(name, leaf):
         axes = units.get(name, (None,) * len(leaf.shape))
         return tuple(map(places, axes, leaf.shape))
 
-    indices_of = [of_one(name, leaf) for name, leaf in named_leaves(shapes).items()]
+    indices_of = [indices_of_leaf(name, leaf) for name, leaf in named_leaves(shapes).items()]
     return jax.tree.unflatten(jax.tree.structure(shapes), indices_of)
 
 

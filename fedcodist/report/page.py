@@ -172,8 +172,8 @@ def _notes_html(collection: Collection) -> str:
 def _environment_html(runs: Sequence[Run]) -> str:
     flat = [flatten(run.environment) for run in runs if run.environment]
     cells = []
-    for key in distinct(key for one in flat for key in one):
-        values = distinct(shown_setting(one, key) for one in flat if key in one)
+    for key in distinct(key for settings in flat for key in settings):
+        values = distinct(shown_setting(settings, key) for settings in flat if key in settings)
         more = f"\nand {len(values) - 4} more" if len(values) > 4 else ""
         cells.append([key, "\n".join(values[:4]) + more])
     return _table_html(["", "Value (all that occur among the runs)"], cells, texts=2)

@@ -33,9 +33,9 @@ class Run(NamedTuple):
 def load_run(folder: Path | str) -> Run:
     """Reads a run folder, whether the run is finished, still running or was killed.
 
-    Lines of `metrics.jsonl` that are no JSON objects are left out with a note; the last line without
-    one, as a killed run may leave it half-written. Where a resumed run evaluated a round twice, the
-    later line counts.
+    Lines of `metrics.jsonl` that are no JSON objects are left out. They are noted, except the last line,
+    which a killed run may leave half-written. Where a resumed run evaluated a round twice, the later
+    line counts.
 
     Raises:
       ValueError: `folder` is not a run folder, or its `config.json` cannot be read.

@@ -72,7 +72,7 @@ def hidden_tokens(vocabulary: BertVocabulary, share: float = 0.15) -> Preprocess
         tokens = batch["tokens"].astype(jnp.int32)
         most = max(1, round(share * tokens.shape[1]))
 
-        def of_one(tokens, position):
+        def hide(tokens, position):
             sentence_key = keys.derive(key, "hidden", position)
             may_hide = (tokens != PAD) & (tokens != begins) & (tokens != ends)
             rank = jax.random.uniform(keys.derive(sentence_key, "places"), tokens.shape)
@@ -94,7 +94,7 @@ def hidden_tokens(vocabulary: BertVocabulary, share: float = 0.15) -> Preprocess
                 "label": jnp.where(is_hidden, label, PAD),
             }
 
-        return {**batch, **jax.vmap(of_one)(tokens, positions)}
+        return {**batch, **jax.vmap(hide)(tokens, positions)}
 
     return preprocess
 

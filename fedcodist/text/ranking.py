@@ -113,9 +113,9 @@ def _places(scores, labels):
     """[first, last) of the places, from 0 for the best, that candidates with the same score share."""
     falling = jnp.where(labels >= 0, -scores, jnp.inf)  # padding after all others
 
-    def of_one(falling):
+    def of_example(falling):
         ordered = jnp.sort(falling)
         find = lambda side: jnp.searchsorted(ordered, falling, side=side)
         return find("left"), find("right")
 
-    return jax.vmap(of_one)(falling)
+    return jax.vmap(of_example)(falling)
