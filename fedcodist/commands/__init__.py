@@ -1,1 +1,1 @@
-"""What is run from a command line: one experiment, sweeps, comparisons, demos."""
+"""Programs for the command line: one experiment, sweeps, comparisons, demos."""

@@ -3,21 +3,20 @@ r"""Runs methods on the same clients and prints one ranked table.
     python -m fedcodist.commands.compare --config experiments/configs/digits_methods.py \
         --workdir runs/digits_methods --only "fed_*" --only scaffold
 
-The config has `get_runs()`, a run per method; all of them share data, seeds and schedules, so that
-differences to the baseline are taken within each seed. Options are those of `fedcodist.commands.sweep`,
-and the same command continues. Costs are one seed's but for the seconds; `fedcodist.report.flops`
-explains FLOPs. Below the table lies an HTML report with curves and accuracy against bytes.
+The config has `get_runs()`, with a run per method. All runs share data, seeds and schedules, so
+differences to the baseline are taken within each seed. The options are those of
+`fedcodist.commands.sweep`, and the same command continues what was stopped. Costs are those of one seed,
+except the seconds; `fedcodist.report.flops` explains FLOPs. An HTML report with curves is written too.
 
-Of parties who each own a model, the mean accuracy of all is ranked, and costs are all parties'. Where
-their models have auxiliary heads the last one has a row beside the main one's. What parties learn before
-the first round is the same for all methods and not counted. Where clients keep models
-of their own beside the one that they share, as FedKD's teachers, it is the mean accuracy of these that
-is ranked; that of the shared one, FedKD's student, stands beside it.
+Where every party has a model, the mean accuracy of all parties is ranked, and costs are those of all
+parties. Models with auxiliary heads have a second row, for the last head. Training before the first
+round is the same for all methods and is not counted. Where clients also keep personal models, as
+FedKD's teachers, the mean accuracy of these is ranked; that of the shared model is shown beside it.
 
-    --metric NAME    what is ranked, such as f_score, auc or loss; accuracy where not given. Of losses,
-                     distances, perplexities and the like the least one is first
-    --model NAME     model to rank, repeatable; the baseline's, or all parties', where not given
-    --baseline RUN   the run to compare with; the first that is compared where not given
+    --metric NAME    the metric that ranks, such as f_score, auc or loss; accuracy by default. Losses,
+                     distances and perplexities are ranked from the least
+    --model NAME     model to rank, repeatable; the baseline's, or all parties', by default
+    --baseline RUN   the run to compare with; by default the first one
 """
 
 import argparse
@@ -36,7 +35,7 @@ from fedcodist.report.comparison import UnknownMetric, ranked, read_run, table, 
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Runs the command; returns 0, or the status of what failed."""
+    """Runs the command; returns 0, or the status of the run that failed."""
     parser = command_line.Parser(
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -90,9 +89,9 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _check_metric(settings: argparse.Namespace, baseline: str, others: Sequence[str]) -> int:
-    """Refuses, before anything is trained, a metric that the baseline will not have; returns the status.
+    """Refuses a metric that the baseline will not have, before any training; returns the exit status.
 
-    Where the baseline is finished its folder tells; of other runs without the metric a note does.
+    A finished baseline's folder has the names of its metrics. Other runs without the metric get a note.
     """
     if (settings.workdir / sweep.run_folder_name(baseline) / "summary.json").exists():
         return 0

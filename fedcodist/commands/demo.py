@@ -1,6 +1,6 @@
 """The demo: FedAvg, PeriodicCodist and MergedCodist on handwritten digits, then one table.
 
-python -m fedcodist.commands.demo [--workdir runs/demo] [--rounds 200] [--seeds 3]
+    python -m fedcodist.commands.demo [--workdir runs/demo] [--rounds 200] [--seeds 3]
 
 All three have the same clients, schedule, initial weights and local training. The data comes with
 scikit-learn; nothing is downloaded.
@@ -19,7 +19,7 @@ CONFIG = Path(__file__).parents[2] / "experiments" / "configs" / "digits_codist.
 
 
 def main() -> int:
-    """Runs the three methods one after another and writes the report; returns the exit status."""
+    """Runs the three methods and writes the report; returns the exit status."""
     parser = Parser(description="Codistillation on handwritten digits.")
     parser.add_argument("--workdir", type=Path, default=Path("runs/demo"))
     parser.add_argument("--rounds", type=int, default=200)

@@ -1,10 +1,10 @@
 """The demo on text: FedAvg, PeriodicCodist and MergedCodist with disjoint pools of two domains.
 
-python -m fedcodist.commands.demo_text [--workdir runs/demo_text] [--rounds 40] [--seeds 1]
+    python -m fedcodist.commands.demo_text [--workdir runs/demo_text] [--rounds 40] [--seeds 1]
 
-Prose of the Python standard library's docstrings and comments trains the small model, its code the large
-one, and the models teach each other on unlabelled text of both. Nothing is downloaded. Prints the
-codistillation paper's table 2 in this setting, and what each model continues.
+The text is the Python standard library's. Its docstrings and comments train the small model, its code
+the large one, and the models teach each other on unlabelled text of both. Nothing is downloaded. The
+demo prints the codistillation paper's table 2 in this setting, and a continuation by each model.
 """
 
 import argparse

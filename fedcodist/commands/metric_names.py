@@ -1,6 +1,6 @@
-"""Names of the metrics that a run will have, before anything is trained.
+"""Names of the metrics that a run will have, known before any training.
 
-A program of its own, since the one that starts runs must leave the accelerator to them.
+This is a separate program: a process that starts runs must not occupy the accelerator itself.
 """
 
 import json
@@ -18,21 +18,21 @@ from fedcodist.core import child_processes
 
 
 def metric_names(config: str, others: Sequence[str]) -> list[str] | None:
-    """The names in the order of the run's models; None where its own start tells what is wrong.
+    """The names in the order of the run's models; None for a config that fails (the run reports it).
 
     Args:
-      config: of the launcher's --config.
-      others: its other arguments, of which settings count.
+      config: value of the launcher's --config.
+      others: other arguments of the launcher; its settings are used.
     """
     settings = [argument for argument in others if re.match(r"--config\.[^=]+=", argument)]
-    found = child_processes.run(
+    process = child_processes.run(
         [sys.executable, "-m", "fedcodist.commands.metric_names", f"--config={config}", *settings],
         env=os.environ | {"JAX_PLATFORMS": "cpu"},
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         text=True,
     )
-    return None if found.returncode else json.loads(found.stdout.splitlines()[-1])
+    return None if process.returncode else json.loads(process.stdout.splitlines()[-1])
 
 
 def main(arguments: list[str]) -> int:

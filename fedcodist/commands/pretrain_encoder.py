@@ -3,11 +3,11 @@ r"""Pre-trains BERT's encoder on the tokens of a prepared folder, for the teache
     python -m fedcodist.commands.pretrain_encoder --data data/ade --workdir runs/ade_encoder \
         --output runs/ade_encoder.safetensors
 
-Hidden tokens are guessed, on one machine and in no federation: the substitute for a published model
-where none is to be had, as good as the text at hand is large. The same command continues a run that was
-stopped. A config's `data.encoder` names the file for its networks to start from. It has BERT's names:
-`fedcodist.text.bert_weights.load_encoder` reads it, `first_layers` makes a student's start of it, and
-`transformers` knows it too.
+The encoder learns to guess hidden tokens, on one machine and without a federation. It replaces published
+weights where they are not available; its quality depends on the amount of text. The same command
+continues a run that was stopped. The setting `data.encoder` names the file from which networks start.
+The file has BERT's names: `fedcodist.text.bert_weights.load_encoder` and `transformers` read it, and
+`first_layers` makes a student's start from it.
 """
 
 import argparse
@@ -27,7 +27,7 @@ WARM_UP = 0.1  # share of the steps in which the learning rate grows
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the command; returns its exit status. A mistake of the user's is one line and status 2."""
+    """Runs the command; returns its exit status, 2 for a mistake of the user's."""
     parser = command_line.Parser(description=__doc__.split("\n")[0], allow_abbrev=False)
     parser.add_argument("--data", required=True, type=Path, help="prepared folder with word pieces")
     parser.add_argument("--split", default="train", help="split of texts; 'news' of MIND")
@@ -73,7 +73,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _experiment(settings: argparse.Namespace) -> "Experiment":
-    """One party with all texts; raises one line for a setting that makes no sense."""
+    """One party with all texts. Raises ValueError that names a setting out of range."""
     import jax.numpy as jnp
     import numpy as np
     import optax

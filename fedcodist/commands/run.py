@@ -44,7 +44,7 @@ _PROFILE = flags.DEFINE_string(
 
 
 def main(arguments: list[str]) -> int:
-    """Runs the command; returns its exit status. A mistake of the user's is one line and status 2."""
+    """Runs the command; returns its exit status, 2 for a mistake of the user's."""
     if "--help" in arguments or "-h" in arguments:
         print(f"{__doc__}\n{flags.FLAGS.module_help(__name__)}")
         return 0
@@ -60,7 +60,7 @@ def main(arguments: list[str]) -> int:
     assert _WORKDIR.value is not None  # `parse` requires it
     workdir = Path(_WORKDIR.value)
     if launch.is_child():
-        # JAX is imported from here on, so that a mistyped flag is answered at once.
+        # The import of JAX comes after parsing, so that a mistyped flag is reported at once.
         try:
             if is_distributed:
                 launch.join_cluster(cluster, workdir / "logs")
@@ -82,7 +82,7 @@ def main(arguments: list[str]) -> int:
 
 
 def _processes(is_distributed: bool) -> int:
-    """The flag's number of processes, else the config's, else what suits the machine."""
+    """The number of processes: the flag's, else the config's, else what suits the machine."""
     for name, value in (
         ("--processes", _PROCESSES.value),
         ("execution.processes", _CONFIG.value.execution.processes),
@@ -99,7 +99,7 @@ def _processes(is_distributed: bool) -> int:
 
 
 def _run(workdir: Path) -> int:
-    """One process's part of the run."""
+    """Does one process's part of the run; returns the exit status."""
     compilation_cache.cache_compilations()
     import jax
 
@@ -184,8 +184,8 @@ def _callbacks(config: ConfigDict, workdir: Path) -> "list[Callback]":
 
 
 def _newest_checkpoint(workdir: Path) -> str | None:
-    """The run's newest checkpoint, before its first round the newest of its phases."""
-    # The supervising process has no use for JAX, which the checkpoint module imports.
+    """The run's newest checkpoint; before the first round, the newest of its phases."""
+    # The checkpoint module imports JAX, which the supervising process does not need.
     phases = (f"phases/{phase}/" for phase in ("centralised", "private", "public"))
     for part in ("", *phases):
         checkpoints = (workdir / part / "checkpoints").glob("round_*.msgpack")
@@ -195,7 +195,7 @@ def _newest_checkpoint(workdir: Path) -> str | None:
 
 
 def run_and_exit() -> None:
-    """The whole program: a child process leaves at once, whatever the others wait for."""
+    """Runs the whole program. A child process exits at once, without waiting for other threads."""
     try:
         status = main(sys.argv)
     except Exception:

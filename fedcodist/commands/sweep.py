@@ -3,8 +3,8 @@ r"""Runs some or all runs of a config file, one after another or several at once
     python -m fedcodist.commands.sweep --config experiments/configs/cifar100_table1.py \
         --only "merged*,4700,*" --workdir runs/cifar100_table1 --config.seeds=3
 
-A config file that describes several runs has `get_runs()`, the arguments of its `get_config`. Each
-run has a folder of its own in the work folder. The same command continues where it was stopped.
+A config file that describes several runs has `get_runs()`, which lists the arguments of its
+`get_config`. Each run has a folder in the work folder. The same command continues what was stopped.
 """
 
 import argparse
@@ -69,7 +69,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def chosen_runs(config: str, patterns: Sequence[str] | None) -> list[str]:
-    """The runs of a config file that match; raises one of PARSE_ERRORS for a mistake."""
+    """The runs of a config file that match the patterns. Raises one of PARSE_ERRORS for a mistake."""
     return _chosen(runs_of(load_config_file(config), config), patterns)
 
 
@@ -86,9 +86,9 @@ def _chosen(runs: Sequence[str], patterns: Sequence[str] | None) -> list[str]:
 
 
 def _check_settings(path: str, run: str, others: Sequence[str]) -> None:
-    """Raises one of PARSE_ERRORS for a setting that the run does not have, or of another type.
+    """Raises one of PARSE_ERRORS for a setting that the run does not have, or a value of another type.
 
-    Whatever is not of the form --config.name=value is left to main.
+    Arguments that are not of the form --config.name=value are left to `fedcodist.commands.run`.
     """
     given = [argument for argument in others if re.match(r"--config\.[^=]+=", argument)]
     arguments = ["fedcodist.commands.run", f"--config={path}:{run}", *given]
@@ -103,7 +103,7 @@ def _check_settings(path: str, run: str, others: Sequence[str]) -> None:
 def _run_all(
     configs: Mapping[str, str], settings: argparse.Namespace, others: Sequence[str]
 ) -> int:
-    """Runs them, as many at once as there are places; returns 0 or the last status that is not."""
+    """Runs the configs, several at once; returns 0 or the last status that is not 0."""
     places = range(min(settings.at_once, len(configs)))
     statuses: dict[str, int] = {}
     waiting, running = list(configs), dict[int, tuple[str, subprocess.Popen]]()
@@ -142,7 +142,7 @@ def _start(
         child = child_processes.start(
             [*program, "--processes=1"], stdout=output, stderr=subprocess.STDOUT
         )
-    # Long before the child starts its threads, which inherit this.
+    # The threads that the child starts later inherit this.
     launch.take_cores(place, places, child.pid)
     return child
 
@@ -150,7 +150,7 @@ def _start(
 def _ended(
     run: str, status: int, config: str, settings: argparse.Namespace, others: Sequence[str]
 ) -> int:
-    """Says how a run ended, and marks its folder where it is finished; returns its status."""
+    """Prints how a run ended, and marks the folder of a finished run; returns the run's status."""
     print(f"{run}: {'finished' if status == 0 else f'failed with status {status}'}", flush=True)
     if status == 0:
         mark = settings.workdir / run_folder_name(run) / _MARK
@@ -159,20 +159,20 @@ def _ended(
 
 
 def _mark(config: str, others: Sequence[str]) -> dict[str, Any]:
-    """What a finished run's folder says of it: config and settings."""
+    """The content of a finished run's mark: config and settings."""
     return {"config": json.loads(config), "others": list(others)}
 
 
 def _is_finished(
     run: str, config: str, settings: argparse.Namespace, others: Sequence[str]
 ) -> bool:
-    """Whether the run ended with this config, and says so; another config is main's to refuse."""
+    """Whether the run ended with this config, and prints so. (A start refuses another config.)"""
     workdir = settings.workdir / run_folder_name(run)
     try:
-        found = json.loads((workdir / _MARK).read_text(encoding="utf-8-sig"))
+        mark = json.loads((workdir / _MARK).read_text(encoding="utf-8-sig"))
     except (OSError, ValueError):
         return False
-    is_finished = found == _mark(config, others)
+    is_finished = mark == _mark(config, others)
     if is_finished:
         print(f"{run}: finished already, in {workdir}", flush=True)
     return is_finished

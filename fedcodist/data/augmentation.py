@@ -1,8 +1,7 @@
-"""Preprocessing on the device, on batches that may be one device's part of a larger batch.
+"""Image preprocessing on the device, also where a batch is divided among devices.
 
-Every function takes `positions`, the examples' places in the whole batch, and draws each example's
-randomness from (key, position): so a batch that is sharded over devices is augmented as it would be
-on one.
+Every function takes `positions`, the places of the examples in the whole batch. It draws each example's
+randomness from (key, position), so the result does not depend on how a batch is divided.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,10 +19,15 @@ ImageTransform = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
 def normalise(
     mean: Sequence[float] | np.ndarray, standard_deviation: Sequence[float], scale: float = 255.0
 ) -> ImageTransform:
-    """(x / scale - mean) / standard deviation as float32; per channel, or the mean is an image.
+    """(x / scale - mean) / standard deviation, as float32.
 
-    Raises ValueError, when it is traced, where these would give images another shape: three means make
-    grey images colour ones.
+    Args:
+      mean: a number per channel, or an image of the same shape.
+      standard_deviation: a number per channel.
+      scale: the largest value of a pixel.
+
+    Raises:
+      ValueError: when traced, for a mean or deviation that does not fit the images' shape.
     """
 
     def transform(images, key, positions):
@@ -40,7 +44,7 @@ def normalise(
 
 
 def pad(amount: int) -> ImageTransform:
-    """Puts a border of `amount` black pixels around every image, before a random crop."""
+    """Adds a border of `amount` black pixels to every image, for a random crop afterwards."""
 
     def transform(images, key, positions):
         return jnp.pad(images, ((0, 0), (amount, amount), (amount, amount), (0, 0)))
@@ -49,13 +53,13 @@ def pad(amount: int) -> ImageTransform:
 
 
 def random_crop(height: int, width: int) -> ImageTransform:
-    """One random window of height x width per image."""
+    """Cuts a random window of height x width out of each image."""
 
     def transform(images, key, positions):
         _, full_height, full_width, channels = images.shape
         limits = jnp.array([full_height - height + 1, full_width - width + 1])
         offsets = jax.vmap(lambda k: jax.random.randint(k, (2,), 0, limits))(
-            _each(key, "crop", positions)
+            _example_keys(key, "crop", positions)
         )
 
         def crop(image, offset):
@@ -67,7 +71,7 @@ def random_crop(height: int, width: int) -> ImageTransform:
 
 
 def centre_crop(height: int, width: int) -> ImageTransform:
-    """The central window of height x width."""
+    """Cuts the central window of height x width out of each image."""
 
     def transform(images, key, positions):
         top, left = (images.shape[1] - height) // 2, (images.shape[2] - width) // 2
@@ -77,14 +81,15 @@ def centre_crop(height: int, width: int) -> ImageTransform:
 
 
 def random_horizontal_flip(images: jax.Array, key: jax.Array, positions: jax.Array) -> jax.Array:
-    """Each image is flipped left to right with probability one half."""
+    """Flips each image left to right with probability one half."""
     return jnp.where(_coin(key, "flip", positions), images[:, :, ::-1], images)
 
 
 def random_axis_flip(images: jax.Array, key: jax.Array, positions: jax.Array) -> jax.Array:
-    """With probability one half each image is flipped, along an axis that is chosen evenly.
+    """Flips each image with probability one half, along either axis with equal probability.
 
-    Codistillation's "horizontal or vertical flip" on unlabelled images (appendix C.1).
+    This is the "horizontal or vertical flip" of unlabelled images in the codistillation paper (appendix
+    C.1).
     """
     axis = _coin(key, "flip axis", positions)
     flipped = jnp.where(axis, images[:, :, ::-1], images[:, ::-1])
@@ -109,12 +114,15 @@ def image_preprocess(*transforms: ImageTransform, image: str = "image"):
 
 
 def mixup(inputs: jax.Array, partners: jax.Array, coefficient: jax.Array | float) -> jax.Array:
-    """coefficient x inputs + (1 - coefficient) x partners (Zhang et al., 2018), inputs only."""
+    """coefficient x inputs + (1 - coefficient) x partners: mixup of the inputs only.
+
+    Zhang et al., 2018, https://arxiv.org/abs/1710.09412.
+    """
     return coefficient * inputs + (1 - coefficient) * partners
 
 
 def mixup_coefficient(key: jax.Array, beta: float) -> jax.Array:
-    """One coefficient per batch, Beta(beta, beta)."""
+    """Draws one coefficient for a batch from Beta(beta, beta)."""
     return jax.random.beta(key, beta, beta)
 
 
@@ -125,10 +133,10 @@ def _fits(shape: tuple[int, ...], image: tuple[int, ...]) -> bool:
         return False
 
 
-def _each(key, purpose, positions):
+def _example_keys(key, purpose, positions):
     return jax.vmap(lambda position: keys.derive(key, purpose, position))(positions)
 
 
 def _coin(key, purpose, positions):
-    flips = jax.vmap(jax.random.bernoulli)(_each(key, purpose, positions))
+    flips = jax.vmap(jax.random.bernoulli)(_example_keys(key, purpose, positions))
     return flips[:, None, None, None]

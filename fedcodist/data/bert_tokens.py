@@ -1,7 +1,7 @@
-"""Text as BERT reads it: [CLS], word pieces, [SEP], padding (Devlin et al., 2019).
+"""Text as BERT's tokens: [CLS], word pieces, [SEP], padding (Devlin et al., 2019).
 
-Needs the package `tokenizers`, which splits and normalises text as BERT's own tokenizer does. Pieces are
-learnt by `word_pieces`, so the same texts give the same vocabulary on every machine.
+Needs the package `tokenizers`, which normalises and splits text as BERT does. `word_pieces` learns the
+pieces, so the same texts give the same vocabulary on every machine.
 """
 
 from __future__ import annotations
@@ -28,13 +28,14 @@ _AT_ONCE = 10_000  # texts whose encodings exist at the same time
 
 @dataclass(frozen=True)
 class BertVocabulary:
-    """Pieces by number. Padding is 0; the other special ones are wherever they stand.
+    """Word pieces by number. Padding is 0; the other special pieces may have any number.
 
     Attributes:
-      pieces: all of them, special ones included, as in a `vocab.txt`.
+      pieces: all pieces, the special ones included, as in a `vocab.txt`.
       lower_case: whether text becomes lower case and loses accents, as for BERT's "uncased" models.
 
-    Raises ValueError for pieces that occur twice, a special one that is missing, or another one first.
+    Raises:
+      ValueError: a piece occurs twice, a special piece is missing, or the first piece is not [PAD].
     """
 
     pieces: tuple[str, ...]
@@ -52,9 +53,10 @@ class BertVocabulary:
 
     @classmethod
     def learn(cls, texts: Iterable[str], size: int, lower_case: bool = True) -> BertVocabulary:
-        """The special pieces and at most `size` learnt ones, by falling frequency.
+        """Learns at most `size` pieces from texts, and adds the special ones; by falling frequency.
 
-        Raises ValueError for texts without a word, and a size that does not even hold the characters.
+        Raises:
+          ValueError: the texts have no word, or `size` is smaller than the number of characters.
         """
         splitter = _splitter(lower_case)
         counts: Counter[str] = Counter()
@@ -74,10 +76,11 @@ class BertVocabulary:
     def load(cls, path: str | os.PathLike[str], lower_case: bool = True) -> BertVocabulary:
         """Reads a `vocab.txt`, one piece a line, such as those beside BERT's released weights.
 
-        Raises ValueError, one line with the path, where it is none.
+        Raises:
+          ValueError: names the path; the file is not a BERT vocabulary.
         """
         try:
-            # Some editors begin a file with a byte order mark, which is no part of its first piece.
+            # "utf-8-sig" drops the byte order mark that some editors write.
             lines = Path(path).read_text(encoding="utf-8-sig").removesuffix("\n").split("\n")
             return cls(tuple(lines), lower_case)
         except ValueError as error:
@@ -93,15 +96,20 @@ class BertVocabulary:
         return len(self.pieces)
 
     def number(self, piece: str) -> int:
-        """The number of a piece; KeyError where there is none."""
+        """The number of a piece. Raises KeyError for an unknown piece."""
         return self._numbers[piece]
 
     def encode(self, texts: Sequence[str], length: int) -> np.ndarray:
-        """Texts as rows of [CLS], pieces, [SEP] and padding, uint16 or int32 `[texts, length]`.
+        """Texts as [CLS], pieces, [SEP] and padding.
 
-        Longer texts lose their last pieces. Numbers other than 0 are the attention mask. What looks
-        like a special piece in a text is read as any other text. Raises ValueError for a length
-        below 2.
+        Longer texts lose their last pieces. Numbers other than 0 are the attention mask. A special piece
+        that is written in a text is read as any other text.
+
+        Returns:
+          uint16 or int32 `[texts, length]`.
+
+        Raises:
+          ValueError: length below 2.
         """
         if length < 2:
             raise ValueError(f"length must be at least 2, got {length}")
@@ -110,14 +118,16 @@ class BertVocabulary:
         tokens[:, 0] = self.number(BEGINNING)
         for start in range(0, len(texts), _AT_ONCE):
             some = list(texts[start : start + _AT_ONCE])
-            for row, found in zip(tokens[start:], self._tokenizer.encode_batch(some), strict=False):
-                numbers = found.ids[: length - 2]
+            for row, encoding in zip(
+                tokens[start:], self._tokenizer.encode_batch(some), strict=False
+            ):
+                numbers = encoding.ids[: length - 2]
                 row[1 : 1 + len(numbers)] = numbers
                 row[1 + len(numbers)] = self.number(END)
         return tokens
 
     def decode(self, tokens: Iterable[int]) -> list[str]:
-        """The words of a row of tokens up to its end, without its beginning."""
+        """The words of tokens [length] up to [SEP] or padding, without [CLS]."""
         words: list[str] = []
         for piece in (self.pieces[token] for token in tokens):
             if piece in (END, PADDING):
@@ -145,7 +155,7 @@ class BertVocabulary:
 
 
 def _splitter(lower_case: bool) -> Any:
-    """A tokenizer that does all of BERT's work but looking up pieces."""
+    """A tokenizer with BERT's normalisation and splitting into words, but without pieces."""
     tokenizers = _tokenizers()
     splitter = tokenizers.Tokenizer(tokenizers.models.WordPiece({UNKNOWN: 0}, unk_token=UNKNOWN))
     splitter.normalizer = tokenizers.normalizers.BertNormalizer(lowercase=lower_case)

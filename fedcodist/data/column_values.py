@@ -1,6 +1,6 @@
-"""The numbers of a column, looked at once: their range, what is not finite, what 32 bits cannot hold.
+"""The range of a column's numbers, and whether they are finite and fit in 32 bits.
 
-A pass goes over some megabytes at a time and gives back the pages of memory-mapped columns.
+Columns are read some megabytes at a time, and pages of memory-mapped columns are given back.
 """
 
 import mmap
@@ -14,7 +14,7 @@ _CHUNK_BYTES = 2**24
 
 
 def least_and_largest(column: Any) -> tuple[int, int] | None:
-    """The range of a column of whole numbers or of bool; None where it has no entries."""
+    """The range of a column of integers or bool; None for an empty column."""
     ranges = [(int(part.min()), int(part.max())) for _, part in _parts(column) if part.size]
     if not ranges:
         return None
@@ -22,7 +22,7 @@ def least_and_largest(column: Any) -> tuple[int, int] | None:
 
 
 def first_not_finite(column: Any, dtype: Any = None) -> tuple[int, Any] | None:
-    """(row, value) of the first number that is NaN or infinite; None where all are finite.
+    """(index, value) of the first number that is NaN or infinite; None where all are finite.
 
     Args:
       column: floats or complex numbers.
@@ -42,14 +42,16 @@ def first_not_finite(column: Any, dtype: Any = None) -> tuple[int, Any] | None:
 
 
 def check_32_bits(where: str, columns: Mapping[str, Any]) -> None:
-    """Raises one line that names a column of whole numbers that more than 32 bits hold.
+    """Checks that the integers of all columns fit in 32 bits: JAX drops the higher bits silently.
 
-    JAX keeps the lower 32 bits of 64-bit numbers without a word. Columns may be int64 where their
-    numbers are small.
+    Columns may be int64 where their numbers are small.
 
     Args:
       where: whose columns, for the message, such as "split 'test'".
       columns: name -> array.
+
+    Raises:
+      ValueError: names the column and its range.
     """
     for name, column in columns.items():
         dtype = np.dtype(column.dtype)
@@ -57,11 +59,11 @@ def check_32_bits(where: str, columns: Mapping[str, Any]) -> None:
         if dtype.kind not in "iu" or on_device == dtype:
             continue
         allowed = np.iinfo(on_device)
-        found = least_and_largest(column)
-        if found and not allowed.min <= found[0] <= found[1] <= allowed.max:
+        span = least_and_largest(column)
+        if span and not allowed.min <= span[0] <= span[1] <= allowed.max:
             raise ValueError(
                 f"column {name!r} of {where} must have whole numbers from {allowed.min} to "
-                f"{allowed.max}, since JAX keeps 32 bits of {dtype}, got {found[0]} to {found[1]}: "
+                f"{allowed.max}, since JAX keeps 32 bits of {dtype}, got {span[0]} to {span[1]}: "
                 "leave it out, or scale it to floats or smaller numbers."
             )
 
@@ -69,7 +71,7 @@ def check_32_bits(where: str, columns: Mapping[str, Any]) -> None:
 def give_back_pages(columns: Mapping[str, np.ndarray]) -> None:
     """Gives back the pages of memory-mapped columns that were read; the system still has them cached.
 
-    Each that is read stays resident otherwise, with many around it: after some rounds, all examples.
+    Without this, pages that were read stay resident: after some rounds, all examples.
     """
     for column in columns.values():
         owner: Any = column
@@ -82,7 +84,7 @@ def give_back_pages(columns: Mapping[str, np.ndarray]) -> None:
 
 
 def _parts(column: Any) -> Iterator[tuple[int, np.ndarray]]:
-    """(first row, rows) of a column, some megabytes at a time."""
+    """Yields (index of the first example, examples) of a column, some megabytes at a time."""
     values = column if isinstance(column, np.ndarray) else np.asarray(column)
     row_bytes = max(1, values[:1].nbytes)
     rows = max(1, _CHUNK_BYTES // row_bytes)

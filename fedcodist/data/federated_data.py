@@ -1,6 +1,6 @@
-"""Federated data sets as columns: one array per feature, and the rows of each client side by side.
+"""Federated data sets as columns: one array per feature, with the examples of each client side by side.
 
-The rows of client `i` are `offsets[i]:offsets[i + 1]` of every column, so a data set of a million
+The examples of client `i` are `offsets[i]:offsets[i + 1]` of every column. So a data set of a million
 clients is a handful of arrays, in memory or memory-mapped, and reading a client copies nothing.
 """
 
@@ -20,15 +20,20 @@ _COLUMN_KINDS = "biufcSU"  # bool, integers, floats, complex, byte strings and t
 
 @dataclass(frozen=True, eq=False, repr=False)
 class FederatedData:
-    """A fixed set of clients, each with a contiguous block of rows in every column.
+    """A fixed set of clients, each with a contiguous block of examples in every column.
 
-    `columns`: name -> array `[num_examples, ...]` of any numeric, bool or fixed-width string dtype
-    (`np.memmap` included; values are kept as given, images stay uint8). `offsets`: int64
-    `[num_clients + 1]`, from 0 to `num_examples`. `client_ids`: the clients' natural ids, str
-    `[num_clients]`. Client *indices*, used by samplers and pools, are positions in `client_ids`.
+    A client's *index*, which samplers and pools use, is its position in `client_ids`.
 
-    Raises ValueError or TypeError where the three do not fit together, and for a client without
-    examples unless `allow_empty`.
+    Attributes:
+      columns: name -> array `[num_examples, ...]` of numbers, bool or fixed-width strings. `np.memmap`
+        is allowed. Values are kept as given; images stay uint8.
+      offsets: int64 `[num_clients + 1]`, from 0 to `num_examples`.
+      client_ids: the clients' natural ids, str `[num_clients]`.
+      allow_empty: whether clients without examples are allowed.
+
+    Raises:
+      ValueError, TypeError: the arrays do not fit together, or a client has no examples and
+        `allow_empty` is false.
     """
 
     columns: dict[str, np.ndarray]
@@ -59,18 +64,24 @@ class FederatedData:
         client_ids: Sequence[str] | np.ndarray | None = None,
         allow_empty: bool = False,
     ) -> FederatedData:
-        """Makes federated data of arrays `[rows, ...]` and one description of who owns which row.
+        """Makes federated data from arrays `[examples, ...]` and the owner of each example.
 
-        Exactly one of these is given:
-        `client_of_row`: `[rows]`, either natural ids (text or UTF-8 bytes; clients are then sorted by
-        id) or client indices (integers from 0; natural ids that are integers must be passed as str);
-        `partition`: for each client an integer array of its rows, as the functions of
-        `fedcodist.data.partition` return them, or `{client: rows}`, whose keys become ids; rows that
-        occur in none are left out;
-        `offsets`: int `[num_clients + 1]`, for rows that lie client by client already.
+        Exactly one of `client_of_row`, `partition` and `offsets` is given.
 
-        `client_ids` names the clients in index order; by default the natural ids, or "0", "1", ...
-        Raises ValueError or TypeError for arrays that do not fit together.
+        Args:
+          columns: name -> array `[examples, ...]`.
+          client_of_row: `[examples]`, natural ids or client indices. Natural ids are text or UTF-8
+            bytes, and clients are then sorted by id. Integers are indices from 0; pass integer ids as
+            str.
+          partition: for each client an integer array of its examples, as the functions of
+            `fedcodist.data.partition` return them. Or `{client: examples}`, whose keys become ids.
+            Examples of no client are left out.
+          offsets: int `[num_clients + 1]`, for examples that are in the order of clients already.
+          client_ids: names of the clients in index order; by default the natural ids, or "0", "1", ...
+          allow_empty: whether clients without examples are allowed.
+
+        Raises:
+          ValueError, TypeError: arrays that do not fit together.
         """
         check_boolean("allow_empty", allow_empty)
         given = {"client_of_row": client_of_row, "partition": partition, "offsets": offsets}
@@ -81,7 +92,7 @@ class FederatedData:
                 f"but got {' and '.join(named) if named else 'none of them'}"
             )
         columns = _checked_columns(columns)
-        num_rows = len(next(iter(columns.values())))
+        num_examples = len(next(iter(columns.values())))
         if offsets is not None:
             order = None
         elif partition is not None:
@@ -92,26 +103,27 @@ class FederatedData:
                     )
                 client_ids = _ids_of_keys(partition)
                 partition = list(partition.values())
-            order, offsets = _order_of_partition(partition, num_rows)
+            order, offsets = _order_of_partition(partition, num_examples)
         else:
             order, offsets, natural_ids = _order_of_client_of_row(
-                client_of_row, num_rows, client_ids, allow_empty
+                client_of_row, num_examples, client_ids, allow_empty
             )
             client_ids = natural_ids if client_ids is None else client_ids
         if client_ids is None:
             client_ids = default_client_ids(len(offsets) - 1)
         if order is not None:
-            columns = {name: _take_rows(column, order) for name, column in columns.items()}
+            columns = {name: _take_examples(column, order) for name, column in columns.items()}
         return cls(columns, offsets, client_id_array(client_ids), allow_empty)
 
     @classmethod
     def from_client_dict(
         cls, clients: Mapping[str, Mapping[str, Any]], *, allow_empty: bool = False
     ) -> FederatedData:
-        """Makes federated data of `{client id: {column: array [rows, ...]}}`, in that order.
+        """Makes federated data from `{client id: {column: array [examples, ...]}}`, in that order.
 
-        Raises ValueError when there is no client, and naming the client whose columns, shapes or
-        dtypes differ from the first client's.
+        Raises:
+          ValueError: there is no client, or a client's columns, shapes or dtypes differ from the first
+            client's; names that client.
         """
         if not isinstance(clients, Mapping) or not clients:
             raise ValueError(
@@ -137,7 +149,7 @@ class FederatedData:
 
     @property
     def num_examples(self) -> int:
-        """Number of rows over all clients."""
+        """Number of examples of all clients."""
         return int(self.offsets[-1])
 
     @functools.cached_property
@@ -152,7 +164,7 @@ class FederatedData:
         return {client_id: index for index, client_id in enumerate(self.client_ids.tolist())}
 
     def client_index(self, client_id: str) -> int:
-        """Position of a natural id. Raises ValueError for an id that is not in this data set."""
+        """The index of the client with a natural id. Raises ValueError for an unknown id."""
         try:
             return self._index_of_id[client_id]
         except (KeyError, TypeError):
@@ -162,14 +174,14 @@ class FederatedData:
             ) from None
 
     def client(self, index: int) -> dict[str, np.ndarray]:
-        """Columns of the client at `index`, as views. Raises ValueError if out of range."""
+        """Columns of the client at `index`, as views. Raises ValueError for an index out of range."""
         if not 0 <= index < self.num_clients:
             raise ValueError(f"index must be in 0..{self.num_clients - 1}, got {index}")
-        rows = slice(int(self.offsets[index]), int(self.offsets[index + 1]))
-        return {name: column[rows] for name, column in self.columns.items()}
+        block = slice(int(self.offsets[index]), int(self.offsets[index + 1]))
+        return {name: column[block] for name, column in self.columns.items()}
 
     def get_client(self, client_id: str) -> dict[str, np.ndarray]:
-        """Columns of the client with this natural id, as views. Raises ValueError if unknown."""
+        """Columns of the client with this natural id, as views. Raises ValueError for an unknown id."""
         return self.client(self.client_index(client_id))
 
     def get_clients(self, client_ids: Iterable[str]) -> Iterator[tuple[str, dict[str, np.ndarray]]]:
@@ -183,19 +195,24 @@ class FederatedData:
             yield client_id, self.client(index)
 
     def select(self, client_indices: Any) -> FederatedData:
-        """The data of some clients only, in the order of `client_indices` (int `[n]`, distinct).
+        """The data of some clients only.
 
-        Consecutive clients are a view; anything else is gathered into memory. Raises ValueError for
-        an empty selection, an index outside 0..num_clients-1 or one that is repeated.
+        Consecutive clients are a view; other selections are copied into memory.
+
+        Args:
+          client_indices: int `[n]`, distinct; the result has their order.
+
+        Raises:
+          ValueError: no index, an index outside 0..num_clients-1, or one that is repeated.
         """
         indices = _checked_indices("client_indices", client_indices, self.num_clients)
         starts, sizes = self.offsets[indices], self.client_sizes[indices]
         if np.all(np.diff(indices) == 1):
-            rows: slice | np.ndarray = slice(int(starts[0]), int(self.offsets[indices[-1] + 1]))
+            examples: slice | np.ndarray = slice(int(starts[0]), int(self.offsets[indices[-1] + 1]))
         else:
             within = np.arange(sizes.sum()) - np.repeat(np.cumsum(sizes) - sizes, sizes)
-            rows = np.repeat(starts, sizes) + within
-        columns = {name: column[rows] for name, column in self.columns.items()}
+            examples = np.repeat(starts, sizes) + within
+        columns = {name: column[examples] for name, column in self.columns.items()}
         return FederatedData(
             columns, _offsets_of_sizes(sizes), self.client_ids[indices], self.allow_empty
         )
@@ -212,7 +229,7 @@ class FederatedData:
         return self.keep([name for name in self.columns if name not in names])
 
     def all_examples(self) -> dict[str, np.ndarray]:
-        """All rows of all clients as one table, `{column: [num_examples, ...]}`, not copied."""
+        """The examples of all clients, `{column: [num_examples, ...]}`, not copied."""
         return dict(self.columns)
 
     def _checked_names(self, names: str | Iterable[str]) -> set[str]:
@@ -239,20 +256,20 @@ def default_client_ids(num_clients: int) -> np.ndarray:
 
 
 def client_id_array(client_ids: Iterable[str] | np.ndarray) -> np.ndarray:
-    """Natural ids as an array of text. Raises TypeError or ValueError for what is not an id."""
+    """Natural ids as an array of text. Raises TypeError or ValueError for anything else."""
     if isinstance(client_ids, np.ndarray) and client_ids.dtype.kind == "U":
         return client_ids
     check_several("client_ids", client_ids)
     ids = [_as_text("client_ids", client_id) for client_id in client_ids]
     for client_id in ids:
-        # Fixed-width text is padded with NUL, so a trailing one would be lost without a word.
+        # Fixed-width text is padded with NUL, so a trailing one would be lost silently.
         if client_id.endswith("\0"):
             raise ValueError(f"client_ids must not end in a NUL character, got {client_id!r}")
     return np.array(ids, dtype=np.str_)
 
 
 def array_of(name: str, column: Any, where: str = "") -> np.ndarray:
-    """A column as an array, whatever holds it; one line for what is no array or hides entries."""
+    """A column as an array. Raises TypeError or ValueError for what is no array or hides entries."""
     of = f" of {where}" if where else ""
     try:
         array = column if isinstance(column, np.ndarray) else np.asarray(column)
@@ -272,16 +289,17 @@ def array_of(name: str, column: Any, where: str = "") -> np.ndarray:
 
 
 def federated_splits(name: str, splits: Mapping[str, Any]) -> dict[str, FederatedData]:
-    """Splits as federated data; those given as plain columns are of one client, named as the split.
+    """Splits as federated data. Plain columns become the data of one client, named as the split.
 
-    Raises TypeError or ValueError, one line that names the split, for anything else.
+    Raises:
+      TypeError, ValueError: names the split that is neither.
     """
     if not isinstance(splits, Mapping):
         raise TypeError(f"{name} must be a mapping from names to data, got {type(splits).__name__}")
-    found = {}
+    federated = {}
     for split, data in splits.items():
         if isinstance(data, FederatedData):
-            found[split] = data
+            federated[split] = data
             continue
         if not isinstance(data, Mapping):
             raise TypeError(
@@ -290,17 +308,19 @@ def federated_splits(name: str, splits: Mapping[str, Any]) -> dict[str, Federate
             )
         try:
             columns = _checked_columns(data)
-            rows = len(next(iter(columns.values())))
-            found[split] = FederatedData(columns, np.array([0, rows]), np.array([str(split)]))
+            num_examples = len(next(iter(columns.values())))
+            federated[split] = FederatedData(
+                columns, np.array([0, num_examples]), np.array([str(split)])
+            )
         except (TypeError, ValueError) as error:
             raise type(error)(f"{name}[{split!r}]: {error}") from None
-    for split, data in found.items():
+    for split, data in federated.items():
         check_numbers(f"{name}[{split!r}]", data.columns)
-    return found
+    return federated
 
 
 def check_numbers(where: str, columns: Mapping[str, Any]) -> None:
-    """Raises TypeError, one line, where a column is of text, objects or times."""
+    """Checks that columns hold numbers; raises TypeError that names one of text, objects or times."""
     for name, column in columns.items():
         if column.dtype.kind in "OSUMm":
             raise TypeError(
@@ -310,7 +330,7 @@ def check_numbers(where: str, columns: Mapping[str, Any]) -> None:
 
 
 def _as_text(name: str, client_id: Any) -> str:
-    """A natural id that is text, or bytes as TFDS and HDF5 have them."""
+    """A natural id as text. TFDS and HDF5 store ids as bytes."""
     if isinstance(client_id, bytes):
         try:
             return client_id.decode("utf-8")
@@ -432,7 +452,7 @@ def _check_same_columns(
 
 
 def _ids_of_keys(partition: Mapping[Any, Any]) -> list[str]:
-    """Keys of {client: rows}, text or whole numbers, as natural ids in the order given."""
+    """The keys of {client: examples}, text or integers, as natural ids in the order given."""
     ids = [
         str(int(key))
         if isinstance(key, int | np.integer) and not isinstance(key, bool)
@@ -440,49 +460,51 @@ def _ids_of_keys(partition: Mapping[Any, Any]) -> list[str]:
         for key in partition
     ]
     if len(set(ids)) < len(ids):
-        repeated = next(own for own in ids if ids.count(own) > 1)
+        repeated = next(client_id for client_id in ids if ids.count(client_id) > 1)
         raise ValueError(f"partition's keys must be different clients, got {repeated!r} twice")
     return ids
 
 
-def _order_of_partition(partition: Sequence[Any], num_rows: int) -> tuple[np.ndarray, np.ndarray]:
+def _order_of_partition(
+    partition: Sequence[Any], num_examples: int
+) -> tuple[np.ndarray, np.ndarray]:
     if not hasattr(partition, "__len__") or isinstance(partition, str | bytes):
         raise TypeError(
             f"partition must hold an array of rows for each client, got {type(partition).__name__}"
         )
     if len(partition) == 0:
         raise ValueError("partition must hold the rows of at least one client")
-    # A set has no order of its own, and NumPy would make one object of it.
+    # A set has no order, and NumPy would make a single object of it.
     parts = [
-        _numbers(f"partition[{index}]", sorted(rows) if isinstance(rows, set) else rows)
-        for index, rows in enumerate(partition)
+        _numbers(f"partition[{index}]", sorted(examples) if isinstance(examples, set) else examples)
+        for index, examples in enumerate(partition)
     ]
-    for index, rows in enumerate(parts):
-        if rows.ndim != 1 or (len(rows) and rows.dtype.kind not in "iu"):
+    for index, examples in enumerate(parts):
+        if examples.ndim != 1 or (len(examples) and examples.dtype.kind not in "iu"):
             raise ValueError(
                 f"partition[{index}] must be a vector of row numbers, "
-                f"got {rows.dtype} {list(rows.shape)}"
+                f"got {examples.dtype} {list(examples.shape)}"
             )
     order = np.concatenate(parts).astype(np.int64)
-    outside = order[(order < 0) | (order >= num_rows)]
+    outside = order[(order < 0) | (order >= num_examples)]
     if len(outside):
-        raise ValueError(f"partition must hold rows in 0..{num_rows - 1}, got {outside[0]}")
+        raise ValueError(f"partition must hold rows in 0..{num_examples - 1}, got {outside[0]}")
     repeated = np.flatnonzero(np.bincount(order, minlength=1) > 1)
     if len(repeated):
         raise ValueError(f"partition must use every row at most once, got row {repeated[0]} twice")
-    return order, _offsets_of_sizes([len(rows) for rows in parts])
+    return order, _offsets_of_sizes([len(examples) for examples in parts])
 
 
 def _order_of_client_of_row(
     client_of_row: Any,
-    num_rows: int,
+    num_examples: int,
     client_ids: Sequence[str] | np.ndarray | None,
     allow_empty: bool,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     owners = _natural_ids_as_text(_numbers("client_of_row", client_of_row))
-    if owners.shape != (num_rows,):
+    if owners.shape != (num_examples,):
         raise ValueError(
-            f"client_of_row must name a client for each of the {num_rows} rows, "
+            f"client_of_row must name a client for each of the {num_examples} rows, "
             f"got shape {list(owners.shape)}"
         )
     if owners.dtype.kind == "U":
@@ -491,9 +513,9 @@ def _order_of_client_of_row(
         natural_ids, owners = np.unique(owners, return_inverse=True)
         num_clients = len(natural_ids)
     elif owners.dtype.kind in "iu":
-        if num_rows and owners.min() < 0:
+        if num_examples and owners.min() < 0:
             raise ValueError(f"client_of_row must not be negative, got {owners.min()}")
-        largest = int(owners.max()) if num_rows else -1
+        largest = int(owners.max()) if num_examples else -1
         if client_ids is not None:
             num_clients = len(client_ids)
             if largest >= num_clients:
@@ -508,9 +530,9 @@ def _order_of_client_of_row(
             )
         else:
             num_clients = largest + 1
-            if num_clients > num_rows:
+            if num_clients > num_examples:
                 raise ValueError(
-                    f"client_of_row holds client index {largest} but there are only {num_rows} "
+                    f"client_of_row holds client index {largest} but there are only {num_examples} "
                     "rows, so some client has no examples; pass natural ids as strings"
                 )
         natural_ids = default_client_ids(num_clients)
@@ -528,9 +550,9 @@ def _numbers(name: str, value: Any) -> np.ndarray:
 
 
 def _natural_ids_as_text(owners: np.ndarray) -> np.ndarray:
-    """Natural ids in an array of bytes or of objects, as pandas has text, as an array of text.
+    """Natural ids in an array of bytes, or of objects as in pandas, as an array of text.
 
-    Text and the same in bytes are one id. Objects that are all whole numbers are indices.
+    The same text in bytes is the same id. Objects that are all integers are indices.
     """
     if owners.dtype.kind not in "OS" or owners.ndim != 1:
         return owners
@@ -548,8 +570,8 @@ def _offsets_of_sizes(sizes: Any) -> np.ndarray:
     return np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)]).astype(np.int64)
 
 
-def _take_rows(column: np.ndarray, order: np.ndarray) -> np.ndarray:
-    # Rows that lie in order already stay a view: a memory-mapped column is then not read.
+def _take_examples(column: np.ndarray, order: np.ndarray) -> np.ndarray:
+    # Examples that are in order already stay a view: a memory-mapped column is then not read.
     if np.array_equal(order, np.arange(len(order))):
         return column[: len(order)]
     return column[order]

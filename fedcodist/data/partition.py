@@ -1,8 +1,8 @@
-"""Who owns which example: partitions of rows among clients, and pools of clients.
+"""Partitions: which client has which example, and which pool has which client.
 
-Every partitioner returns a list with one int64 array of row numbers per client, for
-`FederatedData.from_arrays(columns, partition=...)`. No row is used twice; all rows are used, except
-by `pachinko` when it is asked for fewer. The same integer seed gives the same partition.
+Every partitioner returns a list with one int64 array per client: the indices of its examples, for
+`FederatedData.from_arrays(columns, partition=...)`. No example is used twice. All are used, except by
+`pachinko` when it is asked for fewer. The same integer seed gives the same partition.
 """
 
 from __future__ import annotations
@@ -17,13 +17,14 @@ import numpy as np
 from fedcodist.core.checks import check_boolean, check_integer, shown
 from fedcodist.data.federated_data import FederatedData, default_client_ids
 
-_MOST_CLIENTS = 10**8  # as many are put in a random order in memory
+_MOST_CLIENTS = 10**8  # a random order of this many still fits in memory
 
 
 def iid(num_examples: int, num_clients: int, seed: int) -> list[np.ndarray]:
-    """Deals shuffled rows evenly; client sizes differ by at most one.
+    """Deals shuffled examples evenly; client sizes differ by at most one.
 
-    Raises ValueError or TypeError unless 1 <= num_clients <= num_examples.
+    Raises:
+      ValueError, TypeError: unless 1 <= num_clients <= num_examples.
     """
     check_integer("num_examples", num_examples, low=1)
     _check_num_clients(num_clients, num_examples)
@@ -33,14 +34,20 @@ def iid(num_examples: int, num_clients: int, seed: int) -> list[np.ndarray]:
 def dirichlet(
     labels: Any, num_clients: int, concentration: float, seed: int, min_size: int = 1
 ) -> list[np.ndarray]:
-    """Splits each label's rows in proportions drawn from a symmetric Dirichlet over the clients.
+    """Splits the examples of each label in proportions drawn from a symmetric Dirichlet over clients.
 
-    `labels`: int `[rows]`. A large `concentration` gives every client the same mix of labels, a
-    small one few labels each. A client left with fewer than `min_size` rows gets random rows of the
-    client that is then the largest: redrawing everything until none is left, as others do, may
-    never end when there are many clients.
+    A client with fewer than `min_size` examples gets random ones of the client that is then the largest.
+    (Drawing everything again until all clients are large enough may never end when there are many.)
 
-    Raises ValueError for concentration <= 0, or fewer than `num_clients * min_size` rows.
+    Args:
+      labels: int `[examples]`.
+      num_clients: number of clients.
+      concentration: a large one gives every client the same mix of labels, a small one few labels each.
+      seed: of the draws.
+      min_size: the least number of examples of a client.
+
+    Raises:
+      ValueError: concentration <= 0, or fewer than `num_clients * min_size` examples.
     """
     labels = _checked_labels("labels", labels)
     _check_num_clients(num_clients, len(labels))
@@ -53,11 +60,11 @@ def dirichlet(
     rng = _generator(seed)
     owner = np.empty(len(labels), np.int64)
     for label in np.unique(labels):
-        rows = rng.permutation(np.flatnonzero(labels == label))
+        examples = rng.permutation(np.flatnonzero(labels == label))
         shares = _dirichlet_draw(rng, concentration, num_clients)
-        cuts = np.rint(np.cumsum(shares)[:-1] * len(rows)).astype(np.int64)
-        owner[rows] = np.searchsorted(cuts, np.arange(len(rows)), side="right")
-    return _with_min_size(_rows_of_owner(owner, num_clients), min_size, rng)
+        cuts = np.rint(np.cumsum(shares)[:-1] * len(examples)).astype(np.int64)
+        owner[examples] = np.searchsorted(cuts, np.arange(len(examples)), side="right")
+    return _with_min_size(_examples_of_owner(owner, num_clients), min_size, rng)
 
 
 def pachinko(
@@ -71,13 +78,22 @@ def pachinko(
 ) -> list[np.ndarray]:
     """Pachinko allocation over a two-level label tree, as in TFF's federated CIFAR-100.
 
-    `fine_labels`, `coarse_labels`: int `[rows]`; every fine label belongs to one coarse label. Each
-    client draws a Dirichlet(`root_concentration`) over coarse labels and, within each, a
-    Dirichlet(`leaf_concentration`) over its fine labels, then draws `examples_per_client` rows
-    without replacement, coarse label first. A label whose rows are used up is removed from the tree
-    and the remaining probabilities are renormalised; so the last clients find fewer labels.
+    Each client draws a Dirichlet over coarse labels and, within each of them, a Dirichlet over its fine
+    labels. Then it draws its examples without replacement, coarse label first. A label whose examples
+    are used up leaves the tree, and the other probabilities are normalised again. So the last clients
+    have fewer labels.
 
-    Raises ValueError for concentrations <= 0, too few rows, or labels that are not a tree.
+    Args:
+      fine_labels: int `[examples]`.
+      coarse_labels: int `[examples]`; every fine label belongs to one coarse label.
+      num_clients: number of clients.
+      examples_per_client: number of examples of each client.
+      seed: of the draws.
+      root_concentration: of the Dirichlet over coarse labels.
+      leaf_concentration: of the Dirichlets over fine labels.
+
+    Raises:
+      ValueError: concentrations <= 0, too few examples, or labels that are not a tree.
     """
     fine = _checked_labels("fine_labels", fine_labels)
     coarse = _checked_labels("coarse_labels", coarse_labels)
@@ -111,17 +127,23 @@ def pachinko(
 def equal_dirichlet(
     labels: Any, num_clients: int, concentration: float, seed: int, together: int = 10
 ) -> list[np.ndarray]:
-    """A Dirichlet split over labels, cut anew into equal parts: FedDF's partition.
+    """FedDF's partition: a Dirichlet split over labels, cut again into parts of equal size.
 
-    Clients are taken `together` at a time, each batch of them with a random share of the rows. Within
-    it every label's rows are split in Dirichlet proportions over those clients that are still smaller
-    than the mean, all again until none is smaller than half of it; the clients' rows in a row are
-    then cut into parts whose sizes differ by at most one, so that borders mix neighbours.
+    Clients are taken in groups of `together`; each group gets a random share of the examples. Within a
+    group, the examples of every label are split in Dirichlet proportions over the clients that are still
+    smaller than the mean. This is repeated until no client is smaller than half of the mean. The
+    examples, in the order of clients, are then cut into parts whose sizes differ by at most one.
 
-    `labels`: int `[rows]`.
+    Args:
+      labels: int `[examples]`.
+      num_clients: number of clients.
+      concentration: of the Dirichlet.
+      seed: of the draws.
+      together: clients in a group.
 
-    Raises ValueError for concentration <= 0, too few rows, or where a thousand draws leave a client
-    too small.
+    Raises:
+      ValueError: concentration <= 0, too few examples, or a client that is too small in each of a
+        thousand draws.
     """
     labels = _checked_labels("labels", labels)
     _check_num_clients(num_clients, len(labels))
@@ -134,18 +156,26 @@ def equal_dirichlet(
     ends = np.rint(np.cumsum([len(b) for b in batches])[:-1] * len(labels) / num_clients)
     shares = np.split(rng.permutation(len(labels)), ends.astype(np.int64))
     in_a_row = [
-        rows
+        examples
         for batch, share in zip(batches, shares, strict=True)
-        for rows in _half_even_dirichlet(labels, share, len(batch), concentration, rng)
+        for examples in _half_even_dirichlet(labels, share, len(batch), concentration, rng)
     ]
     return np.array_split(np.concatenate(in_a_row), num_clients)
 
 
 def shards(labels: Any, num_clients: int, shards_per_client: int, seed: int) -> list[np.ndarray]:
-    """Sorts rows by label, cuts them into equal shards, deals `shards_per_client` to each client.
+    """Sorts examples by label, cuts them into equal shards and deals some shards to each client.
 
-    `labels`: int `[rows]`. A client sees few labels: about one for each shard. Shard sizes differ
-    by at most one. Raises ValueError when there are fewer rows than shards.
+    Shard sizes differ by at most one.
+
+    Args:
+      labels: int `[examples]`.
+      num_clients: number of clients.
+      shards_per_client: shards of each client, about the number of labels that it has.
+      seed: of the draws.
+
+    Raises:
+      ValueError: fewer examples than shards.
     """
     labels = _checked_labels("labels", labels)
     _check_num_clients(num_clients, len(labels))
@@ -167,10 +197,16 @@ def shards(labels: Any, num_clients: int, shards_per_client: int, seed: int) -> 
 
 
 def by_id(ids: Any) -> tuple[np.ndarray, list[np.ndarray]]:
-    """Groups rows by their natural client. `ids`: `[rows]` of str or integers.
+    """Groups examples by their natural client.
 
-    Returns the sorted ids, str `[num_clients]`, and the rows of each in their original order.
-    Raises ValueError or TypeError for ids that are not a non-empty vector of strings or integers.
+    Args:
+      ids: `[examples]` of str or integers.
+
+    Returns:
+      The sorted ids, str `[num_clients]`, and the examples of each client in their original order.
+
+    Raises:
+      ValueError, TypeError: ids that are not a non-empty vector of strings or integers.
     """
     array = np.asarray(ids)
     if array.dtype.kind not in "Uiu":
@@ -178,15 +214,25 @@ def by_id(ids: Any) -> tuple[np.ndarray, list[np.ndarray]]:
     if array.ndim != 1 or len(array) == 0:
         raise ValueError(f"ids must be a non-empty vector, got shape {list(array.shape)}")
     values, owner = np.unique(array, return_inverse=True)
-    return values.astype(str), _rows_of_owner(owner, len(values))
+    return values.astype(str), _examples_of_owner(owner, len(values))
 
 
 def split_clients(num_clients: int, counts: Mapping[str, int], seed: int) -> dict[str, np.ndarray]:
-    """Draws disjoint groups of whole clients: name -> sorted int32 client indices.
+    """Draws disjoint groups of whole clients.
 
     For the paper's CIFAR-100: `split_clients(500, {"distillation": 135, "train": 315,
-    "held_out": 50}, seed)`, then `data.select(groups["train"])`. Clients beyond the sum of `counts`
-    are in no group. Raises ValueError for a count below 1 or a sum above `num_clients`.
+    "held_out": 50}, seed)`, then `data.select(groups["train"])`.
+
+    Args:
+      num_clients: number of clients.
+      counts: group -> number of clients. Clients beyond their sum are in no group.
+      seed: of the draw.
+
+    Returns:
+      group -> sorted int32 client indices.
+
+    Raises:
+      ValueError: a count below 1 or a sum above `num_clients`.
     """
     check_integer("num_clients", num_clients, low=1, high=_MOST_CLIENTS)
     if not isinstance(counts, Mapping):
@@ -211,8 +257,10 @@ def split_clients(num_clients: int, counts: Mapping[str, int], seed: int) -> dic
 def merge_clients(data: FederatedData, num_clients: int, seed: int) -> FederatedData:
     """Deals whole clients, such as users, to `num_clients` larger ones, named "0", "1", ...
 
-    The numbers of old clients in each differ by at most one. Raises ValueError unless
-    1 <= num_clients <= the number of old ones.
+    The numbers of old clients in the new ones differ by at most one.
+
+    Raises:
+      ValueError: unless 1 <= num_clients <= the number of old clients.
     """
     if not _is_integer(num_clients) or not 1 <= num_clients <= data.num_clients:
         raise ValueError(
@@ -230,15 +278,23 @@ def merge_clients(data: FederatedData, num_clients: int, seed: int) -> Federated
 def capacity_pools(
     num_clients: int, fraction: float | Mapping[str, float], seed: int, nested: bool = True
 ) -> dict[str, np.ndarray]:
-    """Draws capacity pools: name -> sorted int32 client indices.
+    """Draws pools of clients by capacity.
 
-    With a number, `fraction` is the share of high-capacity clients, rounded down (0.1 of 315 is
-    31): pool "large" is that many random clients, and "small" is everyone (`nested`, the paper's
-    setting) or everyone else. With a mapping, each pool has its own fraction; nested pools are
-    prefixes of one random order, so a pool of a smaller fraction lies inside every larger one.
+    Args:
+      num_clients: number of clients.
+      fraction: a number is the share of high-capacity clients, rounded down (0.1 of 315 is 31): the pool
+        "large" has that many random clients, the pool "small" all clients or all others. A mapping gives
+        the share of each pool.
+      seed: of the draw.
+      nested: whether "small" has all clients, as in the paper. With a mapping, nested pools are prefixes
+        of one random order, so every pool contains those of smaller fractions.
 
-    Raises ValueError for a fraction outside (0, 1], an empty pool, or disjoint pools that need more
-    clients than there are.
+    Returns:
+      pool -> sorted int32 client indices.
+
+    Raises:
+      ValueError: a fraction outside (0, 1], an empty pool, or disjoint pools that need more clients than
+        there are.
     """
     check_integer("num_clients", num_clients, low=1, high=_MOST_CLIENTS)
     check_boolean("nested", nested)
@@ -268,8 +324,10 @@ def pools_from_ids(
 ) -> dict[str, np.ndarray]:
     """Turns pools of natural ids into pools of sorted int32 client indices of `data`.
 
-    The pools may be nested, disjoint or overlap. Raises ValueError for no pool, an empty pool, an
-    id that `data` does not have, or one that is repeated within a pool.
+    Pools may be nested, disjoint or overlap.
+
+    Raises:
+      ValueError: no pool, an empty pool, an unknown id, or one that is repeated within a pool.
     """
     if not pools:
         raise ValueError("pools must name at least one pool")
@@ -320,7 +378,7 @@ def _check_positive(name: str, value: float) -> None:
 
 
 def whole_labels(labels: Any) -> np.ndarray:
-    """Labels as a vector where their meaning is plain: bool, [rows, 1], or one-hot [rows, labels]."""
+    """Labels as a vector, also from bool, `[examples, 1]` or one-hot `[examples, labels]`."""
     array = np.asarray(labels)
     if array.ndim == 2 and array.shape[1] == 1 and array.dtype.kind in "biu":
         array = array[:, 0]
@@ -349,20 +407,24 @@ def _checkpoints_per_client(name: str, fraction: float, num_clients: int) -> int
 
 
 def _half_even_dirichlet(
-    labels: np.ndarray, rows: np.ndarray, count: int, concentration: float, rng: np.random.Generator
+    labels: np.ndarray,
+    examples: np.ndarray,
+    count: int,
+    concentration: float,
+    rng: np.random.Generator,
 ) -> list[np.ndarray]:
-    """Splits rows over `count` clients, none smaller than half of the mean."""
-    mean = len(rows) / count
+    """Splits examples over `count` clients, none smaller than half of the mean."""
+    mean = len(examples) / count
     for _ in range(1000):
         parts: list[list[np.ndarray]] = [[] for _ in range(count)]
         sizes = np.zeros(count)
-        for label in np.unique(labels[rows]):
-            own = rng.permutation(rows[labels[rows] == label])
+        for label in np.unique(labels[examples]):
+            shuffled = rng.permutation(examples[labels[examples] == label])
             weights = _dirichlet_draw(rng, concentration, count) * (sizes < mean)
             total = weights.sum()
             weights = weights / total if total > 0 else (sizes < mean) / (sizes < mean).sum()
-            cuts = np.rint(np.cumsum(weights)[:-1] * len(own)).astype(np.int64)
-            for client, part in enumerate(np.split(own, cuts)):
+            cuts = np.rint(np.cumsum(weights)[:-1] * len(shuffled)).astype(np.int64)
+            for client, part in enumerate(np.split(shuffled, cuts)):
                 parts[client].append(part)
                 sizes[client] += len(part)
         if sizes.min() >= 0.5 * mean:
@@ -384,7 +446,7 @@ def _dirichlet_draw(rng: np.random.Generator, concentration: float, size: int) -
     return np.eye(size)[rng.integers(size)]
 
 
-def _rows_of_owner(owner: np.ndarray, num_clients: int) -> list[np.ndarray]:
+def _examples_of_owner(owner: np.ndarray, num_clients: int) -> list[np.ndarray]:
     order = np.argsort(owner, kind="stable")
     return np.split(order, np.cumsum(np.bincount(owner, minlength=num_clients))[:-1])
 
@@ -392,7 +454,7 @@ def _rows_of_owner(owner: np.ndarray, num_clients: int) -> list[np.ndarray]:
 def _with_min_size(
     partition: list[np.ndarray], min_size: int, rng: np.random.Generator
 ) -> list[np.ndarray]:
-    sizes = np.array([len(rows) for rows in partition])
+    sizes = np.array([len(examples) for examples in partition])
     for client in np.flatnonzero(sizes < min_size):
         while sizes[client] < min_size:
             donor = int(np.argmax(sizes))
@@ -434,13 +496,13 @@ def _draw_pachinko_client(
     leaf_shares = {
         branch: _dirichlet_draw(rng, leaf_concentration, len(tree[branch])) for branch in branches
     }
-    rows = []
+    examples = []
     for _ in range(examples_per_client):
         position = _draw_index(rng, branch_shares)
         branch = branches[position]
         leaf_position = _draw_index(rng, leaf_shares[branch])
         leaf = tree[branch][leaf_position]
-        rows.append(unused[leaf].pop())
+        examples.append(unused[leaf].pop())
         if not unused[leaf]:
             tree[branch].pop(leaf_position)
             leaf_shares[branch] = np.delete(leaf_shares[branch], leaf_position)
@@ -448,7 +510,7 @@ def _draw_pachinko_client(
             del tree[branch]
             branches.pop(position)
             branch_shares = np.delete(branch_shares, position)
-    return np.asarray(rows, np.int64)
+    return np.asarray(examples, np.int64)
 
 
 def _draw_index(rng: np.random.Generator, shares: np.ndarray) -> int:

@@ -1,7 +1,7 @@
 """Prepared data sets: a folder of `.npy` columns, written once and memory-mapped afterwards.
 
     manifest.json               splits, dtypes, shapes, sizes, sha256, source, licence
-    <split>/<column>.npy        rows of all clients, client by client
+    <split>/<column>.npy        examples of all clients, client by client
     <split>/offsets.npy         int64 [num_clients + 1]
     <split>/client_ids.npy      text [num_clients]
 
@@ -59,15 +59,21 @@ def save_prepared(
     licence: str,
     arguments: Mapping[str, Any],
 ) -> None:
-    """Writes splits as a prepared folder, all of it or nothing.
+    """Writes splits as a prepared folder, completely or not at all.
 
-    `source` and `licence` say where the data come from and how they may be used; `arguments` are
-    those of the preparation program, anything that JSON can hold. The folder must not exist yet or
-    be empty; its parents are made. Everything is written beside it under a hidden temporary name
-    and then renamed.
+    Everything is written into a hidden temporary folder beside it, which is then renamed.
 
-    Raises PreparedDataError for names that cannot be file names, arguments that JSON cannot hold
-    and a folder that is in use, OSError when writing fails (a full disk).
+    Args:
+      folder: must not exist yet, or be empty. Its parents are made.
+      splits: name -> data.
+      source: where the data come from.
+      licence: how they may be used.
+      arguments: those of the preparation program, anything that JSON can hold.
+
+    Raises:
+      PreparedDataError: names that cannot be file names, arguments that JSON cannot hold, or a folder
+        that is in use.
+      OSError: writing fails, such as on a full disk.
     """
     folder = Path(folder)
     for name, text in (("source", source), ("licence", licence)):
@@ -112,13 +118,21 @@ def save_prepared(
 def load_prepared(
     folder: str | os.PathLike[str], mmap: bool = True, verify: bool = True
 ) -> dict[str, FederatedData]:
-    """Reads a prepared folder: split name -> data, memory-mapped read-only unless `mmap=False`.
+    """Reads a prepared folder.
 
-    Existence, size in bytes, dtype and shape of every file are always compared with the manifest;
-    `verify` also compares every checksum, which reads every byte once (skip it for folders so large
-    that this takes too long and that were verified before).
+    Existence, size in bytes, dtype and shape of every file are always compared with the manifest.
 
-    Raises PreparedDataError, naming the file, for whatever is missing, truncated, edited or extra.
+    Args:
+      folder: the prepared folder.
+      mmap: whether columns are memory-mapped, read-only.
+      verify: whether checksums are compared too, which reads every byte once. Skip it for very large
+        folders that were verified before.
+
+    Returns:
+      split -> data.
+
+    Raises:
+      PreparedDataError: names the file that is missing, cut off, changed or not in the manifest.
     """
     folder = Path(folder)
     entries = manifest(folder)["splits"]
@@ -147,9 +161,10 @@ def load_prepared(
 
 
 def manifest(folder: str | os.PathLike[str]) -> dict[str, Any]:
-    """The manifest of a prepared folder: source, licence, arguments, what each split holds, checksum.
+    """The manifest of a prepared folder: source, licence, arguments, contents of each split, checksum.
 
-    Raises PreparedDataError when it is missing, cannot be read, was edited or has another version.
+    Raises:
+      PreparedDataError: it is missing, cannot be read, was edited or has another version.
     """
     path = Path(folder) / _MANIFEST
     try:

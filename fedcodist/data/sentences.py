@@ -1,7 +1,7 @@
 """Plain text and HTML as sentences of words, as TensorFlow Federated describes Stack Overflow's.
 
-Lower case, ASCII only, punctuation as tokens of its own except apostrophes and hyphens within words,
-and addresses of web pages replaced by one token.
+Words are lower case and ASCII. Punctuation marks are tokens, except apostrophes and hyphens within
+words. Addresses of web pages become one token.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ _BLOCKS = frozenset(
     + ["p", "div", "br", "hr", "li", "ul", "ol", "dl", "dt", "dd", "blockquote", "pre"]
     + ["table", "tr", "td", "th"]
 )
-# What is in them is no prose.
+# Elements without prose.
 _LEFT_OUT = frozenset(("pre", "script", "style"))
-# Elements whose content is no HTML, and what ends each.
+# Elements whose content is no HTML -> the pattern that ends them.
 _RAW = {
     name: re.compile(rf"</{name}(?=[\s/>])", re.IGNORECASE | re.ASCII)
     for name in ("script", "style")
 }
-# A name and attributes, `name`, `name=value` or `name="value"`. Nothing is given back (`*+`), so that
-# reading one costs no more than its length; a quote that is never closed is a character like others.
+# A name and attributes, `name`, `name=value` or `name="value"`. Possessive quantifiers (`*+`) avoid
+# backtracking, so the time is linear. A quote that is never closed is an ordinary character.
 _TAG = re.compile(
     r"""<(/?)([a-zA-Z][^\s/>]*+)
     (?: [\s/]++ | [^\s/>][^\s/>=]*+ (?:\s*+=\s*+ (?:"[^"]*+"|'[^']*+'|[^\s>"'][^\s>]*+|(?=>)) )?+ )*+
@@ -43,35 +43,35 @@ _SECTION = re.compile(
 
 
 def sentences_of(text: str) -> list[list[str]]:
-    """Sentences of words. An empty line ends a sentence; a single line break is a space.
+    """Text as sentences of words. An empty line ends a sentence; a single line break is a space.
 
     >>> sentences_of("Don't panic! See http://a.b/c, it is up-to-date.")
     [["don't", 'panic', '!'], ['see', '<url>', 'it', 'is', 'up-to-date', '.']]
     """
-    found = []
+    sentences = []
     for paragraph in re.split(r"\n\s*\n", text):
         for sentence in _END.split(" ".join(paragraph.split())):
             if words := words_of(sentence):
-                found.append(words)
-    return found
+                sentences.append(words)
+    return sentences
 
 
 def words_of(sentence: str) -> list[str]:
-    """The words of one sentence; nothing where there is not one letter or digit in it."""
+    """The words of one sentence; empty where it has no letter and no digit."""
     plain = _URL.sub(f" {URL} ", sentence.translate(_QUOTES))
     words = _WORD.findall(plain.encode("ascii", "ignore").decode().lower())
     return words if any(word[0].isalnum() or word == URL for word in words) else []
 
 
 def text_of_html(source: str) -> str:
-    """The text of HTML, elements that end a sentence as empty lines; code blocks are left out.
+    """The text of HTML without its code blocks. Elements that end a sentence become empty lines.
 
-    What cannot be read as an element is text. Takes time in proportion to the length, whatever the
-    source holds: the standard library's parser takes its square for elements that never end.
+    What cannot be read as an element is text. The time is proportional to the length of the source.
+    (That of the standard library's parser grows with the square for elements that never end.)
 
     Raises:
-      ValueError: declarations that HTML does not have, such as of `<![foo[`, and character references
-        of thousands of digits.
+      ValueError: declarations that HTML does not have, such as `<![foo[`, or character references of
+        thousands of digits.
     """
     parts: list[str] = []
     left_out = position = 0
@@ -85,7 +85,7 @@ def text_of_html(source: str) -> str:
         tag = _TAG.match(source, start)
         if tag is None:
             end = _end_of_other(source, start)
-            if end is None:  # nothing ends an element any more
+            if end is None:  # the rest has no end of an element
                 if not left_out:
                     parts.append(_characters(source[start:]))
                 break
@@ -115,7 +115,7 @@ def _characters(text: str) -> str:
 
 
 def _end_of_other(source: str, start: int) -> int | None:
-    """Where a comment, a declaration or a sign that begins no element ends; None where it never does."""
+    """The end of a comment, a declaration or a "<" that begins no element; None without an end."""
     if source.startswith("<!--", start):
         end, length = source.find("-->", start + 4), 3
     elif source.startswith("<![", start):
@@ -127,7 +127,7 @@ def _end_of_other(source: str, start: int) -> int | None:
     elif source.startswith(("<!", "<?", "</"), start):
         end, length = source.find(">", start + 2), 1
     else:
-        # A letter begins an element, which has no end here; before anything else it is a mere sign.
+        # Before a letter "<" begins an element that never ends; elsewhere it is a mere sign.
         letter = source[start + 1 : start + 2]
         return None if letter.isascii() and letter.isalpha() else start + 1
     return None if end < 0 else end + length

@@ -1,7 +1,7 @@
 """Text of users in several domains as federated splits, and pools of clients by domain.
 
-A prepared folder of text has the splits `train`, `distillation`, `held_out` and `test`, of which each
-has its own users and the columns `tokens` and `domain`, and `vocabulary`: column `word`, by falling
+A prepared folder of text has the splits `train`, `distillation`, `held_out` and `test`, with different
+users and the columns `tokens` and `domain`. Its split `vocabulary` has the column `word`, by falling
 frequency. The manifest's arguments name the domains.
 """
 
@@ -30,21 +30,21 @@ def text_splits(
     max_examples: int | None = None,
     seed: int = 0,
 ) -> dict[str, FederatedData]:
-    """Deals whole users to splits and numbers their words.
+    """Deals whole users to splits and encodes their words as tokens.
 
-    The vocabulary is that of the users of `train` and `distillation`. Sentences are cut to 20 tokens
-    there and to 30 in `held_out` and `test`.
+    The vocabulary is that of the users of `train` and `distillation`. Sentences are cut to 20 tokens in
+    these splits, and to 30 in `held_out` and `test`.
 
     Args:
       users: user -> domain -> sentences of words. Users without a sentence are left out.
       domains: their names; column `domain` (int8) holds positions in this list.
-      shares: of the users, for train, distillation, held_out and test; they sum to 1.
-      vocabulary_size: words, besides the four special tokens.
+      shares: shares of the users of train, distillation, held_out and test; they sum to 1.
+      vocabulary_size: number of words, without the four special tokens.
       max_examples: most sentences per user and domain, taken at equal distances; None keeps all.
       seed: of the deal.
 
     Raises:
-      ValueError: shares or sizes that make no sense, or too few users for a split.
+      ValueError: shares or sizes out of range, or too few users for a split.
     """
     if len(shares) != len(SPLITS) or min(shares) <= 0 or abs(sum(shares) - 1) > 1e-6:
         raise ValueError(f"shares must be {len(SPLITS)} positive numbers of sum 1, got {shares!r}")
@@ -60,10 +60,10 @@ def text_splits(
     if min(counts.values()) < 1:
         raise ValueError(f"there must be a user for each split, got {counts} of {len(ids)} users")
     groups = split_clients(len(ids), counts, seed)
-    own = {name: [ids[index] for index in indices] for name, indices in groups.items()}
+    users_of = {name: [ids[index] for index in indices] for name, indices in groups.items()}
     frequency = Counter(
         word
-        for user in own["train"] + own["distillation"]
+        for user in users_of["train"] + users_of["distillation"]
         for sentences in chosen[user].values()
         for sentence in sentences
         for word in sentence
@@ -71,7 +71,7 @@ def text_splits(
     vocabulary = Vocabulary.from_counts(frequency, vocabulary_size)
     lengths = dict.fromkeys(SPLITS, TRAIN_LENGTH) | dict.fromkeys(SPLITS[2:], EVALUATION_LENGTH)
     splits = {
-        name: _federated({user: chosen[user] for user in own[name]}, vocabulary, lengths[name])
+        name: _federated({user: chosen[user] for user in users_of[name]}, vocabulary, lengths[name])
         for name in SPLITS
     }
     words = np.array(vocabulary.words)
@@ -89,9 +89,10 @@ def vocabulary_of(splits: Mapping[str, FederatedData]) -> Vocabulary:
 
 
 def of_domain(data: FederatedData, domain: int) -> FederatedData:
-    """The examples of one domain; clients that have none are left out.
+    """The examples of one domain. Clients without any are left out.
 
-    Raises ValueError where no client has one.
+    Raises:
+      ValueError: no client has examples of the domain.
     """
     is_own, sizes = _of_domain(data, domain)
     columns = {name: column[is_own] for name, column in data.columns.items()}
@@ -117,7 +118,7 @@ def domain_pools(
       ValueError: an unknown domain, a share outside (0, 1], or too few users.
     """
     order = np.random.default_rng(seed).permutation(data.num_clients)
-    rows: list[np.ndarray] = []
+    examples: list[np.ndarray] = []
     sizes: list[int] = []
     ids: list[str] = []
     pools: dict[str, np.ndarray] = {}
@@ -139,19 +140,19 @@ def domain_pools(
         drawn = np.sort(drawn)
         is_drawn = np.zeros(data.num_clients, bool)
         is_drawn[drawn] = True
-        rows.append(np.flatnonzero(is_own & np.repeat(is_drawn, data.client_sizes)))
+        examples.append(np.flatnonzero(is_own & np.repeat(is_drawn, data.client_sizes)))
         pools[name] = np.arange(len(ids), len(ids) + len(drawn), dtype=np.int32)
         sizes += sizes_of_own[drawn].tolist()
         ids += [f"{name}/{user}" for user in data.client_ids[drawn].tolist()]
-    # Once, so that there is no other copy of the tokens of all pools.
-    every = np.concatenate(rows)
+    # One concatenation avoids a second copy of all tokens.
+    every = np.concatenate(examples)
     columns = {name: column[every] for name, column in data.columns.items()}
     offsets = np.cumsum([0, *sizes])
     return FederatedData.from_arrays(columns, offsets=offsets, client_ids=ids), pools
 
 
 def _of_domain(data: FederatedData, domain: int) -> tuple[np.ndarray, np.ndarray]:
-    """Which examples are of a domain, and how many of each client; ValueError where there is none."""
+    """A mask of the examples of a domain, and their number per client. Raises ValueError for none."""
     is_own = data.columns["domain"] == domain
     sizes = np.add.reduceat(is_own, data.offsets[:-1]) * (data.client_sizes > 0)
     if not sizes.any():

@@ -1,6 +1,6 @@
-"""`tf.train.Example`, the record in which TensorFlow's data sets are stored, read without TensorFlow.
+"""Reads `tf.train.Example`, the record format of TensorFlow's data sets, without TensorFlow.
 
-The few message types are described to Google's protocol buffers here; Flax brings that package.
+The message types are described to Google's protocol buffers, a package that Flax depends on.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import numpy as np
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from google.protobuf.message import DecodeError
 
-# Message -> its fields: name, number, type; what is not a type of protocol buffers is another message.
+# Message -> its fields (name, number, type). A type that protocol buffers lack is another message.
 _MESSAGES = {
     "BytesList": [("value", 1, "bytes")],
     "FloatList": [("value", 1, "float")],
@@ -32,10 +32,18 @@ _DTYPES = {"float_list": np.float32, "int64_list": np.int64}
 def decode_example(
     blob: bytes, names: Iterable[str] | None = None
 ) -> dict[str, list[bytes] | np.ndarray]:
-    """Decodes a serialised `tf.train.Example`: feature -> bytes list, or float32 or int64 vector.
+    """Decodes a serialised `tf.train.Example`.
 
-    A feature without any list is an empty list. With `names` only those of them that are there are
-    decoded, which is faster. Raises ValueError where the blob is malformed.
+    Args:
+      blob: the serialised message.
+      names: features to decode, which is faster; all where not given. Missing ones are left out.
+
+    Returns:
+      feature -> list of bytes, or a vector of float32 or int64. A feature without values is an empty
+        list.
+
+    Raises:
+      ValueError: the blob is malformed.
     """
     try:
         features = _example_class().FromString(blob).features.feature
@@ -43,7 +51,7 @@ def decode_example(
         raise ValueError(f"malformed tf.train.Example: {error}") from None
     result: dict[str, list[bytes] | np.ndarray] = {}
     for name in features if names is None else names:
-        if name not in features:  # asking for it would make it
+        if name not in features:  # indexing would add it
             continue
         feature = features[name]
         kind = feature.WhichOneof("kind")
@@ -55,7 +63,7 @@ def decode_example(
 @functools.cache
 def _example_class() -> Any:
     types = descriptor_pb2.FieldDescriptorProto
-    # In a pool of its own: where TensorFlow is loaded, its descriptors have names of their own.
+    # A separate pool avoids clashes with the descriptors of a loaded TensorFlow.
     file = descriptor_pb2.FileDescriptorProto(
         name="fedcodist/example.proto", package="fedcodist", syntax="proto3"
     )

@@ -1,4 +1,4 @@
-"""Columns from TensorFlow Datasets' random-access sources; TensorFlow itself is not needed."""
+"""Columns from the random-access sources of TensorFlow Datasets, without TensorFlow."""
 
 from __future__ import annotations
 
@@ -14,19 +14,23 @@ def from_tfds(
     columns: Iterable[str] | Mapping[str, str] | None = None,
     data_dir: str | None = None,
 ) -> dict[str, np.ndarray]:
-    """Reads one split into columns, `{name: array [rows, ...]}`, for a partitioner to deal out.
+    """Reads one split into columns, `{name: array [examples, ...]}`, for a partitioner to deal out.
 
-    `source`: the name of a TFDS data set ("cifar100"), which is downloaded and prepared if need be;
-    or a data source that `tfds.data_source` returned, or any sequence of dicts (then without
-    `split`); or a mapping from split to such a sequence. `columns`: the features to read, or a
-    mapping from our column's name to the feature's; all by default. `data_dir` is TFDS's; a data set
-    that is not prepared there yet is prepared as ArrayRecord files, which can be read in any order.
+    Columns have the dtypes that the features of the data source declare, else those of the first
+    example.
 
-    Columns have the dtypes that the data source's features declare; without such a declaration those
-    of the first example.
+    Args:
+      source: the name of a TFDS data set ("cifar100"), which is downloaded and prepared if necessary. Or
+        a data source that `tfds.data_source` returned, or another sequence of dicts (then without
+        `split`). Or a mapping from split to such a sequence.
+      split: the split to read.
+      columns: the features to read, or a mapping from column to feature; all features by default.
+      data_dir: TFDS's folder. A data set that is not prepared there yet is prepared as ArrayRecord
+        files, which can be read in any order.
 
-    Raises ImportError with one line on what to install; ValueError or TypeError for an unknown
-    split or feature, no example at all, or an example unlike the first.
+    Raises:
+      ImportError: TFDS is missing; says what to install.
+      ValueError, TypeError: an unknown split or feature, no example, or an example unlike the first.
     """
     if isinstance(source, str):
         if split is None:
@@ -59,7 +63,8 @@ def _named_source(name: str, split: str, data_dir: str | None) -> Any:
         ) from None
     asked = {}
     if data_dir is not None and not tfds.builder(name, data_dir=data_dir).is_prepared():
-        # In a folder that it was given TFDS prepares TFRecord files, of which it makes no data source.
+        # By default TFDS prepares TFRecord files in a given folder, and cannot make a data source of
+        # them.
         asked = {"builder_kwargs": {"file_format": "array_record"}}
     try:
         return tfds.data_source(name, split=split, data_dir=data_dir, **asked)
@@ -73,8 +78,8 @@ def _named_source(name: str, split: str, data_dir: str | None) -> Any:
 def _read_columns(
     examples: Sequence[Mapping[str, Any]], columns: Iterable[str] | Mapping[str, str] | None
 ) -> dict[str, np.ndarray]:
-    num_rows = len(examples)
-    if num_rows == 0:
+    num_examples = len(examples)
+    if num_examples == 0:
         raise ValueError("source has no examples")
     first = examples[0]
     if not isinstance(first, Mapping):
@@ -96,31 +101,31 @@ def _read_columns(
         value = _as_array(first[feature], name, dtypes[feature])
         # Text varies in width, so its array is made at the end; the rest is filled in place.
         filled[name] = (
-            [] if value.dtype.kind in "SU" else np.empty((num_rows, *value.shape), value.dtype)
+            [] if value.dtype.kind in "SU" else np.empty((num_examples, *value.shape), value.dtype)
         )
     shapes = {name: np.shape(first[feature]) for name, feature in feature_of.items()}
-    for row in range(num_rows):
-        example = first if row == 0 else examples[row]
+    for index in range(num_examples):
+        example = first if index == 0 else examples[index]
         for name, feature in feature_of.items():
             if feature not in example:
-                raise ValueError(f"example {row} has no feature {feature!r}")
+                raise ValueError(f"example {index} has no feature {feature!r}")
             value = _as_array(example[feature], name, dtypes[feature])
             target = filled[name]
             is_text = isinstance(target, list)
             if value.shape != shapes[name] or is_text != (value.dtype.kind in "SU"):
                 raise ValueError(
-                    f"feature {feature!r} of example {row} is {value.dtype} {list(value.shape)}, "
+                    f"feature {feature!r} of example {index} is {value.dtype} {list(value.shape)}, "
                     f"unlike {list(shapes[name])} of example 0; leave it out with columns=..."
                 )
             if is_text:
                 target.append(value)
             elif value.dtype != target.dtype:
                 raise ValueError(
-                    f"feature {feature!r} of example {row} is {value.dtype}, "
+                    f"feature {feature!r} of example {index} is {value.dtype}, "
                     f"but {target.dtype} in example 0"
                 )
             else:
-                target[row] = value
+                target[index] = value
     return {
         name: np.stack(column) if isinstance(column, list) else column
         for name, column in filled.items()
@@ -128,9 +133,9 @@ def _read_columns(
 
 
 def _declared_dtype(examples: Any, feature: str) -> np.dtype | None:
-    """The dtype of a feature of numbers as the data source declares it; None where it does not.
+    """The dtype that the data source declares for a feature of numbers; None without a declaration.
 
-    Examples hold Python's own numbers, which do not know whether they were float32 or uint8.
+    Examples hold Python numbers, which do not show whether they were float32 or uint8.
     """
     features = getattr(getattr(examples, "dataset_info", None), "features", None)
     if features is None or feature not in features:
@@ -138,7 +143,7 @@ def _declared_dtype(examples: Any, feature: str) -> np.dtype | None:
     declared = getattr(features[feature], "np_dtype", None)
     try:
         dtype = np.dtype(declared) if declared is not None else None
-    except TypeError:  # features within features have one each
+    except TypeError:  # nested features have a dtype each
         return None
     return dtype if dtype is not None and dtype.kind in "biuf" else None
 

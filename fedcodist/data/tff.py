@@ -1,7 +1,7 @@
-"""Adapters from TensorFlow Federated: objects with its ClientData interface, its published SQLite files.
+"""Adapters from TensorFlow Federated: objects with its ClientData interface, and its SQLite files.
 
-Neither TFF nor TensorFlow is imported: TFF cannot be installed beside a JAX of today. The SQLite files
-hold one serialised `tf.train.Example` a row.
+Neither TFF nor TensorFlow is imported: TFF cannot be installed beside current versions of JAX. The
+SQLite files hold one serialised `tf.train.Example` per row.
 """
 
 from __future__ import annotations
@@ -24,13 +24,18 @@ def from_client_data(
 ) -> FederatedData:
     """Reads every client of an object with TFF's ClientData interface, in its order of ids.
 
-    `client_data` has `client_ids` and `create_tf_dataset_for_client(id)`, an iterable of single
-    examples (or a data set that has `as_numpy_iterator`). An example is a mapping from name to array or
-    eager tensor, of which `columns` names those to keep, all by default; or a tuple of them, whose names
-    are those of a named tuple, or `columns` in the tuple's order, by default x and y of a pair.
+    Args:
+      client_data: has `client_ids` and `create_tf_dataset_for_client(id)`, an iterable of single
+        examples (or a data set that has `as_numpy_iterator`). An example is a mapping from name to array
+        or eager tensor, or a tuple of them.
+      columns: names of the columns to keep, all by default. For plain tuples, names in the tuple's
+        order, by default x and y of a pair.
+      allow_empty: whether clients without examples are allowed.
 
-    Raises TypeError for an object without that interface, and ValueError or TypeError naming the
-    client and example whose columns, shapes or dtypes differ from the first example's.
+    Raises:
+      TypeError: an object without that interface.
+      ValueError, TypeError: names the client and example whose columns, shapes or dtypes differ from the
+        first example's.
     """
     for attribute in ("client_ids", "create_tf_dataset_for_client"):
         if not hasattr(client_data, attribute):
@@ -42,7 +47,7 @@ def from_client_data(
     table = _Table(names)
     client_ids, sizes = [], []
     for client_id in client_data.client_ids:
-        before = table.num_rows
+        before = table.num_examples
         dataset = client_data.create_tf_dataset_for_client(client_id)
         for row, example in enumerate(numpy_examples(dataset)):
             where = f"client {client_id!r}, example {row}"
@@ -55,7 +60,7 @@ def from_client_data(
             except ValueError as error:
                 raise ValueError(f"{where}: {error}") from None
         client_ids.append(client_id)
-        sizes.append(table.num_rows - before)
+        sizes.append(table.num_examples - before)
     return _federated("client_data", table, client_ids, sizes, allow_empty)
 
 
@@ -66,13 +71,17 @@ def from_sqlite(
 ) -> FederatedData:
     """Reads one split of a TFF SQLite file, plain or LZMA-compressed, clients sorted by id.
 
-    `features`: column name -> (dtype, shape of one example), for the features wanted, e.g. TFF's
-    CIFAR-100: `{"image": (np.uint8, (32, 32, 3)), "label": (np.int32, ())}`. An int64_list fills
-    integer or bool dtypes (its values must fit), a float_list floating ones, a bytes_list `bytes`.
+    Args:
+      path: the file.
+      split: the split to read.
+      features: column -> (dtype, shape of one example), for the features to read. For TFF's CIFAR-100:
+        `{"image": (np.uint8, (32, 32, 3)), "label": (np.int32, ())}`. An int64_list fills integer or
+        bool dtypes (its values must fit), a float_list floating ones, a bytes_list `bytes`.
 
-    Raises ValueError naming file, client and example for an unknown split, a file that is damaged
-    or is not such a database, a missing feature, one of another type or size, a malformed record,
-    and a number of examples other than the file's own `client_metadata` says.
+    Raises:
+      ValueError: names file, client and example. The split is unknown; the file is damaged or not such a
+        database; a feature is missing or has another type or size; a record is malformed; or the number
+        of examples is not the one in the file's `client_metadata`.
     """
     path = Path(path)
     checked_features = _checked_features(features)
@@ -96,11 +105,11 @@ def from_sqlite(
 
 
 class _Table:
-    """Rows under construction: every row must have the columns, shapes and dtypes of the first."""
+    """Examples under construction: all must have the columns, shapes and dtypes of the first."""
 
     def __init__(self, names: list[str] | None) -> None:
         self.names = names
-        self.num_rows = 0
+        self.num_examples = 0
         self.columns: dict[str, list[np.ndarray]] = {}
 
     def append(self, example: Mapping[str, np.ndarray]) -> None:
@@ -108,7 +117,7 @@ class _Table:
         for name in names:
             if name not in example:
                 raise ValueError(f"no column {name!r}; it has {sorted(example)}")
-        if self.num_rows == 0:
+        if self.num_examples == 0:
             self.columns = {name: [] for name in names}
         if set(names) != set(self.columns):
             raise ValueError(
@@ -118,14 +127,16 @@ class _Table:
             value = example[name]
             if value.dtype.kind == "O" and all(isinstance(item, bytes) for item in value.flat):
                 value = value.astype(np.bytes_)
-            rows = self.columns[name]
-            if rows and (value.shape != rows[0].shape or not _same_kind(value, rows[0])):
+            examples = self.columns[name]
+            if examples and (
+                value.shape != examples[0].shape or not _same_kind(value, examples[0])
+            ):
                 raise ValueError(
                     f"column {name!r} is {value.dtype} {list(value.shape)}, "
-                    f"but {rows[0].dtype} {list(rows[0].shape)} in the first example"
+                    f"but {examples[0].dtype} {list(examples[0].shape)} in the first example"
                 )
-            rows.append(value)
-        self.num_rows += 1
+            examples.append(value)
+        self.num_examples += 1
 
 
 def _same_kind(value: np.ndarray, first: np.ndarray) -> bool:
@@ -137,7 +148,7 @@ def _same_kind(value: np.ndarray, first: np.ndarray) -> bool:
 def _federated(
     source: str, table: _Table, client_ids: list[str], sizes: list[int], allow_empty: bool
 ) -> FederatedData:
-    if table.num_rows == 0:
+    if table.num_examples == 0:
         raise ValueError(f"{source} has no examples")
     columns = {name: np.stack(rows) for name, rows in table.columns.items()}
     offsets = np.concatenate([[0], np.cumsum(sizes)])
@@ -169,12 +180,12 @@ def _named(example: Any, names: Sequence[str] | None) -> Mapping[str, Any]:
 
 
 def numpy_examples(dataset: Any) -> Iterable[Any]:
-    """A client's examples, of arrays where its data set can give them."""
+    """A client's examples, as arrays where its data set offers them."""
     return dataset.as_numpy_iterator() if hasattr(dataset, "as_numpy_iterator") else dataset
 
 
 def to_numpy(value: Any) -> Any:
-    """What an eager tensor holds; anything else as it is."""
+    """The array of an eager tensor; anything else unchanged."""
     return value.numpy() if hasattr(value, "numpy") else value
 
 

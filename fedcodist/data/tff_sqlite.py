@@ -1,9 +1,9 @@
-"""TensorFlow Federated's SQLite files, opened as what strangers made: who owns which example.
+"""Reads TensorFlow Federated's SQLite files without trusting them: which client has which example.
 
-The table `examples` has the columns `split_name`, `client_id` and `serialized_example_proto`;
-`client_metadata`, which may be missing, says how many examples a client has. SQLite lets every row hold
-another type, so that the id "7" may be text in one and bytes in another: they are one client. Clients
-are in the order of Python's strings, whatever a column's declared type or collation says.
+The table `examples` has the columns `split_name`, `client_id` and `serialized_example_proto`. The table
+`client_metadata`, which may be missing, has the number of examples of each client. In SQLite every row
+may hold another type, so the id "7" may be text in one row and bytes in another: both are one client.
+Clients are in the order of Python's strings, independent of a column's declared type or collation.
 """
 
 from __future__ import annotations
@@ -19,36 +19,36 @@ from urllib.parse import quote
 
 _SQLITE_MAGIC = b"SQLite format 3\0"
 _LZMA_MAGICS = (b"\xfd7zXZ\0", b"]\0\0")  # the .xz container and the older .lzma
-# What is unpacked is at most this many times as large, besides the first 64 MiB. Text and images are
-# packed to a tenth or so; a file made to fill a disk, to a seven-thousandth.
+# A file may unpack to 64 MiB, or to this many times its size. Text and images are packed to about a
+# tenth; a file that is made to fill a disk, to a seven-thousandth.
 _LARGEST_RATIO = 200
 _SMALL_FILE = 1 << 26
 _LZMA_MEMORY = 1 << 30  # bytes for unpacking; the strongest setting of xz asks for 65 MiB
 _BLOCK = 1 << 20
 _LARGEST_VALUE = 1 << 28  # bytes of one example
-# Instructions of SQLite's machine that one query may take for each byte of the file, besides the first
-# ones. Reading a row takes tens; a row has tens of bytes.
+# Instructions of SQLite's machine that one query may take per byte of the file, besides the first ones.
+# A row has tens of bytes, and reading it takes tens of instructions.
 _STEPS_PER_BYTE = 64
 _FIRST_STEPS = 1 << 26
 _STEPS_AT_ONCE = 1 << 20
 
-# Sorted, grouped and compared by this alone. A cast has the column's collation, so that is said too.
+# Ids are sorted, grouped and compared by this expression. A cast would keep the column's collation.
 _ID = "CAST(client_id AS TEXT) COLLATE BINARY"
 _SPLIT = "split_name COLLATE BINARY IN (:split, CAST(:split AS BLOB))"
 
 
 class Database(NamedTuple):
-    """An opened file; whatever SQLite raises names it where `sqlite_database` is left."""
+    """An opened file. `sqlite_database` turns SQLite's errors into ValueError that names the file."""
 
     path: Path
     connection: sqlite3.Connection
     largest: int
 
     def examples(self, split: str, client_id: str | None = None) -> Iterator[tuple[str, bytes]]:
-        """(client, serialised example) of a split, client by client, each in the order of the file."""
+        """Yields (client, serialised example) of a split by client, each in the order of the file."""
         self._check_table("examples")
         owned = "" if client_id is None else "AND " + self._is_client(client_id)
-        # Rows are sorted without their examples, which may be all of a large file.
+        # Rows are sorted without their examples: these may be all of a large file.
         rows = self._query(
             f"SELECT {_ID}, rowid FROM examples WHERE {_SPLIT} {owned} ORDER BY {_ID}, rowid",
             split=split,
@@ -56,14 +56,14 @@ class Database(NamedTuple):
         )
         for owner, row in rows:
             if client_id is None or owner == client_id:
-                found = self.connection.execute(
+                cursor = self.connection.execute(
                     "SELECT CAST(serialized_example_proto AS BLOB) FROM examples WHERE rowid = ?",
                     (row,),
                 )
-                yield self._checked_id(owner), found.fetchone()[0] or b""
+                yield self._checked_id(owner), cursor.fetchone()[0] or b""
 
     def client_sizes(self, split: str) -> dict[str, int] | None:
-        """The number of examples of each client as `client_metadata` has it; None without that table."""
+        """The number of examples of each client in `client_metadata`; None without that table."""
         if "client_metadata" not in self._tables():
             return None
         self._check_table("client_metadata")
@@ -75,7 +75,7 @@ class Database(NamedTuple):
         return {self._checked_id(owner): count for owner, count in rows}
 
     def client_ids(self, split: str) -> list[str]:
-        """The clients that have an example, sorted."""
+        """The clients that have examples, sorted."""
         self._check_table("examples")
         rows = self._query(
             f"SELECT DISTINCT {_ID} FROM examples WHERE {_SPLIT} ORDER BY {_ID}", split=split
@@ -83,13 +83,13 @@ class Database(NamedTuple):
         return [self._checked_id(owner) for (owner,) in rows]
 
     def splits(self, table: str) -> list[str]:
-        """The names of the splits that a table has, sorted."""
+        """The names of the splits in a table, sorted."""
         self._check_table(table)
         rows = self._query(f"SELECT DISTINCT CAST(split_name AS TEXT) COLLATE BINARY FROM {table}")
         return sorted(str(name) for (name,) in rows)
 
     def _is_client(self, client_id: str) -> str:
-        # Each stored type by itself: of a cast there would be no index.
+        # One comparison per stored type: SQLite could not use an index for a cast.
         stored = [":client", "CAST(:client AS BLOB)"]
         with contextlib.suppress(ValueError):
             if str(int(client_id)) == client_id and abs(int(client_id)) < 1 << 63:
@@ -102,14 +102,14 @@ class Database(NamedTuple):
         return client_id
 
     def _tables(self) -> dict[str, str]:
-        """Tables and views -> what made them."""
+        """Tables and views -> the SQL statements that made them."""
         rows = self._query(
             "SELECT name, type, sql FROM sqlite_master WHERE type IN ('table', 'view')"
         )
         return {name.lower(): f"{kind}: {sql}" for name, kind, sql in rows}
 
     def _check_table(self, name: str) -> None:
-        """Raises ValueError for what is computed when it is read: it may never end."""
+        """Raises ValueError for tables that are computed when they are read: that may never end."""
         made = self._tables().get(name)
         if made is None:
             raise sqlite3.OperationalError(f"no such table: {name}")
@@ -122,7 +122,7 @@ class Database(NamedTuple):
             )
 
     def _query(self, statement: str, **parameters: Any) -> Iterator[Sequence[Any]]:
-        """Rows of a query, which is stopped where it takes far longer than reading the file does."""
+        """Yields the rows of a query. Stops it where it takes far longer than reading the file does."""
         left = [self.largest]
 
         def count() -> bool:
@@ -131,7 +131,7 @@ class Database(NamedTuple):
 
         self.connection.set_progress_handler(count, _STEPS_AT_ONCE)
         try:
-            # No `yield from`: it would close the cursor, also where the connection is closed already.
+            # `yield from` would close the cursor, even after the connection was closed.
             for row in self.connection.execute(statement, parameters):  # noqa: UP028
                 yield row
         except sqlite3.OperationalError:
@@ -144,9 +144,10 @@ class Database(NamedTuple):
 
 @contextlib.contextmanager
 def sqlite_database(path: Path) -> Iterator[Database]:
-    """An SQLite file for reading; a compressed one is unpacked to a temporary file.
+    """Opens an SQLite file for reading; a compressed one is unpacked to a temporary file.
 
-    Raises ValueError, here and for whatever SQLite raises within the block, naming the file.
+    Raises:
+      ValueError: names the file; also for what SQLite raises within the block.
     """
     with contextlib.ExitStack() as stack:
         plain = path
@@ -166,7 +167,7 @@ def sqlite_database(path: Path) -> Iterator[Database]:
 
 
 def is_compressed(path: Path) -> bool:
-    """Whether a file is LZMA-compressed; raises ValueError where it is no SQLite database either."""
+    """Whether a file is LZMA-compressed. Raises ValueError where it is no SQLite database either."""
     try:
         with open(path, "rb") as file:
             start = file.read(len(_SQLITE_MAGIC))
@@ -180,7 +181,8 @@ def is_compressed(path: Path) -> bool:
 def decompress(path: Path, plain: Path) -> None:
     """Unpacks an LZMA-compressed file.
 
-    Raises ValueError where it is damaged, or unpacks to more than 200 times its size.
+    Raises:
+      ValueError: it is damaged, or unpacks to more than 200 times its size.
     """
     size, written = path.stat().st_size, 0
     largest = _SMALL_FILE + _LARGEST_RATIO * size
@@ -201,7 +203,7 @@ def decompress(path: Path, plain: Path) -> None:
 
 
 def _unpacked(compressed: Any) -> Iterator[bytes]:
-    """The content of one stream after another, in blocks; EOFError where the last one is cut off."""
+    """Yields the content of all streams in blocks. Raises EOFError where the last one is cut off."""
     waiting, streams = compressed.read(_BLOCK), 0
     while waiting:
         stream = lzma.LZMADecompressor(memlimit=_LZMA_MEMORY)

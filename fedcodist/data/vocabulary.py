@@ -1,4 +1,4 @@
-"""Words as numbers: padding 0, beginning of a sentence 1, end 2, words from 3 on, unknown words last.
+"""Words as tokens: padding 0, beginning of a sentence 1, end 2, words from 3 on, unknown words last.
 
 The numbering is FedJAX's, so 10,000 words make 10,004 tokens.
 """
@@ -13,7 +13,7 @@ import numpy as np
 
 PAD, BOS, EOS = 0, 1, 2
 _FIRST_WORD = 3
-# Longer words are left out of vocabularies: in fixed-width text they would cost all others memory.
+# Longer words are left out of vocabularies: in fixed-width text every word takes as much memory.
 _LONGEST_WORD = 40
 UNKNOWN = "<unknown>"
 
@@ -22,7 +22,8 @@ UNKNOWN = "<unknown>"
 class Vocabulary:
     """The known words, by falling frequency.
 
-    Raises ValueError for no words, or one that is empty or occurs twice.
+    Raises:
+      ValueError: there are no words, or a word is empty or occurs twice.
     """
 
     words: tuple[str, ...]
@@ -37,11 +38,12 @@ class Vocabulary:
     def from_counts(cls, counts: Mapping[str, int], size: int) -> Vocabulary:
         """The `size` most frequent words, or all if there are fewer; equally frequent ones by name.
 
-        Raises ValueError for a size below 1, and counts without a word of at most 40 characters.
+        Raises:
+          ValueError: a size below 1, or no word of at most 40 characters.
         """
         if size < 1:
             raise ValueError(f"size must be at least 1, got {size}")
-        # Fixed-width text would lose a NUL at the end, too.
+        # Fixed-width text also loses a NUL at the end.
         short = (w for w in counts if 0 < len(w) <= _LONGEST_WORD and not w.endswith("\0"))
         ordered = sorted(short, key=lambda word: (-counts[word], word))
         return cls(tuple(ordered[:size]))
@@ -61,10 +63,16 @@ class Vocabulary:
         return {word: _FIRST_WORD + index for index, word in enumerate(self.words)}
 
     def encode(self, sentences: Iterable[Sequence[str]], length: int) -> np.ndarray:
-        """Sentences of words as tokens, uint16 or int32 `[sentences, length + 1]`.
+        """Sentences of words as tokens.
 
-        A row is the beginning, the words and the end, cut to its first `length + 1` tokens or
-        padded, so `length` tokens of it are to be predicted. Raises ValueError for a length below 1.
+        A sentence becomes its beginning, words and end, cut to the first `length + 1` tokens or padded.
+        So `length` of its tokens are to be predicted.
+
+        Returns:
+          uint16 or int32 `[sentences, length + 1]`.
+
+        Raises:
+          ValueError: length below 1.
         """
         if length < 1:
             raise ValueError(f"length must be at least 1, got {length}")
@@ -80,9 +88,10 @@ class Vocabulary:
         return tokens
 
     def decode(self, tokens: Iterable[int]) -> list[str]:
-        """The words of a row of tokens up to its end; unknown ones as `<unknown>`.
+        """The words of tokens [length] up to the end of the sentence; unknown words become `<unknown>`.
 
-        Raises ValueError for a number that is no token.
+        Raises:
+          ValueError: a number that is no token.
         """
         words = []
         for token in map(int, tokens):

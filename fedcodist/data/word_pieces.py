@@ -1,7 +1,8 @@
-"""Word pieces: parts of words that are learnt from word counts, so that no word is unknown.
+"""Word pieces: parts of words, learnt from word counts, so that no word is unknown.
 
-Pieces are learnt by merging the most frequent pair again and again (Sennrich et al., 2016) and found
-in a word from its beginning, the longest first (Schuster and Nakajima, 2012).
+Pieces are learnt by repeatedly merging the most frequent pair (Sennrich et al., 2016,
+https://arxiv.org/abs/1508.07909). A word is split from its beginning into the longest pieces (Schuster
+and Nakajima, 2012).
 """
 
 from __future__ import annotations
@@ -20,14 +21,14 @@ _LEARNT_FROM = 50_000  # most frequent words; rarer ones change no pair's rank
 
 
 def learn_pieces(counts: Mapping[str, int], size: int) -> tuple[str, ...]:
-    """Pieces by falling frequency.
+    """Learns pieces from word counts; returns them by falling frequency.
 
     Args:
       counts: word -> how often it occurs.
-      size: number of pieces; there are fewer where all words have become whole.
+      size: number of pieces; fewer where all words have become single pieces.
 
     Raises:
-      ValueError: a size that does not even hold the characters, or no words.
+      ValueError: `size` is smaller than the number of characters, or there are no words.
     """
     usable = [word for word in counts if 0 < len(word) <= _LONGEST_WORD and CONTINUES not in word]
     if not usable:
@@ -49,7 +50,7 @@ def learn_pieces(counts: Mapping[str, int], size: int) -> tuple[str, ...]:
     while heap and len(pieces) < size:
         count, pair = heapq.heappop(heap)
         if pairs[pair] != -count:
-            continue  # what was counted before a merge
+            continue  # an outdated count, from before a merge
         merged = pair[0] + pair[1].removeprefix(CONTINUES)
         pieces.add(merged)
         changed = set()
@@ -63,9 +64,9 @@ def learn_pieces(counts: Mapping[str, int], size: int) -> tuple[str, ...]:
                 pairs[new] += weight
                 places[new].add(index)
                 changed.add(new)
-        for each in changed:
-            if pairs[each] > 0:
-                heapq.heappush(heap, (-pairs[each], each))
+        for candidate in changed:
+            if pairs[candidate] > 0:
+                heapq.heappush(heap, (-pairs[candidate], candidate))
     split, used = piece_splitter(pieces), Counter[str]()
     for text, weight in zip(chosen, weights, strict=True):
         for piece in split(text):
@@ -74,16 +75,16 @@ def learn_pieces(counts: Mapping[str, int], size: int) -> tuple[str, ...]:
 
 
 def piece_splitter(pieces: Iterable[str]) -> Callable[[str], tuple[str, ...]]:
-    """A function from a word to its pieces; a word that has none is itself, so unknown."""
+    """A function from a word to its pieces. It returns a word that cannot be split whole, as unknown."""
     known = frozenset(pieces)
 
     @functools.lru_cache(maxsize=1 << 18)
     def split(word: str) -> tuple[str, ...]:
-        found, start = [], 0
+        parts, start = [], 0
         if len(word) > _LONGEST_WORD:
             return (word,)
         if word.startswith(CONTINUES):
-            return (CONTINUES + word,)  # is no piece, where the word itself may be one
+            return (CONTINUES + word,)  # unlike the word itself, this is certainly no piece
         while start < len(word):
             mark = CONTINUES if start else ""
             for end in range(len(word), start, -1):
@@ -91,15 +92,15 @@ def piece_splitter(pieces: Iterable[str]) -> Callable[[str], tuple[str, ...]]:
                     break
             else:
                 return (word,)
-            found.append(mark + word[start:end])
+            parts.append(mark + word[start:end])
             start = end
-        return tuple(found)
+        return tuple(parts)
 
     return split
 
 
 def words_of_pieces(pieces: Iterable[str]) -> list[str]:
-    """Words from pieces, the inverse of splitting each word."""
+    """Joins pieces to words: the inverse of splitting each word."""
     words: list[str] = []
     for piece in pieces:
         if piece.startswith(CONTINUES) and words:

@@ -1,4 +1,4 @@
-"""One module per public data set: its reader, checks and splits.
+"""One module per public data set: reader, checks and splits.
 
-Cards and the programs that prepare them are in the top-level `datasets/`.
+Data cards and preparation programs are in the top-level `datasets/`.
 """

@@ -1,4 +1,4 @@
-"""C4 as the codistillation paper modifies it: the first sentence of each paragraph, in words.
+"""C4 as in the codistillation paper: the first sentence of each paragraph, in words.
 
 C4's files hold one JSON object a line, `{"text": ..., "timestamp": ..., "url": ...}`, plain or
 gzip-compressed. They are read line by line.
@@ -25,8 +25,8 @@ LONGEST_LINE = 1 << 24
 
 _GZIP_MAGIC = b"\x1f\x8b"
 _ROWS = 1 << 16
-# What is unpacked is at most this many times as large, besides the first 64 MiB: text is packed to a
-# third or so, a file made to take all day to a thousandth.
+# A file may unpack to 64 MiB, or to this many times its size. Text is packed to about a third; a file
+# that is made to take very long, to a thousandth.
 _LARGEST_RATIO = 200
 _SMALL_FILE = 1 << 26
 
@@ -35,11 +35,11 @@ _END = re.compile(r"(?<=[.!?])[\"'”’)\]]*\s+(?=[\"'“‘(\[]*[A-Z0-9])")
 _ABBREVIATION = re.compile(
     r"(?:\b(?:mr|mrs|ms|dr|prof|st|vs|etc|no|inc|ltd|co|jr|sr|e\.g|i\.e)|\b[A-Z])\.$", re.IGNORECASE
 )
-# Typographic apostrophes stand alone, as NLTK's tokeniser leaves them; straight ones within words stay.
+# Typographic apostrophes are words, as for NLTK's tokeniser; straight ones within words stay.
 _WORD = re.compile(r"[^\W_]+(?:['.,:-][^\W_]+)*|\.{3}|[^\w\s]|_+")
 _APOSTROPHE = "’"
-# What follows an apostrophe, and the words that it follows: "aren ’ t" becomes "aren’t". These are the
-# paper's rules but for those that end in "’ s", which its last rule holds.
+# The part after an apostrophe -> the words before it: "aren ’ t" becomes "aren’t". These are the paper's
+# rules, except those for "’ s", which its last rule covers.
 _CONTRACTIONS = {
     "t": frozenset(
         [
@@ -71,7 +71,7 @@ _CONTRACTIONS = {
 
 
 class Sentences(NamedTuple):
-    """What was read.
+    """The sentences that were read.
 
     Attributes:
       tokens: int [sentences, length + 1], as `Vocabulary.encode` makes them.
@@ -97,10 +97,10 @@ def read_c4(
 
     Args:
       files: in the order in which they are read.
-      vocabulary: numbers words, or pieces of words.
-      length: tokens that are predicted of a sentence; longer ones are cut.
-      limit: sentences at most: the first ones; None takes all.
-      split: a word's pieces, for a vocabulary of pieces.
+      vocabulary: of words, or of word pieces.
+      length: number of tokens to predict in a sentence; longer ones are cut.
+      limit: largest number of sentences, the first ones; None takes all.
+      split: a function from a word to its pieces, for a vocabulary of pieces.
       show: called with the file's name and the fraction of files that is done.
 
     Raises:
@@ -134,8 +134,8 @@ def read_c4(
 def first_sentence(paragraph: str) -> list[str]:
     """The words of a paragraph's first sentence, lower case, contractions repaired.
 
-    Nothing where it has no letter and no digit. Repaired words have straight apostrophes, as in Stack
-    Overflow's vocabulary.
+    Empty for a sentence without letters and digits. Repaired words have straight apostrophes, as in
+    Stack Overflow's vocabulary.
 
     >>> first_sentence("We aren’t in Kansas. Are we, Dr. Who?")
     ['we', "aren't", 'in', 'kansas', '.']
@@ -153,8 +153,8 @@ def first_sentence(paragraph: str) -> list[str]:
 def repaired(words: Sequence[str]) -> list[str]:
     """Joins contractions and possessives that a typographic apostrophe has split.
 
-    The 53 rules of the paper's appendix G: such as "aren ’ t" to "aren’t" for known contractions, and
-    last "’ s" to "’s", here joined to the word before it. What is joined has a straight apostrophe.
+    These are the 53 rules of the paper's appendix G. Known contractions are joined, such as "aren ’ t".
+    The last rule joins "’ s", here also with the word before it. The results have straight apostrophes.
     """
     result: list[str] = []
     index = 0
@@ -232,16 +232,17 @@ def _check_ratio(path: Path, unpacked: int, size: int) -> None:
 
 
 def c4_files(source: Path) -> list[Path]:
-    """A file itself, or the files of a folder that C4's names fit, sorted.
+    """A file itself, or the files in a folder with names of C4's files, sorted.
 
-    Raises ValueError where there is none.
+    Raises:
+      ValueError: there are none.
     """
     if source.is_file():
         return [source]
-    found: Iterable[Path] = (
+    paths: Iterable[Path] = (
         path for pattern in ("*.json", "*.jsonl", "*.json.gz") for path in source.glob(pattern)
     )
-    files = sorted(found)
+    files = sorted(paths)
     if not files:
         raise ValueError(f"--source {source} is neither a file of C4 nor a folder that has some")
     return files

@@ -1,6 +1,6 @@
-"""CIFAR-10 and CIFAR-100 from their official Python files, and what both preparation programs share.
+"""CIFAR-10 and CIFAR-100 from their official Python files, and common code to prepare both.
 
-The official files are pickles, which image_pickles.py reads without running anything.
+The official files are pickles, which image_pickles.py reads without running any code.
 """
 
 from __future__ import annotations
@@ -32,21 +32,21 @@ from fedcodist.datasets.preparation import Show, Source, check_is_file, file_che
 
 LICENCE = "none stated by the authors, who ask to cite Krizhevsky (2009)"
 
-# The largest official file has 155 MB; what claims to be far larger is an archive meant to harm.
+# The largest official file has 155 MB; a far larger one is malicious.
 _LARGEST_FILE = 1 << 29
-# Unpacked, with all that is in it; the official ones have 186 MB.
+# Of a whole unpacked archive; the official ones have 186 MB.
 _LARGEST_ARCHIVE = 1 << 30
 
 
 class Labels(NamedTuple):
-    """A list of labels in an official file: its key there, and how many labels there are."""
+    """A list of labels in an official file: its key, and the number of different labels."""
 
     key: str
     num_labels: int
 
 
 class CifarFormat(NamedTuple):
-    """Official file names, their md5 checksums, and the columns that their labels become."""
+    """Official file names, their md5 checksums, and the columns for their labels."""
 
     name: str
     folder: str
@@ -97,12 +97,14 @@ CIFAR100 = CifarFormat(
 
 @dataclass(frozen=True)
 class CifarFiles:
-    """What official files hold.
+    """The contents of official files.
 
-    `splits`: "train" and "test" -> columns: `image` uint8 `[images, 32, 32, 3]` (height, width,
-    channel), `label` int32 `[images]` and, of CIFAR-100, `coarse_label` int32 `[images]`, rows in
-    the order of the files. `md5s`: file name -> md5 found. `unverified`: one line for each file that
-    is missing or is not the official one.
+    Attributes:
+      splits: "train" and "test" -> columns: `image` uint8 `[images, 32, 32, 3]` (height, width,
+        channel), `label` int32 `[images]` and, for CIFAR-100, `coarse_label` int32 `[images]`, in the
+        order of the files.
+      md5s: file name -> md5 found.
+      unverified: a line for each file that is missing or is not the official one.
     """
 
     splits: dict[str, dict[str, np.ndarray]]
@@ -125,11 +127,17 @@ def read_cifar(
 ) -> CifarFiles:
     """Reads the official archive, the folder that it unpacks to, or that folder's parent.
 
-    Every file's md5 must be the official one. `accept_unverified` accepts other files of the same
-    layout, also with other numbers of images, or some of several training files missing.
+    Args:
+      cifar: which data set.
+      source: archive or folder.
+      accept_unverified: whether to accept files whose md5 is not the official one. They need the same
+        layout; other numbers of images are accepted, and missing training files.
+      show: called with the present stage and the fraction that is done.
 
-    Raises ValueError, naming the file, for what is missing, not official, damaged, or a pickle that
-    holds more than arrays and labels; OSError for what the system cannot read.
+    Raises:
+      ValueError: names the file that is missing, not official, damaged, or a pickle that holds more than
+        arrays and labels.
+      OSError: the system cannot read a file.
     """
     source = Path(source)
     contents = _contents(cifar, source, accept_unverified, show)
@@ -183,7 +191,7 @@ def file_source(
 def tfds_source(
     cifar: CifarFormat, name: str, arguments: argparse.Namespace, build: Build
 ) -> Source:
-    """The same of TensorFlow Datasets' `name`, which is read when it has to be."""
+    """Opens TensorFlow Datasets' `name`; it is read only when its splits are made."""
 
     def read_and_build(show: Show) -> Mapping[str, FederatedData]:
         tables = {}
@@ -193,7 +201,7 @@ def tfds_source(
                 table = from_tfds(name, split, ["image", *cifar.labels], arguments.tfds_dir)
             except ImportError:
                 raise
-            except Exception as error:  # whatever its download and its readers raise
+            except Exception as error:  # its download and readers raise many types
                 raise ValueError(
                     f"TFDS cannot read {name}: {type(error).__name__}: {error}"
                 ) from None
@@ -205,7 +213,7 @@ def tfds_source(
 
 
 def unchecked_notices(arguments: argparse.Namespace) -> tuple[str, ...]:
-    """What to say of a source without checksums: nothing, unless its counts were not checked."""
+    """Notices for a source without checksums; none unless the numbers of images were not checked."""
     if not arguments.accept_unverified:
         return ()
     return ("UNVERIFIED: the numbers of images were not checked",)
@@ -217,9 +225,12 @@ def checked_columns(
     columns: Mapping[str, np.ndarray],
     accept_unverified: bool = False,
 ) -> dict[str, np.ndarray]:
-    """The columns with int32 labels. Raises ValueError for what cannot be images of this data set.
+    """The columns with int32 labels.
 
-    `accept_unverified` accepts another number of images than the official one.
+    With `accept_unverified` the number of images may differ from the official one.
+
+    Raises:
+      ValueError: columns that cannot be images of this data set.
     """
     image = columns["image"]
     if image.dtype != np.uint8 or image.shape[1:] != IMAGE_SHAPE:
@@ -263,7 +274,7 @@ def run_preparation(
 
 
 def argument_parser(cifar: CifarFormat, sources: str) -> argparse.ArgumentParser:
-    """The arguments that both programs have. `sources`: what `--source` may be, for `--help`."""
+    """The arguments that both programs have. `sources` describes `--source` for `--help`."""
     parser = argparse.ArgumentParser(
         description=f"Prepares {cifar.name} as a folder that fedcodist reads.", allow_abbrev=False
     )
@@ -286,7 +297,7 @@ def _contents(
     check_is_file(source)
     show(source.name, 0.0)
     md5 = file_checksum(source, "md5")
-    # With the flag only the files inside count: an archive packed anew holds the same images.
+    # With the flag only the files inside are checked: a repacked archive holds the same images.
     if md5 != cifar.archive_md5 and not accept_unverified:
         raise ValueError(
             f"{source} has md5 {md5}, the official {cifar.archive} {cifar.archive_md5}; "
@@ -310,7 +321,7 @@ def _read_folder(cifar: CifarFormat, source: Path, show: Show) -> dict[str, byte
 
 
 def _read_archive(cifar: CifarFormat, source: Path, show: Show) -> dict[str, bytes]:
-    # Nothing is unpacked to disk, so that no name in the archive can lead anywhere.
+    # Nothing is unpacked to disk, so names in the archive cannot lead out of a folder.
     contents: dict[str, bytes] = {}
     try:
         with gzip.open(source) as unpacked:
@@ -339,7 +350,7 @@ def _read_archive(cifar: CifarFormat, source: Path, show: Show) -> dict[str, byt
 
 
 class _Limited:
-    """A stream that ends in ValueError where an archive of some bytes would unpack to a disk's."""
+    """A stream that raises ValueError where an archive would unpack to too many bytes."""
 
     def __init__(self, stream: Any, source: Path) -> None:
         self._stream, self._source, self._left = stream, source, _LARGEST_ARCHIVE

@@ -1,4 +1,4 @@
-"""scikit-learn's handwritten digits: 1,797 real images that come with an installed package."""
+"""scikit-learn's handwritten digits: 1,797 real images that are part of the installed package."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from fedcodist.data.partition import dirichlet, iid
 def load_digits() -> dict[str, np.ndarray]:
     """All digits as columns: `image` uint8 `[1797, 8, 8, 1]` of 0..16, `label` int32 `[1797]`.
 
-    Raises ImportError with one line on how to install scikit-learn when it is missing.
+    Raises:
+      ImportError: scikit-learn is missing; says how to install it.
     """
     try:
         from sklearn import datasets
@@ -36,12 +37,14 @@ def load_digits_federated(
 ) -> dict[str, FederatedData]:
     """Digits for codistillation, as four disjoint splits that together hold every image.
 
-    `train`: the rest of the images over `num_clients` clients, Dirichlet(`concentration`) over
-    labels; `distillation`: images without labels; `held_out` for tuning; `test`. The last three are
-    one pseudo-client each. The same seed gives the same splits.
+    `train` has `num_clients` clients, with Dirichlet(`concentration`) over labels. `distillation` has
+    images without labels, `held_out` is for tuning, and `test`. The last three have one pseudo-client
+    each. The same seed gives the same splits.
 
-    Raises ValueError for a fraction outside (0, 1), fractions that leave fewer training images than
-    clients, or concentration <= 0; ImportError when scikit-learn is missing.
+    Raises:
+      ValueError: a fraction outside (0, 1), fractions that leave fewer training images than clients, or
+        concentration <= 0.
+      ImportError: scikit-learn is missing.
     """
     fractions = {
         "distillation": distillation_fraction,
@@ -55,17 +58,17 @@ def load_digits_federated(
         raise ValueError(f"fractions must sum to less than 1 to leave training data: {fractions}")
     columns = load_digits()
     num_images = len(columns["label"])
-    (order,) = iid(num_images, 1, seed)  # all rows, shuffled
+    (order,) = iid(num_images, 1, seed)  # all examples, shuffled
     splits = {}
     for name, fraction in fractions.items():
         count = round(fraction * num_images)
         if count < 1:
             raise ValueError(f"{name}_fraction {fraction} of {num_images} images is empty")
-        rows, order = np.sort(order[:count]), order[count:]
-        table = {key: column[rows] for key, column in columns.items()}
+        examples, order = np.sort(order[:count]), order[count:]
+        table = {key: column[examples] for key, column in columns.items()}
         splits[name] = FederatedData.from_arrays(table, offsets=[0, count], client_ids=[name])
-    rows = np.sort(order)
-    table = {key: column[rows] for key, column in columns.items()}
+    examples = np.sort(order)
+    table = {key: column[examples] for key, column in columns.items()}
     partition = dirichlet(table["label"], num_clients, concentration, seed)
     train = FederatedData.from_arrays(table, partition=partition)
     return {

@@ -1,4 +1,4 @@
-"""EMNIST's letters from the official MATLAB file, which tells who wrote each."""
+"""EMNIST's letters from the official MATLAB file, which has the writer of each image."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ NUM_LABELS = 26
 SIDE = 28
 FILE = "emnist-letters.mat"
 IMAGES_OF_SPLIT = {"train": 124_800, "test": 20_800}
-# The official file has 32 MB packed and 115 MB of pixels; what claims far more is meant to harm.
+# The official file has 32 MB packed and 115 MB of pixels; a far larger one is malicious.
 _LARGEST_FILE = 1 << 28
 _PACKED = 15  # MATLAB's type of an element that zlib has packed
 
 
 class EmnistLetters(NamedTuple):
-    """What the file holds.
+    """The contents of the file.
 
     Attributes:
       splits: 'train' and 'test' -> columns: `image` uint8 [images, 28, 28, 1] upright, `label` int32
         [images] in 0..25 (a, b, ..., small and capital letters together) and `writer` int32 [images],
         in the order of the file.
       sha256: of the file.
-      unverified: one line for each number of images that is not the official one.
+      unverified: a line for each number of images that is not the official one.
     """
 
     splits: dict[str, dict[str, np.ndarray]]
@@ -44,16 +44,16 @@ class EmnistLetters(NamedTuple):
 def read_emnist_letters(
     source: str | os.PathLike[str], accept_unverified: bool = False
 ) -> EmnistLetters:
-    """Reads `emnist-letters.mat`, or the archive `matlab.zip` with it inside.
+    """Reads `emnist-letters.mat`, or the archive `matlab.zip` that contains it.
 
-    No official checksum is known, so numbers of images are checked.
+    No official checksum is known, so the numbers of images are checked.
 
     Args:
       source: the file or the archive.
-      accept_unverified: whether another number of images will do.
+      accept_unverified: whether to accept other numbers of images.
 
     Raises:
-      ValueError: one line; it cannot be read, has another layout, or other numbers of images.
+      ValueError: it cannot be read, has another layout, or other numbers of images.
     """
     from scipy.io import loadmat
 
@@ -80,7 +80,7 @@ def read_emnist_letters(
 
 
 def _check_unpacked(content: bytes) -> None:
-    """Raises ValueError where what is packed within the file has more than any official file's bytes."""
+    """Raises ValueError where the file would unpack to more bytes than any official file."""
     order = ">" if content[126:128] == b"MI" else "<"
     position, total = 128, 0  # elements follow the header: type, size and content
     while position + 8 <= len(content):

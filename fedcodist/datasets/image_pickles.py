@@ -1,7 +1,6 @@
-"""Images and labels from pickles, in which CIFAR-10, CIFAR-100 and ImageNet 32x32 are published.
+"""Images and labels from pickles, the format of CIFAR-10, CIFAR-100 and ImageNet 32x32.
 
-They are read by an unpickler that runs nothing: the few names that they mention stand for inert
-values, and every other name is refused.
+The unpickler runs no code: the few allowed names stand for inert values, and all others are refused.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ _LARGEST_TUPLE = 1000  # objects; an array's has some ten
 
 
 def unpickled(content: bytes) -> dict[str, Any]:
-    """A pickled dictionary; arrays in it are for `image_array`. Damaged ones raise nearly anything."""
+    """A pickled dictionary, with arrays for `image_array`. Damaged ones raise many types of errors."""
     _check_operations(content)
     table = _Unpickler(io.BytesIO(content), encoding="bytes").load()
     if not isinstance(table, dict):
@@ -33,9 +32,10 @@ def unpickled(content: bytes) -> dict[str, Any]:
 
 
 def image_array(table: Mapping[str, Any]) -> np.ndarray:
-    """The rows of 'data', channel by channel, as uint8 `[images, 32, 32, 3]`.
+    """The images in 'data', stored channel by channel, as uint8 `[images, 32, 32, 3]`.
 
-    Raises ValueError unless they are uint8 `[images, 3072]` with at least one image.
+    Raises:
+      ValueError: unless they are uint8 `[images, 3072]` with at least one image.
     """
     if not isinstance(table.get("data"), _Array):
         raise ValueError("it has no array 'data'")
@@ -51,7 +51,7 @@ def images_of_rows(rows: np.ndarray) -> np.ndarray:
 def label_array(
     table: Mapping[str, Any], key: str, num_images: int, low: int, high: int
 ) -> np.ndarray:
-    """A list of labels in low..high, one for each image, as int32. Raises ValueError for others."""
+    """A list of labels in low..high, one per image, as int32. Raises ValueError for anything else."""
     values = table.get(key)
     if not isinstance(values, list) or not all(type(value) is int for value in values):
         raise ValueError(f"it has no list of integers {key!r}")
@@ -63,24 +63,25 @@ def label_array(
 
 
 def one_line(error: Exception) -> str:
-    """What an error says, which may quote the file: escaped and cut, so that it stays readable."""
+    """An error's message, escaped and cut: it may quote a damaged file."""
     return str(error).encode("unicode_escape").decode()[:300] or type(error).__name__
 
 
 def _check_operations(content: bytes) -> None:
-    """Goes through what an unpickler would do without doing it.
+    """Follows an unpickler's operations without executing them.
 
-    Raises ValueError for what a few bytes make endless: a memo of gigabytes, and tuples that hold others
-    twice, these again others twice, and so on, whose hash or text takes 2^n steps.
+    Raises:
+      ValueError: operations for which a few bytes need endless work: a memo of gigabytes, or tuples that
+        hold a tuple twice, which holds another one twice, and so on, whose hash takes 2^n steps.
     """
-    # The size of each object on the stack; of tuples, with all that is in them, as often as it is there.
+    # The size of each object on the stack; for tuples, with all contents, each as often as it occurs.
     stack: list[int | None] = []  # None is a mark
     memo: dict[int, int | None] = {}
     for position, (opcode, argument, _) in enumerate(pickletools.genops(content)):
         name = opcode.name
         if name.endswith("PUT") or name == "MEMOIZE":
             index = len(memo) if name == "MEMOIZE" else int(argument or 0)
-            # The memo is an array as long as its largest index.
+            # The unpickler's memo is an array as long as its largest index.
             if index > position:
                 raise ValueError(f"it stores object {index} of at most {position}")
             memo[index] = stack[-1]
@@ -96,14 +97,14 @@ def _check_operations(content: bytes) -> None:
             taken = _taken(stack, opcode.stack_before)
             size = 1
             if name.startswith(("TUPLE", "EMPTY_TUPLE")):
-                size += sum(each or 0 for each in taken)
+                size += sum(item_size or 0 for item_size in taken)
                 if size > _LARGEST_TUPLE:
                     raise ValueError(f"it has a tuple of more than {_LARGEST_TUPLE} objects")
             stack += [size] * len(opcode.stack_after)
 
 
 def _taken(stack: list[int | None], before: list[Any]) -> list[int | None]:
-    """Takes what an operation takes from the stack: a number of objects, or all down to a mark."""
+    """Takes an operation's arguments from the stack: a number of objects, or all down to a mark."""
     count = len(before)
     if pickletools.markobject in before:
         mark = len(stack) - 1 - stack[::-1].index(None) if None in stack else -1
@@ -116,7 +117,7 @@ def _taken(stack: list[int | None], before: list[Any]) -> list[int | None]:
 
 
 class _Array:
-    """What a pickled array says of itself; NumPy only sees it once it is known to be sound."""
+    """The pickled state of an array; NumPy gets it only after checks."""
 
     state: Any = None
 
@@ -134,7 +135,7 @@ class _Array:
         _, shape, dtype, fortran_order, raw = self.state
         if not isinstance(dtype, _Dtype) or dtype.name not in (b"u1", "u1"):
             raise ValueError("'data' must be uint8")
-        # Not shown where it is anything else: lists within lists can make a text without end.
+        # Other values are not shown: the text of nested lists can be endless.
         if not isinstance(shape, tuple) or not all(type(size) is int for size in shape):
             raise ValueError(f"'data' must be [images, {width}]")
         if len(shape) != 2 or shape[1] != width or shape[0] < 1 or len(raw) != shape[0] * width:
@@ -152,7 +153,7 @@ class _Dtype:
 
 
 class _Bytes:
-    """How Python 3 writes bytes for Python 2: text of code points below 256, or nothing."""
+    """Python 3's form of bytes for Python 2: text of code points below 256, or nothing."""
 
     def __new__(cls, text: str = "", encoding: str = "latin1") -> Any:
         return text.encode("latin1")
@@ -161,7 +162,7 @@ class _Bytes:
         pass
 
 
-# Classes with a state of their own, so that no pickle can write into what they stand for here.
+# Classes that keep a pickle's state, so that it cannot change the classes that they replace.
 _ALLOWED: dict[tuple[str, str], Any] = {
     ("numpy.core.multiarray", "_reconstruct"): _Array,
     ("numpy._core.multiarray", "_reconstruct"): _Array,

@@ -1,7 +1,7 @@
 """ImageNet at 32x32 pixels from its official files: ten batches, pickled or as NumPy archives.
 
-Pickles are read without running anything (image_pickles.py), NumPy archives without pickles. One batch
-at a time is in memory besides the images that are kept.
+Pickles are read without running any code (image_pickles.py), NumPy archives without pickles. Only one
+batch at a time is in memory besides the images that are kept.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ NUM_LABELS = 1000
 NUM_IMAGES = 1_281_167
 # The last of the ten has seven images more than the others.
 LARGEST_BATCH = 128_123
-# A pickled batch has 395 MB; what claims to be far larger is meant to harm.
+# A pickled batch has 395 MB; a far larger one is malicious.
 _LARGEST_FILE = 1 << 29
 # md5 of the pickled batches and of the NumPy archives, by number; see datasets/imagenet32/README.md.
 PICKLE_MD5S = (
@@ -66,7 +66,7 @@ class Batches(NamedTuple):
       source: a folder or a zip archive.
       read: file name -> () -> its bytes, in the order of the batches.
       md5s: file name -> md5 found.
-      unverified: one line for each file that is missing or is not the official one.
+      unverified: a line for each file that is missing or is not the official one.
     """
 
     source: Path
@@ -85,19 +85,19 @@ def open_batches(
 
     Args:
       source: the archive, or a folder with its files, pickled or as .npz.
-      accept_unverified: take other files of the same layout, also where some are missing.
-      show: called with what is being done and the fraction that is done.
+      accept_unverified: whether to accept other files of the same layout, and missing ones.
+      show: called with the present stage and the fraction that is done.
       known: file name -> md5 in place of the official ones.
 
     Raises:
-      ValueError: one line; a file is missing, is not the official one, or cannot be read.
+      ValueError: a file is missing, is not the official one, or cannot be read.
     """
     source = Path(source)
-    found = _in_folder(source) if source.is_dir() else _in_archive(source)
+    readers = _in_folder(source) if source.is_dir() else _in_archive(source)
     names = [f"train_data_batch_{number}" for number in range(1, 11)]
     for suffix, md5s in ((".npz", NPZ_MD5S), ("", PICKLE_MD5S)):
         expected = known or {f"{n}{suffix}": md5 for n, md5 in zip(names, md5s, strict=True)}
-        present = {name: found[name] for name in expected if name in found}
+        present = {name: readers[name] for name in expected if name in readers}
         if present:
             break
     else:
@@ -125,26 +125,26 @@ def read_batches(
     seed: int = 0,
     show: Show = lambda text, fraction: None,
 ) -> dict[str, np.ndarray]:
-    """The images of all batches, or as many random ones, equally many of each batch.
+    """The images of all batches, or a random sample with equally many from each batch.
 
     Returns:
       `image` uint8 `[images, 32, 32, 3]` (height, width, channel) and `label` int32 `[images]` in
       0..999, in the order of the files.
 
     Raises:
-      ValueError: one line that names the file; it is damaged, has another layout, or too few images.
+      ValueError: names the file that is damaged, has another layout, or too few images.
     """
     count = len(batches.read)
     if images is not None and images < count:
         raise ValueError(f"--images must be at least {count}, one of each batch, got {images}")
     room = count * LARGEST_BATCH if images is None else images
-    # Memory that is not written to is not used.
+    # The system allocates memory only when it is written to.
     image, label = np.empty((room, *IMAGE_SHAPE), np.uint8), np.empty(room, np.int32)
     end = 0
     for number, (name, read) in enumerate(batches.read.items()):
         show(f"reading {name}", number / count)
         own_images, own_labels = _columns(batches.source, name, read())
-        rows: np.ndarray | slice = slice(None)
+        chosen: np.ndarray | slice = slice(None)
         if images is not None:
             wanted = images * (number + 1) // count - images * number // count
             if wanted > len(own_images):
@@ -152,9 +152,9 @@ def read_batches(
                     f"--images {images} takes {wanted} of {name}, which has {len(own_images)}"
                 )
             draw = np.random.default_rng([seed, number])
-            rows = np.sort(draw.permutation(len(own_images))[:wanted])
-        start, end = end, end + len(own_labels[rows])
-        image[start:end], label[start:end] = own_images[rows], own_labels[rows]
+            chosen = np.sort(draw.permutation(len(own_images))[:wanted])
+        start, end = end, end + len(own_labels[chosen])
+        image[start:end], label[start:end] = own_images[chosen], own_labels[chosen]
     return {"image": image[:end], "label": label[:end]}
 
 
@@ -202,12 +202,12 @@ def _array(archive: zipfile.ZipFile, name: str) -> np.ndarray:
 
 def _in_folder(folder: Path) -> dict[str, Callable[[], bytes]]:
     """Files by name, in the folder or in a folder of the official name inside it."""
-    found: dict[str, Callable[[], bytes]] = {}
+    readers: dict[str, Callable[[], bytes]] = {}
     for inner in ("", "Imagenet32_train", "Imagenet32_train_npz"):
         for path in sorted((folder / inner).glob("train_data_batch_*")):
             if path.is_file() and path.stat().st_size <= _LARGEST_FILE:
-                found.setdefault(path.name, path.read_bytes)
-    return found
+                readers.setdefault(path.name, path.read_bytes)
+    return readers
 
 
 def _in_archive(source: Path) -> dict[str, Callable[[], bytes]]:
@@ -232,10 +232,10 @@ def _in_archive(source: Path) -> dict[str, Callable[[], bytes]]:
 
 
 def _content(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> bytes:
-    """A member's bytes; its checksum is compared. Raises ValueError for what cannot be read."""
+    """The bytes of a file in an archive, checksum compared. Raises ValueError for a damaged file."""
     if member.file_size > _LARGEST_FILE:
         raise ValueError(f"{member.filename} has more than {_LARGEST_FILE:,} bytes")
     try:
         return archive.read(member)
-    except Exception as error:  # each of zip's compressors has errors of its own
+    except Exception as error:  # zip's compressors raise different errors
         raise ValueError(one_line(error)) from None

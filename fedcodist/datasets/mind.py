@@ -1,9 +1,9 @@
-"""MIND: what readers of news were shown and clicked, in the official layout.
+"""MIND: impressions of news, with the articles that readers were shown and clicked, from official files.
 
 Fields are separated by tabs. `news.tsv` has a line per article, `id, category, subcategory, title,
-abstract, url, entities, entities`, of which id and title are read. `behaviors.tsv` has a line per
-impression, `id, user, time, history, candidates`: articles that the user clicked before, the latest
-last, and those that were shown, each with `-1` if it was clicked and `-0` if not.
+abstract, url, entities, entities`; id and title are read. `behaviors.tsv` has a line per impression,
+`id, user, time, history, candidates`. The history is the articles that the user clicked before, the
+latest last. Candidates are the articles that were shown, with `-1` if clicked and `-0` if not.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from fedcodist.data.partition import split_clients
 
 FILES = NEWS, BEHAVIORS = "news.tsv", "behaviors.tsv"
 HISTORY = 50
-"""Clicks of a history that are kept, the latest; as in FedKD's code."""
+"""Latest clicks of a history that are kept, as in FedKD's code."""
 
 # All impressions are padded to the longest one; MIND's have some hundred candidates.
 _MOST_CANDIDATES = 1 << 12
@@ -36,7 +36,7 @@ class News(NamedTuple):
     Attributes:
       titles: [articles + 1]; the first is empty and stands for padding.
       numbers: id -> place in `titles`.
-      skipped: reason -> number of lines that are no article.
+      skipped: reason -> number of lines without an article.
     """
 
     titles: tuple[str, ...]
@@ -45,13 +45,13 @@ class News(NamedTuple):
 
 
 class Impressions(NamedTuple):
-    """Impressions in the order of the file, without what has no article.
+    """Impressions in the order of the file, without unknown articles.
 
     Attributes:
       users: the user of each impression.
       candidates: int32, articles of all impressions, one after another.
       clicked: bool, the same shape.
-      ends: int64 [impressions], where each one's candidates end.
+      ends: int64 [impressions], the end of each one's candidates.
       history: int32 [impressions, HISTORY], padded with 0.
       skipped: reason -> number of lines, candidates or clicks that are left out.
     """
@@ -70,23 +70,23 @@ def read_news(*folders: str | os.PathLike[str]) -> News:
     Articles without a title and lines of fewer than four fields are skipped and counted.
 
     Raises:
-      ValueError: one line; a file cannot be read or has no article.
+      ValueError: a file cannot be read or has no article.
     """
     titles, numbers = [""], dict[str, int]()
     skipped: Counter[str] = Counter()
     for folder in folders:
-        path, found = Path(folder) / NEWS, 0
+        path, articles = Path(folder) / NEWS, 0
         for fields in _lines(path):
             if len(fields) < 4 or not fields[0]:
                 skipped[f"malformed lines of {NEWS}"] += 1
             elif not (title := " ".join(fields[3].split())):
                 skipped["articles without a title"] += 1
             else:
-                found += 1
+                articles += 1
                 if fields[0] not in numbers:
                     numbers[fields[0]] = len(titles)
                     titles.append(title)
-        if not found:
+        if not articles:
             raise ValueError(f"{path} has no article in MIND's format")
     return News(tuple(titles), numbers, dict(sorted(skipped.items())))
 
@@ -94,12 +94,11 @@ def read_news(*folders: str | os.PathLike[str]) -> News:
 def read_impressions(folder: str | os.PathLike[str], numbers: Mapping[str, int]) -> Impressions:
     """Reads `behaviors.tsv`.
 
-    Candidates and clicks of a history whose article is not among `numbers` are skipped; so are
-    impressions that have then no candidate that was clicked, or none that was not, and malformed lines.
-    All are counted.
+    Candidates and clicks of articles that are not among `numbers` are skipped. So are malformed lines,
+    and impressions that are left with only clicked candidates or none. All are counted.
 
     Raises:
-      ValueError: one line; the file cannot be read, or nothing of it is left.
+      ValueError: the file cannot be read, or no impression is left.
     """
     path = Path(folder) / BEHAVIORS
     users, history = list[str](), list[np.ndarray]()
@@ -119,10 +118,10 @@ def read_impressions(folder: str | os.PathLike[str], numbers: Mapping[str, int])
             skipped["impressions with clicks only left"] += 1
         else:
             before = fields[3].split()
-            own = [numbers[article] for article in before if article in numbers]
-            skipped["clicks of a history without an article"] += len(before) - len(own)
+            articles = [numbers[article] for article in before if article in numbers]
+            skipped["clicks of a history without an article"] += len(before) - len(articles)
             row = np.zeros(HISTORY, np.int32)
-            row[: len(own[-HISTORY:])] = own[-HISTORY:]
+            row[: len(articles[-HISTORY:])] = articles[-HISTORY:]
             users.append(fields[1])
             history.append(row)
             candidates.extend(article for article, _ in known)
@@ -141,19 +140,19 @@ def read_impressions(folder: str | os.PathLike[str], numbers: Mapping[str, int])
     )
 
 
-def training_examples(impressions: Impressions, rows: Any) -> FederatedData:
-    """An example per click, from which `fedcodist.text.candidates` draws candidates.
+def training_examples(impressions: Impressions, chosen: Any) -> FederatedData:
+    """One example per click, from which `fedcodist.text.candidates` draws candidates.
 
     Columns: `clicked` int32 [n], an article; `others` int32 [n, longest], the articles of the same
     impression that were not clicked, padded with 0; `history` int32 [n, HISTORY]. Clients are users.
 
     Args:
-      impressions: what was read.
-      rows: int, those to use.
+      impressions: all impressions.
+      chosen: int, indices of those to use.
     """
-    articles, was_clicked = _padded(impressions, rows)
+    articles, was_clicked = _padded(impressions, chosen)
     is_other = (articles > 0) & ~was_clicked
-    # Those that were not clicked first, in their order.
+    # Articles that were not clicked come first, in their order.
     order = np.argsort(~is_other, axis=1, kind="stable")
     width = int(is_other.sum(axis=1).max())
     others = np.take_along_axis(np.where(is_other, articles, 0), order, axis=1)[:, :width]
@@ -161,35 +160,35 @@ def training_examples(impressions: Impressions, rows: Any) -> FederatedData:
     columns = {
         "clicked": articles[impression, place],
         "others": others[impression],
-        "history": impressions.history[rows][impression],
+        "history": impressions.history[chosen][impression],
     }
-    users = np.array(impressions.users)[rows]
+    users = np.array(impressions.users)[chosen]
     return FederatedData.from_arrays(columns, client_of_row=users[impression])
 
 
-def evaluation_examples(impressions: Impressions, rows: Any) -> FederatedData:
-    """An example per impression, with all of its candidates.
+def evaluation_examples(impressions: Impressions, chosen: Any) -> FederatedData:
+    """One example per impression, with all of its candidates.
 
     Columns: `candidates` int32 [n, longest], padded with 0; `label` int8 of the same shape, 1 clicked,
     0 not clicked, -1 padding; `history` int32 [n, HISTORY]. Clients are users.
 
     Args:
-      impressions: what was read.
-      rows: int, those to use.
+      impressions: all impressions.
+      chosen: int, indices of those to use.
     """
-    articles, was_clicked = _padded(impressions, rows)
+    articles, was_clicked = _padded(impressions, chosen)
     columns = {
         "candidates": articles,
         "label": np.where(articles > 0, was_clicked, -1).astype(np.int8),
-        "history": impressions.history[rows],
+        "history": impressions.history[chosen],
     }
-    return FederatedData.from_arrays(columns, client_of_row=np.array(impressions.users)[rows])
+    return FederatedData.from_arrays(columns, client_of_row=np.array(impressions.users)[chosen])
 
 
 def deal_users(
     users: Sequence[str], shares: Mapping[str, float], seed: int
 ) -> dict[str, np.ndarray]:
-    """Splits impressions by user, so that none has impressions in two splits.
+    """Splits impressions by user, so that no user has impressions in two splits.
 
     Args:
       users: the user of each impression.
@@ -197,7 +196,7 @@ def deal_users(
       seed: of the deal.
 
     Returns:
-      split -> int64 rows, ascending.
+      split -> indices of impressions, int64, ascending.
 
     Raises:
       ValueError: too few users.
@@ -213,10 +212,10 @@ def deal_users(
     }
 
 
-def _padded(impressions: Impressions, rows: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Articles, and which were clicked, [rows, longest]."""
-    ends = impressions.ends[rows]
-    starts = np.concatenate([[0], impressions.ends[:-1]])[rows]
+def _padded(impressions: Impressions, chosen: Any) -> tuple[np.ndarray, np.ndarray]:
+    """Articles, and whether they were clicked, [impressions, longest]."""
+    ends = impressions.ends[chosen]
+    starts = np.concatenate([[0], impressions.ends[:-1]])[chosen]
     places = starts[:, None] + np.arange((ends - starts).max())
     is_there = places < ends[:, None]
     places = np.where(is_there, places, 0)
@@ -226,19 +225,19 @@ def _padded(impressions: Impressions, rows: Any) -> tuple[np.ndarray, np.ndarray
 
 def _shown(fields: Sequence[str]) -> list[tuple[str, int]] | None:
     """(article, whether it was clicked) of a line; None for one that is malformed."""
-    if len(fields) != 5 or not fields[1] or not (each := fields[4].split()):
+    if len(fields) != 5 or not fields[1] or not (entries := fields[4].split()):
         return None
-    # Arrays of text would lose the NUL, and with it the difference to another user.
-    if fields[1].endswith("\0") or len(each) > _MOST_CANDIDATES:
+    # Arrays of text would lose the NUL, which may distinguish two users.
+    if fields[1].endswith("\0") or len(entries) > _MOST_CANDIDATES:
         return None
-    matches = [_CANDIDATE.fullmatch(candidate) for candidate in each]
+    matches = [_CANDIDATE.fullmatch(candidate) for candidate in entries]
     return [(match[1], int(match[2])) for match in matches if match] if all(matches) else None
 
 
 def _lines(path: Path) -> Iterator[Sequence[str]]:
-    """The fields of every line that is not empty; none of one that is not UTF-8.
+    """Yields the fields of every line that is not empty; no fields for a line that is not UTF-8.
 
-    Files that are put together have a byte order mark at any line.
+    Concatenated files may have a byte order mark in any line.
     """
     try:
         with open(path, "rb") as file:

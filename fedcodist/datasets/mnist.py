@@ -13,30 +13,30 @@ import numpy as np
 
 NUM_LABELS = 10
 SIDE = 28
-# Split -> file of the images, file of the labels, and how many there are.
+# Split -> file of the images, file of the labels, number of images.
 FILES = {
     "train": ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", 60_000),
     "test": ("t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte", 10_000),
 }
-# Of the unpacked files: gzip's own bytes depend on who packed them.
+# Of the unpacked files: gzip's bytes depend on the program that packed them.
 MD5S = {
     "train-images-idx3-ubyte": "6bbc9ace898e44ae57da46a324031adb",
     "train-labels-idx1-ubyte": "a25bea736e30d166cdddb491f175f624",
     "t10k-images-idx3-ubyte": "2646ac647ad5339dbf082846283269ea",
     "t10k-labels-idx1-ubyte": "27ae3e4e09519cfbb04c329615203637",
 }
-# The largest official file has 47 MB; what claims to be far larger is meant to harm.
+# The largest official file has 47 MB; a far larger one is malicious.
 _LARGEST_FILE = 1 << 28
 
 
 class MnistFiles(NamedTuple):
-    """What the files hold.
+    """The contents of the files.
 
     Attributes:
       splits: 'train' and 'test' -> columns: `image` uint8 [images, 28, 28, 1], `label` int32 [images]
         in 0..9, in the order of the files.
-      md5s: file name -> md5 of what was found, unpacked.
-      unverified: one line for each file that is not the official one.
+      md5s: file name -> md5 of the unpacked file.
+      unverified: a line for each file that is not the official one.
     """
 
     splits: dict[str, dict[str, np.ndarray]]
@@ -45,14 +45,14 @@ class MnistFiles(NamedTuple):
 
 
 def read_mnist(source: str | os.PathLike[str], accept_unverified: bool = False) -> MnistFiles:
-    """Reads a folder with the four files, each gzipped (.gz) or not.
+    """Reads a folder with the four files, gzipped (.gz) or not.
 
     Args:
       source: the folder.
-      accept_unverified: whether other files of the same format will do.
+      accept_unverified: whether to accept other files of the same format.
 
     Raises:
-      ValueError: one line; a file is missing, not the official one, or cannot be read.
+      ValueError: a file is missing, not the official one, or cannot be read.
     """
     folder = Path(source)
     if not folder.is_dir():
@@ -88,11 +88,11 @@ def read_mnist(source: str | os.PathLike[str], accept_unverified: bool = False) 
 def idx_array(content: bytes, dimensions: int) -> np.ndarray:
     """The array of unsigned bytes in a file of the idx format.
 
-    Two bytes 0, the type (8: unsigned bytes), the number of dimensions, their lengths as big-endian
-    32-bit numbers, and the values row by row.
+    The file has two bytes 0, the type (8: unsigned bytes), the number of dimensions, their lengths as
+    big-endian 32-bit numbers, and the values in row-major order.
 
     Raises:
-      ValueError: another type or number of dimensions, or not as many values as it says.
+      ValueError: another type or number of dimensions, or a wrong number of values.
     """
     start = 4 + 4 * dimensions
     if len(content) < start or content[:4] != bytes([0, 0, 8, dimensions]):

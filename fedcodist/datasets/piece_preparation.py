@@ -1,4 +1,4 @@
-"""What the preparation programs of text for BERT share: their arguments, and the word pieces."""
+"""Common code of the preparation programs of text for BERT: their arguments, and word pieces."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PIECES = 8_000
 
 
 def add_arguments(parser: argparse.ArgumentParser, length: int) -> None:
-    """`--pieces`, `--vocabulary`, `--length` and `--seed`."""
+    """Adds the arguments `--pieces`, `--vocabulary`, `--length` and `--seed`."""
     parser.add_argument(
         "--pieces",
         type=int,
@@ -37,10 +37,10 @@ def add_arguments(parser: argparse.ArgumentParser, length: int) -> None:
 
 
 def recorded_arguments(arguments: argparse.Namespace) -> dict[str, Any]:
-    """What the manifest says of `add_arguments`'.
+    """The arguments of `add_arguments`, for the manifest.
 
     Raises:
-      ValueError: one line; a number out of range, or a vocabulary that cannot be read.
+      ValueError: a number out of range, or a vocabulary that cannot be read.
     """
     if arguments.pieces < 1:
         raise ValueError(f"--pieces must be at least 1, got {arguments.pieces}")
@@ -58,7 +58,7 @@ def recorded_arguments(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def vocabulary_for(arguments: argparse.Namespace, texts: Iterable[str]) -> BertVocabulary:
-    """The vocabulary of `--vocabulary`, or pieces learnt of the texts."""
+    """The vocabulary of `--vocabulary`, or one of pieces learnt from the texts."""
     if arguments.vocabulary is not None:
         return BertVocabulary.load(arguments.vocabulary)
     try:

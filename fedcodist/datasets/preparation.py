@@ -1,6 +1,6 @@
-"""What every preparation program in `datasets/` does besides reading its source.
+"""Common code of the preparation programs in `datasets/`, without reading their sources.
 
-A prepared folder is made once. Run again, a program only compares the folder with what it should be.
+A prepared folder is made once. Later a program only compares the folder with what it should be.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ except ImportError:  # Windows has none: two programs at once are then not notic
     fcntl = None  # type: ignore[assignment]
 
 Show = Callable[[str, float], None]
-"""Called with what is being done and the fraction of the present stage that is done."""
+"""Called with the name of the present stage and the fraction of it that is done."""
 
 
 class Source(NamedTuple):
-    """An opened source: what the manifest says about it, and how its splits are made.
+    """An opened source: its description for the manifest, and a function that makes its splits.
 
-    `notices` are lines that the user must see. `skipped`, called after `build`, says how much of the
-    source was left out: reason -> number; it is shown and stands in the manifest's arguments.
+    `notices` are lines that the user must see. `skipped`, called after `build`, returns what was left
+    out of the source: reason -> number. It is shown and becomes part of the manifest's arguments.
     """
 
     arguments: Mapping[str, Any]
@@ -51,12 +51,18 @@ def run(
     source: str,
     licence: str,
 ) -> int:
-    """Prepares `output` once and returns the exit status: 0 when it is there, 2 for an error.
+    """Prepares `output` once and returns the exit status: 0 for success, 2 for an error.
 
-    A folder that is there already is only compared with what it should be: its manifest's
-    arguments with the source's, its files with their checksums. Otherwise it appears complete or
-    not at all, whenever the program is stopped. Errors are one line on stderr. `data_set`, `source`
-    and `licence` are written into the manifest.
+    An existing folder is only checked: its manifest's arguments against the source's, its files against
+    their checksums. A new folder appears completely or not at all, whenever the program is stopped.
+    Errors are one line on stderr.
+
+    Args:
+      output: the prepared folder.
+      open_source: opens the source; called with a function that shows progress.
+      data_set: name of the data set, for the manifest.
+      source: where the data come from, for the manifest.
+      licence: how they may be used, for the manifest.
     """
     try:
         _prepare(Path(os.path.abspath(output)), open_source, data_set, source, licence)
@@ -69,7 +75,7 @@ def run(
 
 
 def refuse(error: Exception) -> int:
-    """Prints one line; returns the exit status of a mistake."""
+    """Prints an error as one line; returns the exit status of a mistake."""
     text = " ".join(str(error).split()) or type(error).__name__
     print(f"error: {text}", file=sys.stderr)
     return 2
@@ -84,7 +90,7 @@ def check_is_file(source: Path) -> None:
 
 
 def file_checksum(path: Path, algorithm: str) -> str:
-    """The checksum of a file in hexadecimal digits; `algorithm` is hashlib's name."""
+    """The checksum of a file in hexadecimal digits; `algorithm` is a name in hashlib."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, algorithm).hexdigest()
 
@@ -103,10 +109,10 @@ def _prepare(
         source = open_source(stage(0, "checking the source"))
         arguments = {"data_set": data_set, **source.arguments}
         if present:
-            there = dict(present.get("arguments", {}))
+            recorded = dict(present.get("arguments", {}))
             if source.skipped:
-                there.pop("skipped", None)  # known only when everything was read
-            _check_same_arguments(output, there, arguments)
+                recorded.pop("skipped", None)  # known only when everything was read
+            _check_same_arguments(output, recorded, arguments)
             stage(2, "verifying")("", 0.0)
             splits = _verified(output)
         else:
@@ -136,12 +142,12 @@ def _print(console: Console, line: str, style: str | None = None) -> None:
 def _check_same_arguments(
     output: Path, present: Mapping[str, Any], wanted: Mapping[str, Any]
 ) -> None:
-    there, here = _flat(present), _flat(wanted)
-    for name in sorted({*there, *here}):
-        if there.get(name) != here.get(name):
+    recorded, required = _flat(present), _flat(wanted)
+    for name in sorted({*recorded, *required}):
+        if recorded.get(name) != required.get(name):
             raise PreparedDataError(
-                f"{output} was prepared with other arguments: {name} is {there.get(name)}, "
-                f"now it would be {here.get(name)}; choose another --output or remove that folder"
+                f"{output} was prepared with other arguments: {name} is {recorded.get(name)}, "
+                f"now it would be {required.get(name)}; choose another --output or remove that folder"
             )
 
 
@@ -171,12 +177,12 @@ def _write(
 ) -> None:
     try:
         with _only_writer(output):
-            # Whoever left these was killed: nobody else writes now.
+            # No other process writes now, so these are from processes that were killed.
             for stale in output.parent.glob(f".{glob.escape(output.name)}.partial-*"):
                 shutil.rmtree(stale)
             save_prepared(output, splits, source=origin, licence=licence, arguments=arguments)
     except OSError as error:
-        # NumPy only says how much it could not write.
+        # NumPy's message only has the number of bytes that were not written.
         text = error.strerror or f"{error}; is the disk full?"
         raise OSError(f"{output} cannot be written: {text}") from None
 
@@ -191,7 +197,7 @@ def _only_writer(output: Path) -> Iterator[None]:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 raise OSError("another process is preparing it") from None
-            # The one that held it before has taken the file away when it was done.
+            # The previous holder of the lock may have removed the file.
             if not (path.exists() and os.path.samestat(os.fstat(lock.fileno()), path.stat())):
                 raise OSError("another process has just prepared it")
         try:
@@ -202,7 +208,7 @@ def _only_writer(output: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _stages(console: Console, name: str, count: int) -> Iterator[Callable[[int, str], Show]]:
-    # FORCE_COLOR makes rich take a pipe for a terminal; cursor movements would litter the log.
+    # With FORCE_COLOR, rich treats a pipe as a terminal; cursor movements would fill the log.
     live = console.is_interactive and console.file.isatty()
     with Progress(
         TextColumn("{task.description}"),

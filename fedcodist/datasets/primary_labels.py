@@ -1,6 +1,6 @@
-"""Primary-label skew: every client has some labels of its own, and sees fewer of the others (MHD).
+"""Primary-label skew (MHD): every client has some primary labels and fewer examples of others.
 
-Functions that assign labels return bool [clients, labels], true where a label is a client's own.
+Functions that assign labels return bool [clients, labels], true for a client's primary labels.
 """
 
 from __future__ import annotations
@@ -19,29 +19,30 @@ def random_primary_labels(
 ) -> np.ndarray:
     """Every client draws `per_client` labels, independently of the others.
 
-    A label may have no client, or several.
+    A label may be primary for no client, or for several.
 
     Raises:
       ValueError, TypeError: no label, no client, or more labels per client than there are.
     """
     _check_counts(num_labels, num_clients, per_client)
     generator = np.random.default_rng(seed)
-    found = np.zeros((num_clients, num_labels), bool)
-    for own in found:
-        own[generator.choice(num_labels, per_client, replace=False)] = True
-    return found
+    primary = np.zeros((num_clients, num_labels), bool)
+    for labels_of_client in primary:
+        labels_of_client[generator.choice(num_labels, per_client, replace=False)] = True
+    return primary
 
 
 def even_primary_labels(
     num_labels: int, num_clients: int, per_client: int, seed: int
 ) -> np.ndarray:
-    """Every label has the same number of clients, num_clients * per_client / num_labels.
+    """Every label is primary for the same number of clients, num_clients * per_client / num_labels.
 
-    Labels in random order, repeated that often, are cut into the clients' parts: with one client per
+    Labels in random order, repeated that often, are cut into the clients' parts. With one client per
     label the parts are disjoint.
 
     Raises:
-      ValueError, TypeError: as above, or that number is no integer.
+      ValueError, TypeError: no label, no client, more labels per client than there are, or that number
+        is no integer.
     """
     _check_counts(num_labels, num_clients, per_client)
     if num_clients * per_client % num_labels:
@@ -51,32 +52,31 @@ def even_primary_labels(
         )
     generator = np.random.default_rng(seed)
     order, clients = generator.permutation(num_labels), generator.permutation(num_clients)
-    found = np.zeros((num_clients, num_labels), bool)
+    primary = np.zeros((num_clients, num_labels), bool)
     for place, client in enumerate(clients):
-        found[client, order[(place * per_client + np.arange(per_client)) % num_labels]] = True
-    return found
+        primary[client, order[(place * per_client + np.arange(per_client)) % num_labels]] = True
+    return primary
 
 
 def primary_label_skew(
     labels: Any, primary: np.ndarray, skew: float, seed: int
 ) -> list[np.ndarray]:
-    """Deals all rows: an example goes to a client with probability proportional to 1 + s where its
-    label is the client's own, else to 1.
+    """Deals examples to clients, with weight 1 + s where the label is primary for a client, else 1.
 
-    With s = 0 that is iid; the larger s, the fewer other labels a client sees. Where a label has no
-    client, all are equally likely.
+    With s = 0 the data are iid; the larger s, the fewer examples of other labels a client has. Examples
+    of a label that is primary for no client go to all clients with the same probability.
 
     Args:
-      labels: int [rows], in 0 .. labels - 1.
+      labels: int [examples], in 0 .. labels - 1.
       primary: bool [clients, labels].
-      skew: s, at least 0; infinity leaves only own labels.
+      skew: s, at least 0; with infinity clients have only primary labels.
       seed: of the draws.
 
     Returns:
-      Rows of each client, int64, ascending; for `FederatedData.from_arrays(..., partition=...)`.
+      Examples of each client, int64, ascending; for `FederatedData.from_arrays(..., partition=...)`.
 
     Raises:
-      ValueError: one line; an array or number that makes no sense, or a client that gets nothing.
+      ValueError: an array or number out of range, or a client without examples.
     """
     labels, primary = whole_labels(labels), np.asarray(primary)
     if primary.ndim != 2 or primary.dtype != bool or 0 in primary.shape:
@@ -96,11 +96,11 @@ def primary_label_skew(
     generator = np.random.default_rng(seed)
     owner = np.empty(len(labels), np.int64)
     for label in np.unique(labels):
-        rows = np.flatnonzero(labels == label)
-        owner[rows] = generator.choice(len(primary), len(rows), p=shares[:, label])
+        examples = np.flatnonzero(labels == label)
+        owner[examples] = generator.choice(len(primary), len(examples), p=shares[:, label])
     parts = [np.flatnonzero(owner == client) for client in range(len(primary))]
-    for client, rows in enumerate(parts):
-        if not len(rows):
+    for client, examples in enumerate(parts):
+        if not len(examples):
             raise ValueError(
                 f"client {client} gets no example: its private set would be empty. More primary labels "
                 "or examples, or a smaller skew, would give it some."
@@ -109,7 +109,7 @@ def primary_label_skew(
 
 
 def client_shares(primary: np.ndarray, skew: float) -> np.ndarray:
-    """The probability of each client to get an example of a label, float64 [clients, labels]."""
+    """The probability that a client gets an example of a label, float64 [clients, labels]."""
     if isinstance(skew, bool) or not isinstance(skew, int | float | np.number) or not skew >= 0:
         raise ValueError(f"skew must be a number of at least 0, got {skew!r}.")
     weights = primary.astype(float) if math.isinf(skew) else 1 + skew * primary
@@ -125,7 +125,7 @@ def label_frequencies(data: Any, num_labels: int) -> np.ndarray:
       num_labels: labels 0 to num_labels - 1.
     """
     check_integer("num_labels", num_labels, low=1)
-    rows = np.repeat(np.arange(data.num_clients), data.client_sizes)
+    client_of_example = np.repeat(np.arange(data.num_clients), data.client_sizes)
     labels = whole_labels(data.columns["label"])
     if labels.ndim != 1 or labels.dtype.kind not in "iu":
         raise ValueError(
@@ -136,15 +136,15 @@ def label_frequencies(data: Any, num_labels: int) -> np.ndarray:
             f"column 'label' must be 0 to {num_labels - 1}, got {labels.min()} to {labels.max()}."
         )
     counts = np.zeros((data.num_clients, num_labels))
-    np.add.at(counts, (rows, labels), 1)
+    np.add.at(counts, (client_of_example, labels), 1)
     return counts / counts.sum(axis=1, keepdims=True)
 
 
 def accuracy_on_labels(per_label: Any, frequencies: Any) -> np.ndarray:
-    """Accuracy on examples whose labels have other frequencies than those it was measured on.
+    """Accuracy on examples with other frequencies of labels than those it was measured on.
 
-    A client's private accuracy is that of its model on test examples as frequent as its own labels are;
-    with another client's frequencies it is what the model knows of that client's data.
+    With the frequencies of a client's own data, this is the private accuracy of its model. With those of
+    another client, it is the model's accuracy on that client's data.
 
     Args:
       per_label: accuracy by label, [..., labels]; NaN where the test data have none.
@@ -154,7 +154,7 @@ def accuracy_on_labels(per_label: Any, frequencies: Any) -> np.ndarray:
       float64 [...].
 
     Raises:
-      ValueError: a frequent label has no test example.
+      ValueError: a label with a positive frequency has no test example.
     """
     per_label, frequencies = np.asarray(per_label, float), np.asarray(frequencies, float)
     per_label, frequencies = np.broadcast_arrays(per_label, frequencies)

@@ -1,7 +1,7 @@
-"""Public and private examples with one label space: what FedMD and its neighbours train on.
+"""Public and private examples with a joint label space: the data of FedMD and similar methods.
 
-The classes of the public set come first, those of the parties' private sets after them. All parties and
-the common test set share this joint space, so one output layer covers both.
+The classes of the public set come first, then those of the parties' private sets. All parties and the
+common test set share this joint space, so one output layer covers both.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from fedcodist.datasets.digits import load_digits
 
 # CIFAR-100's fine classes of the paper's iid experiment: apple, baby, chair, porcupine, sea, sunflower.
 CIFAR_FINE = (0, 2, 20, 63, 71, 82)
-# Its coarse classes of the other one: those of the released code, and those that the paper names.
+# The coarse classes of its other experiment, as in the released code. (The paper names 0 to 5.)
 CIFAR_COARSE = (0, 1, 7, 9, 12, 18)
 CIFAR_COARSE_OF_PAPER = (0, 1, 2, 3, 4, 5)
 FINE_PER_COARSE = 5
@@ -26,18 +26,18 @@ LETTERS = (0, 1, 2, 3, 4, 5)  # a to f, the private classes beside MNIST
 
 
 class PublicPrivate(NamedTuple):
-    """Columns `image` and `label` everywhere; labels are of the joint space.
+    """Columns `image` and `label` of each data set; labels are in the joint space.
 
     Attributes:
       public, public_test: one pseudo-client each.
       private: the parties.
       test: the common test set, with private classes only.
-      num_public_classes: labels below are public, from here on private.
+      num_public_classes: labels below this number are public, the others private.
       num_classes: of both.
       public_mean, private_mean: float32 [height, width, channel], the mean image of each data set's
         training images, divided by `scale`.
       scale: the largest value of a pixel.
-      held_out: as `test`, other examples, to watch training by; None where there are none.
+      held_out: like `test`, with other examples, for evaluation during training; None without any.
     """
 
     public: FederatedData
@@ -55,18 +55,16 @@ class PublicPrivate(NamedTuple):
 def joint_labels(labels: np.ndarray, classes: Sequence[int], first: int) -> np.ndarray:
     """Labels in the joint space: classes[i] becomes first + i.
 
-    By a table of all classes: changing an array class by class would change some labels twice.
-
     Args:
-      labels: int [rows].
+      labels: int [examples].
       classes: different classes, in the order of their new labels.
       first: the new label of the first one.
 
     Returns:
-      int32 [rows]; -1 for labels that are not among the classes.
+      int32 [examples]; -1 for labels that are not among the classes.
 
     Raises:
-      ValueError: a class is there twice or negative.
+      ValueError: a class occurs twice or is negative.
     """
     wanted = np.asarray(classes)
     if wanted.size == 0 or wanted.min() < 0 or len(np.unique(wanted)) < wanted.size:
@@ -77,10 +75,10 @@ def joint_labels(labels: np.ndarray, classes: Sequence[int], first: int) -> np.n
 
 
 def check_joint_labels(data: PublicPrivate) -> None:
-    """Raises one line unless public and private labels are in their parts of the joint space.
+    """Raises ValueError unless public and private labels are in their parts of the joint space.
 
-    Parties whose public classes differ, or whose private labels are public ones, cannot agree on what
-    an output stands for.
+    Parties with different public classes, or with private labels in the public part, would disagree on
+    the meaning of an output.
     """
     first, end = data.num_public_classes, data.num_classes
     for name, split, low, high in (
@@ -108,11 +106,11 @@ def digits_public_private(
     seed: int = 0,
     held_out_fraction: float = 0.0,
 ) -> PublicPrivate:
-    """scikit-learn's digits: some are public, the others the parties' private classes.
+    """scikit-learn's digits: some classes are public, the others the parties' private classes.
 
-    Parties hold `per_class` images of each private class, no image twice. What they leave of the
-    private classes is the common test set, but for `held_out_fraction` of it, to watch training by.
-    `test_fraction` of the public images are tests.
+    Parties hold `per_class` images of each private class, no image twice. The other images of private
+    classes are the common test set, except for a share of `held_out_fraction` for evaluation during
+    training. `test_fraction` of the public images are for tests.
 
     Raises:
       ValueError: classes that are no digits, or fewer images than the parties need.
@@ -131,25 +129,27 @@ def digits_public_private(
     first = len(public_classes)
     public = joint_labels(digits["label"], public_classes, 0)
     private = joint_labels(digits["label"], private_classes, first)
-    rows = generator.permutation(np.flatnonzero(public >= 0))
-    tests = round(test_fraction * len(rows))
+    public_examples = generator.permutation(np.flatnonzero(public >= 0))
+    tests = round(test_fraction * len(public_examples))
     dealt = disjoint_parts(private, range(first, 10), num_parties, per_class, seed)
     left = np.setdiff1d(np.flatnonzero(private >= 0), np.concatenate(dealt))
     watched = round(held_out_fraction * len(left))
     left = generator.permutation(left) if watched else left
     held_out = None
     if watched:
-        held_out = _one(digits["image"], private, np.sort(left[:watched]), "held_out")
+        held_out = _pseudo_client(digits["image"], private, np.sort(left[:watched]), "held_out")
     scale = 16.0
     return PublicPrivate(
-        public=_one(digits["image"], public, np.sort(rows[tests:]), "public"),
-        public_test=_one(digits["image"], public, np.sort(rows[:tests]), "public_test"),
+        public=_pseudo_client(digits["image"], public, np.sort(public_examples[tests:]), "public"),
+        public_test=_pseudo_client(
+            digits["image"], public, np.sort(public_examples[:tests]), "public_test"
+        ),
         private=_dealt(digits["image"], private, dealt),
-        test=_one(digits["image"], private, np.sort(left[watched:]), "test"),
+        test=_pseudo_client(digits["image"], private, np.sort(left[watched:]), "test"),
         num_public_classes=first,
         num_classes=10,
-        public_mean=_mean_image(digits["image"][rows[tests:]], scale),
-        # The other data set's training images are those of the parties.
+        public_mean=_mean_image(digits["image"][public_examples[tests:]], scale),
+        # The training images of the private data are those of the parties.
         private_mean=_mean_image(digits["image"][np.concatenate(dealt)], scale),
         scale=scale,
         held_out=held_out,
@@ -168,18 +168,18 @@ def cifar_public_private(
 ) -> PublicPrivate:
     """CIFAR-10 is public, six classes of CIFAR-100 are private (section 4 of the paper).
 
-    With `iid` the private classes are six fine ones, and parties share no image. Otherwise they are six
-    superclasses; of each, party i has images of one fine class, that at place i mod 5 of its sorted
-    list, so that each fine class serves every fifth party, and two parties may have the same image.
+    With `iid` the private classes are six fine classes, and parties share no image. Otherwise they are
+    six superclasses; of each, party i has images of one fine class, at place i mod 5 of the sorted list.
+    So every fifth party has the same fine class, and two parties may have the same image.
 
     Args:
       cifar10: splits 'train' and 'test' of a prepared folder.
       cifar100: the same, with column `coarse_label`.
       iid: which of the two experiments.
-      num_parties: parties.
-      per_class: images of each party and class; 3 with `iid` and 20 without, where not given.
+      num_parties: number of parties.
+      per_class: images of each party and class; by default 3 with `iid` and 20 without.
       paper_superclasses: superclasses 0 to 5, which the paper names, in place of the released code's.
-      num_public: public training images, drawn at random; all of them where not given.
+      num_public: number of public training images, drawn at random; all by default.
       seed: of the draws.
 
     Raises:
@@ -208,7 +208,7 @@ def cifar_public_private(
         public=public,
         public_test=cifar10["test"].keep(("image", "label")),
         private=_dealt(train["image"], labels, dealt),
-        test=_one(test["image"], test_labels, np.flatnonzero(test_labels >= 0), "test"),
+        test=_pseudo_client(test["image"], test_labels, np.flatnonzero(test_labels >= 0), "test"),
         num_public_classes=first,
         num_classes=first + len(classes),
         public_mean=_mean_image(public.columns["image"], scale),
@@ -235,9 +235,9 @@ def letters_public_private(
       mnist: splits 'train' and 'test' of a prepared folder.
       emnist: the same; a client of 'train' is a writer.
       iid: which of the two experiments.
-      num_parties: parties.
-      per_class: images of each party and letter, with `iid`.
-      smallest: images that a writer must have to be a party, without.
+      num_parties: number of parties.
+      per_class: with `iid`, images of each party and letter.
+      smallest: without `iid`, the number of images that a writer must have to be a party.
       seed: of the draws.
 
     Raises:
@@ -259,7 +259,7 @@ def letters_public_private(
         public=mnist["train"].keep(("image", "label")),
         public_test=mnist["test"].keep(("image", "label")),
         private=_dealt(train.columns["image"], labels, dealt),
-        test=_one(test["image"], test_labels, np.flatnonzero(test_labels >= 0), "test"),
+        test=_pseudo_client(test["image"], test_labels, np.flatnonzero(test_labels >= 0), "test"),
         num_public_classes=first,
         num_classes=first + len(LETTERS),
         public_mean=_mean_image(mnist["train"].columns["image"], scale),
@@ -271,20 +271,20 @@ def letters_public_private(
 def disjoint_parts(
     labels: np.ndarray, classes: Sequence[int], num_parties: int, per_class: int, seed: int
 ) -> list[np.ndarray]:
-    """Every party's rows, `per_class` of each class, drawn without replacement; no row twice.
+    """Every party's examples, `per_class` of each class, drawn without replacement and disjoint.
 
     Raises:
-      ValueError: a class has too few rows.
+      ValueError: a class has too few examples.
     """
     _check_parts(num_parties, per_class)
     generator = np.random.default_rng(seed)
     parts: list[list[np.ndarray]] = [[] for _ in range(num_parties)]
     for label in classes:
-        rows = _enough(labels == label, num_parties * per_class, f"class {label}")
-        drawn = generator.choice(rows, num_parties * per_class, replace=False)
-        for party, own in enumerate(np.split(drawn, num_parties)):
-            parts[party].append(own)
-    return [np.concatenate(own) for own in parts]
+        available = _enough(labels == label, num_parties * per_class, f"class {label}")
+        drawn = generator.choice(available, num_parties * per_class, replace=False)
+        for party, examples in enumerate(np.split(drawn, num_parties)):
+            parts[party].append(examples)
+    return [np.concatenate(examples) for examples in parts]
 
 
 def fine_class_parts(
@@ -295,20 +295,20 @@ def fine_class_parts(
     per_class: int,
     seed: int,
 ) -> list[np.ndarray]:
-    """Every party's rows: `per_class` of each class, all of one fine class within it.
+    """Every party's examples: `per_class` of each class, all of one fine class within it.
 
-    Party i has the fine class at place i mod 5 of the class's sorted list. A party draws without
-    replacement; parties draw apart.
+    Party i has the fine class at place i mod 5 of the class's sorted list. Each party draws without
+    replacement, independently of the others.
 
     Raises:
-      ValueError: a class has not five fine ones, or one of these has too few rows.
+      ValueError: a class does not have five fine classes, or one of these has too few examples.
     """
     _check_parts(num_parties, per_class)
     fine = {label: np.unique(fine_labels[labels == label]) for label in classes}
-    for label, own in fine.items():
-        if len(own) != FINE_PER_COARSE:
+    for label, fine_labels_of in fine.items():
+        if len(fine_labels_of) != FINE_PER_COARSE:
             raise ValueError(
-                f"class {label} must have {FINE_PER_COARSE} fine classes, it has {len(own)}."
+                f"class {label} must have {FINE_PER_COARSE} fine classes, it has {len(fine_labels_of)}."
             )
     parts = []
     for party in range(num_parties):
@@ -318,11 +318,11 @@ def fine_class_parts(
             np.concatenate(
                 [
                     generator.choice(
-                        _enough(fine_labels == each, per_class, f"fine class {each}"),
+                        _enough(fine_labels == fine_label, per_class, f"fine class {fine_label}"),
                         per_class,
                         replace=False,
                     )
-                    for each in chosen
+                    for fine_label in chosen
                 ]
             )
         )
@@ -332,19 +332,20 @@ def fine_class_parts(
 def writers_parts(
     labels: np.ndarray, offsets: np.ndarray, num_parties: int, smallest: int, seed: int
 ) -> list[np.ndarray]:
-    """Every party's rows: all those of one writer that have a label (not -1).
+    """Every party's examples: all those of one writer that have a label (not -1).
 
-    Writers, whose rows are offsets[i] to offsets[i + 1], are drawn from those with enough rows.
+    The examples of writer i are offsets[i] to offsets[i + 1]. Writers are drawn from those with enough
+    examples.
 
     Raises:
       ValueError: there are too few such writers.
     """
     for name, value in (("num_parties", num_parties), ("smallest", smallest)):
         check_integer(name, value, low=1)
-    rows = [
+    parts = [
         start + np.flatnonzero(labels[start:end] >= 0) for start, end in itertools.pairwise(offsets)
     ]
-    enough = [own for own in rows if len(own) >= smallest]
+    enough = [examples for examples in parts if len(examples) >= smallest]
     if len(enough) < num_parties:
         raise ValueError(
             f"num_parties must be at most the {len(enough)} writers of {smallest} images or more, "
@@ -372,34 +373,36 @@ def _check_parts(num_parties: int, per_class: int) -> None:
 
 
 def _enough(chosen: np.ndarray, needed: int, what: str) -> np.ndarray:
-    rows = np.flatnonzero(chosen)
-    if len(rows) < needed:
-        raise ValueError(f"parties need {needed} images of {what}, there are {len(rows)}.")
-    return rows
+    examples = np.flatnonzero(chosen)
+    if len(examples) < needed:
+        raise ValueError(f"parties need {needed} images of {what}, there are {len(examples)}.")
+    return examples
 
 
 def _some(data: FederatedData, count: int | None, seed: int) -> FederatedData:
-    """So many random rows, in their order; all where no number is given."""
+    """A number of random examples, in their order; all without a number."""
     total = data.num_examples
     if count is None:
         return data
     check_integer("num_public", count, low=1)
     if count > total:
         raise ValueError(f"num_public must be at most the {total} public images, got {count}.")
-    # A stream of its own: parties' images are drawn from the same seed.
-    rows = np.sort(np.random.default_rng([seed, 10]).permutation(total)[:count])
-    return _one(data.columns["image"], data.columns["label"], rows, "public")
+    # A separate random stream: the parties' images are drawn from the same seed.
+    examples = np.sort(np.random.default_rng([seed, 10]).permutation(total)[:count])
+    return _pseudo_client(data.columns["image"], data.columns["label"], examples, "public")
 
 
-def _one(images: np.ndarray, labels: np.ndarray, rows: np.ndarray, name: str) -> FederatedData:
-    columns = {"image": images[rows], "label": labels[rows]}
-    return FederatedData.from_arrays(columns, offsets=[0, len(rows)], client_ids=[name])
+def _pseudo_client(
+    images: np.ndarray, labels: np.ndarray, examples: np.ndarray, name: str
+) -> FederatedData:
+    columns = {"image": images[examples], "label": labels[examples]}
+    return FederatedData.from_arrays(columns, offsets=[0, len(examples)], client_ids=[name])
 
 
 def _dealt(images: np.ndarray, labels: np.ndarray, parts: Sequence[np.ndarray]) -> FederatedData:
-    # Not as a partition, which would not give a row to two parties.
-    rows = np.concatenate(parts)
-    columns = {"image": images[rows], "label": labels[rows]}
+    # A partition would not give the same example to two parties.
+    examples = np.concatenate(parts)
+    columns = {"image": images[examples], "label": labels[examples]}
     return FederatedData.from_arrays(columns, offsets=np.cumsum([0, *map(len, parts)]))
 
 

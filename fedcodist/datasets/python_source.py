@@ -1,4 +1,4 @@
-"""The Python standard library's own source: prose in docstrings and comments, and code.
+"""The source of the Python standard library: prose in docstrings and comments, and code.
 
 Every installation of Python has it. Clients are the library's packages and modules.
 """
@@ -34,13 +34,13 @@ _RULE = re.compile(r"[-=~*^#_\s]{3,}")
 
 
 class PythonSource(NamedTuple):
-    """What was read.
+    """The contents of the library.
 
     Attributes:
       clients: package or module -> domain -> sentences of words.
       sha256: of all files that were read, their names included.
-      files: how many they are.
-      skipped: names of files that are not Python, or not in an encoding that they say.
+      files: number of files.
+      skipped: names of files that are not Python, or not in their declared encoding.
     """
 
     clients: dict[str, dict[str, list[list[str]]]]
@@ -52,15 +52,15 @@ class PythonSource(NamedTuple):
 def read_python_source(
     folder: Path | None = None, show: Callable[[str, float], None] = lambda text, fraction: None
 ) -> PythonSource:
-    """Reads a standard library, by default the one of the Python that is running.
+    """Reads a standard library, by default that of the running Python.
 
-    A package's own modules are one client, as is every module outside of packages. Prose is sentences
-    of words as in `fedcodist.data.sentences`; interactive examples in docstrings are left out. Code is
-    logical lines of Python's tokens, with strings replaced by `<string>` and docstrings left out.
+    The modules of a package are one client, as is every module outside of packages. Prose is sentences
+    of words as in `fedcodist.data.sentences`, without interactive examples in docstrings. Code is
+    logical lines of Python's tokens, with strings replaced by `<string>` and without docstrings.
 
     Args:
       folder: holds the library's files.
-      show: called with what is being done, and the fraction that is done.
+      show: called with the present stage and the fraction that is done.
 
     Raises:
       ValueError: there are no source files, as in an installation from a zip archive.
@@ -83,10 +83,12 @@ def read_python_source(
         except (SyntaxError, ValueError, RecursionError, MemoryError):
             skipped.append(name)
             continue
-        own = clients.setdefault(_client(relative), {PROSE: [], CODE: []})
-        own[PROSE] += prose
-        own[CODE] += code
-    clients = {name: own for name, own in clients.items() if own[PROSE] or own[CODE]}
+        domains = clients.setdefault(_client(relative), {PROSE: [], CODE: []})
+        domains[PROSE] += prose
+        domains[CODE] += code
+    clients = {
+        name: domains for name, domains in clients.items() if domains[PROSE] or domains[CODE]
+    }
     return PythonSource(clients, digest.hexdigest(), len(files), tuple(skipped))
 
 
@@ -109,21 +111,21 @@ def prose_and_code(content: bytes) -> tuple[list[list[str]], list[list[str]]]:
         for start, comment, line in _logical_lines(content):
             if comment is not None:
                 texts.append((start, comment))
-            elif line != [STRING]:  # neither a docstring nor code that was switched off
+            elif line != [STRING]:  # neither a docstring nor commented-out code
                 code.append(line)
     except tokenize.TokenError as error:
         raise SyntaxError(str(error)) from None
-    texts.sort(key=lambda each: each[0])  # a comment behind a docstring comes after it
+    texts.sort(key=lambda item: item[0])  # a comment behind a docstring comes after it
     prose = [sentence for _, text in texts for sentence in sentences_of(text)]
     return prose, code
 
 
 def _logical_lines(content: bytes) -> Iterator[tuple[int, str | None, list[str]]]:
-    """(first line, text of a run of comments or None, tokens of a logical line), as they come."""
+    """Yields (first line, text of a run of comments or None, tokens of a logical line), in order."""
     line: list[str] = []
     comments: list[str] = []
     first, begun, nested = 0, 0, 0
-    # From 3.12 on a formatted string is tokens of its own, from its start to its end.
+    # From Python 3.12 on, a formatted string consists of several tokens, from a start to an end.
     f_start = getattr(tokenize, "FSTRING_START", -1)
     f_end = getattr(tokenize, "FSTRING_END", -1)
     t_start, t_end = getattr(tokenize, "TSTRING_START", -1), getattr(tokenize, "TSTRING_END", -1)
@@ -165,29 +167,29 @@ def _comment_text(comments: list[str]) -> str:
 
 
 def _without_examples(docstring: str) -> str:
-    """Leaves out interactive examples, which are code, and lines of dashes."""
-    kept, inside = [], False
+    """Removes interactive examples, which are code, and lines of dashes."""
+    lines, inside = [], False
     for line in docstring.splitlines():
         text = line.strip()
         inside = text.startswith(">>>") or (inside and bool(text))
-        kept.append("" if inside or _RULE.fullmatch(text) else line)
-    return "\n".join(kept)
+        lines.append("" if inside or _RULE.fullmatch(text) else line)
+    return "\n".join(lines)
 
 
 def _files(folder: Path) -> list[Path]:
-    """Source files of what this Python calls its standard library, sorted by name."""
-    found = []
+    """Source files of the standard library in a folder, sorted by name."""
+    files = []
     for top in sorted(folder.iterdir()) if folder.is_dir() else ():
         if top.stem not in sys.stdlib_module_names or top.stem in _LEFT_OUT:
             continue
         if top.is_dir():
             inner = top.rglob("*.py")
-            found += [p for p in inner if not _LEFT_OUT & set(p.relative_to(folder).parts)]
+            files += [p for p in inner if not _LEFT_OUT & set(p.relative_to(folder).parts)]
         elif top.suffix == ".py":
-            found.append(top)
-    return sorted(found, key=lambda path: path.relative_to(folder).as_posix())
+            files.append(top)
+    return sorted(files, key=lambda path: path.relative_to(folder).as_posix())
 
 
 def _client(relative: Path) -> str:
-    """The package that a module lies in; a module outside of packages is its own."""
+    """The package of a module, or the module itself where it is in no package."""
     return ".".join(relative.parts[:-1]) or relative.stem

@@ -1,8 +1,8 @@
 """Posts of the Stack Exchange data dump: a file `Posts.xml` per site, an element `row` per post.
 
-The files are read by the standard library's streaming XML parser, block by block: a file larger than
-the memory is no trouble, only what is kept of it is in memory. Where the XML is broken, reading goes on
-at the next line, so one bad post spoils no other.
+The standard library's streaming XML parser reads the files block by block, so they may be larger than
+the memory. Where the XML is broken, reading continues at the next line, so a bad post does not spoil
+others.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ _UNFINISHED = frozenset(
         errors.XML_ERROR_PARTIAL_CHAR,
     )
 )
-_BLOCK = 1 << 14  # small: what follows a broken post is read again
+_BLOCK = 1 << 14  # small, because the block after a broken post is read again
 _SHOWN = 1 << 26
-# Bytes that may be read again for XML that is broken, besides as many as the file has: a file could be
-# made so that every line of it makes the parser search far ahead in vain.
+# Bytes of broken XML that may be read again, besides as many as the file has. In a malicious file every
+# line could make the parser search far ahead in vain.
 _READ_AGAIN = 1 << 26
 
 
 class Posts(NamedTuple):
-    """What was read.
+    """The posts of all sites.
 
     Attributes:
       users: `<site>/<user id>` -> domain -> sentences of words.
@@ -62,19 +62,19 @@ def read_posts(
 ) -> Posts:
     """Reads one site or several.
 
-    Questions are posts of type 1 and answers of type 2; others (wikis, tags) are skipped, and so are
-    posts that are not well-formed XML or HTML, not UTF-8, longer than 1 MiB or 100,000 characters of
-    HTML, without a user who still exists, or without a sentence. All are counted. Comments may stand
-    anywhere outside of posts.
+    Questions are posts of type 1 and answers of type 2; others (wikis, tags) are skipped. So are posts
+    that are not well-formed XML or HTML, not UTF-8, longer than 1 MiB or 100,000 characters of HTML,
+    without an existing user, or without a sentence. All are counted. Comments may be anywhere outside of
+    posts.
 
     Args:
-      source: a `Posts.xml`, a folder that has one, or a folder of such folders; the site's name is
-        that of the file's folder.
+      source: a `Posts.xml`, a folder that has one, or a folder of such folders. The name of a site is
+        that of the folder of its file.
       show: called with the site's name and the fraction of all bytes that is done.
 
     Raises:
       ValueError: there is no such file, or one that is cut off (with the byte position), is UTF-16,
-        declares entities, or is not such a file at all.
+        declares entities, or is not a dump at all.
     """
     files = _files(Path(source))
     total = sum(path.stat().st_size for path in files.values()) or 1
@@ -95,8 +95,8 @@ def read_posts(
                     skipped[post] += 1
                     continue
                 user, domain, sentences = post
-                own = users.setdefault(f"{site}/{user}", {QUESTIONS: [], ANSWERS: []})
-                own[domain] += sentences
+                domains = users.setdefault(f"{site}/{user}", {QUESTIONS: [], ANSWERS: []})
+                domains[domain] += sentences
                 read += 1
         sha256[site] = digest.hexdigest()
         before += path.stat().st_size
@@ -117,15 +117,16 @@ def _files(source: Path) -> dict[str, Path]:
 
 
 def _rows(path: Path, file: BinaryIO, digest) -> Iterator[tuple[int, Mapping[str, str] | str]]:
-    """(byte position, attributes) of every post, or (position, why it cannot be read).
+    """Yields (byte position, attributes) of every post, or (position, the reason for skipping it).
 
-    Raises ValueError where the file does not begin or end as a dump does.
+    Raises:
+      ValueError: the file does not begin or end as a dump does.
     """
     parser = _Parser(path, 0, is_first=True)
     unread, position = (
         b"",
         0,
-    )  # what is behind the parser's last event, and the bytes of the file so far
+    )  # bytes behind the parser's last event, and the number of bytes read so far
     stop: _Stop | None = None
     is_ended = skips_line = False
     read_again = 0
@@ -157,7 +158,7 @@ def _rows(path: Path, file: BinaryIO, digest) -> Iterator[tuple[int, Mapping[str
             if stop is None:
                 break
             begin, end = stop.begin - parser.done, stop.begin - parser.done
-            if stop.reason:  # what is broken goes on to the end of its line
+            if stop.reason:  # a broken post ends with its line
                 end = unread.find(b"\n", begin) + 1
             if not parser.is_started and not stop.in_prolog:
                 if at_end and stop.is_unfinished:
@@ -179,7 +180,7 @@ def _rows(path: Path, file: BinaryIO, digest) -> Iterator[tuple[int, Mapping[str
                     is_ended = False
                     yield stop.begin, _reason(stop.reason, broken)
                 is_ended = is_ended or broken.rstrip().endswith(b"</posts>")
-                read_again += max(0, stop.found - stop.begin - len(broken))
+                read_again += max(0, stop.searched - stop.begin - len(broken))
                 if read_again > position + _READ_AGAIN:
                     raise ValueError(
                         f"{path} is damaged in too many places, at last at byte {stop.begin:,}"
@@ -194,13 +195,13 @@ def _rows(path: Path, file: BinaryIO, digest) -> Iterator[tuple[int, Mapping[str
 
 
 class _Stop(Exception):
-    """Where a parser stops, to be followed by another one.
+    """The end of one parser's part of the file; another parser follows.
 
     Attributes:
-      reason: what is wrong with what begins at `begin`; empty where the next parser begins right there.
+      reason: the error behind `begin`; empty where the next parser starts exactly at `begin`.
       begin: position of the first byte that is not read.
-      found: position up to which the parser has searched.
-      is_unfinished: whether the file ends within what begins at `begin`.
+      searched: position up to which the parser has searched.
+      is_unfinished: whether the file ends within the element at `begin`.
       in_prolog: whether `<posts>` is still to come.
     """
 
@@ -208,12 +209,12 @@ class _Stop(Exception):
         self,
         reason: str,
         begin: int,
-        found: int,
+        searched: int,
         is_unfinished: bool = False,
         in_prolog: bool = False,
     ) -> None:
         super().__init__(reason)
-        self.reason, self.begin, self.found = reason, begin, found
+        self.reason, self.begin, self.searched = reason, begin, searched
         self.is_unfinished, self.in_prolog = is_unfinished, in_prolog
 
 
@@ -222,8 +223,8 @@ class _Parser:
 
     Attributes:
       rows: (position, attributes) of the posts since they were taken last, or (position, reason).
-      done: position behind the last event; nothing in front of it is needed any more.
-      line: position of the line on which `done` lies.
+      done: position behind the last event; bytes before it are no longer needed.
+      line: position of the line that contains `done`.
       is_started, is_ended: whether `<posts>` and `</posts>` were read.
     """
 
@@ -232,7 +233,7 @@ class _Parser:
         self.done = self.line = start
         self.is_started, self.is_ended = not is_first, False
         self._path, self._first, self._depth, self._row = path, start, 0, start
-        # Whatever a file declares is ignored: dumps are UTF-8.
+        # An encoding that a file declares is ignored: dumps are UTF-8.
         self._expat = expat.ParserCreate("utf-8")
         self._shift = start
         if not is_first:
@@ -241,24 +242,25 @@ class _Parser:
             self._depth = 1
         self._expat.StartElementHandler = self._start
         self._expat.EndElementHandler = self._end
-        # Text, comments and processing instructions, as they stand in the file.
+        # Text, comments and processing instructions, as written in the file.
         self._expat.DefaultHandler = self._other
         self._expat.StartDoctypeDeclHandler = self._doctype
         self._expat.EndDoctypeDeclHandler = self._end_doctype
 
     def feed(self, content: bytes, is_final: bool) -> _Stop | None:
-        """Reads on; returns where it has to stop."""
+        """Parses more bytes; returns a stop, or None to continue."""
         try:
             self._expat.Parse(content, is_final)
         except _Stop as stop:
             return stop
         except expat.ExpatError as error:
-            found, message = self._expat.ErrorByteIndex + self._shift, expat.ErrorString(error.code)
-            # An XML declaration may stand behind a comment, and posts behind `</posts>`.
+            searched = self._expat.ErrorByteIndex + self._shift
+            message = expat.ErrorString(error.code)
+            # An XML declaration may follow a comment, and posts may follow `</posts>`.
             in_prolog = message == errors.XML_ERROR_MISPLACED_XML_PI and not self.is_started
             goes_on = in_prolog or message == errors.XML_ERROR_JUNK_AFTER_DOC_ELEMENT
             reason = "" if goes_on and self.done > self._first else "malformed"
-            return _Stop(reason, self.done, found, message in _UNFINISHED, in_prolog)
+            return _Stop(reason, self.done, searched, message in _UNFINISHED, in_prolog)
         return None
 
     def _position(self) -> int:
@@ -270,7 +272,7 @@ class _Parser:
             if name != "posts":
                 raise _Stop("malformed", begin, begin)
             self.is_started = True
-        elif self._depth > 1:  # what holds it was not closed
+        elif self._depth > 1:  # an element around it was not closed
             raise _Stop("" if name == "row" else "malformed", begin, begin)
         elif name == "row":
             self._row = begin
@@ -308,8 +310,8 @@ class _Parser:
             )
 
     def _end_doctype(self) -> None:
-        # A name of a document type, as old dumps have it, says nothing and is not looked up. Behind it
-        # another parser begins, for which entities are as unknown as in files without one.
+        # Old dumps name a document type, which is ignored. Another parser begins behind it, so entities
+        # are unknown, as in files without a document type.
         behind = self._position() + 1
         raise _Stop("", behind, behind, in_prolog=True)
 

@@ -1,7 +1,7 @@
 """Stack Overflow as TensorFlow Federated publishes it: users' sentences of questions and answers.
 
-Users are read in shards, in several processes. A finished shard is a file in a work folder, so a run
-that was stopped goes on where it was, and columns are memory-mapped: never are all users in memory.
+Several processes read users in shards. A finished shard is a file in a work folder, so a run that was
+stopped continues from there. Columns are memory-mapped, so all users are never in memory together.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _TFF_SPLIT = {"train": "train", "distillation": "train", "held_out": "heldout", 
 _READ = ("type", "tokens")  # features of an example
 _DOMAIN_OF_TYPE = {"question": QUESTIONS, "answer": ANSWERS}
 _LARGEST_VOCABULARY = (1 << 16) - 5  # so that tokens fit in 16 bits
-# Of a shard's counts, as many as a vocabulary may have; what is rarer there does not count.
+# Words of a shard whose counts are kept: as many as a vocabulary may have. Rarer ones are not counted.
 _KEPT_WORDS = _LARGEST_VOCABULARY
 
 # User -> its number of examples, or None where that is not known before they are read.
@@ -50,7 +50,7 @@ Features = Mapping[str, Any]
 
 
 class Reader(NamedTuple):
-    """Where users come from.
+    """A source of users.
 
     Attributes:
       users: TFF's split (train, heldout, test) -> its users, sorted.
@@ -68,11 +68,11 @@ class Settings(NamedTuple):
     """How users become splits.
 
     Attributes:
-      vocabulary: words, besides the four special tokens.
-      pieces: word pieces in their place; None takes words.
-      train_clients: users of `train`; the paper's pool of all clients. The rest is `distillation`.
-      distillation_sentences: drawn from all of the rest's; None takes all.
-      evaluation_sentences: drawn from each of TFF's heldout and test.
+      vocabulary: number of words, without the four special tokens.
+      pieces: number of word pieces used in place of words; None takes words.
+      train_clients: users of `train`, the paper's pool of all clients. The others are `distillation`.
+      distillation_sentences: number drawn from all sentences of the others; None takes all.
+      evaluation_sentences: number drawn from each of TFF's heldout and test.
       seed: of all draws.
     """
 
@@ -85,24 +85,25 @@ class Settings(NamedTuple):
 
 
 class Prepared(NamedTuple):
-    """Memory-mapped splits, and what was left out: reason -> number of examples that were read."""
+    """Memory-mapped splits, and the examples left out: reason -> number."""
 
     splits: dict[str, FederatedData]
     skipped: dict[str, int]
 
 
 def sqlite_reader(path: Path) -> Reader:
-    """Reads TFF's SQLite file, unpacked. A file that is damaged raises ValueError when it is read."""
+    """A reader of TFF's SQLite file, unpacked. Reading a damaged file raises ValueError."""
     return Reader(
         functools.partial(_sqlite_users, path), functools.partial(_sqlite_examples, path), True
     )
 
 
 def client_data_reader(by_split: Mapping[str, Any]) -> Reader:
-    """Reads objects with TFF's ClientData interface: train, heldout and test.
+    """A reader of objects with TFF's ClientData interface: train, heldout and test.
 
-    Raises TypeError for an object without that interface, ValueError for a missing split or two clients
-    of the same id.
+    Raises:
+      TypeError: an object without that interface.
+      ValueError: a missing split, or two clients of the same id.
     """
     for split in sorted(set(_TFF_SPLIT.values())):
         if split not in by_split:
@@ -114,7 +115,7 @@ def client_data_reader(by_split: Mapping[str, Any]) -> Reader:
                     f"{type(by_split[split]).__name__} has no {attribute}"
                 )
 
-    # Users are known by the text of their ids, clients by the ids themselves.
+    # Users are named by the text of their ids; ClientData needs the ids themselves.
     ids: dict[str, dict[str, Any]] = {}
     for split in sorted(set(_TFF_SPLIT.values())):
         ids[split] = {}
@@ -145,16 +146,16 @@ def prepare_stackoverflow(
 ) -> Prepared:
     """Counts words, then writes every split's columns below `work`.
 
-    What an earlier call with the same arguments left below `work` is used again. Sentences are cut to
+    Results of an earlier call with the same arguments below `work` are used again. Sentences are cut to
     20 tokens in `train` and `distillation` and to 30 in `held_out` and `test`. An example that is
     malformed, neither question nor answer, not UTF-8, longer than 1 MiB or empty is skipped and counted.
 
     Args:
       reader: of the users.
-      settings: see there.
-      work: folder for shards and columns; remove it when the splits were saved.
-      processes: that read at once, where the reader allows it.
-      show: called with what is being done and the fraction that is done.
+      settings: how users become splits.
+      work: folder for shards and columns; remove it after saving the splits.
+      processes: number of processes that read at once, where the reader allows it.
+      show: called with the present stage and the fraction that is done.
 
     Raises:
       ValueError: settings out of range, a damaged source, or too few users.
@@ -207,8 +208,8 @@ def prepare_stackoverflow(
     splits, skipped, first = {}, Counter[str](), 0
     for number, name in enumerate(SPLITS):
         show(f"joining {name}", 0.9 + 0.025 * number)
-        own, first = paths[first : first + len(shards[name])], first + len(shards[name])
-        splits[name] = _joined(own, name, limits[name], work, skipped)
+        paths_of_split, first = paths[first : first + len(shards[name])], first + len(shards[name])
+        splits[name] = _joined(paths_of_split, name, limits[name], work, skipped)
     words = np.array(vocabulary.words)
     splits["vocabulary"] = FederatedData.from_arrays(
         {"word": words}, offsets=[0, len(words)], client_ids=["vocabulary"]
@@ -262,7 +263,7 @@ def _files(
 def _run(
     tasks: Mapping[Path, Callable[[], None]], processes: int, show: Callable[[float], None]
 ) -> list[Path]:
-    """Every task's file; what is there already is not made again."""
+    """Makes every task's file, unless it exists; returns the files."""
     for folder in {path.parent for path in tasks}:
         folder.mkdir(parents=True, exist_ok=True)
     left = [task for path, task in tasks.items() if not path.exists()]
@@ -279,10 +280,10 @@ def _finished(tasks: Sequence[Callable[[], None]], processes: int) -> Iterator[N
         for task in tasks:
             yield task()
         return
-    # Forked processes would share the threads' locks of whatever was imported before.
+    # Forked processes would inherit locks that threads of imported modules hold.
     context = multiprocessing.get_context("spawn")
     pool = concurrent.futures.ProcessPoolExecutor(
-        # A pool's processes would wait for work for ever where this one is stopped by a signal.
+        # A pool's processes would wait for work for ever if a signal stops this process.
         min(processes, len(tasks)),
         context,
         initializer=end_with_parent,
@@ -305,9 +306,9 @@ def _count_shard(reader: Reader, users: Users, path: Path) -> None:
         sentence = _sentence(features)
         if not isinstance(sentence, str):
             counts.update(sentence[1])
-    kept = sorted(counts.items(), key=lambda item: (-item[1], item[0]))[:_KEPT_WORDS]
+    frequent = sorted(counts.items(), key=lambda item: (-item[1], item[0]))[:_KEPT_WORDS]
     with _whole(path) as partial:
-        partial.write_text(json.dumps(dict(kept)))
+        partial.write_text(json.dumps(dict(frequent)))
 
 
 def _encode_shard(
@@ -320,7 +321,7 @@ def _encode_shard(
     seed: int,
     path: Path,
 ) -> None:
-    """Columns of some users; where sentences are drawn, those that can be among the drawn."""
+    """Writes columns of some users; with a limit, only sentences that can be among the drawn ones."""
     split = piece_splitter(vocabulary.words) if in_pieces else None
     length = TRAIN_LENGTH if name in SPLITS[:2] else EVALUATION_LENGTH
     skipped: Counter[str] = Counter()
@@ -342,16 +343,16 @@ def _encode_shard(
         [_generator(seed, name, user).random(size) for user, size in sizes.items()]
     )
     tokens = vocabulary.encode(sentences, length)
-    kept = np.arange(len(owner))
-    if limit is not None and len(kept) > limit:
-        kept = np.sort(np.argsort(priority, kind="stable")[:limit])
+    chosen = np.arange(len(owner))
+    if limit is not None and len(chosen) > limit:
+        chosen = np.sort(np.argsort(priority, kind="stable")[:limit])
     with _whole(path) as partial, open(partial, "wb") as file:
         np.savez(
             file,
-            tokens=tokens[kept],
-            domain=np.array(domains, np.int8)[kept],
-            owner=owner[kept],
-            priority=priority[kept] if limit is not None else np.zeros(0),
+            tokens=tokens[chosen],
+            domain=np.array(domains, np.int8)[chosen],
+            owner=owner[chosen],
+            priority=priority[chosen] if limit is not None else np.zeros(0),
             users=client_id_array(list(sizes)),
             reasons=client_id_array(list(skipped)),
             skipped=np.array(list(skipped.values()), np.int64),
@@ -361,7 +362,7 @@ def _encode_shard(
 def _joined(
     paths: Sequence[Path], name: str, limit: int | None, work: Path, skipped: Counter[str]
 ) -> FederatedData:
-    """A split of all its shards, its columns on the disk; of the drawn, those that come first."""
+    """A split made of all its shards, columns on disk. Drawn sentences have the least priorities."""
     last = np.inf
     if limit is not None:
         priority = np.concatenate([np.load(path)["priority"] for path in paths])
@@ -371,9 +372,9 @@ def _joined(
     sizes: list[np.ndarray] = []
     for path in paths:
         with np.load(path) as shard:
-            own = np.bincount(_kept(shard, last, shard["owner"]), minlength=len(shard["users"]))
-            ids += shard["users"][own > 0].tolist()
-            sizes.append(own[own > 0])
+            counts = np.bincount(_kept(shard, last, shard["owner"]), minlength=len(shard["users"]))
+            ids += shard["users"][counts > 0].tolist()
+            sizes.append(counts[counts > 0])
             skipped.update(
                 dict(zip(shard["reasons"].tolist(), shard["skipped"].tolist(), strict=True))
             )
@@ -388,20 +389,20 @@ def _joined(
         target = np.lib.format.open_memmap(path, "w+", dtype, (int(offsets[-1]), *width))
         for shard_path in paths:
             with np.load(shard_path) as shard:
-                rows = _kept(shard, last, shard[column])
-            target[start : start + len(rows)] = rows
-            start += len(rows)
+                values = _kept(shard, last, shard[column])
+            target[start : start + len(values)] = values
+            start += len(values)
         target.flush()
         columns[column] = np.load(path, mmap_mode="r")
     return FederatedData.from_arrays(columns, offsets=offsets, client_ids=ids)
 
 
-def _kept(shard: Mapping[str, np.ndarray], last: float, rows: np.ndarray) -> np.ndarray:
-    return rows if last == np.inf else rows[shard["priority"] <= last]
+def _kept(shard: Mapping[str, np.ndarray], last: float, values: np.ndarray) -> np.ndarray:
+    return values if last == np.inf else values[shard["priority"] <= last]
 
 
 def _sentence(features: Features | None) -> tuple[str, list[str]] | str:
-    """(domain, words) of an example, or why it is skipped."""
+    """(domain, words) of an example, or the reason for skipping it."""
     texts = []
     for name in _READ:
         values = features.get(name) if features is not None else None
@@ -457,20 +458,20 @@ def _decoded(blob: bytes) -> Features | None:
 
 
 def _listed(value: Any) -> Any:
-    """An eager tensor or array of one text as decode_example gives it."""
+    """The text in an eager tensor or array, in the form of decode_example."""
     items: Iterable[Any] = np.asarray(to_numpy(value)).reshape(-1).tolist()
     return [item.encode() if isinstance(item, str) else item for item in items]
 
 
 def _generator(seed: int, name: str, user: str) -> np.random.Generator:
-    """A user's own, so that a draw depends neither on shards nor on processes."""
+    """A generator for each user, so draws do not depend on shards or processes."""
     digest = hashlib.sha256(f"{name}/{user}".encode()).digest()
     return np.random.default_rng([seed, int.from_bytes(digest[:8])])
 
 
 @contextlib.contextmanager
 def _whole(path: Path) -> Iterator[Path]:
-    """Where to write a file that is to be there complete or not at all."""
+    """A context with a temporary path for a file that appears completely or not at all."""
     partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
         yield partial

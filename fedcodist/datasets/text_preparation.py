@@ -1,4 +1,4 @@
-"""What the preparation programs of text share: their arguments, and splits of a source's users."""
+"""Common code of the preparation programs of text: their arguments, and splits of a source's users."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def source_of(
       users: user -> domain -> sentences of words.
       domains: their names, written into the manifest.
       arguments: parsed by `argument_parser`.
-      recorded: what the manifest says about the source besides.
+      recorded: other descriptions of the source for the manifest.
       notices: lines that the user must see.
 
     Raises:

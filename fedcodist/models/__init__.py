@@ -1,4 +1,4 @@
-"""Networks of images, of the reproduced papers, and the layers they are made of."""
+"""Networks for images from the reproduced papers, and their layers."""
 
 from fedcodist.models.cnn import CNN, large_cnn, small_cnn
 from fedcodist.models.convolution import conv3x3, max_pool_2x2

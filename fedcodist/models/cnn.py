@@ -10,12 +10,12 @@ from fedcodist.models import convolution
 
 
 def small_cnn(*, input_size: int = 24, classes: int = 100) -> "CNN":
-    """The small network: 109,348 parameters for either input size and 100 classes."""
+    """The small network: 109,348 parameters for 100 classes, with either input size."""
     return CNN(filters=(16, 32, 32), hidden=(64, 128), classes=classes, input_size=input_size)
 
 
 def large_cnn(*, input_size: int = 24, classes: int = 100) -> "CNN":
-    """The large network: 410,084 parameters for either input size and 100 classes."""
+    """The large network: 410,084 parameters for 100 classes, with either input size."""
     return CNN(filters=(32, 64, 64), hidden=(128, 256), classes=classes, input_size=input_size)
 
 
@@ -23,13 +23,13 @@ class CNN(nn.Module):
     """Three 3x3 convolutions, hidden dense layers and a linear output, with ReLU between.
 
     With `input_size` 24 the convolutions are padded and the first two are max-pooled
-    (24 -> 12 -> 6 -> 6); with 32 they are not padded and the last two are pooled
-    (32 -> 30 -> 28 -> 14 -> 12 -> 6). Called with [B, input_size, input_size, channels] floats;
-    returns logits [B, classes]. Without classes (None) it has no output layer and returns the embedding
-    [B, last hidden].
+    (24 -> 12 -> 6 -> 6). With 32 they are not padded and the last two are pooled
+    (32 -> 30 -> 28 -> 14 -> 12 -> 6). Called with [B, input_size, input_size, channels] floats; returns
+    logits [B, classes]. With classes None there is no output layer; the embedding [B, last hidden] is
+    returned.
 
     Raises:
-      ValueError: when `input_size` is neither 24 nor 32, or the images have another size.
+      ValueError: `input_size` is neither 24 nor 32, or the images have another size.
     """
 
     filters: Sequence[int]
@@ -63,9 +63,8 @@ class CNN(nn.Module):
 class ConvolutionAndRelu(nn.Module):
     """A 3x3 convolution with bias, ReLU and, where `pooled`, 2x2 max-pooling.
 
-    Parameters are those of `flax.linen.Conv`. Bias and ReLU keep the order of values, so they come
-    after the pooling, where a quarter of the values is left; a round of the large network takes 6 %
-    less time so.
+    Parameters are those of `flax.linen.Conv`. Bias and ReLU keep the order of values, so they can come
+    after the pooling, on a quarter of the values. This saves 6 % of a round of the large network.
     """
 
     features: int

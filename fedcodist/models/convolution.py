@@ -1,9 +1,9 @@
-"""3x3 convolution and 2x2 max-pooling, lowered per platform.
+"""3x3 convolution and 2x2 max-pooling, with another implementation on CPUs.
 
-On a CPU the stock gradients of a convolution are very slow inside loops, and so is that of
-max-pooling (select-and-scatter) everywhere. There both gradients of a convolution are written as
-plain convolutions, which XLA:CPU sends to fast kernels, and the pool's gradient is a comparison
-with the maximum. Elsewhere all are the stock operations. First derivatives in reverse mode only.
+On a CPU the stock gradients of a convolution are very slow inside loops. That of max-pooling
+(select-and-scatter) is slow everywhere. So on a CPU both gradients of a convolution are plain
+convolutions, for which XLA:CPU has fast kernels, and the pool's gradient compares with the maximum.
+Other platforms use the stock operations. Only first derivatives in reverse mode are defined.
 """
 
 import functools
@@ -39,8 +39,8 @@ def conv3x3(inputs: jax.Array, kernel: jax.Array, padding: Padding = "SAME") -> 
 def max_pool_2x2(inputs: jax.Array) -> jax.Array:
     """Takes the maximum of each 2x2 window at stride 2; an odd last row or column is dropped.
 
-    The gradient goes to one winner per window, the first in row-major order among equals, which is
-    also what the gradient of `jax.lax.reduce_window` does.
+    The gradient goes to one maximum per window, the first in row-major order, as in
+    `jax.lax.reduce_window`.
 
     Args:
       inputs: [B, H, W, C] floats with H, W >= 2.
@@ -78,10 +78,10 @@ def _promote(*arrays: jax.Array) -> tuple[jax.Array, ...]:
 
 
 def same_varying_axes(*arrays: jax.Array) -> tuple[jax.Array, ...]:
-    """Arrays that all vary over the mesh axes that one of them varies over.
+    """Casts arrays so that all vary over every mesh axis that any of them varies over.
 
-    Inside shard_map a kernel may be replicated where the images differ per device. A custom gradient
-    must not mix the two; casting here lets JAX add the sum over devices in the gradient.
+    Inside shard_map a kernel may be replicated while the images differ per device. A custom gradient
+    must not mix the two. With this cast, JAX adds the sum over devices in the gradient.
     """
     axes = frozenset().union(*map(_varying_axes, arrays))
     return tuple(
@@ -93,7 +93,7 @@ def same_varying_axes(*arrays: jax.Array) -> tuple[jax.Array, ...]:
 
 def _varying_axes(array: jax.Array) -> frozenset[str]:
     kind = jax.typeof(array)
-    # JAX before 0.10 has the axes at another place.
+    # JAX before 0.10 stores the axes elsewhere.
     return kind.mat.varying if hasattr(kind, "mat") else kind.vma
 
 
@@ -115,7 +115,7 @@ def _convolution_forward(inputs, kernel, padding):
 
 
 def _convolution_backward(padding, residuals, cotangent):
-    # Two separate platform switches: where the images need no gradient, theirs is dead code.
+    # Two platform switches, so that the gradient of images that need none is dead code.
     inputs, kernel = residuals
     with jax.named_scope("inputs_gradient"):
         inputs_gradient = jax.lax.platform_dependent(
@@ -151,11 +151,11 @@ def _on_cpu(
     by_convolution: Callable[[jax.Array, jax.Array], jax.Array],
     by_patches: Callable[[jax.Array, jax.Array], jax.Array],
 ) -> Callable[[jax.Array, jax.Array], jax.Array]:
-    """Chooses between the two CPU lowerings of a function of two arrays.
+    """Chooses between the two CPU implementations of a function of two arrays.
 
-    XLA:CPU sends a float32 convolution to fast kernels only where it is a plain one: batch and
-    spatial dimensions first, channels last, no groups, no dilation. Mapping over kernels would make
-    it a grouped one, and other types take a slow path, so those are patches times a matrix.
+    XLA:CPU has fast kernels for a float32 convolution only if it is a plain one: batch and spatial
+    dimensions first, channels last, no groups, no dilation. Under a vmap over kernels it would be a
+    grouped one, and other dtypes are slow. In these cases patches are multiplied with a matrix.
     """
     plain = jax.custom_batching.custom_vmap(by_convolution)
 
@@ -186,12 +186,12 @@ def _inputs_by_convolution(
 
 
 def _correlate_in_vectors(inputs: jax.Array, kernel: jax.Array, margin: int) -> jax.Array:
-    """Two neighbouring columns of outputs at once where features of one alone leave vectors idle.
+    """Computes neighbouring columns of outputs at once where the features of one do not fill a vector.
 
-    Colour images: 3 channels fill no vector, so two columns become a pixel of 6. 20 images 24x24x3, one
-    core, for 16 and 32 features: 0.22 and 0.35 ms instead of 0.77 and 0.88 ms. 16 channels and features
-    fill one, where the kernels work on several: windows of four columns give both. 20 images 32x32x16:
-    0.93 ms instead of 1.60 ms.
+    Colour images have 3 channels, so two columns become a pixel of 6. For 20 images 24x24x3 on one core,
+    with 16 and 32 features, this takes 0.22 and 0.35 ms instead of 0.77 and 0.88 ms. 16 channels and
+    features fill one vector, but the kernels work on several; windows of four columns fill them. For 20
+    images 32x32x16 this takes 0.93 ms instead of 1.60 ms.
     """
     channels, features = kernel.shape[2:]
     width = inputs.shape[2] + 2 * margin - 2
@@ -210,9 +210,9 @@ def _correlate_in_vectors(inputs: jax.Array, kernel: jax.Array, margin: int) -> 
 
 
 def _kernel_by_convolution(inputs: jax.Array, cotangent: jax.Array, padding: Padding) -> jax.Array:
-    """Correlates images with cotangents, examples in the role of channels and channels of examples.
+    """Correlates images with cotangents, with the roles of examples and channels exchanged.
 
-    The cotangents are the window of that correlation; chunks of examples keep it in the cache.
+    The cotangents are the window of that correlation. Chunks of examples keep it in the cache.
     """
     batch, features = cotangent.shape[0], cotangent.shape[-1]
     size = max(1, _chunk_size(batch, features, cotangent.shape[2]))
@@ -235,12 +235,13 @@ def _kernel_by_convolution(inputs: jax.Array, cotangent: jax.Array, padding: Pad
 
 
 def _chunk_size(batch: int, features: int, width: int) -> int:
-    """Examples at a time: of the fast sizes the one least filled up, or all of a small batch.
+    """Examples at a time: the fast size that needs the least padding, or all of a small batch.
 
-    Examples, in the role of channels, are read four at once; and few features are fast from 20 examples
-    on only. Milliseconds on one core: 128 images 24x24x32 to 32 features take 16 in eights, 36 whole and
-    50 in fives; 20 of 26x26x32 to 64, with longer vectors, 2.2 in fours and 3.7 whole, and of 6x6x64 to
-    128 0.68 and 0.59; 128 of 32x32x16 to 16 take 11 by 32 examples, 14 by 16 and 20 by 18.
+    Examples have the role of channels, which are read four at once. Few features are fast only from 20
+    examples on. Milliseconds on one core: 128 images 24x24x32 to 32 features take 16 in chunks of 8, 36
+    in one and 50 in chunks of 5. 20 images 26x26x32 to 64 features take 2.2 in chunks of 4 and 3.7 in
+    one (with longer vectors); 20 of 6x6x64 to 128 features take 0.68 and 0.59. 128 images 32x32x16 to 16
+    features take 11 in chunks of 32, 14 in chunks of 16 and 20 in chunks of 18.
     """
     sizes: tuple[int, ...] = (8, 4) if features > 16 else (32, 28, 24, 20)
     whole = 32 if features <= 16 else 20 if width < 12 else 4
@@ -280,7 +281,7 @@ def _kernel_stock(inputs: jax.Array, cotangent: jax.Array, padding: Padding) -> 
 def _correlate(
     inputs: jax.Array, kernel: jax.Array, margin: int, strides: tuple[int, int] = (1, 1)
 ) -> jax.Array:
-    """Correlates images, with `margin` rows and columns of zeros around, with kernels."""
+    """Correlates images with kernels, after padding with `margin` rows and columns of zeros."""
     return jax.lax.conv_general_dilated(
         inputs, kernel, strides, ((margin, margin),) * 2, dimension_numbers=("NHWC", "HWIO", "NHWC")
     )

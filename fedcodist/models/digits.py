@@ -21,7 +21,7 @@ def large_digits() -> "MLP":
 class MLP(nn.Module):
     """Dense layers with ReLU between. Called with [B, ...] floats; returns logits [B, classes].
 
-    Without classes (None) it has no output layer and returns the embedding [B, last hidden].
+    With classes None there is no output layer; the embedding [B, last hidden] is returned.
     """
 
     hidden: Sequence[int]
@@ -38,9 +38,9 @@ class MLP(nn.Module):
 class BatchNormMLP(nn.Module):
     """Dense layers, each followed by batch normalisation and ReLU.
 
-    Called with [B, ...] floats, `train` and an optional mask [B] of real examples; returns logits
-    [B, classes], or without classes (None) the embedding [B, last hidden]. With `axis_name` the batch is
-    the union over that axis's devices.
+    Called with [B, ...] floats, `train` and an optional mask [B] of real examples. Returns logits [B,
+    classes], or with classes None the embedding [B, last hidden]. With `axis_name` the batch is the
+    union over that axis's devices.
     """
 
     hidden: Sequence[int] = (32,)

@@ -1,7 +1,7 @@
 """FedMD's networks (Li and Wang, 2019): two to four convolutions, ten shapes for ten parties.
 
-Layers have Keras' semantics, those of the released code: batch normalisation with momentum 0.99 and
-epsilon 1e-3, Glorot's uniform initialisation, an output layer without bias.
+https://arxiv.org/abs/1910.03581. Layers are those of Keras, as in the released code: batch normalisation
+with momentum 0.99 and epsilon 1e-3, Glorot's uniform initialisation, an output layer without bias.
 """
 
 import functools
@@ -40,7 +40,7 @@ TABLE_1 = (
     Shape((128, 128, 128), 0.3),
     Shape((128, 128, 192), 0.3),
 )
-# Table 2, the paper's list for CIFAR. Its models share numbers with table 1's and nothing else.
+# Table 2, the paper's list for CIFAR. Only the numbers of its models are those of table 1.
 TABLE_2 = (
     Shape((128, 256), 0.2),
     Shape((128, 128, 192), 0.2),
@@ -56,7 +56,7 @@ TABLE_2 = (
 
 
 def narrower(shapes: Sequence[Shape], divisor: int) -> tuple[Shape, ...]:
-    """The same networks with widths divided, for experiments on a smaller machine."""
+    """The same networks with narrower layers, for experiments on a smaller machine."""
     return tuple(Shape(tuple(w // divisor for w in s.widths), s.dropout) for s in shapes)
 
 
@@ -64,19 +64,19 @@ class FedMDNetwork(nn.Module):
     """Blocks of convolution, batch normalisation, ReLU and dropout, then a linear output.
 
     Called with [B, H, W, C] numbers, `train` and an optional mask [B] of real examples; returns logits
-    [B, classes]. By the number of widths:
+    [B, classes]. The number of widths decides the blocks:
 
     2. 3x3, mean of 2x2 at stride 1; 3x3 at stride 2.
     3. 3x3, mean of 2x2 at stride 1; 2x2 at stride 2, mean of 2x2 at stride 2; 3x3 at stride 2.
     4. as 3, then 3x3. (The paper names this one in table 2 and gives no more.)
 
-    What has stride 1 keeps the image's size; what has stride 2 sees whole windows only.
+    Layers at stride 1 keep the image's size; layers at stride 2 use whole windows only.
 
     Attributes:
       widths: features of the convolutions, two to four.
       dropout: share of features that are set to zero in training, in [0, 1).
-      classes: width of the outputs, public and private classes together; None for no output layer, it
-        then returns what that would get, flat.
+      classes: width of the outputs, public and private classes together. With None there is no output
+        layer; its flat input is returned.
 
     Raises:
       ValueError: for other widths or rates, or images that are too small for the layers.
@@ -125,7 +125,7 @@ class FedMDNetwork(nn.Module):
             return activated(normalized_convolution(x, kernel, bias, norm, train, mask))
 
         x = first_block(x)
-        # At the last row and column the mean of fewer pixels, as in Keras.
+        # As in Keras, the last row and column have means of fewer pixels.
         x = nn.avg_pool(x, (2, 2), (1, 1), "SAME", count_include_pad=False)
         if len(self.widths) == 2:
             x = block(x, 1, size=3, stride=2)
@@ -141,7 +141,7 @@ class FedMDNetwork(nn.Module):
 class FullyConnected(nn.Module):
     """Two dense layers: the weak party of the paper's experiment on unequal parties.
 
-    Called with [B, ...] floats; returns logits [B, classes], or without classes (None) the hidden layer.
+    Called with [B, ...] floats; returns logits [B, classes], or with classes None the hidden layer.
     """
 
     hidden: int = 64
@@ -163,13 +163,14 @@ class FullyConnected(nn.Module):
 
 
 def relu_and_dropout(features: jax.Array, rate: float, key: jax.Array) -> jax.Array:
-    """ReLU, then each feature is zero with probability `rate`, and the others keep the mean.
+    """ReLU, then dropout: features are zeroed with probability `rate`, others scaled to keep the mean.
 
-    What is zero depends on a hash of the feature's place and two words drawn from the key. The random
-    words of `flax.linen.Dropout`, one per feature, take a fifth of these networks' steps on a CPU.
+    Which features are zero depends on a hash of their place and two words drawn from the key.
+    `flax.linen.Dropout` draws a random word per feature, which takes a fifth of these networks' steps on
+    a CPU. There is no forward-mode derivative.
 
     Args:
-      features: floats of any shape, fewer than 2^32. Without a forward-mode derivative.
+      features: floats of any shape, fewer than 2^32.
       rate: in [0, 1).
       key: of the two words.
     """
@@ -178,7 +179,7 @@ def relu_and_dropout(features: jax.Array, rate: float, key: jax.Array) -> jax.Ar
 
 
 def output_penalty(weight: float = 1e-3) -> Callable[[PyTree, PyTree], PyTree]:
-    """A gradient hook: the loss gets weight times the sum of squares of the output layer's kernel.
+    """A gradient hook for weight decay: weight times the sum of squares of the output layer's kernel.
 
     Keras' l2 has no factor one half. The released code has it in every phase, the digest included.
     """
@@ -193,7 +194,7 @@ def output_penalty(weight: float = 1e-3) -> Callable[[PyTree, PyTree], PyTree]:
 def strided_convolution(inputs: jax.Array, kernel: jax.Array) -> jax.Array:
     """Correlates images with 2x2 or 3x3 kernels at stride 2, whole windows only.
 
-    Without a forward-mode derivative on a CPU.
+    On a CPU there is no forward-mode derivative.
 
     Args:
       inputs: [B, H, W, C] floats, H and W at least the kernel's size K.
@@ -241,7 +242,7 @@ def _relu_and_dropout_forward(features, words, rate):
 
 
 def _relu_and_dropout_backward(rate, outputs, cotangent):
-    # What is kept and positive, outputs tell; no mask is stored, and none is drawn again.
+    # Outputs are positive exactly where a gradient flows, so no mask is stored or drawn again.
     return jnp.where(outputs > 0, cotangent / (1 - rate), 0), None
 
 
@@ -277,8 +278,7 @@ def _product_forward(rows, matrix):
 
 
 def _product_backward(residuals, cotangent):
-    # Cotangents first: XLA would transpose them all for a product that has them second, which takes a
-    # tenth of a network's step.
+    # As the second factor, XLA would transpose the cotangents, which takes a tenth of a network's step.
     rows, matrix = residuals
     flat = lambda array: array.reshape(-1, array.shape[-1])
     product = jax.lax.dot_general(flat(cotangent), flat(rows), (((0,), (0,)), ((), ())))
@@ -297,16 +297,16 @@ def _stock(inputs: jax.Array, kernel: jax.Array) -> jax.Array:
 def _strided_patches(inputs: jax.Array, size: int) -> jax.Array:
     """[B, H, W, C] -> [B, H', W', size^2 C], offsets in the kernel's row-major order.
 
-    Even and odd rows and columns are parted first: slices with a stride have slow gradients.
+    Even and odd rows and columns are separated first: slices with a stride have slow gradients.
     """
     batch, height, width, channels = inputs.shape
-    rows, columns = ((each - size) // 2 + 1 for each in (height, width))
+    rows, columns = ((side - size) // 2 + 1 for side in (height, width))
     if size == 2:  # each pixel belongs to one window
         whole = inputs[:, : 2 * rows, : 2 * columns].reshape(batch, rows, 2, columns, 2, channels)
         return whole.swapaxes(2, 3).reshape(batch, rows, columns, 4 * channels)
-    # A window of 3x3 has its last row and column in the next pairs.
+    # The last row and column of a 3x3 window are in the next pairs.
     needed = [2 * rows + 2, 2 * columns + 2]
-    fill = [max(0, n - each) for n, each in zip(needed, (height, width), strict=True)]
+    fill = [max(0, n - side) for n, side in zip(needed, (height, width), strict=True)]
     padded = jnp.pad(inputs, ((0, 0), (0, fill[0]), (0, fill[1]), (0, 0)))
     pairs = padded[:, : needed[0], : needed[1]].reshape(
         batch, rows + 1, 2, columns + 1, 2, channels

@@ -1,4 +1,4 @@
-"""A backbone whose embedding several linear heads share: the networks of Multi-Headed Distillation."""
+"""The networks of Multi-Headed Distillation: several linear heads share the embedding of a backbone."""
 
 import inspect
 from typing import Any, NamedTuple
@@ -33,22 +33,23 @@ def multi_headed(
     heads: int = 0,
     projection: int | None = None,
 ) -> Model:
-    """A model with a main head and some auxiliary ones; its loss is the main head's.
+    """A model with a main head and auxiliary heads; its loss is the main head's.
 
-    Metrics are `accuracy`, the main head's, and `accuracy_head_1` and so on. Backbone and main head
-    start from the same values whatever the number of auxiliary heads.
+    Its metrics are `accuracy`, that of the main head, and `accuracy_head_1` and so on. Initial values of
+    backbone and main head do not depend on the number of auxiliary heads.
 
     Args:
       backbone: module that returns embeddings [batch, width], such as `ResNet(blocks=3, classes=None)`;
         `train` and `mask` are passed where its `__call__` has them.
       example: inputs with a leading batch axis.
       classes: width of every head.
-      heads: m, the auxiliary ones.
-      projection: width of a linear map of the embedding, which is then what `embedding` holds: models
-        whose embeddings have different widths need one to compare them. Heads see the embedding itself.
+      heads: m, the number of auxiliary heads.
+      projection: width of a linear map of the embedding; its result replaces `embedding` in the outputs.
+        Models with embeddings of different widths need it to compare them. Heads read the embedding
+        itself.
 
     Raises:
-      ValueError: one line; numbers that make no sense, or a backbone that returns something else.
+      ValueError: numbers out of range, or a backbone that returns something else.
     """
     call = read_call("backbone", backbone, backbone.__call__, (TRAIN, "mask"))
     if TRAIN not in call.accepted:
@@ -64,9 +65,9 @@ def multi_headed(
 
 
 def main_head_only(model: Model) -> Model:
-    """A multi-headed model that returns its main head's logits, for methods without other heads.
+    """A multi-headed model that returns only its main head's logits, for methods without other heads.
 
-    Parameters and their first values stay those of the multi-headed one.
+    Parameters and their initial values are those of the multi-headed model.
     """
 
     def apply(variables, batch, **arguments):
@@ -98,7 +99,7 @@ def accuracy_name(head: int) -> str:
 
 
 class MultiHeaded(nn.Module):
-    """See `multi_headed`. Parameters: backbone, main, and where there are any aux and projection.
+    """The module of `multi_headed`. Parameters: backbone, main, and, where used, aux and projection.
 
     The auxiliary heads are one kernel [heads, width, classes] and bias [heads, classes].
     """
@@ -128,8 +129,8 @@ class MultiHeaded(nn.Module):
             raise ValueError(f"backbone must return [batch, width], got {embedding.shape}.")
         logits = nn.Dense(self.classes, name="main")(embedding)[:, None]
         if self.heads:
-            own = _Heads(self.heads, self.classes, name="aux")(embedding)
-            logits = jnp.concatenate([logits, own], axis=1)
+            auxiliary = _Heads(self.heads, self.classes, name="aux")(embedding)
+            logits = jnp.concatenate([logits, auxiliary], axis=1)
         if self.projection is not None:
             embedding = nn.Dense(self.projection, use_bias=False, name="projection")(embedding)
         return HeadedOutputs(logits, embedding)

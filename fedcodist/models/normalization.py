@@ -14,11 +14,11 @@ from fedcodist.models.convolution import same_varying_axes
 class BatchNorm(nn.Module):
     """Normalises each channel by the mean and (biased) variance of the batch's real examples.
 
-    y = scale (x - mean) / sqrt(var + epsilon) + bias. In train mode mean and var are those of the
-    examples whose mask is true, over all axes but the last and, with `axis_name`, over all devices
-    of that axis, each example counting once however they are spread; the running averages in the
-    collection `batch_stats` become momentum * running + (1 - momentum) * batch. When no example is
-    real, nothing is updated and the running averages normalise. In eval mode they always do.
+    y = scale (x - mean) / sqrt(var + epsilon) + bias. In train mode, mean and var are those of the
+    examples whose mask is true, over all axes but the last. With `axis_name` they are over all devices
+    of that axis, and every example counts once, however examples are divided. The running averages in
+    the collection `batch_stats` become momentum * running + (1 - momentum) * batch. Without a real
+    example nothing is updated, and the running averages normalise, as they always do in eval mode.
 
     Attributes:
       momentum: weight of the old running average, in [0, 1].
@@ -51,7 +51,7 @@ class BatchNorm(nn.Module):
         """
         real_examples(x, mask)
         averages, scale, bias = _parameters(self, x.shape[-1])
-        # Initialisation runs outside any mesh and must leave the averages at their start values.
+        # Initialisation runs outside any mesh and must not change the averages.
         if train and not self.is_initializing():
             x, scale, bias = same_varying_axes(x, scale, bias)
             running = [average.value for average in averages]
@@ -65,7 +65,7 @@ class BatchNorm(nn.Module):
 
 
 class Moments(NamedTuple):
-    """Of real examples: values per channel (a scalar), their mean and biased variance, [C] each."""
+    """The number of real values per channel (a scalar), their mean and biased variance, [C] each."""
 
     number: jax.Array
     mean: jax.Array
@@ -73,13 +73,13 @@ class Moments(NamedTuple):
 
 
 class BatchNormOfMoments(nn.Module):
-    """`BatchNorm` where moments are known before what is to be normalised: y = factor x + shift.
+    """`BatchNorm` for moments that are known before the values: y = factor x + shift.
 
-    The same parameters, running averages and rules, but that each device has statistics of its own. The
-    moments' gradients are those of their own derivation.
+    It has the parameters, running averages and rules of `BatchNorm`, but each device has its own
+    statistics. The moments' gradients are those of the function that computes them.
 
     Attributes:
-      momentum, epsilon: as of `BatchNorm`.
+      momentum, epsilon: as in `BatchNorm`.
     """
 
     momentum: float = 0.9
@@ -130,8 +130,8 @@ def _affine(x: jax.Array, mean: jax.Array, factor: jax.Array, bias: jax.Array) -
 def _by_batch(x, mask, scale, bias, running_mean, running_var, epsilon, axis_name):
     """Outputs, number of real values per channel, and the mean and variance that normalise.
 
-    Only the outputs have gradients. Written by hand they take two sums over the batch and one pass
-    more; derived from the two passes of the moments they take half as long again on a CPU.
+    Only the outputs have gradients. Written by hand, these need two sums over the batch and one more
+    pass. Derived from the two passes of the moments, they take half as long again on a CPU.
     """
     return _by_batch_forward(x, mask, scale, bias, running_mean, running_var, epsilon, axis_name)[0]
 
@@ -151,7 +151,7 @@ def _by_batch_backward(epsilon, axis_name, residuals, cotangents):
     axes = tuple(range(x.ndim - 1))
     along_bias = jnp.sum(cotangent, axes)
     along_scale = inverse * jnp.sum(cotangent * (x - mean), axes)
-    # What reaches an example through the mean and the variance, to which only real ones belong.
+    # The gradient through the mean and the variance, to which only real examples contribute.
     through_mean, through_var = _total(jnp.stack([along_bias, along_scale]), axis_name)
     shared = (through_mean + (x - mean) * (inverse * through_var)) / jnp.maximum(count, 1)
     inputs = scale * inverse * (cotangent - jnp.where(real_examples(x, mask), shared, 0))
@@ -181,10 +181,10 @@ def _total(array: jax.Array, axis_name: str | None) -> jax.Array:
 def _masked_moments(
     x: jax.Array, mask: jax.Array | None, axis_name: str | None
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Returns the number of real values per channel (a scalar), their mean and variance, [C] each.
+    """The number of real values per channel (a scalar), their mean and variance, [C] each.
 
-    Two passes: the difference of mean square and squared mean loses all digits in float32 for
-    channels whose mean is large.
+    Computed in two passes: in float32, mean square minus squared mean loses all digits for channels with
+    a large mean.
     """
     x = x.astype(jnp.promote_types(x.dtype, jnp.float32))
     axes, real = tuple(range(x.ndim - 1)), real_examples(x, mask)
@@ -199,14 +199,14 @@ def _masked_moments(
 def _together(
     count: jax.Array, mean: jax.Array, squares: jax.Array, axis_name: str
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Number of values, their mean and sum of squared deviations over all devices, from each one's.
+    """Number of values, mean and sum of squared deviations over all devices, from those of each device.
 
-    By the parallel formula of Chan, Golub and LeVeque (1979): one collective, where the mean first and
-    then the deviations from it would take two, and processes wait for each other in every one.
+    The parallel formula of Chan, Golub and LeVeque (1979) needs one collective. Computing the mean first
+    and then the deviations would need two, and processes wait for each other in each.
     """
-    own = jnp.concatenate([count[None], mean, squares])
+    statistics = jnp.concatenate([count[None], mean, squares])
     places = jnp.arange(jax.lax.axis_size(axis_name)) == jax.lax.axis_index(axis_name)
-    parts = _total(jnp.where(places[:, None], own, 0), axis_name)
+    parts = _total(jnp.where(places[:, None], statistics, 0), axis_name)
     counts, means, squared = parts[:, :1], *jnp.split(parts[:, 1:], 2, axis=1)
     count = jnp.sum(counts)
     mean = jnp.sum(counts * means, axis=0) / jnp.maximum(count, 1)

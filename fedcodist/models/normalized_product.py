@@ -1,13 +1,14 @@
 """A 3x3 convolution of images and its batch normalisation as one product of matrices.
 
-What a linear layer makes of a batch has moments that follow from those of what it reads: for rows x and
-a column w of weights the mean is mean(x) w, the variance w cov(x) w. A window of a colour image has 27
-numbers, a wide layer hundreds of features; so features are written once, already normalised, and no pass
-over them takes statistics, in either direction. On a CPU such passes are most of the time of a wide
+The moments of a linear layer's outputs follow from those of its inputs. For rows x and a column w of
+weights, the mean is mean(x) w and the variance w cov(x) w. A window of a colour image has 27 values, a
+wide layer has hundreds of features. So features can be written once, already normalised, and no pass
+over them takes statistics, forwards or backwards. On a CPU such passes are most of the time of a wide
 first layer.
 
 The limit: where a filter cancels what neighbouring windows share, the variance is a small difference.
-Its relative error is about that of the dtype times |cov(x)| |w|^2 / variance; of images it is harmless.
+Its relative error is about that of the dtype times |cov(x)| |w|^2 / variance. For images this is
+harmless.
 """
 
 import math
@@ -28,12 +29,12 @@ def normalized_convolution(
     train: bool,
     mask: jax.Array | None = None,
 ) -> jax.Array:
-    """`norm` of the convolution of images, zeros around them, at stride 1; [B, H, W, N].
+    """`norm` of the convolution of zero-padded images at stride 1; [B, H, W, N].
 
     Args:
       images: [B, H, W, C].
       kernel, bias: [3, 3, C, N] and [N].
-      norm: called within the network that it belongs to.
+      norm: a submodule of the calling network.
       train: whether the batch's statistics normalise, and are recorded, as in `BatchNorm`.
       mask: [B], true or non-zero for real examples; None when all are.
     """
@@ -66,7 +67,7 @@ def moments_of_products(
     real, axes = real_examples(patches, mask), tuple(range(patches.ndim - 1))
     count = math.prod(patches.shape[1:-1]) * jnp.sum(real, dtype=dtype)
     mean = jnp.sum(jnp.where(real, patches, 0), axes) / jnp.maximum(count, 1)
-    # From centred patches: differences of large numbers have no digits left.
+    # Patches are centred first: differences of large numbers would lose their digits.
     centred = jnp.where(real, patches - mean, 0).reshape(-1, patches.shape[-1])
     highest = jax.lax.Precision.HIGHEST
     covariance = jnp.matmul(centred.T, centred, precision=highest) / jnp.maximum(count, 1)
@@ -84,11 +85,11 @@ def scaled_product(
       weights: [K, N] floats.
       factor, shift: [N] floats.
     """
-    # As a matrix: of more dimensions XLA:CPU would transpose the gradient, which takes longer than its
-    # product.
+    # With more than two dimensions XLA:CPU would transpose the gradient, which takes longer than the
+    # product itself.
     rows = patches.reshape(-1, patches.shape[-1])
     if jnp.finfo(patches.dtype).bits < 32:
-        # Scaled weights, rounded once more, would not have the moments that factor and shift are of.
+        # Scaled weights would be rounded once more, and no longer fit the factor and shift.
         product = jnp.matmul(rows, weights, preferred_element_type=jnp.float32) * factor + shift
     else:
         product = rows @ (weights * factor).at[-1].add(shift)

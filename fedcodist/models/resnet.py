@@ -1,9 +1,9 @@
 """Residual networks for 32x32 colour images: ResNet-8, ResNet-20, ResNet-56 and WRN-16-2.
 
-ResNets are those of section 4.2 of He et al., arXiv 1512.03385, and one of its kind with a block per
-stage; the wide one is that of Zagoruyko and
-Komodakis, arXiv 1605.07146. Normalisation is over the batch, with statistics as mutable state, or
-over groups of channels, without any.
+ResNet-20 and ResNet-56 are those of section 4.2 of He et al., https://arxiv.org/abs/1512.03385; ResNet-8
+has the same form with one block per stage. The wide network is that of Zagoruyko and Komodakis,
+https://arxiv.org/abs/1605.07146. Normalisation is over the batch, with statistics as mutable state, or
+over groups of channels, without statistics.
 """
 
 from collections.abc import Callable
@@ -46,10 +46,11 @@ class ResNet(nn.Module):
 
     Attributes:
       blocks: basic blocks per stage, two convolutions each.
-      classes: width of the outputs; None for no output layer, it then returns the mean [B, 4 width].
-      shortcut: where a stage narrows the image, "A" takes every second pixel and adds channels of
-        zeros, "B" is a normalised 1x1 convolution.
-      norm: "batch" (`BatchNorm`; its batch leaves out padded examples) or "group" (two groups).
+      classes: width of the outputs. With None there is no output layer; the mean [B, 4 width] is
+        returned.
+      shortcut: where a stage reduces the image, "A" takes every second pixel and adds channels of zeros,
+        "B" is a normalised 1x1 convolution.
+      norm: "batch" (`BatchNorm`, without padded examples) or "group" (two groups).
       axis_name: mesh axis whose devices share one batch, or None.
       width: channels of the first stage, 16 in the paper; the others have two and four times as many.
 
@@ -181,10 +182,10 @@ class Convolution(nn.Module):
 
 
 def convolve(inputs: jax.Array, kernel: jax.Array, stride: int = 1) -> jax.Array:
-    """Correlates images with 1x1 or 3x3 kernels; around the image 3x3 kernels see one row of zeros.
+    """Correlates images with 1x1 or 3x3 kernels; for 3x3 ones, with one row of zeros around images.
 
-    At stride 2 windows are centred on pixels 0, 2, ..., those that `inputs[:, ::2, ::2]` takes. (The
-    padding "SAME" of XLA centres them on pixels 1, 3, ...)
+    At stride 2, windows are centred on pixels 0, 2, ..., as in `inputs[:, ::2, ::2]`. (XLA's padding
+    "SAME" centres them on pixels 1, 3, ...)
 
     Args:
       inputs: [B, H, W, C] floats; H and W even for stride 2.
@@ -208,8 +209,8 @@ def convolve(inputs: jax.Array, kernel: jax.Array, stride: int = 1) -> jax.Array
 
 
 def _strided_by_patches(inputs: jax.Array, kernel: jax.Array) -> jax.Array:
-    # The stock gradients of a strided convolution are very slow on a CPU: for 64 images 32x32x16 and
-    # 32 features, one core, that of the kernel takes 340 ms and this one's 4 ms.
+    # The stock gradients of a strided convolution are very slow on a CPU. For 64 images 32x32x16 and 32
+    # features on one core, the kernel's gradient takes 340 ms, and 4 ms in this form.
     return _matrix_product(_strided_patches(inputs), kernel)
 
 
@@ -222,7 +223,7 @@ def _strided_stock(inputs: jax.Array, kernel: jax.Array) -> jax.Array:
 def _strided_patches(inputs: jax.Array) -> jax.Array:
     """[B, 2 H, 2 W, C] -> [B, H, W, 9 C], offsets in the kernel's row-major order.
 
-    Even and odd rows and columns are parted first: slices with a stride have slow gradients.
+    Even and odd rows and columns are separated first: slices with a stride have slow gradients.
     """
     batch, height, width, channels = inputs.shape
     height, width = height // 2, width // 2
@@ -250,10 +251,10 @@ def _subsample(images: jax.Array, stride: int) -> jax.Array:
 def _normalization(
     norm: str, axis_name: str | None, train: bool, mask: jax.Array | None
 ) -> Normalize:
-    """Returns (inputs, name) -> outputs, which makes a submodule of the module it is called in."""
+    """Returns (inputs, name) -> outputs, which makes a submodule of the calling module."""
     if norm == "batch":
         return lambda x, name: BatchNorm(axis_name=axis_name, name=name)(x, train=train, mask=mask)
-    # Not the difference of mean square and squared mean, which loses float32's digits.
+    # The fast variance, mean square minus squared mean, loses the digits of float32.
     return lambda x, name: nn.GroupNorm(
         num_groups=2, epsilon=1e-5, use_fast_variance=False, name=name
     )(x)

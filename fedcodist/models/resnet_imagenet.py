@@ -21,15 +21,15 @@ def resnet34(*, classes: int | None = 1000) -> "ImageNetResNet":
 
 
 class ImageNetResNet(nn.Module):
-    """A 7x7 stem at stride 2, max-pooling at stride 2, four stages of basic blocks, the mean, an output.
+    """A 7x7 stem and max-pooling at stride 2 each, four stages of basic blocks, the mean, an output.
 
-    Stages have 64, 128, 256 and 512 channels; where one narrows the image its shortcut is a normalised
-    1x1 convolution. Called with [B, H, W, C] floats, H and W multiples of 32, `train` and an optional
-    mask [B] of real examples; returns logits [B, classes].
+    Stages have 64, 128, 256 and 512 channels. Where a stage reduces the image, its shortcut is a
+    normalised 1x1 convolution. Called with [B, H, W, C] floats, H and W multiples of 32, `train` and an
+    optional mask [B] of real examples; returns logits [B, classes].
 
     Attributes:
       blocks: basic blocks of each stage.
-      classes: width of the outputs; None for no output layer, it then returns the mean [B, 512].
+      classes: width of the outputs. With None there is no output layer; the mean [B, 512] is returned.
       axis_name: mesh axis whose devices share one batch, or None.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Smaller networks cut out of a whole one: which of its numbers a network of fewer units has."""
+"""Submodels: smaller networks cut out of a whole one, and which of its coordinates they have."""
 
 import itertools
 from collections.abc import Mapping, Sequence
@@ -14,13 +14,13 @@ PyTree = Any
 
 
 class Axis(NamedTuple):
-    """An axis that runs over units, outer x units x inner numbers long.
+    """An axis of a parameter that runs over units. Its length is outer x units x inner.
 
     Attributes:
-      group: name of the units; all axes of a group lose the same ones.
-      outer: how often all units come one after another, such as once for each position of an image
-        that became a vector.
-      inner: numbers that a unit has, such as an attention head.
+      group: name of the units; all axes of a group lose the same units.
+      outer: how often the sequence of all units is repeated, such as once for each position of a
+        flattened image.
+      inner: coordinates of a unit, such as those of an attention head.
     """
 
     group: str
@@ -28,7 +28,7 @@ class Axis(NamedTuple):
     inner: int = 1
 
 
-# A parameter's name, such as `Dense_0/kernel`, -> what each of its axes runs over, None for an axis that
+# A parameter's name, such as `Dense_0/kernel` -> the units along each of its axes, None for an axis that
 # stays whole. Parameters that are not named stay whole.
 Units = Mapping[str, tuple[Axis | None, ...]]
 Kept = Mapping[str, jax.Array | np.ndarray]  # group -> int32 [units kept], ascending
@@ -42,7 +42,7 @@ class Count(NamedTuple):
 
 
 def chain_units(shapes: PyTree, layers: Sequence[str]) -> Units:
-    """The units of a chain of layers but the last: a dense layer's neurons, a convolution's filters.
+    """The units of a chain of layers, without the last: neurons of dense layers, convolutions' filters.
 
     Args:
       shapes: {layer: {'kernel': [..., inputs, outputs], 'bias': [outputs]}} of the whole network. After
@@ -62,7 +62,7 @@ def chain_units(shapes: PyTree, layers: Sequence[str]) -> Units:
 
 
 def check_chain(shapes: PyTree, smaller: PyTree, layers: Sequence[str]) -> None:
-    """Raises one line unless both are chains of these layers, the smaller one of no more units.
+    """Raises ValueError unless both are chains of these layers and the smaller one has no more units.
 
     Args:
       shapes, smaller: the whole network's parameters and the smaller one's, or their shapes.
@@ -80,19 +80,19 @@ def check_chain(shapes: PyTree, smaller: PyTree, layers: Sequence[str]) -> None:
         if shapes[second]["kernel"].shape[-2] % _units_of(shapes, first):
             raise ValueError(f"model's {second!r} must follow {first!r}, but has other inputs.")
     for before, layer in zip([None, *layers[:-1]], layers, strict=True):
-        kernel, own = shapes[layer]["kernel"].shape, smaller[layer]["kernel"].shape
+        kernel, shape = shapes[layer]["kernel"].shape, smaller[layer]["kernel"].shape
         least, most = (1, kernel[-1]) if layer != layers[-1] else (kernel[-1], kernel[-1])
-        if not least <= own[-1] <= most:
+        if not least <= shape[-1] <= most:
             raise ValueError(
-                f"submodel's {layer!r} must have {least} to {most} units, got {own[-1]}."
+                f"submodel's {layer!r} must have {least} to {most} units, got {shape[-1]}."
             )
         inputs = kernel[-2]
         if before is not None:
             inputs = inputs // _units_of(shapes, before) * _units_of(smaller, before)
-        if own[:-1] != (*kernel[:-2], inputs):
+        if shape[:-1] != (*kernel[:-2], inputs):
             raise ValueError(
-                f"submodel's {layer!r} must have a kernel of {[*kernel[:-2], inputs, own[-1]]}, "
-                f"got {list(own)}."
+                f"submodel's {layer!r} must have a kernel of {[*kernel[:-2], inputs, shape[-1]]}, "
+                f"got {list(shape)}."
             )
 
 
@@ -104,63 +104,63 @@ def counts_of(shapes: PyTree, smaller: PyTree, units: Units) -> dict[str, Count]
       units: of the whole network.
 
     Raises:
-      ValueError: one line; the smaller network is not the whole one with fewer units.
+      ValueError: the smaller network is not the whole one with fewer units.
     """
     whole, small = named_leaves(shapes), named_leaves(smaller)
     if odd := sorted(whole.keys() ^ small.keys()):
         raise ValueError(f"submodel must have the model's parameters, but {odd[0]!r} does not fit.")
     if odd := sorted(units.keys() - whole.keys()):
         raise ValueError(f"units must be of the model's parameters, got {odd[0]!r}.")
-    found: dict[str, Count] = {}
+    counts: dict[str, Count] = {}
 
-    def fits(axis, size, own):
+    def fits(axis, size, smaller_size):
         if axis is None:
-            return size == own
+            return size == smaller_size
         of_unit = axis.outer * axis.inner
-        count = Count(size // of_unit, own // of_unit)
-        if size % of_unit or own % of_unit or not 1 <= count.kept <= count.whole:
+        count = Count(size // of_unit, smaller_size // of_unit)
+        if size % of_unit or smaller_size % of_unit or not 1 <= count.kept <= count.whole:
             return False
-        return found.setdefault(axis.group, count) == count
+        return counts.setdefault(axis.group, count) == count
 
     for name, leaf in whole.items():
-        axes, own = units.get(name, (None,) * len(leaf.shape)), small[name].shape
-        if not len(axes) == len(leaf.shape) == len(own) or not all(
-            map(fits, axes, leaf.shape, own)
+        axes, small_shape = units.get(name, (None,) * len(leaf.shape)), small[name].shape
+        if not len(axes) == len(leaf.shape) == len(small_shape) or not all(
+            map(fits, axes, leaf.shape, small_shape)
         ):
             raise ValueError(
                 f"submodel's {name!r} must be the model's {list(leaf.shape)} with fewer units, "
-                f"got {list(own)}."
+                f"got {list(small_shape)}."
             )
-    return found
+    return counts
 
 
 def places_of(kept: Kept, shapes: PyTree, units: Units) -> PyTree:
-    """Where the smaller network's numbers are in the whole one: a tree of indices for `jnp.ix_`."""
+    """Places of the smaller network's coordinates in the whole one: a tree of indices for `jnp.ix_`."""
 
     def places(axis, size):
         if axis is None:
             return np.arange(size)
         blocks = np.arange(axis.outer)[:, None, None] * (size // (axis.outer * axis.inner))
-        own = (blocks + kept[axis.group][:, None]) * axis.inner + np.arange(axis.inner)
-        return own.reshape(-1)
+        indices = (blocks + kept[axis.group][:, None]) * axis.inner + np.arange(axis.inner)
+        return indices.reshape(-1)
 
-    def of_one(name, leaf):
+    def indices_of_leaf(name, leaf):
         axes = units.get(name, (None,) * len(leaf.shape))
         return tuple(map(places, axes, leaf.shape))
 
-    each = [of_one(name, leaf) for name, leaf in named_leaves(shapes).items()]
-    return jax.tree.unflatten(jax.tree.structure(shapes), each)
+    indices_of = [indices_of_leaf(name, leaf) for name, leaf in named_leaves(shapes).items()]
+    return jax.tree.unflatten(jax.tree.structure(shapes), indices_of)
 
 
 def gathered(params: PyTree, places: PyTree) -> PyTree:
-    """The smaller network's parameters."""
-    return jax.tree.map(lambda leaf, at: leaf[jnp.ix_(*at)], params, places)
+    """The smaller network's parameters, taken from those of the whole network."""
+    return jax.tree.map(lambda leaf, index: leaf[jnp.ix_(*index)], params, places)
 
 
 def scattered(smaller: PyTree, places: PyTree, shapes: PyTree) -> PyTree:
-    """A tree like the whole network's parameters with the smaller one's in their places, else 0."""
+    """The smaller network's parameters in their places in the whole network's, zeros elsewhere."""
     return jax.tree.map(
-        lambda leaf, at, like: jnp.zeros(like.shape, leaf.dtype).at[jnp.ix_(*at)].set(leaf),
+        lambda leaf, index, like: jnp.zeros(like.shape, leaf.dtype).at[jnp.ix_(*index)].set(leaf),
         smaller,
         places,
         shapes,

@@ -2,7 +2,7 @@
 
     python -m fedcodist.report RUN [RUN ...] [--output DIR] [--title TITLE]
 
-A RUN is a run folder or a folder above some. Runs that differ only in their seed are one method:
+A RUN is a run folder or a folder that contains some. Runs that differ only in their seed are one method:
 the report gives its mean and standard deviation over the seeds.
 """
 
@@ -22,7 +22,7 @@ from fedcodist.report.result_table import table
 
 
 class ReportFiles(NamedTuple):
-    """Where a report lies; no plots where matplotlib is missing or nothing can be plotted."""
+    """The files of a report. There are no plots without matplotlib or without data to plot."""
 
     html: Path
     plots: tuple[Path, ...]
@@ -64,8 +64,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def write_report(collection: Collection, output: Path | str, title: str = "") -> ReportFiles:
     """Writes accuracy.png, accuracy_by_bytes.png, loss.png, per_label_accuracy.png and report.html.
 
-    A plot without data is left out, and all are where matplotlib is missing. The HTML file holds
-    the plots itself and refers to nothing outside. Raises OSError if `output` cannot be written.
+    A plot without data is left out, and so are all plots without matplotlib. The HTML file contains the
+    plots and refers to no other file.
+
+    Raises:
+      OSError: `output` cannot be written.
     """
     output = Path(output)
     title = title or default_title(collection)
@@ -77,14 +80,14 @@ def write_report(collection: Collection, output: Path | str, title: str = "") ->
 
 
 def _default_output(paths: Sequence[Path]) -> Path:
-    """The folder itself for one argument, else the deepest folder above all."""
+    """The argument itself where it is the only one, else the deepest folder that contains all."""
     if len(paths) == 1:
         return paths[0]
     above = Path(os.path.commonpath([path.resolve() for path in paths]))
-    here = Path.cwd()
+    current = Path.cwd()
     if above == Path(above.anchor):
         return Path()
-    return above.relative_to(here) if above.is_relative_to(here) else above
+    return above.relative_to(current) if above.is_relative_to(current) else above
 
 
 def _say(console: Console, line: str) -> None:

@@ -1,4 +1,4 @@
-"""Runs that differ only in their seed are one method: its means and deviations over the seeds."""
+"""Groups runs that differ only in their seed into methods, with means and deviations over the seeds."""
 
 import json
 import math
@@ -30,14 +30,14 @@ class Statistic(NamedTuple):
 
 
 class Curve(NamedTuple):
-    """A metric over the rounds at which every seed has it."""
+    """A metric by round, for the rounds at which every seed has it."""
 
     rounds: tuple[int, ...]
     statistics: tuple[Statistic, ...]
 
 
 class Method(NamedTuple):
-    """Runs with the same settings; `members` are the runs and seeds that count, each seed once."""
+    """Runs with the same settings; `members` are the (run, seed) that count, each seed once."""
 
     label: str
     runs: tuple[Run, ...]
@@ -46,7 +46,7 @@ class Method(NamedTuple):
 
 
 class Collection(NamedTuple):
-    """Everything a report is made of."""
+    """The contents of a report."""
 
     methods: tuple[Method, ...]
     models: tuple[str, ...]
@@ -57,8 +57,10 @@ class Collection(NamedTuple):
 def collect(paths: Iterable[Path | str]) -> Collection:
     """Loads every run in or below `paths` and groups those that differ only in their seed.
 
-    Where a method has finished runs, only these count: means never mix run lengths. Raises
-    ValueError if a path does not exist or no run with an evaluation is found.
+    Where a method has finished runs, only these count, so means never mix run lengths.
+
+    Raises:
+      ValueError: a path does not exist, or no run with an evaluation is found.
     """
     searched = [Path(path) for path in paths]
     notes: list[str] = []
@@ -75,9 +77,9 @@ def collect(paths: Iterable[Path | str]) -> Collection:
         else:
             notes.append(f"{folder} has no evaluation yet; skipped")
     if not runs:
-        found = ", ".join(map(str, searched))
+        places = ", ".join(map(str, searched))
         reasons = "".join(f" ({note})" for note in notes[:1])
-        raise ValueError(f"no run with an evaluation in or below {found}{reasons}")
+        raise ValueError(f"no run with an evaluation in or below {places}{reasons}")
     methods = _group(runs, notes)
     return Collection(methods, _models(runs), _splits(runs), tuple(notes))
 
@@ -102,7 +104,7 @@ def curve(method: Method, model: str, split: str, metric: str) -> Curve:
 
 
 def default_title(collection: Collection) -> str:
-    """The names of the experiments in it."""
+    """The names of the experiments in the collection."""
     runs = [run for method in collection.methods for run in method.runs]
     names = distinct(str(run.config.get("name") or run.folder.name) for run in runs)
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
@@ -135,12 +137,12 @@ def _group(runs: Sequence[Run], notes: list[str]) -> tuple[Method, ...]:
 
 
 def settings_of(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The config flattened to dotted keys, without what runs of one method may differ in."""
+    """The config flattened to dotted keys, without those in which runs of one method may differ."""
     return {key: value for key, value in flatten(config).items() if key not in NOT_OF_A_METHOD}
 
 
 def flatten(value: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested settings by dotted keys; empty groups stay."""
+    """Nested settings as one mapping with dotted keys; empty groups stay."""
     flat: dict[str, Any] = {}
     for key, item in value.items():
         if isinstance(item, dict) and item:
@@ -151,9 +153,9 @@ def flatten(value: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def _labels(configs: Sequence[Mapping[str, Any]]) -> list[str]:
-    """A name for each config: the method's, and the run's where configs name their runs.
+    """A label for each config: the name of its method, and of the run where configs have run names.
 
-    Where they do not, the settings that tell runs of one method apart.
+    Without run names, the settings in which runs of one method differ are added.
     """
     labels = []
     for config in configs:
@@ -182,9 +184,9 @@ def _labels(configs: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def differing_keys(settings: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Keys whose values are not the same everywhere."""
-    keys = distinct(key for one in settings for key in one)
-    return [key for key in keys if len({shown_setting(one, key) for one in settings}) > 1]
+    """Keys whose values differ."""
+    keys = distinct(key for flat in settings for key in flat)
+    return [key for key in keys if len({shown_setting(flat, key) for flat in settings}) > 1]
 
 
 def shown_setting(settings: Mapping[str, Any], key: str) -> str:
@@ -206,7 +208,7 @@ def _method(label: str, runs: Sequence[Run], notes: list[str]) -> Method:
                 continue
         seeds = distinct(series.seed for series in run.records)
         first = first_seed(run.config)
-        # Seeds inside a run are written as they are or counted from 0: then they are relative.
+        # A run's metrics lines have its seeds, or (relative) numbers from 0.
         absolute = all(seed >= first for seed in seeds)
         repeated = []
         for seed in seeds:
@@ -229,7 +231,7 @@ def progress_of(run: Run) -> str:
 
 
 def _models(runs: Sequence[Run]) -> tuple[str, ...]:
-    """Smallest model first where the sizes are known."""
+    """Names of models, the smallest first where sizes are known."""
     models = distinct(series.model for run in runs for series in run.records)
     sizes = {}
     for run in runs:

@@ -25,18 +25,19 @@ class Entry(NamedTuple):
 
     Attributes:
       run, model: their names.
-      accuracies: or another metric, in % where it is a share, one per seed, after the last round; NaN
-        where undefined, such as precision where nothing was predicted.
-      megabytes: that all clients together sent and received in the run. Where one pool's clients are
-        divided among several models, costs are all clients'; of several pools, the own pool's; of
-        parties, the own party's, and of what parties share, all parties'.
-      examples: that these clients trained on, each as often as it was visited.
+      accuracies: accuracy or another metric, in % where it is a share, one per seed, after the last
+        round. NaN where undefined, such as precision where nothing was predicted.
+      megabytes: sent and received by these clients in the whole run. They are all clients of the model's
+        pool, also where the pool is divided among several models; or the model's party. For a model that
+        parties share, they are all parties.
+      examples: that these clients trained on, counted as often as they were visited.
       client_flops: of these clients; NaN where they are not counted.
       server_flops: of the server.
       seconds: of the whole run, all seeds.
-      shared: name of the model that these clients share, where they keep this one for themselves.
-      head: the auxiliary head whose accuracies these are; None of models' one or main head.
-      num_models: how many models' mean this is.
+      shared: for a personal model, the name of the model that clients share.
+      head: the auxiliary head that was measured; None for a model without heads, or its main head.
+      num_models: number of models of which this is the mean.
+      stopped_on_test_data: whether phases before the first round stopped on test data.
     """
 
     run: str
@@ -50,28 +51,28 @@ class Entry(NamedTuple):
     shared: str | None = None
     head: int | None = None
     num_models: int = 1
-    stopped_on_test_data: bool = False  # training before the first round
+    stopped_on_test_data: bool = False
 
 
 class Difference(NamedTuple):
-    """Mean over the seeds of the difference to the baseline, and its 95 % interval's half."""
+    """Mean over the seeds of the difference to the baseline, and half of its 95 % interval."""
 
     mean: float
     half_width: float | None
 
 
 class UnknownMetric(ValueError):
-    """A run has no such metric; the message is one line."""
+    """A run does not have the metric."""
 
 
 def read_run(run: str, folder: Path, metric: str = "accuracy") -> list[Entry]:
-    """Every model of a finished run, on the split that is looked at last.
+    """All models of a finished run, on the first of its final splits.
 
     Raises:
-      UnknownMetric: one line; the run has no model with this metric.
-      ValueError: one line; the run has no summary.
+      UnknownMetric: the run has no model with this metric.
+      ValueError: the run has no summary.
     """
-    # It imports JAX, which a mistyped option should not wait for.
+    # Imported late because it imports JAX: a mistyped option is reported at once.
     from fedcodist.report.flops import Flops, flops_of_parties, flops_of_run
 
     try:
@@ -84,8 +85,8 @@ def read_run(run: str, folder: Path, metric: str = "accuracy") -> list[Entry]:
     steps = _means(records, "distillation_steps")
     sizes = summary["models"]
     megabytes = {
-        pool: each * summary["rounds"] / 1e6
-        for pool, each in bytes_per_round(config, sizes).items()
+        pool: count * summary["rounds"] / 1e6
+        for pool, count in bytes_per_round(config, sizes).items()
     }
     examples = dict.fromkeys(megabytes, 0.0)
     for model, clients in clients_per_round(config, sizes).items():
@@ -100,11 +101,11 @@ def read_run(run: str, folder: Path, metric: str = "accuracy") -> list[Entry]:
             work = flops_of_parties(config, examples, summary["rounds"])
         else:
             work = flops_of_run(config, examples, next(iter(steps.values()), None))
-    except Exception as error:  # whatever it is, what was trained is worth a table
+    except Exception as error:  # the table is useful without FLOPs
         reason = " ".join(str(error).split()) or type(error).__name__
         print(f"note: {run}: FLOPs are left out: {reason}", file=sys.stderr)
         work = Flops(dict.fromkeys(examples, math.nan), math.nan)
-    kept = summary.get("personal_models", {})
+    shared_of = summary.get("personal_models", {})
     final_splits = config["evaluation"]["final_splits"] or config["evaluation"]["splits"]
     scale = 100 if is_share(metric) else 1
     entries = []
@@ -120,7 +121,7 @@ def read_run(run: str, folder: Path, metric: str = "accuracy") -> list[Entry]:
         for name, of_head in ((metric, None), (f"{metric}_head_{head}", head)):
             if name not in values:
                 continue
-            # What is undefined is null.
+            # Undefined values are null.
             measurements = [math.nan if value is None else value for value in values[name]]
             entries.append(
                 Entry(
@@ -132,7 +133,7 @@ def read_run(run: str, folder: Path, metric: str = "accuracy") -> list[Entry]:
                     sum(work.clients[pool] for pool in pools),
                     work.server,
                     summary["seconds"],
-                    kept.get(model),
+                    shared_of.get(model),
                     of_head,
                     stopped_on_test_data=stopping == "test_data",
                 )
@@ -142,7 +143,7 @@ def read_run(run: str, folder: Path, metric: str = "accuracy") -> list[Entry]:
     if not of_parties:
         return entries
     heads = dict.fromkeys(entry.head for entry in entries)
-    means = [_all_parties([e for e in entries if e.head == each], examples) for each in heads]
+    means = [_all_parties([e for e in entries if e.head == head], examples) for head in heads]
     return [*means, *entries]
 
 
@@ -159,7 +160,7 @@ def ranked(
     """The entries of the wanted models, the best first; those undefined in any seed are last.
 
     Raises:
-      ValueError: one line; no run has such a model.
+      ValueError: no run has such a model.
     """
     known = list(dict.fromkeys(entry.model for entry in entries))
     for model in models or ():
@@ -170,7 +171,7 @@ def ranked(
     else:
         wanted = {_compared_as(entry) for entry in entries if entry.run == baseline}
         wanted = {ALL_PARTIES} if ALL_PARTIES in wanted else wanted
-        shown = [e for e in _without_stood_for(entries) if _compared_as(e) in wanted]
+        shown = [e for e in _without_shared(entries) if _compared_as(e) in wanted]
     sign = 1 if lower_is_better(metric) else -1
 
     def place(entry: Entry) -> tuple[bool, float]:
@@ -181,14 +182,14 @@ def ranked(
 
 
 def difference(entry: Entry, entries: Sequence[Entry], baseline: str) -> Difference | None:
-    """To the baseline's model of the same name, or its only one, within seeds; None without one.
+    """The difference to the baseline's model of the same name, or to its only one, within seeds.
 
-    None too where either is undefined. The interval is Student's t over the seeds' differences; with
-    one seed there is none.
+    None without such a model, or where either is undefined. The interval is Student's t over the seeds'
+    differences; with one seed there is no interval.
     """
-    own = [other for other in entries if other.run == baseline and other.head is None]
-    same = [other for other in own if other.model == entry.model]
-    same = same or [o for o in own if _compared_as(o) == _compared_as(entry)] or own
+    candidates = [other for other in entries if other.run == baseline and other.head is None]
+    same = [other for other in candidates if other.model == entry.model]
+    same = same or [o for o in candidates if _compared_as(o) == _compared_as(entry)] or candidates
     if len(same) != 1 or same[0] == entry:
         return None
     if not (_is_defined(entry.accuracies) and _is_defined(same[0].accuracies)):
@@ -201,10 +202,11 @@ def difference(entry: Entry, entries: Sequence[Entry], baseline: str) -> Differe
 def table(
     shown: Sequence[Entry], baseline: str, entries: Sequence[Entry], metric: str = "accuracy"
 ) -> Table:
-    """The ranking for people."""
+    """The ranking as a table for a terminal."""
     seeds = len(shown[0].accuracies) if shown else 0
-    # A baseline's clients' own models are what others are compared with, unless the shared one is shown.
-    compared = [e for e in entries if e in shown or e in _without_stood_for(entries)]
+    # Where the baseline has personal models, others are compared with these, unless its shared model
+    # is shown.
+    compared = [e for e in entries if e in shown or e in _without_shared(entries)]
     stood_for = {(e.run, e.model): e for e in entries}
     has_shared = any(entry.shared for entry in shown)
     drawn = Table(
@@ -221,7 +223,7 @@ def table(
     for heading in headings:
         drawn.add_column(Text(heading), justify="right")
     for entry in shown:
-        found = difference(entry, compared, baseline)
+        difference_to = difference(entry, compared, baseline)
         beside = [""]
         if entry.shared:
             beside = [_spread(stood_for[entry.run, entry.shared].accuracies)]
@@ -230,25 +232,27 @@ def table(
             entry.model if entry.head is None else f"{entry.model}, head {entry.head}",
             _spread(entry.accuracies),
             *(beside if has_shared else []),
-            _to_baseline(entry, found, baseline),
+            _to_baseline(entry, difference_to, baseline),
             f"{entry.examples:,.0f}",
             f"{entry.megabytes:,.1f}",
             _scaled(entry.client_flops),
             _scaled(entry.server_flops),
             f"{entry.seconds:,.0f}",
         ]
-        # Whatever a run is called is shown as it is, and not as rich's markup.
+        # As Text, because a run's name is not rich's markup.
         drawn.add_row(*map(Text, cells))
     return drawn
 
 
 def budget(shown: Sequence[Entry]) -> str:
-    """Whether the clients of all runs did the same work, and what FLOPs are."""
+    """A sentence on whether the clients of all runs did the same work, and on what FLOPs are."""
     by_model: dict[str, list[float]] = {}
     for entry in shown:
         by_model.setdefault(entry.model, []).append(entry.examples / entry.num_models)
     # Metrics have seven digits.
-    equal = all(math.isclose(min(own), max(own), rel_tol=1e-5) for own in by_model.values())
+    equal = all(
+        math.isclose(min(counts), max(counts), rel_tol=1e-5) for counts in by_model.values()
+    )
     examples = (
         "all runs have the same budget of client examples"
         if equal
@@ -258,7 +262,7 @@ def budget(shown: Sequence[Entry]) -> str:
 
 
 def _too_good(shown: Sequence[Entry]) -> list[str]:
-    """Which runs' accuracies test data helped to."""
+    """A warning that names the runs whose phases were stopped on test data."""
     runs = dict.fromkeys(entry.run for entry in shown if entry.stopped_on_test_data)
     if not runs:
         return []
@@ -267,41 +271,41 @@ def _too_good(shown: Sequence[Entry]) -> list[str]:
 
 
 def _compared_as(entry: Entry) -> str:
-    """The name of the model, or of the shared one where clients' own models stand for it."""
+    """The name by which models are compared: for a personal model, that of the shared model."""
     return entry.shared or entry.model
 
 
-def _without_stood_for(entries: Sequence[Entry]) -> list[Entry]:
-    """The entries without shared models for which clients' own models stand."""
+def _without_shared(entries: Sequence[Entry]) -> list[Entry]:
+    """The entries without shared models that personal models replace in the ranking."""
     shared = {(entry.run, entry.shared) for entry in entries}
     return [entry for entry in entries if (entry.run, entry.model) not in shared]
 
 
 def _all_parties(entries: Sequence[Entry], parties: Collection[str]) -> Entry:
-    """The mean over parties of their accuracies, seed by seed, and what they cost together."""
-    own = [entry for entry in entries if entry.model in parties]
-    accuracies = zip(*(entry.accuracies for entry in own), strict=True)
-    return own[0]._replace(
+    """The mean over parties of their accuracies, seed by seed, and the sum of their costs."""
+    of_parties = [entry for entry in entries if entry.model in parties]
+    accuracies = zip(*(entry.accuracies for entry in of_parties), strict=True)
+    return of_parties[0]._replace(
         model=ALL_PARTIES,
         accuracies=tuple(map(statistics.fmean, accuracies)),
-        megabytes=sum(entry.megabytes for entry in own),
-        examples=sum(entry.examples for entry in own),
-        client_flops=sum(entry.client_flops for entry in own),
-        num_models=len(own),
+        megabytes=sum(entry.megabytes for entry in of_parties),
+        examples=sum(entry.examples for entry in of_parties),
+        client_flops=sum(entry.client_flops for entry in of_parties),
+        num_models=len(of_parties),
     )
 
 
 def _means(records: Sequence[Mapping[str, Any]], metric: str) -> dict[str, float]:
-    """Model -> mean of a metric of its rounds over all rounds and seeds."""
-    found: dict[str, dict[int, list[float]]] = {}
+    """Model -> mean of a metric over all rounds and seeds."""
+    values_of: dict[str, dict[int, list[float]]] = {}
     for record in records:
         if metric in record:
-            rounds = found.setdefault(record["model"], {})
+            rounds = values_of.setdefault(record["model"], {})
             rounds.setdefault(record["round"], []).append(record[metric])
     means = {}
-    for model, by_round in found.items():
+    for model, by_round in values_of.items():
         before, weighted = 0, 0.0
-        # A record has the mean of the rounds since the one before.
+        # A line has the mean over the rounds since the line before.
         for round, values in sorted(by_round.items()):
             weighted += (round - before) * statistics.fmean(values)
             before = round
@@ -329,8 +333,8 @@ def _scaled(flops: float) -> str:
     return f"{flops:,.0f}"
 
 
-def _to_baseline(entry: Entry, found: Difference | None, baseline: str) -> str:
-    """Nothing for the baseline itself."""
-    if found is None:
+def _to_baseline(entry: Entry, estimate: Difference | None, baseline: str) -> str:
+    """The difference as text; empty for the baseline itself."""
+    if estimate is None:
         return "" if entry.run == baseline else UNDEFINED
-    return plus_minus(found.mean, found.half_width, is_difference=True)
+    return plus_minus(estimate.mean, estimate.half_width, is_difference=True)

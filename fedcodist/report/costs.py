@@ -1,14 +1,18 @@
-"""What a round costs, from a config: clients per model, bytes per pool."""
+"""The costs of a round by a run's config: clients per model, bytes per pool."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 
 def clients_per_round(config: Mapping[str, Any], models: Iterable[str]) -> dict[str, int]:
-    """How many clients train each model in a round: its pool's cohort, or a part of the only pool's.
+    """The number of clients that train each model in a round.
 
-    A party's model has one. `models`: the names of those that clients train, in their order; ensembles
-    are none of them.
+    These are the cohort of the model's pool, or its part of the only pool's cohort. A party's model has
+    one.
+
+    Args:
+      config: of the run.
+      models: names of the models that clients train, in their order, without ensembles.
     """
     names, pools = list(models), (config.get("pools") or {})
     if "parties" in config:
@@ -24,9 +28,9 @@ def clients_per_round(config: Mapping[str, Any], models: Iterable[str]) -> dict[
 
 
 def pool_of(config: Mapping[str, Any], model: str) -> str:
-    """The pool whose clients train a model: the only one, where one is divided among several models.
+    """The pool whose clients train a model: the only pool, or the one in the model's name.
 
-    Models that a pool's clients keep have its name and an ending, such as `large_teachers`.
+    Personal models have the name of their pool and an ending, such as `large_teachers`.
     """
     pools = list(config.get("pools") or {})
     if len(pools) == 1:
@@ -36,10 +40,17 @@ def pool_of(config: Mapping[str, Any], model: str) -> str:
 
 
 def bytes_per_round(config: Mapping[str, Any], sizes: Mapping[str, Any]) -> dict[str, int]:
-    """Pool -> bytes that its clients send and receive in a round; `sizes`: a summary's `models`."""
+    """Pool -> bytes that its clients send and receive in a round.
+
+    Args:
+      config: of the run.
+      sizes: `models` in the run's summary.
+    """
     total: dict[str, int] = {}
     for model, clients in clients_per_round(config, sizes).items():
-        each = sum(sizes[model][f"bytes_{way}_per_participation"] for way in ("up", "down"))
+        participation = sum(
+            sizes[model][f"bytes_{way}_per_participation"] for way in ("up", "down")
+        )
         pool = pool_of(config, model)
-        total[pool] = total.get(pool, 0) + each * clients
+        total[pool] = total.get(pool, 0) + participation * clients
     return total

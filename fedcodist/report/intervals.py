@@ -1,4 +1,4 @@
-"""How far a difference of mean accuracies may be off: 95 % intervals, accuracies in %."""
+"""95 % intervals of differences between mean accuracies in %."""
 
 import math
 import statistics
@@ -9,7 +9,7 @@ WELCH, PAIRED, BINOMIAL = "Welch", "paired", "binomial"
 
 
 class Estimate(NamedTuple):
-    """A difference in points; it lies within ± `half_width` of `value` at 95 %, by `kind`."""
+    """A difference in points; its 95 % interval is `value` ± `half_width`, computed by `kind`."""
 
     value: float
     half_width: float
@@ -19,12 +19,12 @@ class Estimate(NamedTuple):
 def contrast(
     plus: Sequence[Sequence[float]], minus: Sequence[Sequence[float]], test_images: int
 ) -> Estimate:
-    """The sum of the means of `plus` less those of `minus`, each an independent sample over seeds.
+    """The sum of the means of `plus` minus that of `minus`, each an independent sample over seeds.
 
     With at least two seeds in every sample the interval is Welch's: Student's t with the degrees of
-    freedom of Satterthwaite (Biometrics Bulletin 2, 1946). Where a sample has one seed, nothing is
-    known of the spread over seeds, and the interval is 1.96 binomial standard errors of a
-    difference of accuracies, each measured on `test_images` images.
+    freedom of Satterthwaite (Biometrics Bulletin 2, 1946). Where a sample has one seed, the spread over
+    seeds is unknown. The interval is then 1.96 binomial standard errors of a difference of accuracies,
+    each measured on `test_images` images.
     """
     samples = [*plus, *minus]
     means = [statistics.fmean(sample) for sample in samples]
@@ -44,10 +44,10 @@ def contrast(
 
 
 def paired(plus: Sequence[float], minus: Sequence[float], test_images: int) -> Estimate:
-    """The mean difference of two runs with the same seeds in the same order, which share what a seed
-    decides: initial weights, cohorts, batches.
+    """The mean difference of two runs with the same seeds in the same order.
 
-    The interval is Student's t over the seeds' differences; for one seed it is `contrast`'s.
+    A seed decides initial weights, cohorts and batches of both runs. The interval is Student's t over
+    the seeds' differences; for one seed it is that of `contrast`.
     """
     differences = [a - b for a, b in zip(plus, minus, strict=True)]
     half_width = student_half_width(differences)

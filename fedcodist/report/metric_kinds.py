@@ -1,12 +1,12 @@
-"""What a metric's name tells: whether less of it is better, and whether it is a share, shown in %.
+"""What follows from a metric's name: whether less is better, and whether it is a share, shown in %.
 
-What is undefined, such as precision where nothing was predicted, is NaN, and a dash in tables.
+Undefined values, such as precision where nothing was predicted, are NaN, and a dash in tables.
 """
 
 import math
 import re
 
-# By the words of a name, such as `loss`, `hidden_distance` or `accuracy_head_3`.
+# Words of names such as `loss`, `hidden_distance` or `accuracy_head_3`.
 _LOWER_IS_BETTER = (
     *("loss", "perplexity", "error", "distance", "divergence", "entropy", "deviation", "variance"),
     *("nll", "kl", "mse", "rmse", "mae", "ece", "brier", "bytes", "seconds", "flops"),
@@ -15,12 +15,12 @@ _SHARES = ("accuracy", "precision", "recall", "score", "f1", "auc", "mrr", "ndcg
 
 
 def lower_is_better(metric: str) -> bool:
-    """Whether the best value of a metric is its least one."""
+    """Whether lower values of a metric are better."""
     return any(word in _words(metric) for word in _LOWER_IS_BETTER)
 
 
 def is_share(metric: str) -> bool:
-    """Whether a metric lies between 0 and 1, and is told in per cent."""
+    """Whether a metric lies between 0 and 1 and is shown in per cent."""
     return not lower_is_better(metric) and any(word in _words(metric) for word in _SHARES)
 
 

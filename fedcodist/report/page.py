@@ -96,7 +96,7 @@ def _section(heading: str, body: str) -> str:
 
 def _results_html(collection: Collection) -> str:
     rows = result_rows(collection)
-    several = any(one.seeds > 1 for one in statistics_of(rows))
+    several = any(statistic.seeds > 1 for statistic in statistics_of(rows))
     headings = ["Method", "Model", *number_headings(collection, several)]
     cells = [[row.method, row.model, *number_cells(row, collection, several)] for row in rows]
     return f'{_table_html(headings, cells)}<p class="quiet">{escape(caption_of(rows))}</p>'
@@ -120,14 +120,14 @@ def _per_client(
     method: Method, model: str, split: str, metrics: Sequence[str]
 ) -> dict[str, Statistic]:
     rounds = curve(method, model, split, "accuracy").rounds
-    found = []
+    groups = []
     for run, seed in method.members:
         record = run.records.get(Series(model, split, seed), {}).get(rounds[-1] if rounds else -1)
         if mapping_of(record or {}, "per_client"):
-            found.append(mapping_of(record or {}, "per_client"))
+            groups.append(mapping_of(record or {}, "per_client"))
     result = {}
     for metric in metrics:
-        values = [value for one in found if (value := number_of(one, metric)) is not None]
+        values = [value for shares in groups if (value := number_of(shares, metric)) is not None]
         if values:
             result[metric] = statistic_of(values)
     return result
@@ -139,7 +139,7 @@ def _differences_html(collection: Collection) -> str:
     if not keys:
         return ""
     headings = ["Setting", *(method.label for method in collection.methods)]
-    cells = [[key, *(shown_setting(one, key) for one in settings)] for key in keys]
+    cells = [[key, *(shown_setting(flat, key) for flat in settings)] for key in keys]
     return _table_html(headings, cells, texts=len(headings))
 
 
@@ -172,8 +172,8 @@ def _notes_html(collection: Collection) -> str:
 def _environment_html(runs: Sequence[Run]) -> str:
     flat = [flatten(run.environment) for run in runs if run.environment]
     cells = []
-    for key in distinct(key for one in flat for key in one):
-        values = distinct(shown_setting(one, key) for one in flat if key in one)
+    for key in distinct(key for settings in flat for key in settings):
+        values = distinct(shown_setting(settings, key) for settings in flat if key in settings)
         more = f"\nand {len(values) - 4} more" if len(values) > 4 else ""
         cells.append([key, "\n".join(values[:4]) + more])
     return _table_html(["", "Value (all that occur among the runs)"], cells, texts=2)

@@ -1,4 +1,4 @@
-"""FedMD's figure 2: accuracy of each party by round of collaboration, with and without the others."""
+"""FedMD's figure 2: accuracy of each party by round, compared with two means."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, NamedTuple
@@ -23,9 +23,9 @@ def parties_plot(
     """FedMD's figure 2: accuracy of each party by round, with two levels.
 
     Args:
-      parties: by name.
-      baseline: mean of parties without collaboration, dashed.
-      bound: mean of parties with all private examples, dashed and dotted, where it was run.
+      parties: curve of each party by name.
+      baseline: mean of parties without collaboration, a dashed line.
+      bound: mean of parties with all private examples, a dashed and dotted line; None if it was not run.
     """
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
@@ -45,7 +45,7 @@ def parties_plot(
             curve.means,
             color=colour,
             marker=marker,
-            # Hollow where the colour comes a second time.
+            # Hollow markers where a colour is used a second time.
             markerfacecolor="white" if number >= len(COLOURS) else colour,
             markersize=3.5,
             linewidth=1.4,

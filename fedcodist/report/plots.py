@@ -42,7 +42,7 @@ def write_plots(collection: Collection, output: Path) -> list[Path]:
 
 
 def as_written(name: str) -> str:
-    """A name for a plot, where what stands between two dollars would be taken for a formula."""
+    """A name for a plot; otherwise text between two dollar signs would become a formula."""
     return name.replace("$", r"\$")
 
 
@@ -71,7 +71,7 @@ def _accuracy_plot(collection: Collection) -> "Figure | None":
 
 
 def _bytes_plot(collection: Collection) -> "Figure | None":
-    """The same against what clients have sent and received so far."""
+    """Accuracy against the bytes that clients have sent and received."""
     known = [
         _megabytes_per_round(m, model) for m in collection.methods for model in collection.models
     ]
@@ -83,7 +83,7 @@ def _bytes_plot(collection: Collection) -> "Figure | None":
 
 
 def _followed_split(collection: Collection) -> str:
-    """The split that was evaluated most often: some are only looked at after the last round."""
+    """The split that was evaluated most often: some are evaluated only after the last round."""
 
     def evaluations(split: str) -> int:
         curves = [
@@ -91,13 +91,13 @@ def _followed_split(collection: Collection) -> str:
             for method in collection.methods
             for model in collection.models
         ]
-        return max(len(one.rounds) for one in curves)
+        return max(len(points.rounds) for points in curves)
 
     return max(collection.splits, key=evaluations)
 
 
 def _megabytes_per_round(method: Method, model: str) -> float | None:
-    """What all clients of the model's pool send and receive; None before a run's end."""
+    """Megabytes that all clients of the model's pool send and receive; None before a run's end."""
     for run in method.runs:
         if sizes := mapping_of(run.summary, "models"):
             total = bytes_per_round(run.config, sizes).get(pool_of(run.config, model))
@@ -128,7 +128,7 @@ def _curves_plot(
 ) -> "Figure":
     """One row of panels per quantity (split, metric, label, factor), one column per model.
 
-    `by_bytes`: against megabytes exchanged in place of rounds.
+    With `by_bytes` the horizontal axis has megabytes exchanged in place of rounds.
     """
     from matplotlib.figure import Figure
     from matplotlib.layout_engine import ConstrainedLayoutEngine
@@ -154,15 +154,15 @@ def _curves_plot(
             axis.spines[["top", "right"]].set_visible(False)
             axis.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=not by_bytes))
             for method, (colour, marker) in zip(collection.methods, method_styles, strict=True):
-                one = curve(method, model, split, metric)
+                points = curve(method, model, split, metric)
                 per_round = _megabytes_per_round(method, model) if by_bytes else 1.0
-                if not one.rounds or per_round is None:
+                if not points.rounds or per_round is None:
                     continue
                 if not by_bytes:
-                    _draw_codistillation_rounds(axis, method, one, colour)
+                    _draw_codistillation_rounds(axis, method, points, colour)
                 style = {"color": colour, "marker": marker}
-                handles[method.label] = _draw_curve(axis, one, style, factor, per_round)
-                late += _after_the_start(one, factor)
+                handles[method.label] = _draw_curve(axis, points, style, factor, per_round)
+                late += _after_the_start(points, factor)
         _show_from(row[0], late)
     for axis, model in zip(axes[0], collection.models, strict=True):
         axis.set_title(as_written(f"{model} model"), fontsize=11, fontweight="bold")
@@ -191,17 +191,17 @@ def _curves_plot(
     return figure
 
 
-def _after_the_start(one: Curve, factor: float) -> list[float]:
+def _after_the_start(points: Curve, factor: float) -> list[float]:
     """A curve's values after the first tenth of its rounds."""
     return [
         factor * statistic.mean
-        for round, statistic in zip(one.rounds, one.statistics, strict=True)
-        if round >= one.rounds[-1] / 10 and math.isfinite(statistic.mean)
+        for round, statistic in zip(points.rounds, points.statistics, strict=True)
+        if round >= points.rounds[-1] / 10 and math.isfinite(statistic.mean)
     ]
 
 
 def _show_from(axis: "Axes", values: Sequence[float]) -> None:
-    """Leaves the steep start of a run out of the picture, where methods do not differ."""
+    """Leaves out the steep start of runs, where methods do not differ."""
     if len(values) > 1 and max(values) > min(values):
         margin = 0.06 * (max(values) - min(values))
         low, high = axis.get_ylim()
@@ -209,11 +209,11 @@ def _show_from(axis: "Axes", values: Sequence[float]) -> None:
 
 
 def _draw_curve(
-    axis: "Axes", one: Curve, style: Mapping[str, Any], factor: float, per_round: float
+    axis: "Axes", points: Curve, style: Mapping[str, Any], factor: float, per_round: float
 ) -> "Line2D":
-    places = [round * per_round for round in one.rounds]
-    means = [factor * statistic.mean for statistic in one.statistics]
-    spreads = [factor * (statistic.spread or 0.0) for statistic in one.statistics]
+    places = [round * per_round for round in points.rounds]
+    means = [factor * statistic.mean for statistic in points.statistics]
+    spreads = [factor * (statistic.spread or 0.0) for statistic in points.statistics]
     if any(spreads):
         below = [mean - spread for mean, spread in zip(means, spreads, strict=True)]
         above = [mean + spread for mean, spread in zip(means, spreads, strict=True)]
@@ -229,21 +229,21 @@ def _draw_curve(
     return line
 
 
-def _draw_codistillation_rounds(axis: "Axes", method: Method, one: Curve, colour: str) -> None:
+def _draw_codistillation_rounds(axis: "Axes", method: Method, points: Curve, colour: str) -> None:
     for round in _codistillation_rounds(method):
-        if round <= one.rounds[-1]:
+        if round <= points.rounds[-1]:
             axis.axvline(round, color=colour, linestyle=":", linewidth=1, alpha=0.6, zorder=1)
 
 
 def _codistillation_rounds(method: Method) -> list[int]:
-    """Rounds at which a periodic method distills; none where they are too many to be told apart."""
+    """Rounds in which a periodic method distills; empty where there are too many to show."""
     config = method.runs[0].config
     period = mapping_of(config, "algorithm").get("period")
     rounds = config.get("rounds")
     if not isinstance(period, int) or not isinstance(rounds, int) or period < 1:
         return []
-    found = list(range(period, rounds + 1, period))
-    return found if len(found) <= 40 else []
+    distilled = list(range(period, rounds + 1, period))
+    return distilled if len(distilled) <= 40 else []
 
 
 def _legend_label(method: Method, collection: Collection) -> str:
@@ -304,15 +304,15 @@ def _per_label_plot(collection: Collection) -> "Figure | None":
 def _per_label(method: Method, model: str, split: str) -> list[float]:
     """Final accuracies in %, mean over the seeds; NaN for a label without examples."""
     rounds = curve(method, model, split, "accuracy").rounds
-    found = []
+    shares = []
     for run, seed in method.members:
         record = run.records.get(Series(model, split, seed), {}).get(rounds[-1] if rounds else -1)
         values = (record or {}).get("per_label_accuracy")
         if isinstance(values, list):
-            found.append([math.nan if value is None else 100 * value for value in values])
-    if not found or len({len(values) for values in found}) > 1:
+            shares.append([math.nan if value is None else 100 * value for value in values])
+    if not shares or len({len(values) for values in shares}) > 1:
         return []
-    return [sum(values) / len(values) for values in zip(*found, strict=True)]
+    return [sum(values) / len(values) for values in zip(*shares, strict=True)]
 
 
 def _write_numbers(axis: "Axes", rows: Sequence[Sequence[float]]) -> None:

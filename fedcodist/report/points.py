@@ -1,4 +1,4 @@
-"""Fewer points of a curve, evenly spread."""
+"""Thins the points of a curve."""
 
 from collections.abc import Sequence
 from typing import Any

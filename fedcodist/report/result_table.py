@@ -1,4 +1,4 @@
-"""The result table: a method's model in each line, with accuracies, bytes and rounds."""
+"""The result table: a line per method and model, with accuracies, bytes and rounds."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -14,7 +14,7 @@ from fedcodist.report.spread import plus_minus
 
 
 class Row(NamedTuple):
-    """One line of the result table: a method's model."""
+    """One line of the result table, for a method and a model."""
 
     method: str
     model: str
@@ -58,17 +58,17 @@ def result_rows(collection: Collection) -> list[Row]:
 
 def _row(method: Method, model: str, collection: Collection) -> Row:
     curves = {split: curve(method, model, split, "accuracy") for split in collection.splits}
-    at = _last_common_round([one for one in curves.values() if one.rounds])
+    last = _last_common_round([points for points in curves.values() if points.rounds])
     accuracy = {
-        split: one.statistics[one.rounds.index(at)] if at in one.rounds else None
-        for split, one in curves.items()
+        split: points.statistics[points.rounds.index(last)] if last in points.rounds else None
+        for split, points in curves.items()
     }
     described = mapping_of(method.runs[0].summary, "models")
     for run in method.runs:
         described = described or mapping_of(run.summary, "models")
     sizes = mapping_of(described, model)
     total = method.runs[0].config.get("rounds")
-    reached = "–" if at is None else str(at)
+    reached = "–" if last is None else str(last)
     rounds = reached if method.finished else f"{reached} of {total or '?'}, unfinished"
     up, down = (sizes.get(f"bytes_{way}_per_participation") for way in ("up", "down"))
     return Row(method.label, model, accuracy, up, down, rounds)
@@ -78,13 +78,15 @@ def _last_common_round(curves: Sequence[Curve]) -> int | None:
     """The last round evaluated on every split: a killed run may have reached only some."""
     if not curves:
         return None
-    common = set.intersection(*(set(one.rounds) for one in curves))
-    return max(common) if common else max(round for one in curves for round in one.rounds)
+    common = set.intersection(*(set(points.rounds) for points in curves))
+    return max(common) if common else max(round for points in curves for round in points.rounds)
 
 
 def statistics_of(rows: Iterable[Row]) -> list[Statistic]:
     """All accuracies of the rows."""
-    return [one for row in rows for one in row.accuracy.values() if one is not None]
+    return [
+        statistic for row in rows for statistic in row.accuracy.values() if statistic is not None
+    ]
 
 
 def number_headings(collection: Collection, several: bool) -> list[str]:
@@ -97,15 +99,17 @@ def number_headings(collection: Collection, several: bool) -> list[str]:
 def number_cells(row: Row, collection: Collection, several: bool) -> list[str]:
     """A row's cells under those headings."""
     accuracies = [percent(row.accuracy[split]) for split in collection.splits]
-    counts = sorted({one.seeds for one in row.accuracy.values() if one is not None})
+    counts = sorted(
+        {statistic.seeds for statistic in row.accuracy.values() if statistic is not None}
+    )
     seeds = ["/".join(map(str, counts)) or "–"] if several else []
     sizes = [human_bytes(row.bytes_up), human_bytes(row.bytes_down)]
     return [*accuracies, *sizes, row.rounds, *seeds]
 
 
 def caption_of(rows: Sequence[Row]) -> str:
-    """What stands below the table."""
-    several = any(one.seeds > 1 for one in statistics_of(rows))
+    """The text below the table."""
+    several = any(statistic.seeds > 1 for statistic in statistics_of(rows))
     spread = "; ± standard deviation over the seeds" if several else ""
     return f"* per participation of one client{spread}"
 

@@ -1,4 +1,4 @@
-"""A run folder's contents, read whether the run is finished, under way or killed."""
+"""Reads a run folder, whether the run is finished, still running or was killed."""
 
 import json
 import math
@@ -19,7 +19,7 @@ class Series(NamedTuple):
 
 
 class Run(NamedTuple):
-    """A run folder's contents; `records[series][round]` is one line of `metrics.jsonl`."""
+    """A run folder's contents; `records[series][round]` is a line of `metrics.jsonl`."""
 
     folder: Path
     config: dict[str, Any]
@@ -31,12 +31,14 @@ class Run(NamedTuple):
 
 
 def load_run(folder: Path | str) -> Run:
-    """Reads a run folder, of a finished, running or killed run.
+    """Reads a run folder, whether the run is finished, still running or was killed.
 
-    Lines of `metrics.jsonl` that are no JSON object are left out, the last one (half-written by
-    a killed run) silently, others with a note. Where a round was evaluated twice (a resumed run)
-    the later line counts. Raises ValueError if `folder` is not a run folder or its `config.json`
-    cannot be read.
+    Lines of `metrics.jsonl` that are no JSON objects are left out. They are noted, except the last line,
+    which a killed run may leave half-written. Where a resumed run evaluated a round twice, the later
+    line counts.
+
+    Raises:
+      ValueError: `folder` is not a run folder, or its `config.json` cannot be read.
     """
     folder = Path(folder)
     if not _is_run_folder(folder):
@@ -54,7 +56,7 @@ def load_run(folder: Path | str) -> Run:
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """A file's JSON object. Raises ValueError, one line that names the file."""
+    """A file's JSON object. Raises ValueError that names the file."""
     try:
         content = json.loads(path.read_text(encoding="utf-8-sig"))
     except OSError as error:
@@ -69,14 +71,14 @@ def read_object(path: Path) -> dict[str, Any]:
 def read_lines(
     path: Path, damaged: Callable[[int], None] | None = None
 ) -> list[tuple[int, dict[str, Any]]]:
-    """The lines of a `metrics.jsonl` with their numbers from 1, whether the run has ended or not.
+    """The lines of a `metrics.jsonl` with their numbers from 1, whether or not the run has ended.
 
-    The last line of a killed run may be half-written and is left out.
+    A half-written last line of a killed run is left out.
 
     Args:
       path: the file.
-      damaged: gets the number of every other line that is no JSON object, which is then left out;
-        where not given such a line is an error.
+      damaged: called with the number of every other line that is no JSON object, which is left out.
+        Without it such a line is an error.
 
     Raises:
       ValueError: names the file, and the line that is no JSON object.
@@ -93,7 +95,7 @@ def read_lines(
             record = None
         if isinstance(record, dict):
             records += [(number, record)] if record else []
-        elif number == len(lines):  # a whole line ends in a newline, so it is never the last
+        elif number == len(lines):  # after a complete line the last one is empty
             continue
         elif damaged is None:
             raise ValueError(f"{path} line {number} is no evaluation.")
@@ -103,8 +105,8 @@ def read_lines(
 
 
 def find_run_folders(paths: Sequence[Path], notes: list[str]) -> list[Path]:
-    """Run folders in or below the paths, each once; what has none is noted."""
-    found: dict[Path, Path] = {}
+    """Run folders in or below the paths, each once. Paths without any are added to `notes`."""
+    folders: dict[Path, Path] = {}
     for path in paths:
         if not path.exists():
             raise ValueError(f"no such folder: {path}")
@@ -117,8 +119,8 @@ def find_run_folders(paths: Sequence[Path], notes: list[str]) -> list[Path]:
         if not below:
             notes.append(f"{path} is not a run folder and has none below; skipped")
         for folder in below:
-            found.setdefault(folder.resolve(), folder)
-    return list(found.values())
+            folders.setdefault(folder.resolve(), folder)
+    return list(folders.values())
 
 
 def _is_run_folder(folder: Path) -> bool:
@@ -158,7 +160,7 @@ def _read_records(
 def _add_final_from_summary(
     records: dict[Series, dict[int, dict[str, Any]]], summary: dict[str, Any], first_seed: int
 ) -> None:
-    """Final accuracies of a run whose `metrics.jsonl` was not kept."""
+    """Adds the final accuracies of a run without a `metrics.jsonl`."""
     for model, splits in mapping_of(summary, "final").items():
         for split in mapping_of({"splits": splits}, "splits"):
             values = mapping_of(splits, split).get("accuracy")
@@ -170,19 +172,19 @@ def _add_final_from_summary(
 
 
 def first_seed(config: Mapping[str, Any]) -> int:
-    """A config's first seed, 0 where it has none."""
+    """A config's first seed; 0 by default."""
     seed = config.get("seed")
     return seed if isinstance(seed, int) else 0
 
 
 def mapping_of(value: Mapping[str, Any], key: str) -> dict[str, Any]:
-    """The mapping under a key, empty where there is none."""
-    found = value.get(key)
-    return found if isinstance(found, dict) else {}
+    """The mapping under a key, or an empty one."""
+    mapping = value.get(key)
+    return mapping if isinstance(mapping, dict) else {}
 
 
 def number_of(record: Mapping[str, Any], metric: str) -> float | None:
-    """None where it was not measured; NaN where it was, but is not a finite number (JSON null)."""
+    """A metric; None where it was not measured, NaN where it is not a finite number (JSON null)."""
     if metric not in record:
         return None
     value = record[metric]

@@ -1,4 +1,4 @@
-"""How plots tell methods apart: a method has one colour and one marker, whatever plot it is in."""
+"""Colours and markers of plots: a method has the same ones in every plot."""
 
 import zlib
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ BLACK, BLUE, VERMILION, GREEN, PINK, SKY, ORANGE = COLOURS
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 LINES = ("-", "--", "-.", (0, (1, 1)))
 
-# Methods of one paper's tables differ in colour; black are those that others are compared with.
+# Methods in the same paper's tables differ in colour; baselines are black.
 METHOD_STYLES = {
     "fed_avg": (BLACK, "o"),
     "isolated": (BLACK, "s"),
@@ -39,7 +39,7 @@ METHOD_STYLES = {
 
 
 def style(method: str) -> tuple[str, str]:
-    """A method's colour and marker; one that is not the library's has some of its name's own."""
+    """A method's colour and marker. Those of a method outside the library follow from its name."""
     if method in METHOD_STYLES:
         return METHOD_STYLES[method]
     number = zlib.crc32(method.encode())
@@ -47,7 +47,7 @@ def style(method: str) -> tuple[str, str]:
 
 
 def styles(methods: Sequence[str]) -> list[tuple[str, str]]:
-    """Of each method its own; where one comes again, as with other settings, the first that is free."""
+    """The style of each method. A repeated method, with other settings, gets the first free style."""
     taken = {style(method) for method in methods}
     free = [(c, m) for m, c in _pairs() if (c, m) not in taken]
     shown: set[str] = set()
@@ -59,5 +59,5 @@ def styles(methods: Sequence[str]) -> list[tuple[str, str]]:
 
 
 def _pairs() -> list[tuple[str, str]]:
-    """Every marker with every colour; the colours change first."""
+    """All pairs of colour and marker; the colours change first."""
     return [(marker, colour) for marker in MARKERS for colour in COLOURS]

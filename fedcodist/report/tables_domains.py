@@ -1,10 +1,10 @@
-"""Domain x model x method: accuracy and perplexity of runs on text, and what their models continue.
+"""Domain x model x method: accuracy and perplexity of runs on text, and continuations by their models.
 
-python -m fedcodist.report.tables_domains RUN_FOLDERS [--split test] [--samples 3]
+    python -m fedcodist.report.tables_domains RUN_FOLDERS [--split test] [--samples 3]
 
-The codistillation paper's table 2, from folders of finished runs or folders above them. Where the rounds
-around codistillations were evaluated, a second table says what its figure 3 shows: by how much held-out
-accuracy differs from that of the round before, right after a codistillation and some rounds later.
+The codistillation paper's table 2, from folders of finished runs or folders that contain them. If rounds
+around codistillations were evaluated, a second table follows the paper's figure 3: the change of
+held-out accuracy since the round before a codistillation, right after it and some rounds later.
 """
 
 import math
@@ -31,8 +31,13 @@ from fedcodist.text.next_token import continuations
 
 
 class Cell(NamedTuple):
-    """One model on one domain after the last round: means over seeds, and accuracy's deviation (None
-    for one seed). Perplexity is exp(mean loss per token)."""
+    """One model on one domain after the last round.
+
+    Attributes:
+      accuracy: mean over seeds.
+      perplexity: exp(mean loss per token) over seeds.
+      deviation: of the accuracy over seeds; None for one seed.
+    """
 
     accuracy: float
     perplexity: float
@@ -40,8 +45,13 @@ class Cell(NamedTuple):
 
 
 class Change(NamedTuple):
-    """Accuracy less that of the round before a codistillation, one mean over codistillations per seed:
-    after the codistillation's round, and `rounds` later."""
+    """Change of accuracy since the round before a codistillation, a mean over codistillations per seed.
+
+    Attributes:
+      at_once: right after the codistillation's round.
+      later: `rounds` rounds later.
+      rounds: how many.
+    """
 
     at_once: list[float]
     later: list[float]
@@ -65,10 +75,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         ranks = {name: rank for rank, name in enumerate(METHOD_NAMES)}
         runs.sort(key=lambda run: ranks.get(method_of(run.config), len(ranks)))
         names = names_of(runs)
-        found = {name: cells(run, options.split) for name, run in zip(names, runs, strict=True)}
-        console.print(domain_table(found, options.split))
+        cells_of = {name: cells(run, options.split) for name, run in zip(names, runs, strict=True)}
+        console.print(domain_table(cells_of, options.split))
         named_runs = zip(names, runs, strict=True)
-        if changed := {name: own for name, run in named_runs if (own := changes(run))}:
+        if changed := {name: change for name, run in named_runs if (change := changes(run))}:
             console.print(change_table(changed))
         if options.samples:
             for lines in samples(runs, names, options.split, options.samples):
@@ -80,18 +90,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def run_folders(paths: Sequence[Path]) -> list[Path]:
-    """Run folders among paths and below them. Raises ValueError where there is none."""
-    found = []
+    """Run folders among the paths and below them. Raises ValueError where there are none."""
+    folders = []
     for path in paths:
         below = [path] if (path / "config.json").is_file() else []
-        found += below or sorted(each.parent for each in path.rglob("config.json"))
-    if not found:
+        folders += below or sorted(file.parent for file in path.rglob("config.json"))
+    if not folders:
         raise ValueError(f"no run folder in {', '.join(map(str, paths))}")
-    return found
+    return folders
 
 
 def finished_run(folder: Path) -> Run:
-    """Reads a run. Raises ValueError unless it is one on text, and finished."""
+    """Reads a run. Raises ValueError unless it is finished and on text."""
     run = load_run(folder)
     if run.config.get("data", {}).get("name") != TEXT:
         raise ValueError(f"{folder} is no run on prepared text")
@@ -101,8 +111,7 @@ def finished_run(folder: Path) -> Run:
 
 
 def names_of(runs: Sequence[Run]) -> list[str]:
-    """Of each run the method's name, the text where a config has several, and where that is not enough
-    to tell runs apart their folders."""
+    """A name for each run: of the method, the text if a config has several, and the folder if needed."""
 
     def name_of(run):
         name = METHOD_NAMES.get(method_of(run.config), method_of(run.config))
@@ -117,9 +126,10 @@ def names_of(runs: Sequence[Run]) -> list[str]:
 
 
 def cells(run: Run, split: str) -> dict[tuple[str, str], Cell]:
-    """(model, split) -> its numbers after the last round, for a split and its domains.
+    """(model, split) -> results after the last round, for a split and its domains.
 
-    Raises ValueError where the run has no such split.
+    Raises:
+      ValueError: the run has no such split.
     """
     rounds = run.config["rounds"]
     at_end: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
@@ -136,52 +146,59 @@ def is_part(series: Series, split: str) -> bool:
     return series.split == split or series.split.startswith(f"{split}_")
 
 
-def domain_table(found: Mapping[str, Mapping[tuple[str, str], Cell]], split: str) -> Table:
+def domain_table(cells_of: Mapping[str, Mapping[tuple[str, str], Cell]], split: str) -> Table:
     """A row per method and model, a column per domain: accuracy in %, perplexity."""
-    every = dict.fromkeys(own for each in found.values() for _, own in each)
-    splits = sorted(every, key=lambda own: own == split)  # the mixed set last
+    every = dict.fromkeys(part for of_method in cells_of.values() for _, part in of_method)
+    splits = sorted(every, key=lambda part: part == split)  # the mixed set last
     table = Table(title=Text(f"accuracy in vocabulary (%) and perplexity, {split}"))
     table.add_column("method")
     table.add_column("model")
-    for own in splits:
+    for part in splits:
         table.add_column(
-            Text(own.removeprefix(f"{split}_") if own != split else "mixed"), justify="right"
+            Text(part.removeprefix(f"{split}_") if part != split else "mixed"), justify="right"
         )
-    for method, each in found.items():
-        for model in dict.fromkeys(model for model, _ in each):
+    for method, of_method in cells_of.items():
+        for model in dict.fromkeys(model for model, _ in of_method):
             named = (Text(method), Text(model))
-            table.add_row(*named, *(_shown(each.get((model, own))) for own in splits))
+            table.add_row(*named, *(_shown(of_method.get((model, part))) for part in splits))
         table.add_section()
     return table
 
 
 def changes(run: Run) -> dict[tuple[str, str], Change]:
-    """(model, split) -> what codistillations change; of methods without them, what these rounds do.
+    """(model, split) -> change of accuracy by codistillations, or in the same rounds without them.
 
-    Nothing where the rounds `evaluation.around` a codistillation were not evaluated.
+    Empty where the rounds `evaluation.around` a codistillation were not evaluated.
     """
     around = run.config["evaluation"].get("around")
     if not around or not around["before"] or not around["after"]:
         return {}
-    found: dict[tuple[str, str], Change] = {}
+    changes_of: dict[tuple[str, str], Change] = {}
     for series, records in run.records.items():
         accuracy = {
-            at: _number(own["accuracy"]) for at, own in records.items() if "accuracy" in own
+            round: _number(line["accuracy"])
+            for round, line in records.items()
+            if "accuracy" in line
         }
         if change := mean_change(accuracy, run.config["algorithm"]["period"], around["after"]):
-            own = found.setdefault((series.model, series.split), Change([], [], around["after"]))
-            own.at_once.append(change[0])
-            own.later.append(change[1])
-    return found
+            of_series = changes_of.setdefault(
+                (series.model, series.split), Change([], [], around["after"])
+            )
+            of_series.at_once.append(change[0])
+            of_series.later.append(change[1])
+    return changes_of
 
 
 def mean_change(
     accuracy: Mapping[int, float], period: int, later: int
 ) -> tuple[float, float] | None:
-    """What is added to an accuracy by round, from the round before each multiple of the period to that
-    round, and to `later` rounds after it; means over the multiples, None where rounds are missing."""
+    """Mean change of an accuracy over the multiples of the period: (right after, `later` rounds after).
+
+    Changes are relative to the round before the multiple. Multiples without all three rounds are left
+    out; None where no multiple is left.
+    """
     points = [
-        [accuracy[at] for at in (middle - 1, middle, middle + later)]
+        [accuracy[round] for round in (middle - 1, middle, middle + later)]
         for middle in range(period, max(accuracy, default=0) + 1, period)
         if {middle - 1, middle, middle + later} <= set(accuracy)
     ]
@@ -191,20 +208,24 @@ def mean_change(
     return float(at_once - before), float(after - before)
 
 
-def change_table(found: Mapping[str, Mapping[tuple[str, str], Change]]) -> Table:
-    """A row per method and model, a column per split: points of accuracy, at once and, below, later."""
-    splits = sorted({own for each in found.values() for _, own in each}, reverse=True)
-    later = ", ".join(sorted({str(c.rounds) for each in found.values() for c in each.values()}))
+def change_table(changes_of: Mapping[str, Mapping[tuple[str, str], Change]]) -> Table:
+    """A row per method and model, a column per split: points of accuracy right after and later."""
+    splits = sorted(
+        {part for of_method in changes_of.values() for _, part in of_method}, reverse=True
+    )
+    later = ", ".join(
+        sorted({str(c.rounds) for of_method in changes_of.values() for c in of_method.values()})
+    )
     title = "points of accuracy since the round before a codistillation"
     table = Table(title=f"{title}: right after it, {later} rounds later")
     table.add_column("method")
     table.add_column("model")
-    for own in splits:
-        table.add_column(Text(own), justify="right")
-    for method, each in found.items():
-        for model in dict.fromkeys(model for model, _ in each):
+    for part in splits:
+        table.add_column(Text(part), justify="right")
+    for method, of_method in changes_of.items():
+        for model in dict.fromkeys(model for model, _ in of_method):
             named = (Text(method), Text(model))
-            table.add_row(*named, *(_shown_change(each.get((model, own))) for own in splits))
+            table.add_row(*named, *(_shown_change(of_method.get((model, part))) for part in splits))
         table.add_section()
     return table
 
@@ -217,11 +238,10 @@ def samples(
     words: int = 3,
     length: int = 12,
 ):
-    """Lines of text: beginnings of sentences of each domain, and how every model goes on.
+    """Yields text: the beginning of a sentence of a domain, and how every model continues it.
 
-    The first `words` words of sentences that are equally far apart in the split; the most probable
-    token is taken. Yields one string per beginning; runs with another vocabulary than the first's are
-    left out.
+    Beginnings are the first `words` words of sentences at equal distances in the split. Models write the
+    most probable tokens. Runs with another vocabulary than the first run's are left out.
     """
     first = runs[0].config
     data = _text_of(first)
@@ -237,12 +257,12 @@ def samples(
         return
     written = []
     for name, run in zip(names, runs, strict=True):
-        own = data.text if run.config["data"] == first["data"] else _text_of(run.config).text
-        if own.vocabulary != data.text.vocabulary:
+        text = data.text if run.config["data"] == first["data"] else _text_of(run.config).text
+        if text.vocabulary != data.text.vocabulary:
             continue
         for pool, settings in run.config["pools"].items():
             path = run.folder / f"{pool}_seed{run.config['seed']}.safetensors"
-            model, variables = text_model(settings["model"], own), load_model(path)
+            model, variables = text_model(settings["model"], text), load_model(path)
             write = jax.jit(
                 lambda variables, prompts, model=model: continuations(
                     model, variables, prompts, length
@@ -267,13 +287,13 @@ def _cell(records: Sequence[Mapping[str, Any]]) -> Cell:
     accuracies = [_number(record["accuracy"]) for record in records]
     loss = float(np.mean([_number(record["loss"]) for record in records]))
     deviation = float(np.std(accuracies, ddof=1)) if len(records) > 1 else None
-    # A loss of 710 nats has a perplexity beyond all floats.
+    # The perplexity of a loss of 710 nats is beyond all floats.
     perplexity = math.exp(loss) if not loss > 700 else math.inf
     return Cell(float(np.mean(accuracies)), perplexity, deviation)
 
 
 def _number(value: float | None) -> float:
-    """Null is what is undefined."""
+    """A number; null is undefined."""
     return math.nan if value is None else value
 
 

@@ -1,10 +1,10 @@
-"""What every head of every client knows: private and shared accuracy, and how far knowledge travelled.
+"""Accuracies of every head of every client: private, shared, and by distance in the graph.
 
     python -m fedcodist.report.tables_heads RUN [RUN ...] [--clients] [--picture FILE]
 
-Private accuracy is that on test examples as frequent as the client's own labels are, shared accuracy
-that on all test examples. The second table has a client's accuracy on the private labels of others, by
-their distance in the graph; the picture has the same for all pairs of clients. With --clients both
+Shared accuracy is measured on all test examples. For private accuracy, labels are weighted by their
+frequency in the client's data. The second table has a client's accuracy on the private labels of other
+clients by their distance in the graph; the picture has it for all pairs of clients. With --clients both
 accuracies of every client follow.
 """
 
@@ -30,9 +30,9 @@ class Heads(NamedTuple):
 
     Attributes:
       shared: float [seeds, clients, heads], the main head first.
-      on_others: float [seeds, clients, heads, clients], on the last client's private labels; a client's
-        own are its private accuracy.
-      hops: int [clients, clients], of the graph.
+      on_others: float [seeds, clients, heads, clients], on the private labels of the client of the last
+        axis. The diagonal is the private accuracy.
+      hops: int [clients, clients], distances in the graph.
     """
 
     shared: np.ndarray
@@ -41,12 +41,12 @@ class Heads(NamedTuple):
 
     @property
     def private(self) -> np.ndarray:
-        """float [seeds, clients, heads]."""
+        """Private accuracies, float [seeds, clients, heads]."""
         return np.moveaxis(np.diagonal(self.on_others, axis1=1, axis2=3), -1, 1)
 
     @property
     def names(self) -> list[str]:
-        """What the heads are called."""
+        """Names of the heads."""
         return ["main", *(f"head {k}" for k in range(1, self.shared.shape[2]))]
 
 
@@ -54,9 +54,9 @@ def read_heads(folder: Path) -> Heads:
     """Reads a finished run of a method of `fedcodist.config.graph_methods`.
 
     Raises:
-      ValueError: one line; the folder holds no such run.
+      ValueError: the folder holds no such run.
     """
-    # They import JAX, which a mistyped option should not wait for.
+    # Imported late because they import JAX: a mistyped option is reported at once.
     from fedcodist.algorithms.graph import graphs
     from fedcodist.algorithms.parties.groups import party_names
     from fedcodist.config.data import load_data
@@ -95,42 +95,42 @@ def read_heads(folder: Path) -> Heads:
     per_label = np.zeros((config.seeds, len(places), heads, classes))
     shared = np.zeros(per_label.shape[:-1])
     for record in last:
-        at = record["seed"] - config.seed, places[record["model"]]
+        index = record["seed"] - config.seed, places[record["model"]]
         for head in range(heads):
             name = accuracy_name(head)
-            per_label[(*at, head)] = np.array(record[f"per_label_{name}"], float)
-            shared[(*at, head)] = math.nan if record[name] is None else record[name]
+            per_label[(*index, head)] = np.array(record[f"per_label_{name}"], float)
+            shared[(*index, head)] = math.nan if record[name] is None else record[name]
     frequencies = label_frequencies(data.splits["train"], classes)
     graph = graph_of(config, len(places))
-    if graph.ndim == 3:  # one that changes: by all edges that there were in the run
+    if graph.ndim == 3:  # a graph that changes: the union of the run's edges
         graph = graph[: config.rounds].any(axis=0)
     on_others = accuracy_on_labels(per_label[..., None, :], frequencies)
     return Heads(shared, on_others, graphs.hops(graph))
 
 
 def recorded_heads(folder: Path, config: Mapping[str, Any]) -> dict[str, Any] | None:
-    """What a run's record keeps of heads, shares to five digits; None of other methods.
+    """The results of heads for a run's archive, shares to five digits; None for other methods.
 
     Args:
       folder: of a finished run.
-      config: its own.
+      config: the run's config.
 
     Raises:
-      ValueError: one line; the data of the run, whose clients' labels are needed, are not there.
+      ValueError: the data of the run are missing; its clients' labels are needed.
     """
     if config.get("algorithm", {}).get("name") not in DECENTRALISED:
         return None
-    found = read_heads(folder)._asdict()
-    return {name: np.round(values, 5).tolist() for name, values in found.items()}
+    heads = read_heads(folder)._asdict()
+    return {name: np.round(values, 5).tolist() for name, values in heads.items()}
 
 
 def by_hops(heads: Heads) -> dict[int, np.ndarray]:
-    """Hops -> accuracy on the private labels of clients that far away, float [heads]; -1: no way."""
+    """Hops -> accuracy on the private labels of clients at this distance, float [heads]; -1: no path."""
     return {int(hops): at_hops(heads, hops).mean(axis=0) for hops in np.unique(heads.hops)}
 
 
 def at_hops(heads: Heads, hops: int) -> np.ndarray:
-    """Accuracy on the private labels of clients that far away, float [seeds, heads]; -1: no way."""
+    """Accuracy on the private labels of clients at a distance, float [seeds, heads]; -1: no path."""
     return np.moveaxis(heads.on_others, 2, -1)[:, heads.hops == hops].mean(axis=1)
 
 
@@ -138,7 +138,7 @@ def tables(heads: Heads) -> str:
     """Both tables in per cent, means over clients and seeds."""
     lines = ["            private     shared"]
     for head, name in enumerate(heads.names):
-        values = [each[:, :, head].mean() for each in (heads.private, heads.shared)]
+        values = [accuracies[:, :, head].mean() for accuracies in (heads.private, heads.shared)]
         lines.append(f"{name:<8}" + "".join(f"{decimal(100 * value):>11}" for value in values))
     travelled = by_hops(heads)
     distances = sorted(travelled, key=lambda hops: (hops < 0, hops))
@@ -152,7 +152,9 @@ def tables(heads: Heads) -> str:
 
 def table_of_clients(heads: Heads) -> str:
     """Every client's private / shared accuracy in per cent by head, means over seeds."""
-    private, shared = (100 * each.mean(axis=0) for each in (heads.private, heads.shared))
+    private, shared = (
+        100 * accuracies.mean(axis=0) for accuracies in (heads.private, heads.shared)
+    )
     lines = ["client  " + "".join(f"{name:>15}" for name in heads.names)]
     for client in range(len(shared)):
         both = zip(private[client], shared[client], strict=True)
@@ -162,14 +164,14 @@ def table_of_clients(heads: Heads) -> str:
 
 
 def picture(heads: Heads, title: str = "", most: float = 100.0) -> Any:
-    """A figure: per head, every client's accuracy on every client's private labels; and by hops.
+    """A figure, per head: every client's accuracy on every client's private labels, and by hops.
 
-    In a cell stand the accuracy in % and, in brackets, how many hops away the other client is.
+    A cell shows the accuracy in % and, in brackets, the number of hops to the other client.
 
     Args:
       heads: of a run.
-      title: above it.
-      most: accuracy in % of the brightest colour, one for all figures that are compared.
+      title: of the figure.
+      most: accuracy in % of the brightest colour, the same for all figures that are compared.
     """
     count = heads.shared.shape[2]
     figure, (*maps, by_distance) = _panels(count + 1, 2.9)
@@ -248,7 +250,7 @@ def profiles(panels: Mapping[str, Mapping[str, np.ndarray]]) -> Any:
 
 
 def _panels(count: int, height: float, per_row: int = 3) -> tuple[Any, list[Any]]:
-    """A figure without a display and its axes, at most `per_row` beside one another."""
+    """A figure without a display and its axes, at most `per_row` in a row."""
     from matplotlib.figure import Figure
 
     columns = min(count, per_row)
@@ -261,9 +263,9 @@ def _panels(count: int, height: float, per_row: int = 3) -> tuple[Any, list[Any]
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Runs the command; returns 0, 1 without matplotlib, or 2 for a mistake or where nothing was shown.
+    """Runs the command; returns 0, 1 without matplotlib, or 2 for a mistake or without any result.
 
-    Of several folders those without such a run, as the pooled one, are named and left out.
+    Folders without such a run, as that of centralised training, are named and left out.
     """
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter

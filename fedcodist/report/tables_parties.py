@@ -1,8 +1,8 @@
-"""What parties gain by a collaboration: accuracy before and after it, and the bound; from a run folder.
+"""What parties gain from collaboration: accuracy before and after it, and the bound, of a run folder.
 
     python -m fedcodist.report.tables_parties runs/digits_fed_md [--plot figure_2.png]
 
-Before is the end of private training, the bound that of training on all parties' examples
+"Before" is the end of private training. The bound is training on all parties' examples
 (`fedcodist.config.phases`).
 """
 
@@ -21,7 +21,7 @@ from fedcodist.report.plots import INSTALL_PLOTS
 from fedcodist.report.runs import read_lines, read_object
 from fedcodist.run.run_folder import PHASES
 
-# phases.stopping -> how training before the rounds, and the bound's, came to its end.
+# phases.stopping -> how the training before the rounds, and that of the bound, ended.
 STOPPING = {
     "fixed": "Every phase has all its epochs: nothing looks at test data.",
     "held_out": "Public training stops on held-out public examples, the other phases have all their "
@@ -53,29 +53,29 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def results(workdir: str | Path, split: str = "test") -> dict[str, dict[str, list[float]]]:
-    """party -> 'baseline', 'collaboration', and where it was run 'pooled' -> accuracy by seed.
+    """party -> 'baseline', 'collaboration', and if it was run 'centralised' -> accuracy by seed.
 
-    What is undefined, such as the accuracy on no examples, is NaN.
+    Undefined values, such as the accuracy on no examples, are NaN.
     """
     folders = {
         "baseline": Path(workdir) / PHASES / "private",
         "collaboration": Path(workdir),
         "centralised": Path(workdir) / PHASES / "centralised",
     }
-    found: dict[str, dict[str, list[float]]] = {}
+    accuracies: dict[str, dict[str, list[float]]] = {}
     for column, folder in folders.items():
         path = folder / "summary.json"
         if column == "centralised" and not path.exists():
             continue
         for party, splits in read_object(path)["final"].items():
-            found.setdefault(party, {})[column] = [
+            accuracies.setdefault(party, {})[column] = [
                 math.nan if share is None else share for share in splits[split]["accuracy"]
             ]
-    return found
+    return accuracies
 
 
 def curves(workdir: str | Path) -> dict[str, PartyCurve]:
-    """party -> mean accuracy over seeds in per cent, by round of the collaboration; of `followed`."""
+    """party -> mean accuracy over seeds in per cent, by round of the collaboration, on `followed`."""
     split = followed(workdir)
     by_party: dict[str, dict[int, list[float]]] = {}
     for _, record in read_lines(Path(workdir) / "metrics.jsonl"):
@@ -92,17 +92,17 @@ def curves(workdir: str | Path) -> dict[str, PartyCurve]:
 
 
 def followed(workdir: str | Path) -> str:
-    """The split that a run was evaluated on as it went."""
+    """The split on which a run was evaluated between rounds."""
     config = read_object(Path(workdir) / "config.json")
     return config.get("evaluation", {}).get("splits", ("test",))[0]
 
 
 def plot(workdir: str | Path) -> Any:
-    """The paper's figure 2 of a run: parties by round, with the means before and of the bound."""
-    found = results(workdir, followed(workdir))
-    found = {name: own for name, own in found.items() if "baseline" in own}
-    mean = lambda column: 100 * np.mean([own[column] for own in found.values()])
-    has_bound = "centralised" in next(iter(found.values()))
+    """The paper's figure 2 for a run: accuracy of parties by round, with baseline and bound."""
+    parties = results(workdir, followed(workdir))
+    parties = {name: columns for name, columns in parties.items() if "baseline" in columns}
+    mean = lambda column: 100 * np.mean([columns[column] for columns in parties.values()])
+    has_bound = "centralised" in next(iter(parties.values()))
     figure = parties_plot(
         curves(workdir), mean("baseline"), mean("centralised") if has_bound else None
     )
@@ -111,14 +111,17 @@ def plot(workdir: str | Path) -> Any:
     return figure
 
 
-def table(found: Mapping[str, Mapping[str, list[float]]]) -> str:
+def table(parties: Mapping[str, Mapping[str, list[float]]]) -> str:
     """Mean test accuracy over seeds in per cent: a line per party, and their mean.
 
-    What is no party's, such as DS-FL's server, has no phases before and no line.
+    Models of no party, such as DS-FL's server, have no phases before the rounds and no line.
     """
-    found = {name: own for name, own in found.items() if "baseline" in own}
-    columns = list(next(iter(found.values())))
-    means = {party: [100 * np.mean(each[c]) for c in columns] for party, each in found.items()}
+    parties = {name: phases for name, phases in parties.items() if "baseline" in phases}
+    columns = list(next(iter(parties.values())))
+    means = {
+        party: [100 * np.mean(accuracies[c]) for c in columns]
+        for party, accuracies in parties.items()
+    }
     means["mean"] = list(np.mean(list(means.values()), axis=0))
     width = max(map(len, means))
     lines = [" " * width + "".join(f"{column:>15}" for column in columns)]
@@ -130,7 +133,7 @@ def table(found: Mapping[str, Mapping[str, list[float]]]) -> str:
 
 
 def stopped(workdir: str | Path) -> str:
-    """What early stopping looked at in a run's phases, by its config."""
+    """A sentence on how the phases of a run were stopped, by its config."""
     config = read_object(Path(workdir) / "config.json")
     return STOPPING[config["phases"]["stopping"]].replace("**", "")
 

@@ -1,4 +1,4 @@
-"""Networks, tasks and metrics of text and of news."""
+"""Networks, tasks and metrics for text and news."""
 
 from fedcodist.text.attentive_pooling import AttentivePooling
 from fedcodist.text.bert import Encoder, bert_base, bert_mini

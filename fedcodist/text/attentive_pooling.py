@@ -1,4 +1,4 @@
-"""Additive attention with one learnt query: how NAML makes one vector of many (Wu et al., 2019)."""
+"""Additive attention with one learnt query: NAML's way to make one vector of many (Wu et al., 2019)."""
 
 import flax.linen as nn
 import jax
@@ -8,8 +8,8 @@ import jax.numpy as jnp
 class AttentivePooling(nn.Module):
     """The mean of vectors, weighted by the softmax of query tanh(W x + b).
 
-    Called with x [..., vectors, width] and is_real bool [..., vectors]; returns [..., width], zeros
-    where no vector is real.
+    https://arxiv.org/abs/1907.05576. Called with x [..., vectors, width] and is_real bool [...,
+    vectors]; returns [..., width], zeros where no vector is real.
 
     Attributes:
       queries: width of the query.
@@ -22,7 +22,7 @@ class AttentivePooling(nn.Module):
         projected = jnp.tanh(nn.Dense(self.queries, name="projection")(x))
         draw = nn.initializers.normal(self.queries**-0.5)
         query = self.param("query", draw, (self.queries,))
-        # Not minus infinity: without a real vector the softmax must be finite.
+        # A finite number: without a real vector the softmax must be finite.
         scores = jnp.where(is_real, projected @ query, jnp.finfo(x.dtype).min)
         shares = jnp.where(is_real, jax.nn.softmax(scores), 0)
         return jnp.einsum("...v,...vw->...w", shares, x)

@@ -1,4 +1,4 @@
-"""BERT's encoder (Devlin et al., 2019), which shows hidden states and attention of every layer."""
+"""BERT's encoder (Devlin et al., 2019), which returns hidden states and attention of every layer."""
 
 import re
 from typing import Any, NamedTuple
@@ -17,7 +17,7 @@ PyTree = Any
 PAD = 0
 # The tables of the embeddings, by their names among the parameters.
 TABLES = ("words", "positions", "types")
-# What the axes of a layer's arrays run over, besides the hidden width.
+# The units along the axes of a layer's arrays; None for the hidden width.
 _UNITS: dict[str, tuple[str | None, ...]] = {
     **{f"{name}/kernel": (None, "heads") for name in ("query", "key", "value")},
     **{f"{name}/bias": ("heads",) for name in ("query", "key", "value")},
@@ -31,7 +31,7 @@ _draw = nn.initializers.truncated_normal(0.02)
 
 
 class Encoded(NamedTuple):
-    """What an encoder makes of tokens [batch, length]; embeddings are no layer.
+    """The outputs of an encoder for tokens [batch, length]. Embeddings do not count as a layer.
 
     Attributes:
       is_real: bool [batch, length], False where tokens are padding.
@@ -50,31 +50,31 @@ def bert_base(vocabulary: int = 30_522, layers: int = 12) -> "Encoder":
 
 
 def bert_mini(vocabulary: int, layers: int = 4) -> "Encoder":
-    """Width 256, four heads, 789,760 parameters a layer (Turc et al., 2019): trained on a CPU."""
+    """Width 256, four heads, 789,760 parameters a layer (Turc et al., 2019): small enough for a CPU."""
     return Encoder(vocabulary, width=256, layers=layers, heads=4)
 
 
 class Encoder(nn.Module):
     """Embeddings, then layers of attention to all positions and a GELU layer, normalised after each.
 
-    Called with tokens int [batch, length], 0 for padding, which nothing attends to, and optionally
-    their types int [batch, length], 0 where not given. Returns `Encoded`, whose states of padding
-    mean nothing. Drops out in training where there is a key.
+    Called with tokens int [batch, length], 0 for padding, which is not attended to. Token types int
+    [batch, length] are optional, 0 by default. Returns `Encoded`, where states of padding have no
+    meaning. Dropout is on in training where there is a key.
 
     Attributes:
       vocabulary: number of tokens.
-      width: of hidden states, a multiple of `heads` where `head_width` is not given.
-      layers: their number.
-      heads: of each layer's attention.
+      width: width of hidden states, a multiple of `heads` where `head_width` is not given.
+      layers: number of layers.
+      heads: attention heads of each layer.
       positions: longest length.
       types: number of token types.
-      dropout: share that is dropped, of attentions and of all that is added or embedded.
-      head_width: numbers of a head; `width` / `heads` where not given.
+      dropout: rate, for attention, embeddings and what each layer adds.
+      head_width: width of a head; `width` / `heads` where not given.
       inner_width: neurons of each layer's GELU layer; four times `width` where not given.
 
     Raises:
-      ValueError, TypeError: sizes below 1; a share outside of 0 to 1; `width` is no multiple of `heads`
-        where that decides a head's numbers; tokens of another rank, or too many of them.
+      ValueError, TypeError: sizes below 1; a rate outside of 0 to 1; a `width` that is no multiple of
+        `heads` without a `head_width`; tokens of another rank, or too many of them.
     """
 
     vocabulary: int
@@ -123,7 +123,7 @@ class Encoder(nn.Module):
 
 
 class Embeddings(nn.Module):
-    """The sum of the tables' rows for each token, its position and its type, normalised."""
+    """The normalised sum of the embeddings of each token, its position and its type."""
 
     sizes: tuple[int, int, int]
     width: int
@@ -139,8 +139,10 @@ class Embeddings(nn.Module):
 
 
 class Layer(nn.Module):
-    """Attention, then two dense layers of which the first has `inner_width` neurons; each is dropped
-    out, added to what it reads, and normalised."""
+    """Attention, then two dense layers, the first with `inner_width` neurons.
+
+    Dropout, the residual connection and normalisation follow after both.
+    """
 
     heads: int
     head_width: int
@@ -157,7 +159,7 @@ class Layer(nn.Module):
             dense(name, of_heads, x).reshape(split) for name in ("query", "key", "value")
         )
         scores = jnp.einsum("bqhd,bkhd->bhqk", queries, keys) / self.head_width**0.5
-        # Not minus infinity: of padding alone the softmax must be finite.
+        # A finite number: the softmax over padding alone must be finite.
         lowest = jnp.finfo(scores.dtype).min
         shares = jax.nn.softmax(jnp.where(is_real[:, None, None, :], scores, lowest))
         seen = jnp.einsum("bhqk,bkhd->bqhd", drop(shares), values)
@@ -169,7 +171,7 @@ class Layer(nn.Module):
 
 def dense(name: str, width: int, x: jax.Array) -> jax.Array:
     """A dense layer drawn as BERT's; call it within a module."""
-    # One axis of examples and positions: over two the kernel's gradient is up to twice as slow on
+    # Examples and positions become one axis: with two, the kernel's gradient is up to twice as slow on
     # XLA:CPU.
     rows = nn.Dense(width, kernel_init=_draw, name=name)(x.reshape(-1, x.shape[-1]))
     return rows.reshape(*x.shape[:-1], width)
@@ -181,10 +183,10 @@ def normalised(name: str, x: jax.Array) -> jax.Array:
 
 
 def first_layers(params: PyTree, layers: int) -> PyTree:
-    """An encoder's embeddings and its first layers: where FedKD's student starts.
+    """An encoder's embeddings and first layers: the start of FedKD's student.
 
     Raises:
-      ValueError: one line; there are not that many layers.
+      ValueError: there are not that many layers.
     """
     names = [f"layer{layer}" for layer in range(layers)]
     if not 1 <= layers < len(params):
@@ -193,10 +195,10 @@ def first_layers(params: PyTree, layers: int) -> PyTree:
 
 
 def with_encoder(model: Model, encoder: PyTree) -> Model:
-    """The model, whose parameters 'encoder' start from given ones; the rest is drawn.
+    """The model with given initial values of its parameters 'encoder'.
 
     Raises:
-      ValueError: one line; the model has no encoder, or parameters of other names or shapes.
+      ValueError: the model has no encoder, or parameters of other names or shapes.
     """
 
     def init(key):
@@ -214,22 +216,22 @@ def with_encoder(model: Model, encoder: PyTree) -> Model:
 
 
 def with_frozen_tables(model: Model, encoder: PyTree) -> Model:
-    """The model without the tables of its embeddings among its parameters: they stay an encoder's.
+    """The model with fixed embedding tables, those of a given encoder, which are no longer parameters.
 
-    So they are neither trained nor sent nor kept by clients, but part of the program that all have, as
-    in FedKD. The embeddings' normalisation is trained.
+    So they are not trained, sent or stored by clients, but are part of the program of all, as in FedKD.
+    The embeddings' normalisation is trained.
 
     Args:
       model: its parameters 'encoder' are an `Encoder`'s.
       encoder: parameters of an encoder with as many tokens, positions and types.
 
     Raises:
-      ValueError: one line; the model has no encoder, or a table of another shape.
+      ValueError: the model has no encoder, or a table of another shape.
     """
     tables = {name: np.asarray(encoder["embeddings"][name]) for name in TABLES}
-    own = _encoder_of(model)
+    shapes = _encoder_of(model)
     for name, table in tables.items():
-        if (expected := own["embeddings"][name].shape) != table.shape:
+        if (expected := shapes["embeddings"][name].shape) != table.shape:
             raise ValueError(
                 f"encoder's table {name} must be {list(expected)}, got {list(table.shape)}."
             )
@@ -264,28 +266,28 @@ def narrowed(encoder: Encoder, share: float) -> Encoder:
 
 
 def encoder_units(params: PyTree, heads: int) -> Units:
-    """What Federated Dropout drops of an encoder: heads of attention, and inner neurons.
+    """The units of an encoder that Federated Dropout drops: attention heads and inner neurons.
 
     Args:
-      params: parameters of a model, or their shapes, anywhere among which an encoder's layers stand.
-      heads: of each layer.
+      params: parameters of a model that contain an encoder's layers, or their shapes.
+      heads: attention heads of each layer.
 
     Raises:
-      ValueError: one line; the layers have another number of heads.
+      ValueError: the layers have another number of heads.
     """
     units: dict[str, tuple[Axis | None, ...]] = {}
     for name, leaf in named_leaves(params).items():
-        found = re.fullmatch(r"((?:.*/)?layer\d+)/(\w+/\w+)", name)
-        if found is None or found[2] not in _UNITS:
+        match = re.fullmatch(r"((?:.*/)?layer\d+)/(\w+/\w+)", name)
+        if match is None or match[2] not in _UNITS:
             continue
         axes: list[Axis | None] = []
-        for kind, size in zip(_UNITS[found[2]], leaf.shape, strict=True):
+        for kind, size in zip(_UNITS[match[2]], leaf.shape, strict=True):
             if kind == "heads" and size % heads:
                 raise ValueError(
                     f"heads must be a divisor of the {size} numbers of {name!r}, got {heads}."
                 )
             numbers = size // heads if kind == "heads" else 1
-            axes.append(Axis(f"{found[1]}/{kind}", inner=numbers) if kind else None)
+            axes.append(Axis(f"{match[1]}/{kind}", inner=numbers) if kind else None)
         units[name] = tuple(axes)
     return units
 

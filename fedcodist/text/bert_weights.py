@@ -1,4 +1,4 @@
-"""An encoder's parameters as a safetensors file with BERT's names, which `transformers` reads too."""
+"""Reads and writes an encoder's parameters as a safetensors file with the names of `transformers`."""
 
 import os
 from collections.abc import Mapping
@@ -14,9 +14,9 @@ from fedcodist.text.bert import TABLES, Encoder
 
 PyTree = Any
 PREFIX = "bert."
-# Of files with heads for BERT's own tasks; an encoder has no use for them.
+# Tensors of heads for BERT's pre-training and other tasks, which an encoder does not have.
 _OTHERS = ("pooler.", "cls.", "classifier.", "qa_outputs.", "embeddings.position_ids")
-# How other releases call a normalisation's parameters.
+# Names of a normalisation's parameters in other releases -> names here.
 _OLD = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}
 
 _EMBEDDINGS = {
@@ -50,7 +50,7 @@ def save_encoder(
     tensors = {}
     for keys, leaf in jax.tree_util.tree_flatten_with_path(params)[0]:
         names = tuple(key.key for key in keys)
-        # A transposed view would be written as it lies in memory.
+        # A transposed view would be written in its order in memory.
         tensors[PREFIX + _bert_name(names)] = np.asarray(_turned(names, leaf), order="C")
     save_tensors(path, tensors, {"format": "pt", **(metadata or {})})
 
@@ -58,23 +58,23 @@ def save_encoder(
 def load_encoder(path: str | os.PathLike[str], encoder: Encoder) -> PyTree:
     """Reads an encoder's parameters, as nested dictionaries of float32 NumPy arrays.
 
-    Names may begin with 'bert.' or not; heads of BERT's own tasks are left out.
+    Names may begin with 'bert.' or not; heads for pre-training and other tasks are left out.
 
     Args:
       path: a safetensors file.
-      encoder: whose sizes the file must have. For a student take `first_layers` of what was read.
+      encoder: the file must have its sizes. A student is made from the result by `first_layers`.
 
     Raises:
-      ValueError: one line; no safetensors file, or a tensor that is missing, unknown, of another shape,
-        or no finite floats.
+      ValueError: no safetensors file, or a tensor that is missing, unknown, of another shape, or not of
+        finite floats.
     """
     file = os.fspath(path)
     try:
-        found = load_tensors(file)
+        stored = load_tensors(file)
     except ValueError as error:
         raise ValueError(f"cannot read an encoder from {file}: {error}.") from error
-    tensors = {_plain(name): tensor for name, tensor in found.items()}
-    tensors = {name: each for name, each in tensors.items() if not name.startswith(_OTHERS)}
+    tensors = {_plain(name): tensor for name, tensor in stored.items()}
+    tensors = {name: tensor for name, tensor in tensors.items() if not name.startswith(_OTHERS)}
     shapes = jax.eval_shape(encoder.init, jax.random.key(0), jnp.zeros((1, 1), jnp.int32))
 
     def read(keys, leaf):
@@ -102,14 +102,14 @@ def load_encoder(path: str | os.PathLike[str], encoder: Encoder) -> PyTree:
 
 
 def stored_encoder(path: str | os.PathLike[str], heads: int) -> Encoder:
-    """The encoder that a file holds, of whose tensors only the shapes are read.
+    """The encoder in a file; only the shapes of its tensors are read.
 
     Args:
       path: a safetensors file.
-      heads: of each layer, which no shape tells; where the file notes it, it must agree.
+      heads: attention heads of each layer, which no shape shows. A number in the file must agree.
 
     Raises:
-      ValueError: one line; no safetensors file, no tensors of BERT's names, or another number of heads.
+      ValueError: no safetensors file, no tensors with BERT's names, or another number of heads.
     """
     file = os.fspath(path)
     try:

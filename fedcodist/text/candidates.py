@@ -1,6 +1,6 @@
-"""Recommendation on the device: articles as numbers become the tokens that networks read.
+"""Recommendation on the device: numbers of articles become titles in tokens.
 
-A table of titles is kept once; examples hold numbers of articles, 0 where there is none.
+The table of titles is stored once. Examples hold numbers of articles, 0 for none.
 """
 
 from typing import Any
@@ -14,26 +14,26 @@ from fedcodist.core.checks import check_integer
 
 
 def sampled_candidates(titles: Any, negatives: int = 4) -> Preprocess:
-    """Preprocessing for training: beside the article that was clicked, some of those that were not.
+    """Preprocessing for training: the clicked article, with some of those that were not clicked.
 
     Reads columns `clicked` int [B], `others` int [B, M] and `history` int [B, H]. Makes `candidates`
-    int32 [B, 1 + negatives, T] and `history` int32 [B, H, T], tokens of titles, and `label` int32 [B],
-    the place of the clicked one, which is random: no model gains by candidates' order.
+    int32 [B, 1 + negatives, T] and `history` int32 [B, H, T], titles in tokens, and `label` int32 [B],
+    the place of the clicked article. The place is random, so the order of candidates gives nothing away.
 
     Args:
       titles: int [articles, T], of article 0 all padding.
-      negatives: articles that were not clicked, drawn without replacement for each example and step;
-        where there are fewer, each is drawn equally often, but for one time.
+      negatives: articles that were not clicked, drawn without replacement for each example and step.
+        Where there are fewer, the numbers of times that they are drawn differ by at most one.
 
     Raises:
-      ValueError, TypeError: one line; a number of negatives below 1.
+      ValueError, TypeError: `negatives` below 1.
     """
     check_integer("negatives", negatives, low=1)
 
     def preprocess(batch, key, positions):
-        each = jax.vmap(lambda position: keys.derive(key, "candidates", position))(positions)
+        draw_keys = jax.vmap(lambda position: keys.derive(key, "candidates", position))(positions)
         draw = lambda key, clicked, others: _draw(key, clicked, others, negatives)
-        candidates, label = jax.vmap(draw)(each, batch["clicked"], batch["others"])
+        candidates, label = jax.vmap(draw)(draw_keys, batch["clicked"], batch["others"])
         rest = {name: column for name, column in batch.items() if name not in _NUMBERS}
         return rest | {
             "candidates": _tokens(titles, candidates),
@@ -45,8 +45,11 @@ def sampled_candidates(titles: Any, negatives: int = 4) -> Preprocess:
 
 
 def all_candidates(titles: Any) -> Preprocess:
-    """Preprocessing for evaluation: `candidates` int [B, C] and `history` int [B, H] become tokens of
-    titles, int32 [B, C, T] and [B, H, T]; `label` [B, C] is as `fedcodist.text.ranking` reads it."""
+    """Preprocessing for evaluation: numbers of articles become titles in tokens.
+
+    `candidates` int [B, C] and `history` int [B, H] become int32 [B, C, T] and [B, H, T]. `label` [B, C]
+    is left as `fedcodist.text.ranking` reads it.
+    """
 
     def preprocess(batch, key, positions):
         tokens = {name: _tokens(titles, batch[name]) for name in ("candidates", "history")}

@@ -24,12 +24,11 @@ def large_lstm(vocabulary: int = VOCABULARY) -> "LSTMLanguageModel":
 
 
 class LSTMLanguageModel(nn.Module):
-    """Embedding, then layers of LSTM, tanh and a linear map back to the embedding's size, then the
-    output layer, whose weights are its own. Initial weights are drawn as by Haiku's layers, of which
-    FedJAX's model is made.
+    """Embedding, layers of LSTM, tanh, a linear map back to the embedding's size, and the output layer.
 
-    Called with tokens int [B, T]; returns a `Readout` of [B, T, embedding], of which position t is
-    for the token after t.
+    The output layer does not share the embedding's weights. Initial weights are drawn as in Haiku, in
+    which FedJAX's model is written. Called with tokens int [B, T]; returns a `Readout` of [B, T,
+    embedding], where position t predicts token t + 1.
     """
 
     vocabulary: int
@@ -56,9 +55,9 @@ class LSTMLanguageModel(nn.Module):
 class LSTM(nn.Module):
     """Long short-term memory over [B, T, features]; returns the hidden states [B, T, hidden].
 
-    Gates lie side by side in the order input, candidate, forget, output, with 1 added to the forget
-    gate (Jozefowicz et al. 2015). All positions' inputs are multiplied at once, so a step of the scan
-    is one product of the hidden state with a [hidden, 4 hidden] kernel. Initial states are zero.
+    Gates are in the order input, candidate, forget, output, with 1 added to the forget gate (Jozefowicz
+    et al., 2015). The inputs of all positions are multiplied at once, so a step of the scan is one
+    product of the hidden state with a [hidden, 4 hidden] kernel. Initial states are zero.
     """
 
     hidden: int
@@ -66,7 +65,7 @@ class LSTM(nn.Module):
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
         width = 4 * self.hidden
-        # Both kernels are drawn as parts of one, as wide as what a gate sums over.
+        # The deviation of both kernels follows from all inputs that a gate sums over.
         scale = (x.shape[-1] + self.hidden) ** -0.5
         draw = nn.initializers.truncated_normal(scale)
         inputs = self.param("input_kernel", draw, (x.shape[-1], width))
@@ -90,7 +89,7 @@ class LSTM(nn.Module):
 def haiku_lstm(
     vocabulary: int = VOCABULARY, embedding: int = 96, hidden: int = 70, layers: int = 1
 ) -> Callable[[jax.Array], Readout]:
-    """The same network of Haiku's layers, for `from_haiku`; by default the small one."""
+    """The same network made of Haiku's layers, for `from_haiku`; by default the small one."""
 
     def network(tokens):
         import haiku as hk

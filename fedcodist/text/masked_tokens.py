@@ -1,7 +1,6 @@
-"""Pre-training of BERT's encoder: guess the tokens of a sentence that are hidden (Devlin et al., 2019).
+"""Pre-training of BERT's encoder: guess the hidden tokens of a sentence (Devlin et al., 2019).
 
-What comes out is a start for the encoders of FedKD's teachers and students, where the weights that its
-paper starts from are not to be had.
+The result is a start for FedKD's teachers and students where the published weights are not available.
 """
 
 from collections.abc import Mapping
@@ -22,9 +21,9 @@ _SHOWN_AS_MASK, _SHOWN_AS_ANY = 0.8, 0.1
 
 
 def masked_language_model(encoder: Encoder) -> Model:
-    """A Model that guesses hidden tokens; its parameters 'encoder' are what other models start from.
+    """A Model that guesses hidden tokens; other models can start from its parameters 'encoder'.
 
-    Batches are what `hidden_tokens` makes. A sentence's loss is the mean over its hidden tokens; metrics
+    Batches are those of `hidden_tokens`. A sentence's loss is the mean over its hidden tokens. Metrics
     are `loss` and `accuracy`, both weighted by hidden tokens.
     """
 
@@ -52,19 +51,19 @@ def masked_language_model(encoder: Encoder) -> Model:
 def hidden_tokens(vocabulary: BertVocabulary, share: float = 0.15) -> Preprocess:
     """Preprocessing of a column 'tokens' [batch, length] that hides some of each sentence's tokens.
 
-    Of the tokens that are not special, the share, rounded, but at least one are hidden. Of these 80 %
-    are shown as [MASK], 10 % as any token but padding, and 10 % as they are. Draws depend on the key and
-    the sentence's position in the batch alone.
+    A share of the tokens that are not special is hidden, rounded, but at least one. Of these 80 % become
+    [MASK], 10 % any token but padding, and 10 % stay. Draws depend only on the key and the sentence's
+    position in the batch.
 
-    A batch's 'tokens' are then what is shown; 'places' int32 [batch, hidden] where tokens are hidden, -1
-    for none; and 'label' int32 [batch, hidden] what they are, 0 for none.
+    The batch's 'tokens' then have tokens hidden. 'places' int32 [batch, hidden] are the hidden places,
+    -1 for none. 'label' int32 [batch, hidden] are the tokens there, 0 for none.
 
     Args:
       vocabulary: of the tokens.
       share: of the tokens, above 0 and at most 1.
 
     Raises:
-      ValueError, TypeError: one line; share out of range.
+      ValueError, TypeError: `share` out of range.
     """
     check_number("share", share, above=0, high=1)
     mask, begins, ends = (vocabulary.number(piece) for piece in (MASKED, BEGINNING, END))
@@ -73,19 +72,19 @@ def hidden_tokens(vocabulary: BertVocabulary, share: float = 0.15) -> Preprocess
         tokens = batch["tokens"].astype(jnp.int32)
         most = max(1, round(share * tokens.shape[1]))
 
-        def of_one(tokens, position):
-            own = keys.derive(key, "hidden", position)
+        def hide(tokens, position):
+            sentence_key = keys.derive(key, "hidden", position)
             may_hide = (tokens != PAD) & (tokens != begins) & (tokens != ends)
-            rank = jax.random.uniform(keys.derive(own, "places"), tokens.shape)
+            rank = jax.random.uniform(keys.derive(sentence_key, "places"), tokens.shape)
             places = jnp.argsort(jnp.where(may_hide, rank, 2))[:most]
             available = jnp.sum(may_hide)
             wanted = jnp.maximum(1, jnp.round(share * available)).astype(jnp.int32)
             is_hidden = jnp.arange(len(places)) < jnp.minimum(wanted, available)
 
             label = tokens[places]
-            draw = jax.random.uniform(keys.derive(own, "kind"), label.shape)
+            draw = jax.random.uniform(keys.derive(sentence_key, "kind"), label.shape)
             other = jax.random.randint(
-                keys.derive(own, "other"), label.shape, PAD + 1, vocabulary.size
+                keys.derive(sentence_key, "other"), label.shape, PAD + 1, vocabulary.size
             )
             shown = jnp.where(draw < _SHOWN_AS_MASK + _SHOWN_AS_ANY, other, label)
             shown = jnp.where(draw < _SHOWN_AS_MASK, mask, shown)
@@ -95,7 +94,7 @@ def hidden_tokens(vocabulary: BertVocabulary, share: float = 0.15) -> Preprocess
                 "label": jnp.where(is_hidden, label, PAD),
             }
 
-        return {**batch, **jax.vmap(of_one)(tokens, positions)}
+        return {**batch, **jax.vmap(hide)(tokens, positions)}
 
     return preprocess
 
@@ -118,6 +117,6 @@ class MaskedLanguageModel(nn.Module):
 
 
 def _mean_of_hidden(values: jax.Array, outputs: Readout) -> tuple[jax.Array, jax.Array]:
-    """The mean of values [batch, hidden] per sentence, and how many tokens it is of."""
+    """The mean of values [batch, hidden] per sentence, and the number of hidden tokens of each."""
     number = jnp.sum(outputs.weights, axis=-1)
     return jnp.sum(values, axis=-1) / jnp.maximum(number, 1), number

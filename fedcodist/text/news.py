@@ -1,4 +1,4 @@
-"""News recommendation as in FedKD: NAML (Wu et al., 2019) of titles that BERT's encoder reads."""
+"""News recommendation as in FedKD: NAML (Wu et al., 2019) with titles that BERT's encoder reads."""
 
 from collections.abc import Mapping
 
@@ -14,7 +14,7 @@ from fedcodist.text.bert import PAD, Encoder
 from fedcodist.text.ranking import ranking_loss, ranking_metrics
 
 NO_NEWS = -1e9
-"""The score of candidates that are padding; finite, so that divergences of softmaxes are."""
+"""The score of padded candidates; finite, so that divergences of softmaxes are finite."""
 
 
 def news_recommender(
@@ -24,27 +24,27 @@ def news_recommender(
     dropout: float = 0.2,
     candidates: int = 5,
 ) -> Model:
-    """Scores of candidate news for what a user clicked before, a Model of `LayerOutputs`.
+    """A Model of `LayerOutputs` that scores candidate news by what a user clicked before.
 
     Batches have 'candidates' int [batch, candidates, length] and 'history' int [batch, clicks, length],
-    titles in tokens; titles of zeros are padding. Labels are those of `ranking`. Candidates may be of
-    any number. A user without history scores all news 0.
+    titles in tokens; titles of zeros are padding. Labels are those of `ranking`. The number of
+    candidates may vary. A user without history gives all news the score 0.
 
-    A layer's hidden states and attention maps are those of the candidates' titles and those of the
-    history's, whose distances FedKD sums; the layer's W^h is one for both.
+    A layer's hidden states and attention maps are those of the candidates' titles and of the history's
+    titles; FedKD adds the distances of both. Both have the same W^h.
 
-    The user encoder is the model's own: FedKD's teacher and student have one each, and the student's
-    travels with it. In the authors' code a client's two models share one, which never leaves it.
+    FedKD's teacher and student each have a user encoder, and the student's is sent. In the authors' code
+    a client's two models share one, which stays on the client.
 
     Args:
       encoder: of titles; its parameters are below 'encoder', see `with_encoder`.
       width: of the vectors of news and users.
       queries: width of the queries that pool tokens and news.
-      dropout: share of the encoder's output that is dropped in training.
-      candidates: in training: the clicked one and those that were not.
+      dropout: rate for the encoder's output in training.
+      candidates: number in training: the clicked one and those that were not.
 
     Raises:
-      ValueError, TypeError: one line; a size below 1, or another share than of 0 to 1.
+      ValueError, TypeError: a size below 1, or a rate outside of 0 to 1.
     """
     for name, value in (("width", width), ("queries", queries), ("candidates", candidates)):
         check_integer(name, value, low=1)
@@ -58,7 +58,7 @@ def news_recommender(
         example,
         inputs=tuple(example),
         loss=of_logits(ranking_loss),
-        metrics={name: of_logits(each) for name, each in ranking_metrics().items()},
+        metrics={name: of_logits(metric) for name, metric in ranking_metrics().items()},
     )
 
 
@@ -98,7 +98,7 @@ class NewsRecommender(nn.Module):
         heads = [jnp.moveaxis(by_title(layer), 2, 1) for layer in encoded.attention]
         return LayerOutputs(
             scores,
-            tuple((each[:, :count], each[:, count:]) for each in hidden),
-            tuple((each[:, :, :count], each[:, :, count:]) for each in heads),
+            tuple((states[:, :count], states[:, count:]) for states in hidden),
+            tuple((maps[:, :, :count], maps[:, :, count:]) for maps in heads),
             (is_real[:, :count], is_real[:, count:]),
         )

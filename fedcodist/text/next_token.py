@@ -1,6 +1,7 @@
-"""Next-token prediction: a network that returns a `Readout` as a `Model`, and what a model continues.
+"""Next-token prediction: turns a network that returns a `Readout` into a `Model`, and continues text.
 
-Text is a column `tokens`, int [rows, T + 1]: the beginning of a sentence, its tokens, its end, padding.
+Text is a column `tokens`, int [examples, T + 1]: the beginning of a sentence, its tokens, its end,
+padding.
 """
 
 from collections.abc import Callable, Mapping
@@ -28,19 +29,19 @@ def language_model(
 ) -> Model:
     """Makes a Model of a network that predicts the next token.
 
-    Batches are what `next_tokens` makes. The loss of a sentence is the sum over its tokens divided by
-    `expected_length`, as FedJAX has it, so a client's step weighs tokens alike. Metrics are `loss`, per
-    token, and `accuracy` in the vocabulary, both weighted by tokens.
+    Batches are those of `next_tokens`. As in FedJAX, the loss of a sentence is the sum over its tokens
+    divided by `expected_length`, so all tokens have the same weight in a client's step. Metrics are
+    `loss`, per token, and `accuracy` in the vocabulary, both weighted by tokens.
 
-    Sentences of all lengths are in one batch: logits of padding, by far the most work, are not computed.
-    What the layers below compute of it is 3 % of a step of the paper's small LSTM and 8 % of its large
-    one with 13.3 of 20 positions to predict, and 20 % of the large transformer's.
+    A batch has sentences of all lengths. Logits of padding, which would be most of the work, are not
+    computed. The layers below do compute padding. With 13.3 of 20 positions to predict, that is 3 % of a
+    step of the paper's small LSTM, 8 % of its large one and 20 % of the large transformer's.
 
     Args:
       network: called as `network(tokens int [B, T])`, returns a Readout.
       vocabulary: number of tokens, the special ones included.
       expected_length: mean number of predicted tokens of a sentence; 13.3 for Stack Overflow.
-      samples: classes that a training step's softmax is sampled from; 0 takes all classes.
+      samples: classes that are sampled for a training step's softmax; 0 takes all classes.
       adapter: `from_flax_linen`, `from_flax_nnx` or `from_haiku`.
 
     Raises:
@@ -78,8 +79,10 @@ def language_model(
 
 
 def next_tokens(batch: Batch, key: jax.Array, positions: jax.Array) -> dict[str, jax.Array]:
-    """Preprocessing of a column `tokens` [B, T + 1]: inputs `tokens` and the tokens after them,
-    `label`, int32 [B, T]."""
+    """Preprocessing of a column `tokens` [B, T + 1]: inputs `tokens` and the tokens after them, `label`.
+
+    Both are int32 [B, T].
+    """
     tokens = batch["tokens"].astype(jnp.int32)
     return {**batch, "tokens": tokens[:, :-1], "label": tokens[:, 1:]}
 
@@ -102,17 +105,17 @@ def accuracy_in_vocabulary(outputs: Readout, batch: Batch) -> tuple[jax.Array, j
 
 
 def tokens_by_frequency(vocabulary: int) -> np.ndarray:
-    """About the order in which tokens are frequent as targets, int [vocabulary].
+    """Tokens in about the order of their frequency as targets, int [vocabulary].
 
-    Words are numbered by it. A sentence's end and what is unknown, the last number, are as frequent as
-    the first words; padding and a sentence's beginning are never targets.
+    Words are numbered by frequency. A sentence's end and the unknown token (the last number) are as
+    frequent as the first words. Padding and a sentence's beginning are never targets.
     """
     words = np.arange(max(PAD, BOS, EOS) + 1, vocabulary - 1)
     return np.array([EOS, vocabulary - 1, *words, PAD, BOS])
 
 
 def position_weights(tokens: jax.Array) -> jax.Array:
-    """1 where inputs [B, T] have a next token to predict: neither padding nor a sentence's end."""
+    """1 where inputs [B, T] have a next token to predict; 0 for padding and a sentence's end."""
     return ((tokens != PAD) & (tokens != EOS)).astype(jnp.float32)
 
 
@@ -124,14 +127,14 @@ def continuations(
     key: jax.Array | None = None,
     temperature: float = 1.0,
 ) -> jax.Array:
-    """What a model writes after prompts, token by token.
+    """Continues prompts with a model, token by token.
 
     Args:
       model: a `language_model`.
       variables: its variables.
       prompts: int [B, P], the same length for all; usually a beginning of a sentence first.
       length: tokens to write.
-      key: draws tokens; the most probable one is taken where not given.
+      key: draws tokens; without it the most probable token is taken.
       temperature: divides logits before drawing.
 
     Returns:
@@ -176,6 +179,6 @@ def _loss_per_token(outputs: Readout, batch: Batch) -> tuple[jax.Array, jax.Arra
 
 
 def _mean_of_tokens(values: jax.Array, counts: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """The mean of values [B, T] per sentence, and how many tokens it is of."""
+    """The mean of values [B, T] per sentence, and the number of tokens of each."""
     number = jnp.sum(counts, axis=-1).astype(jnp.float32)
     return jnp.sum(values, axis=-1) / jnp.maximum(number, 1), number

@@ -1,11 +1,11 @@
-"""Models that score candidates, such as news: their loss, and how well they rank what was clicked.
+"""Models that score candidates, such as news: their loss, and how well they rank clicked ones.
 
-The label is either int [batch], the position of the one candidate that was clicked (training), or
-int [batch, candidates] (evaluation): 1 for candidates that were clicked, 0 for those that were not, and
--1 for padding. `check_experiment` looks at the data whether there are others.
+In training the label is int [batch], the position of the only clicked candidate. In evaluation it is int
+[batch, candidates]: 1 for clicked candidates, 0 for others, -1 for padding. `check_experiment` checks
+that the data have no other values.
 
-Candidates of equal scores are in random order: every metric is its mean over all orders, so a model
-that scores all alike gains nothing by how candidates are listed.
+Candidates with equal scores are in random order: every metric is its mean over all orders. So equal
+scores for all gain nothing from the order of candidates.
 """
 
 from collections.abc import Callable
@@ -21,8 +21,8 @@ from fedcodist.core.metrics import Batch, Statistic
 def ranking_metrics() -> dict[str, Statistic]:
     """AUC, MRR, nDCG@5 and nDCG@10, averaged over impressions, for a Model's `metrics`.
 
-    They read labels [batch, candidates]. Impressions without a click or without a candidate that was
-    not clicked have no weight.
+    They read labels [batch, candidates]. Impressions in which all candidates or none were clicked have
+    no weight.
     """
     return {
         "auc": _mean_over_impressions(auc),
@@ -52,19 +52,19 @@ def ranking_loss(scores: jax.Array, batch: Batch) -> jax.Array:
 def auc(scores: jax.Array, labels: jax.Array) -> jax.Array:
     """Area under the ROC curve of each impression, [batch].
 
-    The share of pairs (clicked, not clicked) with the clicked one first, pairs of equal scores half:
-    (sum of the clicked ones' average ranks - P (P + 1) / 2) / (P N).
+    The share of pairs (clicked, not clicked) with the clicked one first; pairs of equal scores count
+    half: (sum of the clicked ones' average ranks - P (P + 1) / 2) / (P N).
 
     Args:
       scores: float [batch, candidates].
       labels: int [batch, candidates], 1, 0 or -1.
 
     Returns:
-      float [batch]; 0 where one of both kinds is missing.
+      float [batch]; 0 where all candidates or none were clicked.
     """
     first, last = _places(scores, labels)
     clicked, others = _counts(labels)
-    # Places count from the best one, 0; the worst candidate has rank 1.
+    # Places count from 0, the best candidate; ranks from 1, the worst one.
     rank = (clicked + others)[:, None] - (first + last - 1) / 2
     ranks = jnp.sum(rank * is_clicked(labels), axis=-1)
     return (ranks - clicked * (clicked + 1) / 2) / jnp.maximum(clicked * others, 1)
@@ -95,13 +95,13 @@ def _mean_over_impressions(metric: Callable[[jax.Array, jax.Array], jax.Array]) 
 
 
 def _counts(labels):
-    """How many candidates were clicked and were not, float [batch] each."""
+    """The numbers of candidates that were clicked and that were not, float [batch] each."""
     count = lambda which: jnp.sum(which, axis=-1).astype(jnp.float32)
     return count(is_clicked(labels)), count(labels == 0)
 
 
 def _discounted(scores, labels, discount):
-    """The sum over clicks of the mean discount of the places that a candidate of this score may have."""
+    """The sum over clicks of the mean discount of the places shared by candidates of equal scores."""
     first, last = _places(scores, labels)
     discounts = discount(jnp.arange(scores.shape[-1]).astype(scores.dtype))
     cumulative = jnp.pad(jnp.cumsum(discounts), (1, 0))
@@ -110,12 +110,12 @@ def _discounted(scores, labels, discount):
 
 
 def _places(scores, labels):
-    """[first, last) of the places from the best, 0, that candidates of this score share."""
+    """[first, last) of the places, from 0 for the best, that candidates with the same score share."""
     falling = jnp.where(labels >= 0, -scores, jnp.inf)  # padding after all others
 
-    def of_one(falling):
+    def of_example(falling):
         ordered = jnp.sort(falling)
         find = lambda side: jnp.searchsorted(ordered, falling, side=side)
         return find("left"), find("right")
 
-    return jax.vmap(of_one)(falling)
+    return jax.vmap(of_example)(falling)

@@ -1,4 +1,4 @@
-"""Sentences into classes: BERT's encoder, attentive pooling and a dense layer."""
+"""Classifies sentences: BERT's encoder, attentive pooling and a dense layer."""
 
 import flax.linen as nn
 import jax
@@ -23,10 +23,10 @@ def sentence_classifier(
       encoder: its parameters are below 'encoder', see `with_encoder`.
       classes: number of classes.
       queries: width of the pooling's query.
-      dropout: share of the encoder's output that is dropped in training.
+      dropout: rate for the encoder's output in training.
 
     Raises:
-      ValueError, TypeError: one line; a size below 1, or another share than of 0 to 1.
+      ValueError, TypeError: a size below 1, or a rate outside of 0 to 1.
     """
     for name, value in (("classes", classes), ("queries", queries)):
         check_integer(name, value, low=1)

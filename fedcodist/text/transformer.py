@@ -22,9 +22,9 @@ def large_transformer(vocabulary: int = VOCABULARY) -> "Transformer":
 class Transformer(nn.Module):
     """Blocks of causal attention and a GELU layer of four times the width, normalised before each.
 
-    Positions are rotations of queries and keys (Su et al. 2021), so sentences longer than those of
-    the training can be read. The output layer's kernel is the embedding's. Called with tokens int
-    [B, T], padded at the end; returns a `Readout` of [B, T, width].
+    Positions are rotations of queries and keys (Su et al., 2021, https://arxiv.org/abs/2104.09864), so
+    sentences longer than those in training can be read. The output layer shares the embedding's kernel.
+    Called with tokens int [B, T], padded at the end; returns a `Readout` of [B, T, width].
 
     Raises:
       ValueError: `width` is no multiple of 2 `heads`.
@@ -57,7 +57,7 @@ class Transformer(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention to earlier positions, then two dense layers; both are added to what they read."""
+    """Attention to earlier positions, then two dense layers, both with residual connections."""
 
     heads: int
 
@@ -74,7 +74,7 @@ class Block(nn.Module):
 
 
 def rotated(x: jax.Array) -> jax.Array:
-    """Pairs of features [B, T, heads, features] turned by angles that grow with the position."""
+    """Rotates pairs of features [B, T, heads, features] by angles that grow with the position."""
     half = x.shape[-1] // 2
     frequency = 10_000.0 ** (-jnp.arange(half) / half)
     angle = jnp.arange(x.shape[1])[:, None, None] * frequency

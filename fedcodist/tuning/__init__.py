@@ -1,1 +1,1 @@
-"""Hyperparameter search with optuna: studies, trials, search spaces."""
+"""Hyperparameter search with Optuna: studies, trials, search spaces."""

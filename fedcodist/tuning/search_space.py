@@ -1,8 +1,9 @@
-"""What a tuner searches: floats of a config, between bounds.
+"""Search spaces: the floats of a config that a tuner varies, with their bounds.
 
 A dimension is named by the setting that it varies, such as `pools.small.server_learning_rate`. A star
 stands for every name in its place: `pools.*.client_learning_rate` is one value that all pools share.
-A config may have a space of its own in place of its algorithm's:
+
+A config may replace its algorithm's space:
 
     config.tuning = dict(
         space=(
@@ -28,8 +29,8 @@ class Dimension(NamedTuple):
 
     Attributes:
       low, high: inclusive bounds.
-      scale: 'log' or 'linear', in which values are uniform.
-      settings: dotted names of the config's settings that all take it.
+      scale: 'log' or 'linear': the scale on which values are uniform.
+      settings: dotted names of all settings of the config that take the value.
     """
 
     low: float
@@ -42,16 +43,15 @@ Space = dict[str, Dimension]
 
 
 def search_space(config: ConfigDict) -> Space:
-    """The config's own search space, or its algorithm's.
+    """The search space of the config, or that of its algorithm.
 
     Raises:
-      ValueError: one line, for bounds that make no sense and settings that do not exist, are no
-        floats or are named twice.
+      ValueError: bounds out of range, or a setting that does not exist, is no float or is named twice.
     """
-    own = config.get("tuning", ConfigDict()).get("space", None)
+    entries = config.get("tuning", ConfigDict()).get("space", None)
     settings = flat(config)
     space: Space = {}
-    for entry in default_space(config) if own is None else own:
+    for entry in default_space(config) if entries is None else entries:
         name, low, high, scale = _checked(entry)
         if name in space:
             raise ValueError(f"tuning.space names {name!r} twice.")
@@ -75,7 +75,7 @@ def search_space(config: ConfigDict) -> Space:
 def default_space(config: ConfigDict) -> list[tuple[str, float, float, str]]:
     """The space of Knowledge Codistillation, appendix F.
 
-    The paper gives the decay's range as (0, 1), and searches it on a log scale: from 1e-3 here.
+    The paper searches the decay in (0, 1) on a log scale; here it starts at 1e-3.
     """
     rates, pools = (1e-4, 1e-1, "log"), list(config.pools)
     space = [("pools.*.client_learning_rate", *rates)]
@@ -99,14 +99,14 @@ def default_space(config: ConfigDict) -> list[tuple[str, float, float, str]]:
 def check_effects(
     config: ConfigDict, space: Space, floats: Callable[[ConfigDict], Sequence[float]]
 ) -> None:
-    """Raises ValueError unless every dimension changes what a compiled program takes as an argument.
+    """Raises ValueError unless every dimension changes an argument of the compiled programs.
 
-    All trials share one program: whatever else a setting changed would be left out silently.
+    All trials share one program, so changes of any other value would be ignored silently.
 
     Args:
       config: the experiment.
-      space: what is searched.
-      floats: config -> the algorithm's traced floats. It raises for values that are not allowed.
+      space: the search space.
+      floats: config -> the algorithm's traced floats. It raises ValueError for values out of range.
     """
     before = flat(config)
     for name, dimension in space.items():
@@ -131,7 +131,7 @@ def check_effects(
 
 
 def with_values(config: ConfigDict, space: Space, values: Mapping[str, float]) -> ConfigDict:
-    """A copy of the config with a trial's values, by dimension."""
+    """A copy of the config with the values of a trial, by dimension."""
     changed = copy.deepcopy(config)
     for name, value in values.items():
         for setting in space[name].settings:
@@ -141,18 +141,18 @@ def with_values(config: ConfigDict, space: Space, values: Mapping[str, float]) -
 
 
 def own_values(config: ConfigDict, space: Space) -> dict[str, float]:
-    """The values that the config itself has, without those that are no point of the space."""
+    """The config's values by dimension, without those that are outside the space."""
     settings, values = flat(config), {}
     for name, dimension in space.items():
-        found = {settings[setting] for setting in dimension.settings}
-        value = found.pop()
-        if not found and value is not None and dimension.low <= value <= dimension.high:
+        choices = {settings[setting] for setting in dimension.settings}
+        value = choices.pop()
+        if not choices and value is not None and dimension.low <= value <= dimension.high:
             values[name] = float(value)
     return values
 
 
 def overrides(space: Space, values: Mapping[str, float]) -> list[str]:
-    """Arguments that give a run a trial's values, to the last bit."""
+    """Command-line arguments that set a trial's values, to the last bit."""
     return [
         f"--config.{setting}={value!r}"
         for name, value in values.items()
@@ -186,7 +186,7 @@ def _matching(name: str, settings: Mapping[str, Any]) -> tuple[str, ...]:
         setting
         for setting in settings
         if len(parts := setting.split(".")) == len(wanted)
-        and all(one in ("*", other) for one, other in zip(wanted, parts, strict=True))
+        and all(pattern in ("*", other) for pattern, other in zip(wanted, parts, strict=True))
     )
     if not matching:
         nearest = nearest_name(name, list(settings))

@@ -1,9 +1,9 @@
 """A tuning study in an SQLite file that workers on one machine share.
 
-Concurrent writers of SQLite fail rather than wait for ever, so workers take turns: whoever touches the
-study holds byte 0 of a lock file beside it. Every worker holds another byte of that file for as long as
-it lives. The operating system releases it however the process ends, so a trial whose worker is gone is
-known at once and for certain, where Optuna's heartbeats would have to wait for a grace period.
+Concurrent writers of SQLite may fail instead of waiting, so workers take turns: a worker that uses the
+study holds byte 0 of a lock file beside it. Every worker also holds another byte of that file as long as
+it lives. The operating system releases it however the process ends. So the end of a worker is known at
+once, whereas Optuna's heartbeats need a grace period.
 """
 
 import contextlib
@@ -46,7 +46,7 @@ optuna.logging.set_verbosity(optuna.logging.ERROR)
 class Worker:
     """This process's place among those that share a study; make one per process and study file.
 
-    Closing any handle of the lock file would release all of a process's locks on it, so it has one.
+    It has the only handle of the lock file: closing any other would release all locks of the process.
     """
 
     def __init__(self, storage: Path):
@@ -57,7 +57,7 @@ class Worker:
 
     @contextlib.contextmanager
     def turn(self) -> Iterator[None]:
-        """Alone with the study; waits until the others are done."""
+        """A context with exclusive use of the study; waits for the other workers."""
         fcntl.lockf(self._file, fcntl.LOCK_EX, 1, 0)
         try:
             yield
@@ -65,7 +65,7 @@ class Worker:
             fcntl.lockf(self._file, fcntl.LOCK_UN, 1, 0)
 
     def is_alive(self, number: int) -> bool:
-        """Whether the worker of that number is still running."""
+        """Whether the worker with this number is still running."""
         if number == self.number:
             return True
         try:
@@ -82,14 +82,14 @@ class Plan(NamedTuple):
     Attributes:
       storage: the SQLite file.
       name: the study's name in it.
-      settings: flat settings of the experiment without the tuned ones; a study has one such.
-      space: what is searched; a study has one such.
-      first: values by dimension of the first trial; those that it lacks are drawn.
+      settings: flat settings of the experiment without the tuned ones; the same for the whole study.
+      space: the search space; the same for the whole study.
+      first: values of the first trial by dimension; missing ones are drawn.
       trials: finished and pruned trials that the study is to have.
       seed: of the sampler.
       pruner: 'median', 'hyperband' or 'none'.
-      rounds, every: rounds of a trial, and from one evaluation to the next.
-      command: what reproduces the study, for its summary.
+      rounds, every: rounds of a trial, and between evaluations.
+      command: the command that reproduces the study, for its summary.
     """
 
     storage: Path
@@ -109,7 +109,7 @@ def open_study(plan: Plan, worker: Worker) -> optuna.Study:
     """Makes the study, or continues it.
 
     Raises:
-      ValueError: one line, where the study was made with another config or search space.
+      ValueError: the study was made with another config or search space.
       One of ERRORS: the file cannot be used.
     """
     guarded = json.loads(
@@ -130,7 +130,7 @@ def open_study(plan: Plan, worker: Worker) -> optuna.Study:
                     f"study {plan.name!r} in {plan.storage} was not made by this command."
                 )
             study.enqueue_trial(dict(plan.first), skip_if_exists=True)
-            # Last: a study whose making was interrupted is made again.
+            # Set last: a study that was interrupted before is made again.
             study.set_user_attr("made_of", guarded)
         elif difference := _difference(made, guarded):
             raise ValueError(
@@ -143,7 +143,7 @@ def open_study(plan: Plan, worker: Worker) -> optuna.Study:
 
 
 def load_study(storage: Path, name: str) -> optuna.Study:
-    """An existing study, to read. Raises ValueError, one line, where there is none."""
+    """An existing study, to read. Raises ValueError where there is none."""
     if not storage.is_file():
         raise ValueError(f"--storage must be an existing file, got '{storage}'.")
     try:
@@ -156,10 +156,9 @@ def load_study(storage: Path, name: str) -> optuna.Study:
 
 
 def next_trial(study: optuna.Study, plan: Plan, worker: Worker, device: str) -> optuna.Trial | None:
-    """The next trial to run; None when the study has all that it is to have.
+    """The next trial to run; None when the study is complete.
 
-    Where other workers are at the last ones it waits: should one of them be killed, its trial is
-    left for this worker.
+    While other workers run the last trials, it waits: if one of them is killed, this worker takes over.
     """
     distributions: dict[str, BaseDistribution] = {
         name: FloatDistribution(dimension.low, dimension.high, log=dimension.scale == "log")
@@ -205,13 +204,13 @@ def finish(
 
 
 def best_trial(study: optuna.Study) -> FrozenTrial | None:
-    """The best finished trial; None where there is none."""
+    """The best finished trial, or None."""
     finished = study.get_trials(states=(TrialState.COMPLETE,))
     return max(finished, key=operator.attrgetter("value"), default=None)
 
 
 def summary(study: optuna.Study) -> dict[str, Any]:
-    """All about a study that is worth keeping, as JSON."""
+    """The results of a study, as JSON."""
     attributes, best = study.user_attrs, best_trial(study)
     config = attributes["made_of"]["config"]
     trials = [trial for trial in study.trials if trial.state in STATES]
@@ -219,12 +218,12 @@ def summary(study: optuna.Study) -> dict[str, Any]:
     workers: dict[int, dict[str, Any]] = {}
     for trial in trials:
         if about := trial.user_attrs.get("worker"):
-            one = workers.setdefault(
+            entry = workers.setdefault(
                 about["number"], {"device": about["device"], "trials": 0, "compilations": 0}
             )
-            one["trials"] += 1
+            entry["trials"] += 1
             compilations = trial.user_attrs.get("compilations", 0)
-            one["compilations"] = max(one["compilations"], compilations)
+            entry["compilations"] = max(entry["compilations"], compilations)
     return {
         "study": study.study_name,
         "algorithm": _method(config),
@@ -247,7 +246,7 @@ def summary(study: optuna.Study) -> dict[str, Any]:
 
 
 def _method(config: Mapping[str, Any]) -> str:
-    """What the server does, or where that is a mean what clients do."""
+    """The name of the server's method, or where the server takes means that of the clients' method."""
     name = config["algorithm.name"]
     return config.get("training.method", name) if name == BASELINE else name
 
@@ -266,9 +265,9 @@ def _trial_summary(trial: FrozenTrial) -> dict[str, Any]:
 
 
 def _fail_abandoned(study: optuna.Study, worker: Worker) -> None:
-    """Fails the trials of workers that are gone, and puts their values first in the queue."""
+    """Fails the trials of workers that have ended, and puts their values first in the queue."""
     for trial in study.get_trials(states=(TrialState.RUNNING,)):
-        # Without a worker it was asked for in a turn that was not finished.
+        # A trial without a worker comes from a turn that was not finished.
         owner = trial.user_attrs.get("worker")
         if owner is None or not worker.is_alive(owner["number"]):
             study.tell(trial.number, state=TrialState.FAIL)
@@ -277,10 +276,10 @@ def _fail_abandoned(study: optuna.Study, worker: Worker) -> None:
 
 
 def _sampler(study: optuna.Study, plan: Plan) -> optuna.samplers.TPESampler:
-    """One for the next trial alone.
+    """A sampler for the next trial only.
 
-    Its seed is that of the study and the trial's place, whichever worker asks: no two workers draw
-    the same values, and a study that was interrupted goes on with the draws it would have had.
+    Its seed depends on the study's seed and the trial's number, not on the worker. So no two workers
+    draw the same values, and an interrupted study continues with the draws it would have had.
     """
     drawn = [trial for trial in study.trials if "repeats" not in trial.user_attrs]
     place = sum(trial.state != TrialState.WAITING for trial in drawn)
@@ -306,10 +305,10 @@ def _storage(path: Path) -> optuna.storages.RDBStorage:
 
 
 def _difference(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> str | None:
-    # The space first: a setting that only one of them tunes is missing in the other's config.
+    # The space comes first: a setting that only one study tunes is missing in the other's config.
     for part, text in (("space", "another search space"), ("config", "another config")):
         for name in [*theirs[part], *ours[part]]:
-            left, right = (each[part].get(name, "nothing") for each in (theirs, ours))
+            left, right = (side[part].get(name, "nothing") for side in (theirs, ours))
             if left != right:
                 return f"{text}: {name} is {left!r} there and {right!r} here"
     return None

@@ -3,12 +3,12 @@ r"""Tunes the float hyper-parameters of an experiment.
     python -m fedcodist.tuning.tune --config experiments/configs/digits_codist.py:merged_codistillation \
         --study digits_merged --storage runs/tuning.db --trials 32 --config.rounds=40
 
-A trial's value is the accuracy on held-out clients after the last round, or on examples held out of
-clients' own (`data.partition.validation`), averaged over models and seeds; test data is never read.
-What is searched is told in `fedcodist.tuning.search_space`. The same command goes on with a study that
+A trial's value is the accuracy after the last round, averaged over models and seeds. It is measured on
+held-out clients, or on held-out examples of the clients (`data.partition.validation`), never on test
+data. `fedcodist.tuning.search_space` explains what is searched. The same command continues a study that
 was stopped. On a CPU there is one worker per core; each compiles once for all of its trials.
-`--output FILE` keeps the study as JSON when it has all its trials, and `--summary` writes that at any
-time:
+
+`--output FILE` writes the complete study as JSON, and `--summary` writes its present state at any time:
 
     python -m fedcodist.tuning.tune --summary --study digits_merged --storage runs/tuning.db
 """
@@ -40,14 +40,14 @@ from fedcodist.tuning import search_space
 
 # File descriptor by which the first worker says that the study is open.
 _READY = "FEDCODIST_TUNE_READY"
-# Splits of which one gives a trial its value: the first that the data have.
+# The first of these splits that the data have gives a trial its value.
 _HELD_OUT = ("held_out", "validation")
-# What a trial neither depends on nor may change.
+# Settings that a trial does not depend on and may not change.
 _NOT_SETTINGS = ("execution.", "tuning.", "evaluation.splits", "evaluation.final_splits")
 
 
 def main(arguments: list[str]) -> int:
-    """Runs the command; returns its exit status. A mistake of the user's is one line and status 2."""
+    """Runs the command; returns its exit status, 2 for a mistake of the user's."""
     values = _flags(arguments)
     if "--help" in arguments or "-h" in arguments:
         print(f"{__doc__}\n{values.get_help()}")
@@ -118,10 +118,10 @@ def _check(values: flags.FlagValues) -> None:
 
 
 def _supervise(program: Sequence[str], processes: int) -> int:
-    """Runs the workers to their end; returns 0, or what went wrong.
+    """Runs the workers to their end; returns 0, or the status of a failure.
 
-    The first is started alone, so that a mistake is told once. Workers do not depend on each other:
-    where one dies, the others take over its trial.
+    The first worker is started alone, so that a mistake is reported once. Workers do not depend on each
+    other: where one dies, the others take over its trial.
     """
     workers: list[subprocess.Popen] = []
     try:
@@ -150,14 +150,14 @@ def _start(
     return child_processes.start(
         program,
         env=environment,
-        # It is never written to: its end tells a worker that this process is gone.
+        # Nothing is written to it. Its end tells a worker that this process has ended.
         stdin=subprocess.PIPE,
         pass_fds=() if ready is None else (ready,),
     )
 
 
 def _conclude(values: flags.FlagValues) -> int:
-    """Says what the study found, and how to run an experiment with it."""
+    """Prints the study's best trial, and the command that runs an experiment with it."""
     from fedcodist.tuning import study as studies
 
     try:
@@ -201,7 +201,7 @@ def _write(output: str | None, summary: Mapping[str, Any]) -> None:
 
 
 def _work(values: flags.FlagValues) -> int:
-    """One worker's part of the study."""
+    """Does one worker's part of the study; returns its exit status."""
     rank, count = int(os.environ[launch.RANK]), int(os.environ[launch.COUNT])
     _end_with_the_supervisor()
     launch.take_cores(rank, count)
@@ -250,11 +250,12 @@ def _work(values: flags.FlagValues) -> int:
 
 
 def held_out_experiment(config: ConfigDict):
-    """The config's experiment, evaluated on held-out examples alone, and what trials differ in.
+    """The config's experiment, evaluated on held-out examples only, and a function of a trial's config.
 
     Returns:
-      (Experiment, hyper_of): a trial's config -> its algorithm's traced floats. Data are loaded once,
-      as all trials have the same.
+      (Experiment, hyper_of). `hyper_of` maps a trial's config to its algorithm's traced floats. The data
+        are
+      loaded once for all trials.
     """
     from fedcodist.config.config_errors import as_settings
     from fedcodist.config.data import load_data
@@ -281,14 +282,14 @@ def held_out_experiment(config: ConfigDict):
 
     def hyper_of(trial: ConfigDict):
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # said once already
+            warnings.simplefilter("ignore")  # shown once already
             return build_algorithm(trial, data).hyper
 
     return experiment, hyper_of
 
 
 def check_trials(config: ConfigDict, space: search_space.Space, hyper_of) -> None:
-    """Raises one line where a dimension does nothing in a program that is already compiled."""
+    """Raises ValueError that names a dimension without an effect on a compiled program."""
     import jax
 
     def floats(trial):
@@ -298,7 +299,7 @@ def check_trials(config: ConfigDict, space: search_space.Space, hyper_of) -> Non
 
 
 def make_plan(config: ConfigDict, space: search_space.Space, **options: Any):
-    """A config's Plan; `options` are those of its fields that no config has."""
+    """A config's Plan; `options` are the fields that a config does not have."""
     from fedcodist.tuning.study import Plan
 
     tuned = {setting for dimension in space.values() for setting in dimension.settings}
@@ -319,9 +320,7 @@ def make_plan(config: ConfigDict, space: search_space.Space, **options: Any):
 def run_trials(
     config, experiment, hyper_of, plan, study, worker
 ) -> tuple[collections.Counter, int]:
-    """Runs trials until the study has enough.
-
-    All run the same programs, with other floats.
+    """Runs trials until the study is complete. All run the same programs, with different floats.
 
     Args:
       config: ConfigDict, whose floats trials replace.
@@ -368,7 +367,7 @@ def _run_trial(trial, experiment, programs, worker):
         nonlocal value
         round, value = records[0]["round"], held_out_accuracy(records)
         if not math.isfinite(value):
-            # Neither the study's file nor its sampler takes what is no number.
+            # Neither the study's file nor its sampler accepts NaN.
             raise optuna.TrialPruned(f"accuracy undefined in round {round}")
         if studies.report(trial, worker, round, value) and round < experiment.rounds:
             raise optuna.TrialPruned(f"accuracy {value:.4f} in round {round}")
@@ -376,7 +375,7 @@ def _run_trial(trial, experiment, programs, worker):
     try:
         run_experiment(experiment, programs=programs, callbacks=[judge], show_progress=False)
     except (optuna.TrialPruned, TrainingDiverged) as error:
-        # Pruned, not failed: the sampler learns from pruned trials to keep away.
+        # The sampler learns from pruned trials, but not from failed ones.
         return None, studies.TrialState.PRUNED, str(error)
     return value, studies.TrialState.COMPLETE, None
 
@@ -384,14 +383,14 @@ def _run_trial(trial, experiment, programs, worker):
 def held_out_accuracy(records: Sequence[Mapping[str, Any]]) -> float:
     """Mean over models and seeds of one evaluation's accuracies on held-out examples.
 
-    NaN where one is undefined.
+    NaN where one of them is undefined.
     """
     accuracies = [record["accuracy"] for record in records if record["split"] in _HELD_OUT]
     return math.nan if None in accuracies else sum(accuracies) / len(accuracies)
 
 
 def _with_floats(experiment, hyper):
-    """The experiment with a trial's floats; it keeps everything that its programs close over."""
+    """The experiment with a trial's floats; its programs stay the same."""
     import jax
 
     expected = experiment.algorithm.hyper
@@ -406,7 +405,7 @@ def _compilations(programs) -> int:
 
 def _end_with_the_supervisor() -> None:
     def wait():
-        # Not sys.stdin, whose lock would be held while the interpreter ends.
+        # The lock of sys.stdin would be held while the interpreter ends.
         os.read(0, 1)
         os._exit(1)
 
