@@ -194,7 +194,11 @@ def _add_fetch_sgd(config: ConfigDict) -> None:
     config.evaluation.checkpoint_every *= FETCH_SGD_ROUNDS
     examples = 27_000 // (FETCH_SGD_ROUNDS * config.data.partition.num_clients)
     config.training.fetch_sgd = dict(
-        rows=5, columns=1160, count=1935, momentum=0.9, examples=examples
+        sketch_rows=5,
+        sketch_columns=1160,
+        k=1935,
+        momentum=0.9,
+        examples_per_round=examples,
     )
     config.pools.main.server_learning_rate = 0.27
     # For fedcodist.tuning.tune, with four clients and one seed: rates of SGD have no default.

@@ -42,7 +42,7 @@ def get_config(run: str = "fed_avg,svd") -> ConfigDict:
         config.training.method = name
     # Of 2,410 parameters: 720 floats up, 240 numbers and indices down.
     if name == "fetch_sgd":
-        config.training.fetch_sgd = dict(rows=3, columns=240, count=240, momentum=0.9)
+        config.training.fetch_sgd = dict(sketch_rows=3, sketch_columns=240, k=240, momentum=0.9)
         config.pools.main.server_learning_rate = 0.1
     if name == "fed_dropout":
         config.training.fed_dropout = dict(share=0.6)  # of the units of hidden layers

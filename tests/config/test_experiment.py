@@ -610,7 +610,7 @@ def test_baselines_send_what_they_do_in_the_fedkd_paper():
     )
     whole = size(network())
     sketch = digits_compression.get_config("fetch_sgd").training.fetch_sgd
-    both_ways = sketch.rows * sketch.columns + 2 * sketch.count
+    both_ways = sketch.sketch_rows * sketch.sketch_columns + 2 * sketch.k
     assert both_ways / (2 * whole) == pytest.approx(0.249, abs=0.001)
     share = digits_compression.get_config("fed_dropout").training.fed_dropout.share
     assert size(networks.narrowed(network(), share)) / whole == pytest.approx(0.6, abs=0.01)
@@ -628,7 +628,12 @@ def test_baselines_send_what_they_do_in_the_fedkd_paper():
             r"training\.compression\.uplink must be one of",
         ),
         ("fed_avg,top_k", "compression.share", 2.0, "share must be at most 1 and above 0, got 2.0"),
-        ("fetch_sgd", "fetch_sgd.rows", 0, r"training\.fetch_sgd\.rows must be at least 1, got 0"),
+        (
+            "fetch_sgd",
+            "fetch_sgd.sketch_rows",
+            0,
+            r"training\.fetch_sgd\.sketch_rows must be at least 1, got 0",
+        ),
         (
             "fed_dropout",
             "fed_dropout.share",
