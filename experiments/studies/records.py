@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from experiments.studies.record import RESERVED, read_object
+from experiments.studies.renamed import renamed
 
 # Experiments with sections of their own.
 TABLE_1 = "cifar100_table1"
@@ -60,7 +61,7 @@ def load_records(results: Path) -> list[Record]:
 
 
 def _load(path: Path) -> Record:
-    content = read_object(path)
+    content = renamed(read_object(path))
     fields = [name for name in Record._fields if name != "path"]
     needed = [name for name in fields if name not in Record._field_defaults]
     if missing := [name for name in needed if name not in content]:
