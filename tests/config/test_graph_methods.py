@@ -254,7 +254,7 @@ def test_runs_without_clients_heads_are_left_out_of_the_tables(tmp_path: Path, c
     both = [str(tmp_path / run) for run in ("centralised", "local_only_steps")]
     assert tables_heads.main([*both, "--clients", "--picture", str(picture)]) == 0
     printed = capsys.readouterr()
-    assert printed.err.count("\n") == 1 and "a run of pooled, which has no such" in printed.err
+    assert printed.err.count("\n") == 1 and "a run of centralised, which has no such" in printed.err
     assert printed.out.count("50.0 / 50.0") == 8 and "local_only_steps" in printed.out
     assert picture.stat().st_size > 1000
     assert tables_heads.main([both[0], str(tmp_path / "nothing")]) == 2
