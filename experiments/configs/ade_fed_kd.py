@@ -62,7 +62,9 @@ def get_config(run: str = "fed_kd") -> ConfigDict:
         del own.teacher_layers, own.student_layers  # an encoder shows all of its layers
     if "fetch_sgd" in config.training:
         # 16,775 sentences; a twentieth of a client's.
-        config.training.fetch_sgd.update(rows=5, columns=2467, count=4025, examples=209)
+        config.training.fetch_sgd.update(
+            sketch_rows=5, sketch_columns=2467, k=4025, examples_per_round=209
+        )
         main.server_learning_rate = 0.4
     if "fed_dropout" in config.training:
         config.training.fed_dropout.share = 0.63

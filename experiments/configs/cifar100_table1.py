@@ -21,6 +21,7 @@ The data come from `datasets/cifar100/prepare.py` and, for out-of-domain images,
 
 from ml_collections import ConfigDict, config_dict
 
+from fedcodist.config import defaults
 from fedcodist.config.registry import METHODS
 
 # Share of the 315 clients, 100 images each, that are able to train the large model.
@@ -40,16 +41,9 @@ def get_runs() -> list[str]:
 
 def get_config(run: str = "merged_codistillation,4700,in_domain") -> ConfigDict:
     """Returns one cell of the table; see `get_runs`."""
-    if run not in get_runs():
-        raise ValueError(f"a run of this config is one of {get_runs()}, got {run!r}.")
+    defaults.check_run(run, get_runs())
     method, examples, *unlabelled = run.split(",")
-    config = ConfigDict()
-    config.name = "cifar100_table1"
-    config.run = run
-    config.rounds = 1500
-    config.full_rounds = 1500  # what a table's number needs; shorter runs are marked
-    config.seed = 0
-    config.seeds = 1
+    config = defaults.experiment("cifar100_table1", 1500, run)
 
     config.data = dict(
         name="prepared",
@@ -61,76 +55,34 @@ def get_config(run: str = "merged_codistillation,4700,in_domain") -> ConfigDict:
         augmentation="per_image",  # or "per_batch", as FedJAX draws crops and flips
         seed=0,
     )
-    config.training = dict(
-        client_optimizer="sgd",
-        batch_size=20,
-        epochs=1,
-        server_optimizer="adam",
-        server_epsilon=1e-5,
-        server_schedule="linear_decay",  # to zero
-    )
+    config.training = defaults.adaptive_training()
+    teaching = dict(learning_rate=1.3e-3, interpolation=0.47, temperature=0.36)  # tuned
     config.pools = dict(
-        small=dict(
-            model="cnn_small",
+        small=defaults.codistilled_pool(
+            "cnn_small",
+            teaching,
             fraction=1.0,
-            cohort_size=20,
             client_learning_rate=0.034,  # tuned
             server_learning_rate=1.4e-3,  # tuned
-            alpha=config_dict.placeholder(float),
-            teaching=dict(
-                learning_rate=1.3e-3,  # tuned
-                decay=0.1,
-                interpolation=0.47,  # tuned
-                self_teacher_temperature=1.0,
-                temperature=0.36,  # tuned
-                weight=1.0,
-            ),
         ),
-        large=dict(
-            model="cnn_large",
+        large=defaults.codistilled_pool(
+            "cnn_large",
+            teaching,
             fraction=FRACTIONS[examples],
-            cohort_size=20,
             client_learning_rate=4.8e-3,  # tuned
             server_learning_rate=1.8e-3,  # tuned
-            alpha=config_dict.placeholder(float),
-            teaching=dict(
-                learning_rate=1.3e-3,  # tuned
-                decay=0.1,
-                interpolation=0.47,  # tuned
-                self_teacher_temperature=1.0,
-                temperature=0.36,  # tuned
-                weight=1.0,
-            ),
         ),
     )
     config.nested_pools = True  # large clients serve the small model too
 
-    config.algorithm = dict(
-        name=method,
+    config.algorithm = defaults.codistillation(
+        method,
         alpha=0.86,  # tuned
-        alpha_schedule="constant",
-        skip_at_alpha_one=False,
-        period=200,
-        steps={"periodic_codistillation": 200}.get(method, 32),
         batch_size=128,
-        distillation_optimizer="adam",
-        distillation_epsilon=1e-5,
-        direction="forward",
-        mixup_beta=2.0,
         flip=True,
     )
-    config.evaluation = dict(
-        every=25, batch_size=500, checkpoint_every=25, splits=("held_out",), final_splits=("test",)
-    )
-    config.execution = dict(
-        processes=config_dict.placeholder(int),
-        loop="scan",
-        chunk_size=config_dict.placeholder(int),  # with loop="vmap" what fits, if not set
-        seeds_loop="map",
-        stream=False,
-        precision="float32",  # or "bfloat16"
-        rematerialise=False,
-    )
+    config.evaluation = defaults.evaluation(25, 25)
+    config.execution = defaults.execution()
 
     config.notes = ()  # remarks on the run, at the end of its page of results
     if method == "fed_avg" and examples != "4700":

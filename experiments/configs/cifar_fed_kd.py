@@ -27,7 +27,9 @@ Adam's default. FetchSGD's, which has none, is tuned (results/tuning/cifar_fed_k
 
 from typing import Any, NamedTuple
 
-from ml_collections import ConfigDict, config_dict
+from ml_collections import ConfigDict
+
+from fedcodist.config import defaults
 
 RATE = 0.001
 
@@ -80,17 +82,11 @@ def get_runs() -> list[str]:
 
 def get_config(run: str = "fed_kd") -> ConfigDict:
     """Returns one run's experiment."""
-    if run not in get_runs():
-        raise ValueError(f"a run of this config is one of {get_runs()}, got {run!r}.")
+    defaults.check_run(run, get_runs())
     pair = RESNET if run.startswith("resnet,") else CNN
     clients = 16 if run.endswith("_16") else 4
     method, _, kind = run.removeprefix("resnet,").removesuffix("_16").partition(",")
-    config = ConfigDict()
-    config.name = "cifar_fed_kd"
-    config.run = run
-    config.rounds = config.full_rounds = 10
-    config.seed = 0
-    config.seeds = 2
+    config = defaults.experiment("cifar_fed_kd", 10, run, seeds=2)
 
     config.data = dict(
         name="prepared",
@@ -105,24 +101,12 @@ def get_config(run: str = "fed_kd") -> ConfigDict:
         augmentation="per_image",
         seed=0,
     )
-    config.training = dict(
+    config.training = defaults.training(
         method=method,
         client_optimizer="adam",
         batch_size=32,
-        epochs=1,
-        server_optimizer="sgd",  # of rate 1: the mean of the clients' models
-        server_epsilon=config_dict.placeholder(float),
-        server_schedule="constant",
     )
-    config.pools = dict(
-        main=dict(
-            model=pair.teacher,
-            fraction=1.0,
-            cohort_size=clients,
-            client_learning_rate=RATE,
-            server_learning_rate=1.0,
-        ),
-    )
+    config.pools = defaults.one_pool(pair.teacher, clients, RATE)
     config.nested_pools = True
     config.algorithm = dict(name="fed_avg")
     config.evaluation = dict(
@@ -133,15 +117,7 @@ def get_config(run: str = "fed_kd") -> ConfigDict:
         splits=("validation",),
         final_splits=("test",),
     )
-    config.execution = dict(
-        processes=config_dict.placeholder(int),
-        loop="scan",
-        chunk_size=config_dict.placeholder(int),
-        seeds_loop="map",
-        stream=False,
-        precision="float32",
-        rematerialise=False,
-    )
+    config.execution = defaults.execution()
     if method in ("fed_kd", "fml"):
         _add_fed_kd(config, pair, kind)
     elif method == "fetch_sgd":
@@ -157,33 +133,19 @@ def _add_fed_kd(config: ConfigDict, pair: Pair, kind: str) -> None:
     is_fml = config.training.method == "fml"
     config.training.method = "fed_kd"
     config.pools.main.model = pair.student
-    config.training.fed_kd = dict(
-        teacher=pair.teacher,
+    config.training.fed_kd = defaults.fed_kd(
+        pair.teacher,
+        RATE,
         teacher_layers=pair.teacher_layers,
         student_layers=pair.student_layers,
-        teacher_learning_rate=RATE,
-        output_weight=1.0,
-        hidden_weight=1.0,
-        exchange="epoch_delta",
-        fresh_optimizers=False,
-        adaptive="batch",
-        kl_reduction="batchmean",
-        hidden_map="learned",
-        detach_targets=True,
-        detach_normaliser=False,
-        without_padding=False,  # of text, in distances of hidden states
     )
     config.training.fed_kd.update(FML if is_fml else PARTS.get(kind, {}))
     if not is_fml and kind != "whole":
         start, end = THRESHOLDS.get(kind, (0.95, 0.98))
-        config.training.compression = dict(
-            uplink="svd",
-            downlink="svd",
+        config.training.compression = defaults.compression(
             start=start,
             end=end,
-            range_finder=config_dict.placeholder(int),  # columns; exact where not set
             spectra=not kind,  # of clients' updates; costs another decomposition
-            gradient_spectra=False,  # of a batch's gradient, before any optimizer
         )
 
 
@@ -194,7 +156,11 @@ def _add_fetch_sgd(config: ConfigDict) -> None:
     config.evaluation.checkpoint_every *= FETCH_SGD_ROUNDS
     examples = 27_000 // (FETCH_SGD_ROUNDS * config.data.partition.num_clients)
     config.training.fetch_sgd = dict(
-        rows=5, columns=1160, count=1935, momentum=0.9, examples=examples
+        sketch_rows=5,
+        sketch_columns=1160,
+        k=1935,
+        momentum=0.9,
+        examples_per_round=examples,
     )
     config.pools.main.server_learning_rate = 0.27
     # For fedcodist.tuning.tune, with four clients and one seed: rates of SGD have no default.

@@ -20,6 +20,8 @@ may go away, and the page of results reads their records as one run:
 
 from ml_collections import ConfigDict, config_dict
 
+from fedcodist.config import defaults
+
 
 def get_runs() -> list[str]:
     """Superclasses and fine classes, at the paper's size and scaled; then what parties do alone."""
@@ -30,16 +32,12 @@ def get_runs() -> list[str]:
 
 def get_config(run: str = "non_iid") -> ConfigDict:
     """Returns one experiment."""
-    if run not in get_runs():
-        raise ValueError(f"a run of this config is one of {get_runs()}, got {run!r}.")
+    defaults.check_run(run, get_runs())
     classes, *kinds = run.split(",")
     iid, is_scaled = classes == "iid", "scaled" in kinds
-    config = ConfigDict()
-    config.name = "cifar_fed_md"
-    config.run = run
-    config.rounds = config.full_rounds = 20 if iid else 13
-    config.seed = 0
-    config.seeds = 3 if is_scaled else 1
+    config = defaults.experiment(
+        "cifar_fed_md", 20 if iid else 13, run, seeds=3 if is_scaled else 1
+    )
 
     config.data = dict(
         name="cifar_public_private",
@@ -56,42 +54,20 @@ def get_config(run: str = "non_iid") -> ConfigDict:
     networks = "table_2" if "table_2" in kinds else "table_1"
     narrower = 4 if is_scaled else 2 if "half" in kinds else 1
     config.parties = dict(networks=networks, narrower=narrower)
-    config.algorithm = dict(
-        name="fed_md",
-        alignment_size=5000,  # of all public images; their number takes all
-        exchanged="logits",  # or "probabilities", at the temperature
-        temperature=1.0,
-        learning_rate=1e-3,
-        epsilon=1e-7,  # Keras', which adds it before the correction of the bias and not after
+    config.algorithm = defaults.fed_md(
         digest_epochs=0 if "alone" in kinds else 1,
         digest_batch_size=256 if iid else 128,
         revisit_epochs=4 if iid else 10,
         revisit_batch_size=5 if iid else 10,
-        output_penalty=1e-3,
-        # One number per party in place of equal ones. The paper's are lower for models 0 and 9 of
-        # table 2, by how much it does not say.
-        weights=config_dict.placeholder(tuple),
+        # The paper's weights are lower for models 0 and 9 of table 2, by how much it does not say.
     )
-    config.phases = dict(
-        stopping="held_out",  # "test_data" as in the released code; "fixed" for all epochs
-        held_out_share=0.1,
-        # And checkpoints: an epoch of the paper's networks takes a CPU of two cores 20 minutes and more.
-        evaluate_every=1,
-        public=dict(epochs=20, batch_size=128, patience=3, min_delta=0.005),
-        private=dict(epochs=25, batch_size=32, patience=10, min_delta=0.001),
-        centralised=dict(epochs=50, batch_size=32, patience=10, min_delta=0.001),
+    config.phases = defaults.phases(
+        # Checkpoints are as often as evaluations: an epoch of the paper's networks takes a CPU of two
+        # cores 20 minutes and more.
         centralised_bound="alone" not in kinds,
         cache="data/pretraining",  # the two private experiments share what was learnt of CIFAR-10
     )
     # Curves are of test images, as the paper's figure does; nothing is chosen by them.
-    config.evaluation = dict(
-        every=1, batch_size=500, checkpoint_every=1, splits=("test",), final_splits=()
-    )
-    config.execution = dict(
-        processes=config_dict.placeholder(int),
-        loop="scan",
-        chunk_size=1,
-        seeds_loop="map",
-        stream=False,
-    )
+    config.evaluation = defaults.evaluation(1, 1, splits=("test",), final_splits=())
+    config.execution = defaults.plain_execution()
     return config

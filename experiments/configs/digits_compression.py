@@ -8,9 +8,10 @@ FetchSGD's and Federated Dropout's sizes are such that they send about a quarter
 bytes, as in that paper. FetchSGD's clients compute one gradient a round where others train locally.
 """
 
-from ml_collections import ConfigDict, config_dict
+from ml_collections import ConfigDict
 
 from experiments.configs import digits_methods
+from fedcodist.config import defaults
 
 COMPRESSIONS = {
     "svd": dict(uplink="svd", downlink="svd"),
@@ -29,8 +30,7 @@ def get_runs() -> list[str]:
 
 def get_config(run: str = "fed_avg,svd") -> ConfigDict:
     """Returns one run's experiment."""
-    if run not in get_runs():
-        raise ValueError(f"a run of this config is one of {get_runs()}, got {run!r}.")
+    defaults.check_run(run, get_runs())
     name, _, compression = run.partition(",")
     config = digits_methods.get_config("fed_sdd" if name == "fed_sdd" else "fed_avg")
     config.name = "digits_compression"
@@ -42,18 +42,13 @@ def get_config(run: str = "fed_avg,svd") -> ConfigDict:
         config.training.method = name
     # Of 2,410 parameters: 720 floats up, 240 numbers and indices down.
     if name == "fetch_sgd":
-        config.training.fetch_sgd = dict(rows=3, columns=240, count=240, momentum=0.9)
+        config.training.fetch_sgd = dict(sketch_rows=3, sketch_columns=240, k=240, momentum=0.9)
         config.pools.main.server_learning_rate = 0.1
     if name == "fed_dropout":
         config.training.fed_dropout = dict(share=0.6)  # of the units of hidden layers
     if compression:
-        config.training.compression = dict(
+        config.training.compression = defaults.compression(
             **COMPRESSIONS[compression],
-            start=0.95,  # svd
-            end=0.98,
-            range_finder=config_dict.placeholder(int),  # columns; exact where not set
-            spectra=False,  # of clients' updates, in metrics.jsonl
-            gradient_spectra=False,  # of a batch's gradient, before any optimizer
             share=0.1,  # top_k
             bits=8,  # quantisation
             rows=3,  # count_sketch

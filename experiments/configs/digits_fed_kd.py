@@ -11,6 +11,7 @@ gradients. The teachers are evaluated, and the student that they share. Learning
 from ml_collections import ConfigDict
 
 from experiments.configs import digits_compression
+from fedcodist.config import defaults
 
 FED_AVG = {"fed_avg,student": "digits_small", "fed_avg,teacher": "digits_large"}
 FED_KD = {
@@ -30,8 +31,7 @@ def get_runs() -> list[str]:
 
 def get_config(run: str = "fed_kd") -> ConfigDict:
     """Returns one run's experiment."""
-    if run not in get_runs():
-        raise ValueError(f"a run of this config is one of {get_runs()}, got {run!r}.")
+    defaults.check_run(run, get_runs())
     sends_whole = run in FED_AVG or run == "fed_kd,whole"
     config = digits_compression.get_config("fed_avg" if sends_whole else "fed_avg,svd")
     config.name = "digits_fed_kd"
@@ -42,21 +42,11 @@ def get_config(run: str = "fed_kd") -> ConfigDict:
         config.pools.main.model = FED_AVG[run]
         return config
     config.training.method = "fed_kd"
-    config.training.fed_kd = dict(
-        teacher="digits_large",
+    config.training.fed_kd = defaults.fed_kd(
+        "digits_large",
+        0.003,
         teacher_layers=("Dense_0", "Dense_1"),
         student_layers=("Dense_0",),  # beside the teacher's Dense_1
-        teacher_learning_rate=0.003,
-        output_weight=1.0,
-        hidden_weight=1.0,
-        exchange="epoch_delta",
-        fresh_optimizers=False,
-        adaptive="batch",
-        kl_reduction="batchmean",
-        hidden_map="learned",
-        detach_targets=True,
-        detach_normaliser=False,
-        without_padding=False,  # of text, in distances of hidden states
     )
     config.training.fed_kd.update(FED_KD[run])
     config.evaluation.clients = 100  # of a pool, whose teachers are evaluated

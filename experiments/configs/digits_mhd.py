@@ -10,6 +10,8 @@ from those of the first one.
 
 from ml_collections import ConfigDict, config_dict
 
+from fedcodist.config import defaults
+
 OWN = {
     "multi_headed_distillation": dict(
         embedding_weight=1.0,
@@ -47,14 +49,8 @@ def get_runs() -> list[str]:
 
 def get_config(run: str = "multi_headed_distillation") -> ConfigDict:
     """Returns one method's experiment."""
-    if run not in get_runs():
-        raise ValueError(f"a run of this config is one of {get_runs()}, got {run!r}.")
-    config = ConfigDict()
-    config.name = "digits_mhd"
-    config.run = run
-    config.rounds = config.full_rounds = 40
-    config.seed = 0
-    config.seeds = 1
+    defaults.check_run(run, get_runs())
+    config = defaults.experiment("digits_mhd", 40, run)
 
     config.data = dict(
         name="digits_primary",
@@ -82,8 +78,6 @@ def get_config(run: str = "multi_headed_distillation") -> ConfigDict:
     config.training = dict(learning_rate=0.03, momentum=0.9, batch_size=32, steps=25)
     with config.ignore_type():
         config.algorithm = dict(name=run, **OWN[run])
-    config.evaluation = dict(
-        every=10, batch_size=500, checkpoint_every=20, splits=("held_out",), final_splits=("test",)
-    )
-    config.execution = dict(processes=1, loop="vmap", chunk_size=8, seeds_loop="map", stream=False)
+    config.evaluation = defaults.evaluation(10, 20)
+    config.execution = defaults.plain_execution(processes=1, loop="vmap", chunk_size=8)
     return config

@@ -26,6 +26,8 @@ from typing import NamedTuple
 
 from ml_collections import ConfigDict, config_dict
 
+from fedcodist.config import defaults
+
 
 class Task(NamedTuple):
     """What is learned, and the server's images."""
@@ -58,21 +60,14 @@ def get_runs() -> list[str]:
 
 def get_config(run: str = "fed_sdd_r4,resnet20,cifar10,0.1") -> ConfigDict:
     """Returns one cell of the table; see `get_runs`."""
-    if run not in get_runs():
-        raise ValueError(f"a run of this config is one of {get_runs()}, got {run!r}.")
+    defaults.check_run(run, get_runs())
     method, network, task, alpha = run.split(",")
     name, _, rounds_kept = method.partition("_r")
     if name in LOCAL:
         server, local = "fed_avg", name
     else:
         server, local = name, "fed_avg"
-    config = ConfigDict()
-    config.name = "fedsdd_table2"
-    config.run = run
-    config.rounds = 100
-    config.full_rounds = 100  # what a table's number needs; shorter runs are marked
-    config.seed = 0
-    config.seeds = 3
+    config = defaults.experiment("fedsdd_table2", 100, run, seeds=3)
 
     config.data = dict(
         name="prepared",
@@ -88,68 +83,28 @@ def get_config(run: str = "fed_sdd_r4,resnet20,cifar10,0.1") -> ConfigDict:
         division_per_seed=False,
         seed=0,
     )
-    config.training = dict(
+    config.training = defaults.training(
         method=local,
         proximal_weight=0.001,  # fed_prox
         scaffold_option=2,
-        client_optimizer="sgd",  # without momentum, weight decay or schedule
         batch_size=64,
         epochs=40,
-        server_optimizer="sgd",  # of rate 1: the mean of the clients' models
-        server_epsilon=config_dict.placeholder(float),
-        server_schedule="constant",
     )
-    config.pools = dict(
-        main=dict(
-            model=f"{network}_{TASKS[task].classes}",
-            fraction=1.0,
-            cohort_size=8,
-            client_learning_rate=0.8,
-            server_learning_rate=1.0,
-        ),
-    )
+    config.pools = defaults.one_pool(f"{network}_{TASKS[task].classes}", 8, 0.8)
     config.nested_pools = True
 
     config.algorithm = dict(name=server)
     if server != "fed_avg":
-        config.algorithm.update(
-            steps=5000,
-            batch_size=256,
-            distillation_optimizer="sgd",
-            distillation_epsilon=config_dict.placeholder(float),
-            direction="forward",  # choice: KL(teacher || student)
-            learning_rate=0.1,
-            temperature=4.0,
-            scaled=True,  # choice: by the temperature squared
-            mixup_beta=0.0,
-            flip=False,
-        )
+        # Choices: KL(teacher || student); the loss times the temperature squared.
+        config.algorithm = defaults.distillation(server, steps=5000, batch_size=256)
     if server == "fed_sdd":
-        config.algorithm.update(
-            num_models=4,
-            rounds_kept=int(rounds_kept),
-            distilled="main",  # or "all"
-            warm_up=0,  # rounds
-            cached=False,  # the server's images are augmented
-            group_sizes=config_dict.placeholder(tuple),  # as even as can be
-            measured=(),
-        )
+        config.algorithm.rounds_kept = int(rounds_kept)
     if server == "fed_df":
         # No validation data, so neither early stopping nor drop-worst, which Table 10 has.
         with config.ignore_type():
             config.algorithm.validation = None
     # Curves are of test images, as the paper's do; nothing is chosen by them.
-    config.evaluation = dict(
-        every=10, batch_size=500, checkpoint_every=10, splits=("test",), final_splits=()
-    )
-    config.execution = dict(
-        processes=config_dict.placeholder(int),
-        loop="scan",
-        chunk_size=config_dict.placeholder(int),  # with loop="vmap" what fits, if not set
-        seeds_loop="map",
-        stream=False,
-        precision="float32",  # or "bfloat16"
-        rematerialise=False,
-    )
+    config.evaluation = defaults.evaluation(10, 10, splits=("test",), final_splits=())
+    config.execution = defaults.execution()
     config.notes = ()  # remarks on the run, at the end of its page of results
     return config

@@ -19,6 +19,8 @@ whose rounds it does not tell, is left out.
 
 from ml_collections import ConfigDict, config_dict
 
+from fedcodist.config import defaults
+
 TEACHER, STUDENTS = "bert_base_12", {"4": "bert_base_4", "2": "bert_base_2"}
 TEACHER_RATE, STUDENT_RATE = 2e-6, 5e-6
 
@@ -36,16 +38,10 @@ def get_runs() -> list[str]:
 
 def get_config(run: str = "fed_kd,4") -> ConfigDict:
     """Returns one run's experiment."""
-    if run not in get_runs():
-        raise ValueError(f"a run of this config is one of {get_runs()}, got {run!r}.")
+    defaults.check_run(run, get_runs())
     method, *kinds = run.split(",")
     student = STUDENTS.get(kinds[0]) if kinds else None
-    config = ConfigDict()
-    config.name = "mind_fed_kd"
-    config.run = run
-    config.rounds = config.full_rounds = 3
-    config.seed = 0
-    config.seeds = 5  # repeats of the paper
+    config = defaults.experiment("mind_fed_kd", 3, run, seeds=5)  # repeats of the paper
 
     config.data = dict(
         name="prepared_news",
@@ -55,23 +51,13 @@ def get_config(run: str = "fed_kd,4") -> ConfigDict:
         encoder=config_dict.placeholder(str),
         frozen_tables=True,
     )
-    config.training = dict(
+    config.training = defaults.training(
         method=method,
         client_optimizer="adam",
         batch_size=32,
-        epochs=1,
-        server_optimizer="sgd",  # of rate 1: the mean of the clients' models
-        server_epsilon=config_dict.placeholder(float),
-        server_schedule="constant",
     )
-    config.pools = dict(
-        main=dict(
-            model=student or TEACHER,
-            fraction=1.0,
-            cohort_size=4,
-            client_learning_rate=STUDENT_RATE if student else TEACHER_RATE,
-            server_learning_rate=1.0,
-        ),
+    config.pools = defaults.one_pool(
+        student or TEACHER, 4, STUDENT_RATE if student else TEACHER_RATE
     )
     config.nested_pools = True
     config.algorithm = dict(name="fed_avg")
@@ -84,39 +70,14 @@ def get_config(run: str = "fed_kd,4") -> ConfigDict:
         splits=("held_out",),
         final_splits=("test",),
     )
-    config.execution = dict(
-        processes=config_dict.placeholder(int),
-        loop="scan",
-        chunk_size=config_dict.placeholder(int),
-        seeds_loop="map",
-        stream=False,
-        precision="float32",
-        rematerialise=False,
-    )
+    config.execution = defaults.execution()
     if method == "fed_dropout":
         config.training.fed_dropout = dict(share=0.6)  # of heads and inner neurons
     if method == "fed_kd":
         weight = 0.0 if "no_mutual" in kinds else 1.0
-        config.training.fed_kd = dict(
-            teacher=TEACHER,
-            teacher_learning_rate=TEACHER_RATE,
-            output_weight=weight,
-            hidden_weight=weight,
-            exchange="epoch_delta",
-            adaptive="batch",
-            kl_reduction="batchmean",
-            hidden_map="learned",
-            detach_targets=True,
-            detach_normaliser=False,
-            without_padding=False,  # of text, in distances of hidden states
+        config.training.fed_kd = defaults.fed_kd(
+            TEACHER, TEACHER_RATE, output_weight=weight, hidden_weight=weight
         )
-        config.training.compression = dict(
-            uplink="svd",
-            downlink="svd",
-            start=0.95,
-            end=0.98,
-            range_finder=config_dict.placeholder(int),  # columns; exact where not set
-            spectra=False,  # of clients' updates, in metrics.jsonl
-            gradient_spectra=False,  # of a batch's gradient, before any optimizer
-        )
+        del config.training.fed_kd.fresh_optimizers
+        config.training.compression = defaults.compression()
     return config

@@ -21,8 +21,9 @@ The paper has 30,000 users in each pool of Stack Overflow, 10,000 words and 1,50
 hundred users know 4,000 words. Learning rates are ours, of four pairs that were tried with FedAvg.
 """
 
-from ml_collections import ConfigDict, config_dict
+from ml_collections import ConfigDict
 
+from fedcodist.config import defaults
 from fedcodist.config.registry import METHODS
 
 # Domains of the small and of the large model.
@@ -41,16 +42,10 @@ def get_runs() -> list[str]:
 
 def get_config(run: str = "merged_codistillation,python_source") -> ConfigDict:
     """Returns one run; see `get_runs`."""
-    if run not in get_runs():
-        raise ValueError(f"a run of this config is one of {get_runs()}, got {run!r}.")
+    defaults.check_run(run, get_runs())
     method, text, *more = run.split(",")
     domains = TEXTS[text]
-    config = ConfigDict()
-    config.name = "text_domain_shift"
-    config.run = run
-    config.rounds = config.full_rounds = int(more[0]) if more else ROUNDS
-    config.seed = 0
-    config.seeds = 1
+    config = defaults.experiment("text_domain_shift", int(more[0]) if more else ROUNDS, run)
 
     config.data = dict(
         name="prepared_text",
@@ -59,51 +54,26 @@ def get_config(run: str = "merged_codistillation,python_source") -> ConfigDict:
         domains=dict.fromkeys(domains, {"python_source": 0.45, "stackexchange": 0.35}[text]),
         seed=0,
     )
-    config.training = dict(
-        client_optimizer="sgd",
-        batch_size=20,
-        epochs=1,
-        server_optimizer="adam",
-        server_epsilon=1e-5,
-        server_schedule="linear_decay",
+    config.training = defaults.adaptive_training(
         samples=0,  # classes that a training step's softmax is sampled from; 0 takes all
     )
     config.pools = {
-        pool: dict(
-            model=f"lstm_{pool}",  # or f"transformer_{pool}"
+        pool: defaults.codistilled_pool(
+            f"lstm_{pool}",  # or f"transformer_{pool}"
             domain=domain,
-            cohort_size=20,
             client_learning_rate=0.3,
-            server_learning_rate=0.01,
-            alpha=config_dict.placeholder(float),  # in place of algorithm.alpha
-            teaching=dict(
-                learning_rate=1e-3,
-                decay=0.1,
-                interpolation=0.05,
-                self_teacher_temperature=1.0,
-                temperature=1.0,
-                weight=1.0,
-            ),
         )
         for pool, domain in zip(("small", "large"), domains, strict=True)
     }
     config.nested_pools = False
 
-    config.algorithm = dict(
-        name=method,
-        alpha=0.7,  # merged
-        alpha_schedule="constant",
-        skip_at_alpha_one=False,
+    config.algorithm = defaults.codistillation(
+        method,
         # Periodic; paper: 200. The last one is a tenth of the rounds before the end.
         period=config.rounds * 3 // 10,
         # As many unlabelled sentences in a round of merging as clients have of their own.
-        steps={"periodic_codistillation": 200}.get(method, 8),
-        batch_size=64,
-        distillation_optimizer="adam",
-        distillation_epsilon=1e-5,
-        direction="forward",
+        steps=200 if method == "periodic_codistillation" else 8,
         mixup_beta=0.0,
-        flip=False,
     )
     config.evaluation = dict(
         every=20,
@@ -114,14 +84,6 @@ def get_config(run: str = "merged_codistillation,python_source") -> ConfigDict:
         splits=tuple(f"held_out_{domain}" for domain in domains),
         final_splits=("test", *(f"test_{domain}" for domain in domains)),
     )
-    config.execution = dict(
-        processes=config_dict.placeholder(int),
-        loop="scan",
-        chunk_size=config_dict.placeholder(int),  # with loop="vmap" what fits, if not set
-        seeds_loop="map",
-        stream=False,
-        precision="float32",  # or "bfloat16"
-        rematerialise=False,
-    )
+    config.execution = defaults.execution()
     config.notes = ()
     return config

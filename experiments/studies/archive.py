@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, get_args, get_origin, get_type_hints
 import numpy as np
 
 from experiments.studies.record import RESERVED
+from experiments.studies.renamed import renamed
 from fedcodist.report.runs import read_object
 
 # Its FedAvg runs are what gains are over, and its small model is one for all pools' sizes.
@@ -62,7 +63,7 @@ def load_records(results: Path) -> list[Record]:
 
 
 def _load(path: Path) -> Record:
-    content = read_object(path)
+    content = renamed(read_object(path))
     fields = [name for name in Record._fields if name != "path"]
     needed = [name for name in fields if name not in Record._field_defaults]
     if missing := [name for name in needed if name not in content]:

@@ -122,13 +122,21 @@ def count_sketch(rows: int, columns: int, count: int, seed: int = 0) -> Compress
     )
 
 
-def check_sketch(rows: int, columns: int, count: int) -> None:
-    """Raises ValueError or TypeError that names the argument which is not allowed."""
-    check_integer("rows", rows, low=1, high=_MOST_ENTRIES)
-    check_integer("columns", columns, low=1)
+def check_sketch(
+    rows: int,
+    columns: int,
+    count: int,
+    names: tuple[str, str, str] = ("rows", "columns", "count"),
+) -> None:
+    """Raises ValueError or TypeError that names the argument which is not allowed.
+
+    `names`: the caller's arguments, for messages.
+    """
+    check_integer(names[0], rows, low=1, high=_MOST_ENTRIES)
+    check_integer(names[1], columns, low=1)
     if columns > (most := _MOST_ENTRIES // rows):
-        raise ValueError(f"columns must be at most {most:,} with {rows} rows, got {columns}.")
-    check_integer("count", count, low=1)
+        raise ValueError(f"{names[1]} must be at most {most:,} with {rows} rows, got {columns}.")
+    check_integer(names[2], count, low=1)
 
 
 def _hashes(rows: int, columns: int, size: int, seed: int) -> tuple[jax.Array, jax.Array]:

@@ -1,6 +1,7 @@
 """From a config's `training` and a pool to how its clients train.
 
-`training.method` names it, FedAvg where it is not set.
+`training.method` names it, FedAvg where it is not set. OFFERS are the arguments that a method of clients
+may have; its others are the settings of `training.<its name>`, or of `training`.
 """
 
 from collections.abc import Callable
@@ -9,42 +10,47 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 from ml_collections import ConfigDict
 
-from fedcodist.algorithms.clients.fed_avg import FedAvgHyper, constant, fed_avg, linear_decay
-from fedcodist.algorithms.clients.fed_dropout import fed_dropout
-from fedcodist.algorithms.clients.fed_gkd import FedGKDHyper, fed_gkd
-from fedcodist.algorithms.clients.fed_kd import FedKDHyper, fed_kd
-from fedcodist.algorithms.clients.fed_kd_losses import MutualLosses
-from fedcodist.algorithms.clients.fed_prox import FedProxHyper, fed_prox
-from fedcodist.algorithms.clients.fetch_sgd import FetchSGDHyper, fetch_sgd
-from fedcodist.algorithms.clients.scaffold import scaffold
+from fedcodist.algorithms.clients.fed_avg import constant, linear_decay
+from fedcodist.config.bind import bind, offered
 from fedcodist.config.config_errors import choice, named
 from fedcodist.config.data import Data
 from fedcodist.config.execution import as_executed
 from fedcodist.config.networks import MODELS, image_model, model_of, submodel_of
 from fedcodist.config.optimizers import optimizer_of
-from fedcodist.core.checks import check_number
+from fedcodist.config.registry import Entry, client_entry, function_of
 from fedcodist.core.layer_outputs import with_layers
 from fedcodist.core.local_training import LocalTraining
 from fedcodist.core.method import FederatedMethod
 from fedcodist.core.model import Model
 
 
-def client_method(
-    config: ConfigDict, data: Data, model: Model, pool: ConfigDict, num_clients: int
-) -> FederatedMethod:
+class Clients(NamedTuple):
+    """What a client method is made of: a pool of a config, its data, its model, how many clients."""
+
+    config: ConfigDict
+    data: Data
+    model: Model
+    pool: ConfigDict
+    num_clients: int
+
+
+def client_method(clients: Clients) -> FederatedMethod:
     """How a pool's clients train and what its server makes of it."""
-    clients = Clients(
-        config,
-        data,
-        model,
-        pool,
-        num_clients,
-        local_training(config, data),
-        server_settings(config),
-        FedAvgHyper(pool.client_learning_rate, pool.server_learning_rate),
-    )
-    name = config.training.get("method", "fed_avg")
-    return choice("training.method", name, CLIENT_METHODS)(clients)
+    entry, training = client_entry(clients.config), clients.config.training
+    check_not_text("training.method", entry, clients.data)
+    function, settings, prefix = function_of(entry), training, "training."
+    if isinstance(training.get(entry.name), ConfigDict):
+        settings, prefix = training[entry.name], f"training.{entry.name}."
+    return bind(function, settings, prefix, **offered(function, OFFERS, clients))
+
+
+def check_not_text(setting: str, entry: Entry, data: Data) -> None:
+    """Raises ValueError, one line, where the method has no use for models of text."""
+    if data.text is not None and "logits" in entry.reads:
+        raise ValueError(
+            f"{setting} must be another than {entry.name}, which reads models' logits or cuts or aligns "
+            "their layers, for text."
+        )
 
 
 def local_training(config: ConfigDict, data: Data) -> LocalTraining:
@@ -58,146 +64,63 @@ def local_training(config: ConfigDict, data: Data) -> LocalTraining:
     )
 
 
-def server_settings(config: ConfigDict) -> dict[str, Any]:
-    """The server's optimizer and its schedule, as methods' arguments."""
+def server_optimizer(config: ConfigDict) -> Any:
+    """The server's, of a learning rate."""
     training = config.training
+    name, epsilon = training.server_optimizer, training.server_epsilon
+    return optimizer_of("training.server_optimizer", name, epsilon)
+
+
+def server_schedule(config: ConfigDict) -> Any:
+    """(the server's learning rate, round) -> that round's."""
     schedules = {"constant": constant, "linear_decay": linear_decay(config.rounds)}
-    return dict(
-        server_optimizer=optimizer_of(
-            "training.server_optimizer", training.server_optimizer, training.server_epsilon
-        ),
-        schedule=choice("training.server_schedule", training.server_schedule, schedules),
-    )
+    return choice("training.server_schedule", config.training.server_schedule, schedules)
 
 
-class Clients(NamedTuple):
-    """What a client method is made of: the config, a pool of it, and what all methods need.
-
-    Attributes:
-      config, data, model, pool, num_clients: of the pool.
-      local: how clients train.
-      server: the server's optimizer and its schedule, as methods' arguments.
-      rates: clients' and the server's.
-    """
-
-    config: ConfigDict
-    data: Data
-    model: Model
-    pool: ConfigDict
-    num_clients: int
-    local: LocalTraining
-    server: dict[str, Any]
-    rates: FedAvgHyper
+def _submodel(clients: Clients) -> tuple[Model, Any]:
+    """The part of FedDropout's clients, and what says which part it is."""
+    share = clients.config.training.fed_dropout.share
+    part, layers = submodel_of(clients.data, clients.pool.model, share, clients.model)
+    return as_executed(clients.config, part), layers
 
 
-def _refuse_text(data: Data, method: str) -> None:
-    """Raises one line for text to be continued; encoded sentences have networks of their own."""
-    if data.text is not None:
-        raise ValueError(f"training.method must be another than {method}, for text.")
-
-
-def _fed_avg(clients: Clients) -> FederatedMethod:
-    return fed_avg(clients.model, clients.local, hyper=clients.rates, **clients.server)
-
-
-def _fed_prox(clients: Clients) -> FederatedMethod:
-    weight = clients.config.training.proximal_weight
-    check_number("training.proximal_weight", weight, low=0)
-    hyper = FedProxHyper(*clients.rates, weight)
-    return fed_prox(clients.model, clients.local, hyper=hyper, **clients.server)
-
-
-def _fed_gkd(clients: Clients) -> FederatedMethod:
-    _refuse_text(clients.data, "fed_gkd, whose clients learn from logits")
-    settings = clients.config.training.fed_gkd
-    hyper = FedGKDHyper(*clients.rates, settings.weight, settings.temperature)
-    with named("training.fed_gkd: "):
-        return fed_gkd(
-            clients.model, clients.local, settings.models_kept, hyper=hyper, **clients.server
-        )
-
-
-def _scaffold(clients: Clients) -> FederatedMethod:
-    with named("training.scaffold_"):
-        return scaffold(
-            clients.model,
-            clients.num_clients,
-            clients.local,
-            clients.config.training.scaffold_option,
-            hyper=clients.rates,
-            **clients.server,
-        )
-
-
-def _fetch_sgd(clients: Clients) -> FederatedMethod:
-    settings = clients.config.training.fetch_sgd
-    hyper = FetchSGDHyper(clients.pool.server_learning_rate, settings.momentum)
-    sketch = {name: value for name, value in settings.items() if name != "momentum"}
-    with named("training.fetch_sgd: "):
-        return fetch_sgd(
-            clients.model,
-            clients.local,
-            **sketch,
-            schedule=clients.server["schedule"],
-            hyper=hyper,
-        )
-
-
-def _fed_dropout(clients: Clients) -> FederatedMethod:
-    _refuse_text(clients.data, "fed_dropout, whose parts are cut out of chains of layers")
-    model, share = clients.model, clients.config.training.fed_dropout.share
-    submodel, units = submodel_of(clients.data, clients.pool.model, share, model)
-    submodel = as_executed(clients.config, submodel)
-    with named("training.fed_dropout: "):
-        return fed_dropout(
-            model, submodel, units, clients.local, hyper=clients.rates, **clients.server
-        )
-
-
-def _fed_kd(clients: Clients) -> FederatedMethod:
-    """The pool's model is the student; `training.fed_kd` names the teacher and the layers to align."""
+def _with_layers(clients: Clients, setting: str, name: str, layers: str) -> Model:
+    """A network of FedKD that shows the layers to align."""
     config, data = clients.config, clients.data
-    _refuse_text(data, "fed_kd, which aligns layers that these networks do not show")
-    settings = config.training.fed_kd
-    train = data.splits["train"]
-
-    def network(setting, name, layers):
-        if data.models is not None:  # they show all of their layers
-            return as_executed(config, model_of(config, data, setting, name))
-        image_model(setting, name, data)  # a mistake is told by its setting
-        create, shape = MODELS[name]
-        with named(f"training.fed_kd.{layers}: "):
-            model = with_layers(create(), jnp.zeros((1, *shape)), settings[layers])
-        return as_executed(config, model)
-
-    teacher = network("training.fed_kd.teacher", settings["teacher"], "teacher_layers")
-    student = network("a pool's model for fed_kd", clients.pool.model, "student_layers")
-    with named("training.fed_kd: "):
-        return fed_kd(
-            teacher,
-            student,
-            train.columns,
-            clients.local,
-            settings["exchange"],
-            settings.get("fresh_optimizers", False),
-            MutualLosses(
-                **{name: settings[name] for name in MutualLosses._fields if name in settings}
-            ),
-            FedKDHyper(
-                settings["teacher_learning_rate"],
-                clients.pool.client_learning_rate,
-                settings["output_weight"],
-                settings["hidden_weight"],
-            ),
-        )
+    if data.models is not None:  # they show all of their layers
+        return as_executed(config, model_of(config, data, setting, name))
+    image_model(setting, name, data)  # a mistake is told by its setting
+    create, shape = MODELS[name]
+    with named(f"training.fed_kd.{layers}: "):
+        model = with_layers(create(), jnp.zeros((1, *shape)), config.training.fed_kd[layers])
+    return as_executed(config, model)
 
 
-CLIENT_METHODS: dict[str, Callable[[Clients], FederatedMethod]] = {
-    "fed_avg": _fed_avg,
-    "fed_prox": _fed_prox,
-    "fed_gkd": _fed_gkd,
-    "scaffold": _scaffold,
-    "fetch_sgd": _fetch_sgd,
-    "fed_dropout": _fed_dropout,
-    "fed_kd": _fed_kd,
+OFFERS: dict[str, Callable[[Clients], Any]] = {
+    "model": lambda clients: clients.model,
+    "num_clients": lambda clients: clients.num_clients,
+    "columns": lambda clients: clients.data.splits["train"].columns,
+    "training": lambda clients: local_training(clients.config, clients.data),
+    "server_optimizer": lambda clients: server_optimizer(clients.config),
+    "schedule": lambda clients: server_schedule(clients.config),
+    "client_learning_rate": lambda clients: clients.pool.client_learning_rate,
+    "server_learning_rate": lambda clients: clients.pool.server_learning_rate,
+    # FetchSGD's, whose clients have no rate of their own.
+    "learning_rate": lambda clients: clients.pool.server_learning_rate,
+    # SCAFFOLD's, FedGKD's and FedDropout's.
+    "option": lambda clients: clients.config.training.scaffold_option,
+    "distillation_weight": lambda clients: clients.config.training.fed_gkd.weight,
+    "submodel": lambda clients: _submodel(clients)[0],
+    "layers": lambda clients: _submodel(clients)[1],
+    # FedKD's; the pool's model is the student.
+    "teacher": lambda clients: _with_layers(
+        clients,
+        "training.fed_kd.teacher",
+        clients.config.training.fed_kd.teacher,
+        "teacher_layers",
+    ),
+    "student": lambda clients: _with_layers(
+        clients, "a pool's model for fed_kd", clients.pool.model, "student_layers"
+    ),
+    "student_learning_rate": lambda clients: clients.pool.client_learning_rate,
 }

@@ -10,7 +10,8 @@ from fedcodist.config.config_errors import as_settings, choice
 from fedcodist.config.data import Data, load_data
 from fedcodist.config.division import divided
 from fedcodist.config.graph_methods import pooled_examples
-from fedcodist.config.server_methods import build_algorithm, reads_unlabelled
+from fedcodist.config.registry import algorithm_entry
+from fedcodist.config.server_methods import build_algorithm
 from fedcodist.config.settings import check_settings
 from fedcodist.core.checks import check_integer
 from fedcodist.data.federated_data import FederatedData
@@ -67,12 +68,12 @@ def _assemble(config: ConfigDict, data: Data) -> Experiment:
     for name in ("every", "batch_size", "checkpoint_every", "clients"):
         if config.evaluation.get(name) is not None:
             check_integer(f"evaluation.{name}", config.evaluation[name], low=1)
-    data_sets = {}
-    if reads_unlabelled(config):
+    data_sets, reads = {}, algorithm_entry(config).reads
+    if "unlabelled" in reads:
         data_sets["unlabelled"] = {data.inputs: data.unlabelled}
-    if data.public is not None:
+    if "public" in reads and data.public is not None:
         data_sets[PUBLIC] = {"image": data.public.train.columns["image"]}
-    if config.algorithm.name == "centralised":
+    if "shared" in reads:
         data_sets[SHARED] = pooled_examples(data)
     if config.algorithm.get("validation") is not None:
         split = choice("algorithm.validation.split", config.algorithm.validation.split, data.splits)

@@ -1,4 +1,7 @@
-"""From a config's `parties` and `algorithm` to a method of clients of a graph: MHD and its baselines."""
+"""From a config's `parties` and `algorithm` to a method of clients of a graph: MHD and its baselines.
+
+OFFERS are the arguments that a method on a graph may have; its others are the settings of `algorithm`.
+"""
 
 import functools
 import inspect
@@ -12,29 +15,17 @@ import optax
 from ml_collections import ConfigDict
 
 from fedcodist.algorithms.graph import graphs
-from fedcodist.algorithms.graph.centralised import centralised
-from fedcodist.algorithms.graph.decentralised_fed_avg import decentralised_fed_avg
-from fedcodist.algorithms.graph.decentralised_periodic_codistillation import (
-    DecentralisedPeriodicHyper,
-    PublicAnswers,
-    decentralised_periodic_codistillation,
-)
-from fedcodist.algorithms.graph.local_only_steps import LocalOnlyStepsHyper, local_only_steps
 from fedcodist.algorithms.graph.mhd_costs import memory_for_checkpoints
 from fedcodist.algorithms.graph.mhd_exchange import CheckpointExchange
-from fedcodist.algorithms.graph.mhd_losses import HeadDistillation
-from fedcodist.algorithms.graph.multi_headed_distillation import (
-    MHDHyper,
-    multi_headed_distillation,
-)
 from fedcodist.algorithms.parties.groups import PartyGroup
+from fedcodist.config.bind import bind, offered
 from fedcodist.config.config_errors import choice, named
 from fedcodist.config.data import Data
 from fedcodist.config.execution import execution_of
 from fedcodist.config.party_methods import public_of
+from fedcodist.config.registry import algorithm_entry, function_of
 from fedcodist.core.checks import check_number
 from fedcodist.core.local_steps import StepTraining
-from fedcodist.core.local_training import LocalTraining
 from fedcodist.core.method import FederatedAlgorithm
 from fedcodist.models import MLP, NormalizedCNN, ResNet
 from fedcodist.models.fed_md import TABLE_1, FedMDNetwork, narrower
@@ -66,119 +57,15 @@ GRAPHS: dict[str, Callable[..., np.ndarray]] = {
 }
 
 
-def build_multi_headed(config: ConfigDict, data: Data) -> FederatedAlgorithm:
-    """MHD as a config describes it."""
-    settings = config.algorithm
-    exchange = CheckpointExchange(
-        settings.checkpoints_per_client, settings.checkpoints_on, settings.exchange_seed
-    )
-    # Every seed of a run has banks of its own, and every process on this machine.
-    memory = memory_for_checkpoints(exchange, launch.processes_here()) // config.seeds
-    distillation = HeadDistillation(
-        settings.public_batch_size,
-        settings.teachers,
-        settings.candidates,
-        settings.choice,
-        settings.embedding_distance,
-        settings.get("reaches_backbone", True),
-        settings.get("updates_statistics", False),
-        public_of(data).preprocess,
-        exchange._replace(memory=memory),
-    )
-    algorithm = multi_headed_distillation(
-        decentralised_groups(config, data, config.parties.heads, config.parties.projection),
-        {"image": data.unlabelled},
-        graph_of(config, data.splits["train"].num_clients),
-        config.rounds,
-        _training(config, data),
-        distillation,
-        MHDHyper(_rate(config), settings.embedding_weight, settings.head_weight),
-        execution=execution_of(config),
-        same_start=_same_start(config),
-    )
+def build_on_graph(config: ConfigDict, data: Data) -> FederatedAlgorithm:
+    """The method of clients on a graph that a config's `algorithm` names."""
+    function = function_of(algorithm_entry(config))
+    given = offered(function, OFFERS, config, data)
+    algorithm = bind(function, config.algorithm, "algorithm.", **given)
     if config.seeds == 1:
         return algorithm
     notes = (f"{note}, for each of {config.seeds} seeds" for note in algorithm.notes)
     return algorithm._replace(notes=tuple(notes))
-
-
-def build_local_only_steps(config: ConfigDict, data: Data) -> FederatedAlgorithm:
-    """Clients alone."""
-    return local_only_steps(
-        _main_only(decentralised_groups(config, data)),
-        config.rounds,
-        _training(config, data),
-        hyper=LocalOnlyStepsHyper(_rate(config)),
-        execution=execution_of(config),
-        same_start=_same_start(config),
-    )
-
-
-def build_centralised(config: ConfigDict, data: Data) -> FederatedAlgorithm:
-    """One model of each architecture on all examples; which these are, `pooled_examples` says."""
-    if config.data.get("public_share") == 1:
-        raise ValueError(
-            "data.public_share must be below 1 for pooled, or private images count twice."
-        )
-    return centralised(
-        _main_only(decentralised_groups(config, data)),
-        len(pooled_examples(data)["label"]),
-        config.rounds,
-        _training(config, data),
-        LocalOnlyStepsHyper(_rate(config)),
-        execution_of(config),
-    )
-
-
-def build_fed_avg(config: ConfigDict, data: Data) -> FederatedAlgorithm:
-    """FedAvg among clients of one architecture, every `training.steps` steps.
-
-    Where everybody is joined with everybody a server's messages are counted, one model each way.
-    """
-    is_complete = config.parties.graph.get("name") == "complete"
-    return decentralised_fed_avg(
-        _main_only(decentralised_groups(config, data)),
-        config.rounds,
-        None if is_complete else graph_of(config, data.splits["train"].num_clients),
-        _training(config, data),
-        LocalOnlyStepsHyper(_rate(config)),
-        execution_of(config),
-        same_start=_same_start(config, default=True),
-    )
-
-
-def build_periodic(config: ConfigDict, data: Data) -> FederatedAlgorithm:
-    """Neighbours' models teach each other every `algorithm.period` rounds."""
-    settings = config.algorithm
-    check_number("algorithm.distillation_learning_rate", settings.distillation_learning_rate, low=0)
-    return decentralised_periodic_codistillation(
-        _main_only(decentralised_groups(config, data)),
-        PublicAnswers(
-            len(data.unlabelled), settings.examples, settings.period, config.evaluation.batch_size
-        ),
-        config.rounds,
-        graph_of(config, data.splits["train"].num_clients),
-        _training(config, data),
-        LocalTraining(
-            functools.partial(optax.adam, eps=1e-5),
-            settings.public_batch_size,
-            preprocess=public_of(data).preprocess,
-        ),
-        DecentralisedPeriodicHyper(
-            _rate(config), settings.distillation_learning_rate, settings.temperature
-        ),
-        execution_of(config),
-        same_start=_same_start(config),
-    )
-
-
-DECENTRALISED_METHODS: dict[str, Callable[[ConfigDict, Data], FederatedAlgorithm]] = {
-    "multi_headed_distillation": build_multi_headed,
-    "local_only_steps": build_local_only_steps,
-    "centralised": build_centralised,
-    "decentralised_fed_avg": build_fed_avg,
-    "decentralised_periodic_codistillation": build_periodic,
-}
 
 
 def decentralised_groups(
@@ -278,7 +165,11 @@ def _check_names(
         )
 
 
-def _main_only(groups: Mapping[str, PartyGroup]) -> dict[str, PartyGroup]:
+def _groups(config: ConfigDict, data: Data) -> dict[str, PartyGroup]:
+    """Groups whose models have auxiliary heads, where the method reads these."""
+    if "heads" in algorithm_entry(config).reads:
+        return decentralised_groups(config, data, config.parties.heads, config.parties.projection)
+    groups = decentralised_groups(config, data)
     return {n: group._replace(model=main_head_only(group.model)) for n, group in groups.items()}
 
 
@@ -293,14 +184,55 @@ def _training(config: ConfigDict, data: Data) -> StepTraining:
     )
 
 
-def _same_start(config: ConfigDict, default: bool = False) -> bool:
-    """Whether clients of one architecture start from the same values."""
-    value = config.algorithm.get("same_start", default)
-    if not isinstance(value, bool):
-        raise TypeError(f"algorithm.same_start must be True or False, got {value!r}.")
-    return value
+def _graph_or_server(config: ConfigDict, data: Data) -> np.ndarray | None:
+    """The graph. FedAvg has a server where everybody is joined with everybody, so that its messages are
+    counted, one model each way."""
+    is_complete = config.parties.graph.get("name") == "complete"
+    if is_complete and config.algorithm.name == "decentralised_fed_avg":
+        return None
+    return graph_of(config, data.splits["train"].num_clients)
+
+
+def _num_shared(config: ConfigDict, data: Data) -> int | None:
+    """Rows of `pooled_examples`, where the method reads these."""
+    if "shared" not in algorithm_entry(config).reads:
+        return None
+    if config.data.get("public_share") == 1:
+        raise ValueError(
+            "data.public_share must be below 1 for centralised, or private images count twice."
+        )
+    return len(pooled_examples(data)["label"])
+
+
+def _exchange(config: ConfigDict) -> CheckpointExchange:
+    """Every seed of a run has checkpoints of its own, and every process on this machine."""
+    settings = config.algorithm
+    exchange = CheckpointExchange(
+        settings.checkpoints_per_client, settings.checkpoints_on, settings.exchange_seed
+    )
+    memory = memory_for_checkpoints(exchange, launch.processes_here()) // config.seeds
+    return exchange._replace(memory=memory)
 
 
 def _rate(config: ConfigDict) -> float:
     check_number("training.learning_rate", config.training.learning_rate, low=0)
     return config.training.learning_rate
+
+
+# Fields of `distillation`, which is on public examples, and of `hyper` among them.
+OFFERS: dict[str, Callable[[ConfigDict, Data], Any]] = {
+    "groups": _groups,
+    "num_rounds": lambda config, data: config.rounds,
+    "graph": _graph_or_server,
+    "training": _training,
+    "learning_rate": lambda config, data: _rate(config),
+    "num_shared": _num_shared,
+    "public": lambda config, data: {"image": data.unlabelled},
+    "num_public": lambda config, data: len(data.unlabelled),
+    "distillation_batch_size": lambda config, data: config.algorithm.public_batch_size,
+    "distillation_preprocess": lambda config, data: public_of(data).preprocess,
+    "exchange": lambda config, data: _exchange(config),
+    "inference_batch_size": lambda config, data: config.evaluation.batch_size,
+    "execution": lambda config, data: execution_of(config),
+    "name": lambda config, data: config.algorithm.name,
+}

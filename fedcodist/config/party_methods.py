@@ -1,5 +1,6 @@
 """From a config's `parties` and `algorithm` to a method of parties who each own a model.
 
+OFFERS are the arguments that a method of parties may have; its others are the settings of `algorithm`.
 `fedcodist.config.phases` is what comes before the method's first round.
 """
 
@@ -13,20 +14,16 @@ import numpy as np
 import optax
 from ml_collections import ConfigDict
 
-from fedcodist.algorithms.parties.alignment import Alignment
-from fedcodist.algorithms.parties.ds_fl import DSFLHyper, OpenExamples, ds_fl
-from fedcodist.algorithms.parties.fd import FDHyper, fd
-from fedcodist.algorithms.parties.fed_md import FedMDHyper, fed_md
-from fedcodist.algorithms.parties.fml import FMLHyper, fml
 from fedcodist.algorithms.parties.groups import PartyGroup
-from fedcodist.algorithms.parties.local_only import LocalOnlyHyper, LocalOnlyParty, local_only
-from fedcodist.config.config_errors import choice, named
+from fedcodist.algorithms.parties.local_only import LocalOnlyParty
+from fedcodist.config.bind import bind, offered
+from fedcodist.config.config_errors import choice
 from fedcodist.config.data import Data
 from fedcodist.config.data_parties import PUBLIC_PRIVATE
 from fedcodist.config.execution import execution_of
-from fedcodist.core.batches import Preprocess
+from fedcodist.config.registry import algorithm_entry, function_of
 from fedcodist.core.checks import check_integer, check_number
-from fedcodist.core.local_training import LocalTraining, OptimizerFactory
+from fedcodist.core.local_training import OptimizerFactory
 from fedcodist.core.method import FederatedAlgorithm
 from fedcodist.core.model import Model, Variables, from_flax_linen
 from fedcodist.models.fed_md import (
@@ -49,108 +46,15 @@ NETWORKS: dict[str, Sequence[Shape]] = {
 }
 
 
-def build_fed_md(config: ConfigDict, data: Data) -> FederatedAlgorithm:
-    """FedMD's collaboration as a config describes it."""
-    settings = config.algorithm
-    public = public_of(data)
-    for rate in ("learning_rate", "output_penalty"):
-        check_number(f"algorithm.{rate}", settings[rate], low=0)
-    return _made(
-        config,
-        fed_md,
-        party_groups(config, data),
-        Alignment(
-            public.train.columns["label"],
-            settings.alignment_size,
-            settings.exchanged,
-            config.evaluation.batch_size,
-        ),
-        public.num_classes,
-        digest=digest_training(config, public.preprocess),
-        revisit=revisit_training(config, data.preprocess),
-        gradient_hook=output_penalty(settings.output_penalty),
-        hyper=FedMDHyper(
-            settings.learning_rate,
-            settings.learning_rate,
-            settings.weights,
-            settings.temperature,
-        ),
-    )
-
-
-def build_local_only(config: ConfigDict, data: Data) -> FederatedAlgorithm:
-    """Parties who go on training alone, with one optimizer for all rounds."""
-    check_number("algorithm.learning_rate", config.algorithm.learning_rate, low=0)
-    return _made(
-        config,
-        local_only,
-        party_groups(config, data),
-        private_training(config, data.preprocess),
-        gradient_hook=output_penalty(config.algorithm.output_penalty),
-        hyper=LocalOnlyHyper(config.algorithm.learning_rate),
-    )
-
-
-def build_fd(config: ConfigDict, data: Data) -> FederatedAlgorithm:
-    """FD: mean outputs per label."""
-    settings = config.algorithm
-    check_number("algorithm.learning_rate", settings.learning_rate, low=0)
-    return _made(
-        config,
-        fd,
-        party_groups(config, data),
-        public_of(data).num_classes,
-        private_training(config, data.preprocess),
-        FDHyper(settings.learning_rate, settings.weight, settings.temperature),
-        config.evaluation.batch_size,
-    )
-
-
-def build_ds_fl(config: ConfigDict, data: Data) -> FederatedAlgorithm:
-    """DS-FL, whose open examples are the public ones."""
-    settings, public = config.algorithm, public_of(data)
-    rates = (settings.learning_rate, settings.distillation_learning_rate)
-    for name, rate in zip(("", "distillation_"), rates, strict=True):
-        check_number(f"algorithm.{name}learning_rate", rate, low=0)
-    return _made(
-        config,
-        ds_fl,
-        party_groups(config, data),
-        _extra_model(config, data, "server"),
-        OpenExamples(public.train.num_examples, settings.open_size, config.evaluation.batch_size),
-        private_training(config, data.preprocess),
-        LocalTraining(
-            adam(settings),
-            settings.distillation_batch_size,
-            settings.distillation_epochs,
-            public.preprocess,
-        ),
-        settings.aggregation,
-        DSFLHyper(*rates, settings.temperature),
-    )
-
-
-def build_fml(config: ConfigDict, data: Data) -> FederatedAlgorithm:
-    """FML, which needs no public examples."""
-    settings = config.algorithm
-    check_number("algorithm.learning_rate", settings.learning_rate, low=0)
-    return _made(
-        config,
-        fml,
-        party_groups(config, data),
-        _extra_model(config, data, "meme"),
-        private_training(config, data.preprocess),
-        FMLHyper(settings.learning_rate, settings.own_weight, settings.meme_weight),
-    )
-
-
-PARTY_METHODS: dict[str, Callable[[ConfigDict, Data], FederatedAlgorithm]] = {
-    "local_only": build_local_only,
-    "fed_md": build_fed_md,
-    "fd": build_fd,
-    "ds_fl": build_ds_fl,
-    "fml": build_fml,
-}
+def build_of_parties(config: ConfigDict, data: Data) -> FederatedAlgorithm:
+    """The method of parties that a config's `algorithm` names."""
+    function = function_of(algorithm_entry(config))
+    given = offered(function, OFFERS, config, data)
+    algorithm = bind(function, config.algorithm, "algorithm.", **given)
+    if config.get("phases") is not None and config.phases.stopping == "test_data":
+        # Renamed here, since batches may depend on the name that a method is given.
+        return algorithm._replace(name=f"{algorithm.name}, {PHASES} stopped on test data")
+    return algorithm
 
 
 def start(
@@ -169,7 +73,7 @@ def start(
       trained: architecture -> its parties after private training, leaves [group, ...].
       key: of what else the method starts from, such as a model of the server's.
     """
-    state = PARTY_METHODS[config.algorithm.name](config, data).init(key)
+    state = build_of_parties(config, data).init(key)
 
     def put(own, party):
         if isinstance(own, Variables):
@@ -226,45 +130,10 @@ def party_shapes(config: ConfigDict) -> tuple[Shape, ...]:
     return narrower(shapes, divisor)
 
 
-def digest_training(config: ConfigDict, preprocess: Preprocess) -> LocalTraining:
-    """How parties learn the consensus."""
-    settings = config.algorithm
-    return LocalTraining(
-        adam(settings), settings.digest_batch_size, settings.digest_epochs, preprocess
-    )
-
-
-def revisit_training(config: ConfigDict, preprocess: Preprocess) -> LocalTraining:
-    """How parties go back to their private examples."""
-    settings = config.algorithm
-    return LocalTraining(
-        adam(settings), settings.revisit_batch_size, settings.revisit_epochs, preprocess
-    )
-
-
-def private_training(config: ConfigDict, preprocess: Preprocess) -> LocalTraining:
-    """How parties train in a round of the methods that have no phases of their own."""
-    settings = config.algorithm
-    return LocalTraining(adam(settings), settings.batch_size, settings.epochs, preprocess)
-
-
 def adam(settings: ConfigDict) -> OptimizerFactory:
     """Adam with the config's epsilon."""
     check_number("algorithm.epsilon", settings.epsilon, above=0)
     return functools.partial(optax.adam, eps=settings.epsilon)
-
-
-def _made(
-    config: ConfigDict, method: Callable[..., FederatedAlgorithm], *arguments: Any, **others: Any
-) -> FederatedAlgorithm:
-    """The method, whose errors say that its arguments are from the config's `algorithm`."""
-    execution = execution_of(config)
-    with named("algorithm: "):
-        made = method(*arguments, execution=execution, name=config.algorithm.name, **others)
-    if config.get("phases") is not None and config.phases.stopping == "test_data":
-        # Renamed here, since batches may depend on the name that a method is given.
-        return made._replace(name=f"{made.name}, {PHASES} stopped on test data")
-    return made
 
 
 def extra_shape(config: ConfigDict, setting: str) -> Shape:
@@ -297,3 +166,31 @@ def shape_name(shape: Shape) -> str:
     if len(shape.widths) == 1:
         return f"dense_{shape.widths[0]}"
     return f"conv_{'_'.join(map(str, shape.widths))}_dropout_{100 * shape.dropout:g}"
+
+
+def _rate(config: ConfigDict) -> float:
+    check_number("algorithm.learning_rate", config.algorithm.learning_rate, low=0)
+    return config.algorithm.learning_rate
+
+
+# Fields of how parties train among them: `preprocess` is that of private examples.
+OFFERS: dict[str, Callable[[ConfigDict, Data], Any]] = {
+    "groups": party_groups,
+    "public_labels": lambda config, data: public_of(data).train.columns["label"],
+    "num_classes": lambda config, data: public_of(data).num_classes,
+    "num_public": lambda config, data: public_of(data).train.num_examples,
+    "learning_rate": lambda config, data: _rate(config),
+    "digest_learning_rate": lambda config, data: _rate(config),
+    "revisit_learning_rate": lambda config, data: _rate(config),
+    "optimizer": lambda config, data: adam(config.algorithm),
+    "preprocess": lambda config, data: data.preprocess,
+    "digest_preprocess": lambda config, data: public_of(data).preprocess,
+    "distillation_preprocess": lambda config, data: public_of(data).preprocess,
+    "gradient_hook": lambda config, data: output_penalty(config.algorithm.output_penalty),
+    "inference_batch_size": lambda config, data: config.evaluation.batch_size,
+    "execution": lambda config, data: execution_of(config),
+    "name": lambda config, data: config.algorithm.name,
+    # The networks of DS-FL's server and of FML's meme.
+    "server": lambda config, data: _extra_model(config, data, "server"),
+    "meme": lambda config, data: _extra_model(config, data, "meme"),
+}

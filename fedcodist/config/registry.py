@@ -1,48 +1,113 @@
-"""The methods, by the names that configs give them, and what a run is called."""
+"""One registry of methods: what builders, tables and FLOPs know of a method is its `Entry`.
 
-from collections.abc import Mapping
-from typing import Any
+A method from outside is registered by its module, which a config names:
 
-# In the order of tables and legends.
-METHOD_NAMES = {
-    "fed_avg": "FedAvg",
-    "fed_prox": "FedProx",
-    "fed_gkd": "FedGKD",
-    "scaffold": "SCAFFOLD",
-    "hetero_fl": "HeteroFL",
-    "fetch_sgd": "FetchSGD",
-    "fed_dropout": "FedDropout",
-    "fed_kd": "FedKD",
-    "fed_df": "FedDF",
-    "fed_be": "FedBE",
-    "fed_sdd": "FedSDD",
-    "fed_ensemble": "Fed-ensemble",
-    "local_only": "no collaboration",
-    "fed_md": "FedMD",
-    "fd": "FD",
-    "ds_fl": "DS-FL",
-    "fml": "FML",
-    "local_only_steps": "separate clients",
-    "decentralised_fed_avg": "decentralised FedAvg",
-    "decentralised_periodic_codistillation": "decentralised PeriodicCodist",
-    "multi_headed_distillation": "MHD",
-    "centralised": "all examples in one place",
-    "periodic_codistillation": "PeriodicCodist",
-    "merged_codistillation": "MergedCodist",
-}
-# Of clients on a graph who have a model each.
-DECENTRALISED = (
-    "local_only_steps",
-    "decentralised_fed_avg",
-    "decentralised_periodic_codistillation",
-    "multi_headed_distillation",
-)
-BASELINE = "fed_avg"
-# Those of servers that read no unlabelled data.
-WITHOUT_UNLABELLED = (BASELINE, "hetero_fl", "fed_ensemble")
+    register(Entry("my_method", "MyMethod", POOLS, "my_package.my_method:my_method", ("unlabelled",)))
+
+    config.methods = ("my_package.my_method",)
+    config.algorithm = dict(name="my_method", temperature=2.0)
+"""
+
+import importlib
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from fedcodist.config import passes
+from fedcodist.config.config_errors import choice
+
+# How a client trains (`training.method`); what a server does with pools' models, parties, who have
+# networks of their own, and clients on a graph (`algorithm.name`).
+KINDS = CLIENTS, POOLS, PARTIES, GRAPH = ("clients", "pools", "parties", "graph")
+
+
+class Entry(NamedTuple):
+    """A method.
+
+    Attributes:
+      name: in configs.
+      title: in tables and legends.
+      kind: where it may stand, one of KINDS.
+      make: the method's function, or "package.module:function", which is imported when it is needed.
+        Its arguments are those that the kind's module in `fedcodist.config` offers, and settings.
+      reads: what it needs besides clients' examples: the data sets "unlabelled", "public" and "shared",
+        the models' "logits" or layers, which text does not have, and auxiliary "heads".
+      passes: counts FLOPs; None where nobody has counted. Its argument is a
+        `fedcodist.report.flops.Work`. Of "clients" it is `passes(work, pool)`, what learning from an
+        example costs; of "pools" `passes(work)`, the server's FLOPs of a run; of others `passes(work)`,
+        the run's `Flops`.
+      paper: a link.
+    """
+
+    name: str
+    title: str
+    kind: str
+    make: str | Callable[..., Any]
+    reads: tuple[str, ...] = ()
+    passes: Callable[..., Any] | None = None
+    paper: str = ""
+
+
+ENTRIES: dict[str, Entry] = {}  # in the order of tables and legends
+METHOD_NAMES: dict[str, str] = {}  # name -> title
+BASELINE = "fed_avg"  # as `algorithm.name`: pools of which none reads of another
 CODISTILLATION = ("periodic_codistillation", "merged_codistillation")
-# Those of the codistillation paper.
-METHODS = (BASELINE, *CODISTILLATION)
+METHODS = (BASELINE, *CODISTILLATION)  # those of the codistillation paper
+
+
+def register(entry: Entry) -> None:
+    """Adds a method; the same one again changes nothing.
+
+    Raises:
+      ValueError: one line; another method has the name, or there is no such kind.
+    """
+    if entry.kind not in KINDS:
+        raise ValueError(f"kind must be one of {KINDS}, got {entry.kind!r} of {entry.name!r}.")
+    known = ENTRIES.get(entry.name, entry)
+    if (_place(known.make), known.kind) != (_place(entry.make), entry.kind):
+        raise ValueError(
+            f"name must be of no other method, got {entry.name!r} of {_place(entry.make)}, which is "
+            f"that of {_place(known.make)}."
+        )
+    ENTRIES[entry.name] = entry
+    METHOD_NAMES[entry.name] = entry.title
+
+
+def load_methods(config: Mapping[str, Any]) -> None:
+    """Imports the modules that `config.methods` names, which register what they have.
+
+    Raises:
+      ValueError: one line; a module cannot be imported.
+    """
+    for module in config.get("methods") or ():
+        try:
+            importlib.import_module(module)
+        except Exception as error:
+            reason = " ".join(str(error).split())
+            raise ValueError(
+                f"methods must be modules that can be imported, got {module!r}: {reason}"
+            ) from error
+
+
+def client_entry(config: Mapping[str, Any]) -> Entry:
+    """How the config's clients train; FedAvg's where `training.method` is not set."""
+    load_methods(config)
+    known = {name: entry for name, entry in ENTRIES.items() if entry.kind == CLIENTS}
+    return choice("training.method", config["training"].get("method", BASELINE), known)
+
+
+def algorithm_entry(config: Mapping[str, Any]) -> Entry:
+    """What `algorithm.name` names."""
+    load_methods(config)
+    known = {n: entry for n, entry in ENTRIES.items() if entry.kind != CLIENTS or n == BASELINE}
+    return choice("algorithm.name", config["algorithm"]["name"], known)
+
+
+def function_of(entry: Entry) -> Callable[..., Any]:
+    """The method's function."""
+    if not isinstance(entry.make, str):
+        return entry.make
+    module, _, name = entry.make.partition(":")
+    return getattr(importlib.import_module(module), name)
 
 
 def method_of(config: Mapping[str, Any]) -> str:
@@ -62,3 +127,63 @@ def run_title(config: Mapping[str, Any]) -> str:
     """What a run is called beside its progress: experiment, run and method, where each tells more."""
     parts = (config.get("name"), config.get("run"), method_of(config))
     return " · ".join(dict.fromkeys(str(part) for part in parts if part))
+
+
+def _place(make: str | Callable[..., Any]) -> str:
+    if isinstance(make, str):
+        return make
+    return f"{make.__module__}:{getattr(make, '__qualname__', type(make).__name__)}"
+
+
+_UNLABELLED = ("unlabelled", "logits")
+_CODISTILLATION_PAPER, _MHD_PAPER = "2310.02549", "2211.15774"
+# (name, title, kind, what it reads, FLOPs, arXiv's number); its module and its function have its name.
+_OURS: tuple[tuple[str, str, str, tuple[str, ...], Callable[..., Any], str], ...] = (
+    ("fed_avg", "FedAvg", CLIENTS, (), passes.learning, "1602.05629"),
+    ("fed_prox", "FedProx", CLIENTS, (), passes.learning, "1812.06127"),
+    ("fed_gkd", "FedGKD", CLIENTS, ("logits",), passes.fed_gkd, "2107.00051"),
+    ("scaffold", "SCAFFOLD", CLIENTS, (), passes.scaffold, "1910.06378"),
+    ("hetero_fl", "HeteroFL", POOLS, ("logits",), passes.nothing, "2010.01264"),
+    ("fetch_sgd", "FetchSGD", CLIENTS, (), passes.learning, "2007.07682"),
+    ("fed_dropout", "FedDropout", CLIENTS, ("logits",), passes.fed_dropout, "1812.07210"),
+    ("fed_kd", "FedKD", CLIENTS, ("logits",), passes.fed_kd, "2108.13323"),
+    ("fed_df", "FedDF", POOLS, _UNLABELLED, passes.fed_df, "2006.07242"),
+    ("fed_be", "FedBE", POOLS, _UNLABELLED, passes.fed_be, "2009.01974"),
+    ("fed_sdd", "FedSDD", POOLS, _UNLABELLED, passes.fed_sdd, "2312.17029"),
+    ("fed_ensemble", "Fed-ensemble", POOLS, ("logits",), passes.nothing, "2107.10663"),
+    ("local_only", "no collaboration", PARTIES, (), passes.alone, ""),
+    ("fed_md", "FedMD", PARTIES, ("public",), passes.fed_md, "1910.03581"),
+    ("fd", "FD", PARTIES, (), passes.fd, "1811.11479"),
+    ("ds_fl", "DS-FL", PARTIES, ("public",), passes.ds_fl, "2008.06180"),
+    ("fml", "FML", PARTIES, (), passes.fml, "2006.16765"),
+    ("local_only_steps", "separate clients", GRAPH, (), passes.alone, ""),
+    ("decentralised_fed_avg", "decentralised FedAvg", GRAPH, (), passes.alone, ""),
+    (
+        *("decentralised_periodic_codistillation", "decentralised PeriodicCodist", GRAPH),
+        *(("public",), passes.decentralised_periodic, _CODISTILLATION_PAPER),
+    ),
+    (
+        *("multi_headed_distillation", "MHD", GRAPH),
+        *(("public", "heads"), passes.multi_headed, _MHD_PAPER),
+    ),
+    ("centralised", "all examples in one place", GRAPH, ("shared",), passes.alone, ""),
+    (
+        *("periodic_codistillation", "PeriodicCodist", POOLS),
+        *(("unlabelled",), passes.periodic_codistillation, _CODISTILLATION_PAPER),
+    ),
+    (
+        *("merged_codistillation", "MergedCodist", POOLS),
+        *(("unlabelled",), passes.merged_codistillation, _CODISTILLATION_PAPER),
+    ),
+)
+for _name, _title, _kind, _reads, _passes, _paper in _OURS:
+    _make = f"fedcodist.algorithms.{_kind}.{_name}:{_name}"
+    _link = _paper and f"https://arxiv.org/abs/{_paper}"
+    register(Entry(_name, _title, _kind, _make, _reads, _passes, _link))
+# Of servers and clients on a graph, for tables that have them apart.
+WITHOUT_UNLABELLED = tuple(
+    entry.name
+    for entry in ENTRIES.values()
+    if entry.name == BASELINE or (entry.kind == POOLS and "unlabelled" not in entry.reads)
+)
+DECENTRALISED = tuple(n for n, e in ENTRIES.items() if e.kind == GRAPH and "shared" not in e.reads)

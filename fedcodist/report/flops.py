@@ -26,12 +26,7 @@ from fedcodist.config.config_errors import choice
 from fedcodist.config.data import Data, load_data
 from fedcodist.config.data_bert import ENCODED
 from fedcodist.config.data_text import TEXT, TEXT_MODELS
-from fedcodist.config.graph_methods import (
-    DECENTRALISED_METHODS,
-    decentralised_groups,
-    graph_of,
-    image_shape,
-)
+from fedcodist.config.graph_methods import decentralised_groups, graph_of, image_shape
 from fedcodist.config.networks import MODELS, narrowed
 from fedcodist.config.party_methods import (
     extra_shape,
@@ -40,21 +35,12 @@ from fedcodist.config.party_methods import (
     party_shapes,
     public_of,
 )
+from fedcodist.config.passes import LEARNING
+from fedcodist.config.registry import BASELINE, ENTRIES, GRAPH, load_methods
 from fedcodist.core.model import variable_shapes
 from fedcodist.data.vocabulary import PAD
 
 Config = Mapping[str, Any]
-# Where clients compute something else than FedAvg's, `flops_of_run` knows it.
-CLIENT_METHODS_COUNTED = (
-    "fed_avg",
-    "fed_prox",
-    "fed_gkd",
-    "scaffold",
-    "fetch_sgd",
-    "fed_dropout",
-    "fed_kd",
-)
-LEARNING = 3  # forward passes that a step costs per example
 
 
 class Flops(NamedTuple):
@@ -80,148 +66,189 @@ def flops_of_run(
       distillation_steps: mean of a round, where a method stops early; else the config's.
 
     Raises:
-      ValueError: one line; a name in the config that is not known.
+      ValueError: one line; a name in the config that is not known, or a method that nobody counted.
     """
-    if (name := config["algorithm"]["name"]) not in SERVERS:
-        raise ValueError(_not_counted(name))
-    server = SERVERS[name]
-    forward_of = _forward_of(config)
-    is_hetero_fl = config["algorithm"]["name"] == "hetero_fl"  # each pool has a share of its model
-    forward = {
-        pool: (_forward_of(config, settings["share"]) if is_hetero_fl else forward_of)(
-            f"pools.{pool}.model", settings["model"]
-        )
-        for pool, settings in config["pools"].items()
-    }
-    training = config["training"]
-    if (method := training.get("method", "fed_avg")) not in CLIENT_METHODS_COUNTED:
-        raise ValueError(_not_counted(method))
-    passes = 1.0
-    if training.get("method") == "scaffold" and training["scaffold_option"] == 1:
-        passes += 1 / training["epochs"]  # the gradient of all examples
-    if training.get("method") == "fed_gkd":
-        passes += 1 / LEARNING  # what the teacher says to every example
-    trained = forward
-    if training.get("method") == "fed_dropout":
-        forward_of_part = _forward_of(config, training["fed_dropout"]["share"])
-        trained = {
-            pool: forward_of_part(f"pools.{pool}.model", settings["model"])
-            for pool, settings in config["pools"].items()
-        }
-    if samples := training.get("samples"):
-        forward_of_training = _forward_of_text(config, samples)
-        trained = {
-            pool: forward_of_training(f"pools.{pool}.model", settings["model"])
-            for pool, settings in config["pools"].items()
-        }
-    if training.get("method") == "fed_kd":
-        name = training["fed_kd"]["teacher"]
-        own = forward_of("training.fed_kd.teacher", name)
-        trained = {pool: own + student for pool, student in forward.items()}
-    clients = {pool: LEARNING * trained[pool] * passes * count for pool, count in examples.items()}
-    return Flops(clients, server(config, forward, distillation_steps))
+    of_server = _passes(config, config["algorithm"]["name"])
+    of_clients = _passes(config, config["training"].get("method", BASELINE))
+    work = Work(config, examples, config["rounds"], distillation_steps)
+    clients = {pool: of_clients(work, pool) * count for pool, count in examples.items()}
+    return Flops(clients, 0.0 if config["algorithm"]["name"] == BASELINE else of_server(work))
 
 
 def flops_of_parties(config: Config, examples: Mapping[str, float], rounds: int) -> Flops:
-    """Counts a run of a method of parties; "clients" are the parties.
+    """Counts a run of a method of parties or of clients on a graph, who are the "clients".
 
     Args:
       config: as in config.json, of a run that has finished.
       examples: party -> private examples that it trained on, each as often as it was visited.
       rounds: of the run.
+
+    Raises:
+      ValueError: one line, as in `flops_of_run`.
     """
-    settings = ConfigDict(dict(config))
-    data = _data(config)
-    if settings.algorithm.name in DECENTRALISED_METHODS:
-        return Flops(_decentralised(settings, data, examples, rounds), 0.0)
-    classes, image = public_of(data).num_classes, data.splits["train"].columns["image"].shape[1:]
-    forward_of = functools.cache(
-        lambda shape: forward_flops_of((functools.partial(network_of, shape, classes), image))
-    )
-    shapes = party_shapes(settings)
-    groups = party_groups(settings, data)
-    place = {
-        party: client
-        for name, parties in party_names(groups).items()
-        for party, client in zip(parties, groups[name].clients.tolist(), strict=True)
-    }
-    algorithm = config["algorithm"]
-    extra, server = 0.0, 0.0  # of an image in one more network; of the server
-    asked, learnt = 0.0, 0.0  # public images that a party answers, and learns from
-    answers_own = 0.0  # times that a party answers its private images
-    match algorithm["name"]:
-        case "fed_md":
-            size = algorithm["alignment_size"]
-            asked = rounds * (public_of(data).train.num_examples if size is None else size)
-            learnt = algorithm["digest_epochs"] * asked
-        case "ds_fl":
-            size = algorithm["open_size"]
-            asked = rounds * (public_of(data).train.num_examples if size is None else size)
-            learnt = algorithm["distillation_epochs"] * asked
-            server = LEARNING * learnt * forward_of(extra_shape(settings, "server"))
-        case "fml":
-            extra = forward_of(extra_shape(settings, "meme"))
-        case "fd":
-            answers_own = 1 / algorithm["epochs"]
-        case "local_only":
-            pass
-        case name:
-            raise ValueError(_not_counted(name))
-    clients = {}
-    for party, count in examples.items():
-        own = forward_of(shapes[place[party]])
-        clients[party] = count * (LEARNING * (own + extra) + answers_own * own)
-        clients[party] += (asked + LEARNING * learnt) * own
-    return Flops(clients, server)
+    count = _passes(config, config["algorithm"]["name"])
+    return count(Work(config, examples, rounds))
 
 
-def _decentralised(
-    settings: ConfigDict, data: Data, examples: Mapping[str, float], rounds: int
-) -> dict[str, float]:
-    """Of methods of clients on a graph. MHD's teachers are taken to be all neighbours equally often."""
-    algorithm = settings.algorithm
-    is_mhd = algorithm.name == "multi_headed_distillation"
-    of_mhd = (settings.parties.heads, settings.parties.projection) if is_mhd else ()
-    groups = decentralised_groups(settings, data, *of_mhd)
-    image = jax.ShapeDtypeStruct((1, *image_shape(data)), jnp.float32)
-    forward, clients = {}, {}
-    for name, names in party_names(groups).items():
-        model = groups[name].model
-        variables = variable_shapes(model)
-        apply = lambda variables, x, model=model: model.apply(variables, {"image": x})[0]
-        of_one = forward_flops(apply, variables, image)
-        for party, client in zip(names, groups[name].clients.tolist(), strict=True):
-            forward[client], clients[party] = of_one, client
-    edges = over_time(graph_of(settings, len(forward)), max(rounds, 1))
-    found = {}
-    for party, count in examples.items():
-        own = forward[clients[party] if party in clients else groups[party].clients[0]]
-        found[party] = LEARNING * own * count
-        if is_mhd:
-            public = rounds * settings.training.steps * algorithm.public_batch_size
-            neighbours = np.nonzero(edges[:, clients[party]])[1]
-            asked = sum(forward[int(c)] for c in neighbours) / max(len(neighbours), 1)
-            found[party] += public * (LEARNING * own + algorithm.teachers * asked)
-        elif algorithm.name == "decentralised_periodic_codistillation":
-            public = rounds // algorithm.period * algorithm.examples
-            found[party] += public * (1 + LEARNING) * own
-        elif algorithm.name not in ("local_only_steps", "decentralised_fed_avg", "centralised"):
-            raise ValueError(_not_counted(algorithm.name))
-    return found
+def _passes(config: Config, name: str) -> Callable[..., Any]:
+    load_methods(config)
+    if name not in ENTRIES or (count := ENTRIES[name].passes) is None:
+        raise ValueError(f"FLOPs of {name!r} are not counted: its Entry must have `passes`.")
+    return count
 
 
-def _not_counted(name: str) -> str:
-    return f"FLOPs of {name!r} are not counted: fedcodist/report/flops.py must know it."
+class Work:
+    """What methods' `passes` are told of a run.
+
+    Attributes:
+      config, examples, rounds, steps: as `flops_of_run` gets them.
+      settings: the config's `algorithm`.
+    """
+
+    def __init__(
+        self, config: Config, examples: Mapping[str, float], rounds: int, steps: float | None = None
+    ):
+        self.config, self.settings = config, config["algorithm"]
+        self.examples, self.rounds, self.steps = examples, rounds, steps
+
+    @functools.cached_property
+    def data(self) -> Data:
+        """The run's."""
+        return _loaded(json.dumps(self.config["data"], sort_keys=True))
+
+    # Of pools.
+
+    def network(self, setting: str, name: str, share: float | None = None) -> float:
+        """FLOPs of a forward pass on one example of the network that a setting names, or of a share of
+        its units."""
+        return _forward_of(self, share)(setting, name)
+
+    @functools.cached_property
+    def forward(self) -> dict[str, float]:
+        """Pool -> FLOPs of its network on one example; of HeteroFL's pools their share of it."""
+        return {
+            pool: self.network(f"pools.{pool}.model", settings["model"], settings.get("share"))
+            for pool, settings in self.config["pools"].items()
+        }
+
+    @functools.cached_property
+    def trained(self) -> dict[str, float]:
+        """The same while clients train, whose softmax may be sampled."""
+        if not (samples := self.config["training"].get("samples")):
+            return self.forward
+        forward_of = _forward_of_text(self.data, samples)
+        return {
+            pool: forward_of(f"pools.{pool}.model", settings["model"])
+            for pool, settings in self.config["pools"].items()
+        }
+
+    @property
+    def images(self) -> int:
+        """Examples that a student learns from in a round of distillation."""
+        return self.settings["steps"] * self.settings["batch_size"]
+
+    @functools.cached_property
+    def answered(self) -> int:
+        """Images that a teacher answers once a round: all, or the round's where they are streamed."""
+        is_streamed = self.config.get("execution", {}).get("stream")
+        return self.images if is_streamed else len(self.data.unlabelled)
+
+    @functools.cached_property
+    def unlabelled_size(self) -> float:
+        """What an unlabelled example costs, in clients' ones: a sentence by its tokens."""
+        if self.config.get("data", {}).get("name") != TEXT:
+            return 1.0
+        assert self.data.text is not None
+        tokens = self.data.unlabelled[:1_000_000, 1:]  # there may be gigabytes
+        return np.count_nonzero(tokens != PAD) / len(tokens) / self.data.text.expected_length
+
+    # Of parties and clients on a graph.
+
+    def of_parties(
+        self,
+        answered: float = 0.0,
+        learned: float = 0.0,
+        per_example: float = LEARNING,
+        besides: Callable[[str], float] = lambda party: 0.0,
+        server: float = 0.0,
+    ) -> Flops:
+        """Flops where a party's network answers and learns from so many public examples in the run.
+
+        Args:
+          answered, learned: public examples, each as often as it was visited.
+          per_example: forward passes that a private example costs.
+          besides: party -> FLOPs of other networks.
+          server: FLOPs of the server.
+        """
+        clients = {}
+        for party, count in self.examples.items():
+            passes = per_example * count + answered + LEARNING * learned
+            clients[party] = passes * self._forward_of_party[party] + besides(party)
+        return Flops(clients, server)
+
+    def public_images(self, setting: str) -> int:
+        """Those of a round, by the setting of `algorithm`; all where it is None."""
+        size = self.settings[setting]
+        return public_of(self.data).train.num_examples if size is None else size
+
+    def network_of_party(self, setting: str) -> float:
+        """Forward FLOPs of the network of the party whose number a setting of `algorithm` is."""
+        return self._forward_of_shape(extra_shape(ConfigDict(dict(self.config)), setting))
+
+    def mean_of_neighbours(self, party: str) -> float:
+        """Forward FLOPs of a client's neighbours on the graph, their mean over the run."""
+        forward = {self._clients[name]: self._forward_of_party[name] for name in self._clients}
+        graph = graph_of(ConfigDict(dict(self.config)), len(forward))
+        edges = over_time(graph, max(self.rounds, 1))
+        neighbours = np.nonzero(edges[:, self._clients[party]])[1]
+        return sum(forward[int(client)] for client in neighbours) / max(len(neighbours), 1)
+
+    @functools.cached_property
+    def _groups(self) -> Mapping[str, Any]:
+        settings, entry = ConfigDict(dict(self.config)), ENTRIES[self.settings["name"]]
+        if entry.kind != GRAPH:
+            return party_groups(settings, self.data)
+        heads = (settings.parties.heads, settings.parties.projection)
+        return decentralised_groups(settings, self.data, *(heads if "heads" in entry.reads else ()))
+
+    @functools.cached_property
+    def _clients(self) -> dict[str, int]:
+        """Party -> its number."""
+        return {
+            party: client
+            for name, parties in party_names(self._groups).items()
+            for party, client in zip(parties, self._groups[name].clients.tolist(), strict=True)
+        }
+
+    @functools.cached_property
+    def _forward_of_party(self) -> dict[str, float]:
+        """Party -> forward FLOPs on an example; group -> the same, where all train one model."""
+        if ENTRIES[self.settings["name"]].kind != GRAPH:
+            shapes = party_shapes(ConfigDict(dict(self.config)))
+            return {name: self._forward_of_shape(shapes[i]) for name, i in self._clients.items()}
+        image = jax.ShapeDtypeStruct((1, *image_shape(self.data)), jnp.float32)
+        forward: dict[str, float] = {}
+        for name, names in party_names(self._groups).items():
+            model = self._groups[name].model
+            apply = lambda variables, x, model=model: model.apply(variables, {"image": x})[0]
+            cost = forward_flops(apply, variable_shapes(model), image)
+            forward |= dict.fromkeys((name, *names), cost)
+        return forward
+
+    def _forward_of_shape(self, shape: Any) -> float:
+        image = self.data.splits["train"].columns["image"].shape[1:]
+        network = functools.partial(network_of, shape, public_of(self.data).num_classes)
+        return forward_flops_of((network, image))
 
 
-def _forward_of(config: Config, share: float | None = None) -> Callable[[str, str], float]:
+def _forward_of(work: Work, share: float | None = None) -> Callable[[str, str], float]:
     """(setting, its model's name) -> FLOPs on one example of that network or a share of its units."""
-    kind = config.get("data", {}).get("name")
+    kind = work.config.get("data", {}).get("name")
     if kind == TEXT:
-        return _forward_of_text(config)
+        return _forward_of_text(work.data)
     if kind not in ENCODED:
         return lambda setting, name: _forward_of_image(choice(setting, name, MODELS), share)
-    data, key = _data(config), jax.random.key(0)
+    data, key = work.data, jax.random.key(0)
     columns = data.splits["train"].columns
     one = {n: jax.ShapeDtypeStruct((1, *c.shape[1:]), c.dtype) for n, c in columns.items()}
     batch = jax.eval_shape(data.preprocess, one, key, jnp.zeros(1, jnp.int32))
@@ -244,8 +271,7 @@ def _forward_of_image(
     return forward_flops_of(model if share is None else (lambda: narrowed(create(), share), shape))
 
 
-def _forward_of_text(config: Config, samples: int = 0) -> Callable[[str, str], float]:
-    data = _data(config)
+def _forward_of_text(data: Data, samples: int = 0) -> Callable[[str, str], float]:
     length = data.splits["train"].columns["tokens"].shape[1] - 1
 
     def of(setting, name):
@@ -321,102 +347,6 @@ def _inner(params: Mapping[str, Any]) -> Iterator[Any]:
             yield value.jaxpr
         elif isinstance(value, jax.extend.core.Jaxpr):
             yield value
-
-
-# What servers do in a whole run: (config, pool -> forward FLOPs, mean steps of a round) -> FLOPs.
-
-
-def _nothing(config: Config, forward: Mapping[str, float], steps: float | None) -> float:
-    return 0.0
-
-
-def _codistillation(config: Config, forward: Mapping[str, float], steps: float | None) -> float:
-    """Each model's start, teacher and self-teacher at once, and each student on every batch."""
-    settings, times = config["algorithm"], config["rounds"]
-    if settings["name"] == "periodic_codistillation":
-        times //= settings["period"]
-    elif settings["skip_at_alpha_one"] and settings["alpha_schedule"] != "linear_to_zero":
-        own = [pool["alpha"] for pool in config["pools"].values()]
-        if all(alpha == 1 or (alpha is None and settings["alpha"] == 1) for alpha in own):
-            times = 0
-    examples = times * _images(settings) * _unlabelled_size(config)
-    return examples * (1 + LEARNING) * sum(forward.values())
-
-
-def _fed_df(config: Config, forward: Mapping[str, float], steps: float | None) -> float:
-    """All the cohort's models as teachers, those too that drop-worst leaves out."""
-    settings, models = config["algorithm"], sum(forward.values())
-    teachers = sum(config["pools"][pool]["cohort_size"] * own for pool, own in forward.items())
-    steps = settings["steps"] if steps is None else steps
-    each = steps * settings["batch_size"] * (teachers + LEARNING * models)
-    if (validation := settings.get("validation")) is not None:
-        looks = steps / validation.get("every", 100) + bool(validation.get("or_start"))
-        examples = _data(config).splits[validation["split"]].num_examples
-        each += examples * (looks * models + bool(validation.get("drop_worst")) * teachers)
-    return config["rounds"] * each
-
-
-def _fed_be(config: Config, forward: Mapping[str, float], steps: float | None) -> float:
-    """Every unlabelled image is answered once a round; statistics of a mean of students are left out."""
-    settings, pools = config["algorithm"], config["pools"]
-    teachers = sum(
-        own * (1 + settings["samples"] + settings["with_clients"] * pools[pool]["cohort_size"])
-        for pool, own in forward.items()
-    )
-    answered = teachers * _answered(config)
-    learnt = LEARNING * _images(settings) * sum(forward.values())
-    return config["rounds"] * (answered + learnt)
-
-
-def _fed_sdd(config: Config, forward: Mapping[str, float], steps: float | None) -> float:
-    settings, (one,) = config["algorithm"], forward.values()
-    if not settings["steps"]:
-        return 0.0
-    images = _images(settings)
-    taught = _answered(config) if settings["cached"] else images
-    students = settings["num_models"] if settings["distilled"] == "all" else 1
-    teachers = [
-        settings["num_models"] * min(round + 1, settings["rounds_kept"])
-        for round in range(settings["warm_up"], config["rounds"])
-    ]
-    return one * sum(taught * count + images * students * LEARNING for count in teachers)
-
-
-SERVERS: dict[str, Callable[[Config, Mapping[str, float], float | None], float]] = {
-    "fed_avg": _nothing,
-    "hetero_fl": _nothing,
-    "fed_ensemble": _nothing,
-    "periodic_codistillation": _codistillation,
-    "merged_codistillation": _codistillation,
-    "fed_df": _fed_df,
-    "fed_be": _fed_be,
-    "fed_sdd": _fed_sdd,
-}
-
-
-def _unlabelled_size(config: Config) -> float:
-    """What an unlabelled example costs, in clients' ones: a sentence by its tokens."""
-    if config.get("data", {}).get("name") != TEXT:
-        return 1.0
-    data = _data(config)
-    assert data.text is not None
-    tokens = data.unlabelled[:1_000_000, 1:]  # there may be gigabytes
-    return np.count_nonzero(tokens != PAD) / len(tokens) / data.text.expected_length
-
-
-def _answered(config: Config) -> int:
-    """Images that a teacher answers once a round: all, or the round's own where they are streamed."""
-    if config.get("execution", {}).get("stream"):
-        return _images(config["algorithm"])
-    return len(_data(config).unlabelled)
-
-
-def _images(settings: Config) -> int:
-    return settings["steps"] * settings["batch_size"]
-
-
-def _data(config: Config) -> Data:
-    return _loaded(json.dumps(config["data"], sort_keys=True))
 
 
 @functools.lru_cache(maxsize=2)  # many runs of a table have the same, which may be large

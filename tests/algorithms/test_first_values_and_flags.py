@@ -1,6 +1,6 @@
 """What clients of a graph start from, and MHD's and FedKD's settings as configs reach them."""
 
-import importlib
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -24,9 +24,9 @@ from fedcodist.algorithms.clients.fed_kd_losses import (
     mutual_losses,
 )
 from fedcodist.algorithms.graph import graphs
-from fedcodist.algorithms.graph import multi_headed_distillation as mhd
 from fedcodist.compression.spectra import spectra
 from fedcodist.config.experiment import build_experiment
+from fedcodist.config.registry import ENTRIES, function_of
 from fedcodist.core.inputs import ClientData
 from fedcodist.core.layer_outputs import LayerOutputs
 from fedcodist.core.model import Model, Variables, cross_entropy
@@ -142,15 +142,22 @@ def test_later_heads_know_more_digits_than_the_main_one():
     assert first > main + 0.05 and last > main + 0.1
 
 
+def note(monkeypatch, method, seen):
+    """Puts the arguments of a method's function into `seen` whenever a config makes it."""
+    entry = ENTRIES[method]
+    real = function_of(entry)
+
+    @functools.wraps(real)
+    def noted(**arguments):
+        seen.update(arguments)
+        return real(**arguments)
+
+    monkeypatch.setitem(ENTRIES, method, entry._replace(make=noted))
+
+
 def test_mhd_s_flags_are_reachable_from_configs(monkeypatch):
     seen = {}
-    real = mhd.multi_headed_distillation
-
-    def noted(*arguments, **named):
-        seen["distillation"] = arguments[5]
-        return real(*arguments, **named)
-
-    monkeypatch.setattr("fedcodist.config.graph_methods.multi_headed_distillation", noted)
+    note(monkeypatch, "multi_headed_distillation", seen)
     config = digits_mhd.get_config()
     build_experiment(config)
     assert (seen["distillation"].reaches_backbone, seen["distillation"].updates_statistics) == (
@@ -242,14 +249,7 @@ def test_fed_kd_s_configs_state_all_settings_of_its_losses(module):
 
 def test_fed_kd_s_losses_are_reachable_from_configs(monkeypatch):
     found = {}
-    client_methods = importlib.import_module("fedcodist.config.client_methods")
-    real = client_methods.fed_kd
-
-    def noted(*arguments):
-        found["mutual"] = arguments[6]
-        return real(*arguments)
-
-    monkeypatch.setattr(client_methods, "fed_kd", noted)
+    note(monkeypatch, "fed_kd", found)
     config = digits_fed_kd.get_config("fed_kd")
     build_experiment(config)
     assert found["mutual"] == MutualLosses()

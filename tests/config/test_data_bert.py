@@ -191,7 +191,7 @@ def test_sizes_are_what_the_config_says(sentences, pretrained):
     assert layer["inner"]["bias"].shape == (323,) and "323 inner neurons" in ade_fed_kd.__doc__
     sketch = ade_fed_kd.get_config("fetch_sgd")
     table, rounds = sketch.training.fetch_sgd, sketch.rounds / config.rounds
-    sent = rounds * (table.rows * table.columns + 2 * table.count)
+    sent = rounds * (table.sketch_rows * table.sketch_columns + 2 * table.k)
     assert sent / (2 * sizes[0]) == pytest.approx(0.249, abs=0.002)
 
 

@@ -19,12 +19,13 @@ from experiments.configs import (
 )
 from fedcodist.config import client_methods, networks, optimizers, server_methods
 from fedcodist.config import data as reading
+from fedcodist.config.bind import bind, offered
 from fedcodist.config.experiment import build_experiment
 from fedcodist.config.normalisation import CIFAR_DEVIATION, CIFAR_MEAN
-from fedcodist.config.registry import METHOD_NAMES
 from fedcodist.core.model import parameter_count
 from fedcodist.data.federated_data import FederatedData
 from fedcodist.data.prepared import load_prepared, save_prepared
+from fedcodist.distillation.loop import Distillation
 from fedcodist.run.experiment import check_experiment
 from fedcodist.run.sources import StreamedData
 
@@ -80,31 +81,27 @@ def test_rows_that_a_method_reads_are_counted_before(config):
 def test_ensembles_average_logits_and_text_has_none(method):
     data = SimpleNamespace(text="sentences")
     with pytest.raises(ValueError, match=r"algorithm\.name must be .* for text") as error:
-        server_methods.ALGORITHMS[method](digits_methods.get_config(method), data)
+        server_methods.build_algorithm(digits_methods.get_config(method), data)
     assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize("method", ["fed_gkd", "fed_dropout", "fed_kd"])
 def test_methods_that_need_logits_or_layers_are_not_for_text(method):
+    config = digits_methods.get_config("fed_avg")
+    config.training.method = method
     clients = SimpleNamespace(
-        config=None, model=None, pool=None, data=SimpleNamespace(text="sentences")
+        config=config, model=None, pool=None, data=SimpleNamespace(text="sentences")
     )
     with pytest.raises(ValueError, match=rf"training\.method must be .* {method}, .* for text\."):
-        client_methods.CLIENT_METHODS[method](clients)
-
-
-def test_every_method_has_a_name_in_tables():
-    assert (
-        server_methods.ALGORITHMS.keys() | client_methods.CLIENT_METHODS.keys()
-        <= METHOD_NAMES.keys()
-    )
+        client_methods.client_method(clients)
 
 
 def test_how_configs_say_that_students_are_taught():
     config = digits_codist.get_config()
     data = reading.load_data(config.data)
     config.algorithm.update(flip=True, mixup_beta=0.5, direction="reverse", steps=3, batch_size=5)
-    found = server_methods._distillation(config, data)
+    offers = offered(Distillation, server_methods.OFFERS, config, data)
+    found = bind(Distillation, config.algorithm, "algorithm.", **offers)
     assert (found.mixup_beta, found.direction, found.steps, found.batch_size) == (
         0.5,
         "reverse",
@@ -610,7 +607,7 @@ def test_baselines_send_what_they_do_in_the_fedkd_paper():
     )
     whole = size(network())
     sketch = digits_compression.get_config("fetch_sgd").training.fetch_sgd
-    both_ways = sketch.rows * sketch.columns + 2 * sketch.count
+    both_ways = sketch.sketch_rows * sketch.sketch_columns + 2 * sketch.k
     assert both_ways / (2 * whole) == pytest.approx(0.249, abs=0.001)
     share = digits_compression.get_config("fed_dropout").training.fed_dropout.share
     assert size(networks.narrowed(network(), share)) / whole == pytest.approx(0.6, abs=0.01)
@@ -628,7 +625,12 @@ def test_baselines_send_what_they_do_in_the_fedkd_paper():
             r"training\.compression\.uplink must be one of",
         ),
         ("fed_avg,top_k", "compression.share", 2.0, "share must be at most 1 and above 0, got 2.0"),
-        ("fetch_sgd", "fetch_sgd.rows", 0, r"training\.fetch_sgd\.rows must be at least 1, got 0"),
+        (
+            "fetch_sgd",
+            "fetch_sgd.sketch_rows",
+            0,
+            r"training\.fetch_sgd\.sketch_rows must be at least 1, got 0",
+        ),
         (
             "fed_dropout",
             "fed_dropout.share",

@@ -22,6 +22,7 @@ from fedcodist.config import party_methods as party_methods
 from fedcodist.config.data import load_data
 from fedcodist.config.experiment import build_experiment
 from fedcodist.config.party_methods import party_groups, party_shapes
+from fedcodist.config.registry import ENTRIES, function_of
 from fedcodist.core.local_training import LocalTraining
 from fedcodist.data.federated_data import FederatedData
 from fedcodist.data.prepared import save_prepared
@@ -551,10 +552,15 @@ def test_other_data_have_no_public_part():
 def test_batches_do_not_depend_on_early_stopping(monkeypatch):
     """Training alone draws them by its name, which is the same however phases were stopped."""
     given = []
-    real = party_methods.local_only
-    monkeypatch.setattr(
-        party_methods, "local_only", lambda *a, **k: given.append(k["name"]) or real(*a, **k)
-    )
+    entry = ENTRIES["local_only"]
+    real = function_of(entry)
+
+    @functools.wraps(real)
+    def noted(**arguments):
+        given.append(arguments["name"])
+        return real(**arguments)
+
+    monkeypatch.setitem(ENTRIES, "local_only", entry._replace(make=noted))
     config = small_config(**{"phases.stopping": "test_data"})
     config.algorithm = digits_parties.get_config("local_only").algorithm
     named = build_experiment(config, load_data(config.data)).algorithm

@@ -69,7 +69,9 @@ BOOLEANS = {
     "adjustments.masked": adjusted,
     "with_clients": be,
     "nested": lambda nested: fc.capacity_pools(8, 0.5, 0, nested),
-    "rate_in_error": lambda **options: fc.fetch_sgd(MODEL, rows=3, columns=9, count=3, **options),
+    "rate_in_error": lambda **options: fc.fetch_sgd(
+        MODEL, sketch_rows=3, sketch_columns=9, k=3, **options
+    ),
 }
 
 

@@ -180,7 +180,7 @@ OTHER_CONFIGS = {
         "training.fed_dropout.share=2": ["share", "at most 1", "2"],
     },
     "digits_compression.py:fetch_sgd": {
-        "training.fetch_sgd.count=0": ["training.fetch_sgd.count", "at least 1", "0"],
+        "training.fetch_sgd.k=0": ["training.fetch_sgd.k", "at least 1", "0"],
     },
 }
 # Other beginnings of the command -> parts of the line.

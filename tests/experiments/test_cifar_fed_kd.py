@@ -105,7 +105,7 @@ def test_baselines_send_what_they_do_in_the_fedkd_paper():
     whole = size_of("cnn_large_10")
     config = cifar_fed_kd.get_config("fetch_sgd")
     sketch = config.training.fetch_sgd
-    both_ways = config.rounds * (sketch.rows * sketch.columns + 2 * sketch.count)
+    both_ways = config.rounds * (sketch.sketch_rows * sketch.sketch_columns + 2 * sketch.k)
     fed_avg = 2 * whole * cifar_fed_kd.get_config("fed_avg,teacher").rounds
     assert both_ways / fed_avg == pytest.approx(0.249, abs=0.002)
     # A client's first download is the whole model, as it was measured.

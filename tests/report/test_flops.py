@@ -15,17 +15,15 @@ from experiments.configs import (
     digits_parties,
 )
 from fedcodist.algorithms.parties.shared_examples import PUBLIC
-from fedcodist.config import client_methods, networks, party_methods, server_methods
+from fedcodist.config import networks, party_methods, server_methods
 from fedcodist.config.data import load_data
-from fedcodist.config.graph_methods import DECENTRALISED_METHODS
 from fedcodist.config.networks import MODELS
-from fedcodist.config.party_methods import PARTY_METHODS
+from fedcodist.config.registry import ENTRIES, KINDS, PARTIES
 from fedcodist.config.server_methods import build_algorithm
 from fedcodist.core.inputs import Round
 from fedcodist.report import flops
 from fedcodist.report.flops import (
     LEARNING,
-    SERVERS,
     flops_of_parties,
     flops_of_run,
     flops_per_token,
@@ -281,24 +279,22 @@ def test_parties_compute_what_is_counted(name, monkeypatch):
 
 
 def test_every_algorithm_has_a_count():
-    counted = SERVERS.keys() | PARTY_METHODS.keys() | DECENTRALISED_METHODS.keys()
-    assert counted == server_methods.ALGORITHMS.keys()
-    assert set(flops.CLIENT_METHODS_COUNTED) == client_methods.CLIENT_METHODS.keys()
+    assert all(entry.passes for entry in ENTRIES.values())
+    assert {entry.kind for entry in ENTRIES.values()} == set(KINDS)
     config = digits_methods.get_config("fed_avg")
     config.training.method = "another_method"
     with pytest.raises(ValueError, match="FLOPs of 'another_method' are not counted"):
         flops_of_run(config.to_dict(), {})
-    assert {name.partition(",")[0] for name in PARTY_CONFIGS} == PARTY_METHODS.keys()
+    of_parties = {name for name, entry in ENTRIES.items() if entry.kind == PARTIES}
+    assert {name.partition(",")[0] for name in PARTY_CONFIGS} == of_parties
     config = dict(digits_parties.get_config("fed_md").to_dict())
     config["algorithm"]["name"] = "another_exchange"
     with pytest.raises(ValueError, match="FLOPs of 'another_exchange' are not counted"):
         flops_of_parties(config, {}, 1)
     config = digits_mhd.get_config("local_only_steps")
-    settings = config.copy_and_resolve_references()
-    settings.algorithm.name = "another_exchange"
-    groups = flops.decentralised_groups(settings, load_data(settings.data))
+    config.algorithm.name = "another_exchange"
     with pytest.raises(ValueError, match="FLOPs of 'another_exchange' are not counted"):
-        flops._decentralised(settings, load_data(settings.data), dict.fromkeys(groups, 1.0), 1)
+        flops_of_parties(config.to_dict(), {}, 1)
     with pytest.raises(ValueError, match="FLOPs of 'other' are not counted"):
         flops_of_run({"algorithm": {"name": "other"}}, {})
 

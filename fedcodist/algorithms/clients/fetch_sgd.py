@@ -40,7 +40,7 @@ class FetchSGDHyper(NamedTuple):
 
 
 class FetchSGDServer(NamedTuple):
-    """The model, and the tables [rows, columns] of momentum and error."""
+    """The model, and the tables [sketch_rows, sketch_columns] of momentum and error."""
 
     params: PyTree
     momentum: jax.Array
@@ -50,11 +50,11 @@ class FetchSGDServer(NamedTuple):
 def fetch_sgd(
     model: Model,
     training: LocalTraining = LocalTraining(),
-    rows: int = 5,
-    columns: int = 500_000,
-    count: int = 50_000,
+    sketch_rows: int = 5,
+    sketch_columns: int = 500_000,
+    k: int = 50_000,
     rate_in_error: bool = False,
-    examples: int | None = None,
+    examples_per_round: int | None = None,
     schedule: Schedule = constant,
     seed: int = 0,
     hyper: FetchSGDHyper = FetchSGDHyper(),
@@ -80,10 +80,10 @@ def fetch_sgd(
       model: without mutable state, which a gradient does not change.
       training: the examples of one pass at a time, and preprocessing; its optimizer and epochs are not
         used.
-      rows, columns: of the table; the paper's for models of millions of parameters.
-      count: k.
+      sketch_rows, sketch_columns: of the table; the paper's for models of millions of parameters.
+      k: entries of a round's delta.
       rate_in_error: where the rate is applied, the paper's way; the same where it is constant.
-      examples: of a client, drawn anew in every round, that its gradient is of; all where not given.
+      examples_per_round: of a client, drawn anew, that a round's gradient is of; all if not given.
       schedule: (learning rate, round from 0) -> learning rate of that round.
       seed: of the hashes, the same for all clients and rounds.
       hyper: learning rate and momentum.
@@ -93,16 +93,17 @@ def fetch_sgd(
     """
     check_arguments(fetch_sgd, locals())
     check_training("training", training)
-    check_sketch(rows, columns, count)
+    names = ("sketch_rows", "sketch_columns", "k")
+    check_sketch(sketch_rows, sketch_columns, k, names)
     check_number("hyper.learning_rate", hyper.learning_rate, low=0)
     check_number("hyper.momentum", hyper.momentum, low=0, high=1)
     check_integer("seed", seed, low=0)
     check_stateless("model", model)
-    if examples is not None:
-        check_integer("examples", examples, low=1)
+    if examples_per_round is not None:
+        check_integer("examples_per_round", examples_per_round, low=1)
 
     def init(key):
-        table = jnp.zeros((rows, columns))
+        table = jnp.zeros((sketch_rows, sketch_columns))
         return FetchSGDServer(model.init(key).params, table, table)
 
     def variables(server):
@@ -110,10 +111,10 @@ def fetch_sgd(
 
     def client_update(message, client_state, data, key, hyper):
         seen = data
-        if examples is not None:
-            seen = drawn_examples(data, examples, keys.derive(key, "examples"))
+        if examples_per_round is not None:
+            seen = drawn_examples(data, examples_per_round, keys.derive(key, "examples"))
         gradient = full_gradient(model, training, message, seen, key, train=False)
-        table = sketched(flat(gradient), rows, columns, seed).table
+        table = sketched(flat(gradient), sketch_rows, sketch_columns, seed).table
         metrics = {"num_steps": jnp.int32(1), "examples": seen.size}
         return ClientResult(table, {}, jnp.asarray(data.size, jnp.float32), client_state, metrics)
 
@@ -123,7 +124,7 @@ def fetch_sgd(
         before, after = (rate, 1.0) if rate_in_error else (1.0, rate)
         momentum = hyper.momentum * server.momentum + aggregate.pseudo_gradient
         error = server.error + before * momentum
-        entries = largest_entries(estimates(Sketch(error, size, seed)), min(count, size))
+        entries = largest_entries(estimates(Sketch(error, size, seed)), min(k, size))
         vector = flat(server.params) - after * scattered(entries, size)
         emptied = (
             without(Sketch(table, size, seed), entries.indices).table for table in (momentum, error)

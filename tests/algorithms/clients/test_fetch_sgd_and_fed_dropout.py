@@ -122,7 +122,7 @@ def test_fetch_sgd_is_a_plain_loop(rate_in_error):
     """With collisions, momentum, a falling rate and three of four clients a round."""
     schedule = lambda rate, round: rate * (1 - 0.2 * round)
     rates = [RATE * (1 - 0.2 * round) for round in range(ROUNDS)]
-    sizes = dict(rows=3, columns=12, count=6)
+    sizes = dict(sketch_rows=3, sketch_columns=12, k=6)
     method = fetch_sgd(
         MODEL,
         TRAINING,
@@ -163,7 +163,7 @@ def test_a_large_table_and_all_entries_are_sgd(rho):
 
 def test_a_gradient_of_examples_that_are_drawn_in_every_round():
     def update_of(count):
-        method = fetch_sgd(MODEL, TRAINING, 3, 12, 6, examples=count)
+        method = fetch_sgd(MODEL, TRAINING, 3, 12, 6, examples_per_round=count)
         message = method.broadcast(method.init(jax.random.key(0)))
         row = method.init_client_state()
         return jax.jit(lambda data, k: method.client_update(message, row, data, k, method.hyper))
@@ -419,9 +419,12 @@ def batch_norm():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: fetch_sgd(MODEL, rows=0), "rows must be at least 1, got 0"),
-        (lambda: fetch_sgd(MODEL, count=0), "count must be at least 1, got 0"),
-        (lambda: fetch_sgd(MODEL, examples=0), "examples must be at least 1, got 0"),
+        (lambda: fetch_sgd(MODEL, sketch_rows=0), "sketch_rows must be at least 1, got 0"),
+        (lambda: fetch_sgd(MODEL, k=0), "k must be at least 1, got 0"),
+        (
+            lambda: fetch_sgd(MODEL, examples_per_round=0),
+            "examples_per_round must be at least 1, got 0",
+        ),
         (
             lambda: fetch_sgd(MODEL, hyper=FetchSGDHyper(0.1, 1.5)),
             "hyper.momentum must be at least 0 and at most 1, got 1.5",
@@ -468,7 +471,9 @@ def test_bad_input_is_one_line(make, message):
     assert "\n" not in str(raised.value)
 
 
-@pytest.mark.parametrize("make", [lambda: fetch_sgd(MODEL, rows=3, columns=9), dropout])
+@pytest.mark.parametrize(
+    "make", [lambda: fetch_sgd(MODEL, sketch_rows=3, sketch_columns=9), dropout]
+)
 def test_links_that_are_compressed_already_are_refused(make):
     pool = Pool(compressed(make(), ROUNDS, svd()), np.arange(len(SIZES)), 2)
     with pytest.raises(ValueError, match=r"^method must not be one that sends less than its model"):
@@ -477,7 +482,8 @@ def test_links_that_are_compressed_already_are_refused(make):
 
 def test_a_table_cannot_be_merged():
     pools = {
-        name: Pool(fetch_sgd(MODEL, rows=3, columns=9), np.arange(len(SIZES)), 2) for name in "ab"
+        name: Pool(fetch_sgd(MODEL, sketch_rows=3, sketch_columns=9), np.arange(len(SIZES)), 2)
+        for name in "ab"
     }
     algorithm = merged_codistillation(pools, federated().columns, 9, ROUNDS)
     images = {"unlabelled": {"image": federated().columns["image"][:9]}}

@@ -743,7 +743,7 @@ def test_images_may_be_preprocessed_before_they_are_answered():
 
 
 def test_models_of_clients_who_send_something_else_cannot_be_known():
-    sketching = fetch_sgd(MODEL, TRAINING, rows=3, columns=9, count=2)
+    sketching = fetch_sgd(MODEL, TRAINING, sketch_rows=3, sketch_columns=9, k=2)
     by_step = fed_kd(MODEL, MODEL, federated().columns, TRAINING, exchange="step_gradient")
     for method in (sketching, compressed(by_step, ROUNDS)):
         pool = Pool(method, np.arange(6), 2)

@@ -1,0 +1,141 @@
+"""A function's arguments from settings, by its signature: no builder restates its keywords."""
+
+import contextlib
+import functools
+import inspect
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping
+from typing import Any
+
+from fedcodist.config.settings import ALLOWED
+
+
+def bind(
+    function: Callable[..., Any], settings: Mapping[str, Any], prefix: str, **given: Any
+) -> Any:
+    """Calls the function with what is given, and with the settings that have its arguments' names.
+
+    An argument that is a named tuple, such as `hyper`, is made field by field: `digest.epochs` is the
+    setting `digest_epochs`, or else `epochs`. What is neither given nor set keeps the default. Settings
+    that another function of the library reads, and groups of settings, are left alone.
+
+    Args:
+      function: with arguments by name.
+      settings: name -> value.
+      prefix: of the settings' path, such as "algorithm.".
+      given: arguments, or fields of named tuples, that are not settings; they go before settings.
+
+    Raises:
+      ValueError, TypeError: one line that names the setting: it is missing, or the function has no such
+        argument, or the function's own message, which begins with the setting in place of the argument.
+    """
+    names = accepted(function, given)
+    for name, value in settings.items():
+        is_of_another = f"{prefix}{name}" in ALLOWED or hasattr(value, "items")
+        if name not in names and not is_of_another:
+            raise ValueError(
+                f"{prefix}{name} is not a setting of {function.__name__}, which has "
+                f"{', '.join(_settings_of(function, given)) or 'none'}."
+            )
+    arguments: dict[str, Any] = {}
+    # How the function's messages begin -> the setting.
+    paths = {name: f"{prefix}{name}" for name in settings if name in given}
+
+    def look_up(argument: str, *candidates: str) -> dict[str, Any]:
+        """{argument's last name: value} of the first candidate that is given or set, or nothing."""
+        for candidate in candidates:
+            if candidate in given:
+                return {argument.rpartition(".")[2]: given[candidate]}
+        for candidate in candidates:
+            if candidate in settings:
+                paths[argument] = f"{prefix}{candidate}"
+                return {argument.rpartition(".")[2]: settings[candidate]}
+        return {}
+
+    parameters = _parameters(function)
+    for name, parameter in parameters.items():
+        value = look_up(name, name)
+        if not value and (kind := _named_tuple(parameter)):
+            fields: dict[str, Any] = {}
+            for field in kind._fields:
+                fields |= look_up(f"{name}.{field}", *_candidates(name, field, parameters))
+            if parameter.default is not inspect.Parameter.empty:
+                value = {name: parameter.default._replace(**fields)}
+            else:
+                _check_complete(
+                    fields, [f for f in kind._fields if f not in kind._field_defaults], prefix
+                )
+                value = {name: kind(**fields)}
+        arguments |= value
+    needed = [n for n, p in parameters.items() if p.default is inspect.Parameter.empty]
+    _check_complete(arguments, needed, prefix)
+    with _of_settings(paths):
+        return function(**arguments)
+
+
+def offered(
+    function: Callable[..., Any], offers: Mapping[str, Callable[..., Any]], *about: Any
+) -> dict[str, Any]:
+    """What a builder can give of the function's arguments: name -> `offers[name](*about)`."""
+    names = accepted(function, offers)
+    return {name: make(*about) for name, make in offers.items() if name in names}
+
+
+def accepted(function: Callable[..., Any], given: Collection[str] = ()) -> set[str]:
+    """Names of arguments, and of the fields of those named tuples that are not given as a whole."""
+    parameters = _parameters(function)
+    names = set(parameters)
+    for name, parameter in parameters.items():
+        if name not in given and (kind := _named_tuple(parameter)):
+            names.update(*(_candidates(name, field, parameters) for field in kind._fields))
+    return names
+
+
+def _settings_of(function: Callable[..., Any], given: Collection[str]) -> list[str]:
+    """What is left to set, by the shortest names, for messages."""
+    parameters = _parameters(function)
+    names = []
+    for name, parameter in parameters.items():
+        fields = getattr(_named_tuple(parameter), "_fields", ())
+        for candidates in [_candidates(name, f, parameters) for f in fields] or [[name]]:
+            if name not in given and not set(candidates) & set(given):
+                names.append(candidates[-1])
+    return sorted(set(names))
+
+
+def _candidates(name: str, field: str, parameters: Collection[str]) -> list[str]:
+    """What a field's setting may be called; the function's own arguments go before fields."""
+    return [each for each in (f"{name}_{field}", field) if each not in parameters]
+
+
+@functools.cache
+def _parameters(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
+    variable = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    parameters = inspect.signature(function, eval_str=True).parameters
+    return {name: p for name, p in parameters.items() if p.kind not in variable}
+
+
+def _named_tuple(parameter: inspect.Parameter) -> Any:
+    """The class of an argument that is always a named tuple, or None."""
+    is_set = parameter.default is not inspect.Parameter.empty
+    kind = type(parameter.default) if is_set else parameter.annotation
+    return kind if hasattr(kind, "_field_defaults") else None
+
+
+def _check_complete(values: Mapping[str, Any], needed: Collection[str], prefix: str) -> None:
+    for name in needed:
+        if name not in values:
+            raise ValueError(f"the config lacks '{prefix}{name}'.")
+
+
+@contextlib.contextmanager
+def _of_settings(paths: Mapping[str, str]) -> Iterator[None]:
+    """Messages begin with the setting's path, and tell other settings by theirs, as in steps=3."""
+    renamed = lambda found: paths.get(found.group(), found.group())
+    try:
+        yield
+    except (ValueError, TypeError) as error:
+        message = re.sub(r"^[\w.]+(?![\w.\[])|\b[\w.]+(?==)", renamed, str(error))
+        if message == str(error):
+            raise
+        raise type(error)(message) from error

@@ -1,0 +1,225 @@
+"""What configs are made of, group by group: a config states in what it differs.
+
+None where a value may be set is a placeholder of its type, which the command line can set.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from ml_collections import ConfigDict, config_dict
+
+TEACHING = dict(
+    learning_rate=1e-3,
+    decay=0.1,
+    interpolation=0.05,
+    self_teacher_temperature=1.0,
+    temperature=1.0,
+    weight=1.0,
+)
+
+
+def check_run(run: str, runs: Sequence[str]) -> None:
+    """Raises ValueError, one line, unless a config has such a run."""
+    if run not in runs:
+        raise ValueError(f"a run of this config is one of {list(runs)}, got {run!r}.")
+
+
+def experiment(name: str, rounds: int, run: str | None = None, seeds: int = 1) -> ConfigDict:
+    """A config without groups; one with runs says how many rounds a table's number needs."""
+    config = ConfigDict(dict(name=name, rounds=rounds, seed=0, seeds=seeds))
+    if run is not None:
+        config.run, config.full_rounds = run, rounds
+    return config
+
+
+def training(**differs: Any) -> dict[str, Any]:
+    """Clients train by SGD, and the server takes their mean."""
+    settings: dict[str, Any] = dict(
+        client_optimizer="sgd",
+        batch_size=20,
+        epochs=1,
+        server_optimizer="sgd",  # of rate 1: the mean of the clients' models
+        server_epsilon=config_dict.placeholder(float),
+        server_schedule="constant",
+    )
+    return settings | differs
+
+
+def adaptive_training(**differs: Any) -> dict[str, Any]:
+    """The server has Adam, whose rate falls to zero, as in the codistillation paper."""
+    server = dict(server_optimizer="adam", server_epsilon=1e-5, server_schedule="linear_decay")
+    return training(**server) | differs
+
+
+def one_pool(model: str, cohort_size: int, client_learning_rate: float) -> dict[str, Any]:
+    """All clients train one network."""
+    pool = dict(model=model, fraction=1.0, cohort_size=cohort_size)
+    rates = dict(client_learning_rate=client_learning_rate, server_learning_rate=1.0)
+    return dict(main=pool | rates)
+
+
+def codistilled_pool(model: str, teaching: dict[str, float] | None = None, **differs: Any) -> dict:
+    """A pool whose model teaches and learns; `teaching`: in what that differs."""
+    settings: dict[str, Any] = dict(
+        model=model,
+        cohort_size=20,
+        client_learning_rate=0.1,
+        server_learning_rate=0.01,
+        alpha=config_dict.placeholder(float),  # in place of algorithm.alpha
+        teaching=TEACHING | (teaching or {}),
+    )
+    return settings | differs
+
+
+def codistillation(method: str, **differs: Any) -> dict[str, Any]:
+    """`algorithm` of FedAvg and both codistillations, so that runs differ in the method alone."""
+    settings: dict[str, Any] = dict(
+        name=method,
+        alpha=0.7,  # merged
+        alpha_schedule="constant",  # or "linear_to_one", "linear_to_zero"
+        skip_at_alpha_one=False,
+        period=200,  # periodic
+        steps=200 if method == "periodic_codistillation" else 32,
+        batch_size=64,
+        distillation_optimizer="adam",
+        distillation_epsilon=1e-5,
+        direction="forward",  # KL(teacher || student)
+        mixup_beta=2.0,
+        flip=False,
+    )
+    return settings | differs
+
+
+def distillation(method: str, **differs: Any) -> dict[str, Any]:
+    """`algorithm` of servers that distil an ensemble: FedDF, FedBE, FedSDD."""
+    of_method: dict[str, Any] = {}
+    if method == "fed_sdd":
+        of_method = dict(
+            num_models=4,
+            rounds_kept=1,
+            distilled="main",  # or "all"
+            warm_up=0,  # rounds
+            cached=False,
+            group_sizes=config_dict.placeholder(tuple),  # as even as can be
+            measured=(),
+        )
+    return (
+        dict(
+            name=method,
+            steps=50,
+            batch_size=64,
+            distillation_optimizer="sgd",
+            distillation_epsilon=config_dict.placeholder(float),
+            direction="forward",
+            learning_rate=0.1,
+            temperature=4.0,
+            scaled=True,  # by the temperature squared
+            mixup_beta=0.0,
+            flip=False,
+        )
+        | of_method
+        | differs
+    )
+
+
+def fed_kd(teacher: str, teacher_learning_rate: float, **differs: Any) -> dict[str, Any]:
+    """`training.fed_kd`; networks of images name the layers to align besides."""
+    settings: dict[str, Any] = dict(
+        teacher=teacher,
+        teacher_learning_rate=teacher_learning_rate,
+        output_weight=1.0,
+        hidden_weight=1.0,
+        exchange="epoch_delta",
+        fresh_optimizers=False,
+        adaptive="batch",
+        kl_reduction="batchmean",
+        hidden_map="learned",
+        detach_targets=True,
+        detach_normaliser=False,
+        without_padding=False,  # of text, in distances of hidden states
+    )
+    return settings | differs
+
+
+def compression(**differs: Any) -> dict[str, Any]:
+    """`training.compression`: FedKD's."""
+    settings: dict[str, Any] = dict(
+        uplink="svd",
+        downlink="svd",
+        start=0.95,
+        end=0.98,
+        range_finder=config_dict.placeholder(int),  # columns; exact where not set
+        spectra=False,  # of clients' updates, in metrics.jsonl
+        gradient_spectra=False,  # of a batch's gradient, before any optimizer
+    )
+    return settings | differs
+
+
+def fed_md(**differs: Any) -> dict[str, Any]:
+    """`algorithm` of FedMD, as the released code has it for CIFAR."""
+    settings: dict[str, Any] = dict(
+        name="fed_md",
+        alignment_size=5000,  # of all public images; their number takes all
+        exchanged="logits",  # or "probabilities", at the temperature
+        temperature=1.0,
+        learning_rate=1e-3,
+        epsilon=1e-7,  # Keras', which adds it before the correction of the bias and not after
+        digest_epochs=1,
+        digest_batch_size=128,
+        revisit_epochs=4,
+        revisit_batch_size=5,
+        output_penalty=1e-3,
+        weights=config_dict.placeholder(tuple),  # one number per party, in place of equal ones
+    )
+    return settings | differs
+
+
+def phases(**differs: Any) -> dict[str, Any]:
+    """What comes before FedMD's first round."""
+    settings: dict[str, Any] = dict(
+        stopping="held_out",  # "test_data" as in the released code; "fixed" for all epochs
+        held_out_share=0.1,  # of the public training data
+        evaluate_every=1,  # epochs
+        public=dict(epochs=20, batch_size=128, patience=3, min_delta=0.005),
+        private=dict(epochs=25, batch_size=32, patience=10, min_delta=0.001),
+        centralised=dict(epochs=50, batch_size=32, patience=10, min_delta=0.001),
+        centralised_bound=True,
+        cache=config_dict.placeholder(str),  # a folder where public training is kept for other runs
+    )
+    return settings | differs
+
+
+def evaluation(every: int, checkpoint_every: int, **differs: Any) -> dict[str, Any]:
+    """What final splits hold is looked at after the last round only."""
+    settings: dict[str, Any] = dict(
+        every=every,
+        batch_size=500,
+        checkpoint_every=checkpoint_every,
+        splits=("held_out",),
+        final_splits=("test",),
+    )
+    return settings | differs
+
+
+def execution(**differs: Any) -> dict[str, Any]:
+    """A process for each core; clients one after another."""
+    return (
+        plain_execution(
+            chunk_size=config_dict.placeholder(int),  # with loop="vmap" what fits, if not set
+            precision="float32",  # or "bfloat16"
+            rematerialise=False,
+        )
+        | differs
+    )
+
+
+def plain_execution(**differs: Any) -> dict[str, Any]:
+    """Of clients who have networks of their own."""
+    settings: dict[str, Any] = dict(
+        processes=config_dict.placeholder(int),
+        loop="scan",
+        chunk_size=1,
+        seeds_loop="map",
+        stream=False,
+    )
+    return settings | differs

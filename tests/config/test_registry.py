@@ -1,0 +1,151 @@
+"""The registry: one entry for each method, and methods that are registered from outside the package."""
+
+import importlib
+import inspect
+import sys
+
+import pytest
+from rich.console import Console
+
+from experiments.configs import digits_methods
+from fedcodist.config.experiment import build_experiment
+from fedcodist.config.registry import (
+    CLIENTS,
+    ENTRIES,
+    KINDS,
+    METHOD_NAMES,
+    Entry,
+    function_of,
+    load_methods,
+    register,
+)
+from fedcodist.config.settings import check_settings
+from fedcodist.report.comparison import ranked, read_run, table
+from fedcodist.run.experiment import run_experiment
+
+MODULE = '''
+from fedcodist.algorithms.clients.fed_avg import FedAvgHyper, fed_avg
+from fedcodist.algorithms.pools.pool import independent_pools
+from fedcodist.config.registry import CLIENTS, POOLS, Entry, register
+
+
+def shouting(pools, columns, times: int, execution, word: str = "hey", num_unlabelled=None):
+    """Pools by themselves."""
+    if times < 1:
+        raise ValueError(f"times must be at least 1, got {times}.")
+    algorithm = independent_pools(pools, columns, execution)
+    return algorithm._replace(name=" ".join([word] * times))
+
+
+def slower(model, training, factor: float, hyper: FedAvgHyper = FedAvgHyper()):
+    """FedAvg at another rate."""
+    return fed_avg(model, training, hyper=hyper._replace(client_learning_rate=factor))
+
+
+register(Entry("shouting", "Shouting", POOLS, shouting))
+register(Entry("slower", "Slower", CLIENTS, "outside_methods:slower"))
+'''
+
+
+@pytest.fixture
+def outside(tmp_path, monkeypatch):
+    """The name of a module of methods; what it registers is forgotten after the test."""
+    (tmp_path / "outside_methods.py").write_text(MODULE)
+    monkeypatch.syspath_prepend(tmp_path)
+    known, names = dict(ENTRIES), dict(METHOD_NAMES)
+    yield "outside_methods"
+    sys.modules.pop("outside_methods", None)
+    for registered, before in ((ENTRIES, known), (METHOD_NAMES, names)):
+        registered.clear()
+        registered.update(before)
+
+
+def config_of(outside, algorithm="shouting", **settings):
+    config = digits_methods.get_config("fed_avg")
+    config.rounds, config.seeds = 2, 1
+    config.evaluation.every, config.evaluation.checkpoint_every = 2, None
+    with config.unlocked():
+        config.methods = (outside,)
+        config.algorithm = dict(name=algorithm, **settings)
+    return config
+
+
+def test_every_entry_has_a_function_a_title_and_a_place():
+    for name, entry in ENTRIES.items():
+        assert (entry.name, entry.kind in KINDS, METHOD_NAMES[name]) == (name, True, entry.title)
+        assert function_of(entry).__name__ == name
+        assert entry.paper == "" or entry.paper.startswith("https://")
+        names = inspect.signature(function_of(entry)).parameters
+        assert ("num_unlabelled" in names) == ("unlabelled" in entry.reads)
+
+
+def test_the_same_entry_twice_is_fine_and_a_name_that_is_taken_is_one_line(outside):
+    config = {"methods": [outside, outside]}
+    load_methods(config)
+    known = dict(ENTRIES)
+    load_methods(config)
+    importlib.reload(sys.modules[outside])  # with functions of its own
+    assert ENTRIES.keys() == known.keys() and METHOD_NAMES["slower"] == "Slower"
+    entry = Entry("fed_prox", "Mine", CLIENTS, "my_package.my_method:fed_prox")
+    with pytest.raises(
+        ValueError, match=r"^name must be of no other method, got 'fed_prox' of my_"
+    ) as e:
+        register(entry)
+    assert "\n" not in str(e.value) and ENTRIES["fed_prox"].title == "FedProx"
+    with pytest.raises(ValueError, match=r"^kind must be one of .* got 'server' of 'mine'\.$"):
+        register(entry._replace(name="mine", kind="server"))
+
+
+def test_modules_that_cannot_be_imported_are_one_line(outside, tmp_path):
+    config = config_of("a_module_that_is_not_there", times=1)
+    with pytest.raises(
+        ValueError, match=r"^methods must be modules .* 'a_module_that_is_not_there'"
+    ):
+        build_experiment(config)
+    (tmp_path / "broken_methods.py").write_text("1 / 0\n")
+    with pytest.raises(ValueError, match=r"^methods .* got 'broken_methods': division by zero"):
+        build_experiment(config_of("broken_methods", times=1))
+    with config.ignore_type():
+        config.methods = "outside_methods"
+    with pytest.raises(TypeError, match=r"^methods must be a list"):
+        check_settings(config)
+
+
+def test_methods_from_outside_are_built_and_their_settings_checked(outside):
+    assert build_experiment(config_of(outside, times=2)).algorithm.name == "hey hey"
+    assert build_experiment(config_of(outside, times=1, word="you")).algorithm.name == "you"
+    with pytest.raises(ValueError, match=r"^algorithm\.times must be at least 1, got 0\.$"):
+        build_experiment(config_of(outside, times=0))
+    with pytest.raises(ValueError, match=r"^the config lacks 'algorithm\.times'\.$"):
+        build_experiment(config_of(outside))
+    with pytest.raises(
+        ValueError, match=r"^algorithm\.tones is not a setting of shouting, which has"
+    ):
+        build_experiment(config_of(outside, times=1, tones=3))
+    config = config_of(outside, "fed_avg")
+    config.training.method = "slower"
+    with pytest.raises(ValueError, match=r"^the config lacks 'training\.factor'\.$"):
+        build_experiment(config)
+    config.training.slower = dict(factor=0.25)
+    hyper = build_experiment(config).algorithm.hyper["main"]
+    assert (hyper.client_learning_rate, hyper.server_learning_rate) == (0.25, 1.0)
+    config.training.method = "shouting"
+    with pytest.raises(
+        ValueError, match=r"^training\.method must be one of .*'slower'.*'shouting'"
+    ):
+        build_experiment(config)
+
+
+def test_flops_that_nobody_counted_are_a_dash(outside, tmp_path, capsys):
+    """And `config.methods` may name a module twice, in a run and where it is compared."""
+    config = config_of(outside, times=2)
+    config.methods = (outside, outside)
+    folder = tmp_path / "run"
+    run_experiment(build_experiment(config), folder, config=config.to_dict(), show_progress=False)
+    (entry,) = read_run("run", folder)
+    assert "FLOPs of 'shouting' are not counted" in capsys.readouterr().err
+    console = Console(record=True, width=200)
+    console.print(table(ranked([entry], "run", None), "run", [entry]))
+    (line,) = [line for line in console.export_text().splitlines() if "main" in line]
+    cells = [cell.strip() for cell in line.split("│")[1:-1]]
+    assert cells[-3:-1] == ["-", "-"] and float(cells[2]) > 10
