@@ -17,6 +17,7 @@ from fedcodist.algorithms.pools.pool import Pool
 from fedcodist.compression.compressed import compressed
 from fedcodist.compression.svd import svd
 from fedcodist.core.communication import tree_bytes
+from fedcodist.core.inputs import Round
 from fedcodist.core.local_training import LocalTraining
 from fedcodist.core.model import Model, Variables, cross_entropy
 from fedcodist.data.federated_data import FederatedData
@@ -58,7 +59,7 @@ def run(algorithm, rows):
     state, once = algorithm.init(root), jax.jit(algorithm.round)
     for round in range(ROUNDS):
         inputs = data.read(algorithm.select(round, root))
-        state, rows, metrics = once(state, rows, inputs, round, root, algorithm.hyper)
+        state, rows, metrics = once(state, rows, Round(round, root, inputs), algorithm.hyper)
     return state, rows, metrics
 
 
