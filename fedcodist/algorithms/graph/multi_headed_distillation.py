@@ -244,13 +244,8 @@ def _public_term(model, columns, rows, buffer, teach, distillation, hyper):
 
     def term(variables, step, index, key):
         # A new batch in every step.
-        batch = batches.read(
-            columns,
-            rows[index],
-            distillation.preprocess,
-            keys.derive(key, "input"),
-            jnp.arange(distillation.batch_size),
-        )
+        input_key, positions = keys.derive(key, "input"), jnp.arange(distillation.batch_size)
+        batch = batches.read(columns, rows[index], distillation.preprocess, input_key, positions)
         # Delta random checkpoints of the buffer teach: the phi_j of equation 1.
         drawn = jax.random.choice(
             keys.derive(key, "teachers"), len(buffer), (distillation.teachers,), replace=False
