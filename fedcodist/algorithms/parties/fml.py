@@ -24,7 +24,7 @@ from fedcodist.core.checks import check_number
 from fedcodist.core.communication import Communication, tree_bytes
 from fedcodist.core.example_losses import checked_loss
 from fedcodist.core.for_each_client import Execution
-from fedcodist.core.joined_models import joined
+from fedcodist.core.joint_model import joint_model
 from fedcodist.core.layer_outputs import logits_of
 from fedcodist.core.local_training import LocalTraining, check_training, train_client
 from fedcodist.core.method import FederatedAlgorithm, single_model
@@ -149,7 +149,7 @@ def both(own: Model, meme: Model) -> Model:
 
     Its loss is the sum of both models'. Neither gets a gradient of the other's.
     """
-    return joined({OWN: own, MEME: meme}, mutual_loss(own, meme, 1.0, 1.0), own.num_classes)
+    return joint_model({OWN: own, MEME: meme}, mutual_loss(own, meme, 1.0, 1.0))
 
 
 def mutual_loss(own: Model, meme: Model, own_weight: Any, meme_weight: Any) -> Any:
