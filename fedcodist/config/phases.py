@@ -283,5 +283,5 @@ def _pretraining_key(config: ConfigDict, data: Data) -> str:
     for split in (public.train, public.test):
         for name, column in sorted(split.columns.items()):
             digest.update(f"{name} {column.dtype} {column.shape}".encode())
-            digest.update(np.ascontiguousarray(column))
+            digest.update(np.ascontiguousarray(column).data)
     return f"public_{digest.hexdigest()[:24]}"

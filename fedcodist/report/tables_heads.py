@@ -103,7 +103,7 @@ def read_heads(folder: Path) -> Heads:
     frequencies = label_frequencies(data.splits["train"], classes)
     graph = graph_of(config, len(places))
     if graph.ndim == 3:  # a graph that changes: the union of the run's edges
-        graph = graph[: config.rounds].any(axis=0)
+        graph = np.any(graph[: config.rounds], axis=0)
     on_others = accuracy_on_labels(per_label[..., None, :], frequencies)
     return Heads(shared, on_others, graphs.hops(graph))
 

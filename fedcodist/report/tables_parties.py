@@ -101,7 +101,7 @@ def plot(workdir: str | Path) -> Any:
     """The paper's figure 2 for a run: accuracy of parties by round, with baseline and bound."""
     parties = results(workdir, followed(workdir))
     parties = {name: columns for name, columns in parties.items() if "baseline" in columns}
-    mean = lambda column: 100 * np.mean([columns[column] for columns in parties.values()])
+    mean = lambda column: 100 * float(np.mean([columns[column] for columns in parties.values()]))
     has_bound = "centralised" in next(iter(parties.values()))
     figure = parties_plot(
         curves(workdir), mean("baseline"), mean("centralised") if has_bound else None
@@ -119,10 +119,10 @@ def table(parties: Mapping[str, Mapping[str, list[float]]]) -> str:
     parties = {name: phases for name, phases in parties.items() if "baseline" in phases}
     columns = list(next(iter(parties.values())))
     means = {
-        party: [100 * np.mean(accuracies[c]) for c in columns]
+        party: [100 * float(np.mean(accuracies[c])) for c in columns]
         for party, accuracies in parties.items()
     }
-    means["mean"] = list(np.mean(list(means.values()), axis=0))
+    means["mean"] = np.mean(list(means.values()), axis=0).tolist()
     width = max(map(len, means))
     lines = [" " * width + "".join(f"{column:>15}" for column in columns)]
     lines += [
