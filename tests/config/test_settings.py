@@ -173,7 +173,6 @@ CONFIG = ConfigDict(
             "evaluation.checkpoint_every must be a multiple of evaluation.every=2, got 3.",
         ),
         ("distillation.batch_size must be", "algorithm.public_batch_size must be"),
-        ("training.fed_gkd: models_kept must be", "training.fed_gkd.models_kept must be"),
         ("evaluation.every must be", "evaluation.every must be"),
         ("something else is wrong", "something else is wrong"),
     ],
