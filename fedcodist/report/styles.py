@@ -12,9 +12,9 @@ LINES = ("-", "--", "-.", (0, (1, 1)))
 # Methods in the same paper's tables differ in colour; baselines are black.
 METHOD_STYLES = {
     "fed_avg": (BLACK, "o"),
-    "isolated": (BLACK, "s"),
-    "separate": (BLACK, "D"),
-    "pooled": (BLACK, "^"),
+    "local_only": (BLACK, "s"),
+    "local_only_steps": (BLACK, "D"),
+    "centralised": (BLACK, "^"),
     "decentralised_fed_avg": (BLACK, "v"),
     "periodic_codistillation": (BLUE, "s"),
     "decentralised_periodic_codistillation": (BLUE, "D"),
