@@ -16,6 +16,7 @@ from ml_collections import ConfigDict
 from fedcodist.algorithms.pools.client_ensembles import with_client_ensembles
 from fedcodist.algorithms.pools.codistillation import TeachingHyper
 from fedcodist.algorithms.pools.fed_df_validation import FedDFValidation
+from fedcodist.algorithms.pools.fed_sdd import FedSDDTeaching
 from fedcodist.algorithms.pools.hetero_fl import HeteroFLLevel
 from fedcodist.algorithms.pools.independent_pools import independent_pools
 from fedcodist.algorithms.pools.pool import Pool
@@ -206,6 +207,13 @@ def _averaging(config: ConfigDict, data: Data) -> WeightAveraging | None:
     return WeightAveraging(settings.average_from, settings.average_every)
 
 
+def _teaching(config: ConfigDict, data: Data) -> dict[str, TeachingHyper] | FedSDDTeaching:
+    """How the pools' models teach each other, or how FedSDD's ensemble teaches."""
+    if all("teaching" in pool for pool in config.pools.values()):
+        return {name: TeachingHyper(**pool.teaching) for name, pool in config.pools.items()}
+    return bind(FedSDDTeaching, config.algorithm, "algorithm.", cached=_cached(config, data))
+
+
 def _cached(config: ConfigDict, data: Data) -> bool:
     if config.algorithm.cached and config.algorithm.flip:
         raise ValueError(
@@ -228,9 +236,7 @@ OFFERS: dict[str, Callable[[ConfigDict, Data], Any]] = {
     "preprocess": _distillation_preprocess,
     "inputs": lambda config, data: data.inputs,
     # The codistillations'.
-    "hyper_teaching": lambda config, data: {
-        name: TeachingHyper(**pool.teaching) for name, pool in config.pools.items()
-    },
+    "teaching": _teaching,
     "alpha": lambda config, data: _alpha(config),
     "alpha_schedule": lambda config, data: _alpha_schedule(
         config.algorithm.alpha_schedule, config.rounds
@@ -238,7 +244,6 @@ OFFERS: dict[str, Callable[[ConfigDict, Data], Any]] = {
     # FedDF's, FedBE's and FedSDD's.
     "validation": _validation,
     "averaging": _averaging,
-    "cached": _cached,
     # HeteroFL's.
     "levels": _levels,
     "model": _whole_model,
