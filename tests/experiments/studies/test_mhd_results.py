@@ -31,7 +31,7 @@ GRAPHS = {
 def heads_of_run(run, seeds=SEEDS):
     """Random accuracies of as many clients and heads as the run has; None of pooled examples."""
     config = cifar100_mhd.get_config(run)
-    if config.algorithm.name == "pooled":
+    if config.algorithm.name == "centralised":
         return None
     clients = config.data.num_clients
     heads = 1
@@ -364,11 +364,11 @@ def test_baselines_make_the_same_steps_on_the_same_data():
     seen = periodic.period * base.training.steps * base.algorithm.public_batch_size
     assert periodic.examples == seen
     # What is compared with more public images for longer is as long.
-    for run in ("pooled_longer", "fed_avg_longer"):
+    for run in ("centralised_longer", "fed_avg_longer"):
         plus = cifar100_mhd.get_config("mhd_plus,s=0")
         assert cifar100_mhd.get_config(f"{run},s=0").rounds == plus.rounds
     assert cifar100_mhd.get_config("fed_avg_200,s=0").training.steps == 200
     for method in ("mhd_small_only", "fed_avg_small"):
         config = cifar100_mhd.get_config(f"larger,{method}")
         assert config.parties.networks == 4 * ("normalized_cnn",)
-    assert set(cifar_mhd_fed_md.METHODS.values()) <= {*DECENTRALISED, "pooled"}
+    assert set(cifar_mhd_fed_md.METHODS.values()) <= {*DECENTRALISED, "centralised"}
