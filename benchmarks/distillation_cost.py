@@ -204,7 +204,7 @@ def plot(record: Mapping[str, Any]):
     """Milliseconds per step by the number of clients, a line for each method."""
     from matplotlib.figure import Figure
 
-    from fedcodist.report.plots import COLOURS, MARKERS
+    from fedcodist.report.styles import COLOURS, MARKERS
 
     figure = Figure(figsize=(5.6, 3.6), layout="constrained")
     axis = figure.subplots()

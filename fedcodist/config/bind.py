@@ -69,7 +69,7 @@ def bind(
         arguments |= value
     needed = [n for n, p in parameters.items() if p.default is inspect.Parameter.empty]
     _check_complete(arguments, needed, prefix)
-    with _of_settings(paths):
+    with _of_settings(paths, prefix, given):
         return function(**arguments)
 
 
@@ -129,13 +129,18 @@ def _check_complete(values: Mapping[str, Any], needed: Collection[str], prefix: 
 
 
 @contextlib.contextmanager
-def _of_settings(paths: Mapping[str, str]) -> Iterator[None]:
-    """Messages begin with the setting's path, and tell other settings by theirs, as in steps=3."""
+def _of_settings(paths: Mapping[str, str], prefix: str, given: Collection[str]) -> Iterator[None]:
+    """Messages begin with the setting's path, and tell other settings by theirs, as in steps=3.
+
+    What is said of something given, as in "student's layers", begins with the group of the settings.
+    """
     renamed = lambda found: paths.get(found.group(), found.group())
     try:
         yield
     except (ValueError, TypeError) as error:
         message = re.sub(r"^[\w.]+(?![\w.\[])|\b[\w.]+(?==)", renamed, str(error))
+        if (owner := re.match(r"(\w+)'s ", message)) and owner[1] in given:
+            message = f"{prefix.rstrip('.')}: {message}"
         if message == str(error):
             raise
         raise type(error)(message) from error
