@@ -25,7 +25,7 @@ from fedcodist.run.experiment import run_experiment
 
 MODULE = '''
 from fedcodist.algorithms.clients.fed_avg import FedAvgHyper, fed_avg
-from fedcodist.algorithms.pools.pool import independent_pools
+from fedcodist.algorithms.pools.independent_pools import independent_pools
 from fedcodist.config.registry import CLIENTS, POOLS, Entry, register
 
 
