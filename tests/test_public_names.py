@@ -3,6 +3,7 @@
 python tests/test_public_names.py writes the stub anew.
 """
 
+import importlib
 import re
 from pathlib import Path
 
@@ -42,6 +43,46 @@ def test_a_name_of_before_tells_the_one_of_now():
 def test_the_version_is_the_packages():
     version = re.search(r'version="(.*)"', (ROOT / "setup.py").read_text(encoding="utf-8"))[1]
     assert fc.__version__ == version
+
+
+def names_in(text):
+    """Dotted names of the package, and `fc.<name>`, in a text."""
+    yield from re.findall(r"(?<![\w/.\"])fedcodist(?:\.[A-Za-z_]\w*)+", text)
+    yield from (f"fedcodist.{name}" for name in re.findall(r"(?<![\w.])fc\.([A-Za-z]\w*)", text))
+    for module, names in re.findall(r"from (fedcodist[\w.]*) import ([\w, ]+)", text):
+        yield from (f"{module}.{name.split(' as ')[0].strip()}" for name in names.split(","))
+
+
+def exists(name):
+    """Whether a dotted name is a module, or what one of its attributes leads to."""
+    module, *attributes = name.split(".")
+    found = importlib.import_module(module)
+    for attribute in attributes:
+        module = f"{module}.{attribute}"
+        try:  # a function may have its module's name
+            found = importlib.import_module(module)
+        except ModuleNotFoundError:
+            if not hasattr(found, attribute):
+                return False
+            found = getattr(found, attribute)
+    return True
+
+
+@pytest.mark.parametrize("path", [*ROOT.glob("*.md"), *ROOT.glob("experiments/notebooks/*.ipynb")])
+def test_names_in_documents_exist(path):
+    if path.name == "CHANGELOG.md":
+        pytest.skip("tells names of before")
+    names = set(names_in(path.read_text(encoding="utf-8").replace("\\n", "\n")))
+    assert not {name for name in names if not exists(name)} - {"fedcodist.name"}
+
+
+def test_names_in_docstrings_and_messages_exist():
+    names = {
+        name
+        for path in (ROOT / "fedcodist").rglob("*.py")
+        for name in names_in(path.read_text(encoding="utf-8"))
+    }
+    assert not {name for name in names if not exists(name)} - {"fedcodist.name"}
 
 
 if __name__ == "__main__":

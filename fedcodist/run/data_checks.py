@@ -69,7 +69,7 @@ def check_data(experiment: Any) -> None:
           `jnp.nan_to_num` do);
         - integers outside of the axis that they index, such as a model's outputs or a table of tokens;
         - vectors that are not one-hot, if a program reads them as one-hot;
-        - labels of candidates other than 1, 0 and -1, if `fedcodist.ranking` reads them.
+        - labels of candidates other than 1, 0 and -1, if `fedcodist.text.ranking` reads them.
     """
     data = experiment.data
     tables = {_CLIENTS: _Table("the clients' data", data.columns, data.starts, data.client_ids)}
