@@ -28,6 +28,9 @@ from fedcodist.core.model import Variables
 from fedcodist.distillation.validation import VALIDATION, validation_rows
 
 PyTree = Any
+# Batches are drawn by the method's name. Names have changed; draws have not, so that runs recorded
+# before give the same numbers.
+_STREAMS = {"local_only": "isolated", "centralised": "pooled"}
 SHARED = "shared"  # the data set on which all parties train, where they do not train on their own
 
 
@@ -79,7 +82,7 @@ def local_only(
     groups = check_groups(groups)
     check_training("training", training)
     check_number("hyper.learning_rate", hyper.learning_rate, low=0)
-    purpose, data_set_sizes = name, {}
+    purpose, data_set_sizes = _STREAMS.get(name, name), {}
     if num_shared is not None:
         check_integer("num_shared", num_shared, low=1)
         data_set_sizes[SHARED] = num_shared

@@ -215,6 +215,26 @@ def test_epochs_and_batches_are_no_longer_program():
     assert many.count("\n") < 1.05 * few.count("\n")
 
 
+@pytest.mark.parametrize(
+    ("name", "before"), [("local_only", "isolated"), ("centralised", "pooled")]
+)
+def test_a_method_that_was_renamed_draws_the_batches_that_it_drew_before(name, before):
+    private = FederatedData.from_arrays(COLUMNS, offsets=np.cumsum([0, *SIZES]))
+    data = jax.tree.map(jnp.asarray, resident_data(private))
+    key = jax.random.key(0)
+
+    @functools.partial(jax.jit, static_argnums=0)
+    def after_a_round(name):
+        algorithm = local_only(GROUPS, TRAINING._replace(batch_size=1), name=name)
+        round = Round(jnp.int32(0), key, data.read(algorithm.select(0, key)))
+        state, _, _ = algorithm.round(algorithm.init(key), {}, round, algorithm.hyper)
+        return state["pair"].variables.params
+
+    same, other = after_a_round(before), after_a_round("another")
+    jax.tree.map(np.testing.assert_array_equal, after_a_round(name), same)
+    assert any(np.any(a != b) for a, b in zip(*map(jax.tree.leaves, (same, other)), strict=True))
+
+
 def test_the_name_says_what_was_looked_at():
     assert (
         local_only(GROUPS, TRAINING, patience=PATIENCE).name == "local_only, stopped on test data"
