@@ -13,7 +13,7 @@ from fedcodist.core.checks import LARGEST_INTEGER, MOST_EPOCHS, check_integer
 from fedcodist.core.example_losses import checked_loss
 from fedcodist.core.inputs import ClientData
 from fedcodist.core.model import Batch, Model, Variables
-from fedcodist.core.padded_statistics import check_filled_batches
+from fedcodist.core.padding_checks import check_filled_batches
 from fedcodist.core.shuffling import permuted_positions
 
 PyTree = Any

@@ -17,7 +17,7 @@ from fedcodist.core.communication import Communication, tree_bytes
 from fedcodist.core.inputs import ClientData, Selection
 from fedcodist.core.method_checks import check_method
 from fedcodist.core.model import Model, Variables
-from fedcodist.core.padded_statistics import collected
+from fedcodist.core.padding_checks import collected
 
 PyTree = Any
 

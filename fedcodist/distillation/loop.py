@@ -16,7 +16,7 @@ from fedcodist.core.inputs import Examples
 from fedcodist.core.layer_outputs import logits_of
 from fedcodist.core.local_training import OptimizerFactory, check_factory
 from fedcodist.core.model import Model, Variables
-from fedcodist.core.padded_statistics import check_dealt_batches
+from fedcodist.core.padding_checks import check_dealt_batches
 from fedcodist.core.readout import Readout, total_in_chunks
 from fedcodist.core.shuffling import permuted_positions, stream_positions
 from fedcodist.data import augmentation

@@ -18,7 +18,7 @@ from fedcodist.core.method_checks import (
     shape_of,
     traced,
 )
-from fedcodist.core.padded_statistics import Filled, collected, of_round
+from fedcodist.core.padding_checks import Filled, collected, of_round
 from fedcodist.core.tracing import strongly_typed, traced_once
 
 PyTree = Any

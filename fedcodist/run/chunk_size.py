@@ -14,7 +14,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from fedcodist.core.client_states import HostClientStates, device_client_states
 from fedcodist.core.memory import available_bytes
-from fedcodist.core.padded_statistics import collected
+from fedcodist.core.padding_checks import collected
 from fedcodist.run.experiment import Experiment, experiment_programs
 from fedcodist.run.programs import all_devices, own_devices, place_inputs
 from fedcodist.run.sources import StreamedData, stack_inputs

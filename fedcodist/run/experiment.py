@@ -27,7 +27,7 @@ from fedcodist.core.client_states import HostClientStates, device_client_states
 from fedcodist.core.devices import from_all_processes
 from fedcodist.core.method import FederatedAlgorithm, by_member
 from fedcodist.core.model import Variables
-from fedcodist.core.padded_statistics import collected
+from fedcodist.core.padding_checks import collected
 from fedcodist.data.federated_data import federated_splits
 from fedcodist.run.algorithm_checks import check_algorithm, check_selection
 from fedcodist.run.blocks import Trained, in_blocks

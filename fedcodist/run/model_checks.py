@@ -7,11 +7,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedcodist.core import padded_statistics
+from fedcodist.core import padding_checks
 from fedcodist.core.example_losses import WrongShape
 from fedcodist.core.method import FederatedAlgorithm, PersonalModel, Predictor, single_model
 from fedcodist.core.model import Variables
-from fedcodist.core.padded_statistics import Filled
+from fedcodist.core.padding_checks import Filled
 from fedcodist.run.evaluation import EvaluationSplit, evaluate
 from fedcodist.run.sources import ResidentData, StreamedData
 
@@ -125,8 +125,8 @@ def _check_statistics(data: ResidentData | StreamedData, filled: Sequence[Filled
         for client, count in zip(clients, counts, strict=True):
             if count % batches.batch_size:
                 who = "clients train on" if is_shared else f"client {client} has"
-                why = padded_statistics.no_multiple(f"{who} {count}", batches.batch_size)
-                raise ValueError(padded_statistics.counted(why))
+                why = padding_checks.no_multiple(f"{who} {count}", batches.batch_size)
+                raise ValueError(padding_checks.counted(why))
 
 
 def _shape(column: Any) -> jax.ShapeDtypeStruct:

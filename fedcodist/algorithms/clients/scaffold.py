@@ -31,7 +31,7 @@ from fedcodist.core.local_training import (
 )
 from fedcodist.core.method import FederatedMethod
 from fedcodist.core.model import Model, Variables, variable_shapes
-from fedcodist.core.padded_statistics import check_filled_batches
+from fedcodist.core.padding_checks import check_filled_batches
 
 PyTree = Any
 

@@ -27,7 +27,7 @@ from fedcodist.core.for_each_client import Execution, dealing_order, for_each_cl
 from fedcodist.core.inputs import ClientData, Cohort, Round, Selection
 from fedcodist.core.method import FederatedAlgorithm, Predictor
 from fedcodist.core.model import Model, Variables, is_finite
-from fedcodist.core.padded_statistics import of_clients
+from fedcodist.core.padding_checks import of_clients
 
 PyTree = Any
 PARTIES = "parties"  # the one cohort

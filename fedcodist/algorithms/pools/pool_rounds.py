@@ -15,7 +15,7 @@ from fedcodist.core.for_each_client import Execution, for_each_client
 from fedcodist.core.inputs import Round
 from fedcodist.core.method import FederatedMethod, client_key
 from fedcodist.core.model import Variables
-from fedcodist.core.padded_statistics import of_clients
+from fedcodist.core.padding_checks import of_clients
 
 PyTree = Any
 

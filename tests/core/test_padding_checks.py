@@ -19,7 +19,7 @@ from fedcodist.algorithms.pools.pool import Pool
 from fedcodist.core.inputs import ClientData
 from fedcodist.core.local_training import LocalTraining, train_client
 from fedcodist.core.model import from_flax_linen, from_flax_nnx, from_haiku
-from fedcodist.core.padded_statistics import check_dealt_batches
+from fedcodist.core.padding_checks import check_dealt_batches
 from fedcodist.data.federated_data import FederatedData
 from fedcodist.models.digits import BatchNormMLP
 from fedcodist.run.experiment import Experiment, check_experiment, run_experiment
