@@ -1,9 +1,13 @@
 """Bytes that a client downloads and uploads, counted from the shapes exchanged."""
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+
+from fedcodist.core.method_checks import check_method
+from fedcodist.core.padding_checks import collected
 
 PyTree = Any
 
@@ -13,6 +17,29 @@ class Communication(NamedTuple):
 
     down: int
     up: int
+
+
+def communication_of(
+    method: Any, columns: Mapping[str, Any], has_server: bool = True
+) -> Communication:
+    """Counts one participation's bytes from the shapes that a method exchanges.
+
+    The client uploads its update, its mutable state, its weight and what it sends besides.
+
+    Args:
+      method: a FederatedMethod.
+      columns: the federated data's columns, arrays or shapes.
+      has_server: as `check_method` gets it.
+
+    Raises:
+      ValueError, TypeError: the method's functions do not fit together.
+    """
+    with collected():  # batch statistics are checked later, when clients' sizes are known
+        message, result = check_method(method, columns, has_server)
+    return Communication(
+        down=tree_bytes(message),
+        up=tree_bytes((result.update, result.mutable, result.weight, result.extra)),
+    )
 
 
 def tree_bytes(tree: PyTree) -> int:

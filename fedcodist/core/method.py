@@ -13,11 +13,9 @@ import jax
 from fedcodist.core import keys
 from fedcodist.core.aggregation import Aggregate, ClientResult, Reduce
 from fedcodist.core.client_states import ClientStates
-from fedcodist.core.communication import Communication, tree_bytes
+from fedcodist.core.communication import Communication
 from fedcodist.core.inputs import ClientData, Selection
-from fedcodist.core.method_checks import check_method
 from fedcodist.core.model import Model, Variables
-from fedcodist.core.padding_checks import collected
 
 PyTree = Any
 
@@ -172,29 +170,6 @@ def by_member(name: str, predictor: Predictor, tree: PyTree, axis: int = 0) -> d
         return {name: tree}
     member = lambda index: jax.tree.map(lambda leaf: leaf.take(index, axis=axis), tree)
     return {name_of_member: member(index) for index, name_of_member in enumerate(predictor.members)}
-
-
-def communication_of(
-    method: FederatedMethod, columns: Mapping[str, Any], has_server: bool = True
-) -> Communication:
-    """Counts one participation's bytes from the shapes that a method exchanges.
-
-    The client uploads its update, its mutable state, its weight and what it sends besides.
-
-    Args:
-      method: any method.
-      columns: the federated data's columns, arrays or shapes.
-      has_server: as `check_method` gets it.
-
-    Raises:
-      ValueError, TypeError: the method's functions do not fit together.
-    """
-    with collected():  # batch statistics are checked later, when clients' sizes are known
-        message, result = check_method(method, columns, has_server)
-    return Communication(
-        down=tree_bytes(message),
-        up=tree_bytes((result.update, result.mutable, result.weight, result.extra)),
-    )
 
 
 def client_key(root: jax.Array, round: jax.Array, pool: str) -> jax.Array:

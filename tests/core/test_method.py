@@ -7,8 +7,9 @@ import optax
 from quick_compilation import QUICK
 
 from fedcodist.algorithms.clients.fed_avg import FedAvgHyper, fed_avg
+from fedcodist.core.communication import communication_of
 from fedcodist.core.local_training import LocalTraining
-from fedcodist.core.method import client_key, communication_of, single_model
+from fedcodist.core.method import client_key, single_model
 from fedcodist.core.model import from_flax_linen
 from fedcodist.models.digits import MLP
 

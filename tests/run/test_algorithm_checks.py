@@ -14,9 +14,9 @@ from fedcodist.algorithms.clients.scaffold import scaffold
 from fedcodist.algorithms.pools.independent_pools import independent_pools
 from fedcodist.algorithms.pools.pool import Pool
 from fedcodist.core.client_states import ClientStates
+from fedcodist.core.communication import communication_of
 from fedcodist.core.inputs import Selection
 from fedcodist.core.local_training import LocalTraining
-from fedcodist.core.method import communication_of
 from fedcodist.distillation.loop import Distillation, check_distillation
 from fedcodist.run.algorithm_checks import check_algorithm
 from fedcodist.run.experiment import Experiment, check_experiment, run_experiment

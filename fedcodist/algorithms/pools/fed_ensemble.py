@@ -9,6 +9,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
+from fedcodist.algorithms.pools.cohorts import draw_cohort
 from fedcodist.algorithms.pools.grouped_models import (
     ENSEMBLE,
     groups_of,
@@ -22,7 +23,7 @@ from fedcodist.core.checks import check_integer
 from fedcodist.core.for_each_client import Execution
 from fedcodist.core.inputs import Selection
 from fedcodist.core.method import FederatedAlgorithm
-from fedcodist.core.shuffling import permuted_positions, sample_without_replacement
+from fedcodist.core.shuffling import permuted_positions
 from fedcodist.distillation.ensembles import ensemble_predictor, equal_weights
 
 
@@ -69,8 +70,7 @@ def fed_ensemble(
         strata = jnp.asarray(pool.clients)[order if num_models > 1 else np.arange(count)]
         drawn = []
         for name, stratum in zip(groups, jnp.array_split(strata, num_models), strict=True):
-            draw = keys.derive(key, "cohort", round, name)
-            drawn.append(stratum[sample_without_replacement(draw, len(stratum), size)])
+            drawn.append(draw_cohort(stratum, size, name, round, key))
         # In every round each stratum goes on to the next model.
         turned = jnp.roll(jnp.stack(drawn), round % num_models, axis=0)
         return Selection(dict(zip(groups, turned, strict=True)), {})

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedcodist.algorithms.pools.cohorts import draw_cohort
 from fedcodist.algorithms.pools.pool import Pool
 from fedcodist.algorithms.pools.pool_rounds import TrainedPools, train_pools, update_servers
 from fedcodist.core import keys
@@ -14,7 +15,7 @@ from fedcodist.core.checks import check_integer
 from fedcodist.core.for_each_client import Execution
 from fedcodist.core.inputs import Round
 from fedcodist.core.model import Variables
-from fedcodist.core.shuffling import permuted_positions, sample_without_replacement
+from fedcodist.core.shuffling import permuted_positions
 
 PyTree = Any
 MAIN, ENSEMBLE = "main", "ensemble"
@@ -57,13 +58,12 @@ def drawn_groups(
     pool: Pool, sizes: Sequence[int], round: jax.Array, key: jax.Array
 ) -> list[jax.Array]:
     """A round's clients of each group, int32 [size]; together they are the cohort that FedAvg draws."""
-    draw = keys.derive(key, "cohort", round, MAIN)
-    drawn = sample_without_replacement(draw, len(pool.clients), pool.cohort_size)
+    cohort = draw_cohort(jnp.asarray(pool.clients), pool.cohort_size, MAIN, round, key)
     if len(sizes) > 1:
         shuffle = keys.derive(key, "groups", round)
         places = jnp.arange(pool.cohort_size)
-        drawn = drawn[permuted_positions(shuffle, places, pool.cohort_size)]
-    return jnp.split(jnp.asarray(pool.clients)[drawn], np.cumsum(sizes)[:-1].tolist())
+        cohort = cohort[permuted_positions(shuffle, places, pool.cohort_size)]
+    return jnp.split(cohort, np.cumsum(sizes)[:-1].tolist())
 
 
 def train_groups(

@@ -7,19 +7,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedcodist.algorithms.pools.cohorts import draw_cohort
 from fedcodist.core import keys
 from fedcodist.core.checks import check_clients, check_columns, check_integer, check_names
 from fedcodist.core.client_states import ClientStates
+from fedcodist.core.communication import communication_of
 from fedcodist.core.inputs import Selection
-from fedcodist.core.method import (
-    FederatedAlgorithm,
-    FederatedMethod,
-    PersonalModel,
-    communication_of,
-    single_model,
-)
+from fedcodist.core.method import FederatedAlgorithm, FederatedMethod, PersonalModel, single_model
 from fedcodist.core.model import is_finite
-from fedcodist.core.shuffling import sample_without_replacement
 
 PyTree = Any
 
@@ -75,11 +70,10 @@ def assemble(
         )
 
     def select(round, key):
-        clients = {}
-        for n, pool in pools.items():
-            draw = keys.derive(key, "cohort", round, n)
-            chosen = sample_without_replacement(draw, len(pool.clients), pool.cohort_size)
-            clients[n] = jnp.asarray(pool.clients)[chosen]
+        clients = {
+            n: draw_cohort(jnp.asarray(pool.clients), pool.cohort_size, n, round, key)
+            for n, pool in pools.items()
+        }
         return Selection(clients, select_examples(round, key))
 
     def predictor(n, method):

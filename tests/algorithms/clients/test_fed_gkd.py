@@ -13,9 +13,9 @@ from fedcodist.algorithms.clients.fed_avg import FedAvgHyper, fed_avg
 from fedcodist.algorithms.clients.fed_gkd import FedGKDHyper, fed_gkd, mean_of_last
 from fedcodist.algorithms.pools.independent_pools import independent_pools
 from fedcodist.algorithms.pools.pool import Pool
+from fedcodist.core.communication import communication_of
 from fedcodist.core.for_each_client import Execution
 from fedcodist.core.local_training import LocalTraining
-from fedcodist.core.method import communication_of
 from fedcodist.core.model import Variables
 from fedcodist.core.readout import Readout
 from fedcodist.run.experiment import Experiment, run_experiment

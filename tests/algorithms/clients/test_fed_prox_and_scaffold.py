@@ -14,10 +14,10 @@ from fedcodist.algorithms.clients.fed_prox import FedProxHyper, fed_prox
 from fedcodist.algorithms.clients.scaffold import full_gradient, scaffold
 from fedcodist.algorithms.pools.independent_pools import independent_pools
 from fedcodist.algorithms.pools.pool import Pool
+from fedcodist.core.communication import communication_of
 from fedcodist.core.for_each_client import Execution
 from fedcodist.core.inputs import ClientData
 from fedcodist.core.local_training import LocalTraining
-from fedcodist.core.method import communication_of
 from fedcodist.core.model import Model, Variables
 from fedcodist.data.federated_data import FederatedData
 from fedcodist.run.experiment import Experiment, run_experiment
