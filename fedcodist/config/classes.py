@@ -62,9 +62,9 @@ def _label_ranges(splits: Mapping[str, FederatedData]) -> Iterable[tuple[str, in
             raise ValueError(
                 f"column 'label' of split {name!r} must be whole numbers, got {labels.dtype}."
             )
-        found = least_and_largest(labels)
-        if found is not None:
-            yield name, *found
+        limits = least_and_largest(labels)
+        if limits is not None:
+            yield name, *limits
 
 
 def _of_manifest(folder: str) -> int | None:

@@ -68,17 +68,17 @@ def as_settings(config: ConfigDict) -> Iterator[None]:
     try:
         yield
     except (ValueError, TypeError) as error:
-        told = _told(str(error), set(_paths(config)))
-        if told == str(error):
+        message = _with_settings(str(error), set(_paths(config)))
+        if message == str(error):
             raise
-        raise type(error)(told) from error
+        raise type(error)(message) from error
     except (AttributeError, KeyError) as error:
         if (path := _missing(error, config)) is None:
             raise
         raise ValueError(f"the config lacks '{path}'.") from error
 
 
-def _told(message: str, paths: set[str]) -> str:
+def _with_settings(message: str, paths: set[str]) -> str:
     """The message with the setting it is of, and those whose values it tells as argument=value."""
     path, rest = _setting(message, paths)
     values = re.sub(r"\b[\w.]+(?==)", lambda found: _renamed(found.group(), paths), rest)

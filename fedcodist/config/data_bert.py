@@ -158,9 +158,9 @@ def _read(encoder: Encoder, file: str | None) -> tuple[Encoder, PyTree]:
         return encoder, None
     with named("data.encoder: "):
         stored = stored_encoder(file, encoder.heads)
-        own = encoder.clone(positions=stored.positions)
-        params = load_encoder(file, own.clone(layers=max(own.layers, stored.layers)))
-    return own, first_layers(params, own.layers)
+        encoder = encoder.clone(positions=stored.positions)
+        params = load_encoder(file, encoder.clone(layers=max(encoder.layers, stored.layers)))
+    return encoder, first_layers(params, encoder.layers)
 
 
 def _classifier(classes: int, encoder: Encoder) -> Model:

@@ -29,10 +29,10 @@ def prepared_images(
     for name, data in splits.items():
         image = data.columns.get("image")
         if image is None or image.dtype != np.uint8 or image.ndim != 4:
-            found = "none" if image is None else f"{image.dtype} {list(image.shape[1:])}"
+            described = "none" if image is None else f"{image.dtype} {list(image.shape[1:])}"
             raise ValueError(
                 f"{setting} {folder} must have images, a column 'image' of uint8 [height, width, "
-                f"channels], in split {name!r}, got {found}."
+                f"channels], in split {name!r}, got {described}."
             )
         shape = shape or image.shape[1:]
         if image.shape[1:] != shape:

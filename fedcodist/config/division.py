@@ -26,7 +26,7 @@ def divided(config: ConfigDict) -> ConfigDict:
             f"seeds must be 1 with data.division_per_seed, since seeds of one program share their data, "
             f"got {config.seeds}; run them one by one, with --config.seed=0, 1, ... and a folder each."
         )
-    own = config.copy_and_resolve_references()
-    own.data.seed = config.data.seed + config.seed
-    own.data.division_per_seed = False
-    return own
+    of_seed = config.copy_and_resolve_references()
+    of_seed.data.seed = config.data.seed + config.seed
+    of_seed.data.division_per_seed = False
+    return of_seed

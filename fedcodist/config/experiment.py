@@ -52,9 +52,9 @@ def with_chunk_size(config: ConfigDict, data: Data) -> tuple[ConfigDict, ChunkSi
         return config, None
 
     def of(chunk_size: int) -> ConfigDict:
-        own = config.copy_and_resolve_references()
-        own.execution.chunk_size = chunk_size
-        return own
+        chunked = config.copy_and_resolve_references()
+        chunked.execution.chunk_size = chunk_size
+        return chunked
 
     if execution.loop != "vmap":
         return of(1), None
@@ -112,12 +112,12 @@ def _around_codistillations(config: ConfigDict) -> list[int]:
         raise ValueError(
             f"evaluation.around must be at most {_MOST_AROUND:,} evaluations in a run, got {count:,}."
         )
-    found = {
+    rounds = {
         round
         for middle in range(period, config.rounds + 1, period)
         for round in range(middle - around.before, middle + around.after + 1)
     }
-    return sorted(round for round in found if 0 <= round <= config.rounds)
+    return sorted(round for round in rounds if 0 <= round <= config.rounds)
 
 
 def _splits(

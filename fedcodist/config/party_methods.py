@@ -75,17 +75,16 @@ def start(
     """
     state = build_of_parties(config, data).init(key)
 
-    def put(own, party):
-        if isinstance(own, Variables):
+    def continued(fresh, party):
+        if isinstance(fresh, Variables):
             return party.variables
-        lasting = {"revisit_state", "optimizer_state"} & set(own._fields)
+        lasting = {"revisit_state", "optimizer_state"} & set(fresh._fields)
         states = dict.fromkeys(lasting, party.optimizer_state)
-        return own._replace(variables=party.variables, **states)
+        return fresh._replace(variables=party.variables, **states)
 
-    if isinstance(state, dict):
-        return {name: put(own, trained[name]) for name, own in state.items()}
-    own = {name: put(party, trained[name]) for name, party in state.models.items()}
-    return state._replace(models=own)
+    parties = state if isinstance(state, dict) else state.models
+    parties = {name: continued(fresh, trained[name]) for name, fresh in parties.items()}
+    return parties if isinstance(state, dict) else state._replace(models=parties)
 
 
 def public_of(data: Data) -> Any:
@@ -109,7 +108,7 @@ def party_groups(config: ConfigDict, data: Data) -> dict[str, PartyGroup]:
     groups = {}
     for shape in dict.fromkeys(shapes):
         model = from_flax_linen(network_of(shape, public_of(data).num_classes), example)
-        clients = [party for party, own in enumerate(shapes) if own == shape]
+        clients = [party for party, network in enumerate(shapes) if network == shape]
         groups[shape_name(shape)] = PartyGroup(model, np.array(clients))
     return groups
 

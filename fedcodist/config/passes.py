@@ -55,8 +55,8 @@ def periodic_codistillation(work: Any) -> float:
 def merged_codistillation(work: Any) -> float:
     settings, times = work.settings, work.rounds
     if settings["skip_at_alpha_one"] and settings["alpha_schedule"] != "linear_to_zero":
-        own = [pool["alpha"] for pool in work.config["pools"].values()]
-        if all(alpha == 1 or (alpha is None and settings["alpha"] == 1) for alpha in own):
+        of_pools = [pool["alpha"] for pool in work.config["pools"].values()]
+        if all(alpha == 1 or (alpha is None and settings["alpha"] == 1) for alpha in of_pools):
             times = 0
     return _codistillation(work, times)
 
