@@ -1,8 +1,14 @@
-"""Packaging of fedcodist. Lower bounds are the oldest versions that the tests were run with."""
+"""What pyproject.toml leaves to code: versions, packages, and the README with absolute links.
 
+Lower bounds are the oldest versions that the tests were run with.
+"""
+
+import re
 from pathlib import Path
 
 from setuptools import find_packages, setup
+
+REPOSITORY = "https://github.com/fedcodist/fedcodist"
 
 EXTRAS = {
     "digits": ["scikit-learn>=1.6.1"],
@@ -28,16 +34,19 @@ EXTRAS["dev"] = [
     "ruff>=0.6",
 ]
 
+
+def absolute_links(text: str) -> str:
+    """Markdown whose links and images into this repository can be followed from any page."""
+    text = re.sub(r"!\[([^\]]*)\]\((?!https?:|#)", rf"![\1]({REPOSITORY}/raw/main/", text)
+    return re.sub(r"(?<!!)\[([^\]]*)\]\((?!https?:|#)", rf"[\1]({REPOSITORY}/blob/main/", text)
+
+
 setup(
-    name="fedcodist",
     version="0.1.0",
-    description="Federated learning of heterogeneous models by knowledge distillation, in JAX",
-    long_description=Path("README.md").read_text(encoding="utf-8"),
+    long_description=absolute_links(Path("README.md").read_text(encoding="utf-8")),
     long_description_content_type="text/markdown",
-    license="Apache-2.0",
     packages=find_packages(include=["fedcodist", "fedcodist.*"]),
     package_data={"fedcodist": ["py.typed", "*.pyi"]},
-    python_requires=">=3.11",
     install_requires=[
         "absl-py>=2.3.1",
         "chex>=0.1.91",

@@ -1,0 +1,9 @@
+# The library with its extras, on CPUs:
+#     docker build -t fedcodist . && docker run --rm -v "$PWD/runs:/runs" fedcodist demo --workdir /runs/demo
+# For a GPU, build with --build-arg JAX="jax[cuda12]" and run with --gpus all.
+FROM python:3.13-slim
+ARG JAX="jax"
+COPY . /fedcodist
+RUN pip install --no-cache-dir "$JAX" "/fedcodist[digits,graph,haiku,plot,tensorboard,text,tune]"
+WORKDIR /runs
+ENTRYPOINT ["fedcodist"]

@@ -1,0 +1,22 @@
+"""What is written twice about the package is the same in both places."""
+
+import re
+from pathlib import Path
+
+import yaml
+
+ROOT = Path(__file__).parents[1]
+
+
+def test_the_citation_has_the_version_and_the_five_papers():
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
+    (version,) = re.findall(r'version="(.+?)"', (ROOT / "setup.py").read_text(encoding="utf-8"))
+    assert citation["version"] == version
+    papers = {reference["url"].rpartition("/")[2] for reference in citation["references"]}
+    assert papers == {"2310.02549", "2108.13323", "2211.15774", "1910.03581", "2312.17029"}
+
+
+def test_workflows_and_forms_are_yaml():
+    files = [*(ROOT / ".github").rglob("*.yml"), ROOT / ".pre-commit-config.yaml"]
+    assert len(files) >= 5
+    assert all(yaml.safe_load(path.read_text(encoding="utf-8")) for path in files)
