@@ -13,7 +13,7 @@ FAST := tests/core/test_model.py tests/core/test_metrics.py tests/run/test_check
 
 PEERS := $(notdir $(patsubst %/requirements.txt,%,$(wildcard benchmarks/peers/*/requirements.txt)))
 
-.PHONY: demo demo-text test test-fast test-slow test-lowest lint format bench bench-check bench-peers wheel clean
+.PHONY: demo demo-text test test-fast test-slow test-lowest lint format docs bench bench-check bench-peers wheel clean
 
 demo: $(INSTALLED)
 	$(BIN)/python -m fedcodist.commands.demo
@@ -42,6 +42,11 @@ lint: $(INSTALLED)
 format: $(INSTALLED)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+# The documentation site, in site/; fails on a link that leads nowhere.
+docs: $(INSTALLED)
+	$(BIN)/python -m pip install --quiet --editable ".[docs]"
+	$(BIN)/python -m mkdocs build
 
 # Measures everything anew, writes BENCHMARKS.md and prints it.
 bench: $(INSTALLED)

@@ -1,0 +1,53 @@
+"""The Python of the documents runs: all blocks of a page in their order, as a reader would type them.
+
+A page whose first line is `<!-- slow -->` belongs to the slow suite. What is not to be run is no
+`python` block: output is `text`, other libraries' code is `py`.
+"""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SLOW = "<!-- slow -->"
+
+
+def blocks(path):
+    return re.findall(r"^```python\n(.*?)^```", path.read_text(encoding="utf-8"), re.DOTALL | re.M)
+
+
+def pages():
+    for path in sorted((ROOT / "docs").rglob("*.md")):
+        if blocks(path):
+            is_slow = path.read_text(encoding="utf-8").startswith(SLOW)
+            marks = [pytest.mark.slow] if is_slow else []
+            yield pytest.param(path, id=str(path.relative_to(ROOT / "docs")), marks=marks)
+
+
+@pytest.mark.parametrize("path", pages())
+def test_the_code_of_a_page_runs(path, tmp_path):
+    program = tmp_path / "page.py"
+    program.write_text("\n\n".join(blocks(path)), encoding="utf-8")
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "MPLBACKEND": "agg"}
+    environment.pop("XLA_FLAGS", None)
+    done = subprocess.run(
+        [sys.executable, str(program)],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=900,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_pages_of_the_site_are_in_its_navigation():
+    navigation = (ROOT / "mkdocs.yml").read_text(encoding="utf-8").partition("nav:")[2]
+    named = set(re.findall(r"[\w/]+\.md", navigation))
+    written = {str(path.relative_to(ROOT / "docs")) for path in (ROOT / "docs").rglob("*.md")}
+    generated = {name for name in named if name.startswith("api/")}
+    assert written == named - generated
