@@ -1,11 +1,15 @@
-"""A hook of mkdocs: a page of the API for every room, from the table of public names."""
+"""A hook of mkdocs: pages of the API from the table of public names, and the pages beside README."""
 
 import importlib.util
+import re
 from pathlib import Path
 
 from mkdocs.structure.files import File
 
-PACKAGE = Path(__file__).parents[1] / "fedcodist" / "__init__.py"
+ROOT = Path(__file__).parents[1]
+PACKAGE = ROOT / "fedcodist" / "__init__.py"
+# Pages that programs write into the top level -> where the site has them.
+BESIDE_README = {"RESULTS.md": "results/index.md", "BENCHMARKS.md": "benchmarks.md"}
 ROOMS = {
     "core": "What a method is made of",
     "compression": "Compressed links",
@@ -47,7 +51,25 @@ def on_files(files, config):
         lines = [f"# {title}", "", *(f"::: {path}\n" for path in listed[room])]
         files.append(File.generated(config, page, content="\n".join(lines)))
     files.append(File.generated(config, "api/index.md", content="\n".join(overview)))
+    for source, page in BESIDE_README.items():
+        text = (ROOT / source).read_text(encoding="utf-8")
+        files.append(File.generated(config, page, content=_moved(text, page, config.repo_url)))
     return files
+
+
+def on_page_markdown(markdown, page, config, files):
+    """Links of the pages in docs/ to files outside it lead to the repository."""
+    up = "../" * (page.file.src_uri.count("/") + 1)
+    return re.sub(rf"\]\({re.escape(up)}(?!\.\.)", f"]({config.repo_url}/blob/main/", markdown)
+
+
+def _moved(text: str, page: str, repository: str) -> str:
+    """The text with links that were relative to the top level."""
+    folder = f"{Path(page).parent}/" if "/" in page else ""
+    text = text.replace("](docs/" + folder, "](")
+    return re.sub(
+        r"\]\((?!https?:|#|[\w.-]+\.(?:md|png)|benchmarks/)", f"]({repository}/blob/main/", text
+    )
 
 
 def _public_names() -> dict[str, str]:
