@@ -3,6 +3,7 @@
 python tests/test_public_names.py writes the stub anew.
 """
 
+import ast
 import importlib
 import re
 from pathlib import Path
@@ -12,7 +13,8 @@ import pytest
 import fedcodist as fc
 
 ROOT = Path(__file__).parents[1]
-STUB = ROOT / "fedcodist" / "__init__.pyi"
+PACKAGE = ROOT / "fedcodist"
+STUB = PACKAGE / "__init__.pyi"
 
 
 def stub() -> str:
@@ -87,3 +89,27 @@ def test_names_in_docstrings_and_messages_exist():
 
 if __name__ == "__main__":
     STUB.write_text(stub(), encoding="utf-8")
+
+
+def unannotated(tree):
+    """Public functions and methods of a module with an argument or a result that has no type.
+
+    Functions inside functions are left out: a method's parts have the types of its named tuple's fields.
+    """
+    classes = [node for node in tree.body if isinstance(node, ast.ClassDef) and node.name[0] != "_"]
+    for node in (*tree.body, *(member for cls in classes for member in cls.body)):
+        if isinstance(node, ast.FunctionDef) and not node.name.startswith("_"):
+            arguments = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
+            typed = all(a.annotation for a in arguments if a.arg not in ("self", "cls"))
+            if node.returns is None or not typed:
+                yield node.name
+
+
+@pytest.mark.parametrize(
+    "room",
+    sorted(path.parent for path in PACKAGE.glob("*/__init__.py")),
+    ids=lambda room: room.name,
+)
+def test_public_functions_have_types(room):
+    for path in room.rglob("*.py"):
+        assert not list(unannotated(ast.parse(path.read_text(encoding="utf-8")))), path

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedcodist.core import keys
+from fedcodist.core.batches import Preprocess
 
 # (images [batch, height, width, channels], key, positions [batch]) -> images
 ImageTransform = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
@@ -101,7 +102,7 @@ def per_batch(transform: ImageTransform) -> ImageTransform:
     return lambda images, key, positions: transform(images, key, jnp.zeros_like(positions))
 
 
-def image_preprocess(*transforms: ImageTransform, image: str = "image"):
+def image_preprocess(*transforms: ImageTransform, image: str = "image") -> Preprocess:
     """Chains image transforms into a batch preprocessor: (batch, key, positions) -> batch."""
 
     def preprocess(batch, key, positions):

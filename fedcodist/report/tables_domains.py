@@ -9,7 +9,7 @@ held-out accuracy since the round before a codistillation, right after it and so
 
 import math
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -237,7 +237,7 @@ def samples(
     count: int,
     words: int = 3,
     length: int = 12,
-):
+) -> Iterator[str]:
     """Yields text: the beginning of a sentence of a domain, and how every model continues it.
 
     Beginnings are the first `words` words of sentences at equal distances in the split. Models write the

@@ -25,9 +25,9 @@ import subprocess
 import sys
 import threading
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from absl import flags
 from ml_collections import ConfigDict, config_flags
@@ -38,6 +38,13 @@ from fedcodist.core.checks import LARGEST_INTEGER, check_integer
 from fedcodist.run import compilation_cache, launch
 from fedcodist.tuning import search_space
 
+if TYPE_CHECKING:
+    from optuna import Study
+
+    from fedcodist.run.experiment import Experiment
+    from fedcodist.tuning.study import Plan, Worker
+
+HyperOf = Callable[[ConfigDict], Any]  # a trial's config -> its algorithm's traced floats
 # File descriptor by which the first worker says that the study is open.
 _READY = "FEDCODIST_TUNE_READY"
 # The first of these splits that the data have gives a trial its value.
@@ -249,7 +256,7 @@ def _work(values: flags.FlagValues) -> int:
     return 0
 
 
-def held_out_experiment(config: ConfigDict):
+def held_out_experiment(config: ConfigDict) -> "tuple[Experiment, HyperOf]":
     """The config's experiment, evaluated on held-out examples only, and a function of a trial's config.
 
     Returns:
@@ -288,7 +295,7 @@ def held_out_experiment(config: ConfigDict):
     return experiment, hyper_of
 
 
-def check_trials(config: ConfigDict, space: search_space.Space, hyper_of) -> None:
+def check_trials(config: ConfigDict, space: search_space.Space, hyper_of: HyperOf) -> None:
     """Raises ValueError that names a dimension without an effect on a compiled program."""
     import jax
 
@@ -298,7 +305,7 @@ def check_trials(config: ConfigDict, space: search_space.Space, hyper_of) -> Non
     search_space.check_effects(config, space, floats)
 
 
-def make_plan(config: ConfigDict, space: search_space.Space, **options: Any):
+def make_plan(config: ConfigDict, space: search_space.Space, **options: Any) -> "Plan":
     """A config's Plan; `options` are the fields that a config does not have."""
     from fedcodist.tuning.study import Plan
 
@@ -318,7 +325,12 @@ def make_plan(config: ConfigDict, space: search_space.Space, **options: Any):
 
 
 def run_trials(
-    config, experiment, hyper_of, plan, study, worker
+    config: ConfigDict,
+    experiment: "Experiment",
+    hyper_of: HyperOf,
+    plan: "Plan",
+    study: "Study",
+    worker: "Worker",
 ) -> tuple[collections.Counter, int]:
     """Runs trials until the study is complete. All run the same programs, with different floats.
 
