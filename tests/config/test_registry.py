@@ -79,6 +79,11 @@ def test_every_entry_has_a_function_a_title_and_a_place():
         assert ("num_unlabelled" in names) == ("unlabelled" in entry.reads)
 
 
+def test_an_entry_links_to_the_paper_that_its_module_names():
+    for entry in ENTRIES.values():
+        assert entry.paper in (inspect.getdoc(inspect.getmodule(function_of(entry))) or "")
+
+
 def test_the_same_entry_twice_is_fine_and_a_name_that_is_taken_is_one_line(outside):
     config = {"methods": [outside, outside]}
     load_methods(config)
