@@ -340,7 +340,7 @@ def test_mistakes_in_a_config_are_one_line(changes, message):
     assert "\n" not in str(caught.value)
 
 
-def test_pooled_examples_must_not_be_counted_twice():
+def test_centralised_examples_must_not_be_counted_twice():
     config = digits("centralised", data__public_share=1.0, data__private_share=0.8)
     with pytest.raises(
         ValueError, match=r"data.public_share must be below 1 for centralised"
@@ -351,12 +351,12 @@ def test_pooled_examples_must_not_be_counted_twice():
 
 def test_public_examples_of_other_classes_are_no_part_of_the_pooled_ones():
     with_public = load_data(digits().data)
-    assert len(graph_methods.pooled_examples(with_public)["label"]) == (
+    assert len(graph_methods.centralised_examples(with_public)["label"]) == (
         with_public.splits["train"].num_examples + len(with_public.unlabelled)
     )
     settings = ConfigDict(dict(name="digits_public_private", num_parties=4, per_class=3, seed=0))
     apart = load_data(settings)
-    assert len(graph_methods.pooled_examples(apart)["label"]) == apart.splits["train"].num_examples
+    assert len(graph_methods.centralised_examples(apart)["label"]) == apart.splits["train"].num_examples
 
 
 def test_the_scaled_runs_have_the_spec_s_settings():
