@@ -6,12 +6,12 @@ from ml_collections import ConfigDict
 
 from fedcodist.algorithms.parties.local_only import SHARED
 from fedcodist.algorithms.parties.shared_examples import PUBLIC
+from fedcodist.config.algorithm import build_algorithm
 from fedcodist.config.config_errors import as_settings, choice
 from fedcodist.config.data import Data, load_data
 from fedcodist.config.division import divided
 from fedcodist.config.graph_methods import centralised_examples
 from fedcodist.config.registry import algorithm_entry
-from fedcodist.config.server_methods import build_algorithm
 from fedcodist.config.settings import check_settings
 from fedcodist.core.checks import check_integer
 from fedcodist.data.federated_data import FederatedData

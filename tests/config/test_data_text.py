@@ -11,11 +11,11 @@ import pytest
 from ml_collections import ConfigDict
 
 from experiments.configs import text_domain_shift
+from fedcodist.config.algorithm import build_algorithm
 from fedcodist.config.data import load_data
 from fedcodist.config.data_text import TEXT
 from fedcodist.config.experiment import _around_codistillations, build_experiment
 from fedcodist.config.registry import METHOD_NAMES, METHODS
-from fedcodist.config.server_methods import build_algorithm
 from fedcodist.data import save_prepared, text_splits
 from fedcodist.data.vocabulary import EOS, PAD
 from fedcodist.report import comparison, tables_domains

@@ -356,7 +356,10 @@ def test_public_examples_of_other_classes_are_no_part_of_the_pooled_ones():
     )
     settings = ConfigDict(dict(name="digits_public_private", num_parties=4, per_class=3, seed=0))
     apart = load_data(settings)
-    assert len(graph_methods.centralised_examples(apart)["label"]) == apart.splits["train"].num_examples
+    assert (
+        len(graph_methods.centralised_examples(apart)["label"])
+        == apart.splits["train"].num_examples
+    )
 
 
 def test_the_scaled_runs_have_the_spec_s_settings():

@@ -8,9 +8,9 @@ import pytest
 
 from experiments.configs import stackoverflow_domain_shift, stackoverflow_table1
 from fedcodist.config import data_text
+from fedcodist.config.algorithm import build_algorithm
 from fedcodist.config.data import load_data
 from fedcodist.config.experiment import build_experiment
-from fedcodist.config.server_methods import build_algorithm
 from fedcodist.data import FederatedData, load_prepared, save_prepared, text_splits
 from fedcodist.run.experiment import check_experiment, run_experiment
 from fedcodist.text import lstm

@@ -15,11 +15,11 @@ from experiments.configs import (
     digits_parties,
 )
 from fedcodist.algorithms.parties.shared_examples import PUBLIC
-from fedcodist.config import networks, party_methods, server_methods
+from fedcodist.config import networks, party_methods, pool_methods
+from fedcodist.config.algorithm import build_algorithm
 from fedcodist.config.data import load_data
 from fedcodist.config.networks import MODELS
 from fedcodist.config.registry import ENTRIES, KINDS, PARTIES
-from fedcodist.config.server_methods import build_algorithm
 from fedcodist.core.inputs import Round
 from fedcodist.report import flops
 from fedcodist.report.flops import (
@@ -167,7 +167,7 @@ def test_runs_compute_what_is_counted(name, monkeypatch):
     """Every evaluation of a network reports how many examples it saw, and whether it learned."""
     config = CONFIGS[name]()
     config.rounds, config.training.epochs = ROUNDS, 2
-    seen = count_examples(monkeypatch, server_methods, networks)
+    seen = count_examples(monkeypatch, pool_methods, networks)
     data = load_data(config.data)
     algorithm = build_algorithm(config, data)
     rows = {"unlabelled": {"image": data.unlabelled}}
