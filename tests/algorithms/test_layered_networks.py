@@ -1,4 +1,4 @@
-"""Networks that show their layers learn from each other as networks of logits do."""
+"""Networks that output their layers learn from each other as networks that output logits do."""
 
 import jax.numpy as jnp
 import numpy as np

@@ -119,7 +119,7 @@ def test_a_run_and_its_table(folder, tmp_path, method, capsys):
     for split in ("test", "test_prose", "test_code", "held_out_prose", "held_out_code"):
         record = last["small", split]
         assert 0 <= record["accuracy"] <= 1 and 1 < np.exp(record["loss"]) < 40
-    # Every word and every token counts alike, in whichever domain.
+    # Every token counts the same in all domains.
     splits = experiment.final_splits
     for metric, first in (("accuracy", EOS + 1), ("loss", PAD + 1)):
         values = [last["small", f"test_{domain}"][metric] for domain in DOMAINS]
@@ -210,7 +210,7 @@ def test_every_codistillation_is_evaluated_in_both_domains():
     for run in text_domain_shift.get_runs():
         config = text_domain_shift.get_config(run)
         found = _around_codistillations(config)
-        # None is the last round: tables show what is left of the last one.
+        # None of them is the last round: tables show the gain that is left some rounds later.
         middles = range(config.algorithm.period, config.rounds + 1, config.algorithm.period)
         assert (
             len(middles) == 3
@@ -233,7 +233,7 @@ def made_up_run(accuracies, around):
 
 
 def test_what_a_codistillation_changes():
-    # 0.1 more at rounds 3 and 6, of which seed 0 keeps nothing and seed 1 half; round 9 has no later.
+    # A gain of 0.1 at rounds 3 and 6: seed 0 loses all of it later, seed 1 half. None is after round 9.
     gained = lambda seed, round: (
         {0: 0.1, 1: 0.05 * seed, 2: 0.0}[round % 3] if round in (3, 4, 6, 7) else 0.0
     )

@@ -1,4 +1,4 @@
-"""A config's `execution`: every setting is read, and a mistake is one line."""
+"""A config's `execution`: every setting has an effect, and errors name the setting."""
 
 import jax
 import jax.numpy as jnp

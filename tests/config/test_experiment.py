@@ -1,4 +1,4 @@
-"""From a config to an experiment: every name it may use, and what the digits config stands for."""
+"""From a config to an experiment: every name that it may use, and the digits config."""
 
 import importlib.util
 from pathlib import Path
@@ -71,7 +71,7 @@ def test_the_digits_config_builds_every_algorithm(name):
     ids=lambda config: config.algorithm.name,
 )
 def test_rows_that_a_method_reads_are_counted_before(config):
-    """So that a wrong number of them is told; see `check_experiment`."""
+    """A wrong number of them is then an error of `check_experiment`."""
     experiment = build_experiment(config)
     selection = jax.eval_shape(lambda: experiment.algorithm.select(0, jax.random.key(0)))
     assert experiment.algorithm.data_set_sizes.keys() == selection.examples.keys() != set()
@@ -535,7 +535,7 @@ def test_validation_images_are_the_last_before_the_others_are_dealt(prepared):
 
 
 def first_steps(gradients, **more):
-    """The updates of the distillation's optimizer at rate 0.5."""
+    """Updates by the distillation's optimizer at rate 0.5."""
     config = digits_methods.get_config("fed_df")
     with config.unlocked(), config.ignore_type():
         config.algorithm.update(steps=2, **more)

@@ -49,7 +49,7 @@ register(Entry("slower", "Slower", CLIENTS, "outside_methods:slower"))
 
 @pytest.fixture
 def outside(tmp_path, monkeypatch):
-    """The name of a module of methods; what it registers is forgotten after the test."""
+    """The name of a module of methods; its methods are removed from the registry after the test."""
     (tmp_path / "outside_methods.py").write_text(MODULE)
     monkeypatch.syspath_prepend(tmp_path)
     known, names = dict(ENTRIES), dict(METHOD_NAMES)
@@ -142,7 +142,7 @@ def test_methods_from_outside_are_built_and_their_settings_checked(outside):
 
 
 def test_flops_that_nobody_counted_are_a_dash(outside, tmp_path, capsys):
-    """And `config.methods` may name a module twice, in a run and where it is compared."""
+    """`config.methods` may name a module twice: in a run, and where runs are compared."""
     config = config_of(outside, times=2)
     config.methods = (outside, outside)
     folder = tmp_path / "run"

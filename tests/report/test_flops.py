@@ -1,4 +1,4 @@
-"""FLOPs: of networks, against counts by hand; of runs, against what a round really computes."""
+"""FLOPs of networks against counts by hand, and of runs against what a round computes."""
 
 import math
 
@@ -130,7 +130,7 @@ CONFIGS = {
 
 
 def count_examples(monkeypatch, *modules):
-    """What the networks made in the modules will have seen: whether they learned -> examples."""
+    """Counts examples that networks made in `modules` read: whether they learned -> examples."""
     seen = {True: 0.0, False: 0.0}
     create = modules[0].from_flax_linen
 
@@ -323,7 +323,7 @@ def test_federated_dropouts_clients_compute_smaller_networks():
     [(lstm.small_lstm(), 3), (lstm.large_lstm(), 8), (transformer.large_transformer(), 20)],
 )
 def test_what_is_computed_of_padding(network, percent):
-    """Logits of padding are not; the layers below run over all 20 positions, of which 13.3 predict."""
+    """Logits of padding do not count; layers below run over all 20 positions, of which 13.3 predict."""
     each = flops.flops_per_token(network, 20)
     tokens = jax.ShapeDtypeStruct((1, 20), jnp.int32)
     variables = jax.eval_shape(network.init, jax.random.key(0), tokens)

@@ -1,4 +1,4 @@
-"""Numbers that mean nothing to an experiment's programs are refused before anything compiles."""
+"""Values that an experiment's programs cannot use are refused before anything compiles."""
 
 import re
 
@@ -66,7 +66,7 @@ def experiment(
 
 
 def told(**settings) -> str:
-    """The one line that an experiment is refused with, before anything compiles."""
+    """The error of an experiment, which is one line and comes before anything compiles."""
     made, compiled = experiment(**settings), []
 
     def listen(event, duration, **_):

@@ -1,4 +1,4 @@
-"""The training loop in-process: records, callbacks, divergence, resuming, bad settings."""
+"""The training loop in-process: metrics lines, callbacks, divergence, resuming, bad settings."""
 
 import functools
 import json
@@ -62,7 +62,7 @@ def make_algorithm():
 
 
 def make_experiment(rounds: int = 5, learning_rate: float = 0.1, stream=False, **settings):
-    """Two pools and two seeds; one program serves all of its numbers."""
+    """Two pools and two seeds; one program serves all values of its settings."""
     data, algorithm = make_data(), make_algorithm()
     hyper = dict(algorithm.hyper) | {"fast": FedAvgHyper(learning_rate, 0.1)}
     settings = {"evaluate_every": 2, "evaluation_batch_size": 3, "seeds": 2, "seed": 7} | settings
@@ -195,7 +195,7 @@ def test_the_records_are_of_the_variables_that_are_returned(outcome):
 
 
 def test_a_metric_that_is_undefined_for_all_clients_is_null():
-    """As precision is where no client's model predicts the class."""
+    """For example precision where no client's model predicts the class."""
     nowhere = lambda outputs, batch: (jnp.ones(len(outputs)), jnp.zeros(len(outputs)))
     model = from_flax_linen(
         nn.Dense(CLASSES), jnp.zeros((1, FEATURES)), metrics={"precision": nowhere}
@@ -287,7 +287,7 @@ def test_a_run_stopped_after_its_metrics_were_written_goes_on(round, tmp_path):
     resumed = run_experiment(experiment, tmp_path / "run", callbacks=[calls.append], **settings)
     assert contents(tmp_path / "run") == contents(tmp_path / "whole")
     assert resumed.metrics_lines == whole.metrics_lines
-    # Where there was a checkpoint it went on from there.
+    # If there was a checkpoint, the run continued from it.
     assert calls[0][0]["round"] == (5 if round == 5 else 0)
     for ours, theirs in zip(
         jax.tree.leaves(resumed.variables), jax.tree.leaves(whole.variables), strict=True
@@ -324,7 +324,7 @@ def finished(tmp_path_factory):
     ids=str,
 )
 def test_another_experiment_is_told_from_the_first_without_a_config(finished, changes, message):
-    """It would get the first one's results otherwise, since shapes are the same."""
+    """Otherwise it would get the results of the first, since shapes are the same."""
     with pytest.raises(RunFolderError, match=message):
         run_experiment(make_experiment(**changes), finished)
 
@@ -341,7 +341,7 @@ def test_fewer_rounds_than_there_are_checkpoints_of(finished):
 
 
 def test_a_start_serves_several_runs():
-    """Training takes the memory of what it is given, but not of what the caller still has."""
+    """Training frees the memory of its input, but not of arrays that the caller still uses."""
     state = run_experiment(make_experiment()).state
     one, other = (run_experiment(make_experiment(start=state)) for _ in range(2))
     assert one.metrics_lines == other.metrics_lines
@@ -383,7 +383,7 @@ def test_the_round_in_which_it_first_happened_is_named(monkeypatch):
     algorithm = algorithm._replace(communication={"b": None})
     with pytest.raises(TrainingDiverged, match="in round 12, pool 'b', seed 6:"):
         loop._check_finite(10, history, np.array([5, 6]), algorithm)
-    # Whoever went wrong later may have been taught by it.
+    # A model that became non-finite later may have been taught by it.
     for order in ("ab", "ba"):
         algorithm = algorithm._replace(communication=dict.fromkeys(order))
         with pytest.raises(TrainingDiverged, match="in round 12, pool 'b', seed 6:"):
@@ -402,7 +402,7 @@ def test_what_clients_sent_must_be_told():
 
 @pytest.mark.parametrize("order", ["ab", "ba"])
 def test_in_one_round_what_clients_sent_goes_before_the_models(order):
-    """Whose models may be mixed with another pool's by then."""
+    """Models may be mixed with those of another pool by then."""
     finite = np.full((2, 3), True)
     history = {f"{pool}/{what}": finite for pool in "ab" for what in ("finite", "finite_model")}
     broken = np.array([[True, True, True], [True, False, False]])
@@ -416,7 +416,7 @@ def test_in_one_round_what_clients_sent_goes_before_the_models(order):
 
 
 def test_a_server_update_that_is_not_finite_is_never_a_checkpoint(tmp_path):
-    """Whose pseudo-gradient was finite: a codistillation can end like that."""
+    """The pseudo-gradient was finite: a codistillation can end like that."""
     experiment = make_experiment(rounds=4)
 
     def round_(state, rows, round, hyper):
@@ -475,7 +475,7 @@ def test_bad_settings_are_one_line_before_anything_compiles(settings, error, mes
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_rows_that_the_algorithm_was_told_of(stream):
-    """Of more than there are the last one would be drawn again and again, in silence."""
+    """With a larger number the last example would be drawn again and again without an error."""
     select = lambda round, key: (
         make_algorithm()
         .select(round, key)
@@ -557,7 +557,7 @@ def test_edited_records_are_one_line(tmp_path):
 
 
 def test_a_weakly_typed_state_compiles_each_program_once():
-    """As `jnp.full(shape, 0.5)` is, which is not any more after a round."""
+    """A weak type such as that of `jnp.full(shape, 0.5)`, which is strong after a round."""
     algorithm = make_algorithm()
 
     def weak(key):

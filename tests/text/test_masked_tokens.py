@@ -1,4 +1,4 @@
-"""Hidden tokens: which, how they are shown, whose loss; and that an encoder learns from them."""
+"""Masked tokens: which, what is read in their place, their loss, and that an encoder learns."""
 
 import functools
 

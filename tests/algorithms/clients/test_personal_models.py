@@ -1,4 +1,4 @@
-"""Models that clients keep: every client's is measured, wherever its row lies."""
+"""Personal models: every client's is evaluated, wherever its client state is stored."""
 
 import functools
 
@@ -60,7 +60,7 @@ TRAIN, TEST = examples(0, CLIENTS), examples(1, 2)
 
 @pytest.fixture(scope="module", autouse=True)
 def one_device():
-    """Several devices compile for longer; evaluation on them has tests of its own."""
+    """One device: several compile for longer, and evaluation on them has other tests."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("fedcodist.run.experiment.all_devices", lambda: None)
         yield
@@ -149,7 +149,7 @@ def by_numpy(row, start):
 @pytest.mark.slow
 @pytest.mark.parametrize("source", [resident_data, StreamedData])
 def test_all_clients_teachers_are_measured(source, by_hand):
-    """Five of them, two at a time where they wait on the host."""
+    """Five clients, two at a time where their states are on the host."""
     outcome = usual_run() if source is resident_data else run(source)
     for record, teachers in zip(of_teachers(outcome), by_hand, strict=True):
         rights, losses, *precisions = teachers.T
@@ -187,7 +187,7 @@ def test_a_sample_of_clients_is_evenly_spread(source, by_hand):
 
 @pytest.mark.slow
 def test_pools_with_and_without_models_of_their_own():
-    """Each pool's rows are gathered by themselves; the first pool trains as it does alone."""
+    """Each pool's client states are gathered separately; the first pool trains as it does alone."""
     also = {
         "second": Pool(method(), np.arange(3), 3),
         "plain": Pool(fed_avg(STUDENT, TRAINING), np.arange(2), 1),
