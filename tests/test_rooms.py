@@ -4,7 +4,7 @@ import ast
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1] / "fedcodist"
-# From the ground up.
+# From the lowest floor up.
 ROOMS = (
     *("core", "compression", "data", "distillation", "models", "text", "datasets"),
     *("run", "algorithms", "config", "report", "tuning", "commands"),

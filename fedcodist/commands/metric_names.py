@@ -49,9 +49,9 @@ def main(arguments: list[str]) -> int:
 
 
 def _of_models(config: ConfigDict) -> list[str]:
+    from fedcodist.config.algorithm import build_algorithm
     from fedcodist.config.data import load_data
     from fedcodist.config.division import divided
-    from fedcodist.config.server_methods import build_algorithm
 
     config = divided(config)
     algorithm = build_algorithm(config, load_data(config.data))

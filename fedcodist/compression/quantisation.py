@@ -30,9 +30,9 @@ class Codes(NamedTuple):
 def quantisation(bits: int = 8) -> Compressor:
     """Rounds every tensor to 2^bits evenly spaced levels from its minimum to its maximum.
 
-    A value is rounded at random to the level below or above it, so that its expectation stays the same
-    (Konečný et al. 2016, section 3.2, https://arxiv.org/abs/1610.05492, with more than one bit). Codes
-    are packed without gaps. Two floats per tensor give the grid's first level and step.
+    A value is rounded at random to the level below or above it, so that its expectation stays the same:
+    the probabilistic quantisation of Konečný et al. 2016, https://arxiv.org/abs/1610.05492. Codes are
+    packed without gaps. Two floats per tensor give the grid's first level and step.
 
     Args:
       bits: 1 to 16.

@@ -1,4 +1,4 @@
-"""A function's arguments from settings, by its signature: no builder restates its keywords."""
+"""Fills a function's arguments from settings by its signature, so that no builder lists its keywords."""
 
 import contextlib
 import functools
@@ -105,7 +105,7 @@ def _settings_of(function: Callable[..., Any], given: Collection[str]) -> list[s
 
 def _candidates(name: str, field: str, parameters: Collection[str]) -> list[str]:
     """What a field's setting may be called; the function's own arguments go before fields."""
-    return [each for each in (f"{name}_{field}", field) if each not in parameters]
+    return [setting for setting in (f"{name}_{field}", field) if setting not in parameters]
 
 
 @functools.cache
@@ -130,11 +130,11 @@ def _check_complete(values: Mapping[str, Any], needed: Collection[str], prefix: 
 
 @contextlib.contextmanager
 def _of_settings(paths: Mapping[str, str], prefix: str, given: Collection[str]) -> Iterator[None]:
-    """Messages begin with the setting's path, and tell other settings by theirs, as in steps=3.
+    """Errors name settings in place of arguments: at their beginning, and in values such as steps=3.
 
-    What is said of something given, as in "student's layers", begins with the group of the settings.
+    A message about something given, such as "student's layers", begins with the settings' group.
     """
-    renamed = lambda found: paths.get(found.group(), found.group())
+    renamed = lambda match: paths.get(match.group(), match.group())
     try:
         yield
     except (ValueError, TypeError) as error:

@@ -1,4 +1,4 @@
-"""How many classes a config's data have, so outputs its networks need."""
+"""The number of classes in a config's data, which is the least number of outputs of its networks."""
 
 from collections.abc import Iterable, Mapping
 
@@ -8,7 +8,7 @@ from fedcodist.data.column_values import least_and_largest
 from fedcodist.data.federated_data import FederatedData
 from fedcodist.data.prepared import manifest
 
-# Beginnings of a manifest's `source` -> classes of its column `label`, whichever of them are there.
+# How a manifest's `source` begins -> classes of its column `label`, with those that have no example.
 SOURCES = {
     "CIFAR-10,": 10,
     "CIFAR-100,": 100,
@@ -22,18 +22,19 @@ SOURCES = {
 def number_of_classes(
     splits: Mapping[str, FederatedData], folder: str | None = None, declared: int | None = None
 ) -> int:
-    """One more than the largest label of all splits, or what the data declare where that is more.
+    """Returns the number that the data declare, or else one more than the largest label of all splits.
 
-    A class may be missing in the clients' part: a network must have its output all the same.
+    A class may have no example at the clients. A network needs an output for it all the same.
 
     Args:
-      splits: those with a column `label` count.
-      folder: a prepared folder that they are of, whose manifest may declare classes: `num_classes` among
-        its arguments, or a source of SOURCES.
-      declared: classes, where the data have them by definition.
+      splits: name -> data; splits without a column `label` are left out.
+      folder: the splits' prepared folder. Its manifest may declare the number of classes, by
+        `num_classes` among its arguments or by a source in SOURCES.
+      declared: the number of classes where it is known beforehand.
 
     Raises:
-      ValueError: one line that names split and label; negative labels, or one that is not declared.
+      ValueError: names the split and its labels if they are negative, larger than declared, or no whole
+        numbers.
     """
     if folder is not None:
         declared = _of_manifest(folder)

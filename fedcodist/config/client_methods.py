@@ -1,7 +1,7 @@
-"""From a config's `training` and a pool to how its clients train.
+"""Builds the method of a pool's clients from a config's `training`.
 
-`training.method` names it, FedAvg where it is not set. OFFERS are the arguments that a method of clients
-may have; its others are the settings of `training.<its name>`, or of `training`.
+`training.method` names the method; it is FedAvg where it is not set. OFFERS makes those of a method's
+arguments that are no settings. The others are settings of `training.<its name>`, or else of `training`.
 """
 
 from collections.abc import Callable
@@ -25,7 +25,7 @@ from fedcodist.core.model import Model
 
 
 class Clients(NamedTuple):
-    """What a client method is made of: a pool of a config, its data, its model, how many clients."""
+    """What a client method is built from; `model` and `num_clients` are those of the pool."""
 
     config: ConfigDict
     data: Data
@@ -35,7 +35,7 @@ class Clients(NamedTuple):
 
 
 def client_method(clients: Clients) -> FederatedMethod:
-    """How a pool's clients train and what its server makes of it."""
+    """Builds the method by which a pool's clients train and its server aggregates their updates."""
     entry, training = client_entry(clients.config), clients.config.training
     check_not_text("training.method", entry, clients.data)
     function, settings, prefix = function_of(entry), training, "training."
@@ -45,7 +45,7 @@ def client_method(clients: Clients) -> FederatedMethod:
 
 
 def check_not_text(setting: str, entry: Entry, data: Data) -> None:
-    """Raises ValueError, one line, where the method has no use for models of text."""
+    """Raises ValueError that names the setting if the data are text and the method needs images."""
     if data.text is not None and "logits" in entry.reads:
         raise ValueError(
             f"{setting} must be another than {entry.name}, which reads models' logits or cuts or aligns "
@@ -65,29 +65,29 @@ def local_training(config: ConfigDict, data: Data) -> LocalTraining:
 
 
 def server_optimizer(config: ConfigDict) -> Any:
-    """The server's, of a learning rate."""
+    """A function that makes the server's optimizer from a learning rate."""
     training = config.training
     name, epsilon = training.server_optimizer, training.server_epsilon
     return optimizer_of("training.server_optimizer", name, epsilon)
 
 
 def server_schedule(config: ConfigDict) -> Any:
-    """(the server's learning rate, round) -> that round's."""
+    """A function: (the server's learning rate, round) -> the learning rate in this round."""
     schedules = {"constant": constant, "linear_decay": linear_decay(config.rounds)}
     return choice("training.server_schedule", config.training.server_schedule, schedules)
 
 
 def _submodel(clients: Clients) -> tuple[Model, Any]:
-    """The part of FedDropout's clients, and what says which part it is."""
+    """The smaller model that FedDropout's clients train, and the layers by which it is cut out."""
     share = clients.config.training.fed_dropout.share
     part, layers = submodel_of(clients.data, clients.pool.model, share, clients.model)
     return as_executed(clients.config, part), layers
 
 
 def _with_layers(clients: Clients, setting: str, name: str, layers: str) -> Model:
-    """A network of FedKD that shows the layers to align."""
+    """A network of FedKD that outputs the layers to align besides its logits."""
     config, data = clients.config, clients.data
-    if data.models is not None:  # they show all of their layers
+    if data.models is not None:  # they output all of their layers
         return as_executed(config, model_of(config, data, setting, name))
     image_model(setting, name, data)  # a mistake is told by its setting
     create, shape = MODELS[name]
@@ -105,7 +105,7 @@ OFFERS: dict[str, Callable[[Clients], Any]] = {
     "schedule": lambda clients: server_schedule(clients.config),
     "client_learning_rate": lambda clients: clients.pool.client_learning_rate,
     "server_learning_rate": lambda clients: clients.pool.server_learning_rate,
-    # FetchSGD's, whose clients have no rate of their own.
+    # FetchSGD's, whose clients have no learning rate.
     "learning_rate": lambda clients: clients.pool.server_learning_rate,
     # SCAFFOLD's, FedGKD's and FedDropout's.
     "option": lambda clients: clients.config.training.scaffold_option,

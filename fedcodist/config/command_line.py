@@ -1,4 +1,4 @@
-"""What the commands share: config files with overrides, and how a user's mistake is answered."""
+"""What the commands share: config files with overrides, and one-line answers to mistakes."""
 
 import argparse
 import difflib
@@ -15,7 +15,7 @@ from fedcodist.config.config_file import ConfigFileError, ConfigFileParser
 from fedcodist.config.settings import check_settings
 from fedcodist.run import launch
 
-# What a flag or an override of a setting can raise besides.
+# What parsing a flag or an override of a setting can raise.
 PARSE_ERRORS = (
     flags.Error,
     ConfigFileError,
@@ -30,7 +30,7 @@ PARSE_ERRORS = (
 
 
 class Parser(argparse.ArgumentParser):
-    """Answers a mistake in one line, as other mistakes are, and not by the command's usage."""
+    """Answers a mistake in one line instead of printing the command's usage."""
 
     def error(self, message: str) -> NoReturn:
         self.exit(launch.USER_ERROR, f"error: {message}; see --help.\n")
@@ -60,7 +60,7 @@ def parse(arguments: list[str], values: flags.FlagValues, required: Sequence[str
 
 
 def nearest_name(name: str, names: Sequence[str]) -> str:
-    """The one of `names` that was probably meant."""
+    """Returns the name in `names` that is most similar."""
     return difflib.get_close_matches(name, names, n=1, cutoff=0)[0]
 
 
@@ -73,15 +73,15 @@ def setting_names(config: ConfigDict, prefix: str = "") -> Iterator[str]:
 
 
 def is_mistake(error: Exception) -> bool:
-    """Whether what assembling an experiment raised is the config's fault, not the program's."""
+    """Whether an error of building an experiment is a mistake in the config, not in the program."""
     if isinstance(error, AttributeError):
-        # ConfigDict's way of saying that a setting is missing.
+        # ConfigDict raises this where a setting is missing.
         return bool(error.args) and isinstance(error.args[0], KeyError)
     return isinstance(error, ValueError | TypeError | ImportError | OSError | KeyError)
 
 
 def refuse(error: Exception) -> int:
-    """Prints one line; returns the status of a user's mistake."""
+    """Prints the error in one line and returns the exit status of a user's mistake."""
     while error.args and isinstance(error.args[0], Exception):
         error = error.args[0]
     text = f"the config lacks {error.args[0]}" if isinstance(error, KeyError) else error
@@ -90,7 +90,7 @@ def refuse(error: Exception) -> int:
 
 
 def show_warnings(shown: bool) -> None:
-    """Makes warnings one line each, or nothing: of several processes one says them."""
+    """Prints each warning in one line, or none: of several processes only one prints them."""
     warnings.showwarning = _show_warning if shown else lambda *_, **__: None
 
 
@@ -100,7 +100,7 @@ def _check_settings(arguments: list[str], config: ConfigDict) -> None:
     for argument in arguments:
         name = argument.split("=")[0]
         if name.startswith("--config.") and name.removeprefix("--config.") not in names:
-            nearest = nearest_name(name, [f"--config.{each}" for each in names])
+            nearest = nearest_name(name, [f"--config.{setting}" for setting in names])
             raise ValueError(f"{name} is no setting of the config; did you mean {nearest}?")
 
 

@@ -1,4 +1,4 @@
-"""From a config's `training.compression` to compressed links, by the names that configs use."""
+"""Compresses a method's links as a config's `training.compression` says."""
 
 from collections.abc import Callable
 
@@ -15,7 +15,7 @@ from fedcodist.compression.top_k import top_k
 from fedcodist.config.config_errors import choice, named
 from fedcodist.core.method import FederatedMethod
 
-# What is lost for good elsewhere is kept for the next message where a compressor is biased by much.
+# Strongly biased compressors have error feedback: what one message loses is added to the next.
 COMPRESSORS: dict[str, Callable[[ConfigDict], Compressor | None]] = {
     "none": lambda settings: None,
     "svd": lambda settings: svd(settings.start, settings.end, _range_finder(settings)),
@@ -28,31 +28,32 @@ COMPRESSORS: dict[str, Callable[[ConfigDict], Compressor | None]] = {
 
 
 def _range_finder(settings: ConfigDict) -> RangeFinder | None:
-    """`range_finder` is the number of its columns; SVD is exact where it is not set."""
+    """A range finder with `range_finder` columns; where this is not set, None, and SVD is exact."""
     columns = settings.get("range_finder")
     return None if columns is None else RangeFinder(columns)
 
 
 def with_links(config: ConfigDict, method: FederatedMethod) -> FederatedMethod:
-    """The method with its links as `training.compression` says; as it is where that is not set.
+    """Returns the method with compressed links, or as it is if `training.compression` is not set.
 
-    With `spectra`, metrics.jsonl tells of each layer of clients' updates the rank that SVD needs and the
-    singular values; with `gradient_spectra` the same of a batch's gradient, before any optimizer.
+    With `spectra`, metrics.jsonl has the singular values of each layer of the clients' updates, and the
+    rank that SVD needs for it. With `gradient_spectra` it has the same of a batch's gradient, before any
+    optimizer.
 
     Raises:
-      ValueError, TypeError: one line that names the setting.
+      ValueError, TypeError: names the setting.
     """
     settings = config.training.get("compression")
     if settings is None:
         return method
     makers = [
-        choice(f"training.compression.{way}", settings[way], COMPRESSORS)
-        for way in ("uplink", "downlink")
+        choice(f"training.compression.{link}", settings[link], COMPRESSORS)
+        for link in ("uplink", "downlink")
     ]
     with named("training.compression."):
         uplink, downlink = (make(settings) for make in makers)
     observe, observe_gradient = (
-        spectra(settings.start, settings.end) if settings.get(of) else None
-        for of in ("spectra", "gradient_spectra")
+        spectra(settings.start, settings.end) if settings.get(setting) else None
+        for setting in ("spectra", "gradient_spectra")
     )
     return compressed(method, config.rounds, uplink, downlink, observe, observe_gradient)

@@ -1,4 +1,4 @@
-"""Mistakes told by the settings that a config's author wrote."""
+"""Error messages that name settings of a config in place of the library's arguments."""
 
 import contextlib
 import re
@@ -7,8 +7,8 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-# How the library's messages begin -> the setting, where that has another name than the argument.
-# The first that fits counts; {} is what the pattern's groups hold.
+# How a message of the library begins -> the setting, where it has another name than the argument.
+# The first pattern that matches counts; {} stands for what its groups hold.
 _SETTINGS = (
     (r"(?:pools|levels)\['(\w+)'\]\.(\w+)", "pools.{}.{}"),
     (r"teaching\['(\w+)'\]\.(\w+)", "pools.{}.teaching.{}"),
@@ -40,7 +40,7 @@ _SETTINGS = (
 
 
 def choice(setting: str, name: str, choices: Mapping[str, Any]) -> Any:
-    """The one of the choices that a setting names, or one line that lists them."""
+    """Returns the choice that a setting names; raises ValueError that lists the names."""
     if not isinstance(name, str) or name not in choices:
         raise ValueError(f"{setting} must be one of {sorted(choices)}, got {name!r}.")
     return choices[name]
@@ -48,13 +48,13 @@ def choice(setting: str, name: str, choices: Mapping[str, Any]) -> Any:
 
 @contextlib.contextmanager
 def named(settings: str) -> Iterator[None]:
-    """Completes errors that begin with a function's argument, and names of settings that are missing."""
+    """Puts `settings` before messages that begin with an argument, and before missing settings."""
     try:
         yield
     except (ValueError, TypeError) as error:
         raise type(error)(f"{settings}{error}") from None
     except AttributeError as error:
-        # ConfigDict's way of saying that a setting is missing; it tells the last part of the name.
+        # ConfigDict raises this where a setting is missing, with the last part of its name.
         is_missing = error.args and isinstance(error.args[0], KeyError)
         if not is_missing or not settings.endswith("."):
             raise
@@ -64,7 +64,7 @@ def named(settings: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def as_settings(config: ConfigDict) -> Iterator[None]:
-    """Errors that begin with a library's argument begin with the path of the setting it came from."""
+    """In messages that begin with an argument, puts the path of its setting in the argument's place."""
     try:
         yield
     except (ValueError, TypeError) as error:
@@ -79,37 +79,40 @@ def as_settings(config: ConfigDict) -> Iterator[None]:
 
 
 def _with_settings(message: str, paths: set[str]) -> str:
-    """The message with the setting it is of, and those whose values it tells as argument=value."""
+    """The message with settings in place of arguments, at its beginning and in argument=value."""
     path, rest = _setting(message, paths)
-    values = re.sub(r"\b[\w.]+(?==)", lambda found: _renamed(found.group(), paths), rest)
+    values = re.sub(r"\b[\w.]+(?==)", lambda match: _renamed(match.group(), paths), rest)
     return values if path is None else f"{path}{values}"
 
 
 def _renamed(argument: str, paths: set[str]) -> str:
-    """The setting that has another name than the argument, or the argument's own name."""
+    """The argument's setting if it has another name than the argument, or else the argument."""
     for pattern, setting in _SETTINGS:
-        if found := re.fullmatch(pattern, argument):
-            path = setting.format(*found.groups())
+        if match := re.fullmatch(pattern, argument):
+            path = setting.format(*match.groups())
             return path if path in paths else argument
     return argument
 
 
 def _setting(message: str, paths: set[str]) -> tuple[str | None, str]:
-    """The setting that a message is of, and the rest of it; None where it names one, or none is sure."""
+    """The path of the setting that a message is about, and the rest of the message.
+
+    The path is None where the message names a setting already, or where several settings could be meant.
+    """
     start = re.match(r"[\w.]+(?=.)", message)
     if start is None or (start.group() in paths and message[start.end()] not in "[:"):
         return None, message
     for pattern, setting in _SETTINGS:
-        if found := re.match(pattern, message):
-            path = setting.format(*found.groups())
+        if match := re.match(pattern, message):
+            path = setting.format(*match.groups())
             if path in paths or "*" in path:
-                return path, message[found.end() :]
-    named_so = [path for path in paths if path.rpartition(".")[2] == start.group()]
-    return (named_so[0], message[start.end() :]) if len(named_so) == 1 else (None, message)
+                return path, message[match.end() :]
+    same_name = [path for path in paths if path.rpartition(".")[2] == start.group()]
+    return (same_name[0], message[start.end() :]) if len(same_name) == 1 else (None, message)
 
 
 def _missing(error: Exception, config: ConfigDict) -> str | None:
-    """The path of the setting whose absence ConfigDict told by the last part of its name."""
+    """The path of a missing setting, of whose name ConfigDict reports the last part; None if unclear."""
     group = getattr(error, "obj", None)
     if group is None and (trace := error.__traceback__) is not None:
         while trace.tb_next is not None:

@@ -1,4 +1,4 @@
-"""Config files, which are Python: whatever one raises is a mistake of its author's, told in one line."""
+"""Loads config files, which are Python; whatever a file raises becomes one line that names the file."""
 
 import importlib.util
 import types
@@ -17,8 +17,10 @@ class ConfigFileError(Exception):
 
 
 class ConfigFileParser(flags.ArgumentParser):
-    """What a flag `--config=FILE:RUN` stands for; takes the place of ml_collections' own parser, which
-    lets most exceptions of a file, and its `sys.exit`, through."""
+    """Parses `--config=FILE:RUN` into a config.
+
+    ml_collections' parser lets through most exceptions of a file, and its `sys.exit`.
+    """
 
     def parse(self, argument: str) -> ConfigDict:
         path, *run = argument.split(":", 1)
@@ -48,7 +50,7 @@ def load_config_file(path: str) -> types.ModuleType:
 
 
 def config_of(module: types.ModuleType, argument: str, *run: str) -> ConfigDict:
-    """What the module's `get_config` returns.
+    """Returns what the module's `get_config` returns.
 
     Args:
       module: of a config file.
@@ -56,7 +58,7 @@ def config_of(module: types.ModuleType, argument: str, *run: str) -> ConfigDict:
       run: the argument of `get_config`, where one was given.
 
     Raises:
-      ConfigFileError: it has no such function, or one that does not return a config.
+      ConfigFileError: the module has no such function, or the function does not return a config.
     """
     if not callable(getattr(module, "get_config", None)):
         raise ConfigFileError(f"--config={argument}: the file has no get_config().")
@@ -69,10 +71,10 @@ def config_of(module: types.ModuleType, argument: str, *run: str) -> ConfigDict:
 
 
 def runs_of(module: types.ModuleType, path: str) -> list[str]:
-    """What the module's `get_runs` returns: names, each of which becomes a folder's.
+    """Returns the names of runs that the module's `get_runs` returns; each names a run's folder.
 
     Raises:
-      ConfigFileError: it has no such function, or one that does not return names.
+      ConfigFileError: the module has no such function, or the function does not return names.
     """
     if not callable(getattr(module, "get_runs", None)):
         raise ConfigFileError(f"--config {path} has no get_runs(); run it with experiments.main.")

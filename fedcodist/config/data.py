@@ -1,4 +1,4 @@
-"""From a config's `data` to examples, and how they are read."""
+"""Loads a config's `data`: examples, and how training and evaluation read them."""
 
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
@@ -29,19 +29,20 @@ PARTITIONS = {"dirichlet": dirichlet, "equal_dirichlet": equal_dirichlet}
 
 
 class Data(NamedTuple):
-    """What a config's `data` stands for.
+    """What a config's `data` names.
 
     Attributes:
-      splits: name -> labelled examples; 'train' are the clients.
+      splits: name -> labelled examples; 'train' has those of the clients.
       unlabelled: the server's images [images, height, width, channel], or tokens [sentences, tokens].
       preprocess, evaluation_preprocess: how images are read in training and in evaluation.
       public: labelled examples that everybody has, for methods of parties; None elsewhere.
       text: vocabulary and domains; None for images.
-      models: name -> a function that makes a network for these data; None where networks are those of
-        images or of text.
-      submodels: name -> share of its units -> a smaller one for Federated Dropout; None elsewhere too.
-      num_classes: outputs that networks of images must have at least, of labels in any split; None where
-        `public`, `text` or `models` say it.
+      models: name -> a function that makes a network for these data; None where a config's networks are
+        those of images or of text.
+      submodels: name -> a function from a share of the units to a smaller network, for Federated
+        Dropout; None where `models` is None.
+      num_classes: the least number of outputs of networks of images, by the labels of all splits; None
+        where `public`, `text` or `models` determine it.
     """
 
     splits: Mapping[str, FederatedData]
@@ -73,7 +74,7 @@ def load_data(settings: ConfigDict) -> Data:
     if settings.name == "prepared":
         splits = prepared_folder("data.folder", settings.folder)
         partition = settings.get("partition")
-        # A data set that is dealt anew needs no clients set apart.
+        # Where the training examples are dealt to clients anew, no other split is needed.
         needed = {"train"} if partition else {"train", "distillation", "held_out", "test"}
         if missing := needed - set(splits):
             raise ValueError(f"data.folder {settings.folder} has no split {min(missing)!r}.")
@@ -103,9 +104,9 @@ def load_data(settings: ConfigDict) -> Data:
         preprocess = evaluation_preprocess = DIGITS_SCALE
         if settings.name == "prepared_primary":
             preprocess, evaluation_preprocess = _image_preprocess(settings, images.shape[1:])
-        everybodys = Public(shared, test, preprocess, classes)
+        public = Public(shared, test, preprocess, classes)
         splits = _with_held_out({"train": private, "test": test}, held_out)
-        return Data(splits, images, preprocess, evaluation_preprocess, everybodys)
+        return Data(splits, images, preprocess, evaluation_preprocess, public)
     names = ("digits", "prepared", TEXT, *ENCODED, *PUBLIC_PRIVATE, *PRIMARY)
     raise ValueError(f"data.name must be one of {names}, got {settings.name!r}.")
 
@@ -119,7 +120,7 @@ def _with_held_out(
 def _unlabelled(
     settings: ConfigDict, in_domain: FederatedData | None, image_shape: tuple[int, ...]
 ) -> np.ndarray:
-    """The images of the clients set apart, or of another prepared folder's 'train' split."""
+    """The images of the split 'distillation', or of another prepared folder's split 'train'."""
     data = in_domain
     if settings.unlabelled_folder is not None:
         splits = prepared_folder("data.unlabelled_folder", settings.unlabelled_folder)
@@ -158,7 +159,7 @@ def _unlabelled(
 def _image_preprocess(
     settings: ConfigDict, image_shape: tuple[int, ...]
 ) -> tuple[Preprocess, Preprocess]:
-    """(training, evaluation): random crops of the padded image and flips, or the central crop."""
+    """(training, evaluation): random crops of the padded image and flips; the central crop."""
     size, padding, image_size = settings.crop, settings.padding, image_shape[:2]
     check_integer("data.crop", size, low=1)
     check_integer("data.padding", padding, low=0)

@@ -1,4 +1,4 @@
-"""Sentences and news in word pieces: from a config's `data` to clients and their networks."""
+"""Loads sentences and news in word pieces, and makes the networks that read them."""
 
 import functools
 from collections.abc import Callable, Mapping
@@ -43,7 +43,7 @@ def bert_tiny(vocabulary: int, layers: int = 2) -> Encoder:
     return Encoder(vocabulary, width=128, layers=layers, heads=2)
 
 
-# From the number of pieces to an encoder. A student has fewer layers of the same width.
+# Name -> a function from the number of word pieces to an encoder. Students have fewer layers.
 ENCODERS: dict[str, Callable[[int], Encoder]] = {
     f"{name}_{layers}": functools.partial(encoder, layers=layers)
     for name, encoder, counts in (
@@ -56,14 +56,14 @@ ENCODERS: dict[str, Callable[[int], Encoder]] = {
 
 
 class Submodel(NamedTuple):
-    """A network of a share of the heads and inner neurons, and what the whole one's axes run over."""
+    """A network with a share of heads and inner neurons, and the units of the whole network's axes."""
 
     model: Model
     units: Units
 
 
 class Networks(NamedTuple):
-    """Names of ENCODERS -> a function that makes the network, whole or with a share of its units."""
+    """Name in ENCODERS -> a function that makes the whole network, or one with a share of its units."""
 
     models: Mapping[str, Callable[[], Model]]
     submodels: Mapping[str, Callable[[float], Submodel]]
@@ -75,7 +75,7 @@ class EncodedData(NamedTuple):
     Attributes:
       splits: 'train', its examples dealt to clients, and 'held_out' and 'test'.
       preprocess, evaluation_preprocess: how examples are read.
-      networks: for these data.
+      networks: those that read these data.
     """
 
     splits: dict[str, FederatedData]
@@ -87,13 +87,13 @@ class EncodedData(NamedTuple):
 def load_encoded(settings: ConfigDict) -> EncodedData:
     """Loads a prepared folder: sentences and their labels, or impressions of news.
 
-    Clients are `data.num_clients` of equal size: sentences are dealt one by one, readers of news with
-    all of their clicks. Where `data.encoder` names a file of `pretrain_encoder`, or of BERT's own
-    weights, networks start from its embeddings and first layers, as many as they have; with
-    `data.frozen_tables` the embeddings' tables stay the file's and are no parameters.
+    There are `data.num_clients` clients of equal size. Sentences are dealt to them one by one, readers
+    of news with all of their clicks. `data.encoder` names a file of `pretrain_encoder`, or of BERT's
+    weights: networks start from its embeddings and from as many of its first layers as they have. With
+    `data.frozen_tables` the embedding tables keep the file's values and are no parameters.
 
     Raises:
-      ValueError: one line that names the setting and what is allowed.
+      ValueError: names the setting and what is allowed.
     """
     prepared = prepared_folder("data.folder", settings.folder)
     is_news = settings.name == NEWS
@@ -107,8 +107,8 @@ def load_encoded(settings: ConfigDict) -> EncodedData:
         if is_news:
             splits["train"] = merge_clients(train, count, seed)
         else:
-            hands = iid(train.num_examples, count, seed)
-            splits["train"] = FederatedData.from_arrays(train.columns, partition=hands)
+            parts = iid(train.num_examples, count, seed)
+            splits["train"] = FederatedData.from_arrays(train.columns, partition=parts)
     if is_news:
         titles = np.array(prepared["news"].columns["tokens"])
         preprocess = sampled_candidates(titles, NEGATIVES), all_candidates(titles)
@@ -116,8 +116,8 @@ def load_encoded(settings: ConfigDict) -> EncodedData:
     with named(f"data.folder {settings.folder}: "):
         classes = number_of_classes(splits, settings.folder)
     create = functools.partial(_classifier, classes)
-    as_it_is = lambda batch, key, positions: batch
-    return EncodedData(splits, as_it_is, as_it_is, _networks(create, pieces, settings))
+    unchanged = lambda batch, key, positions: batch
+    return EncodedData(splits, unchanged, unchanged, _networks(create, pieces, settings))
 
 
 def _networks(create: Callable[[Encoder], Model], pieces: int, settings: ConfigDict) -> Networks:
@@ -153,7 +153,7 @@ def _networks(create: Callable[[Encoder], Model], pieces: int, settings: ConfigD
 
 
 def _read(encoder: Encoder, file: str | None) -> tuple[Encoder, PyTree]:
-    """The encoder with as many positions as the file, and the file's first layers; None without one."""
+    """The encoder with the file's number of positions, and the file's first layers, or None."""
     if file is None:
         return encoder, None
     with named("data.encoder: "):
@@ -164,7 +164,7 @@ def _read(encoder: Encoder, file: str | None) -> tuple[Encoder, PyTree]:
 
 
 def _classifier(classes: int, encoder: Encoder) -> Model:
-    """Of two classes, precision, recall and F of class 1 are measured too."""
+    """A classifier; with two classes it measures precision, recall and F of class 1 too."""
     model = sentence_classifier(encoder, classes)
     if classes != 2:
         return model
@@ -178,7 +178,7 @@ def _classifier(classes: int, encoder: Encoder) -> Model:
 
 
 def _together(name: str, data: FederatedData) -> FederatedData:
-    """The examples of all clients as those of one: metrics are then of all examples alone."""
+    """The examples of all clients as one client's, so that metrics are over all examples."""
     return FederatedData.from_arrays(
         data.columns, offsets=[0, data.num_examples], client_ids=[name]
     )

@@ -1,4 +1,4 @@
-"""From a config's `data` to clients with labels of their own and public examples: MHD's data."""
+"""Loads data for clients on a graph, as in MHD: clients with primary labels, and public examples."""
 
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
@@ -34,8 +34,8 @@ class PrimaryData(NamedTuple):
       private: the clients' examples.
       public: the public ones.
       test: the test set.
-      held_out: other examples to watch training by; None where a data set has none.
-      num_classes: labels of all splits, or what the data declare.
+      held_out: examples for evaluation during training; None where a data set has none.
+      num_classes: what the data declare, or else by the labels of all splits.
     """
 
     private: FederatedData
@@ -46,24 +46,28 @@ class PrimaryData(NamedTuple):
 
 
 def load_primary(settings: ConfigDict) -> PrimaryData:
-    """Loads what `data.name`, one of PRIMARY, and its settings name.
+    """Loads the data that `data.name`, one of PRIMARY, and its settings describe.
 
-    Of the training images in a random order the last ones, `public_share`, are public and the first ones
-    private: all others, or `private_share` where the private set must not depend on the public one. With
-    a public share of 1 all are public, so that private images are seen without their labels too.
+    The training images are put into a random order. The last ones, a share of `public_share`, are
+    public. The first ones are private: all others, or a share of `private_share` where the private
+    images must not depend on how many are public. With a public share of 1 all images are public, so
+    that private images are seen without their labels too.
     """
     read = _digits if settings.name == "digits_primary" else _prepared
     train, test, held_out = read(settings)
     assign = choice("data.assignment", settings.assignment, ASSIGNMENTS)
     count = len(train["label"])
     (order,) = iid(count, 1, settings.seed)
-    private, public = _parts(settings, count)
-    owned = {name: column[order[:private]] for name, column in train.items()}
-    check_integer("data.num_clients", settings.num_clients, low=1, high=private)
-    tables = {"train": _one(train, "train"), settings.get("tested", "test"): _one(test, "test")}
-    if held_out is not None:
-        tables["held_out"] = _one(held_out, "held_out")
-    classes = number_of_classes(tables, settings.get("folder"))
+    num_private, num_public = _parts(settings, count)
+    private = {name: column[order[:num_private]] for name, column in train.items()}
+    public = {name: column[order[count - num_public :]] for name, column in train.items()}
+    check_integer("data.num_clients", settings.num_clients, low=1, high=num_private)
+    test_data = _one_client(test, "test")
+    held_out_data = None if held_out is None else _one_client(held_out, "held_out")
+    splits = {"train": _one_client(train, "train"), settings.get("tested", "test"): test_data}
+    if held_out_data is not None:
+        splits["held_out"] = held_out_data
+    classes = number_of_classes(splits, settings.get("folder"))
     with named("data.labels_"):
         primary = assign(
             classes,
@@ -71,18 +75,18 @@ def load_primary(settings: ConfigDict) -> PrimaryData:
             settings.labels_per_client,
             settings.seed,
         )
-    parts = primary_label_skew(owned["label"], primary, settings.skew, settings.seed)
+    parts = primary_label_skew(private["label"], primary, settings.skew, settings.seed)
     return PrimaryData(
-        FederatedData.from_arrays(owned, partition=parts),
-        _one({name: column[order[count - public :]] for name, column in train.items()}, "public"),
-        _one(test, "test"),
-        None if held_out is None else _one(held_out, "held_out"),
+        FederatedData.from_arrays(private, partition=parts),
+        _one_client(public, "public"),
+        test_data,
+        held_out_data,
         classes,
     )
 
 
 def _parts(settings: ConfigDict, count: int) -> tuple[int, int]:
-    """How many of some training images are private, and how many public."""
+    """How many of `count` training images are private, and how many are public."""
     check_number("data.public_share", settings.public_share, above=0, high=1)
     public = round(settings.public_share * count)
     private = count - public
@@ -100,26 +104,26 @@ def _parts(settings: ConfigDict, count: int) -> tuple[int, int]:
 
 
 def _digits(settings: ConfigDict) -> tuple[Columns, Columns, Columns | None]:
-    """Digits for training, for tests, and those held out, if `held_out_share` asks for some."""
+    """Digits for training and for tests, and held-out ones if `held_out_share` is above 0."""
     check_number("data.test_share", settings.test_share, above=0, high=1)
     share = settings.get("held_out_share") or 0.0
     check_number("data.held_out_share", share, low=0, high=1)
     digits = load_digits()
     count = len(digits["label"])
     (order,) = iid(count, 1, settings.seed)
-    tests = round(settings.test_share * count)
-    check_integer("data.test_share: test images", min(tests, count - tests), low=1)
-    apart = round((settings.test_share + share) * count)  # with what is held out
-    if apart >= count:
+    num_tests = round(settings.test_share * count)
+    check_integer("data.test_share: test images", min(num_tests, count - num_tests), low=1)
+    first_train = round((settings.test_share + share) * count)  # after tests and held-out images
+    if first_train >= count:
         raise ValueError(
             "data.test_share and data.held_out_share must leave training images, got "
             f"{settings.test_share} and {share}."
         )
     train, test, held_out = (
-        {name: column[np.sort(rows)] for name, column in digits.items()}
-        for rows in (order[apart:], order[:tests], order[tests:apart])
+        {name: column[np.sort(indices)] for name, column in digits.items()}
+        for indices in (order[first_train:], order[:num_tests], order[num_tests:first_train])
     )
-    return train, test, held_out if apart > tests else None
+    return train, test, held_out if first_train > num_tests else None
 
 
 def _prepared(settings: ConfigDict) -> tuple[Columns, Columns, Columns | None]:
@@ -143,6 +147,7 @@ def _prepared(settings: ConfigDict) -> tuple[Columns, Columns, Columns | None]:
     return train, test, held_out
 
 
-def _one(columns: Columns, name: str) -> FederatedData:
+def _one_client(columns: Columns, name: str) -> FederatedData:
+    """All examples as one client's."""
     offsets = [0, len(columns["label"])]
     return FederatedData.from_arrays(dict(columns), offsets=offsets, client_ids=[name])

@@ -1,4 +1,4 @@
-"""From a config's `data` to a public set that everybody has and the parties' private ones."""
+"""Loads the public examples that all parties have, and each party's private ones."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -21,11 +21,12 @@ from fedcodist.datasets.public_private import (
 
 
 class Public(NamedTuple):
-    """What everybody has.
+    """Examples that all parties, or all clients on a graph, have.
 
     Attributes:
-      train, test: labelled public examples; of clients on a graph `test` is everybody's.
-      preprocess: how public images are read, such as less their own mean image.
+      train: labelled public examples.
+      test: labelled public examples for tests; for clients on a graph, the test set.
+      preprocess: how public images are read, for example with their mean image subtracted.
       num_classes: of the joint label space.
     """
 
@@ -36,7 +37,7 @@ class Public(NamedTuple):
 
 
 class PartyData(NamedTuple):
-    """Private examples, the common test set, others held out (or None), and how images are read."""
+    """Private, test, held-out (or None) and public examples, and how private images are read."""
 
     private: FederatedData
     test: FederatedData
@@ -46,18 +47,18 @@ class PartyData(NamedTuple):
 
 
 def load_public_private(settings: ConfigDict) -> PartyData:
-    """Loads what `data.name`, one of PUBLIC_PRIVATE, and its settings name."""
+    """Loads the data that `data.name`, one of PUBLIC_PRIVATE, and its settings describe."""
     data = PUBLIC_PRIVATE[settings.name](settings)
     check_joint_labels(data)
     public = Public(
-        data.public, data.public_test, _less(data.public_mean, data.scale), data.num_classes
+        data.public, data.public_test, _centred(data.public_mean, data.scale), data.num_classes
     )
-    preprocess = _less(data.private_mean, data.scale)
+    preprocess = _centred(data.private_mean, data.scale)
     return PartyData(data.private, data.test, data.held_out, preprocess, public)
 
 
-def _less(mean: np.ndarray, scale: float) -> Preprocess:
-    """Pixels divided by the scale, less the mean image; no division by a deviation (FedMD's code)."""
+def _centred(mean: np.ndarray, scale: float) -> Preprocess:
+    """Divides pixels by the scale and subtracts the mean image; as FedMD's code, no deviation."""
     return augmentation.image_preprocess(augmentation.normalise(mean, (1.0,), scale))
 
 

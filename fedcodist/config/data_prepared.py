@@ -1,4 +1,4 @@
-"""Prepared folders as configs name them."""
+"""Reads the prepared folders that configs name."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,7 +12,7 @@ from fedcodist.data.prepared import load_prepared, manifest
 
 
 def prepared_folder(setting: str, folder: str) -> dict[str, FederatedData]:
-    """The splits of a folder, or one line that tells how to make it."""
+    """Returns a folder's splits; raises ValueError that says how to make the folder."""
     if not Path(folder).is_dir():
         raise ValueError(
             f"{setting} must be a prepared folder, there is no {folder}: a program "
@@ -24,7 +24,7 @@ def prepared_folder(setting: str, folder: str) -> dict[str, FederatedData]:
 def prepared_images(
     setting: str, folder: str, splits: Mapping[str, FederatedData]
 ) -> tuple[int, int, int]:
-    """Height, width and channels of the images of all splits, or one line that tells what they are."""
+    """Returns height, width and channels of the splits' images; raises ValueError where these differ."""
     shape: tuple[int, ...] = ()
     for name, data in splits.items():
         image = data.columns.get("image")
@@ -45,8 +45,11 @@ def prepared_images(
 
 
 def data_manifests(settings: ConfigDict) -> dict[str, dict[str, Any]]:
-    """What the manifests of a config's prepared folders say: by folder its source, whether that was
-    left unverified, the seed that dealt its clients (None without), and each split's examples.
+    """What the manifests of a config's prepared folders say.
+
+    Returns:
+      folder -> its source, whether the source was not verified, the seed by which examples were dealt to
+      clients (or None), and each split's number of examples.
 
     Raises:
       PreparedDataError: a folder has no manifest, or one that was changed.
@@ -66,7 +69,7 @@ def data_manifests(settings: ConfigDict) -> dict[str, dict[str, Any]]:
 
 
 def data_checksums(settings: ConfigDict) -> dict[str, str]:
-    """The checksums of the manifests of a config's prepared folders, which hold those of all files.
+    """Folder -> checksum of its manifest, which holds the checksums of all files of the folder.
 
     Raises:
       PreparedDataError: a folder has no manifest, or one that was changed.

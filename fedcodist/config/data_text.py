@@ -1,4 +1,4 @@
-"""Prepared text: from a config's `data` to clients in domains, and the networks that read it."""
+"""Loads prepared text, whose clients may be in domains, and makes the networks that read it."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -17,7 +17,7 @@ from fedcodist.text import lstm, transformer
 from fedcodist.text.next_token import language_model
 
 TEXT = "prepared_text"
-# From the number of tokens to a network.
+# Name -> a function from the number of tokens to a network.
 TEXT_MODELS: dict[str, Callable[[int], Any]] = {
     "lstm_small": lstm.small_lstm,
     "lstm_large": lstm.large_lstm,
@@ -27,13 +27,13 @@ TEXT_MODELS: dict[str, Callable[[int], Any]] = {
 
 
 class Text(NamedTuple):
-    """What a config's text is, besides examples.
+    """What networks and pools need to know of a text besides its examples.
 
     Attributes:
       vocabulary: its words.
-      expected_length: mean number of predicted tokens of a clients' sentence.
+      expected_length: mean number of predicted tokens of the clients' sentences.
       domains: their names.
-      pools: domain -> indices of the clients that have it alone; None where clients have all domains.
+      pools: domain -> indices of the clients that have only this domain; None where clients have all.
     """
 
     vocabulary: Vocabulary
@@ -43,7 +43,14 @@ class Text(NamedTuple):
 
 
 class TextData(NamedTuple):
-    """Splits, each of evaluation also by domain as `<split>_<domain>`; unlabelled tokens; the text."""
+    """A prepared text.
+
+    Attributes:
+      splits: 'train', and 'held_out' and 'test', which are there for each domain too as
+        `<split>_<domain>`.
+      unlabelled: the server's tokens [sentences, tokens].
+      text: its vocabulary and domains.
+    """
 
     splits: dict[str, FederatedData]
     unlabelled: np.ndarray
@@ -53,12 +60,12 @@ class TextData(NamedTuple):
 def load_text(settings: ConfigDict) -> TextData:
     """Loads a prepared folder of text.
 
-    With `data.domains`, domain -> share of the users, the clients are disjoint pools of users with
-    their examples of one domain. The unlabelled text is of the users of `distillation`, all domains, or
-    with `data.unlabelled_folder` that of another prepared folder with the same vocabulary.
+    `data.domains` is domain -> share of the users. With it the clients are disjoint pools of users, each
+    user with the examples of one domain. The unlabelled text is the split `distillation` with all
+    domains, or with `data.unlabelled_folder` that of another folder of the same vocabulary.
 
     Raises:
-      ValueError: one line that names the setting and what is allowed.
+      ValueError: names the setting and what is allowed.
     """
     prepared = prepared_folder("data.folder", settings.folder)
     if missing := {*SPLITS, "vocabulary"} - set(prepared):
@@ -76,7 +83,7 @@ def load_text(settings: ConfigDict) -> TextData:
             f"{name}_{domain}": of_domain(prepared[name], index)
             for index, domain in enumerate(domains)
         }
-    # Padding is 0. Not compared with it: that would be an array as large as all users' tokens.
+    # Padding is 0. `tokens != 0` would be an array as large as the tokens of all users.
     expected_length = np.count_nonzero(clients.columns["tokens"][:, 1:])
     text = Text(vocabulary_of(prepared), expected_length / clients.num_examples, domains, pools)
     unlabelled = prepared["distillation"]
@@ -96,6 +103,6 @@ def _unlabelled(settings: ConfigDict, vocabulary: Vocabulary) -> FederatedData:
 
 
 def text_model(name: str, text: Text, samples: int = 0) -> Model:
-    """One of TEXT_MODELS for a text; `samples` classes are drawn in training, 0 takes all."""
+    """One of TEXT_MODELS; training draws `samples` classes for its softmax, with 0 it takes all."""
     size = text.vocabulary.size
     return language_model(TEXT_MODELS[name](size), size, text.expected_length, samples)

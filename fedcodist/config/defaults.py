@@ -1,6 +1,6 @@
-"""What configs are made of, group by group: a config states in what it differs.
+"""Default settings, group by group; a config states only what differs from them.
 
-None where a value may be set is a placeholder of its type, which the command line can set.
+A setting without a value is a placeholder of its type, so that the command line can set it.
 """
 
 from collections.abc import Sequence
@@ -19,13 +19,16 @@ TEACHING = dict(
 
 
 def check_run(run: str, runs: Sequence[str]) -> None:
-    """Raises ValueError, one line, unless a config has such a run."""
+    """Raises ValueError that lists the config's runs, unless `run` is one of them."""
     if run not in runs:
         raise ValueError(f"a run of this config is one of {list(runs)}, got {run!r}.")
 
 
 def experiment(name: str, rounds: int, run: str | None = None, seeds: int = 1) -> ConfigDict:
-    """A config without groups; one with runs says how many rounds a table's number needs."""
+    """A config without groups of settings.
+
+    With several runs it has `full_rounds`: the rounds after which a run's result belongs in a table.
+    """
     config = ConfigDict(dict(name=name, rounds=rounds, seed=0, seeds=seeds))
     if run is not None:
         config.run, config.full_rounds = run, rounds
@@ -59,7 +62,7 @@ def one_pool(model: str, cohort_size: int, client_learning_rate: float) -> dict[
 
 
 def codistilled_pool(model: str, teaching: dict[str, float] | None = None, **differs: Any) -> dict:
-    """A pool whose model teaches and learns; `teaching`: in what that differs."""
+    """A pool whose model teaches and learns; `teaching` holds what differs from TEACHING."""
     settings: dict[str, Any] = dict(
         model=model,
         cohort_size=20,
@@ -100,7 +103,7 @@ def distillation(method: str, **differs: Any) -> dict[str, Any]:
             distilled="main",  # or "all"
             warm_up=0,  # rounds
             cached=False,
-            group_sizes=config_dict.placeholder(tuple),  # as even as can be
+            group_sizes=config_dict.placeholder(tuple),  # nearly equal ones where not set
             measured=(),
         )
     return (
@@ -123,7 +126,7 @@ def distillation(method: str, **differs: Any) -> dict[str, Any]:
 
 
 def fed_kd(teacher: str, teacher_learning_rate: float, **differs: Any) -> dict[str, Any]:
-    """`training.fed_kd`; networks of images name the layers to align besides."""
+    """`training.fed_kd`; for networks of images a config adds the layers to align."""
     settings: dict[str, Any] = dict(
         teacher=teacher,
         teacher_learning_rate=teacher_learning_rate,
@@ -142,7 +145,7 @@ def fed_kd(teacher: str, teacher_learning_rate: float, **differs: Any) -> dict[s
 
 
 def compression(**differs: Any) -> dict[str, Any]:
-    """`training.compression`: FedKD's."""
+    """`training.compression`, as FedKD compresses its links."""
     settings: dict[str, Any] = dict(
         uplink="svd",
         downlink="svd",
@@ -175,7 +178,7 @@ def fed_md(**differs: Any) -> dict[str, Any]:
 
 
 def phases(**differs: Any) -> dict[str, Any]:
-    """What comes before FedMD's first round."""
+    """`phases`: the training before FedMD's first round, and its upper bound."""
     settings: dict[str, Any] = dict(
         stopping="held_out",  # "test_data" as in the released code; "fixed" for all epochs
         held_out_share=0.1,  # of the public training data
@@ -184,13 +187,13 @@ def phases(**differs: Any) -> dict[str, Any]:
         private=dict(epochs=25, batch_size=32, patience=10, min_delta=0.001),
         centralised=dict(epochs=50, batch_size=32, patience=10, min_delta=0.001),
         centralised_bound=True,
-        cache=config_dict.placeholder(str),  # a folder where public training is kept for other runs
+        cache=config_dict.placeholder(str),  # a folder that stores public training for other runs
     )
     return settings | differs
 
 
 def evaluation(every: int, checkpoint_every: int, **differs: Any) -> dict[str, Any]:
-    """What final splits hold is looked at after the last round only."""
+    """`evaluation`; final splits are evaluated after the last round only."""
     settings: dict[str, Any] = dict(
         every=every,
         batch_size=500,
@@ -202,7 +205,7 @@ def evaluation(every: int, checkpoint_every: int, **differs: Any) -> dict[str, A
 
 
 def execution(**differs: Any) -> dict[str, Any]:
-    """A process for each core; clients one after another."""
+    """`execution`: a process for each core, and clients one after another."""
     return (
         plain_execution(
             chunk_size=config_dict.placeholder(int),  # with loop="vmap" what fits, if not set
@@ -214,7 +217,7 @@ def execution(**differs: Any) -> dict[str, Any]:
 
 
 def plain_execution(**differs: Any) -> dict[str, Any]:
-    """Of clients who have networks of their own."""
+    """`execution` for parties and clients on a graph, who have networks of their own."""
     settings: dict[str, Any] = dict(
         processes=config_dict.placeholder(int),
         loop="scan",

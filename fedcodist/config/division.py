@@ -1,20 +1,21 @@
-"""`data.division_per_seed`: a division of the data among clients that is a seed's own.
+"""`data.division_per_seed`: every seed divides the data among clients in another way.
 
-Seeds that are trained in one program share their data. FedSDD's paper has a division for each of its
-seeds. With this setting a run has one seed, `data.seed` + `seed` draws what `data.seed` draws else, and
-runs that differ in their seed are one method's for `fedcodist.report` and `experiments.studies`.
+Seeds that are trained in one program share their data, but FedSDD's paper has a division for each seed.
+With this setting a run has one seed, and `data.seed` + `seed` takes the place of `data.seed`. For
+`fedcodist.report` and `experiments.studies`, runs that differ only in their seed are one method's.
 """
 
 from ml_collections import ConfigDict
 
 
 def divided(config: ConfigDict) -> ConfigDict:
-    """The config with the `data.seed` of its seed; itself where seeds share a division.
+    """Returns the config with the `data.seed` of its seed, or as it is where seeds share a division.
 
     Applied again it changes nothing.
 
     Raises:
-      ValueError, TypeError: one line; several seeds, or neither True nor False.
+      ValueError: names `seeds` if there are several.
+      TypeError: names the setting if it is neither True nor False.
     """
     per_seed = config.data.get("division_per_seed", False)
     if not isinstance(per_seed, bool):

@@ -1,4 +1,4 @@
-"""From a config's `execution` to how clients are run and how models are computed."""
+"""Reads a config's `execution`: how clients are run, and how models are computed."""
 
 import os
 import warnings
@@ -15,7 +15,7 @@ from fedcodist.core.rematerialisation import CPU_FLAG, NEEDS_CPU_FLAG, remateria
 
 
 def execution_of(config: ConfigDict) -> Execution:
-    """How clients are run. A chunk that is not set counts as one client, before it is chosen."""
+    """How clients are run; a chunk size that is not set is one client until it is chosen."""
     settings = config.execution
     choice("execution.loop", settings.loop, dict.fromkeys(("scan", "vmap")))
     if settings.chunk_size is None:
@@ -25,7 +25,7 @@ def execution_of(config: ConfigDict) -> Execution:
 
 
 def check_plainly_executed(config: ConfigDict) -> None:
-    """Raises one line where models are to be computed in a way that the algorithm does not offer."""
+    """Raises ValueError that names a setting of `execution` that the algorithm does not offer."""
     for setting, plain in (("precision", "float32"), ("rematerialise", False)):
         if (value := config.execution.get(setting, plain)) != plain:
             raise ValueError(
@@ -35,7 +35,7 @@ def check_plainly_executed(config: ConfigDict) -> None:
 
 
 def as_executed(config: ConfigDict, model: Model) -> Model:
-    """The model as execution.precision and execution.rematerialise have it computed."""
+    """The model, computed as `execution.precision` and `execution.rematerialise` say."""
     settings = config.execution
     precisions = {"float32": lambda model: model, "bfloat16": in_bfloat16}
     model = choice("execution.precision", settings.get("precision", "float32"), precisions)(model)

@@ -1,4 +1,4 @@
-"""From a config to an Experiment."""
+"""Builds an Experiment from a config."""
 
 from collections.abc import Mapping, Sequence
 
@@ -6,12 +6,12 @@ from ml_collections import ConfigDict
 
 from fedcodist.algorithms.parties.local_only import SHARED
 from fedcodist.algorithms.parties.shared_examples import PUBLIC
+from fedcodist.config.algorithm import build_algorithm
 from fedcodist.config.config_errors import as_settings, choice
 from fedcodist.config.data import Data, load_data
 from fedcodist.config.division import divided
-from fedcodist.config.graph_methods import pooled_examples
+from fedcodist.config.graph_methods import centralised_examples
 from fedcodist.config.registry import algorithm_entry
-from fedcodist.config.server_methods import build_algorithm
 from fedcodist.config.settings import check_settings
 from fedcodist.core.checks import check_integer
 from fedcodist.data.federated_data import FederatedData
@@ -25,11 +25,11 @@ _MOST_AROUND = 10**6
 
 
 def build_experiment(config: ConfigDict, data: Data | None = None) -> Experiment:
-    """Assembles the experiment that a config describes.
+    """Builds the experiment that a config describes.
 
     Args:
       config: see experiments/configs.
-      data: the config's, where they were loaded before.
+      data: the config's data, where they are loaded already.
 
     Raises:
       ValueError, TypeError: one line that names the setting and what is allowed.
@@ -42,25 +42,30 @@ def build_experiment(config: ConfigDict, data: Data | None = None) -> Experiment
 
 
 def with_chunk_size(config: ConfigDict, data: Data) -> tuple[ConfigDict, ChunkSize | None]:
-    """The config with its execution.chunk_size, chosen for the devices where it is not set.
+    """The config with `execution.chunk_size`, which is chosen for the devices where it is not set.
+
+    Returns:
+      The config, and how its chunk size was chosen, or None where that was not needed.
 
     Raises:
-      ValueError, TypeError: as `build_experiment`; the line says so where not even one client fits.
+      ValueError, TypeError: as `build_experiment`, or not even one client fits into memory.
     """
     execution = config.execution
     if execution.chunk_size is not None:
         return config, None
 
-    def of(chunk_size: int) -> ConfigDict:
+    def with_size(chunk_size: int) -> ConfigDict:
         chunked = config.copy_and_resolve_references()
         chunked.execution.chunk_size = chunk_size
         return chunked
 
     if execution.loop != "vmap":
-        return of(1), None
-    check_experiment(_assemble(of(1), data))  # whatever is wrong is told before anything compiles
-    chosen = choose_chunk_size(lambda size: _assemble(of(size), data), launch.processes_here())
-    return of(chosen.clients), chosen
+        return with_size(1), None
+    check_experiment(_assemble(with_size(1), data))  # reports mistakes before anything compiles
+    chosen = choose_chunk_size(
+        lambda size: _assemble(with_size(size), data), launch.processes_here()
+    )
+    return with_size(chosen.clients), chosen
 
 
 def _assemble(config: ConfigDict, data: Data) -> Experiment:
@@ -74,7 +79,7 @@ def _assemble(config: ConfigDict, data: Data) -> Experiment:
     if "public" in reads and data.public is not None:
         data_sets[PUBLIC] = {"image": data.public.train.columns["image"]}
     if "shared" in reads:
-        data_sets[SHARED] = pooled_examples(data)
+        data_sets[SHARED] = centralised_examples(data)
     if config.algorithm.get("validation") is not None:
         split = choice("algorithm.validation.split", config.algorithm.validation.split, data.splits)
         data_sets[VALIDATION] = dict(split.columns)
@@ -100,7 +105,7 @@ def _assemble(config: ConfigDict, data: Data) -> Experiment:
 
 
 def _around_codistillations(config: ConfigDict) -> list[int]:
-    """Every round from `evaluation.around.before` a multiple of the period to `after` it."""
+    """The rounds from `before` each codistillation to `after` it, as `evaluation.around` says."""
     around = config.evaluation.get("around")
     if around is None:
         return []

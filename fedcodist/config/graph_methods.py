@@ -1,6 +1,6 @@
-"""From a config's `parties` and `algorithm` to a method of clients of a graph: MHD and its baselines.
+"""Builds methods of clients on a graph, MHD and its baselines, from a config.
 
-OFFERS are the arguments that a method on a graph may have; its others are the settings of `algorithm`.
+OFFERS makes those of a method's arguments that are no settings. The others are settings of `algorithm`.
 """
 
 import functools
@@ -71,11 +71,11 @@ def build_on_graph(config: ConfigDict, data: Data) -> FederatedAlgorithm:
 def decentralised_groups(
     config: ConfigDict, data: Data, heads: int = 0, projection: int | None = None
 ) -> dict[str, PartyGroup]:
-    """Who has which network: backbone's name -> its clients.
+    """Which clients have which network: backbone's name -> its group.
 
     Args:
       config, data: of the run.
-      heads: auxiliary ones.
+      heads: the number of auxiliary heads.
       projection: width of the embeddings' map, which MHD alone needs.
     """
     names, count = backbone_names(config), data.splits["train"].num_clients
@@ -103,19 +103,19 @@ def backbone_names(config: ConfigDict) -> tuple[str, ...]:
 
 
 def graph_of(config: ConfigDict, num_clients: int) -> np.ndarray:
-    """The graph that `parties.graph` names: a name and its function's arguments.
+    """The graph that `parties.graph` describes by a name and the arguments of its function.
 
-    "time_varying" has `graphs`, each of them again a name and arguments, and `every`, the rounds that
-    each of them lasts.
+    "time_varying" has `graphs`, a list of such descriptions, and `every`, the number of rounds that each
+    graph lasts.
     """
     return _graph("parties.graph", config.parties.graph, num_clients)
 
 
-def pooled_examples(data: Data) -> dict[str, np.ndarray]:
+def centralised_examples(data: Data) -> dict[str, np.ndarray]:
     """All clients' examples and the public ones, with labels.
 
-    Public ones of other classes than any client's, such as FedMD's, are left out: they would teach what
-    no test asks for.
+    Public examples are left out if no client has any of their classes, as in FedMD's data: no test asks
+    for these.
     """
     private, public = data.splits["train"].all_examples(), public_of(data).train.all_examples()
     parts = [private]
@@ -139,8 +139,8 @@ def _graph(setting: str, described: Mapping[str, Any], num_clients: int) -> np.n
     if name == "time_varying":
         _check_names(setting, name, settings, {"graphs", "every"}, {"graphs"})
         several = [
-            _graph(f"{setting}.graphs[{index}]", each, num_clients)
-            for index, each in enumerate(settings.pop("graphs"))
+            _graph(f"{setting}.graphs[{index}]", description, num_clients)
+            for index, description in enumerate(settings.pop("graphs"))
         ]
         return graphs.time_varying(several, num_clients, **settings)
     make = choice(f"{setting}.name", name, GRAPHS)
@@ -166,7 +166,7 @@ def _check_names(
 
 
 def _groups(config: ConfigDict, data: Data) -> dict[str, PartyGroup]:
-    """Groups whose models have auxiliary heads, where the method reads these."""
+    """Groups of clients; their models have auxiliary heads where the method reads these."""
     if "heads" in algorithm_entry(config).reads:
         return decentralised_groups(config, data, config.parties.heads, config.parties.projection)
     groups = decentralised_groups(config, data)
@@ -185,8 +185,10 @@ def _training(config: ConfigDict, data: Data) -> StepTraining:
 
 
 def _graph_or_server(config: ConfigDict, data: Data) -> np.ndarray | None:
-    """The graph. FedAvg has a server where everybody is joined with everybody, so that its messages are
-    counted, one model each way."""
+    """The graph, or None for FedAvg on the complete graph.
+
+    FedAvg then has a server, so that its messages count as one model each way.
+    """
     is_complete = config.parties.graph.get("name") == "complete"
     if is_complete and config.algorithm.name == "decentralised_fed_avg":
         return None
@@ -194,18 +196,18 @@ def _graph_or_server(config: ConfigDict, data: Data) -> np.ndarray | None:
 
 
 def _num_shared(config: ConfigDict, data: Data) -> int | None:
-    """Rows of `pooled_examples`, where the method reads these."""
+    """Rows of `centralised_examples`, where the method reads these."""
     if "shared" not in algorithm_entry(config).reads:
         return None
     if config.data.get("public_share") == 1:
         raise ValueError(
             "data.public_share must be below 1 for centralised, or private images count twice."
         )
-    return len(pooled_examples(data)["label"])
+    return len(centralised_examples(data)["label"])
 
 
 def _exchange(config: ConfigDict) -> CheckpointExchange:
-    """Every seed of a run has checkpoints of its own, and every process on this machine."""
+    """The exchange of checkpoints, with a share of the memory: each seed and process has its own."""
     settings = config.algorithm
     exchange = CheckpointExchange(
         settings.checkpoints_per_client, settings.checkpoints_on, settings.exchange_seed
@@ -219,7 +221,7 @@ def _rate(config: ConfigDict) -> float:
     return config.training.learning_rate
 
 
-# Fields of `distillation`, which is on public examples, and of `hyper` among them.
+# Some are fields of `hyper` and of `distillation`, which is on public examples.
 OFFERS: dict[str, Callable[[ConfigDict, Data], Any]] = {
     "groups": _groups,
     "num_rounds": lambda config, data: config.rounds,

@@ -40,7 +40,7 @@ MODELS: dict[str, tuple[Callable[[], Any], tuple[int, ...]]] = {
 
 
 def model_of(config: ConfigDict, data: Data, setting: str, name: str) -> Model:
-    """The model that a setting names, of images, text, or what the data bring networks for."""
+    """The model that a setting names: of images, of text, or one of the networks of the data."""
     if data.models is not None:
         return choice(setting, name, data.models)()
     if data.text is not None:
@@ -50,7 +50,7 @@ def model_of(config: ConfigDict, data: Data, setting: str, name: str) -> Model:
 
 
 def image_model(setting: str, name: str, data: Data) -> Model:
-    """One of MODELS, or one line where it takes other images or has too few classes for the data."""
+    """One of MODELS; raises ValueError if it takes other images or has too few classes."""
     create, shape = choice(setting, name, MODELS)
     model = from_flax_linen(create(), jnp.zeros((1, *shape)))
     columns = data.splits["train"].columns
@@ -78,10 +78,10 @@ def narrowed(network: Any, share: float, setting: str = "training.fed_dropout.sh
     Args:
       network: dense layers, or convolutions and dense layers.
       share: above 0, up to 1.
-      setting: the share's, for messages.
+      setting: the setting of the share, for messages.
 
     Raises:
-      ValueError, TypeError: one line; another share, or a network that is no chain of layers.
+      ValueError, TypeError: names the setting: another share, or a network that is no chain of layers.
     """
     check_number(setting, share, above=0, high=1)
     widths = {
@@ -98,7 +98,7 @@ def narrowed(network: Any, share: float, setting: str = "training.fed_dropout.sh
 
 
 def submodel_of(data: Data, name: str, share: float, model: Model) -> tuple[Model, Any]:
-    """A share of a network's units, and what `fed_dropout` must know of the whole."""
+    """A network with a share of the units, and the layers or units of the whole for `fed_dropout`."""
     setting = "a pool's model for fed_dropout"
     if data.submodels is not None:
         check_number("training.fed_dropout.share", share, above=0, high=1)

@@ -20,17 +20,17 @@ KNOWN: dict[str, tuple[Sequence[float], Sequence[float]]] = {
 def normalisation(
     settings: ConfigDict, image_shape: Sequence[int]
 ) -> tuple[Sequence[float], Sequence[float]]:
-    """(mean, deviation), a number for each channel.
+    """(mean, deviation), each with one value per channel.
 
-    They are `data.mean` and `data.deviation` where a config has them, else `mean` and `deviation` among
-    the arguments in the folder's manifest, else those that are KNOWN of its data set.
+    They are `data.mean` and `data.deviation` where a config has them, or else `mean` and `deviation`
+    among the arguments in the folder's manifest, or else those of its data set in KNOWN.
 
     Args:
       settings: a config's `data`.
       image_shape: height, width, channels.
 
     Raises:
-      ValueError, TypeError: one line; they are nowhere, or there is not one for each channel.
+      ValueError, TypeError: names the setting: no place has them, or not one value for each channel.
     """
     arguments = manifest(settings.folder).get("arguments") or {}
     data_set = arguments.get("data_set", "")

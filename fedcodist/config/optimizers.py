@@ -14,7 +14,7 @@ from fedcodist.core.local_training import OptimizerFactory
 
 
 def optimizer_of(setting: str, name: str, epsilon: float | None = None) -> OptimizerFactory:
-    """An optax optimizer by its name; epsilon is passed to those that have one."""
+    """An optax optimizer by its name; `epsilon` is passed to optimizers that have one."""
     optimizer: Any = getattr(optax, name, None)
     accepted = inspect.signature(optimizer).parameters if callable(optimizer) else ()
     if "learning_rate" not in accepted:
@@ -27,8 +27,11 @@ def optimizer_of(setting: str, name: str, epsilon: float | None = None) -> Optim
 
 
 def distillation_optimizer(settings: ConfigDict) -> OptimizerFactory:
-    """With `distillation_decay` "cosine" the rate falls to zero over the steps of a distillation;
-    `distillation_clip` bounds the gradient's norm."""
+    """The optimizer of distillation as a function of its learning rate.
+
+    With `distillation_decay` "cosine" the rate falls to zero over the steps of a distillation.
+    `distillation_clip` bounds the norm of the gradient.
+    """
     create: Callable[..., optax.GradientTransformation] = optimizer_of(
         "algorithm.distillation_optimizer",
         settings.distillation_optimizer,

@@ -1,7 +1,7 @@
-"""From a config's `parties` and `algorithm` to a method of parties who each own a model.
+"""Builds methods of parties, who each have a model, from a config.
 
-OFFERS are the arguments that a method of parties may have; its others are the settings of `algorithm`.
-`fedcodist.config.phases` is what comes before the method's first round.
+OFFERS makes those of a method's arguments that are no settings. The others are settings of `algorithm`.
+`fedcodist.config.phases` runs the training before the method's first round.
 """
 
 import functools
@@ -38,7 +38,7 @@ from fedcodist.models.fed_md import (
 from fedcodist.run.run_folder import PHASES
 
 PyTree = Any
-# Party i has network i. A single width is a fully connected network, the paper's weak party.
+# Party i has network i. A single width is a fully connected network, the weak party of FedMD's paper.
 NETWORKS: dict[str, Sequence[Shape]] = {
     "table_1": TABLE_1,
     "table_2": TABLE_2,
@@ -52,7 +52,7 @@ def build_of_parties(config: ConfigDict, data: Data) -> FederatedAlgorithm:
     given = offered(function, OFFERS, config, data)
     algorithm = bind(function, config.algorithm, "algorithm.", **given)
     if config.get("phases") is not None and config.phases.stopping == "test_data":
-        # Renamed here, since batches may depend on the name that a method is given.
+        # The name is changed afterwards, since the draw of batches may depend on it.
         return algorithm._replace(name=f"{algorithm.name}, {PHASES} stopped on test data")
     return algorithm
 
@@ -60,18 +60,19 @@ def build_of_parties(config: ConfigDict, data: Data) -> FederatedAlgorithm:
 def start(
     config: ConfigDict, data: Data, trained: dict[str, LocalOnlyParty], key: jax.Array
 ) -> PyTree:
-    """The state of the config's method before its first round, of parties that were trained before.
+    """The state of the config's method before its first round, with parties that are trained already.
 
-    The optimizer of private training goes on where the method has one for private examples that lasts
-    over rounds: FedMD's of the revisit, as in the released code, and that of parties alone.
+    The optimizer's state of private training is kept where a method trains on private examples by an
+    optimizer that lasts over rounds: FedMD in its revisit, as in the released code, and `local_only`.
 
-    A method's state must be architecture -> party, or have such a field `models`; a party is Variables,
-    or has them as `variables` and what goes on as `revisit_state` or `optimizer_state`.
+    A method's state must be a dictionary architecture -> party, or have it as a field `models`. A party
+    is Variables, or has these as `variables` and its optimizer's state as `revisit_state` or
+    `optimizer_state`.
 
     Args:
       config, data: as `build_experiment` gets them.
       trained: architecture -> its parties after private training, leaves [group, ...].
-      key: of what else the method starts from, such as a model of the server's.
+      key: for what else is drawn at the start, such as a server's model.
     """
     state = build_of_parties(config, data).init(key)
 
@@ -88,7 +89,7 @@ def start(
 
 
 def public_of(data: Data) -> Any:
-    """The data's public part, or one line that tells which data have one."""
+    """The data's public part; raises ValueError that names the data that have one."""
     if data.public is None:
         raise ValueError(
             f"data.name must be one of {sorted(PUBLIC_PRIVATE)} for methods of parties, which need "
@@ -98,7 +99,7 @@ def public_of(data: Data) -> Any:
 
 
 def party_groups(config: ConfigDict, data: Data) -> dict[str, PartyGroup]:
-    """Who has which network: architecture -> its parties."""
+    """Which parties have which network: architecture's name -> its group."""
     shapes, count = party_shapes(config), data.splits["train"].num_clients
     if len(shapes) != count:
         raise ValueError(
@@ -136,7 +137,7 @@ def adam(settings: ConfigDict) -> OptimizerFactory:
 
 
 def extra_shape(config: ConfigDict, setting: str) -> Shape:
-    """The network of DS-FL's server or FML's meme: that of the party of this number."""
+    """The network of DS-FL's server or FML's meme: `setting` is the index of a party that has it."""
     shapes, party = party_shapes(config), config.algorithm[setting]
     check_integer(f"algorithm.{setting}", party, low=0)
     if party >= len(shapes):
@@ -154,7 +155,7 @@ def _extra_model(config: ConfigDict, data: Data, setting: str) -> Model:
 
 
 def network_of(shape: Shape, classes: int) -> Any:
-    """A shape's network; a single width is a fully connected one's."""
+    """A shape's network; a single width makes a fully connected one."""
     if len(shape.widths) == 1:
         return FullyConnected(shape.widths[0], classes)
     return FedMDNetwork(shape.widths, shape.dropout, classes)
@@ -172,7 +173,7 @@ def _rate(config: ConfigDict) -> float:
     return config.algorithm.learning_rate
 
 
-# Fields of how parties train among them: `preprocess` is that of private examples.
+# Some are fields of a method's training: `preprocess` is that of private examples.
 OFFERS: dict[str, Callable[[ConfigDict, Data], Any]] = {
     "groups": party_groups,
     "public_labels": lambda config, data: public_of(data).train.columns["label"],

@@ -1,17 +1,20 @@
-"""What methods compute, as forward passes of networks: the arithmetic of their FLOPs, without JAX.
+"""The FLOPs of methods, counted as forward passes of networks, without JAX.
 
-A registry's `Entry` says what a function here is called with; `work` is `fedcodist.report.flops.Work`.
+`fedcodist.config.registry.Entry` says what these functions are called with; `work` is a
+`fedcodist.report.flops.Work`.
 """
 
 from typing import Any
 
-LEARNING = 3  # forward passes that a step costs per example: one, and the gradients of two kinds
+LEARNING = (
+    3  # forward passes per example: one, and as much for each gradient, of inputs and of parameters
+)
 
-# Of clients: what learning from an example costs.
+# Methods of clients: the cost of learning from one example.
 
 
 def learning(work: Any, pool: str) -> float:
-    """FedAvg's, and of what differs from it in how little is computed besides the network."""
+    """FedAvg, and methods that compute next to nothing besides the network."""
     return LEARNING * work.trained[pool]
 
 
@@ -40,7 +43,7 @@ def fed_kd(work: Any, pool: str) -> float:
     return LEARNING * (teacher + work.forward[pool])
 
 
-# Of servers of pools: what they do in a run.
+# Servers of pools: their FLOPs in a run.
 
 
 def nothing(work: Any) -> float:
@@ -62,13 +65,13 @@ def merged_codistillation(work: Any) -> float:
 
 
 def _codistillation(work: Any, times: int) -> float:
-    """Each model's start, teacher and self-teacher at once, and each student on every batch."""
+    """On every batch each model answers once, as teacher and self-teacher, and learns as a student."""
     examples = times * work.images * work.unlabelled_size
     return examples * (1 + LEARNING) * sum(work.forward.values())
 
 
 def fed_df(work: Any) -> float:
-    """All the cohort's models as teachers, those too that drop-worst leaves out."""
+    """All models of the cohort are teachers, also those that drop-worst leaves out."""
     settings, models = work.settings, sum(work.forward.values())
     pools = work.config["pools"]
     teachers = sum(pools[pool]["cohort_size"] * cost for pool, cost in work.forward.items())
@@ -82,7 +85,7 @@ def fed_df(work: Any) -> float:
 
 
 def fed_be(work: Any) -> float:
-    """Every unlabelled image is answered once a round; statistics of a mean of students are left out."""
+    """Teachers answer every unlabelled image once a round; new statistics of the mean are left out."""
     settings, pools = work.settings, work.config["pools"]
     teachers = sum(
         cost * (1 + settings["samples"] + settings["with_clients"] * pools[pool]["cohort_size"])
@@ -93,7 +96,7 @@ def fed_be(work: Any) -> float:
 
 
 def fed_sdd(work: Any) -> float:
-    """In every round after the warm-up a teacher of all models that are kept by then."""
+    """In every round after the warm-up, all models stored so far are teachers."""
     settings, (model,) = work.settings, work.forward.values()
     if not settings["steps"]:
         return 0.0
@@ -106,7 +109,7 @@ def fed_sdd(work: Any) -> float:
     return model * sum(taught * count + work.images * students * LEARNING for count in teachers)
 
 
-# Of parties and clients on a graph: the run's Flops.
+# Parties and clients on a graph: the run's Flops.
 
 
 def alone(work: Any) -> Any:
@@ -140,7 +143,7 @@ def fml(work: Any) -> Any:
 
 
 def multi_headed(work: Any) -> Any:
-    """Teachers are taken to be all neighbours equally often."""
+    """Counts as if all neighbours were teachers equally often."""
     settings = work.settings
     public = work.rounds * work.config["training"]["steps"] * settings["public_batch_size"]
     teachers = lambda party: public * settings["teachers"] * work.mean_of_neighbours(party)

@@ -1,11 +1,13 @@
-"""What comes before FedMD's first round, and what it is compared with; each phase is a run of its own.
+"""The training before FedMD's first round, in phases, of which each is a run with a folder.
 
 Other methods of parties may begin in the same way.
 
-public: every party's model learns the public classes. It takes longest and can be kept for other runs.
-private: it learns the party's own examples. Its end is the baseline without collaboration.
-centralised: from the end of `public`, it learns all parties' examples: the bound. Nothing follows
-from it.
+public: every party's model learns the public examples. This takes longest and can be stored for other
+  runs.
+private: every party's model learns the party's examples. The result is the baseline without
+  collaboration.
+centralised: from the models after `public`, every model learns all parties' examples. The result is the
+  upper bound; the collaboration does not start from it.
 
 Their run folders are `phases/<phase>` of the collaboration's; `fedcodist.report.tables_parties` makes
 a table of them.
@@ -46,10 +48,10 @@ from fedcodist.run.sources import StreamedData, resident_data
 
 PyTree = Any
 Models = dict[str, Any]  # architecture -> Variables, leaves [seeds, group, ...]
-# What a phase's early stopping looks at: nothing; public examples held out of the public phase; test
-# data in all phases, as the released code does.
+# Data that early stopping evaluates: none; in the public phase, held-out public examples; in all phases,
+# test data, as in the released code.
 STOPPING = ("fixed", "held_out", "test_data")
-_CACHE_VERSION = 3  # to be raised when pre-training gives other results of the same settings
+_CACHE_VERSION = 3  # to be raised when public training gives other results for the same settings
 
 
 def run_phases(
@@ -104,7 +106,7 @@ def run_phases(
 
 
 def check_phases(config: ConfigDict, data: Data) -> None:
-    """Raises ValueError or TypeError, one line, for settings of a phase that make no sense."""
+    """Raises ValueError or TypeError that names the setting if a phase cannot be run."""
     for phase in (
         "public",
         "private",
@@ -116,7 +118,7 @@ def check_phases(config: ConfigDict, data: Data) -> None:
 def phase_experiment(
     config: ConfigDict, data: Data, phase: str, start: Models | None = None
 ) -> Experiment:
-    """One phase, from the models that the one before left."""
+    """One phase; `start` are the models after the phase before."""
     settings, public = config.phases[phase], public_of(data)
     choice("phases.stopping", config.phases.stopping, dict.fromkeys(STOPPING))
     check_integer(f"phases.{phase}.epochs", settings.epochs, low=1)
@@ -195,19 +197,19 @@ def _held_out(data: FederatedData, share: float, seed: int) -> tuple[FederatedDa
         )
     order = np.random.default_rng(seed).permutation(data.num_examples)
     parts = (np.sort(order[count:]), np.sort(order[:count]))
-    kept, held_out = (
+    train, held_out = (
         FederatedData.from_arrays(
-            {name: column[rows] for name, column in data.columns.items()},
-            offsets=[0, len(rows)],
+            {name: column[indices] for name, column in data.columns.items()},
+            offsets=[0, len(indices)],
             client_ids=["public"],
         )
-        for rows in parts
+        for indices in parts
     )
-    return kept, held_out
+    return train, held_out
 
 
 def _check_pretraining(folder: Path, key: str) -> None:
-    """Raises one line where later phases went on from other models; before these are trained anew."""
+    """Raises RunFolderError, before any training, if later phases started from other public models."""
     for phase in ("private", "centralised"):
         path = folder / phase / "config.json"
         try:
@@ -241,7 +243,7 @@ def _determinants(config: ConfigDict, phase: str) -> dict[str, Any]:
 
 
 def _cached(config: ConfigDict, groups: Any, key: str, train: Any) -> Models:
-    """The public phase's models: those kept in `phases.cache` by an earlier run, or trained and kept.
+    """The public phase's models, read from `phases.cache`, or else trained and stored there.
 
     Raises:
       CheckpointError: the folder cannot be written, or holds other arrays under this name.
@@ -260,7 +262,7 @@ def _cached(config: ConfigDict, groups: Any, key: str, train: Any) -> Models:
         assert saved is not None
         print(f"pre-training: kept in {folder}")
         return saved.state
-    try:  # what cannot be kept is told before it is trained
+    try:  # so that the training is not in vain
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise CheckpointError(f"cannot write {folder}: {error.strerror}.") from error
@@ -274,7 +276,7 @@ def _pretraining_key(config: ConfigDict, data: Data) -> str:
     """A name of the public phase's result: a hash of networks, data, settings and seeds."""
     digest = hashlib.sha256()
     about = {"version": _CACHE_VERSION, **_determinants(config, "public")}
-    # What the images are counts, not where they lie, and which of them are held out.
+    # The images count by their contents, not by their folder, and so does which of them are held out.
     del about["data"]
     if config.phases.stopping == "held_out":
         about["held_out_seed"] = config.data.seed

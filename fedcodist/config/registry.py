@@ -1,4 +1,4 @@
-"""One registry of methods: what builders, tables and FLOPs know of a method is its `Entry`.
+"""One registry of methods: all that builders, tables and FLOPs know of a method is its `Entry`.
 
 A method from outside is registered by its module, which a config names:
 
@@ -28,14 +28,13 @@ class Entry(NamedTuple):
       title: in tables and legends.
       kind: where it may stand, one of KINDS.
       make: the method's function, or "package.module:function", which is imported when it is needed.
-        Its arguments are those that the kind's module in `fedcodist.config` offers, and settings.
+        Its arguments are those in OFFERS of the kind's module in `fedcodist.config`, and settings.
       reads: what it needs besides clients' examples: the data sets "unlabelled", "public" and "shared",
         the models' "logits" or layers, which text does not have, and auxiliary "heads".
-      passes: counts FLOPs; None where nobody has counted. Its argument is a
-        `fedcodist.report.flops.Work`. Of "clients" it is `passes(work, pool)`, what learning from an
-        example costs; of "pools" `passes(work)`, the server's FLOPs of a run; of others `passes(work)`,
-        the run's `Flops`.
-      paper: a link.
+      passes: counts FLOPs; None where nobody has counted. `work` is a `fedcodist.report.flops.Work`.
+        For "clients" it is `passes(work, pool)`, the cost of learning from one example; for "pools"
+        `passes(work)`, the server's FLOPs of a run; for the others `passes(work)`, the run's `Flops`.
+      paper: a link, or "".
     """
 
     name: str
@@ -49,16 +48,16 @@ class Entry(NamedTuple):
 
 ENTRIES: dict[str, Entry] = {}  # in the order of tables and legends
 METHOD_NAMES: dict[str, str] = {}  # name -> title
-BASELINE = "fed_avg"  # as `algorithm.name`: pools of which none reads of another
+BASELINE = "fed_avg"  # as `algorithm.name`: independent pools
 CODISTILLATION = ("periodic_codistillation", "merged_codistillation")
 METHODS = (BASELINE, *CODISTILLATION)  # those of the codistillation paper
 
 
 def register(entry: Entry) -> None:
-    """Adds a method; the same one again changes nothing.
+    """Adds a method; adding the same method again changes nothing.
 
     Raises:
-      ValueError: one line; another method has the name, or there is no such kind.
+      ValueError: names the argument: another method has the name, or there is no such kind.
     """
     if entry.kind not in KINDS:
         raise ValueError(f"kind must be one of {KINDS}, got {entry.kind!r} of {entry.name!r}.")
@@ -73,10 +72,10 @@ def register(entry: Entry) -> None:
 
 
 def load_methods(config: Mapping[str, Any]) -> None:
-    """Imports the modules that `config.methods` names, which register what they have.
+    """Imports the modules that `config.methods` names, which register their methods.
 
     Raises:
-      ValueError: one line; a module cannot be imported.
+      ValueError: names the module that cannot be imported.
     """
     for module in config.get("methods") or ():
         try:
@@ -89,14 +88,14 @@ def load_methods(config: Mapping[str, Any]) -> None:
 
 
 def client_entry(config: Mapping[str, Any]) -> Entry:
-    """How the config's clients train; FedAvg's where `training.method` is not set."""
+    """The method by which clients train; FedAvg where `training.method` is not set."""
     load_methods(config)
     known = {name: entry for name, entry in ENTRIES.items() if entry.kind == CLIENTS}
     return choice("training.method", config["training"].get("method", BASELINE), known)
 
 
 def algorithm_entry(config: Mapping[str, Any]) -> Entry:
-    """What `algorithm.name` names."""
+    """The method that `algorithm.name` names."""
     load_methods(config)
     known = {n: entry for n, entry in ENTRIES.items() if entry.kind != CLIENTS or n == BASELINE}
     return choice("algorithm.name", config["algorithm"]["name"], known)
@@ -111,8 +110,11 @@ def function_of(entry: Entry) -> Callable[..., Any]:
 
 
 def method_of(config: Mapping[str, Any]) -> str:
-    """What the server does, or where that is FedAvg's, what the clients do; a phase's name, where a run
-    is one, or the experiment's, where the config names no algorithm."""
+    """The name of a run's method.
+
+    It is the server's method, or the clients' where the server only averages. A run of a phase has the
+    phase's name, and a config that names no algorithm the experiment's.
+    """
     algorithm = config.get("algorithm")
     name = algorithm.get("name") if isinstance(algorithm, Mapping) else algorithm
     training = config.get("training")
@@ -124,7 +126,7 @@ def method_of(config: Mapping[str, Any]) -> str:
 
 
 def run_title(config: Mapping[str, Any]) -> str:
-    """What a run is called beside its progress: experiment, run and method, where each tells more."""
+    """The title of a run's progress: experiment, run and method, each name once."""
     parts = (config.get("name"), config.get("run"), method_of(config))
     return " · ".join(dict.fromkeys(str(part) for part in parts if part))
 
@@ -180,7 +182,7 @@ for _name, _title, _kind, _reads, _passes, _paper in _OURS:
     _make = f"fedcodist.algorithms.{_kind}.{_name}:{_name}"
     _link = _paper and f"https://arxiv.org/abs/{_paper}"
     register(Entry(_name, _title, _kind, _make, _reads, _passes, _link))
-# Of servers and clients on a graph, for tables that have them apart.
+# Groups of methods for tables: servers without unlabelled data, clients on a graph.
 WITHOUT_UNLABELLED = tuple(
     entry.name
     for entry in ENTRIES.values()

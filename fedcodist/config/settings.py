@@ -1,7 +1,7 @@
-"""What every setting of a config may be, checked before anything is loaded.
+"""Types and ranges of all settings of a config, checked before anything is loaded.
 
-Builders check what depends on other settings or on the data; here is what holds whatever those are: the
-type, and the range outside which no method has a use for the value.
+Builders check what depends on other settings or on the data. This module checks the rest: the type, and
+the range outside which no method has a use for the value.
 """
 
 import json
@@ -20,11 +20,11 @@ from fedcodist.core.checks import (
     shown,
 )
 
-Check = Callable[[str, Any], None]  # (setting's path, value) -> nothing, or raises one line
+Check = Callable[[str, Any], None]  # (setting's path, value); raises an error that names the path
 
 
 def check_settings(config: ConfigDict) -> None:
-    """Raises ValueError or TypeError, one line, for a setting of another type or outside its range.
+    """Raises ValueError or TypeError that names a setting of another type or outside its range.
 
     Settings that no part of the library reads, such as a config's own notes, need only be what JSON can
     hold: they are written to a run's config.json.
@@ -53,7 +53,7 @@ def _settings(config: ConfigDict, prefix: str = "") -> Iterator[tuple[str, Any]]
 
 
 def _matching(path: str, patterns: Mapping[str, Any] | set[str]) -> str:
-    """The pattern with a pool's or a domain's name in place of its star; none is ''."""
+    """The pattern that the path matches, with a star for a pool's or a domain's name; '' for none."""
     parts = path.count(".")
     return next(
         (p for p in patterns if "*" in p and p.count(".") == parts and fnmatchcase(path, p)), ""
@@ -61,7 +61,7 @@ def _matching(path: str, patterns: Mapping[str, Any] | set[str]) -> str:
 
 
 def _check_storable(path: str, value: Any) -> None:
-    """Raises one line unless config.json can hold the value and give it back."""
+    """Raises ValueError or TypeError unless config.json can hold the value and give it back."""
     try:
         json.dumps(value, allow_nan=False, default=_as_dictionary)
     except ValueError:
@@ -130,7 +130,7 @@ _RATE = _number(low=0)
 _SHARE = _number(above=0, high=1)
 _FRACTION = _number(low=0, high=1)
 _SEED = _whole(0)
-_MANY = 10_000  # of what is held in memory at once, each with arrays of its own
+_MANY = 10_000  # the limit for things that all have arrays in memory at once
 
 ALLOWED: dict[str, Check] = {
     "name": check_text,
@@ -353,7 +353,7 @@ ALLOWED: dict[str, Check] = {
         "min_delta": _RATE,
     }.items()
 }
-_GROUPS = {path[:end] for path in ALLOWED for end, each in enumerate(path) if each == "."}
+_GROUPS = {path[:end] for path in ALLOWED for end, character in enumerate(path) if character == "."}
 _OPTIONAL_GROUPS = {
     "algorithm.validation",
     "data.domains",

@@ -212,7 +212,7 @@ def distillation_loop(
     return start, step
 
 
-def unlabelled_rows(
+def unlabelled_indices(
     key: jax.Array, index: jax.Array, distillation: Distillation, num_unlabelled: int
 ) -> jax.Array:
     """Indices of the unlabelled examples of distillation number `index`, int32 [steps, batch_size].

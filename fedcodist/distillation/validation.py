@@ -40,7 +40,7 @@ def check_validation_data(name: str, data: ValidationData) -> None:
     check_integer(f"{name}.batch_size", data.batch_size, low=1)
 
 
-def validation_rows(data: ValidationData) -> jax.Array:
+def validation_indices(data: ValidationData) -> jax.Array:
     """Indices of all examples, int32 [steps, batch]; the last example fills up the last batch."""
     size = min(data.batch_size, data.num_examples)
     steps = -(-data.num_examples // size)

@@ -264,11 +264,11 @@ def held_out_experiment(config: ConfigDict) -> "tuple[Experiment, HyperOf]":
         are
       loaded once for all trials.
     """
+    from fedcodist.config.algorithm import build_algorithm
     from fedcodist.config.config_errors import as_settings
     from fedcodist.config.data import load_data
     from fedcodist.config.division import divided
     from fedcodist.config.experiment import build_experiment
-    from fedcodist.config.server_methods import build_algorithm
     from fedcodist.run.experiment import check_experiment
 
     with as_settings(config):

@@ -76,7 +76,7 @@ def compiled(codistillation, local):
 
 @functools.cache
 def trained(codistillation, local, rounds=ROUNDS):
-    """(models' parameters, all clients' rows) after some rounds."""
+    """(models' parameters, all client states) after some rounds."""
     pools, algorithm, programs, data = compiled(codistillation, local)
     rows = jax.tree.map(jnp.asarray, device_client_states(algorithm.client_states, 1))
     seeds, hyper = jnp.zeros(1, jnp.uint32), jax.tree.map(jnp.float32, algorithm.hyper)
@@ -103,7 +103,7 @@ def test_every_pair(codistillation, local):
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves((models, rows)))
     alone, _ = trained("none", local)
     assert distance(models, alone) > 1e-3
-    # Clients know nothing of it: in the first round they keep what they would have kept.
+    # Codistillation does not reach clients: their states after the first round are the same.
     first, first_alone = trained(codistillation, local, 1)[1], trained("none", local, 1)[1]
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), first, first_alone)
 
@@ -126,7 +126,7 @@ def test_alpha_one_is_the_local_method_alone(local):
 
 @pytest.mark.parametrize("local", ["fed_avg", "fed_prox", "fed_gkd", "scaffold"])
 def test_a_baseline_is_called_by_its_clients_method(local):
-    """FedProx is not FedAvg, beside the progress and in tables."""
+    """A run with FedProx is called FedProx, not FedAvg, in its progress and in tables."""
     columns = {"image": jax.ShapeDtypeStruct((9, FEATURES), np.float32)}
     columns |= {"label": jax.ShapeDtypeStruct((9,), np.int32)}
     pools = {"small": Pool(method(local, 3, 6), CLIENTS["small"], 3)}

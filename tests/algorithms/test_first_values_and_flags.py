@@ -1,4 +1,4 @@
-"""What clients of a graph start from, and MHD's and FedKD's settings as configs reach them."""
+"""First values of clients on a graph, and effects of MHD's and FedKD's settings in configs."""
 
 import functools
 
@@ -217,7 +217,7 @@ def test_the_normaliser_takes_from_the_task_s_gradient(detached, targets):
         return jnp.mean(jnp.add(*losses(outputs, batch)))
 
     def of_teacher(logits):
-        """(KL + L^h) with weights, in which the teacher takes part by L_t; or by both."""
+        """The gradient of (KL + L^h) with weights, through the teacher by L_t or by both losses."""
         total = weights[0] * kl(student.logits, logits) + weights[1] * hidden
         if not targets:
             total += weights[0] * kl(logits, student.logits) + weights[1] * hidden
@@ -259,7 +259,7 @@ def test_fed_kd_s_losses_are_reachable_from_configs(monkeypatch):
     config.training.fed_kd.without_padding = True
     with pytest.raises(ValueError, match=r"without_padding must be False .* teacher .* padding"):
         build_experiment(config)
-    # A run of before the setting was there.
+    # A config without the setting.
     del config.training.fed_kd.without_padding
     build_experiment(config)
 

@@ -1,4 +1,4 @@
-"""Networks that show their layers learn from each other as networks of logits do."""
+"""Networks that output their layers learn from each other as networks that output logits do."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -138,7 +138,7 @@ def records(algorithm):
     experiment = Experiment(algorithm, data, {"test": DATA}, ROUNDS, evaluate_every=ROUNDS)
     return [
         {key: record[key] for key in ("round", "model", "loss", "accuracy")}
-        for record in run_experiment(experiment, show_progress=False).records
+        for record in run_experiment(experiment, show_progress=False).metrics_lines
         if "accuracy" in record
     ]
 

@@ -11,7 +11,7 @@ from benchmarks import check
 from benchmarks.check import CANNOT_JUDGE, SLOWER, Ratio
 
 POSITIVE = st.floats(0.01, 100)
-# What the record of the small CNN holds of FedJAX: one turn of seven was disturbed.
+# FedJAX's seconds in the record of the small CNN: one turn of seven was disturbed.
 DISTURBED = Ratio("fedjax", (3.626, 3.422, 3.194, 5.130, 3.511, 3.144, 3.629))
 
 
@@ -54,7 +54,7 @@ def test_a_fall_beyond_the_spread_is_one_line_each(recorded, beyond):
 @settings(deadline=None)
 @given(recorded_ratios(), st.floats(0, 0.99))
 def test_a_fall_within_both_spreads_is_noise(recorded, within):
-    def fallen(ratio):  # by turns that are as unlike as the recorded ones
+    def fallen(ratio):  # with turns that spread as much as the recorded ones
         return ratio._replace(values=tuple(v - within * 2 * ratio.spread for v in ratio.values))
 
     assert check.findings(recorded, [fallen(ratio) for ratio in recorded]) == []
@@ -82,7 +82,7 @@ def test_one_disturbed_turn_hides_no_fall():
 @settings(deadline=None)
 @given(recorded_ratios(), st.floats(0.1, 10))
 def test_the_machines_speed_changes_nothing(recorded, speed):
-    """Of a record all of whose seconds are longer, the ratios are the same."""
+    """Where all seconds are longer by one factor, ratios stay the same."""
     length = min(len(ratio.values) for ratio in recorded)
     programs = {"fedcodist": {"seconds_per_round": [speed] * length}}
     for index, ratio in enumerate(recorded):
@@ -126,7 +126,7 @@ def test_a_ratio_that_could_not_be_measured_is_no_pass(capsys):
     assert said.err.splitlines()[-1] == (
         "NOT JUDGED: 1 of 2 recorded ratios could not be judged: share was not measured"
     )
-    # What fell is said, and what is missing all the same.
+    # The message names what became slower, and also what is missing.
     assert check.judge(recorded, [steady(recorded[0].name, 20.0)]) == SLOWER
     slower, unknown = capsys.readouterr().err.splitlines()
     assert slower.startswith("SLOWER: digits") and unknown.startswith("NOT JUDGED: 1 of 2")

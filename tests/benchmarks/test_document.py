@@ -354,7 +354,7 @@ def test_newest_record_of_each_workload_and_device(folder):
     assert medians == {(CPU, "digits"): 3.0, (GPU, "digits"): 4.0, (CPU, "cnn_small"): 5.0}
     text = document.render(found)
     assert text.index(f"## {GPU}") and text.count("#### digits") == 2
-    # A workload's place is that of the list of workloads, not the alphabet's or a date's.
+    # Workloads are in the order of their list, not of the alphabet or of dates.
     assert text.index("#### cnn_small") < text.rindex("#### digits")
 
 
@@ -390,7 +390,7 @@ def test_bad_record_is_one_line(folder, tmp_path, capsys, text, said):
 
 
 def test_programs_write_what_is_rendered(folder, monkeypatch):
-    """What every program adds to its figures is what the page needs."""
+    """Every program adds to its figures what the page needs."""
     monkeypatch.setattr("sys.argv", [str(records.ROOT / "benchmarks" / "scale.py"), "--turns", "2"])
     made = records.common("scale", "scale")
     assert set(made) == set(records.COMMON)

@@ -163,7 +163,7 @@ def test_second_start_finds_what_the_first_has_left(monkeypatch, tmp_path):
     assert [said for said, *_ in starts] == 2 * [cold_start.DONE] + 2 * [cold_start.REPORTED]
     for (_, first, cache, before), (_, second, same, then) in (starts[:2], starts[2:]):
         assert cache == same and before == [] and then == ["program"]
-        # Of the command, which would go on from the first one's checkpoint, in a new run folder.
+        # Each run of the command has a new run folder; it would go on from a checkpoint otherwise.
         assert (first == second) == ("experiments.main" not in first)
     cold_start.measure(tmp_path)
     assert starts[4][3] == [] and len({cache for _, _, cache, _ in starts}) == 4
@@ -213,7 +213,7 @@ def test_distillation_with_more_clients_takes_turns(tmp_path, monkeypatch, capsy
 
 @pytest.mark.slow
 def test_the_measured_step_is_one_of_the_method():
-    """A student that is its only teacher has nothing to learn; one of another network has."""
+    """A student that is its only teacher has nothing to learn; one with another network has."""
     import jax
 
     step, (student, members, rows) = distillation_cost.prepare(2, "cnn_small", batch=4, steps=2)

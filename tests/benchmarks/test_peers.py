@@ -412,7 +412,7 @@ def test_a_report_tells_of_an_accelerator_where_it_is_told(capsys):
 
 
 def test_what_only_rounding_moves_must_not_be_moved_by_more():
-    """A bias before batch normalisation has no gradient but rounding errors, of each program others."""
+    """A bias before batch normalisation has rounding errors as gradient, which differ by program."""
     initial = {"kernel": np.ones(4), "bias": np.zeros(3)}
     reference = {"kernel": np.full(4, 2.0), "bias": np.full(3, 1e-10)}
     moved = lambda bias: side_by_side.relative_difference(
@@ -747,7 +747,7 @@ def _arguments(**values):
 
 
 def _environment():
-    """A user's: the eight devices and slow code of conftest.py are for tests in this process."""
+    """A user's environment: conftest.py's eight devices and slow code are for tests in this process."""
     ours = ("XLA_FLAGS", "NPROC", "JAX_", "FEDCODIST_")
     return {name: value for name, value in os.environ.items() if not name.startswith(ours)}
 

@@ -1,4 +1,4 @@
-"""Comparing methods: what is read from run folders, the ranking, and differences within seeds."""
+"""Comparing methods: reading run folders, the ranking, and differences within seeds."""
 
 import codecs
 import json
@@ -167,12 +167,12 @@ def test_a_metric_that_no_run_will_have_is_refused_before_anything_is_trained(tm
 
 def test_metrics_are_known_without_training():
     assert metric_names(f"{CONFIG}:fed_sdd", ["--config.rounds=3"]) == ["loss", "accuracy"]
-    # What is wrong with a run is its own start's to tell.
+    # A mistake in a run is reported when that run starts.
     assert metric_names(f"{CONFIG}:fed_sdd", ["--config.data.num_clients=0"]) is None
 
 
 def test_names_are_shown_as_they_are():
-    """And not as rich's markup, of which an unmatched end would be an error."""
+    """Names are not read as rich's markup, where an unmatched end is an error."""
     name = "[/b] [red]x $y$"
     runs, text = shown_table([entry(name, (1.0,)), entry("fed_avg", (2.0,))], name, "[/a] accuracy")
     assert runs == ["fed_avg", name] and name in text and f"to {name}" in text
@@ -210,7 +210,7 @@ def test_the_table_shows_everything():
 
 
 def test_clients_own_models_stand_for_the_one_they_share():
-    """FedKD is ranked by its teachers; its student is beside them."""
+    """FedKD is ranked by its teachers, and the student is shown too."""
     entries = [
         entry("fed_avg", (50.0, 60.0)),
         entry("fed_kd", (40.0, 41.0)),
@@ -378,7 +378,7 @@ def test_parties_are_ranked_by_their_mean_and_cost_together(tmp_path):
     assert (server.megabytes, server.examples) == (everybody.megabytes, everybody.examples)
     # 64 pixels, so many hidden features, ten classes; FD's parties answer each image once in 4 epochs.
     assert first.client_flops == 96 * (LEARNING + 1 / 4) * 2 * (64 * 6 + 6 * 10)
-    # The mean of parties is what is shown where nothing else is asked for.
+    # By default the mean over parties is shown.
     assert [e.model for e in ranked(entries, "fd", None)] == [ALL_PARTIES]
     assert [e.model for e in ranked(entries, "fd", ["dense_5"])] == ["dense_5"]
 

@@ -1,4 +1,4 @@
-"""What the command adds to a run folder: what its data are, and the trained models."""
+"""What the command adds to a run folder: a description of the data, and the trained models."""
 
 import json
 
@@ -56,7 +56,7 @@ def test_a_note_that_cannot_be_written_is_the_run_folders_error(tmp_path):
 
 def test_models_are_saved_seed_by_seed_and_ensembles_are_not(tmp_path):
     weights = np.arange(6, dtype=np.float32).reshape(2, 3)
-    # What an ensemble is evaluated with has its members' weights beside their mutable state.
+    # The variables of an ensemble hold its members' weights and mutable state.
     ensemble = Variables({"w": weights[:, None]}, ({}, np.ones((2, 1))))
     models = {"main": Variables({"w": weights}, {}), "ensemble": ensemble}
     save_models(tmp_path, models, ["main"], first_seed=3)
@@ -69,7 +69,7 @@ def test_models_are_saved_seed_by_seed_and_ensembles_are_not(tmp_path):
 
 
 def test_the_newest_checkpoint_is_a_phases_before_the_first_round(tmp_path):
-    """Restarts that make progress in a phase are no loop."""
+    """Restarts that make progress in a phase do not count as a loop."""
     assert _newest_checkpoint(tmp_path) is None
     for part in ("phases/public", "phases/private", "phases/centralised", ""):
         checkpoints = tmp_path / part / "checkpoints"

@@ -1,4 +1,4 @@
-"""The launcher of many runs, and that every run of every config file is what its name says."""
+"""The launcher of many runs; every run of every config file is what its name says."""
 
 import importlib.util
 import json

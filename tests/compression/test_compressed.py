@@ -73,7 +73,7 @@ def run(method, cohort_size=3, source=resident_data, rounds=ROUNDS):
 
 def bytes_of(outcome, way):
     """By round, means over the cohort."""
-    return [r[f"client_bytes_{way}"] for r in outcome.records if r["split"] == "clients"]
+    return [r[f"client_bytes_{way}"] for r in outcome.metrics_lines if r["split"] == "clients"]
 
 
 def local(w, client):
@@ -130,7 +130,7 @@ def test_a_plain_loop_in_float64():
     assert len({c for cohort in cohorts for c in cohort}) == len(SIZES)  # some waited
     np.testing.assert_allclose(found, w, atol=1e-5)
     assert np.abs(found - plain(3)[0]).max() > 1e-2
-    # The summary tells what was measured, not what shapes tell.
+    # The summary has the measured bytes, not those computed from shapes.
     told = outcome.summary["models"]["pool"]
     assert told["bytes_up_per_participation"] == 8 * count + 4
     assert told["bytes_down_per_participation"] == round_(np.mean(bytes_of(outcome, "down")))
@@ -166,7 +166,7 @@ def test_rows_on_the_host_are_the_same():
 @pytest.mark.slow
 @pytest.mark.parametrize("ways", [("uplink",), ("downlink",), ("uplink", "downlink")])
 def test_a_threshold_of_one_is_uncompressed(ways):
-    """The model to float tolerance, its bytes exactly."""
+    """Models agree to float tolerance, bytes exactly."""
     found, _, outcome = run(averaging(**{way: svd(1.0, 1.0) for way in ways}), len(SIZES))
     without, _, other = plain(len(SIZES))
     np.testing.assert_allclose(found, without, rtol=1e-5, atol=1e-6)
@@ -286,6 +286,6 @@ def test_every_method_with_every_compressor(algorithm, local_method, links):
         up = metrics[f"{name}/client_bytes_up"]
         down = metrics[f"{name}/client_bytes_down"]
         besides = 4 + (size if local_method == "scaffold" else 0)
-        # A round's tensors may all be sent whole; over the rounds something is saved.
+        # In one round all tensors may be sent whole; over all rounds fewer bytes are sent.
         assert (up <= size + besides).all() and (down <= size + besides).all()
         assert (up > besides).all() and up.mean() < size + besides

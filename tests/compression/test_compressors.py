@@ -1,4 +1,4 @@
-"""Every compressor against its definition in NumPy's float64, and against what it promises."""
+"""Every compressor against its definition in NumPy's float64, and its properties."""
 
 import functools
 import json
@@ -32,7 +32,7 @@ KEY = jax.random.key(0)
 
 
 def tree(seed=0, shapes=SHAPES, decay=0.5):
-    """Tensors whose singular values fall off, as deltas' do."""
+    """Tensors whose singular values fall off, as those of updates do."""
     draws = np.random.default_rng(seed)
 
     def tensor(shape):
@@ -83,7 +83,7 @@ def test_the_energy_kept_is_at_least_the_threshold_with_no_rank_to_spare(share, 
         before = matrix(value[name])
         lost = np.sum((matrix(restored[name]) - before) ** 2) / np.sum(before**2)
         assert lost <= (1 - share) + 1e-6
-        # One fewer would have lost too much: NumPy's float64 decides the same rank.
+        # One rank less would lose too much; NumPy's float64 finds the same rank.
         energy = np.linalg.svd(before, compute_uv=False) ** 2
         kept = np.cumsum(energy) / energy.sum()
         rank = 1 + int(np.argmax(kept >= share))
@@ -224,7 +224,7 @@ def test_the_fedkd_papers_costs_follow_from_a_transformers_shapes():
     columns=st.sampled_from([1, 4]),
 )
 def test_a_random_subspace_keeps_as_much(share, seed, decay, columns):
-    """Ranks within the subspace, and where it holds too little, all of the exact one's."""
+    """Ranks are within the subspace, or the exact SVD's where the subspace holds too little energy."""
     shapes = {"w": (14, 12)}
     value = tree(seed, shapes, decay)
     finder = RangeFinder(columns)
@@ -242,13 +242,13 @@ def test_a_random_subspace_keeps_as_much(share, seed, decay, columns):
         assert share < 1 and energy[:columns].sum() / energy.sum() < share + 0.05
     else:
         assert part.rank >= least.rank
-        # What is not sent is empty, as in the exact one's.
+        # Ranks that are not sent are empty, as in the exact SVD.
         assert not np.asarray(part.values)[int(part.rank) :].any()
 
 
 @pytest.mark.parametrize("scale", [1.0, 1e-30, 1e18])
 def test_a_random_subspace_finds_what_has_a_low_rank(scale):
-    """Exactly, as NumPy does, whatever the size of its values."""
+    """Exact as NumPy, for values of any size."""
     low = {"w": scale * tree(3, {"w": (14, 12)}, 0.1)["w"]}
     compressor = svd(0.999, 0.999, RangeFinder(5))
     (part,), _ = compressor.compress(low, (), KEY, 1.0)
@@ -285,7 +285,7 @@ def test_values_that_are_not_finite_are_told_or_passed_on():
     compressor, compress, _ = programs(svd)
     with pytest.raises(ValueError, match=r"^what is decomposed must be finite, but 'dense' has"):
         compressor.compress(value, (), KEY, 1.0)
-    # Inside a program nothing can be raised: the loop finds them in what is restored.
+    # A compiled program cannot raise errors: the loop finds non-finite values in what is restored.
     restored = compressor.decompress(compress(value, (), KEY, 1.0)[0], value)
     np.testing.assert_array_equal(restored["dense"], value["dense"])
     assert np.isfinite(restored["conv"]).all()
@@ -325,7 +325,7 @@ def test_flat_and_unflat_are_inverse():
     "lossy", [top_k(0.1), svd(0.5, 0.6), quantisation(2), count_sketch(3, 40, 10)]
 )
 def test_error_feedback_loses_nothing(lossy):
-    """What was sent and what is kept add up to what was to be sent."""
+    """The sent values and the residual add up to the values that were to be sent."""
     compressor = with_error_feedback(lossy)
     memory, total, restored = compressor.init(tree()), 0.0, 0.0
     for step in range(6):
@@ -339,7 +339,7 @@ def test_error_feedback_loses_nothing(lossy):
 
 
 def test_error_feedback_makes_a_constant_direction_come_through():
-    """Top-1 of a constant vector sends every entry in turn; without memory, one for ever."""
+    """Top-1 of a constant vector sends each entry in turn; without error feedback always the same."""
     value = {"w": jnp.array([1.0, 0.9, 0.8, 0.7])}
     compressor = with_error_feedback(top_k(count=1))
     memory, mean = compressor.init(value), np.zeros(4)

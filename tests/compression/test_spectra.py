@@ -53,7 +53,7 @@ def test_ranks_and_singular_values_are_numpys():
 
 @pytest.mark.slow
 def test_a_run_tells_them_over_its_rounds(tmp_path):
-    """Of plain loops in float64; and what is sent is as much as the ranks say."""
+    """As in plain loops in float64; as many bytes are sent as the ranks say."""
     draws = np.random.default_rng(1)
     columns = {
         "image": draws.normal(size=(8 * CLIENTS, FEATURES)).astype(np.float32),

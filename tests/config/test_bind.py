@@ -24,7 +24,7 @@ class Steps(NamedTuple):
 def method(
     model, first: Steps, second: Steps = Steps(8, 3), count: int = 4, hyper: Hyper = Hyper()
 ):
-    """Returns its arguments, or refuses one as the library does."""
+    """Returns its arguments, or raises an error about one as the library does."""
     if count < 0:
         raise ValueError(f"count must be at least 0, got {count}.")
     if hyper.rate < 0:

@@ -71,5 +71,5 @@ def test_a_declaration_that_is_no_number(tmp_path):
 
 
 def test_sources_are_told_apart():
-    """No beginning is another's, whose classes would be taken."""
+    """No source in SOURCES is the beginning of another, whose classes would be used."""
     assert not any(a != b and b.startswith(a) for a in SOURCES for b in SOURCES)

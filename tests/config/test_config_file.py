@@ -1,4 +1,4 @@
-"""Whatever a config file raises is one line with the file and the line in it, in every command."""
+"""Errors of a config file are one line with the file and the line number, in every command."""
 
 import pytest
 from absl import flags
@@ -17,7 +17,7 @@ def get_runs():
 def get_config(run="a"):
     config = ConfigDict(dict(name="x", rounds=1, execution=dict(processes=1)))
 """
-# What is put at the end of get_config, line 8 -> what is said of it.
+# Code at the end of get_config, line 8 -> the message.
 RAISES = {
     "import a_library_that_is_not_there": "ModuleNotFoundError: No module named",
     "nothing_of_this_name": "NameError: name 'nothing_of_this_name' is not defined",
@@ -49,7 +49,7 @@ FILES = {
 
 
 def parse(arguments):
-    """What main does with a config file, in flags of its own."""
+    """Parses a config file as `main` does, with separate flags."""
     values = flags.FlagValues()
     config_flags.DEFINE_config_file("config", flag_values=values, sys_argv=["main", arguments[0]])
     try:
@@ -69,7 +69,7 @@ COMMANDS = {
 
 @pytest.fixture
 def refusal(tmp_path, capsys):
-    """What a command answers to a config file with some text."""
+    """The message of a command for a config file with this text."""
 
     def refusal(name, text):
         path = tmp_path / "config.py"

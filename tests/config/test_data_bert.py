@@ -1,4 +1,4 @@
-"""Sentences and news from configs: how data are dealt, networks and their FLOPs, mistakes, a run."""
+"""Sentences and news from configs: the deal to clients, networks and their FLOPs, bad input, a run."""
 
 import jax
 import numpy as np
@@ -196,7 +196,7 @@ def test_sizes_are_what_the_config_says(sentences, pretrained):
 
 
 def test_flops_are_those_of_an_encoder(sentences):
-    """By hand: 12 tokens, width 128; products with weights, and of attention with queries and values."""
+    """By hand for 12 tokens and width 128: products with weights, and those of attention."""
     of_layer = 12 * 2 * 12 * 128**2 + 2 * 2 * 12 * 12 * 128
     head = 12 * 2 * 128 * 200 + 12 * 2 * 200 + 12 * 2 * 128 + 2 * 128 * 2
     for run, forward in (("fed_avg,student", of_layer + head), ("fed_kd", 3 * of_layer + 2 * head)):
@@ -274,7 +274,7 @@ def test_teacher_and_student_start_from_the_files_first_layers(sentences, pretra
     for found, layers in ((teacher, 2), (student, 1)):
         assert sorted(found) == ["embeddings", *(f"layer{layer}" for layer in range(layers))]
         jax.tree.map(np.testing.assert_array_equal, found, {name: params[name] for name in found})
-    # What is no encoder is drawn, of one draw whatever the file.
+    # Layers outside the encoder are drawn, by the same key for every file.
     drawn = build_experiment(config_of(sentences)).algorithm
     other = drawn.predictors["main"].variables(drawn.init(jax.random.key(3))).params
     own = algorithm.predictors["main"].variables(state).params
@@ -285,7 +285,7 @@ def test_teacher_and_student_start_from_the_files_first_layers(sentences, pretra
 @pytest.mark.slow
 @pytest.mark.parametrize("run", ["fed_kd", "fed_dropout"])
 def test_frozen_tables_are_neither_trained_nor_sent(sentences, pretrained, run):
-    """Nor kept by clients; networks still read them."""
+    """Clients' states do not hold them; networks still read them."""
     config = config_of(sentences, run)
     config.data.update(encoder=pretrained[0], frozen_tables=True)
     experiment = build_experiment(config)

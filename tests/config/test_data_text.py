@@ -11,11 +11,11 @@ import pytest
 from ml_collections import ConfigDict
 
 from experiments.configs import text_domain_shift
+from fedcodist.config.algorithm import build_algorithm
 from fedcodist.config.data import load_data
 from fedcodist.config.data_text import TEXT
 from fedcodist.config.experiment import _around_codistillations, build_experiment
 from fedcodist.config.registry import METHOD_NAMES, METHODS
-from fedcodist.config.server_methods import build_algorithm
 from fedcodist.data import save_prepared, text_splits
 from fedcodist.data.vocabulary import EOS, PAD
 from fedcodist.report import comparison, tables_domains
@@ -115,11 +115,11 @@ def test_a_run_and_its_table(folder, tmp_path, method, capsys):
         variables = outcome.variables[pool]
         first_seed = jax.tree.map(lambda leaf: leaf[0], variables)
         save_model(tmp_path / "run" / f"{pool}_seed0.safetensors", first_seed)
-    last = {(r["model"], r["split"]): r for r in outcome.records if r["round"] == 2}
+    last = {(r["model"], r["split"]): r for r in outcome.metrics_lines if r["round"] == 2}
     for split in ("test", "test_prose", "test_code", "held_out_prose", "held_out_code"):
         record = last["small", split]
         assert 0 <= record["accuracy"] <= 1 and 1 < np.exp(record["loss"]) < 40
-    # Every word and every token counts alike, in whichever domain.
+    # Every token counts the same in all domains.
     splits = experiment.final_splits
     for metric, first in (("accuracy", EOS + 1), ("loss", PAD + 1)):
         values = [last["small", f"test_{domain}"][metric] for domain in DOMAINS]
@@ -170,7 +170,7 @@ def test_a_sampled_softmax_trains_and_all_words_are_evaluated(folder):
         config = config_of(folder)
         config.training.samples = samples
         outcome = run_experiment(build_experiment(config), show_progress=False)
-        losses.append([r["loss"] for r in outcome.records if r["split"] == "held_out_code"])
+        losses.append([r["loss"] for r in outcome.metrics_lines if r["split"] == "held_out_code"])
     exact, sampled = np.array(losses)
     assert sampled[0] == exact[0] and not np.allclose(sampled[-2:], exact[-2:], rtol=1e-5)
     np.testing.assert_allclose(sampled, exact, rtol=0.1)
@@ -210,7 +210,7 @@ def test_every_codistillation_is_evaluated_in_both_domains():
     for run in text_domain_shift.get_runs():
         config = text_domain_shift.get_config(run)
         found = _around_codistillations(config)
-        # None is the last round: tables show what is left of the last one.
+        # None of them is the last round: tables show the gain that is left some rounds later.
         middles = range(config.algorithm.period, config.rounds + 1, config.algorithm.period)
         assert (
             len(middles) == 3
@@ -233,7 +233,7 @@ def made_up_run(accuracies, around):
 
 
 def test_what_a_codistillation_changes():
-    # 0.1 more at rounds 3 and 6, of which seed 0 keeps nothing and seed 1 half; round 9 has no later.
+    # A gain of 0.1 at rounds 3 and 6: seed 0 loses all of it later, seed 1 half. None is after round 9.
     gained = lambda seed, round: (
         {0: 0.1, 1: 0.05 * seed, 2: 0.0}[round % 3] if round in (3, 4, 6, 7) else 0.0
     )

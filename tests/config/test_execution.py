@@ -1,4 +1,4 @@
-"""A config's `execution`: every setting is read, and a mistake is one line."""
+"""A config's `execution`: every setting has an effect, and errors name the setting."""
 
 import jax
 import jax.numpy as jnp
@@ -6,7 +6,8 @@ import pytest
 
 from experiments.configs import digits_fed_md
 from experiments.configs.digits_codist import get_config
-from fedcodist.config import execution, experiment, server_methods
+from fedcodist.config import execution, experiment
+from fedcodist.config.algorithm import build_algorithm
 from fedcodist.config.data import load_data
 from fedcodist.core.for_each_client import Execution
 from fedcodist.core.rematerialisation import CPU_FLAG
@@ -79,7 +80,7 @@ def test_parties_are_computed_plainly(settings, message):
     with config.unlocked():
         config.execution.update(settings)
     with pytest.raises(ValueError, match=message):
-        server_methods.build_algorithm(config, load_data(config.data))
+        build_algorithm(config, load_data(config.data))
 
 
 def test_a_missing_setting_is_named_with_its_group():
@@ -87,7 +88,7 @@ def test_a_missing_setting_is_named_with_its_group():
     with config.unlocked():
         config.training.compression = dict(uplink="top_k", downlink="top_k")
     with pytest.raises(ValueError, match=r"the config lacks 'training\.compression\.share'"):
-        server_methods.build_algorithm(config, load_data(config.data))
+        build_algorithm(config, load_data(config.data))
 
 
 def test_a_config_without_the_newer_settings_is_float32():

@@ -1,4 +1,4 @@
-"""From a config to an experiment: every name it may use, and what the digits config stands for."""
+"""From a config to an experiment: every name that it may use, and the digits config."""
 
 import importlib.util
 from pathlib import Path
@@ -17,8 +17,9 @@ from experiments.configs import (
     digits_mhd,
     digits_parties,
 )
-from fedcodist.config import client_methods, networks, optimizers, server_methods
+from fedcodist.config import client_methods, networks, optimizers, pool_methods
 from fedcodist.config import data as reading
+from fedcodist.config.algorithm import build_algorithm
 from fedcodist.config.bind import bind, offered
 from fedcodist.config.experiment import build_experiment
 from fedcodist.config.normalisation import CIFAR_DEVIATION, CIFAR_MEAN
@@ -70,7 +71,7 @@ def test_the_digits_config_builds_every_algorithm(name):
     ids=lambda config: config.algorithm.name,
 )
 def test_rows_that_a_method_reads_are_counted_before(config):
-    """So that a wrong number of them is told; see `check_experiment`."""
+    """A wrong number of them is then an error of `check_experiment`."""
     experiment = build_experiment(config)
     selection = jax.eval_shape(lambda: experiment.algorithm.select(0, jax.random.key(0)))
     assert experiment.algorithm.data_set_sizes.keys() == selection.examples.keys() != set()
@@ -81,7 +82,7 @@ def test_rows_that_a_method_reads_are_counted_before(config):
 def test_ensembles_average_logits_and_text_has_none(method):
     data = SimpleNamespace(text="sentences")
     with pytest.raises(ValueError, match=r"algorithm\.name must be .* for text") as error:
-        server_methods.build_algorithm(digits_methods.get_config(method), data)
+        build_algorithm(digits_methods.get_config(method), data)
     assert "\n" not in str(error.value)
 
 
@@ -100,7 +101,7 @@ def test_how_configs_say_that_students_are_taught():
     config = digits_codist.get_config()
     data = reading.load_data(config.data)
     config.algorithm.update(flip=True, mixup_beta=0.5, direction="reverse", steps=3, batch_size=5)
-    offers = offered(Distillation, server_methods.OFFERS, config, data)
+    offers = offered(Distillation, pool_methods.OFFERS, config, data)
     found = bind(Distillation, config.algorithm, "algorithm.", **offers)
     assert (found.mixup_beta, found.direction, found.steps, found.batch_size) == (
         0.5,
@@ -189,7 +190,7 @@ def test_an_alpha_for_each_pool():
     [("constant", 0.4, 0.4), ("linear_to_one", 0.4, 0.7), ("linear_to_zero", 0.4, 0.2)],
 )
 def test_alpha_schedules(name, first, middle):
-    schedule = server_methods._alpha_schedule(name, rounds=10)
+    schedule = pool_methods._alpha_schedule(name, rounds=10)
     assert float(schedule(0.4, jnp.int32(0))) == pytest.approx(first)
     assert float(schedule(0.4, jnp.int32(5))) == pytest.approx(middle)
 
@@ -534,7 +535,7 @@ def test_validation_images_are_the_last_before_the_others_are_dealt(prepared):
 
 
 def first_steps(gradients, **more):
-    """The updates of the distillation's optimizer at rate 0.5."""
+    """Updates by the distillation's optimizer at rate 0.5."""
     config = digits_methods.get_config("fed_df")
     with config.unlocked(), config.ignore_type():
         config.algorithm.update(steps=2, **more)

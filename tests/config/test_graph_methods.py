@@ -104,7 +104,7 @@ def test_a_graph_that_changes_by_name():
         np.testing.assert_array_equal(graph_of(each, 8), expected)
     algorithm = build_experiment(config).algorithm
     assert len(algorithm.communication) == 8
-    # Teachers of client 3 are 4 for half of the run, 2 for the other: of equal size.
+    # Client 3 has other teachers in the second half of the run, but of equal size.
     examples = {f"digits_small_{c}": 1000.0 for c in range(8)}
     found = flops_of_parties(config.to_dict(), examples, 40)
     assert found == flops_of_parties(digits().to_dict(), examples, 40)
@@ -175,7 +175,7 @@ def test_mhd_runs_on_the_data_and_networks_of_fed_md():
     outcome = run_experiment(build_experiment(config, data), show_progress=False)
     assert set(seen) >= {config.algorithm.public_batch_size}
     assert config.training.batch_size not in seen
-    last = [record for record in outcome.records if record["split"] == "test"][-1]
+    last = [record for record in outcome.metrics_lines if record["split"] == "test"][-1]
     assert np.isfinite(last["loss"]) and len(last["per_label_accuracy"]) == 10
 
 
@@ -232,7 +232,7 @@ def test_tables_of_heads_are_those_of_the_records(tmp_path: Path):
     assert (
         f"{100 * found.shared[0, 3, 1]:.1f}" in tables_heads.table_of_clients(found).splitlines()[4]
     )
-    # What a record keeps of it.
+    # In the form in which a run is recorded.
     recorded = tables_heads.recorded_heads(tmp_path, config.to_dict())
     for name, values in found._asdict().items():
         np.testing.assert_allclose(recorded[name], values, atol=1e-5)
@@ -240,7 +240,7 @@ def test_tables_of_heads_are_those_of_the_records(tmp_path: Path):
 
 
 def test_runs_without_clients_heads_are_left_out_of_the_tables(tmp_path: Path, capsys):
-    """As the pooled one, which lies among the others."""
+    """The centralised run's folder, which is beside the others."""
     for run in ("local_only_steps", "centralised"):
         folder = tmp_path / run
         folder.mkdir()
@@ -295,14 +295,14 @@ def test_all_methods_are_compared_on_the_same_budget(tmp_path: Path, capfd):
     for run in digits_mhd.get_runs():
         assert f"{run}: finished" in output
     entries = {run: comparison.read_run(run, tmp_path / run)[0] for run in digits_mhd.get_runs()}
-    # Eight clients; the pooled model is one.
+    # Eight clients, and one centralised model.
     examples = {run: entry.examples for run, entry in entries.items()}
     assert examples.pop("centralised") == 4 * 2 * 32
     assert set(examples.values()) == {8 * 4 * 2 * 32}
     assert entries["local_only_steps"].megabytes == entries["centralised"].megabytes == 0
     assert entries["multi_headed_distillation"].megabytes > 0
     assert "all runs have the same budget of client examples" in output
-    # MHD's last head has a row of its own, less the same baseline.
+    # The table has a row for MHD's last head, with the difference to the same baseline.
     assert "all parties, head 3" in output and "head 2" not in output
     main, last = comparison.read_run(
         "multi_headed_distillation", tmp_path / "multi_headed_distillation"
@@ -340,7 +340,7 @@ def test_mistakes_in_a_config_are_one_line(changes, message):
     assert "\n" not in str(caught.value)
 
 
-def test_pooled_examples_must_not_be_counted_twice():
+def test_centralised_examples_must_not_be_counted_twice():
     config = digits("centralised", data__public_share=1.0, data__private_share=0.8)
     with pytest.raises(
         ValueError, match=r"data.public_share must be below 1 for centralised"
@@ -351,12 +351,15 @@ def test_pooled_examples_must_not_be_counted_twice():
 
 def test_public_examples_of_other_classes_are_no_part_of_the_pooled_ones():
     with_public = load_data(digits().data)
-    assert len(graph_methods.pooled_examples(with_public)["label"]) == (
+    assert len(graph_methods.centralised_examples(with_public)["label"]) == (
         with_public.splits["train"].num_examples + len(with_public.unlabelled)
     )
     settings = ConfigDict(dict(name="digits_public_private", num_parties=4, per_class=3, seed=0))
     apart = load_data(settings)
-    assert len(graph_methods.pooled_examples(apart)["label"]) == apart.splits["train"].num_examples
+    assert (
+        len(graph_methods.centralised_examples(apart)["label"])
+        == apart.splits["train"].num_examples
+    )
 
 
 def test_the_scaled_runs_have_the_spec_s_settings():

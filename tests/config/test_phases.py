@@ -1,4 +1,4 @@
-"""FedMD as a config: its phases, what is kept of them, and the table at the end."""
+"""FedMD as a config: its phases, stored public training, and the table at the end."""
 
 import functools
 import json
@@ -77,10 +77,10 @@ def final(folder: Path):
 
 
 def test_the_first_record_is_the_baseline(finished):
-    """What private training ends with is what the collaboration starts with, and no update yet."""
+    """The collaboration starts from the models after private training, before any update."""
     folder, _, outcome = finished
     baseline = final(folder / "phases" / "private")
-    first = [r for r in outcome.records if r["round"] == 0 and r["split"] == "held_out"]
+    first = [r for r in outcome.metrics_lines if r["round"] == 0 and r["split"] == "held_out"]
     assert {r["model"]: r["accuracy"] for r in first} == {
         party: splits["held_out"]["accuracy"][0] for party, splits in baseline.items()
     }
@@ -113,7 +113,7 @@ def test_private_and_pooled_training_start_from_the_public_one(finished):
     }
     assert summaries["public"]["algorithm"] == "public training, stopped on held-out public data"
     assert summaries["private"]["algorithm"] == "private training"
-    # Held-out public examples are looked at in training, public test data after it.
+    # Held-out public examples are evaluated during training, public test data after it.
     looked_at = set(summaries["public"]["final"]["dense_6_1"]) - {"clients"}
     assert looked_at == {"held_out", "public_test"}
 
@@ -152,7 +152,7 @@ def test_every_method_of_parties_goes_on_from_the_same_models(method):
     for name in groups:
         found = algorithm.predictors[name].variables(state)
         jax.tree.map(np.testing.assert_array_equal, found, models[name])
-        # The optimizer of private examples goes on where it is one for all rounds; the digest's is new.
+        # The optimizer of private examples continues where it lasts over rounds; the digest's is new.
         lasting = {"local_only": "optimizer_state", "fed_md": "revisit_state"}.get(method)
         if lasting:
             own = getattr(state[name], lasting)
@@ -232,7 +232,7 @@ def test_test_data_are_looked_at_only_where_the_name_says_so(stopping, phase):
         run_experiment(phases.phase_experiment(config, each, phase, start), show_progress=False)
         for each in (data, other)
     )
-    assert ours.records != theirs.records
+    assert ours.metrics_lines != theirs.metrics_lines
     leaves = [jax.tree.leaves(outcome.variables) for outcome in (ours, theirs)]
     same = all(np.array_equal(*pair) for pair in zip(*leaves, strict=True))
     assert same == (stopping != "test_data")
@@ -243,16 +243,16 @@ def test_streamed_examples_give_the_same(finished):
     _, start, outcome = finished
     config = small_config(**{"execution.stream": True})
     streamed = run_experiment(build_experiment(config)._replace(start=start), show_progress=False)
-    for ours, theirs in zip(streamed.records, outcome.records, strict=True):
+    for ours, theirs in zip(streamed.metrics_lines, outcome.metrics_lines, strict=True):
         assert ours["model"] == theirs["model"]
         assert ours["loss"] == pytest.approx(theirs["loss"], rel=1e-4)
 
 
-# ---------------------------------------------------------------------------- what is kept
+# ------------------------------------------------------------------- stored public training
 
 
 def kept(config, models):
-    """What `_cached` returns, and how often it trained."""
+    """The result of `_cached`, and how often it trained."""
     data, calls = load_data(config.data), []
     groups, key = party_groups(config, data), phases._pretraining_key(config, data)
     found = phases._cached(config, groups, key, lambda: calls.append(1) or models)
@@ -299,7 +299,7 @@ def test_what_determines_it_is_part_of_the_name(setting, value):
 
 
 def test_what_is_kept_would_be_trained_again(tmp_path):
-    """Other numbers of the same settings need another name: raise phases._CACHE_VERSION then."""
+    """If the same settings give other results, phases._CACHE_VERSION must be raised."""
     config = small_config(**{"phases.cache": None, "phases.stopping": "fixed"})
     with config.ignore_type():
         config.parties.networks = (((2, 3), 0.5), ((4,), 0.0), ((4,), 0.0))
@@ -312,7 +312,7 @@ def test_what_is_kept_would_be_trained_again(tmp_path):
 
 
 def test_both_cifar_experiments_share_it():
-    """They differ in private images, rounds and batches alone; `alone` in neither."""
+    """The runs differ in private images, rounds and batches, but not in public training."""
     kept = lambda config: phases._pretraining_key(config, load_data(small_config().data))
     runs = ("non_iid", "iid", "non_iid,alone", "public_images,50")
     assert len({kept(cifar_fed_md_small.get_config(run)) for run in runs}) == 1
@@ -362,7 +362,7 @@ def test_a_corrupt_file_is_made_again(config_and_models, capsys):
 
 
 def test_a_folder_that_cannot_be_written(config_and_models, tmp_path):
-    """It is told before anything is trained."""
+    """The error comes before anything is trained."""
     config, _ = config_and_models
     (tmp_path / "kept").write_text("a file")
     data = load_data(config.data)
@@ -516,7 +516,7 @@ def test_faithful_early_stopping_is_in_the_names():
 
 
 def test_labels_outside_the_joint_space_are_one_line(monkeypatch):
-    """A party whose public classes differ, as data of `data.name` would bring it in."""
+    """Data with a party whose public classes differ."""
     known = data_parties.PUBLIC_PRIVATE["digits_public_private"]
 
     def others(settings):
@@ -536,7 +536,7 @@ def test_a_public_class_is_no_answer_to_a_private_image():
     private = data.public.num_classes - 1
     logits = np.zeros((3, data.public.num_classes), np.float32)
     logits[:, private] = 1.0
-    logits[1, 0] = 2.0  # it is the best of the private ones all the same
+    logits[1, 0] = 2.0  # the true class is still the best of the private ones
     batch = {"label": np.full(3, private)}
     correct, _ = group.model.metrics["accuracy"](logits, batch)
     assert correct.tolist() == [1, 0, 1]
@@ -550,7 +550,7 @@ def test_other_data_have_no_public_part():
 
 
 def test_batches_do_not_depend_on_early_stopping(monkeypatch):
-    """Training alone draws them by its name, which is the same however phases were stopped."""
+    """Training alone draws batches by its name, which does not depend on how phases were stopped."""
     given = []
     entry = ENTRIES["local_only"]
     real = function_of(entry)

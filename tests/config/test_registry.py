@@ -49,7 +49,7 @@ register(Entry("slower", "Slower", CLIENTS, "outside_methods:slower"))
 
 @pytest.fixture
 def outside(tmp_path, monkeypatch):
-    """The name of a module of methods; what it registers is forgotten after the test."""
+    """The name of a module of methods; its methods are removed from the registry after the test."""
     (tmp_path / "outside_methods.py").write_text(MODULE)
     monkeypatch.syspath_prepend(tmp_path)
     known, names = dict(ENTRIES), dict(METHOD_NAMES)
@@ -77,6 +77,11 @@ def test_every_entry_has_a_function_a_title_and_a_place():
         assert entry.paper == "" or entry.paper.startswith("https://")
         names = inspect.signature(function_of(entry)).parameters
         assert ("num_unlabelled" in names) == ("unlabelled" in entry.reads)
+
+
+def test_an_entry_links_to_the_paper_that_its_module_names():
+    for entry in ENTRIES.values():
+        assert entry.paper in (inspect.getdoc(inspect.getmodule(function_of(entry))) or "")
 
 
 def test_the_same_entry_twice_is_fine_and_a_name_that_is_taken_is_one_line(outside):
@@ -137,7 +142,7 @@ def test_methods_from_outside_are_built_and_their_settings_checked(outside):
 
 
 def test_flops_that_nobody_counted_are_a_dash(outside, tmp_path, capsys):
-    """And `config.methods` may name a module twice, in a run and where it is compared."""
+    """`config.methods` may name a module twice: in a run, and where runs are compared."""
     config = config_of(outside, times=2)
     config.methods = (outside, outside)
     folder = tmp_path / "run"

@@ -1,4 +1,4 @@
-"""Every setting of every config is of a kind, and what is of another kind is one line that names it."""
+"""Every setting of every config has a check, and a value of another type is an error that names it."""
 
 import importlib
 from pathlib import Path
@@ -31,7 +31,7 @@ def paths_of(config, prefix=""):
 
 
 def pattern_of(path):
-    """The table's name of a path: a pool and a domain may have any."""
+    """A path as in the table, where a star stands for the name of a pool or a domain."""
     first, _, rest = path.partition(".")
     if first == "pools":
         return f"pools.*.{rest.partition('.')[2]}"
@@ -39,7 +39,7 @@ def pattern_of(path):
 
 
 def config_with(path, value):
-    """A config of one setting, whatever type others of its name have."""
+    """A config with this one setting."""
     groups = path.replace("*", "small").split(".")
     for name in reversed(groups):
         value = {name: value}

@@ -62,7 +62,7 @@ def images(split):
 def test_held_out_images_are_nobody_else_s(module):
     splits = load_data(module.get_config().data).splits
     assert splits["held_out"].num_examples > 100 and splits["test"].num_examples > 100
-    # scikit-learn's digits hold hardly an image twice.
+    # Hardly any image is twice in scikit-learn's digits.
     for other in ("test", "train"):
         assert len(images(splits["held_out"]) & images(splits[other])) <= 1
 
@@ -185,7 +185,7 @@ def test_a_seed_may_have_a_division_of_its_own():
         found.append([len(columns["label"]) for _, columns in parts.clients()])
         built = build_experiment(config).data.columns["label"]
         np.testing.assert_array_equal(built, parts.columns["label"])
-        assert config.data.seed == 0  # what the run folder keeps, so that seeds are one method's
+        assert config.data.seed == 0  # as in the run folder, so that seeds count as one method
     assert found[0] != found[1]
     config.data.division_per_seed = False
     assert divided(config) is config

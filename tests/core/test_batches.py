@@ -39,7 +39,7 @@ def test_examples_are_read_with_their_places_and_a_key():
 )
 @settings(deadline=None, max_examples=30)
 def test_every_example_is_asked_once(capacity, size, share, devices):
-    """Devices' answers add up; beyond the bound's last batch there are zeros."""
+    """The outputs of devices add up; beyond the last batch there are zeros."""
     bound = min(share, capacity)
     parts = [
         batches.on_all(lambda p: jnp.stack([p + 1, p], -1), capacity, size, bound, devices, device)

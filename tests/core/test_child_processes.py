@@ -12,7 +12,7 @@ import pytest
 from fedcodist.core import child_processes
 
 ROOT = Path(__file__).parents[2]
-# A program that says who it is and computes for ever, as a run does.
+# A program that prints its process id and computes for ever, as a run does.
 ENDLESS = "import os, sys, time; open(sys.argv[1], 'a').write(f'{os.getpid()}\\n'); time.sleep(600)"
 # A shell's background jobs ignore SIGINT, and so would what they start.
 HEEDS_INTERRUPTS = "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
@@ -79,7 +79,7 @@ def test_a_child_ends_with_its_parent(name, tmp_path):
 
 
 def test_without_prctl_a_signal_still_ends_the_children(tmp_path):
-    """As on macOS, where nothing but the handlers does."""
+    """As on macOS, where only the handlers end children."""
     path = tmp_path / "pids"
     program = (
         "from fedcodist.core import child_processes\n"
@@ -92,7 +92,7 @@ def test_without_prctl_a_signal_still_ends_the_children(tmp_path):
 
 
 def test_signals_that_are_ignored_stay_ignored():
-    """As under nohup; and handlers are put back."""
+    """As under nohup; the handlers are restored afterwards."""
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
 

@@ -1,4 +1,4 @@
-"""What clients keep: the same on the device and on the host, for the clients met and no others."""
+"""Client states: the same on the device and on the host, which holds those of sampled clients only."""
 
 import tracemalloc
 
@@ -28,7 +28,7 @@ COLUMNS = {"label": np.arange(sum(SIZES), dtype=np.int32) % 2}
 
 
 def remembering_method() -> FederatedMethod:
-    """A client keeps how often it took part and a sum of what it downloaded; both go up."""
+    """A client's state counts its rounds and sums its downloads; both are sent up."""
 
     def client_update(message, row, data, key, hyper):
         row = {"visits": row["visits"] + 1, "seen": 0.5 * row["seen"] + message.params["w"]}
@@ -92,7 +92,7 @@ def test_a_run_remembers_alike_on_the_device_on_the_host_and_in_plain_python():
 
 
 def plain_run(name, seed):
-    """One pool, client by client, with rows in a dictionary."""
+    """One pool, client by client, with client states in a dictionary."""
     from fedcodist.core import keys
     from fedcodist.core.method import client_key
 

@@ -100,7 +100,7 @@ def test_a_metric_of_another_shape_is_refused_when_the_model_is_made(case):
 
 
 def hand_made(loss, metrics=None):
-    """A Model of which nothing was checked when it was made."""
+    """A Model that was made without any checks."""
     model = from_flax_linen(nn.Dense(1), EXAMPLE, loss=squares, metrics={})
     return model._replace(loss=loss, metrics=metrics or {})
 
@@ -151,7 +151,7 @@ def test_check_experiment_evaluates_losses_and_metrics_of_all_splits_by_shape():
 
 
 def test_a_mean_that_was_asked_for_is_the_loss_per_example():
-    """A last batch that is filled up included: NumPy's step over 2 and 1 examples, and in one of 4."""
+    """Includes a padded last batch: NumPy's steps over 2 and 1 examples, and over one batch of 4."""
     models = [hand_made(squares), hand_made(per_example(mean_of_squares))]
     for batch_size in (2, 4):
         expected, found = (one_client(model, jax.random.key(0), batch_size) for model in models)

@@ -32,7 +32,7 @@ AXIS = "clients"
 FEATURES, CLASSES, ROUNDS = 6, 3, 2
 SIZES = (3, 11, 1, 7, 4, 9, 2, 5, 8, 6, 1, 10, 4)
 NUM_ROWS = sum(SIZES)
-# 37 unlabelled rows in batches of 10: neither 3 nor 8 devices divide a batch.
+# 37 unlabelled examples in batches of 10: neither 3 nor 8 devices divide a batch.
 NUM_UNLABELLED = 37
 
 # loop, chunk, devices; None is a plain jit without a mesh.
@@ -242,7 +242,7 @@ def test_all_algorithms_eagerly(kind):
 
 @pytest.mark.slow
 def test_the_rounds_compared_do_something():
-    """Distillation, batch statistics and clients all leave traces in what is compared above."""
+    """Distillation, batch statistics and clients all change what is compared above."""
     initial, _ = start(True)
     states = {kind: rounds_by_scan(kind, True)[0] for kind in ("fed_avg", "periodic", "merged")}
     for pool in ("small", "large"):
@@ -257,11 +257,11 @@ def test_the_rounds_compared_do_something():
             assert np.abs(weights[left] - weights[right]).max() > 1e-3
 
 
-# ------------------------------------------------- a toy method that shows who was where, with rows
+# --------------------------------------- a toy method that marks clients and their examples
 
 
 class Seen(NamedTuple):
-    """A message in which every client marks the rows it was shown."""
+    """A message in which every client marks the examples that it reads."""
 
     params: Any
     mutable: Any
@@ -269,7 +269,7 @@ class Seen(NamedTuple):
 
 
 def counting_model() -> Model:
-    """Its mutable state counts how often each row was shown; its loss is linear in `weights`."""
+    """Its mutable state counts how often each example was read; its loss is linear in `weights`."""
 
     def apply(variables, batch, *, train=False, key=None, mask=None, axis_name=None):
         shown = jax.nn.one_hot(batch["row"], NUM_ROWS)
@@ -402,9 +402,9 @@ def test_results_come_back_in_the_cohorts_order_and_every_example_is_seen(
     assert result.client_states["count"].tolist() == [10 * client + 1 for client in clients]
     assert result.client_states["round"].tolist() == [7] * len(clients)
     assert result.results.weight.tolist() == sizes.tolist()
-    # Two epochs show each client each of its own examples twice, and nobody else's.
+    # In two epochs each client reads each of its own examples twice, and no others.
     np.testing.assert_array_equal(result.results.mutable["seen"], 2 * own_rows(clients))
-    # Of a mean over the batch every real example has its share: shares of one step sum to one.
+    # Each real example has a share of the mean over its batch; shares of one step sum to one.
     update = result.results.update["weights"]
     np.testing.assert_allclose(update.sum(axis=1), steps, rtol=1e-6)
     assert ((update > 0) == own_rows(clients)).all()
@@ -424,7 +424,7 @@ def test_a_pmapped_cohort_comes_back_in_order():
 
 @pytest.mark.parametrize("loop, chunk, devices", [("scan", 1, 8), ("vmap", 3, None)])
 def test_slots_that_only_fill_a_chunk_never_reach_the_sum(loop, chunk, devices):
-    """Not even in a reduction that weighs clients evenly, or where no steps give no number."""
+    """Not even in a reduction that weighs clients evenly, or where a client without steps gives NaN."""
 
     def prepare(result, key):
         return {
@@ -500,7 +500,7 @@ def test_client_rows_are_gathered_and_scattered(loop, chunk, devices):
 
 
 def test_rows_may_hold_any_dtype_and_shape():
-    """Rows come back over devices as they are: bools, small integers, floats, empty arrays."""
+    """Client states come back unchanged from devices: bools, small integers, floats, empty arrays."""
     clients = COHORTS["uneven"]
 
     def update(message, row, data, key):

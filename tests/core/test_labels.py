@@ -1,4 +1,4 @@
-"""Labels in other plain forms are what whole numbers are."""
+"""Labels in other plain forms are read as whole numbers."""
 
 import jax
 import jax.numpy as jnp

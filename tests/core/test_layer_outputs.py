@@ -1,4 +1,4 @@
-"""Networks that show hidden states are the networks themselves."""
+"""Networks that output hidden states compute the same as without."""
 
 import functools
 

@@ -24,7 +24,7 @@ ZERO = Variables({"weights": jnp.zeros(FEATURES)}, {"seen": jnp.zeros((9, ROWS))
 
 
 def regression() -> Model:
-    """Least squares, with a record of the rows shown in each step."""
+    """Least squares that records the examples read in each step."""
 
     def apply(variables, batch, *, train=False, key=None, mask=None, axis_name=None):
         step = variables.mutable["step"]
@@ -44,7 +44,7 @@ def train(training, size, bound, rate=0.1, seed=0, *, capacity=12, ragged=False,
 
 
 def descend(seen, steps, rate=0.1, gradient_hook=lambda gradient, weights: gradient):
-    """Plain gradient descent on the batches that were shown."""
+    """Plain gradient descent on the batches that were read."""
     weights, losses = np.zeros(FEATURES), []
     for step in range(steps):
         rows = np.flatnonzero(seen[step])
@@ -178,7 +178,7 @@ def test_preprocessing_sees_raw_columns_and_positions_and_a_new_key_each_step():
     ],
 )
 def test_optimizers_that_last_over_rounds_may_not_keep_their_rate(factory):
-    """They would stay at that of their first state."""
+    """Otherwise they stay at the rate of their first state."""
     params = {"w": jnp.ones(3)}
     with pytest.raises(
         ValueError, match=r"^training.optimizer must not keep its learning"

@@ -378,7 +378,7 @@ def test_modules_own_batch_normalisation_trains():
 
 
 class Flagged(nn.Module):
-    """A network that must be told of training."""
+    """A network whose call needs an argument for training."""
 
     @nn.compact
     def __call__(self, x, train):
@@ -399,7 +399,7 @@ def test_a_network_that_must_be_told_of_training_is():
 
 
 def test_another_name_of_training_is_refused():
-    """Nobody would set it: the network would train in evaluation mode."""
+    """Without the argument the network would train in evaluation mode."""
     with pytest.raises(ValueError, match="parameter `train`: Misnamed has 'training'") as error:
         from_flax_linen(Misnamed(), EXAMPLE)
     assert "\n" not in str(error.value)

@@ -1,4 +1,4 @@
-"""What only fills up a batch is never counted in batch statistics."""
+"""Padding is never counted in batch statistics."""
 
 import warnings
 
@@ -35,7 +35,7 @@ COLUMNS = {
 
 
 class Plain(nn.Module):
-    """Batch normalisation as everybody writes it."""
+    """Batch normalisation without a mask, as it is usually written."""
 
     @nn.compact
     def __call__(self, x, train: bool):
@@ -85,7 +85,7 @@ def test_statistics_that_would_count_padding_are_refused(network):
     with pytest.raises(ValueError, match=r"client 1 has 3 examples.*batch_size=4.*`mask`") as error:
         check_experiment(experiment_of(model, [0, 4, 7], streamed=streamed))
     assert "\n" not in str(error.value)
-    # Nothing is filled up here.
+    # Here is no padding.
     check_experiment(experiment_of(model, [0, 4, 8], streamed=streamed))
 
 
@@ -151,7 +151,7 @@ def test_scaffold_of_both_options_is_refused():
 
 
 def test_parties_are_guarded_with_their_own_numbers_of_examples():
-    """The first one's batches are full; the second one's network has no statistics."""
+    """The first has full batches, and the network of the second has no statistics."""
     model, plain = NETWORKS["linen"](), from_flax_linen(nn.Dense(2), EXAMPLE)
     data = FederatedData.from_arrays({n: c[:7] for n, c in COLUMNS.items()}, offsets=[0, 4, 7])
 

@@ -1,4 +1,4 @@
-"""Models in bfloat16: close to float32, and float32 in all that is kept."""
+"""Models in bfloat16: close to float32, with parameters and statistics in float32."""
 
 import functools
 
@@ -26,7 +26,7 @@ FEATURES, CLASSES, BATCH = 5, 3, 16
 
 
 class Smooth(nn.Module):
-    """No unit of it is switched on or off by rounding."""
+    """A network without units that rounding switches on or off."""
 
     @nn.compact
     def __call__(self, x):
@@ -150,7 +150,7 @@ def test_a_round_keeps_and_sends_float32(name):
 
 
 def test_what_is_not_floating_is_left_alone():
-    """Tokens above 256 are no bfloat16 numbers."""
+    """Tokens above 256 cannot be represented in bfloat16."""
     model = model_of("smooth")._replace(
         apply=lambda variables, batch, **_: (batch["token"].astype(jnp.float32), variables.mutable)
     )

@@ -206,7 +206,7 @@ def test_samples_estimate_the_sum_over_all_classes():
     def estimate(key):
         drawn = readout.draw_classes(key, 30, order)
         losses = readout.sampled_cross_entropy(outputs._replace(samples=drawn), labels, order)
-        # Among samples that are not the label, the others' sum over the label's corrected logit.
+        # The sum over samples that are not the label, relative to the label's corrected logit.
         own = readout._log_expected(30, order)[labels]
         return (jnp.exp(losses) - 1) * jnp.exp(-own)
 
@@ -218,7 +218,7 @@ def test_samples_estimate_the_sum_over_all_classes():
 
 @pytest.mark.slow
 def test_with_all_classes_sampled_it_is_the_softmax():
-    """Each class once: only the correction sets it apart, so undone beforehand nothing does."""
+    """Each class is drawn once: with the correction undone, the loss is the full softmax's."""
     outputs, labels, cotangents = made_up(6, (4, 5))
     every = jnp.arange(11)
     order = np.random.default_rng(0).permutation(11)

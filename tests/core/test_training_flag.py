@@ -1,4 +1,4 @@
-"""Networks that cannot be told of training are refused in one line; those that can be are told."""
+"""Networks must have an argument for training; those without are refused, the others get it."""
 
 import functools
 
@@ -21,7 +21,7 @@ BATCH = {"image": jnp.asarray(np.random.default_rng(0).normal(size=(6, 4)), jnp.
 
 
 class Told(nn.Module):
-    """Dropout and batch statistics, told by a parameter by name."""
+    """A network with dropout and batch statistics, with a named argument for training."""
 
     @nn.compact
     def __call__(self, x, *, train=False, mask=None):
@@ -65,7 +65,7 @@ class OddAttribute(nn.Module):
 
 
 class Around(nn.Module):
-    """Does not pass on what its part wants to know."""
+    """A network that does not pass the training argument on to its part."""
 
     @nn.compact
     def __call__(self, x):

@@ -1,4 +1,4 @@
-"""BERT's tokens: round trips, a plain loop that finds pieces, vocabularies as files, and bad ones."""
+"""BERT's tokens: round trips, a plain loop that finds pieces, files of vocabularies, bad files."""
 
 import random
 import re

@@ -28,7 +28,7 @@ def label_cases(draw):
 
 
 def assert_partition(parts, num_examples):
-    """Every row exactly once, every client has some."""
+    """Every example is dealt exactly once, and every client has some."""
     assert all(len(part) for part in parts)
     np.testing.assert_array_equal(np.sort(np.concatenate(parts)), np.arange(num_examples))
 
@@ -137,7 +137,7 @@ def test_iid_rows_carry_no_order():
     for seed in range(20):
         table = label_table(iid(5000, 10, seed), labels, 10)
         statistics.append(((table - 50) ** 2 / 50).sum())
-    # All 5,000 rows are dealt, so the mean over 20 seeds is 81 (as 5000/4999) with error 2.8.
+    # All 5,000 examples are dealt, so the mean over 20 seeds is 81 (as 5000/4999) with error 2.8.
     assert 70 < np.mean(statistics) < 92
 
 
@@ -158,7 +158,7 @@ def test_dirichlet_limits():
     uniform = label_table(dirichlet(labels, 8, 1e6, 0), labels, 10)
     assert np.abs(uniform - 50).max() <= 2
     skewed = label_table(dirichlet(labels, 8, 1e-5, 0), labels, 10)
-    # Each label belongs to a single client; clients left empty were given a row of another.
+    # Each label belongs to one client; empty clients were given an example of another client.
     assert ((skewed > 50).sum(axis=0) == 1).all()
     assert skewed.max(axis=0).sum() > 0.98 * len(labels)
 
@@ -207,7 +207,7 @@ def test_shards_give_each_client_few_labels():
     labels = np.random.default_rng(0).permutation(np.repeat(np.arange(10), 100))
     parts = shards(labels, 50, 2, seed=0)
     counts = [len(np.unique(labels[part])) for part in parts]
-    # 100 shards of 10 rows: none spans two labels; both shards of a client share one with p = 9/99.
+    # 100 shards of 10 examples with one label each; a client's two shards share one with p = 9/99.
     assert max(counts) == 2 and 40 <= sum(count == 2 for count in counts) <= 50
 
 
@@ -253,7 +253,7 @@ def test_pachinko_renormalises_when_a_label_is_used_up():
 
 
 def test_rows_of_a_label_are_dealt_at_random():
-    """Data may lie in an order that means something, so each client's rows must spread over it."""
+    """The order of the data may matter, so each client's examples must spread over it."""
     labels = np.zeros(4000, int)
     for parts in (
         dirichlet(labels, 4, 1e3, seed=0),
@@ -261,7 +261,7 @@ def test_rows_of_a_label_are_dealt_at_random():
         shards(labels, 4, 1, seed=0),
     ):
         for part in parts:
-            # The mean of 1,000 of 4,000 rows has standard error 32.
+            # The mean index of 1,000 of 4,000 examples has standard error 32.
             assert abs(part.mean() - 2000) < 150
 
 
@@ -329,7 +329,7 @@ def test_merged_clients_are_whole_and_as_many(sizes, seed, data):
     count = data.draw(st.integers(1, len(sizes)))
     owner = np.repeat(np.arange(len(sizes)), sizes)
     columns = {"owner": owner, "row": np.arange(len(owner))}
-    merged = merge_clients(FederatedData.from_arrays(columns, client_of_row=owner), count, seed)
+    merged = merge_clients(FederatedData.from_arrays(columns, client_of_example=owner), count, seed)
     assert merged.client_ids.tolist() == [str(index) for index in range(count)]
     np.testing.assert_array_equal(np.sort(merged.columns["row"]), columns["row"])
     np.testing.assert_array_equal(owner[merged.columns["row"]], merged.columns["owner"])
@@ -339,7 +339,9 @@ def test_merged_clients_are_whole_and_as_many(sizes, seed, data):
 
 
 def three_clients():
-    return FederatedData.from_arrays({"x": np.arange(3)}, client_of_row=np.array(["a", "b", "c"]))
+    return FederatedData.from_arrays(
+        {"x": np.arange(3)}, client_of_example=np.array(["a", "b", "c"])
+    )
 
 
 def test_pools_from_ids():

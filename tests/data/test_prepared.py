@@ -26,7 +26,7 @@ def make_splits():
             "label": np.array([0, 1, 2, 0, 1, 2], np.int32),
             "text": np.array(["a", "bc", "ä", "", "e", "f"]),
         },
-        client_of_row=np.array(["u2", "u1", "u2", "u3", "u3", "u1"]),
+        client_of_example=np.array(["u2", "u1", "u2", "u3", "u3", "u1"]),
     )
     return {"train": train, "distillation": train.keep("image").select([0])}
 
@@ -175,7 +175,7 @@ def test_any_flipped_bit_is_named(tmp_path_factory, name, where, flip):
         loaded = load_prepared(folder)
     except PreparedDataError as error:
         assert str(path) in str(error) and "\n" not in str(error)
-    else:  # white space in the manifest means nothing
+    else:  # white space in the manifest does not matter
         assert name == "manifest.json" and chr(content[int(where * len(content))]).isspace()
         assert_equal(loaded["train"], make_splits()["train"])
     shutil.rmtree(folder)
@@ -217,7 +217,7 @@ def test_an_edited_manifest_is_found(folder):
 
 
 def rewrite_manifest(folder, edit):
-    """Edits the manifest and repairs its own checksum, as somebody determined could."""
+    """Edits the manifest and updates its checksum, as an attacker could."""
     path = folder / "manifest.json"
     content = json.loads(path.read_text())
     del content["sha256"]

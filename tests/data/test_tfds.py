@@ -72,7 +72,7 @@ def test_a_name_goes_to_the_library(monkeypatch):
 
 @pytest.fixture(scope="module")
 def tfds():
-    """TensorFlow Datasets with a data set of three features, and others that are no numbers."""
+    """TensorFlow Datasets with a data set of three features, and features that are no numbers."""
     tfds = pytest.importorskip("tensorflow_datasets")
     pytest.importorskip("array_record")
 
@@ -128,7 +128,7 @@ COLUMNS = {
 
 
 def test_a_real_builder_has_the_dtypes_that_it_declares(tfds, tmp_path):
-    """Its examples hold Python's numbers; the folder is one where nothing is prepared yet."""
+    """Its examples hold Python numbers; nothing is prepared in the folder yet."""
     folder = str(tmp_path / "new")
     for _ in range(2):  # prepared, and read again
         columns = from_tfds("three_features", "train", [*COLUMNS, "text"], data_dir=folder)

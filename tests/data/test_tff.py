@@ -454,7 +454,7 @@ INSERT = "INSERT INTO examples VALUES (?, ?, ?)"
 @pytest.mark.parametrize("declared", ["", "TEXT", "BLOB", "TEXT COLLATE NOCASE"])
 @pytest.mark.parametrize("indexed", [True, False])
 def test_sqlite_ids_of_another_type_or_collation_keep_their_examples(tmp_path, declared, indexed):
-    """The id "b" as text and as bytes is one client, "B" another; each has what is its own."""
+    """The id "b" as text and as bytes is one client, "B" another; each has its own examples."""
     ids = ["b", b"a", "B", b"b", "a", "b", b"B", "10", 10, b"10", "9"]
     splits = ["train", b"train"]
     rows = [

@@ -1,4 +1,4 @@
-"""Word pieces: round trips, what is learnt, and what has no pieces."""
+"""Word pieces: round trips, the learnt pieces, and words that have no pieces."""
 
 from collections import Counter
 from itertools import pairwise

@@ -89,7 +89,7 @@ def write_folder(folder, files):
 
 
 def official_like(cifar, files):
-    """The format with checksums for which these made-up files are the official ones."""
+    """The format with the checksums of these made-up files in place of the official ones."""
     return cifar._replace(
         md5s={name: hashlib.md5(content).hexdigest() for name, content in files.items()}
     )
@@ -211,7 +211,7 @@ def test_another_archive_is_refused_with_both_checksums(tmp_path):
     found = hashlib.md5(archive.read_bytes()).hexdigest()
     message = refused("--accept-unverified", archive)
     assert str(archive) in message and found in message and FORMAT.archive_md5 in message
-    # Packed anew, it holds the official files all the same.
+    # An archive that is packed again still holds the official files.
     assert read_cifar(FORMAT, archive, accept_unverified=True).unverified == ()
 
 
@@ -333,7 +333,7 @@ def test_files_of_another_content(tmp_path, table, message):
 @settings(max_examples=200, deadline=None)
 @given(st.data())
 def test_damage_is_one_line_or_sound_columns(tmp_path_factory, data):
-    """Bytes outside the pixels are damaged; whatever is still read has the promised form."""
+    """Bytes outside the pixels are damaged; a file that can still be read has the right form."""
     content = bytearray(FILES["train"])
     start = content.index(TRAIN[b"data"].tobytes())
     places = [*range(start), *range(start + TRAIN[b"data"].nbytes, len(content))]
@@ -364,7 +364,7 @@ def test_a_damaged_archive_is_found_without_its_md5(tmp_path):
     archive = tmp_path / "cifar-100-python.tar.gz"
     files = {**FILES, "train": FILES["train"].replace(b"image_000003", b"image_000004")}
     content, other = as_archive(FILES), as_archive(files)
-    # Files of the one with the other's gzip checksum: what a flipped bit would look like.
+    # One archive's files with the other's gzip checksum, as after a flipped bit.
     archive.write_bytes(other[:-8] + content[-8:])
     refused("CRC check failed", archive, accept_unverified=True)
 

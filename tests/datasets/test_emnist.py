@@ -16,7 +16,7 @@ PROGRAM = Path(__file__).parents[2] / "datasets" / "emnist" / "prepare.py"
 
 
 def made_up(count, seed, **changes):
-    """A part of the file as its authors wrote it: pixels down the columns, labels and writers double."""
+    """A part of the official file: pixels run down the columns, labels and writers are doubles."""
     draw = np.random.default_rng(seed)
     upright = draw.integers(0, 256, (count, 28, 28), dtype=np.uint8)
     part = {

@@ -211,7 +211,7 @@ def test_an_archive_cannot_ask_for_gigabytes(tmp_path, monkeypatch):
     refused("train_data_batch_1 has more than 1,000 bytes", source, accept_unverified=True)
     refused("holds no train_data_batch_1", write(tmp_path / "f", FILES["npz"]))
     monkeypatch.setattr(imagenet32, "_LARGEST_FILE", 1 << 29)
-    # A header that claims an array which its file has not.
+    # A header that declares an array that the file does not hold.
     header = b"{'descr': '|u1', 'fortran_order': False, 'shape': (999999999, 3072), }\n"
     stream = io.BytesIO()
     with zipfile.ZipFile(stream, "w") as archive:

@@ -588,7 +588,7 @@ def test_tff_compressed_file_has_a_checksum(tff, prepare, tmp_path, monkeypatch,
     assert "UNVERIFIED: the numbers of images were not checked" in printed
     assert manifest(unverified)["arguments"]["unverified"] is True
 
-    # The official file is not called unverified, whatever is accepted, and gives the same.
+    # The official file is never recorded as unverified, and gives the same result with either flag.
     monkeypatch.setattr(CIFAR100, "TFF_SHA256", hashlib.sha256(content).hexdigest())
     assert "split 'train' has 48 images, CIFAR-100 has 50000" in refused()
     assert not output.exists()
@@ -620,7 +620,7 @@ def test_official_cifar100(tmp_path, capsys):
     assert counts == {"train": 31_500, "distillation": 13_500, "held_out": 5_000, "test": 10_000}
     for name in ("train", "distillation", "held_out"):
         assert np.all(splits[name].client_sizes == 100)
-    # The deal of seed 0 must not change; a NumPy whose random streams differ would change it.
+    # The deal of seed 0 must not change, as it would with other random streams in NumPy.
     digest = {"train": "947bdfa3b1b5f4c6", "distillation": "092416779a55ec8b"}
     described = manifest(output)["splits"]
     assert {split: described[split]["files"]["image"]["sha256"][:16] for split in digest} == digest

@@ -1,4 +1,4 @@
-"""Primary-label skew: who gets what, how often, and accuracies on a client's own labels."""
+"""Primary-label skew: which clients get which labels, how often, and accuracies on a client's labels."""
 
 import numpy as np
 import pytest

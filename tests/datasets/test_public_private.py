@@ -20,7 +20,7 @@ SIDE = 2
 
 
 def cifar(per_fine=40):
-    """Folders as prepared, with images whose pixels tell (row, fine class)."""
+    """Prepared folders with images whose pixels hold (index, fine class)."""
     generator = np.random.default_rng(0)
 
     def split(count, classes, name):
@@ -76,7 +76,7 @@ def test_non_iid_parties_have_one_fine_class_of_each_superclass(paper):
 
 
 def letters(per_writer=(20, 30, 17, 25, 40)):
-    """Folders as prepared: MNIST, and letters by writer, whose pixels tell (row, label)."""
+    """Prepared folders of MNIST, and of letters by writer, whose pixels hold (index, label)."""
     sizes = np.array(per_writer)
     rows = int(sizes.sum())
     label = (np.arange(rows) % 8).astype(np.int32)  # a to h
@@ -136,7 +136,7 @@ def test_other_seeds_give_other_images():
 
 
 def test_some_public_images():
-    """A random part, other for other seeds; private images and the public mean follow from the seed."""
+    """A random part that depends on the seed, as do private images and the public mean."""
     public, private = cifar()
     parts = [cifar_public_private(public, private, num_public=100, seed=seed) for seed in (0, 0, 1)]
     every = {image.tobytes() for image in public["train"].columns["image"]}
@@ -180,7 +180,7 @@ def test_digits():
 
 @given(st.lists(st.integers(0, 30), min_size=1, max_size=10, unique=True), st.integers(0, 20))
 def test_labels_are_looked_up(classes, first):
-    """All at once: what becomes a class that is looked up too is not changed twice."""
+    """Classes are replaced at once: a class that was replaced already is not replaced again."""
     labels = np.arange(31)
     found = joint_labels(labels, classes, first)
     for label in labels.tolist():

@@ -1,4 +1,4 @@
-"""Reading Posts.xml: good posts, posts of every bad kind, and files that are cut off."""
+"""Reading Posts.xml: good posts, bad posts of every kind, and files that are cut off."""
 
 import os
 import time

@@ -78,7 +78,7 @@ def test_splits(database, tmp_path):
     assert train.columns["tokens"].dtype == np.uint16
     for name in ("held_out", "test"):
         assert splits[name].num_examples == 7
-    # Train's two users with bad rows are read once for train and distillation, test's once.
+    # Train's two users with bad examples are read once for train and distillation, test's once.
     twice = dict.fromkeys(BAD, 2) | {"empty": 3}
     assert skipped == twice
 
@@ -197,7 +197,7 @@ def test_a_stopped_run_goes_on(database, tmp_path, monkeypatch):
     assert shown == sorted(shown) and shown[0] > reached and shown[-1] < 1
     assert_same(again.splits, whole.splits)
     # Shards of train and distillation are read for the words and for the tokens, others once.
-    assert max(len(users) for _, users in read) == 3  # never are all users read at once
+    assert max(len(users) for _, users in read) == 3  # all users are never read at once
     assert set(read.values()) == {1, 2} and sum(read.values()) == 2 * (2 + 3) + 2 + 2
     assert not list((tmp_path / "work").glob(".*"))
 

@@ -14,7 +14,7 @@ from fedcodist.distillation.loop import Distillation, distill, frozen
 
 
 class StockBatchNorm(nn.Module):
-    """A network whose statistics do not know over which axis its batch is dealt."""
+    """A network whose statistics are not synchronised over the axis of its batch."""
 
     @nn.compact
     def __call__(self, x, train=False):

@@ -1,4 +1,4 @@
-"""A distillation that stops early is the plain one, cut off where a plain Python loop cuts it off."""
+"""A distillation that stops early is the plain one up to the step at which a plain loop stops."""
 
 import functools
 
@@ -25,7 +25,7 @@ from fedcodist.models.digits import MLP
 STEPS, EVERY, BATCH = 24, 3, 4
 NAMES = ("a", "b")
 MODEL = from_flax_linen(MLP(hidden=(3,), classes=3), jnp.zeros((1, 6)))
-# Accuracies by number of validation; those who never improve again run out of patience.
+# Accuracies by validation; without a further improvement patience runs out.
 SCRIPTS = {
     "rises": [1, 2, 3, 4, 5, 6, 7, 8],
     "first is best": [9, 1, 2, 3, 4, 5, 6, 7],

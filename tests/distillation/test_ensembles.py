@@ -147,7 +147,7 @@ def test_dirichlet_samples_are_convex_combinations():
 
 
 def test_members_are_in_evaluation_mode():
-    """Their running averages normalise, whatever else is in the batch."""
+    """Members normalise by their running averages, whatever the rest of the batch."""
     model = from_flax_linen(BatchNormMLP(hidden=(8,), classes=CLASSES), jnp.zeros((1, FEATURES)))
     both = jax.vmap(model.init)(jax.random.split(jax.random.key(0), 2))
     mean = mean_logits(model, equal_weights(both))

@@ -309,7 +309,7 @@ def test_equal_models_at_another_temperature_do():
 
 
 def test_teachers_are_frozen_while_they_learn_themselves():
-    """What a student becomes does not depend on whether its teacher is a student too."""
+    """A student's result does not depend on whether its teacher is a student too."""
     start = _two_models()
     before = jax.tree.map(np.array, start)
     both = _distillation("sgd")(start, start, 0.2, 1.0, 0.5)
@@ -394,7 +394,7 @@ def _distilled_outputs(outputs, **settings):
 
 
 def test_logits_of_every_position_are_no_logits():
-    """They would be averaged over wrongly, or by chance fit where there are as many as examples."""
+    """They would be averaged wrongly, or fit by chance where their number is that of the examples."""
     with pytest.raises(ValueError, match=r"'a' must return logits \[batch, classes\]") as raised:
         _distilled_outputs(lambda variables, batch: jnp.zeros((BATCH, BATCH, 3)))
     assert "\n" not in str(raised.value)

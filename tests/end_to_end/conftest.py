@@ -50,7 +50,7 @@ def clean_environment(compilations: Path | None) -> dict[str, str]:
 
 @pytest.fixture(scope="session")
 def shared(tmp_path_factory) -> Path:
-    """A folder that all processes of a test session have in common."""
+    """A folder that all processes of a test session share."""
     own = tmp_path_factory.getbasetemp()
     folder = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "end_to_end"
     folder.mkdir(exist_ok=True)
@@ -59,7 +59,7 @@ def shared(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="session")
 def environment(shared) -> dict[str, str]:
-    """One in which the commands compile quickly, and nothing twice."""
+    """An environment in which the commands compile quickly, and each program once."""
     return clean_environment(shared / "compilations") | {
         "XLA_FLAGS": XLA_FLAGS,
         "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",

@@ -1,4 +1,4 @@
-"""A mistake of the user's is exit status 2 and one line that names it, before anything compiles."""
+"""A user's mistake gives exit status 2 and one line that names it, before anything compiles."""
 
 import json
 import shutil
@@ -285,7 +285,7 @@ def assert_refused(done, *parts: str, status: int = 2) -> None:
 
 @pytest.fixture(scope="module")
 def answers(environment, tmp_path_factory):
-    """What every case above was answered, and the folder that none of them may make."""
+    """The answers to all cases above, and the folder that no case may create."""
     folder = tmp_path_factory.mktemp("bad")
     cases = {}
     for setting in SETTINGS:
@@ -358,7 +358,7 @@ def test_the_real_command_with_a_mistyped_setting(run, tmp_path):
 
 @pytest.fixture(scope="module")
 def prepared(environment, tmp_path_factory):
-    """Damages -> what the command says to a prepared folder that has them."""
+    """Damage -> the command's answer to a prepared folder with it."""
     folder = tmp_path_factory.mktemp("prepared")
     draw = np.random.default_rng(0)
     splits = {
@@ -499,13 +499,13 @@ def test_a_full_disk_while_a_checkpoint_is_written(uninterrupted, run, tmp_path)
     folder = tmp_path / "run"
     done = run(folder, fault="checkpoint:7:full")
     assert_refused(done, "cannot write checkpoint", "round_00000007", "No space left on device")
-    # The checkpoint before is whole, and the run goes on from it when there is room again.
+    # The checkpoint before is complete, and the run continues from it when there is space again.
     assert [path.name for path in (folder / "checkpoints").iterdir()] == ["round_00000004.msgpack"]
     before, whole = (
         (path / "checkpoints" / "round_00000004.msgpack").stat().st_size
         for path in (folder, uninterrupted)
     )
-    assert abs(before - whole) < 16  # seconds are kept in it too
+    assert abs(before - whole) < 16  # it holds seconds too
     assert not (folder / "summary.json").exists()
 
 

@@ -1,4 +1,4 @@
-"""The issue's command: its exit status, run folder, and that ways of execution agree."""
+"""The command: its exit status, its run folder, and agreement of all ways of execution."""
 
 import gzip
 import json
@@ -29,7 +29,7 @@ def read(folder: Path, name: str) -> dict:
 
 
 def assert_close(found, expected, tolerance: float) -> None:
-    """The same records and models, to float tolerance."""
+    """Checks that metrics lines and models agree to float tolerance."""
     for ours, theirs in zip(records(found), records(expected), strict=True):
         _assert_close_values(ours, theirs, tolerance)
     for path in sorted(expected.glob("*.safetensors")):
@@ -72,7 +72,7 @@ def test_the_config_holds_the_overrides(uninterrupted):
     config = read(uninterrupted, "config.json")
     assert config["rounds"] == 7 and config["algorithm"]["alpha"] == 0.5
     assert config["algorithm"]["name"] == "merged_codistillation"
-    # How it is executed is the plan's.
+    # The plan says how it is executed.
     assert "execution" not in config
 
 

@@ -19,7 +19,7 @@ METRICS = ("auc", "mrr", "ndcg_5", "ndcg_10")
 
 
 def trained_on(folder, rounds, rate, with_teachers=False):
-    """Records of the test split; FedAvg, or FedKD with compressed links, of two clients."""
+    """Metrics lines of the test split: FedAvg, or FedKD with compressed links, of two clients."""
     splits = load_prepared(folder)
     titles = splits["news"].columns["tokens"]
     clients = merge_clients(splits["train"], 2, seed=0)
@@ -49,7 +49,7 @@ def trained_on(folder, rounds, rate, with_teachers=False):
         evaluation_batch_size=8,
         evaluation_preprocess=all_candidates(titles),
     )
-    records = fc.run_experiment(experiment, show_progress=False).records
+    records = fc.run_experiment(experiment, show_progress=False).metrics_lines
     return [record for record in records if record["split"] == "test"]
 
 
@@ -72,7 +72,7 @@ def test_the_real_sample_is_skipped_counted_trained_and_measured(tmp_path, with_
 
 @pytest.mark.slow
 def test_what_can_be_learnt_is_learnt(tmp_path):
-    """Readers of the one kind of news click that kind: from a toss to nearly always first."""
+    """Readers click one kind of news: its rank goes from chance to nearly always first."""
     draw = np.random.default_rng(0)
     kinds = {f"N{n}": ("ball goal team" if n % 2 else "vote law party") for n in range(40)}
     lines = []

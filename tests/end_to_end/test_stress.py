@@ -23,7 +23,7 @@ def test_five_thousand_merged_rounds_end(tmp_path, devices):
         command, cwd=ROOT, env=clean_environment(None), capture_output=True, text=True, timeout=3000
     )
     assert done.returncode == 0, done.stderr
-    # Were a process aborted, the launcher would have gone on and said so.
+    # If a process had aborted, the launcher would have restarted it and printed that.
     assert "starting again" not in done.stdout
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert summary["rounds"] == 5000 and summary["finished"]

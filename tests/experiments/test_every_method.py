@@ -22,7 +22,7 @@ from fedcodist.run.experiment import run_experiment
 
 pytestmark = pytest.mark.usefixtures("compile_quickly")
 
-# Runs of which each has something that the ones before have not.
+# Each run has something that the runs before do not have.
 RUNS = [
     (digits_codist, "fed_avg"),
     (digits_codist, "hetero_fl"),
@@ -65,7 +65,7 @@ def test_every_method_is_here():
 
 @pytest.mark.parametrize(("module", "run"), RUNS, ids=[run for _, run in RUNS])
 def test_types_stay_from_the_first_round_on(module, run):
-    """Weak ones would be strong after a round, and all programs compile a second time."""
+    """Weak types would be strong after a round, and all programs would compile a second time."""
     experiment = build_experiment(of(module, run))
     algorithm, seeds = experiment.algorithm, np.zeros(1, np.uint32)
     compiled = programs.build_programs(algorithm, 1)

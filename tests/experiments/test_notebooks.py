@@ -53,7 +53,7 @@ class Notebook(NamedTuple):
         return code_cells(self.stored)
 
     def output(self, call):
-        """What the cell with a call put out."""
+        """The output of the cell with a call."""
         (cell,) = [cell for cell in self.code if call in cell.source]
         return "".join(output.get("text", "") for output in cell.outputs)
 
@@ -159,7 +159,7 @@ def test_outputs_of_codistillation_are_those_of_a_full_run():
 
 
 def test_outputs_of_knowledge_on_a_graph_show_knowledge_arriving():
-    """Everybody reads their own digit; the last head also those of others."""
+    """Every client classifies its own digits; the last head also those of others."""
     lines = Notebook("knowledge_on_a_graph").output("mean accuracy (%) by hops").splitlines()
     means = {line[:28].strip(): [float(each) for each in line[28:].split()] for line in lines}
     assert means.pop("mean accuracy (%) by hops") == list(range(8))

@@ -8,9 +8,9 @@ import pytest
 
 from experiments.configs import stackoverflow_domain_shift, stackoverflow_table1
 from fedcodist.config import data_text
+from fedcodist.config.algorithm import build_algorithm
 from fedcodist.config.data import load_data
 from fedcodist.config.experiment import build_experiment
-from fedcodist.config.server_methods import build_algorithm
 from fedcodist.data import FederatedData, load_prepared, save_prepared, text_splits
 from fedcodist.run.experiment import check_experiment, run_experiment
 from fedcodist.text import lstm
@@ -121,8 +121,8 @@ def test_both_domains_are_evaluated_around_a_codistillation(folders):
     config.evaluation.around.update(before=1, after=1)
     config.evaluation.final_splits = ()
     outcome = run_experiment(build_experiment(config), show_progress=False)
-    rounds = {(record["model"], record["split"]): set() for record in outcome.records}
-    for record in outcome.records:
+    rounds = {(record["model"], record["split"]): set() for record in outcome.metrics_lines}
+    for record in outcome.metrics_lines:
         rounds[record["model"], record["split"]].add(record["round"])
     for model in ("small", "large"):
         for split in ("held_out", "held_out_questions", "held_out_answers"):

@@ -87,7 +87,7 @@ def test_dropout_follows_the_key_and_only_in_training():
 
 @pytest.mark.parametrize(("dropout", "layer"), [((0.25, 0.0), "dense1"), ((0.0, 0.5), "output")])
 def test_each_rate_is_that_of_its_place(dropout, layer):
-    """The gradient of a dense kernel is zero in the rows of the inputs that were dropped."""
+    """The gradient of a dense kernel is zero for the inputs that were dropped."""
     network, batch = model(dropout=dropout), {"image": images(0, 1)}
     # Positive weights keep every unit active.
     variables = jax.tree.map(jnp.abs, jax.jit(network.init)(jax.random.key(0)))

@@ -87,7 +87,7 @@ def plain_convolution(x, layer, stride, same):
 
 
 def plain_pool(x, stride):
-    """Averages of the pixels that exist; at stride 2 of whole windows only."""
+    """Averages over pixels inside the image; with stride 2 over whole windows only."""
     size = x.shape[1] // 2 if stride == 2 else x.shape[1]
     outputs = np.zeros((len(x), size, size, x.shape[-1]))
     for i in range(size):
@@ -280,7 +280,7 @@ def test_dropout_is_for_training_only():
 
 @pytest.mark.parametrize("rate", [0.2, 0.3, 0.4])
 def test_dropout_keeps_the_mean_and_drops_features_independently(rate):
-    """In one place and the others of a mask, and in masks of different keys."""
+    """Within a mask, and between masks of different keys."""
     features = jnp.ones((101, 33, 3))
     dropped_out = lambda seed: fed_md.relu_and_dropout(features, rate, jax.random.key(seed))
     found = np.asarray(jax.vmap(dropped_out)(jnp.arange(6)))

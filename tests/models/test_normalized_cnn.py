@@ -1,4 +1,4 @@
-"""The normalised CNN: equality with plain flax.linen layers, and who its statistics come from."""
+"""The normalised CNN: equality with plain flax.linen layers, and the source of its statistics."""
 
 import re
 

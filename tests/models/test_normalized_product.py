@@ -1,4 +1,4 @@
-"""A first convolution with its batch normalisation as one product: what the two layers compute."""
+"""A first convolution and its batch normalisation as one product, which equals the two layers."""
 
 import functools
 
@@ -109,7 +109,7 @@ def test_a_large_mean_costs_the_variance_no_digits():
 
 
 def test_bfloat16_has_moments_in_float32_and_rounds_once():
-    """The channels of images that are not centred are."""
+    """Channels of images that are not centred have means other than zero."""
     draws = np.random.default_rng(0)
     patches = np.concatenate([draws.uniform(size=(8, 6, 6, 27)), np.ones((8, 6, 6, 1))], axis=-1)
     patches = jnp.asarray(patches, jnp.bfloat16)

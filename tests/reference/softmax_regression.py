@@ -1,4 +1,4 @@
-"""The smallest model that learns, and clients for it: what references compute by hand."""
+"""The smallest model that learns, and clients for it, for references by hand."""
 
 import functools
 

@@ -1,4 +1,4 @@
-"""FLOPs: of networks, against counts by hand; of runs, against what a round really computes."""
+"""FLOPs of networks against counts by hand, and of runs against what a round computes."""
 
 import math
 
@@ -15,11 +15,11 @@ from experiments.configs import (
     digits_parties,
 )
 from fedcodist.algorithms.parties.shared_examples import PUBLIC
-from fedcodist.config import networks, party_methods, server_methods
+from fedcodist.config import networks, party_methods, pool_methods
+from fedcodist.config.algorithm import build_algorithm
 from fedcodist.config.data import load_data
 from fedcodist.config.networks import MODELS
 from fedcodist.config.registry import ENTRIES, KINDS, PARTIES
-from fedcodist.config.server_methods import build_algorithm
 from fedcodist.core.inputs import Round
 from fedcodist.report import flops
 from fedcodist.report.flops import (
@@ -130,7 +130,7 @@ CONFIGS = {
 
 
 def count_examples(monkeypatch, *modules):
-    """What the networks made in the modules will have seen: whether they learned -> examples."""
+    """Counts examples that networks made in `modules` read: whether they learned -> examples."""
     seen = {True: 0.0, False: 0.0}
     create = modules[0].from_flax_linen
 
@@ -167,7 +167,7 @@ def test_runs_compute_what_is_counted(name, monkeypatch):
     """Every evaluation of a network reports how many examples it saw, and whether it learned."""
     config = CONFIGS[name]()
     config.rounds, config.training.epochs = ROUNDS, 2
-    seen = count_examples(monkeypatch, server_methods, networks)
+    seen = count_examples(monkeypatch, pool_methods, networks)
     data = load_data(config.data)
     algorithm = build_algorithm(config, data)
     rows = {"unlabelled": {"image": data.unlabelled}}
@@ -323,7 +323,7 @@ def test_federated_dropouts_clients_compute_smaller_networks():
     [(lstm.small_lstm(), 3), (lstm.large_lstm(), 8), (transformer.large_transformer(), 20)],
 )
 def test_what_is_computed_of_padding(network, percent):
-    """Logits of padding are not; the layers below run over all 20 positions, of which 13.3 predict."""
+    """Logits of padding do not count; layers below run over all 20 positions, of which 13.3 predict."""
     each = flops.flops_per_token(network, 20)
     tokens = jax.ShapeDtypeStruct((1, 20), jnp.int32)
     variables = jax.eval_shape(network.init, jax.random.key(0), tokens)

@@ -1,4 +1,4 @@
-"""What is undefined is a dash, and names are shown as they are, in every table and plot of runs."""
+"""Undefined values are a dash and names are shown unchanged, in every table and plot of runs."""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""An algorithm or a method of one's own: what does not fit is one line before anything compiles."""
+"""A user's algorithm or method: what does not fit is an error of one line before anything compiles."""
 
 import functools
 
@@ -356,7 +356,7 @@ def test_what_is_no_optimizer_is_one_line(case, place):
 
 
 def test_what_a_pool_keeps_is_stacked_for_its_cohort():
-    """Rows of Python numbers, as init_client_state may give them."""
+    """Client states of Python numbers, as init_client_state may return them."""
 
     def round_(state, rows, round, hyper):
         state, _, metrics = make_algorithm().round(state, {"main": None}, round, hyper)

@@ -1,4 +1,4 @@
-"""Checkpoints: the same bits back, the newest whole one, and one clear line for what does not fit."""
+"""Checkpoints: the same bits back, the newest complete one, and a clear error for what does not fit."""
 
 import errno
 import os
@@ -149,7 +149,7 @@ def test_what_a_killed_process_left_is_removed(tmp_path):
 
 
 def test_no_name_holds_half_a_file_at_any_moment(tmp_path, monkeypatch):
-    """Whatever a process killed while writing leaves, it is not called a checkpoint."""
+    """Files of a process that was killed while writing are not read as a checkpoint."""
     seen = []
 
     def half(file, content):

@@ -1,4 +1,4 @@
-"""The choice of a chunk: its arithmetic on its own, and what compiled programs say they need."""
+"""The choice of a chunk size: its arithmetic, and the memory that compiled programs report."""
 
 import functools
 import math

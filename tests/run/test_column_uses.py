@@ -1,4 +1,4 @@
-"""What a function does with columns, read off its jaxpr."""
+"""How a function uses columns, according to its jaxpr."""
 
 import jax
 import jax.numpy as jnp

@@ -1,4 +1,4 @@
-"""Compiled programs are kept on disk for the next start, by every process."""
+"""Every process stores compiled programs on disk for the next start."""
 
 import os
 import subprocess
@@ -11,7 +11,7 @@ from fedcodist.run import launch
 
 
 def cache_folder(**environment) -> str:
-    """The folder that a fresh process would keep its compiled programs in."""
+    """The folder in which a new process would store its compiled programs."""
     code = (
         "from fedcodist.run.compilation_cache import cache_compilations; cache_compilations(); "
         "import jax; print(jax.config.jax_compilation_cache_dir)"
@@ -56,7 +56,7 @@ with open(f"{sys.argv[1]}_{jax.process_index()}", "w") as file:
 
 @pytest.mark.slow
 def test_every_process_finds_its_compiled_programs(tmp_path, monkeypatch):
-    """On CPUs they differ from process to process; JAX itself keeps the first one's only."""
+    """On CPUs programs differ by process; JAX itself stores those of the first process only."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR", raising=False)
     monkeypatch.setenv("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")

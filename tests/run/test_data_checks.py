@@ -1,4 +1,4 @@
-"""Numbers that mean nothing to an experiment's programs are refused before anything compiles."""
+"""Values that an experiment's programs cannot use are refused before anything compiles."""
 
 import re
 
@@ -66,7 +66,7 @@ def experiment(
 
 
 def told(**settings) -> str:
-    """The one line that an experiment is refused with, before anything compiles."""
+    """The error of an experiment, which is one line and comes before anything compiles."""
     made, compiled = experiment(**settings), []
 
     def listen(event, duration, **_):
@@ -424,7 +424,7 @@ def test_labels_in_other_plain_forms_train_as_whole_numbers(form):
         run_experiment(experiment(examples(own), {"test": examples(own)}), show_progress=False)
         for own in (whole, labels)
     ]
-    assert found[0].records == found[1].records
+    assert found[0].metrics_lines == found[1].metrics_lines
     jax.tree.map(np.testing.assert_array_equal, *(each.variables for each in found))
 
 

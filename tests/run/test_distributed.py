@@ -1,4 +1,4 @@
-"""One command per machine, here two on one: the run of one process, and the end of one of the two."""
+"""One command per machine, here two on one: the same run as one process, and the loss of one of them."""
 
 import contextlib
 import json

@@ -1,4 +1,4 @@
-"""FedJAX's view of a method is one round of it, and refuses what FedJAX has no place for."""
+"""A method as a FedJAX algorithm equals one round of it; what FedJAX cannot hold is refused."""
 
 import functools
 
@@ -52,7 +52,7 @@ def _loss_and_gradient(params, columns):
 
 
 def _plain_loop(server, clients, client_rate, server_rate):
-    """Full batches, so that order plays no part."""
+    """Full batches, so that the order does not matter."""
     update = jax.tree.map(np.zeros_like, server.params)
     losses, examples = {}, 0
     for name, columns, _ in clients:
@@ -139,7 +139,7 @@ def test_a_client_without_examples_takes_nobodys_key():
 
 
 def test_clients_who_keep_something_are_refused():
-    """Forgotten after each round, SCAFFOLD's variates would be worse than none."""
+    """FedJAX has no client states: SCAFFOLD's variates would be lost after each round."""
     with pytest.raises(ValueError, match="method must be one whose clients keep nothing") as error:
         as_fedjax(scaffold(MODEL, 3, LocalTraining(batch_size=10)))
     assert "\n" not in str(error.value)

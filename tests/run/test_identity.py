@@ -1,4 +1,4 @@
-"""What a run is: data, settings and functions tell it from others, the same in every process."""
+"""The identity of a run: a hash of data, settings and functions, the same in every process."""
 
 import functools
 import json
@@ -137,14 +137,14 @@ def test_the_same_experiment_made_anew_has_no_difference():
     assert difference(make_experiment(), make_experiment()) is None
     momentum = lambda: make_experiment(optimizer=with_momentum(0.9))
     assert difference(momentum(), momentum()) is None
-    # How it is executed is the plan's business.
+    # How it is executed belongs to the plan.
     vmapped = make_experiment(execution=Execution("vmap", 2), source=StreamedData)
     assert difference(make_experiment(), vmapped) is None
     assert identity_of(vmapped).execution["execution"] == {"loop": "vmap", "chunk_size": 2}
 
 
 class Scale:
-    """A callable of one's own."""
+    """A user's callable."""
 
     def __init__(self, by):
         self.by = by
@@ -155,7 +155,7 @@ class Scale:
 
 
 class Wide(nn.Module):
-    """A network of one's own."""
+    """A user's network."""
 
     width: int
 
@@ -289,7 +289,7 @@ def test_digests(monkeypatch, tmp_path):
     assert digest(np.array(["a", "b"])) != digest(np.array(["a", "c"]))
     assert digest(jnp.zeros(3, jnp.bfloat16)).startswith("bfloat16[3] ")
     assert digest(np.zeros((0, 3))) and digest(np.float32(1))
-    # Of what is larger than is read whole, the first and the last block always count.
+    # Of a column that is too large to be read whole, the first and the last block always count.
     monkeypatch.setattr(identity, "_BLOCK", 280)
     monkeypatch.setattr(identity, "_DIGESTED_WHOLE", 280 * 3)
     sampled = digest(values)
@@ -299,7 +299,7 @@ def test_digests(monkeypatch, tmp_path):
         assert digest(other) != sampled
 
 
-# Work directories.
+# Run folders.
 
 
 def run(folder, config=None, **settings):
@@ -318,7 +318,7 @@ def first_run(tmp_path_factory, compile_quickly):
 
 @pytest.fixture
 def finished(first_run, tmp_path):
-    """The folder of a run, of which a test has a copy of its own."""
+    """The folder of a run; each test has a copy."""
     return shutil.copytree(first_run, tmp_path / "run")
 
 

@@ -277,7 +277,7 @@ def test_gloo_is_told_to_listen_on_loopback(monkeypatch):
     assert told == [{"distributed_client": None, "hostname": "127.0.0.1"}]
 
 
-# What the first process does where it is told that another one is gone, as XLA says it.
+# The first process's reaction when XLA reports that another process is gone.
 LOST = f"""
 if rank == 1:
     starts()
@@ -296,7 +296,7 @@ if starts() == 1:
 
 
 def test_a_killed_process_is_told_in_one_line(tmp_path, capfd):
-    """What Gloo says of it, in many, goes to a log."""
+    """Gloo's many lines about it go to a log."""
     logs = tmp_path / "logs"
     assert supervise(LOST, tmp_path, 2, logs=logs) == 0
     output, errors = capfd.readouterr()
@@ -320,7 +320,7 @@ def test_no_error_is_lost_with_a_connection(statuses, line, expected, tmp_path, 
 
 
 def shares(cores: set[int], places: int) -> list[list[int]]:
-    """What each place is given by a system with these cores."""
+    """The cores that each process gets on a system with these cores."""
     taken = {}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(launch.os, "sched_getaffinity", lambda process: cores, raising=False)

@@ -70,7 +70,7 @@ def algorithm(kind):
 
 @functools.cache
 def programs(kind, devices=None, seeds_loop="map", num_seeds=1):
-    """Programs of their own for each number of seeds, so that compilations can be counted."""
+    """Separate programs for each number of seeds, so that compilations can be counted."""
     mesh = devices and Mesh(np.array(jax.devices()[:devices]), (AXIS,))
     return build_programs(algorithm(kind), ROUNDS, mesh, seeds_loop), mesh
 

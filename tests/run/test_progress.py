@@ -89,7 +89,7 @@ def test_no_time_is_told_before_one_is_known_without_compilation():
         show(0, {"small": 0.1})
         clock.seconds = 20.1
         show(10, {"small": 0.2})
-        clock.seconds = 25.0  # without news nothing is known
+        clock.seconds = 25.0  # without an update nothing is known
         clock.seconds = 20.2 + 5
         show(20, {"small": 0.3})
     lines = console.file.getvalue().splitlines()
@@ -123,7 +123,7 @@ def test_what_is_undefined_is_a_dash(value):
 
 @pytest.mark.parametrize("where", [log, terminal])
 def test_names_are_shown_as_they_are(where):
-    """Not as rich's markup, which an unmatched end of would be an error."""
+    """Names are not read as rich's markup, where an unmatched end is an error."""
     console = where()
     with progress("[/bold] a[red]b $x$ :smile:", 1, console=console) as show:
         show(1, {"[/m]": 0.5}, note="[/n]")

@@ -1,4 +1,4 @@
-"""Run folders: whose they are, metrics that can be cut back, and what they hold."""
+"""Run folders: their identity, metrics that can be cut back, and their contents."""
 
 import codecs
 import json
@@ -57,7 +57,7 @@ def test_another_config_is_refused_with_the_first_difference(config, difference,
     claimed(tmp_path)
     with pytest.raises(RunFolderError, match=f"another config: {difference}"):
         claimed(tmp_path, config)
-    # A changed plan is no excuse.
+    # A changed plan does not allow it.
     with pytest.raises(RunFolderError, match="another config"):
         claimed(tmp_path, config, change_plan=True)
     claimed(tmp_path)
@@ -109,7 +109,7 @@ def in_run(tmp_path) -> dict[str, bytes]:
 @pytest.mark.parametrize("end", ["killed", "left"])
 def test_a_folder_that_another_process_has_is_refused_until_it_ends(end, holder, tmp_path):
     before = in_run(tmp_path)
-    # Files of a run that is just starting are not taken for its remains.
+    # Files of a run that is just starting are not mistaken for those of a stopped one.
     (tmp_path / "run" / ".summary.json.1").touch()
     for config in ({}, CONFIG):
         with pytest.raises(RunFolderError, match="is in use by another process") as caught:

@@ -39,7 +39,7 @@ SIZES = (3, 9, 1, 7, 4, 2, 5)
 
 
 class Recorded(np.ndarray):
-    """An array that records which rows are read."""
+    """An array that records the indices of the examples that are read."""
 
     reads: ClassVar[list] = []
 
@@ -149,7 +149,7 @@ def test_streamed_training_is_resident_training(stored, kind, devices):
     programs = build_programs(algorithm(kind), ROUNDS)
     seeds = jnp.array([0, 7], jnp.uint32)
     hyper = jax.tree.map(jnp.float32, algorithm(kind).hyper)
-    rows = dict.fromkeys(algorithm(kind).client_states)  # these methods' clients keep nothing
+    rows = dict.fromkeys(algorithm(kind).client_states)  # clients of these methods have no state
     state, _, history = programs.train(
         programs.init(seeds), rows, seeds, 0, ROUNDS, hyper, resident_data(*sources_of(arrays))
     )
@@ -223,7 +223,7 @@ def test_each_device_gets_the_clients_that_it_runs_and_no_others(cohort, clients
 
 
 def slots_of_devices(sizes, devices, chunk):
-    """What `for_each_client` deals, [devices, chunks, chunk]."""
+    """The clients as `for_each_client` deals them, [devices, chunks, chunk]."""
     execution = Execution("vmap", chunk)
     deal = lambda _: for_each_client._deal(jnp.asarray(sizes), execution, "devices")
     return np.asarray(jax.vmap(deal, axis_name="devices")(jnp.arange(devices)))
@@ -367,7 +367,7 @@ def test_a_client_without_examples_is_refused(source):
 
 @pytest.mark.parametrize("source", [resident_data, StreamedData])
 def test_columns_of_text_are_refused(source):
-    """A device has none; JAX would tell so without the column's name."""
+    """A device has no such type, and JAX's error does not name the column."""
     columns = {"image": np.zeros((2, 1), np.float32), "title": np.array(["a", "b"])}
     text = FederatedData.from_arrays(columns, offsets=[0, 1, 2])
     numbers = FederatedData.from_arrays({"image": columns["image"]}, offsets=[0, 1, 2])

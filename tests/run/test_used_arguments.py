@@ -1,4 +1,4 @@
-"""What a traced function's results depend on, told from tracing alone and from NaN that spreads."""
+"""Arguments on which a traced function's results depend, by tracing alone and by NaN that spreads."""
 
 import jax
 import jax.numpy as jnp

@@ -1,4 +1,4 @@
-"""BERT's encoder: sizes, a loop in float64, padding, dropout, students, tables that stay."""
+"""BERT's encoder: sizes, a loop in float64, padding, dropout, students, frozen tables."""
 
 import functools
 
@@ -116,7 +116,7 @@ def test_a_student_is_the_first_layers():
 
 
 class Part(nn.Module):
-    """Something of which an encoder is a part."""
+    """A model of which an encoder is a part."""
 
     encoder: Encoder
 
@@ -156,7 +156,7 @@ def test_frozen_tables_are_no_parameters_and_stay_the_encoders():
     assert set(started.params["encoder"]["embeddings"]) == {"norm"}
     found, expected = (m.apply(v, batch)[0] for m, v in ((frozen, started), (whole, of_whole)))
     np.testing.assert_array_equal(found, expected)
-    # All else has the whole network's gradients, the embeddings' normalisation too.
+    # All other parameters have the whole network's gradients, the embeddings' normalisation too.
     loss = lambda model: lambda params: jnp.sum(model.apply(Variables(params, {}), batch)[0] ** 2)
     gradient = jax.grad(loss(frozen))(started.params)
     of_all = jax.grad(loss(whole))(of_whole.params)
@@ -204,7 +204,7 @@ def test_a_narrowed_encoder_is_the_whole_one_whose_other_units_are_silent():
         np.testing.assert_allclose(
             found.attention[layer], np.asarray(expected.attention[layer])[:, own], atol=1e-5
         )
-    # Something was silenced.
+    # Some units were dropped.
     assert np.abs(found.hidden[-1] - encode(params, TOKENS).hidden[-1]).max() > 0.1
 
 

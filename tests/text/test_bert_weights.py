@@ -1,4 +1,4 @@
-"""BERT's files: round trips, names, what is left out, and one line for a file that does not fit.
+"""BERT's files: round trips, names, tensors that are left out, and errors for files that do not fit.
 
 Whether `transformers` computes the same from such a file is compared by a slow test, which needs that
 package and torch in an environment of their own (BUILD.md says how).
@@ -143,7 +143,7 @@ def test_transformers_computes_the_same(tmp_path):
     with jax.enable_x64(True):
         peer.double()
         compare(jax.tree.map(np.float64, params), dict(rtol=1e-9, atol=1e-10))
-    # And back: what is saved here is what transformers loads.
+    # And back: transformers loads what is saved here.
     save_encoder(tmp_path / "model.safetensors", params)
     read = transformers.BertModel.from_pretrained(tmp_path).state_dict()
     for name, tensor in peer.float().state_dict().items():

@@ -1,4 +1,4 @@
-"""Drawing candidates: what is drawn, how often, by which key, and titles in place of numbers."""
+"""Drawing candidates: which, how often, by which key, and titles in place of numbers."""
 
 from collections import Counter
 
@@ -56,7 +56,7 @@ def test_every_place_and_every_other_is_as_likely():
 
 
 def test_draws_depend_on_key_and_position_alone():
-    """So a batch that is sharded over devices has the candidates that it has on one."""
+    """A batch that is sharded over devices has the same candidates as on one."""
     batch = batch_of([range(1, 8)] * 6)
     whole = DRAW(batch, jax.random.key(3), jnp.arange(6))
     half = {name: column[3:] for name, column in batch.items()}

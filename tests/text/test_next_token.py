@@ -1,4 +1,4 @@
-"""Loss and accuracy against loops in float64, sampled training, and what a model continues."""
+"""Loss and accuracy against loops in float64, sampled training, and generated text."""
 
 import functools
 import math
@@ -36,7 +36,7 @@ LENGTH = 6
 
 
 def rows_of(sentences):
-    """What Vocabulary.encode makes of words that are tokens already."""
+    """As Vocabulary.encode, of words that are tokens already."""
     tokens = np.full((len(sentences), LENGTH + 1), PAD, np.uint16)
     for row, sentence in zip(tokens, sentences, strict=True):
         whole = [BOS, *sentence, EOS][: LENGTH + 1]
@@ -122,7 +122,7 @@ def test_more_padding_changes_nothing(network, text):
     of = jax.jit(jax.value_and_grad(loss))
     tokens = rows_of(text)
     once, more = of(params, tokens), of(params, np.pad(tokens, ((0, 2), (0, 5))))
-    # Two sentences more that are nothing but padding count in the mean over sentences alone.
+    # Two more sentences of padding alone count only in the mean over sentences.
     more = jax.tree.map(lambda leaf: leaf * (len(tokens) + 2) / len(tokens), more)
     for one, other in zip(jax.tree.leaves(once), jax.tree.leaves(more), strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-6)
@@ -196,7 +196,7 @@ def test_the_mean_loss_is_that_of_the_sentences_that_count(samples):
 
 
 def test_samples_are_of_tokens_that_are_targets():
-    """A sentence's end and the unknown word most of all; padding and beginnings least."""
+    """A sentence's end and the unknown word are the most frequent; padding and beginnings the least."""
     assert sorted(tokens_by_frequency(50)) == list(range(50))
     drawn = readout.draw_classes(jax.random.key(0), 100_000, tokens_by_frequency(50))
     counts = np.bincount(drawn, minlength=50)

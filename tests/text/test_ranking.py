@@ -36,7 +36,7 @@ def impressions(draw):
 
 
 def padded(found, draw):
-    """Candidates at random places among WIDTH, in their order, impressions up to 4."""
+    """Candidates at random places among WIDTH, in their order; impressions are padded to 4."""
     scores = np.float32(draw.normal(size=(4, WIDTH)) * 10)  # padding may score high
     labels = np.full((4, WIDTH), -1)
     for row, (own_scores, own_labels) in enumerate(found):

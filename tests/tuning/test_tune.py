@@ -75,7 +75,7 @@ def open_study(plan):
 
 @pytest.fixture(autouse=True, scope="module")
 def no_waiting_for_the_disk():
-    """These studies need not survive a power failure."""
+    """Without fsync: these studies need not survive a power failure."""
 
     def configure(connection, _):
         connection.execute("PRAGMA synchronous = OFF")
@@ -299,7 +299,7 @@ class Untouchable:
 
 @pytest.fixture(scope="module")
 def real(tmp_path_factory):
-    """A study of four real trials, and what was evaluated meanwhile."""
+    """A study of four real trials, and the splits that were evaluated meanwhile."""
     config = with_space(
         get_config(),
         ("pools.*.client_learning_rate", 1e-3, 1e-1, "log"),
@@ -383,7 +383,7 @@ def test_every_evaluation_is_reported(real):
 
 @pytest.mark.slow
 def test_the_value_is_the_accuracy_of_a_run_with_the_trials_parameters(real, monkeypatch):
-    """Of a trial whose floats are not those that the programs were built with."""
+    """A trial with other values of traced settings than those of the compiled programs."""
     monkeypatch.setattr("fedcodist.run.experiment.all_devices", lambda: None)
     trial = real.study.trials[2]
     config = parsed(overrides(real.plan.space, trial.params))
@@ -446,7 +446,7 @@ def alpha_config(**settings):
 
 
 def run_study(plan, config=None):
-    """All trials that the plan lacks, by a new worker; returns the study and the counts."""
+    """Runs all missing trials of the plan in a new worker; returns the study and the counts."""
     opened, worker = open_study(plan)
     config = config or alpha_config()
     trials = tune.held_out_experiment(config)
@@ -584,7 +584,7 @@ def test_a_killed_workers_trial_is_failed_and_run_again(pretend, tmp_path):
     other = start_worker(plan, ONE_TRIAL)
     other.stdout.readline()
     opened, worker = open_study(plan)
-    # It lives: its trial is its own.
+    # It is alive, so no other worker takes its trial.
     mine = study.next_trial(opened, plan, worker, "cpu")
     assert [trial.state for trial in opened.trials] == [TrialState.RUNNING] * 2
     other.kill()
@@ -593,11 +593,11 @@ def test_a_killed_workers_trial_is_failed_and_run_again(pretend, tmp_path):
     opened, counts = run_study(plan)
     states = [trial.state for trial in opened.trials]
     assert states == [TrialState.FAIL] + [TrialState.COMPLETE] * 3
-    # The config's own values are measured all the same.
+    # The config's values are a trial too.
     alphas = [params["algorithm.alpha"] for params in parameters(opened)]
     assert alphas[0] == alphas[2] == 0.7 and len(set(alphas)) == 3
     assert counts == {"finished": 2}
-    # And what is drawn does not depend on what was killed.
+    # What is drawn does not depend on a kill.
     whole, _ = run_study(make_plan(alpha_config(), tmp_path / "whole", trials=3))
     assert [params["algorithm.alpha"] for params in parameters(whole)] == [
         0.7,
@@ -622,7 +622,7 @@ def test_workers_that_start_together_share_the_trials(tmp_path):
 
 @pytest.mark.slow
 def test_a_worker_waits_for_the_last_trials_of_others(tmp_path):
-    """So that it can take them over."""
+    """It can then take over a trial whose worker is gone."""
     plan = make_plan(alpha_config(), tmp_path, trials=1)
     other = start_worker(plan, ONE_TRIAL)
     other.stdout.readline()
@@ -800,7 +800,7 @@ def test_the_summary_of_a_study(pretend, tmp_path, capsys):
 
 @pytest.fixture
 def as_worker(monkeypatch):
-    """Makes this process the only worker of a command; gives what it says when it is ready."""
+    """Makes this process the only worker of a command; yields what it prints when it is ready."""
     is_ready, ready = os.pipe()
     monkeypatch.setenv(launch.RANK, "0")
     monkeypatch.setenv(launch.COUNT, "1")

@@ -27,7 +27,8 @@ def centralised(
 
     Args:
       groups: architecture -> its clients.
-      num_shared: rows of `shared`: all clients' examples, in MHD the public ones too, with their labels.
+      num_shared: number of examples of `shared`: all clients' labelled examples, in MHD with the public
+        ones.
       num_rounds, training, hyper, execution, name: as in `local_only_steps`.
 
     Raises:

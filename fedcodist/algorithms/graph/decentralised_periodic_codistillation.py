@@ -45,7 +45,7 @@ class PublicAnswers(NamedTuple):
     """Which public examples clients answer, and when.
 
     Attributes:
-      num_public: rows of the data set `public`.
+      num_public: number of examples of the data set `public`.
       examples: public ones of each codistillation, from an endless reshuffled stream.
       period: rounds from one codistillation to the next.
       inference_batch_size: examples per step while clients answer.
@@ -171,7 +171,7 @@ def decentralised_periodic_codistillation(
         round_,
         lambda state, architecture: state[architecture].variables,
         _communication(groups, edges, num_rounds, answers, num_classes),
-        lambda round, key: {PUBLIC: _public_rows(answers, round, key)[None]},
+        lambda round, key: {PUBLIC: _public_indices(answers, round, key)[None]},
         {PUBLIC: answers.num_public},
     )
 
@@ -193,8 +193,8 @@ def _num_classes(groups):
     return num_classes
 
 
-def _public_rows(answers, round, key):
-    """The rows that clients answer in a round, int32 [examples]; -1 where they do not."""
+def _public_indices(answers, round, key):
+    """Indices of the public examples that clients answer in a round, int32 [examples]; else -1."""
     first = jnp.asarray(round // answers.period, jnp.uint32) * answers.examples
     draw = keys.derive(key, "public")
     return jax.lax.cond(

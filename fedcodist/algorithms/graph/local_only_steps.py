@@ -63,8 +63,8 @@ def local_only_steps(
       groups: architecture -> its clients.
       num_rounds: of the whole run, of `training.steps` steps each.
       training: optimizer, batches, schedule of the learning rate.
-      num_shared: rows of the data set `shared`, on which all train in place of their own examples: the
-        union of all clients', the bound of what they could learn together.
+      num_shared: number of examples of the data set `shared`, on which all train in place of their own
+        examples: the union of all clients', for the bound of what they could learn together.
       hyper: the learning rate.
       execution: how clients of one architecture are executed.
       name: the name in tables.

@@ -139,7 +139,7 @@ def multi_headed_distillation(
 
     def select_examples(round, key):
         shape = (num_clients, training.steps, distillation.batch_size)
-        return {PUBLIC: _public_rows(key, round, shape, num_public)}
+        return {PUBLIC: _public_indices(key, round, shape, num_public)}
 
     def round_(state, client_states, round, hyper):
         # Every S_P steps a fresh checkpoint of a neighbour replaces one entry of each buffer.
@@ -148,7 +148,7 @@ def multi_headed_distillation(
         public = round.inputs.examples[PUBLIC]
 
         def update(model, message, client, data, key):
-            learner, buffer, rows = client
+            learner, buffer, indices = client
             # Equation 1: the main head's cross-entropy on a private batch, and the distillation losses
             # on a public one. One optimizer step for their sum.
             learner, losses = train_steps(
@@ -160,7 +160,7 @@ def multi_headed_distillation(
                 round.index,
                 num_rounds,
                 hyper.learning_rate,
-                _public_term(model, public.columns, rows, buffer, teach, distillation, hyper),
+                _public_term(model, public.columns, indices, buffer, teach, distillation, hyper),
                 DISTILLATION_LOSSES,
             )
             num_examples = training.steps * training.batch_size
@@ -224,11 +224,11 @@ def _schedule(groups, edges, num_rounds, distillation) -> ExchangeSchedule | Non
     return mhd_exchange.exchange_schedule(groups, edges, size, num_rounds, exchange.seed)
 
 
-def _public_rows(key, round, shape, num_public):
-    """Each client's own rows of the public data set in a round, int32 [clients, steps, batch]."""
+def _public_indices(key, round, shape, num_public):
+    """Indices of each client's public examples of a round, int32 [clients, steps, batch]."""
     clients, steps, batch_size = shape
 
-    def rows(client):
+    def indices(client):
         return stream_positions(
             keys.derive(key, "public", client),
             jnp.asarray(round, jnp.uint32) * (steps * batch_size),
@@ -236,16 +236,16 @@ def _public_rows(key, round, shape, num_public):
             num_public,
         )
 
-    return jax.vmap(rows)(jnp.arange(clients)).reshape(shape)
+    return jax.vmap(indices)(jnp.arange(clients)).reshape(shape)
 
 
-def _public_term(model, columns, rows, buffer, teach, distillation, hyper):
+def _public_term(model, columns, indices, buffer, teach, distillation, hyper):
     """Returns a step's second half, on a public batch, as `train_steps` wants it."""
 
     def term(variables, step, index, key):
         # A new batch in every step.
         input_key, positions = keys.derive(key, "input"), jnp.arange(distillation.batch_size)
-        batch = batches.read(columns, rows[index], distillation.preprocess, input_key, positions)
+        batch = batches.read(columns, indices[index], distillation.preprocess, input_key, positions)
         # Delta random checkpoints of the buffer teach: the phi_j of equation 1.
         drawn = jax.random.choice(
             keys.derive(key, "teachers"), len(buffer), (distillation.teachers,), replace=False

@@ -53,7 +53,7 @@ class OpenExamples(NamedTuple):
     """The open examples, whose labels are not used.
 
     Attributes:
-      num_public: rows of the data set `public`.
+      num_public: number of examples of the data set `public`.
       open_size: examples of a round, drawn anew. None takes all, and no indices are sent.
       inference_batch_size: examples per step while probabilities are computed.
     """

@@ -25,7 +25,7 @@ from fedcodist.core.for_each_client import Execution
 from fedcodist.core.local_training import LocalTraining, check_training, lasting_state, train_client
 from fedcodist.core.method import FederatedAlgorithm
 from fedcodist.core.model import Variables
-from fedcodist.distillation.validation import VALIDATION, validation_rows
+from fedcodist.distillation.validation import VALIDATION, validation_indices
 
 PyTree = Any
 # Batches are drawn by the method's name. Names have changed; draws have not, so that runs recorded
@@ -68,7 +68,7 @@ def local_only(
     Args:
       groups: architecture -> its parties.
       training: optimizer, batch size, epochs per round, preprocessing.
-      num_shared: rows of `shared`; where not given each party has its own examples.
+      num_shared: number of examples of `shared`; where not given each party has its own examples.
       patience: early stopping; none where not given. The algorithm's name says so.
       gradient_hook: (gradient, params) -> gradient, such as a penalty's.
       hyper: the learning rate.
@@ -96,7 +96,7 @@ def local_only(
         if num_shared is not None:
             examples[SHARED] = jnp.arange(num_shared)[None]
         if patience is not None:
-            examples[VALIDATION] = validation_rows(patience.data)
+            examples[VALIDATION] = validation_indices(patience.data)
         return examples
 
     def round_(state, client_states, round, hyper):

@@ -40,7 +40,7 @@ from fedcodist.distillation.loop import (
     check_distillation,
     distill,
     kl_divergence,
-    unlabelled_rows,
+    unlabelled_indices,
 )
 from fedcodist.distillation.weight_averaging import WeightAveraging, distill_averaged
 
@@ -90,7 +90,7 @@ def fed_be(
     Args:
       pools: name -> Pool, one architecture each; the paper has one.
       columns: the federated data's columns, for counting bytes.
-      num_unlabelled: rows of the data set `unlabelled`, see `resident_data`.
+      num_unlabelled: number of examples of the data set `unlabelled`, see `resident_data`.
       distillation: steps (20 epochs of 10,000 images; 0 leave it out), batch size, optimizer; no
         augmentation, since the ensemble answers once a round: all unlabelled images that are on the
         device, or the round's own where they are streamed.
@@ -118,7 +118,7 @@ def fed_be(
     divergence = kl_divergence(distillation.direction)
 
     def select_examples(round, key):
-        return {UNLABELLED: unlabelled_rows(key, round, distillation, num_unlabelled)}
+        return {UNLABELLED: unlabelled_indices(key, round, distillation, num_unlabelled)}
 
     def round_(state, client_states, round, hyper):
         # Clients train, and each pool's server averages their models.

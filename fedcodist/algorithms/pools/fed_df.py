@@ -43,11 +43,11 @@ from fedcodist.distillation.loop import (
     kl_divergence,
     softened,
     softened_target,
-    unlabelled_rows,
+    unlabelled_indices,
 )
 from fedcodist.distillation.validation import (
     VALIDATION,
-    validation_rows,
+    validation_indices,
 )
 
 PyTree = Any
@@ -85,7 +85,7 @@ def fed_df(
     Args:
       pools: name -> Pool, one architecture each.
       columns: the federated data's columns, for counting bytes.
-      num_unlabelled: rows of the data set `unlabelled`, see `resident_data`.
+      num_unlabelled: number of examples of the data set `unlabelled`, see `resident_data`.
       distillation: steps, batch size, optimizer, augmentation.
       scaled: whether the divergence is multiplied by T squared; FedDF's code does not.
       validation: early stopping and drop-worst; neither without it.
@@ -107,9 +107,9 @@ def fed_df(
     models = {name: pool.method.model for name, pool in pools.items()}
 
     def select_examples(round, key):
-        examples = {UNLABELLED: unlabelled_rows(key, round, distillation, num_unlabelled)}
+        examples = {UNLABELLED: unlabelled_indices(key, round, distillation, num_unlabelled)}
         if validation is not None:
-            examples[VALIDATION] = validation_rows(validation.data)
+            examples[VALIDATION] = validation_indices(validation.data)
         return examples
 
     def round_(state, client_states, round, hyper):

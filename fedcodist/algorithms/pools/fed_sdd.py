@@ -37,7 +37,7 @@ from fedcodist.distillation.loop import (
     kl_divergence,
     softened,
     softened_target,
-    unlabelled_rows,
+    unlabelled_indices,
 )
 
 PyTree = Any
@@ -115,7 +115,7 @@ def fed_sdd(
         SCAFFOLD, ...), whose server optimizer is the group's. Client states (SCAFFOLD's variates)
         are kept per client and model.
       columns: the federated data's columns, for counting bytes.
-      num_unlabelled: rows of the data set `unlabelled`, see `resident_data`.
+      num_unlabelled: number of examples of the data set `unlabelled`, see `resident_data`.
       num_models: K.
       rounds_kept: R.
       group_sizes: clients of each group; as even as can be, the first ones larger, where not given.
@@ -148,7 +148,7 @@ def fed_sdd(
         clients = drawn_groups(pool, sizes, round, key)
         examples = {}
         if distillation.steps:
-            examples[UNLABELLED] = unlabelled_rows(key, round, distillation, num_unlabelled)
+            examples[UNLABELLED] = unlabelled_indices(key, round, distillation, num_unlabelled)
         return Selection(dict(zip(groups, clients, strict=True)), examples)
 
     def round_(state, client_states, round, hyper):

@@ -24,7 +24,7 @@ from fedcodist.core.arguments import check_arguments
 from fedcodist.core.checks import check_number
 from fedcodist.core.for_each_client import Execution
 from fedcodist.core.method import FederatedAlgorithm
-from fedcodist.distillation.loop import UNLABELLED, Distillation, unlabelled_rows
+from fedcodist.distillation.loop import UNLABELLED, Distillation, unlabelled_indices
 
 _ROUNDS_LOOKED_AT = 10_000
 
@@ -66,7 +66,7 @@ def merged_codistillation(
     Args:
       pools: name -> Pool, two or more, composed of any single-model methods.
       columns: the federated data's columns, for counting bytes.
-      num_unlabelled: rows of the data set `unlabelled`, see `resident_data`.
+      num_unlabelled: number of examples of the data set `unlabelled`, see `resident_data`.
       num_rounds: rounds T of the whole run, for the decay of distillation learning rates.
       alpha: weight of the pseudo-gradient in [0, 1], one for all pools or pool -> weight.
       alpha_schedule: (alpha, round from 0) -> alpha of that round, in [0, 1].
@@ -87,7 +87,7 @@ def merged_codistillation(
     hyper = MergedHyper(codistillation, alphas, float(skip_at_alpha_one))
 
     def select_examples(round, key):
-        return {UNLABELLED: unlabelled_rows(key, round, distillation, num_unlabelled)}
+        return {UNLABELLED: unlabelled_indices(key, round, distillation, num_unlabelled)}
 
     def round_(state, client_states, round, hyper):
         methods, teaching = hyper.codistillation

@@ -22,7 +22,7 @@ from fedcodist.core.arguments import check_arguments
 from fedcodist.core.checks import check_integer
 from fedcodist.core.for_each_client import Execution
 from fedcodist.core.method import FederatedAlgorithm
-from fedcodist.distillation.loop import UNLABELLED, Distillation, unlabelled_rows
+from fedcodist.distillation.loop import UNLABELLED, Distillation, unlabelled_indices
 
 
 def periodic_codistillation(
@@ -45,7 +45,7 @@ def periodic_codistillation(
     Args:
       pools: name -> Pool, two or more, composed of any single-model methods.
       columns: the federated data's columns, for counting bytes.
-      num_unlabelled: rows of the data set `unlabelled`, see `resident_data`.
+      num_unlabelled: number of examples of the data set `unlabelled`, see `resident_data`.
       num_rounds: rounds T of the whole run, for the decay of distillation learning rates.
       period: rounds from one codistillation to the next.
       distillation: steps, batch size, optimizer, augmentation.
@@ -71,7 +71,7 @@ def periodic_codistillation(
         size = (distillation.steps, distillation.batch_size)
         places = jax.lax.cond(
             is_due(round),
-            lambda: unlabelled_rows(key, round // period, distillation, num_unlabelled),
+            lambda: unlabelled_indices(key, round // period, distillation, num_unlabelled),
             lambda: jnp.full(size, -1, jnp.int32),
         )
         return {UNLABELLED: places}

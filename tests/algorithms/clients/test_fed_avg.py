@@ -138,7 +138,7 @@ def test_identical_clients_equal_one_client():
 @settings(max_examples=15, deadline=None)
 @given(st.lists(st.integers(1, CAPACITY), min_size=4, max_size=4), st.integers(0, 2**31 - 1))
 def test_one_full_batch_step_is_one_centralised_step(sizes, seed):
-    """The example-weighted mean of the clients' gradients is the pooled mean gradient."""
+    """The example-weighted mean of the clients' gradients is the mean gradient of all examples."""
     tables = _client_tables(sizes, seed)
     _, one_round = _plain_round(CAPACITY)
     start = _server_start()
@@ -214,7 +214,7 @@ def test_batch_statistics_are_the_clients_own_until_their_weighted_mean_is_taken
     st.lists(st.integers(1, CAPACITY), min_size=4, max_size=4),
 )
 def test_order_of_clients_does_not_matter(order, sizes):
-    """Batches and their order follow a client's index, wherever in the cohort it stands."""
+    """Batches and their order depend on a client's index, not on its place in the cohort."""
     tables = _client_tables(sizes)
     _, one_round = _plain_round(2)
     server, losses = one_round(_server_start(), _cohort_of(tables))
@@ -316,14 +316,14 @@ def test_optimizers_must_be_functions_of_the_learning_rate():
 
 
 def test_a_server_optimizer_may_not_keep_its_learning_rate():
-    """It would stay at the one that its state began with, 0, and the model where it is."""
+    """Otherwise the rate stays at 0, with which its state began, and the model does not move."""
     method = fed_avg(MODEL, server_optimizer=optax.inject_hyperparams(optax.sgd))
     with pytest.raises(
         ValueError, match="server_optimizer must not keep its learning rate"
     ) as found:
         method.init(jax.random.key(0))
     assert "\n" not in str(found.value)
-    # Clients' are made anew each time they train.
+    # A client makes a new optimizer each time it trains.
     fed_avg(MODEL, LocalTraining(optax.inject_hyperparams(optax.sgd))).init(jax.random.key(0))
 
 

@@ -112,7 +112,7 @@ def test_nobody_teaches_in_the_first_round():
 
 @pytest.mark.slow
 def test_the_received_model_teaches_nothing_in_the_first_step():
-    """With M = 1 it is the teacher, whose divergence from itself is zero, and so is its gradient."""
+    """With M = 1 the client's model is its teacher: their divergence and its gradient are zero."""
     one_step = TRAINING._replace(epochs=1)
     ours, _ = run(taught(5.0, kept=1, training=one_step))
     np.testing.assert_allclose(ours, averaged(epochs=1), rtol=1e-5)
@@ -129,7 +129,7 @@ def test_the_mean_is_of_what_clients_have_trained():
 
 
 def test_a_distilled_model_is_the_current_one():
-    """So codistillation teaches the next round's teacher too, and FedAvg's model is in no mean."""
+    """The teachers are then the codistilled models, and FedAvg's model is in no mean."""
     method = taught(kept=2)
     server = method.init(jax.random.key(0))
     earlier = Variables({"w": jnp.full((1, FEATURES, CLASSES), 5.0)}, {})

@@ -72,7 +72,7 @@ def in_float64():
 
 
 def network(hidden, shows_layers=True, classes=CLASSES) -> Model:
-    """A chain of kernels with tanh between; of each layer two units' products stand for attention."""
+    """A chain of kernels with tanh between; products of two units of a layer take attention's part."""
     widths = [FEATURES, *hidden, classes]
 
     def init(key):
@@ -120,7 +120,7 @@ def method_of(links=True, **options):
 
 
 def run(method, sizes=SIZES, execution=Execution(), rounds=ROUNDS):
-    """(the student's kernels, clients' rows, metrics) of the first seed."""
+    """(the student's kernels, client states, metrics) of the first seed."""
     pool = Pool(method, np.arange(len(sizes)), len(sizes))
     algorithm = independent_pools({"pool": pool}, COLUMNS, execution)
     programs = build_programs(algorithm, rounds)
@@ -144,7 +144,7 @@ def compressed_run(exchange):
 
 
 def plain_losses(own, other, maps, images, labels, mutual, hyper=HYPER, base=None):
-    """(L_t, L_s), example by example; `base` has the weights at which D stays."""
+    """(L_t, L_s), example by example; D is computed with the weights in `base`."""
     log = lambda logits: logits - np.log(np.exp(logits).sum())
     shown = [(forward(own, x), forward(other, x)) for x in images]
     tasks = [(-log(t)[y], -log(s)[y]) for ((t, _), (s, _)), y in zip(shown, labels, strict=True)]
@@ -489,7 +489,7 @@ def test_without_each_other_the_student_is_fed_avgs_and_teachers_are_alone():
     # FedAvg of one client goes on from its own model.
     alone = fed_avg(LARGE, small, optax.sgd, hyper=FedAvgHyper(0.2, 1.0))
     assert_close([leaf[0] for leaf in rows.teacher.params], run(alone, sizes[:1])[0])
-    # Of whole clients as batches a plain loop, in which nobody learns from anybody, knows every teacher.
+    # With whole clients as batches, a plain loop without distillation computes every teacher.
     whole = TRAINING._replace(optimizer=optax.sgd)
     _, rows, _ = run(method_of(False, training=whole, hyper=hyper), sizes)
     for client in range(len(sizes)):
@@ -544,7 +544,7 @@ def test_a_round_needs_memory_for_its_own_teachers_alone():
 @pytest.mark.slow
 @pytest.mark.parametrize("source", [StreamedData, resident_data])
 def test_a_hundred_teachers_need_a_devices_memory_for_those_of_a_round(source):
-    """Where data are streamed; else teachers, which are clients' rows, are on the device too."""
+    """With streamed data teachers are on the host; otherwise these client states are on the device."""
     count = 100
     columns = {
         "image": GENERATOR.normal(size=(count, FEATURES)),
@@ -592,7 +592,7 @@ def _without_first():
 
 @pytest.mark.slow
 def test_seeds_have_teachers_of_their_own():
-    """A teacher is drawn from the run's seed and not from the row's first values."""
+    """A teacher depends on the run's seed, not on the first values of its client state."""
     shapes = [weights.shape for weights in first_weights(LARGE)]
     drawn = LARGE._replace(
         init=lambda key: Variables([jax.random.normal(key, shape) for shape in shapes], {})
@@ -626,7 +626,7 @@ def attending(positions):
 
 
 def reading_two_inputs(hidden):
-    """A network whose layers show what they make of each of two inputs."""
+    """A network that outputs its layers for each of two inputs."""
     inner = network(hidden)
 
     def apply(variables, batch, **arguments):

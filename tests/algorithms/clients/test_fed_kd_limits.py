@@ -37,7 +37,7 @@ TRAINING = LocalTraining(functools.partial(optax.sgd, momentum=0.9), EXAMPLES, e
 
 
 def network(width) -> Model:
-    """Of the same weights, whatever the key."""
+    """A model with the same first weights for every key."""
     draws = np.random.default_rng(width)
     shapes = ((FEATURES, width), (width, CLASSES))
     kernels = [draws.normal(size=shape).astype(np.float32) for shape in shapes]
@@ -54,7 +54,7 @@ TEACHER, STUDENT = network(8), network(6)
 
 
 def run(algorithm, rows):
-    """(state, rows, metrics) after some rounds of everybody."""
+    """(state, client states, metrics) after some rounds in which all clients take part."""
     data, root, metrics = resident_data(DATA), jax.random.key(0), {}
     state, once = algorithm.init(root), jax.jit(algorithm.round)
     for round in range(ROUNDS):
@@ -123,7 +123,7 @@ def test_fresh_optimizers_forget_in_rounds_of_one_batch_too():
     "exchange", ["epoch_delta", pytest.param("step_gradient", marks=pytest.mark.slow)]
 )
 def test_without_learning_nothing_moves_and_nothing_is_a_nan(exchange):
-    """Deltas of zero, of which SVD sends nothing; gradients are sent all the same."""
+    """SVD sends nothing of deltas that are zero; gradients are sent nevertheless."""
     method = fed_kd(TEACHER, STUDENT, COLUMNS, TRAINING, exchange, hyper=FedKDHyper(0.0, 0.0))
     student, rows, metrics = run_fed_kd(compressed(method, ROUNDS, svd(), svd()))
     jax.tree.map(np.testing.assert_array_equal, student, STUDENT.init(None).params)

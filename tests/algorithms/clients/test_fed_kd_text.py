@@ -45,7 +45,7 @@ def test_candidates_and_history_share_a_map_per_aligned_layer():
 
 @pytest.mark.parametrize("kind", ["classifier", "news"])
 def test_networks_of_text_tell_their_padding(kind):
-    """So that distances may leave it out: what padded positions hold then changes nothing."""
+    """Distances that leave padding out do not depend on what padded positions hold."""
     columns, make = SENTENCES, lambda encoder: sentence_classifier(encoder, 3, queries=5)
     if kind == "news":
         columns = IMPRESSIONS

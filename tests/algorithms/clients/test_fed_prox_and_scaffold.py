@@ -232,14 +232,14 @@ def test_option_2_refuses_other_optimizers_and_option_1_takes_them(optimizer):
 
 @pytest.mark.slow
 def test_clients_who_do_not_move_keep_their_variates():
-    """At a rate of 0 a mean local gradient cannot be told from where they went."""
+    """At a learning rate of 0 no mean gradient can be computed from a client's movement."""
     method = scaffold(MODEL, len(SIZES), TRAINING, hyper=FedAvgHyper(0.0, 1.0))
     w, _ = run(method)
     np.testing.assert_array_equal(w, np.float32(start()))
 
 
 def dropping() -> Model:
-    """Softmax regression on images of which dropout leaves half, by a key that it cannot do without."""
+    """Softmax regression with dropout of half of each image; it raises an error without a key."""
 
     def apply(variables, batch, train=False, key=None, **_):
         images = batch["image"]
@@ -252,7 +252,7 @@ def dropping() -> Model:
 
 @pytest.mark.slow
 def test_dropout_has_keys_where_all_examples_gradient_is_taken():
-    """Other units fall in other rounds; FetchSGD's gradient is without dropout."""
+    """Dropout differs from round to round; FetchSGD's gradient is without dropout."""
     data = federated()
     of_first = ClientData(
         jax.tree.map(jnp.asarray, dict(data.columns)),

@@ -64,7 +64,7 @@ def run(method, cohort_size=3, rounds=ROUNDS):
 
 
 def bytes_of(outcome, way):
-    return [r[f"client_bytes_{way}"] for r in outcome.records if r["split"] == "clients"]
+    return [r[f"client_bytes_{way}"] for r in outcome.metrics_lines if r["split"] == "clients"]
 
 
 def examples(client):
@@ -94,7 +94,7 @@ def start():
 
 @functools.cache
 def unit_sketches(rows, columns):
-    """The linear map itself, [numbers, rows, columns], read off unit vectors."""
+    """The matrix of the linear map, [coordinates, rows, columns], from sketches of unit vectors."""
     each = [sketched(unit, rows, columns).table for unit in jnp.eye(NUMBERS)]
     return np.stack([np.asarray(table, np.float64) for table in each])
 
@@ -151,7 +151,7 @@ def test_where_the_rate_is_applied_does_not_matter_if_it_is_constant():
 
 @pytest.mark.parametrize("rho", [0.0, 0.9])
 def test_a_large_table_and_all_entries_are_sgd(rho):
-    """With momentum too: every entry is applied, so every cell is emptied in every round."""
+    """With momentum too: every coordinate is applied, so every cell is emptied in every round."""
     method = fetch_sgd(MODEL, TRAINING, 5, 50_000, NUMBERS, hyper=FetchSGDHyper(RATE, rho))
     found, cohorts, _ = run(method)
     w = start()
@@ -295,7 +295,7 @@ def test_a_plain_loop_over_the_clients_own_networks():
 
 
 def units_of(update, server, columns, key):
-    """The hidden units of a client's network, by what it says that it had (its `extra`)."""
+    """The hidden units of a client's network, as it reports them in `extra`."""
     size = jnp.int32(len(columns["label"]))
     data = ClientData(
         jax.tree.map(jnp.asarray, columns), jnp.int32(0), size, size, int(size), False
@@ -342,7 +342,7 @@ def test_gathering_and_scattering_are_inverse_behind_a_convolution_too():
     assert jax.tree.map(jnp.shape, cut) == jax.tree.map(lambda leaf: leaf.shape, small)
     again = gathered(scattered(cut, places, whole), places)
     jax.tree.map(np.testing.assert_array_equal, again, cut)
-    # The small network computes what the whole one does whose other units are silent.
+    # The small network computes what the whole one computes with its other units set to zero.
     held = scattered(jax.tree.map(jnp.ones_like, cut), places, whole)
     silent = jax.tree.map(jnp.multiply, params, held)
     batch = {"image": jnp.asarray(draws.normal(size=(2, 24, 24, 3)), jnp.float32)}
@@ -355,7 +355,7 @@ def test_gathering_and_scattering_are_inverse_behind_a_convolution_too():
 
 
 def test_an_axis_runs_over_units_in_blocks_of_numbers():
-    """By a loop: outer blocks, units within them, numbers within these."""
+    """A loop over outer blocks, units within them and parameters within these."""
     axis = Axis("units", outer=3, inner=2)
     leaf = np.arange(3 * 5 * 2 * 4).reshape(30, 4)
     kept = np.array([0, 3])
@@ -366,7 +366,7 @@ def test_an_axis_runs_over_units_in_blocks_of_numbers():
 
 @pytest.mark.slow
 def test_an_encoders_clients_train_fewer_heads_and_neurons():
-    """Embeddings, normalisations and what is behind the encoder are everybody's."""
+    """All clients have the embeddings, the normalisations and the layers after the encoder."""
     make = lambda encoder: sentence_classifier(
         encoder.clone(dropout=0.0), 3, queries=5, dropout=0.0
     )
@@ -388,7 +388,7 @@ def test_an_encoders_clients_train_fewer_heads_and_neurons():
     # These start from 0 or 1.
     moved = {name: np.isin(leaf, (0, 1), invert=True) for name, leaf in named_leaves(found).items()}
     assert moved["classes/bias"].all() and moved["encoder/layer0/norm/scale"].any()
-    # A head's numbers move together, or none of them.
+    # Either all parameters of a head move, or none.
     heads = moved["encoder/layer1/value/bias"].reshape(2, 4)
     assert (heads.all(axis=1) == heads.any(axis=1)).all() and heads.any()
     # Two clients with half of the neurons each; the third one's sentence is empty.

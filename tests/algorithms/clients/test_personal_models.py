@@ -1,4 +1,4 @@
-"""Models that clients keep: every client's is measured, wherever its row lies."""
+"""Personal models: every client's is evaluated, wherever its client state is stored."""
 
 import functools
 
@@ -60,7 +60,7 @@ TRAIN, TEST = examples(0, CLIENTS), examples(1, 2)
 
 @pytest.fixture(scope="module", autouse=True)
 def one_device():
-    """Several devices compile for longer; evaluation on them has tests of its own."""
+    """One device: several compile for longer, and evaluation on them has other tests."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("fedcodist.run.experiment.all_devices", lambda: None)
         yield
@@ -97,7 +97,7 @@ def run(source=resident_data, cohort=2, also=None, rounds=ROUNDS, **settings):
 def of_teachers(outcome, round=ROUNDS):
     return [
         record
-        for record in outcome.records
+        for record in outcome.metrics_lines
         if record["model"] == "main_teachers" and record["round"] == round
     ]
 
@@ -149,7 +149,7 @@ def by_numpy(row, start):
 @pytest.mark.slow
 @pytest.mark.parametrize("source", [resident_data, StreamedData])
 def test_all_clients_teachers_are_measured(source, by_hand):
-    """Five of them, two at a time where they wait on the host."""
+    """Five clients, two at a time where their states are on the host."""
     outcome = usual_run() if source is resident_data else run(source)
     for record, teachers in zip(of_teachers(outcome), by_hand, strict=True):
         rights, losses, *precisions = teachers.T
@@ -187,13 +187,13 @@ def test_a_sample_of_clients_is_evenly_spread(source, by_hand):
 
 @pytest.mark.slow
 def test_pools_with_and_without_models_of_their_own():
-    """Each pool's rows are gathered by themselves; the first pool trains as it does alone."""
+    """Each pool's client states are gathered separately; the first pool trains as it does alone."""
     also = {
         "second": Pool(method(), np.arange(3), 3),
         "plain": Pool(fed_avg(STUDENT, TRAINING), np.arange(2), 1),
     }
     alone, streamed = usual_run(), run(StreamedData, also=also)
-    models = {record["model"] for record in streamed.records}
+    models = {record["model"] for record in streamed.metrics_lines}
     assert models == {"main", "second", "plain", "main_teachers", "second_teachers"}
     for one, other in zip(of_teachers(alone), of_teachers(streamed), strict=True):
         assert one["loss"] == pytest.approx(other["loss"], rel=1e-4)
@@ -209,7 +209,7 @@ def test_groups_of_fed_sdd_have_teachers_of_their_own():
         distillation=Distillation(0, 1, optax.sgd),
     )
     experiment = Experiment(algorithm, resident_data(TRAIN), {"test": TEST}, 1, evaluate_every=1)
-    records = run_experiment(experiment, show_progress=False).records
+    records = run_experiment(experiment, show_progress=False).metrics_lines
     losses = {r["model"]: r["loss"] for r in records if r["round"] == 1 and "loss" in r}
     assert losses["main_teachers"] != losses["model_1_teachers"]
 

@@ -92,13 +92,13 @@ def softmax(logits):
 
 @functools.cache
 def private_rows(client, step, count):
-    """Which of its rows a client draws for a step."""
+    """The indices of the examples that a client draws for a step."""
     own = keys.derive(jax.random.key(0), CLIENT_STEPS, client)
     return np.asarray(stream_positions(keys.derive(own, "private"), 3 * step, 3, count))
 
 
 def private_steps(weights, velocity, client, round, rounds, rows=None):
-    """A round of plain momentum descent; `rows` where the client has others than its own."""
+    """A round of plain momentum descent; `rows` are other examples than the client's private ones."""
     first, count = (np.cumsum([0, *SIZES])[client], SIZES[client]) if rows is None else (0, rows)
     for index in range(TRAINING.steps):
         step = round * TRAINING.steps + index

@@ -1,4 +1,4 @@
-"""Communication graphs: what is accepted, how far knowledge travels, and one line for what is wrong."""
+"""Communication graphs: which are accepted, how far knowledge travels, and errors for bad ones."""
 
 import networkx as nx
 import numpy as np

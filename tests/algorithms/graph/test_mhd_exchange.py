@@ -1,4 +1,4 @@
-"""Rolling pools: their content against a plain account of who got whose checkpoint when."""
+"""Checkpoint buffers: their content against a plain record of who got whose checkpoint when."""
 
 import jax
 import jax.numpy as jnp
@@ -58,7 +58,7 @@ def test_pools_hold_neighbours_checkpoints_of_the_time_they_came(run):
     clients = edges.shape[-1]
     names = list(groups)
     architecture = {int(c): i for i, g in enumerate(groups.values()) for c in g.clients}
-    # A checkpoint is the pair (client, round) from which it is.
+    # A checkpoint is represented by the pair (client, round) of its origin.
     account = [[(int(c), 0) for c in own] for own in schedule.first_source]
     pools = schedule.first.copy()
     banks = {name: [None] * size for name, size in schedule.num_slots.items()}
@@ -84,7 +84,7 @@ def test_pools_hold_neighbours_checkpoints_of_the_time_they_came(run):
             for (kind, slot), (source, when) in zip(pools[client], account[client], strict=True):
                 assert kind == architecture[source]
                 assert banks[names[kind]][slot] == (source, when)
-    # No place that is never used, and of no architecture more than entries of pools.
+    # Every place is used, and no architecture has more places than there are entries of buffers.
     assert max(schedule.num_slots.values()) <= clients * checkpoints_per_client
     for kind, name in enumerate(names):
         used = {int(s) for k, s in schedule.first.reshape(-1, 2) if k == kind}
@@ -137,7 +137,7 @@ def test_sources_and_replaced_entries_are_uniform():
 
 
 def test_a_checkpoint_that_several_take_is_kept_once():
-    # On a star all take the checkpoint of client 0, which takes theirs.
+    # On a star the others take the checkpoint of client 0, and client 0 takes one of theirs.
     star = np.zeros((6, 6), bool)
     star[1:, 0] = star[0, 1:] = True
     schedule = exchange_schedule(groups_of("abbbbb"), star, 1, 50, seed=0)

@@ -54,7 +54,7 @@ def test_every_head_learns_from_its_surest_candidate(seed, heads, teachers, kind
     expected = 0.0
     for example in range(BATCH):
         for head in range(1, heads + 1):
-            # An account of section 2.1, one example and one head at a time.
+            # Section 2.1, one example and one head at a time.
             targets = [softmax(np.asarray(t[example, head - 1])) for t in others.logits]
             targets.append(softmax(np.asarray(own.logits[example, head - 1])))
             if kind in ("same_level", "same_level_and_self"):

@@ -1,4 +1,4 @@
-"""MHD against plain NumPy in float64, how far knowledge travels, and what does not change anything."""
+"""MHD against plain NumPy in float64, how far knowledge travels, and what must not change results."""
 
 import functools
 
@@ -47,7 +47,7 @@ DISTILLATION = HeadDistillation(batch_size=4, exchange=CheckpointExchange(3))
 
 
 def exchanging(distillation=DISTILLATION, **options):
-    """The same distillation, of checkpoints that are exchanged otherwise."""
+    """The same distillation with another exchange of checkpoints."""
     return distillation._replace(exchange=distillation.exchange._replace(**options))
 
 
@@ -121,7 +121,7 @@ def by_client(algorithm_groups, state):
 
 
 def part(params, head):
-    """What head `head` computes from the embedding."""
+    """The logits of head `head` for an embedding."""
     if head == 0:
         return params["main"]
     return jax.tree.map(lambda leaf: leaf[head - 1], params["aux"])
@@ -133,7 +133,7 @@ def same(left, right):
 
 
 def perturbed(client):
-    """The images, with other ones in one client's place."""
+    """The images, with those of one client replaced."""
     images, ends = IMAGES.copy(), np.cumsum([0, *SIZES])
     images[ends[client] : ends[client + 1]] *= -1
     return images
@@ -321,7 +321,7 @@ def test_knowledge_goes_one_hop_with_each_refresh():
     kind = HeadDistillation(4, exchange=CheckpointExchange(1))
     training = StepTraining(batch_size=3, steps=1)
     groups = alike(heads=1)
-    # What comes over three hops is small beside a float32 where heads weigh no more than the task.
+    # Where heads weigh no more than the task, the effect over three hops is below float32's rounding.
     hyper = MHDHyper(head_weight=3.0)
     run = Run(mhd(groups, graphs.directed_cycle(CLIENTS), 6, training, kind, hyper=hyper))
     distance = graphs.hops(graphs.directed_cycle(CLIENTS))
@@ -351,11 +351,11 @@ def test_without_weights_clients_train_as_if_alone():
     nothing = MHDHyper(0.1, 0.0, 0.0)
     run = Run(mhd(groups, graphs.complete(4), hyper=nothing))
     learnt = by_client(groups, run(5)[0])
-    # Bit for bit in one program: what the teachers know has no effect.
+    # Bit for bit in one program: the teachers have no effect.
     state = run.start()
     state = state._replace(banks=jax.tree.map(lambda leaf: -leaf, state.banks))
     assert same(learnt, by_client(groups, run(5, state=state)[0]))
-    # And to float32's digits in a program without distillation and auxiliary heads.
+    # And to float32's precision in a program without distillation and auxiliary heads.
     alone = alike(heads=0, clients=4)
     apart = by_client(
         alone, Run(local_only_steps(alone, 5, TRAINING, hyper=LocalOnlyStepsHyper(0.1)))(5)[0]
@@ -500,11 +500,11 @@ def test_checkpoints_may_be_on_the_host(devices, execution, beside_an_accelerato
     found, _ = run(5)
     close = lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
     jax.tree.map(close, found.learners, expected.learners)
-    # What is there is what would be on the device.
+    # The host's copy equals what would be on the device.
     _, banks = algorithm.host_state.state()
     for name, bank in expected.banks.items():
         jax.tree.map(lambda a, b: close(a[0], b), banks[name], jax.tree.leaves(bank))
-    # Other seeds have banks of their own.
+    # Other seeds have other stored checkpoints.
     run.seeds = np.ones(1, np.uint32)
     run(1)
     assert [len(leaf) for leaf in algorithm.host_state.state()[1]["wide"]] == [2] * 7
@@ -525,7 +525,7 @@ def test_a_killed_run_with_checkpoints_on_the_host_goes_on_with_the_same_bits(
     test = FederatedData.from_arrays(columns, offsets=[0, sum(sizes)])
 
     def run(folder, callbacks=()):
-        # As a new process has it: nothing is on the host yet.
+        # As in a new process, nothing is on the host yet.
         kind = exchanging(checkpoints_on="host", checkpoints_per_client=2)
         algorithm = mhd(alike(heads=1, clients=3), graphs.complete(3), 6, distillation=kind)
         data = resident_data(private, {PUBLIC: PUBLIC_COLUMNS})
@@ -541,7 +541,7 @@ def test_a_killed_run_with_checkpoints_on_the_host_goes_on_with_the_same_bits(
         run(tmp_path / "killed", [killed])
     again = run(tmp_path / "killed")
     assert same(whole.variables, again.variables)
-    assert whole.records == again.records
+    assert whole.metrics_lines == again.metrics_lines
 
 
 @pytest.mark.parametrize(
@@ -603,7 +603,7 @@ def test_every_head_of_every_client_is_evaluated_and_bytes_are_counted():
         Experiment(algorithm, resident_data(private, {PUBLIC: PUBLIC_COLUMNS}), {"test": test}, 4),
         show_progress=False,
     )
-    records = [r for r in outcome.records if r["split"] == "test" and r["round"] == 4]
+    records = [r for r in outcome.metrics_lines if r["split"] == "test" and r["round"] == 4]
     assert {r["model"] for r in records} == {"narrow_0", "narrow_2", "wide_1", "wide_3"}
     for record in records:
         for name in ("accuracy", "accuracy_head_1", "accuracy_head_2"):

@@ -136,7 +136,7 @@ def logits_of(params, images):
 
 
 def descend(params, images, slope):
-    """One step; `slope` [rows, classes] is the gradient of each example's loss of its logits."""
+    """One step; `slope` [examples, classes] is the gradient of each example's loss by its logits."""
     slope = slope / len(images)
     if "w" in params:
         return {"w": params["w"] - RATE * images.T @ slope}
@@ -277,7 +277,7 @@ def entropy(p):
 @given(st.sampled_from([2, 3, 12]), st.floats(0.51, 0.9))
 @settings(max_examples=50, deadline=None)
 def test_sharpening_lowers_the_entropy_of_peaked_probabilities(classes, peak):
-    """At T = 0.1; at a large T nothing of the mean is left."""
+    """At T = 0.1 the mean is sharpened; at a large T it becomes uniform."""
     mean = np.full(classes, (1 - peak) / (classes - 1))
     mean[-1] = peak
     found = np.asarray(sharpened(jnp.asarray(mean), 0.1))
@@ -322,7 +322,7 @@ def test_fml_of_labels_alone_is_fed_avg_and_training_alone():
 
 
 def test_equal_models_do_not_pull_at_each_other():
-    """At the first step, where both are the same, only labels count."""
+    """At the first step both models are the same, so only the labels matter."""
     pair = both(MODEL, MODEL)
     w = jnp.asarray(GENERATOR.normal(size=(FEATURES, CLASSES)))
     images, labels = examples_of(0)
@@ -343,7 +343,7 @@ def test_equal_models_do_not_pull_at_each_other():
 
 
 def test_ds_fls_number_of_open_examples_is_that_of_the_public_ones():
-    """Of more it would draw rows that do not exist."""
+    """With a larger number it would draw indices of examples that do not exist."""
     assert ALGORITHMS["ds_fl"].data_set_sizes == {PUBLIC: len(PUBLIC_IMAGES)}
 
 

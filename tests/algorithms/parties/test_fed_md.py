@@ -184,7 +184,7 @@ def statistics(before):
 
 
 def logits_of(params, images, running):
-    """By running averages, or by the batch's own where there are none given."""
+    """Normalises by running averages if given, otherwise by the batch's statistics."""
     if "w" in params:
         return images @ params["w"] + params["b"]
     before = images @ params["u"]
@@ -194,7 +194,7 @@ def logits_of(params, images, running):
 
 
 def gradient_of(params, images, slope):
-    """Of parameters, where `slope` [rows, classes] is the loss's gradient of the logits."""
+    """Gradient by the parameters; `slope` [examples, classes] is the loss's gradient by the logits."""
     if "w" in params:
         gradient = {"w": images.T @ slope, "b": slope.sum()}
         return gradient | {"w": gradient["w"] + 2 * PENALTY * params["w"]}
@@ -220,7 +220,7 @@ def softmax(logits):
 
 
 class Adam:
-    """With Keras' epsilon; keeps its moments as long as it lives."""
+    """Adam with Keras' epsilon; an instance has its moments over all its steps."""
 
     def __init__(self, params, rate):
         self.rate, self.steps = rate, 0
@@ -325,7 +325,7 @@ def test_one_program_serves_all_rounds_and_all_floats():
 
 
 def test_epochs_and_batches_are_no_longer_program():
-    """Steps of digest and revisit are loops of the program's, not copies of one."""
+    """Steps of digest and revisit are loops in the program, not unrolled copies."""
 
     def program(epochs, size):
         both = [each._replace(epochs=epochs, batch_size=size) for each in (DIGEST, REVISIT)]
@@ -358,7 +358,7 @@ DIGEST_ONLY = dict(
 
 
 def test_equal_models_have_nothing_to_digest():
-    """The loss is exactly 0, and what is left of the gradient is the penalty's."""
+    """The loss is exactly 0, and the gradient is the penalty's alone."""
     state = start(**DIGEST_ONLY)
     params = state["linear"].variables.params
     alike = jax.tree.map(lambda leaf: np.broadcast_to(leaf[:, :1], leaf.shape), params)
@@ -466,7 +466,7 @@ def test_only_the_proportions_of_weights_count():
 
 
 def test_a_constant_added_to_a_partys_logits_moves_everybody():
-    """Unlike softened scores, logits are not free of a constant; accuracy does not see it."""
+    """A constant in all logits of a party does not change its softened scores, but exchanged logits."""
     state = start(**DIGEST_ONLY)
     shifted = start(**DIGEST_ONLY)
     params = shifted["linear"].variables.params
@@ -525,7 +525,7 @@ def test_every_row_is_drawn_as_often():
     labels = np.array([0, 0, 0, 1, 1, 1, 1, 1, 1])
     draw = jax.jit(jax.vmap(lambda key: stratified_sample(key, labels, 3)))
     rows = np.asarray(draw(jax.random.split(jax.random.key(1), 3000)))
-    # Each of nine rows is near 1000 with a standard deviation of about 26.
+    # Each of nine examples is drawn about 1000 times, with a standard deviation of about 26.
     assert np.abs(np.bincount(rows.ravel(), minlength=9) - 1000).max() < 120
 
 
@@ -542,7 +542,7 @@ def test_alignment_subsets_are_fresh_each_round_and_the_same_for_all():
 
 
 def test_nothing_but_scores_leaves_a_party():
-    """Of 5,000 examples and 16 classes: [5000, 16] floats, and no other array."""
+    """With 5,000 examples and 16 classes a party sends [5000, 16] floats and no other array."""
     model = linear(16)
     images = jax.ShapeDtypeStruct((5000, FEATURES), jnp.float32)
     scalar = jax.ShapeDtypeStruct((), jnp.int32)
@@ -567,7 +567,7 @@ def test_nothing_but_scores_leaves_a_party():
 
 
 def test_a_round_sends_scores_and_then_nothing(monkeypatch):
-    """What leaves parties in the two passes of a round: their scores, summed; and no array."""
+    """All that leaves the parties in the two passes of a round is the sum of their scores."""
     sums, real = [], run_parties
 
     def watched(*arguments):
@@ -592,7 +592,7 @@ def test_a_round_sends_scores_and_then_nothing(monkeypatch):
 
 
 def test_what_is_sent_is_of_evaluation_mode():
-    """By running averages, without dropout; the running averages stay as they are."""
+    """In evaluation mode: by running averages, which do not change, and without dropout."""
     shape = (6, 6, 1)
     model = from_flax_linen(FedMDNetwork((3, 4), 0.5, CLASSES), jnp.zeros((1, *shape)))
     draw = np.random.default_rng(1)
@@ -613,7 +613,7 @@ def test_what_is_sent_is_of_evaluation_mode():
 
 
 def test_the_whole_public_set():
-    """Then no subset is drawn: equal to a subset of all rows, up to their order."""
+    """Then no subset is drawn: the result equals that of a subset of all examples, up to their order."""
     digest = DIGEST_ONLY["digest"]._replace(batch_size=PUBLIC_ROWS)
     everything = DIGEST_ONLY | dict(alignment_size=None, digest=digest)
     subset = everything | dict(alignment_size=PUBLIC_ROWS)
@@ -730,7 +730,7 @@ def test_the_optimizer_of_private_training_goes_on_in_the_revisit():
 
 
 def test_public_labels_are_those_of_the_public_examples():
-    """Of more labels than examples the draw would name rows that do not exist."""
+    """With more labels than examples the draw would give indices of examples that do not exist."""
     assert algorithm().data_set_sizes == {PUBLIC: len(PUBLIC_LABELS)}
 
 
@@ -744,7 +744,7 @@ def test_a_party_without_private_examples():
 
 
 def test_a_party_has_one_weight():
-    """One per example would be taken for one per class where there are as many of both."""
+    """Values per example would be read as values per class where both have the same number."""
 
     def update(model, message, state, data, key):
         return PartyResult(None, {}, jnp.ones((CLASSES, CLASSES)), jnp.ones(CLASSES))

@@ -153,7 +153,7 @@ def keras(weights, patience, min_delta):
     ],
 )
 def test_a_party_stops_when_it_no_longer_gains(patience, min_delta):
-    """As Keras does: each party apart, and the last weights stay, not the best."""
+    """As in Keras: each party stops by itself, and has the last weights, not the best."""
     free, _, _ = trained()
     stopped, state, _ = trained(patience=PATIENCE._replace(patience=patience, min_delta=min_delta))
     ends = []
@@ -168,13 +168,13 @@ def test_a_party_stops_when_it_no_longer_gains(patience, min_delta):
         np.testing.assert_allclose(left[client], (best, waited), rtol=1e-6)
     found, without_delta, without_patience = zip(*ends, strict=True)
     assert min(found) < ROUNDS
-    # Both numbers matter to some party.
+    # For each of both settings there is a party that it affects.
     assert (found != without_delta) == (min_delta > 0)
     assert (found != without_patience) == (patience > 1)
 
 
 def test_a_round_leaves_the_types_that_it_was_given():
-    """So that whoever goes on from a state does not compile again."""
+    """A start from an earlier state then needs no second compilation."""
     for options in (dict(), dict(patience=PATIENCE)):
         state = jax.eval_shape(local_only(GROUPS, TRAINING, **options).init, jax.random.key(0))
         assert not any(leaf.weak_type for leaf in jax.tree.leaves(state))
@@ -206,7 +206,7 @@ def test_parties_of_one_architecture_are_compiled_once():
 
 
 def test_epochs_and_batches_are_no_longer_program():
-    """Steps are a loop of the program's, not copies of one."""
+    """Steps are a loop in the program, not unrolled copies."""
     few, many = (
         program(training=TRAINING._replace(epochs=epochs, batch_size=size))
         for epochs, size in ((1, 5), (7, 2))
@@ -284,7 +284,7 @@ def test_a_number_is_no_validation_data():
 
 
 def test_evaluation_is_by_party():
-    """One program evaluates the parties of an architecture; results bear their names."""
+    """One program evaluates all parties of an architecture; results are by the parties' names."""
     algorithm = local_only(GROUPS, TRAINING)
     programs = build_programs(algorithm, 1)
     state = programs.init(np.zeros(2, np.uint32))

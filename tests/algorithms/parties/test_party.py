@@ -1,4 +1,4 @@
-"""What parties send and report, how it is reduced and counted, and what they say of shared examples."""
+"""What parties send and report, how it is reduced and counted, and their outputs on shared examples."""
 
 import functools
 
@@ -89,7 +89,7 @@ def test_sums_are_not_divided():
 
 
 def test_a_reduction_gets_a_key_of_each_party_and_one_of_the_round():
-    """As noise and masks need them: no two are the same, and a party's is the same on every device."""
+    """Keys for noise and masks: no two parties have the same, and devices do not change them."""
     drawn = []
 
     def prepare(result, key):

@@ -246,7 +246,7 @@ def test_no_steps_with_adam_differs_only_by_the_reset_of_moments():
 
 @pytest.mark.parametrize("round", [0, 2])
 def test_the_distillation_part_has_the_length_of_the_pseudo_gradient(round):
-    """With server SGD of rate 1 a round subtracts Delta, and g alone in FedAvg's program."""
+    """With server SGD of rate 1 a round subtracts Delta; in FedAvg's program it subtracts g."""
     start = _fresh_state("independent sgd")
     algorithm, step = _codistill_program("merged sgd")
     plain, plain_step = _codistill_program("independent sgd")
@@ -339,7 +339,7 @@ def test_unlabelled_examples_are_an_endless_stream(name):
 
 
 def test_teachers_and_starts_are_in_evaluation_mode():
-    """A teacher's running averages normalise its logits, not the batch that it is asked of."""
+    """A teacher normalises by its running averages, not by the statistics of the batch."""
     model = from_flax_linen(NETWORKS["large"], jnp.zeros((1, 6)))
     variables = model.init(ROOT)
     images = jnp.asarray(np.random.default_rng(2).normal(2.0, 3.0, size=(8, 6)), jnp.float32)
@@ -417,7 +417,7 @@ def test_pools_draw_the_same_cohorts_alone_and_together():
 
 @pytest.mark.parametrize("method", ["merged", pytest.param("periodic", marks=pytest.mark.slow)])
 def test_swapping_the_pools_swaps_the_outcome(method):
-    """Both pools have the same network and clients; a full batch makes orders irrelevant."""
+    """Both pools have the same network and clients; with full batches the order does not matter."""
     columns = _codistillation_data()[0].columns
     training = LocalTraining(batch_size=9)
     model = from_flax_linen(NETWORKS["small"], jnp.zeros((1, 6)))

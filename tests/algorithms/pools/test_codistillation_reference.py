@@ -258,7 +258,7 @@ def _federated(dtype):
 
 
 def _starts(case):
-    """Models that differ clearly: otherwise before and after an update teach the same."""
+    """Models that differ clearly: otherwise they teach the same before and after an update."""
     starts = {}
     for index, name in enumerate(case.pools):
         generator = np.random.default_rng(10 + index)

@@ -164,7 +164,7 @@ def test_sharpening_lowers_the_entropy_and_keeps_the_order(seed, temperature):
 
 @pytest.mark.slow
 def test_a_mean_of_students_has_statistics_of_its_own():
-    """One pass of the batches as the mean of the students sees them, after the last student's."""
+    """The statistics after one more pass over the batches, with the mean of the students."""
     model = from_flax_linen(BatchNormMLP(hidden=(6,), classes=CLASSES), jnp.zeros((1, FEATURES)))
     students = {"a": model.init(jax.random.key(0))}
     indices = jnp.arange(STEPS * BATCH).reshape(STEPS, BATCH) % len(IMAGES)

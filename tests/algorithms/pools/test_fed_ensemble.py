@@ -1,4 +1,4 @@
-"""Fed-ensemble: who trains which model when, and what it is made of."""
+"""Fed-ensemble: which clients train which model in which round, and the ensemble."""
 
 import functools
 import itertools

@@ -495,7 +495,7 @@ def test_fed_df_is_a_plain_loop(scaled):
 
 @pytest.mark.slow
 def test_several_architectures_learn_from_all_clients_models():
-    """Clients that stay where they are: the teacher is the mean of their two and three models."""
+    """With a client rate of 0 the teacher is the mean of the pools' two and three unchanged models."""
     other = from_flax_linen(MLP(hidden=(5,), classes=CLASSES), jnp.zeros((1, FEATURES)))
     still = dict(hyper=FedAvgHyper(0.0, 1.0))
     pools = {
@@ -531,7 +531,7 @@ def test_a_single_client_has_nothing_to_learn_from_itself():
 
 @pytest.mark.slow
 def test_validation_stops_early_and_keeps_the_best():
-    """The kept student is at least as good on validation data as the average that it started from."""
+    """The selected student is at least as good on validation data as the average at its start."""
 
     def accuracy(state, name):
         predicted = (UNLABELLED_IMAGES @ weights_of(state, name)).argmax(-1)
@@ -723,7 +723,7 @@ def test_arguments_of_another_type(options, message):
 
 @pytest.mark.slow
 def test_answers_are_kept_of_the_images_that_students_see():
-    """A teacher asked once of images that are then augmented anew would teach something else."""
+    """A cached teacher would answer other images than the student sees after augmentation."""
 
     def flipped(batch, key, positions):
         return batch | {"image": batch["image"] * jax.random.rademacher(key, (), jnp.float32)}
@@ -778,7 +778,7 @@ def test_a_method_that_needs_validation_data_and_gets_none(source):
 
 
 def test_fed_sdd_distils_by_plain_sgd():
-    """The paper's, unless another optimizer is asked for; at its rate of 0.1 Adam would go far."""
+    """The default is the paper's optimizer; Adam's steps would be too long at its rate of 0.1."""
     settings_ = inspect.signature(fed_sdd).parameters["distillation"].default
     optimizer = settings_.optimizer(0.1)
     update, _ = optimizer.update(jnp.array(3.0), optimizer.init(jnp.array(2.0)))

@@ -1,4 +1,4 @@
-"""HeteroFL against plain NumPy in float64, and against what it must reduce to."""
+"""HeteroFL against plain NumPy in float64, and against methods that it must reduce to."""
 
 import functools
 
@@ -89,7 +89,7 @@ def softmax(logits):
 
 
 def plain_client(params, client, shares, masked):
-    """What a client makes of [(kernel, bias)]; and which classes it has."""
+    """A client's [(kernel, bias)] after local training, and the classes that it has."""
     rows = slice(sum(SIZES[:client]), sum(SIZES[: client + 1]))
     images = COLUMNS["image"][rows].astype(np.float64)
     one_hot = np.eye(CLASSES)[COLUMNS["label"][rows]]

@@ -29,7 +29,7 @@ GRAPHS = {
 
 
 def heads_of_run(run, seeds=SEEDS):
-    """Random accuracies of as many clients and heads as the run has; None of pooled examples."""
+    """Random accuracies for the run's clients and heads; None for the centralised run."""
     config = cifar100_mhd.get_config(run)
     if config.algorithm.name == "centralised":
         return None
@@ -66,7 +66,7 @@ def render(folder):
 
 
 def difference(text, ordering):
-    """What stands beside an ordering."""
+    """The text beside an ordering."""
     (line,) = [line for line in text.splitlines() if line.startswith(f"| {ordering} |")]
     return line.split(" | ")[1]
 

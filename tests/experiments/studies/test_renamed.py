@@ -1,4 +1,4 @@
-"""Records of before a name changed are read by the names of today."""
+"""Records with earlier names are read as if they had the present ones."""
 
 import copy
 import json

@@ -117,7 +117,7 @@ def record(
 
 
 def made_up_settings(run, models):
-    """As much of a config as runs are told apart by."""
+    """The part of a config by which runs are distinguished."""
     method, *rest = run.split(",")
     size = rest[0] if rest and rest[0] in cifar100_table1.FRACTIONS else "4700"
     fractions = {"small": 1.0, "large": cifar100_table1.FRACTIONS[size]}
@@ -754,7 +754,7 @@ def test_notes_are_placed_as_they_are_and_runs_own_at_the_end(tmp_path):
 
 
 def test_every_section_of_the_notes_is_on_the_projects_pages():
-    """So none is written in vain, and none is lost by a heading that changed."""
+    """So no note is written in vain, and none is lost when a heading changes."""
     ours = results.load_results(ROOT / "results")
     texts = results.render(ours, ROOT / "RESULTS.md").texts
     for name, notes in ours.notes.items():

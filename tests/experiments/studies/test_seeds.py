@@ -15,7 +15,7 @@ NUMBER = 0.001
 
 
 def whole(seeds):
-    """A run of `seeds`, whose numbers tell what they are of."""
+    """A record of `seeds`, whose numbers encode what they belong to."""
     value = lambda start: [start + NUMBER * seed for seed in seeds]
     final = {"small": {"test": {"accuracy": value(0.2), "loss": value(2)}}, "large": {}}
     return Record(

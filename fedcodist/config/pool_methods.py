@@ -1,8 +1,7 @@
-"""From a config's `pools` and `algorithm` to an algorithm, by the names that configs use.
+"""Builds methods of pools, whose server has a model for each pool of clients, from a config.
 
-`algorithm.name` is what a server does with its clients' models, or a method without one: of parties, or
-of clients on a graph. How clients train is `fedcodist.config.client_methods`. OFFERS are the arguments
-that a method of pools may have; its others are the settings of `algorithm`.
+How clients train is `fedcodist.config.client_methods`. OFFERS makes those of a method's arguments that
+are no settings. The others are settings of `algorithm`.
 """
 
 import functools
@@ -23,7 +22,6 @@ from fedcodist.algorithms.pools.pool import Pool
 from fedcodist.config.bind import bind, offered
 from fedcodist.config.client_methods import (
     Clients,
-    check_not_text,
     client_method,
     local_training,
     server_optimizer,
@@ -32,19 +30,10 @@ from fedcodist.config.client_methods import (
 from fedcodist.config.compression import with_links
 from fedcodist.config.config_errors import choice
 from fedcodist.config.data import Data
-from fedcodist.config.execution import as_executed, check_plainly_executed, execution_of
-from fedcodist.config.graph_methods import build_on_graph
+from fedcodist.config.execution import as_executed, execution_of
 from fedcodist.config.networks import MODELS, layers_of, model_of, narrowed
 from fedcodist.config.optimizers import distillation_optimizer
-from fedcodist.config.party_methods import build_of_parties
-from fedcodist.config.registry import (
-    BASELINE,
-    GRAPH,
-    PARTIES,
-    algorithm_entry,
-    function_of,
-    method_of,
-)
+from fedcodist.config.registry import BASELINE, algorithm_entry, function_of, method_of
 from fedcodist.core.batches import Preprocess
 from fedcodist.core.checks import check_number
 from fedcodist.core.method import FederatedAlgorithm
@@ -55,18 +44,9 @@ from fedcodist.distillation.validation import ValidationData
 from fedcodist.distillation.weight_averaging import WeightAveraging
 
 
-def build_algorithm(config: ConfigDict, data: Data) -> FederatedAlgorithm:
-    """Assembles the algorithm that a config describes; the data themselves are not read.
-
-    Raises:
-      ValueError, TypeError: one line that names the setting and what is allowed.
-    """
-    execution_of(config)  # a mistake there is told first
+def build_of_pools(config: ConfigDict, data: Data) -> FederatedAlgorithm:
+    """The method of pools that a config's `algorithm` names."""
     entry = algorithm_entry(config)
-    check_not_text("algorithm.name", entry, data)
-    if entry.kind in (PARTIES, GRAPH):
-        check_plainly_executed(config)
-        return (build_of_parties if entry.kind == PARTIES else build_on_graph)(config, data)
     function = independent_pools if entry.name == BASELINE else function_of(entry)
     given = offered(function, OFFERS, config, data)
     build = functools.partial(bind, function, config.algorithm, "algorithm.")
@@ -96,7 +76,7 @@ def _check_rates(config: ConfigDict) -> None:
 
 
 def _clients_of_pools(config: ConfigDict, data: Data) -> dict[str, np.ndarray]:
-    """Pool -> client indices: those of its `domain`, or its `fraction` of all."""
+    """Pool -> indices of its clients: those of its `domain`, or its `fraction` of all."""
     if data.text is not None and data.text.pools is not None:
         of_domain = data.text.pools
         return {
@@ -121,7 +101,7 @@ def _one_pool(config: ConfigDict, data: Data) -> Pool:
 
 
 def _levels(config: ConfigDict, data: Data) -> dict[str, HeteroFLLevel]:
-    """Of HeteroFL: every pool has a `share` of the units of one network's hidden layers."""
+    """HeteroFL's levels: every pool has a `share` of the units of one network's hidden layers."""
     training = config.training
     if data.models is not None:
         raise ValueError("algorithm.name must be another than hetero_fl for text.")
@@ -135,7 +115,7 @@ def _levels(config: ConfigDict, data: Data) -> dict[str, HeteroFLLevel]:
         values = sorted({pool[setting] for pool in config.pools.values()})
         if len(values) > 1:
             raise ValueError(f"pools must have one {setting} for hetero_fl, got {values}.")
-    _whole_model(config, data)  # a mistake is told by its setting
+    _whole_model(config, data)  # for errors that name the setting
     levels = {}
     for name, pool in config.pools.items():
         create, shape = MODELS[pool.model]
@@ -146,7 +126,7 @@ def _levels(config: ConfigDict, data: Data) -> dict[str, HeteroFLLevel]:
 
 
 def _whole_model(config: ConfigDict, data: Data) -> Model:
-    """The network of which HeteroFL's pools have parts."""
+    """The whole network, of which HeteroFL's pools have parts."""
     name, pool = _first(config)
     return as_executed(config, model_of(config, data, f"pools.{name}.model", pool.model))
 
@@ -156,7 +136,7 @@ def _first(config: ConfigDict) -> tuple[str, ConfigDict]:
 
 
 def _alpha(config: ConfigDict) -> dict[str, float]:
-    """Pool -> alpha: its own, or all pools'."""
+    """Pool -> alpha: the pool's setting, or else the algorithm's."""
     check_number("algorithm.alpha", config.algorithm.alpha, 0, 1)
     of_pools = {name: pool.alpha for name, pool in config.pools.items()}
     return {n: config.algorithm.alpha if value is None else value for n, value in of_pools.items()}
@@ -172,7 +152,7 @@ def _alpha_schedule(name: str, rounds: int) -> Callable[[Any, Any], Any]:
 
 
 def _distillation_preprocess(config: ConfigDict, data: Data) -> Preprocess:
-    """How the server reads images: as clients do, and with `algorithm.flip` flipped at random."""
+    """How the server reads images: as clients do, with `algorithm.flip` flipped at random too."""
     settings = config.algorithm
     if data.text is not None and (settings.flip or settings.mixup_beta):
         raise ValueError(
@@ -223,7 +203,7 @@ def _cached(config: ConfigDict, data: Data) -> bool:
     return config.algorithm.cached
 
 
-# Fields of `distillation` and of `hyper` among them.
+# Some are fields of `distillation` and of `hyper`.
 OFFERS: dict[str, Callable[[ConfigDict, Data], Any]] = {
     "pools": _pools,
     "pool": _one_pool,

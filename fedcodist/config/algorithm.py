@@ -1,0 +1,36 @@
+"""Builds the algorithm that a config describes, by the kind of the method in `algorithm.name`."""
+
+from collections.abc import Callable
+
+from ml_collections import ConfigDict
+
+from fedcodist.config.client_methods import check_not_text
+from fedcodist.config.data import Data
+from fedcodist.config.execution import check_plainly_executed, execution_of
+from fedcodist.config.graph_methods import build_on_graph
+from fedcodist.config.party_methods import build_of_parties
+from fedcodist.config.pool_methods import build_of_pools
+from fedcodist.config.registry import CLIENTS, GRAPH, PARTIES, POOLS, algorithm_entry
+from fedcodist.core.method import FederatedAlgorithm
+
+# FedAvg is a method of clients. As `algorithm.name` it stands for pools that do not teach each other.
+_BUILDERS: dict[str, Callable[[ConfigDict, Data], FederatedAlgorithm]] = {
+    CLIENTS: build_of_pools,
+    POOLS: build_of_pools,
+    PARTIES: build_of_parties,
+    GRAPH: build_on_graph,
+}
+
+
+def build_algorithm(config: ConfigDict, data: Data) -> FederatedAlgorithm:
+    """Builds the algorithm that a config describes; examples are not read.
+
+    Raises:
+      ValueError, TypeError: names the setting and what is allowed.
+    """
+    execution_of(config)  # so that a mistake in `execution` is reported first
+    entry = algorithm_entry(config)
+    check_not_text("algorithm.name", entry, data)
+    if entry.kind in (PARTIES, GRAPH):
+        check_plainly_executed(config)
+    return _BUILDERS[entry.kind](config, data)
