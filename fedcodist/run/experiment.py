@@ -104,13 +104,13 @@ class Outcome(NamedTuple):
     """The results of a run.
 
     Attributes:
-      metrics_lines: a dictionary per evaluation, model, split and seed, as in metrics.jsonl.
+      records: metrics lines, a dictionary per evaluation, model, split and seed, as in metrics.jsonl.
       variables: model -> trained Variables with a leading axis of seeds, on the host.
       summary: as in summary.json.
       state: the algorithm's last state, leaves [seeds, ...], for a later phase's `start`.
     """
 
-    metrics_lines: list[Record]
+    records: list[Record]
     variables: dict[str, Variables]
     summary: dict[str, Any]
     state: PyTree = None

@@ -138,7 +138,7 @@ def records(algorithm):
     experiment = Experiment(algorithm, data, {"test": DATA}, ROUNDS, evaluate_every=ROUNDS)
     return [
         {key: record[key] for key in ("round", "model", "loss", "accuracy")}
-        for record in run_experiment(experiment, show_progress=False).metrics_lines
+        for record in run_experiment(experiment, show_progress=False).records
         if "accuracy" in record
     ]
 

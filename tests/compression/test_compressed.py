@@ -73,7 +73,7 @@ def run(method, cohort_size=3, source=resident_data, rounds=ROUNDS):
 
 def bytes_of(outcome, way):
     """By round, means over the cohort."""
-    return [r[f"client_bytes_{way}"] for r in outcome.metrics_lines if r["split"] == "clients"]
+    return [r[f"client_bytes_{way}"] for r in outcome.records if r["split"] == "clients"]
 
 
 def local(w, client):

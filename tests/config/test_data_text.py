@@ -115,7 +115,7 @@ def test_a_run_and_its_table(folder, tmp_path, method, capsys):
         variables = outcome.variables[pool]
         first_seed = jax.tree.map(lambda leaf: leaf[0], variables)
         save_model(tmp_path / "run" / f"{pool}_seed0.safetensors", first_seed)
-    last = {(r["model"], r["split"]): r for r in outcome.metrics_lines if r["round"] == 2}
+    last = {(r["model"], r["split"]): r for r in outcome.records if r["round"] == 2}
     for split in ("test", "test_prose", "test_code", "held_out_prose", "held_out_code"):
         record = last["small", split]
         assert 0 <= record["accuracy"] <= 1 and 1 < np.exp(record["loss"]) < 40
@@ -170,7 +170,7 @@ def test_a_sampled_softmax_trains_and_all_words_are_evaluated(folder):
         config = config_of(folder)
         config.training.samples = samples
         outcome = run_experiment(build_experiment(config), show_progress=False)
-        losses.append([r["loss"] for r in outcome.metrics_lines if r["split"] == "held_out_code"])
+        losses.append([r["loss"] for r in outcome.records if r["split"] == "held_out_code"])
     exact, sampled = np.array(losses)
     assert sampled[0] == exact[0] and not np.allclose(sampled[-2:], exact[-2:], rtol=1e-5)
     np.testing.assert_allclose(sampled, exact, rtol=0.1)

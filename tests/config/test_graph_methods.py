@@ -175,7 +175,7 @@ def test_mhd_runs_on_the_data_and_networks_of_fed_md():
     outcome = run_experiment(build_experiment(config, data), show_progress=False)
     assert set(seen) >= {config.algorithm.public_batch_size}
     assert config.training.batch_size not in seen
-    last = [record for record in outcome.metrics_lines if record["split"] == "test"][-1]
+    last = [record for record in outcome.records if record["split"] == "test"][-1]
     assert np.isfinite(last["loss"]) and len(last["per_label_accuracy"]) == 10
 
 

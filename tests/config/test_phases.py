@@ -80,7 +80,7 @@ def test_the_first_record_is_the_baseline(finished):
     """The collaboration starts from the models after private training, before any update."""
     folder, _, outcome = finished
     baseline = final(folder / "phases" / "private")
-    first = [r for r in outcome.metrics_lines if r["round"] == 0 and r["split"] == "held_out"]
+    first = [r for r in outcome.records if r["round"] == 0 and r["split"] == "held_out"]
     assert {r["model"]: r["accuracy"] for r in first} == {
         party: splits["held_out"]["accuracy"][0] for party, splits in baseline.items()
     }
@@ -232,7 +232,7 @@ def test_test_data_are_looked_at_only_where_the_name_says_so(stopping, phase):
         run_experiment(phases.phase_experiment(config, each, phase, start), show_progress=False)
         for each in (data, other)
     )
-    assert ours.metrics_lines != theirs.metrics_lines
+    assert ours.records != theirs.records
     leaves = [jax.tree.leaves(outcome.variables) for outcome in (ours, theirs)]
     same = all(np.array_equal(*pair) for pair in zip(*leaves, strict=True))
     assert same == (stopping != "test_data")
@@ -243,7 +243,7 @@ def test_streamed_examples_give_the_same(finished):
     _, start, outcome = finished
     config = small_config(**{"execution.stream": True})
     streamed = run_experiment(build_experiment(config)._replace(start=start), show_progress=False)
-    for ours, theirs in zip(streamed.metrics_lines, outcome.metrics_lines, strict=True):
+    for ours, theirs in zip(streamed.records, outcome.records, strict=True):
         assert ours["model"] == theirs["model"]
         assert ours["loss"] == pytest.approx(theirs["loss"], rel=1e-4)
 

@@ -49,7 +49,7 @@ def trained_on(folder, rounds, rate, with_teachers=False):
         evaluation_batch_size=8,
         evaluation_preprocess=all_candidates(titles),
     )
-    records = fc.run_experiment(experiment, show_progress=False).metrics_lines
+    records = fc.run_experiment(experiment, show_progress=False).records
     return [record for record in records if record["split"] == "test"]
 
 

@@ -115,8 +115,8 @@ def test_a_stopped_run_goes_on_to_the_same_bits(tmp_path):
         run_experiment(experiment, tmp_path / "run", callbacks=[stop], **settings)
     resumed = run_experiment(experiment, tmp_path / "run", callbacks=[stop], **settings)
     assert seen[4:] == [3, 4]  # it went on from round 2
-    assert resumed.metrics_lines == whole.metrics_lines
-    measured = [each for each in whole.metrics_lines if each["split"] == "clients"]
+    assert resumed.records == whole.records
+    measured = [each for each in whole.records if each["split"] == "clients"]
     assert all(each["client_bytes_up"] > 0 for each in measured) and len(measured) == 4
     both = (resumed.variables, whole.variables)
     assert all(jax.tree.leaves(jax.tree.map(np.array_equal, *both)))

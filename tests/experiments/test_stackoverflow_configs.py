@@ -121,8 +121,8 @@ def test_both_domains_are_evaluated_around_a_codistillation(folders):
     config.evaluation.around.update(before=1, after=1)
     config.evaluation.final_splits = ()
     outcome = run_experiment(build_experiment(config), show_progress=False)
-    rounds = {(record["model"], record["split"]): set() for record in outcome.metrics_lines}
-    for record in outcome.metrics_lines:
+    rounds = {(record["model"], record["split"]): set() for record in outcome.records}
+    for record in outcome.records:
         rounds[record["model"], record["split"]].add(record["round"])
     for model in ("small", "large"):
         for split in ("held_out", "held_out_questions", "held_out_answers"):

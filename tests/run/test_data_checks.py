@@ -424,7 +424,7 @@ def test_labels_in_other_plain_forms_train_as_whole_numbers(form):
         run_experiment(experiment(examples(own), {"test": examples(own)}), show_progress=False)
         for own in (whole, labels)
     ]
-    assert found[0].metrics_lines == found[1].metrics_lines
+    assert found[0].records == found[1].records
     jax.tree.map(np.testing.assert_array_equal, *(each.variables for each in found))
 
 

@@ -99,7 +99,7 @@ def outcome(one_device_and_one_compilation):
 
 
 def test_a_run_in_memory_returns_every_record(outcome):
-    found = [(r["round"], r["model"], r["split"], r["seed"]) for r in outcome[0].metrics_lines]
+    found = [(r["round"], r["model"], r["split"], r["seed"]) for r in outcome[0].records]
     assert sorted(found) == sorted(
         (round, model, split, seed)
         for round in (0, 2, 4, 5)
@@ -108,14 +108,14 @@ def test_a_run_in_memory_returns_every_record(outcome):
         for seed in (7, 8)
         if (round, split) != (0, "clients")
     )
-    json.dumps(outcome[0].metrics_lines, allow_nan=False)
+    json.dumps(outcome[0].records, allow_nan=False)
 
 
 def test_final_splits_are_looked_at_once_after_the_last_round(outcome):
     experiment = make_experiment()
     test = {"test": experiment.splits["test"]}
     later = run_experiment(experiment._replace(splits={"train": make_data()}, final_splits=test))
-    seen = {(record["round"], record["split"]) for record in later.metrics_lines}
+    seen = {(record["round"], record["split"]) for record in later.records}
     assert {split for round, split in seen if round < 5} == {"train", "clients"}
     assert later.summary["final"]["slow"]["test"] == outcome[0].summary["final"]["slow"]["test"]
     with pytest.raises(ValueError, match=r"final_splits must not name .*, got 'test'"):
@@ -127,9 +127,9 @@ def test_rounds_evaluated_besides_change_nothing_else(outcome, tmp_path, also):
     experiment = make_experiment(evaluate_also=also, checkpoint_every=2)
     found = run_experiment(experiment, tmp_path)
     models = lambda records: [record for record in records if record["split"] != "clients"]
-    assert {record["round"] for record in found.metrics_lines} == {0, 2, 4, 5} | set(also)
-    regular = [record for record in models(found.metrics_lines) if record["round"] in (0, 2, 4, 5)]
-    assert regular == models(outcome[0].metrics_lines)
+    assert {record["round"] for record in found.records} == {0, 2, 4, 5} | set(also)
+    regular = [record for record in models(found.records) if record["round"] in (0, 2, 4, 5)]
+    assert regular == models(outcome[0].records)
     assert {path.name for path in (tmp_path / "checkpoints").iterdir()} <= {
         f"round_{round:08}.msgpack" for round in (2, 4, 5)
     }
@@ -140,12 +140,12 @@ def test_programs_of_an_earlier_run_serve_other_seeds_and_floats(outcome):
     compiled = experiment_programs(experiment)
     run_experiment(experiment, programs=compiled)
     again = run_experiment(make_experiment(), programs=compiled)
-    assert again.metrics_lines == outcome[0].metrics_lines
+    assert again.records == outcome[0].records
     assert compiled.train._cache_size() == 1
 
 
 def test_callbacks_get_the_records_of_each_evaluation(outcome):
-    records, calls = outcome[0].metrics_lines, outcome[1]
+    records, calls = outcome[0].records, outcome[1]
     assert [{record["round"] for record in call} for call in calls] == [{0}, {2}, {4}, {5}]
     assert [record for call in calls for record in call] == records
 
@@ -175,7 +175,7 @@ def test_the_records_are_of_the_variables_that_are_returned(outcome):
             for index, seed in enumerate((7, 8)):
                 (record,) = [
                     r
-                    for r in outcome[0].metrics_lines
+                    for r in outcome[0].records
                     if (r["round"], r["model"], r["split"], r["seed"]) == (5, model, split, seed)
                 ]
                 logits = image @ variables.params["kernel"][index] + variables.params["bias"][index]
@@ -204,7 +204,7 @@ def test_a_metric_that_is_undefined_for_all_clients_is_null():
     pools = {"main": Pool(method, np.arange(CLIENTS), 2)}
     algorithm = independent_pools(pools, make_data().columns)
     experiment = make_experiment(rounds=1)._replace(algorithm=algorithm)
-    for record in run_experiment(experiment).metrics_lines:
+    for record in run_experiment(experiment).records:
         if record["split"] != "clients":
             assert record["precision"] is None
             assert record["per_client"] == dict.fromkeys(
@@ -223,7 +223,7 @@ def test_the_summary(outcome):
     summary = outcome[0].summary
     assert summary["finished"] and summary["rounds"] == 5 and summary["seconds"] > 0
     assert summary["models"]["fast"]["parameters"] == CLASSES * (FEATURES + 1)
-    last = [r for r in outcome[0].metrics_lines if r["round"] == 5 and r["split"] == "test"]
+    last = [r for r in outcome[0].records if r["round"] == 5 and r["split"] == "test"]
     for record in last:
         index = record["seed"] - 7
         assert summary["final"][record["model"]]["test"]["loss"][index] == record["loss"]
@@ -245,12 +245,12 @@ def test_streamed_data_and_seeds_at_once_give_the_same(outcome):
         jax.tree.leaves(other.variables), jax.tree.leaves(outcome[0].variables), strict=True
     ):
         np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)
-    assert len(other.metrics_lines) == len(outcome[0].metrics_lines)
+    assert len(other.records) == len(outcome[0].records)
 
 
 @pytest.mark.parametrize("rounds", [1, 2, 3])
 def test_the_last_round_is_evaluated_once(rounds):
-    records = run_experiment(make_experiment(rounds)).metrics_lines
+    records = run_experiment(make_experiment(rounds)).records
     evaluated = [
         r["round"] for r in records if (r["model"], r["split"], r["seed"]) == ("slow", "test", 7)
     ]
@@ -286,7 +286,7 @@ def test_a_run_stopped_after_its_metrics_were_written_goes_on(round, tmp_path):
     calls = []
     resumed = run_experiment(experiment, tmp_path / "run", callbacks=[calls.append], **settings)
     assert contents(tmp_path / "run") == contents(tmp_path / "whole")
-    assert resumed.metrics_lines == whole.metrics_lines
+    assert resumed.records == whole.records
     # If there was a checkpoint, the run continued from it.
     assert calls[0][0]["round"] == (5 if round == 5 else 0)
     for ours, theirs in zip(
@@ -344,14 +344,14 @@ def test_a_start_serves_several_runs():
     """Training frees the memory of its input, but not of arrays that the caller still uses."""
     state = run_experiment(make_experiment()).state
     one, other = (run_experiment(make_experiment(start=state)) for _ in range(2))
-    assert one.metrics_lines == other.metrics_lines
+    assert one.records == other.records
     jax.tree.map(np.asarray, state)
 
 
 def test_preprocessing_of_evaluation_may_make_a_batch_anew():
     only = lambda batch, key, positions: {"image": batch["image"], "label": batch["label"]}
     outcome = run_experiment(make_experiment(evaluation_preprocess=only))
-    assert outcome.metrics_lines == run_experiment(make_experiment()).metrics_lines
+    assert outcome.records == run_experiment(make_experiment()).records
 
 
 def test_edited_metrics_are_refused(tmp_path):
@@ -513,7 +513,7 @@ def test_a_run_may_start_from_an_earlier_phase():
     found = run_experiment(experiment._replace(start=start), show_progress=False)
     expected = run_experiment(make_experiment(rounds=1, seed=3), show_progress=False)
     losses = [
-        [r["loss"] for r in each.metrics_lines if r["round"] == 0 and r["split"] == "test"]
+        [r["loss"] for r in each.records if r["round"] == 0 and r["split"] == "test"]
         for each in (found, expected)
     ]
     assert losses[0] == losses[1]
@@ -543,7 +543,7 @@ def test_where_all_checkpoints_are_damaged_training_begins_again(tmp_path):
         path.write_bytes(path.read_bytes()[:-1])
     with pytest.warns(UserWarning, match="goes on from the beginning"):
         found = run_experiment(make_experiment(), tmp_path)
-    assert found.metrics_lines == expected.metrics_lines
+    assert found.records == expected.records
     assert len(list((tmp_path / "checkpoints").glob("round_*"))) == 2
 
 

@@ -167,7 +167,7 @@ def test_an_isolated_run_learns_what_follows_what(tmp_path):
         evaluation_preprocess=preprocess,
     )
     outcome = run_experiment(experiment, tmp_path / "run", show_progress=False)
-    before, after = (record for record in outcome.metrics_lines if record["split"] == "train")
+    before, after = (record for record in outcome.records if record["split"] == "train")
     assert after["loss"] < before["loss"] / 2 and after["accuracy"] > 0.5 > before["accuracy"]
 
 

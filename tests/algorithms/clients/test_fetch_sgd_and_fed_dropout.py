@@ -64,7 +64,7 @@ def run(method, cohort_size=3, rounds=ROUNDS):
 
 
 def bytes_of(outcome, way):
-    return [r[f"client_bytes_{way}"] for r in outcome.metrics_lines if r["split"] == "clients"]
+    return [r[f"client_bytes_{way}"] for r in outcome.records if r["split"] == "clients"]
 
 
 def examples(client):

@@ -97,7 +97,7 @@ def run(source=resident_data, cohort=2, also=None, rounds=ROUNDS, **settings):
 def of_teachers(outcome, round=ROUNDS):
     return [
         record
-        for record in outcome.metrics_lines
+        for record in outcome.records
         if record["model"] == "main_teachers" and record["round"] == round
     ]
 
@@ -193,7 +193,7 @@ def test_pools_with_and_without_models_of_their_own():
         "plain": Pool(fed_avg(STUDENT, TRAINING), np.arange(2), 1),
     }
     alone, streamed = usual_run(), run(StreamedData, also=also)
-    models = {record["model"] for record in streamed.metrics_lines}
+    models = {record["model"] for record in streamed.records}
     assert models == {"main", "second", "plain", "main_teachers", "second_teachers"}
     for one, other in zip(of_teachers(alone), of_teachers(streamed), strict=True):
         assert one["loss"] == pytest.approx(other["loss"], rel=1e-4)
@@ -209,7 +209,7 @@ def test_groups_of_fed_sdd_have_teachers_of_their_own():
         distillation=Distillation(0, 1, optax.sgd),
     )
     experiment = Experiment(algorithm, resident_data(TRAIN), {"test": TEST}, 1, evaluate_every=1)
-    records = run_experiment(experiment, show_progress=False).metrics_lines
+    records = run_experiment(experiment, show_progress=False).records
     losses = {r["model"]: r["loss"] for r in records if r["round"] == 1 and "loss" in r}
     assert losses["main_teachers"] != losses["model_1_teachers"]
 

@@ -541,7 +541,7 @@ def test_a_killed_run_with_checkpoints_on_the_host_goes_on_with_the_same_bits(
         run(tmp_path / "killed", [killed])
     again = run(tmp_path / "killed")
     assert same(whole.variables, again.variables)
-    assert whole.metrics_lines == again.metrics_lines
+    assert whole.records == again.records
 
 
 @pytest.mark.parametrize(
@@ -603,7 +603,7 @@ def test_every_head_of_every_client_is_evaluated_and_bytes_are_counted():
         Experiment(algorithm, resident_data(private, {PUBLIC: PUBLIC_COLUMNS}), {"test": test}, 4),
         show_progress=False,
     )
-    records = [r for r in outcome.metrics_lines if r["split"] == "test" and r["round"] == 4]
+    records = [r for r in outcome.records if r["split"] == "test" and r["round"] == 4]
     assert {r["model"] for r in records} == {"narrow_0", "narrow_2", "wide_1", "wide_3"}
     for record in records:
         for name in ("accuracy", "accuracy_head_1", "accuracy_head_2"):
