@@ -210,7 +210,7 @@ def make_data():
         "label": draws.integers(0, 100, rows, dtype=np.int32),
     }
     owners = np.repeat(np.arange(CLIENTS), EXAMPLES)
-    return FederatedData.from_arrays(columns, client_of_example=owners), columns["image"][:5000]
+    return FederatedData.from_arrays(columns, client_of_row=owners), columns["image"][:5000]
 
 
 def make_gemm(mesh):

@@ -55,7 +55,7 @@ def open_source(arguments: argparse.Namespace) -> preparation.Source:
         splits = {
             name: FederatedData.from_arrays(
                 {"tokens": tokens[own], "label": sentences.labels[own]},
-                client_of_example=documents[own],
+                client_of_row=documents[own],
             )
             for name, own in rows.items()
         }

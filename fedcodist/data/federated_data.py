@@ -58,7 +58,7 @@ class FederatedData:
         cls,
         columns: Mapping[str, Any],
         *,
-        client_of_example: Any = None,
+        client_of_row: Any = None,
         partition: Sequence[Any] | Mapping[Any, Any] | None = None,
         offsets: Any = None,
         client_ids: Sequence[str] | np.ndarray | None = None,
@@ -66,11 +66,11 @@ class FederatedData:
     ) -> FederatedData:
         """Makes federated data from arrays `[examples, ...]` and the owner of each example.
 
-        Exactly one of `client_of_example`, `partition` and `offsets` is given.
+        Exactly one of `client_of_row`, `partition` and `offsets` is given.
 
         Args:
           columns: name -> array `[examples, ...]`.
-          client_of_example: `[examples]`, natural ids or client indices. Natural ids are text or UTF-8
+          client_of_row: `[examples]`, natural ids or client indices. Natural ids are text or UTF-8
             bytes, and clients are then sorted by id. Integers are indices from 0; pass integer ids as
             str.
           partition: for each client an integer array of its examples, as the functions of
@@ -84,11 +84,11 @@ class FederatedData:
           ValueError, TypeError: arrays that do not fit together.
         """
         check_boolean("allow_empty", allow_empty)
-        given = {"client_of_example": client_of_example, "partition": partition, "offsets": offsets}
+        given = {"client_of_row": client_of_row, "partition": partition, "offsets": offsets}
         named = [name for name, value in given.items() if value is not None]
         if len(named) != 1:
             raise ValueError(
-                "from_arrays needs exactly one of client_of_example, partition and offsets, "
+                "from_arrays needs exactly one of client_of_row, partition and offsets, "
                 f"but got {' and '.join(named) if named else 'none of them'}"
             )
         columns = _checked_columns(columns)
@@ -105,8 +105,8 @@ class FederatedData:
                 partition = list(partition.values())
             order, offsets = _order_of_partition(partition, num_examples)
         else:
-            order, offsets, natural_ids = _order_by_client(
-                client_of_example, num_examples, client_ids, allow_empty
+            order, offsets, natural_ids = _order_of_client_of_row(
+                client_of_row, num_examples, client_ids, allow_empty
             )
             client_ids = natural_ids if client_ids is None else client_ids
         if client_ids is None:
@@ -495,49 +495,49 @@ def _order_of_partition(
     return order, _offsets_of_sizes([len(examples) for examples in parts])
 
 
-def _order_by_client(
-    client_of_example: Any,
+def _order_of_client_of_row(
+    client_of_row: Any,
     num_examples: int,
     client_ids: Sequence[str] | np.ndarray | None,
     allow_empty: bool,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    owners = _natural_ids_as_text(_numbers("client_of_example", client_of_example))
+    owners = _natural_ids_as_text(_numbers("client_of_row", client_of_row))
     if owners.shape != (num_examples,):
         raise ValueError(
-            f"client_of_example must name a client for each of the {num_examples} examples, "
+            f"client_of_row must name a client for each of the {num_examples} rows, "
             f"got shape {list(owners.shape)}"
         )
     if owners.dtype.kind == "U":
         if client_ids is not None:
-            raise ValueError("client_ids cannot be given when client_of_example holds natural ids")
+            raise ValueError("client_ids cannot be given when client_of_row holds natural ids")
         natural_ids, owners = np.unique(owners, return_inverse=True)
         num_clients = len(natural_ids)
     elif owners.dtype.kind in "iu":
         if num_examples and owners.min() < 0:
-            raise ValueError(f"client_of_example must not be negative, got {owners.min()}")
+            raise ValueError(f"client_of_row must not be negative, got {owners.min()}")
         largest = int(owners.max()) if num_examples else -1
         if client_ids is not None:
             num_clients = len(client_ids)
             if largest >= num_clients:
                 raise ValueError(
-                    f"client_of_example must be below the number of client_ids, {num_clients}, "
+                    f"client_of_row must be below the number of client_ids, {num_clients}, "
                     f"got {largest}"
                 )
         elif allow_empty:
             raise ValueError(
-                "client_ids must be given with integer client_of_example and allow_empty=True: "
+                "client_ids must be given with integer client_of_row and allow_empty=True: "
                 "they say how many clients there are"
             )
         else:
             num_clients = largest + 1
             if num_clients > num_examples:
                 raise ValueError(
-                    f"client_of_example holds client index {largest} but there are only {num_examples} "
-                    "examples, so some client has no examples; pass natural ids as strings"
+                    f"client_of_row holds client index {largest} but there are only {num_examples} "
+                    "rows, so some client has no examples; pass natural ids as strings"
                 )
         natural_ids = default_client_ids(num_clients)
     else:
-        raise TypeError(f"client_of_example must be integers, text or bytes, got {owners.dtype}")
+        raise TypeError(f"client_of_row must be integers, text or bytes, got {owners.dtype}")
     order = np.argsort(owners, kind="stable")
     return order, _offsets_of_sizes(np.bincount(owners, minlength=num_clients)), natural_ids
 
@@ -562,8 +562,8 @@ def _natural_ids_as_text(owners: np.ndarray) -> np.ndarray:
             try:
                 return owners.astype(np.int64)
             except OverflowError:
-                raise ValueError("client_of_example must be indices that 64 bits hold") from None
-    return client_id_array([_as_text("client_of_example", owner) for owner in owners.tolist()])
+                raise ValueError("client_of_row must be indices that 64 bits hold") from None
+    return client_id_array([_as_text("client_of_row", owner) for owner in owners.tolist()])
 
 
 def _offsets_of_sizes(sizes: Any) -> np.ndarray:

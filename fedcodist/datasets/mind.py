@@ -163,7 +163,7 @@ def training_examples(impressions: Impressions, chosen: Any) -> FederatedData:
         "history": impressions.history[chosen][impression],
     }
     users = np.array(impressions.users)[chosen]
-    return FederatedData.from_arrays(columns, client_of_example=users[impression])
+    return FederatedData.from_arrays(columns, client_of_row=users[impression])
 
 
 def evaluation_examples(impressions: Impressions, chosen: Any) -> FederatedData:
@@ -182,7 +182,7 @@ def evaluation_examples(impressions: Impressions, chosen: Any) -> FederatedData:
         "label": np.where(articles > 0, was_clicked, -1).astype(np.int8),
         "history": impressions.history[chosen],
     }
-    return FederatedData.from_arrays(columns, client_of_example=np.array(impressions.users)[chosen])
+    return FederatedData.from_arrays(columns, client_of_row=np.array(impressions.users)[chosen])
 
 
 def deal_users(

@@ -58,10 +58,10 @@ def test_keep_and_drop_columns():
 
 @settings(max_examples=50, deadline=None)
 @given(st.lists(st.integers(0, 4), min_size=1, max_size=30), st.booleans())
-def test_client_of_example_loses_nothing_and_keeps_row_order(owners, natural):
+def test_client_of_row_loses_nothing_and_keeps_row_order(owners, natural):
     owners = np.unique(owners, return_inverse=True)[1]
     ids = np.array([f"user{owner}" for owner in owners]) if natural else owners
-    data = FederatedData.from_arrays({"row": np.arange(len(owners))}, client_of_example=ids)
+    data = FederatedData.from_arrays({"row": np.arange(len(owners))}, client_of_row=ids)
     for index in range(data.num_clients):
         np.testing.assert_array_equal(data.client(index)["row"], np.flatnonzero(owners == index))
     assert data.num_examples == len(owners)
@@ -79,7 +79,7 @@ def test_client_of_example_loses_nothing_and_keeps_row_order(owners, natural):
     ids=["objects", "bytes", "both", "list"],
 )
 def test_natural_ids_in_other_types_are_the_same_clients(owners):
-    data = FederatedData.from_arrays({"row": np.arange(4)}, client_of_example=owners)
+    data = FederatedData.from_arrays({"row": np.arange(4)}, client_of_row=owners)
     assert data.client_ids.tolist() == ["a", "b", "é"]
     np.testing.assert_array_equal(data.get_client("b")["row"], [0, 2])
 
@@ -88,9 +88,7 @@ def test_client_ids_may_be_bytes_or_objects():
     for ids in ([b"a", "b"], np.array(["a", "b"], object), np.array([b"a", b"b"])):
         data = FederatedData.from_arrays({"x": np.ones(2)}, offsets=[0, 1, 2], client_ids=ids)
         assert data.client_ids.tolist() == ["a", "b"]
-    indices = FederatedData.from_arrays(
-        {"x": np.ones(2)}, client_of_example=np.array([1, 0], object)
-    )
+    indices = FederatedData.from_arrays({"x": np.ones(2)}, client_of_row=np.array([1, 0], object))
     assert indices.num_clients == 2
 
 
@@ -139,7 +137,7 @@ def test_partition_may_leave_rows_out():
 def test_memory_mapped_columns_in_order_are_not_copied(tmp_path):
     np.save(tmp_path / "x.npy", np.arange(8))
     column = np.load(tmp_path / "x.npy", mmap_mode="r")
-    data = FederatedData.from_arrays({"x": column}, client_of_example=[0, 0, 1, 1, 1, 2, 2, 2])
+    data = FederatedData.from_arrays({"x": column}, client_of_row=[0, 0, 1, 1, 1, 2, 2, 2])
     assert isinstance(data.columns["x"], np.memmap)
     assert isinstance(data.select([1, 2]).columns["x"], np.memmap)
 
@@ -160,7 +158,7 @@ def test_clients_without_examples_only_on_request():
     np.testing.assert_array_equal(data.client_sizes, [2, 0])
     np.testing.assert_array_equal(data.select([1]).client_sizes, [0])
     with pytest.raises(ValueError, match="client '1' has no examples"):
-        FederatedData.from_arrays({"x": np.ones(3)}, client_of_example=[0, 2, 2])
+        FederatedData.from_arrays({"x": np.ones(3)}, client_of_row=[0, 2, 2])
 
 
 def test_arrays_that_describe_clients_are_read_only():
@@ -198,17 +196,14 @@ X = {"x": np.arange(4)}
         ({"partition": {0: [0], "0": [1]}}, "different clients, got '0' twice"),
         ({"partition": {"a": [0]}, "client_ids": ["a"]}, "client_ids cannot be given"),
         ({"offsets": [[0], [1, 4]]}, "offsets must be one array"),
-        ({"client_of_example": [[0], [1, 2], 1, 1]}, "client_of_example must be one array"),
-        ({"client_of_example": np.array([b"a", b"\xff"] * 2)}, "must be text in UTF-8"),
-        ({"client_of_example": [0, 1]}, "each of the 4 examples"),
-        ({"client_of_example": [0, 1, 1, -1]}, "negative, got -1"),
-        ({"client_of_example": [0, 0, 0, 10**12]}, "pass natural ids as strings"),
-        (
-            {"client_of_example": [0, 0, 1, 1], "client_ids": ["a"]},
-            "below the number of client_ids, 1",
-        ),
-        ({"client_of_example": list("aabb"), "client_ids": ["a", "b"]}, "natural ids"),
-        ({"client_of_example": [0, 0, 1, 1], "allow_empty": True}, "client_ids must be given"),
+        ({"client_of_row": [[0], [1, 2], 1, 1]}, "client_of_row must be one array"),
+        ({"client_of_row": np.array([b"a", b"\xff"] * 2)}, "must be text in UTF-8"),
+        ({"client_of_row": [0, 1]}, "each of the 4 rows"),
+        ({"client_of_row": [0, 1, 1, -1]}, "negative, got -1"),
+        ({"client_of_row": [0, 0, 0, 10**12]}, "pass natural ids as strings"),
+        ({"client_of_row": [0, 0, 1, 1], "client_ids": ["a"]}, "below the number of client_ids, 1"),
+        ({"client_of_row": list("aabb"), "client_ids": ["a", "b"]}, "natural ids"),
+        ({"client_of_row": [0, 0, 1, 1], "allow_empty": True}, "client_ids must be given"),
     ],
 )
 def test_clear_errors_for_rows_and_clients(arguments, message):

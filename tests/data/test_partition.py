@@ -329,7 +329,7 @@ def test_merged_clients_are_whole_and_as_many(sizes, seed, data):
     count = data.draw(st.integers(1, len(sizes)))
     owner = np.repeat(np.arange(len(sizes)), sizes)
     columns = {"owner": owner, "row": np.arange(len(owner))}
-    merged = merge_clients(FederatedData.from_arrays(columns, client_of_example=owner), count, seed)
+    merged = merge_clients(FederatedData.from_arrays(columns, client_of_row=owner), count, seed)
     assert merged.client_ids.tolist() == [str(index) for index in range(count)]
     np.testing.assert_array_equal(np.sort(merged.columns["row"]), columns["row"])
     np.testing.assert_array_equal(owner[merged.columns["row"]], merged.columns["owner"])
@@ -339,9 +339,7 @@ def test_merged_clients_are_whole_and_as_many(sizes, seed, data):
 
 
 def three_clients():
-    return FederatedData.from_arrays(
-        {"x": np.arange(3)}, client_of_example=np.array(["a", "b", "c"])
-    )
+    return FederatedData.from_arrays({"x": np.arange(3)}, client_of_row=np.array(["a", "b", "c"]))
 
 
 def test_pools_from_ids():

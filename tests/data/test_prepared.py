@@ -26,7 +26,7 @@ def make_splits():
             "label": np.array([0, 1, 2, 0, 1, 2], np.int32),
             "text": np.array(["a", "bc", "ä", "", "e", "f"]),
         },
-        client_of_example=np.array(["u2", "u1", "u2", "u3", "u3", "u1"]),
+        client_of_row=np.array(["u2", "u1", "u2", "u3", "u3", "u1"]),
     )
     return {"train": train, "distillation": train.keep("image").select([0])}
 
