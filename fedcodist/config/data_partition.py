@@ -56,11 +56,10 @@ def repartitioned(
     """
     deal = choice("data.partition.name", settings.name, PARTITIONS)
     clients, splits = _without_validation(clients, settings.get("validation") or 0.0)
-    given = offered(deal, _OFFERS, clients)
-    with named("data.partition: "):
-        partition = bind(deal, settings, "data.partition.", seed=seed, **given)
+    given = offered(deal, _OFFERS, clients, settings.name)
+    partition = bind(deal, settings, "data.partition.", seed=seed, **given)
     columns = {n: c for n, c in clients.columns.items() if c.dtype.kind not in "SU"}
-    train = FederatedData.from_arrays(columns, partition=partition)
+    train = FederatedData.from_arrays(columns, partition=partition, allow_empty=clients.allow_empty)
     if rotations := settings.get("feature_rotations"):
         with named("data.partition.feature_"):
             train = feature_rotation(train, rotations, seed)
@@ -87,9 +86,10 @@ def _without_validation(
         rest, offsets=[0, clients.num_examples - kept], client_ids=["validation"]
     )
     columns = {name: column[:kept] for name, column in clients.columns.items()}
-    left = FederatedData(
-        columns, np.minimum(clients.offsets, kept), clients.client_ids, allow_empty=True
-    )
+    # Natural clients whose examples are all set apart train no more.
+    remaining = clients.offsets[:-1] < kept
+    offsets = np.minimum(clients.offsets[: remaining.sum() + 1], kept)
+    left = FederatedData(columns, offsets, clients.client_ids[remaining], clients.allow_empty)
     return left, {"validation": validation}
 
 
@@ -128,20 +128,21 @@ PARTITIONS: dict[str, Callable[..., Partition]] = {
 }
 
 
-def _labels(clients: FederatedData, name: str) -> np.ndarray:
-    if name not in clients.columns:
+def _labels(clients: FederatedData, column: str, partition: str) -> np.ndarray:
+    if column not in clients.columns:
         raise ValueError(
-            f"data.partition needs a column {name!r}, the data have {sorted(clients.columns)}"
+            f"data.partition.name: {partition!r} needs a column {column!r}, the data have "
+            f"{sorted(clients.columns)}"
         )
-    return clients.columns[name]
+    return clients.columns[column]
 
 
 # What partitions take besides settings.
-_OFFERS: dict[str, Callable[[FederatedData], Any]] = {
-    "labels": lambda clients: _labels(clients, "label"),
-    "fine_labels": lambda clients: _labels(clients, "label"),
-    "coarse_labels": lambda clients: _labels(clients, "coarse_label"),
-    "num_examples": lambda clients: clients.num_examples,
-    "columns": lambda clients: clients.columns,
-    "clients": lambda clients: clients,
+_OFFERS: dict[str, Callable[[FederatedData, str], Any]] = {
+    "labels": lambda clients, name: _labels(clients, "label", name),
+    "fine_labels": lambda clients, name: _labels(clients, "label", name),
+    "coarse_labels": lambda clients, name: _labels(clients, "coarse_label", name),
+    "num_examples": lambda clients, name: clients.num_examples,
+    "columns": lambda clients, name: clients.columns,
+    "clients": lambda clients, name: clients,
 }
