@@ -153,6 +153,8 @@ def _array(name: str, values: list[Any]) -> np.ndarray:
         # NumPy writes numbers beside text as text.
         if not all(isinstance(value, str) for value in np.asarray(values, object).flat):
             raise ValueError(f"{name} must be numbers or text, got both")
+        if array.tolist() != values:  # fixed-width text is padded with NUL
+            raise ValueError(f"{name} has text that ends in NUL")
         return array
     if array.dtype.kind not in "biuf":
         raise ValueError(f"{name} must be numbers or text, got {array.dtype}")

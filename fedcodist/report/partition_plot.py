@@ -45,7 +45,7 @@ def plot_partition(
       most_clients: of more clients this many are drawn, at even distances of their index.
 
     Returns:
-      The figure, which notebooks show.
+      The figure. A notebook shows it at the end of a cell, after `%matplotlib inline`.
 
     Raises:
       ImportError: matplotlib is missing; says what to install.

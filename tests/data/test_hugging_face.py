@@ -128,6 +128,7 @@ def test_many_examples_are_read_in_order():
             {},
             "feature 'x' must be images, numbers",
         ),
+        (lambda: hf.Dataset.from_dict({"x": ["a\0"]}), {}, "feature 'x' has text that ends in NUL"),
         (lambda: "cifar10", {}, "split must be given with the name of a data set, 'cifar10'"),
         (lambda: [1, 2], {}, "source must be a name, a datasets.Dataset or"),
     ],

@@ -108,6 +108,7 @@ USER = {"a": {"x": [[0.1, 0.2]], "y": [1]}}
         (leaf({"a": {"x": 3, "y": []}}), None, "user 'a' must have lists x and y"),
         (leaf({"a": {"x": [[1], [1, 2]], "y": [1, 2]}}), None, "x must be examples of one shape"),
         (leaf({"a": {"x": [["b", 1]], "y": [1]}}), None, "x must be numbers or text, got both"),
+        (leaf({"a": {"x": ["b\0"], "y": [1]}}), None, "x has text that ends in NUL"),
         (leaf({"a": {"x": [None], "y": [1]}}), None, "x must be numbers or text, got object"),
         (leaf({"a": {"x": [1], "y": [2**40]}}), None, "y must be whole numbers within 32 bits"),
         (leaf(USER), (3, 1, 1), "x must be 3 numbers for image_shape"),
