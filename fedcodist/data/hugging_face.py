@@ -197,7 +197,8 @@ def _image(name: str, image: Any, example: int) -> np.ndarray:
             f"{type(image).__name__}; cast_column(..., datasets.Image()) decodes them"
         )
     # A palette's indices, and pixels of one bit, are no colours.
-    array = np.asarray(image.convert({"1": "L", "P": "RGB"}.get(image.mode, image.mode)))
+    colours = {"1": "L", "P": "RGB"}.get(image.mode)
+    array = np.asarray(image if colours is None else image.convert(colours))
     if array.dtype != np.uint8:
         raise TypeError(
             f"feature {name!r} of example {example} must be an image of 8 bits, got mode {image.mode!r}"

@@ -18,7 +18,8 @@ def from_npz(
 ) -> dict[str, np.ndarray]:
     """Reads arrays of an archive as columns, `{column: array [examples, ...]}`, for a partitioner.
 
-        train = fc.from_npz("mnist.npz", {"image": "x_train", "label": "y_train"})
+        columns = fc.from_npz("mnist.npz", {"image": "x_train", "label": "y_train"})
+        columns["image"] = columns["image"][..., None]  # configs want an axis of channels
 
     Args:
       path: a file that `numpy.savez` wrote.

@@ -74,9 +74,9 @@ def save_prepared(
 
     `train` are the clients; with `data.partition` they are dealt anew, and `held_out` and `test` may be
     missing if `evaluation` does not name them. `distillation` are images without labels for methods that
-    distil; `data.unlabelled_folder` may name another folder in its place. Arguments that configs read are `mean`
-    and `deviation` of each channel (of pixels divided by 255), and `num_classes`, if there are more than
-    the labels show.
+    distil; `data.unlabelled_folder` may name another folder in its place. Configs read the arguments
+    `mean` and `deviation` of each channel (of pixels divided by 255), and `num_classes`, if there are
+    more than the labels show.
 
     Everything is written into a hidden temporary folder beside it, which is then renamed.
 

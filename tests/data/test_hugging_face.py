@@ -40,6 +40,13 @@ def test_pictures_and_class_labels_become_columns(arrays):
     assert train.num_examples == 12
 
 
+def test_palettes_become_colours():
+    image = pytest.importorskip("PIL.Image").fromarray(PICTURES[0] // 128 * 255).convert("P")
+    features = hf.Features({"img": hf.Image()})
+    columns = from_hugging_face(hf.Dataset.from_dict({"img": [image]}, features=features))
+    np.testing.assert_array_equal(columns["img"][0], PICTURES[0] // 128 * 255)
+
+
 def test_a_column_of_natural_clients():
     source = hf.DatasetDict({"train": pictures(PICTURES, user=USERS), "test": pictures(PICTURES)})
     data = from_hugging_face(source, "train", client_column="user")
