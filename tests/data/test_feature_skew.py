@@ -65,6 +65,12 @@ def test_each_client_has_one_rotation_and_groups_are_even(num_clients, rotations
     np.testing.assert_array_equal(again.columns["image"], rotated.columns["image"])
 
 
+def test_groups_of_rotations_are_drawn():
+    data = clients_of(np.random.default_rng(0).integers(0, 256, (40, 3, 3, 1), np.uint8), 40)
+    drawn = {feature_rotation(data, 4, seed).columns["image"].tobytes() for seed in range(5)}
+    assert len(drawn) == 5
+
+
 WIDE = clients_of(greys(shape=(8, 4, 5, 1)))
 FLAT = FederatedData.from_arrays(
     {"image": np.zeros((4, 3)), "text": np.array(list("abcd"))}, offsets=[0, 4]

@@ -46,6 +46,12 @@ def test_femnist_in_several_files(tmp_path):
         from_leaf(tmp_path)
 
 
+def test_pixels_are_rounded(tmp_path):
+    table = {"a": {"x": [[0.5, 0.499, 1.0, 0.0]], "y": [1]}}
+    data = from_leaf(write(tmp_path / "a.json", leaf(table)), image_shape=(2, 2, 1))
+    assert data.columns["image"].ravel().tolist() == [128, 127, 255, 0]
+
+
 def test_shakespeare(tmp_path):
     content = leaf(
         {
