@@ -14,6 +14,7 @@ EXTRAS = {
     "digits": ["scikit-learn>=1.6.1"],
     "graph": ["networkx>=3.6.1"],
     "haiku": ["dm-haiku>=0.0.16"],
+    "hf": ["datasets>=3.6.0"],
     # TFDS itself forgets to ask for importlib-resources, which it needs to prepare a data set.
     "tfds": ["importlib-resources>=6.5.2", "tensorflow-datasets>=4.9.10"],
     "plot": ["matplotlib>=3.10"],
@@ -54,6 +55,7 @@ setup(
         "flax>=0.12.2",
         "jax>=0.9.0",
         "ml-collections>=1.0",
+        "msgpack>=1.1.0",
         "numpy>=2.1.3",
         "optax>=0.2.6",
         "protobuf>=6.31.1",

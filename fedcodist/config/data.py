@@ -11,21 +11,23 @@ from fedcodist.config.config_errors import choice, named
 from fedcodist.config.data_bert import ENCODED, Submodel, load_encoded
 from fedcodist.config.data_graph import PRIMARY, load_primary
 from fedcodist.config.data_parties import PUBLIC_PRIVATE, Public, load_public_private
+from fedcodist.config.data_partition import repartitioned
 from fedcodist.config.data_prepared import prepared_folder, prepared_images
 from fedcodist.config.data_text import TEXT, Text, load_text
 from fedcodist.config.normalisation import normalisation
 from fedcodist.core.batches import Preprocess
-from fedcodist.core.checks import check_integer, check_number
+from fedcodist.core.checks import check_integer
 from fedcodist.core.model import Model
 from fedcodist.data import augmentation
 from fedcodist.data.federated_data import FederatedData
-from fedcodist.data.partition import dirichlet, equal_dirichlet
 from fedcodist.datasets.digits import load_digits_federated
 from fedcodist.text.next_token import next_tokens
 
-DIGITS_SCALE = augmentation.image_preprocess(augmentation.normalise((0.3,), (0.37,), scale=16.0))
+LARGEST_PIXEL, LARGEST_DIGIT_PIXEL = 255.0, 16.0
+DIGITS_SCALE = augmentation.image_preprocess(
+    augmentation.normalise((0.3,), (0.37,), scale=LARGEST_DIGIT_PIXEL)
+)
 DIGITS_CLASSES = 10
-PARTITIONS = {"dirichlet": dirichlet, "equal_dirichlet": equal_dirichlet}
 
 
 class Data(NamedTuple):
@@ -64,11 +66,15 @@ class Data(NamedTuple):
 def load_data(settings: ConfigDict) -> Data:
     """Loads what a config's `data` names; raises as `build_experiment` does."""
     if settings.name == "digits":
+        partition = settings.get("partition")
         splits = load_digits_federated(
-            num_clients=settings.num_clients,
-            concentration=settings.concentration,
+            # A single client has all examples in the data set's order, to be dealt anew.
+            num_clients=1 if partition else settings.num_clients,
+            concentration=1.0 if partition else settings.concentration,
             seed=settings.seed,
         )
+        if partition:
+            splits |= repartitioned(splits["train"], partition, settings.seed, LARGEST_DIGIT_PIXEL)
         images = splits.pop("distillation").columns["image"]
         return Data(splits, images, DIGITS_SCALE, DIGITS_SCALE, num_classes=DIGITS_CLASSES)
     if settings.name == "prepared":
@@ -81,7 +87,7 @@ def load_data(settings: ConfigDict) -> Data:
         with named(f"data.folder {settings.folder}: "):
             classes = number_of_classes(splits, settings.folder)
         if partition:
-            splits |= _repartitioned(splits["train"], partition, settings.seed)
+            splits |= repartitioned(splits["train"], partition, settings.seed, LARGEST_PIXEL)
         image_shape = prepared_images("data.folder", settings.folder, splits)
         unlabelled = _unlabelled(settings, splits.pop("distillation", None), image_shape)
         preprocess, evaluation_preprocess = _image_preprocess(settings, image_shape)
@@ -178,30 +184,3 @@ def _image_preprocess(
         colours,
     )
     return train, augmentation.image_preprocess(augmentation.centre_crop(size, size), colours)
-
-
-def _repartitioned(
-    clients: FederatedData, settings: ConfigDict, seed: int
-) -> dict[str, FederatedData]:
-    """The clients' examples dealt anew: `name`, `num_clients` and `concentration`.
-
-    With `validation`, this share of them, the last ones, becomes a split of that name before.
-    """
-    deal = choice("data.partition.name", settings.name, PARTITIONS)
-    columns, splits = clients.columns, {}
-    share = settings.get("validation") or 0.0
-    check_number("data.partition.validation", share, low=0, high=1)
-    kept = clients.num_examples - round(share * clients.num_examples)
-    if not kept:
-        raise ValueError(
-            f"data.partition.validation must leave clients some examples, got {share}."
-        )
-    if share:
-        rest = {name: column[kept:] for name, column in columns.items()}
-        offsets = [0, clients.num_examples - kept]
-        splits["validation"] = FederatedData.from_arrays(
-            rest, offsets=offsets, client_ids=["validation"]
-        )
-        columns = {name: column[:kept] for name, column in columns.items()}
-    parts = deal(columns["label"], settings.num_clients, settings.concentration, seed)
-    return {"train": FederatedData.from_arrays(dict(columns), partition=parts), **splits}

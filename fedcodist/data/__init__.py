@@ -1,6 +1,12 @@
 """Federated data sets: columns with client offsets, partitions, prepared folders and adapters."""
 
+from fedcodist.data.feature_skew import feature_noise, feature_rotation
 from fedcodist.data.federated_data import FederatedData
+from fedcodist.data.fedjax_sqlite import from_fedjax_sqlite
+from fedcodist.data.flower import from_flower
+from fedcodist.data.hugging_face import from_hugging_face
+from fedcodist.data.leaf import from_leaf
+from fedcodist.data.npz import from_npz
 from fedcodist.data.partition import (
     by_id,
     capacity_pools,
@@ -9,7 +15,10 @@ from fedcodist.data.partition import (
     iid,
     merge_clients,
     pachinko,
+    pathological,
     pools_from_ids,
+    quantity_dirichlet,
+    quantity_log_normal,
     shards,
     split_clients,
 )
@@ -17,6 +26,7 @@ from fedcodist.data.prepared import PreparedDataError, load_prepared, manifest, 
 from fedcodist.data.text import domain_pools, of_domain, text_splits, vocabulary_of
 from fedcodist.data.tfds import from_tfds
 from fedcodist.data.tff import from_client_data, from_sqlite
+from fedcodist.data.torchvision import from_torchvision
 from fedcodist.data.vocabulary import Vocabulary
 
 __all__ = [
@@ -28,16 +38,27 @@ __all__ = [
     "dirichlet",
     "domain_pools",
     "equal_dirichlet",
+    "feature_noise",
+    "feature_rotation",
     "from_client_data",
+    "from_fedjax_sqlite",
+    "from_flower",
+    "from_hugging_face",
+    "from_leaf",
+    "from_npz",
     "from_sqlite",
     "from_tfds",
+    "from_torchvision",
     "iid",
     "load_prepared",
     "manifest",
     "merge_clients",
     "of_domain",
     "pachinko",
+    "pathological",
     "pools_from_ids",
+    "quantity_dirichlet",
+    "quantity_log_normal",
     "save_prepared",
     "shards",
     "split_clients",

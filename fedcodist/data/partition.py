@@ -52,11 +52,7 @@ def dirichlet(
     labels = _checked_labels("labels", labels)
     _check_num_clients(num_clients, len(labels))
     _check_positive("concentration", concentration)
-    if not _is_integer(min_size) or min_size < 1 or min_size * num_clients > len(labels):
-        raise ValueError(
-            f"min_size must be in 1..{len(labels) // num_clients} for {num_clients} clients and "
-            f"{len(labels)} examples, got {min_size}"
-        )
+    _check_min_size(min_size, num_clients, len(labels))
     rng = _generator(seed)
     owner = np.empty(len(labels), np.int64)
     for label in np.unique(labels):
@@ -166,7 +162,8 @@ def equal_dirichlet(
 def shards(labels: Any, num_clients: int, shards_per_client: int, seed: int) -> list[np.ndarray]:
     """Sorts examples by label, cuts them into equal shards and deals some shards to each client.
 
-    Shard sizes differ by at most one.
+    Shard sizes differ by at most one. The pathological partition of section 3 of
+    [FedAvg's paper](https://arxiv.org/abs/1602.05629), with two shards per client.
 
     Args:
       labels: int `[examples]`.
@@ -194,6 +191,119 @@ def shards(labels: Any, num_clients: int, shards_per_client: int, seed: int) -> 
     pieces = np.array_split(by_label, num_shards)
     dealt = rng.permutation(num_shards).reshape(num_clients, shards_per_client)
     return [np.concatenate([pieces[shard] for shard in hand]) for hand in dealt]
+
+
+def pathological(
+    labels: Any, num_clients: int, labels_per_client: int, seed: int
+) -> list[np.ndarray]:
+    """Gives each client the same number of labels, and the examples of a label to its clients evenly.
+
+    "#C = k" of [NIID-Bench](https://arxiv.org/abs/2102.02079), section III-A; PFLlib and FedLab have it
+    too. Labels are drawn at random, but the numbers of clients of two labels differ by at most one. A
+    client has fewer labels only where a label has fewer examples than clients.
+
+    The pathological partition of [FedAvg's paper](https://arxiv.org/abs/1602.05629), shards of equal
+    size in the order of labels, is `shards`.
+
+    Args:
+      labels: int `[examples]`.
+      num_clients: number of clients.
+      labels_per_client: labels of each client, k.
+      seed: of the draws.
+
+    Raises:
+      ValueError: more labels per client than there are; so few that a label would have no client; or
+        labels so rare that a client gets no example.
+    """
+    labels = _checked_labels("labels", labels)
+    _check_num_clients(num_clients, len(labels))
+    values, index = np.unique(labels, return_inverse=True)
+    least = -(-len(values) // num_clients)
+    if not _is_integer(labels_per_client) or not least <= labels_per_client <= len(values):
+        raise ValueError(
+            f"labels_per_client must be in {least}..{len(values)} for {num_clients} clients and "
+            f"{len(values)} labels, each of which needs a client, got {labels_per_client!r}"
+        )
+    rng = _generator(seed)
+    num_owners = np.zeros(len(values), np.int64)
+    owners: list[list[int]] = [[] for _ in values]
+    for client in range(num_clients):
+        # Those with the fewest clients first, in a random order where they are equal.
+        order = np.lexsort((rng.random(len(values)), num_owners))
+        for label in order[:labels_per_client]:
+            owners[label].append(client)
+            num_owners[label] += 1
+    owner = np.empty(len(labels), np.int64)
+    for label, clients in enumerate(owners):
+        examples = rng.permutation(np.flatnonzero(index == label))
+        dealt_to = rng.permutation(np.asarray(clients))
+        owner[examples] = dealt_to[np.arange(len(examples)) % len(dealt_to)]
+    partition = _examples_of_owner(owner, num_clients)
+    if empty := sum(len(examples) == 0 for examples in partition):
+        raise ValueError(
+            f"labels_per_client={labels_per_client} leaves {empty} of {num_clients} clients without "
+            "examples, since some labels have fewer examples than clients; use a larger one, or fewer "
+            "clients"
+        )
+    return partition
+
+
+def quantity_dirichlet(
+    num_examples: int, num_clients: int, concentration: float, seed: int, min_size: int = 1
+) -> list[np.ndarray]:
+    """Deals shuffled examples; client sizes follow one draw of a symmetric Dirichlet.
+
+    "Quantity skew" of [NIID-Bench](https://arxiv.org/abs/2102.02079), section III-C: clients differ in
+    their size and not in their labels. Every client has `min_size` examples, and the rest is dealt in
+    the proportions drawn.
+
+    Args:
+      num_examples: number of examples.
+      num_clients: number of clients.
+      concentration: a small one makes sizes very different, a large one equal.
+      seed: of the draws.
+      min_size: the least number of examples of a client.
+
+    Raises:
+      ValueError: concentration <= 0, or fewer than `num_clients * min_size` examples.
+    """
+    check_integer("num_examples", num_examples, low=1)
+    _check_num_clients(num_clients, num_examples)
+    _check_positive("concentration", concentration)
+    _check_min_size(min_size, num_clients, num_examples)
+    rng = _generator(seed)
+    shares = _dirichlet_draw(rng, concentration, num_clients)
+    return _of_shares(shares, num_examples, min_size, rng)
+
+
+def quantity_log_normal(
+    num_examples: int, num_clients: int, sigma: float, seed: int, min_size: int = 1
+) -> list[np.ndarray]:
+    """Deals shuffled examples; client sizes are proportional to draws of a log-normal distribution.
+
+    The unbalanced partition of [FedLab](https://arxiv.org/abs/2107.11621), after that of
+    [FedDyn](https://arxiv.org/abs/2111.04263). Every client has `min_size` examples, and the rest is
+    dealt in the proportions drawn.
+
+    Args:
+      num_examples: number of examples.
+      num_clients: number of clients.
+      sigma: standard deviation of the logarithm of a size; 0 makes sizes equal.
+      seed: of the draws.
+      min_size: the least number of examples of a client.
+
+    Raises:
+      ValueError: sigma outside 0..100, or fewer than `num_clients * min_size` examples.
+    """
+    check_integer("num_examples", num_examples, low=1)
+    _check_num_clients(num_clients, num_examples)
+    if not _is_number(sigma) or not 0 <= sigma <= 100:
+        raise ValueError(f"sigma must be a number in 0..100, got {shown(sigma)}")
+    _check_min_size(min_size, num_clients, num_examples)
+    rng = _generator(seed)
+    logarithms = sigma * rng.standard_normal(num_clients)
+    sizes = np.exp(logarithms - logarithms.max())
+    return _of_shares(sizes / sizes.sum(), num_examples, min_size, rng)
 
 
 def by_id(ids: Any) -> tuple[np.ndarray, list[np.ndarray]]:
@@ -377,6 +487,14 @@ def _check_positive(name: str, value: float) -> None:
         raise ValueError(f"{name} must be a finite number above 0, got {shown(value)}")
 
 
+def _check_min_size(min_size: int, num_clients: int, num_examples: int) -> None:
+    if not _is_integer(min_size) or min_size < 1 or min_size * num_clients > num_examples:
+        raise ValueError(
+            f"min_size must be in 1..{num_examples // num_clients} for {num_clients} clients and "
+            f"{num_examples} examples, got {min_size}"
+        )
+
+
 def whole_labels(labels: Any) -> np.ndarray:
     """Labels as a vector, also from bool, `[examples, 1]` or one-hot `[examples, labels]`."""
     array = np.asarray(labels)
@@ -444,6 +562,16 @@ def _dirichlet_draw(rng: np.random.Generator, concentration: float, size: int) -
     if concentration > 1:
         return np.full(size, 1 / size)
     return np.eye(size)[rng.integers(size)]
+
+
+def _of_shares(
+    shares: np.ndarray, num_examples: int, min_size: int, rng: np.random.Generator
+) -> list[np.ndarray]:
+    """Shuffled examples, `min_size` for every client and the rest in proportion to the shares."""
+    beyond = num_examples - min_size * len(shares)
+    cuts = np.rint(np.cumsum(shares)[:-1] * beyond).astype(np.int64)
+    cuts = np.clip(cuts, 0, beyond) + min_size * np.arange(1, len(shares))
+    return np.split(rng.permutation(num_examples), cuts)
 
 
 def _examples_of_owner(owner: np.ndarray, num_clients: int) -> list[np.ndarray]:

@@ -59,7 +59,24 @@ def save_prepared(
     licence: str,
     arguments: Mapping[str, Any],
 ) -> None:
-    """Writes splits as a prepared folder, completely or not at all.
+    """Writes splits as a prepared folder, completely or not at all: the way from arrays to the launcher.
+
+    For a config whose `data.name` is "prepared" and whose `data.folder` is this folder:
+
+        columns = {"image": images, "label": labels}  # uint8 [examples, height, width, channels], int32
+        train = fc.FederatedData.from_arrays(columns, client_of_row=users)
+        test = fc.FederatedData.from_arrays(test_columns, offsets=[0, 1000], client_ids=["test"])
+        fc.save_prepared(
+            "data/mine",
+            {"train": train, "distillation": unlabelled, "held_out": held_out, "test": test},
+            source="my camera", licence="none", arguments={"mean": [0.5], "deviation": [0.25]},
+        )
+
+    `train` are the clients; with `data.partition` they are dealt anew, and `held_out` and `test` may be
+    missing if `evaluation` does not name them. `distillation` are images without labels for methods that
+    distil; `data.unlabelled_folder` may name another folder in its place. Configs read the arguments
+    `mean` and `deviation` of each channel (of pixels divided by 255), and `num_classes`, if there are
+    more than the labels show.
 
     Everything is written into a hidden temporary folder beside it, which is then renamed.
 

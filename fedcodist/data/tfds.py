@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from fedcodist.data.column_choice import column_choice
+
 
 def from_tfds(
     source: Any,
@@ -84,16 +86,7 @@ def _read_columns(
     first = examples[0]
     if not isinstance(first, Mapping):
         raise TypeError(f"source must hold dicts of features, got {type(first).__name__}")
-    if columns is None:
-        columns = list(first)
-    if isinstance(columns, str):
-        columns = [columns]
-    feature_of = dict(columns) if isinstance(columns, Mapping) else {name: name for name in columns}
-    unknown = [feature for feature in feature_of.values() if feature not in first]
-    if unknown:
-        raise ValueError(f"columns: no feature {unknown[0]!r}; the features are {sorted(first)}")
-    if not feature_of:
-        raise ValueError("columns must not be empty")
+    feature_of = column_choice(columns, list(first), "feature")
 
     filled: dict[str, Any] = {}
     dtypes = {feature: _declared_dtype(examples, feature) for feature in feature_of.values()}

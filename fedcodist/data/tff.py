@@ -257,6 +257,6 @@ def _check_client_metadata(database: Database, split: str, sizes: Mapping[str, i
     for client_id, num_examples in (database.client_sizes(split) or {}).items():
         if sizes.get(client_id, 0) != num_examples:
             raise ValueError(
-                f"{database.path}: client {client_id!r} has {sizes.get(client_id, 0)} examples, "
+                f"{database.file.path}: client {client_id!r} has {sizes.get(client_id, 0)} examples, "
                 f"client_metadata says {num_examples}"
             )

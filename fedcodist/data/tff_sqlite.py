@@ -1,4 +1,4 @@
-"""Reads TensorFlow Federated's SQLite files without trusting them: which client has which example.
+"""The tables of TensorFlow Federated's SQLite files: which client has which example.
 
 The table `examples` has the columns `split_name`, `client_id` and `serialized_example_proto`. The table
 `client_metadata`, which may be missing, has the number of examples of each client. In SQLite every row
@@ -9,83 +9,77 @@ Clients are in the order of Python's strings, independent of a column's declared
 from __future__ import annotations
 
 import contextlib
-import lzma
-import sqlite3
-import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
-from urllib.parse import quote
+from typing import NamedTuple
 
-_SQLITE_MAGIC = b"SQLite format 3\0"
-_LZMA_MAGICS = (b"\xfd7zXZ\0", b"]\0\0")  # the .xz container and the older .lzma
-# A file may unpack to 64 MiB, or to this many times its size. Text and images are packed to about a
-# tenth; a file that is made to fill a disk, to a seven-thousandth.
-_LARGEST_RATIO = 200
-_SMALL_FILE = 1 << 26
-_LZMA_MEMORY = 1 << 30  # bytes for unpacking; the strongest setting of xz asks for 65 MiB
-_BLOCK = 1 << 20
-_LARGEST_VALUE = 1 << 28  # bytes of one example
-# Instructions of SQLite's machine that one query may take per byte of the file, besides the first ones.
-# A row has tens of bytes, and reading it takes tens of instructions.
-_STEPS_PER_BYTE = 64
-_FIRST_STEPS = 1 << 26
-_STEPS_AT_ONCE = 1 << 20
+from fedcodist.data.sqlite_file import CLIENT_ID, SqliteFile, sqlite_file
 
-# Ids are sorted, grouped and compared by this expression. A cast would keep the column's collation.
-_ID = "CAST(client_id AS TEXT) COLLATE BINARY"
 _SPLIT = "split_name COLLATE BINARY IN (:split, CAST(:split AS BLOB))"
 
 
-class Database(NamedTuple):
-    """An opened file. `sqlite_database` turns SQLite's errors into ValueError that names the file."""
+@contextlib.contextmanager
+def sqlite_database(path: Path) -> Iterator[Database]:
+    """Opens a file of TFF for reading, plain or LZMA-compressed.
 
-    path: Path
-    connection: sqlite3.Connection
-    largest: int
+    Raises:
+      ValueError: names the file; also for what SQLite raises within the block.
+    """
+    with sqlite_file(path, "TFF's examples") as file:
+        yield Database(file)
+
+
+class Database(NamedTuple):
+    """An opened file with TFF's tables."""
+
+    file: SqliteFile
 
     def examples(self, split: str, client_id: str | None = None) -> Iterator[tuple[str, bytes]]:
         """Yields (client, serialised example) of a split by client, each in the order of the file."""
-        self._check_table("examples")
+        self.file.check_table("examples")
         owned = "" if client_id is None else "AND " + self._is_client(client_id)
         # Rows are sorted without their examples: these may be all of a large file.
-        rows = self._query(
-            f"SELECT {_ID}, rowid FROM examples WHERE {_SPLIT} {owned} ORDER BY {_ID}, rowid",
+        rows = self.file.query(
+            f"SELECT {CLIENT_ID}, rowid FROM examples WHERE {_SPLIT} {owned} "
+            f"ORDER BY {CLIENT_ID}, rowid",
             split=split,
             client=client_id,
         )
         for owner, row in rows:
             if client_id is None or owner == client_id:
-                cursor = self.connection.execute(
+                cursor = self.file.connection.execute(
                     "SELECT CAST(serialized_example_proto AS BLOB) FROM examples WHERE rowid = ?",
                     (row,),
                 )
-                yield self._checked_id(owner), cursor.fetchone()[0] or b""
+                yield self.file.checked_id(owner), cursor.fetchone()[0] or b""
 
     def client_sizes(self, split: str) -> dict[str, int] | None:
         """The number of examples of each client in `client_metadata`; None without that table."""
-        if "client_metadata" not in self._tables():
+        if "client_metadata" not in self.file.tables():
             return None
-        self._check_table("client_metadata")
-        rows = self._query(
-            f"SELECT {_ID}, SUM(num_examples) FROM client_metadata WHERE {_SPLIT} "
-            f"GROUP BY {_ID} ORDER BY {_ID}",
+        self.file.check_table("client_metadata")
+        rows = self.file.query(
+            f"SELECT {CLIENT_ID}, SUM(num_examples) FROM client_metadata WHERE {_SPLIT} "
+            f"GROUP BY {CLIENT_ID} ORDER BY {CLIENT_ID}",
             split=split,
         )
-        return {self._checked_id(owner): count for owner, count in rows}
+        return {self.file.checked_id(owner): count for owner, count in rows}
 
     def client_ids(self, split: str) -> list[str]:
         """The clients that have examples, sorted."""
-        self._check_table("examples")
-        rows = self._query(
-            f"SELECT DISTINCT {_ID} FROM examples WHERE {_SPLIT} ORDER BY {_ID}", split=split
+        self.file.check_table("examples")
+        rows = self.file.query(
+            f"SELECT DISTINCT {CLIENT_ID} FROM examples WHERE {_SPLIT} ORDER BY {CLIENT_ID}",
+            split=split,
         )
-        return [self._checked_id(owner) for (owner,) in rows]
+        return [self.file.checked_id(owner) for (owner,) in rows]
 
     def splits(self, table: str) -> list[str]:
         """The names of the splits in a table, sorted."""
-        self._check_table(table)
-        rows = self._query(f"SELECT DISTINCT CAST(split_name AS TEXT) COLLATE BINARY FROM {table}")
+        self.file.check_table(table)
+        rows = self.file.query(
+            f"SELECT DISTINCT CAST(split_name AS TEXT) COLLATE BINARY FROM {table}"
+        )
         return sorted(str(name) for (name,) in rows)
 
     def _is_client(self, client_id: str) -> str:
@@ -95,129 +89,3 @@ class Database(NamedTuple):
             if str(int(client_id)) == client_id and abs(int(client_id)) < 1 << 63:
                 stored.append("CAST(:client AS INTEGER)")
         return f"client_id COLLATE BINARY IN ({', '.join(stored)})"
-
-    def _checked_id(self, client_id: Any) -> str:
-        if client_id is None:
-            raise ValueError(f"{self.path}: client_id must name a client in every row, got NULL")
-        return client_id
-
-    def _tables(self) -> dict[str, str]:
-        """Tables and views -> the SQL statements that made them."""
-        rows = self._query(
-            "SELECT name, type, sql FROM sqlite_master WHERE type IN ('table', 'view')"
-        )
-        return {name.lower(): f"{kind}: {sql}" for name, kind, sql in rows}
-
-    def _check_table(self, name: str) -> None:
-        """Raises ValueError for tables that are computed when they are read: that may never end."""
-        made = self._tables().get(name)
-        if made is None:
-            raise sqlite3.OperationalError(f"no such table: {name}")
-        is_plain = made.lower().startswith("table: create table")
-        # Columns: number, name, type, not null, default, key, hidden; hidden ones are computed.
-        columns = self._query(f"PRAGMA table_xinfo({name})")
-        if not is_plain or any(column[6] for column in columns):
-            raise ValueError(
-                f"{self.path}: {name} must be a table whose columns are stored, not computed"
-            )
-
-    def _query(self, statement: str, **parameters: Any) -> Iterator[Sequence[Any]]:
-        """Yields the rows of a query. Stops it where it takes far longer than reading the file does."""
-        left = [self.largest]
-
-        def count() -> bool:
-            left[0] -= _STEPS_AT_ONCE
-            return left[0] < 0
-
-        self.connection.set_progress_handler(count, _STEPS_AT_ONCE)
-        try:
-            # `yield from` would close the cursor, even after the connection was closed.
-            for row in self.connection.execute(statement, parameters):  # noqa: UP028
-                yield row
-        except sqlite3.OperationalError:
-            if left[0] < 0:
-                raise ValueError(
-                    f"{self.path} takes far longer to read than a file of its size: it is damaged"
-                ) from None
-            raise
-
-
-@contextlib.contextmanager
-def sqlite_database(path: Path) -> Iterator[Database]:
-    """Opens an SQLite file for reading; a compressed one is unpacked to a temporary file.
-
-    Raises:
-      ValueError: names the file; also for what SQLite raises within the block.
-    """
-    with contextlib.ExitStack() as stack:
-        plain = path
-        if is_compressed(path):
-            folder = stack.enter_context(tempfile.TemporaryDirectory())
-            plain = Path(folder) / "examples.sqlite"
-            decompress(path, plain)
-        try:
-            connection = sqlite3.connect(f"file:{quote(str(plain.resolve()))}?mode=ro", uri=True)
-            stack.callback(connection.close)
-            connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _LARGEST_VALUE)
-            connection.execute("PRAGMA trusted_schema = OFF")
-            largest = _FIRST_STEPS + _STEPS_PER_BYTE * plain.stat().st_size
-            yield Database(path, connection, largest)
-        except sqlite3.Error as error:
-            raise ValueError(f"{path} cannot be read as TFF's examples: {error}") from None
-
-
-def is_compressed(path: Path) -> bool:
-    """Whether a file is LZMA-compressed. Raises ValueError where it is no SQLite database either."""
-    try:
-        with open(path, "rb") as file:
-            start = file.read(len(_SQLITE_MAGIC))
-    except OSError as error:
-        raise ValueError(f"{path} cannot be read: {error.strerror}") from None
-    if not start.startswith(_LZMA_MAGICS) and start != _SQLITE_MAGIC:
-        raise ValueError(f"{path} is neither an SQLite database nor LZMA-compressed")
-    return start != _SQLITE_MAGIC
-
-
-def decompress(path: Path, plain: Path) -> None:
-    """Unpacks an LZMA-compressed file.
-
-    Raises:
-      ValueError: it is damaged, or unpacks to more than 200 times its size.
-    """
-    size, written = path.stat().st_size, 0
-    largest = _SMALL_FILE + _LARGEST_RATIO * size
-    try:
-        with open(path, "rb") as compressed, open(plain, "wb") as file:
-            for block in _unpacked(compressed):
-                written += len(block)
-                if written > largest:
-                    raise ValueError(
-                        f"{path} unpacks to more than {largest:,} bytes, {_LARGEST_RATIO} times its "
-                        f"{size:,}: refused"
-                    )
-                file.write(block)
-    except EOFError:
-        raise ValueError(f"{path} is cut off: it ends at byte {size:,}, inside LZMA data") from None
-    except lzma.LZMAError as error:
-        raise ValueError(f"{path} is damaged, it cannot be decompressed: {error}") from None
-
-
-def _unpacked(compressed: Any) -> Iterator[bytes]:
-    """Yields the content of all streams in blocks. Raises EOFError where the last one is cut off."""
-    waiting, streams = compressed.read(_BLOCK), 0
-    while waiting:
-        stream = lzma.LZMADecompressor(memlimit=_LZMA_MEMORY)
-        try:
-            block = stream.decompress(waiting, _BLOCK)
-        except lzma.LZMAError:
-            if streams:
-                return  # what follows the last stream is not compressed
-            raise
-        while not stream.eof:
-            yield block
-            waiting = b""
-            if stream.needs_input and not (waiting := compressed.read(_BLOCK)):
-                raise EOFError
-            block = stream.decompress(waiting, _BLOCK)
-        yield block
-        waiting, streams = stream.unused_data or compressed.read(_BLOCK), streams + 1

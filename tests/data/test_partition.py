@@ -12,7 +12,10 @@ from fedcodist.data import (
     iid,
     merge_clients,
     pachinko,
+    pathological,
     pools_from_ids,
+    quantity_dirichlet,
+    quantity_log_normal,
     shards,
     split_clients,
 )
@@ -103,6 +106,116 @@ def test_pachinko_uses_no_row_twice(fine, branching, root, leaf, seed, data):
     used = np.concatenate(parts)
     assert len(np.unique(used)) == len(used) and used.min() >= 0 and used.max() < len(fine)
     assert_same(parts, pachinko(*arguments))
+
+
+@settings(max_examples=80, deadline=None)
+@given(label_cases(), st.data())
+def test_pathological_gives_each_client_its_number_of_labels(case, data):
+    labels, num_clients, seed = case
+    present, counts = np.unique(labels, return_counts=True)
+    least = -(-len(present) // num_clients)
+    labels_per_client = data.draw(st.integers(least, len(present)))
+    arguments = (labels, num_clients, labels_per_client, seed)
+    try:
+        parts = pathological(*arguments)
+    except ValueError as error:
+        assert "clients without examples" in str(error) and counts.min() < num_clients
+        return
+    assert len(parts) == num_clients
+    assert_partition(parts, len(labels))
+    assert_same(parts, pathological(*arguments))
+    table = label_table(parts, labels, 6)
+    kinds = (table > 0).sum(axis=1)
+    assert kinds.max() <= labels_per_client
+    owners = (table > 0).sum(axis=0)[present]
+    if counts.min() >= num_clients:
+        assert set(kinds) == {labels_per_client}
+        assert owners.max() - owners.min() <= 1
+    for label in present:  # a label's examples are dealt evenly to its clients
+        some = table[table[:, label] > 0, label]
+        assert some.max() - some.min() <= 1
+
+
+def test_pathological_pairs_of_labels_are_drawn():
+    labels = np.repeat(np.arange(10), 100)
+    tables = [label_table(pathological(labels, 5, 2, seed), labels, 10) > 0 for seed in range(50)]
+    # Five clients of two labels each divide the ten labels; a pair comes up in 1 of 9 draws.
+    assert all((table.sum(axis=0) == 1).all() for table in tables)
+    together = np.mean([(table[:, 0] & table[:, 1]).any() for table in tables])
+    assert 0.01 < together < 0.3
+
+
+QUANTITIES = [(quantity_dirichlet, 1e-300), (quantity_dirichlet, 0.5), (quantity_dirichlet, 1e6)]
+QUANTITIES += [(quantity_log_normal, sigma) for sigma in (0, 1.0, 100)]
+
+
+@settings(max_examples=80, deadline=None)
+@given(st.integers(1, 200), st.sampled_from(QUANTITIES), st.integers(0, 2**31), st.data())
+def test_quantity_skew_is_a_partition_with_minimum_sizes(num_examples, case, seed, data):
+    deal, parameter = case
+    num_clients = data.draw(st.integers(1, num_examples))
+    min_size = data.draw(st.integers(1, num_examples // num_clients))
+    parts = deal(num_examples, num_clients, parameter, seed, min_size)
+    assert len(parts) == num_clients
+    assert_partition(parts, num_examples)
+    assert min(len(part) for part in parts) >= min_size
+    assert_same(parts, deal(num_examples, num_clients, parameter, seed, min_size))
+
+
+def test_quantity_skew_has_the_distribution_asked_for():
+    """Shares of a Dirichlet: variance (n-1) / (n^2 (n a + 1)). Logarithms of log-normal sizes: sigma."""
+    count, sizes = 50, {}
+    for concentration in (0.5, 5.0):
+        shares = np.concatenate(
+            [
+                [
+                    len(part) / 10**5
+                    for part in quantity_dirichlet(10**5, count, concentration, seed)
+                ]
+                for seed in range(40)
+            ]
+        )
+        expected = (count - 1) / (count**2 * (count * concentration + 1))
+        np.testing.assert_allclose(shares.var(), expected, rtol=0.25)
+    for sigma in (0.3, 1.0):
+        parts = quantity_log_normal(3 * 10**5, 1000, sigma, 0)
+        np.testing.assert_allclose(np.log([len(part) for part in parts]).std(), sigma, rtol=0.1)
+        sizes[sigma] = [len(part) for part in parts]
+    assert max(sizes[0.3]) < max(sizes[1.0])
+    equal = [len(part) for part in quantity_log_normal(1003, 10, 0, 0)]
+    assert max(equal) - min(equal) <= 1
+
+
+def test_quantity_skew_leaves_labels_alike():
+    labels = np.repeat(np.arange(10), 5000)
+    parts = quantity_dirichlet(len(labels), 10, 0.5, 1)
+    large = [part for part in parts if len(part) > 2000]
+    shares = label_table(large, labels, 10) / [[len(part)] for part in large]
+    assert len(large) > 2 and np.abs(shares - 0.1).max() < 0.03
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: pathological(np.arange(10), 2, 4, 0), r"labels_per_client must be in 5\.\.10"),
+        (lambda: pathological(np.arange(10), 2, 11, 0), r"labels_per_client must be in 5\.\.10"),
+        (lambda: pathological(np.zeros(10), 2, 1, 0), "labels must be a vector of integers"),
+        (lambda: pathological([0, 1, 1, 1], 4, 1, 0), "labels_per_client=1 leaves 1 of 4 clients"),
+        (lambda: quantity_dirichlet(10, 11, 1.0, 0), r"num_clients must be an integer in 1\.\.10"),
+        (lambda: quantity_dirichlet(10, 2, 0, 0), "concentration must be a finite number above 0"),
+        (lambda: quantity_dirichlet(10, 2, 1.0, 0, 6), r"min_size must be in 1\.\.5 for 2 clients"),
+        (lambda: quantity_log_normal(10, 2, -1, 0), r"sigma must be a number in 0\.\.100, got -1"),
+        (
+            lambda: quantity_log_normal(10, 2, float("nan"), 0),
+            r"sigma must be a number in 0\.\.100",
+        ),
+        (lambda: quantity_log_normal(10, 2, 1, -1), "seed must be a non-negative integer"),
+    ],
+)
+def test_skewed_partitions_refuse_in_one_line(make, message):
+    with pytest.raises(ValueError, match=message) as error:
+        make()
+    assert "\n" not in str(error.value)
 
 
 @settings(max_examples=50, deadline=None)

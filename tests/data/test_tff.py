@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedcodist.data import from_client_data, from_sqlite, tff_sqlite
+from fedcodist.data import from_client_data, from_sqlite, sqlite_file
 from fedcodist.data.tf_example import decode_example
 from fedcodist.datasets.stackoverflow import sqlite_reader
 
@@ -516,9 +516,9 @@ def test_sqlite_tables_that_are_computed_are_refused(tmp_path, statement, table)
 
 def test_sqlite_queries_end(tmp_path, monkeypatch):
     """A file whose pages lead back to each other has rows without end."""
-    monkeypatch.setattr(tff_sqlite, "_FIRST_STEPS", 1000)
-    monkeypatch.setattr(tff_sqlite, "_STEPS_PER_BYTE", 0)
-    monkeypatch.setattr(tff_sqlite, "_STEPS_AT_ONCE", 100)
+    monkeypatch.setattr(sqlite_file, "_FIRST_STEPS", 1000)
+    monkeypatch.setattr(sqlite_file, "_STEPS_PER_BYTE", 0)
+    monkeypatch.setattr(sqlite_file, "_STEPS_AT_ONCE", 100)
     blob = encode_example({"label": np.array([1])})
     path = write_sqlite(tmp_path / "a", [("train", "a", blob)] * 1000)
     errors_of(
@@ -528,7 +528,7 @@ def test_sqlite_queries_end(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("format", [lzma.FORMAT_XZ, lzma.FORMAT_ALONE])
 def test_lzma_that_unpacks_to_far_more_is_refused(tmp_path, format, monkeypatch):
-    monkeypatch.setattr(tff_sqlite, "_SMALL_FILE", 1 << 20)
+    monkeypatch.setattr(sqlite_file, "_SMALL_FILE", 1 << 20)
     bomb = tmp_path / "a.lzma"
     bomb.write_bytes(lzma.compress(bytes(1 << 24), format=format))
     errors_of(bomb, "a.lzma unpacks to more than .* bytes, 200 times its")

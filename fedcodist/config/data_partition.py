@@ -1,0 +1,148 @@
+"""`data.partition`: the examples of a config's clients dealt anew, and features that differ among them.
+
+`name` is a function of `fedcodist.data.partition`, and the other settings are its arguments:
+
+    partition=dict(name="dirichlet", num_clients=100, concentration=0.3)
+    partition=dict(name="pathological", num_clients=100, labels_per_client=2)
+    partition=dict(name="quantity_log_normal", num_clients=100, sigma=1.0, feature_noise=0.1)
+
+"natural" leaves clients as they are, "by_id" takes those that `column` names, and "merge_clients" deals
+whole clients. With any of them, `validation` sets a share of the examples apart, `feature_noise` is
+`sigma` of `fedcodist.data.feature_skew.feature_noise`, and `feature_rotations` the `rotations` of
+`feature_rotation`; both change the clients' images and no other split.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+from ml_collections import ConfigDict
+
+from fedcodist.config.bind import bind, offered
+from fedcodist.config.config_errors import choice, named
+from fedcodist.core.checks import check_number
+from fedcodist.data.feature_skew import feature_noise, feature_rotation
+from fedcodist.data.federated_data import FederatedData
+from fedcodist.data.partition import (
+    by_id,
+    dirichlet,
+    equal_dirichlet,
+    iid,
+    merge_clients,
+    pachinko,
+    pathological,
+    quantity_dirichlet,
+    quantity_log_normal,
+    shards,
+)
+
+# For each client its examples, or client -> its examples; as `FederatedData.from_arrays` takes them.
+Partition = list[np.ndarray] | dict[str, np.ndarray]
+
+
+def repartitioned(
+    clients: FederatedData, settings: ConfigDict, seed: int, largest_pixel: float
+) -> dict[str, FederatedData]:
+    """The split 'train' of clients who are dealt anew, and 'validation' where a share is set apart.
+
+    Args:
+      clients: whose examples are dealt.
+      settings: a config's `data.partition`.
+      seed: of the draws.
+      largest_pixel: the value of an image that counts as 1, for noise.
+
+    Raises:
+      ValueError, TypeError: one line that names the setting.
+    """
+    deal = choice("data.partition.name", settings.name, PARTITIONS)
+    clients, splits = _without_validation(clients, settings.get("validation") or 0.0)
+    given = offered(deal, _OFFERS, clients, settings.name)
+    partition = bind(deal, settings, "data.partition.", seed=seed, **given)
+    columns = {n: c for n, c in clients.columns.items() if c.dtype.kind not in "SU"}
+    train = FederatedData.from_arrays(columns, partition=partition, allow_empty=clients.allow_empty)
+    if rotations := settings.get("feature_rotations"):
+        with named("data.partition.feature_"):
+            train = feature_rotation(train, rotations, seed)
+    if sigma := settings.get("feature_noise"):
+        with named("data.partition.feature_noise: "):
+            train = feature_noise(train, sigma, seed, scale=largest_pixel)
+    return {"train": train, **splits}
+
+
+def _without_validation(
+    clients: FederatedData, share: float
+) -> tuple[FederatedData, dict[str, FederatedData]]:
+    """The clients with a share of all examples, the last ones, less; and these as a split."""
+    check_number("data.partition.validation", share, low=0, high=1)
+    kept = clients.num_examples - round(share * clients.num_examples)
+    if not kept:
+        raise ValueError(
+            f"data.partition.validation must leave clients some examples, got {share}."
+        )
+    if not share:
+        return clients, {}
+    rest = {name: column[kept:] for name, column in clients.columns.items()}
+    validation = FederatedData.from_arrays(
+        rest, offsets=[0, clients.num_examples - kept], client_ids=["validation"]
+    )
+    columns = {name: column[:kept] for name, column in clients.columns.items()}
+    # Natural clients whose examples are all set apart train no more.
+    remaining = clients.offsets[:-1] < kept
+    offsets = np.minimum(clients.offsets[: remaining.sum() + 1], kept)
+    left = FederatedData(columns, offsets, clients.client_ids[remaining], clients.allow_empty)
+    return left, {"validation": validation}
+
+
+def _natural(clients: FederatedData) -> dict[str, np.ndarray]:
+    parts = np.split(np.arange(clients.num_examples), clients.offsets[1:-1])
+    return dict(zip(clients.client_ids.tolist(), parts, strict=True))
+
+
+def _by_id(columns: Mapping[str, np.ndarray], column: str) -> dict[str, np.ndarray]:
+    if column not in columns:
+        raise ValueError(f"column must be one of {sorted(columns)}, got {column!r}")
+    ids, parts = by_id(columns[column])
+    return dict(zip(ids.tolist(), parts, strict=True))
+
+
+def _merge_clients(clients: FederatedData, num_clients: int, seed: int) -> list[np.ndarray]:
+    positions = {"position": np.arange(clients.num_examples)}
+    numbered = FederatedData(positions, clients.offsets, clients.client_ids, clients.allow_empty)
+    return [
+        client["position"] for _, client in merge_clients(numbered, num_clients, seed).clients()
+    ]
+
+
+PARTITIONS: dict[str, Callable[..., Partition]] = {
+    "iid": iid,
+    "dirichlet": dirichlet,
+    "equal_dirichlet": equal_dirichlet,
+    "pachinko": pachinko,
+    "shards": shards,
+    "pathological": pathological,
+    "quantity_dirichlet": quantity_dirichlet,
+    "quantity_log_normal": quantity_log_normal,
+    "natural": _natural,
+    "by_id": _by_id,
+    "merge_clients": _merge_clients,
+}
+
+
+def _labels(clients: FederatedData, column: str, partition: str) -> np.ndarray:
+    if column not in clients.columns:
+        raise ValueError(
+            f"data.partition.name: {partition!r} needs a column {column!r}, the data have "
+            f"{sorted(clients.columns)}"
+        )
+    return clients.columns[column]
+
+
+# What partitions take besides settings.
+_OFFERS: dict[str, Callable[[FederatedData, str], Any]] = {
+    "labels": lambda clients, name: _labels(clients, "label", name),
+    "fine_labels": lambda clients, name: _labels(clients, "label", name),
+    "coarse_labels": lambda clients, name: _labels(clients, "coarse_label", name),
+    "num_examples": lambda clients, name: clients.num_examples,
+    "columns": lambda clients, name: clients.columns,
+    "clients": lambda clients, name: clients,
+}

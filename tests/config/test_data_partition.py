@@ -1,0 +1,173 @@
+"""`data.partition`: what configs name is what the library's partitions give."""
+
+import numpy as np
+import pytest
+from ml_collections import ConfigDict
+
+from fedcodist.config.data import load_data
+from fedcodist.config.data_partition import PARTITIONS, repartitioned
+from fedcodist.config.settings import ALLOWED, check_settings
+from fedcodist.data import FederatedData, feature_noise, feature_rotation, partition
+from fedcodist.datasets.digits import load_digits_federated
+
+SEED = 3
+DRAWS = np.random.default_rng(0)
+COLUMNS = {
+    "image": DRAWS.integers(0, 256, (120, 4, 4, 1), np.uint8),
+    "label": np.repeat(np.arange(6), 20),
+    "coarse_label": np.repeat(np.arange(3), 40),
+    "site": np.array(["b", "a", "c"] * 40),
+}
+LABELS = COLUMNS["label"]
+CLIENTS = FederatedData.from_arrays(COLUMNS, offsets=np.arange(0, 121, 10))  # 12 of 10 examples
+
+
+def dealt(seed=SEED, **settings):
+    config = ConfigDict({"data": {"partition": settings}})
+    check_settings(config)
+    return repartitioned(CLIENTS, config.data.partition, seed, 255.0)
+
+
+EXPECTED = {
+    "iid": (dict(num_clients=5), lambda: partition.iid(120, 5, SEED)),
+    "dirichlet": (
+        dict(num_clients=5, concentration=0.5, min_size=3),
+        lambda: partition.dirichlet(LABELS, 5, 0.5, SEED, 3),
+    ),
+    "equal_dirichlet": (
+        dict(num_clients=4, concentration=10.0, together=2),
+        lambda: partition.equal_dirichlet(LABELS, 4, 10.0, SEED, 2),
+    ),
+    "pachinko": (
+        dict(num_clients=4, examples_per_client=20, root_concentration=1.0),
+        lambda: partition.pachinko(LABELS, COLUMNS["coarse_label"], 4, 20, SEED, 1.0),
+    ),
+    "shards": (
+        dict(num_clients=4, shards_per_client=2),
+        lambda: partition.shards(LABELS, 4, 2, SEED),
+    ),
+    "pathological": (
+        dict(num_clients=4, labels_per_client=3),
+        lambda: partition.pathological(LABELS, 4, 3, SEED),
+    ),
+    "quantity_dirichlet": (
+        dict(num_clients=4, concentration=0.5),
+        lambda: partition.quantity_dirichlet(120, 4, 0.5, SEED),
+    ),
+    "quantity_log_normal": (
+        dict(num_clients=4, sigma=1.0, min_size=2),
+        lambda: partition.quantity_log_normal(120, 4, 1.0, SEED, 2),
+    ),
+    "natural": ({}, lambda: np.split(np.arange(120), 12)),
+    "by_id": (dict(column="site"), lambda: partition.by_id(COLUMNS["site"])[1]),
+}
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_a_config_gives_the_librarys_partition(name):
+    settings, expected = EXPECTED[name]
+    train = dealt(name=name, **settings)["train"]
+    parts = expected()
+    assert train.num_clients == len(parts) and "site" not in train.columns
+    for index, part in enumerate(parts):
+        np.testing.assert_array_equal(train.client(index)["image"], COLUMNS["image"][part])
+
+
+def test_whole_clients_are_merged():
+    train = dealt(name="merge_clients", num_clients=4)["train"]
+    assert train.client_sizes.tolist() == [30] * 4
+    merged = partition.merge_clients(CLIENTS, 4, SEED)
+    np.testing.assert_array_equal(train.columns["image"], merged.columns["image"])
+
+
+def test_natural_clients_keep_their_names():
+    assert dealt(name="by_id", column="site")["train"].client_ids.tolist() == ["a", "b", "c"]
+    assert dealt(name="natural")["train"].client_ids.tolist() == CLIENTS.client_ids.tolist()
+
+
+def test_every_partition_was_tried_and_its_settings_can_be_given():
+    assert set(PARTITIONS) == {*EXPECTED, "merge_clients"}
+    for settings, _ in EXPECTED.values():
+        assert {f"data.partition.{name}" for name in settings} <= set(ALLOWED)
+
+
+def test_features_differ_on_top_of_any_partition():
+    plain = dealt(name="iid", num_clients=4)["train"]
+    noised = dealt(name="iid", num_clients=4, feature_noise=0.2)["train"]
+    expected = feature_noise(plain, 0.2, SEED, scale=255.0)
+    np.testing.assert_array_equal(noised.columns["image"], expected.columns["image"])
+    both = dealt(name="iid", num_clients=4, feature_noise=0.2, feature_rotations=4)["train"]
+    expected = feature_noise(feature_rotation(plain, 4, SEED), 0.2, SEED, scale=255.0)
+    np.testing.assert_array_equal(both.columns["image"], expected.columns["image"])
+
+
+def test_examples_set_apart_are_not_changed():
+    splits = dealt(name="natural", validation=0.25, feature_noise=0.5)
+    np.testing.assert_array_equal(splits["validation"].columns["image"], COLUMNS["image"][90:])
+    assert splits["train"].num_clients == 9
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (
+            dict(name="pathological", num_clients=4),
+            "the config lacks 'data.partition.labels_per_cl",
+        ),
+        (
+            dict(name="pathological", num_clients=4, labels_per_client=7),
+            r"data.partition.labels_per_client must be in 2\.\.6 for 4 clients and 6 labels",
+        ),
+        (dict(name="pathologic", num_clients=4), r"data.partition.name must be one of \['by_id', "),
+        (
+            dict(name="iid", num_clients=121),
+            r"data.partition.num_clients must be an integer in 1\.\.1",
+        ),
+        (dict(name="by_id", column="user"), "data.partition.column must be one of"),
+        (dict(name="by_id", column="image"), "ids must be a non-empty vector"),
+        (dict(name="iid", num_clients=2, shard=3), "data.partition.shard is not a setting of iid"),
+        (
+            dict(name="iid", num_clients=2, feature_noise=-1),
+            "data.partition.feature_noise must be at",
+        ),
+        (
+            dict(name="iid", num_clients=2, feature_rotations=5),
+            "data.partition.feature_rotations must",
+        ),
+        (
+            dict(name="quantity_log_normal", num_clients=2, sigma=200.0),
+            "data.partition.sigma must be",
+        ),
+    ],
+)
+def test_mistakes_are_one_line_that_names_the_setting(settings, message):
+    with pytest.raises((ValueError, TypeError), match=message) as error:
+        dealt(**settings)
+    assert "\n" not in str(error.value)
+
+
+def test_a_missing_column_of_labels_is_named():
+    config = ConfigDict(dict(name="pachinko", num_clients=2, examples_per_client=5))
+    without = CLIENTS.drop("coarse_label")
+    with pytest.raises(ValueError, match="'pachinko' needs a column 'coarse_label', the data have"):
+        repartitioned(without, config, SEED, 255.0)
+
+
+def test_digits_are_dealt_anew():
+    settings = ConfigDict(dict(name="digits", num_clients=30, concentration=0.5, seed=SEED))
+    before = load_data(settings)
+    settings.partition = dict(name="pathological", num_clients=20, labels_per_client=2)
+    settings.partition.feature_noise = 0.1
+    after = load_data(settings)
+    train, labels = after.splits["train"], after.splits["train"].columns["label"]
+    assert train.num_clients == 20
+    assert all(len(np.unique(client["label"])) == 2 for _, client in train.clients())
+    assert sorted(labels) == sorted(before.splits["train"].columns["label"])
+    assert train.columns["image"].max() <= 16
+    np.testing.assert_array_equal(after.unlabelled, before.unlabelled)
+    np.testing.assert_array_equal(
+        after.splits["test"].columns["image"], before.splits["test"].columns["image"]
+    )
+    # Without a partition digits are what they were.
+    plain = load_digits_federated(num_clients=30, concentration=0.5, seed=SEED)["train"]
+    np.testing.assert_array_equal(before.splits["train"].columns["image"], plain.columns["image"])

@@ -1,0 +1,65 @@
+"""Objects as torchvision's data sets are, without PyTorch."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from fedcodist.data import from_torchvision
+
+COLOURED = np.random.default_rng(0).integers(0, 256, (6, 5, 7, 3), np.uint8)
+LABELS = [3, 1, 2, 0, 3, 3]
+
+
+class Tensor:
+    """What the reader sees of a tensor."""
+
+    def __init__(self, values):
+        self.values = np.asarray(values)
+
+    def numpy(self):
+        return self.values
+
+
+@pytest.mark.parametrize(
+    ("dataset", "images"),
+    [
+        (SimpleNamespace(data=COLOURED, targets=LABELS), COLOURED),  # CIFAR10
+        (SimpleNamespace(data=Tensor(COLOURED[..., 0]), targets=Tensor(LABELS)), COLOURED[..., :1]),
+        (SimpleNamespace(data=COLOURED.transpose(0, 3, 1, 2), labels=np.array(LABELS)), COLOURED),
+        (list(zip(COLOURED, LABELS, strict=True)), COLOURED),
+        (
+            [(Tensor(i.transpose(2, 0, 1)), y) for i, y in zip(COLOURED, LABELS, strict=True)],
+            COLOURED,
+        ),
+    ],
+)
+def test_images_and_labels_become_columns(dataset, images):
+    columns = from_torchvision(dataset)
+    np.testing.assert_array_equal(columns["image"], images)
+    assert columns["image"].dtype == np.uint8 and columns["label"].dtype == np.int32
+    assert columns["label"].tolist() == LABELS
+
+
+def test_pictures_of_pil():
+    pil = pytest.importorskip("PIL.Image")
+    columns = from_torchvision([(pil.fromarray(COLOURED[0]), 1), (pil.fromarray(COLOURED[1]), 0)])
+    np.testing.assert_array_equal(columns["image"], COLOURED[:2])
+
+
+@pytest.mark.parametrize(
+    ("dataset", "message"),
+    [
+        (3, "dataset must have data and targets"),
+        ([], "dataset has no examples"),
+        ([1], "must hold pairs .image, label., example 0 is none"),
+        ([(COLOURED[0], 0), (COLOURED[0, :2], 0)], r"image 1 has shape \[2, 7, 3\]"),
+        (SimpleNamespace(data=COLOURED, targets=LABELS[1:]), "an integer for each of 6 images"),
+        (SimpleNamespace(data=COLOURED[0, 0], targets=LABELS), "data must be images"),
+        (SimpleNamespace(data=COLOURED, targets=["a"] * 6), "an integer for each of 6 images"),
+    ],
+)
+def test_other_objects_are_one_line(dataset, message):
+    with pytest.raises((ValueError, TypeError), match=message) as error:
+        from_torchvision(dataset)
+    assert "\n" not in str(error.value)
