@@ -14,7 +14,7 @@ a table of them.
 import hashlib
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,7 @@ from fedcodist.config.config_errors import choice, named
 from fedcodist.config.data import Data
 from fedcodist.config.execution import execution_of
 from fedcodist.config.party_methods import adam, party_groups, party_shapes, public_of
-from fedcodist.config.registry import run_title
+from fedcodist.config.registry import method_of, run_title
 from fedcodist.core.checks import check_integer, check_number
 from fedcodist.core.devices import from_all_processes
 from fedcodist.core.local_training import LocalTraining
@@ -49,6 +49,7 @@ Models = dict[str, Any]  # architecture -> Variables, leaves [seeds, group, ...]
 # What a phase's early stopping looks at: nothing; public examples held out of the public phase; test
 # data in all phases, as the released code does.
 STOPPING = ("fixed", "held_out", "test_data")
+_COLLABORATION = "collaboration"
 _CACHE_VERSION = 3  # to be raised when pre-training gives other results of the same settings
 
 
@@ -61,7 +62,7 @@ def run_phases(
     show_progress: bool = True,
     prepared: Mapping[str, str] | None = None,
 ) -> PyTree:
-    """Runs the phases, or goes on where they were stopped.
+    """Runs the phases, or goes on where they were stopped, and prints which one begins.
 
     Args:
       config, data: of the collaboration.
@@ -80,7 +81,10 @@ def run_phases(
         plan=plan, change_plan=change_plan, show_progress=show_progress, prepared=prepared
     )
 
+    announce = _announcer(config, show_progress and jax.process_index() == 0)
+
     def run(phase: str, start: Models | None) -> Outcome:
+        announce(phase)
         experiment = phase_experiment(config, data, phase, start)
         return run_experiment(
             experiment,
@@ -91,10 +95,11 @@ def run_phases(
         )
 
     trained = lambda: stacked(groups, run("public", None).variables)
-    public = _cached(config, groups, key, trained)
+    public = _cached(config, groups, key, trained, lambda: announce("public"))
     private = run("private", public).state
     if config.phases.centralised_bound:
         run("centralised", public)
+    announce(_COLLABORATION)
     seeds = np.arange(config.seed, config.seed + config.seeds, dtype=np.uint32)
 
     def start(seed, trained):
@@ -105,12 +110,27 @@ def run_phases(
 
 def check_phases(config: ConfigDict, data: Data) -> None:
     """Raises ValueError or TypeError, one line, for settings of a phase that make no sense."""
-    for phase in (
-        "public",
-        "private",
-        *(("centralised",) if config.phases.centralised_bound else ()),
-    ):
+    for phase in _phases(config):
         phase_experiment(config, data, phase)
+
+
+def _phases(config: ConfigDict) -> tuple[str, ...]:
+    """The phases before the collaboration, in their order."""
+    bound = ("centralised",) if config.phases.centralised_bound else ()
+    return ("public", "private", *bound)
+
+
+def _announcer(config: ConfigDict, is_shown: bool) -> Callable[[str], None]:
+    """Returns a function that prints 'phase 2 of 4: private training'; the collaboration is the last."""
+    phases = (*_phases(config), _COLLABORATION)
+
+    def announce(phase: str) -> None:
+        if is_shown:
+            what = method_of(config.to_dict())
+            what = what if phase == _COLLABORATION else f"{phase} training"
+            print(f"phase {phases.index(phase) + 1} of {len(phases)}: {what}", flush=True)
+
+    return announce
 
 
 def phase_experiment(
@@ -240,8 +260,16 @@ def _determinants(config: ConfigDict, phase: str) -> dict[str, Any]:
     }
 
 
-def _cached(config: ConfigDict, groups: Any, key: str, train: Any) -> Models:
+def _cached(
+    config: ConfigDict,
+    groups: Any,
+    key: str,
+    train: Callable[[], Models],
+    announce: Callable[[], None],
+) -> Models:
     """The public phase's models: those kept in `phases.cache` by an earlier run, or trained and kept.
+
+    `announce` is called where they are kept; otherwise training announces itself.
 
     Raises:
       CheckpointError: the folder cannot be written, or holds other arrays under this name.
@@ -258,7 +286,8 @@ def _cached(config: ConfigDict, groups: Any, key: str, train: Any) -> Models:
         print(f"pre-training kept in {folder} is corrupt: it is done again.", file=sys.stderr)
     if all(from_all_processes(int(saved is not None))):
         assert saved is not None
-        print(f"pre-training: kept in {folder}")
+        announce()
+        print(f"pre-training: kept in {folder}", flush=True)
         return saved.state
     try:  # what cannot be kept is told before it is trained
         folder.mkdir(parents=True, exist_ok=True)
