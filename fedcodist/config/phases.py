@@ -84,7 +84,6 @@ def run_phases(
     announce = _announcer(config, show_progress and jax.process_index() == 0)
 
     def run(phase: str, start: Models | None) -> Outcome:
-        announce(phase)
         experiment = phase_experiment(config, data, phase, start)
         return run_experiment(
             experiment,
@@ -95,9 +94,12 @@ def run_phases(
         )
 
     trained = lambda: stacked(groups, run("public", None).variables)
-    public = _cached(config, groups, key, trained, lambda: announce("public"))
+    announce("public")
+    public = _cached(config, groups, key, trained)
+    announce("private")
     private = run("private", public).state
     if config.phases.centralised_bound:
+        announce("centralised")
         run("centralised", public)
     announce(_COLLABORATION)
     seeds = np.arange(config.seed, config.seed + config.seeds, dtype=np.uint32)
@@ -260,16 +262,8 @@ def _determinants(config: ConfigDict, phase: str) -> dict[str, Any]:
     }
 
 
-def _cached(
-    config: ConfigDict,
-    groups: Any,
-    key: str,
-    train: Callable[[], Models],
-    announce: Callable[[], None],
-) -> Models:
+def _cached(config: ConfigDict, groups: Any, key: str, train: Callable[[], Models]) -> Models:
     """The public phase's models: those kept in `phases.cache` by an earlier run, or trained and kept.
-
-    `announce` is called where they are kept; otherwise training announces itself.
 
     Raises:
       CheckpointError: the folder cannot be written, or holds other arrays under this name.
@@ -286,7 +280,6 @@ def _cached(
         print(f"pre-training kept in {folder} is corrupt: it is done again.", file=sys.stderr)
     if all(from_all_processes(int(saved is not None))):
         assert saved is not None
-        announce()
         print(f"pre-training: kept in {folder}", flush=True)
         return saved.state
     try:  # what cannot be kept is told before it is trained
