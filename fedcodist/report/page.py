@@ -48,7 +48,8 @@ main { max-width: 68rem; margin: 0 auto; padding: 2rem 1.5rem 4rem; }
 h1 { font-size: 1.7rem; margin: 0; }
 h2 { font-size: 1.1rem; margin: 0 0 .7rem; }
 section { background: var(--card); border: 1px solid var(--edge); border-radius: 8px; margin: 1.2rem 0;
-  padding: 1.1rem 1.3rem; overflow-x: auto; }
+  padding: 1.1rem 1.3rem; }
+.wide { overflow-x: auto; }
 .quiet { color: var(--quiet); font-size: .88rem; margin: .4rem 0 0; }
 table { border-collapse: collapse; font-size: .92rem; font-variant-numeric: tabular-nums; }
 th, td { padding: .35rem .9rem .35rem 0; text-align: left; vertical-align: top; }
@@ -232,7 +233,8 @@ def _table_html(headings: Sequence[str], rows: Sequence[Sequence[str]], texts: i
         start = '<tr class="first">' if new else "<tr>"
         cells = "".join(cell("td", index, text) for index, text in enumerate(row))
         body.append(f"{start}{cells}</tr>")
-    return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(body)}</tbody></table>"
+    table = f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(body)}</tbody></table>"
+    return f'<div class="wide">{table}</div>'
 
 
 def _image(path: Path) -> str:

@@ -350,6 +350,19 @@ def test_report_is_one_file_with_everything_in_it(tmp_path):
     assert "10th percentile" in html and "12.3 s" in html
 
 
+def test_the_page_has_colours_for_dark_screens_and_tables_that_scroll(tmp_path):
+    collection = collection_lib.collect([three_methods(tmp_path / "runs")])
+    html = report.write_report(collection, tmp_path / "out").html.read_text()
+    style = re.search(r"<style>(.*?)</style>", html, flags=re.DOTALL)[1]
+    light, dark, rest = re.split(r"@media \(prefers-color-scheme: dark\) \{|\n\}\n", style)[:3]
+    colours = lambda text: set(re.findall(r"(--\w+): #", text))
+    assert "color-scheme: light dark" in light and colours(light) == colours(dark) != set()
+    # Every other colour is one of these names, but for the white behind plots.
+    assert re.findall(r"#\w+", rest) == ["#fff"] and set(re.findall(r"var\((--\w+)\)", rest))
+    assert "(max-width: 40rem)" in style and 'name="viewport"' in html
+    assert html.count("<table>") == html.count('<div class="wide"><table>') > 0
+
+
 def with_cohorts(run, **cohorts):
     config = json.loads((run / "config.json").read_text())
     config["pools"] = {pool: {"cohort_size": clients} for pool, clients in cohorts.items()}
