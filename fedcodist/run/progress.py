@@ -40,7 +40,7 @@ def progress(
     Anything else (a file, a CI log) gets plain lines: one that says "compiling", then at most one every
     two seconds, and the last one. Speed and time left do not count compilation: they start at the first
     call with new rounds, and again at the first with metrics. `metrics` is a text that says of which
-    split it is, as `metrics_text` writes it; a call without one keeps the last one.
+    split it is, as `metrics_text` writes it. A call without one keeps the last one and names its round.
 
     Args:
       name: shown first.
@@ -94,7 +94,7 @@ class _State:
         self.name = name
         self.total_rounds = total_rounds
         self.round = start_round
-        self.metrics = ""
+        self.metrics, self.measured_at = "", start_round
         self.clock = clock
         self.started = clock()
         # Round and time after which, as far as is known, nothing compiles any more.
@@ -110,7 +110,8 @@ class _State:
             self.last = (round, now)
         self.has_evaluated = self.has_evaluated or bool(metrics)
         self.round = round
-        self.metrics = metrics or self.metrics
+        if metrics:
+            self.metrics, self.measured_at = metrics, round
 
     def compiles(self) -> bool:
         """Whether no round is done yet: a program with its first round takes as long as it compiles."""
@@ -148,9 +149,15 @@ class _State:
         left = self.seconds_left()
         return "" if left is None else f"ETA {duration(left)}"
 
+    def metrics_text(self) -> str:
+        """The last metrics, with their round where it is not the one that is shown."""
+        if not self.metrics or self.measured_at == self.round:
+            return self.metrics
+        return f"{self.metrics} (round {self.measured_at})"
+
     def line(self) -> str:
         counted = f"round {self.round:>{len(str(self.total_rounds))}}/{self.total_rounds}"
-        parts = [self.name, counted, self.speed_text(), self.time_text(), self.metrics]
+        parts = [self.name, counted, self.speed_text(), self.time_text(), self.metrics_text()]
         return "  ".join(part for part in parts if part)
 
     def __rich__(self) -> Group:
@@ -165,7 +172,7 @@ class _State:
         )
         if not self.metrics:
             return Group(row)
-        return Group(row, Text(f"  {self.metrics}", style="green"))
+        return Group(row, Text(f"  {self.metrics_text()}", style="green"))
 
 
 class _Lines:

@@ -43,7 +43,7 @@ def test_log_gets_one_line_per_update():
         "digits  compiling",
         "digits  round  20/100  test accuracy: small 83.1 %",
         "digits  round  40/100  10.0 rounds/s  ETA 0:06  test accuracy: small 85.0 %",
-        "digits  round  60/100  10.0 rounds/s  ETA 0:04  test accuracy: small 85.0 %",
+        "digits  round  60/100  10.0 rounds/s  ETA 0:04  test accuracy: small 85.0 % (round 40)",
     ]
 
 
