@@ -3,8 +3,9 @@
     python -m experiments.studies [--results results] [--output RESULTS.md] [--check]
 
 Pages and plots go to docs/results/ beside the output, the list of runs to runs.csv in the folder of the
-records. The prose is in `experiments/studies/<study>/notes.md`; what our runs showed is left out where
-other records than the project's are rendered. --check compares and writes nothing.
+records. The prose is in `experiments/studies/<study>/notes.md`. Where other records than the project's
+are rendered, the pages are those of these records' experiments, without what the project's runs showed
+and without what was not run. --check compares and writes nothing.
 """
 
 import io
@@ -22,8 +23,9 @@ from experiments.studies.fed_md.page import fed_md
 from experiments.studies.fed_sdd.page import fed_sdd
 from experiments.studies.index import index
 from experiments.studies.mhd.page import mhd
-from experiments.studies.pages import Notes, Page, read_notes
+from experiments.studies.pages import OPEN, Notes, Page, read_notes
 from experiments.studies.run_list import run_list
+from experiments.studies.sections.endings import NOT_RUN
 from experiments.studies.sections.other import other
 from experiments.studies.tuning.page import load_tuning, tuning
 from fedcodist.config.command_line import Parser
@@ -53,12 +55,16 @@ class Document(NamedTuple):
 
 
 class Results(NamedTuple):
-    """What results/ holds, and the prose of each study; the index's is ''."""
+    """What results/ holds, and the prose of each study; the index's is ''.
+
+    `is_ours` says whether these are the project's records, of which it is told what is missing.
+    """
 
     folder: Path
     records: list[Record]
     notes: Mapping[str, Notes]
     tuning: list[dict[str, Any]]
+    is_ours: bool
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -104,16 +110,22 @@ def load_results(folder: Path) -> Results:
     notes = {
         name: read_notes(HERE / name / "notes.md", is_ours) for name in ("", "tuning", *STUDIES)
     }
-    return Results(folder, load_records(folder), notes, load_tuning(folder / "tuning"))
+    return Results(folder, load_records(folder), notes, load_tuning(folder / "tuning"), is_ours)
 
 
 def render(results: Results, output: Path) -> Document:
     """Every file; the same results give the same texts."""
     pages = [make(results.records, results.notes[name]) for name, make in STUDIES.items()]
-    pages.append(tuning(results.tuning, results.notes["tuning"]))
+    experiments = {record.experiment for record in results.records}
     placed = {experiment for page in pages for experiment in page.experiments}
-    if others := sorted({record.experiment for record in results.records} - placed):
+    if not results.is_ours:
+        pages = [page for page in pages if experiments & {*page.experiments}]
+    if results.is_ours or results.tuning:
+        pages.append(tuning(results.tuning, results.notes["tuning"]))
+    if others := sorted(experiments - placed):
         pages.append(other(results.records, others))
+    if not results.is_ours:
+        pages = [_without_missing(page) for page in pages]
     runs = results.folder / "runs.csv"
     from_index = Path(os.path.relpath(runs, output.parent))
     folder = output.parent / PAGES
@@ -124,6 +136,18 @@ def render(results: Results, output: Path) -> Document:
     }
     plots = {folder / name: draw for page in pages for name, draw in page.plots.items()}
     return Document(texts, plots)
+
+
+def _without_missing(page: Page) -> Page:
+    """The page without the section of runs that are missing, and without verdicts that need them."""
+    parts: list[str] = []
+    is_left_out = False
+    for part in page.parts:
+        if part.startswith("## "):
+            is_left_out = part.strip() == f"## {NOT_RUN}"
+        parts += [] if is_left_out else [part]
+    verdicts = [verdict for verdict in page.verdicts if verdict.word != OPEN]
+    return page._replace(parts=parts, verdicts=verdicts, not_run=())
 
 
 def write(document: Document) -> None:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from experiments.studies.pages import WORDS, Notes, Page, anchor
+from experiments.studies.pages import WORDS, Notes, Page, anchor, found
 from experiments.studies.sections.markdown import table
 
 # Of a paper with more verdicts it is said how many of each section have which.
@@ -15,7 +15,9 @@ def index(pages: Sequence[Page], notes: Notes, folder: Path, runs: Path) -> str:
     parts = [
         "<!-- Written by `python -m experiments.studies`; the prose is in experiments/studies/. -->",
         "# Results",
-        notes[""],
+        found(notes, "these runs"),
+        # What the verdicts and their numbers are.
+        notes[""] if any(page.verdicts for page in pages) else "",
     ]
     for page in pages:
         link = (folder / f"{page.name}.md").as_posix()

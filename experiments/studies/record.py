@@ -1,10 +1,10 @@
 """Turns finished run folders into small records that are committed, `results/<experiment>/<run>.json`.
 
-    python -m experiments.studies.record RUN_FOLDER [RUN_FOLDER ...] [--results results] [--partial]
+    python -m experiments.studies.record RUN [RUN ...] [--results results] [--partial]
 
-Unfinished runs are skipped. Every other one is kept: one with another config, commit, seeds, device or
-number of processes than the record of its name gets a name of its own, `<run>-2.json`. The same run
-recorded again replaces itself.
+A RUN is a run folder or a folder above some. Unfinished runs are skipped. Every other one is kept: one
+with another config, commit, seeds, device or number of processes than the record of its name gets a name
+of its own, `<run>-2.json`. The same run recorded again replaces itself.
 """
 
 import json
@@ -18,7 +18,7 @@ from typing import Any
 from fedcodist.config.command_line import Parser
 from fedcodist.config.registry import WITHOUT_UNLABELLED
 from fedcodist.report.points import thin
-from fedcodist.report.runs import read_lines, read_object
+from fedcodist.report.runs import find_run_folders, read_lines, read_object
 from fedcodist.report.tables_heads import recorded_heads
 
 # What makes two records of one name two runs.
@@ -45,7 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         prog="python -m experiments.studies.record",
         description="Run folders into committed records.",
     )
-    parser.add_argument("folders", nargs="+", type=Path, metavar="RUN_FOLDER")
+    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="run folder, or above")
     parser.add_argument("--results", type=Path, default=Path("results"), help="where records lie")
     parser.add_argument(
         "--partial", action="store_true", help="record unfinished runs too, as unfinished"
@@ -53,7 +53,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     try:
         records, unfinished = [], []
-        for folder in options.folders:
+        without_runs: list[str] = []
+        folders = find_run_folders(options.runs, without_runs)
+        if not folders:
+            raise ValueError("; ".join(without_runs))
+        for note in without_runs:
+            print(f"note: {note}", file=sys.stderr)
+        for folder in folders:
             try:
                 records.append(make_record(folder, options.partial))
             except UnfinishedRun as error:

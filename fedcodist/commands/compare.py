@@ -2,11 +2,15 @@ r"""Runs methods on the same clients and prints one ranked table.
 
     python -m fedcodist.commands.compare --config experiments/configs/digits_methods.py \
         --workdir runs/digits_methods --only "fed_*" --only scaffold
+    python -m fedcodist.commands.compare RUN [RUN ...]
 
 The config has `get_runs()`, with a run per method. All runs share data, seeds and schedules, so
 differences to the baseline are taken within each seed. The options are those of
-`fedcodist.commands.sweep`, and the same command continues what was stopped. Costs are those of one seed,
-except the seconds; `fedcodist.report.flops` explains FLOPs. An HTML report with curves is written too.
+`fedcodist.commands.sweep`, and the same command continues what was stopped. Without a config, runs that
+are there already are compared: a RUN is a run folder or a folder above some, and runs that differ only
+in their seed are one method. The table is also written to `report/` in the folder of the runs, as
+ranking.md, ranking.json and on top of report.html, which has curves. Notes under it say what its numbers
+are; `fedcodist.report.flops` explains FLOPs.
 
 Where every party has a model, the mean accuracy of all parties is ranked, and costs are those of all
 parties. Models with auxiliary heads have a second row, for the last head. Training before the first
@@ -16,12 +20,12 @@ FedKD's teachers, the mean accuracy of these is ranked; that of the shared model
     --metric NAME    the metric that ranks, such as f_score, auc or loss; accuracy by default. Losses,
                      distances and perplexities are ranked from the least
     --model NAME     model to rank, repeatable; the baseline's, or all parties', by default
-    --baseline RUN   the run to compare with; by default the first one
+    --baseline NAME  the run to compare with; by default the first one
 """
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from rich.console import Console
@@ -31,7 +35,17 @@ from fedcodist.commands import sweep
 from fedcodist.commands.metric_names import metric_names
 from fedcodist.config import command_line
 from fedcodist.core import child_processes
-from fedcodist.report.comparison import UnknownMetric, ranked, read_run, table, unknown_metric
+from fedcodist.report.collection import Collection, collect
+from fedcodist.report.ranking import (
+    Entry,
+    UnknownMetric,
+    ranked,
+    read_methods,
+    read_run,
+    unknown_metric,
+)
+from fedcodist.report.ranking_table import for_terminal, ranking_table
+from fedcodist.report.runs import load_run
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -41,23 +55,25 @@ def main(arguments: Sequence[str]) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument("--config", required=True)
-    parser.add_argument("--workdir", required=True, type=Path)
+    parser.add_argument("--config")
+    parser.add_argument("--workdir", type=Path)
     parser.add_argument("--only", action="append")
     parser.add_argument("--metric", default="accuracy", help="what is ranked (default: accuracy)")
     parser.add_argument("--model", action="append", help="model to rank; repeatable")
     parser.add_argument("--baseline", help="run to compare with")
     parser.add_argument("--list", action="store_true", help="name the runs and stop")
     settings, others = parser.parse_known_args(arguments)
-    chosen = [f"--only={pattern}" for pattern in settings.only or ()]
-    given = [f"--config={settings.config}", f"--workdir={settings.workdir}", *chosen]
     try:
+        if settings.config is None:
+            return _compare_folders(settings, others)
+        if settings.workdir is None:
+            raise ValueError("--workdir must be given with --config.")
         runs = sweep.chosen_runs(settings.config, settings.only)
-        baseline = settings.baseline or runs[0]
-        if baseline not in runs:
-            raise ValueError(f"--baseline must be one of {runs}, got {baseline!r}.")
+        baseline = _checked_baseline(settings.baseline, runs)
     except command_line.PARSE_ERRORS as error:
         return command_line.refuse(error)
+    chosen = [f"--only={pattern}" for pattern in settings.only or ()]
+    given = [f"--config={settings.config}", f"--workdir={settings.workdir}", *chosen]
     if settings.list:
         return sweep.main([*given, *others, "--list"])
     status = child_processes.until_interrupted(
@@ -65,27 +81,65 @@ def main(arguments: Sequence[str]) -> int:
     )
     if status := status or sweep.main([*given, *others]):
         return status
+    folders = {run: settings.workdir / sweep.run_folder_name(run) for run in runs}
+    entries: list[Entry] = []
+    without: list[ValueError] = []
     try:
-        entries, without = [], []
-        for run in runs:
+        for run, folder in folders.items():
             try:
-                folder = settings.workdir / sweep.run_folder_name(run)
-                entries += read_run(run, folder, settings.metric)
+                entries += read_run(run, load_run(folder), settings.metric)
             except UnknownMetric as error:
                 without.append(error)
         if without and baseline not in {entry.run for entry in entries}:
             raise without[0]
-        for reason in without:
-            print(f"note: left out: {reason}", file=sys.stderr)
-        shown = ranked(entries, baseline, settings.model, settings.metric)
+        collection = collect(folders.values())
+        return _rank(settings, baseline, entries, without, collection, settings.workdir / "report")
     except ValueError as error:
         return command_line.refuse(error)
+
+
+def _compare_folders(settings: argparse.Namespace, arguments: Sequence[str]) -> int:
+    """Compares runs that are there already; returns the exit status. Raises ValueError for a mistake."""
+    options = {"--workdir": settings.workdir, "--only": settings.only, "--list": settings.list}
+    unknown = [name for name in arguments if name.startswith("-")]
+    if without_config := unknown + [name for name, value in options.items() if value]:
+        raise ValueError(f"{without_config[0]} is an option of runs that --config describes.")
+    if not arguments:
+        raise ValueError("give --config and --workdir, or run folders that are to be compared.")
+    folders = [Path(argument) for argument in arguments]
+    collection = collect(folders)
+    entries, without = read_methods(collection.methods, settings.metric)
+    baseline = _checked_baseline(settings.baseline, [entry.run for entry in entries])
+    output = report.default_output(folders) / "report"
+    return _rank(settings, baseline, entries, without, collection, output)
+
+
+def _checked_baseline(baseline: str | None, runs: Iterable[str]) -> str:
+    """The run to compare with, the first by default. Raises ValueError that names those there are."""
+    names = list(dict.fromkeys(runs))
+    if baseline not in (None, *names):
+        raise ValueError(f"--baseline must be one of {names}, got {baseline!r}.")
+    return baseline or names[0]
+
+
+def _rank(
+    settings: argparse.Namespace,
+    baseline: str,
+    entries: Sequence[Entry],
+    without: Iterable[ValueError],
+    collection: Collection,
+    output: Path,
+) -> int:
+    """Prints the ranked table and writes the report; returns the exit status."""
+    shown = ranked(entries, baseline, settings.model, settings.metric)
+    for reason in without:
+        print(f"note: left out: {reason}", file=sys.stderr)
     console = Console()
     if not console.is_terminal:
         console.width = max(console.width, 180)
-    console.print(table(shown, baseline, entries, settings.metric))
-    folders = [str(settings.workdir / sweep.run_folder_name(run)) for run in runs]
-    return report.main([*folders, "--output", str(settings.workdir / "report")])
+    ranking = ranking_table(shown, baseline, entries, settings.metric)
+    console.print(for_terminal(ranking))
+    return report.show_report(collection, output, ranking=ranking)
 
 
 def _check_metric(settings: argparse.Namespace, baseline: str, others: Sequence[str]) -> int:

@@ -26,6 +26,7 @@ from fedcodist.config.config_file import config_of, load_config_file, runs_of
 from fedcodist.core import child_processes
 from fedcodist.core.checks import check_integer
 from fedcodist.run import launch
+from fedcodist.run.metrics_text import final_text
 
 _COMMAND = (sys.executable, "-m", "fedcodist.commands.run")
 _MOST_AT_ONCE = 1024
@@ -158,6 +159,19 @@ def _ended(
     return status
 
 
+def _final(workdir: Path) -> str:
+    """A finished run's final metrics as text; empty where they cannot be read."""
+    try:
+        config, summary = (
+            json.loads((workdir / name).read_text(encoding="utf-8-sig"))
+            for name in ("config.json", "summary.json")
+        )
+        evaluation = config["evaluation"]
+        return final_text(summary["final"], evaluation["final_splits"] or evaluation["splits"][:1])
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        return ""
+
+
 def _mark(config: str, others: Sequence[str]) -> dict[str, Any]:
     """The content of a finished run's mark: config and settings."""
     return {"config": json.loads(config), "others": list(others)}
@@ -174,7 +188,7 @@ def _is_finished(
         return False
     is_finished = mark == _mark(config, others)
     if is_finished:
-        print(f"{run}: finished already, in {workdir}", flush=True)
+        print("  ".join(filter(None, (f"{run}: finished already, in {workdir}", _final(workdir)))))
     return is_finished
 
 

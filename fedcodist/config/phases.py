@@ -16,7 +16,7 @@ a table of them.
 import hashlib
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +34,7 @@ from fedcodist.config.config_errors import choice, named
 from fedcodist.config.data import Data
 from fedcodist.config.execution import execution_of
 from fedcodist.config.party_methods import adam, party_groups, party_shapes, public_of
-from fedcodist.config.registry import run_title
+from fedcodist.config.registry import method_of, run_title
 from fedcodist.core.checks import check_integer, check_number
 from fedcodist.core.devices import from_all_processes
 from fedcodist.core.local_training import LocalTraining
@@ -51,6 +51,7 @@ Models = dict[str, Any]  # architecture -> Variables, leaves [seeds, group, ...]
 # Data that early stopping evaluates: none; in the public phase, held-out public examples; in all phases,
 # test data, as in the released code.
 STOPPING = ("fixed", "held_out", "test_data")
+_COLLABORATION = "collaboration"
 _CACHE_VERSION = 3  # to be raised when public training gives other results for the same settings
 
 
@@ -63,7 +64,7 @@ def run_phases(
     show_progress: bool = True,
     prepared: Mapping[str, str] | None = None,
 ) -> PyTree:
-    """Runs the phases, or goes on where they were stopped.
+    """Runs the phases, or goes on where they were stopped, and prints which one begins.
 
     Args:
       config, data: of the collaboration.
@@ -82,6 +83,8 @@ def run_phases(
         plan=plan, change_plan=change_plan, show_progress=show_progress, prepared=prepared
     )
 
+    announce = _announcer(config, show_progress and jax.process_index() == 0)
+
     def run(phase: str, start: Models | None) -> Outcome:
         experiment = phase_experiment(config, data, phase, start)
         return run_experiment(
@@ -93,10 +96,14 @@ def run_phases(
         )
 
     trained = lambda: stacked(groups, run("public", None).variables)
+    announce("public")
     public = _cached(config, groups, key, trained)
+    announce("private")
     private = run("private", public).state
     if config.phases.centralised_bound:
+        announce("centralised")
         run("centralised", public)
+    announce(_COLLABORATION)
     seeds = np.arange(config.seed, config.seed + config.seeds, dtype=np.uint32)
 
     def start(seed, trained):
@@ -107,12 +114,27 @@ def run_phases(
 
 def check_phases(config: ConfigDict, data: Data) -> None:
     """Raises ValueError or TypeError that names the setting if a phase cannot be run."""
-    for phase in (
-        "public",
-        "private",
-        *(("centralised",) if config.phases.centralised_bound else ()),
-    ):
+    for phase in _phases(config):
         phase_experiment(config, data, phase)
+
+
+def _phases(config: ConfigDict) -> tuple[str, ...]:
+    """The phases before the collaboration, in their order."""
+    bound = ("centralised",) if config.phases.centralised_bound else ()
+    return ("public", "private", *bound)
+
+
+def _announcer(config: ConfigDict, is_shown: bool) -> Callable[[str], None]:
+    """Returns a function that prints 'phase 2 of 4: private training'; the collaboration is the last."""
+    phases = (*_phases(config), _COLLABORATION)
+
+    def announce(phase: str) -> None:
+        if is_shown:
+            what = method_of(config.to_dict())
+            what = what if phase == _COLLABORATION else f"{phase} training"
+            print(f"phase {phases.index(phase) + 1} of {len(phases)}: {what}", flush=True)
+
+    return announce
 
 
 def phase_experiment(
@@ -242,7 +264,7 @@ def _determinants(config: ConfigDict, phase: str) -> dict[str, Any]:
     }
 
 
-def _cached(config: ConfigDict, groups: Any, key: str, train: Any) -> Models:
+def _cached(config: ConfigDict, groups: Any, key: str, train: Callable[[], Models]) -> Models:
     """The public phase's models, read from `phases.cache`, or else trained and stored there.
 
     Raises:
@@ -260,7 +282,7 @@ def _cached(config: ConfigDict, groups: Any, key: str, train: Any) -> Models:
         print(f"pre-training kept in {folder} is corrupt: it is done again.", file=sys.stderr)
     if all(from_all_processes(int(saved is not None))):
         assert saved is not None
-        print(f"pre-training: kept in {folder}")
+        print(f"pre-training: kept in {folder}", flush=True)
         return saved.state
     try:  # so that the training is not in vain
         folder.mkdir(parents=True, exist_ok=True)

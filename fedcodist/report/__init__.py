@@ -15,10 +15,11 @@ from typing import NamedTuple
 from rich.console import Console
 
 from fedcodist.config.command_line import Parser
+from fedcodist.report.accuracy_table import table
 from fedcodist.report.collection import Collection, collect, default_title
 from fedcodist.report.page import page
 from fedcodist.report.plots import INSTALL_PLOTS, write_plots
-from fedcodist.report.result_table import table
+from fedcodist.report.ranking_table import RankingTable, write_ranking
 
 
 class ReportFiles(NamedTuple):
@@ -26,6 +27,7 @@ class ReportFiles(NamedTuple):
 
     html: Path
     plots: tuple[Path, ...]
+    ranking: tuple[Path, ...] = ()
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -38,34 +40,50 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--output", type=Path, help="where to write (default: beside the runs)")
     parser.add_argument("--title", help="heading (default: the experiments' names)")
     options = parser.parse_args(arguments)
-    console = Console()
-    if not console.is_terminal:
-        console.width = max(console.width, 120)
     try:
         collection = collect(options.runs)
-        title = options.title or default_title(collection)
-        console.print(table(collection, title))
-        for note in collection.notes:
-            _say(console, f"note: {note}")
-        files = write_report(collection, options.output or _default_output(options.runs), title)
     except ValueError as error:
         print(f"report: {error}", file=sys.stderr)
         return 2
+    return show_report(collection, options.output or default_output(options.runs), options.title)
+
+
+def show_report(
+    collection: Collection,
+    output: Path,
+    title: str | None = None,
+    ranking: RankingTable | None = None,
+) -> int:
+    """Prints the table and writes the report; returns the exit status: 0, or 2 where it cannot."""
+    console = Console()
+    if not console.is_terminal:
+        console.width = max(console.width, 120)
+    title = title or default_title(collection)
+    console.print(table(collection, title))
+    for note in collection.notes:
+        _say(console, f"note: {note}")
+    try:
+        files = write_report(collection, output, title, ranking)
     except OSError as error:
         print(f"report: cannot write to {error.filename}: {error.strerror}", file=sys.stderr)
         return 2
     if not files.plots:
         _say(console, INSTALL_PLOTS)
-    for path in (*files.plots, files.html):
+    for path in (*files.plots, *files.ranking, files.html):
         _say(console, f"wrote {path}")
     return 0
 
 
-def write_report(collection: Collection, output: Path | str, title: str = "") -> ReportFiles:
+def write_report(
+    collection: Collection,
+    output: Path | str,
+    title: str = "",
+    ranking: RankingTable | None = None,
+) -> ReportFiles:
     """Writes accuracy.png, accuracy_by_bytes.png, loss.png, per_label_accuracy.png and report.html.
 
     A plot without data is left out, and so are all plots without matplotlib. The HTML file contains the
-    plots and refers to no other file.
+    plots and refers to no other file. A ranking is on top of it, and in ranking.md and ranking.json.
 
     Raises:
       OSError: `output` cannot be written.
@@ -75,11 +93,11 @@ def write_report(collection: Collection, output: Path | str, title: str = "") ->
     output.mkdir(parents=True, exist_ok=True)
     plots = write_plots(collection, output)
     html = output / "report.html"
-    html.write_text(page(collection, title, plots), encoding="utf-8")
-    return ReportFiles(html, tuple(plots))
+    html.write_text(page(collection, title, plots, ranking), encoding="utf-8")
+    return ReportFiles(html, tuple(plots), write_ranking(ranking, output) if ranking else ())
 
 
-def _default_output(paths: Sequence[Path]) -> Path:
+def default_output(paths: Sequence[Path]) -> Path:
     """The argument itself where it is the only one, else the deepest folder that contains all."""
     if len(paths) == 1:
         return paths[0]

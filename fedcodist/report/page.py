@@ -7,6 +7,15 @@ from datetime import datetime
 from html import escape
 from pathlib import Path
 
+from fedcodist.report.accuracy_table import (
+    caption_of,
+    number_cells,
+    number_headings,
+    percent,
+    result_rows,
+    split_name,
+    statistics_of,
+)
 from fedcodist.report.collection import (
     Collection,
     Method,
@@ -21,36 +30,46 @@ from fedcodist.report.collection import (
     statistic_of,
 )
 from fedcodist.report.plots import INSTALL_PLOTS
-from fedcodist.report.result_table import (
-    caption_of,
-    number_cells,
-    number_headings,
-    percent,
-    result_rows,
-    split_name,
-    statistics_of,
-)
+from fedcodist.report.ranking_table import TEXT_COLUMNS, RankingTable
 from fedcodist.report.runs import Run, Series, mapping_of, number_of
 
+# Colours have names, so that a dark screen changes them in one place. Plots stay on white.
 STYLE = """
-body { font: 15px/1.5 system-ui, sans-serif; color: #1b1f24; background: #f5f6f8; margin: 0; }
+:root { color-scheme: light dark; --text: #1b1f24; --quiet: #5b6470; --page: #f5f6f8; --card: #fff;
+  --edge: #e1e4e8; --rule: #c9ced6; --line: #eceef1; }
+@media (prefers-color-scheme: dark) {
+  :root { --text: #e3e6ea; --quiet: #a2abb6; --page: #14171b; --card: #1d2126; --edge: #31373e;
+    --rule: #4a525c; --line: #2a3037; }
+}
+* { box-sizing: border-box; }
+body { font: 15px/1.5 system-ui, sans-serif; color: var(--text); background: var(--page); margin: 0;
+  overflow-wrap: break-word; -webkit-text-size-adjust: 100%; }
 main { max-width: 68rem; margin: 0 auto; padding: 2rem 1.5rem 4rem; }
 h1 { font-size: 1.7rem; margin: 0; }
 h2 { font-size: 1.1rem; margin: 0 0 .7rem; }
-section { background: #fff; border: 1px solid #e1e4e8; border-radius: 8px; margin: 1.2rem 0;
-  padding: 1.1rem 1.3rem; overflow-x: auto; }
-p.quiet, .quiet { color: #5b6470; font-size: .88rem; margin: .4rem 0 0; }
+section { background: var(--card); border: 1px solid var(--edge); border-radius: 8px; margin: 1.2rem 0;
+  padding: 1.1rem 1.3rem; }
+.wide { overflow-x: auto; }
+.quiet { color: var(--quiet); font-size: .88rem; margin: .4rem 0 0; }
 table { border-collapse: collapse; font-size: .92rem; font-variant-numeric: tabular-nums; }
 th, td { padding: .35rem .9rem .35rem 0; text-align: left; vertical-align: top; }
-th { font-weight: 600; border-bottom: 2px solid #c9ced6; vertical-align: bottom; }
-tr + tr td { border-top: 1px solid #eceef1; }
-tbody tr.first td { border-top-color: #c9ced6; }
+th { font-weight: 600; border-bottom: 2px solid var(--rule); vertical-align: bottom; }
+tr + tr td { border-top: 1px solid var(--line); }
+tbody tr.first td { border-top-color: var(--rule); }
 .number { text-align: right; white-space: nowrap; }
 code, pre { font: .86rem/1.45 ui-monospace, monospace; }
-pre { background: #f5f6f8; padding: .8rem; border-radius: 6px; overflow-x: auto; }
-img { max-width: 100%; height: auto; display: block; margin: 0 auto; }
+pre { background: var(--page); padding: .8rem; border-radius: 6px; overflow-x: auto; }
+img { max-width: 100%; height: auto; display: block; margin: 0 auto; background: #fff;
+  border-radius: 6px; }
 summary { cursor: pointer; }
 ul { margin: .3rem 0 0; padding-left: 1.2rem; }
+@media (max-width: 40rem) {
+  body { font-size: 14px; }
+  main { padding: 1rem .5rem 2rem; }
+  section { padding: .8rem .7rem; margin: .7rem 0; border-radius: 6px; }
+  h1 { font-size: 1.3rem; }
+  th, td { padding-right: .7rem; }
+}
 """
 
 
@@ -62,10 +81,13 @@ PLOT_HEADINGS = {
 }
 
 
-def page(collection: Collection, title: str, plots: Sequence[Path]) -> str:
-    """The whole document as text."""
+def page(
+    collection: Collection, title: str, plots: Sequence[Path], ranking: RankingTable | None = None
+) -> str:
+    """The whole document as text; it refers to no other file."""
     runs = [run for method in collection.methods for run in method.runs]
     sections = [
+        _section(f"Ranking: {ranking.title}", _ranking_html(ranking)) if ranking else "",
         _section("Results", _results_html(collection)),
         *(_section(PLOT_HEADINGS[path.name], _image(path)) for path in plots),
         *([] if plots else [_section("Plots", f"<p>{escape(INSTALL_PLOTS)}</p>")]),
@@ -92,6 +114,12 @@ def page(collection: Collection, title: str, plots: Sequence[Path]) -> str:
 
 def _section(heading: str, body: str) -> str:
     return f"\n<section><h2>{escape(heading)}</h2>{body}</section>" if body else ""
+
+
+def _ranking_html(ranking: RankingTable) -> str:
+    notes = "".join(f"<li>{escape(note)}</li>" for note in ranking.notes)
+    drawn = _table_html(ranking.headings, ranking.rows, TEXT_COLUMNS)
+    return f'{drawn}<ul class="quiet">{notes}</ul>'
 
 
 def _results_html(collection: Collection) -> str:
@@ -205,7 +233,8 @@ def _table_html(headings: Sequence[str], rows: Sequence[Sequence[str]], texts: i
         start = '<tr class="first">' if new else "<tr>"
         cells = "".join(cell("td", index, text) for index, text in enumerate(row))
         body.append(f"{start}{cells}</tr>")
-    return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(body)}</tbody></table>"
+    table = f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(body)}</tbody></table>"
+    return f'<div class="wide">{table}</div>'
 
 
 def _image(path: Path) -> str:

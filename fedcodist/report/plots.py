@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedcodist.config.registry import method_of
+from fedcodist.report.accuracy_table import split_name
 from fedcodist.report.collection import Collection, Curve, Method, curve
 from fedcodist.report.costs import bytes_per_round, pool_of
-from fedcodist.report.result_table import split_name
 from fedcodist.report.runs import Series, mapping_of
 from fedcodist.report.styles import styles
 

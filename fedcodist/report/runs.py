@@ -117,7 +117,10 @@ def find_run_folders(paths: Sequence[Path], notes: list[str]) -> list[Path]:
                 children.clear()
             children[:] = sorted(child for child in children if not child.startswith("."))
         if not below:
-            notes.append(f"{path} is not a run folder and has none below; skipped")
+            notes.append(
+                f"{path} is not a run folder (with config.json and metrics.jsonl) and has none below; "
+                "skipped"
+            )
         for folder in below:
             folders.setdefault(folder.resolve(), folder)
     return list(folders.values())

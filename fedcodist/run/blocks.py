@@ -43,8 +43,9 @@ def in_blocks(
 
     Args:
       programs: the experiment's.
-      data: with resident data there are many rounds per dispatch, after the first block as many as take
-        about two seconds; with streamed data one round per dispatch, and always `at_most` rounds.
+      data: with resident data there are many rounds per dispatch, as many as take about two seconds;
+        with streamed data one round per dispatch, and `at_most` rounds. The first block has one round,
+        with either kind, so that the end of compilation is seen.
       rounds: of the whole run, so that streaming reads no further.
       mesh: the programs'.
       seeds: uint32 [seeds], on the devices.
@@ -63,7 +64,7 @@ def in_blocks(
 
     def train(trained, round, at_most):
         nonlocal rounds_per_second
-        count = at_most
+        count = 1
         if rounds_per_second is not None:
             count = max(1, min(at_most, int(rounds_per_second * _SECONDS_PER_BLOCK)))
         if at_most > 1:
@@ -97,9 +98,10 @@ def _streamed(programs, data, rounds, mesh, seeds, hyper, host_client_states):
 
     def train(trained, round, at_most):
         nonlocal ahead
+        count = at_most if ahead else 1
         ahead = ahead or inputs_from(round)
         blocks = []
-        for index in range(at_most):
+        for index in range(count):
             inputs = next(ahead)
             clients = {pool: cohort.clients for pool, cohort in inputs.cohorts.items()}
             client_states = host_client_states.gather(clients)

@@ -39,12 +39,12 @@ from fedcodist.run.metrics_lines import (
     FINITE,
     WHAT_IS_MEASURED,
     Record,
-    accuracies,
     evaluation_records,
     over_clients,
     summary_of,
     training_records,
 )
+from fedcodist.run.metrics_text import current_text, final_text
 from fedcodist.run.model_checks import check_models
 from fedcodist.run.programs import Programs, all_devices, build_programs, replicate
 from fedcodist.run.progress import progress
@@ -218,13 +218,14 @@ def _run(
         if round == experiment.rounds and experiment.final_splits:
             evaluation |= evaluate(trained, _on_devices(experiment.final_splits, mesh))
         new = evaluation_records(round, evaluation, seeds)
+        text = current_text(new)
         new += training_records(round, history, seeds)
         records.extend(new)
         if folder:
             notes["metrics_length"] = folder.append_metrics(new)
         for callback in callbacks if is_writer else ():
             callback(new)
-        show(round, accuracies(new))
+        show(round, text)
 
     def save(folder, round):
         notes["seconds"] = seconds_before + time.monotonic() - started
@@ -236,21 +237,28 @@ def _run(
             whole = (trained.state, client_states, *((on_host.state(),) if on_host else ()))
             save_checkpoint(folder.checkpoints, round, _on_host(whole), notes)
 
-    with progress(
-        name or algorithm.name, experiment.rounds, first_round, show_progress and is_writer
-    ) as show:
+    is_shown, name = show_progress and is_writer, name or algorithm.name
+    was_finished = first_round == experiment.rounds
+    is_compiled = False
+    with progress(name, experiment.rounds, first_round, is_shown and not was_finished) as show:
         round = first_round
         history: list[dict[str, np.ndarray]] = []
         if round == 0:
             report(round, history)
         while round < experiment.rounds:
             until = _next_evaluation(experiment, round)
+            began = time.monotonic()
             trained, block = train(trained, round, until - round)
+            count = next(iter(block.values())).shape[1]
+            if is_compiled:
+                notes["timed_rounds"] += count
+                notes["timed_seconds"] += time.monotonic() - began
+            is_compiled = True
             _check_finite(round, block, seeds, algorithm)
             history.append(block)
-            round += next(iter(block.values())).shape[1]
+            round += count
             if round != until:
-                show(round, {})
+                show(round)
                 continue
             report(round, history)
             history = []
@@ -259,10 +267,24 @@ def _run(
 
     variables = dict(_models(algorithm, trained.state))
     seconds = seconds_before + time.monotonic() - started
-    summary = summary_of(experiment, records, variables, seconds)
+    per_round = None
+    if notes["timed_rounds"]:
+        per_round = notes["timed_seconds"] / notes["timed_rounds"]
+    summary = summary_of(experiment, records, variables, seconds, per_round)
     if folder:
         folder.write_summary(summary)
+    if is_shown:
+        _print_final(name, experiment, summary, was_finished)
     return Outcome(records, variables, summary, trained.state)
+
+
+def _print_final(
+    name: str, experiment: Experiment, summary: Mapping[str, Any], was_finished: bool
+) -> None:
+    """Prints the final metrics: of the test data, or without any of the split that was followed."""
+    splits = list(experiment.final_splits) or list(experiment.splits)[:1]
+    state = f"finished{' already' if was_finished else ''}, {experiment.rounds} rounds"
+    print("  ".join(filter(None, (name, state, final_text(summary["final"], splits)))), flush=True)
 
 
 def experiment_programs(experiment: Experiment) -> Programs:
@@ -418,7 +440,7 @@ def _start(programs, seeds, mesh, folder, experiment, host_client_states):
 
     Client states and algorithm states on the host are restored too.
     """
-    notes = {"seconds": 0.0, "metrics_length": 0}
+    notes = {"seconds": 0.0, "metrics_length": 0, "timed_rounds": 0, "timed_seconds": 0.0}
     if experiment.start is None:
         state = programs.init(seeds)
     else:
@@ -458,7 +480,7 @@ def _start(programs, seeds, mesh, folder, experiment, host_client_states):
     if host_client_states:
         host_client_states.restore(client_states)
         client_states = None
-    return Trained(*replicate((state, client_states), mesh)), saved.round, dict(saved.notes)
+    return Trained(*replicate((state, client_states), mesh)), saved.round, notes | saved.notes
 
 
 def _warn_of_damaged(damaged: Sequence[Path], saved: Checkpoint | None) -> None:

@@ -85,22 +85,12 @@ def _over_rounds(values: np.ndarray) -> np.ndarray:
     return np.where(number, total / np.maximum(number, 1), np.nan)
 
 
-def accuracies(records: Iterable[Record]) -> dict[str, float]:
-    """Every model's accuracy on its first split with an accuracy, averaged over seeds."""
-    first: dict[str, tuple[str, list[float]]] = {}
-    for record in records:
-        if record.get("accuracy") is not None:
-            split, values = first.setdefault(record["model"], (record["split"], []))
-            if split == record["split"]:
-                values.append(record["accuracy"])
-    return {model: float(np.mean(values)) for model, (_, values) in first.items()}
-
-
 def summary_of(
     experiment: Any,
     records: Sequence[Record],
     variables: Mapping[str, Variables],
     seconds: float,
+    seconds_per_round: float | None = None,
 ) -> dict[str, Any]:
     """The content of summary.json: final metrics by model and split, parameters, bytes and seconds.
 
@@ -109,6 +99,8 @@ def summary_of(
       records: all metrics lines of the run.
       variables: model -> trained Variables, leaves [seeds, ...].
       seconds: run time, summed over all starts of the run.
+      seconds_per_round: of all seeds together, without compilation and evaluation; None if no round
+        was timed.
     """
     final: dict[str, Any] = {}
     for record in records:
@@ -139,6 +131,7 @@ def summary_of(
         },
         "final": final,
         "seconds": round(seconds, 3),
+        "seconds_per_round": seconds_per_round and float(f"{seconds_per_round:.4g}"),
         "finished": True,
     }
 

@@ -1,12 +1,11 @@
-"""The progress display of an experiment: round, speed, time left and current accuracies.
+"""The progress display of an experiment: round, speed, time left and current metrics.
 
-with progress("digits", total_rounds=100) as show:
-    show(20, {"small": 0.831, "large": 0.799})
+with progress("digits · fed_avg", total_rounds=100) as show:
+    show(20, "held-out accuracy: small 83.1 % · large 79.9 %")
 """
 
-import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Protocol
 
@@ -22,9 +21,7 @@ SECONDS_BETWEEN_LINES = 2.0
 class Show(Protocol):
     """The type of the function that `progress` yields. Call it after every block of rounds."""
 
-    def __call__(
-        self, round: int, accuracies: Mapping[str, float | None], note: str = ""
-    ) -> None: ...
+    def __call__(self, round: int, metrics: str = "") -> None: ...
 
 
 @contextmanager
@@ -39,10 +36,11 @@ def progress(
 ) -> Iterator[Show]:
     """Shows the progress of an experiment, and yields the function that updates the display.
 
-    A terminal gets a live bar. Anything else (a file, a CI log) gets plain lines, at most one every two
-    seconds and the last one. Speed and time left do not count compilation: they start at the first call
-    with new rounds, and again at the first with accuracies. `accuracies` are fractions in [0, 1] by
-    model, None or NaN where undefined. A model that is missing in a call keeps its last value.
+    A terminal gets a live bar. Until the first rounds are done it says "compiling" and since when.
+    Anything else (a file, a CI log) gets plain lines: one that says "compiling", then at most one every
+    two seconds, and the last one. Speed and time left do not count compilation: they start at the first
+    call with new rounds, and again at the first with metrics. `metrics` is a text that says of which
+    split it is, as `metrics_text` writes it. A call without one keeps the last one and names its round.
 
     Args:
       name: shown first.
@@ -68,23 +66,23 @@ def progress(
     if console.is_interactive and console.file.isatty():
         with Live(state, console=console, refresh_per_second=4) as live:
 
-            def show_live(
-                round: int, accuracies: Mapping[str, float | None], note: str = ""
-            ) -> None:
-                state.update(round, accuracies, note)
+            def show_live(round: int, metrics: str = "") -> None:
+                state.update(round, metrics)
                 live.refresh()
 
             yield show_live
         return
     lines = _Lines(state, console, clock)
+    if not state.finished():
+        lines.print_compiling()
     try:
         yield lines.show
     finally:
         lines.print_pending()
 
 
-def _show_nothing(round: int, accuracies: Mapping[str, float | None], note: str = "") -> None:
-    del round, accuracies, note
+def _show_nothing(round: int, metrics: str = "") -> None:
+    del round, metrics
 
 
 class _State:
@@ -96,8 +94,7 @@ class _State:
         self.name = name
         self.total_rounds = total_rounds
         self.round = start_round
-        self.accuracies: dict[str, float] = {}
-        self.note = ""
+        self.metrics, self.measured_at = "", start_round
         self.clock = clock
         self.started = clock()
         # Round and time after which, as far as is known, nothing compiles any more.
@@ -105,19 +102,20 @@ class _State:
         self.has_evaluated = False
         self.last: tuple[int, float] = (start_round, self.started)
 
-    def update(self, round: int, accuracies: Mapping[str, float | None], note: str) -> None:
+    def update(self, round: int, metrics: str) -> None:
         now = self.clock()
         if round > self.last[0]:
-            if self.first is None or (accuracies and not self.has_evaluated):
+            if self.first is None or (metrics and not self.has_evaluated):
                 self.first = (round, now)
             self.last = (round, now)
-        self.has_evaluated = self.has_evaluated or bool(accuracies)
+        self.has_evaluated = self.has_evaluated or bool(metrics)
         self.round = round
-        self.accuracies |= {
-            model: math.nan if value is None else float(value)
-            for model, value in accuracies.items()
-        }
-        self.note = note
+        if metrics:
+            self.metrics, self.measured_at = metrics, round
+
+    def compiles(self) -> bool:
+        """Whether no round is done yet: a program with its first round takes as long as it compiles."""
+        return self.first is None and not self.finished()
 
     def rounds_per_second(self) -> float | None:
         """Speed up to the last report; None if all reports so far include compilation."""
@@ -139,25 +137,28 @@ class _State:
     def speed_text(self) -> str:
         speed = self.rounds_per_second()
         if speed is None:
-            return "compiling" if self.first is None and not self.finished() else ""
+            return ""
         return f"{speed:.1f} rounds/s" if speed >= 1 else f"{1 / speed:.1f} s/round"
+
+    def compiling_text(self) -> str:
+        return f"compiling, {duration(self.clock() - self.started)}"
 
     def time_text(self) -> str:
         if self.finished():
-            return f"done in {_duration(self.last[1] - self.started)}"
+            return f"done in {duration(self.last[1] - self.started)}"
         left = self.seconds_left()
-        return "" if left is None else f"ETA {_duration(left)}"
+        return "" if left is None else f"ETA {duration(left)}"
 
-    def accuracy_text(self) -> str:
-        return " · ".join(
-            f"{model} {100 * accuracy:.1f} %" if math.isfinite(accuracy) else f"{model} -"
-            for model, accuracy in self.accuracies.items()
-        )
+    def metrics_text(self) -> str:
+        """The last metrics, with their round where it is not the one that is shown."""
+        if not self.metrics or self.measured_at == self.round:
+            return self.metrics
+        return f"{self.metrics} (round {self.measured_at})"
 
     def line(self) -> str:
         counted = f"round {self.round:>{len(str(self.total_rounds))}}/{self.total_rounds}"
-        parts = [self.name, counted, self.speed_text(), self.time_text()]
-        return "  ".join(part for part in [*parts, self.accuracy_text(), self.note] if part)
+        parts = [self.name, counted, self.speed_text(), self.time_text(), self.metrics_text()]
+        return "  ".join(part for part in parts if part)
 
     def __rich__(self) -> Group:
         bar = ProgressBar(total=self.total_rounds, completed=self.round, width=24)
@@ -166,11 +167,12 @@ class _State:
             Text(self.name, style="bold"),
             bar,
             Text(f"{self.round}/{self.total_rounds}", style="cyan"),
-            Text(self.speed_text()),
+            Text(self.compiling_text() if self.compiles() else self.speed_text()),
             Text(self.time_text()),
         )
-        below = "  ".join(part for part in (self.accuracy_text(), self.note) if part)
-        return Group(row, Text(f"  {below}", style="green")) if below else Group(row)
+        if not self.metrics:
+            return Group(row)
+        return Group(row, Text(f"  {self.metrics_text()}", style="green"))
 
 
 class _Lines:
@@ -183,8 +185,12 @@ class _Lines:
         self.printed_at: float | None = None
         self.pending = False
 
-    def show(self, round: int, accuracies: Mapping[str, float | None], note: str = "") -> None:
-        self.state.update(round, accuracies, note)
+    def print_compiling(self) -> None:
+        """The only line that says so: the later ones have numbers."""
+        self._print(f"{self.state.name}  compiling")
+
+    def show(self, round: int, metrics: str = "") -> None:
+        self.state.update(round, metrics)
         self.pending = True
         due = self.printed_at is None or self.clock() - self.printed_at >= SECONDS_BETWEEN_LINES
         if due:
@@ -193,16 +199,18 @@ class _Lines:
     def print_pending(self) -> None:
         if not self.pending:
             return
-        # Without soft_wrap rich would wrap the line at 80 columns.
-        self.console.print(
-            self.state.line(), soft_wrap=True, markup=False, highlight=False, emoji=False
-        )
-        self.console.file.flush()
+        self._print(self.state.line())
         self.printed_at = self.clock()
         self.pending = False
 
+    def _print(self, line: str) -> None:
+        # Without soft_wrap rich would wrap the line at 80 columns.
+        self.console.print(line, soft_wrap=True, markup=False, highlight=False, emoji=False)
+        self.console.file.flush()
 
-def _duration(seconds: float) -> str:
+
+def duration(seconds: float) -> str:
+    """'1:05', or '1:00:05' from an hour on."""
     minutes, second = divmod(round(seconds), 60)
     hours, minute = divmod(minutes, 60)
     return f"{hours}:{minute:02d}:{second:02d}" if hours else f"{minute}:{second:02d}"

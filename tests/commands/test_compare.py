@@ -13,22 +13,30 @@ from experiments.configs import digits_methods, digits_parties
 from fedcodist.commands import compare
 from fedcodist.commands.metric_names import metric_names
 from fedcodist.config.networks import MODELS
-from fedcodist.report.comparison import (
-    ALL_PARTIES,
-    Entry,
-    budget,
-    difference,
-    ranked,
-    read_run,
-    table,
-)
+from fedcodist.report import ranking
 from fedcodist.report.flops import LEARNING, forward_flops_of
+from fedcodist.report.ranking import ALL_PARTIES, Entry, difference, ranked
+from fedcodist.report.ranking_table import budget, for_terminal, ranking_table, write_ranking
+from fedcodist.report.runs import load_run
 
 CONFIG = "experiments/configs/digits_methods.py"
 
 
 def entry(run, accuracies, model="main", examples=10.0):
-    return Entry(run, model, tuple(accuracies), 1.0, examples, 2.5e9, 4e13, 5.0)
+    seeds = tuple(range(len(accuracies)))
+    return Entry(
+        run, model, tuple(accuracies), seeds, "test", 1.0, examples, 2.5e9, 4e13, 5.0, 0.0123
+    )
+
+
+def read_run(name, folder, metric="accuracy"):
+    return ranking.read_run(name, load_run(folder), metric)
+
+
+def drawn(shown, baseline, entries, metric="accuracy", width=200):
+    console = Console(record=True, width=width)
+    console.print(for_terminal(ranking_table(shown, baseline, entries, metric)))
+    return console.export_text()
 
 
 ENTRIES = [
@@ -54,9 +62,7 @@ NAN = float("nan")
 def shown_table(entries, baseline="fed_avg", metric="accuracy"):
     """(runs in order, text of the table)."""
     shown = ranked(entries, baseline, None, metric)
-    console = Console(record=True, width=200)
-    console.print(table(shown, baseline, entries, metric))
-    return [e.run for e in shown], console.export_text()
+    return [e.run for e in shown], drawn(shown, baseline, entries, metric)
 
 
 @pytest.mark.parametrize("undefined", [(NAN,), (math.inf,), (NAN, 99.0), (99.0, NAN)])
@@ -134,7 +140,7 @@ def test_flops_that_are_not_counted_are_a_dash(tmp_path, capsys):
     assert error.count("\n") == 1
     text = shown_table(entries, "run")[1]
     (line,) = [line for line in text.splitlines() if "main" in line]
-    assert [cell.strip() for cell in line.split("│")[1:-1]][-3:-1] == ["-", "-"]
+    assert [cell.strip() for cell in line.split("│")[1:-1]][-4:-2] == ["-", "-"]
 
 
 def test_a_run_without_the_metric_leaves_the_others_their_table(tmp_path, monkeypatch, capsys):
@@ -145,7 +151,7 @@ def test_a_run_without_the_metric_leaves_the_others_their_table(tmp_path, monkey
         summary["final"]["main"]["test"][metric] = [0.5, 0.25]
         path.write_text(json.dumps(summary))
     monkeypatch.setattr(compare.sweep, "main", lambda arguments: 0)
-    monkeypatch.setattr(compare.report, "main", lambda arguments: 0)
+    monkeypatch.setattr(compare.report, "show_report", lambda *_, **__: 0)
     given = ["--config", CONFIG, "--workdir", str(tmp_path)]
     given += [f"--only={name}" for name in ("fed_avg", "fed_df", "fed_sdd")]
     assert compare.main([*given, "--metric=f_score"]) == 0
@@ -199,12 +205,10 @@ def test_differences_are_to_the_main_head_of_a_baseline_with_heads():
 
 
 def test_the_table_shows_everything():
-    console = Console(record=True, width=160)
-    console.print(table(ranked(ENTRIES, "fed_avg", ["main", "ensemble"]), "fed_avg", ENTRIES))
-    text = console.export_text()
+    text = drawn(ranked(ENTRIES, "fed_avg", ["main", "ensemble"]), "fed_avg", ENTRIES)
     assert "3 seeds" in text
     assert text.index("ensemble") < text.index("fed_prox")
-    for shown in ("55.00 ± 5.00", "+1.83 ± 1.90", "1.0", "10", "2.50 G", "40.00 T"):
+    for shown in ("55.00 ± 5.00", "+1.83 ± 1.90", "1.0", "10", "2.50 G", "40.00 T", "0.012"):
         assert shown in text
     assert "the same budget of client examples" in " ".join(text.split())
 
@@ -222,17 +226,13 @@ def test_clients_own_models_stand_for_the_one_they_share():
             ("fed_kd", "main_teachers"),
             ("fed_avg", "main"),
         ]
-        console = Console(record=True, width=180)
-        console.print(table(shown, baseline, entries))
-        text = console.export_text()
+        text = drawn(shown, baseline, entries)
         assert "shared model" in text and "40.50 ± 0.71" in text
         assert ("+8.00" if baseline == "fed_avg" else "-8.00") in text
     assert difference(entries[2], entries, "fed_avg").mean == 8.0
     both = ranked(entries, "fed_avg", ["main", "main_teachers"])
     assert [e.model for e in both] == ["main_teachers", "main", "main"]
-    console = Console(record=True, width=180)
-    console.print(table(ranked(ENTRIES, "fed_avg", None), "fed_avg", ENTRIES))
-    assert "shared model" not in console.export_text()
+    assert "shared model" not in drawn(ranked(ENTRIES, "fed_avg", None), "fed_avg", ENTRIES)
 
 
 def test_unequal_budgets_are_told():
@@ -244,7 +244,7 @@ def test_unequal_budgets_are_told():
 
 
 def write_run(folder, final_splits=("test",)):
-    folder.mkdir()
+    folder.mkdir(parents=True)
     config = {
         "rounds": 10,
         "pools": {"main": {"model": "digits_small", "cohort_size": 5}},
@@ -264,7 +264,9 @@ def write_run(folder, final_splits=("test",)):
     sizes = {"bytes_up_per_participation": 600_000, "bytes_down_per_participation": 400_000}
     summary = {
         "rounds": 10,
+        "finished": True,
         "seconds": 3.5,
+        "seconds_per_round": 0.25,
         "models": {"main": sizes, "model_1": sizes},
         "final": {
             "main": {"test": {"accuracy": [0.5, 0.75]}, "held_out": {"accuracy": [0.1, 0.2]}},
@@ -345,6 +347,7 @@ def write_party_run(folder):
     accuracies = {party: {"test": {"accuracy": [a, a + 0.3]}} for party, a in names.items()}
     summary = {
         "rounds": 2,
+        "finished": True,
         "seconds": 1.0,
         "models": dict.fromkeys(names, sizes),
         "final": accuracies | {"server": {"test": {"accuracy": [0.0, 0.0]}}},
@@ -391,14 +394,105 @@ def test_phases_that_looked_at_test_data_are_told(stopping, tmp_path):
     config["phases"]["stopping"] = stopping
     path.write_text(json.dumps(config))
     entries = read_run("fd", tmp_path / "fd")
-    caption = table(ranked(entries, "fd", None), "fd", entries).caption
+    notes = ranking_table(ranked(entries, "fd", None), "fd", entries).notes
     told = "phases before rounds stopped on TEST DATA, accuracies are too good: fd"
-    assert (told in caption) == (stopping == "test_data")
+    assert (told in notes) == (stopping == "test_data")
 
 
 def test_an_unfinished_run_is_one_line(tmp_path):
-    with pytest.raises(ValueError, match="holds no finished run"):
+    with pytest.raises(ValueError, match="is not a run folder"):
         read_run("x", tmp_path)
+    write_run(tmp_path / "run")
+    (tmp_path / "run" / "summary.json").unlink()
+    with pytest.raises(ValueError, match="run holds no finished run"):
+        read_run("x", tmp_path / "run")
+
+
+def write_runs(folder):
+    """Two methods, one of them as two runs with a seed each and another with both."""
+    write_run(folder / "both")
+    for place, seed in enumerate((0, 1)):
+        path = folder / f"seed_{seed}"
+        write_run(path)
+        for name in ("config.json", "summary.json"):
+            content = json.loads((path / name).read_text())
+            if name == "config.json":
+                content |= {"seed": seed, "run": "one_model"}
+                content["algorithm"]["warm_up"] = 1
+            else:
+                for splits in content["final"].values():
+                    values = splits["test"]["accuracy"]
+                    splits["test"]["accuracy"] = [values[place] + 0.1 * (seed + 1)]
+            (path / name).write_text(json.dumps(content))
+
+
+def test_folders_of_runs_are_compared_and_runs_of_one_method_joined(tmp_path, capsys):
+    write_runs(tmp_path / "runs")
+    (tmp_path / "runs" / "empty").mkdir()
+    assert compare.main([str(tmp_path), "--model=main", "--baseline=fed_sdd"]) == 0
+    output, error = capsys.readouterr()
+    assert "to fed_sdd" in output and error == ""
+    content = json.loads((tmp_path / "report" / "ranking.json").read_text())
+    first, second = content["rows"]
+    assert (first["run"], first["seeds"], first["values"]) == ("one_model", [0, 1], [60.0, 95.0])
+    assert (second["run"], second["values"]) == ("fed_sdd", [50.0, 75.0])
+    assert first["difference"] == 15.0 and second["difference"] is None
+    # Costs are of one seed; times of all.
+    assert first["megabytes"] == second["megabytes"] == 50.0
+    assert (first["seconds_per_round"], second["seconds_per_round"]) == (0.5, 0.25)
+    html = (tmp_path / "report" / "report.html").read_text()
+    assert html.index("<h2>Ranking: test accuracy in %, 2 seeds") < html.index("<h2>Results")
+    for note in content["notes"]:
+        assert note.replace("'", "&#x27;") in html and note in " ".join(output.split())
+    # The same from the run folders themselves.
+    folders = [str(tmp_path / "runs" / name) for name in ("both", "seed_1", "seed_0")]
+    assert compare.main([*folders, "--model=main"]) == 0
+    again = json.loads((tmp_path / "runs" / "report" / "ranking.json").read_text())
+    assert again["rows"][0]["seeds"] == [1, 0] and again["baseline"] == "fed_sdd"
+
+
+def test_differences_are_within_the_seeds_that_both_have():
+    entries = [
+        entry("fed_avg", (50.0, 60.0, 70.0)),
+        entry("fed_prox", (65.0, 71.0))._replace(seeds=(1, 2)),
+        entry("fed_df", (65.0,))._replace(seeds=(9,)),
+    ]
+    assert difference(entries[1], entries, "fed_avg").mean == 3.0
+    assert difference(entries[2], entries, "fed_avg") is None
+    text = drawn(ranked(entries, "fed_avg", None), "fed_avg", entries)
+    assert "seeds" in text.splitlines()[2] and "3 seeds" not in text
+
+
+def test_what_numbers_are_is_said_under_the_table():
+    several = ranking_table(ENTRIES[:2], "fed_avg", ENTRIES).notes
+    assert several[0] == "accuracy: mean over the seeds ± their sample standard deviation"
+    assert "half of its 95 % interval" in several[1]
+    one = ranking_table([entry("fed_avg", (1.0,))], "fed_avg", [])
+    assert "no interval" in one.notes[0] and not any("95 %" in note for note in one.notes)
+    assert one.title == "test accuracy in %, 1 seed"
+
+
+def test_the_table_is_written_as_markdown_and_json(tmp_path):
+    entries = [entry("a|b", (1.0, 3.0)), entry("fed_df", (NAN, 2.0))._replace(client_flops=NAN)]
+    markdown, numbers = write_ranking(ranking_table(entries, "a|b", entries), tmp_path / "new")
+    lines = markdown.read_text().splitlines()
+    rows = [line for line in lines if line.startswith("| ")]
+    assert rows[2].startswith("| a\\|b | main | 2.00 ± 1.41 |  | 10 |") and len(rows) == 4
+    # As many cells in each row; the escaped bar is none.
+    assert len({line.replace("\\|", "").count("|") for line in rows}) == 1
+    first, second = json.loads(numbers.read_text())["rows"]
+    assert first["values"] == [1.0, 3.0] and first["standard_deviation"] == round(2**0.5, 9)
+    assert second["values"] == [None, 2.0] and second["mean"] is second["client_flops"] is None
+
+
+def test_runs_without_a_config_are_left_out(tmp_path, capsys):
+    write_run(tmp_path / "run")
+    write_run(tmp_path / "other")
+    config = json.loads((tmp_path / "other" / "config.json").read_text())
+    del config["evaluation"]
+    (tmp_path / "other" / "config.json").write_text(json.dumps(config))
+    assert compare.main([str(tmp_path)]) == 0
+    assert "other was run without a config" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -408,6 +502,8 @@ def test_an_unfinished_run_is_one_line(tmp_path):
         ([f"--config={CONFIG}", "--only=other"], "--only 'other' matches none of"),
         ([f"--config={CONFIG}", "--baseline=other"], "--baseline must be one of"),
         ([f"--config={CONFIG}", "--config.round=3"], "did you mean --config.rounds"),
+        (["runs"], "--workdir is an option of runs that --config describes"),
+        (["--rounds=3", "runs"], "--rounds=3 is an option of runs that --config describes"),
     ],
 )
 def test_mistakes_are_one_line(arguments, message, capsys, tmp_path):
@@ -415,6 +511,21 @@ def test_mistakes_are_one_line(arguments, message, capsys, tmp_path):
     (line,) = capsys.readouterr().err.splitlines()
     assert message in line
     assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "give --config and --workdir, or run folders"),
+        (["nowhere"], "no such folder: nowhere"),
+        ([f"--config={CONFIG}"], "--workdir must be given"),
+        (["tests/commands"], "no run with an evaluation in or below tests/commands"),
+    ],
+)
+def test_mistakes_with_folders_are_one_line(arguments, message, capsys):
+    assert compare.main(arguments) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert message in line
 
 
 def test_the_runs_are_listed(capsys, tmp_path):

@@ -160,6 +160,22 @@ def test_all_runs_in_order_each_in_its_folder_with_the_same_settings(fake):
     ]
 
 
+def test_what_is_finished_already_says_its_final_metrics(fake, capfd):
+    run, _, folder = fake
+    assert run("--only", "a,*") == 0
+    workdir = folder / "runs" / "a-1"
+    evaluation = {"splits": ["held_out"], "final_splits": ["test"]}
+    final = {"main": {"test": {"accuracy": [0.5, 0.6]}, "held_out": {"accuracy": [0.1, 0.1]}}}
+    (workdir / "config.json").write_text(json.dumps({"evaluation": evaluation}))
+    (workdir / "summary.json").write_text(json.dumps({"final": final}))
+    capfd.readouterr()
+    assert run("--only", "a,*") == 0
+    first, second = capfd.readouterr().out.splitlines()
+    already = "finished already, in " + str(workdir)
+    assert first == f"a,1: {already}  test accuracy, mean of 2 seeds: main 55.0 %"
+    assert second.startswith("a,2: finished already, in ") and "accuracy" not in second
+
+
 def test_only_runs_that_match(fake):
     run, started, _ = fake
     assert run("--only", "a,*", "--only", "b,?") == 0

@@ -161,12 +161,21 @@ def test_every_method_of_parties_goes_on_from_the_same_models(method):
             assert not any(map(np.any, jax.tree.leaves(state[name].digest_state)))
 
 
-def test_a_finished_run_is_not_run_again(finished, monkeypatch):
+def test_a_finished_run_is_not_run_again(finished, monkeypatch, capsys):
     folder, start, _ = finished
     monkeypatch.setattr("fedcodist.run.experiment.in_blocks", lambda *_: None)
     config = small_config()
-    again = phases.run_phases(config, load_data(config.data), folder, show_progress=False)
+    again = phases.run_phases(config, load_data(config.data), folder)
     jax.tree.map(np.testing.assert_array_equal, again, start)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[::2] == [
+        "phase 1 of 4: public training",
+        "phase 2 of 4: private training",
+        "phase 3 of 4: centralised training",
+        "phase 4 of 4: fed_md",
+    ]
+    assert all("training  finished already, " in line for line in lines[1::2])
+    assert all(" accuracy: dense_6_0 " in line for line in lines[1::2])
 
 
 class Killed(Exception):

@@ -20,7 +20,9 @@ from fedcodist.config.registry import (
     register,
 )
 from fedcodist.config.settings import check_settings
-from fedcodist.report.comparison import ranked, read_run, table
+from fedcodist.report.ranking import ranked, read_run
+from fedcodist.report.ranking_table import for_terminal, ranking_table
+from fedcodist.report.runs import load_run
 from fedcodist.run.experiment import run_experiment
 
 MODULE = '''
@@ -147,10 +149,10 @@ def test_flops_that_nobody_counted_are_a_dash(outside, tmp_path, capsys):
     config.methods = (outside, outside)
     folder = tmp_path / "run"
     run_experiment(build_experiment(config), folder, config=config.to_dict(), show_progress=False)
-    (entry,) = read_run("run", folder)
+    (entry,) = read_run("run", load_run(folder))
     assert "FLOPs of 'shouting' are not counted" in capsys.readouterr().err
     console = Console(record=True, width=200)
-    console.print(table(ranked([entry], "run", None), "run", [entry]))
+    console.print(for_terminal(ranking_table(ranked([entry], "run", None), "run", [entry])))
     (line,) = [line for line in console.export_text().splitlines() if "main" in line]
     cells = [cell.strip() for cell in line.split("│")[1:-1]]
-    assert cells[-3:-1] == ["-", "-"] and float(cells[2]) > 10
+    assert cells[-4:-2] == ["-", "-"] and float(cells[2]) > 10

@@ -179,7 +179,9 @@ def test_tensorboard_gets_every_scalar(uninterrupted):
 
 def test_the_output_says_how_far_it_is_and_where_things_are(uninterrupted):
     output = (uninterrupted.parent / "output").read_text().splitlines()
-    assert "round 7/7" in output[-2] and "small" in output[-2]
+    assert output[0].endswith("compiling")
+    assert "round 7/7" in output[-3] and "  held-out accuracy: large " in output[-3]
+    assert "finished, 7 rounds  test accuracy, mean of 3 seeds: large " in output[-2]
     assert output[-1] == f"run folder: {uninterrupted}"
 
 

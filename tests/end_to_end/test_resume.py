@@ -34,7 +34,7 @@ def assert_same_bits(folder: Path, expected: Path) -> None:
 
 def summary(folder: Path) -> dict:
     content = json.loads((folder / "summary.json").read_text())
-    assert content.pop("seconds") > 0
+    assert content.pop("seconds") > 0 and content.pop("seconds_per_round") > 0
     return content
 
 

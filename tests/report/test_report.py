@@ -15,8 +15,8 @@ from rich.console import Console
 
 from fedcodist import report
 from fedcodist.config.registry import METHOD_NAMES, run_title
+from fedcodist.report import accuracy_table, costs, plots
 from fedcodist.report import collection as collection_lib
-from fedcodist.report import costs, plots, result_table
 
 ROOT = Path(report.__file__).resolve().parents[2]
 PARAMETERS = {"small": 5_000, "large": 20_000}
@@ -96,7 +96,7 @@ def three_methods(parent):
 
 def printed(collection, title="digits"):
     console = Console(width=200, record=True, file=io.StringIO())
-    console.print(result_table.table(collection, title))
+    console.print(accuracy_table.table(collection, title))
     return console.export_text()
 
 
@@ -104,7 +104,7 @@ def cells(collection, method, model):
     """The words of one row, found by the method's block and the model's name."""
     (row,) = [
         row
-        for row in result_table.result_rows(collection)
+        for row in accuracy_table.result_rows(collection)
         if row.method == method and row.model == model
     ]
     return row
@@ -116,7 +116,7 @@ def final(collection, method, model, split="test"):
 
 def test_table_has_a_row_per_method_and_model(tmp_path):
     collection = collection_lib.collect([three_methods(tmp_path)])
-    rows = [(row.method, row.model) for row in result_table.result_rows(collection)]
+    rows = [(row.method, row.model) for row in accuracy_table.result_rows(collection)]
     assert rows == [
         (method, model)
         for method in ("FedAvg", "PeriodicCodist", "MergedCodist")
@@ -325,7 +325,7 @@ def test_non_finite_accuracy_is_shown_as_such(tmp_path):
     ],
 )
 def test_human_bytes(count, text):
-    assert result_table.human_bytes(count) == text
+    assert accuracy_table.human_bytes(count) == text
 
 
 def test_report_is_one_file_with_everything_in_it(tmp_path):
@@ -348,6 +348,19 @@ def test_report_is_one_file_with_everything_in_it(tmp_path):
     for text in ("PeriodicCodist", "algorithm.period", "&lt;cpu&gt; &amp; co", "versions.jax"):
         assert text in html
     assert "10th percentile" in html and "12.3 s" in html
+
+
+def test_the_page_has_colours_for_dark_screens_and_tables_that_scroll(tmp_path):
+    collection = collection_lib.collect([three_methods(tmp_path / "runs")])
+    html = report.write_report(collection, tmp_path / "out").html.read_text()
+    style = re.search(r"<style>(.*?)</style>", html, flags=re.DOTALL)[1]
+    light, dark, rest = re.split(r"@media \(prefers-color-scheme: dark\) \{|\n\}\n", style)[:3]
+    colours = lambda text: set(re.findall(r"(--\w+): #", text))
+    assert "color-scheme: light dark" in light and colours(light) == colours(dark) != set()
+    # Every other colour is one of these names, but for the white behind plots.
+    assert re.findall(r"#\w+", rest) == ["#fff"] and set(re.findall(r"var\((--\w+)\)", rest))
+    assert "(max-width: 40rem)" in style and 'name="viewport"' in html
+    assert html.count("<table>") == html.count('<div class="wide"><table>') > 0
 
 
 def with_cohorts(run, **cohorts):

@@ -12,9 +12,9 @@ from rich.console import Console
 from fedcodist import report
 from fedcodist.algorithms.graph import graphs
 from fedcodist.report import (
+    accuracy_table,
     collection,
     plots,
-    result_table,
     tables_domains,
     tables_heads,
     tables_parties,
@@ -120,7 +120,7 @@ def test_a_report_of_undefined_accuracies(tmp_path):
     assert report.main([str(tmp_path / "run"), "--output", str(tmp_path / "out")]) == 0
     found = collection.collect([tmp_path / "run"])
     cells = [
-        result_table.number_cells(row, found, False) for row in result_table.result_rows(found)
+        accuracy_table.number_cells(row, found, False) for row in accuracy_table.result_rows(found)
     ]
     assert all(row[0] == "–" for row in cells)
     assert (

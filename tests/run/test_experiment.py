@@ -1,8 +1,10 @@
 """The training loop in-process: metrics lines, callbacks, divergence, resuming, bad settings."""
 
 import functools
+import itertools
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import flax.linen as nn
 import jax
@@ -17,8 +19,8 @@ from fedcodist.algorithms.pools.pool import Pool
 from fedcodist.core.local_training import LocalTraining
 from fedcodist.core.model import from_flax_linen
 from fedcodist.data.federated_data import FederatedData
+from fedcodist.run import blocks, metrics_lines, metrics_text, programs
 from fedcodist.run import experiment as loop
-from fedcodist.run import metrics_lines, programs
 from fedcodist.run.experiment import (
     Experiment,
     TrainingDiverged,
@@ -227,6 +229,46 @@ def test_the_summary(outcome):
     for record in last:
         index = record["seed"] - 7
         assert summary["final"][record["model"]]["test"]["loss"][index] == record["loss"]
+
+
+def test_rounds_are_timed_without_the_first_that_compiles(monkeypatch):
+    """By a clock on which a second passes from one look to the next."""
+    looks = itertools.count()
+    clock = SimpleNamespace(monotonic=lambda: float(next(looks)))
+    monkeypatch.setattr(loop, "time", clock)
+    trained = []
+
+    def in_blocks(*arguments):
+        train = blocks.in_blocks(*arguments)
+
+        def slow_at_first(*arguments):
+            for _ in range(1 if trained else 1000):
+                next(looks)
+            result = train(*arguments)
+            trained.append(next(iter(result[1].values())).shape[1])
+            return result
+
+        return slow_at_first
+
+    monkeypatch.setattr(loop, "in_blocks", in_blocks)
+    summary = run_experiment(make_experiment()).summary
+    assert trained[0] == 1 and sum(trained) == 5
+    assert 0 < summary["seconds_per_round"] < 10 < 1000 < summary["seconds"]
+
+
+def test_a_finished_run_says_its_final_metrics_and_says_so_again(tmp_path, capsys):
+    experiment = make_experiment(rounds=2)
+    summary = run_experiment(experiment, tmp_path, name="digits · ours").summary
+    first = capsys.readouterr().out.splitlines()
+    again = run_experiment(experiment, tmp_path, name="digits · ours").summary
+    (second,) = capsys.readouterr().out.splitlines()
+    text = metrics_text.final_text(summary["final"], list(experiment.splits)[:1])
+    assert text and first[0] == "digits · ours  compiling"
+    assert first[-1] == f"digits · ours  finished, 2 rounds  {text}"
+    assert second == f"digits · ours  finished already, 2 rounds  {text}"
+    assert again["seconds_per_round"] == summary["seconds_per_round"]
+    run_experiment(experiment, tmp_path, show_progress=False)
+    assert capsys.readouterr().out == ""
 
 
 def test_a_seed_alone_gives_what_it_gives_among_others(outcome):

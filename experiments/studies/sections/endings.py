@@ -10,6 +10,7 @@ from experiments.studies.sections.markdown import codes, listed, rounds_of, spli
 from experiments.studies.settings import differences
 
 TOO_SHORT = "Runs too short to decide"
+NOT_RUN = "Not run"
 
 
 def is_short(record: Record) -> bool:
@@ -55,7 +56,7 @@ def endings(
         parts += ["## Runs with several settings", table_of_settings(several)]
     if missing := missing_runs(records, experiments):
         commands = [sweep(experiment, runs) for experiment, runs in missing.items()]
-        parts += ["## Not run", about_missing, *commands]
+        parts += [f"## {NOT_RUN}", about_missing, *commands]
     if remarks := own_notes(finished):
         parts += ["## What the runs note", remarks]
     return parts

@@ -199,6 +199,21 @@ def test_where_nothing_is_finished_nothing_is_recorded(tmp_path, capsys):
     assert not (tmp_path / "results").exists()
 
 
+def test_a_folder_of_runs_is_searched(tmp_path, capsys):
+    runs, results = tmp_path / "runs", tmp_path / "results"
+    for name, seed in (("a", 0), ("deep/b", 5)):
+        write_run(runs / name, seed=seed)
+    (tmp_path / "empty").mkdir()
+    status, printed = run_command(capsys, runs, tmp_path / "empty", "--results", results)
+    assert status == 0
+    assert printed.err.startswith(f"note: {tmp_path / 'empty'} is not a run folder")
+    assert sorted(one.seeds for one in archive.load_records(results)) == [[0, 1], [5, 6]]
+    # The same run given twice is one record.
+    status, printed = run_command(capsys, runs / "a", runs, "--results", results)
+    assert status == 0 and printed.out.count("wrote") == 2
+    assert "none below" in refusal(capsys, tmp_path / "empty", "--results", results)
+
+
 def test_another_mistake_leaves_everything_unrecorded(tmp_path, capsys):
     done = write_run(tmp_path / "done")
     line = refusal(capsys, done, tmp_path / "none", "--results", tmp_path / "results")

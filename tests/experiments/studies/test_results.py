@@ -159,9 +159,14 @@ def whole_table(folder, change=lambda run, model, accuracy: accuracy, skip=(), *
     return folder
 
 
+def as_ours(folder):
+    """Made-up records in place of the project's, so that pages say what is missing."""
+    return results.load_results(folder)._replace(is_ours=True)
+
+
 def texts_of(folder):
     """Every text that is written, by its path below the folder."""
-    texts = results.render(results.load_results(folder), folder / "RESULTS.md").texts
+    texts = results.render(as_ours(folder), folder / "RESULTS.md").texts
     return {str(path.relative_to(folder)): text for path, text in texts.items()}
 
 
@@ -170,7 +175,7 @@ def text_of(folder, page="codistillation"):
 
 
 def plots_of(folder):
-    document = results.render(results.load_results(folder), folder / "RESULTS.md")
+    document = results.render(as_ours(folder), folder / "RESULTS.md")
     return {path.name: draw for path, draw in document.plots.items()}
 
 
@@ -771,6 +776,26 @@ def test_what_our_runs_showed_stands_on_no_page_of_other_records(tmp_path):
         assert found and not set(found) & set(other.notes[name])
 
 
+def test_records_of_ones_own_are_shown_alone(tmp_path):
+    """No page of a study without a record, no list of what was not run, no verdict on it."""
+    config = "digits_methods"
+    record(tmp_path, "fed_avg", {"main": 50.0}, experiment=config, seeds=(0, 1))
+    index, pages = tmp_path / "RESULTS.md", tmp_path / "docs" / "results"
+    rendered = lambda: results.render(results.load_results(tmp_path), index).texts
+    texts = rendered()
+    assert set(texts) == {index, pages / "other.md", tmp_path / "runs.csv"}
+    assert f"## {config}" in texts[pages / "other.md"]
+    assert not any(word in texts[index] for word in ("paper", "held", "our runs"))
+    assert not any("not run" in text.lower() for text in texts.values())
+    # With one run of a paper's table its page is there, and all else is as before.
+    record(tmp_path, MERGED, {"small": 40.0, "large": 50.0})
+    texts = rendered()
+    page = pages / "codistillation.md"
+    assert set(texts) == {index, page, pages / "other.md", tmp_path / "runs.csv"}
+    assert "## Not run" not in texts[page] and "40.00" in texts[page]
+    assert "not run" not in texts[index] and "not enough runs |" not in texts[index]
+
+
 def test_figure_4_takes_all_images_from_table_1(tmp_path):
     whole_table(tmp_path)
     text = section(text_of(tmp_path), "## Figure 4: number of unlabelled images")
@@ -974,7 +999,7 @@ def test_a_study_with_running_trials_says_so(tmp_path):
 
 
 def test_no_records_at_all(tmp_path):
-    document = results.render(results.load_results(tmp_path), tmp_path / "RESULTS.md")
+    document = results.render(as_ours(tmp_path), tmp_path / "RESULTS.md")
     assert not document.plots
     assert "not enough runs" in document.texts[tmp_path / "RESULTS.md"]
     assert runs_of(tmp_path) == []

@@ -1,23 +1,19 @@
-"""Methods on the same clients as one ranked table: quality, costs, and differences to a baseline."""
+"""Runs on the same clients, ranked: quality, costs, and differences to a baseline within seeds."""
 
 import math
 import statistics
 import sys
-from collections.abc import Collection, Mapping, Sequence
-from pathlib import Path
-from typing import Any, NamedTuple
+from collections.abc import Collection, Iterable, Sequence
+from typing import NamedTuple
 
-from rich.table import Table
-from rich.text import Text
-
+from fedcodist.config.registry import method_of
+from fedcodist.report.collection import Method
 from fedcodist.report.costs import bytes_per_round, clients_per_round, pool_of
 from fedcodist.report.intervals import student_half_width
 from fedcodist.report.metric_kinds import is_share, lower_is_better
-from fedcodist.report.runs import read_lines, read_object
-from fedcodist.report.spread import mean_and_deviation, plus_minus
+from fedcodist.report.runs import Run, first_seed
 
 ALL_PARTIES = "all parties"
-UNDEFINED = "-"
 
 
 class Entry(NamedTuple):
@@ -27,6 +23,8 @@ class Entry(NamedTuple):
       run, model: their names.
       accuracies: accuracy or another metric, in % where it is a share, one per seed, after the last
         round. NaN where undefined, such as precision where nothing was predicted.
+      seeds: their numbers, in the same order.
+      split: on which it was measured.
       megabytes: sent and received by these clients in the whole run. They are all clients of the model's
         pool, also where the pool is divided among several models; or the model's party. For a model that
         parties share, they are all parties.
@@ -34,6 +32,7 @@ class Entry(NamedTuple):
       client_flops: of these clients; NaN where they are not counted.
       server_flops: of the server.
       seconds: of the whole run, all seeds.
+      seconds_per_round: of all seeds together, without compilation and evaluation; NaN where unknown.
       shared: for a personal model, the name of the model that clients share.
       head: the auxiliary head that was measured; None for a model without heads, or its main head.
       num_models: number of models of which this is the mean.
@@ -43,11 +42,14 @@ class Entry(NamedTuple):
     run: str
     model: str
     accuracies: tuple[float, ...]
+    seeds: tuple[int, ...]
+    split: str
     megabytes: float
     examples: float
     client_flops: float
     server_flops: float
     seconds: float
+    seconds_per_round: float
     shared: str | None = None
     head: int | None = None
     num_models: int = 1
@@ -65,24 +67,28 @@ class UnknownMetric(ValueError):
     """A run does not have the metric."""
 
 
-def read_run(run: str, folder: Path, metric: str = "accuracy") -> list[Entry]:
+def read_run(name: str, run: Run, metric: str = "accuracy") -> list[Entry]:
     """All models of a finished run, on the first of its final splits.
+
+    Args:
+      name: what the run is called.
+      run: as `load_run` reads it.
+      metric: of the metrics lines.
 
     Raises:
       UnknownMetric: the run has no model with this metric.
-      ValueError: the run has no summary.
+      ValueError: the run is unfinished, or its files lack something.
     """
     # Imported late because it imports JAX: a mistyped option is reported at once.
     from fedcodist.report.flops import Flops, flops_of_parties, flops_of_run
 
-    try:
-        summary = read_object(folder / "summary.json")
-        config = read_object(folder / "config.json")
-        records = [record for _, record in read_lines(folder / "metrics.jsonl")]
-    except ValueError as error:
-        raise ValueError(f"{folder} holds no finished run: {error}") from error
-    trained = _means(records, "client_examples")
-    steps = _means(records, "distillation_steps")
+    summary, config, folder = run.summary, run.config, run.folder
+    if not run.finished:
+        raise ValueError(f"{folder} holds no finished run.")
+    if "evaluation" not in config:
+        raise ValueError(f"{folder} was run without a config, so its costs are unknown.")
+    trained = _means(run, "client_examples")
+    steps = _means(run, "distillation_steps")
     sizes = summary["models"]
     megabytes = {
         pool: count * summary["rounds"] / 1e6
@@ -103,7 +109,7 @@ def read_run(run: str, folder: Path, metric: str = "accuracy") -> list[Entry]:
             work = flops_of_run(config, examples, next(iter(steps.values()), None))
     except Exception as error:  # the table is useful without FLOPs
         reason = " ".join(str(error).split()) or type(error).__name__
-        print(f"note: {run}: FLOPs are left out: {reason}", file=sys.stderr)
+        print(f"note: {name}: FLOPs are left out: {reason}", file=sys.stderr)
         work = Flops(dict.fromkeys(examples, math.nan), math.nan)
     shared_of = summary.get("personal_models", {})
     final_splits = config["evaluation"]["final_splits"] or config["evaluation"]["splits"]
@@ -118,28 +124,32 @@ def read_run(run: str, folder: Path, metric: str = "accuracy") -> list[Entry]:
         pools = [pool_of(config, model)]
         if of_parties and model not in examples:
             pools = list(examples)
-        for name, of_head in ((metric, None), (f"{metric}_head_{head}", head)):
-            if name not in values:
+        for key, of_head in ((metric, None), (f"{metric}_head_{head}", head)):
+            if key not in values:
                 continue
             # Undefined values are null.
-            measurements = [math.nan if value is None else value for value in values[name]]
+            measurements = [math.nan if value is None else value for value in values[key]]
             entries.append(
                 Entry(
-                    run,
+                    name,
                     model,
                     tuple(scale * value for value in measurements),
+                    tuple(first_seed(config) + index for index in range(len(measurements))),
+                    final_splits[0],
                     sum(megabytes[pool] for pool in pools),
                     sum(examples[pool] for pool in pools),
                     sum(work.clients[pool] for pool in pools),
                     work.server,
                     summary["seconds"],
+                    # Run folders of before have no such time.
+                    summary.get("seconds_per_round") or math.nan,
                     shared_of.get(model),
                     of_head,
                     stopped_on_test_data=stopping == "test_data",
                 )
             )
     if not entries:
-        raise unknown_metric(metric, list(measured), run)
+        raise unknown_metric(metric, list(measured), name)
     if not of_parties:
         return entries
     heads = dict.fromkeys(entry.head for entry in entries)
@@ -148,7 +158,73 @@ def read_run(run: str, folder: Path, metric: str = "accuracy") -> list[Entry]:
 
 
 def unknown_metric(metric: str, names: Sequence[str], run: str) -> UnknownMetric:
+    """The error that names the metrics there are."""
     return UnknownMetric(f"--metric must be one of {names} for {run}, got {metric!r}.")
+
+
+def read_methods(
+    methods: Sequence[Method], metric: str = "accuracy"
+) -> tuple[list[Entry], list[ValueError]]:
+    """The models of all methods with finished runs, and why others are left out.
+
+    Runs that differ only in their seed are one method. It has the name of its run, or a longer one where
+    several have the same.
+
+    Args:
+      methods: those that `collect` finds.
+      metric: of the metrics lines.
+
+    Raises:
+      ValueError: nothing is left.
+    """
+    names = [
+        str(method.runs[0].config.get("run") or method_of(method.runs[0].config))
+        for method in methods
+    ]
+    entries: list[Entry] = []
+    without: list[ValueError] = []
+    for name, method in zip(names, methods, strict=True):
+        name = name if names.count(name) == 1 else method.label
+        # A run is a dictionary within, so it has no hash.
+        runs = {run.folder: run for run, _ in method.members}
+        try:
+            entries += _over_runs([read_run(name, run, metric) for run in runs.values()])
+        except ValueError as error:
+            without.append(error)
+    if not entries:
+        raise without[0]
+    return entries, without
+
+
+def _over_runs(runs: Sequence[Sequence[Entry]]) -> list[Entry]:
+    """The entries of runs that differ only in their seed as one; a repeated seed counts once."""
+    joined: dict[tuple[str, int | None], list[Entry]] = {}
+    for entries in runs:
+        for entry in entries:
+            joined.setdefault((entry.model, entry.head), []).append(entry)
+    return [_over_seeds(entries) for entries in joined.values()]
+
+
+def _over_seeds(entries: Sequence[Entry]) -> Entry:
+    value_of: dict[int, float] = {}
+    for entry in entries:
+        for seed, value in zip(entry.seeds, entry.accuracies, strict=True):
+            value_of.setdefault(seed, value)
+
+    def mean(values: Iterable[float]) -> float:
+        weighted = (len(e.seeds) * value for e, value in zip(entries, values, strict=True))
+        return sum(weighted) / sum(len(entry.seeds) for entry in entries)
+
+    return entries[0]._replace(
+        accuracies=tuple(value_of.values()),
+        seeds=tuple(value_of),
+        megabytes=mean(entry.megabytes for entry in entries),
+        examples=mean(entry.examples for entry in entries),
+        client_flops=mean(entry.client_flops for entry in entries),
+        server_flops=mean(entry.server_flops for entry in entries),
+        seconds=sum(entry.seconds for entry in entries),
+        seconds_per_round=sum(entry.seconds_per_round for entry in entries),
+    )
 
 
 def ranked(
@@ -171,11 +247,11 @@ def ranked(
     else:
         wanted = {_compared_as(entry) for entry in entries if entry.run == baseline}
         wanted = {ALL_PARTIES} if ALL_PARTIES in wanted else wanted
-        shown = [e for e in _without_shared(entries) if _compared_as(e) in wanted]
+        shown = [e for e in without_shared(entries) if _compared_as(e) in wanted]
     sign = 1 if lower_is_better(metric) else -1
 
     def place(entry: Entry) -> tuple[bool, float]:
-        is_undefined = not _is_defined(entry.accuracies)
+        is_undefined = not is_defined(entry.accuracies)
         return is_undefined, 0.0 if is_undefined else sign * statistics.fmean(entry.accuracies)
 
     return sorted(shown, key=place)
@@ -184,90 +260,19 @@ def ranked(
 def difference(entry: Entry, entries: Sequence[Entry], baseline: str) -> Difference | None:
     """The difference to the baseline's model of the same name, or to its only one, within seeds.
 
-    None without such a model, or where either is undefined. The interval is Student's t over the seeds'
-    differences; with one seed there is no interval.
+    None without such a model, where either is undefined, or where no seed is in both. The interval is
+    Student's t over the seeds' differences; with one seed there is no interval.
     """
     candidates = [other for other in entries if other.run == baseline and other.head is None]
     same = [other for other in candidates if other.model == entry.model]
     same = same or [o for o in candidates if _compared_as(o) == _compared_as(entry)] or candidates
     if len(same) != 1 or same[0] == entry:
         return None
-    if not (_is_defined(entry.accuracies) and _is_defined(same[0].accuracies)):
+    ours, theirs = (dict(zip(e.seeds, e.accuracies, strict=True)) for e in (entry, same[0]))
+    differences = [ours[seed] - theirs[seed] for seed in ours if seed in theirs]
+    if not differences or not is_defined(differences):
         return None
-    pairs = zip(entry.accuracies, same[0].accuracies, strict=True)
-    differences = [a - b for a, b in pairs]
     return Difference(statistics.fmean(differences), student_half_width(differences))
-
-
-def table(
-    shown: Sequence[Entry], baseline: str, entries: Sequence[Entry], metric: str = "accuracy"
-) -> Table:
-    """The ranking as a table for a terminal."""
-    seeds = len(shown[0].accuracies) if shown else 0
-    # Where the baseline has personal models, others are compared with these, unless its shared model
-    # is shown.
-    compared = [e for e in entries if e in shown or e in _without_shared(entries)]
-    stood_for = {(e.run, e.model): e for e in entries}
-    has_shared = any(entry.shared for entry in shown)
-    drawn = Table(
-        title=Text(
-            f"{metric}{' in %' if is_share(metric) else ''}, {seeds} seed{'' if seeds == 1 else 's'}"
-            f"{', the least is first' if lower_is_better(metric) else ''}"
-        ),
-        caption=Text("; ".join([budget(shown), *_too_good(shown)])),
-    )
-    drawn.add_column("method")
-    drawn.add_column("model")
-    costs = ("client examples", "MB", "clients' FLOPs", "server's FLOPs", "seconds")
-    headings = [metric, *(["shared model"] if has_shared else []), f"to {baseline}", *costs]
-    for heading in headings:
-        drawn.add_column(Text(heading), justify="right")
-    for entry in shown:
-        difference_to = difference(entry, compared, baseline)
-        beside = [""]
-        if entry.shared:
-            beside = [_spread(stood_for[entry.run, entry.shared].accuracies)]
-        cells = [
-            entry.run,
-            entry.model if entry.head is None else f"{entry.model}, head {entry.head}",
-            _spread(entry.accuracies),
-            *(beside if has_shared else []),
-            _to_baseline(entry, difference_to, baseline),
-            f"{entry.examples:,.0f}",
-            f"{entry.megabytes:,.1f}",
-            _scaled(entry.client_flops),
-            _scaled(entry.server_flops),
-            f"{entry.seconds:,.0f}",
-        ]
-        # As Text, because a run's name is not rich's markup.
-        drawn.add_row(*map(Text, cells))
-    return drawn
-
-
-def budget(shown: Sequence[Entry]) -> str:
-    """A sentence on whether the clients of all runs did the same work, and on what FLOPs are."""
-    by_model: dict[str, list[float]] = {}
-    for entry in shown:
-        by_model.setdefault(entry.model, []).append(entry.examples / entry.num_models)
-    # Metrics have seven digits.
-    equal = all(
-        math.isclose(min(counts), max(counts), rel_tol=1e-5) for counts in by_model.values()
-    )
-    examples = (
-        "all runs have the same budget of client examples"
-        if equal
-        else "UNEQUAL BUDGETS: the runs' clients trained on different numbers of examples"
-    )
-    return f"{examples}; FLOPs are of matrix products and convolutions, counted from the networks"
-
-
-def _too_good(shown: Sequence[Entry]) -> list[str]:
-    """A warning that names the runs whose phases were stopped on test data."""
-    runs = dict.fromkeys(entry.run for entry in shown if entry.stopped_on_test_data)
-    if not runs:
-        return []
-    names = ", ".join(runs)
-    return [f"phases before rounds stopped on TEST DATA, accuracies are too good: {names}"]
 
 
 def _compared_as(entry: Entry) -> str:
@@ -275,7 +280,7 @@ def _compared_as(entry: Entry) -> str:
     return entry.shared or entry.model
 
 
-def _without_shared(entries: Sequence[Entry]) -> list[Entry]:
+def without_shared(entries: Sequence[Entry]) -> list[Entry]:
     """The entries without shared models that personal models replace in the ranking."""
     shared = {(entry.run, entry.shared) for entry in entries}
     return [entry for entry in entries if (entry.run, entry.model) not in shared]
@@ -295,13 +300,14 @@ def _all_parties(entries: Sequence[Entry], parties: Collection[str]) -> Entry:
     )
 
 
-def _means(records: Sequence[Mapping[str, Any]], metric: str) -> dict[str, float]:
+def _means(run: Run, metric: str) -> dict[str, float]:
     """Model -> mean of a metric over all rounds and seeds."""
     values_of: dict[str, dict[int, list[float]]] = {}
-    for record in records:
-        if metric in record:
-            rounds = values_of.setdefault(record["model"], {})
-            rounds.setdefault(record["round"], []).append(record[metric])
+    for series, records in run.records.items():
+        for round, record in records.items():
+            if metric in record:
+                rounds = values_of.setdefault(series.model, {})
+                rounds.setdefault(round, []).append(record[metric])
     means = {}
     for model, by_round in values_of.items():
         before, weighted = 0, 0.0
@@ -313,28 +319,6 @@ def _means(records: Sequence[Mapping[str, Any]], metric: str) -> dict[str, float
     return means
 
 
-def _is_defined(values: Sequence[float]) -> bool:
+def is_defined(values: Sequence[float]) -> bool:
+    """Whether all are finite."""
     return all(map(math.isfinite, values))
-
-
-def _spread(values: Sequence[float]) -> str:
-    if not _is_defined(values):
-        return UNDEFINED
-    return mean_and_deviation(values)
-
-
-def _scaled(flops: float) -> str:
-    """'1.23 T'."""
-    if not math.isfinite(flops):
-        return UNDEFINED
-    for factor, unit in ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M")):
-        if flops >= factor:
-            return f"{flops / factor:.2f} {unit}"
-    return f"{flops:,.0f}"
-
-
-def _to_baseline(entry: Entry, estimate: Difference | None, baseline: str) -> str:
-    """The difference as text; empty for the baseline itself."""
-    if estimate is None:
-        return "" if entry.run == baseline else UNDEFINED
-    return plus_minus(estimate.mean, estimate.half_width, is_difference=True)

@@ -1,4 +1,4 @@
-"""The result table: a line per method and model, with accuracies, bytes and rounds."""
+"""The table of a report: a line per method and model, accuracies on every split, bytes and rounds."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -14,7 +14,7 @@ from fedcodist.report.spread import plus_minus
 
 
 class Row(NamedTuple):
-    """One line of the result table, for a method and a model."""
+    """One line of the table, for a method and a model."""
 
     method: str
     model: str
@@ -25,7 +25,7 @@ class Row(NamedTuple):
 
 
 def table(collection: Collection, title: str = "") -> Table:
-    """The result table, method x model, for a terminal."""
+    """The table, method x model, for a terminal."""
     rows = result_rows(collection)
     several = any(statistic.seeds > 1 for statistic in statistics_of(rows))
     result = Table(
@@ -47,7 +47,7 @@ def table(collection: Collection, title: str = "") -> Table:
 
 
 def result_rows(collection: Collection) -> list[Row]:
-    """The result table's rows: final accuracy on each split, bytes per participation, rounds."""
+    """The table's rows: final accuracy on each split, bytes per participation, rounds."""
     return [
         _row(method, model, collection)
         for method in collection.methods

@@ -1,0 +1,236 @@
+"""A ranking as a table for a terminal, Markdown, JSON and a page, with what its numbers are."""
+
+import json
+import math
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from rich.console import Group
+from rich.table import Table
+from rich.text import Text
+
+from fedcodist.report.metric_kinds import is_share, lower_is_better
+from fedcodist.report.ranking import Difference, Entry, difference, is_defined, without_shared
+from fedcodist.report.spread import mean_and_deviation, plus_minus
+
+UNDEFINED = "-"
+TEXT_COLUMNS = 2  # method and model; the others are numbers
+# Files beside the report.
+MARKDOWN, JSON = "ranking.md", "ranking.json"
+
+
+class RankingTable(NamedTuple):
+    """The ranking as text.
+
+    Attributes:
+      title: what is ranked.
+      headings, rows: the first columns are text, the others numbers.
+      notes: what the numbers are, a sentence each.
+      values: the numbers themselves, for JSON.
+    """
+
+    title: str
+    headings: list[str]
+    rows: list[list[str]]
+    notes: list[str]
+    values: dict[str, Any]
+
+
+def ranking_table(
+    shown: Sequence[Entry], baseline: str, entries: Sequence[Entry], metric: str = "accuracy"
+) -> RankingTable:
+    """The table of what `ranked` returns.
+
+    Args:
+      shown: the entries in their order, as `ranked` returns them.
+      baseline: the run to compare with.
+      entries: all that were read.
+      metric: that is ranked.
+    """
+    # Where the baseline has personal models, others are compared with these, unless its shared model
+    # is shown.
+    compared = [entry for entry in entries if entry in shown or entry in without_shared(entries)]
+    stood_for = {(entry.run, entry.model): entry for entry in entries}
+    has_shared = any(entry.shared for entry in shown)
+    splits, counts = ({*map(get, shown)} for get in (lambda e: e.split, lambda e: len(e.seeds)))
+    several_counts = len(counts) > 1
+    measured = " ".join(
+        [*(split.replace("_", "-") for split in splits if len(splits) == 1), metric]
+    )
+    title = f"{measured}{' in %' if is_share(metric) else ''}"
+    if not several_counts:
+        seeds = next(iter(counts), 0)
+        title += f", {seeds} seed{'' if seeds == 1 else 's'}"
+    title += ", the least is first" if lower_is_better(metric) else ""
+    costs = ["client examples", "MB", "clients' FLOPs", "server's FLOPs", "seconds", "s/round"]
+    headings = ["method", "model", metric, *(["shared model"] if has_shared else [])]
+    headings += [f"to {baseline}", *(["seeds"] if several_counts else []), *costs]
+    rows, values = [], []
+    for entry in shown:
+        estimate = difference(entry, compared, baseline)
+        shared = stood_for[entry.run, entry.shared].accuracies if entry.shared else None
+        rows.append(
+            [
+                entry.run,
+                entry.model if entry.head is None else f"{entry.model}, head {entry.head}",
+                _spread(entry.accuracies),
+                *([_spread(shared) if shared else ""] if has_shared else []),
+                _to_baseline(entry, estimate, baseline),
+                *([str(len(entry.seeds))] if several_counts else []),
+                f"{entry.examples:,.0f}",
+                f"{entry.megabytes:,.1f}",
+                _scaled(entry.client_flops),
+                _scaled(entry.server_flops),
+                f"{entry.seconds:,.0f}",
+                _short(entry.seconds_per_round),
+            ]
+        )
+        values.append(_values(entry, estimate, shared))
+    notes = [*_about_spreads(shown, baseline, metric), budget(shown), *_ABOUT_COSTS]
+    notes += _too_good(shown)
+    about = {"metric": metric, "in_percent": is_share(metric), "baseline": baseline}
+    return RankingTable(title, headings, rows, notes, {**about, "rows": values, "notes": notes})
+
+
+def for_terminal(table: RankingTable) -> Group:
+    """The table with its notes below."""
+    drawn = Table(title=Text(table.title))
+    for index, heading in enumerate(table.headings):
+        drawn.add_column(Text(heading), justify="left" if index < TEXT_COLUMNS else "right")
+    for row in table.rows:
+        # As Text, because a run's name is not rich's markup.
+        drawn.add_row(*map(Text, row))
+    return Group(drawn, *(Text(note) for note in table.notes))
+
+
+def write_ranking(table: RankingTable, folder: Path) -> tuple[Path, Path]:
+    """Writes ranking.md and ranking.json, whose undefined numbers are null; returns their paths.
+
+    Raises:
+      OSError: `folder` cannot be written.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    markdown, numbers = folder / MARKDOWN, folder / JSON
+    markdown.write_text(as_markdown(table), encoding="utf-8")
+    content = json.dumps(_finite(table.values), indent=2, allow_nan=False)
+    numbers.write_text(content + "\n", encoding="utf-8")
+    return markdown, numbers
+
+
+def as_markdown(table: RankingTable) -> str:
+    """The table and its notes as Markdown."""
+    rule = ["---"] * TEXT_COLUMNS + ["--:"] * (len(table.headings) - TEXT_COLUMNS)
+    cells = lambda row: " | ".join(cell.replace("|", "\\|") for cell in row)
+    lines = [f"| {cells(row)} |" for row in (table.headings, rule, *table.rows)]
+    notes = [f"- {note}" for note in table.notes]
+    return "\n".join([f"**{table.title}**", "", *lines, "", *notes]) + "\n"
+
+
+def budget(shown: Sequence[Entry]) -> str:
+    """A sentence on whether the clients of all runs did the same work."""
+    by_model: dict[str, list[float]] = {}
+    for entry in shown:
+        by_model.setdefault(entry.model, []).append(entry.examples / entry.num_models)
+    # Metrics have seven digits.
+    equal = all(
+        math.isclose(min(counts), max(counts), rel_tol=1e-5) for counts in by_model.values()
+    )
+    if equal:
+        return "all runs have the same budget of client examples"
+    return "UNEQUAL BUDGETS: the runs' clients trained on different numbers of examples"
+
+
+_ABOUT_COSTS = (
+    "client examples, MB and FLOPs: of one seed; FLOPs are of matrix products and convolutions, counted "
+    "from the networks",
+    "seconds: of all seeds and the whole run; s/round: of all seeds, without compilation and evaluation",
+)
+
+
+def _about_spreads(shown: Sequence[Entry], baseline: str, metric: str) -> list[str]:
+    if all(len(entry.seeds) == 1 for entry in shown):
+        return [f"one seed: {metric} and the difference to {baseline} have no ± and no interval"]
+    return [
+        f"{metric}: mean over the seeds ± their sample standard deviation",
+        f"to {baseline}: mean difference to {baseline} with the same seed ± half of its 95 % interval, "
+        "Student's t over the seeds' differences",
+    ]
+
+
+def _too_good(shown: Sequence[Entry]) -> list[str]:
+    """A warning that names the runs whose phases were stopped on test data."""
+    runs = dict.fromkeys(entry.run for entry in shown if entry.stopped_on_test_data)
+    if not runs:
+        return []
+    names = ", ".join(runs)
+    return [f"phases before rounds stopped on TEST DATA, accuracies are too good: {names}"]
+
+
+def _spread(values: Sequence[float]) -> str:
+    return mean_and_deviation(values) if is_defined(values) else UNDEFINED
+
+
+def _to_baseline(entry: Entry, estimate: Difference | None, baseline: str) -> str:
+    """The difference as text; empty for the baseline itself."""
+    if estimate is None:
+        return "" if entry.run == baseline else UNDEFINED
+    return plus_minus(estimate.mean, estimate.half_width, is_difference=True)
+
+
+def _scaled(flops: float) -> str:
+    """'1.23 T'."""
+    if not math.isfinite(flops):
+        return UNDEFINED
+    for factor, unit in ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M")):
+        if flops >= factor:
+            return f"{flops / factor:.2f} {unit}"
+    return f"{flops:,.0f}"
+
+
+def _short(seconds: float) -> str:
+    """Two digits, '0.012', or whole seconds."""
+    if not math.isfinite(seconds):
+        return UNDEFINED
+    return f"{seconds:,.0f}" if seconds >= 10 else f"{seconds:.2g}"
+
+
+def _values(
+    entry: Entry, estimate: Difference | None, shared: Sequence[float] | None
+) -> dict[str, Any]:
+    """A row's numbers. Unlike `Entry`, values by their general name: they may be of any metric."""
+    return {
+        "run": entry.run,
+        "model": entry.model,
+        "head": entry.head,
+        "split": entry.split,
+        "seeds": list(entry.seeds),
+        "values": list(entry.accuracies),
+        "mean": statistics.fmean(entry.accuracies),
+        "standard_deviation": _deviation(entry.accuracies),
+        "shared_model_values": shared and list(shared),
+        "difference": estimate and estimate.mean,
+        "difference_half_width_95": estimate and estimate.half_width,
+        "client_examples": entry.examples,
+        "megabytes": entry.megabytes,
+        "client_flops": entry.client_flops,
+        "server_flops": entry.server_flops,
+        "seconds": entry.seconds,
+        "seconds_per_round": entry.seconds_per_round,
+    }
+
+
+def _deviation(values: Sequence[float]) -> float | None:
+    return statistics.stdev(values) if len(values) > 1 and is_defined(values) else None
+
+
+def _finite(value: Any) -> Any:
+    """The same with ten digits, and without NaN and infinity, which JSON does not have."""
+    if isinstance(value, dict):
+        return {name: _finite(item) for name, item in value.items()}
+    if isinstance(value, list):
+        return [_finite(item) for item in value]
+    if isinstance(value, float):
+        return float(f"{value:.10g}") if math.isfinite(value) else None
+    return value
