@@ -1,6 +1,6 @@
 r"""Runs methods on the same clients and prints one ranked table.
 
-    python -m fedcodist.commands.compare --config experiments/configs/digits_methods.py \
+    python -m fedcodist.commands.compare --config fedcodist/configs/digits_methods.py \
         --workdir runs/digits_methods --only "fed_*" --only scaffold
 
 The config has `get_runs()`, with a run per method. All runs share data, seeds and schedules, so

@@ -15,7 +15,7 @@ from fedcodist.config.command_line import Parser
 from fedcodist.config.registry import METHODS
 from fedcodist.core import child_processes
 
-CONFIG = Path(__file__).parents[2] / "experiments" / "configs" / "digits_codist.py"
+CONFIG = Path(__file__).parents[1] / "configs" / "digits_codist.py"
 
 
 def main() -> int:

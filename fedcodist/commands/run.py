@@ -1,6 +1,6 @@
 r"""Runs one experiment from a config file.
 
-    python -m experiments.main --config experiments/configs/digits_codist.py --workdir runs/digits \
+    python -m experiments.main --config fedcodist/configs/digits_codist.py --workdir runs/digits \
         --config.rounds=40 --config.algorithm.alpha=0.5
 
 The same command continues a run that was stopped. On a CPU it starts one process per core. On several

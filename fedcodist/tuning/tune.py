@@ -1,6 +1,6 @@
 r"""Tunes the float hyper-parameters of an experiment.
 
-    python -m fedcodist.tuning.tune --config experiments/configs/digits_codist.py:merged_codistillation \
+    python -m fedcodist.tuning.tune --config fedcodist/configs/digits_codist.py:merged_codistillation \
         --study digits_merged --storage runs/tuning.db --trials 32 --config.rounds=40
 
 A trial's value is the accuracy after the last round, averaged over models and seeds. It is measured on

@@ -33,7 +33,7 @@ from fedcodist.tuning import search_space, study, tune
 from fedcodist.tuning.search_space import check_effects, overrides, own_values, with_values
 
 ROOT = Path(__file__).parents[2]
-CONFIG = "experiments/configs/digits_codist.py"
+CONFIG = "fedcodist/configs/digits_codist.py"
 MODELS = ("small", "large")
 ALGORITHMS = ("fed_avg", "periodic_codistillation", "merged_codistillation")
 SMALL = {
