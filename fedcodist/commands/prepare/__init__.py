@@ -2,8 +2,8 @@
 
     fedcodist prepare NAME --source FILES --output data/NAME
 
-`fedcodist prepare NAME --help` lists a data set's options. Its card, datasets/NAME/README.md of the
-project, says where to get the files, what their licence is and what is done to them. Nothing is downloaded.
+`fedcodist prepare NAME --help` lists the options. The card, datasets/NAME/README.md in the project, says
+where to get the files, what their licence is and what is done to them. Nothing is downloaded.
 `python -m fedcodist.commands.prepare NAME` and `python datasets/NAME/prepare.py` are the same.
 """
 
