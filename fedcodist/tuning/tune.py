@@ -35,6 +35,7 @@ from ml_collections import ConfigDict, config_flags
 from fedcodist.config import command_line
 from fedcodist.core import child_processes
 from fedcodist.core.checks import LARGEST_INTEGER, check_integer
+from fedcodist.core.extras import check_installed
 from fedcodist.run import compilation_cache, launch
 from fedcodist.tuning import search_space
 
@@ -104,10 +105,9 @@ def _flags(arguments: list[str]) -> flags.FlagValues:
 def _check(values: flags.FlagValues) -> None:
     if values.config is None and not values.summary:
         raise ValueError("--config must be given.")
-    for package, what in (("optuna", "optuna"), ("fcntl", "the file locks of Unix")):
-        if importlib.util.find_spec(package) is None:
-            install = ": pip install 'fedcodist[tune]'" if package == "optuna" else ""
-            raise ImportError(f"tuning needs {what}{install}.")
+    check_installed("tuning", "optuna", "tune")
+    if importlib.util.find_spec("fcntl") is None:
+        raise ImportError("tuning needs the file locks of Unix.")
     if values.processes is not None:
         launch.check_processes("--processes", values.processes)
     for name, low in (("trials", 1), ("seed", 0)):

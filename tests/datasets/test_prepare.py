@@ -479,7 +479,7 @@ def test_tfds_that_fails(prepare, monkeypatch):
     stand_in_for_tfds(monkeypatch, {"train": TRAIN})
     assert "TFDS cannot read cifar100: KeyError: 'test'" in one_line(prepare(source="tfds"))
     monkeypatch.setitem(sys.modules, "tensorflow_datasets", None)
-    assert "pip install 'fedcodist[tfds]'" in one_line(prepare(source="tfds"))
+    assert 'pip install "fedcodist[tfds]"' in one_line(prepare(source="tfds"))
 
 
 def varint(value):

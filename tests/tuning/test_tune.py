@@ -772,7 +772,7 @@ def test_mistakes_in_the_command(arguments, parts, capsys):
 def test_without_optuna_there_is_a_hint(monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "optuna", None)
     given = [f"--config={ROOT / CONFIG}", "--study=x", "--storage=no/x.db"]
-    refused(given, capsys, "optuna", "pip install 'fedcodist[tune]'")
+    refused(given, capsys, "optuna", 'pip install "fedcodist[tune]"')
 
 
 def test_help(capsys):
