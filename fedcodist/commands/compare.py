@@ -1,11 +1,10 @@
 r"""Runs methods on the same clients and prints one ranked table.
 
-    python -m fedcodist.commands.compare --config fedcodist/configs/digits_methods.py \
-        --workdir runs/digits_methods --only "fed_*" --only scaffold
+    fedcodist compare digits_methods --workdir runs/digits_methods --only "fed_*" --only scaffold
 
 The config has `get_runs()`, with a run per method. All runs share data, seeds and schedules, so
 differences to the baseline are taken within each seed. The options are those of
-`fedcodist.commands.sweep`, and the same command continues what was stopped. Costs are those of one seed,
+`fedcodist sweep`, and the same command continues what was stopped. Costs are those of one seed,
 except the seconds; `fedcodist.report.flops` explains FLOPs. An HTML report with curves is written too.
 
 Where every party has a model, the mean accuracy of all parties is ranked, and costs are those of all

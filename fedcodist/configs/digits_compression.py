@@ -1,7 +1,6 @@
 r"""Accuracy against bytes on scikit-learn's handwritten digits, with four clients as in FedKD's paper.
 
-    python -m fedcodist.commands.compare --config fedcodist/configs/digits_compression.py \
-        --workdir runs/digits_compression
+    fedcodist compare digits_compression
 
 A run is a method, or a method and what compresses its uplink and downlink. All have the same clients;
 FetchSGD's and Federated Dropout's sizes are such that they send about a quarter and 60 % of FedAvg's

@@ -1,7 +1,7 @@
 r"""Tunes the float hyper-parameters of an experiment.
 
-    python -m fedcodist.tuning.tune --config fedcodist/configs/digits_codist.py:merged_codistillation \
-        --study digits_merged --storage runs/tuning.db --trials 32 --config.rounds=40
+    fedcodist tune digits_codist:merged_codistillation --study digits_merged --storage runs/tuning.db \
+        --trials 32 --config.rounds=40
 
 A trial's value is the accuracy after the last round, averaged over models and seeds. It is measured on
 held-out clients, or on held-out examples of the clients (`data.partition.validation`), never on test
@@ -10,7 +10,9 @@ was stopped. On a CPU there is one worker per core; each compiles once for all o
 
 `--output FILE` writes the complete study as JSON, and `--summary` writes its present state at any time:
 
-    python -m fedcodist.tuning.tune --summary --study digits_merged --storage runs/tuning.db
+    fedcodist tune --summary --study digits_merged --storage runs/tuning.db
+
+`python -m fedcodist.tuning.tune --config FILE` is the same.
 """
 
 import collections
