@@ -58,3 +58,12 @@ def test_no_module_imports_itself_in_a_circle():
             del edges[leaf]
         edges = {module: below - set(leaves) for module, below in edges.items()}
     assert not edges, edges
+
+
+def test_configs_that_ship_are_made_of_settings_alone():
+    for path in (ROOT / "configs").glob("*.py"):
+        names = set(imported(path))
+        assert all(
+            name.startswith(("fedcodist.config.", "fedcodist.configs.", "ml_collections."))
+            for name in names
+        ), (path.name, names)
