@@ -57,10 +57,12 @@ def _methods() -> Iterator[str]:
 def _networks() -> Iterator[str]:
     from fedcodist.config.data_text import TEXT_MODELS
     from fedcodist.config.networks import MODELS
+    from fedcodist.config.party_methods import NETWORKS
 
     yield "networks: `pools.NAME.model`:"
     images = [(name, f"images {list(shape)}") for name, (_, shape) in MODELS.items()]
     yield from _table([*images, *((name, "sentences of words") for name in TEXT_MODELS)])
+    yield f"  Parties have one each: `parties.networks` is one of {', '.join(NETWORKS)}, or a list."
 
 
 def _data_sets() -> Iterator[str]:

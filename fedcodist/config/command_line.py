@@ -60,14 +60,7 @@ def parse(arguments: list[str], values: flags.FlagValues, required: Sequence[str
             raise ValueError(f"--{name} must be given.")
     if (config := values["config"].value) is not None:
         check_settings(config)
-        check_extras(config)
-
-
-def check_extras(config: ConfigDict) -> None:
-    """Raises ImportError where a package is missing without which the config's data cannot be read."""
-    data = config.get("data")
-    if isinstance(data, ConfigDict) and data.get("name") in _DIGITS:
-        check_installed("the digits data set", "sklearn", "digits")
+        _check_extras(config)
 
 
 def nearest_name(name: str, names: Sequence[str]) -> str:
@@ -103,6 +96,13 @@ def refuse(error: Exception) -> int:
 def show_warnings(shown: bool) -> None:
     """Prints each warning in one line, or none: of several processes only one prints them."""
     warnings.showwarning = _show_warning if shown else lambda *_, **__: None
+
+
+def _check_extras(config: ConfigDict) -> None:
+    """Raises ImportError where a package is missing without which the config's data cannot be read."""
+    data = config.get("data")
+    if isinstance(data, ConfigDict) and data.get("name") in _DIGITS:
+        check_installed("the digits data set", "sklearn", "digits")
 
 
 def _check_settings(arguments: list[str], config: ConfigDict) -> None:
