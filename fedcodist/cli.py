@@ -29,10 +29,11 @@ COMMANDS = {
         "fedcodist.commands.prepare",
         "makes a folder that configs read of a data set's files",
     ),
+    "partition": ("fedcodist.commands.partition", "shows which client has which examples"),
     "demo": ("fedcodist.commands.demo", "compares three methods on handwritten digits in minutes"),
     "list": ("fedcodist.commands.list", "names configs, methods, networks and data sets"),
 }
-_OF_A_CONFIG = ("run", "sweep", "compare", "tune")
+_OF_A_CONFIG = ("run", "sweep", "compare", "tune", "partition")
 _IN_A_WORKDIR = ("run", "sweep", "compare")
 _READ_BY_ABSL = ("run", "tune")  # whose arguments begin with the program's name
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from fedcodist.config.command_line import Parser
-from fedcodist.data.tff_sqlite import decompress, is_compressed
+from fedcodist.data.sqlite_file import decompress, is_compressed
 from fedcodist.datasets import preparation
 from fedcodist.datasets.stackexchange import DOMAINS
 from fedcodist.datasets.stackoverflow import (
