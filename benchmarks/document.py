@@ -112,7 +112,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 2
     except ImportError:
-        print("error: plots need matplotlib: pip install 'fedcodist[plot]'", file=sys.stderr)
+        print('error: plots need matplotlib: pip install "fedcodist[plot]"', file=sys.stderr)
         return 2
     print(text)
     return 0

@@ -7,7 +7,7 @@ ROOT = Path(__file__).parents[1] / "fedcodist"
 # From the lowest floor up.
 ROOMS = (
     *("core", "compression", "data", "distillation", "models", "text", "datasets"),
-    *("run", "algorithms", "config", "report", "tuning", "commands"),
+    *("run", "algorithms", "config", "configs", "report", "tuning", "commands"),
 )
 # An algorithm knows nothing of the loop that runs it.
 APART = {("algorithms", "run")}
@@ -38,7 +38,7 @@ def test_a_room_imports_only_rooms_below_it():
 
 
 def test_every_module_has_a_room():
-    assert {path.name for path in ROOT.glob("*.py")} == {"__init__.py"}
+    assert {path.name for path in ROOT.glob("*.py")} == {"__init__.py", "cli.py"}
     assert {path.name for path in ROOT.iterdir() if (path / "__init__.py").exists()} == set(ROOMS)
 
 
@@ -58,3 +58,12 @@ def test_no_module_imports_itself_in_a_circle():
             del edges[leaf]
         edges = {module: below - set(leaves) for module, below in edges.items()}
     assert not edges, edges
+
+
+def test_configs_that_ship_are_made_of_settings_alone():
+    for path in (ROOT / "configs").glob("*.py"):
+        names = set(imported(path))
+        assert all(
+            name.startswith(("fedcodist.config.", "fedcodist.configs.", "ml_collections."))
+            for name in names
+        ), (path.name, names)

@@ -3,96 +3,9 @@
 python datasets/mind/prepare.py --source MINDsmall_train --evaluation MINDsmall_dev --output data/mind
 """
 
-from __future__ import annotations
-
-import argparse
 import sys
-from collections import Counter
-from collections.abc import Mapping
-from pathlib import Path
 
-import numpy as np
-
-from fedcodist.data.federated_data import FederatedData
-from fedcodist.datasets import mind, piece_preparation, preparation
-
-NAME = "MIND"
-LENGTH = 24  # of FedKD's code
-SHARES = {"train": 0.8, "held_out": 0.1, "test": 0.1}
-SHARES_BESIDE_EVALUATION = {"train": 0.9, "held_out": 0.1}
-
-
-def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        description=f"Prepares {NAME} as a folder that fedcodist reads.", allow_abbrev=False
-    )
-    files = " and ".join(mind.FILES)
-    parser.add_argument("--source", required=True, type=Path, help=f"folder with {files}")
-    parser.add_argument(
-        "--evaluation",
-        type=Path,
-        metavar="FOLDER",
-        help="another one, all of it for tests (default: a tenth of the source's users)",
-    )
-    parser.add_argument("--output", required=True, type=Path, help="folder to write")
-    piece_preparation.add_arguments(parser, LENGTH)
-    arguments = parser.parse_args(argv)
-    return preparation.run(
-        arguments.output,
-        lambda show: open_source(arguments, show),
-        data_set=NAME,
-        source="Microsoft News Dataset, https://msnews.github.io",
-        licence="Microsoft Research License Terms: non-commercial research only",
-    )
-
-
-def open_source(arguments: argparse.Namespace, show: preparation.Show) -> preparation.Source:
-    """Checks what is there, and says what the manifest records of it; `build` reads it."""
-    recorded = piece_preparation.recorded_arguments(arguments) | {"sha256": {}}
-    folders = {"source": arguments.source, "evaluation": arguments.evaluation}
-    folders = {name: folder for name, folder in folders.items() if folder is not None}
-    for name, folder in folders.items():
-        for file in mind.FILES:
-            if not (folder / file).is_file():
-                raise ValueError(f"--{name} {folder} has no file {file}")
-            show(f"{folder / file}", 0.0)
-            checksum = preparation.file_checksum(folder / file, "sha256")
-            recorded["sha256"][f"{name}/{file}"] = checksum
-    skipped: Counter[str] = Counter()
-
-    def build(show: preparation.Show) -> Mapping[str, FederatedData]:
-        show("reading articles", 0.0)
-        news = mind.read_news(*folders.values())
-        show("reading impressions", 0.1)
-        read = {
-            name: mind.read_impressions(folder, news.numbers) for name, folder in folders.items()
-        }
-        for counts in (news.skipped, *(each.skipped for each in read.values())):
-            skipped.update(counts)
-        show("dealing users", 0.6)
-        shares = SHARES_BESIDE_EVALUATION if arguments.evaluation else SHARES
-        rows = mind.deal_users(read["source"].users, shares, arguments.seed)
-        splits = {"train": mind.training_examples(read["source"], rows.pop("train"))}
-        for name, own in rows.items():
-            splits[name] = mind.evaluation_examples(read["source"], own)
-        if "evaluation" in read:
-            everything = np.arange(len(read["evaluation"].users))
-            splits["test"] = mind.evaluation_examples(read["evaluation"], everything)
-        show("learning word pieces", 0.8)
-        columns = splits["train"].columns.values()
-        seen = np.unique(np.concatenate([np.unique(column) for column in columns]))
-        vocabulary = piece_preparation.vocabulary_for(
-            arguments, [news.titles[article] for article in seen if article]
-        )
-        tokens = vocabulary.encode(news.titles, arguments.length).astype(np.int32)
-        tokens[0] = 0  # no article: padding all along
-        splits["news"] = FederatedData.from_arrays(
-            {"tokens": tokens}, offsets=[0, len(tokens)], client_ids=["news"]
-        )
-        return splits | {"vocabulary": piece_preparation.vocabulary_split(vocabulary)}
-
-    return preparation.Source(recorded, build, skipped=lambda: dict(sorted(skipped.items())))
-
+from fedcodist.commands.prepare.mind import main
 
 if __name__ == "__main__":
     sys.exit(main())

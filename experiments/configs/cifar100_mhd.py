@@ -29,7 +29,7 @@ Runs are named by what they vary:
 
 from ml_collections import ConfigDict, config_dict
 
-from experiments.configs import digits_mhd
+from fedcodist.configs import digits_mhd
 
 SKEWS = (0, 100)
 BASELINES = {

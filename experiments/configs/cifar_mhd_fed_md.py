@@ -14,7 +14,8 @@ and see no public label.
 
 from ml_collections import ConfigDict
 
-from experiments.configs import cifar100_mhd, cifar_fed_md_small, digits_mhd
+from experiments.configs import cifar100_mhd, cifar_fed_md_small
+from fedcodist.configs import digits_mhd
 
 METHODS = {
     "mhd": "multi_headed_distillation",

@@ -1,8 +1,7 @@
 r"""The codistillation paper's domain shift (table 2, figure 3) on text that anyone has.
 
 Clients of one domain train the small model, others of another domain the large one, and the models teach
-each other on unlabelled text of both. The rounds around each codistillation are evaluated, besides every
-twentieth, to see what it changes and what of that is forgotten. A run is "method,text"; the texts are
+each other on unlabelled text of both. A run is "method,text"; the texts are
 
     python_source    prose (docstrings and comments) to the small model, code to the large one
     stackexchange    answers to the small model, questions to the large one, as in the paper
@@ -18,18 +17,19 @@ twentieth, to see what it changes and what of that is forgotten. A run is "metho
     python -m fedcodist.report.tables_domains runs/text_domain_shift
 
 The paper has 30,000 users in each pool of Stack Overflow, 10,000 words and 1,500 rounds; here a few
-hundred users know 4,000 words. Learning rates are ours, of four pairs that were tried with FedAvg.
+hundred users know 4,000 words. Other settings are those of python_source_codist.py, which comes with the
+package.
 """
 
 from ml_collections import ConfigDict
 
 from fedcodist.config import defaults
 from fedcodist.config.registry import METHODS
+from fedcodist.configs import python_source_codist
 
 # Domains of the small and of the large model.
-TEXTS = {"python_source": ("prose", "code"), "stackexchange": ("answers", "questions")}
-ROUNDS = 200  # paper: 1,500
-MORE_ROUNDS = 600
+TEXTS = {"python_source": python_source_codist.DOMAINS, "stackexchange": ("answers", "questions")}
+MORE_ROUNDS = 600  # paper: 1,500
 LONGER_RUNS = [
     f"{method},stackexchange,{MORE_ROUNDS}" for method in ("fed_avg", "merged_codistillation")
 ]
@@ -44,46 +44,17 @@ def get_config(run: str = "merged_codistillation,python_source") -> ConfigDict:
     """Returns one run; see `get_runs`."""
     defaults.check_run(run, get_runs())
     method, text, *more = run.split(",")
-    domains = TEXTS[text]
-    config = defaults.experiment("text_domain_shift", int(more[0]) if more else ROUNDS, run)
-
-    config.data = dict(
-        name="prepared_text",
-        folder=f"data/{text}",
-        # Shares of the users, disjoint; of Stack Exchange's not all have asked or answered.
-        domains=dict.fromkeys(domains, {"python_source": 0.45, "stackexchange": 0.35}[text]),
-        seed=0,
-    )
-    config.training = defaults.adaptive_training(
-        samples=0,  # classes that a training step's softmax is sampled from; 0 takes all
-    )
-    config.pools = {
-        pool: defaults.codistilled_pool(
-            f"lstm_{pool}",  # or f"transformer_{pool}"
-            domain=domain,
-            client_learning_rate=0.3,
-        )
-        for pool, domain in zip(("small", "large"), domains, strict=True)
-    }
-    config.nested_pools = False
-
-    config.algorithm = defaults.codistillation(
-        method,
-        # Periodic; paper: 200. The last one is a tenth of the rounds before the end.
-        period=config.rounds * 3 // 10,
-        # As many unlabelled sentences in a round of merging as clients have of their own.
-        steps=200 if method == "periodic_codistillation" else 8,
-        mixup_beta=0.0,
-    )
-    config.evaluation = dict(
-        every=20,
-        # Rounds around each multiple of the period that are evaluated, whatever the method.
-        around=dict(before=1, after=4),
-        batch_size=100,
-        checkpoint_every=40,
-        splits=tuple(f"held_out_{domain}" for domain in domains),
-        final_splits=("test", *(f"test_{domain}" for domain in domains)),
-    )
-    config.execution = defaults.execution()
-    config.notes = ()
+    config = python_source_codist.get_config(method)
+    config.name = "text_domain_shift"
+    config.run = run
+    if more:
+        config.rounds = config.full_rounds = int(more[0])
+        config.algorithm.period = config.rounds * 3 // 10
+    if text == "stackexchange":
+        domains = TEXTS[text]
+        config.data.folder = "data/stackexchange"
+        config.data.domains = dict.fromkeys(domains, 0.35)  # not all have asked or answered
+        config.pools.small.domain, config.pools.large.domain = domains
+        config.evaluation.splits = tuple(f"held_out_{domain}" for domain in domains)
+        config.evaluation.final_splits = ("test", *(f"test_{domain}" for domain in domains))
     return config

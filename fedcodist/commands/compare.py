@@ -1,12 +1,11 @@
 r"""Runs methods on the same clients and prints one ranked table.
 
-    python -m fedcodist.commands.compare --config experiments/configs/digits_methods.py \
-        --workdir runs/digits_methods --only "fed_*" --only scaffold
-    python -m fedcodist.commands.compare RUN [RUN ...]
+    fedcodist compare digits_methods --workdir runs/digits_methods --only "fed_*" --only scaffold
+    fedcodist compare RUN [RUN ...]
 
 The config has `get_runs()`, with a run per method. All runs share data, seeds and schedules, so
 differences to the baseline are taken within each seed. The options are those of
-`fedcodist.commands.sweep`, and the same command continues what was stopped. Without a config, runs that
+`fedcodist sweep`, and the same command continues what was stopped. Without a config, runs that
 are there already are compared: a RUN is a run folder or a folder above some, and runs that differ only
 in their seed are one method. The table is also written to `report/` in the folder of the runs, as
 ranking.md, ranking.json and on top of report.html, which has curves. Notes under it say what its numbers

@@ -11,14 +11,13 @@ import argparse
 import sys
 from pathlib import Path
 
+from fedcodist.commands.prepare import python_source
 from fedcodist.config.command_line import Parser
 from fedcodist.config.registry import METHODS
 from fedcodist.core import child_processes
 from fedcodist.report import tables_domains
 
-ROOT = Path(__file__).parents[2]
-CONFIG = ROOT / "experiments" / "configs" / "text_domain_shift.py"
-PREPARE = ROOT / "datasets" / "python_source" / "prepare.py"
+CONFIG = "python_source_codist"  # comes with the package
 # Smaller than the experiment, so that it takes minutes.
 SETTINGS = {
     "training.batch_size": 10,
@@ -48,8 +47,7 @@ def main() -> int:
 
 def _run(arguments: argparse.Namespace) -> int:
     text = arguments.workdir / "text"
-    prepare = [sys.executable, str(PREPARE), f"--output={text}"]
-    status = child_processes.run([*prepare, "--vocabulary=2000", "--max-examples=60"]).returncode
+    status = python_source.main([f"--output={text}", "--vocabulary=2000", "--max-examples=60"])
     if status:
         return status
     folders = []
@@ -58,7 +56,7 @@ def _run(arguments: argparse.Namespace) -> int:
         settings = SETTINGS | {"rounds": arguments.rounds, "seeds": arguments.seeds}
         settings |= {"data.folder": text, "algorithm.steps": STEPS[method]}
         command = [sys.executable, "-m", "fedcodist.commands.run"]
-        command += [f"--config={CONFIG}:{method},python_source", f"--workdir={folders[-1]}"]
+        command += [f"--config={CONFIG}:{method}", f"--workdir={folders[-1]}"]
         command += [f"--config.{name}={value}" for name, value in settings.items()]
         status = child_processes.run(command).returncode
         if status:

@@ -1,7 +1,6 @@
 r"""Shows who has which examples, before anything is trained.
 
-    python -m fedcodist.commands.partition --config experiments/configs/digits_methods.py \
-        --plot partition.png --config.data.concentration=0.3
+    fedcodist partition digits_methods --plot partition.png --config.data.concentration=0.3
 
 Prints the sizes of a config's clients and how many labels they have. `--plot` also draws clients by
 labels, for a paper (`fc.plot_partition`).
@@ -29,7 +28,7 @@ from fedcodist.report.partition_plot import KINDS, label_counts, plot_partition
 def main(arguments: Sequence[str]) -> int:
     """Runs the command; returns its exit status, 2 for a mistake of the user's."""
     parser = command_line.Parser(
-        prog="python -m fedcodist.commands.partition",
+        prog="fedcodist partition",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,

@@ -1,10 +1,11 @@
 r"""Runs one experiment from a config file.
 
-    python -m experiments.main --config experiments/configs/digits_codist.py --workdir runs/digits \
-        --config.rounds=40 --config.algorithm.alpha=0.5
+    fedcodist run digits_codist --workdir runs/digits --config.rounds=40 --config.algorithm.alpha=0.5
 
-The same command continues a run that was stopped. On a CPU it starts one process per core. On several
-machines, each runs the command with --distributed or --coordinator (see BUILD.md).
+--config is a file, or the name of a config that comes with the package; :RUN after it is one of its
+runs. The same command continues a run that was stopped. On a CPU it starts one process per core. On
+several machines, each runs the command with --distributed or --coordinator (see BUILD.md).
+`python -m experiments.main --config FILE --workdir FOLDER` is the same.
 """
 
 import sys

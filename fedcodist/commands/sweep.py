@@ -1,10 +1,11 @@
 r"""Runs some or all runs of a config file, one after another or several at once.
 
-    python -m fedcodist.commands.sweep --config experiments/configs/cifar100_table1.py \
-        --only "merged*,4700,*" --workdir runs/cifar100_table1 --config.seeds=3
+    fedcodist sweep experiments/configs/cifar100_table1.py --only "merged*,4700,*" \
+        --workdir runs/cifar100_table1 --config.seeds=3
 
 A config file that describes several runs has `get_runs()`, which lists the arguments of its
 `get_config`. Each run has a folder in the work folder. The same command continues what was stopped.
+`python -m fedcodist.commands.sweep --config FILE` is the same.
 """
 
 import argparse

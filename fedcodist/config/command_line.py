@@ -5,14 +5,14 @@ import difflib
 import sys
 import warnings
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any, NoReturn
 
 from absl import flags
 from ml_collections import ConfigDict
 
-from fedcodist.config.config_file import ConfigFileError, ConfigFileParser
+from fedcodist.config.config_file import ConfigFileError, ConfigFileParser, config_path
 from fedcodist.config.settings import check_settings
+from fedcodist.core.extras import check_installed
 from fedcodist.run import launch
 
 # What parsing a flag or an override of a setting can raise.
@@ -28,6 +28,9 @@ PARSE_ERRORS = (
     OSError,
 )
 
+# Values of `data.name`.
+_DIGITS = ("digits", "digits_public_private", "digits_primary")
+
 
 class Parser(argparse.ArgumentParser):
     """Answers a mistake in one line instead of printing the command's usage."""
@@ -41,8 +44,8 @@ def parse(arguments: list[str], values: flags.FlagValues, required: Sequence[str
     given = Parser(add_help=False, allow_abbrev=False)
     given.add_argument("--config", default="")
     path = given.parse_known_args(arguments[1:])[0].config
-    if path and not Path(path.split(":")[0]).is_file():
-        raise ValueError(f"--config must be an existing file, got {path!r}.")
+    if path:
+        config_path(path.split(":")[0])
     values["config"].parser = ConfigFileParser()
     try:
         unknown = values(arguments)[1:]
@@ -57,6 +60,7 @@ def parse(arguments: list[str], values: flags.FlagValues, required: Sequence[str
             raise ValueError(f"--{name} must be given.")
     if (config := values["config"].value) is not None:
         check_settings(config)
+        _check_extras(config)
 
 
 def nearest_name(name: str, names: Sequence[str]) -> str:
@@ -92,6 +96,13 @@ def refuse(error: Exception) -> int:
 def show_warnings(shown: bool) -> None:
     """Prints each warning in one line, or none: of several processes only one prints them."""
     warnings.showwarning = _show_warning if shown else lambda *_, **__: None
+
+
+def _check_extras(config: ConfigDict) -> None:
+    """Raises ImportError where a package is missing without which the config's data cannot be read."""
+    data = config.get("data")
+    if isinstance(data, ConfigDict) and data.get("name") in _DIGITS:
+        check_installed("the digits data set", "sklearn", "digits")
 
 
 def _check_settings(arguments: list[str], config: ConfigDict) -> None:

@@ -10,6 +10,7 @@ from absl import flags
 from ml_collections import ConfigDict
 
 Result = TypeVar("Result")
+_SHIPPED = Path(__file__).parents[1] / "configs"
 
 
 class ConfigFileError(Exception):
@@ -29,14 +30,34 @@ class ConfigFileParser(flags.ArgumentParser):
         return config
 
 
-def load_config_file(path: str) -> types.ModuleType:
-    """The module of a config file.
+def shipped_configs() -> list[str]:
+    """Names of the configs that come with the package, which need no path."""
+    return sorted(path.stem for path in _SHIPPED.glob("[!_]*.py"))
+
+
+def config_path(argument: str) -> str:
+    """The config file that a command names: its path, or the name of one that comes with the package.
+
+    Raises:
+      ConfigFileError: there is no such file; the names that are known.
+    """
+    if Path(argument).is_file():
+        return argument
+    names = shipped_configs()
+    if (name := argument.removesuffix(".py")) in names:
+        return str(_SHIPPED / f"{name}.py")
+    raise ConfigFileError(
+        f"--config must be an existing file, got {argument!r}, or one of {', '.join(names)}."
+    )
+
+
+def load_config_file(argument: str) -> types.ModuleType:
+    """The module of a config file, which is named as for `config_path`.
 
     Raises:
       ConfigFileError: there is no such file, or it cannot be run.
     """
-    if not Path(path).is_file():
-        raise ConfigFileError(f"--config must be an existing file, got {path!r}.")
+    path = config_path(argument)
 
     def load() -> types.ModuleType:
         spec = importlib.util.spec_from_file_location("config", path)
@@ -46,7 +67,7 @@ def load_config_file(path: str) -> types.ModuleType:
         spec.loader.exec_module(module)
         return module
 
-    return _run(path, path, load)
+    return _run(argument, path, load)
 
 
 def config_of(module: types.ModuleType, argument: str, *run: str) -> ConfigDict:

@@ -15,8 +15,8 @@ def prepared_folder(setting: str, folder: str) -> dict[str, FederatedData]:
     """Returns a folder's splits; raises ValueError that says how to make the folder."""
     if not Path(folder).is_dir():
         raise ValueError(
-            f"{setting} must be a prepared folder, there is no {folder}: a program "
-            "datasets/*/prepare.py makes it, see datasets/README.md."
+            f"{setting} must be a prepared folder, there is no {folder}: `fedcodist prepare` or a "
+            "program datasets/*/prepare.py makes it."
         )
     return load_prepared(folder)
 

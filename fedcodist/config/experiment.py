@@ -28,7 +28,7 @@ def build_experiment(config: ConfigDict, data: Data | None = None) -> Experiment
     """Builds the experiment that a config describes.
 
     Args:
-      config: see experiments/configs.
+      config: see fedcodist/configs.
       data: the config's data, where they are loaded already.
 
     Raises:

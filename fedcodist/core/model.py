@@ -9,6 +9,7 @@ import optax
 
 from fedcodist.core import metrics as metrics_lib
 from fedcodist.core.example_losses import WrongShape, check_by_shape
+from fedcodist.core.extras import check_installed
 from fedcodist.core.labels import class_labels
 from fedcodist.core.training_flag import (
     TRAIN,
@@ -233,10 +234,8 @@ def from_haiku(
     Raises:
       ValueError: as `from_flax_linen`.
     """
-    try:
-        import haiku as hk
-    except ImportError as error:
-        raise ImportError("from_haiku needs dm-haiku: pip install 'fedcodist[haiku]'") from error
+    check_installed("from_haiku", "haiku", "haiku")
+    import haiku as hk
 
     flags = (TRAIN, "is_training")
     call = read_call("network", network, network, (*flags, "mask", "axis_name"), flags)

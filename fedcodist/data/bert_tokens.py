@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from fedcodist.core.extras import check_installed
 from fedcodist.data import word_pieces
 
 PADDING, UNKNOWN, BEGINNING, END, MASKED = "[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"
@@ -163,11 +164,13 @@ def _splitter(lower_case: bool) -> Any:
     return splitter
 
 
+def check_tokenizers() -> None:
+    """Raises ImportError where the package is missing that splits texts into pieces."""
+    check_installed("splitting text as BERT does", "tokenizers", "text")
+
+
 def _tokenizers() -> Any:
-    try:
-        import tokenizers
-    except ImportError as error:
-        raise ImportError(
-            "BERT's word pieces need tokenizers: pip install 'fedcodist[text]'"
-        ) from error
+    check_tokenizers()
+    import tokenizers
+
     return tokenizers

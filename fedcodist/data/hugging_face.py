@@ -7,10 +7,11 @@ from typing import Any, overload
 
 import numpy as np
 
+from fedcodist.core.extras import install_command
 from fedcodist.data.column_choice import column_choice
 from fedcodist.data.federated_data import FederatedData
 
-_INSTALL = "pip install 'fedcodist[hf]'"
+_INSTALL = install_command("hf")
 _READ_AT_ONCE = 1000  # examples
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from fedcodist.core.extras import check_installed
 from fedcodist.data.column_choice import column_choice
 
 
@@ -57,12 +58,9 @@ def from_tfds(
 
 
 def _named_source(name: str, split: str, data_dir: str | None) -> Any:
-    try:
-        import tensorflow_datasets as tfds
-    except ImportError:
-        raise ImportError(
-            f"reading {name!r} needs TensorFlow Datasets: pip install 'fedcodist[tfds]'"
-        ) from None
+    check_installed(f"reading {name!r}", "tensorflow_datasets", "tfds")
+    import tensorflow_datasets as tfds
+
     asked = {}
     if data_dir is not None and not tfds.builder(name, data_dir=data_dir).is_prepared():
         # By default TFDS prepares TFRecord files in a given folder, and cannot make a data source of

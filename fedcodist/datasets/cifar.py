@@ -273,11 +273,8 @@ def run_preparation(
     )
 
 
-def argument_parser(cifar: CifarFormat, sources: str) -> argparse.ArgumentParser:
-    """The arguments that both programs have. `sources` describes `--source` for `--help`."""
-    parser = argparse.ArgumentParser(
-        description=f"Prepares {cifar.name} as a folder that fedcodist reads.", allow_abbrev=False
-    )
+def add_arguments(parser: argparse.ArgumentParser, sources: str) -> None:
+    """Adds the arguments that both programs have. `sources` describes `--source` for `--help`."""
     parser.add_argument("--source", required=True, help=sources)
     parser.add_argument("--output", required=True, type=Path, help="folder to write")
     parser.add_argument("--tfds-dir", help="data_dir of TFDS, with --source tfds")
@@ -286,7 +283,6 @@ def argument_parser(cifar: CifarFormat, sources: str) -> argparse.ArgumentParser
         action="store_true",
         help="accept files other than the official ones, and say so in the manifest",
     )
-    return parser
 
 
 def _contents(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from fedcodist.core.extras import check_installed
 from fedcodist.data.federated_data import FederatedData
 from fedcodist.data.partition import dirichlet, iid
 
@@ -14,12 +15,9 @@ def load_digits() -> dict[str, np.ndarray]:
     Raises:
       ImportError: scikit-learn is missing; says how to install it.
     """
-    try:
-        from sklearn import datasets
-    except ImportError:
-        raise ImportError(
-            "the digits data set needs scikit-learn: pip install scikit-learn"
-        ) from None
+    check_installed("the digits data set", "sklearn", "digits")
+    from sklearn import datasets
+
     digits = datasets.load_digits()
     return {
         "image": digits.images.astype(np.uint8)[..., np.newaxis],

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from fedcodist.data.bert_tokens import BertVocabulary
+from fedcodist.data.bert_tokens import BertVocabulary, check_tokenizers
 from fedcodist.data.federated_data import FederatedData
 from fedcodist.datasets.preparation import file_checksum
 
@@ -41,7 +41,9 @@ def recorded_arguments(arguments: argparse.Namespace) -> dict[str, Any]:
 
     Raises:
       ValueError: a number out of range, or a vocabulary that cannot be read.
+      ImportError: the package is missing that splits texts into pieces.
     """
+    check_tokenizers()
     if arguments.pieces < 1:
         raise ValueError(f"--pieces must be at least 1, got {arguments.pieces}")
     if arguments.length < 2:

@@ -13,11 +13,8 @@ from fedcodist.datasets import preparation
 _SHARES = (0.6, 0.2, 0.1, 0.1)
 
 
-def argument_parser(name: str) -> argparse.ArgumentParser:
-    """The arguments that all programs have."""
-    parser = argparse.ArgumentParser(
-        description=f"Prepares {name} as a folder that fedcodist reads.", allow_abbrev=False
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the arguments that all programs have."""
     parser.add_argument("--output", required=True, type=Path, help="folder to write")
     parser.add_argument(
         "--vocabulary", type=int, default=10_000, help="most frequent words (default: 10,000)"
@@ -34,7 +31,6 @@ def argument_parser(name: str) -> argparse.ArgumentParser:
         "--max-examples", type=int, help="most sentences per user and domain (default: all)"
     )
     parser.add_argument("--seed", type=int, default=0, help="of the deal (default: 0)")
-    return parser
 
 
 def source_of(
@@ -49,7 +45,7 @@ def source_of(
     Args:
       users: user -> domain -> sentences of words.
       domains: their names, written into the manifest.
-      arguments: parsed by `argument_parser`.
+      arguments: those of `add_arguments`.
       recorded: other descriptions of the source for the manifest.
       notices: lines that the user must see.
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from fedcodist.core.checks import check_integer
+from fedcodist.core.extras import check_installed
 from fedcodist.data.federated_data import FederatedData
 from fedcodist.data.partition import whole_labels
 from fedcodist.report.plots import as_written
@@ -51,12 +52,9 @@ def plot_partition(
       ImportError: matplotlib is missing; says what to install.
       ValueError, TypeError: one line; names the argument, or the column that holds no labels.
     """
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise ImportError(
-            "plot_partition needs matplotlib: pip install 'fedcodist[plot]'"
-        ) from None
+    check_installed("plot_partition", "matplotlib", "plot")
+    from matplotlib.figure import Figure
+
     check_integer("most_clients", most_clients, low=1)
     if kind not in KINDS:
         raise ValueError(f"kind must be one of {KINDS}, got {kind!r}")

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedcodist.config.registry import method_of
+from fedcodist.core.extras import install_command
 from fedcodist.report.accuracy_table import split_name
 from fedcodist.report.collection import Collection, Curve, Method, curve
 from fedcodist.report.costs import bytes_per_round, pool_of
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from matplotlib.lines import Line2D
 
 
-INSTALL_PLOTS = "no plots: matplotlib is missing, install it with: pip install 'fedcodist[plot]'"
+INSTALL_PLOTS = f"no plots: matplotlib is missing, install it with: {install_command('plot')}"
 
 
 def write_plots(collection: Collection, output: Path) -> list[Path]:

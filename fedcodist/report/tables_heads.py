@@ -18,9 +18,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from ml_collections import ConfigDict
 
+from fedcodist.config.command_line import Parser
 from fedcodist.config.registry import DECENTRALISED
+from fedcodist.core.extras import check_installed
 from fedcodist.report.metric_kinds import decimal
-from fedcodist.report.plots import INSTALL_PLOTS, as_written
+from fedcodist.report.plots import as_written
 from fedcodist.report.runs import read_lines, read_object
 from fedcodist.report.styles import COLOURS, MARKERS
 
@@ -267,13 +269,17 @@ def main(arguments: Sequence[str]) -> int:
 
     Folders without such a run, as that of centralised training, are named and left out.
     """
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("runs", nargs="+", type=Path)
     parser.add_argument("--clients", action="store_true", help="every client's accuracies too")
     parser.add_argument("--picture", type=Path, help="of the first run that is shown")
     settings = parser.parse_args(arguments)
+    try:
+        if settings.picture is not None:
+            check_installed("--picture", "matplotlib", "plot")
+    except ImportError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
     shown = 0
     for run in settings.runs:
         try:
@@ -288,9 +294,6 @@ def main(arguments: Sequence[str]) -> int:
         if settings.picture and shown == 1:
             try:
                 picture(heads, run.name).savefig(settings.picture)
-            except ImportError:
-                print(INSTALL_PLOTS, file=sys.stderr)
-                return 1
             except (ValueError, OSError) as error:
                 print(f"error: {error}", file=sys.stderr)
                 return 2

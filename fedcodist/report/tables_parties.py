@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 
 from fedcodist.config.command_line import Parser
+from fedcodist.core.extras import check_installed
 from fedcodist.report.metric_kinds import decimal
 from fedcodist.report.plot_parties import PartyCurve, parties_plot
-from fedcodist.report.plots import INSTALL_PLOTS
 from fedcodist.report.runs import read_lines, read_object
 from fedcodist.run.run_folder import PHASES
 
@@ -39,12 +39,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     workdir = options.workdir
     try:
+        if options.plot is not None:
+            check_installed("--plot", "matplotlib", "plot")
         print(table(results(workdir)))
         print(stopped(workdir))
         if options.plot is not None:
             plot(workdir).savefig(options.plot, dpi=120)
-    except ImportError:
-        print(INSTALL_PLOTS, file=sys.stderr)
+    except ImportError as error:
+        print(f"error: {error}", file=sys.stderr)
         return 2
     except (OSError, KeyError, ValueError) as error:
         print(f"{workdir} holds no finished run of parties: {error}.", file=sys.stderr)

@@ -1,7 +1,7 @@
 r"""Tunes the float hyper-parameters of an experiment.
 
-    python -m fedcodist.tuning.tune --config experiments/configs/digits_codist.py:merged_codistillation \
-        --study digits_merged --storage runs/tuning.db --trials 32 --config.rounds=40
+    fedcodist tune digits_codist:merged_codistillation --study digits_merged --storage runs/tuning.db \
+        --trials 32 --config.rounds=40
 
 A trial's value is the accuracy after the last round, averaged over models and seeds. It is measured on
 held-out clients, or on held-out examples of the clients (`data.partition.validation`), never on test
@@ -10,7 +10,9 @@ was stopped. On a CPU there is one worker per core; each compiles once for all o
 
 `--output FILE` writes the complete study as JSON, and `--summary` writes its present state at any time:
 
-    python -m fedcodist.tuning.tune --summary --study digits_merged --storage runs/tuning.db
+    fedcodist tune --summary --study digits_merged --storage runs/tuning.db
+
+`python -m fedcodist.tuning.tune --config FILE` is the same.
 """
 
 import collections
@@ -35,6 +37,7 @@ from ml_collections import ConfigDict, config_flags
 from fedcodist.config import command_line
 from fedcodist.core import child_processes
 from fedcodist.core.checks import LARGEST_INTEGER, check_integer
+from fedcodist.core.extras import check_installed
 from fedcodist.run import compilation_cache, launch
 from fedcodist.tuning import search_space
 
@@ -104,10 +107,9 @@ def _flags(arguments: list[str]) -> flags.FlagValues:
 def _check(values: flags.FlagValues) -> None:
     if values.config is None and not values.summary:
         raise ValueError("--config must be given.")
-    for package, what in (("optuna", "optuna"), ("fcntl", "the file locks of Unix")):
-        if importlib.util.find_spec(package) is None:
-            install = ": pip install 'fedcodist[tune]'" if package == "optuna" else ""
-            raise ImportError(f"tuning needs {what}{install}.")
+    check_installed("tuning", "optuna", "tune")
+    if importlib.util.find_spec("fcntl") is None:
+        raise ImportError("tuning needs the file locks of Unix.")
     if values.processes is not None:
         launch.check_processes("--processes", values.processes)
     for name, low in (("trials", 1), ("seed", 0)):

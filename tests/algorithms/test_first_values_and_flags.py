@@ -9,14 +9,7 @@ import optax
 import pytest
 
 import fedcodist as fc
-from experiments.configs import (
-    ade_fed_kd,
-    cifar100_mhd,
-    cifar_fed_kd,
-    digits_fed_kd,
-    digits_mhd,
-    mind_fed_kd,
-)
+from experiments.configs import ade_fed_kd, cifar100_mhd, cifar_fed_kd, mind_fed_kd
 from fedcodist.algorithms.clients.fed_kd_losses import (
     MutualLosses,
     Outputs,
@@ -27,6 +20,7 @@ from fedcodist.algorithms.graph import graphs
 from fedcodist.compression.spectra import spectra
 from fedcodist.config.experiment import build_experiment
 from fedcodist.config.registry import ENTRIES, function_of
+from fedcodist.configs import digits_fed_kd, digits_mhd
 from fedcodist.core.inputs import ClientData
 from fedcodist.core.layer_outputs import LayerOutputs
 from fedcodist.core.model import Model, Variables, cross_entropy

@@ -9,17 +9,17 @@ import pytest
 from rich.console import Console
 from scipy import stats
 
-from experiments.configs import digits_methods, digits_parties
 from fedcodist.commands import compare
 from fedcodist.commands.metric_names import metric_names
 from fedcodist.config.networks import MODELS
+from fedcodist.configs import digits_methods, digits_parties
 from fedcodist.report import ranking
 from fedcodist.report.flops import LEARNING, forward_flops_of
 from fedcodist.report.ranking import ALL_PARTIES, Entry, difference, ranked
 from fedcodist.report.ranking_table import budget, for_terminal, ranking_table, write_ranking
 from fedcodist.report.runs import load_run
 
-CONFIG = "experiments/configs/digits_methods.py"
+CONFIG = "fedcodist/configs/digits_methods.py"
 
 
 def entry(run, accuracies, model="main", examples=10.0):
@@ -579,7 +579,7 @@ def test_methods_run_on_the_same_clients_and_are_ranked(tmp_path, capfd):
 @pytest.mark.slow
 def test_compressed_links_are_compared_by_measured_bytes(tmp_path, capfd):
     arguments = [
-        "--config=experiments/configs/digits_compression.py",
+        "--config=fedcodist/configs/digits_compression.py",
         f"--workdir={tmp_path}",
         "--only=fed_avg",
         "--only=fetch_sgd",
@@ -610,8 +610,8 @@ def test_compressed_links_are_compared_by_measured_bytes(tmp_path, capfd):
 
 # Dense ones, which compile quickly.
 QUICK_PARTIES = """
-from experiments.configs import digits_parties
-from experiments.configs.digits_parties import get_runs
+from fedcodist.configs import digits_parties
+from fedcodist.configs.digits_parties import get_runs
 
 def get_config(run="fed_md"):
     config = digits_parties.get_config(run)

@@ -10,8 +10,14 @@ import pytest
 from fedcodist.commands import sweep
 from fedcodist.run.launch import USER_ERROR
 
-FOLDER = Path(__file__).parents[2] / "experiments" / "configs"
-CONFIGS = [path for path in sorted(FOLDER.glob("*.py")) if "def get_runs" in path.read_text()]
+ROOT = Path(__file__).parents[2]
+FOLDER, SHIPPED = ROOT / "experiments" / "configs", ROOT / "fedcodist" / "configs"
+CONFIGS = [
+    path
+    for folder in (FOLDER, SHIPPED)
+    for path in sorted(folder.glob("*.py"))
+    if "def get_runs" in path.read_text()
+]
 
 
 def load(path):
@@ -254,7 +260,7 @@ def test_several_at_once_share_the_cores_and_keep_logs(fake, capfd):
     ],
 )
 def test_mistakes_are_one_line(arguments, message, capsys, tmp_path):
-    digits = FOLDER / "digits_fed_md.py"
+    digits = SHIPPED / "digits_fed_md.py"
     table = FOLDER / "cifar100_table1.py"
     arguments = [each.format(digits=digits, table=table) for each in arguments]
     assert sweep.main([*arguments, "--workdir", str(tmp_path / "runs")]) == USER_ERROR

@@ -8,7 +8,6 @@ import numpy as np
 import optax
 import pytest
 
-from experiments.configs import digits_fed_kd
 from fedcodist.algorithms.clients.fed_avg import FedAvgHyper, fed_avg
 from fedcodist.algorithms.pools.independent_pools import independent_pools
 from fedcodist.algorithms.pools.pool import Pool
@@ -16,6 +15,7 @@ from fedcodist.compression.compressed import compressed
 from fedcodist.compression.spectra import spectra
 from fedcodist.compression.svd import svd
 from fedcodist.config.experiment import build_experiment
+from fedcodist.configs import digits_fed_kd
 from fedcodist.core.inputs import Round
 from fedcodist.core.local_training import LocalTraining
 from fedcodist.core.model import Model, Variables, cross_entropy

@@ -4,11 +4,11 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from experiments.configs import digits_fed_md
-from experiments.configs.digits_codist import get_config
 from fedcodist.config import execution, experiment
 from fedcodist.config.algorithm import build_algorithm
 from fedcodist.config.data import load_data
+from fedcodist.configs import digits_fed_md
+from fedcodist.configs.digits_codist import get_config
 from fedcodist.core.for_each_client import Execution
 from fedcodist.core.rematerialisation import CPU_FLAG
 from fedcodist.run import launch

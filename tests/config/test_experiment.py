@@ -10,19 +10,19 @@ import numpy as np
 import pytest
 from ml_collections import config_dict
 
-from experiments.configs import (
-    digits_codist,
-    digits_compression,
-    digits_methods,
-    digits_mhd,
-    digits_parties,
-)
 from fedcodist.config import client_methods, networks, optimizers, pool_methods
 from fedcodist.config import data as reading
 from fedcodist.config.algorithm import build_algorithm
 from fedcodist.config.bind import bind, offered
 from fedcodist.config.experiment import build_experiment
 from fedcodist.config.normalisation import CIFAR_DEVIATION, CIFAR_MEAN
+from fedcodist.configs import (
+    digits_codist,
+    digits_compression,
+    digits_methods,
+    digits_mhd,
+    digits_parties,
+)
 from fedcodist.core.model import parameter_count
 from fedcodist.data.federated_data import FederatedData
 from fedcodist.data.prepared import load_prepared, save_prepared
@@ -30,7 +30,7 @@ from fedcodist.distillation.loop import Distillation
 from fedcodist.run.experiment import check_experiment
 from fedcodist.run.sources import StreamedData
 
-CONFIG = Path(__file__).parents[2] / "experiments" / "configs" / "digits_codist.py"
+CONFIG = Path(__file__).parents[2] / "fedcodist" / "configs" / "digits_codist.py"
 ALGORITHMS = ["fed_avg", "hetero_fl", "periodic_codistillation", "merged_codistillation"]
 
 

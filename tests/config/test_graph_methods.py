@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from ml_collections import ConfigDict
 
-from experiments.configs import cifar100_mhd, cifar_fed_md_small, cifar_mhd_fed_md, digits_mhd
+from experiments.configs import cifar100_mhd, cifar_fed_md_small, cifar_mhd_fed_md
 from fedcodist.algorithms.graph import graphs
 from fedcodist.algorithms.parties.local_only import SHARED
 from fedcodist.commands import compare, sweep
@@ -18,6 +18,7 @@ from fedcodist.config.data import load_data
 from fedcodist.config.experiment import build_experiment
 from fedcodist.config.graph_methods import BACKBONES, graph_of
 from fedcodist.config.registry import DECENTRALISED, ENTRIES, GRAPH
+from fedcodist.configs import digits_mhd
 from fedcodist.data.federated_data import FederatedData
 from fedcodist.data.prepared import save_prepared
 from fedcodist.datasets.primary_labels import label_frequencies
@@ -265,7 +266,7 @@ def test_runs_without_clients_heads_are_left_out_of_the_tables(tmp_path: Path, c
 @pytest.mark.slow
 def test_what_checkpoints_take_is_told_before_a_run_and_refused(tmp_path: Path, monkeypatch):
     command = [sys.executable, "-m", "experiments.main", "--processes=1", f"--workdir={tmp_path}"]
-    command += ["--config=experiments/configs/digits_mhd.py", "--config.rounds=1"]
+    command += ["--config=fedcodist/configs/digits_mhd.py", "--config.rounds=1"]
     settings = ("training.steps=1", "evaluation.every=1", "evaluation.checkpoint_every=1")
     command += [f"--config.{setting}" for setting in settings]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
@@ -287,7 +288,7 @@ def test_what_checkpoints_take_is_told_before_a_run_and_refused(tmp_path: Path, 
 
 @pytest.mark.slow
 def test_all_methods_are_compared_on_the_same_budget(tmp_path: Path, capfd):
-    arguments = ["--config=experiments/configs/digits_mhd.py", f"--workdir={tmp_path}"]
+    arguments = ["--config=fedcodist/configs/digits_mhd.py", f"--workdir={tmp_path}"]
     arguments += ["--processes=1", "--config.rounds=4", "--config.training.steps=2"]
     arguments += ["--config.evaluation.every=4", "--config.evaluation.checkpoint_every=4"]
     assert compare.main(arguments) == 0

@@ -9,13 +9,7 @@ import jax
 import numpy as np
 import pytest
 
-from experiments.configs import (
-    cifar_fed_md,
-    cifar_fed_md_small,
-    digits_fed_md,
-    digits_parties,
-    emnist_fed_md,
-)
+from experiments.configs import cifar_fed_md, cifar_fed_md_small, emnist_fed_md
 from fedcodist.algorithms.parties import local_only, party
 from fedcodist.config import data_parties, phases
 from fedcodist.config import party_methods as party_methods
@@ -23,6 +17,7 @@ from fedcodist.config.data import load_data
 from fedcodist.config.experiment import build_experiment
 from fedcodist.config.party_methods import party_groups, party_shapes
 from fedcodist.config.registry import ENTRIES, function_of
+from fedcodist.configs import digits_fed_md, digits_parties
 from fedcodist.core.local_training import LocalTraining
 from fedcodist.data.federated_data import FederatedData
 from fedcodist.data.prepared import save_prepared

@@ -7,7 +7,6 @@ import sys
 import pytest
 from rich.console import Console
 
-from experiments.configs import digits_methods
 from fedcodist.config.experiment import build_experiment
 from fedcodist.config.registry import (
     CLIENTS,
@@ -20,6 +19,7 @@ from fedcodist.config.registry import (
     register,
 )
 from fedcodist.config.settings import check_settings
+from fedcodist.configs import digits_methods
 from fedcodist.report.ranking import ranked, read_run
 from fedcodist.report.ranking_table import for_terminal, ranking_table
 from fedcodist.report.runs import load_run

@@ -11,14 +11,18 @@ from fedcodist.config.config_errors import as_settings
 from fedcodist.config.settings import ALLOWED, check_settings
 from fedcodist.core.checks import check_boolean, check_text
 
-CONFIGS = sorted(path.stem for path in Path("experiments/configs").glob("*.py"))
+CONFIGS = sorted(
+    f"{folder.replace('/', '.')}.{path.stem}"
+    for folder in ("experiments/configs", "fedcodist/configs")
+    for path in Path(folder).glob("[!_]*.py")
+)
 # A config's own notes, and the tuner's, which checks them itself.
 FREE = {"notes", "tuning.space", "algorithm.validation"}
 ENORMOUS = 10**400  # more than a float holds
 
 
 def configs_of(name):
-    module = importlib.import_module(f"experiments.configs.{name}")
+    module = importlib.import_module(name)
     return [module.get_config(run) for run in getattr(module, "get_runs", lambda: [])()]
 
 

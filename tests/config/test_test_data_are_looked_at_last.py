@@ -10,7 +10,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from experiments.configs import (
+from experiments.configs import text_domain_shift
+from fedcodist.config.data import load_data
+from fedcodist.config.division import divided
+from fedcodist.config.experiment import build_experiment
+from fedcodist.config.phases import phase_experiment
+from fedcodist.configs import (
     digits_codist,
     digits_compression,
     digits_fed_kd,
@@ -18,12 +23,7 @@ from experiments.configs import (
     digits_methods,
     digits_mhd,
     digits_parties,
-    text_domain_shift,
 )
-from fedcodist.config.data import load_data
-from fedcodist.config.division import divided
-from fedcodist.config.experiment import build_experiment
-from fedcodist.config.phases import phase_experiment
 from fedcodist.datasets.public_private import digits_public_private
 from fedcodist.report import tables_heads, tables_parties
 from fedcodist.report.collection import collect
@@ -207,7 +207,7 @@ def test_seeds_of_one_program_share_their_division():
 def test_runs_of_single_seeds_are_one_method_to_the_report(tmp_path):
     for seed in (0, 1):
         command = [sys.executable, "-m", "experiments.main", "--processes=1"]
-        command += ["--config=experiments/configs/digits_methods.py:fed_avg"]
+        command += ["--config=fedcodist/configs/digits_methods.py:fed_avg"]
         command += [f"--workdir={tmp_path / str(seed)}", f"--config.seed={seed}"]
         settings = ("seeds=1", "rounds=1", "evaluation.every=1", "data.division_per_seed=True")
         command += [

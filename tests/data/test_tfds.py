@@ -167,7 +167,7 @@ def test_a_real_builder_that_is_prepared_in_another_format(tfds, tmp_path, monke
 
 def test_missing_package_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "tensorflow_datasets", None)
-    with pytest.raises(ImportError, match=r"pip install 'fedcodist\[tfds\]'") as error:
+    with pytest.raises(ImportError, match=r'pip install "fedcodist\[tfds\]"') as error:
         from_tfds("cifar100", "train")
     assert "\n" not in str(error.value)
 

@@ -87,5 +87,5 @@ def test_clear_errors(arguments, message):
 
 def test_missing_package_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "sklearn", None)
-    with pytest.raises(ImportError, match="pip install scikit-learn"):
+    with pytest.raises(ImportError, match=r'pip install "fedcodist\[digits\]"'):
         load_digits()

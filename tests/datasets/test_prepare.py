@@ -1,7 +1,7 @@
 """The preparation programs, run on made-up archives in the official format and on the real files."""
 
 import hashlib
-import importlib.util
+import importlib
 import io
 import json
 import lzma
@@ -32,10 +32,7 @@ DATASETS = Path(__file__).parents[2] / "datasets"
 
 
 def program(name):
-    spec = importlib.util.spec_from_file_location(f"prepare_{name}", DATASETS / name / "prepare.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return importlib.import_module(f"fedcodist.commands.prepare.{name}")
 
 
 CIFAR10, CIFAR100 = program("cifar10"), program("cifar100")
@@ -482,7 +479,7 @@ def test_tfds_that_fails(prepare, monkeypatch):
     stand_in_for_tfds(monkeypatch, {"train": TRAIN})
     assert "TFDS cannot read cifar100: KeyError: 'test'" in one_line(prepare(source="tfds"))
     monkeypatch.setitem(sys.modules, "tensorflow_datasets", None)
-    assert "pip install 'fedcodist[tfds]'" in one_line(prepare(source="tfds"))
+    assert 'pip install "fedcodist[tfds]"' in one_line(prepare(source="tfds"))
 
 
 def varint(value):

@@ -14,7 +14,7 @@ from quick_compilation import XLA_FLAGS
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 COMMAND = (sys.executable, "-m", "experiments.main")
-CONFIG = "experiments/configs/digits_codist.py"
+CONFIG = "fedcodist/configs/digits_codist.py"
 SMALL = (
     "--config.rounds=7",
     "--config.seeds=3",

@@ -14,9 +14,9 @@ from fedcodist.data.prepared import save_prepared
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
-CONFIG = "--config=experiments/configs/digits_codist.py"
+CONFIG = "--config=fedcodist/configs/digits_codist.py"
 PERIODIC = f"{CONFIG}:periodic_codistillation"
-FED_KD = "--config=experiments/configs/digits_fed_kd.py"
+FED_KD = "--config=fedcodist/configs/digits_fed_kd.py"
 
 # What is given after the config -> parts of the line that answers it.
 SETTINGS = {
@@ -311,7 +311,7 @@ def answers_to_others(environment, tmp_path_factory):
     for name, settings in OTHER_CONFIGS.items():
         file, _, run = name.partition(".py:")
         for setting in settings:
-            config = f"--config=experiments/configs/{file}.py{run and ':' + run}"
+            config = f"--config=fedcodist/configs/{file}.py{run and ':' + run}"
             cases[name, setting] = [config, f"--workdir={folder / 'run'}", f"--config.{setting}"]
     done = run_many(list(cases.values()), environment)
     assert not (folder / "run").exists()

@@ -223,7 +223,7 @@ def test_a_seed_trained_alone_is_the_same(uninterrupted, run, tmp_path):
 def test_a_chunk_is_chosen_said_and_kept(run, tmp_path):
     """As many clients as the larger cohort has: digits are small."""
     settings = ("--config.execution.loop=vmap", "--config.rounds=1", "--config.seeds=1")
-    config = "experiments/configs/digits_codist.py:fed_avg"
+    config = "fedcodist/configs/digits_codist.py:fed_avg"
     done = run(tmp_path / "run", *settings, config=config)
     assert (done.returncode, done.stderr) == (0, "")
     assert "chunk_size: 3 clients at once, " in done.stdout.splitlines()[0]
@@ -311,7 +311,7 @@ def test_the_report_shows_mean_and_spread_over_seeds(uninterrupted, environment,
 @pytest.mark.slow
 @pytest.mark.parametrize("algorithm", ["fed_avg", "periodic_codistillation"])
 def test_the_other_algorithms_run(algorithm, run, tmp_path):
-    config = f"experiments/configs/digits_codist.py:{algorithm}"
+    config = f"fedcodist/configs/digits_codist.py:{algorithm}"
     done = run(tmp_path / "run", "--config.algorithm.period=3", config=config)
     assert (done.returncode, done.stderr) == (0, "")
     assert read(tmp_path / "run", "summary.json")["algorithm"] == algorithm

@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 @pytest.mark.parametrize("devices", [2, 8])
 def test_five_thousand_merged_rounds_end(tmp_path, devices):
     command = [sys.executable, "-m", "experiments.main", f"--workdir={tmp_path / 'run'}"]
-    command += ["--config=experiments/configs/digits_codist.py:merged_codistillation"]
+    command += ["--config=fedcodist/configs/digits_codist.py:merged_codistillation"]
     command += [f"--processes={devices}", "--config.rounds=5000", "--config.algorithm.steps=8"]
     command += ["--config.evaluation.every=500", "--config.evaluation.checkpoint_every=500"]
     done = subprocess.run(

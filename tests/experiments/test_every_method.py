@@ -6,7 +6,9 @@ import jax
 import numpy as np
 import pytest
 
-from experiments.configs import (
+from fedcodist.config.experiment import build_experiment
+from fedcodist.config.registry import METHOD_NAMES
+from fedcodist.configs import (
     digits_codist,
     digits_compression,
     digits_fed_kd,
@@ -14,8 +16,6 @@ from experiments.configs import (
     digits_mhd,
     digits_parties,
 )
-from fedcodist.config.experiment import build_experiment
-from fedcodist.config.registry import METHOD_NAMES
 from fedcodist.core.client_states import device_client_states
 from fedcodist.run import programs
 from fedcodist.run.experiment import run_experiment

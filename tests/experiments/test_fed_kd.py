@@ -5,12 +5,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from experiments.configs import cifar_fed_kd, digits_fed_kd
+from experiments.configs import cifar_fed_kd
 from fedcodist.commands import compare
 from fedcodist.commands.compare import read_run
 from fedcodist.config.compression import COMPRESSORS
 from fedcodist.config.experiment import build_experiment
 from fedcodist.config.networks import MODELS
+from fedcodist.configs import digits_fed_kd
 from fedcodist.core.communication import tree_bytes
 from fedcodist.report import comparison
 from fedcodist.report.flops import LEARNING, flops_of_run, forward_flops_of
@@ -125,7 +126,7 @@ def test_a_stopped_run_goes_on_to_the_same_bits(tmp_path):
 @pytest.mark.slow
 def test_the_comparison_ranks_teachers_by_the_students_measured_bytes(tmp_path, capfd):
     arguments = [
-        "--config=experiments/configs/digits_fed_kd.py",
+        "--config=fedcodist/configs/digits_fed_kd.py",
         f"--workdir={tmp_path}",
         "--only=fed_avg,student",
         "--only=fed_kd",

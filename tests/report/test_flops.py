@@ -7,19 +7,19 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from experiments.configs import (
-    digits_codist,
-    digits_compression,
-    digits_methods,
-    digits_mhd,
-    digits_parties,
-)
 from fedcodist.algorithms.parties.shared_examples import PUBLIC
 from fedcodist.config import networks, party_methods, pool_methods
 from fedcodist.config.algorithm import build_algorithm
 from fedcodist.config.data import load_data
 from fedcodist.config.networks import MODELS
 from fedcodist.config.registry import ENTRIES, KINDS, PARTIES
+from fedcodist.configs import (
+    digits_codist,
+    digits_compression,
+    digits_methods,
+    digits_mhd,
+    digits_parties,
+)
 from fedcodist.core.inputs import Round
 from fedcodist.report import flops
 from fedcodist.report.flops import (

@@ -1,6 +1,6 @@
 """Clients by labels, as a picture and as numbers."""
 
-import builtins
+import sys
 
 import numpy as np
 import pytest
@@ -84,13 +84,6 @@ def test_bad_arguments_are_one_line(arguments, message):
 
 
 def test_without_matplotlib_it_says_what_to_install(monkeypatch):
-    original = builtins.__import__
-
-    def without(name, *arguments, **others):
-        if name.startswith("matplotlib"):
-            raise ImportError(name)
-        return original(name, *arguments, **others)
-
-    monkeypatch.setattr(builtins, "__import__", without)
-    with pytest.raises(ImportError, match=r"pip install 'fedcodist\[plot\]'"):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(ImportError, match=r'pip install "fedcodist\[plot\]"'):
         plot_partition(clients_of(4))

@@ -24,7 +24,7 @@ from fedcodist.run.run_folder import RunFolder, RunFolderError
 ROOT = Path(__file__).parents[2]
 MODELS = ("small", "large")
 SETTINGS = (
-    "--config=experiments/configs/digits_codist.py:merged_codistillation",
+    "--config=fedcodist/configs/digits_codist.py:merged_codistillation",
     "--config.rounds=4",
     "--config.algorithm.steps=4",
     "--config.evaluation.every=2",

@@ -33,7 +33,7 @@ from fedcodist.tuning import search_space, study, tune
 from fedcodist.tuning.search_space import check_effects, overrides, own_values, with_values
 
 ROOT = Path(__file__).parents[2]
-CONFIG = "experiments/configs/digits_codist.py"
+CONFIG = "fedcodist/configs/digits_codist.py"
 MODELS = ("small", "large")
 ALGORITHMS = ("fed_avg", "periodic_codistillation", "merged_codistillation")
 SMALL = {
@@ -772,7 +772,7 @@ def test_mistakes_in_the_command(arguments, parts, capsys):
 def test_without_optuna_there_is_a_hint(monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "optuna", None)
     given = [f"--config={ROOT / CONFIG}", "--study=x", "--storage=no/x.db"]
-    refused(given, capsys, "optuna", "pip install 'fedcodist[tune]'")
+    refused(given, capsys, "optuna", 'pip install "fedcodist[tune]"')
 
 
 def test_help(capsys):

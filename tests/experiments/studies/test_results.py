@@ -22,7 +22,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from experiments.configs import cifar100_large_model, cifar100_table1, digits_codist
+from experiments.configs import cifar100_large_model, cifar100_table1
 from experiments.studies import archive
 from experiments.studies import document as results
 from experiments.studies import samples as samples_lib
@@ -36,6 +36,7 @@ from experiments.studies.pages import DID_NOT_HOLD, HELD, OPEN, UNDECIDED, ancho
 from experiments.studies.settings import OWN, UNREAD, flat, settings, without
 from fedcodist.config.experiment import build_experiment
 from fedcodist.config.registry import CODISTILLATION, METHOD_NAMES, METHODS
+from fedcodist.configs import digits_codist
 from fedcodist.report import styles
 from fedcodist.report.intervals import contrast
 
@@ -1326,10 +1327,10 @@ def test_fedsdd_s_cells_are_runs_of_the_configs_and_have_the_papers_numbers():
 
 
 def test_every_experiment_has_a_place():
-    """What has a config and no run is named, too; digits are for trying the library."""
+    """What has a config and no run is named, too."""
     pages = (ROOT / "docs" / "results").glob("*.md")
     text = "".join(page.read_text(encoding="utf-8") for page in pages)
     configs = [path.stem for path in (ROOT / "experiments" / "configs").glob("*.py")]
     assert len(configs) > 20
-    missing = [n for n in configs if n not in text and not n.startswith(("digits", "__"))]
+    missing = [name for name in configs if name not in text]
     assert not missing

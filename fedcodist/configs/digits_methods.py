@@ -3,8 +3,7 @@ r"""Every method that trains one network for all clients, on scikit-learn's hand
 A run is a method's name. All have the same clients, batch orders and steps, and all but Fed-ensemble
 the same cohorts; what clients add to their loss and what the server does besides differs.
 
-    python -m fedcodist.commands.sweep --config experiments/configs/digits_methods.py \
-        --workdir runs/digits_methods
+    fedcodist compare digits_methods
 """
 
 from ml_collections import ConfigDict, config_dict

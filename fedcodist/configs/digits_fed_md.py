@@ -3,7 +3,7 @@ r"""FedMD on scikit-learn's handwritten digits: six parties of three architectur
 Digits 0 to 5 are public, 6 to 9 the parties' private classes, of which each has three images. Settings
 that the released code has for CIFAR are in comments where these differ.
 
-    python -m experiments.main --config experiments/configs/digits_fed_md.py --workdir runs/digits_fed_md
+    fedcodist run digits_fed_md
     python -m fedcodist.report.tables_parties runs/digits_fed_md
 """
 

@@ -1,7 +1,6 @@
 r"""Accuracy against bytes on scikit-learn's handwritten digits, with four clients as in FedKD's paper.
 
-    python -m fedcodist.commands.compare --config experiments/configs/digits_compression.py \
-        --workdir runs/digits_compression
+    fedcodist compare digits_compression
 
 A run is a method, or a method and what compresses its uplink and downlink. All have the same clients;
 FetchSGD's and Federated Dropout's sizes are such that they send about a quarter and 60 % of FedAvg's
@@ -10,8 +9,8 @@ bytes, as in that paper. FetchSGD's clients compute one gradient a round where o
 
 from ml_collections import ConfigDict
 
-from experiments.configs import digits_methods
 from fedcodist.config import defaults
+from fedcodist.configs import digits_methods
 
 COMPRESSIONS = {
     "svd": dict(uplink="svd", downlink="svd"),

@@ -9,13 +9,12 @@ go on with private training's optimizer and output penalty; the other three begi
 round and have no penalty, as in their sources. Budgets and costs are those of the rounds, without what
 comes before.
 
-    python -m fedcodist.commands.compare --config experiments/configs/digits_parties.py \
-        --workdir runs/digits_parties
+    fedcodist compare digits_parties
 """
 
 from ml_collections import ConfigDict
 
-from experiments.configs import digits_fed_md
+from fedcodist.configs import digits_fed_md
 
 OWN = {
     "local_only": dict(),

@@ -4,8 +4,8 @@ The paper's method at a size that runs in seconds: 60 clients with unequal share
 them able to train the large model; 359 unlabelled images on the server. Settings that the paper gives
 for CIFAR-100 are in comments where these differ.
 
-    python -m experiments.main --config experiments/configs/digits_codist.py:merged_codistillation \
-        --workdir runs/digits
+    fedcodist run digits_codist:merged_codistillation
+    fedcodist compare digits_codist
 """
 
 from ml_collections import ConfigDict

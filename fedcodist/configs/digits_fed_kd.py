@@ -1,7 +1,6 @@
 r"""FedKD on scikit-learn's handwritten digits, with four clients as in its paper.
 
-    python -m fedcodist.commands.compare --config experiments/configs/digits_fed_kd.py \
-        --workdir runs/digits_fed_kd
+    fedcodist compare digits_fed_kd
 
 The teacher is a network of 17,226 parameters, the student one of 2,410. Beside FedKD are FedAvg of
 either, FedKD that sends students as they are, that has a part of its losses left out, and that exchanges
@@ -10,8 +9,8 @@ gradients. The teachers are evaluated, and the student that they share. Learning
 
 from ml_collections import ConfigDict
 
-from experiments.configs import digits_compression
 from fedcodist.config import defaults
+from fedcodist.configs import digits_compression
 
 FED_AVG = {"fed_avg,student": "digits_small", "fed_avg,teacher": "digits_large"}
 FED_KD = {

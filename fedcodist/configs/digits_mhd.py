@@ -4,8 +4,8 @@ Each client has three of the ten digits as its own and sees few of the others; n
 method's name. All share data and private batches; first weights too, but for FedAvg, whose clients start
 from those of the first one.
 
-    python -m experiments.main --config experiments/configs/digits_mhd.py --workdir runs/digits_mhd
-    python -m fedcodist.report.tables_heads runs/digits_mhd
+    fedcodist run digits_mhd
+    python -m fedcodist.report.tables_heads runs/digits_mhd/multi_headed_distillation
 """
 
 from ml_collections import ConfigDict, config_dict

@@ -1,0 +1,96 @@
+"""The command `fedcodist`: experiments, comparisons, reports and data.
+
+    fedcodist demo
+    fedcodist list
+    fedcodist run digits_codist:fed_avg --config.rounds=40
+    fedcodist compare digits_methods --only "fed_*" --workdir runs/methods
+    fedcodist compare runs/methods runs/other_methods
+
+A config is a Python file or, without a path, the name of one that comes with the package. Where no
+--workdir is given, `run`, `sweep` and `compare` write into a folder of the config's name in runs/.
+"""
+
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from fedcodist.config.command_line import PARSE_ERRORS, Parser
+from fedcodist.config.config_file import config_of, load_config_file
+
+# name -> its module, which `python -m` runs as well, and what it does
+COMMANDS = {
+    "run": ("fedcodist.commands.run", "runs one experiment of a config"),
+    "sweep": ("fedcodist.commands.sweep", "runs some or all experiments of a config"),
+    "compare": ("fedcodist.commands.compare", "runs methods on the same clients and ranks them"),
+    "report": ("fedcodist.report", "makes a table, plots and a page of run folders"),
+    "tune": ("fedcodist.tuning.tune", "searches an experiment's hyper-parameters"),
+    "prepare": (
+        "fedcodist.commands.prepare",
+        "makes a folder that configs read of a data set's files",
+    ),
+    "partition": ("fedcodist.commands.partition", "shows which client has which examples"),
+    "demo": ("fedcodist.commands.demo", "compares three methods on handwritten digits in minutes"),
+    "list": ("fedcodist.commands.list", "names configs, methods, networks and data sets"),
+}
+_OF_A_CONFIG = ("run", "sweep", "compare", "tune", "partition")
+_IN_A_WORKDIR = ("run", "sweep", "compare")
+_READ_BY_ABSL = ("run", "tune")  # whose arguments begin with the program's name
+
+
+def program() -> int:
+    """What is installed as `fedcodist`; as `python -m`, it finds modules of the present folder."""
+    sys.path.append(os.getcwd())
+    return main()
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs a command; returns its exit status, 2 for a mistake of the user's."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    if not given or given[0] in ("-h", "--help"):
+        lines = (f"    {name:10}{what}" for name, (_, what) in COMMANDS.items())
+        print(f"{__doc__}\n" + "\n".join(lines) + "\n\n`fedcodist COMMAND --help` tells more.")
+        return 0
+    name, *rest = given
+    if name not in COMMANDS:
+        Parser(add_help=False).error(f"a command is one of {', '.join(COMMANDS)}, got {name!r}")
+    if name in _OF_A_CONFIG and not {"-h", "--help"} & set(rest):
+        rest = _with_config(name, rest)
+    # What argparse and absl call the program, and where settings of a config are looked for.
+    sys.argv = [f"fedcodist {name}", *rest]
+    run = importlib.import_module(COMMANDS[name][0]).main
+    return run(sys.argv if name in _READ_BY_ABSL else rest)
+
+
+def _with_config(name: str, arguments: list[str]) -> list[str]:
+    """The arguments with `--config=` before a config's name, and with a work folder, which is shown."""
+    # `compare` also takes folders of runs.
+    if arguments and not arguments[0].startswith("-") and not Path(arguments[0]).is_dir():
+        arguments = [f"--config={arguments[0]}", *arguments[1:]]
+    parser = Parser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--config")
+    parser.add_argument("--workdir")
+    parser.add_argument("--list", action="store_true")
+    settings = parser.parse_known_args(arguments)[0]
+    if name not in _IN_A_WORKDIR or settings.workdir is not None or not settings.config:
+        return arguments
+    try:
+        workdir = _workdir(name, settings.config)
+    except PARSE_ERRORS:
+        return arguments  # the command says what is wrong with the config
+    if not settings.list:
+        print(f"workdir: {workdir}", flush=True)
+    return [*arguments, f"--workdir={workdir}"]
+
+
+def _workdir(name: str, config: str) -> Path:
+    """The config's folder, and for one run the folder in it where `compare` looks for that run."""
+    path, _, run = config.partition(":")
+    folder = Path("runs") / Path(path).stem
+    if name != "run":
+        return folder
+    from fedcodist.commands.sweep import run_folder_name
+
+    run = run or config_of(load_config_file(path), path).get("run")
+    return folder / run_folder_name(run) if run else folder

@@ -1,0 +1,7 @@
+"""`python -m fedcodist.commands.prepare`."""
+
+import sys
+
+from fedcodist.commands.prepare import main
+
+sys.exit(main())
