@@ -42,7 +42,11 @@ _READ_BY_ABSL = ("run", "tune")  # whose arguments begin with the program's name
 def program() -> int:
     """What is installed as `fedcodist`; as `python -m`, it finds modules of the present folder."""
     sys.path.append(os.getcwd())
-    return main()
+    try:
+        return main()
+    except BrokenPipeError:  # as of `fedcodist list | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nothing is left to flush
+        return 1
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
