@@ -44,7 +44,7 @@ class Model(NamedTuple):
         is sharded and batch statistics are synchronised. In evaluation `mutable` is returned unchanged.
       loss: (outputs, batch) -> per-example loss [batch]; `fedcodist.per_example` makes one of a mean
         over a batch.
-      metrics: name -> statistic, see `fedcodist.core.metrics`.
+      metrics: name -> statistic or SummedMetric, see `fedcodist.core.metrics`.
       num_classes: width of the outputs.
       mean_loss: (outputs, batch, mask) -> mean of `loss` over the mask's examples, for losses with a
         cheaper way to compute it; else None.
@@ -93,7 +93,7 @@ def from_flax_linen(
       example: inputs with a leading batch axis, for initialisation.
       inputs: the batch's key of the network's inputs. With several keys, the network gets a dictionary.
       loss: per-example loss of outputs and batch; see `fedcodist.per_example` for a mean over a batch.
-      metrics: name -> statistic; accuracy where not given.
+      metrics: name -> statistic or SummedMetric; accuracy where not given.
 
     Raises:
       ValueError: names the module, if its training mode is set in another way than by `train`, or if its
@@ -166,7 +166,7 @@ def from_flax_nnx(
       example: inputs with a leading batch axis, for the width of the outputs.
       inputs: the batch's key of the network's inputs.
       loss: per-example loss of outputs and batch; see `fedcodist.per_example` for a mean over a batch.
-      metrics: name -> statistic; accuracy where not given.
+      metrics: name -> statistic or SummedMetric; accuracy where not given.
 
     Raises:
       ValueError: as `from_flax_linen`.
@@ -228,7 +228,7 @@ def from_haiku(
       example: inputs with a leading batch axis, for initialisation.
       inputs: the batch's key of the network's inputs.
       loss: per-example loss of outputs and batch; see `fedcodist.per_example` for a mean over a batch.
-      metrics: name -> statistic; accuracy where not given.
+      metrics: name -> statistic or SummedMetric; accuracy where not given.
 
     Raises:
       ValueError: as `from_flax_linen`.
