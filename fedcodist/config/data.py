@@ -6,6 +6,7 @@ from typing import NamedTuple
 import numpy as np
 from ml_collections import ConfigDict
 
+from fedcodist.config.bind import bind
 from fedcodist.config.classes import number_of_classes
 from fedcodist.config.config_errors import choice, named
 from fedcodist.config.data_bert import ENCODED, Submodel, load_encoded
@@ -14,6 +15,13 @@ from fedcodist.config.data_parties import PUBLIC_PRIVATE, Public, load_public_pr
 from fedcodist.config.data_prepared import prepared_folder, prepared_images
 from fedcodist.config.data_text import TEXT, Text, load_text
 from fedcodist.config.normalisation import normalisation
+from fedcodist.config.referenced_data import (
+    as_they_are,
+    checked_splits,
+    referenced_data,
+    referenced_preprocessing,
+)
+from fedcodist.config.references import choice_or_reference, is_reference
 from fedcodist.core.batches import Preprocess
 from fedcodist.core.checks import check_integer, check_number
 from fedcodist.core.model import Model
@@ -62,6 +70,35 @@ class Data(NamedTuple):
 
 def load_data(settings: ConfigDict) -> Data:
     """Loads what a config's `data` names; raises as `build_experiment` does."""
+    own_preprocessing = referenced_preprocessing(settings)
+    data = _referenced(settings) if is_reference(settings.name) else _ours(settings)
+    if "preprocess" in own_preprocessing and data.public is not None:
+        public = data.public._replace(preprocess=own_preprocessing["preprocess"])
+        data = data._replace(public=public)
+    return data._replace(**own_preprocessing)
+
+
+def _referenced(settings: ConfigDict) -> Data:
+    """Data of one's own: see `fedcodist.config.referenced_data`."""
+    loaded = referenced_data(settings)
+    if isinstance(loaded, Data):
+        return loaded
+    splits = checked_splits(settings.name, loaded)
+    if (partition := settings.get("partition")) is not None:
+        splits |= _repartitioned(splits["train"], partition, settings.get("seed", 0))
+    unlabelled = np.zeros((0,))
+    if "distillation" in splits:
+        columns = splits.pop("distillation").columns
+        if "image" not in columns:
+            raise ValueError(
+                f"data.name {settings.name!r} must return a column 'image' in split 'distillation', "
+                f"got {sorted(columns)}."
+            )
+        unlabelled = columns["image"]
+    return Data(splits, unlabelled, as_they_are, as_they_are)
+
+
+def _ours(settings: ConfigDict) -> Data:
     if settings.name == "digits":
         splits = load_digits_federated(
             num_clients=settings.num_clients,
@@ -107,7 +144,9 @@ def load_data(settings: ConfigDict) -> Data:
         splits = _with_held_out({"train": private, "test": test}, held_out)
         return Data(splits, images, preprocess, evaluation_preprocess, everybodys)
     names = ("digits", "prepared", TEXT, *ENCODED, *PUBLIC_PRIVATE, *PRIMARY)
-    raise ValueError(f"data.name must be one of {names}, got {settings.name!r}.")
+    raise ValueError(
+        f"data.name must be one of {names} or package.module:function, got {settings.name!r}."
+    )
 
 
 def _with_held_out(
@@ -184,9 +223,12 @@ def _repartitioned(
 ) -> dict[str, FederatedData]:
     """The clients' examples dealt anew: `name`, `num_clients` and `concentration`.
 
+    A function of one's own, "my_module:deal", gets the labels, the seed and the settings that have its
+    arguments' names, and returns for each client the indices of its examples.
+
     With `validation`, this share of them, the last ones, becomes a split of that name before.
     """
-    deal = choice("data.partition.name", settings.name, PARTITIONS)
+    deal = choice_or_reference("data.partition.name", settings.name, PARTITIONS)
     columns, splits = clients.columns, {}
     share = settings.get("validation") or 0.0
     check_number("data.partition.validation", share, low=0, high=1)
@@ -202,5 +244,8 @@ def _repartitioned(
             rest, offsets=offsets, client_ids=["validation"]
         )
         columns = {name: column[:kept] for name, column in columns.items()}
-    parts = deal(columns["label"], settings.num_clients, settings.concentration, seed)
+    if is_reference(settings.name):
+        parts = bind(deal, settings, "data.partition.", labels=columns["label"], seed=seed)
+    else:
+        parts = deal(columns["label"], settings.num_clients, settings.concentration, seed)
     return {"train": FederatedData.from_arrays(dict(columns), partition=parts), **splits}

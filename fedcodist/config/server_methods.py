@@ -9,7 +9,6 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-import jax.numpy as jnp
 import numpy as np
 from ml_collections import ConfigDict
 
@@ -34,7 +33,7 @@ from fedcodist.config.config_errors import choice
 from fedcodist.config.data import Data
 from fedcodist.config.execution import as_executed, check_plainly_executed, execution_of
 from fedcodist.config.graph_methods import build_on_graph
-from fedcodist.config.networks import MODELS, layers_of, model_of, narrowed
+from fedcodist.config.networks import layers_of, model_of, module_of, narrowed
 from fedcodist.config.optimizers import distillation_optimizer
 from fedcodist.config.party_methods import build_of_parties
 from fedcodist.config.registry import (
@@ -138,9 +137,9 @@ def _levels(config: ConfigDict, data: Data) -> dict[str, HeteroFLLevel]:
     _whole_model(config, data)  # a mistake is told by its setting
     levels = {}
     for name, pool in config.pools.items():
-        create, shape = MODELS[pool.model]
-        network = narrowed(create(), pool.share, f"pools.{name}.share")
-        part = as_executed(config, from_flax_linen(network, jnp.zeros((1, *shape))))
+        module, example = module_of(f"pools.{name}.model", pool.model, data)
+        network = narrowed(module, pool.share, f"pools.{name}.share")
+        part = as_executed(config, from_flax_linen(network, example))
         levels[name] = HeteroFLLevel(part, indices[name], pool.cohort_size)
     return levels
 

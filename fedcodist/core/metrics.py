@@ -129,7 +129,7 @@ def top_k(k: int, label: str = "label") -> Statistic:
 def macro_f_score(label: str = "label") -> SummedMetric:
     """The mean of all classes' F scores, each class counting alike, as scikit-learn's "macro".
 
-    Classes that are neither predicted nor among the labels are left out; NaN where there are no examples.
+    Classes that are neither predicted nor among the labels are left out; NaN without examples.
     """
 
     def sums(outputs, batch):

@@ -112,9 +112,7 @@ def evaluate(
                 of(name), lambda batch: class_labels(batch["label"], num_labels), num_labels
             )
         if clients > 1:
-            parts[f"{name}_per_client"] = metrics_lib.grouped_mean(
-                of(name), client_of, clients
-            )
+            parts[f"{name}_per_client"] = metrics_lib.grouped_mean(of(name), client_of, clients)
 
     def step(index, accumulators):
         computed, batch, mask = computed_at(index)

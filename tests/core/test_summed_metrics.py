@@ -27,7 +27,9 @@ def examples(seed, count, classes=CLASSES):
 
 
 def over_batches(metric, logits, labels, mask, size):
-    shapes = jax.eval_shape(metric.sums, jnp.asarray(logits[:size]), {"label": jnp.asarray(labels[:size])})
+    shapes = jax.eval_shape(
+        metric.sums, jnp.asarray(logits[:size]), {"label": jnp.asarray(labels[:size])}
+    )
     whole = summed(metric, shapes)
     total = whole.init()
     for first in range(0, len(labels), size):
@@ -116,9 +118,9 @@ def test_an_evaluation_over_devices_clients_and_seeds_is_the_whole():
     split = evaluation_split(data)
     mesh = Mesh(np.array(jax.devices()), ("clients",))
     specs = dict(in_specs=PartitionSpec(), out_specs=PartitionSpec(), check_vma=False)
-    dealt = jax.jit(
-        jax.shard_map(lambda split: of_seeds(split, "clients"), mesh=mesh, **specs)
-    )(EvaluationSplit(*jax.tree.map(jnp.asarray, split)))
+    dealt = jax.jit(jax.shard_map(lambda split: of_seeds(split, "clients"), mesh=mesh, **specs))(
+        EvaluationSplit(*jax.tree.map(jnp.asarray, split))
+    )
     alone = jax.jit(lambda split: of_seeds(split, None))(split)
     for index, shift in enumerate(shifts):
         predicted = (logits + shift * np.eye(CLASSES)[0]).argmax(-1)
@@ -135,7 +137,10 @@ def test_an_evaluation_over_devices_clients_and_seeds_is_the_whole():
 @pytest.mark.parametrize(
     ("metric", "message"),
     [
-        (SummedMetric(lambda o, b: {"all": o.sum()}, lambda t: t["all"]), "sums must have one entry"),
+        (
+            SummedMetric(lambda o, b: {"all": o.sum()}, lambda t: t["all"]),
+            "sums must have one entry",
+        ),
         (SummedMetric(lambda o, b: o, lambda t: t), "compute must return one number, got float32"),
         (SummedMetric(lambda o, b: o, lambda t: (t.sum(), 1)), "compute must return one number"),
     ],
