@@ -101,6 +101,8 @@ def summary_of(
     records: Sequence[Record],
     variables: Mapping[str, Variables],
     seconds: float,
+    last_round: int,
+    stopped: str = "",
 ) -> dict[str, Any]:
     """The content of summary.json: final metrics by model and split, parameters, bytes and seconds.
 
@@ -109,17 +111,13 @@ def summary_of(
       records: all metrics lines of the run.
       variables: model -> trained Variables, leaves [seeds, ...].
       seconds: run time, summed over all starts of the run.
+      last_round: the experiment's rounds, or the one in which a callback has stopped the run.
+      stopped: why it has; empty where none has.
     """
-    final: dict[str, Any] = {}
-    for record in records:
-        if record["round"] == experiment.rounds and "loss" in record:
-            metrics = final.setdefault(record["model"], {}).setdefault(record["split"], {})
-            for name, value in record.items():
-                if name not in WHAT_IS_MEASURED and not isinstance(value, dict | list):
-                    metrics.setdefault(name, []).append(value)
     return {
         "algorithm": experiment.algorithm.name,
-        "rounds": experiment.rounds,
+        "rounds": last_round,
+        **({"stopped": {"round": last_round, "why": stopped}} if stopped else {}),
         "models": {
             name: {
                 "parameters": parameter_count(variables[name].params) // experiment.seeds,
@@ -137,10 +135,22 @@ def summary_of(
             for pool, models in experiment.algorithm.personal_models.items()
             for name in models
         },
-        "final": final,
+        "final": final_metrics(records, last_round),
         "seconds": round(seconds, 3),
         "finished": True,
     }
+
+
+def final_metrics(records: Iterable[Record], round: int) -> dict[str, Any]:
+    """Model -> split -> metric -> its value of each seed, of the evaluation in a round."""
+    final: dict[str, Any] = {}
+    for record in records:
+        if record["round"] == round and "loss" in record:
+            metrics = final.setdefault(record["model"], {}).setdefault(record["split"], {})
+            for name, value in record.items():
+                if name not in WHAT_IS_MEASURED and not isinstance(value, dict | list):
+                    metrics.setdefault(name, []).append(value)
+    return final
 
 
 def _measured(records: Sequence[Record], model: str, metric: str, otherwise: int) -> int:
