@@ -85,6 +85,12 @@ def _over_rounds(values: np.ndarray) -> np.ndarray:
     return np.where(number, total / np.maximum(number, 1), np.nan)
 
 
+def scalars(record: Record) -> dict[str, float]:
+    """`<model>/<split>/<metric>` -> value, of all finite scalars of a metrics line, for loggers."""
+    where = f"{record['model']}/{record['split']}"
+    return {f"{where}/{name}": v for name, v in record.items() if isinstance(v, float)}
+
+
 def accuracies(records: Iterable[Record]) -> dict[str, float]:
     """Every model's accuracy on its first split with an accuracy, averaged over seeds."""
     first: dict[str, tuple[str, list[float]]] = {}
