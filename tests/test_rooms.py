@@ -7,7 +7,7 @@ ROOT = Path(__file__).parents[1] / "fedcodist"
 # From the ground up.
 ROOMS = (
     *("core", "compression", "data", "distillation", "models", "text", "datasets"),
-    *("run", "algorithms", "config", "report", "tuning", "commands"),
+    *("run", "algorithms", "config", "report", "tuning", "configs", "commands"),
 )
 # An algorithm knows nothing of the loop that runs it.
 APART = {("algorithms", "run")}

@@ -108,7 +108,7 @@ def _run(workdir: Path) -> int:
     from fedcodist.config.data_prepared import data_checksums
     from fedcodist.config.division import divided
     from fedcodist.config.experiment import build_experiment, with_chunk_size
-    from fedcodist.config.loggers import callbacks_of, check_callbacks_of, loggers_of
+    from fedcodist.config.loggers import checked_callbacks, loggers_of
     from fedcodist.config.phases import check_phases, run_phases
     from fedcodist.config.referenced_code import described_references
     from fedcodist.config.registry import run_title
@@ -135,8 +135,7 @@ def _run(workdir: Path) -> int:
                 print(f"chunk_size: {chosen}", flush=True)
             experiment = build_experiment(config, data)
             check_experiment(experiment)
-            check_callbacks_of(config.get("callbacks") or {}, experiment)
-            callbacks += callbacks_of(config.get("callbacks") or {}) if is_first else []
+            callbacks += checked_callbacks(config.get("callbacks") or {}, experiment)
             if config.get("phases") is not None:
                 check_phases(config, data)
         for note in experiment.algorithm.notes if is_first else ():

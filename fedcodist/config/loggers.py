@@ -79,34 +79,40 @@ def loggers_of(names: Sequence[str] | None, workdir: Path) -> list[Callback]:
     return loggers
 
 
-def callbacks_of(callbacks: Mapping[str, ConfigDict]) -> list[Callback]:
-    """The callbacks that `config.callbacks` sets.
+def callbacks_of(callbacks: Mapping[str, ConfigDict]) -> dict[str, Callback]:
+    """Name -> the callback that `config.callbacks` sets there.
 
     Raises:
       ValueError, TypeError: one line that names the setting.
     """
-    made = []
+    made: dict[str, Callback] = {}
     for key, group in callbacks.items():
         settings = dict(group)
         name = settings.pop("name", key)
         setting = f"callbacks.{key}.name"
         make = choice_or_reference(setting, name, CALLBACKS)
         if is_reference(name):
-            callback = called(setting, name, make, **settings)
+            made[key] = called(setting, name, make, **settings)
         else:
-            callback = bind(make, settings, f"callbacks.{key}.")
-        if not callable(callback):
+            made[key] = bind(make, settings, f"callbacks.{key}.")
+        if not callable(made[key]):
             raise ValueError(
                 f"{setting} {name!r} must return a function of metrics lines, got "
-                f"{type(callback).__name__}."
+                f"{type(made[key]).__name__}."
             )
-        made.append(callback)
     return made
 
 
-def check_callbacks_of(callbacks: Mapping[str, ConfigDict], experiment: Any) -> None:
-    """Raises ValueError or TypeError, one line that names the setting, before anything compiles."""
-    for key, callback in zip(callbacks, callbacks_of(callbacks), strict=True):
+def checked_callbacks(callbacks: Mapping[str, ConfigDict], experiment: Any) -> list[Callback]:
+    """The callbacks of `callbacks_of`, for an experiment; nothing compiles.
+
+    Raises:
+      ValueError, TypeError: one line that names the setting; also for a split or a metric that the
+        experiment has not.
+    """
+    made = callbacks_of(callbacks)
+    for key, callback in made.items():
         if hasattr(callback, "check"):
             with named(f"callbacks.{key}."):
                 callback.check(experiment)
+    return list(made.values())

@@ -1,9 +1,9 @@
 """Data of one's own, `data.name = "my_module:load"`, and preprocessing of one's own, of whatever data.
 
-`load` gets the settings of `data` beside the ones named below as arguments, and returns `Data`, or
-splits by name: FederatedData, of which "train" are the clients, and "distillation", where there is
-one, the server's unlabelled examples. Networks read the column "image", and losses and metrics
-"label".
+`load` gets the settings of `data` beside the ones named below as arguments, `seed`, which also draws
+who is in which pool, where it has such an argument. It returns `Data`, or splits by name:
+FederatedData, of which "train" are the clients, and "distillation", where there is one, the server's
+unlabelled examples. Networks read the column "image", and losses and metrics "label".
 
 `data.preprocess` and `data.evaluation_preprocess` are functions (batch, key, positions) -> batch, as
 that of `LocalTraining`: the batch is a dictionary of columns [batch, ...], the key is for random
@@ -17,7 +17,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from fedcodist.config.references import called, function_at
+from fedcodist.config.references import called, function_at, signature_of
 from fedcodist.core.batches import Preprocess
 from fedcodist.data.federated_data import FederatedData
 
@@ -34,6 +34,8 @@ def referenced_data(settings: ConfigDict) -> Any:
     """
     function = function_at("data.name", settings.name)
     arguments = {name: value for name, value in settings.to_dict().items() if name not in _OURS}
+    if "seed" not in signature_of(function).parameters:
+        arguments.pop("seed", None)
     return called("data.name", settings.name, function, **arguments)
 
 

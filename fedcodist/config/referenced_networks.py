@@ -22,7 +22,7 @@ from flax import nnx
 from fedcodist.config.classes import number_of_classes
 from fedcodist.config.config_errors import named
 from fedcodist.config.data import Data
-from fedcodist.config.references import called, function_at
+from fedcodist.config.references import called, function_at, signature_of
 from fedcodist.core.model import Model, from_flax_linen, from_flax_nnx, from_haiku
 
 _ALLOWED = "a fedcodist.Model, a Flax linen or NNX module, or a Haiku function"
@@ -89,7 +89,10 @@ def example_of(data: Data) -> jax.Array:
       ValueError: the preprocessing leaves no such column.
     """
     columns = data.splits["train"].columns
-    one = {key: jax.ShapeDtypeStruct((1, *c.shape[1:]), c.dtype) for key, c in columns.items()}
+    dtype = jax.dtypes.canonicalize_dtype
+    one = {
+        key: jax.ShapeDtypeStruct((1, *c.shape[1:]), dtype(c.dtype)) for key, c in columns.items()
+    }
     batch = jax.eval_shape(data.preprocess, one, jax.random.key(0), jnp.zeros(1, jnp.int32))
     if data.inputs not in batch:
         raise ValueError(
@@ -125,7 +128,7 @@ def _arguments(setting: str, reference: str, function: Any, data: Data) -> dict[
 
 def _parameters(function: Any) -> Mapping[str, inspect.Parameter]:
     variable = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    parameters = inspect.signature(function).parameters
+    parameters = signature_of(function).parameters
     return {name: p for name, p in parameters.items() if p.kind not in variable}
 
 

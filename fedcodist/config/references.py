@@ -90,7 +90,7 @@ def called(
         it raises; also where it does not take these arguments.
     """
     try:
-        inspect.signature(function).bind(*values, **named)
+        signature_of(function).bind(*values, **named)
     except TypeError as error:
         raise ValueError(f"{setting} {reference!r}: {error}, {_parameters(function)}.") from None
     except ValueError:
@@ -102,6 +102,18 @@ def called(
     except BaseException as error:
         told = _told(error, getattr(inspect.getmodule(function), "__file__", None))
         raise ValueError(f"{setting} {reference!r}: {told}") from error
+
+
+def signature_of(function: Callable[..., Any]) -> inspect.Signature:
+    """A function's signature; of a class that of its `__init__`, which NNX's metaclass hides.
+
+    Raises:
+      ValueError: it tells none.
+    """
+    if not isinstance(function, type):
+        return inspect.signature(function)
+    signature = inspect.signature(function.__init__)
+    return signature.replace(parameters=list(signature.parameters.values())[1:])  # without self
 
 
 def _told(error: BaseException, file: str | None) -> str:
@@ -120,5 +132,5 @@ def _file_of(module: str) -> str | None:
 
 
 def _parameters(function: Callable[..., Any]) -> str:
-    names = list(inspect.signature(function).parameters)
+    names = list(signature_of(function).parameters)
     return f"it has the arguments {', '.join(names)}" if names else "it has no arguments"

@@ -105,7 +105,7 @@ def _clients_of_pools(config: ConfigDict, data: Data) -> dict[str, np.ndarray]:
     return capacity_pools(
         data.splits["train"].num_clients,
         fraction={name: pool.fraction for name, pool in config.pools.items()},
-        seed=config.data.seed,
+        seed=config.data.get("seed", 0),
         nested=config.nested_pools,
     )
 
