@@ -88,10 +88,10 @@ def example_of(data: Data) -> jax.Array:
     Raises:
       ValueError: the preprocessing leaves no such column.
     """
-    columns = data.splits["train"].columns
-    dtype = jax.dtypes.canonicalize_dtype
     one = {
-        key: jax.ShapeDtypeStruct((1, *c.shape[1:]), dtype(c.dtype)) for key, c in columns.items()
+        name: jax.ShapeDtypeStruct((1, *c.shape[1:]), jax.dtypes.canonicalize_dtype(c.dtype))
+        for name, c in data.splits["train"].columns.items()
+        if c.dtype.kind not in "SU"  # text stays on the host
     }
     batch = jax.eval_shape(data.preprocess, one, jax.random.key(0), jnp.zeros(1, jnp.int32))
     if data.inputs not in batch:
