@@ -1,7 +1,7 @@
 """From a config's `data` to examples, and how they are read."""
 
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from ml_collections import ConfigDict
@@ -70,7 +70,7 @@ class Data(NamedTuple):
 
 def load_data(settings: ConfigDict) -> Data:
     """Loads what a config's `data` names; raises as `build_experiment` does."""
-    own_preprocessing = referenced_preprocessing(settings)
+    own_preprocessing: dict[str, Any] = referenced_preprocessing(settings)
     data = _referenced(settings) if is_reference(settings.name) else _ours(settings)
     if "preprocess" in own_preprocessing and data.public is not None:
         public = data.public._replace(preprocess=own_preprocessing["preprocess"])

@@ -36,7 +36,7 @@ LOGGERS: dict[str, Callable[[Path], Callback]] = {
     "mlflow": MLflowLogger,
     "csv": CSVLogger,
 }
-CALLBACKS: dict[str, Callable[..., Callback]] = {"stop_early": StopEarly, "keep_best": KeepBest}
+CALLBACKS: dict[str, Callable[..., Any]] = {"stop_early": StopEarly, "keep_best": KeepBest}
 
 
 def loggers_of(names: Sequence[str] | None, workdir: Path) -> list[Callback]:

@@ -8,7 +8,7 @@ classes], those of the main head where a network has several; of text, what the 
 are traced.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from fedcodist.config.references import choice_or_reference
@@ -19,7 +19,8 @@ from fedcodist.core.model import Model
 from fedcodist.core.summed_metrics import SummedMetric
 from fedcodist.models.multi_headed import HeadedOutputs
 
-METRICS: dict[str, Callable[[Any, Any], Any]] = {
+Measure = metrics_lib.Statistic | SummedMetric
+METRICS: dict[str, Measure] = {
     "accuracy": metrics_lib.accuracy(),
     "top_3": metrics_lib.top_k(3),
     "top_5": metrics_lib.top_k(5),
@@ -69,13 +70,13 @@ def with_metrics(algorithm: FederatedAlgorithm, metrics: Mapping[str, str]) -> F
     )
 
 
-def _chosen(name: str, reference: str) -> Callable[[Any, Any], Any]:
+def _chosen(name: str, reference: str) -> Measure:
     if name.endswith(_SUFFIXES):
         raise ValueError(f"metrics.{name} must have a name that ends in none of {_SUFFIXES}.")
     return choice_or_reference(f"metrics.{name}", reference, METRICS)
 
 
-def _of_logits(metric: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+def _of_logits(metric: Any) -> Any:
     """The metric, of the logits of whatever a network returns."""
     if isinstance(metric, SummedMetric):
         return metric._replace(sums=_of_logits(metric.sums))

@@ -56,7 +56,7 @@ def checked_splits(reference: str, splits: Any) -> dict[str, FederatedData]:
     return dict(splits)
 
 
-def as_they_are(batch: Mapping[str, Any], key: Any, positions: Any) -> Mapping[str, Any]:
+def as_they_are(batch: dict[str, Any], key: Any, positions: Any) -> dict[str, Any]:
     """The preprocessing of data that need none."""
     return batch
 

@@ -11,7 +11,7 @@ loss, inputs or metrics are others than those of a classifier of images. All but
 """
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import flax.linen as nn
@@ -55,6 +55,7 @@ def referenced_model(setting: str, reference: str, data: Data) -> Model:
         raise ValueError(
             f"{prefix}a function that returns a Flax NNX module must have a parameter rngs."
         )
+    adapter: Callable[..., Model]
     if isinstance(network, nn.Module):
         adapter = from_flax_linen
     elif callable(network):

@@ -112,7 +112,7 @@ def signature_of(function: Callable[..., Any]) -> inspect.Signature:
     """
     if not isinstance(function, type):
         return inspect.signature(function)
-    signature = inspect.signature(function.__init__)
+    signature = inspect.signature(function.__init__)  # type: ignore[misc]
     return signature.replace(parameters=list(signature.parameters.values())[1:])  # without self
 
 

@@ -68,7 +68,7 @@ def checked_loss(loss: Loss, outputs: Any, batch: Batch, name: str = "loss") -> 
 
 
 def checked_statistic(
-    name: str, statistic: Callable[[Any, Batch], Any], outputs: Any, batch: Batch
+    name: str, statistic: Callable[[Any, Batch], Any] | SummedMetric, outputs: Any, batch: Batch
 ) -> Any:
     """A metric's values and weights, [batch] each; of a SummedMetric its sums' leaves [batch, ...].
 
@@ -114,7 +114,7 @@ def number_of_examples(batch: Batch) -> int:
 
 def check_by_shape(
     loss: Loss | None,
-    metrics: Mapping[str, Callable[[Any, Batch], Any]],
+    metrics: Mapping[str, Callable[[Any, Batch], Any] | SummedMetric],
     inputs: Mapping[str, Any],
     outputs_of: Callable[[Mapping[str, Any]], Any],
 ) -> None:

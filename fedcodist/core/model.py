@@ -10,6 +10,7 @@ import optax
 from fedcodist.core import metrics as metrics_lib
 from fedcodist.core.example_losses import WrongShape, check_by_shape
 from fedcodist.core.labels import class_labels
+from fedcodist.core.summed_metrics import SummedMetric
 from fedcodist.core.training_flag import (
     TRAIN,
     Call,
@@ -53,7 +54,7 @@ class Model(NamedTuple):
     init: Callable[[jax.Array], Variables]
     apply: Callable[..., tuple[Any, PyTree]]
     loss: Callable[[Any, Batch], jax.Array]
-    metrics: Mapping[str, metrics_lib.Statistic]
+    metrics: Mapping[str, metrics_lib.Statistic | SummedMetric]
     num_classes: int
     mean_loss: Callable[[Any, Batch, jax.Array], jax.Array] | None = None
 
@@ -80,7 +81,7 @@ def from_flax_linen(
     *,
     inputs: str | tuple[str, ...] = "image",
     loss: Callable[[Any, Batch], jax.Array] = cross_entropy,
-    metrics: Mapping[str, metrics_lib.Statistic] | None = None,
+    metrics: Mapping[str, metrics_lib.Statistic | SummedMetric] | None = None,
 ) -> Model:
     """Makes a Model of a Flax linen module.
 
@@ -154,7 +155,7 @@ def from_flax_nnx(
     *,
     inputs: str = "image",
     loss: Callable[[Any, Batch], jax.Array] = cross_entropy,
-    metrics: Mapping[str, metrics_lib.Statistic] | None = None,
+    metrics: Mapping[str, metrics_lib.Statistic | SummedMetric] | None = None,
 ) -> Model:
     """Makes a Model of a Flax NNX module.
 
@@ -218,7 +219,7 @@ def from_haiku(
     *,
     inputs: str = "image",
     loss: Callable[[Any, Batch], jax.Array] = cross_entropy,
-    metrics: Mapping[str, metrics_lib.Statistic] | None = None,
+    metrics: Mapping[str, metrics_lib.Statistic | SummedMetric] | None = None,
 ) -> Model:
     """Makes a Model of a Haiku network.
 

@@ -320,8 +320,10 @@ def _kept(experiment, kept_state, trained, host_client_states, evaluate, mesh, r
 
     States of clients on the host are the kept ones afterwards.
     """
-    host_state = experiment.algorithm.host_state
-    whole = kept_state.whole(_whole_shapes(*trained, host_client_states, host_state))
+    like = _whole_shapes(
+        trained.state, trained.client_states, host_client_states, experiment.algorithm.host_state
+    )
+    whole = kept_state.whole(like)
     if whole is None:
         return None, None
     state, client_states = whole[:2]

@@ -108,10 +108,10 @@ def _scores(watched: StopEarly | KeepBest, history: Sequence[Record]) -> dict[in
     values: dict[int, list[float]] = {}
     for record in history:
         if record["split"] == watched.split and watched.model in (None, record["model"]):
-            round = values.setdefault(record["round"], [])
+            of_round = values.setdefault(record["round"], [])
             if watched.metric in record:
                 value = record[watched.metric]
-                round.append(math.nan if value is None else value)
+                of_round.append(math.nan if value is None else value)
     scores = {}
     for round, of_round in values.items():
         mean = _sign(watched) * float(np.mean(of_round)) if of_round else math.nan
