@@ -167,7 +167,7 @@ def get_config() -> ConfigDict:
     config.algorithm = dict(name="fed_avg")  # or a server's method of your own
     config.metrics = dict(top_3=f"{HERE}:top_3", macro_f1=f"{HERE}:macro_f1")
     config.callbacks = dict(
-        stop_early=dict(split="held_out", metric="macro_f1", patience=6),
+        stop_early=dict(split="held_out", metric="macro_f1", patience=6, min_delta=0.0),
         keep_best=dict(split="held_out", metric="macro_f1"),
     )
     config.loggers = ("csv", f"{HERE}:Logger")  # or "tensorboard", "wandb", "mlflow"

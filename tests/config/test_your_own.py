@@ -352,9 +352,6 @@ def test_a_copy_of_the_config_runs_outside_the_checkout(tmp_path):
     again = run(*settings)
     assert again.returncode == 0 and "stopped after round 1" in again.stdout
     text = (tmp_path / "renamed.py").read_text()
-    (tmp_path / "renamed.py").write_text(text.replace("nnx.Conv(1, 8,", "nnx.Conv(1, 9,"))
-    edited = run(*settings)
-    assert edited.returncode == 2 and edited.stderr.count("\n") == 1
     (tmp_path / "renamed.py").write_text(text.replace("nnx.Dropout(0.2", "nnx.Dropout(0.3"))
     edited = run(*settings)
     assert edited.returncode == 2 and edited.stderr.count("\n") == 1
