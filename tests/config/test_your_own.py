@@ -13,10 +13,13 @@ import pytest
 from ml_collections import ConfigDict
 
 import fedcodist
+from experiments.configs import digits_mhd, digits_parties
 from fedcodist.config import defaults
 from fedcodist.config.data import load_data
 from fedcodist.config.experiment import build_experiment
+from fedcodist.config.graph_methods import decentralised_groups
 from fedcodist.config.loggers import callbacks_of, checked_callbacks, loggers_of
+from fedcodist.config.party_methods import party_groups
 from fedcodist.config.registry import ENTRIES, algorithm_entry
 from fedcodist.config.settings import check_settings
 from fedcodist.core.model import parameter_count, variable_shapes
@@ -356,3 +359,33 @@ def test_a_copy_of_the_config_runs_outside_the_checkout(tmp_path):
     edited = run(*settings)
     assert edited.returncode == 2 and edited.stderr.count("\n") == 1
     assert "belongs to another config: prepared.pools.main.model" in edited.stderr
+
+
+PARTY = """
+import flax.linen as nn
+class Flat(nn.Module):
+    num_classes: int
+    @nn.compact
+    def __call__(self, x): return nn.Dense(self.num_classes)(x.reshape(len(x), -1))
+def embedding(): return nn.Sequential([lambda x: x.reshape(len(x), -1), nn.Dense(6)])
+"""
+
+
+def test_parties_and_clients_on_a_graph_have_networks_of_ones_own(tmp_path, monkeypatch):
+    (tmp_path / "of_parties.py").write_text(PARTY)
+    monkeypatch.syspath_prepend(tmp_path)
+    config = digits_parties.get_config("fd")
+    assert config.data.num_parties == 6
+    with config.ignore_type():
+        config.parties.networks = (*(["of_parties:Flat"] * 5), ((8,), 0.0))
+    groups = party_groups(config, load_data(config.data))
+    assert {n: g.clients.tolist() for n, g in groups.items()} == {
+        "of_parties.Flat": [0, 1, 2, 3, 4],
+        "dense_8": [5],
+    }
+    config = digits_mhd.get_config()
+    config.parties.networks = "of_parties:embedding"
+    (group,) = decentralised_groups(config, load_data(config.data)).values()
+    kernel = variable_shapes(group.model).params["backbone"]["layers_1"]["kernel"]
+    assert kernel.shape == (64, 6)
+    del sys.modules["of_parties"]
