@@ -22,10 +22,14 @@ EXTRAS = {
     "text": ["tokenizers>=0.21.0"],
     "tune": ["optuna>=4.0"],
 }
+SERVICES = {"mlflow": ["mlflow-skinny>=3.0"], "wandb": ["wandb>=0.20.1"]}  # with many packages each
 EXTRAS["all"] = sorted({requirement for extra in EXTRAS.values() for requirement in extra})
 EXTRAS["docs"] = ["mkdocs-material>=9.8.2", "mkdocstrings[python]>=1.0.8"]
+EXTRAS |= SERVICES
 EXTRAS["dev"] = [
     *EXTRAS["all"],
+    *EXTRAS["mlflow"],
+    *EXTRAS["wandb"],
     "hypothesis>=6.100",
     "ipykernel>=6.29.5",
     "mypy>=1.11",

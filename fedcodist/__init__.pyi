@@ -80,6 +80,7 @@ from fedcodist.core.model import from_flax_nnx as from_flax_nnx
 from fedcodist.core.model import from_haiku as from_haiku
 from fedcodist.core.precision import in_bfloat16 as in_bfloat16
 from fedcodist.core.rematerialisation import rematerialised as rematerialised
+from fedcodist.core.summed_metrics import SummedMetric as SummedMetric
 from fedcodist.data.feature_skew import feature_noise as feature_noise
 from fedcodist.data.feature_skew import feature_rotation as feature_rotation
 from fedcodist.data.federated_data import FederatedData as FederatedData
@@ -99,6 +100,7 @@ from fedcodist.distillation.validation import ValidationData as ValidationData
 from fedcodist.distillation.weight_averaging import WeightAveraging as WeightAveraging
 from fedcodist.models.multi_headed import multi_headed as multi_headed
 from fedcodist.report.partition_plot import plot_partition as plot_partition
+from fedcodist.run.callbacks import Decision as Decision
 from fedcodist.run.chunk_size import choose_chunk_size as choose_chunk_size
 from fedcodist.run.experiment import Experiment as Experiment
 from fedcodist.run.experiment import run_experiment as run_experiment
@@ -107,6 +109,8 @@ from fedcodist.run.export import save_model as save_model
 from fedcodist.run.fedjax_adapter import as_fedjax as as_fedjax
 from fedcodist.run.sources import StreamedData as StreamedData
 from fedcodist.run.sources import resident_data as resident_data
+from fedcodist.run.stopping import KeepBest as KeepBest
+from fedcodist.run.stopping import StopEarly as StopEarly
 from fedcodist.text.next_token import language_model as language_model
 
 __version__: str

@@ -101,7 +101,8 @@ def make_record(folder: Path, partial: bool = False) -> dict[str, Any]:
         seeds = list(range(config["seed"], config["seed"] + config["seeds"]))
         rounds = config["rounds"]
         evaluations = _evaluations(folder / "metrics.jsonl", seeds)
-        last_round = rounds if finished else _last_round(evaluations, folder)
+        # A callback may have stopped the run.
+        last_round = summary.get("rounds", rounds) if finished else _last_round(evaluations, folder)
         models = summary.get("models", {})
         record = {
             "experiment": experiment,

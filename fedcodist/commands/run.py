@@ -109,13 +109,16 @@ def _run(workdir: Path) -> int:
     from fedcodist.config.data_prepared import data_checksums
     from fedcodist.config.division import divided
     from fedcodist.config.experiment import build_experiment, with_chunk_size
+    from fedcodist.config.loggers import checked_callbacks, loggers_of
     from fedcodist.config.phases import check_phases, run_phases
+    from fedcodist.config.referenced_code import described_references
     from fedcodist.config.registry import run_title
     from fedcodist.run.checkpoint import CheckpointError
     from fedcodist.run.experiment import TrainingDiverged, check_experiment, run_experiment
     from fedcodist.run.export import save_models
     from fedcodist.run.profile import check_folder, tracing
     from fedcodist.run.run_folder import RunFolderError
+    from fedcodist.run.tracked_runs import LoggerError
 
     config = _CONFIG.value
     is_first = jax.process_index() == 0
@@ -123,14 +126,17 @@ def _run(workdir: Path) -> int:
     try:
         if _PROFILE.value is not None:
             check_folder(_PROFILE.value)
+        callbacks = loggers_of(config.get("loggers"), workdir) if is_first else []
         with as_settings(config):
             config = divided(config)
             data, prepared = load_data(config.data), data_checksums(config.data)
+            prepared |= described_references(config)
             config, chosen = with_chunk_size(config, data)
             if chosen and is_first:
                 print(f"chunk_size: {chosen}", flush=True)
             experiment = build_experiment(config, data)
             check_experiment(experiment)
+            callbacks += checked_callbacks(config.get("callbacks") or {}, experiment)
             if config.get("phases") is not None:
                 check_phases(config, data)
         for note in experiment.algorithm.notes if is_first else ():
@@ -156,32 +162,36 @@ def _run(workdir: Path) -> int:
                 config={
                     key: value
                     for key, value in _CONFIG.value.to_dict().items()
-                    if key != "execution"
+                    if key not in ("execution", "loggers")
                 },
                 plan=plan,
                 change_plan=_CHANGE_PLAN.value,
                 prepared=prepared,
-                callbacks=[*_callbacks(config, workdir), *traced] if is_first else [],
+                callbacks=[*callbacks, *_data_note(config, workdir), *traced] if is_first else [],
                 name=run_title(config.to_dict()),
             )
-    except (TrainingDiverged, CheckpointError, RunFolderError) as error:
+    except (TrainingDiverged, CheckpointError, RunFolderError, LoggerError) as error:
         return command_line.refuse(error)
     if is_first:
         try:
-            save_models(workdir, outcome.variables, outcome.summary["models"], config.seed)
+            models = outcome.summary["models"]
+            save_models(workdir, outcome.variables, models, config.seed)
+            if outcome.kept is not None:
+                save_models(workdir / "kept", outcome.kept.variables, models, config.seed)
         except OSError as error:
             return command_line.refuse(error)
+        if stopped := outcome.summary.get("stopped"):
+            print(f"stopped after round {stopped['round']}: {stopped['why']}")
         print(f"run folder: {workdir}")
     return 0
 
 
-def _callbacks(config: ConfigDict, workdir: Path) -> "list[Callback]":
+def _data_note(config: ConfigDict, workdir: Path) -> "list[Callback]":
     from fedcodist.config.data_prepared import data_manifests
     from fedcodist.run.run_folder import data_note
-    from fedcodist.run.tensorboard import tensorboard
 
-    log, about = tensorboard(workdir / "tensorboard"), data_manifests(config.data)
-    return [*([log] if log else []), *([data_note(workdir, about)] if about else [])]
+    about = data_manifests(config.data)
+    return [data_note(workdir, about)] if about else []
 
 
 def _newest_checkpoint(workdir: Path) -> str | None:

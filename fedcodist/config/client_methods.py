@@ -7,7 +7,6 @@ arguments that are no settings. The others are settings of `training.<its name>`
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import jax.numpy as jnp
 from ml_collections import ConfigDict
 
 from fedcodist.algorithms.clients.fed_avg import constant, linear_decay
@@ -15,7 +14,7 @@ from fedcodist.config.bind import bind, offered
 from fedcodist.config.config_errors import choice, named
 from fedcodist.config.data import Data
 from fedcodist.config.execution import as_executed
-from fedcodist.config.networks import MODELS, image_model, model_of, submodel_of
+from fedcodist.config.networks import model_of, module_of, submodel_of
 from fedcodist.config.optimizers import optimizer_of
 from fedcodist.config.registry import Entry, client_entry, function_of
 from fedcodist.core.layer_outputs import with_layers
@@ -87,12 +86,12 @@ def _submodel(clients: Clients) -> tuple[Model, Any]:
 def _with_layers(clients: Clients, setting: str, name: str, layers: str) -> Model:
     """A network of FedKD that outputs the layers to align besides its logits."""
     config, data = clients.config, clients.data
-    if data.models is not None:  # they output all of their layers
-        return as_executed(config, model_of(config, data, setting, name))
-    image_model(setting, name, data)  # a mistake is told by its setting
-    create, shape = MODELS[name]
+    model = model_of(config, data, setting, name)  # a mistake is told by its setting
+    if data.models is not None:  # they show all of their layers
+        return as_executed(config, model)
+    module, example = module_of(setting, name, data)
     with named(f"training.fed_kd.{layers}: "):
-        model = with_layers(create(), jnp.zeros((1, *shape)), config.training.fed_kd[layers])
+        model = with_layers(module, example, config.training.fed_kd[layers])
     return as_executed(config, model)
 
 

@@ -1,6 +1,7 @@
 """Loads config files, which are Python; whatever a file raises becomes one line that names the file."""
 
 import importlib.util
+import sys
 import types
 from collections.abc import Callable
 from pathlib import Path
@@ -54,10 +55,16 @@ def config_path(argument: str) -> str:
 def load_config_file(argument: str) -> types.ModuleType:
     """The module of a config file, which is named as for `config_path`.
 
+    Its folder is then the first where modules are looked for: so a config can name functions of modules
+    beside it, and import them.
+
     Raises:
       ConfigFileError: there is no such file, or it cannot be run.
     """
     path = config_path(argument)
+
+    if (folder := str(Path(path).resolve().parent)) not in sys.path:
+        sys.path.insert(0, folder)
 
     def load() -> types.ModuleType:
         spec = importlib.util.spec_from_file_location("config", path)
@@ -118,21 +125,22 @@ def _run(argument: str, file: str | None, call: Callable[[], Result]) -> Result:
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # `sys.exit` among them
-        line = _line_of(error, file)
+        line = line_of(error, file)
         where = "" if line is None else f" (line {line})"
-        raise ConfigFileError(f"--config={argument}: {_reason(error)}{where}") from error
+        raise ConfigFileError(f"--config={argument}: {reason_of(error)}{where}") from error
 
 
-def _reason(error: BaseException) -> str:
+def reason_of(error: BaseException) -> str:
+    """What an exception of a user's code says, in one line."""
     if isinstance(error, SystemExit):
-        return f"the config file ended the program with sys.exit({error.code!r})."
+        return f"it ended the program with sys.exit({error.code!r})."
     # ConfigDict wraps what it says of a name that it does not know.
     inner = error.args[0] if error.args and isinstance(error.args[0], KeyError) else error
     text = " ".join((error.msg if isinstance(error, SyntaxError) else str(inner)).split())
     return text if type(error) is ValueError else f"{type(error).__name__}: {text}"
 
 
-def _line_of(error: BaseException, file: str | None) -> int | None:
+def line_of(error: BaseException, file: str | None) -> int | None:
     """The last line of the file that was run, or the one that cannot be read."""
     if isinstance(error, SyntaxError) and error.filename == file:
         return error.lineno

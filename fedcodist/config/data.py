@@ -1,7 +1,7 @@
 """Loads a config's `data`: examples, and how training and evaluation read them."""
 
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from ml_collections import ConfigDict
@@ -15,6 +15,13 @@ from fedcodist.config.data_partition import repartitioned
 from fedcodist.config.data_prepared import prepared_folder, prepared_images
 from fedcodist.config.data_text import TEXT, Text, load_text
 from fedcodist.config.normalisation import normalisation
+from fedcodist.config.referenced_data import (
+    as_they_are,
+    checked_splits,
+    referenced_data,
+    referenced_preprocessing,
+)
+from fedcodist.config.references import is_reference
 from fedcodist.core.batches import Preprocess
 from fedcodist.core.checks import check_integer
 from fedcodist.core.model import Model
@@ -65,6 +72,35 @@ class Data(NamedTuple):
 
 def load_data(settings: ConfigDict) -> Data:
     """Loads what a config's `data` names; raises as `build_experiment` does."""
+    own_preprocessing: dict[str, Any] = referenced_preprocessing(settings)
+    data = _referenced(settings) if is_reference(settings.name) else _ours(settings)
+    if "preprocess" in own_preprocessing and data.public is not None:
+        public = data.public._replace(preprocess=own_preprocessing["preprocess"])
+        data = data._replace(public=public)
+    return data._replace(**own_preprocessing)
+
+
+def _referenced(settings: ConfigDict) -> Data:
+    """Data of one's own: see `fedcodist.config.referenced_data`."""
+    loaded = referenced_data(settings)
+    if isinstance(loaded, Data):
+        return loaded
+    splits = checked_splits(settings.name, loaded)
+    if (partition := settings.get("partition")) is not None:
+        splits |= repartitioned(splits["train"], partition, settings.get("seed", 0), LARGEST_PIXEL)
+    unlabelled = np.zeros((0,))
+    if "distillation" in splits:
+        columns = splits.pop("distillation").columns
+        if "image" not in columns:
+            raise ValueError(
+                f"data.name {settings.name!r} must return a column 'image' in split 'distillation', "
+                f"got {sorted(columns)}."
+            )
+        unlabelled = columns["image"]
+    return Data(splits, unlabelled, as_they_are, as_they_are)
+
+
+def _ours(settings: ConfigDict) -> Data:
     if settings.name == "digits":
         partition = settings.get("partition")
         splits = load_digits_federated(
@@ -114,7 +150,9 @@ def load_data(settings: ConfigDict) -> Data:
         splits = _with_held_out({"train": private, "test": test}, held_out)
         return Data(splits, images, preprocess, evaluation_preprocess, public)
     names = ("digits", "prepared", TEXT, *ENCODED, *PUBLIC_PRIVATE, *PRIMARY)
-    raise ValueError(f"data.name must be one of {names}, got {settings.name!r}.")
+    raise ValueError(
+        f"data.name must be one of {names} or package.module:function, got {settings.name!r}."
+    )
 
 
 def _with_held_out(

@@ -6,6 +6,10 @@
     partition=dict(name="pathological", num_clients=100, labels_per_client=2)
     partition=dict(name="quantity_log_normal", num_clients=100, sigma=1.0, feature_noise=0.1)
 
+A function of one's own, "my_module:deal", gets of these arguments those that it has: `labels`,
+`num_examples`, `columns`, `clients` and `seed`. Its other arguments are settings of these names. It returns
+for each client the indices of its examples.
+
 "natural" leaves clients as they are, "by_id" takes those that `column` names, and "merge_clients" deals
 whole clients. With any of them, `validation` sets a share of the examples apart, `feature_noise` is
 `sigma` of `fedcodist.data.feature_skew.feature_noise`, and `feature_rotations` the `rotations` of
@@ -19,7 +23,8 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from fedcodist.config.bind import bind, offered
-from fedcodist.config.config_errors import choice, named
+from fedcodist.config.config_errors import named
+from fedcodist.config.references import choice_or_reference
 from fedcodist.core.checks import check_number
 from fedcodist.data.feature_skew import feature_noise, feature_rotation
 from fedcodist.data.federated_data import FederatedData
@@ -54,7 +59,7 @@ def repartitioned(
     Raises:
       ValueError, TypeError: one line that names the setting.
     """
-    deal = choice("data.partition.name", settings.name, PARTITIONS)
+    deal = choice_or_reference("data.partition.name", settings.name, PARTITIONS)
     clients, splits = _without_validation(clients, settings.get("validation") or 0.0)
     given = offered(deal, _OFFERS, clients, settings.name)
     partition = bind(deal, settings, "data.partition.", seed=seed, **given)

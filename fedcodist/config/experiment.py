@@ -11,6 +11,8 @@ from fedcodist.config.config_errors import as_settings, choice
 from fedcodist.config.data import Data, load_data
 from fedcodist.config.division import divided
 from fedcodist.config.graph_methods import centralised_examples
+from fedcodist.config.metrics import with_metrics
+from fedcodist.config.references import is_reference
 from fedcodist.config.registry import algorithm_entry
 from fedcodist.config.settings import check_settings
 from fedcodist.core.checks import check_integer
@@ -75,6 +77,11 @@ def _assemble(config: ConfigDict, data: Data) -> Experiment:
             check_integer(f"evaluation.{name}", config.evaluation[name], low=1)
     data_sets, reads = {}, algorithm_entry(config).reads
     if "unlabelled" in reads:
+        if is_reference(config.data.name) and not len(data.unlabelled):
+            raise ValueError(
+                f"data.name {config.data.name!r} must return a split 'distillation', the unlabelled "
+                f"examples of algorithm.name={config.algorithm.name!r}."
+            )
         data_sets["unlabelled"] = {data.inputs: data.unlabelled}
     if "public" in reads and data.public is not None:
         data_sets[PUBLIC] = {"image": data.public.train.columns["image"]}
@@ -85,7 +92,7 @@ def _assemble(config: ConfigDict, data: Data) -> Experiment:
         data_sets[VALIDATION] = dict(split.columns)
     source = StreamedData if config.execution.stream else resident_data
     return Experiment(
-        algorithm=build_algorithm(config, data),
+        algorithm=with_metrics(build_algorithm(config, data), config.get("metrics") or {}),
         data=source(data.splits["train"], data_sets),
         splits=_splits("evaluation.splits", config.evaluation.splits, data.splits),
         final_splits=_splits(

@@ -23,6 +23,8 @@ from fedcodist.config.config_errors import choice, named
 from fedcodist.config.data import Data
 from fedcodist.config.execution import execution_of
 from fedcodist.config.party_methods import public_of
+from fedcodist.config.referenced_networks import referenced_module
+from fedcodist.config.references import choice_or_reference, is_reference
 from fedcodist.config.registry import algorithm_entry, function_of
 from fedcodist.core.checks import check_number
 from fedcodist.core.local_steps import StepTraining
@@ -73,6 +75,9 @@ def decentralised_groups(
 ) -> dict[str, PartyGroup]:
     """Which clients have which network: backbone's name -> its group.
 
+    A backbone of one's own is a reference of what returns a Flax linen module of embeddings [batch,
+    width].
+
     Args:
       config, data: of the run.
       heads: the number of auxiliary heads.
@@ -88,9 +93,12 @@ def decentralised_groups(
     classes = public_of(data).num_classes
     groups = {}
     for name in dict.fromkeys(names):
-        backbone = choice("parties.networks", name, BACKBONES)()
+        if is_reference(name):
+            backbone = referenced_module("parties.networks", name, data)
+        else:
+            backbone = choice_or_reference("parties.networks", name, BACKBONES)()
         model = multi_headed(backbone, jnp.zeros((1, *size)), classes, heads, projection)
-        groups[name] = PartyGroup(model, np.flatnonzero(np.array(names) == name))
+        groups[name.replace(":", ".")] = PartyGroup(model, np.flatnonzero(np.array(names) == name))
     return groups
 
 

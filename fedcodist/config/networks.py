@@ -1,17 +1,25 @@
-"""Networks by the names that configs give them, and parts of them."""
+"""Networks by the names that configs give them, and parts of them.
+
+Networks of one's own are references: see `fedcodist.config.referenced_networks`.
+"""
 
 import functools
 from collections.abc import Callable
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 from ml_collections import ConfigDict
 
-from fedcodist.config.classes import number_of_classes
 from fedcodist.config.config_errors import choice
 from fedcodist.config.data import Data
 from fedcodist.config.data_text import TEXT_MODELS, text_model
+from fedcodist.config.referenced_networks import (
+    classes_of,
+    example_of,
+    referenced_model,
+    referenced_module,
+)
+from fedcodist.config.references import choice_or_reference, is_reference
 from fedcodist.core.checks import check_number
 from fedcodist.core.model import Model, from_flax_linen, variable_shapes
 from fedcodist.models import cnn, digits, resnet
@@ -41,6 +49,8 @@ MODELS: dict[str, tuple[Callable[[], Any], tuple[int, ...]]] = {
 
 def model_of(config: ConfigDict, data: Data, setting: str, name: str) -> Model:
     """The model that a setting names: of images, of text, or one of the networks of the data."""
+    if is_reference(name):
+        return referenced_model(setting, name, data)
     if data.models is not None:
         return choice(setting, name, data.models)()
     if data.text is not None:
@@ -51,25 +61,26 @@ def model_of(config: ConfigDict, data: Data, setting: str, name: str) -> Model:
 
 def image_model(setting: str, name: str, data: Data) -> Model:
     """One of MODELS; raises ValueError if it takes other images or has too few classes."""
-    create, shape = choice(setting, name, MODELS)
+    create, shape = choice_or_reference(setting, name, MODELS)
     model = from_flax_linen(create(), jnp.zeros((1, *shape)))
-    columns = data.splits["train"].columns
-    one = {key: jax.ShapeDtypeStruct((1, *c.shape[1:]), c.dtype) for key, c in columns.items()}
-    images = jax.eval_shape(data.preprocess, one, jax.random.key(0), jnp.zeros(1, jnp.int32))[
-        "image"
-    ]
+    images = example_of(data)
     if images.shape[1:] != shape:
         raise ValueError(
             f"{setting} {name!r} takes images of {list(shape)}, the data has {list(images.shape[1:])}."
         )
-    classes = data.num_classes if data.public is None else data.public.num_classes
-    if classes is None:
-        classes = number_of_classes(data.splits)
-    if classes > model.num_classes:
+    if (classes := classes_of(data)) > model.num_classes:
         raise ValueError(
             f"{setting} {name!r} has {model.num_classes} classes, the data has {classes}."
         )
     return model
+
+
+def module_of(setting: str, name: str, data: Data) -> tuple[Any, Any]:
+    """(a network of images as a Flax linen module, its example), for methods that change its layers."""
+    if is_reference(name):
+        return referenced_module(setting, name, data), example_of(data)
+    create, shape = choice(setting, name, MODELS)
+    return create(), jnp.zeros((1, *shape))
 
 
 def narrowed(network: Any, share: float, setting: str = "training.fed_dropout.share") -> Any:
@@ -100,11 +111,11 @@ def narrowed(network: Any, share: float, setting: str = "training.fed_dropout.sh
 def submodel_of(data: Data, name: str, share: float, model: Model) -> tuple[Model, Any]:
     """A network with a share of the units, and the layers or units of the whole for `fed_dropout`."""
     setting = "a pool's model for fed_dropout"
-    if data.submodels is not None:
+    if data.submodels is not None and not is_reference(name):
         check_number("training.fed_dropout.share", share, above=0, high=1)
         return choice(setting, name, data.submodels)(share)
-    create, shape = choice(setting, name, MODELS)
-    return from_flax_linen(narrowed(create(), share), jnp.zeros((1, *shape))), layers_of(model)
+    module, example = module_of(setting, name, data)
+    return from_flax_linen(narrowed(module, share), example), layers_of(model)
 
 
 def layers_of(model: Model) -> list[str]:

@@ -1,5 +1,9 @@
 """Builds methods of parties, who each have a model, from a config.
 
+`parties.networks` is a name, or a list of each party's network: widths and dropout, or a reference of
+one's own, "my_module:network" (see `fedcodist.config.referenced_networks`). One reference alone is all
+parties'.
+
 OFFERS makes those of a method's arguments that are no settings. The others are settings of `algorithm`.
 `fedcodist.config.phases` runs the training before the method's first round.
 """
@@ -17,10 +21,11 @@ from ml_collections import ConfigDict
 from fedcodist.algorithms.parties.groups import PartyGroup
 from fedcodist.algorithms.parties.local_only import LocalOnlyParty
 from fedcodist.config.bind import bind, offered
-from fedcodist.config.config_errors import choice
 from fedcodist.config.data import Data
 from fedcodist.config.data_parties import PUBLIC_PRIVATE
 from fedcodist.config.execution import execution_of
+from fedcodist.config.referenced_networks import referenced_model
+from fedcodist.config.references import choice_or_reference, is_reference
 from fedcodist.config.registry import algorithm_entry, function_of
 from fedcodist.core.checks import check_integer, check_number
 from fedcodist.core.local_training import OptimizerFactory
@@ -38,6 +43,7 @@ from fedcodist.models.fed_md import (
 from fedcodist.run.run_folder import PHASES
 
 PyTree = Any
+Network = Shape | str  # widths and dropout, or a reference
 # Party i has network i. A single width is a fully connected network, the weak party of FedMD's paper.
 NETWORKS: dict[str, Sequence[Shape]] = {
     "table_1": TABLE_1,
@@ -105,29 +111,47 @@ def party_groups(config: ConfigDict, data: Data) -> dict[str, PartyGroup]:
         raise ValueError(
             f"parties.networks must be {count}, one per party (data.num_parties), got {len(shapes)}."
         )
-    example = jnp.zeros((1, *data.splits["train"].columns["image"].shape[1:]))
     groups = {}
     for shape in dict.fromkeys(shapes):
-        model = from_flax_linen(network_of(shape, public_of(data).num_classes), example)
+        model = _model_of(shape, data)
         clients = [party for party, network in enumerate(shapes) if network == shape]
         groups[shape_name(shape)] = PartyGroup(model, np.array(clients))
     return groups
 
 
-def party_shapes(config: ConfigDict) -> tuple[Shape, ...]:
+def party_shapes(config: ConfigDict) -> tuple[Network, ...]:
     """Every party's network, in their order."""
-    networks, divisor = config.parties.networks, config.parties.narrower
+    networks, divisor = config.parties.networks, config.parties.get("narrower", 1)
     check_integer("parties.narrower", divisor, low=1)
+    if is_reference(networks):
+        networks = (networks,) * config.data.num_parties
     if isinstance(networks, str):
-        return narrower(choice("parties.networks", networks, NETWORKS), divisor)
-    shapes = [Shape(tuple(widths), dropout) for widths, dropout in networks]
-    for shape in shapes:
+        return narrower(choice_or_reference("parties.networks", networks, NETWORKS), divisor)
+    shapes: list[Network] = []
+    for index, network in enumerate(networks):
+        if isinstance(network, str):
+            if not is_reference(network):
+                raise ValueError(
+                    f"parties.networks[{index}] must be (widths, dropout) or package.module:function, "
+                    f"got {network!r}."
+                )
+            shapes.append(network)
+            continue
+        shape = Shape(tuple(network[0]), network[1])
         if len(shape.widths) == 1 and shape.dropout:
             raise ValueError(
                 f"parties.networks must have dropout 0 for fully connected networks, which have none, "
                 f"got {tuple(shape)}."
             )
-    return narrower(shapes, divisor)
+        shapes += narrower([shape], divisor)
+    return tuple(shapes)
+
+
+def _model_of(shape: Network, data: Data) -> Model:
+    if isinstance(shape, str):
+        return referenced_model("parties.networks", shape, data)
+    example = jnp.zeros((1, *data.splits["train"].columns["image"].shape[1:]))
+    return from_flax_linen(network_of(shape, public_of(data).num_classes), example)
 
 
 def adam(settings: ConfigDict) -> OptimizerFactory:
@@ -136,7 +160,7 @@ def adam(settings: ConfigDict) -> OptimizerFactory:
     return functools.partial(optax.adam, eps=settings.epsilon)
 
 
-def extra_shape(config: ConfigDict, setting: str) -> Shape:
+def extra_shape(config: ConfigDict, setting: str) -> Network:
     """The network of DS-FL's server or FML's meme: `setting` is the index of a party that has it."""
     shapes, party = party_shapes(config), config.algorithm[setting]
     check_integer(f"algorithm.{setting}", party, low=0)
@@ -149,20 +173,26 @@ def extra_shape(config: ConfigDict, setting: str) -> Shape:
 
 
 def _extra_model(config: ConfigDict, data: Data, setting: str) -> Model:
-    example = jnp.zeros((1, *data.splits["train"].columns["image"].shape[1:]))
-    network = network_of(extra_shape(config, setting), public_of(data).num_classes)
-    return from_flax_linen(network, example)
+    return _model_of(extra_shape(config, setting), data)
 
 
-def network_of(shape: Shape, classes: int) -> Any:
-    """A shape's network; a single width makes a fully connected one."""
+def network_of(shape: Network, classes: int) -> Any:
+    """A shape's network; a single width makes a fully connected one.
+
+    Raises:
+      ValueError: it is a reference, of which no widths are known.
+    """
+    if isinstance(shape, str):
+        raise ValueError(f"{shape!r} is a network of one's own, whose layers are not counted.")
     if len(shape.widths) == 1:
         return FullyConnected(shape.widths[0], classes)
     return FedMDNetwork(shape.widths, shape.dropout, classes)
 
 
-def shape_name(shape: Shape) -> str:
+def shape_name(shape: Network) -> str:
     """The name that an architecture has in tables."""
+    if isinstance(shape, str):
+        return shape.replace(":", ".")
     if len(shape.widths) == 1:
         return f"dense_{shape.widths[0]}"
     return f"conv_{'_'.join(map(str, shape.widths))}_dropout_{100 * shape.dropout:g}"

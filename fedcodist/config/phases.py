@@ -34,6 +34,7 @@ from fedcodist.config.config_errors import choice, named
 from fedcodist.config.data import Data
 from fedcodist.config.execution import execution_of
 from fedcodist.config.party_methods import adam, party_groups, party_shapes, public_of
+from fedcodist.config.referenced_code import described_references
 from fedcodist.config.registry import method_of, run_title
 from fedcodist.core.checks import check_integer, check_number
 from fedcodist.core.devices import from_all_processes
@@ -249,10 +250,16 @@ def _check_pretraining(folder: Path, key: str) -> None:
 
 def _determinants(config: ConfigDict, phase: str) -> dict[str, Any]:
     """The settings on which a phase's result depends."""
-    algorithm = config.algorithm
+    algorithm, shapes = config.algorithm, party_shapes(config)
+    networks: dict[str, Any] = {
+        "networks": [shape if isinstance(shape, str) else list(shape) for shape in shapes]
+    }
+    code = described_references(config)
+    if of_networks := {name: code[name] for name in code if name.startswith("parties.")}:
+        networks["code"] = of_networks  # after an edit no phase that was kept for other runs fits
     return {
         "data": config.data.to_dict(),
-        "networks": [list(shape) for shape in party_shapes(config)],
+        **networks,
         "settings": config.phases[phase].to_dict(),
         "stopping": config.phases.stopping,
         "held_out_share": config.phases.held_out_share,

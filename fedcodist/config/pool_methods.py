@@ -8,7 +8,6 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-import jax.numpy as jnp
 import numpy as np
 from ml_collections import ConfigDict
 
@@ -31,7 +30,7 @@ from fedcodist.config.compression import with_links
 from fedcodist.config.config_errors import choice
 from fedcodist.config.data import Data
 from fedcodist.config.execution import as_executed, execution_of
-from fedcodist.config.networks import MODELS, layers_of, model_of, narrowed
+from fedcodist.config.networks import layers_of, model_of, module_of, narrowed
 from fedcodist.config.optimizers import distillation_optimizer
 from fedcodist.config.registry import BASELINE, algorithm_entry, function_of, method_of
 from fedcodist.core.batches import Preprocess
@@ -86,7 +85,7 @@ def _clients_of_pools(config: ConfigDict, data: Data) -> dict[str, np.ndarray]:
     return capacity_pools(
         data.splits["train"].num_clients,
         fraction={name: pool.fraction for name, pool in config.pools.items()},
-        seed=config.data.seed,
+        seed=config.data.get("seed", 0),
         nested=config.nested_pools,
     )
 
@@ -118,9 +117,9 @@ def _levels(config: ConfigDict, data: Data) -> dict[str, HeteroFLLevel]:
     _whole_model(config, data)  # for errors that name the setting
     levels = {}
     for name, pool in config.pools.items():
-        create, shape = MODELS[pool.model]
-        network = narrowed(create(), pool.share, f"pools.{name}.share")
-        part = as_executed(config, from_flax_linen(network, jnp.zeros((1, *shape))))
+        module, example = module_of(f"pools.{name}.model", pool.model, data)
+        network = narrowed(module, pool.share, f"pools.{name}.share")
+        part = as_executed(config, from_flax_linen(network, example))
         levels[name] = HeteroFLLevel(part, indices[name], pool.cohort_size)
     return levels
 

@@ -6,14 +6,24 @@ A method from outside is registered by its module, which a config names:
 
     config.methods = ("my_package.my_method",)
     config.algorithm = dict(name="my_method", temperature=2.0)
+
+Or its function, or its Entry, is named in place of it:
+
+    config.algorithm = dict(name="my_package.my_method:my_method", temperature=2.0)
+
+A function's Entry is then made of its arguments: it reads "unlabelled" data where it has
+`num_unlabelled`, "public" ones with `num_public`, "shared" ones with `num_shared`. It is a method of
+pools, or of parties or a graph, as the config has `pools`, `parties` or `parties.graph`; as
+`training.method` it is one of clients, and its settings are `training.<the function's name>`.
 """
 
 import importlib
+import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from fedcodist.config import passes
-from fedcodist.config.config_errors import choice
+from fedcodist.config.references import choice_or_reference, is_reference, value_at
 
 # How a client trains (`training.method`); what a server does with pools' models, parties, who have
 # networks of their own, and clients on a graph (`algorithm.name`).
@@ -48,6 +58,7 @@ class Entry(NamedTuple):
 
 ENTRIES: dict[str, Entry] = {}  # in the order of tables and legends
 METHOD_NAMES: dict[str, str] = {}  # name -> title
+_DATA_SETS = ("unlabelled", "public", "shared")  # besides clients' examples
 BASELINE = "fed_avg"  # as `algorithm.name`: independent pools
 CODISTILLATION = ("periodic_codistillation", "merged_codistillation")
 METHODS = (BASELINE, *CODISTILLATION)  # those of the codistillation paper
@@ -90,23 +101,53 @@ def load_methods(config: Mapping[str, Any]) -> None:
 def client_entry(config: Mapping[str, Any]) -> Entry:
     """The method by which clients train; FedAvg where `training.method` is not set."""
     load_methods(config)
+    name = config["training"].get("method", BASELINE)
+    if is_reference(name):
+        return _referenced("training.method", name, CLIENTS)
     known = {name: entry for name, entry in ENTRIES.items() if entry.kind == CLIENTS}
-    return choice("training.method", config["training"].get("method", BASELINE), known)
+    return choice_or_reference("training.method", name, known)
 
 
 def algorithm_entry(config: Mapping[str, Any]) -> Entry:
     """The method that `algorithm.name` names."""
     load_methods(config)
+    name = config["algorithm"]["name"]
+    if is_reference(name):
+        parties = config.get("parties")
+        of_parties = PARTIES if parties is None or "graph" not in parties else GRAPH
+        return _referenced("algorithm.name", name, POOLS if parties is None else of_parties)
     known = {n: entry for n, entry in ENTRIES.items() if entry.kind != CLIENTS or n == BASELINE}
-    return choice("algorithm.name", config["algorithm"]["name"], known)
+    return choice_or_reference("algorithm.name", name, known)
+
+
+def _referenced(setting: str, reference: str, kind: str) -> Entry:
+    """The Entry that a reference stands for, or that of the function for which it stands.
+
+    Raises:
+      ValueError: one line that names the setting: there is no such thing, or it may not stand there.
+    """
+    value = value_at(setting, reference)
+    if isinstance(value, Entry):
+        if value.kind != kind:
+            raise ValueError(
+                f"{setting} must be a method of {kind}, got {reference!r}, one of {value.kind}."
+            )
+        return value
+    if not inspect.isfunction(value):
+        raise ValueError(
+            f"{setting} must be a method's function or its Entry, got {reference!r}, which is of type "
+            f"{type(value).__name__}."
+        )
+    parameters = inspect.signature(value).parameters
+    reads = tuple(name for name in _DATA_SETS if f"num_{name}" in parameters)
+    return Entry(value.__name__, value.__name__, kind, value, reads)
 
 
 def function_of(entry: Entry) -> Callable[..., Any]:
     """The method's function."""
     if not isinstance(entry.make, str):
         return entry.make
-    module, _, name = entry.make.partition(":")
-    return getattr(importlib.import_module(module), name)
+    return value_at(f"make of {entry.name!r}", entry.make)
 
 
 def method_of(config: Mapping[str, Any]) -> str:

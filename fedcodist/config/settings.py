@@ -11,6 +11,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
+from fedcodist.config.references import is_reference
 from fedcodist.core.checks import (
     check_boolean,
     check_integer,
@@ -106,6 +107,11 @@ def _each(check: Check) -> Check:
     return check_all
 
 
+def _reference(path: str, value: Any) -> None:
+    if not is_reference(value):
+        raise ValueError(f"{path} must be package.module:function, got {shown(value)}.")
+
+
 def _networks(path: str, value: Any) -> None:
     """A name, or for each party a name or (widths, dropout)."""
     if isinstance(value, str):
@@ -141,6 +147,9 @@ ALLOWED: dict[str, Check] = {
     "seed": _SEED,
     "seeds": _whole(high=_MANY),
     "nested_pools": check_boolean,
+    "metrics.*": check_text,
+    "callbacks.*.name": check_text,
+    "loggers": _each(check_text),
     # data
     "data.name": check_text,
     "data.folder": check_text,
@@ -148,6 +157,8 @@ ALLOWED: dict[str, Check] = {
     "data.unlabelled_folder": _or_none(check_text),
     "data.encoder": _or_none(check_text),
     "data.frozen_tables": check_boolean,
+    "data.preprocess": _or_none(_reference),
+    "data.evaluation_preprocess": _or_none(_reference),
     "data.seed": _SEED,
     "data.division_per_seed": check_boolean,
     "data.num_clients": _whole(),

@@ -7,6 +7,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from fedcodist.core.summed_metrics import SummedMetric
+
 Batch = Mapping[str, jax.Array]
 Loss = Callable[[Any, Batch], jax.Array]
 # Two sizes of batches, so that a constant is not taken for one number per example.
@@ -66,13 +68,16 @@ def checked_loss(loss: Loss, outputs: Any, batch: Batch, name: str = "loss") -> 
 
 
 def checked_statistic(
-    name: str, statistic: Callable[[Any, Batch], Any], outputs: Any, batch: Batch
-) -> tuple[jax.Array, jax.Array]:
-    """A metric's values and weights, [batch] each.
+    name: str, statistic: Callable[[Any, Batch], Any] | SummedMetric, outputs: Any, batch: Batch
+) -> Any:
+    """A metric's values and weights, [batch] each; of a SummedMetric its sums' leaves [batch, ...].
 
     Raises:
-      ValueError: names the metric, if it returns anything but two arrays of these shapes.
+      ValueError: names the metric, if it returns anything else, or if what a SummedMetric computes of
+        its sums is no scalar.
     """
+    if isinstance(statistic, SummedMetric):
+        return _checked_sums(name, statistic, outputs, batch)
     pair = statistic(outputs, batch)
     if not (isinstance(pair, tuple | list) and len(pair) == 2):
         raise WrongShape(
@@ -85,6 +90,23 @@ def checked_statistic(
     return pair[0], pair[1]
 
 
+def _checked_sums(name: str, metric: SummedMetric, outputs: Any, batch: Batch) -> Any:
+    sums, size = jax.tree.map(jnp.asarray, metric.sums(outputs, batch)), number_of_examples(batch)
+    for leaf in jax.tree.leaves(sums):
+        if leaf.shape[:1] != (size,):
+            raise WrongShape(
+                f"metrics[{name!r}]'s sums must have one entry per example, [batch, ...] with batch = "
+                f"{size}, got {_described(leaf)}."
+            )
+    total = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], jnp.float32), sums)
+    value = jax.eval_shape(metric.compute, total)
+    if _shape(value) != () or not hasattr(value, "dtype"):
+        raise WrongShape(
+            f"metrics[{name!r}]'s compute must return one number, got {_described(value)}."
+        )
+    return sums
+
+
 def number_of_examples(batch: Batch) -> int:
     """The length of a batch's first column, padding included."""
     return _shape(next(iter(batch.values())))[0]
@@ -92,7 +114,7 @@ def number_of_examples(batch: Batch) -> int:
 
 def check_by_shape(
     loss: Loss | None,
-    metrics: Mapping[str, Callable[[Any, Batch], Any]],
+    metrics: Mapping[str, Callable[[Any, Batch], Any] | SummedMetric],
     inputs: Mapping[str, Any],
     outputs_of: Callable[[Mapping[str, Any]], Any],
 ) -> None:

@@ -1,4 +1,4 @@
-"""Metrics as sums over examples (accuracy, precision, recall, F score), also in groups."""
+"""Metrics as sums over examples (accuracy, precision, recall, F scores, top-k), also in groups."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -8,6 +8,7 @@ import jax.numpy as jnp
 
 from fedcodist.core.example_losses import WrongShape
 from fedcodist.core.labels import class_labels
+from fedcodist.core.summed_metrics import SummedMetric
 
 Batch = Mapping[str, jax.Array]
 # What is averaged: (outputs, batch) -> (values [batch], weights [batch]).
@@ -111,6 +112,41 @@ def f_score(positive: int = 1, label: str = "label") -> Statistic:
     return statistic
 
 
+def top_k(k: int, label: str = "label") -> Statistic:
+    """Share of examples whose label is among the k largest logits; of equal ones the first counts."""
+
+    def statistic(outputs, batch):
+        if not 0 < k <= outputs.shape[-1]:
+            raise ValueError(f"k must be from 1 to the {outputs.shape[-1]} classes, got {k!r}.")
+        _, largest = jax.lax.top_k(outputs, k)
+        is_among = jnp.any(largest == _labels(outputs, batch, label)[..., None], axis=-1)
+        hit = is_among.astype(jnp.float32)
+        return hit, jnp.ones_like(hit)
+
+    return statistic
+
+
+def macro_f_score(label: str = "label") -> SummedMetric:
+    """The mean of all classes' F scores, each class counting alike, as scikit-learn's "macro".
+
+    Classes that are neither predicted nor among the labels are left out; NaN without examples.
+    """
+
+    def sums(outputs, batch):
+        classes = jnp.arange(outputs.shape[-1])
+        predicted = predicted_label(outputs)[..., None] == classes
+        actual = _labels(outputs, batch, label)[..., None] == classes
+        return {"hits": predicted & actual, "predicted": predicted, "actual": actual}
+
+    def compute(total):
+        counted = total["predicted"] + total["actual"]
+        scores = 2 * total["hits"] / jnp.maximum(counted, 1)
+        classes = jnp.sum(counted > 0)
+        return jnp.where(classes > 0, jnp.sum(scores) / jnp.maximum(classes, 1), jnp.nan)
+
+    return SummedMetric(sums, compute)
+
+
 def mean(statistic: Statistic) -> Metric:
     """The weighted mean of a statistic over all examples."""
 
@@ -144,6 +180,52 @@ def grouped_mean(
         return total, jax.ops.segment_sum(weights, index, num_groups)
 
     return Metric(init, evaluate, _add, _ratio)
+
+
+def summed(metric: SummedMetric, like: Any) -> Metric:
+    """A SummedMetric over all examples.
+
+    Args:
+      metric: its sums and what is made of them.
+      like: shapes of `metric.sums` of a batch, leaves [batch, ...].
+    """
+
+    def init():
+        return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape[1:], _summed_dtype(leaf)), like)
+
+    def evaluate(outputs, batch, mask):
+        return jax.tree.map(lambda leaf: _real(leaf, mask).sum(0), metric.sums(outputs, batch))
+
+    return Metric(init, evaluate, _add, metric.compute)
+
+
+def grouped_sums(
+    metric: SummedMetric, like: Any, group: Callable[[Batch], jax.Array], num_groups: int
+) -> Metric:
+    """A SummedMetric within groups; `compute` returns an array [num_groups]. See `grouped_mean`."""
+
+    def init():
+        zeros = lambda leaf: jnp.zeros((num_groups, *leaf.shape[1:]), _summed_dtype(leaf))
+        return jax.tree.map(zeros, like)
+
+    def evaluate(outputs, batch, mask):
+        index = group(batch)
+        total = lambda leaf: jax.ops.segment_sum(_real(leaf, mask), index, num_groups)
+        return jax.tree.map(total, metric.sums(outputs, batch))
+
+    return Metric(init, evaluate, _add, jax.vmap(metric.compute))
+
+
+def _real(values, mask):
+    """Values [batch, ...] that may be summed: 0 for padding, whatever it holds."""
+    is_real = (mask > 0).reshape(mask.shape + (1,) * (values.ndim - mask.ndim))
+    return jnp.where(is_real, values.astype(_summed_dtype(values)), 0)
+
+
+def _summed_dtype(values):
+    """Whole numbers stay whole, so that counts are exact; bfloat16 would lose small addends."""
+    is_whole = values.dtype == bool or jnp.issubdtype(values.dtype, jnp.integer)
+    return jnp.int32 if is_whole else jnp.promote_types(values.dtype, jnp.float32)
 
 
 def _of_class(outputs, batch, label, positive):

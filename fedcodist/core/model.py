@@ -11,6 +11,7 @@ from fedcodist.core import metrics as metrics_lib
 from fedcodist.core.example_losses import WrongShape, check_by_shape
 from fedcodist.core.extras import check_installed
 from fedcodist.core.labels import class_labels
+from fedcodist.core.summed_metrics import SummedMetric
 from fedcodist.core.training_flag import (
     TRAIN,
     Call,
@@ -45,7 +46,7 @@ class Model(NamedTuple):
         is sharded and batch statistics are synchronised. In evaluation `mutable` is returned unchanged.
       loss: (outputs, batch) -> per-example loss [batch]; `fedcodist.per_example` makes one of a mean
         over a batch.
-      metrics: name -> statistic, see `fedcodist.core.metrics`.
+      metrics: name -> statistic or SummedMetric, see `fedcodist.core.metrics`.
       num_classes: width of the outputs.
       mean_loss: (outputs, batch, mask) -> mean of `loss` over the mask's examples, for losses with a
         cheaper way to compute it; else None.
@@ -54,7 +55,7 @@ class Model(NamedTuple):
     init: Callable[[jax.Array], Variables]
     apply: Callable[..., tuple[Any, PyTree]]
     loss: Callable[[Any, Batch], jax.Array]
-    metrics: Mapping[str, metrics_lib.Statistic]
+    metrics: Mapping[str, metrics_lib.Statistic | SummedMetric]
     num_classes: int
     mean_loss: Callable[[Any, Batch, jax.Array], jax.Array] | None = None
 
@@ -81,7 +82,7 @@ def from_flax_linen(
     *,
     inputs: str | tuple[str, ...] = "image",
     loss: Callable[[Any, Batch], jax.Array] = cross_entropy,
-    metrics: Mapping[str, metrics_lib.Statistic] | None = None,
+    metrics: Mapping[str, metrics_lib.Statistic | SummedMetric] | None = None,
 ) -> Model:
     """Makes a Model of a Flax linen module.
 
@@ -94,7 +95,7 @@ def from_flax_linen(
       example: inputs with a leading batch axis, for initialisation.
       inputs: the batch's key of the network's inputs. With several keys, the network gets a dictionary.
       loss: per-example loss of outputs and batch; see `fedcodist.per_example` for a mean over a batch.
-      metrics: name -> statistic; accuracy where not given.
+      metrics: name -> statistic or SummedMetric; accuracy where not given.
 
     Raises:
       ValueError: names the module, if its training mode is set in another way than by `train`, or if its
@@ -155,7 +156,7 @@ def from_flax_nnx(
     *,
     inputs: str = "image",
     loss: Callable[[Any, Batch], jax.Array] = cross_entropy,
-    metrics: Mapping[str, metrics_lib.Statistic] | None = None,
+    metrics: Mapping[str, metrics_lib.Statistic | SummedMetric] | None = None,
 ) -> Model:
     """Makes a Model of a Flax NNX module.
 
@@ -167,7 +168,7 @@ def from_flax_nnx(
       example: inputs with a leading batch axis, for the width of the outputs.
       inputs: the batch's key of the network's inputs.
       loss: per-example loss of outputs and batch; see `fedcodist.per_example` for a mean over a batch.
-      metrics: name -> statistic; accuracy where not given.
+      metrics: name -> statistic or SummedMetric; accuracy where not given.
 
     Raises:
       ValueError: as `from_flax_linen`.
@@ -219,7 +220,7 @@ def from_haiku(
     *,
     inputs: str = "image",
     loss: Callable[[Any, Batch], jax.Array] = cross_entropy,
-    metrics: Mapping[str, metrics_lib.Statistic] | None = None,
+    metrics: Mapping[str, metrics_lib.Statistic | SummedMetric] | None = None,
 ) -> Model:
     """Makes a Model of a Haiku network.
 
@@ -229,7 +230,7 @@ def from_haiku(
       example: inputs with a leading batch axis, for initialisation.
       inputs: the batch's key of the network's inputs.
       loss: per-example loss of outputs and batch; see `fedcodist.per_example` for a mean over a batch.
-      metrics: name -> statistic; accuracy where not given.
+      metrics: name -> statistic or SummedMetric; accuracy where not given.
 
     Raises:
       ValueError: as `from_flax_linen`.

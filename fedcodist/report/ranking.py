@@ -106,7 +106,8 @@ def read_run(name: str, run: Run, metric: str = "accuracy") -> list[Entry]:
         if of_parties:
             work = flops_of_parties(config, examples, summary["rounds"])
         else:
-            work = flops_of_run(config, examples, next(iter(steps.values()), None))
+            until = config | {"rounds": summary["rounds"]}  # fewer where a callback stopped the run
+            work = flops_of_run(until, examples, next(iter(steps.values()), None))
     except Exception as error:  # the table is useful without FLOPs
         reason = " ".join(str(error).split()) or type(error).__name__
         print(f"note: {name}: FLOPs are left out: {reason}", file=sys.stderr)

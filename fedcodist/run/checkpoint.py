@@ -70,18 +70,21 @@ def save_checkpoint(folder: Path, round: int, state: PyTree, notes: dict[str, An
     return path
 
 
-def load_checkpoint(folder: Path, like: PyTree) -> Checkpoint | None:
-    """Reads the newest undamaged checkpoint of a folder; None if there is none.
+def load_checkpoint(folder: Path, like: PyTree, of_round: int | None = None) -> Checkpoint | None:
+    """Reads the newest undamaged checkpoint of a folder, or that of a round; None if there is none.
 
     Args:
       folder: of the checkpoints.
       like: pytree of arrays or shapes with the expected structure. A first dimension of -1 stands for
         any length.
+      of_round: the one to read; None for the newest.
 
     Raises:
       CheckpointError: names the file that cannot be read, or that has other arrays than `like`.
     """
     for round, path in reversed(_by_round(Path(folder))):
+        if of_round not in (None, round):
+            continue
         saved = _content(path)
         if saved is None or saved["round"] != round:
             continue

@@ -15,6 +15,7 @@ from fedcodist.core.devices import sum_over_devices, this_device
 from fedcodist.core.example_losses import checked_loss, checked_statistic
 from fedcodist.core.labels import class_labels
 from fedcodist.core.method import Predictor
+from fedcodist.core.summed_metrics import SummedMetric
 from fedcodist.data.federated_data import FederatedData
 
 PyTree = Any
@@ -69,34 +70,52 @@ def evaluate(
     }
     for name, statistic in model.metrics.items():
         statistics[name] = functools.partial(checked_statistic, name, statistic)
+    count = split.client.shape[0]
+    devices, device = this_device(axis_name)
+    batch_size = min(batch_size, -(-count // devices))
+    steps = -(-count // (batch_size * devices))
+
+    def computed_at(index):
+        _, indices, is_real = batches.places(index * devices + device, batch_size, count)
+        batch = batches.read(split.columns, indices, preprocess, jax.random.key(0), indices)
+        batch, mask = batch | {_CLIENT: split.client[indices]}, is_real.astype(jnp.float32)
+        outputs = predictor.predict(variables, batch)
+        computed = {name: statistic(outputs, batch) for name, statistic in statistics.items()}
+        return computed, batch, mask
+
     # A statistic is computed once for all its means, since a language model's is expensive.
     of = lambda name: lambda computed, batch: computed[name]
-    parts = {name: metrics_lib.mean(of(name)) for name in statistics}
+    of_sums = {
+        name: SummedMetric(of(name), metric.compute)
+        for name, metric in model.metrics.items()
+        if isinstance(metric, SummedMetric)
+    }
+    parts = {name: metrics_lib.mean(of(name)) for name in statistics if name not in of_sums}
+    sums: dict[str, Any] = {}
+    if of_sums:
+        sums = jax.eval_shape(computed_at, jnp.zeros((), jnp.int32))[0]
+        parts |= {name: metrics_lib.summed(part, sums[name]) for name, part in of_sums.items()}
     clients = split.num_clients.shape[0]
     num_labels = max(model.num_classes, 2)  # a single logit has two labels
     has_labels = _has_labels(split.columns, model.num_classes)
+    client_of = lambda batch: batch[_CLIENT]
     for name in model.metrics:
+        if name in of_sums:
+            if clients > 1:
+                parts[f"{name}_per_client"] = metrics_lib.grouped_sums(
+                    of_sums[name], sums[name], client_of, clients
+                )
+            continue
         # Only accuracies: precision among the examples of one label would lack false positives.
         if has_labels and name.startswith("accuracy"):
             parts[f"{name}_per_label"] = metrics_lib.grouped_mean(
                 of(name), lambda batch: class_labels(batch["label"], num_labels), num_labels
             )
         if clients > 1:
-            parts[f"{name}_per_client"] = metrics_lib.grouped_mean(
-                of(name), lambda batch: batch[_CLIENT], clients
-            )
-
-    count = split.client.shape[0]
-    devices, device = this_device(axis_name)
-    batch_size = min(batch_size, -(-count // devices))
-    steps = -(-count // (batch_size * devices))
+            parts[f"{name}_per_client"] = metrics_lib.grouped_mean(of(name), client_of, clients)
 
     def step(index, accumulators):
-        _, indices, is_real = batches.places(index * devices + device, batch_size, count)
-        batch = batches.read(split.columns, indices, preprocess, jax.random.key(0), indices)
-        batch, mask = batch | {_CLIENT: split.client[indices]}, is_real.astype(jnp.float32)
-        outputs = predictor.predict(variables, batch)
-        computed = {name: statistic(outputs, batch) for name, statistic in statistics.items()}
+        computed, batch, mask = computed_at(index)
         return {
             name: metric.merge(accumulators[name], metric.evaluate(computed, batch, mask))
             for name, metric in parts.items()

@@ -6,7 +6,7 @@ import os
 import time
 import warnings
 import zlib
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -31,15 +31,24 @@ from fedcodist.core.padding_checks import collected
 from fedcodist.data.federated_data import federated_splits
 from fedcodist.run.algorithm_checks import check_algorithm, check_selection
 from fedcodist.run.blocks import Trained, in_blocks
+from fedcodist.run.callbacks import (
+    Callback,
+    call_callbacks,
+    check_callbacks,
+    finish_callbacks,
+    start_callbacks,
+)
 from fedcodist.run.checkpoint import Checkpoint, load_checkpoint, save_checkpoint, set_damaged_aside
 from fedcodist.run.data_checks import check_data
 from fedcodist.run.evaluation import evaluation_split
 from fedcodist.run.identity import identity_of
+from fedcodist.run.kept import KeptState
 from fedcodist.run.metrics_lines import (
     FINITE,
     WHAT_IS_MEASURED,
     Record,
     evaluation_records,
+    final_metrics,
     over_clients,
     summary_of,
     training_records,
@@ -52,7 +61,6 @@ from fedcodist.run.run_folder import RunFolder, RunFolderError
 from fedcodist.run.sources import ResidentData, StreamedData
 
 PyTree = Any
-Callback = Callable[[Sequence[Record]], None]
 _STOPPED = "training stopped, the last good checkpoint stays. Lower learning rates may help."
 
 
@@ -100,6 +108,13 @@ class Experiment(NamedTuple):
     evaluate_clients: int = 100
 
 
+class Kept(NamedTuple):
+    """The round that a callback has kept, and its models as in `Outcome.variables`."""
+
+    round: int
+    variables: dict[str, Variables]
+
+
 class Outcome(NamedTuple):
     """The results of a run.
 
@@ -108,12 +123,14 @@ class Outcome(NamedTuple):
       variables: model -> trained Variables with a leading axis of seeds, on the host.
       summary: as in summary.json.
       state: the algorithm's last state, leaves [seeds, ...], for a later phase's `start`.
+      kept: what a callback such as `KeepBest` has kept; None where none did.
     """
 
     records: list[Record]
     variables: dict[str, Variables]
     summary: dict[str, Any]
     state: PyTree = None
+    kept: Kept | None = None
 
 
 def run_experiment(
@@ -126,7 +143,7 @@ def run_experiment(
     show_progress: bool = True,
     name: str = "",
     programs: Programs | None = None,
-    prepared: Mapping[str, str] | None = None,
+    prepared: Mapping[str, Any] | None = None,
 ) -> Outcome:
     """Trains, evaluates and logs; continues where a killed run with the same workdir stopped.
 
@@ -138,12 +155,15 @@ def run_experiment(
       plan: how the run is executed. A run continues under another plan, or with another jaxlib,
         precision or kind of device, only with `change_plan`.
       change_plan: see plan.
-      callbacks: called with the metrics lines of every evaluation, for other loggers.
+      callbacks: called with the metrics lines of every evaluation, for other loggers; they may stop the
+        run or keep its best models: see `fedcodist.run.callbacks`. A run that was stopped is finished:
+        started again, it stays so.
       show_progress: whether to show a live bar in a terminal, or plain lines elsewhere.
       name: shown beside the progress.
       programs: those of an earlier call that differed only in seeds and in the floats of
         `algorithm.hyper`; built and compiled where not given.
-      prepared: checksums of the data's prepared folders. A run continues only with the same ones.
+      prepared: what else the run depends on: checksums of the data's prepared folders, and descriptions
+        of code that a config refers to. A run continues only with the same ones.
 
     Raises:
       ValueError, TypeError: names a setting or argument that is not allowed, before anything compiles.
@@ -152,7 +172,7 @@ def run_experiment(
         use by another process.
     """
     _check_kinds(experiment)
-    _check_run(workdir, callbacks, programs)
+    _check_run(workdir, programs)
     for argument, value in (("config", config), ("plan", plan), ("prepared", prepared)):
         _check_storable(argument, value)
     for argument, flag in (("change_plan", change_plan), ("show_progress", show_progress)):
@@ -160,6 +180,7 @@ def run_experiment(
     check_text("name", name)
     experiment = _with_federated_splits(experiment)
     checkpoint_every = check_experiment(experiment)
+    check_callbacks(callbacks, experiment)
     is_writer = jax.process_index() == 0
     opened: contextlib.AbstractContextManager[RunFolder | None] = contextlib.nullcontext()
     if workdir is not None:
@@ -175,7 +196,13 @@ def run_experiment(
                 settings = _described(experiment) if config is None else config
                 folder.claim(settings, whole_plan, change_plan, identity)
         _check_same_run(config, plan, identity and identity.content)
-        return _run(experiment, checkpoint_every, folder, callbacks, show_progress, name, programs)
+        callbacks = callbacks if is_writer else ()
+        start_callbacks(callbacks, config)
+        outcome = _run(
+            experiment, checkpoint_every, folder, callbacks, show_progress, name, programs
+        )
+        finish_callbacks(callbacks, outcome.summary)
+        return outcome
 
 
 def _run(
@@ -189,8 +216,7 @@ def _run(
 ) -> Outcome:
     is_writer = jax.process_index() == 0
     mesh = all_devices()
-    algorithm, seeds = experiment.algorithm, np.arange(experiment.seeds, dtype=np.uint32)
-    seeds += np.uint32(experiment.seed)
+    algorithm, seeds = experiment.algorithm, _seeds(experiment)
     programs = programs or experiment_programs(experiment)
     device_seeds = replicate(seeds, mesh)
     hyper = replicate(jax.tree.map(_as_float, algorithm.hyper), mesh)
@@ -210,32 +236,48 @@ def _run(
     if folder and is_writer:
         records = folder.records(WHAT_IS_MEASURED)
     started, seconds_before = time.monotonic(), notes["seconds"]
+    kept_state = KeptState(folder.checkpoints if folder else None, notes.get("kept"))
+    stopped: str = notes.get("stopped", "")
+
+    def log(new):
+        """Passes metrics lines to the run folder and to callbacks; returns what these decide."""
+        records.extend(new)
+        if folder:
+            notes["metrics_length"] = folder.append_metrics(new)
+        models = lambda: dict(_models(algorithm, _on_host(trained.state)))
+        return call_callbacks(callbacks, new, models, records)
 
     def report(round, history):
-        """Evaluates, and passes metrics lines to the run folder, callbacks and the progress bar."""
+        """Evaluates, shows and logs; returns what callbacks decide."""
         _check_finite_models(round, programs.finite(trained.state), seeds)
         evaluation = evaluate(trained, splits)
-        if round == experiment.rounds and experiment.final_splits:
+        is_last = round == experiment.rounds
+        if is_last and experiment.final_splits:
             evaluation |= evaluate(trained, _on_devices(experiment.final_splits, mesh))
         new = evaluation_records(round, evaluation, seeds)
         text = current_text(new)
         new += training_records(round, history, seeds)
-        records.extend(new)
-        if folder:
-            notes["metrics_length"] = folder.append_metrics(new)
-        for callback in callbacks if is_writer else ():
-            callback(new)
+        decision = log(new)
+        if decision.keep:
+            kept_state.keep(round, whole())
+        if decision.stop and not is_last and experiment.final_splits:
+            evaluation = evaluate(trained, _on_devices(experiment.final_splits, mesh))
+            log(evaluation_records(round, evaluation, seeds))
         show(round, text)
+        return "" if is_last else decision.stop
+
+    def whole():
+        client_states = host_client_states.state() if host_client_states else trained.client_states
+        on_host = algorithm.host_state
+        return (trained.state, client_states, *((on_host.state(),) if on_host else ()))
 
     def save(folder, round):
         notes["seconds"] = seconds_before + time.monotonic() - started
+        notes.update({"stopped": stopped} if stopped else {})
+        notes.update({} if kept_state.round is None else {"kept": kept_state.round})
         if is_writer:
-            client_states = (
-                host_client_states.state() if host_client_states else trained.client_states
-            )
-            on_host = algorithm.host_state
-            whole = (trained.state, client_states, *((on_host.state(),) if on_host else ()))
-            save_checkpoint(folder.checkpoints, round, _on_host(whole), notes)
+            kept_state.save()
+            save_checkpoint(folder.checkpoints, round, _on_host(whole()), notes)
 
     is_shown, name = show_progress and is_writer, name or algorithm.name
     was_finished = first_round == experiment.rounds
@@ -243,9 +285,11 @@ def _run(
     with progress(name, experiment.rounds, first_round, is_shown and not was_finished) as show:
         round = first_round
         history: list[dict[str, np.ndarray]] = []
-        if round == 0:
-            report(round, history)
-        while round < experiment.rounds:
+        if round == 0 and not stopped:
+            stopped = report(round, history)
+            if folder and stopped:
+                save(folder, round)
+        while round < experiment.rounds and not stopped:
             until = _next_evaluation(experiment, round)
             began = time.monotonic()
             trained, block = train(trained, round, until - round)
@@ -260,22 +304,56 @@ def _run(
             if round != until:
                 show(round)
                 continue
-            report(round, history)
+            stopped = report(round, history)
             history = []
-            if folder and (round % checkpoint_every == 0 or round == experiment.rounds):
+            is_last = round == experiment.rounds or stopped
+            if folder and (round % checkpoint_every == 0 or is_last):
                 save(folder, round)
 
     variables = dict(_models(algorithm, trained.state))
+    kept, of_kept = _kept(
+        experiment, kept_state, trained, host_client_states, evaluate, mesh, records, round
+    )
     seconds = seconds_before + time.monotonic() - started
     per_round = None
     if notes["timed_rounds"]:
         per_round = notes["timed_seconds"] / notes["timed_rounds"]
-    summary = summary_of(experiment, records, variables, seconds, per_round)
+    summary = summary_of(experiment, records, variables, seconds, per_round, round, stopped)
+    if kept:
+        summary["kept"] = {"round": kept.round, "final": of_kept}
     if folder:
         folder.write_summary(summary)
     if is_shown:
         _print_final(name, experiment, summary, was_finished)
-    return Outcome(records, variables, summary, trained.state)
+    return Outcome(records, variables, summary, trained.state, kept)
+
+
+def _kept(experiment, kept_state, trained, host_client_states, evaluate, mesh, records, last_round):
+    """(Kept, its models' metrics, those of final splits among them), or (None, None).
+
+    States of clients on the host are the kept ones afterwards.
+    """
+    like = _whole_shapes(
+        trained.state, trained.client_states, host_client_states, experiment.algorithm.host_state
+    )
+    whole = kept_state.whole(like)
+    if whole is None:
+        return None, None
+    state, client_states = whole[:2]
+    of_round = [record for record in records if record["round"] == kept_state.round]
+    if kept_state.round != last_round and experiment.final_splits:
+        if host_client_states:
+            host_client_states.restore(client_states)
+            client_states = None
+        best = Trained(*replicate((state, client_states), mesh))
+        evaluation = evaluate(best, _on_devices(experiment.final_splits, mesh))
+        of_round += evaluation_records(kept_state.round, evaluation, _seeds(experiment))
+    kept = Kept(kept_state.round, dict(_models(experiment.algorithm, state)))
+    return kept, final_metrics(of_round, kept.round)
+
+
+def _seeds(experiment: Experiment) -> np.ndarray:
+    return np.arange(experiment.seeds, dtype=np.uint32) + np.uint32(experiment.seed)
 
 
 def _print_final(
@@ -375,13 +453,9 @@ def _check_kinds(experiment: Experiment) -> None:
         )
 
 
-def _check_run(workdir: Any, callbacks: Any, programs: Any) -> None:
+def _check_run(workdir: Any, programs: Any) -> None:
     if not isinstance(workdir, str | os.PathLike | None) or "\0" in str(workdir):
         raise TypeError(f"workdir must be the path of a run folder, got {shown(workdir)}.")
-    check_several("callbacks", callbacks)
-    for callback in callbacks:
-        if not callable(callback):
-            raise TypeError(f"callbacks must be functions of records, got {shown(callback)}.")
     if not isinstance(programs, Programs | None):
         raise TypeError(f"programs must be made by experiment_programs, got {shown(programs)}.")
 
@@ -450,13 +524,8 @@ def _start(programs, seeds, mesh, folder, experiment, host_client_states):
     client_states: PyTree = None
     if host_client_states is None:
         client_states = device_client_states(experiment.algorithm.client_states, experiment.seeds)
-    expected: PyTree = (
-        _shapes(state),
-        host_client_states.shapes() if host_client_states else _shapes(client_states),
-    )
     host_state = experiment.algorithm.host_state
-    if host_state:
-        expected = (*expected, host_state.shapes())
+    expected = _whole_shapes(state, client_states, host_client_states, host_state)
     saved = load_checkpoint(folder.checkpoints, expected) if folder else None
     if folder:
         _check_same_round(saved.round if saved else 0, folder)
@@ -481,6 +550,12 @@ def _start(programs, seeds, mesh, folder, experiment, host_client_states):
         host_client_states.restore(client_states)
         client_states = None
     return Trained(*replicate((state, client_states), mesh)), saved.round, notes | saved.notes
+
+
+def _whole_shapes(state, client_states, host_client_states, host_state):
+    """The shapes of a checkpoint's state."""
+    of_clients = host_client_states.shapes() if host_client_states else _shapes(client_states)
+    return (_shapes(state), of_clients, *((host_state.shapes(),) if host_state else ()))
 
 
 def _warn_of_damaged(damaged: Sequence[Path], saved: Checkpoint | None) -> None:

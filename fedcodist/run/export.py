@@ -44,7 +44,7 @@ def save_models(
     """Writes `<model>_seed<n>.safetensors` for every model and seed.
 
     Args:
-      folder: where to write.
+      folder: where to write; made where it is missing.
       variables: model -> Variables, leaves [seeds, ...].
       models: names of the models to write, without ensembles.
       first_seed: the first seed's number.
@@ -52,6 +52,7 @@ def save_models(
     Raises:
       OSError: the folder cannot be written.
     """
+    folder.mkdir(parents=True, exist_ok=True)
     for model in models:
         of_all_seeds = variables[model]
         for index in range(len(jax.tree.leaves(of_all_seeds)[0])):

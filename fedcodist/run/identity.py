@@ -101,16 +101,16 @@ class Identity(NamedTuple):
 
 
 def identity_of(
-    experiment: Any, has_config: bool = False, prepared: Mapping[str, str] | None = None
+    experiment: Any, has_config: bool = False, prepared: Mapping[str, Any] | None = None
 ) -> Identity:
     """The identity of an Experiment. The data are read once.
 
     Args:
       experiment: an Experiment.
       has_config: whether the run has a config.
-      prepared: prepared folder -> checksum.
+      prepared: prepared folder -> checksum; setting -> `described` code that a config refers to.
     """
-    described = _Description()
+    description = _Description()
     settings: dict[str, Any] = {name: getattr(experiment, name) for name in _SETTINGS}
     settings["evaluate_also"] = sorted(int(round) for round in experiment.evaluate_also)
     settings["final_splits"] = sorted(experiment.final_splits)
@@ -118,16 +118,23 @@ def identity_of(
     preprocess.add("evaluation_preprocess", experiment.evaluation_preprocess)
     settings |= preprocess.entries
     for part in _PARTS:
-        described.add(part, getattr(experiment.algorithm, part))
+        description.add(part, getattr(experiment.algorithm, part))
     content = {
         "rounds": experiment.rounds,
         "prepared": dict(prepared or {}),
         "data": _data(experiment),
         "settings": jax.tree.map(_plain, settings),
-        "algorithm": described.entries,
+        "algorithm": description.entries,
     }
-    execution = {"seeds_loop": experiment.seeds_loop, **described.execution}
+    execution = {"seeds_loop": experiment.seeds_loop, **description.execution}
     return Identity(content, has_config, execution)
+
+
+def described(path: str, value: Any) -> dict[str, Any]:
+    """JSON values by path: what a value is made of, a function's code and constants among it."""
+    description = _Description()
+    description.add(path, value)
+    return description.entries
 
 
 def digest(array: Any) -> str:

@@ -85,12 +85,20 @@ def _over_rounds(values: np.ndarray) -> np.ndarray:
     return np.where(number, total / np.maximum(number, 1), np.nan)
 
 
+def scalars(record: Record) -> dict[str, float]:
+    """`<model>/<split>/<metric>` -> value, of all finite scalars of a metrics line, for loggers."""
+    where = f"{record['model']}/{record['split']}"
+    return {f"{where}/{name}": v for name, v in record.items() if isinstance(v, float)}
+
+
 def summary_of(
     experiment: Any,
     records: Sequence[Record],
     variables: Mapping[str, Variables],
     seconds: float,
-    seconds_per_round: float | None = None,
+    seconds_per_round: float | None,
+    last_round: int,
+    stopped: str = "",
 ) -> dict[str, Any]:
     """The content of summary.json: final metrics by model and split, parameters, bytes and seconds.
 
@@ -101,17 +109,13 @@ def summary_of(
       seconds: run time, summed over all starts of the run.
       seconds_per_round: of all seeds together, without compilation and evaluation; None if no round
         was timed.
+      last_round: the experiment's rounds, or the one in which a callback has stopped the run.
+      stopped: why it has; empty where none has.
     """
-    final: dict[str, Any] = {}
-    for record in records:
-        if record["round"] == experiment.rounds and "loss" in record:
-            metrics = final.setdefault(record["model"], {}).setdefault(record["split"], {})
-            for name, value in record.items():
-                if name not in WHAT_IS_MEASURED and not isinstance(value, dict | list):
-                    metrics.setdefault(name, []).append(value)
     return {
         "algorithm": experiment.algorithm.name,
-        "rounds": experiment.rounds,
+        "rounds": last_round,
+        **({"stopped": {"round": last_round, "why": stopped}} if stopped else {}),
         "models": {
             name: {
                 "parameters": parameter_count(variables[name].params) // experiment.seeds,
@@ -129,11 +133,23 @@ def summary_of(
             for pool, models in experiment.algorithm.personal_models.items()
             for name in models
         },
-        "final": final,
+        "final": final_metrics(records, last_round),
         "seconds": round(seconds, 3),
         "seconds_per_round": seconds_per_round and float(f"{seconds_per_round:.4g}"),
         "finished": True,
     }
+
+
+def final_metrics(records: Iterable[Record], round: int) -> dict[str, Any]:
+    """Model -> split -> metric -> its value of each seed, of the evaluation in a round."""
+    final: dict[str, Any] = {}
+    for record in records:
+        if record["round"] == round and "loss" in record:
+            metrics = final.setdefault(record["model"], {}).setdefault(record["split"], {})
+            for name, value in record.items():
+                if name not in WHAT_IS_MEASURED and not isinstance(value, dict | list):
+                    metrics.setdefault(name, []).append(value)
+    return final
 
 
 def _measured(records: Sequence[Record], model: str, metric: str, otherwise: int) -> int:

@@ -161,20 +161,22 @@ def test_tensorboard_gets_every_scalar(uninterrupted):
     pytest.importorskip("tensorboardX")
     from tensorboardX.proto import event_pb2
 
-    (path,) = (uninterrupted / "tensorboard").iterdir()
-    content, found = path.read_bytes(), {}
-    while content:
-        # A TFRecord: length, checksum, content, checksum.
-        length = int.from_bytes(content[:8], "little")
-        event = event_pb2.Event.FromString(content[12 : 12 + length])
-        for value in event.summary.value:
-            found[value.tag, event.step] = value.simple_value
-        content = content[16 + length :]
+    found = {}
+    for path in (uninterrupted / "tensorboard").glob("seed*/*"):
+        content = path.read_bytes()
+        while content:
+            # A TFRecord: length, checksum, content, checksum.
+            length = int.from_bytes(content[:8], "little")
+            event = event_pb2.Event.FromString(content[12 : 12 + length])
+            for value in event.summary.value:
+                found[path.parent.name, value.tag, event.step] = value.simple_value
+            content = content[16 + length :]
     for record in records(uninterrupted):
-        tag = f"{record['model']}/{record['split']}/seed{record['seed']}"
+        seed, tag = f"seed{record['seed']}", f"{record['model']}/{record['split']}"
         for name, value in record.items():
             if isinstance(value, float):
-                assert found[f"{tag}/{name}", record["round"]] == pytest.approx(value, rel=1e-6)
+                of_seed = found[seed, f"{tag}/{name}", record["round"]]
+                assert of_seed == pytest.approx(value, rel=1e-6)
 
 
 def test_the_output_says_how_far_it_is_and_where_things_are(uninterrupted):

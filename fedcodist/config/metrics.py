@@ -1,0 +1,87 @@
+"""`config.metrics`: metrics beside the models' own, by the names that they have in metrics lines.
+
+    config.metrics = dict(top_3="my_module:top_3", macro_f1="macro_f_score")
+
+One of ours, or the reference of a statistic (outputs, batch) -> (values [batch], weights [batch]),
+whose weighted mean is the metric, or of a `fedcodist.SummedMetric`. Outputs are logits [batch,
+classes], those of the main head where a network has several; of text, what the network returns. They
+are traced.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from fedcodist.config.references import choice_or_reference
+from fedcodist.core import metrics as metrics_lib
+from fedcodist.core.layer_outputs import logits_of
+from fedcodist.core.method import FederatedAlgorithm
+from fedcodist.core.model import Model
+from fedcodist.core.summed_metrics import SummedMetric
+from fedcodist.models.multi_headed import HeadedOutputs
+
+Measure = metrics_lib.Statistic | SummedMetric
+METRICS: dict[str, Measure] = {
+    "accuracy": metrics_lib.accuracy(),
+    "top_3": metrics_lib.top_k(3),
+    "top_5": metrics_lib.top_k(5),
+    "precision": metrics_lib.precision(),
+    "recall": metrics_lib.recall(),
+    "f_score": metrics_lib.f_score(),
+    "macro_f_score": metrics_lib.macro_f_score(),
+}
+_SUFFIXES = ("_per_client", "_per_label", "_mean", "_p10", "_min")  # of what is made of a metric
+
+
+def with_metrics(algorithm: FederatedAlgorithm, metrics: Mapping[str, str]) -> FederatedAlgorithm:
+    """The algorithm, all of whose models are evaluated by further metrics; training is as before.
+
+    Args:
+      algorithm: any.
+      metrics: name -> one of METRICS, or a reference.
+
+    Raises:
+      ValueError: one line that names the setting.
+    """
+    if not metrics:
+        return algorithm
+    further = {name: _of_logits(_chosen(name, metrics[name])) for name in metrics}
+
+    def extended(model: Model) -> Model:
+        for name in further:
+            if name in ("loss", *model.metrics):
+                raise ValueError(
+                    f"metrics.{name} must have another name than the model's own metrics "
+                    f"{['loss', *model.metrics]}."
+                )
+        return model._replace(metrics={**model.metrics, **further})
+
+    return algorithm._replace(
+        predictors={
+            name: predictor._replace(model=extended(predictor.model))
+            for name, predictor in algorithm.predictors.items()
+        },
+        personal_models={
+            pool: {
+                name: personal._replace(model=extended(personal.model))
+                for name, personal in models.items()
+            }
+            for pool, models in algorithm.personal_models.items()
+        },
+    )
+
+
+def _chosen(name: str, reference: str) -> Measure:
+    if name.endswith(_SUFFIXES):
+        raise ValueError(f"metrics.{name} must have a name that ends in none of {_SUFFIXES}.")
+    return choice_or_reference(f"metrics.{name}", reference, METRICS)
+
+
+def _of_logits(metric: Any) -> Any:
+    """The metric, of the logits of whatever a network returns."""
+    if isinstance(metric, SummedMetric):
+        return metric._replace(sums=_of_logits(metric.sums))
+    return lambda outputs, batch: metric(_logits(outputs), batch)
+
+
+def _logits(outputs: Any) -> Any:
+    return outputs.logits[:, 0] if isinstance(outputs, HeadedOutputs) else logits_of(outputs)

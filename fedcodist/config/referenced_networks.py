@@ -1,0 +1,141 @@
+"""Networks of one's own, as `my_module:network` in a config.
+
+The reference is a function, or a network's class, that is called with what its parameters name:
+
+- `num_classes`, or one parameter of any name without a default: the data's number of classes;
+- `rngs`: it then makes a Flax NNX module, `def network(num_classes, rngs): ...`.
+
+It returns a Flax linen module, a Flax NNX module, a function that Haiku can transform, or a Model where
+loss, inputs or metrics are others than those of a classifier of images. All but a Model read the column
+`image` after `data.preprocess`, which gives the example of their initialisation, and return logits.
+"""
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from fedcodist.config.classes import number_of_classes
+from fedcodist.config.config_errors import named
+from fedcodist.config.data import Data
+from fedcodist.config.references import called, function_at, signature_of
+from fedcodist.core.model import Model, from_flax_linen, from_flax_nnx, from_haiku
+
+_ALLOWED = "a fedcodist.Model, a Flax linen or NNX module, or a Haiku function"
+
+
+def referenced_model(setting: str, reference: str, data: Data) -> Model:
+    """The model of a network that a setting names by a reference.
+
+    Raises:
+      ValueError: one line that names the setting: the function takes or returns something else, or its
+        network has too few classes for the data.
+    """
+    function = function_at(setting, reference)
+    arguments = _arguments(setting, reference, function, data)
+    prefix = f"{setting} {reference!r}: "
+    if "rngs" in _parameters(function):
+        create = lambda rngs: called(setting, reference, function, **arguments, rngs=rngs)
+        made = nnx.eval_shape(lambda: create(nnx.Rngs(0)))
+        if not isinstance(made, nnx.Module):
+            raise ValueError(
+                f"{prefix}a function of rngs must return a Flax NNX module, got {made!r}."
+            )
+        with named(prefix):
+            model = from_flax_nnx(create, example_of(data), inputs=data.inputs)
+        return _with_enough_classes(setting, reference, model, data)
+    network = called(setting, reference, function, **arguments)
+    if isinstance(network, Model):
+        return network
+    if isinstance(network, nnx.Module):
+        raise ValueError(
+            f"{prefix}a function that returns a Flax NNX module must have a parameter rngs."
+        )
+    adapter: Callable[..., Model]
+    if isinstance(network, nn.Module):
+        adapter = from_flax_linen
+    elif callable(network):
+        adapter = from_haiku
+    else:
+        raise ValueError(f"{prefix}it must return {_ALLOWED}, got {type(network).__name__}.")
+    with named(prefix):
+        model = adapter(network, example_of(data), inputs=data.inputs)
+    return _with_enough_classes(setting, reference, model, data)
+
+
+def referenced_module(setting: str, reference: str, data: Data) -> nn.Module:
+    """The Flax linen module that a reference's function returns, for what needs its layers.
+
+    Raises:
+      ValueError: one line that names the setting; as `referenced_model`, or it is no linen module.
+    """
+    function = function_at(setting, reference)
+    network = called(setting, reference, function, **_arguments(setting, reference, function, data))
+    if not isinstance(network, nn.Module):
+        raise ValueError(
+            f"{setting} {reference!r} must return a Flax linen module, whose layers the method needs, "
+            f"got {type(network).__name__}."
+        )
+    return network
+
+
+def example_of(data: Data) -> jax.Array:
+    """One example as networks read it, after preprocessing: zeros [1, ...].
+
+    Raises:
+      ValueError: the preprocessing leaves no such column.
+    """
+    one = {
+        name: jax.ShapeDtypeStruct((1, *c.shape[1:]), jax.dtypes.canonicalize_dtype(c.dtype))
+        for name, c in data.splits["train"].columns.items()
+        if c.dtype.kind not in "SU"  # text stays on the host
+    }
+    batch = jax.eval_shape(data.preprocess, one, jax.random.key(0), jnp.zeros(1, jnp.int32))
+    if data.inputs not in batch:
+        raise ValueError(
+            f"networks read the column {data.inputs!r}, the data have {sorted(batch)} after "
+            "preprocessing; a network with other inputs must be a fedcodist.Model."
+        )
+    return jnp.zeros(batch[data.inputs].shape, batch[data.inputs].dtype)
+
+
+def classes_of(data: Data) -> int:
+    """How many outputs a classifier of the data needs."""
+    classes = data.num_classes if data.public is None else data.public.num_classes
+    return number_of_classes(data.splits) if classes is None else classes
+
+
+def _arguments(setting: str, reference: str, function: Any, data: Data) -> dict[str, int]:
+    """{the parameter that is the number of classes: that number}, where there is one."""
+    parameters = _parameters(function)
+    needed = [
+        name
+        for name, parameter in parameters.items()
+        if parameter.default is inspect.Parameter.empty and name not in ("rngs", "num_classes")
+    ]
+    if "num_classes" in parameters:
+        needed.insert(0, "num_classes")
+    if len(needed) > 1:
+        raise ValueError(
+            f"{setting} {reference!r} must be a function of nothing, or of num_classes and rngs, "
+            f"got one of {', '.join(needed)}."
+        )
+    return {name: classes_of(data) for name in needed}
+
+
+def _parameters(function: Any) -> Mapping[str, inspect.Parameter]:
+    variable = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    parameters = signature_of(function).parameters
+    return {name: p for name, p in parameters.items() if p.kind not in variable}
+
+
+def _with_enough_classes(setting: str, reference: str, model: Model, data: Data) -> Model:
+    if (classes := classes_of(data)) > model.num_classes:
+        raise ValueError(
+            f"{setting} {reference!r} has {model.num_classes} classes, the data has {classes}."
+        )
+    return model

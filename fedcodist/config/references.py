@@ -1,0 +1,136 @@
+"""`package.module:function` in a config: what a user has written, without a change to our files.
+
+The module may be of an installed package, or lie beside the config file, whose folder is on Python's
+path. Whatever goes wrong there is told in one line that names the setting, and the line in the module.
+"""
+
+import difflib
+import importlib
+import importlib.util
+import inspect
+import re
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from fedcodist.config.config_file import line_of, reason_of
+
+_REFERENCE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
+
+
+def is_reference(name: Any) -> bool:
+    """Whether a setting's value has the form of a reference, such as "my_package.module:function"."""
+    return isinstance(name, str) and _REFERENCE.fullmatch(name) is not None
+
+
+def choice_or_reference(setting: str, name: Any, choices: Mapping[str, Any]) -> Any:
+    """One of our own by its name, or what a reference stands for; or one line that lists the names."""
+    if is_reference(name):
+        return function_at(setting, name)
+    if not isinstance(name, str) or name not in choices:
+        raise ValueError(
+            f"{setting} must be one of {sorted(choices)} or package.module:function, got {name!r}."
+        )
+    return choices[name]
+
+
+def function_at(setting: str, reference: str) -> Callable[..., Any]:
+    """The function, or class, that a reference stands for.
+
+    Raises:
+      ValueError: as `value_at`, or it cannot be called.
+    """
+    function = value_at(setting, reference)
+    if not callable(function):
+        raise ValueError(
+            f"{setting} must be a function or a class, got {reference!r}, which is of type "
+            f"{type(function).__name__}."
+        )
+    return function
+
+
+def value_at(setting: str, reference: str) -> Any:
+    """Whatever a reference stands for.
+
+    Raises:
+      ValueError: one line that names the setting: there is no such module, its import fails, or it
+        has no such name.
+    """
+    name, _, path = reference.partition(":")
+    try:
+        value: Any = importlib.import_module(name)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # `sys.exit` among them
+        missing = error.name if isinstance(error, ModuleNotFoundError) else None
+        if missing and (name == missing or name.startswith(f"{missing}.")):
+            raise ValueError(
+                f"{setting} {reference!r}: there is no module {missing!r}, neither installed nor beside "
+                "the config file."
+            ) from None
+        raise ValueError(
+            f"{setting} {reference!r}: the import of {name} failed: {_told(error, _file_of(name))}"
+        ) from error
+    for part in path.split("."):
+        if not hasattr(value, part):
+            nearest = difflib.get_close_matches(part, dir(value), n=1)
+            hint = f"; did you mean {nearest[0]!r}?" if nearest else "."
+            raise ValueError(f"{setting} {reference!r}: there is no {part!r} in {name}{hint}")
+        value = getattr(value, part)
+    return value
+
+
+def called(
+    setting: str, reference: str, function: Callable[..., Any], *values: Any, **named: Any
+) -> Any:
+    """Calls a reference's function.
+
+    Raises:
+      ValueError: one line that names the setting, and the line in the function's module, for whatever
+        it raises; also where it does not take these arguments.
+    """
+    try:
+        signature_of(function).bind(*values, **named)
+    except TypeError as error:
+        raise ValueError(f"{setting} {reference!r}: {error}, {_parameters(function)}.") from None
+    except ValueError:
+        pass  # functions written in C tell no signature
+    try:
+        return function(*values, **named)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        told = _told(error, getattr(inspect.getmodule(function), "__file__", None))
+        raise ValueError(f"{setting} {reference!r}: {told}") from error
+
+
+def signature_of(function: Callable[..., Any]) -> inspect.Signature:
+    """A function's signature; of a class that of its `__init__`, which NNX's metaclass hides.
+
+    Raises:
+      ValueError: it tells none.
+    """
+    if not isinstance(function, type):
+        return inspect.signature(function)
+    signature = inspect.signature(function.__init__)  # type: ignore[misc]
+    return signature.replace(parameters=list(signature.parameters.values())[1:])  # without self
+
+
+def _told(error: BaseException, file: str | None) -> str:
+    line = line_of(error, file)
+    where = "" if line is None or file is None else f" ({file.rpartition('/')[2]}, line {line})"
+    return f"{reason_of(error)}{where}"
+
+
+def _file_of(module: str) -> str | None:
+    """The file of a module whose import may have failed."""
+    try:
+        spec = importlib.util.find_spec(module)
+    except (ImportError, ValueError):
+        return None
+    return getattr(sys.modules.get(module), "__file__", None) or (spec.origin if spec else None)
+
+
+def _parameters(function: Callable[..., Any]) -> str:
+    names = list(signature_of(function).parameters)
+    return f"it has the arguments {', '.join(names)}" if names else "it has no arguments"

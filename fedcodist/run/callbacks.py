@@ -1,0 +1,102 @@
+"""Callbacks: what looks at a run at every evaluation, and may stop it or keep a checkpoint of it.
+
+A callback is a function of an evaluation's metrics lines, or an object that is called with them. What
+it wants besides it names among its parameters:
+
+    def callback(records, models, history): ...
+
+- `records`: the metrics lines of this evaluation, as in metrics.jsonl.
+- `models`: a function without arguments that returns model -> Variables, leaves [seeds, ...] on the
+  host. Nothing is copied unless it is called. It can be called during the callback only.
+- `history`: all metrics lines of the run so far, these and those before a resume among them. A callback
+  that decides by them alone decides the same in a run that was interrupted.
+
+It returns a `Decision`, or anything else for none. An object may have these methods too:
+
+- `check(experiment)`: raises ValueError, one line, before anything compiles.
+- `start(config)`: whenever the run is started; its config, a dictionary that is empty without one.
+- `finish(summary)`: after the last round; what summary.json holds.
+
+Callbacks are called in one process, and their decision holds in all. After a stop the final splits are
+evaluated, and callbacks get these metrics lines too.
+"""
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from fedcodist.core.checks import check_several, shown
+from fedcodist.core.devices import from_all_processes
+from fedcodist.run.metrics_lines import Record
+
+Callback = Callable[..., Any]
+
+
+class Decision(NamedTuple):
+    """What a callback asks of the run.
+
+    Attributes:
+      stop: why the run shall end after this round, for its summary; empty where it goes on.
+      keep: whether this round's state is the best one so far. It is kept in `checkpoints/kept`, in place
+        of what was kept before, and its models are those of `Outcome.kept`.
+    """
+
+    stop: str = ""
+    keep: bool = False
+
+
+def check_callbacks(callbacks: Any, experiment: Any) -> None:
+    """Raises TypeError or ValueError, one line, for a callback that cannot be one of this experiment."""
+    check_several("callbacks", callbacks)
+    for callback in callbacks:
+        if not callable(callback):
+            raise TypeError(f"callbacks must be functions of records, got {shown(callback)}.")
+        if hasattr(callback, "check"):
+            callback.check(experiment)
+
+
+def start_callbacks(callbacks: Sequence[Callback], config: Mapping[str, Any] | None) -> None:
+    """Tells callbacks the run's config."""
+    for callback in callbacks:
+        if hasattr(callback, "start"):
+            callback.start(dict(config or {}))
+
+
+def finish_callbacks(callbacks: Sequence[Callback], summary: Mapping[str, Any]) -> None:
+    """Tells callbacks that the run has ended."""
+    for callback in callbacks:
+        if hasattr(callback, "finish"):
+            callback.finish(summary)
+
+
+def call_callbacks(
+    callbacks: Sequence[Callback],
+    records: Sequence[Record],
+    models: Callable[[], Mapping[str, Any]],
+    history: Sequence[Record],
+) -> Decision:
+    """Calls all callbacks; their decisions are joined, and process 0's is that of all processes.
+
+    Args:
+      callbacks: none in processes but the first.
+      records, models, history: what callbacks get.
+    """
+    further = {"models": models, "history": history}
+    decisions = []
+    for callback in callbacks:
+        wanted = _parameters(callback)
+        arguments = {name: value for name, value in further.items() if name in wanted}
+        decision = callback(records, **arguments)
+        if isinstance(decision, Decision):
+            decisions.append(decision)
+    why = "; ".join(decision.stop for decision in decisions if decision.stop)
+    keep = any(decision.keep for decision in decisions)
+    code = from_all_processes(2 * bool(why) + keep)[0]
+    return Decision(stop=(why or "as process 0 decided") if code >= 2 else "", keep=bool(code % 2))
+
+
+def _parameters(callback: Callback) -> set[str]:
+    try:
+        return set(inspect.signature(callback).parameters)
+    except ValueError:  # functions written in C, such as a list's `append`
+        return set()

@@ -1,0 +1,33 @@
+"""All scalars of a run as one table, `metrics.csv` in its folder, a row per value."""
+
+import csv
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from fedcodist.run.metrics_lines import WHAT_IS_MEASURED, Record, scalars
+
+
+class CSVLogger:
+    """Columns: round, model, split, seed, metric, value. Written anew when a run is started again."""
+
+    def __init__(self, workdir: Path):
+        self._path = workdir / "metrics.csv"
+        self._is_new = True
+
+    def __call__(self, records: Sequence[Record], history: Sequence[Record]) -> None:
+        if not self._is_new:
+            self._write("a", records)
+            return
+        # A start that was killed may have written rounds that are trained again.
+        self._write("w", history)
+        self._is_new = False
+
+    def _write(self, mode: str, records: Iterable[Record]) -> None:
+        with open(self._path, mode, newline="", encoding="utf-8") as file:
+            rows = csv.writer(file)
+            if mode == "w":
+                rows.writerow([*WHAT_IS_MEASURED, "metric", "value"])
+            for record in records:
+                measured = [record[name] for name in WHAT_IS_MEASURED]
+                for tag, value in scalars(record).items():
+                    rows.writerow([*measured, tag.rpartition("/")[2], value])

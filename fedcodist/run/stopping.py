@@ -1,0 +1,124 @@
+"""Callbacks that look at one metric: `StopEarly` ends a run, `KeepBest` keeps its best models.
+
+Both decide by all metrics lines up to an evaluation, so an interrupted run decides as one that was not.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fedcodist.core.checks import check_integer, check_number, check_text
+from fedcodist.run.callbacks import Decision
+from fedcodist.run.metrics_lines import Record
+
+
+class StopEarly(NamedTuple):
+    """Ends a run when a metric has not improved for some evaluations.
+
+    The metric is a mean over seeds, and over all models that have it where `model` names none. Seeds are
+    trained together, so they stop together.
+
+    Attributes:
+      split: one of the experiment's `splits`; final splits are not looked at before the end.
+      metric: as in metrics lines, such as "accuracy" or "loss".
+      patience: evaluations without an improvement after which the run ends.
+      min_delta: what the metric must change by, from the best value before, to count as an improvement.
+      model: whose metric; None for the mean of all models'.
+      smaller_is_better: None where that is so of losses only, metrics with "loss" in their name.
+    """
+
+    split: str = "held_out"
+    metric: str = "accuracy"
+    patience: int = 5
+    min_delta: float = 0.0
+    model: str | None = None
+    smaller_is_better: bool | None = None
+
+    def check(self, experiment: Any) -> None:
+        """Raises ValueError or TypeError, one line, for a field that does not fit the experiment."""
+        check_integer("patience", self.patience, low=1)
+        check_number("min_delta", self.min_delta, low=0)
+        _check_names(self, experiment)
+
+    def __call__(self, records: Sequence[Record], history: Sequence[Record]) -> Decision:
+        best_round, best, waited = 0, -math.inf, 0
+        for round, score in _scores(self, history).items():
+            if score > best + (self.min_delta if math.isfinite(best) else 0):
+                best_round, best, waited = round, score, 0
+            else:
+                waited += 1
+        if waited < self.patience:
+            return Decision()
+        value = f"{_sign(self) * best:.4g}"
+        return Decision(
+            stop=f"{self.metric} on {self.split} has not improved for {waited} evaluations; it was best "
+            f"in round {best_round}, {value}"
+        )
+
+
+class KeepBest(NamedTuple):
+    """Keeps the models, and the whole state, of the best round by a metric; of equal ones the first.
+
+    The final splits are evaluated with the kept models too, once, after the last round: see `kept` of
+    `Outcome` and of summary.json.
+
+    Attributes:
+      split, metric, model, smaller_is_better: as those of `StopEarly`.
+    """
+
+    split: str = "held_out"
+    metric: str = "accuracy"
+    model: str | None = None
+    smaller_is_better: bool | None = None
+
+    def check(self, experiment: Any) -> None:
+        """Raises ValueError or TypeError, one line, for a field that does not fit the experiment."""
+        _check_names(self, experiment)
+
+    def __call__(self, records: Sequence[Record], history: Sequence[Record]) -> Decision:
+        *before, now = _scores(self, history).values()
+        return Decision(keep=now > max(before, default=-math.inf))
+
+
+def _check_names(watched: StopEarly | KeepBest, experiment: Any) -> None:
+    for name in ("split", "metric"):
+        check_text(name, getattr(watched, name))
+    if watched.split not in experiment.splits:
+        raise ValueError(
+            f"split must be one of {sorted(experiment.splits)}, which are evaluated during the run, got "
+            f"{watched.split!r}."
+        )
+    algorithm, metrics = experiment.algorithm, {}
+    for name, predictor in algorithm.predictors.items():
+        for member in predictor.members or (name,):
+            metrics[member] = {"loss", *predictor.model.metrics}
+    for models in algorithm.personal_models.values():
+        metrics |= {name: {"loss", *one.model.metrics} for name, one in models.items()}
+    if watched.model is not None and watched.model not in metrics:
+        raise ValueError(f"model must be one of {sorted(metrics)}, got {watched.model!r}.")
+    known = set().union(*metrics.values()) if watched.model is None else metrics[watched.model]
+    if watched.metric not in known:
+        raise ValueError(f"metric must be one of {sorted(known)}, got {watched.metric!r}.")
+
+
+def _scores(watched: StopEarly | KeepBest, history: Sequence[Record]) -> dict[int, float]:
+    """Round -> the metric, larger is better; minus infinity where a model's or a seed's is undefined."""
+    values: dict[int, list[float]] = {}
+    for record in history:
+        if record["split"] == watched.split and watched.model in (None, record["model"]):
+            of_round = values.setdefault(record["round"], [])
+            if watched.metric in record:
+                value = record[watched.metric]
+                of_round.append(math.nan if value is None else value)
+    scores = {}
+    for round, of_round in values.items():
+        mean = _sign(watched) * float(np.mean(of_round)) if of_round else math.nan
+        scores[round] = mean if math.isfinite(mean) else -math.inf
+    return scores
+
+
+def _sign(watched: StopEarly | KeepBest) -> int:
+    smaller = watched.smaller_is_better
+    return -1 if ("loss" in watched.metric if smaller is None else smaller) else 1

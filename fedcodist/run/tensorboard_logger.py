@@ -1,0 +1,37 @@
+"""TensorBoard: one writer per seed, so that a chart has the seeds of one metric as its curves."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from fedcodist.run.metrics_lines import Record, scalars
+
+
+class TensorBoardLogger:
+    """Writes `tensorboard/seed<n>/` in the run folder, with the tags `<model>/<split>/<metric>`.
+
+    Raises:
+      ImportError: tensorboardX is not installed.
+    """
+
+    def __init__(self, workdir: Path):
+        from tensorboardX import SummaryWriter
+
+        self._make = lambda seed: SummaryWriter(str(workdir / "tensorboard" / f"seed{seed}"))
+        self._writers: dict[int, Any] = {}
+
+    def __call__(self, records: Sequence[Record]) -> None:
+        for record in records:
+            seed = record["seed"]
+            if seed not in self._writers:
+                # Not before the first metrics line: a run that is refused must not change its folder.
+                self._writers[seed] = self._make(seed)
+            for tag, value in scalars(record).items():
+                self._writers[seed].add_scalar(tag, value, record["round"])
+        for writer in self._writers.values():
+            writer.flush()
+
+    def finish(self, summary: Any) -> None:
+        """Closes the files."""
+        for writer in self._writers.values():
+            writer.close()

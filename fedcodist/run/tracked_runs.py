@@ -1,0 +1,44 @@
+"""What loggers to a service share: the identifiers of their runs, one per seed, and final metrics."""
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from fedcodist.core.files import write_atomically
+
+
+class LoggerError(RuntimeError):
+    """A service to which metrics are logged cannot be used. The message is one line."""
+
+    def __init__(self, message: str):
+        super().__init__(" ".join(message.split()))
+
+
+class TrackedRuns:
+    """Seed -> identifier of its run, in a file, so that a resumed run goes on in the same ones."""
+
+    def __init__(self, path: Path):
+        self._path = path
+        self._ids: dict[str, str] | None = None
+
+    def id_of(self, seed: int, create: Callable[[], str]) -> str:
+        """The seed's identifier; made by `create` the first time."""
+        if self._ids is None:
+            is_there = self._path.exists()
+            self._ids = json.loads(self._path.read_text(encoding="utf-8")) if is_there else {}
+        if str(seed) not in self._ids:
+            self._ids[str(seed)] = create()
+            write_atomically(self._path, json.dumps(self._ids).encode())
+        return self._ids[str(seed)]
+
+
+def final_scalars(summary: Mapping[str, Any], index: int) -> dict[str, float]:
+    """`<model>/<split>/<metric>` -> the final value of a seed, by its index among the run's seeds."""
+    return {
+        f"{model}/{split}/{metric}": values[index]
+        for model, splits in summary["final"].items()
+        for split, metrics in splits.items()
+        for metric, values in metrics.items()
+        if values[index] is not None
+    }
