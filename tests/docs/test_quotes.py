@@ -32,7 +32,7 @@ def quotes():
             yield pytest.param(*match.groups(), id=name)
 
 
-@pytest.mark.parametrize(("file", "quote"), quotes())
+@pytest.mark.parametrize(("file", "quote"), list(quotes()))
 def test_quoted_lines_are_in_the_code(file, quote):
     assert not missing(quote, (ROOT / file).read_text(encoding="utf-8"))
 
