@@ -22,7 +22,7 @@ EXTRAS = {
     "tune": ["optuna>=4.0"],
 }
 EXTRAS["all"] = sorted({requirement for extra in EXTRAS.values() for requirement in extra})
-EXTRAS["docs"] = ["mkdocs-material>=9.8.2", "mkdocstrings[python]>=1.0.8"]
+EXTRAS["docs"] = ["mkdocs-material>=9.8.2", "mkdocstrings[python]>=1.0.8", "latex2mathml>=3.81.1"]
 EXTRAS["dev"] = [
     *EXTRAS["all"],
     "hypothesis>=6.100",
