@@ -1,8 +1,8 @@
 """The Python of the documents runs: all blocks of a page in their order, as a reader would type them.
 
 A block that begins with `# name.py` is a part of a file of that name beside the program, for pages
-that have the reader write a module. A page whose first line is `<!-- slow -->` belongs to the slow suite.
-What is not to be run is no `python` block: output is `text`, other libraries' code is `py`.
+that have the reader write a module. A page whose first line is `<!-- slow -->` belongs to the slow
+suite. What is not to be run is no `python` block: output is `text`, other libraries' code is `py`.
 """
 
 import os
