@@ -1,7 +1,8 @@
 """The Python of the documents runs: all blocks of a page in their order, as a reader would type them.
 
-A page whose first line is `<!-- slow -->` belongs to the slow suite. What is not to be run is no
-`python` block: output is `text`, other libraries' code is `py`.
+A block that begins with `# name.py` is a part of a file of that name beside the program, for pages
+that have the reader write a module. A page whose first line is `<!-- slow -->` belongs to the slow
+suite. What is not to be run is no `python` block: output is `text`, other libraries' code is `py`.
 """
 
 import os
@@ -14,6 +15,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 SLOW = "<!-- slow -->"
+FILE = re.compile(r"# (\w+\.py)\b")
 
 
 def blocks(path):
@@ -30,12 +32,16 @@ def pages():
 
 @pytest.mark.parametrize("path", pages())
 def test_the_code_of_a_page_runs(path, tmp_path):
-    program = tmp_path / "page.py"
-    program.write_text("\n\n".join(blocks(path)), encoding="utf-8")
+    parts = {"page.py": []}  # file -> its blocks
+    for block in blocks(path):
+        file = FILE.match(block)
+        parts.setdefault(file[1] if file else "page.py", []).append(block)
+    for name, of_file in parts.items():
+        (tmp_path / name).write_text("\n\n".join(of_file), encoding="utf-8")
     environment = os.environ | {"PYTHONPATH": str(ROOT), "MPLBACKEND": "agg"}
     environment.pop("XLA_FLAGS", None)
     done = subprocess.run(
-        [sys.executable, str(program)],
+        [sys.executable, "page.py"],
         cwd=tmp_path,
         env=environment,
         capture_output=True,
