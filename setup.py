@@ -24,12 +24,8 @@ EXTRAS = {
 }
 SERVICES = {"mlflow": ["mlflow-skinny>=3.0"], "wandb": ["wandb>=0.20.1"]}  # with many packages each
 EXTRAS["all"] = sorted({requirement for extra in EXTRAS.values() for requirement in extra})
-<<<<<<< HEAD
-EXTRAS["docs"] = ["mkdocs-material>=9.8.2", "mkdocstrings[python]>=1.0.8"]
+EXTRAS["docs"] = ["latex2mathml>=3.81.1", "mkdocs-material>=9.8.2", "mkdocstrings[python]>=1.0.8"]
 EXTRAS |= SERVICES
-=======
-EXTRAS["docs"] = ["mkdocs-material>=9.8.2", "mkdocstrings[python]>=1.0.8", "latex2mathml>=3.81.1"]
->>>>>>> hF
 EXTRAS["dev"] = [
     *EXTRAS["all"],
     *EXTRAS["mlflow"],

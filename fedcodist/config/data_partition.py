@@ -7,8 +7,8 @@
     partition=dict(name="quantity_log_normal", num_clients=100, sigma=1.0, feature_noise=0.1)
 
 A function of one's own, "my_module:deal", gets of these arguments those that it has: `labels`,
-`num_examples`, `columns`, `clients` and `seed`. Its other arguments are settings of these names. It returns
-for each client the indices of its examples.
+`num_examples`, `columns`, `clients` and `seed`. Its other arguments are settings of these names. It
+returns for each client the indices of its examples.
 
 "natural" leaves clients as they are, "by_id" takes those that `column` names, and "merge_clients" deals
 whole clients. With any of them, `validation` sets a share of the examples apart, `feature_noise` is
