@@ -13,7 +13,6 @@ import pytest
 from ml_collections import ConfigDict
 
 import fedcodist
-from fedcodist.configs import digits_mhd, digits_parties
 from fedcodist.config import defaults
 from fedcodist.config.data import load_data
 from fedcodist.config.experiment import build_experiment
@@ -22,6 +21,7 @@ from fedcodist.config.loggers import callbacks_of, checked_callbacks, loggers_of
 from fedcodist.config.party_methods import party_groups
 from fedcodist.config.registry import ENTRIES, algorithm_entry
 from fedcodist.config.settings import check_settings
+from fedcodist.configs import digits_mhd, digits_parties
 from fedcodist.core.model import parameter_count, variable_shapes
 from fedcodist.core.summed_metrics import SummedMetric
 from fedcodist.run.csv_logger import CSVLogger
