@@ -48,8 +48,7 @@ def loggers_of(names: Sequence[str] | None, workdir: Path) -> list[Callback]:
 
     Raises:
       ValueError, ImportError: one line that names the logger; of a package that is not installed, with
-      the
-        command that installs it.
+        the command that installs it.
     """
     if names is None:
         try:

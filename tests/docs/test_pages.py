@@ -30,7 +30,7 @@ def pages():
             yield pytest.param(path, id=str(path.relative_to(ROOT / "docs")), marks=marks)
 
 
-@pytest.mark.parametrize("path", pages())
+@pytest.mark.parametrize("path", list(pages()))
 def test_the_code_of_a_page_runs(path, tmp_path):
     parts = {"page.py": []}  # file -> its blocks
     for block in blocks(path):
