@@ -107,7 +107,8 @@ def unannotated(tree):
 
 @pytest.mark.parametrize(
     "room",
-    sorted(path.parent for path in PACKAGE.glob("*/__init__.py")),
+    # What `configs` holds is written as users write it.
+    sorted(path.parent for path in PACKAGE.glob("*/__init__.py") if path.parent.name != "configs"),
     ids=lambda room: room.name,
 )
 def test_public_functions_have_types(room):

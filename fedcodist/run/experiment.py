@@ -232,9 +232,7 @@ def _run(
     )
     evaluate = _evaluation(programs, experiment, mesh, host_client_states)
 
-    records: list[Record] = []
-    if folder and is_writer:
-        records = folder.records(WHAT_IS_MEASURED)
+    records: list[Record] = folder.records(WHAT_IS_MEASURED) if folder and is_writer else []
     started, seconds_before = time.monotonic(), notes["seconds"]
     kept_state = KeptState(folder.checkpoints if folder else None, notes.get("kept"))
     stopped: str = notes.get("stopped", "")
@@ -259,17 +257,12 @@ def _run(
         new += training_records(round, history, seeds)
         decision = log(new)
         if decision.keep:
-            kept_state.keep(round, whole())
+            kept_state.keep(round, _whole(algorithm, trained, host_client_states))
         if decision.stop and not is_last and experiment.final_splits:
             evaluation = evaluate(trained, _on_devices(experiment.final_splits, mesh))
             log(evaluation_records(round, evaluation, seeds))
         show(round, text)
         return "" if is_last else decision.stop
-
-    def whole():
-        client_states = host_client_states.state() if host_client_states else trained.client_states
-        on_host = algorithm.host_state
-        return (trained.state, client_states, *((on_host.state(),) if on_host else ()))
 
     def save(folder, round):
         notes["seconds"] = seconds_before + time.monotonic() - started
@@ -277,11 +270,11 @@ def _run(
         notes.update({} if kept_state.round is None else {"kept": kept_state.round})
         if is_writer:
             kept_state.save()
-            save_checkpoint(folder.checkpoints, round, _on_host(whole()), notes)
+            state = _on_host(_whole(algorithm, trained, host_client_states))
+            save_checkpoint(folder.checkpoints, round, state, notes)
 
     is_shown, name = show_progress and is_writer, name or algorithm.name
-    was_finished = first_round == experiment.rounds
-    is_compiled = False
+    was_finished = first_round == experiment.rounds or bool(stopped)
     with progress(name, experiment.rounds, first_round, is_shown and not was_finished) as show:
         round = first_round
         history: list[dict[str, np.ndarray]] = []
@@ -294,10 +287,9 @@ def _run(
             began = time.monotonic()
             trained, block = train(trained, round, until - round)
             count = next(iter(block.values())).shape[1]
-            if is_compiled:
+            if round > first_round:  # the first block was compiled
                 notes["timed_rounds"] += count
                 notes["timed_seconds"] += time.monotonic() - began
-            is_compiled = True
             _check_finite(round, block, seeds, algorithm)
             history.append(block)
             round += count
@@ -306,8 +298,7 @@ def _run(
                 continue
             stopped = report(round, history)
             history = []
-            is_last = round == experiment.rounds or stopped
-            if folder and (round % checkpoint_every == 0 or is_last):
+            if folder and (round % checkpoint_every == 0 or round == experiment.rounds or stopped):
                 save(folder, round)
 
     variables = dict(_models(algorithm, trained.state))
@@ -315,9 +306,7 @@ def _run(
         experiment, kept_state, trained, host_client_states, evaluate, mesh, records, round
     )
     seconds = seconds_before + time.monotonic() - started
-    per_round = None
-    if notes["timed_rounds"]:
-        per_round = notes["timed_seconds"] / notes["timed_rounds"]
+    per_round = notes["timed_seconds"] / notes["timed_rounds"] if notes["timed_rounds"] else None
     summary = summary_of(experiment, records, variables, seconds, per_round, round, stopped)
     if kept:
         summary["kept"] = {"round": kept.round, "final": of_kept}
@@ -326,6 +315,13 @@ def _run(
     if is_shown:
         _print_final(name, experiment, summary, was_finished)
     return Outcome(records, variables, summary, trained.state, kept)
+
+
+def _whole(algorithm, trained, host_client_states):
+    """All that a checkpoint holds of the training."""
+    client_states = host_client_states.state() if host_client_states else trained.client_states
+    on_host = algorithm.host_state
+    return (trained.state, client_states, *((on_host.state(),) if on_host else ()))
 
 
 def _kept(experiment, kept_state, trained, host_client_states, evaluate, mesh, records, last_round):
@@ -361,7 +357,9 @@ def _print_final(
 ) -> None:
     """Prints the final metrics: of the test data, or without any of the split that was followed."""
     splits = list(experiment.final_splits) or list(experiment.splits)[:1]
-    state = f"finished{' already' if was_finished else ''}, {experiment.rounds} rounds"
+    state = f"finished{' already' if was_finished else ''}, {summary['rounds']} rounds"
+    if "stopped" in summary:
+        state += f" of {experiment.rounds}: {summary['stopped']['why']}"
     print("  ".join(filter(None, (name, state, final_text(summary["final"], splits)))), flush=True)
 
 
