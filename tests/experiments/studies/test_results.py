@@ -1055,9 +1055,8 @@ def test_a_method_has_one_colour_and_marker_of_its_own():
     assert len(set(several)) == 5
 
 
-def test_the_index_is_short_and_its_links_lead_to_headings(tmp_path):
-    ours = results.load_results(ROOT / "results")
-    texts = results.render(ours, ROOT / "RESULTS.md").texts
+def test_the_index_is_short_and_its_links_lead_to_headings(project):
+    _, texts = project
     index = texts[ROOT / "RESULTS.md"]
     assert len(index.splitlines()) <= 80
     links = re.findall(r"\]\(([^)#]+)(?:#([^)]+))?\)", index)
