@@ -759,10 +759,16 @@ def test_notes_are_placed_as_they_are_and_runs_own_at_the_end(tmp_path):
     assert "- 30,000 of them. (" in section(text, "## What the runs note")
 
 
-def test_every_section_of_the_notes_is_on_the_projects_pages():
-    """So no note is written in vain, and none is lost when a heading changes."""
+@pytest.fixture(scope="module")
+def project():
+    """Our results, and the texts of their pages."""
     ours = results.load_results(ROOT / "results")
-    texts = results.render(ours, ROOT / "RESULTS.md").texts
+    return ours, results.render(ours, ROOT / "RESULTS.md").texts
+
+
+def test_every_section_of_the_notes_is_on_the_projects_pages(project):
+    """So no note is written in vain, and none is lost when a heading changes."""
+    ours, texts = project
     for name, notes in ours.notes.items():
         path = ROOT / "docs" / "results" / f"{name}.md" if name else ROOT / "RESULTS.md"
         lacking = [heading for heading, body in notes.items() if body not in texts[path]]
