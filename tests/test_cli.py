@@ -110,7 +110,7 @@ def test_the_launcher_takes_a_name_too():
 
 def test_every_config_that_ships_has_a_name(elsewhere):
     files = {path.stem for path in (ROOT / "fedcodist" / "configs").glob("digits_*.py")}
-    assert {*files, "python_source_codist"} == set(shipped_configs())
+    assert {*files, "python_source_codist", "your_own"} == set(shipped_configs())
     for name in shipped_configs():
         assert config_path(name) == config_path(f"{name}.py")
         assert load_config_file(name).__doc__
