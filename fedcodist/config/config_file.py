@@ -48,7 +48,8 @@ def config_path(argument: str) -> str:
     if (name := argument.removesuffix(".py")) in names:
         return str(_SHIPPED / f"{name}.py")
     raise ConfigFileError(
-        f"--config must be an existing file, got {argument!r}, or one of {', '.join(names)}."
+        f"--config must be an existing file, got {argument!r}; or the name of one that comes with the "
+        f"package: {', '.join(names)}."
     )
 
 
