@@ -163,7 +163,9 @@ def watched_splits(source):
 def test_documents_and_notebooks_look_last():
     sources = []
     for path in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))):
-        sources += re.findall(r"^```python\n(.*?)```", path.read_text(encoding="utf-8"), re.S | re.M)
+        sources += re.findall(
+            r"^```python\n(.*?)```", path.read_text(encoding="utf-8"), re.S | re.M
+        )
     for path in sorted((ROOT / "experiments" / "notebooks").glob("*.ipynb")):
         cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
         sources += ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]

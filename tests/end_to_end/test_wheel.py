@@ -2,12 +2,14 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
 import venv
 from pathlib import Path
 
+import nbformat
 import pytest
 
 ROOT = Path(__file__).parents[2]
@@ -30,7 +32,9 @@ def programs(tmp_path_factory) -> Path:
     venv.create(folder / "venv", with_pip=True)
     programs = folder / "venv" / ("Scripts" if os.name == "nt" else "bin")
     install = [str(programs / "python"), "-m", "pip", "install", f"{wheel}[digits,plot]"]
-    subprocess.run(install, cwd=folder, check=True)
+    # Where pip finds the sources on Python's path, it takes them for the installed package.
+    mine = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    subprocess.run(install, cwd=folder / "dist", env=mine, check=True)
     return programs
 
 
@@ -123,3 +127,28 @@ def test_text_is_prepared_and_refused_where_it_is_not(fedcodist, elsewhere):
 def test_an_extra_that_is_not_installed_is_one_line(arguments, extra, fedcodist):
     last = fedcodist(*arguments, status=2).splitlines()[-1]
     assert last.startswith("error: ") and last.endswith(f'pip install "fedcodist[{extra}]"')
+
+
+def test_links_of_the_packages_page_are_absolute(programs, elsewhere):
+    """The README is the package's page in an index, which has no files beside it."""
+    code = "import importlib.metadata as m; print(m.metadata('fedcodist').get_payload())"
+    page = subprocess.check_output(
+        [str(programs / "python"), "-c", code], text=True, env={}, cwd=elsewhere
+    )
+    links = re.findall(r"\]\(([^)]+)\)", page)
+    assert len(links) > 20 and all(link.startswith("https://") for link in links)
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "experiments" / "notebooks").glob("*.ipynb")))
+def test_the_notebooks_run(path, programs, elsewhere, environment):
+    install = [str(programs / "python"), "-m", "pip", "install", "nbclient", "ipykernel"]
+    mine = {name: value for name, value in environment.items() if name != "PYTHONPATH"}
+    subprocess.run(install, cwd=elsewhere, env=mine, check=True)
+    notebook = nbformat.read(path, 4)
+    (parameters,) = [c for c in notebook.cells if "parameters" in c.metadata.get("tags", [])]
+    parameters.source += "\nROUNDS = 3\nEVALUATE_EVERY = 2"
+    nbformat.write(notebook, elsewhere / path.name)
+    # The kernel is the environment's, whatever else is installed for Jupyter.
+    mine["JUPYTER_PREFER_ENV_PATH"] = "1"
+    command = [str(programs / "jupyter-execute"), "--kernel_name=python3", path.name]
+    subprocess.run(command, cwd=elsewhere, env=mine, check=True)
