@@ -61,7 +61,8 @@ def test_no_module_imports_itself_in_a_circle():
 
 
 def test_configs_that_ship_are_made_of_settings_alone():
-    for path in (ROOT / "configs").glob("*.py"):
+    # `your_own` holds networks, data and metrics too: it is made to be copied.
+    for path in (ROOT / "configs").glob("[!y]*.py"):
         names = set(imported(path))
         assert all(
             name.startswith(("fedcodist.config.", "fedcodist.configs.", "ml_collections."))

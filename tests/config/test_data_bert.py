@@ -11,7 +11,8 @@ from fedcodist.config.experiment import build_experiment
 from fedcodist.core.model import parameter_count
 from fedcodist.core.trees import named_leaves
 from fedcodist.data import load_prepared
-from fedcodist.report import comparison, flops
+from fedcodist.report import flops, ranking
+from fedcodist.report.runs import load_run
 from fedcodist.run.experiment import check_experiment, run_experiment
 from fedcodist.text.bert import Encoder, first_layers, narrowed
 from fedcodist.text.bert_weights import save_encoder
@@ -162,7 +163,8 @@ def test_a_run_has_the_measures_of_its_task(kind, sentences, news, tmp_path):
     run_experiment(experiment, tmp_path / "run", config=config.to_dict(), show_progress=False)
     for metric in ("f_score", "precision") if kind == "sentences" else ("auc", "ndcg_5"):
         entries = {
-            entry.model: entry for entry in comparison.read_run("fed_kd", tmp_path / "run", metric)
+            entry.model: entry
+            for entry in ranking.read_run("fed_kd", load_run(tmp_path / "run"), metric)
         }
         assert set(entries) == {"main", "main_teachers"}
         for entry in entries.values():

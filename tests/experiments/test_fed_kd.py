@@ -7,14 +7,14 @@ import pytest
 
 from experiments.configs import cifar_fed_kd
 from fedcodist.commands import compare
-from fedcodist.commands.compare import read_run
 from fedcodist.config.compression import COMPRESSORS
 from fedcodist.config.experiment import build_experiment
 from fedcodist.config.networks import MODELS
 from fedcodist.configs import digits_fed_kd
 from fedcodist.core.communication import tree_bytes
-from fedcodist.report import comparison
+from fedcodist.report import ranking
 from fedcodist.report.flops import LEARNING, flops_of_run, forward_flops_of
+from fedcodist.report.runs import load_run
 from fedcodist.run.experiment import run_experiment
 
 
@@ -140,8 +140,8 @@ def test_the_comparison_ranks_teachers_by_the_students_measured_bytes(tmp_path, 
     output = capfd.readouterr().out
     assert "fed_kd,whole" in output and "shared model" in output
     runs = ("fed_avg,student", "fed_kd", "fed_kd,whole")
-    everything = [read_run(run, tmp_path / run.replace(",", "-")) for run in runs]
-    shown = comparison.ranked([e for each in everything for e in each], runs[0], None)
+    everything = [ranking.read_run(run, load_run(tmp_path / run.replace(",", "-"))) for run in runs]
+    shown = ranking.ranked([e for each in everything for e in each], runs[0], None)
     entries = {entry.run: entry for entry in shown}
     assert [entries[run].model for run in runs] == ["main", "main_teachers", "main_teachers"]
     whole = 4 * 2410 * 2 * 4 * 8 / 1e6  # floats, both ways, clients, rounds
