@@ -7,6 +7,7 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from fedcodist.config.references import is_reference, value_at
+from fedcodist.config.registry import Entry, algorithm_entry, client_entry, function_of
 from fedcodist.run.identity import described
 
 # Settings that may be references and on which a run's results depend. Loggers only watch.
@@ -20,13 +21,27 @@ _OF_RESULTS = re.compile(
 def described_references(config: ConfigDict) -> dict[str, Any]:
     """Setting -> what its reference is made of, of all references on which a run's results depend.
 
-    It is part of a run's identity: after an edit of the code the run is another one.
+    Methods that a module of `config.methods` registers are among them. It is part of a run's identity:
+    after an edit of the code the run is another one.
     """
-    return {
+    code = {
         setting: described(reference, value_at(setting, reference))
         for setting, reference in _values(config)
         if is_reference(reference) and _OF_RESULTS.fullmatch(setting)
     }
+    return code | {
+        setting: described(entry.name, function_of(entry))
+        for setting, entry in _entries(config)
+        if setting not in code and not function_of(entry).__module__.startswith("fedcodist.")
+    }
+
+
+def _entries(config: ConfigDict) -> Iterator[tuple[str, Entry]]:
+    """The methods that the config names, by their settings."""
+    if config.get("algorithm") is not None:
+        yield "algorithm.name", algorithm_entry(config)
+    if config.get("training") is not None:
+        yield "training.method", client_entry(config)
 
 
 def _values(config: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:

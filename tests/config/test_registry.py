@@ -8,6 +8,7 @@ import pytest
 from rich.console import Console
 
 from fedcodist.config.experiment import build_experiment
+from fedcodist.config.referenced_code import described_references
 from fedcodist.config.registry import (
     CLIENTS,
     ENTRIES,
@@ -156,3 +157,28 @@ def test_flops_that_nobody_counted_are_a_dash(outside, tmp_path, capsys):
     (line,) = [line for line in console.export_text().splitlines() if "main" in line]
     cells = [cell.strip() for cell in line.split("│")[1:-1]]
     assert cells[-4:-2] == ["-", "-"] and float(cells[2]) > 10
+
+
+@pytest.mark.parametrize(
+    ("line", "edited"),
+    [
+        ('name=" ".join([word] * times)', 'name="-".join([word] * times)'),
+        ("def helped(word):\n    return word", "def helped(word):\n    return word + word"),
+    ],
+)
+def test_an_edited_method_is_another_runs(line, edited, outside, tmp_path):
+    """Its own code, and that of a function beside it which it calls."""
+    helper = "\n\ndef helped(word):\n    return word\n"
+    module = MODULE.replace("\n\ndef shouting", helper + "\n\ndef shouting")
+    module = module.replace(
+        "algorithm = independent_pools", "word = helped(word)\n    algorithm = independent_pools"
+    )
+    path, codes = tmp_path / "outside_methods.py", []
+    for text in (module, module, module.replace(line, edited)):
+        path.write_text(text)
+        importlib.invalidate_caches()
+        sys.modules.pop(outside, None)
+        ENTRIES.pop("shouting", None), ENTRIES.pop("slower", None)
+        codes.append(described_references(config_of(outside, times=2)))
+    assert codes[0] == codes[1] != codes[2]
+    assert set(codes[0]) == {"algorithm.name"}
