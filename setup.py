@@ -64,7 +64,7 @@ setup(
         "optax>=0.2.6",
         "protobuf>=6.31.1",
         "rich>=13.9.4",
-        "safetensors>=0.5.3",
+        "safetensors>=0.7.0",
     ],
     extras_require=EXTRAS,
 )
