@@ -26,6 +26,32 @@ ROOMS = {
     "config": "Configs and the registry of methods",
     "report": "Reports and plots",
 }
+# What authors of methods call besides: module -> names.
+OF_AUTHORS = {
+    "core.local_training": ["TrainedClient"],
+    "core.keys": ["derive"],
+    "core.inputs": ["Round", "ClientData"],
+    "core.communication": ["Communication"],
+    "algorithms.clients.fed_avg": ["client_result"],
+    "algorithms.pools.pool": ["assemble"],
+    "algorithms.pools.pool_rounds": ["train_pools", "update_servers", "set_models"],
+    "algorithms.parties.party": [
+        *(
+            "run_parties",
+            "PartyResult",
+            "PartiesResult",
+            "assemble",
+            "party_metrics",
+            "init_models",
+        ),
+        *("party_predictors", "everybody", "sums"),
+    ],
+    "algorithms.parties.shared_examples": ["shared_examples", "all_examples", "inference"],
+    "algorithms.parties.groups": [
+        *("check_groups", "party_names", "same_for_all", "all_clients", "by_architecture"),
+    ],
+    "config.registry": ["Entry", "register"],
+}
 
 
 def on_files(files, config):
@@ -50,6 +76,19 @@ def on_files(files, config):
         ]
         lines = [f"# {title}", "", *(f"::: {path}\n" for path in listed[room])]
         files.append(File.generated(config, page, content="\n".join(lines)))
+    lines = [
+        "# For authors of methods",
+        "",
+        "What [Writing a method](../writing_a_method/index.md) calls.",
+    ]
+    for module, called in OF_AUTHORS.items():
+        lines += ["", f"## `fedcodist.{module}`", ""]
+        lines += [f"::: fedcodist.{module}.{name}\n" for name in called]
+    files.append(File.generated(config, "api/authors.md", content="\n".join(lines)))
+    overview += [
+        "",
+        "[For authors of methods](authors.md): what a method's own code calls besides.",
+    ]
     files.append(File.generated(config, "api/index.md", content="\n".join(overview)))
     for source, page in BESIDE_README.items():
         text = (ROOT / source).read_text(encoding="utf-8")
