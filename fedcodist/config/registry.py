@@ -59,6 +59,7 @@ class Entry(NamedTuple):
 ENTRIES: dict[str, Entry] = {}  # in the order of tables and legends
 METHOD_NAMES: dict[str, str] = {}  # name -> title
 _DATA_SETS = ("unlabelled", "public", "shared")  # besides clients' examples
+_READS = (*_DATA_SETS, "logits", "heads")
 BASELINE = "fed_avg"  # as `algorithm.name`: independent pools
 CODISTILLATION = ("periodic_codistillation", "merged_codistillation")
 METHODS = (BASELINE, *CODISTILLATION)  # those of the codistillation paper
@@ -72,6 +73,9 @@ def register(entry: Entry) -> None:
     """
     if entry.kind not in KINDS:
         raise ValueError(f"kind must be one of {KINDS}, got {entry.kind!r} of {entry.name!r}.")
+    for name in entry.reads:
+        if name not in _READS:
+            raise ValueError(f"reads must be of {_READS}, got {name!r} of {entry.name!r}.")
     known = ENTRIES.get(entry.name, entry)
     if (_place(known.make), known.kind) != (_place(entry.make), entry.kind):
         raise ValueError(

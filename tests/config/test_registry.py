@@ -14,6 +14,7 @@ from fedcodist.config.registry import (
     ENTRIES,
     KINDS,
     METHOD_NAMES,
+    PARTIES,
     Entry,
     function_of,
     load_methods,
@@ -157,6 +158,14 @@ def test_flops_that_nobody_counted_are_a_dash(outside, tmp_path, capsys):
     (line,) = [line for line in console.export_text().splitlines() if "main" in line]
     cells = [cell.strip() for cell in line.split("│")[1:-1]]
     assert cells[-4:-2] == ["-", "-"] and float(cells[2]) > 10
+
+
+def test_a_method_cannot_read_what_no_run_has():
+    with pytest.raises(
+        ValueError, match=r"^reads must be of .*'public'.*, got 'publik' of 'mine'\.$"
+    ):
+        register(Entry("mine", "Mine", PARTIES, "my_module:mine", ("publik",)))
+    assert "mine" not in ENTRIES
 
 
 @pytest.mark.parametrize(
