@@ -10,6 +10,7 @@ A config file that describes several runs has `get_runs()`, which lists the argu
 
 import argparse
 import fnmatch
+import hashlib
 import json
 import re
 import subprocess
@@ -24,6 +25,7 @@ from ml_collections import config_flags
 
 from fedcodist.config import command_line
 from fedcodist.config.config_file import config_of, load_config_file, runs_of
+from fedcodist.config.references import is_reference
 from fedcodist.core import child_processes
 from fedcodist.core.checks import check_integer
 from fedcodist.run import launch
@@ -31,6 +33,7 @@ from fedcodist.run.metrics_text import final_text
 
 _COMMAND = (sys.executable, "-m", "fedcodist.commands.run")
 _MOST_AT_ONCE = 1024
+_MANIFEST = "manifest.json"  # of a prepared folder
 _MARK = "sweep.json"  # in the folder of a run that is finished
 _SECONDS_BETWEEN_LOOKS = 0.05
 
@@ -174,8 +177,21 @@ def _final(workdir: Path) -> str:
 
 
 def _mark(config: str, others: Sequence[str]) -> dict[str, Any]:
-    """The content of a finished run's mark: config and settings."""
-    return {"config": json.loads(config), "others": list(others)}
+    """The content of a finished run's mark: config, settings and checksums of prepared data."""
+    settings = json.loads(config)
+    data = {
+        name: hashlib.sha256((Path(folder) / _MANIFEST).read_bytes()).hexdigest()
+        for name, folder in settings.get("data", {}).items()
+        if name.endswith("folder") and folder and (Path(folder) / _MANIFEST).is_file()
+    }
+    return {"config": settings, "others": list(others), "data": data}
+
+
+def _names_code(settings: Any) -> bool:
+    """Whether a config names modules of one's own; only the run itself sees that they were edited."""
+    if isinstance(settings, dict):
+        return bool(settings.get("methods")) or any(map(_names_code, settings.values()))
+    return any(map(_names_code, settings)) if isinstance(settings, list) else is_reference(settings)
 
 
 def _is_finished(
@@ -183,6 +199,8 @@ def _is_finished(
 ) -> bool:
     """Whether the run ended with this config, and prints so. (A start refuses another config.)"""
     workdir = settings.workdir / run_folder_name(run)
+    if _names_code(json.loads(config)):
+        return False
     try:
         mark = json.loads((workdir / _MARK).read_text(encoding="utf-8-sig"))
     except (OSError, ValueError):

@@ -1,5 +1,6 @@
 """The launcher of many runs; every run of every config file is what its name says."""
 
+import argparse
 import importlib.util
 import json
 import sys
@@ -290,3 +291,19 @@ def test_the_runs_are_listed(capsys, tmp_path):
     common = ["--config", str(table), "--workdir", str(tmp_path)]
     assert sweep.main([*common, "--only", "fed_avg*", "--list"]) == 0
     assert capsys.readouterr().out.split() == ["fed_avg,3100", "fed_avg,4700", "fed_avg,6300"]
+
+
+def test_a_finished_run_whose_data_or_code_may_have_changed_is_started(tmp_path):
+    """Its own command then says that it is finished, or refuses the folder."""
+    (tmp_path / "manifest.json").write_text("{}")
+    config = json.dumps({"data": {"folder": str(tmp_path)}})
+    settings = argparse.Namespace(workdir=tmp_path)
+    mark = tmp_path / sweep.run_folder_name("a") / "sweep.json"
+    mark.parent.mkdir()
+    mark.write_text(json.dumps(sweep._mark(config, [])))
+    assert sweep._is_finished("a", config, settings, [])
+    (tmp_path / "manifest.json").write_text("{ }")
+    assert not sweep._is_finished("a", config, settings, [])
+    for code in ({"methods": ["mine"]}, {"pools": {"main": {"model": "mine:Network"}}}):
+        mark.write_text(json.dumps(sweep._mark(json.dumps(code), [])))
+        assert not sweep._is_finished("a", json.dumps(code), settings, [])
