@@ -95,6 +95,7 @@ _MODULE_OF = {
     "from_leaf": "data.leaf",
     "from_npz": "data.npz",
     "from_torchvision": "data.torchvision",
+    "headed": "models.headed",
     "hetero_fl": "algorithms.pools.hetero_fl",
     "in_bfloat16": "core.precision",
     "independent_pools": "algorithms.pools.independent_pools",

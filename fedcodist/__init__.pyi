@@ -98,6 +98,7 @@ from fedcodist.distillation.early_stopping import EarlyStopping as EarlyStopping
 from fedcodist.distillation.loop import Distillation as Distillation
 from fedcodist.distillation.validation import ValidationData as ValidationData
 from fedcodist.distillation.weight_averaging import WeightAveraging as WeightAveraging
+from fedcodist.models.headed import headed as headed
 from fedcodist.models.multi_headed import multi_headed as multi_headed
 from fedcodist.report.partition_plot import plot_partition as plot_partition
 from fedcodist.run.callbacks import Decision as Decision

@@ -2,7 +2,8 @@
 
 `parties.networks` is a name, or a list of each party's network: widths and dropout, or a reference of
 one's own, "my_module:network" (see `fedcodist.config.referenced_networks`). One reference alone is all
-parties'.
+parties'. With `parties.embedding_width` the named networks are `headed`: embeddings of one width and a
+linear head, which methods of prototypes and of shared heads need.
 
 OFFERS makes those of a method's arguments that are no settings. The others are settings of `algorithm`.
 `fedcodist.config.phases` runs the training before the method's first round.
@@ -40,6 +41,7 @@ from fedcodist.models.fed_md import (
     narrower,
     output_penalty,
 )
+from fedcodist.models.headed import headed
 from fedcodist.run.run_folder import PHASES
 
 PyTree = Any
@@ -113,7 +115,7 @@ def party_groups(config: ConfigDict, data: Data) -> dict[str, PartyGroup]:
         )
     groups = {}
     for shape in dict.fromkeys(shapes):
-        model = _model_of(shape, data)
+        model = _model_of(shape, data, embedding_width(config))
         clients = [party for party, network in enumerate(shapes) if network == shape]
         groups[shape_name(shape)] = PartyGroup(model, np.array(clients))
     return groups
@@ -147,11 +149,14 @@ def party_shapes(config: ConfigDict) -> tuple[Network, ...]:
     return tuple(shapes)
 
 
-def _model_of(shape: Network, data: Data) -> Model:
+def _model_of(shape: Network, data: Data, width: int | None) -> Model:
     if isinstance(shape, str):
         return referenced_model("parties.networks", shape, data)
     example = jnp.zeros((1, *data.splits["train"].columns["image"].shape[1:]))
-    return from_flax_linen(network_of(shape, public_of(data).num_classes), example)
+    classes = public_of(data).num_classes
+    if width is not None:
+        return headed(network_of(shape, None), example, classes, width)
+    return from_flax_linen(network_of(shape, classes), example)
 
 
 def adam(settings: ConfigDict) -> OptimizerFactory:
@@ -173,11 +178,16 @@ def extra_shape(config: ConfigDict, setting: str) -> Network:
 
 
 def _extra_model(config: ConfigDict, data: Data, setting: str) -> Model:
-    return _model_of(extra_shape(config, setting), data)
+    return _model_of(extra_shape(config, setting), data, embedding_width(config))
 
 
-def network_of(shape: Network, classes: int) -> Any:
-    """A shape's network; a single width makes a fully connected one.
+def embedding_width(config: ConfigDict) -> int | None:
+    """`parties.embedding_width`, or None where networks end in an output layer of their own."""
+    return config.parties.get("embedding_width")
+
+
+def network_of(shape: Network, classes: int | None) -> Any:
+    """A shape's network; a single width makes a fully connected one. Without classes it has no output.
 
     Raises:
       ValueError: it is a reference, of which no widths are known.

@@ -33,7 +33,13 @@ from fedcodist.config import party_methods as party_methods
 from fedcodist.config.config_errors import choice, named
 from fedcodist.config.data import Data
 from fedcodist.config.execution import execution_of
-from fedcodist.config.party_methods import adam, party_groups, party_shapes, public_of
+from fedcodist.config.party_methods import (
+    adam,
+    embedding_width,
+    party_groups,
+    party_shapes,
+    public_of,
+)
 from fedcodist.config.referenced_code import described_references
 from fedcodist.config.registry import method_of, run_title
 from fedcodist.core.checks import check_integer, check_number
@@ -254,6 +260,8 @@ def _determinants(config: ConfigDict, phase: str) -> dict[str, Any]:
     networks: dict[str, Any] = {
         "networks": [shape if isinstance(shape, str) else list(shape) for shape in shapes]
     }
+    if width := embedding_width(config):
+        networks["embedding_width"] = width
     code = described_references(config)
     if of_networks := {name: code[name] for name in code if name.startswith("parties.")}:
         networks["code"] = of_networks  # after an edit no phase that was kept for other runs fits

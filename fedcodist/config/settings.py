@@ -265,6 +265,7 @@ ALLOWED: dict[str, Check] = {
     # parties, and clients on a graph
     "parties.networks": _networks,
     "parties.narrower": _whole(high=_MANY),
+    "parties.embedding_width": _or_none(_whole(high=2**16)),
     "parties.heads": _whole(0, high=_MANY),
     "parties.projection": _or_none(_whole(high=2**16)),
     "parties.graph.name": check_text,

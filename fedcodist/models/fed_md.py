@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from fedcodist.models.convolution import conv3x3, same_varying_axes
+from fedcodist.models.headed import HEAD
 from fedcodist.models.normalization import BatchNorm, BatchNormOfMoments
 from fedcodist.models.normalized_product import normalized_convolution
 
@@ -185,8 +186,9 @@ def output_penalty(weight: float = 1e-3) -> Callable[[PyTree, PyTree], PyTree]:
     """
 
     def add(gradient, params):
-        kernel = gradient["output"]["kernel"] + 2 * weight * params["output"]["kernel"]
-        return {**gradient, "output": {"kernel": kernel}}
+        output = HEAD if HEAD in params else "output"
+        kernel = gradient[output]["kernel"] + 2 * weight * params[output]["kernel"]
+        return {**gradient, output: {**gradient[output], "kernel": kernel}}
 
     return add
 

@@ -29,6 +29,7 @@ from fedcodist.config.data_text import TEXT, TEXT_MODELS
 from fedcodist.config.graph_methods import decentralised_groups, graph_of, image_shape
 from fedcodist.config.networks import MODELS, narrowed
 from fedcodist.config.party_methods import (
+    embedding_width,
     extra_shape,
     network_of,
     party_groups,
@@ -39,6 +40,7 @@ from fedcodist.config.passes import LEARNING
 from fedcodist.config.registry import BASELINE, ENTRIES, GRAPH, load_methods
 from fedcodist.core.model import variable_shapes
 from fedcodist.data.vocabulary import PAD
+from fedcodist.models.headed import Headed
 
 Config = Mapping[str, Any]
 
@@ -237,8 +239,14 @@ class Work:
 
     def _forward_of_shape(self, shape: Any) -> float:
         image = self.data.splits["train"].columns["image"].shape[1:]
-        network = functools.partial(network_of, shape, public_of(self.data).num_classes)
-        return forward_flops_of((network, image))
+        classes, width = (
+            public_of(self.data).num_classes,
+            embedding_width(ConfigDict(dict(self.config))),
+        )
+        if width is None:
+            return forward_flops_of((functools.partial(network_of, shape, classes), image))
+        backbone = network_of(shape, None)
+        return forward_flops_of((functools.partial(Headed, backbone, classes, width), image))
 
 
 def _forward_of(work: Work, share: float | None = None) -> Callable[[str, str], float]:

@@ -22,6 +22,7 @@ from fedcodist.core.local_training import LocalTraining
 from fedcodist.data.federated_data import FederatedData
 from fedcodist.data.prepared import save_prepared
 from fedcodist.models.fed_md import TABLE_1, TABLE_2, narrower
+from fedcodist.models.headed import check_heads
 from fedcodist.report import tables_parties
 from fedcodist.run.checkpoint import CheckpointError
 from fedcodist.run.experiment import run_experiment
@@ -570,3 +571,11 @@ def test_batches_do_not_depend_on_early_stopping(monkeypatch):
     named = build_experiment(config, load_data(config.data)).algorithm
     assert named.name == "local_only, phases stopped on test data"
     assert given == ["local_only"]
+
+
+def test_named_networks_get_a_head_of_one_width():
+    config = digits_fed_md.get_config()
+    config.parties.embedding_width = 12
+    data = load_data(config.data)
+    models = {name: group.model for name, group in party_groups(config, data).items()}
+    assert check_heads("groups", models) == (12, 10)

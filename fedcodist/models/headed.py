@@ -1,0 +1,127 @@
+"""Networks in two parts, an embedding and a linear head: what methods that share one of them need.
+
+Methods of prototypes send mean embeddings. LG-FedAvg, FedPer and FedGH send or train heads. All of them
+need to know which parameters are the head, and what it reads.
+"""
+
+import inspect
+from typing import Any
+
+import flax.linen as nn
+import jax
+
+from fedcodist.core import metrics as metrics_lib
+from fedcodist.core.layer_outputs import LayerOutputs, of_logits
+from fedcodist.core.model import Model, cross_entropy, from_flax_linen
+
+PyTree = Any
+HEAD = "head"  # the name of its parameters, {"kernel": [width, classes], "bias": [classes]}
+BACKBONE, EMBEDDING = "backbone", "embedding"
+
+
+def headed(
+    backbone: nn.Module, example: jax.Array, classes: int, width: int | None = None
+) -> Model:
+    """A model of a backbone and a linear head; its outputs are `LayerOutputs`.
+
+    `outputs.hidden[-1]`, or `embedding_of(outputs)`, is what the head reads, [batch, width]. Parties of
+    different networks have embeddings of one width by `width`, which adds a linear layer.
+
+    Args:
+      backbone: module that returns embeddings [batch, ...], such as `ResNet(blocks=3, classes=None)`;
+        `train` and `mask` are passed where its `__call__` has them.
+      example: inputs with a leading batch axis.
+      classes: outputs of the head.
+      width: of the embedding; that of the backbone where not given.
+
+    Raises:
+      ValueError: numbers out of range, or a backbone that returns something else than [batch, width].
+
+    >>> model = headed(nn.Dense(8), jnp.zeros((1, 4)), classes=3, width=2)
+    >>> params = model.init(jax.random.key(0)).params
+    >>> params[HEAD]["kernel"].shape
+    (2, 3)
+    """
+    return from_flax_linen(
+        Headed(backbone, classes, width),
+        example,
+        loss=of_logits(cross_entropy),
+        metrics={"accuracy": of_logits(metrics_lib.accuracy())},
+    )
+
+
+class Headed(nn.Module):
+    """The module of `headed`. Parameters: backbone, head and, where a width is given, embedding."""
+
+    backbone: nn.Module
+    classes: int
+    width: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.classes < 2:
+            raise ValueError(f"classes must be at least 2, got {self.classes!r}.")
+        if self.width is not None and self.width < 1:
+            raise ValueError(f"width must be None or at least 1, got {self.width!r}.")
+        super().__post_init__()
+
+    @nn.compact
+    def __call__(
+        self, x: jax.Array, *, train: bool = False, mask: jax.Array | None = None
+    ) -> LayerOutputs:
+        accepted = inspect.signature(type(self.backbone).__call__).parameters
+        given: dict[str, Any] = {"train": train, "mask": mask}
+        embedding = self.backbone(x, **{n: v for n, v in given.items() if n in accepted})
+        if self.width is not None:
+            embedding = embedding.reshape(embedding.shape[0], -1)
+            embedding = nn.Dense(self.width, name=EMBEDDING)(embedding)
+        if embedding.ndim != 2:
+            raise ValueError(f"backbone must return [batch, width], got {embedding.shape}.")
+        return LayerOutputs(nn.Dense(self.classes, name=HEAD)(embedding), (embedding,))
+
+
+def embedding_of(outputs: LayerOutputs) -> jax.Array:
+    """What the head reads, [batch, width]."""
+    return outputs.hidden[-1]
+
+
+def apply_head(head: PyTree, embedding: jax.Array) -> jax.Array:
+    """Logits [..., classes] of embeddings [..., width]."""
+    return embedding @ head["kernel"] + head["bias"]
+
+
+def split_head(params: PyTree) -> tuple[PyTree, PyTree]:
+    """(the parameters without the head, the head)."""
+    return {name: part for name, part in params.items() if name != HEAD}, params[HEAD]
+
+
+def with_head(params: PyTree, head: PyTree) -> PyTree:
+    """The parameters with another head."""
+    return {**params, HEAD: head}
+
+
+def check_heads(argument: str, models: dict[str, Model]) -> tuple[int, int]:
+    """Returns (width, classes) of the models' heads, which are equal.
+
+    Args:
+      argument: which holds the models, for the message.
+      models: name -> Model.
+
+    Raises:
+      ValueError: names a model that is not made by `headed`, or has a head of another shape.
+    """
+    shapes = {}
+    for name, model in models.items():
+        params = jax.eval_shape(model.init, jax.eval_shape(lambda: jax.random.key(0))).params
+        head = params.get(HEAD) if hasattr(params, "get") else None
+        if head is None or getattr(head, "keys", dict)() != {"kernel", "bias"}:
+            raise ValueError(
+                f"{argument} must have models with a linear head, as `headed` makes them, "
+                f"{name!r} has the parameters {sorted(params)}."
+            )
+        shapes[name] = head["kernel"].shape
+    if len(set(shapes.values())) > 1:
+        raise ValueError(
+            f"{argument} must have models whose heads have one shape (width, classes), got {shapes}: "
+            "`headed` makes embeddings of one width."
+        )
+    return next(iter(shapes.values()))

@@ -1,0 +1,69 @@
+"""Networks of an embedding and a linear head."""
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedcodist.core.model import from_flax_linen
+from fedcodist.models.fed_md import FedMDNetwork, FullyConnected
+from fedcodist.models.headed import (
+    HEAD,
+    apply_head,
+    check_heads,
+    embedding_of,
+    headed,
+    split_head,
+    with_head,
+)
+
+IMAGES = jnp.asarray(np.random.default_rng(0).normal(size=(4, 8, 8, 1)), jnp.float32)
+
+
+def test_logits_are_the_heads_of_the_embedding():
+    model = headed(FullyConnected(16, None), IMAGES[:1], classes=3, width=5)
+    variables = model.init(jax.random.key(0))
+    outputs, _ = model.apply(variables, {"image": IMAGES})
+    assert embedding_of(outputs).shape == (4, 5) and model.num_classes == 3
+    expected = np.asarray(embedding_of(outputs)) @ np.asarray(variables.params[HEAD]["kernel"])
+    np.testing.assert_allclose(outputs.logits, expected, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(
+        apply_head(variables.params[HEAD], embedding_of(outputs)), outputs.logits, rtol=1e-6
+    )
+
+
+def test_a_head_is_taken_out_and_put_in():
+    model = headed(FullyConnected(16, None), IMAGES[:1], classes=3)
+    params = model.init(jax.random.key(0)).params
+    body, head = split_head(params)
+    assert HEAD not in body and set(with_head(body, head)) == set(params)
+
+
+def test_a_backbone_with_batch_statistics_is_told_of_training():
+    model = headed(FedMDNetwork((4, 4), 0.2, None), IMAGES[:1], classes=4, width=6)
+    variables = model.init(jax.random.key(0))
+    batch = {"image": IMAGES}
+    _, mutable = model.apply(variables, batch, train=True, key=jax.random.key(1), mask=jnp.ones(4))
+    before, after = jax.tree.leaves(variables.mutable), jax.tree.leaves(mutable)
+    assert before and any((old != new).any() for old, new in zip(before, after, strict=True))
+
+
+def test_heads_of_one_shape_are_asked_for():
+    wide = headed(FullyConnected(16, None), IMAGES[:1], classes=3, width=5)
+    narrow = headed(FullyConnected(8, None), IMAGES[:1], classes=3, width=5)
+    other = headed(FullyConnected(8, None), IMAGES[:1], classes=3)
+    plain = from_flax_linen(FullyConnected(8, 3), IMAGES[:1])
+    assert check_heads("groups", {"wide": wide, "narrow": narrow}) == (5, 3)
+    with pytest.raises(ValueError, match="groups must have models whose heads have one shape"):
+        check_heads("groups", {"wide": wide, "other": other})
+    with pytest.raises(ValueError, match=r"groups must have models with a linear head.*'plain'"):
+        check_heads("groups", {"wide": wide, "plain": plain})
+
+
+def test_bad_sizes_are_named():
+    for arguments, message in ((dict(classes=1), "classes"), (dict(classes=3, width=0), "width")):
+        with pytest.raises(ValueError, match=message):
+            headed(nn.Dense(8), jnp.zeros((1, 4)), **arguments)
+    with pytest.raises(ValueError, match=r"backbone must return \[batch, width\]"):
+        headed(nn.Conv(8, (3, 3)), IMAGES[:1], classes=3)
