@@ -12,10 +12,11 @@ _MODULE_OF = {
     "Alignment": "algorithms.parties.alignment",
     "CheckpointExchange": "algorithms.graph.mhd_exchange",
     "ClientResult": "core.aggregation",
+    "ClientSplit": "run.client_splits",
     "CodistillationHyper": "algorithms.pools.codistillation",
     "Compressor": "compression.compressor",
-    "Decision": "run.callbacks",
     "DecentralisedPeriodicHyper": "algorithms.graph.decentralised_periodic_codistillation",
+    "Decision": "run.callbacks",
     "Distillation": "distillation.loop",
     "DSFLHyper": "algorithms.parties.ds_fl",
     "EarlyStopping": "distillation.early_stopping",
@@ -122,6 +123,8 @@ _MODULE_OF = {
     "svd": "compression.svd",
     "top_k": "compression.top_k",
     "train_client": "core.local_training",
+    "train_test_within_clients": "data.within_clients",
+    "unseen_clients": "data.within_clients",
     "with_error_feedback": "compression.error_feedback",
 }
 # Names of earlier commits, for the message of the AttributeError.

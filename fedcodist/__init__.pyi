@@ -93,6 +93,8 @@ from fedcodist.data.partition import capacity_pools as capacity_pools
 from fedcodist.data.prepared import load_prepared as load_prepared
 from fedcodist.data.prepared import save_prepared as save_prepared
 from fedcodist.data.torchvision import from_torchvision as from_torchvision
+from fedcodist.data.within_clients import train_test_within_clients as train_test_within_clients
+from fedcodist.data.within_clients import unseen_clients as unseen_clients
 from fedcodist.datasets.digits import load_digits_federated as load_digits_federated
 from fedcodist.distillation.early_stopping import EarlyStopping as EarlyStopping
 from fedcodist.distillation.loop import Distillation as Distillation
@@ -103,6 +105,7 @@ from fedcodist.models.multi_headed import multi_headed as multi_headed
 from fedcodist.report.partition_plot import plot_partition as plot_partition
 from fedcodist.run.callbacks import Decision as Decision
 from fedcodist.run.chunk_size import choose_chunk_size as choose_chunk_size
+from fedcodist.run.client_splits import ClientSplit as ClientSplit
 from fedcodist.run.experiment import Experiment as Experiment
 from fedcodist.run.experiment import run_experiment as run_experiment
 from fedcodist.run.export import load_model as load_model

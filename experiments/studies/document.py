@@ -1,6 +1,6 @@
 """RESULTS.md, a page and plots per study, and a list of all runs, from the records in results/.
 
-    python -m experiments.studies [--results results] [--output RESULTS.md] [--check]
+    python -m experiments.studies [--results FOLDER] [--output FILE] [--check]
 
 Pages and plots go to docs/results/ beside the output, the list of runs to runs.csv in the folder of the
 records. The prose is in `experiments/studies/<study>/notes.md`. Where other records than the project's
@@ -23,9 +23,9 @@ from experiments.studies.fed_md.page import fed_md
 from experiments.studies.fed_sdd.page import fed_sdd
 from experiments.studies.index import index
 from experiments.studies.mhd.page import mhd
-from experiments.studies.pages import OPEN, Notes, Page, read_notes
+from experiments.studies.own_records import without_missing
+from experiments.studies.pages import Notes, Page, read_notes
 from experiments.studies.run_list import run_list
-from experiments.studies.sections.endings import NOT_RUN
 from experiments.studies.sections.other import other
 from experiments.studies.tuning.page import load_tuning, tuning
 from fedcodist.config.command_line import Parser
@@ -73,11 +73,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         prog="python -m experiments.studies", description="Pages of results from results/."
     )
     parser.add_argument("--results", type=Path, default=Path("results"), help="the records")
-    parser.add_argument("--output", type=Path, default=Path("RESULTS.md"), help="the index")
+    parser.add_argument(
+        "--output", type=Path, help="the index (default: RESULTS.md beside --results)"
+    )
     parser.add_argument("--check", action="store_true", help="compare, write nothing")
     options = parser.parse_args(arguments)
     try:
-        document = render(load_results(options.results), options.output)
+        results = load_results(options.results)
+        output = options.output or options.results.parent / "RESULTS.md"
+        document = render(results, output)
         if options.check:
             return _check(document)
         try:
@@ -92,9 +96,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except OSError as error:
         print(f"error: cannot read {error.filename}: {error.strerror}.", file=sys.stderr)
         return 2
-    print(
-        f"wrote {options.output}, {len(document.texts) - 1} more texts, {len(document.plots)} plots"
-    )
+    print(f"wrote {output}, {len(document.texts) - 1} more texts, {len(document.plots)} plots")
     return 0
 
 
@@ -125,7 +127,7 @@ def render(results: Results, output: Path) -> Document:
     if others := sorted(experiments - placed):
         pages.append(other(results.records, others))
     if not results.is_ours:
-        pages = [_without_missing(page) for page in pages]
+        pages = [without_missing(page) for page in pages]
     runs = results.folder / "runs.csv"
     from_index = Path(os.path.relpath(runs, output.parent))
     folder = output.parent / PAGES
@@ -136,18 +138,6 @@ def render(results: Results, output: Path) -> Document:
     }
     plots = {folder / name: draw for page in pages for name, draw in page.plots.items()}
     return Document(texts, plots)
-
-
-def _without_missing(page: Page) -> Page:
-    """The page without the section of runs that are missing, and without verdicts that need them."""
-    parts: list[str] = []
-    is_left_out = False
-    for part in page.parts:
-        if part.startswith("## "):
-            is_left_out = part.strip() == f"## {NOT_RUN}"
-        parts += [] if is_left_out else [part]
-    verdicts = [verdict for verdict in page.verdicts if verdict.word != OPEN]
-    return page._replace(parts=parts, verdicts=verdicts, not_run=())
 
 
 def write(document: Document) -> None:

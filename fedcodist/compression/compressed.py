@@ -180,8 +180,15 @@ def compressed(
             variables=lambda server, client_state: model.variables(server.inner, client_state.inner)
         )
 
+    def fine_tune(message, client_state, data, key, hyper):
+        """As without compression, since nothing of it is sent."""
+        plain = method.fine_tune or method.client_update
+        result = plain(message.inner, client_state.inner, data, key, hyper)
+        return result._replace(client_state=client_state._replace(inner=result.client_state))
+
     return method._replace(
         init=init,
+        fine_tune=fine_tune,
         broadcast=broadcast,
         client_update=client_update,
         server_update=server_update,

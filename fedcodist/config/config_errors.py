@@ -29,6 +29,8 @@ _SETTINGS = (
     (r"inference_batch_size\b", "evaluation.batch_size"),
     (r"splits\b", "evaluation.splits"),
     (r"final_splits\b", "evaluation.final_splits"),
+    (r"client_splits\b", "evaluation.client_splits"),
+    (r"final_client_splits\b", "evaluation.final_client_splits"),
     (r"seeds_loop\b", "execution.seeds_loop"),
     (r"num_rounds\b", "rounds"),
     (r"(?:data: )?num_clients\b", "data.num_clients"),

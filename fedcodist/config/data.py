@@ -27,7 +27,9 @@ from fedcodist.core.checks import check_integer
 from fedcodist.core.model import Model
 from fedcodist.data import augmentation
 from fedcodist.data.federated_data import FederatedData
+from fedcodist.data.within_clients import train_test_within_clients, unseen_clients
 from fedcodist.datasets.digits import load_digits_federated
+from fedcodist.run.client_splits import ClientSplit
 from fedcodist.text.next_token import next_tokens
 
 LARGEST_PIXEL, LARGEST_DIGIT_PIXEL = 255.0, 16.0
@@ -52,6 +54,8 @@ class Data(NamedTuple):
         Dropout; None where `models` is None.
       num_classes: the least number of outputs of networks of images, by the labels of all splits; None
         where `public`, `text` or `models` determine it.
+      client_splits: name -> every client's own test examples: 'client_test', where
+        `data.client_test_share` is set, and 'unseen_clients', where `data.unseen_clients` is.
     """
 
     splits: Mapping[str, FederatedData]
@@ -63,6 +67,7 @@ class Data(NamedTuple):
     models: Mapping[str, Callable[[], Model]] | None = None
     submodels: Mapping[str, Callable[[float], Submodel]] | None = None
     num_classes: int | None = None
+    client_splits: Mapping[str, ClientSplit] = {}
 
     @property
     def inputs(self) -> str:
@@ -77,7 +82,27 @@ def load_data(settings: ConfigDict) -> Data:
     if "preprocess" in own_preprocessing and data.public is not None:
         public = data.public._replace(preprocess=own_preprocessing["preprocess"])
         data = data._replace(public=public)
-    return data._replace(**own_preprocessing)
+    return _with_client_splits(data._replace(**own_preprocessing), settings)
+
+
+def _with_client_splits(data: Data, settings: ConfigDict) -> Data:
+    """Takes clients' own test examples, and clients who are not to be seen, out of the training."""
+    share, count = settings.get("client_test_share"), settings.get("unseen_clients")
+    train, seed = data.splits["train"], settings.get("seed") or 0
+    splits = {}
+    if count is not None:
+        if share is None:
+            raise ValueError(
+                "data.client_test_share must be set for data.unseen_clients to be judged."
+            )
+        train, unseen = unseen_clients(train, count, seed)
+        own, test = train_test_within_clients(unseen, share, seed)
+        splits["unseen_clients"] = ClientSplit(test, own)
+    if share is None:
+        return data
+    train, test = train_test_within_clients(train, share, seed)
+    client_splits = {"client_test": ClientSplit(test), **splits}
+    return data._replace(splits={**data.splits, "train": train}, client_splits=client_splits)
 
 
 def _referenced(settings: ConfigDict) -> Data:

@@ -1,6 +1,6 @@
 """Builds an Experiment from a config."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from ml_collections import ConfigDict
 
@@ -20,6 +20,7 @@ from fedcodist.data.federated_data import FederatedData
 from fedcodist.distillation.validation import VALIDATION
 from fedcodist.run import launch
 from fedcodist.run.chunk_size import ChunkSize, choose_chunk_size
+from fedcodist.run.client_splits import ClientSplit
 from fedcodist.run.experiment import Experiment, check_experiment
 from fedcodist.run.sources import StreamedData, resident_data
 
@@ -98,6 +99,8 @@ def _assemble(config: ConfigDict, data: Data) -> Experiment:
         final_splits=_splits(
             "evaluation.final_splits", config.evaluation.final_splits, data.splits
         ),
+        client_splits=_client_splits("client_splits", (), config, data),
+        final_client_splits=_client_splits("final_client_splits", data.client_splits, config, data),
         rounds=config.rounds,
         evaluate_every=config.evaluation.every,
         evaluate_also=_around_codistillations(config),
@@ -130,6 +133,14 @@ def _around_codistillations(config: ConfigDict) -> list[int]:
         for round in range(middle - around.before, middle + around.after + 1)
     }
     return sorted(round for round in rounds if 0 <= round <= config.rounds)
+
+
+def _client_splits(
+    setting: str, default: Iterable[str], config: ConfigDict, data: Data
+) -> dict[str, ClientSplit]:
+    names = config.evaluation.get(setting)
+    names = default if names is None else names
+    return {name: choice(f"evaluation.{setting}", name, data.client_splits) for name in names}
 
 
 def _splits(

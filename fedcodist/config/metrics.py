@@ -67,6 +67,15 @@ def with_metrics(algorithm: FederatedAlgorithm, metrics: Mapping[str, str]) -> F
             }
             for pool, models in algorithm.personal_models.items()
         },
+        client_models={
+            pool: models._replace(
+                predictors={
+                    name: predictor._replace(model=extended(predictor.model))
+                    for name, predictor in models.predictors.items()
+                }
+            )
+            for pool, models in algorithm.client_models.items()
+        },
     )
 
 

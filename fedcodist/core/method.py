@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, Protocol
 
 import jax
+import numpy as np
 
 from fedcodist.core import keys
 from fedcodist.core.aggregation import Aggregate, ClientResult, Reduce
@@ -18,6 +19,7 @@ from fedcodist.core.inputs import ClientData, Selection
 from fedcodist.core.model import Model, Variables
 
 PyTree = Any
+FINE_TUNED = "_fine_tuned"  # ends the names of models after one more local training
 
 
 class PersonalModel(NamedTuple):
@@ -67,6 +69,8 @@ class FederatedMethod(NamedTuple):
       name: the method's name, for progress and tables.
       gradient: (message, client_state, data, key, hyper) -> the gradient of a client's loss on one batch
         at the model that it received, for diagnostics. None where a method does not define it.
+      fine_tune: (message, client_state, data, key, hyper) -> ClientResult: how a client adapts its
+        models to its own examples before it uses them, where that is not `client_update`.
     """
 
     model: Model
@@ -84,6 +88,7 @@ class FederatedMethod(NamedTuple):
     num_clients: int | None = None
     name: str = ""
     gradient: Callable[[PyTree, PyTree, ClientData, jax.Array, PyTree], PyTree] | None = None
+    fine_tune: Callable[[PyTree, PyTree, ClientData, jax.Array, PyTree], ClientResult] | None = None
 
 
 class HostState(Protocol):
@@ -117,6 +122,30 @@ class Predictor(NamedTuple):
     members: tuple[str, ...] = ()
 
 
+class ClientModels(NamedTuple):
+    """The models that clients would use, which are judged on each client's own examples.
+
+    Attributes:
+      clients: int32 [n], client indices in ascending order.
+      predictors: name -> Predictor, which gives outputs, loss and metrics. Its `variables` is not used.
+      variables: (state, client_state) -> name -> what `predict` gets of one client, Variables or an
+        ensemble. `state` is the algorithm's.
+      fine_tuned: (state, client_state, data, key, hyper) -> name -> Variables after the client has
+        trained on its examples `data` once more; names of `predictors`. None where methods do not
+        tell models before local training from those after it.
+      client_states: state -> leaves [n, ...], for clients whose models lie in the algorithm's state,
+        such as parties. Where None, they are those of the pool in the algorithm's `client_states`.
+    """
+
+    clients: np.ndarray
+    predictors: Mapping[str, Predictor]
+    variables: Callable[[PyTree, PyTree], dict[str, PyTree]]
+    fine_tuned: (
+        Callable[[PyTree, PyTree, ClientData, jax.Array, PyTree], dict[str, PyTree]] | None
+    ) = None
+    client_states: Callable[[PyTree], PyTree] | None = None
+
+
 class FederatedAlgorithm(NamedTuple):
     """A whole algorithm, as the experiment loop sees it. Every function is pure.
 
@@ -142,6 +171,7 @@ class FederatedAlgorithm(NamedTuple):
         clients under this name.
       host_state: what programs keep in the host's memory and look up there, such as MHD's stale
         checkpoints. None for most algorithms.
+      client_models: pool or architecture -> the models that its clients would use.
     """
 
     name: str
@@ -157,6 +187,7 @@ class FederatedAlgorithm(NamedTuple):
     notes: tuple[str, ...] = ()
     personal_models: Mapping[str, Mapping[str, PersonalModel]] = {}
     host_state: HostState | None = None
+    client_models: Mapping[str, ClientModels] = {}
 
 
 def single_model(model: Model, variables: Callable[[PyTree], Variables]) -> Predictor:

@@ -80,7 +80,7 @@ def write_report(
     title: str = "",
     ranking: RankingTable | None = None,
 ) -> ReportFiles:
-    """Writes accuracy.png, accuracy_by_bytes.png, loss.png, per_label_accuracy.png and report.html.
+    """Writes report.html and plots: accuracy, accuracy_by_bytes, loss, per_label_accuracy, clients.
 
     A plot without data is left out, and so are all plots without matplotlib. The HTML file contains the
     plots and refers to no other file. A ranking is on top of it, and in ranking.md and ranking.json.

@@ -78,6 +78,7 @@ PLOT_HEADINGS = {
     "accuracy_by_bytes.png": "Accuracy against bytes exchanged",
     "loss.png": "Loss over the rounds",
     "per_label_accuracy.png": "Accuracy per label",
+    "clients.png": "Accuracy of each client on its own examples",
 }
 
 
@@ -131,7 +132,13 @@ def _results_html(collection: Collection) -> str:
 
 
 def _per_client_html(collection: Collection) -> str:
-    shown = {"accuracy_mean": "mean", "accuracy_p10": "10th percentile", "accuracy_min": "minimum"}
+    shown = {
+        "accuracy_mean": "mean",
+        "accuracy_std": "deviation",
+        "accuracy_p10": "10th percentile",
+        "accuracy_worst_tenth": "worst tenth",
+        "accuracy_min": "minimum",
+    }
     cells = []
     for method in collection.methods:
         for model in collection.models:
@@ -151,8 +158,13 @@ def _per_client(
     groups = []
     for run, seed in method.members:
         record = run.records.get(Series(model, split, seed), {}).get(rounds[-1] if rounds else -1)
-        if mapping_of(record or {}, "per_client"):
-            groups.append(mapping_of(record or {}, "per_client"))
+        record = record or {}
+        if (
+            "clients" in record
+        ):  # judged on their own examples, whose metrics are means over clients
+            groups.append({**record, "accuracy_mean": record.get("accuracy")})
+        elif per_client := mapping_of(record, "per_client"):
+            groups.append(per_client)
     result = {}
     for metric in metrics:
         values = [value for shares in groups if (value := number_of(shares, metric)) is not None]

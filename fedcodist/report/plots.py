@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from fedcodist.config.registry import method_of
 from fedcodist.core.extras import install_command
 from fedcodist.report.accuracy_table import split_name
+from fedcodist.report.clients_plot import clients_plot
 from fedcodist.report.collection import Collection, Curve, Method, curve
 from fedcodist.report.costs import bytes_per_round, pool_of
 from fedcodist.report.runs import Series, mapping_of
@@ -33,6 +34,7 @@ def write_plots(collection: Collection, output: Path) -> list[Path]:
         "accuracy_by_bytes.png": _bytes_plot(collection),
         "loss.png": _loss_plot(collection),
         "per_label_accuracy.png": _per_label_plot(collection),
+        "clients.png": clients_plot(collection),
     }
     written = []
     for name, figure in plots.items():

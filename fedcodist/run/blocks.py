@@ -43,9 +43,10 @@ def in_blocks(
 
     Args:
       programs: the experiment's.
-      data: with resident data there are many rounds per dispatch, as many as take about two seconds;
-        with streamed data one round per dispatch, and `at_most` rounds. The first block has one round,
-        with either kind, so that the end of compilation is seen.
+      data: resident data on the devices, or streamed data. With resident data there are many rounds per
+        dispatch, as many as take about two seconds. With streamed data there is one round per dispatch,
+        and `at_most` rounds. The first block has one round, with either kind, so that the end of
+        compilation is seen.
       rounds: of the whole run, so that streaming reads no further.
       mesh: the programs'.
       seeds: uint32 [seeds], on the devices.
@@ -59,7 +60,6 @@ def in_blocks(
     if isinstance(data, StreamedData):
         assert host_client_states is not None
         return _streamed(programs, data, rounds, mesh, seeds, hyper, host_client_states)
-    on_devices = replicate(data, mesh)
     rounds_per_second = None
 
     def train(trained, round, at_most):
@@ -71,7 +71,7 @@ def in_blocks(
             count = from_all_processes(count)[0]  # processes' clocks differ
         began = time.monotonic()
         *after, history = programs.train(
-            *trained, seeds, np.int32(round), np.int32(count), hyper, on_devices
+            *trained, seeds, np.int32(round), np.int32(count), hyper, data
         )
         history = {name: np.asarray(values)[:, :count] for name, values in history.items()}
         # The first block's time is mostly compilation, so the second block is short.

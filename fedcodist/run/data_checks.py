@@ -19,6 +19,7 @@ from fedcodist.core.method import FederatedAlgorithm, Predictor, single_model
 from fedcodist.core.model import variable_shapes
 from fedcodist.core.tracing import strongly_typed, traced_once
 from fedcodist.data.column_values import check_32_bits, first_not_finite, least_and_largest
+from fedcodist.run.client_splits import all_splits
 from fedcodist.run.column_uses import (
     UNKNOWN,
     Followed,
@@ -76,10 +77,9 @@ def check_data(experiment: Any) -> None:
     tables |= {
         name: _Table(f"data set {name!r}", columns) for name, columns in data.data_sets.items()
     }
-    splits = dict(experiment.splits) | dict(experiment.final_splits)
     evaluated = {
         name: _Table(f"split {name!r}", split.columns, split.offsets[:-1], split.client_ids)
-        for name, split in splits.items()
+        for name, split in all_splits(experiment).items()
     }
     for table in (*tables.values(), *evaluated.values()):
         check_32_bits(table.where, table.columns)

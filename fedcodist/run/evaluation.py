@@ -1,7 +1,7 @@
 """Evaluation of one model on one split, whose examples the devices share."""
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -13,8 +13,10 @@ from fedcodist.core import metrics as metrics_lib
 from fedcodist.core.batches import Preprocess
 from fedcodist.core.devices import sum_over_devices, this_device
 from fedcodist.core.example_losses import checked_loss, checked_statistic
+from fedcodist.core.inputs import ClientData
 from fedcodist.core.labels import class_labels
 from fedcodist.core.method import Predictor
+from fedcodist.core.model import Model
 from fedcodist.core.summed_metrics import SummedMetric
 from fedcodist.data.federated_data import FederatedData
 
@@ -65,11 +67,7 @@ def evaluate(
       `<metric>_per_client` [clients] if there are several clients.
     """
     model = predictor.model
-    statistics = {
-        "loss": lambda outputs, batch: _with_ones(checked_loss(model.loss, outputs, batch))
-    }
-    for name, statistic in model.metrics.items():
-        statistics[name] = functools.partial(checked_statistic, name, statistic)
+    statistics = _statistics(model)
     count = split.client.shape[0]
     devices, device = this_device(axis_name)
     batch_size = min(batch_size, -(-count // devices))
@@ -83,18 +81,9 @@ def evaluate(
         computed = {name: statistic(outputs, batch) for name, statistic in statistics.items()}
         return computed, batch, mask
 
-    # A statistic is computed once for all its means, since a language model's is expensive.
-    of = lambda name: lambda computed, batch: computed[name]
-    of_sums = {
-        name: SummedMetric(of(name), metric.compute)
-        for name, metric in model.metrics.items()
-        if isinstance(metric, SummedMetric)
-    }
-    parts = {name: metrics_lib.mean(of(name)) for name in statistics if name not in of_sums}
-    sums: dict[str, Any] = {}
-    if of_sums:
-        sums = jax.eval_shape(computed_at, jnp.zeros((), jnp.int32))[0]
-        parts |= {name: metrics_lib.summed(part, sums[name]) for name, part in of_sums.items()}
+    of_sums = _summed_metrics(model)
+    sums = jax.eval_shape(computed_at, jnp.zeros((), jnp.int32))[0] if of_sums else {}
+    parts = _parts(statistics, of_sums, sums)
     clients = split.num_clients.shape[0]
     num_labels = max(model.num_classes, 2)  # a single logit has two labels
     has_labels = _has_labels(split.columns, model.num_classes)
@@ -109,10 +98,10 @@ def evaluate(
         # Only accuracies: precision among the examples of one label would lack false positives.
         if has_labels and name.startswith("accuracy"):
             parts[f"{name}_per_label"] = metrics_lib.grouped_mean(
-                of(name), lambda batch: class_labels(batch["label"], num_labels), num_labels
+                _of(name), lambda batch: class_labels(batch["label"], num_labels), num_labels
             )
         if clients > 1:
-            parts[f"{name}_per_client"] = metrics_lib.grouped_mean(of(name), client_of, clients)
+            parts[f"{name}_per_client"] = metrics_lib.grouped_mean(_of(name), client_of, clients)
 
     def step(index, accumulators):
         computed, batch, mask = computed_at(index)
@@ -125,6 +114,80 @@ def evaluate(
     accumulators = jax.lax.fori_loop(0, steps, step, accumulators)
     accumulators = sum_over_devices(accumulators, axis_name)
     return {name: metric.compute(accumulators[name]) for name, metric in parts.items()}
+
+
+def evaluate_client(
+    predictor: Predictor,
+    variables: PyTree,
+    data: ClientData,
+    batch_size: int,
+    preprocess: Preprocess,
+) -> dict[str, jax.Array]:
+    """All metrics of one model on one client's own examples: metric -> scalar or array.
+
+    Args:
+      predictor: the model; its `variables` is not used.
+      variables: the model's.
+      data: the client's examples. Without any, means are NaN.
+      batch_size: examples per step.
+      preprocess: as in `evaluate`.
+    """
+    statistics, of_sums = _statistics(predictor.model), _summed_metrics(predictor.model)
+    batch_size = min(batch_size, data.capacity)
+
+    def computed_at(index):
+        positions, indices, is_real = batches.places(index, batch_size, data.size)
+        rows = data.start + indices
+        batch = batches.read(data.columns, rows, preprocess, jax.random.key(0), positions)
+        outputs = predictor.predict(variables, batch)
+        computed = {name: statistic(outputs, batch) for name, statistic in statistics.items()}
+        return computed, batch, is_real.astype(jnp.float32)
+
+    sums = jax.eval_shape(computed_at, jnp.zeros((), jnp.int32))[0] if of_sums else {}
+    parts = _parts(statistics, of_sums, sums)
+
+    def step(index, accumulators):
+        computed, batch, mask = computed_at(index)
+        return {
+            name: metric.merge(accumulators[name], metric.evaluate(computed, batch, mask))
+            for name, metric in parts.items()
+        }
+
+    accumulators = {name: metric.init() for name, metric in parts.items()}
+    accumulators = jax.lax.fori_loop(0, -(-data.bound // batch_size), step, accumulators)
+    return {name: metric.compute(accumulators[name]) for name, metric in parts.items()}
+
+
+def _statistics(model: Model) -> dict[str, Callable[[Any, Any], Any]]:
+    """The loss and the metrics of a model: name -> (outputs, batch) -> values of its examples."""
+    return {
+        "loss": lambda outputs, batch: _with_ones(checked_loss(model.loss, outputs, batch)),
+        **{
+            name: functools.partial(checked_statistic, name, statistic)
+            for name, statistic in model.metrics.items()
+        },
+    }
+
+
+def _of(name: str) -> Callable[[Any, Any], Any]:
+    """A statistic that is computed already, once for all its means: a language model's is expensive."""
+    return lambda computed, batch: computed[name]
+
+
+def _summed_metrics(model: Model) -> dict[str, SummedMetric]:
+    return {
+        name: SummedMetric(_of(name), metric.compute)
+        for name, metric in model.metrics.items()
+        if isinstance(metric, SummedMetric)
+    }
+
+
+def _parts(
+    statistics: Mapping[str, Any], of_sums: Mapping[str, SummedMetric], sums: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The metrics over all examples, by name."""
+    parts = {name: metrics_lib.mean(_of(name)) for name in statistics if name not in of_sums}
+    return parts | {name: metrics_lib.summed(part, sums[name]) for name, part in of_sums.items()}
 
 
 def _with_ones(values: jax.Array) -> tuple[jax.Array, jax.Array]:

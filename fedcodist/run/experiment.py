@@ -28,7 +28,7 @@ from fedcodist.core.devices import from_all_processes
 from fedcodist.core.method import FederatedAlgorithm, by_member
 from fedcodist.core.model import Variables
 from fedcodist.core.padding_checks import collected
-from fedcodist.data.federated_data import federated_splits
+from fedcodist.data.federated_data import FederatedData, federated_splits
 from fedcodist.run.algorithm_checks import check_algorithm, check_selection
 from fedcodist.run.blocks import Trained, in_blocks
 from fedcodist.run.callbacks import (
@@ -39,6 +39,16 @@ from fedcodist.run.callbacks import (
     start_callbacks,
 )
 from fedcodist.run.checkpoint import Checkpoint, load_checkpoint, save_checkpoint, set_damaged_aside
+from fedcodist.run.client_evaluation import client_evaluation
+from fedcodist.run.client_metrics import (
+    CLIENTS,
+    ClientEvaluation,
+    ClientMetrics,
+    client_records,
+    load_clients,
+    save_clients,
+)
+from fedcodist.run.client_splits import ClientSplit, check_client_splits, checked_client_splits
 from fedcodist.run.data_checks import check_data
 from fedcodist.run.evaluation import evaluation_split
 from fedcodist.run.identity import identity_of
@@ -88,7 +98,11 @@ class Experiment(NamedTuple):
         that of `algorithm.init` where not given.
       evaluate_also: further rounds that are evaluated, such as those around a codistillation.
       evaluate_clients: the number of a pool's clients, evenly spread over it, whose personal models are
-        evaluated, such as FedKD's teachers; all where there are fewer.
+        evaluated on `splits`, such as FedKD's teachers; all where there are fewer.
+      client_splits: name -> ClientSplit, or FederatedData of each client's own examples. In every
+        evaluation the models that clients would use are measured on them, and in the last one
+        also after further local training, where the method tells the two apart.
+      final_client_splits: the same, but measured after the last round only: clients' test examples.
     """
 
     algorithm: FederatedAlgorithm
@@ -106,6 +120,8 @@ class Experiment(NamedTuple):
     start: PyTree = None
     evaluate_also: Collection[int] = ()
     evaluate_clients: int = 100
+    client_splits: Mapping[str, ClientSplit | FederatedData] = {}
+    final_client_splits: Mapping[str, ClientSplit | FederatedData] = {}
 
 
 class Kept(NamedTuple):
@@ -124,6 +140,7 @@ class Outcome(NamedTuple):
       summary: as in summary.json.
       state: the algorithm's last state, leaves [seeds, ...], for a later phase's `start`.
       kept: what a callback such as `KeepBest` has kept; None where none did.
+      clients: split -> model -> ClientMetrics of the last evaluation of `client_splits`.
     """
 
     records: list[Record]
@@ -131,6 +148,7 @@ class Outcome(NamedTuple):
     summary: dict[str, Any]
     state: PyTree = None
     kept: Kept | None = None
+    clients: Mapping[str, Mapping[str, ClientMetrics]] = {}
 
 
 def run_experiment(
@@ -221,15 +239,21 @@ def _run(
     device_seeds = replicate(seeds, mesh)
     hyper = replicate(jax.tree.map(_as_float, algorithm.hyper), mesh)
     splits = _on_devices(experiment.splits, mesh)
-    host_client_states = None
-    if isinstance(experiment.data, StreamedData):
+    host_client_states, data = None, experiment.data
+    if isinstance(data, StreamedData):
         host_client_states = HostClientStates(algorithm.client_states, experiment.seeds)
+    else:
+        data = replicate(data, mesh)
     trained, first_round, notes = _start(
         programs, device_seeds, mesh, folder, experiment, host_client_states
     )
     train = in_blocks(
-        programs, experiment.data, experiment.rounds, mesh, device_seeds, hyper, host_client_states
+        programs, data, experiment.rounds, mesh, device_seeds, hyper, host_client_states
     )
+    evaluate_clients = client_evaluation(
+        programs, experiment, data, mesh, device_seeds, hyper, host_client_states
+    )
+    clients: ClientEvaluation = {}
     evaluate = _evaluation(programs, experiment, mesh, host_client_states)
 
     records: list[Record] = folder.records(WHAT_IS_MEASURED) if folder and is_writer else []
@@ -245,6 +269,20 @@ def _run(
         models = lambda: dict(_models(algorithm, _on_host(trained.state)))
         return call_callbacks(callbacks, new, models, records)
 
+    def of_clients(round, is_last):
+        """Metrics lines of the client splits; keeps every client's metrics."""
+        nonlocal clients
+        measured: Any = {
+            **experiment.client_splits,
+            **(experiment.final_client_splits if is_last else {}),
+        }
+        if not measured:
+            return []
+        clients = evaluate_clients(trained.state, trained.client_states, measured, is_last)
+        if folder and is_writer:
+            save_clients(folder.path / CLIENTS, round, clients)
+        return client_records(round, clients, seeds)
+
     def report(round, history):
         """Evaluates, shows and logs; returns what callbacks decide."""
         _check_finite_models(round, programs.finite(trained.state), seeds)
@@ -254,13 +292,16 @@ def _run(
             evaluation |= evaluate(trained, _on_devices(experiment.final_splits, mesh))
         new = evaluation_records(round, evaluation, seeds)
         text = current_text(new)
+        new += of_clients(round, is_last)
         new += training_records(round, history, seeds)
         decision = log(new)
         if decision.keep:
             kept_state.keep(round, _whole(algorithm, trained, host_client_states))
-        if decision.stop and not is_last and experiment.final_splits:
-            evaluation = evaluate(trained, _on_devices(experiment.final_splits, mesh))
-            log(evaluation_records(round, evaluation, seeds))
+        if decision.stop and not is_last:
+            final = {}
+            if experiment.final_splits:
+                final = evaluate(trained, _on_devices(experiment.final_splits, mesh))
+            log(evaluation_records(round, final, seeds) + of_clients(round, is_last=True))
         show(round, text)
         return "" if is_last else decision.stop
 
@@ -314,7 +355,9 @@ def _run(
         folder.write_summary(summary)
     if is_shown:
         _print_final(name, experiment, summary, was_finished)
-    return Outcome(records, variables, summary, trained.state, kept)
+    if was_finished and folder:
+        clients = load_clients(folder.path / CLIENTS)
+    return Outcome(records, variables, summary, trained.state, kept, clients)
 
 
 def _whole(algorithm, trained, host_client_states):
@@ -421,6 +464,7 @@ def check_experiment(experiment: Experiment) -> int:
         raise ValueError("splits must name at least one split to evaluate, got none.")
     if both := sorted(set(experiment.splits) & set(experiment.final_splits)):
         raise ValueError(f"final_splits must not name a split that splits has, got {both[0]!r}.")
+    check_client_splits(experiment)
     every = experiment.evaluate_every
     if experiment.checkpoint_every is not None:
         every = experiment.checkpoint_every
@@ -476,6 +520,10 @@ def _check_storable(name: str, value: Any) -> None:
 
 def _with_federated_splits(experiment: Experiment) -> Experiment:
     return experiment._replace(
+        client_splits=checked_client_splits("client_splits", experiment.client_splits),
+        final_client_splits=checked_client_splits(
+            "final_client_splits", experiment.final_client_splits
+        ),
         splits=federated_splits("splits", experiment.splits),
         final_splits=federated_splits("final_splits", experiment.final_splits),
     )

@@ -24,6 +24,7 @@ import numpy as np
 from fedcodist.core.for_each_client import Execution
 from fedcodist.data.column_values import give_back_pages
 from fedcodist.data.federated_data import FederatedData
+from fedcodist.run.client_splits import all_splits
 
 PyTree = Any
 # Of larger columns only blocks, evenly spread over them, are digested.
@@ -114,6 +115,9 @@ def identity_of(
     settings: dict[str, Any] = {name: getattr(experiment, name) for name in _SETTINGS}
     settings["evaluate_also"] = sorted(int(round) for round in experiment.evaluate_also)
     settings["final_splits"] = sorted(experiment.final_splits)
+    for name in ("client_splits", "final_client_splits"):
+        if getattr(experiment, name):
+            settings[name] = sorted(getattr(experiment, name))
     preprocess = _Description()
     preprocess.add("evaluation_preprocess", experiment.evaluation_preprocess)
     settings |= preprocess.entries
@@ -182,7 +186,7 @@ def _until(rounds: int, part: Any) -> Any:
 
 
 def _data(experiment: Any) -> dict[str, Any]:
-    data, splits = experiment.data, {**experiment.splits, **experiment.final_splits}
+    data, splits = experiment.data, all_splits(experiment)
     return {
         "clients": _of_clients(data.columns, data.sizes),
         "data_sets": {name: _columns(columns) for name, columns in data.data_sets.items()},

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from fedcodist.core.model import Variables, parameter_count
+from fedcodist.run.client_metrics import spread
 
 Record = dict[str, Any]
 # The keys of a metrics line that are no metrics.
@@ -42,14 +43,12 @@ def evaluation_records(
 
 
 def _spread(metric: str, values: np.ndarray) -> Record:
-    """Mean, 10th percentile and minimum of a metric over the clients for which it is defined."""
-    values = values[np.isfinite(values)].astype(np.float64)
-    if not values.size:  # precision, where no client's model predicts the class
-        values = np.array([np.nan])
+    """A metric's mean and spread over the clients for which it is defined."""
+    defined = values[np.isfinite(values)].astype(np.float64)
+    mean = defined.mean() if defined.size else np.nan
     return {
-        f"{metric}_mean": _plain(values.mean()),
-        f"{metric}_p10": _plain(np.percentile(values, 10)),
-        f"{metric}_min": _plain(values.min()),
+        f"{metric}_mean": _plain(mean),
+        **{f"{metric}_{name}": _plain(value) for name, value in spread(values).items()},
     }
 
 

@@ -12,6 +12,7 @@ from fedcodist.core.example_losses import WrongShape
 from fedcodist.core.method import FederatedAlgorithm, PersonalModel, Predictor, single_model
 from fedcodist.core.model import Variables
 from fedcodist.core.padding_checks import Filled
+from fedcodist.run.client_splits import all_splits
 from fedcodist.run.evaluation import EvaluationSplit, evaluate
 from fedcodist.run.sources import ResidentData, StreamedData
 
@@ -63,7 +64,7 @@ def _check_evaluation(
 ) -> None:
     """Evaluates every model on every split, by shape."""
     seen = set()
-    for split, data in {**experiment.splits, **experiment.final_splits}.items():
+    for split, data in all_splits(experiment).items():
         columns = {name: _shape(column) for name, column in data.columns.items()}
         examples = EvaluationSplit(
             columns,

@@ -6,7 +6,7 @@ examples. On one device there is no mesh.
 """
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -15,13 +15,17 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from fedcodist.core import keys
+from fedcodist.core.aggregation import ClientResult
 from fedcodist.core.batches import Preprocess
 from fedcodist.core.client_states import gather, scatter
-from fedcodist.core.inputs import Inputs, Round
-from fedcodist.core.method import FederatedAlgorithm, by_member, single_model
+from fedcodist.core.for_each_client import for_each_client
+from fedcodist.core.inputs import ClientData, Cohort, Inputs, Round
+from fedcodist.core.method import ClientModels, FederatedAlgorithm, by_member, single_model
 from fedcodist.core.model import is_finite
 from fedcodist.core.tracing import strongly_typed, traced_once
 from fedcodist.run.evaluation import evaluate as evaluate_predictor
+from fedcodist.run.evaluation import evaluate_client
 from fedcodist.run.sources import ResidentData
 
 PyTree = Any
@@ -46,6 +50,9 @@ class Programs(NamedTuple):
       evaluate_personal: (state, pool -> client states [S, n, ...], pool -> int32 [clients], indices of
         those to evaluate, split -> EvaluationSplit) -> split -> personal model -> metric ->
         [S, clients, ...]. Clients are evaluated one after another.
+      evaluate_clients: pool or architecture -> (state, client states [S, n, ...], int32 [clients] each
+        client's place among them, seeds, hyper, test Cohort, training Cohort or None) -> model ->
+        metric -> [S, clients]. With a training Cohort fine-tuned models are measured too.
     """
 
     init: Callable[..., Any]
@@ -55,6 +62,7 @@ class Programs(NamedTuple):
     evaluate: Callable[..., Any]
     finite: Callable[..., Any]
     evaluate_personal: Callable[..., Any]
+    evaluate_clients: Mapping[str, Callable[..., Any]]
 
 
 def all_devices() -> Mesh | None:
@@ -167,6 +175,19 @@ def build_programs(
         evaluate=compiled(evaluate),
         finite=compiled(finite),
         evaluate_personal=compiled(evaluate_personal),
+        evaluate_clients={
+            group: compiled(
+                _of_clients(
+                    models,
+                    group,
+                    over_seeds,
+                    evaluation_batch_size,
+                    evaluation_preprocess,
+                    axis,
+                )
+            )
+            for group, models in algorithm.client_models.items()
+        },
     )
 
 
@@ -286,6 +307,52 @@ def _evaluation(algorithm, over_seeds, measure):
         return over_seeds(one_seed)(state, client_states)
 
     return evaluate, finite, evaluate_personal
+
+
+def _of_clients(
+    models: ClientModels,
+    group: str,
+    over_seeds: Callable[..., Any],
+    batch_size: int,
+    preprocess: Preprocess,
+    axis_name: str | None,
+) -> Callable[..., Any]:
+    """Returns `Programs.evaluate_clients` of one pool or architecture."""
+
+    def evaluate_clients(
+        state, client_states, places, seeds, hyper, tested: Cohort, trained: Cohort | None
+    ):
+        def one_seed(state, client_states, seed):
+            stored = client_states
+            if models.client_states is not None:
+                stored = models.client_states(state)
+            chosen = jax.tree.map(lambda leaf: leaf[places], stored)
+            slots = (chosen, *((trained.starts, trained.sizes) if trained is not None else ()))
+
+            def measured(_, slot, data, key):
+                client_state, *rows = slot
+                variables = models.variables(state, client_state)
+                if trained is not None and models.fine_tuned is not None:
+                    start, size = rows
+                    own = ClientData(trained.columns, start, size, size, trained.capacity, False)
+                    variables |= models.fine_tuned(state, client_state, own, key, hyper)
+                metrics: Any = {
+                    name: evaluate_client(
+                        models.predictors[name], values, data, batch_size, preprocess
+                    )
+                    for name, values in variables.items()
+                }
+                return ClientResult((), {}, jnp.ones(()), (), metrics)
+
+            key = keys.derive(jax.random.key(seed), "evaluate_clients", group)
+            nothing = lambda result, key: ()
+            return for_each_client(
+                measured, nothing, (), slots, tested, key, axis_name=axis_name
+            ).metrics
+
+        return over_seeds(one_seed)(state, client_states, seeds)
+
+    return evaluate_clients
 
 
 def _streamed_specs(*arguments):

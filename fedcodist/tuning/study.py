@@ -27,6 +27,7 @@ from optuna.trial import FrozenTrial, TrialState
 from fedcodist.config.registry import BASELINE
 from fedcodist.report.points import thin
 from fedcodist.run.commit import running_commit
+from fedcodist.run.identity import first_difference
 from fedcodist.tuning.search_space import Space
 
 ERRORS = (optuna.exceptions.OptunaError, sqlalchemy.exc.SQLAlchemyError, OSError)
@@ -84,6 +85,7 @@ class Plan(NamedTuple):
       name: the study's name in it.
       settings: flat settings of the experiment without the tuned ones; the same for the whole study.
       space: the search space; the same for the whole study.
+      determined_by: what else the trials' results depend on, as JSON: data and code of one's own.
       first: values of the first trial by dimension; missing ones are drawn.
       trials: finished and pruned trials that the study is to have.
       seed: of the sampler.
@@ -96,6 +98,7 @@ class Plan(NamedTuple):
     name: str
     settings: Mapping[str, Any]
     space: Space
+    determined_by: Mapping[str, Any]
     first: Mapping[str, float]
     trials: int
     seed: int
@@ -109,11 +112,18 @@ def open_study(plan: Plan, worker: Worker) -> optuna.Study:
     """Makes the study, or continues it.
 
     Raises:
-      ValueError: the study was made with another config or search space.
+      ValueError: the study was made with another config or search space, other data or other code.
       One of ERRORS: the file cannot be used.
     """
     guarded = json.loads(
-        json.dumps({"space": plan.space, "config": dict(plan.settings)}, default=str)
+        json.dumps(
+            {
+                "space": plan.space,
+                "config": dict(plan.settings),
+                "determined_by": dict(plan.determined_by),
+            },
+            default=str,
+        )
     )
     with worker.turn():
         study = optuna.create_study(
@@ -311,6 +321,8 @@ def _difference(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> str | Non
             left, right = (side[part].get(name, "nothing") for side in (theirs, ours))
             if left != right:
                 return f"{text}: {name} is {left!r} there and {right!r} here"
+    if difference := first_difference(theirs.get("determined_by", {}), ours["determined_by"]):
+        return f"other data or code: {difference}"
     return None
 
 

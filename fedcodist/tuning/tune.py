@@ -53,7 +53,14 @@ _READY = "FEDCODIST_TUNE_READY"
 # The first of these splits that the data have gives a trial its value.
 _HELD_OUT = ("held_out", "validation")
 # Settings that a trial does not depend on and may not change.
-_NOT_SETTINGS = ("execution.", "tuning.", "evaluation.splits", "evaluation.final_splits")
+_NOT_SETTINGS = (
+    "execution.",
+    "tuning.",
+    "evaluation.splits",
+    "evaluation.final_splits",
+    "evaluation.client_splits",
+    "evaluation.final_client_splits",
+)
 
 
 def main(arguments: list[str]) -> int:
@@ -215,6 +222,8 @@ def _work(values: flags.FlagValues) -> int:
     _end_with_the_supervisor()
     launch.take_cores(rank, count)
     compilation_cache.cache_compilations()
+    from fedcodist.config.referenced_code import described_references
+    from fedcodist.run.identity import identity_of
     from fedcodist.tuning import study as studies
 
     command_line.show_warnings(rank == 0)
@@ -235,6 +244,10 @@ def _work(values: flags.FlagValues) -> int:
             seed=values.seed,
             pruner=values.pruner,
             command=shlex.join(["python", "-m", "fedcodist.tuning.tune", *sys.argv[1:]]),
+            determined_by={
+                "data": identity_of(experiment, has_config=True).content["data"],
+                "code": described_references(config),
+            },
         )
         worker = studies.Worker(plan.storage)
         study = studies.open_study(plan, worker)
@@ -279,6 +292,7 @@ def held_out_experiment(config: ConfigDict) -> "tuple[Experiment, HyperOf]":
     split = next((name for name in _HELD_OUT if name in data.splits), _HELD_OUT[0])
     with config.unlocked(), config.ignore_type():
         config.evaluation.update(splits=(split,), final_splits=())
+        config.evaluation.update(client_splits=(), final_client_splits=())
     with as_settings(config):
         experiment = build_experiment(config, data)
         check_experiment(experiment)

@@ -17,6 +17,8 @@ from fedcodist import report
 from fedcodist.config.registry import METHOD_NAMES, run_title
 from fedcodist.report import accuracy_table, costs, plots
 from fedcodist.report import collection as collection_lib
+from fedcodist.report.clients_plot import clients_plot
+from fedcodist.run.client_metrics import CLIENTS, ClientMetrics, save_clients
 
 ROOT = Path(report.__file__).resolve().parents[2]
 PARAMETERS = {"small": 5_000, "large": 20_000}
@@ -521,3 +523,31 @@ def test_command_starts_without_jax_and_ends_with_its_status(tmp_path):
     )
     assert run.returncode == 2
     assert "Traceback" not in run.stderr
+
+
+def test_clients_are_plotted_from_the_lowest_to_the_highest(tmp_path):
+    folder = tmp_path / "run"
+    write_run(folder)
+    measured = {
+        model: ClientMetrics(
+            np.arange(4), np.full(4, 5), {"accuracy": np.array([values]), "loss": np.ones((1, 4))}
+        )
+        for model, values in {
+            "small": [0.8, 0.2, 0.6, 0.4],
+            "small_fine_tuned": [0.9, 0.8, 0.7, 1.0],
+        }.items()
+    }
+    save_clients(folder / CLIENTS, 100, {"client_test": measured})
+    figure = clients_plot(collection_lib.collect([tmp_path]))
+    (axes,) = figure.axes
+    shown = {line.get_label().split(", ")[-1]: line.get_ydata().tolist() for line in axes.lines}
+    assert shown["small"] == pytest.approx([20, 40, 60, 80])
+    assert shown["small_fine_tuned"] == pytest.approx([70, 80, 90, 100])
+    files = report.write_report(collection_lib.collect([tmp_path]), tmp_path / "out")
+    assert "clients.png" in [path.name for path in files.plots]
+    assert "Accuracy of each client on its own examples" in files.html.read_text()
+
+
+def test_without_measured_clients_there_is_no_such_plot(tmp_path):
+    write_run(tmp_path / "run")
+    assert clients_plot(collection_lib.collect([tmp_path])) is None

@@ -63,6 +63,7 @@ def with_space(config: ConfigDict, *space) -> ConfigDict:
 
 def make_plan(config, tmp_path, **options):
     defaults = dict(name="study", trials=4, seed=0, pruner="none", command="the command")
+    defaults["determined_by"] = {}
     options = {"storage": tmp_path / "runs" / "tuning.db", **defaults, **options}
     return tune.make_plan(config, search_space.search_space(config), **options)
 
@@ -471,6 +472,22 @@ def test_a_study_that_was_stopped_goes_on_as_if_it_had_not_been(pretend, tmp_pat
     assert parameters(second) == parameters(whole)
     _, counts = run_study(make_plan(config, tmp_path, trials=12))
     assert counts.total() == 0
+
+
+def test_a_study_does_not_go_on_with_other_data_or_code(pretend, tmp_path):
+    of = lambda **changed: {"data": {"clients": {"image": "a"}}, "code": {}, **changed}
+    run_study(make_plan(alpha_config(), tmp_path, trials=2, determined_by=of()))
+    for changed, message in (
+        (
+            of(data={"clients": {"image": "b"}}),
+            "other data or code: data.clients.image is 'a' there",
+        ),
+        (of(code={"parties.networks": "new"}), "other data or code: code.parties.networks"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            open_study(make_plan(alpha_config(), tmp_path, trials=3, determined_by=changed))
+    opened, _ = run_study(make_plan(alpha_config(), tmp_path, trials=3, determined_by=of()))
+    assert len(opened.trials) == 3
 
 
 def test_trials_are_within_bounds_and_differ_with_the_seed(pretend, tmp_path):

@@ -117,9 +117,10 @@ def with_client_ensembles(
 
     def of_fed_sdd(reader):
         """A Predictor or a PersonalModel that finds FedSDD's state within this one's."""
-        return reader._replace(
-            variables=lambda state, *more: reader.variables(state.fed_sdd, *more)
-        )
+        return reader._replace(variables=within(reader.variables))
+
+    def within(function):
+        return lambda state, *more: function(state.fed_sdd, *more)
 
     predictors = {name: of_fed_sdd(reader) for name, reader in plain.predictors.items()}
     predictors |= {kind: _predictor(model, kind) for kind in measured}
@@ -130,6 +131,12 @@ def with_client_ensembles(
         personal_models={
             name: {kind: of_fed_sdd(reader) for kind, reader in readers.items()}
             for name, readers in plain.personal_models.items()
+        },
+        client_models={
+            name: models._replace(
+                variables=within(models.variables), fine_tuned=within(models.fine_tuned)
+            )
+            for name, models in plain.client_models.items()
         },
     )
 

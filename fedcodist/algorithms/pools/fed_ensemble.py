@@ -12,6 +12,7 @@ import numpy as np
 from fedcodist.algorithms.pools.cohorts import draw_cohort
 from fedcodist.algorithms.pools.grouped_models import (
     ENSEMBLE,
+    MAIN,
     groups_of,
     stacked_models,
     train_groups,
@@ -22,7 +23,7 @@ from fedcodist.core.arguments import check_arguments
 from fedcodist.core.checks import check_integer
 from fedcodist.core.for_each_client import Execution
 from fedcodist.core.inputs import Selection
-from fedcodist.core.method import FederatedAlgorithm
+from fedcodist.core.method import ClientModels, FederatedAlgorithm
 from fedcodist.core.shuffling import permuted_positions
 from fedcodist.distillation.ensembles import ensemble_predictor, equal_weights
 
@@ -80,10 +81,18 @@ def fed_ensemble(
         models, trained = train_groups(groups, models, client_states, round, hyper, execution)
         return models, trained.client_states, trained.metrics
 
-    algorithm = assemble("fed_ensemble", groups, columns, pool.method.hyper, round_)
+    same = lambda hyper: dict.fromkeys(groups, hyper)
+    algorithm = assemble(
+        "fed_ensemble", groups, columns, pool.method.hyper, round_, hyper_of_methods=same
+    )
     # What is predicted is the mean of all models' logits.
     members = lambda models: equal_weights(stacked_models(groups, models))
     ensemble = ensemble_predictor(pool.method.model, members)
+    of_clients = ClientModels(
+        pool.clients, {ENSEMBLE: ensemble}, lambda models, _: {ENSEMBLE: members(models)}
+    )
     return algorithm._replace(
-        select=select, predictors={**algorithm.predictors, ENSEMBLE: ensemble}
+        select=select,
+        predictors={**algorithm.predictors, ENSEMBLE: ensemble},
+        client_models={MAIN: of_clients},
     )

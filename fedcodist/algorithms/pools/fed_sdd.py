@@ -190,10 +190,17 @@ def fed_sdd(
         round_,
         data_set_sizes={UNLABELLED: num_unlabelled} if distillation.steps else {},
         servers=lambda state: state.models,
+        hyper_of_methods=lambda hyper: dict.fromkeys(groups, hyper.method),
     )
     ensemble = ensemble_predictor(method.model, buffer_ensemble)
     predictors = {**algorithm.predictors, ENSEMBLE: ensemble}
-    return algorithm._replace(init=init, select=select, predictors=predictors)
+    return algorithm._replace(
+        init=init,
+        select=select,
+        predictors=predictors,
+        # Clients use the main model, whichever they train.
+        client_models={MAIN: algorithm.client_models[MAIN]},
+    )
 
 
 def buffered(state: FedSDDState, newest: Variables, round: jax.Array) -> FedSDDState:

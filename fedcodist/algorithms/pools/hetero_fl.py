@@ -133,7 +133,9 @@ def hetero_fl(
         state = whole.server_update(state, Aggregate(update, {}, weight), round.index, hyper)
         return state, trained.client_states, trained.metrics
 
-    algorithm = assemble("hetero_fl", pools, columns, hyper, round_, servers=same)
+    algorithm = assemble(
+        "hetero_fl", pools, columns, hyper, round_, servers=same, hyper_of_methods=same
+    )
     return algorithm._replace(init=lambda key: whole.init(keys.derive(key, "init", start)))
 
 

@@ -133,6 +133,7 @@ def merged_codistillation(
         round_,
         select_examples,
         {UNLABELLED: num_unlabelled},
+        hyper_of_methods=lambda hyper: hyper.codistillation.methods,
     )
 
 

@@ -13,8 +13,15 @@ from fedcodist.core.checks import check_clients, check_columns, check_integer, c
 from fedcodist.core.client_states import ClientStates
 from fedcodist.core.communication import communication_of
 from fedcodist.core.inputs import Selection
-from fedcodist.core.method import FederatedAlgorithm, FederatedMethod, PersonalModel, single_model
-from fedcodist.core.model import is_finite
+from fedcodist.core.method import (
+    FINE_TUNED,
+    ClientModels,
+    FederatedAlgorithm,
+    FederatedMethod,
+    PersonalModel,
+    single_model,
+)
+from fedcodist.core.model import Variables, is_finite
 
 PyTree = Any
 
@@ -42,6 +49,7 @@ def assemble(
     select_examples: Callable[[jax.Array, jax.Array], dict[str, jax.Array]] = lambda round, key: {},
     data_set_sizes: Mapping[str, int] = {},
     servers: Callable[[PyTree], Mapping[str, PyTree]] | None = None,
+    hyper_of_methods: Callable[[PyTree], Mapping[str, PyTree]] = lambda hyper: hyper,
 ) -> FederatedAlgorithm:
     """Makes an algorithm of pools and a round.
 
@@ -51,6 +59,7 @@ def assemble(
       select_examples: (round, key) -> data set -> places of a round's examples that are not clients'.
       data_set_sizes: data set -> examples that it must have.
       servers: state -> pool -> the method's server; the state itself where not given.
+      hyper_of_methods: `hyper` -> pool -> the method's hyper-parameters.
     """
     has_server = servers is None
     servers = servers or (lambda state: state)
@@ -99,7 +108,58 @@ def assemble(
         num_clients=1 + max(int(pool.clients[-1]) for pool in pools.values()),
         data_set_sizes=data_set_sizes,
         personal_models={n: personal(n, pool.method) for n, pool in pools.items()},
+        client_models={
+            n: client_models(n, pool, servers, hyper_of_methods) for n, pool in pools.items()
+        },
     )
+
+
+def client_models(
+    name: str,
+    pool: Pool,
+    servers: Callable[[PyTree], Mapping[str, PyTree]],
+    hyper_of_methods: Callable[[PyTree], Mapping[str, PyTree]],
+) -> ClientModels:
+    """What a pool's clients would use: the shared model and personal ones, as they are and fine-tuned.
+
+    Args:
+      name: the pool's, which is the shared model's too; personal models are `<pool>_<name>`, and a
+        model after local training is `<model>_fine_tuned`.
+      pool: its clients and method.
+      servers, hyper_of_methods: as `assemble` has them.
+    """
+    method = pool.method
+
+    def models(server, client_state):
+        return {
+            f"{name}_{called}": personal.variables(server, client_state)
+            for called, personal in method.personal_models.items()
+        }
+
+    def variables(state, client_state):
+        server = servers(state)[name]
+        return {name: method.variables(server), **models(server, client_state)}
+
+    def fine_tuned(state, client_state, data, key, hyper):
+        server = servers(state)[name]
+        message = method.broadcast(server)
+        fine_tune = method.fine_tune or method.client_update
+        result = fine_tune(message, client_state, data, key, hyper_of_methods(hyper)[name])
+        after = models(server, result.client_state)
+        if method.sends_models:
+            trained = jax.tree.map(jnp.subtract, message.params, result.update)
+            after[name] = Variables(trained, result.mutable)
+        return {f"{model}{FINE_TUNED}": values for model, values in after.items()}
+
+    predictors = {
+        name: single_model(method.model, lambda values: values),
+        **{
+            f"{name}_{called}": single_model(personal.model, lambda values: values)
+            for called, personal in method.personal_models.items()
+        },
+    }
+    predictors |= {f"{model}{FINE_TUNED}": predictor for model, predictor in predictors.items()}
+    return ClientModels(pool.clients, predictors, variables, fine_tuned)
 
 
 def _personal_models(

@@ -1,0 +1,82 @@
+"""How accuracy is spread over the clients, each judged on its own examples."""
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from fedcodist.config.registry import method_of
+from fedcodist.report.accuracy_table import split_name
+from fedcodist.report.collection import Collection, Method
+from fedcodist.report.styles import LINES, styles
+from fedcodist.run.client_metrics import CLIENTS, load_clients
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_ACCURACY, _MOST_PANELS = "accuracy", 3
+
+
+def clients_plot(collection: Collection) -> "Figure | None":
+    """Each method's clients from the lowest to the highest accuracy, a panel for each split.
+
+    A client's accuracy is its mean over seeds. A method's first model has a solid line; others, such as
+    personal and fine-tuned ones, have broken lines. None where no run has measured clients.
+    """
+    from matplotlib.figure import Figure
+
+    panels: dict[str, dict[tuple[int, str], np.ndarray]] = {}
+    for index, method in enumerate(collection.methods):
+        for (split, model), values in _by_client(method).items():
+            panels.setdefault(split, {})[index, model] = 100 * np.sort(values)
+    if not panels:
+        return None
+    splits = list(panels)[:_MOST_PANELS]
+    figure = Figure(figsize=(4.6 * len(splits) + 0.6, 4.4), layout="constrained")
+    grid = figure.subplots(1, len(splits), squeeze=False, sharey=True)[0]
+    colours = [c for c, _ in styles([method_of(m.runs[0].config) for m in collection.methods])]
+    models = list(dict.fromkeys(model for curves in panels.values() for _, model in curves))
+    for axes, split in zip(grid, splits, strict=True):
+        for (index, model), values in panels[split].items():
+            label = collection.methods[index].label
+            axes.plot(
+                100 * (np.arange(len(values)) + 0.5) / len(values),
+                values,
+                LINES[models.index(model) % len(LINES)],
+                color=colours[index],
+                label=f"{label}, {model}".replace("$", r"\$") if len(models) > 1 else label,
+                linewidth=1.4,
+            )
+        axes.set_xlabel("Clients, lowest accuracy first (%)")
+        axes.set_title(split_name(split), fontsize=10)
+        axes.set_xlim(0, 100)
+        axes.grid(alpha=0.25)
+    grid[0].set_ylabel("Accuracy on the client's own examples (%)")
+    handles = {
+        label: handle
+        for axes in grid
+        for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)
+    }
+    figure.legend(
+        list(handles.values()),
+        list(handles),
+        loc="outside lower center",
+        ncols=2,
+        fontsize=9,
+        frameon=False,
+    )
+    return figure
+
+
+def _by_client(method: Method) -> dict[tuple[str, str], np.ndarray]:
+    """(split, model) -> accuracy of every client [clients], the mean over all seeds of all runs."""
+    found: dict[tuple[str, str], list[np.ndarray]] = {}
+    for run in method.runs:
+        for split, models in load_clients(run.folder / CLIENTS).items():
+            for model, measured in models.items():
+                if _ACCURACY in measured.metrics:
+                    found.setdefault((split, model), []).extend(measured.metrics[_ACCURACY])
+    return {
+        where: np.mean(values, axis=0)
+        for where, values in found.items()
+        if len({len(value) for value in values}) == 1
+    }

@@ -1,0 +1,127 @@
+"""What was measured of each client: metrics lines of its distribution, and the file clients.npz."""
+
+import os
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+CLIENTS = "clients.npz"
+_INDEX, _EXAMPLES = "client", "examples"  # arrays of clients.npz that are no metrics
+
+
+class ClientMetrics(NamedTuple):
+    """What was measured of one model on a split.
+
+    Attributes:
+      clients: int32 [clients], indices of those who were measured, ascending.
+      examples: int64 [clients], how many examples each was measured on.
+      metrics: name -> [seeds, clients]; the loss is one of them.
+    """
+
+    clients: np.ndarray
+    examples: np.ndarray
+    metrics: dict[str, np.ndarray]
+
+
+ClientEvaluation = Mapping[str, Mapping[str, ClientMetrics]]  # split -> model -> ClientMetrics
+
+
+def client_records(
+    round: int, evaluation: ClientEvaluation, seeds: np.ndarray
+) -> list[dict[str, Any]]:
+    """Metrics lines of an evaluation of clients.
+
+    A metric is its mean over clients. For every metric but the loss there are also `<metric>_weighted`,
+    the mean weighted by clients' numbers of test examples, `<metric>_std`, `_min`, `_p10`, the 10th
+    percentile, and `_worst_tenth`, the mean over the tenth of clients with the lowest values.
+    """
+    return [
+        {
+            "round": round,
+            "model": model,
+            "split": split,
+            "seed": int(seed),
+            "clients": len(measured.clients),
+            **{
+                name: value
+                for metric, values in measured.metrics.items()
+                if values.ndim == 2
+                for name, value in _over_clients(metric, values[index], measured.examples).items()
+            },
+        }
+        for split, models in evaluation.items()
+        for model, measured in models.items()
+        for index, seed in enumerate(seeds)
+    ]
+
+
+def spread(values: np.ndarray) -> dict[str, float]:
+    """A metric over clients, NaN left out: standard deviation, minimum, 10th percentile, worst tenth."""
+    values = np.sort(values[np.isfinite(values)].astype(np.float64))
+    if not values.size:  # precision, where no client's model predicts the class
+        values = np.array([np.nan])
+    return {
+        "std": float(values.std()),
+        "min": float(values[0]),
+        "p10": float(np.percentile(values, 10)),
+        "worst_tenth": float(values[: -(-values.size // 10)].mean()),
+    }
+
+
+def save_clients(path: Path, round: int, evaluation: ClientEvaluation) -> None:
+    """Writes every client's metrics: `<split>/<model>/<metric>` [seeds, clients], in one step.
+
+    Beside them are `<split>/<model>/client`, the clients' indices, `<split>/<model>/examples`, how many
+    examples each was measured on, and `round`.
+    """
+    arrays: dict[str, Any] = {"round": np.int64(round)}
+    for split, models in evaluation.items():
+        for model, measured in models.items():
+            arrays[f"{split}/{model}/{_INDEX}"] = measured.clients
+            arrays[f"{split}/{model}/{_EXAMPLES}"] = measured.examples
+            for metric, values in measured.metrics.items():
+                arrays[f"{split}/{model}/{metric}"] = values
+    partial = path.with_name(f"{path.name}.partial")
+    with open(partial, "wb") as file:
+        np.savez_compressed(file, **arrays)
+    os.replace(partial, path)
+
+
+def load_clients(path: Path) -> dict[str, dict[str, ClientMetrics]]:
+    """Reads what `save_clients` wrote; nothing where there is no file.
+
+    Raises:
+      ValueError: names the file that is damaged.
+    """
+    if not path.is_file():
+        return {}
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            arrays = {name: file[name] for name in file.files if name != "round"}
+    except (OSError, ValueError, zipfile.BadZipFile, EOFError) as error:
+        raise ValueError(f"{path} is damaged: {error}") from None
+    evaluation: dict[str, dict[str, ClientMetrics]] = {}
+    for name in arrays:
+        split, model, metric = name.split("/")
+        models = evaluation.setdefault(split, {})
+        if model not in models:
+            of = lambda part, where=f"{split}/{model}": arrays[f"{where}/{part}"]
+            models[model] = ClientMetrics(of(_INDEX), of(_EXAMPLES), {})
+        if metric not in (_INDEX, _EXAMPLES):
+            models[model].metrics[metric] = arrays[name]
+    return evaluation
+
+
+def _over_clients(metric: str, values: np.ndarray, examples: np.ndarray) -> dict[str, Any]:
+    is_defined = np.isfinite(values)
+    if not is_defined.any():
+        return {metric: None}
+    defined, weights = values[is_defined].astype(np.float64), examples[is_defined]
+    means = {metric: float(defined.mean())}
+    if metric != "loss":
+        means[f"{metric}_weighted"] = float(np.average(defined, weights=weights))
+        means |= {f"{metric}_{name}": value for name, value in spread(defined).items()}
+    return {name: float(f"{value:.7g}") for name, value in means.items()}  # float32's digits

@@ -1,0 +1,275 @@
+"""Every client judged on its own test examples, against plain loops."""
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import fedcodist as fc
+from fedcodist.algorithms.parties.local_only import LocalOnlyHyper
+from fedcodist.core.local_training import LocalTraining
+from fedcodist.data.federated_data import FederatedData
+from fedcodist.data.within_clients import train_test_within_clients, unseen_clients
+from fedcodist.run.client_metrics import CLIENTS, load_clients
+from fedcodist.run.client_splits import ClientSplit
+
+pytestmark = pytest.mark.usefixtures("compile_quickly")
+
+SIZES = (9, 1, 6, 12, 5)  # client 1 has one example, and no test example
+CLASSES = 3
+
+
+def network(width):
+    model = nn.Sequential([nn.Dense(width), nn.relu, nn.Dense(CLASSES)])
+    return fc.from_flax_linen(model, jnp.zeros((1, 4)), inputs="x")
+
+
+MODEL = network(6)
+TRAINING = LocalTraining(batch_size=4)
+
+
+@pytest.fixture(scope="module")
+def data():
+    draw = np.random.default_rng(0)
+    count = sum(SIZES)
+    columns = {
+        "x": draw.normal(size=(count, 4)).astype(np.float32),
+        "label": draw.integers(0, CLASSES, count),
+    }
+    columns["label"][:9] = 1  # client 0 lacks two labels
+    return FederatedData.from_arrays(columns, offsets=np.cumsum([0, *SIZES]))
+
+
+@pytest.fixture(scope="module")
+def dealt(data):
+    return train_test_within_clients(data, 0.3)
+
+
+def experiment(train, algorithm, source=fc.resident_data, **settings):
+    everybody = {name: column[:20] for name, column in train.columns.items()}
+    settings = {"rounds": 4, "evaluate_every": 2, "seeds": 2, **settings}
+    return fc.Experiment(algorithm, source(train), {"everybody": everybody}, **settings)
+
+
+def two_pools(train, method=None, clients=(np.arange(5), np.array([0, 1, 3]))):
+    method = method or fc.fed_avg(MODEL, TRAINING)
+    pools = {"large": fc.Pool(method, clients[0], 2), "small": fc.Pool(method, clients[1], 1)}
+    return fc.independent_pools(pools, train.columns)
+
+
+def plain_accuracy(model, variables, examples):
+    """Accuracy and loss of one model on one client's examples, with NumPy."""
+    logits = np.asarray(model.apply(variables, {"x": jnp.asarray(examples["x"])})[0], np.float64)
+    labels = examples["label"]
+    shifted = logits - logits.max(1, keepdims=True)
+    log_probabilities = shifted - np.log(np.exp(shifted).sum(1, keepdims=True))
+    loss = -log_probabilities[np.arange(len(labels)), labels].mean()
+    return (logits.argmax(1) == labels).mean(), loss
+
+
+def of_seed(variables, seed):
+    return jax.tree.map(lambda leaf: leaf[seed], variables)
+
+
+def test_shared_models_are_measured_on_each_clients_own_examples(data, dealt):
+    train, test = dealt
+    outcome = fc.run_experiment(
+        experiment(train, two_pools(train), client_splits={"own": test}), show_progress=False
+    )
+    for pool, clients in (("large", [0, 2, 3, 4]), ("small", [0, 3])):
+        measured = outcome.clients["own"][pool]
+        assert measured.clients.tolist() == clients
+        assert measured.examples.tolist() == test.client_sizes[clients].tolist()
+        for seed in range(2):
+            model = of_seed(outcome.variables[pool], seed)
+            for place, client in enumerate(clients):
+                accuracy, loss = plain_accuracy(MODEL, model, test.client(client))
+                assert measured.metrics["accuracy"][seed, place] == pytest.approx(accuracy)
+                assert measured.metrics["loss"][seed, place] == pytest.approx(loss, rel=1e-5)
+
+
+def test_metrics_lines_have_the_distribution_over_clients(dealt):
+    train, test = dealt
+    outcome = fc.run_experiment(
+        experiment(train, two_pools(train), client_splits={"own": test}), show_progress=False
+    )
+    measured = outcome.clients["own"]["large"]
+    lines = [r for r in outcome.records if (r["model"], r["split"]) == ("large", "own")]
+    assert [line["round"] for line in lines] == [0, 0, 2, 2, 4, 4]
+    line, values = lines[-1], measured.metrics["accuracy"][1].astype(np.float64)
+    examples = measured.examples
+    assert line["clients"] == 4
+    expected = {
+        "accuracy": values.mean(),
+        "accuracy_weighted": (values * examples).sum() / examples.sum(),
+        "accuracy_std": values.std(),
+        "accuracy_min": values.min(),
+        "accuracy_p10": np.percentile(values, 10),
+        "accuracy_worst_tenth": values.min(),  # the tenth of four clients is one
+    }
+    for name, value in expected.items():
+        assert line[name] == pytest.approx(value, rel=1e-6), name
+    final = outcome.summary["final"]["large"]["own"]
+    assert final["accuracy_worst_tenth"][1] == pytest.approx(values.min(), rel=1e-6)
+
+
+def test_fine_tuned_models_are_those_of_one_more_local_training(dealt):
+    train, test = dealt
+    whole_batches = LocalTraining(batch_size=64)  # one step, so that no shuffle matters
+    method = fc.fed_avg(MODEL, whole_batches, hyper=fc.FedAvgHyper(client_learning_rate=0.3))
+    outcome = fc.run_experiment(
+        experiment(train, two_pools(train, method), client_splits={"own": test}),
+        show_progress=False,
+    )
+    measured = outcome.clients["own"]["large_fine_tuned"]
+    for seed in range(2):
+        shared = of_seed(outcome.variables["large"], seed)
+        for place, client in enumerate(measured.clients):
+            own = train.client(int(client))
+
+            def loss(params, own=own, shared=shared):
+                logits = MODEL.apply(shared._replace(params=params), {"x": own["x"]}, train=True)[0]
+                return -jax.nn.log_softmax(logits)[jnp.arange(len(own["x"])), own["label"]].mean()
+
+            gradient = jax.grad(loss)(shared.params)
+            params = jax.tree.map(lambda p, g: p - 0.3 * g, shared.params, gradient)
+            _, expected = plain_accuracy(
+                MODEL, shared._replace(params=params), test.client(int(client))
+            )
+            assert measured.metrics["loss"][seed, place] == pytest.approx(expected, rel=1e-4)
+    # They are measured in the last evaluation alone.
+    rounds = {r["round"] for r in outcome.records if r["model"] == "large_fine_tuned"}
+    assert rounds == {4}
+
+
+def test_unseen_clients_are_personalised_and_measured(data):
+    seen, unseen = unseen_clients(data.select([0, 2, 3, 4]), 2)
+    (train, own), (unseen_train, unseen_test) = (
+        train_test_within_clients(part, 0.3) for part in (seen, unseen)
+    )
+    algorithm = fc.independent_pools(
+        {"all": fc.Pool(fc.fed_avg(MODEL, TRAINING), np.arange(2), 2)}, train.columns
+    )
+    splits = {"own": own, "unseen": ClientSplit(unseen_test, unseen_train)}
+    outcome = fc.run_experiment(
+        experiment(train, algorithm, client_splits=splits), show_progress=False
+    )
+    before, after = (outcome.clients["unseen"][name] for name in ("all", "all_fine_tuned"))
+    assert before.clients.tolist() == after.clients.tolist() == [0, 1]
+    for client in (0, 1):
+        accuracy, _ = plain_accuracy(
+            MODEL, of_seed(outcome.variables["all"], 0), unseen_test.client(client)
+        )
+        assert before.metrics["accuracy"][0, client] == pytest.approx(accuracy)
+    assert (before.metrics["loss"] != after.metrics["loss"]).all()
+
+
+def test_every_party_is_measured_on_its_own_examples(dealt):
+    train, test = dealt
+    groups = {"wide": fc.PartyGroup(network(8), [0, 4]), "thin": fc.PartyGroup(MODEL, [1, 2, 3])}
+    algorithm = fc.local_only(groups, TRAINING, hyper=LocalOnlyHyper(0.1))
+    outcome = fc.run_experiment(
+        experiment(train, algorithm, client_splits={"own": test}), show_progress=False
+    )
+    measured = outcome.clients["own"]["parties"]
+    assert list(outcome.clients["own"]) == ["parties"]
+    assert measured.clients.tolist() == [0, 2, 3, 4]
+    parties = {0: "wide_0", 2: "thin_2", 3: "thin_3", 4: "wide_4"}
+    for place, (client, party) in enumerate(parties.items()):
+        model = groups[party.split("_")[0]].model
+        accuracy, loss = plain_accuracy(
+            model, of_seed(outcome.variables[party], 1), test.client(client)
+        )
+        assert measured.metrics["accuracy"][1, place] == pytest.approx(accuracy)
+        assert measured.metrics["loss"][1, place] == pytest.approx(loss, rel=1e-5)
+
+
+def teachers(train):
+    hyper = fc.FedKDHyper(teacher_learning_rate=0.1, student_learning_rate=0.1)
+    method = fc.fed_kd(MODEL, network(5), train.columns, TRAINING, hyper=hyper)
+    return two_pools(train, method)
+
+
+def test_streamed_data_give_the_same_numbers(dealt):
+    train, test = dealt
+    run = lambda source: fc.run_experiment(
+        experiment(train, teachers(train), source, client_splits={"own": test}),
+        show_progress=False,
+    )
+    resident, streamed = run(fc.resident_data).clients, run(fc.StreamedData).clients
+    assert {"large", "large_teachers", "large_teachers_fine_tuned"} <= resident["own"].keys()
+    for model, measured in resident["own"].items():
+        other = streamed["own"][model]
+        assert measured.clients.tolist() == other.clients.tolist()
+        for name, values in measured.metrics.items():
+            np.testing.assert_allclose(other.metrics[name], values, rtol=1e-5, err_msg=model)
+
+
+def test_measuring_clients_changes_nothing_of_the_training(dealt):
+    train, test = dealt
+    plain = fc.run_experiment(experiment(train, teachers(train)), show_progress=False)
+    measured = fc.run_experiment(
+        experiment(train, teachers(train), client_splits={"own": test}), show_progress=False
+    )
+    jax.tree.map(np.testing.assert_array_equal, plain.variables, measured.variables)
+
+
+def test_every_clients_numbers_are_in_a_file_that_a_finished_run_reads(dealt, tmp_path):
+    train, test = dealt
+    run = lambda: fc.run_experiment(
+        experiment(train, two_pools(train), client_splits={"own": test}),
+        tmp_path,
+        show_progress=False,
+    )
+    first = run()
+    written = (tmp_path / CLIENTS).read_bytes()
+    again = run()
+    assert (tmp_path / CLIENTS).read_bytes() == written
+    for model, measured in first.clients["own"].items():
+        np.testing.assert_array_equal(
+            measured.metrics["loss"], again.clients["own"][model].metrics["loss"]
+        )
+    assert load_clients(tmp_path / CLIENTS).keys() == {"own"}
+    (tmp_path / CLIENTS).write_bytes(written[:100])
+    with pytest.raises(ValueError, match=r"clients\.npz is damaged"):
+        load_clients(tmp_path / CLIENTS)
+
+
+@pytest.mark.parametrize(
+    ("splits", "message"),
+    [
+        (lambda train, test: {"everybody": test}, "must have a name that no other split has"),
+        (lambda train, test: {"own": test.select([0, 2])}, "must have the 5 clients"),
+        (lambda train, test: {"own": test.columns}, "must be a ClientSplit or FederatedData"),
+        (lambda train, test: {"own": ClientSplit(test, test)}, "must have an example of every"),
+        (lambda train, test: {"own": ClientSplit(test, train.select([0]))}, "the 1 clients of"),
+        (lambda train, test: [test], "client_splits must be ClientSplits or FederatedData by name"),
+    ],
+)
+def test_bad_client_splits_are_named(dealt, splits, message):
+    train, test = dealt
+    with pytest.raises((ValueError, TypeError), match=message):
+        fc.run_experiment(
+            experiment(train, two_pools(train), client_splits=splits(train, test)),
+            show_progress=False,
+        )
+
+
+def test_labels_of_client_splits_are_checked(dealt):
+    train, test = dealt
+    columns = {**test.columns, "label": test.columns["label"] + 3}
+    wrong = FederatedData(columns, test.offsets, test.client_ids, allow_empty=True)
+    with pytest.raises(ValueError, match="'own'"):
+        fc.run_experiment(
+            experiment(train, two_pools(train), client_splits={"own": wrong}), show_progress=False
+        )
+
+
+def test_a_pool_without_any_measured_client_is_named(dealt):
+    train, test = dealt
+    algorithm = two_pools(train, clients=(np.arange(5), np.array([1])))._replace()
+    with pytest.raises(ValueError, match="an example of a client of 'small'"):
+        fc.run_experiment(
+            experiment(train, algorithm, client_splits={"own": test}), show_progress=False
+        )
