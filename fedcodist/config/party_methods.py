@@ -100,10 +100,18 @@ def public_of(data: Data) -> Any:
     """The data's public part; raises ValueError that names the data that have one."""
     if data.public is None:
         raise ValueError(
-            f"data.name must be one of {sorted(PUBLIC_PRIVATE)} for methods of parties, which need "
-            "public examples."
+            f"data.name must be one of {sorted(PUBLIC_PRIVATE)} for methods that need public examples."
         )
     return data.public
+
+
+def classes_of(data: Data) -> int:
+    """How many outputs parties' networks need: one for each label, of public examples too."""
+    if data.public is not None:
+        return data.public.num_classes
+    if data.num_classes is None:
+        raise ValueError("data.name must be of labelled images for methods of parties.")
+    return data.num_classes
 
 
 def party_groups(config: ConfigDict, data: Data) -> dict[str, PartyGroup]:
@@ -153,7 +161,7 @@ def _model_of(shape: Network, data: Data, width: int | None) -> Model:
     if isinstance(shape, str):
         return referenced_model("parties.networks", shape, data)
     example = jnp.zeros((1, *data.splits["train"].columns["image"].shape[1:]))
-    classes = public_of(data).num_classes
+    classes = classes_of(data)
     if width is not None:
         return headed(network_of(shape, None), example, classes, width)
     return from_flax_linen(network_of(shape, classes), example)
@@ -217,7 +225,7 @@ def _rate(config: ConfigDict) -> float:
 OFFERS: dict[str, Callable[[ConfigDict, Data], Any]] = {
     "groups": party_groups,
     "public_labels": lambda config, data: public_of(data).train.columns["label"],
-    "num_classes": lambda config, data: public_of(data).num_classes,
+    "num_classes": lambda config, data: classes_of(data),
     "num_public": lambda config, data: public_of(data).train.num_examples,
     "learning_rate": lambda config, data: _rate(config),
     "digest_learning_rate": lambda config, data: _rate(config),

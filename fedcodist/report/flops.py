@@ -29,6 +29,7 @@ from fedcodist.config.data_text import TEXT, TEXT_MODELS
 from fedcodist.config.graph_methods import decentralised_groups, graph_of, image_shape
 from fedcodist.config.networks import MODELS, narrowed
 from fedcodist.config.party_methods import (
+    classes_of,
     embedding_width,
     extra_shape,
     network_of,
@@ -240,7 +241,7 @@ class Work:
     def _forward_of_shape(self, shape: Any) -> float:
         image = self.data.splits["train"].columns["image"].shape[1:]
         classes, width = (
-            public_of(self.data).num_classes,
+            classes_of(self.data),
             embedding_width(ConfigDict(dict(self.config))),
         )
         if width is None:

@@ -550,7 +550,7 @@ def test_a_public_class_is_no_answer_to_a_private_image():
 def test_other_data_have_no_public_part():
     config = small_config()
     config.data = dict(name="digits", num_clients=3, concentration=1.0, seed=0)
-    with pytest.raises(ValueError, match="for methods of parties, which need public examples"):
+    with pytest.raises(ValueError, match="for methods that need public examples"):
         build_experiment(config)
 
 
