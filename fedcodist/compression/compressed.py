@@ -11,7 +11,7 @@ from fedcodist.core import keys
 from fedcodist.core.arguments import check_arguments
 from fedcodist.core.checks import check_integer
 from fedcodist.core.communication import tree_bytes
-from fedcodist.core.method import FederatedMethod
+from fedcodist.core.method import FederatedMethod, fine_tuned_models
 from fedcodist.core.model import Variables, variable_shapes
 
 PyTree = Any
@@ -180,11 +180,9 @@ def compressed(
             variables=lambda server, client_state: model.variables(server.inner, client_state.inner)
         )
 
-    def fine_tune(message, client_state, data, key, hyper):
-        """As without compression, since nothing of it is sent."""
-        plain = method.fine_tune or method.client_update
-        result = plain(message.inner, client_state.inner, data, key, hyper)
-        return result._replace(client_state=client_state._replace(inner=result.client_state))
+    def fine_tune(server, client_state, data, key, hyper):
+        # Nothing of it is sent, so nothing is compressed.
+        return fine_tuned_models(method, server.inner, client_state.inner, data, key, hyper)
 
     return method._replace(
         init=init,

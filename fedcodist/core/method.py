@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, Protocol
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from fedcodist.core import keys
@@ -19,6 +20,7 @@ from fedcodist.core.inputs import ClientData, Selection
 from fedcodist.core.model import Model, Variables
 
 PyTree = Any
+SHARED_MODEL = "shared"
 FINE_TUNED = "_fine_tuned"  # ends the names of models after one more local training
 
 
@@ -69,8 +71,9 @@ class FederatedMethod(NamedTuple):
       name: the method's name, for progress and tables.
       gradient: (message, client_state, data, key, hyper) -> the gradient of a client's loss on one batch
         at the model that it received, for diagnostics. None where a method does not define it.
-      fine_tune: (message, client_state, data, key, hyper) -> ClientResult: how a client adapts its
-        models to its own examples before it uses them, where that is not `client_update`.
+      fine_tune: (server, client_state, data, key, hyper) -> name -> Variables: the models that a client
+        has after it has adapted them to its own examples, by the names of `personal_models`; the
+        shared one is SHARED_MODEL. Where None, they are those of `client_update`.
     """
 
     model: Model
@@ -88,7 +91,9 @@ class FederatedMethod(NamedTuple):
     num_clients: int | None = None
     name: str = ""
     gradient: Callable[[PyTree, PyTree, ClientData, jax.Array, PyTree], PyTree] | None = None
-    fine_tune: Callable[[PyTree, PyTree, ClientData, jax.Array, PyTree], ClientResult] | None = None
+    fine_tune: (
+        Callable[[PyTree, PyTree, ClientData, jax.Array, PyTree], dict[str, Variables]] | None
+    ) = None
 
 
 class HostState(Protocol):
@@ -188,6 +193,29 @@ class FederatedAlgorithm(NamedTuple):
     personal_models: Mapping[str, Mapping[str, PersonalModel]] = {}
     host_state: HostState | None = None
     client_models: Mapping[str, ClientModels] = {}
+
+
+def fine_tuned_models(
+    method: FederatedMethod,
+    server: PyTree,
+    client_state: PyTree,
+    data: ClientData,
+    key: jax.Array,
+    hyper: PyTree,
+) -> dict[str, Variables]:
+    """A client's models after one more local training, by the names of `FederatedMethod.fine_tune`."""
+    if method.fine_tune is not None:
+        return method.fine_tune(server, client_state, data, key, hyper)
+    message = method.broadcast(server)
+    result = method.client_update(message, client_state, data, key, hyper)
+    models = {
+        name: personal.variables(server, result.client_state)
+        for name, personal in method.personal_models.items()
+    }
+    if method.sends_models:
+        params = jax.tree.map(jnp.subtract, message.params, result.update)
+        models[SHARED_MODEL] = Variables(params, result.mutable)
+    return models
 
 
 def single_model(model: Model, variables: Callable[[PyTree], Variables]) -> Predictor:

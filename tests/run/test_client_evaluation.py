@@ -35,7 +35,7 @@ def data():
     count = sum(SIZES)
     columns = {
         "x": draw.normal(size=(count, 4)).astype(np.float32),
-        "label": draw.integers(0, CLASSES, count),
+        "label": draw.integers(0, CLASSES, count).astype(np.int32),
     }
     columns["label"][:9] = 1  # client 0 lacks two labels
     return FederatedData.from_arrays(columns, offsets=np.cumsum([0, *SIZES]))

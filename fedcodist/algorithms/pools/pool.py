@@ -15,13 +15,15 @@ from fedcodist.core.communication import communication_of
 from fedcodist.core.inputs import Selection
 from fedcodist.core.method import (
     FINE_TUNED,
+    SHARED_MODEL,
     ClientModels,
     FederatedAlgorithm,
     FederatedMethod,
     PersonalModel,
+    fine_tuned_models,
     single_model,
 )
-from fedcodist.core.model import Variables, is_finite
+from fedcodist.core.model import is_finite
 
 PyTree = Any
 
@@ -129,36 +131,27 @@ def client_models(
       servers, hyper_of_methods: as `assemble` has them.
     """
     method = pool.method
-
-    def models(server, client_state):
-        return {
-            f"{name}_{called}": personal.variables(server, client_state)
-            for called, personal in method.personal_models.items()
-        }
+    called = {SHARED_MODEL: name} | {one: f"{name}_{one}" for one in method.personal_models}
 
     def variables(state, client_state):
         server = servers(state)[name]
-        return {name: method.variables(server), **models(server, client_state)}
+        return {name: method.variables(server)} | {
+            called[one]: personal.variables(server, client_state)
+            for one, personal in method.personal_models.items()
+        }
 
     def fine_tuned(state, client_state, data, key, hyper):
-        server = servers(state)[name]
-        message = method.broadcast(server)
-        fine_tune = method.fine_tune or method.client_update
-        result = fine_tune(message, client_state, data, key, hyper_of_methods(hyper)[name])
-        after = models(server, result.client_state)
-        if method.sends_models:
-            trained = jax.tree.map(jnp.subtract, message.params, result.update)
-            after[name] = Variables(trained, result.mutable)
-        return {f"{model}{FINE_TUNED}": values for model, values in after.items()}
+        server, own = servers(state)[name], hyper_of_methods(hyper)[name]
+        models = fine_tuned_models(method, server, client_state, data, key, own)
+        return {f"{called[one]}{FINE_TUNED}": model for one, model in models.items()}
 
+    networks = {SHARED_MODEL: method.model}
+    networks |= {one: personal.model for one, personal in method.personal_models.items()}
     predictors = {
-        name: single_model(method.model, lambda values: values),
-        **{
-            f"{name}_{called}": single_model(personal.model, lambda values: values)
-            for called, personal in method.personal_models.items()
-        },
+        f"{called[one]}{ending}": single_model(network, lambda values: values)
+        for one, network in networks.items()
+        for ending in ("", FINE_TUNED)
     }
-    predictors |= {f"{model}{FINE_TUNED}": predictor for model, predictor in predictors.items()}
     return ClientModels(pool.clients, predictors, variables, fine_tuned)
 
 
