@@ -21,6 +21,7 @@ from fedcodist.core.model import Model, Variables
 
 PyTree = Any
 SHARED_MODEL = "shared"
+PARTIES = "parties"  # the one cohort of parties, and the name of all their models together
 FINE_TUNED = "_fine_tuned"  # ends the names of models after one more local training
 
 
@@ -119,12 +120,14 @@ class Predictor(NamedTuple):
       members: names of models that one program evaluates one after another, such as the parties of
         one architecture. `variables` is then stacked, leaves [members, ...]. `predict` gets one
         member's, and results have the members' names. Empty for one model.
+      clients: the clients whose models the members are, ascending; empty where they are nobody's.
     """
 
     model: Model
     variables: Callable[[PyTree], Variables]
     predict: Callable[[Variables, Mapping[str, jax.Array]], Any]
     members: tuple[str, ...] = ()
+    clients: tuple[int, ...] = ()
 
 
 class ClientModels(NamedTuple):
@@ -176,7 +179,8 @@ class FederatedAlgorithm(NamedTuple):
         clients under this name.
       host_state: what programs keep in the host's memory and look up there, such as MHD's stale
         checkpoints. None for most algorithms.
-      client_models: pool or architecture -> the models that its clients would use.
+      client_models: pool -> the models that its clients would use. Those of parties follow from
+        `predictors`, see `all_client_models`.
     """
 
     name: str
@@ -193,6 +197,25 @@ class FederatedAlgorithm(NamedTuple):
     personal_models: Mapping[str, Mapping[str, PersonalModel]] = {}
     host_state: HostState | None = None
     client_models: Mapping[str, ClientModels] = {}
+
+
+def all_client_models(algorithm: FederatedAlgorithm) -> dict[str, ClientModels]:
+    """Pool or architecture -> the models that its clients would use; those of parties as PARTIES."""
+
+    def of_members(predictor):
+        return ClientModels(
+            np.asarray(predictor.clients, np.int32),
+            {PARTIES: predictor},
+            lambda state, member: {PARTIES: member},
+            client_states=predictor.variables,
+        )
+
+    of_parties = {
+        name: of_members(predictor)
+        for name, predictor in algorithm.predictors.items()
+        if predictor.clients
+    }
+    return {**algorithm.client_models, **of_parties}
 
 
 def fine_tuned_models(

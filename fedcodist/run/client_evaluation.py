@@ -11,6 +11,7 @@ from jax.sharding import Mesh
 
 from fedcodist.core.client_states import HostClientStates
 from fedcodist.core.inputs import Cohort, Selection
+from fedcodist.core.method import all_client_models
 from fedcodist.run.client_metrics import ClientEvaluation, ClientMetrics
 from fedcodist.run.client_splits import ClientSplit, measured_clients
 from fedcodist.run.programs import Programs, replicate
@@ -54,7 +55,7 @@ def client_evaluation(
 
     def states_of(group, split, clients, client_states):
         """(client states, leaves [seeds, some, ...], the place of each client among them)."""
-        models = algorithm.client_models[group]
+        models = all_client_models(algorithm)[group]
         if models.client_states is not None:
             return (), np.searchsorted(models.clients, clients)
         definition = algorithm.client_states[group]
@@ -101,7 +102,7 @@ def client_evaluation(
         for name, split in splits.items():
             reader = readers.get(name) or _Reader(split, data, mesh)
             found: dict[str, list[tuple[np.ndarray, Mapping[str, np.ndarray]]]] = {}
-            for group, models in algorithm.client_models.items():
+            for group, models in all_client_models(algorithm).items():
                 trains = fine_tuned and models.fine_tuned is not None
                 clients, by_model = measure(state, client_states, group, split, reader, trains)
                 for model, metrics in by_model.items():

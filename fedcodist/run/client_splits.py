@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedcodist.core.checks import check_names, shown
-from fedcodist.core.method import FederatedAlgorithm
+from fedcodist.core.method import FederatedAlgorithm, all_client_models
 from fedcodist.data.federated_data import FederatedData
 
 
@@ -58,7 +58,7 @@ def check_client_splits(experiment: Any) -> None:
         if name in taken:
             raise ValueError(f"{where} must have a name that no other split has.")
         taken.add(name)
-        if not algorithm.client_models:
+        if not all_client_models(algorithm):
             raise ValueError(
                 f"{where} must not be given for {algorithm.name}, whose clients use no model."
             )
@@ -71,7 +71,7 @@ def check_client_splits(experiment: Any) -> None:
                 f"{where}.test must have the {expected} clients of {whose}, it has "
                 f"{split.test.num_clients}."
             )
-        for group in algorithm.client_models:
+        for group in all_client_models(algorithm):
             if not len(measured_clients(split, algorithm, group)):
                 raise ValueError(f"{where}.test must have an example of a client of {group!r}.")
 
@@ -84,7 +84,7 @@ def measured_clients(split: ClientSplit, algorithm: FederatedAlgorithm, group: s
     sizes = split.test.client_sizes
     if split.train is not None:
         return np.flatnonzero(sizes).astype(np.int32)
-    clients = np.asarray(algorithm.client_models[group].clients)
+    clients = np.asarray(all_client_models(algorithm)[group].clients)
     return clients[sizes[clients] > 0].astype(np.int32)
 
 
@@ -108,7 +108,7 @@ def _with_place(experiment: Any) -> Iterator[tuple[str, str, ClientSplit]]:
 
 
 def _check_unseen(where: str, train: FederatedData, algorithm: FederatedAlgorithm) -> None:
-    if any(models.client_states is not None for models in algorithm.client_models.values()):
+    if any(models.client_states is not None for models in all_client_models(algorithm).values()):
         raise ValueError(
             f"{where}.train must not be given for {algorithm.name}, where a client who takes no part "
             "has no model."

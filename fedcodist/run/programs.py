@@ -21,7 +21,13 @@ from fedcodist.core.batches import Preprocess
 from fedcodist.core.client_states import gather, scatter
 from fedcodist.core.for_each_client import for_each_client
 from fedcodist.core.inputs import ClientData, Cohort, Inputs, Round
-from fedcodist.core.method import ClientModels, FederatedAlgorithm, by_member, single_model
+from fedcodist.core.method import (
+    ClientModels,
+    FederatedAlgorithm,
+    all_client_models,
+    by_member,
+    single_model,
+)
 from fedcodist.core.model import is_finite
 from fedcodist.core.tracing import strongly_typed, traced_once
 from fedcodist.run.evaluation import evaluate as evaluate_predictor
@@ -186,7 +192,7 @@ def build_programs(
                     axis,
                 )
             )
-            for group, models in algorithm.client_models.items()
+            for group, models in all_client_models(algorithm).items()
         },
     )
 

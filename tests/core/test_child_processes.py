@@ -30,7 +30,7 @@ def is_alive(pid: int) -> bool:
     return state not in "ZX"
 
 
-def wait_for(condition, seconds: float = 30) -> None:
+def wait_for(condition, seconds: float = 120) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline

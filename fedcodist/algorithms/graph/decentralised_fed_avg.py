@@ -16,14 +16,14 @@ import numpy as np
 from fedcodist.algorithms.graph import graphs
 from fedcodist.algorithms.graph.local_only_steps import LocalOnlyStepsHyper, train_alone
 from fedcodist.algorithms.parties.groups import PartyGroup, check_groups, check_no_gap, party_names
-from fedcodist.algorithms.parties.party import PARTIES, assemble, init_models
+from fedcodist.algorithms.parties.party import assemble, init_models
 from fedcodist.core.aggregation import as_stored
 from fedcodist.core.arguments import check_arguments
 from fedcodist.core.checks import check_number
 from fedcodist.core.communication import Communication, tree_bytes
 from fedcodist.core.for_each_client import Execution
 from fedcodist.core.local_steps import StepTraining, check_step_training, start_learners
-from fedcodist.core.method import FederatedAlgorithm
+from fedcodist.core.method import PARTIES, FederatedAlgorithm
 
 
 def decentralised_fed_avg(

@@ -25,12 +25,11 @@ from fedcodist.core.communication import Communication
 from fedcodist.core.devices import sum_over_devices, this_device
 from fedcodist.core.for_each_client import Execution, dealing_order, for_each_client
 from fedcodist.core.inputs import ClientData, Cohort, Round, Selection
-from fedcodist.core.method import ClientModels, FederatedAlgorithm, Predictor, single_model
+from fedcodist.core.method import PARTIES, FederatedAlgorithm, Predictor
 from fedcodist.core.model import Model, Variables, is_finite
 from fedcodist.core.padding_checks import of_clients
 
 PyTree = Any
-PARTIES = "parties"  # the one cohort
 # (the party's model, message, its state, data, key) -> PartyResult
 PartyUpdate = Callable[[Model, PyTree, PyTree, ClientData, jax.Array], "PartyResult"]
 
@@ -109,7 +108,6 @@ def assemble(
         communication=communication,
         num_clients=num_clients(groups),
         data_set_sizes=data_set_sizes,
-        client_models=party_models(groups, variables),
     )
 
 
@@ -264,25 +262,10 @@ def party_predictors(
 
     def predictor(name, model):
         predict = lambda values, batch: model.apply(values, batch)[0]
-        return Predictor(model, lambda state: variables(state, name), predict, names[name])
+        clients = tuple(groups[name].clients.tolist())
+        return Predictor(model, lambda state: variables(state, name), predict, names[name], clients)
 
     return {name: predictor(name, group.model) for name, group in groups.items()}
-
-
-def party_models(
-    groups: Mapping[str, PartyGroup], variables: Callable[[PyTree, str], Variables]
-) -> dict[str, ClientModels]:
-    """Every party's own model, named `parties` for all of them, by architecture."""
-
-    def models(name, group):
-        return ClientModels(
-            group.clients,
-            {PARTIES: single_model(group.model, lambda values: values)},
-            lambda state, party: {PARTIES: party},
-            client_states=lambda state: variables(state, name),
-        )
-
-    return {name: models(name, group) for name, group in groups.items()}
 
 
 def _client_update(update, model, message, state, data, key) -> ClientResult:
