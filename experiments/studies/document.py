@@ -21,6 +21,7 @@ from experiments.studies.domain_shift.page import domain_shift
 from experiments.studies.fed_kd.page import fed_kd
 from experiments.studies.fed_md.page import fed_md
 from experiments.studies.fed_sdd.page import fed_sdd
+from experiments.studies.heterogeneous.page import heterogeneous
 from experiments.studies.index import index
 from experiments.studies.mhd.page import mhd
 from experiments.studies.own_records import without_missing
@@ -44,6 +45,7 @@ STUDIES: Mapping[str, Callable[[Sequence[Record], Notes], Page]] = {
     "fed_md": fed_md,
     "fed_kd": fed_kd,
     "mhd": mhd,
+    "heterogeneous": heterogeneous,
 }
 
 

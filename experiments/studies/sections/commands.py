@@ -23,8 +23,11 @@ def sweep(
     """The command that does these runs, in the work folder runs/<experiment><suffix>."""
     runs = dict.fromkeys(runs)
     named = [] if set(runs) >= set(planned(experiment)) else runs
+    config = f"experiments/configs/{experiment}.py"
+    if (module := _config(experiment)) and module.__name__.startswith("fedcodist."):
+        config = experiment  # by its name
     arguments = [
-        f"--config experiments/configs/{experiment}.py",
+        f"--config {config}",
         *(f'--only "{run}"' for run in named),
         *map(shlex.quote, overrides),
         f"--workdir runs/{experiment}{suffix}",
@@ -71,10 +74,12 @@ def _overrides(record: Record) -> tuple[str, ...]:
 
 
 def _config(experiment: str) -> ModuleType | None:
-    name = f"experiments.configs.{experiment}"
-    try:
-        return importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        if error.name is not None and name.startswith(error.name):
-            return None
-        raise
+    """The experiment's config, of this project or of those that ship with the library."""
+    for room in ("experiments", "fedcodist"):
+        name = f"{room}.configs.{experiment}"
+        try:
+            return importlib.import_module(name)
+        except ModuleNotFoundError as error:
+            if error.name is None or not name.startswith(error.name):
+                raise
+    return None
