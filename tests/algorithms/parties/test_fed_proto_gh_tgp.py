@@ -1,0 +1,304 @@
+"""FedProto: rounds against plain JAX, what they must reduce to, and what they exchange."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from fedcodist.algorithms.parties.fed_proto import FedProtoHyper, fed_proto, half_momentum
+from fedcodist.algorithms.parties.groups import PartyGroup, check_groups
+from fedcodist.algorithms.parties.prototypes import (
+    ClassSums,
+    Prototypes,
+    as_examples,
+    in_client_order,
+    nearness,
+    prototypes_of,
+)
+from fedcodist.core.layer_outputs import LayerOutputs, of_logits
+from fedcodist.core.local_training import LocalTraining
+from fedcodist.core.metrics import accuracy
+from fedcodist.core.model import Model, Variables, cross_entropy
+from fedcodist.data.federated_data import FederatedData
+from fedcodist.run.programs import AXIS, build_programs, replicate
+from fedcodist.run.sources import resident_data
+
+pytestmark = pytest.mark.usefixtures("compile_quickly")
+
+SIZES, CLASSES, FEATURES, WIDTH, HIDDEN = (5, 2, 7), 4, 4, 3, 5
+RATE, EPOCHS, ROUNDS, LAMBDA = 0.3, 2, 3, 0.7
+GENERATOR = np.random.default_rng(0)
+COLUMNS = {
+    "image": GENERATOR.normal(size=(sum(SIZES), FEATURES)),
+    # Party 1 has label 0 only, label 2 is party 2's alone, and nobody has label 3.
+    "label": np.array([0, 1, 1, 0, 1, 0, 0, 0, 1, 2, 2, 1, 0, 2], np.int32),
+}
+# Whole batches, so that the order of examples does not matter to the plain loop.
+TRAINING = LocalTraining(optax.sgd, batch_size=max(SIZES), epochs=EPOCHS)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def in_float64():
+    with jax.enable_x64(True):
+        yield
+
+
+def headed_model(hidden, width=WIDTH, classes=CLASSES) -> Model:
+    """A network in float64 of an embedding, of one or two layers, and a head."""
+    shapes = {"u": (FEATURES, HIDDEN), "v": (HIDDEN, width)} if hidden else {"v": (FEATURES, width)}
+
+    def init(key):
+        draws = jax.random.split(key, 3)
+        draw = lambda key, shape: jax.random.normal(key, shape)
+        params = {
+            name: draw(k, shape) for k, (name, shape) in zip(draws, shapes.items(), strict=False)
+        }
+        bias = jnp.zeros(classes)
+        return Variables(
+            params | {"head": {"kernel": draw(draws[2], (width, classes)), "bias": bias}}, {}
+        )
+
+    def apply(variables, batch, **_):
+        embedding = embed(variables.params, batch["image"])
+        return LayerOutputs(logits_of(variables.params, batch["image"]), (embedding,)), {}
+
+    metrics = {"accuracy": of_logits(accuracy())}
+    return Model(init, apply, of_logits(cross_entropy), metrics, classes)
+
+
+GROUPS = {
+    "hidden": PartyGroup(headed_model(True), np.array([2, 0])),
+    "linear": PartyGroup(headed_model(False), np.array([1])),
+}
+ALGORITHMS = {
+    "fed_proto": fed_proto(GROUPS, CLASSES, TRAINING, hyper=FedProtoHyper(RATE, LAMBDA)),
+    "fed_proto, parties": fed_proto(
+        GROUPS,
+        CLASSES,
+        TRAINING,
+        weighting="parties",
+        predict_by="prototype",
+        hyper=FedProtoHyper(RATE, LAMBDA),
+    ),
+}
+
+
+@functools.cache
+def programs_of(name, devices):
+    mesh = devices and jax.sharding.Mesh(np.array(jax.devices()[:devices]), (AXIS,))
+    return build_programs(ALGORITHMS[name], ROUNDS, mesh), mesh
+
+
+def run(name, hyper=None, devices=None):
+    """(first state, last state, metrics) of the first seed."""
+    programs, mesh = programs_of(name, devices)
+    put = functools.partial(replicate, mesh=mesh)
+    data = resident_data(FederatedData.from_arrays(COLUMNS, offsets=np.cumsum([0, *SIZES])))
+    seeds = put(np.zeros(1, np.uint32))
+    before = jax.tree.map(np.asarray, programs.init(seeds))
+    hyper = jax.tree.map(lambda v: np.asarray(v, np.float64), hyper or ALGORITHMS[name].hyper)
+    after, _, metrics = programs.train(
+        *put((before, {}, seeds, np.int32(0), np.int32(ROUNDS), hyper, data))
+    )
+    return jax.tree.map(lambda leaf: np.asarray(leaf)[0], (before, after, metrics))
+
+
+# ---------------------------------------------------------------------------------- plain JAX
+
+
+def embed(params, images):
+    return jnp.tanh(images @ params["u"]) @ params["v"] if "u" in params else images @ params["v"]
+
+
+def logits_of(params, images):
+    return embed(params, images) @ params["head"]["kernel"] + params["head"]["bias"]
+
+
+def examples_of(client):
+    rows = slice(sum(SIZES[:client]), sum(SIZES[: client + 1]))
+    return COLUMNS["image"][rows], COLUMNS["label"][rows]
+
+
+def label_loss(logits, labels):
+    log_shares = logits - jnp.log(jnp.sum(jnp.exp(logits), axis=-1, keepdims=True))
+    return -jnp.mean(log_shares[np.arange(len(labels)), labels])
+
+
+def descend(loss, params, rate=RATE, steps=EPOCHS):
+    for _ in range(steps):
+        params = jax.tree.map(lambda w, g: w - rate * g, params, jax.grad(loss)(params))
+    return params
+
+
+def drawn(params, client, prototypes, weight=LAMBDA):
+    """Local training towards prototypes, label -> vector."""
+    images, labels = examples_of(client)
+    pulls = np.array([label in prototypes for label in labels.tolist()], float)
+    targets = np.stack([prototypes.get(label, np.zeros(WIDTH)) for label in labels.tolist()])
+
+    def loss(params):
+        gap = embed(params, images) - targets
+        distance = jnp.mean(pulls * jnp.mean(gap**2, axis=1))
+        return label_loss(logits_of(params, images), labels) + weight * distance
+
+    return descend(loss, params)
+
+
+def means_of(params, client):
+    """Label -> (mean embedding, number of examples)."""
+    images, labels = examples_of(client)
+    embedding = np.asarray(embed(params, images))
+    return {y: (embedding[labels == y].mean(0), np.sum(labels == y)) for y in set(labels.tolist())}
+
+
+def params_of(state):
+    """Every party's parameters, in the order of parties."""
+    found = {}
+    for name, group in GROUPS.items():
+        for index, client in enumerate(sorted(group.clients.tolist())):
+            found[client] = jax.tree.map(lambda w, i=index: w[i], state.models[name].params)
+    return [found[client] for client in range(len(SIZES))]
+
+
+def assert_close(found, expected, rtol=1e-6, atol=1e-8):
+    close = functools.partial(np.testing.assert_allclose, rtol=rtol, atol=atol)
+    jax.tree.map(close, found, expected)
+
+
+# ----------------------------------------------------------------------------------- FedProto
+
+
+@pytest.mark.parametrize("name", ["fed_proto", "fed_proto, parties"])
+def test_fed_proto_is_a_plain_loop(name):
+    before, after, _ = run(name)
+    models, prototypes = params_of(before), {}
+    for _ in range(ROUNDS):
+        models = [drawn(params, client, prototypes) for client, params in enumerate(models)]
+        sent = [means_of(params, client) for client, params in enumerate(models)]
+        prototypes = {}
+        for label in range(CLASSES):
+            own = [means[label] for means in sent if label in means]
+            weights = [n if name == "fed_proto" else 1 for _, n in own]
+            if own:
+                prototypes[label] = np.average([m for m, _ in own], axis=0, weights=weights)
+    assert_close(params_of(after), models)
+    assert after.prototypes.has_class.tolist() == [1, 1, 1, 0]
+    for label, vector in prototypes.items():
+        assert_close(after.prototypes.vectors[label], vector)
+    assert not after.prototypes.vectors[3].any()
+
+
+def test_fed_proto_without_its_pull_is_training_alone():
+    before, after, _ = run("fed_proto", FedProtoHyper(RATE, 0.0))
+    models = params_of(before)
+    for _ in range(ROUNDS):
+        models = [drawn(params, client, {}) for client, params in enumerate(models)]
+    assert_close(params_of(after), models)
+
+
+def test_parties_that_answer_by_prototypes_choose_the_nearest():
+    _, after, _ = run("fed_proto, parties")
+    images = COLUMNS["image"]
+    predictor = ALGORITHMS["fed_proto, parties"].predictors["linear"]
+    one = jax.tree.map(lambda leaf: leaf[0], predictor.variables(after))
+    outputs = predictor.predict(one, {"image": jnp.asarray(images)})
+    embedding = embed(params_of(after)[1], images)
+    far = jnp.linalg.norm(embedding[:, None] - after.prototypes.vectors[:3], axis=-1)
+    np.testing.assert_array_equal(outputs.logits.argmax(-1), far.argmin(-1))
+    assert (outputs.logits[:, 3] < outputs.logits[:, :3].min(-1)).all()
+
+
+def test_without_prototypes_the_head_answers():
+    before, _, _ = run("fed_proto, parties")
+    by_head = ALGORITHMS["fed_proto"].predictors["linear"]
+    by_prototype = ALGORITHMS["fed_proto, parties"].predictors["linear"]
+    batch = {"image": jnp.asarray(COLUMNS["image"])}
+    answers = [
+        p.predict(jax.tree.map(lambda leaf: leaf[0], p.variables(before)), batch).logits
+        for p in (by_head, by_prototype)
+    ]
+    assert_close(*answers)
+
+
+def test_the_nearest_prototype_is_the_largest_logit():
+    found = nearness(jnp.zeros((1, 2)), Prototypes(jnp.array([[3.0, 4.0], [1.0, 0.0]]), jnp.ones(2)))
+    assert_close(found, [[-25.0, -1.0]])
+
+
+def test_fed_proto_sends_a_vector_per_class_and_whose_it_is():
+    about = ALGORITHMS["fed_proto"].communication["hidden_0"]
+    assert about.up == about.down == 4 * CLASSES * (WIDTH + 1)
+
+
+def test_fed_protos_optimizer_has_momentum_a_half():
+    optimizer, params = half_momentum(0.1), jnp.array(2.0)
+    state = optimizer.init(params)
+    first, state = optimizer.update(jnp.array(1.0), state, params)
+    second, _ = optimizer.update(jnp.array(1.0), state, params)
+    assert_close((first, second), (-0.1, -0.15))
+
+
+# ---------------------------------------------------------------------------- what they share
+
+
+def test_a_class_without_examples_has_no_prototype():
+    found = prototypes_of(ClassSums(jnp.array([[2.0, 4.0], [0.0, 0.0]]), jnp.array([2.0, 0.0])))
+    assert_close(found, Prototypes(np.array([[1.0, 2.0], [0.0, 0.0]]), np.array([1.0, 0.0])))
+
+
+def test_prototypes_as_examples_are_those_that_there_are():
+    vectors = jnp.arange(12.0).reshape(2, 3, 2)
+    has_class = jnp.array([[1, 0, 1], [0, 1, 1.0]])
+    examples = as_examples(Prototypes(vectors, has_class))
+    assert int(examples.size) == 4 and examples.capacity == 6
+    assert examples.columns["label"][:4].tolist() == [0, 2, 1, 2]
+    expected = [vectors[0, 0], vectors[0, 2], vectors[1, 1], vectors[1, 2]]
+    assert_close(examples.columns["embedding"][:4], np.stack(expected))
+
+
+def test_parties_are_put_in_the_order_of_clients():
+    by_group = {"hidden": jnp.array([10, 12]), "linear": jnp.array([11])}
+    assert in_client_order(check_groups(GROUPS), by_group).tolist() == [10, 11, 12]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["fed_proto"])
+def test_devices_share_the_parties(name):
+    assert_close(run(name, devices=2)[1], run(name)[1], atol=1e-9)
+
+
+NARROW = {**GROUPS, "linear": PartyGroup(headed_model(False, width=2), [1])}
+BARE = {"bare": PartyGroup(headed_model(True)._replace(init=lambda key: Variables({}, {})), [0])}
+
+
+@pytest.mark.parametrize(
+    "make, message",
+    [
+        (lambda: fed_proto(NARROW, CLASSES), "groups must have models whose heads have one shape"),
+        (lambda: fed_proto(BARE, CLASSES), "groups must have models with a linear head"),
+        (lambda: fed_proto(GROUPS, 3), "groups must have models of num_classes=3 outputs"),
+        (
+            lambda: fed_proto(GROUPS, CLASSES, weighting="x"),
+            "weighting must be 'examples' or 'parties', got 'x'",
+        ),
+        (
+            lambda: fed_proto(GROUPS, CLASSES, predict_by="x"),
+            "predict_by must be 'head' or 'prototype', got 'x'",
+        ),
+        (
+            lambda: fed_proto(GROUPS, CLASSES, hyper=FedProtoHyper(weight=-1)),
+            "weight must be .*at least 0",
+        ),
+        (
+            lambda: fed_proto(GROUPS, CLASSES, TRAINING._replace(epochs=0)),
+            "training.epochs must be at least 1",
+        ),
+    ],
+)
+def test_bad_input_is_one_line(make, message):
+    with pytest.raises((ValueError, TypeError), match=message) as error:
+        make()
+    assert "\n" not in str(error.value)
