@@ -28,6 +28,7 @@ from fedcodist.algorithms.parties.prototypes import (
     nearness,
     prototypes_of,
 )
+from fedcodist.core.for_each_client import Execution
 from fedcodist.core.layer_outputs import LayerOutputs, of_logits
 from fedcodist.core.local_training import LocalTraining
 from fedcodist.core.metrics import accuracy
@@ -104,6 +105,16 @@ ALGORITHMS = {
         hyper=FedTGPHyper(RATE, LAMBDA, SERVER_RATE, margin_threshold=100.0),
     ),
 }
+
+
+# Parties beside one another in place of one after another.
+AT_ONCE = {"fed_proto, vmap": fed_proto, "fed_gh, vmap": fed_gh, "fed_tgp, vmap": fed_tgp}
+for _name, _make in AT_ONCE.items():
+    _same = ALGORITHMS[_name.partition(",")[0]]
+    _own = {} if _make is fed_proto else {"server_training": ALL_AT_ONCE}
+    ALGORITHMS[_name] = _make(
+        GROUPS, CLASSES, TRAINING, hyper=_same.hyper, execution=Execution("vmap", 2), **_own
+    )
 
 
 @functools.cache
@@ -444,6 +455,13 @@ def test_parties_are_put_in_the_order_of_clients():
 @pytest.mark.parametrize("name", ["fed_proto", "fed_gh", "fed_tgp"])
 def test_devices_share_the_parties(name):
     assert_close(run(name, devices=2)[1], run(name)[1], atol=1e-9)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", AT_ONCE)
+def test_parties_may_be_computed_at_once(name):
+    expected = run(name.partition(",")[0])[1]
+    assert_close(run(name)[1], expected, atol=1e-9)
 
 
 NARROW = {**GROUPS, "linear": PartyGroup(headed_model(False, width=2), [1])}
