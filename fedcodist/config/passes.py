@@ -142,6 +142,34 @@ def fml(work: Any) -> Any:
     return work.of_parties(besides=lambda party: LEARNING * meme * work.examples[party])
 
 
+def fed_proto(work: Any) -> Any:
+    """Private images are answered once a round; distances to prototypes are left out."""
+    return work.of_parties(per_example=LEARNING + 1 / work.settings["epochs"])
+
+
+def fed_gh(work: Any) -> Any:
+    """As FedProto's; the server's head learns from all parties' prototypes."""
+    width, classes = work.head_shape
+    seen = work.rounds * _server_epochs(work, 1) * work.prototypes
+    server = LEARNING * 2 * width * classes * seen
+    return work.of_parties(per_example=LEARNING + 1 / work.settings["epochs"], server=server)
+
+
+def fed_tgp(work: Any) -> Any:
+    """As FedProto's; on every batch the server's two layers make prototypes of all classes."""
+    width, classes = work.head_shape
+    size = work.settings.get("server_training_batch_size", work.settings["batch_size"])
+    steps = work.rounds * _server_epochs(work, 100) * -(-work.prototypes // size)
+    server = LEARNING * 2 * 2 * width**2 * classes * steps
+    return work.of_parties(per_example=LEARNING + 1 / work.settings["epochs"], server=server)
+
+
+def _server_epochs(work: Any, default: int) -> int:
+    """Passes over prototypes in a round; a party's are meant where the server has none of its own."""
+    settings = work.settings
+    return settings.get("server_training_epochs", settings.get("epochs", default))
+
+
 def multi_headed(work: Any) -> Any:
     """Counts as if all neighbours were teachers equally often."""
     settings = work.settings

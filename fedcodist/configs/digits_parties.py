@@ -3,11 +3,12 @@ r"""Methods of parties who each own a model, on scikit-learn's handwritten digit
 A run is a method's name. All have the parties, public digits and private images of digits_fed_md.py, and
 go on from the same transfer learning; in a round all train as much on private images. What they exchange
 differs: logits (FedMD), mean logits of each label (FD), probabilities (DS-FL), a shared model (FML),
-nothing. FML's shared model and DS-FL's server are nobody's and start untrained; the server sees public
-digits alone, none of a private class, and so is hardly ever right about these. FedMD and parties alone
-go on with private training's optimizer and output penalty; the other three begin a new optimizer in each
-round and have no penalty, as in their sources. Budgets and costs are those of the rounds, without what
-comes before.
+mean embeddings of each label (FedProto, FedGH, FedTGP), nothing. The last three's networks have a linear
+layer more than the others', so that embeddings are of one width. FML's shared model and DS-FL's server
+are nobody's and start untrained; the server sees public digits alone, none of a private class, and so is
+hardly ever right about these. FedMD and parties alone go on with private training's optimizer and output
+penalty; the others begin a new optimizer in each round and have no penalty, as in their sources. Budgets
+and costs are those of the rounds, without what comes before.
 
     fedcodist compare digits_parties
 """
@@ -30,7 +31,24 @@ OWN = {
         server=1,  # whose network the server has
     ),
     "fml": dict(own_weight=0.5, meme_weight=0.5, meme=1),  # whose network all share
+    "fed_proto": dict(weight=1.0, weighting="examples", predict_by="head"),
+    "fed_gh": dict(
+        server_learning_rate=1e-3,
+        server_training_epochs=1,
+        server_training_batch_size=1,
+        predict_by="own_head",
+    ),
+    "fed_tgp": dict(
+        weight=10.0,
+        server_learning_rate=1e-3,
+        server_training_epochs=100,
+        server_training_batch_size=10,
+        margin="largest",
+        margin_threshold=100.0,
+        predict_by="head",
+    ),
 }
+OF_EMBEDDINGS = ("fed_proto", "fed_gh", "fed_tgp")
 
 
 def get_runs() -> list[str]:
@@ -60,6 +78,9 @@ def get_config(run: str = "fed_md") -> ConfigDict:
                 batch_size=common.revisit_batch_size,
                 **own,
             )
+    if run in OF_EMBEDDINGS:
+        with config.unlocked():
+            config.parties.embedding_width = 32
     config.phases.centralised_bound = False
     config.phases.cache = "data/pretraining"
     return config

@@ -41,7 +41,7 @@ from fedcodist.config.passes import LEARNING
 from fedcodist.config.registry import BASELINE, ENTRIES, GRAPH, load_methods
 from fedcodist.core.model import variable_shapes
 from fedcodist.data.vocabulary import PAD
-from fedcodist.models.headed import Headed
+from fedcodist.models.headed import Headed, check_heads
 
 Config = Mapping[str, Any]
 
@@ -197,6 +197,18 @@ class Work:
     def network_of_party(self, setting: str) -> float:
         """Forward FLOPs of the network of the party whose number a setting of `algorithm` is."""
         return self._forward_of_shape(extra_shape(ConfigDict(dict(self.config)), setting))
+
+    @functools.cached_property
+    def head_shape(self) -> tuple[int, int]:
+        """Width and classes of the parties' heads."""
+        return check_heads("groups", {name: group.model for name, group in self._groups.items()})
+
+    @functools.cached_property
+    def prototypes(self) -> int:
+        """Pairs of a party and a label of which it has examples."""
+        train = self.data.splits["train"]
+        clients = (train.client(client) for client in range(train.num_clients))
+        return sum(len(np.unique(examples["label"])) for examples in clients)
 
     def mean_of_neighbours(self, party: str) -> float:
         """Forward FLOPs of a client's neighbours on the graph, their mean over the run."""

@@ -1,5 +1,6 @@
 """FLOPs of networks against counts by hand, and of runs against what a round computes."""
 
+import functools
 import math
 
 import jax
@@ -132,9 +133,8 @@ CONFIGS = {
 def count_examples(monkeypatch, *modules):
     """Counts examples that networks made in `modules` read: whether they learned -> examples."""
     seen = {True: 0.0, False: 0.0}
-    create = modules[0].from_flax_linen
 
-    def watched(*arguments):
+    def watched(create, *arguments):
         model = create(*arguments)
 
         def apply(variables, batch, *, train=False, mask=None, **more):
@@ -150,7 +150,9 @@ def count_examples(monkeypatch, *modules):
         return model._replace(apply=apply)
 
     for module in modules:
-        monkeypatch.setattr(module, "from_flax_linen", watched)
+        for name in {"from_flax_linen", "headed"} & set(vars(module)):
+            create = functools.partial(watched, getattr(module, name))
+            monkeypatch.setattr(module, name, create)
     # All networks are as large as one another, so that numbers of evaluations are compared.
     monkeypatch.setattr(flops, "forward_flops_of", lambda model: 1.0)
     return seen
@@ -243,6 +245,17 @@ PARTY_CONFIGS = {
     "fd": lambda: party_method("fd"),
     "ds_fl": lambda: party_method("ds_fl", distillation_epochs=2, size=40),
     "fml": lambda: party_method("fml"),
+    "fed_proto": lambda: party_method("fed_proto"),
+    "fed_gh": lambda: party_method("fed_gh"),
+    "fed_tgp": lambda: party_method("fed_tgp"),
+}
+
+
+# Each of three parties has four labels, of ten; embeddings are of width 32. FedGH's server takes a step
+# for each prototype, FedTGP's a hundred times one for ten and one for two of them.
+SERVERS_ON_PROTOTYPES = {
+    "fed_gh": ROUNDS * 12 * LEARNING * 2 * 32 * 10,
+    "fed_tgp": ROUNDS * 100 * 2 * LEARNING * 2 * (2 * 32 * 32) * 10,
 }
 
 
@@ -273,9 +286,9 @@ def test_parties_compute_what_is_counted(name, monkeypatch):
     epochs = config.algorithm.get("epochs", config.algorithm.get("revisit_epochs"))
     assert examples == dict.fromkeys(examples, ROUNDS * epochs * 12)
     found = flops_of_parties(config.to_dict(), examples, ROUNDS)
-    expected = seen[False] + LEARNING * seen[True]
+    expected = seen[False] + LEARNING * seen[True] + SERVERS_ON_PROTOTYPES.get(name, 0)
     assert sum(found.clients.values()) + found.server == pytest.approx(expected)
-    assert (found.server > 0) == (name == "ds_fl")
+    assert (found.server > 0) == (name in ("ds_fl", *SERVERS_ON_PROTOTYPES))
 
 
 def test_every_algorithm_has_a_count():

@@ -1,0 +1,185 @@
+"""FedGH: the server trains one head on parties' mean embeddings; parties put it on their networks.
+
+Yi et al., "FedGH: Heterogeneous Federated Learning with Generalized Global Header", ACM MM 2023,
+https://arxiv.org/abs/2303.13137.
+"""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from fedcodist.algorithms.parties.groups import PartyGroup, check_groups, party_names, same_for_all
+from fedcodist.algorithms.parties.party import (
+    PartyResult,
+    assemble,
+    init_models,
+    party_metrics,
+    run_parties,
+)
+from fedcodist.algorithms.parties.prototypes import (
+    ServerTraining,
+    as_examples,
+    check_choice,
+    check_prototype_groups,
+    check_server_training,
+    class_sums,
+    in_client_order,
+    on_prototypes,
+    prototype_bytes,
+    prototypes_of,
+)
+from fedcodist.core import keys
+from fedcodist.core.arguments import check_arguments
+from fedcodist.core.checks import check_integer, check_number
+from fedcodist.core.communication import Communication, tree_bytes
+from fedcodist.core.for_each_client import Execution
+from fedcodist.core.local_training import LocalTraining, check_training, train_client
+from fedcodist.core.method import FederatedAlgorithm
+from fedcodist.core.model import Model, Variables, cross_entropy, variable_shapes
+from fedcodist.models.headed import apply_head, split_head, with_head
+
+PyTree = Any
+SERVER = "server"
+OWN_HEAD, GLOBAL_HEAD = PREDICT_BY = ("own_head", "global_head")
+
+
+class FedGHState(NamedTuple):
+    """Parties' models after local training, architecture -> leaves [group, ...]; the global head."""
+
+    models: dict[str, Variables]
+    head: PyTree
+
+
+class FedGHHyper(NamedTuple):
+    """Floats of FedGH; traced.
+
+    Attributes:
+      learning_rate: of local training.
+      server_learning_rate: of the head's training.
+    """
+
+    learning_rate: Any = 0.01
+    server_learning_rate: Any = 0.01
+
+
+def clipped_momentum(learning_rate: Any) -> optax.GradientTransformation:
+    """SGD, momentum 0.9, weight decay 1e-3, gradients of norm at most 50, as in the authors' code."""
+    return optax.chain(
+        optax.clip_by_global_norm(50.0),
+        optax.add_decayed_weights(1e-3),
+        optax.sgd(learning_rate, momentum=0.9),
+    )
+
+
+def fed_gh(
+    groups: Mapping[str, PartyGroup],
+    num_classes: int,
+    training: LocalTraining = LocalTraining(clipped_momentum, batch_size=512, epochs=30),
+    server_training: ServerTraining = ServerTraining(),
+    predict_by: str = OWN_HEAD,
+    hyper: FedGHHyper = FedGHHyper(),
+    inference_batch_size: int = 500,
+    execution: Execution = Execution(),
+    name: str = "fed_gh",
+) -> FederatedAlgorithm:
+    """Parties train with the server's head in place of their own; the server trains it on their means.
+
+    In a round a party's head becomes the global one, except in the first round, as in the authors' code.
+    The whole network learns the party's examples. The party sends its mean embedding of each class that
+    it has, in inference mode. On each of these the global head takes a step of cross-entropy, once for
+    every party. In the authors' code the server's steps change a party's network, and never the head;
+    ours change the head, as the paper says. Its means are means of batches' means; ours are of examples.
+    Optimizers are fresh in every round.
+
+    Args:
+      groups: architecture -> its parties, of `headed` models with embeddings of one width.
+      num_classes: labels, and outputs of every model.
+      training: on private examples. The default is the authors' code's for different networks.
+      server_training: of the head on mean embeddings, in a random order.
+      predict_by: what is evaluated: the party's model after local training, with its 'own_head', as in
+        the authors' code, or its embedding with the 'global_head' that the server has made since.
+      hyper: learning rates.
+      inference_batch_size: examples per step while means are taken.
+      execution, name: as in `fed_md`.
+
+    Raises:
+      ValueError, TypeError: names the argument and what is allowed.
+    """
+    check_arguments(fed_gh, locals())
+    groups = check_groups(groups)
+    width = check_prototype_groups(groups, num_classes)
+    check_training("training", training)
+    check_server_training(server_training)
+    check_choice("predict_by", predict_by, PREDICT_BY)
+    check_integer("inference_batch_size", inference_batch_size, low=1)
+    check_number("learning_rate", hyper.learning_rate, low=0)
+    check_number("server_learning_rate", hyper.server_learning_rate, low=0)
+    first = next(iter(groups.values())).model
+    head_model = model_of_head(first)
+
+    def init(key):
+        head = head_model.init(keys.derive(key, "init", SERVER)).params
+        return FedGHState(init_models(groups, key), head)
+
+    def round_(state, client_states, round, hyper):
+        def update(model, head, variables, data, key):
+            # The global head takes the place of the party's, as soon as the server has trained it.
+            body, own_head = split_head(variables.params)
+            is_trained = round.index > 0
+            head = jax.tree.map(lambda new, own: jnp.where(is_trained, new, own), head, own_head)
+            received = Variables(with_head(body, head), variables.mutable)
+            # Local training of extractor and head.
+            trained = train_client(model, training, received, data, key, hyper.learning_rate)
+            # The local averaged representation of each class that the party has.
+            means = prototypes_of(
+                class_sums(
+                    model, trained.variables, data, num_classes, training, inference_batch_size
+                )
+            )
+            metrics = party_metrics(
+                trained.variables, trained.num_steps, trained.num_examples, loss=trained.loss
+            )
+            return PartyResult(trained.variables, metrics, reports=means)
+
+        key = keys.derive(round.key, "client_update", round.index)
+        result = run_parties(groups, update, state.head, state.models, round, key, execution)
+        # The server trains the global head on all parties' representations.
+        head = train_client(
+            head_model,
+            on_prototypes(server_training),
+            Variables(state.head, {}),
+            as_examples(in_client_order(groups, result.reports)),
+            keys.derive(round.key, "client_update", round.index, SERVER),
+            hyper.server_learning_rate,
+        ).variables.params
+        return FedGHState(result.states, head), client_states, result.metrics
+
+    names = party_names(groups)
+
+    def evaluated(state, architecture):
+        own = state.models[architecture]
+        if predict_by == OWN_HEAD:
+            return own
+        count = len(names[architecture])
+        each = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (count, *leaf.shape)), state.head)
+        return own._replace(params=with_head(own.params, each))
+
+    sizes = Communication(
+        down=tree_bytes(variable_shapes(head_model)), up=prototype_bytes(num_classes, width)
+    )
+    return assemble(name, groups, hyper, init, round_, evaluated, same_for_all(groups, sizes))
+
+
+def model_of_head(network: Model) -> Model:
+    """The head of a `headed` network as a model of its own, which reads a batch's `embedding`."""
+
+    def init(key):
+        return Variables(split_head(network.init(key).params)[1], {})
+
+    def apply(variables, batch, **_):
+        return apply_head(variables.params, batch["embedding"]), variables.mutable
+
+    return Model(init, apply, cross_entropy, {}, network.num_classes)

@@ -1,0 +1,250 @@
+"""FedTGP: as FedProto, with global prototypes that the server trains to stand apart.
+
+Zhang et al., "FedTGP: Trainable Global Prototypes with Adaptive-Margin-Enhanced Contrastive Learning for
+Data and Model Heterogeneity in Federated Learning", AAAI 2024, https://arxiv.org/abs/2401.03230.
+"""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from fedcodist.algorithms.parties.groups import PartyGroup, check_groups, same_for_all
+from fedcodist.algorithms.parties.party import (
+    PartyResult,
+    assemble,
+    init_models,
+    party_metrics,
+    run_parties,
+)
+from fedcodist.algorithms.parties.prototypes import (
+    PREDICT_BY,
+    PROTOTYPE_PREDICTS,
+    ClassSums,
+    Prototypes,
+    ServerTraining,
+    as_examples,
+    check_choice,
+    check_prototype_groups,
+    check_server_training,
+    class_sums,
+    in_client_order,
+    no_prototypes,
+    on_prototypes,
+    prototype_bytes,
+    prototype_predictors,
+    prototypes_of,
+    pulled,
+)
+from fedcodist.core import keys
+from fedcodist.core.arguments import check_arguments
+from fedcodist.core.checks import check_integer, check_number
+from fedcodist.core.communication import Communication, tree_bytes
+from fedcodist.core.for_each_client import Execution
+from fedcodist.core.local_training import LocalTraining, check_training, train_client
+from fedcodist.core.method import FederatedAlgorithm
+from fedcodist.core.model import Model, Variables
+from fedcodist.models.headed import apply_head
+
+PyTree = Any
+SERVER = "server"
+LARGEST, NEAREST = MARGINS = ("largest", "nearest")
+
+
+class FedTGPState(NamedTuple):
+    """Parties' models by architecture, leaves [group, ...]; the server's network; its prototypes."""
+
+    models: dict[str, Variables]
+    generator: PyTree
+    prototypes: Prototypes
+
+
+class FedTGPHyper(NamedTuple):
+    """Floats of FedTGP; traced.
+
+    Attributes:
+      learning_rate: of local training.
+      weight: lambda, of the distance to the prototypes.
+      server_learning_rate: of the server's network.
+      margin_threshold: tau, the most that the margin becomes.
+    """
+
+    learning_rate: Any = 0.01
+    weight: Any = 10.0
+    server_learning_rate: Any = 0.01
+    margin_threshold: Any = 100.0
+
+
+def fed_tgp(
+    groups: Mapping[str, PartyGroup],
+    num_classes: int,
+    training: LocalTraining = LocalTraining(batch_size=10),
+    server_training: ServerTraining = ServerTraining(batch_size=10, epochs=100),
+    margin: str = LARGEST,
+    predict_by: str = "head",
+    hyper: FedTGPHyper = FedTGPHyper(),
+    inference_batch_size: int = 500,
+    execution: Execution = Execution(),
+    name: str = "fed_tgp",
+) -> FederatedAlgorithm:
+    """Parties are drawn to prototypes that the server's network makes; it learns from theirs.
+
+    A party's loss is CE + lambda MSE(embedding, the global prototype of the example's label); in the
+    first round CE alone. It sends its mean embeddings, taken afterwards in inference mode. The server
+    makes its prototypes from a vector per class, by two layers with a ReLU between. They learn that each
+    party's prototype be nearest to its class's, by a margin: cross-entropy of minus the distances, to
+    whose right one delta is added. delta is min(a distance between classes' mean prototypes, tau). The
+    server makes prototypes of all classes, also of those that nobody has. Optimizers are fresh in every
+    round. The paper's sums over prototypes are means over batches here, as in the authors' code.
+
+    Args:
+      groups: architecture -> its parties, of `headed` models with embeddings of one width.
+      num_classes: labels, and outputs of every model.
+      training: on private examples. Defaults are those of the authors' command for CIFAR-10.
+      server_training: of the server's network on parties' prototypes.
+      margin: which distance between classes: the 'largest' of all, the equation on the authors' slides,
+        or the largest that a class has to its 'nearest' class, as in their code.
+      predict_by: what is evaluated: a party's 'head', or the nearest global 'prototype', as in the
+        authors' code.
+      hyper: learning rates, lambda and tau.
+      inference_batch_size: examples per step while prototypes are taken.
+      execution, name: as in `fed_md`.
+
+    Raises:
+      ValueError, TypeError: names the argument and what is allowed.
+    """
+    check_arguments(fed_tgp, locals())
+    groups = check_groups(groups)
+    width = check_prototype_groups(groups, num_classes)
+    check_training("training", training)
+    check_server_training(server_training)
+    check_choice("margin", margin, MARGINS)
+    check_choice("predict_by", predict_by, PREDICT_BY)
+    check_integer("inference_batch_size", inference_batch_size, low=1)
+    _check_floats(hyper)
+    generator = generator_of(num_classes, width)
+
+    def init(key):
+        start = generator.init(keys.derive(key, "init", SERVER)).params
+        return FedTGPState(init_models(groups, key), start, no_prototypes(num_classes, width))
+
+    def round_(state, client_states, round, hyper):
+        def update(model, prototypes, variables, data, key):
+            # A client's loss: that of labels, and lambda times the distance to global prototypes.
+            loss = pulled(model, prototypes, hyper.weight, num_classes)
+            trained = train_client(
+                model, training, variables, data, key, hyper.learning_rate, loss_hook=loss
+            )
+            # It sends its prototypes, the mean embeddings of its classes.
+            sums = class_sums(
+                model, trained.variables, data, num_classes, training, inference_batch_size
+            )
+            metrics = party_metrics(
+                trained.variables, trained.num_steps, trained.num_examples, loss=trained.loss
+            )
+            return PartyResult(trained.variables, metrics, reports=prototypes_of(sums))
+
+        key = keys.derive(round.key, "client_update", round.index)
+        result = run_parties(groups, update, state.prototypes, state.models, round, key, execution)
+        sent = in_client_order(groups, result.reports)
+        # delta(t): the margin, from the mean prototypes Q of classes, at most tau.
+        delta = jnp.minimum(margin_between(sent, margin), hyper.margin_threshold)
+        # The server minimises L_P, the contrastive loss with the margin.
+        learned = train_client(
+            generator,
+            on_prototypes(server_training),
+            Variables(state.generator, {}),
+            as_examples(sent),
+            keys.derive(round.key, "client_update", round.index, SERVER),
+            hyper.server_learning_rate,
+            loss_hook=lambda distances, batch: contrastive_loss(distances, batch["label"], delta),
+        ).variables.params
+        # The global prototypes of the next round.
+        prototypes = Prototypes(generated(learned), jnp.ones_like(state.prototypes.has_class))
+        return FedTGPState(result.states, learned, prototypes), client_states, result.metrics
+
+    models = lambda state, name: state.models[name]
+    nearest = prototype_predictors(groups, models, lambda state: state.prototypes)
+    up = prototype_bytes(num_classes, width)
+    vectors = tree_bytes(jax.ShapeDtypeStruct((num_classes, width), jnp.float32))
+    return assemble(
+        name,
+        groups,
+        hyper,
+        init,
+        round_,
+        models,
+        same_for_all(groups, Communication(down=vectors, up=up)),
+        other_predictors=nearest if predict_by == PROTOTYPE_PREDICTS else {},
+    )
+
+
+def margin_between(prototypes: Prototypes, margin: str) -> jax.Array:
+    """A distance between the mean prototypes of two classes, a scalar; 0 with fewer than two classes.
+
+    Args:
+      prototypes: of all parties, [parties, classes, ...].
+      margin: 'largest' is the largest distance; 'nearest' the largest of classes' smallest distances.
+    """
+    sums = ClassSums(jnp.sum(prototypes.vectors, axis=0), jnp.sum(prototypes.has_class, axis=0))
+    means = prototypes_of(sums)
+    distances = euclidean(means.vectors, means.vectors)
+    is_there = means.has_class > 0
+    is_pair = is_there[:, None] & is_there & ~jnp.eye(len(is_there), dtype=bool)
+    if margin == NEAREST:
+        smallest = jnp.min(jnp.where(is_pair, distances, jnp.inf), axis=1)
+        return jnp.max(jnp.where(jnp.any(is_pair, axis=1), smallest, 0))
+    return jnp.max(jnp.where(is_pair, distances, 0))
+
+
+def contrastive_loss(distances: jax.Array, labels: jax.Array, margin: jax.Array) -> jax.Array:
+    """Cross-entropy [batch] of minus the distances [batch, classes], the right one's plus the margin."""
+    right = jax.nn.one_hot(labels, distances.shape[-1], dtype=distances.dtype)
+    logits = -(distances + margin * right)
+    return optax.softmax_cross_entropy_with_integer_labels(logits, labels)
+
+
+def generator_of(num_classes: int, width: int) -> Model:
+    """The server's network as a model: a batch's `embedding` -> distances to all global prototypes.
+
+    Its parameters are a vector per class, from a normal distribution, and two layers of the
+    embeddings' width; `generated` makes prototypes of them.
+    """
+
+    def init(key):
+        draw = lambda part: keys.derive(key, part)
+        layer = lambda part: {
+            "kernel": jax.nn.initializers.lecun_normal()(draw(part), (width, width)),
+            "bias": jnp.zeros(width),
+        }
+        vectors = jax.random.normal(draw("vectors"), (num_classes, width))
+        params = {"vectors": vectors, "hidden": layer("hidden"), "output": layer("output")}
+        return Variables(params, {})
+
+    def apply(variables, batch, **_):
+        return euclidean(batch["embedding"], generated(variables.params)), variables.mutable
+
+    loss = lambda distances, batch: contrastive_loss(distances, batch["label"], jnp.zeros(()))
+    return Model(init, apply, loss, {}, num_classes)
+
+
+def generated(generator: PyTree) -> jax.Array:
+    """The global prototypes [classes, width] that the server's network makes."""
+    hidden = jax.nn.relu(apply_head(generator["hidden"], generator["vectors"]))
+    return apply_head(generator["output"], hidden)
+
+
+def euclidean(ones: jax.Array, others: jax.Array) -> jax.Array:
+    """Distances [ones, others] of vectors; the gradient is 0 where a distance is."""
+    squared = jnp.sum((ones[:, None] - others) ** 2, axis=-1)
+    is_zero = squared == 0
+    return jnp.where(is_zero, 0, jnp.sqrt(jnp.where(is_zero, 1, squared)))
+
+
+def _check_floats(hyper: FedTGPHyper) -> None:
+    check_number("learning_rate", hyper.learning_rate, low=0)
+    check_number("weight", hyper.weight, low=0)
+    check_number("server_learning_rate", hyper.server_learning_rate, low=0)
+    check_number("margin_threshold", hyper.margin_threshold, low=0)

@@ -1,0 +1,220 @@
+"""Prototypes, the mean embeddings of classes: what FedProto, FedGH and FedTGP have in common.
+
+Parties have networks of their own, whose embeddings are of one width: those that `headed` makes. A party
+without examples of a class has no prototype of it.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from fedcodist.algorithms.parties.groups import PartyGroup, all_clients, check_widths, party_names
+from fedcodist.algorithms.parties.shared_examples import inference
+from fedcodist.core import batches
+from fedcodist.core.example_losses import checked_loss
+from fedcodist.core.inputs import ClientData
+from fedcodist.core.labels import class_labels
+from fedcodist.core.layer_outputs import LayerOutputs, logits_of
+from fedcodist.core.local_training import LocalTraining, OptimizerFactory, check_training
+from fedcodist.core.method import Predictor
+from fedcodist.core.model import Batch, Model, Variables
+from fedcodist.models.headed import check_heads, embedding_of
+
+PyTree = Any
+HEAD_PREDICTS, PROTOTYPE_PREDICTS = PREDICT_BY = ("head", "prototype")
+
+
+class ClassSums(NamedTuple):
+    """Sums of embeddings per class [classes, width], and how many were added [classes].
+
+    Those of several parties are added up: what results are sums again.
+    """
+
+    totals: jax.Array
+    counts: jax.Array
+
+
+class Prototypes(NamedTuple):
+    """One vector per class [..., classes, width], and whether there is one, 1 or 0 [..., classes].
+
+    Where there is none the vector is 0.
+    """
+
+    vectors: jax.Array
+    has_class: jax.Array
+
+
+class ServerTraining(NamedTuple):
+    """How a server trains on prototypes: learning rate -> optimizer, prototypes per step, passes."""
+
+    optimizer: OptimizerFactory = optax.sgd
+    batch_size: int = 1
+    epochs: int = 1
+
+
+def check_prototype_groups(groups: Mapping[str, PartyGroup], num_classes: int) -> int:
+    """Returns the width of the embeddings.
+
+    Args:
+      groups: checked groups.
+      num_classes: labels, and outputs of every model.
+
+    Raises:
+      ValueError: names the argument: a model without a head, or heads of several shapes.
+    """
+    width, _ = check_heads("groups", {name: group.model for name, group in groups.items()})
+    check_widths(groups, num_classes)
+    return width
+
+
+def check_choice(argument: str, value: str, choices: tuple[str, ...]) -> None:
+    """Raises ValueError that names the argument unless the value is one of the choices."""
+    if value not in choices:
+        raise ValueError(f"{argument} must be {' or '.join(map(repr, choices))}, got {value!r}.")
+
+
+def check_server_training(training: ServerTraining) -> None:
+    """Raises ValueError or TypeError that names the field of `server_training`."""
+    check_training("server_training", on_prototypes(training))
+
+
+def no_prototypes(num_classes: int, width: int) -> Prototypes:
+    """Those before the first round."""
+    return Prototypes(jnp.zeros((num_classes, width)), jnp.zeros(num_classes))
+
+
+def pulled(
+    model: Model, prototypes: Prototypes, weight: Any, num_classes: int
+) -> Callable[[Any, Batch], jax.Array]:
+    """The loss of a party who is drawn to prototypes, per example: the model's, and weight times MSE.
+
+    MSE is the mean over coordinates of (embedding - prototype of the example's label)^2. It is 0 for
+    labels that have no prototype.
+    """
+
+    def loss(outputs, batch):
+        labels = class_labels(batch["label"], num_classes)
+        gap = embedding_of(outputs) - prototypes.vectors[labels]
+        distance = prototypes.has_class[labels] * jnp.mean(gap**2, axis=-1)
+        return checked_loss(model.loss, outputs, batch) + weight * distance
+
+    return loss
+
+
+def class_sums(
+    model: Model,
+    variables: Variables,
+    data: ClientData,
+    num_classes: int,
+    training: LocalTraining,
+    batch_size: int,
+) -> ClassSums:
+    """The sums of a party's embeddings of its own examples, in inference mode.
+
+    Args:
+      model, variables: the party's.
+      data: its examples.
+      num_classes: labels.
+      training: whose preprocessing is used, with one fixed key.
+      batch_size: examples per step.
+    """
+    embeddings = inference(model, variables, data, training.preprocess, batch_size, embedding_of)
+    _, rows, is_real = batches.places(0, data.capacity, data.size)
+    labels = class_labels(data.columns["label"][data.start + rows], num_classes)
+    is_of_class = jax.nn.one_hot(labels, num_classes) * is_real[:, None]
+    return ClassSums(is_of_class.T @ embeddings, jnp.sum(is_of_class, axis=0))
+
+
+def prototypes_of(sums: ClassSums) -> Prototypes:
+    """The means of sums. Those of several parties' sums are means weighted by examples."""
+    vectors = sums.totals / jnp.maximum(sums.counts, 1)[..., None]
+    return Prototypes(vectors, (sums.counts > 0.5).astype(vectors.dtype))
+
+
+def prototype_bytes(num_classes: int, width: int) -> int:
+    """Bytes of prototypes, or of sums: a vector per class, and one number that tells if there is one."""
+    return num_classes * (width + 1) * np.dtype(np.float32).itemsize
+
+
+def in_client_order(groups: Mapping[str, PartyGroup], by_group: Mapping[str, PyTree]) -> PyTree:
+    """Architecture -> leaves [group, ...], as leaves [parties, ...] in the order of clients."""
+    clients = np.concatenate([groups[name].clients for name in by_group])
+    places = np.searchsorted(all_clients(groups), clients)
+    concatenated = lambda *leaves: jnp.concatenate(leaves)[np.argsort(places)]
+    return jax.tree.map(concatenated, *by_group.values())
+
+
+def as_examples(prototypes: Prototypes) -> ClientData:
+    """Parties' prototypes [parties, classes, ...] as the examples of one client, such as a server.
+
+    Columns are `embedding` and `label`. Those that there are come first, in the order of parties and
+    classes, and only they are its examples.
+    """
+    parties, classes, width = prototypes.vectors.shape
+    has_class = prototypes.has_class.reshape(-1) > 0
+    order = jnp.argsort(~has_class, stable=True)
+    columns = {
+        "embedding": prototypes.vectors.reshape(-1, width)[order],
+        "label": jnp.tile(jnp.arange(classes), parties)[order],
+    }
+    size = jnp.sum(has_class, dtype=jnp.int32)
+    return ClientData(columns, jnp.int32(0), size, size, parties * classes, ragged=False)
+
+
+def on_prototypes(training: ServerTraining) -> LocalTraining:
+    """The server's training as one of a client, whose examples are prototypes."""
+    return LocalTraining(training.optimizer, training.batch_size, training.epochs)
+
+
+def prototype_predictors(
+    groups: Mapping[str, PartyGroup],
+    models: Callable[[PyTree, str], Variables],
+    prototypes: Callable[[PyTree], Prototypes],
+) -> dict[str, Predictor]:
+    """Parties who answer by the nearest prototype, in place of those who answer by their head.
+
+    The logits are the squared distances, with a minus. A class without a prototype is farther than all
+    others. Before there are any prototypes the head answers.
+
+    Args:
+      groups: who owns what.
+      models: (algorithm state, architecture) -> Variables, leaves [group, ...].
+      prototypes: algorithm state -> those of all parties.
+    """
+    names = party_names(groups)
+
+    def predictor(name, model):
+        def variables(state):
+            params, mutable = models(state, name)
+            count = len(names[name])
+            each = lambda leaf: jnp.broadcast_to(leaf, (count, *leaf.shape))
+            return Variables(params, (mutable, jax.tree.map(each, prototypes(state))))
+
+        def predict(values, batch):
+            mutable, nearest_of = values.mutable
+            outputs = model.apply(Variables(values.params, mutable), batch)[0]
+            embedding = embedding_of(outputs)
+            by_prototype = nearness(embedding, nearest_of)
+            is_any = jnp.any(nearest_of.has_class > 0)
+            logits = jnp.where(is_any, by_prototype, logits_of(outputs))
+            return LayerOutputs(logits, outputs.hidden)
+
+        return Predictor(model, variables, predict, names[name])
+
+    return {name: predictor(name, group.model) for name, group in groups.items()}
+
+
+def nearness(embedding: jax.Array, prototypes: Prototypes) -> jax.Array:
+    """Minus the squared distances [batch, classes] of embeddings [batch, width] to prototypes.
+
+    Where there is no prototype, it is one less than the smallest of the others.
+    """
+    gap = embedding[:, None] - prototypes.vectors
+    near = -jnp.sum(gap**2, axis=-1)
+    has_class = prototypes.has_class > 0
+    farthest = jnp.min(jnp.where(has_class, near, jnp.inf), axis=-1, keepdims=True)
+    return jnp.where(has_class, near, farthest - 1)
