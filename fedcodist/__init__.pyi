@@ -29,12 +29,15 @@ from fedcodist.algorithms.parties.ds_fl import DSFLHyper as DSFLHyper
 from fedcodist.algorithms.parties.ds_fl import OpenExamples as OpenExamples
 from fedcodist.algorithms.parties.ds_fl import ds_fl as ds_fl
 from fedcodist.algorithms.parties.fd import FDHyper as FDHyper
+from fedcodist.algorithms.parties.fd import FDVariant as FDVariant
 from fedcodist.algorithms.parties.fd import fd as fd
 from fedcodist.algorithms.parties.fed_md import FedMDHyper as FedMDHyper
 from fedcodist.algorithms.parties.fed_md import fed_md as fed_md
 from fedcodist.algorithms.parties.fml import FMLHyper as FMLHyper
 from fedcodist.algorithms.parties.fml import fml as fml
 from fedcodist.algorithms.parties.groups import PartyGroup as PartyGroup
+from fedcodist.algorithms.parties.lg_fed_avg import LGFedAvgHyper as LGFedAvgHyper
+from fedcodist.algorithms.parties.lg_fed_avg import lg_fed_avg as lg_fed_avg
 from fedcodist.algorithms.parties.local_only import LocalOnlyHyper as LocalOnlyHyper
 from fedcodist.algorithms.parties.local_only import local_only as local_only
 from fedcodist.algorithms.pools.codistillation import CodistillationHyper as CodistillationHyper

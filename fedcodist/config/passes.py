@@ -124,7 +124,9 @@ def fed_md(work: Any) -> Any:
 
 
 def fd(work: Any) -> Any:
-    """Private images are answered once a round."""
+    """Private images are answered once a round, unless training's own answers count."""
+    if work.settings.get("averaged") == "in_training":
+        return work.of_parties()
     return work.of_parties(per_example=LEARNING + 1 / work.settings["epochs"])
 
 

@@ -5,9 +5,10 @@ go on from the same transfer learning; in a round all train as much on private i
 differs: logits (FedMD), mean logits of each label (FD), probabilities (DS-FL), a shared model (FML),
 nothing. FML's shared model and DS-FL's server are nobody's and start untrained; the server sees public
 digits alone, none of a private class, and so is hardly ever right about these. FedMD and parties alone
-go on with private training's optimizer and output penalty; the other three begin a new optimizer in each
-round and have no penalty, as in their sources. Budgets and costs are those of the rounds, without what
-comes before.
+go on with private training's optimizer and output penalty; the others begin a new optimizer in each
+round and have no penalty, as in their sources. LG-FedAvg shares a head, which needs embeddings of one
+width: its networks have one linear layer more than those of runs that share none. Budgets and costs are
+those of the rounds, without what comes before.
 
     fedcodist compare digits_parties
 """
@@ -30,7 +31,10 @@ OWN = {
         server=1,  # whose network the server has
     ),
     "fml": dict(own_weight=0.5, meme_weight=0.5, meme=1),  # whose network all share
+    "lg_fed_avg": dict(weighted=True),  # heads count by parties' numbers of examples
 }
+HEADS = {"lg_fed_avg"}  # need networks of an embedding and a linear head
+EMBEDDING_WIDTH = 16
 
 
 def get_runs() -> list[str]:
@@ -60,6 +64,9 @@ def get_config(run: str = "fed_md") -> ConfigDict:
                 batch_size=common.revisit_batch_size,
                 **own,
             )
+    if run in HEADS:
+        with config.unlocked():
+            config.parties.embedding_width = EMBEDDING_WIDTH
     config.phases.centralised_bound = False
     config.phases.cache = "data/pretraining"
     return config

@@ -35,6 +35,7 @@ METHOD_STYLES = {
     "fed_prox": (ORANGE, "o"),
     "fed_be": (ORANGE, "D"),
     "fd": (ORANGE, "^"),
+    "lg_fed_avg": (GREEN, "P"),
 }
 
 

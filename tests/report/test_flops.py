@@ -1,5 +1,6 @@
 """FLOPs of networks against counts by hand, and of runs against what a round computes."""
 
+import functools
 import math
 
 import jax
@@ -132,9 +133,8 @@ CONFIGS = {
 def count_examples(monkeypatch, *modules):
     """Counts examples that networks made in `modules` read: whether they learned -> examples."""
     seen = {True: 0.0, False: 0.0}
-    create = modules[0].from_flax_linen
 
-    def watched(*arguments):
+    def watched(create, *arguments):
         model = create(*arguments)
 
         def apply(variables, batch, *, train=False, mask=None, **more):
@@ -150,7 +150,9 @@ def count_examples(monkeypatch, *modules):
         return model._replace(apply=apply)
 
     for module in modules:
-        monkeypatch.setattr(module, "from_flax_linen", watched)
+        for name in {"from_flax_linen", "headed"} & set(vars(module)):
+            create = functools.partial(watched, getattr(module, name))
+            monkeypatch.setattr(module, name, create)
     # All networks are as large as one another, so that numbers of evaluations are compared.
     monkeypatch.setattr(flops, "forward_flops_of", lambda model: 1.0)
     return seen
@@ -241,8 +243,10 @@ PARTY_CONFIGS = {
     "fed_md": lambda: party_method("fed_md", digest_epochs=2, size=40),
     "fed_md, all public images": lambda: party_method("fed_md", size=None),
     "fd": lambda: party_method("fd"),
+    "fd, in training": lambda: party_method("fd", averaged="in_training"),
     "ds_fl": lambda: party_method("ds_fl", distillation_epochs=2, size=40),
     "fml": lambda: party_method("fml"),
+    "lg_fed_avg": lambda: party_method("lg_fed_avg"),
 }
 
 
