@@ -26,7 +26,6 @@ from fedcodist.algorithms.graph.multi_headed_distillation import MHDHyper as MHD
 from fedcodist.algorithms.graph.multi_headed_distillation import multi_headed_distillation as multi_headed_distillation
 from fedcodist.algorithms.parties.alignment import Alignment as Alignment
 from fedcodist.algorithms.parties.ds_fl import DSFLHyper as DSFLHyper
-from fedcodist.algorithms.parties.ds_fl import OpenExamples as OpenExamples
 from fedcodist.algorithms.parties.ds_fl import ds_fl as ds_fl
 from fedcodist.algorithms.parties.fd import FDHyper as FDHyper
 from fedcodist.algorithms.parties.fd import FDVariant as FDVariant
@@ -36,10 +35,14 @@ from fedcodist.algorithms.parties.fed_md import fed_md as fed_md
 from fedcodist.algorithms.parties.fml import FMLHyper as FMLHyper
 from fedcodist.algorithms.parties.fml import fml as fml
 from fedcodist.algorithms.parties.groups import PartyGroup as PartyGroup
+from fedcodist.algorithms.parties.knowledge_coefficients import Coefficients as Coefficients
+from fedcodist.algorithms.parties.kt_pfl import KTpFLHyper as KTpFLHyper
+from fedcodist.algorithms.parties.kt_pfl import kt_pfl as kt_pfl
 from fedcodist.algorithms.parties.lg_fed_avg import LGFedAvgHyper as LGFedAvgHyper
 from fedcodist.algorithms.parties.lg_fed_avg import lg_fed_avg as lg_fed_avg
 from fedcodist.algorithms.parties.local_only import LocalOnlyHyper as LocalOnlyHyper
 from fedcodist.algorithms.parties.local_only import local_only as local_only
+from fedcodist.algorithms.parties.open_examples import OpenExamples as OpenExamples
 from fedcodist.algorithms.pools.codistillation import CodistillationHyper as CodistillationHyper
 from fedcodist.algorithms.pools.codistillation import TeachingHyper as TeachingHyper
 from fedcodist.algorithms.pools.fed_be import FedBEHyper as FedBEHyper

@@ -138,6 +138,12 @@ def ds_fl(work: Any) -> Any:
     return work.of_parties(answered, learned, server=server)
 
 
+def kt_pfl(work: Any) -> Any:
+    """Public images are answered, then learned from; the server's coefficients are left out."""
+    answered = work.rounds * work.public_images("open_size")
+    return work.of_parties(answered, work.settings["distillation_epochs"] * answered)
+
+
 def fml(work: Any) -> Any:
     """The meme learns from every private example too."""
     meme = work.network_of_party("meme")

@@ -203,6 +203,7 @@ _OURS: tuple[tuple[str, str, str, tuple[str, ...], Callable[..., Any], str], ...
     ("fd", "FD", PARTIES, (), passes.fd, "1811.11479"),
     ("ds_fl", "DS-FL", PARTIES, ("public",), passes.ds_fl, "2008.06180"),
     ("fml", "FML", PARTIES, (), passes.fml, "2006.16765"),
+    ("kt_pfl", "KT-pFL", PARTIES, ("public",), passes.kt_pfl, "2111.02862"),
     ("lg_fed_avg", "LG-FedAvg", PARTIES, (), passes.alone, "2001.01523"),
     ("local_only_steps", "separate clients", GRAPH, (), passes.alone, ""),
     ("decentralised_fed_avg", "decentralised FedAvg", GRAPH, (), passes.alone, ""),

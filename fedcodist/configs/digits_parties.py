@@ -2,8 +2,8 @@ r"""Methods of parties who each own a model, on scikit-learn's handwritten digit
 
 A run is a method's name. All have the parties, public digits and private images of digits_fed_md.py, and
 go on from the same transfer learning; in a round all train as much on private images. What they exchange
-differs: logits (FedMD), mean logits of each label (FD), probabilities (DS-FL), a shared model (FML),
-nothing. FML's shared model and DS-FL's server are nobody's and start untrained; the server sees public
+differs: logits (FedMD), mean logits of each label (FD), probabilities (DS-FL, KT-pFL), a shared
+model (FML), nothing. FML's shared model and DS-FL's server are nobody's and start untrained; the server sees public
 digits alone, none of a private class, and so is hardly ever right about these. FedMD and parties alone
 go on with private training's optimizer and output penalty; the others begin a new optimizer in each
 round and have no penalty, as in their sources. LG-FedAvg shares a head, which needs embeddings of one
@@ -31,6 +31,15 @@ OWN = {
         server=1,  # whose network the server has
     ),
     "fml": dict(own_weight=0.5, meme_weight=0.5, meme=1),  # whose network all share
+    "kt_pfl": dict(
+        open_size=200,
+        temperature=10.0,
+        coefficient_rate=0.1,
+        uniform_weight=0.7,
+        distillation_learning_rate=1e-3,
+        distillation_epochs=1,
+        distillation_batch_size=64,
+    ),
     "lg_fed_avg": dict(weighted=True),  # heads count by parties' numbers of examples
 }
 HEADS = {"lg_fed_avg"}  # need networks of an embedding and a linear head

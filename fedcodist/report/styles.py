@@ -36,6 +36,7 @@ METHOD_STYLES = {
     "fed_be": (ORANGE, "D"),
     "fd": (ORANGE, "^"),
     "lg_fed_avg": (GREEN, "P"),
+    "kt_pfl": (SKY, "X"),
 }
 
 

@@ -646,6 +646,7 @@ def test_methods_of_parties_run_from_the_same_start_and_are_ranked(tmp_path, cap
         "local_only": 0,
         "fed_md": 2 * scores + indices,
         "ds_fl": 2 * scores + indices,
+        "kt_pfl": 2 * scores + indices,
         "fd": 2 * classes * (classes + 1) * 4,
         "fml": 2 * (64 * 8 + 8 + 8 * classes) * 4,  # party 1's network
         "lg_fed_avg": 2 * head,

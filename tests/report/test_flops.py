@@ -232,7 +232,11 @@ def party_method(run, **more):
     with config.ignore_type():
         config.parties.networks = (((6,), 0.0), ((5,), 0.0), ((6,), 0.0))
     if "size" in more:
-        more = {{"fed_md": "alignment_size", "ds_fl": "open_size"}[run]: more["size"]}
+        more = {
+            {"fed_md": "alignment_size", "ds_fl": "open_size", "kt_pfl": "open_size"}[run]: more[
+                "size"
+            ]
+        }
     with config.ignore_type():
         config.algorithm.update(more)
     return config
@@ -246,6 +250,7 @@ PARTY_CONFIGS = {
     "fd, in training": lambda: party_method("fd", averaged="in_training"),
     "ds_fl": lambda: party_method("ds_fl", distillation_epochs=2, size=40),
     "fml": lambda: party_method("fml"),
+    "kt_pfl": lambda: party_method("kt_pfl", distillation_epochs=2, size=40),
     "lg_fed_avg": lambda: party_method("lg_fed_avg"),
 }
 

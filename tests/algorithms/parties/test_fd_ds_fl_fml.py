@@ -11,10 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedcodist.algorithms.parties.ds_fl import DSFLHyper, OpenExamples, ds_fl, sharpened
+from fedcodist.algorithms.parties.ds_fl import DSFLHyper, ds_fl, sharpened
 from fedcodist.algorithms.parties.fd import FDHyper, FDVariant, LabelMeans, fd, of_others
 from fedcodist.algorithms.parties.fml import MEME, OWN, FMLHyper, both, fml, mutual_loss
 from fedcodist.algorithms.parties.groups import PartyGroup
+from fedcodist.algorithms.parties.open_examples import OpenExamples
 from fedcodist.algorithms.parties.shared_examples import PUBLIC
 from fedcodist.core.local_training import LocalTraining
 from fedcodist.core.metrics import accuracy
