@@ -30,11 +30,14 @@ from fedcodist.algorithms.parties.ds_fl import ds_fl as ds_fl
 from fedcodist.algorithms.parties.fd import FDHyper as FDHyper
 from fedcodist.algorithms.parties.fd import FDVariant as FDVariant
 from fedcodist.algorithms.parties.fd import fd as fd
+from fedcodist.algorithms.parties.fed_gen import FedGenHyper as FedGenHyper
+from fedcodist.algorithms.parties.fed_gen import fed_gen as fed_gen
 from fedcodist.algorithms.parties.fed_md import FedMDHyper as FedMDHyper
 from fedcodist.algorithms.parties.fed_md import fed_md as fed_md
 from fedcodist.algorithms.parties.fml import FMLHyper as FMLHyper
 from fedcodist.algorithms.parties.fml import fml as fml
 from fedcodist.algorithms.parties.groups import PartyGroup as PartyGroup
+from fedcodist.algorithms.parties.head_generator import Generator as Generator
 from fedcodist.algorithms.parties.knowledge_coefficients import Coefficients as Coefficients
 from fedcodist.algorithms.parties.kt_pfl import KTpFLHyper as KTpFLHyper
 from fedcodist.algorithms.parties.kt_pfl import kt_pfl as kt_pfl

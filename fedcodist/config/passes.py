@@ -150,6 +150,22 @@ def fml(work: Any) -> Any:
     return work.of_parties(besides=lambda party: LEARNING * meme * work.examples[party])
 
 
+def fed_gen(work: Any) -> Any:
+    """Besides private examples, heads learn from generated embeddings, and the generator learns."""
+    settings, classes = work.settings, work.num_classes
+    width = work.config["parties"]["embedding_width"]
+    # What a config leaves out is as in `Generator`.
+    noise, hidden = settings.get("generator_noise", 32), settings.get("generator_hidden", 256)
+    generator, head = 2 * ((noise + classes) * hidden + hidden * width), 2 * width * classes
+    # A step has as many embeddings as examples, or `generated`. A head that learns needs no gradient of
+    # embeddings, and one that teaches none of parameters.
+    share = (settings.get("generated") or settings["batch_size"]) / settings["batch_size"]
+    learned = lambda party: share * work.examples[party] * (generator + 2 * head)
+    made = settings.get("generator_steps", 50) * settings.get("generator_batch_size", 32)
+    server = work.rounds * made * (LEARNING * generator + 2 * head)
+    return work.of_parties(besides=learned, server=server)
+
+
 def multi_headed(work: Any) -> Any:
     """Counts as if all neighbours were teachers equally often."""
     settings = work.settings

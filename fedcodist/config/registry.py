@@ -205,6 +205,7 @@ _OURS: tuple[tuple[str, str, str, tuple[str, ...], Callable[..., Any], str], ...
     ("fml", "FML", PARTIES, (), passes.fml, "2006.16765"),
     ("kt_pfl", "KT-pFL", PARTIES, ("public",), passes.kt_pfl, "2111.02862"),
     ("lg_fed_avg", "LG-FedAvg", PARTIES, (), passes.alone, "2001.01523"),
+    ("fed_gen", "FedGen", PARTIES, (), passes.fed_gen, "2105.10056"),
     ("local_only_steps", "separate clients", GRAPH, (), passes.alone, ""),
     ("decentralised_fed_avg", "decentralised FedAvg", GRAPH, (), passes.alone, ""),
     (

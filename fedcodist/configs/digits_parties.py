@@ -2,13 +2,13 @@ r"""Methods of parties who each own a model, on scikit-learn's handwritten digit
 
 A run is a method's name. All have the parties, public digits and private images of digits_fed_md.py, and
 go on from the same transfer learning; in a round all train as much on private images. What they exchange
-differs: logits (FedMD), mean logits of each label (FD), probabilities (DS-FL, KT-pFL), a shared
-model (FML), nothing. FML's shared model and DS-FL's server are nobody's and start untrained; the server sees public
-digits alone, none of a private class, and so is hardly ever right about these. FedMD and parties alone
-go on with private training's optimizer and output penalty; the others begin a new optimizer in each
-round and have no penalty, as in their sources. LG-FedAvg shares a head, which needs embeddings of one
-width: its networks have one linear layer more than those of runs that share none. Budgets and costs are
-those of the rounds, without what comes before.
+differs: logits (FedMD), mean logits of each label (FD), probabilities (DS-FL, KT-pFL), a shared model
+(FML), heads (LG-FedAvg; FedGen, which sends a generator of embeddings besides), nothing. FML's shared
+model and DS-FL's server are nobody's and start untrained; the server sees public digits alone, none of a
+private class, and so is hardly ever right about these. FedMD and parties alone go on with private
+training's optimizer and output penalty; the others begin a new optimizer in each round and have no
+penalty, as in their sources. Shared heads need embeddings of one width: networks with them have one
+linear layer more than the others. Budgets and costs are those of the rounds, without what comes before.
 
     fedcodist compare digits_parties
 """
@@ -41,8 +41,20 @@ OWN = {
         distillation_batch_size=64,
     ),
     "lg_fed_avg": dict(weighted=True),  # heads count by parties' numbers of examples
+    "fed_gen": dict(
+        weighted=False,
+        warm_up=0,
+        generator_noise=32,
+        generator_hidden=64,
+        generator_steps=50,
+        generator_batch_size=32,
+        generator_learning_rate=3e-4,
+        generated=None,  # as many embeddings as a batch has examples
+        generated_weight=1.0,
+        diversity_weight=1.0,
+    ),
 }
-HEADS = {"lg_fed_avg"}  # need networks of an embedding and a linear head
+HEADS = {"lg_fed_avg", "fed_gen"}  # need networks of an embedding and a linear head
 EMBEDDING_WIDTH = 16
 
 

@@ -37,6 +37,7 @@ METHOD_STYLES = {
     "fd": (ORANGE, "^"),
     "lg_fed_avg": (GREEN, "P"),
     "kt_pfl": (SKY, "X"),
+    "fed_gen": (ORANGE, "P"),
 }
 
 

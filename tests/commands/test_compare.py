@@ -641,7 +641,9 @@ def test_methods_of_parties_run_from_the_same_start_and_are_ranked(tmp_path, cap
     entries = {run: read_run(run, tmp_path / run)[0] for run in digits_parties.get_runs()}
     rounds, parties, classes = 2, 6, 10
     scores, indices = 200 * classes * 4, 200 * 4
-    head = (digits_parties.EMBEDDING_WIDTH + 1) * classes * 4
+    width = digits_parties.EMBEDDING_WIDTH
+    head = (width + 1) * classes * 4
+    generator = ((32 + classes + 1) * 64 + (64 + 1) * width) * 4
     sent = {
         "local_only": 0,
         "fed_md": 2 * scores + indices,
@@ -650,6 +652,7 @@ def test_methods_of_parties_run_from_the_same_start_and_are_ranked(tmp_path, cap
         "fd": 2 * classes * (classes + 1) * 4,
         "fml": 2 * (64 * 8 + 8 + 8 * classes) * 4,  # party 1's network
         "lg_fed_avg": 2 * head,
+        "fed_gen": 2 * (head + classes * 4) + generator,
     }
     for run, size in sent.items():
         assert entries[run].megabytes == pytest.approx(rounds * parties * size / 1e6)

@@ -22,6 +22,7 @@ from fedcodist.configs import (
     digits_parties,
 )
 from fedcodist.core.inputs import Round
+from fedcodist.models.embedding_generator import EmbeddingGenerator
 from fedcodist.report import flops
 from fedcodist.report.flops import (
     LEARNING,
@@ -252,6 +253,7 @@ PARTY_CONFIGS = {
     "fml": lambda: party_method("fml"),
     "kt_pfl": lambda: party_method("kt_pfl", distillation_epochs=2, size=40),
     "lg_fed_avg": lambda: party_method("lg_fed_avg"),
+    "fed_gen": lambda: party_method("fed_gen"),
 }
 
 
@@ -283,8 +285,23 @@ def test_parties_compute_what_is_counted(name, monkeypatch):
     assert examples == dict.fromkeys(examples, ROUNDS * epochs * 12)
     found = flops_of_parties(config.to_dict(), examples, ROUNDS)
     expected = seen[False] + LEARNING * seen[True]
+    if name == "fed_gen":
+        expected += generating(config, data, sum(examples.values()))
     assert sum(found.clients.values()) + found.server == pytest.approx(expected)
-    assert (found.server > 0) == (name == "ds_fl")
+    assert (found.server > 0) == (name in ("ds_fl", "fed_gen"))
+
+
+def generating(config, data, examples):
+    """FLOPs of FedGen's generator and of heads on its embeddings, one for each private example."""
+    settings, width = config.algorithm, config.parties.embedding_width
+    classes = data.public.num_classes
+    network = EmbeddingGenerator(classes, settings.generator_hidden, width)
+    inputs = jnp.zeros(1, jnp.int32), jnp.zeros((1, settings.generator_noise))
+    variables = network.init(jax.random.key(0), *inputs)
+    generator = flops.forward_flops(network.apply, variables, *inputs)
+    head = flops.forward_flops(lambda z: z @ jnp.zeros((width, classes)), jnp.zeros((1, width)))
+    made = ROUNDS * settings.generator_steps * settings.generator_batch_size
+    return examples * (generator + 2 * head) + made * (LEARNING * generator + 2 * head)
 
 
 def test_every_algorithm_has_a_count():
