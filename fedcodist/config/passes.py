@@ -124,7 +124,9 @@ def fed_md(work: Any) -> Any:
 
 
 def fd(work: Any) -> Any:
-    """Private images are answered once a round."""
+    """Private images are answered once a round, unless training's own answers count."""
+    if work.settings.get("averaged") == "in_training":
+        return work.of_parties()
     return work.of_parties(per_example=LEARNING + 1 / work.settings["epochs"])
 
 
@@ -134,6 +136,12 @@ def ds_fl(work: Any) -> Any:
     learned = work.settings["distillation_epochs"] * answered
     server = LEARNING * learned * work.network_of_party("server")
     return work.of_parties(answered, learned, server=server)
+
+
+def kt_pfl(work: Any) -> Any:
+    """Public images are answered, then learned from; the server's coefficients are left out."""
+    answered = work.rounds * work.public_images("open_size")
+    return work.of_parties(answered, work.settings["distillation_epochs"] * answered)
 
 
 def fml(work: Any) -> Any:
@@ -168,6 +176,22 @@ def _server_epochs(work: Any, default: int) -> int:
     """Passes over prototypes in a round; a party's are meant where the server has none of its own."""
     settings = work.settings
     return settings.get("server_training_epochs", settings.get("epochs", default))
+
+
+def fed_gen(work: Any) -> Any:
+    """Besides private examples, heads learn from generated embeddings, and the generator learns."""
+    settings, classes = work.settings, work.num_classes
+    width = work.config["parties"]["embedding_width"]
+    # What a config leaves out is as in `Generator`.
+    noise, hidden = settings.get("generator_noise", 32), settings.get("generator_hidden", 256)
+    generator, head = 2 * ((noise + classes) * hidden + hidden * width), 2 * width * classes
+    # A step has as many embeddings as examples, or `generated`. A head that learns needs no gradient of
+    # embeddings, and one that teaches none of parameters.
+    share = (settings.get("generated") or settings["batch_size"]) / settings["batch_size"]
+    learned = lambda party: share * work.examples[party] * (generator + 2 * head)
+    made = settings.get("generator_steps", 50) * settings.get("generator_batch_size", 32)
+    server = work.rounds * made * (LEARNING * generator + 2 * head)
+    return work.of_parties(besides=learned, server=server)
 
 
 def multi_headed(work: Any) -> Any:

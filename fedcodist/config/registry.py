@@ -206,6 +206,9 @@ _OURS: tuple[tuple[str, str, str, tuple[str, ...], Callable[..., Any], str], ...
     ("fed_proto", "FedProto", PARTIES, (), passes.fed_proto, "2105.00243"),
     ("fed_gh", "FedGH", PARTIES, (), passes.fed_gh, "2303.13137"),
     ("fed_tgp", "FedTGP", PARTIES, (), passes.fed_tgp, "2401.03230"),
+    ("kt_pfl", "KT-pFL", PARTIES, ("public",), passes.kt_pfl, "2111.02862"),
+    ("lg_fed_avg", "LG-FedAvg", PARTIES, (), passes.alone, "2001.01523"),
+    ("fed_gen", "FedGen", PARTIES, (), passes.fed_gen, "2105.10056"),
     ("local_only_steps", "separate clients", GRAPH, (), passes.alone, ""),
     ("decentralised_fed_avg", "decentralised FedAvg", GRAPH, (), passes.alone, ""),
     (

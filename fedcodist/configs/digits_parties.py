@@ -2,13 +2,14 @@ r"""Methods of parties who each own a model, on scikit-learn's handwritten digit
 
 A run is a method's name. All have the parties, public digits and private images of digits_fed_md.py, and
 go on from the same transfer learning; in a round all train as much on private images. What they exchange
-differs: logits (FedMD), mean logits of each label (FD), probabilities (DS-FL), a shared model (FML),
-mean embeddings of each label (FedProto, FedGH, FedTGP), nothing. The last three's networks have a linear
-layer more than the others', so that embeddings are of one width. FML's shared model and DS-FL's server
-are nobody's and start untrained; the server sees public digits alone, none of a private class, and so is
-hardly ever right about these. FedMD and parties alone go on with private training's optimizer and output
-penalty; the others begin a new optimizer in each round and have no penalty, as in their sources. Budgets
-and costs are those of the rounds, without what comes before.
+differs: logits (FedMD), mean logits of each label (FD), probabilities (DS-FL, KT-pFL), a shared model
+(FML), heads (LG-FedAvg; FedGen, which sends a generator of embeddings besides), mean embeddings of each
+label (FedProto, FedGH, FedTGP), nothing. FML's shared model and DS-FL's server are nobody's and start
+untrained; the server sees public digits alone, none of a private class, and so is hardly ever right about
+these. FedMD and parties alone go on with private training's optimizer and output penalty; the others begin
+a new optimizer in each round and have no penalty, as in their sources. Shared heads and mean embeddings
+need embeddings of one width: networks with them have one linear layer more than the others. Budgets and
+costs are those of the rounds, without what comes before.
 
     fedcodist compare digits_parties
 """
@@ -47,8 +48,32 @@ OWN = {
         margin_threshold=100.0,
         predict_by="head",
     ),
+    "kt_pfl": dict(
+        open_size=200,
+        temperature=10.0,
+        coefficient_rate=0.1,
+        uniform_weight=0.7,
+        distillation_learning_rate=1e-3,
+        distillation_epochs=1,
+        distillation_batch_size=64,
+    ),
+    "lg_fed_avg": dict(weighted=True),  # heads count by parties' numbers of examples
+    "fed_gen": dict(
+        weighted=False,
+        warm_up=0,
+        generator_noise=32,
+        generator_hidden=64,
+        generator_steps=50,
+        generator_batch_size=32,
+        generator_learning_rate=3e-4,
+        generated=None,  # as many embeddings as a batch has examples
+        generated_weight=1.0,
+        diversity_weight=1.0,
+    ),
 }
-OF_EMBEDDINGS = ("fed_proto", "fed_gh", "fed_tgp")
+# These need networks of an embedding and a linear head.
+HEADS = {"lg_fed_avg", "fed_gen", "fed_proto", "fed_gh", "fed_tgp"}
+EMBEDDING_WIDTH = 32
 
 
 def get_runs() -> list[str]:
@@ -78,9 +103,9 @@ def get_config(run: str = "fed_md") -> ConfigDict:
                 batch_size=common.revisit_batch_size,
                 **own,
             )
-    if run in OF_EMBEDDINGS:
+    if run in HEADS:
         with config.unlocked():
-            config.parties.embedding_width = 32
+            config.parties.embedding_width = EMBEDDING_WIDTH
     config.phases.centralised_bound = False
     config.phases.cache = "data/pretraining"
     return config

@@ -189,6 +189,11 @@ class Work:
             clients[party] = passes * self._forward_of_party[party] + besides(party)
         return Flops(clients, server)
 
+    @property
+    def num_classes(self) -> int:
+        """Of the label space that all parties share."""
+        return public_of(self.data).num_classes
+
     def public_images(self, setting: str) -> int:
         """Those of a round, by the setting of `algorithm`; all where it is None."""
         size = self.settings[setting]

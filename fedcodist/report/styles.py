@@ -38,6 +38,9 @@ METHOD_STYLES = {
     "fed_prox": (ORANGE, "o"),
     "fed_be": (ORANGE, "D"),
     "fd": (ORANGE, "^"),
+    "lg_fed_avg": (GREEN, "P"),
+    "kt_pfl": (SKY, "X"),
+    "fed_gen": (ORANGE, "P"),
 }
 
 

@@ -14,11 +14,13 @@ from fedcodist.algorithms.graph.decentralised_periodic_codistillation import (
 )
 from fedcodist.algorithms.graph.graphs import complete
 from fedcodist.algorithms.parties.alignment import Alignment
-from fedcodist.algorithms.parties.ds_fl import OpenExamples, ds_fl
+from fedcodist.algorithms.parties.ds_fl import ds_fl
 from fedcodist.algorithms.parties.fd import fd
 from fedcodist.algorithms.parties.fed_md import fed_md
 from fedcodist.algorithms.parties.fml import fml
 from fedcodist.algorithms.parties.groups import PartyGroup
+from fedcodist.algorithms.parties.kt_pfl import kt_pfl
+from fedcodist.algorithms.parties.open_examples import OpenExamples
 from fedcodist.algorithms.parties.shared_examples import PUBLIC
 from fedcodist.algorithms.pools.client_ensembles import with_client_ensembles
 from fedcodist.algorithms.pools.fed_df import FedDFValidation, fed_df
@@ -122,6 +124,8 @@ def of_parties(name, layered):
             return fd(groups, CLASSES, TRAINING)
         case "ds_fl":
             return ds_fl(groups, models["small"], OpenExamples(9, 6), TRAINING, TRAINING)
+        case "kt_pfl":
+            return kt_pfl(groups, OpenExamples(9, 6), TRAINING, TRAINING)
         case "fml":
             return fml(groups, models["small"], TRAINING)
         case "fed_avg on a graph":
@@ -157,7 +161,7 @@ def test_layers_change_nothing_for_who_learns_from_logits(name):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "name", ["fed_md", "fd", "ds_fl", "fml", "fed_avg on a graph", "periodic on a graph"]
+    "name", ["fed_md", "fd", "ds_fl", "kt_pfl", "fml", "fed_avg on a graph", "periodic on a graph"]
 )
 def test_layers_change_nothing_for_parties(name):
     assert_alike(records(of_parties(name, layered)) for layered in (False, True))

@@ -641,16 +641,22 @@ def test_methods_of_parties_run_from_the_same_start_and_are_ranked(tmp_path, cap
     entries = {run: read_run(run, tmp_path / run)[0] for run in digits_parties.get_runs()}
     rounds, parties, classes = 2, 6, 10
     scores, indices = 200 * classes * 4, 200 * 4
+    width = digits_parties.EMBEDDING_WIDTH
+    head = (width + 1) * classes * 4
+    generator = ((32 + classes + 1) * 64 + (64 + 1) * width) * 4
     sent = {
         "local_only": 0,
         "fed_md": 2 * scores + indices,
         "ds_fl": 2 * scores + indices,
+        "kt_pfl": 2 * scores + indices,
         "fd": 2 * classes * (classes + 1) * 4,
         "fml": 2 * (64 * 8 + 8 + 8 * classes) * 4,  # party 1's network
+        "lg_fed_avg": 2 * head,
+        "fed_gen": 2 * (head + classes * 4) + generator,
     }
     for run, size in sent.items():
         assert entries[run].megabytes == pytest.approx(rounds * parties * size / 1e6)
-    starts = []
+    starts = {True: [], False: []}  # of networks that have a head, and of the others
     for run in digits_parties.get_runs():
         lines = (tmp_path / run / "metrics.jsonl").read_text().splitlines()
         records = [json.loads(line) for line in lines]
@@ -659,7 +665,8 @@ def test_methods_of_parties_run_from_the_same_start_and_are_ranked(tmp_path, cap
             for r in records
             if r["round"] == 0 and r["split"] == "held_out" and r["model"] not in ("server", "meme")
         }
-        starts.append(first)
-    assert len(starts[0]) == parties * 3
-    for other in starts[1:]:
-        assert other == pytest.approx(starts[0], rel=1e-5)
+        starts[run in digits_parties.HEADS].append(first)
+    for first, *others in starts.values():
+        assert len(first) == parties * 3
+        for other in others:
+            assert other == pytest.approx(first, rel=1e-5)

@@ -22,6 +22,7 @@ from fedcodist.configs import (
     digits_parties,
 )
 from fedcodist.core.inputs import Round
+from fedcodist.models.embedding_generator import EmbeddingGenerator
 from fedcodist.report import flops
 from fedcodist.report.flops import (
     LEARNING,
@@ -232,7 +233,11 @@ def party_method(run, **more):
     with config.ignore_type():
         config.parties.networks = (((6,), 0.0), ((5,), 0.0), ((6,), 0.0))
     if "size" in more:
-        more = {{"fed_md": "alignment_size", "ds_fl": "open_size"}[run]: more["size"]}
+        more = {
+            {"fed_md": "alignment_size", "ds_fl": "open_size", "kt_pfl": "open_size"}[run]: more[
+                "size"
+            ]
+        }
     with config.ignore_type():
         config.algorithm.update(more)
     return config
@@ -243,11 +248,15 @@ PARTY_CONFIGS = {
     "fed_md": lambda: party_method("fed_md", digest_epochs=2, size=40),
     "fed_md, all public images": lambda: party_method("fed_md", size=None),
     "fd": lambda: party_method("fd"),
+    "fd, in training": lambda: party_method("fd", averaged="in_training"),
     "ds_fl": lambda: party_method("ds_fl", distillation_epochs=2, size=40),
     "fml": lambda: party_method("fml"),
     "fed_proto": lambda: party_method("fed_proto"),
     "fed_gh": lambda: party_method("fed_gh"),
     "fed_tgp": lambda: party_method("fed_tgp"),
+    "kt_pfl": lambda: party_method("kt_pfl", distillation_epochs=2, size=40),
+    "lg_fed_avg": lambda: party_method("lg_fed_avg"),
+    "fed_gen": lambda: party_method("fed_gen"),
 }
 
 
@@ -287,8 +296,23 @@ def test_parties_compute_what_is_counted(name, monkeypatch):
     assert examples == dict.fromkeys(examples, ROUNDS * epochs * 12)
     found = flops_of_parties(config.to_dict(), examples, ROUNDS)
     expected = seen[False] + LEARNING * seen[True] + SERVERS_ON_PROTOTYPES.get(name, 0)
+    if name == "fed_gen":
+        expected += generating(config, data, sum(examples.values()))
     assert sum(found.clients.values()) + found.server == pytest.approx(expected)
-    assert (found.server > 0) == (name in ("ds_fl", *SERVERS_ON_PROTOTYPES))
+    assert (found.server > 0) == (name in ("ds_fl", "fed_gen", *SERVERS_ON_PROTOTYPES))
+
+
+def generating(config, data, examples):
+    """FLOPs of FedGen's generator and of heads on its embeddings, one for each private example."""
+    settings, width = config.algorithm, config.parties.embedding_width
+    classes = data.public.num_classes
+    network = EmbeddingGenerator(classes, settings.generator_hidden, width)
+    inputs = jnp.zeros(1, jnp.int32), jnp.zeros((1, settings.generator_noise))
+    variables = network.init(jax.random.key(0), *inputs)
+    generator = flops.forward_flops(network.apply, variables, *inputs)
+    head = flops.forward_flops(lambda z: z @ jnp.zeros((width, classes)), jnp.zeros((1, width)))
+    made = ROUNDS * settings.generator_steps * settings.generator_batch_size
+    return examples * (generator + 2 * head) + made * (LEARNING * generator + 2 * head)
 
 
 def test_every_algorithm_has_a_count():

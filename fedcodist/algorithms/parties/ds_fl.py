@@ -8,11 +8,16 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
-import numpy as np
 import optax
 
 from fedcodist.algorithms.parties.groups import PartyGroup, check_groups, check_widths, same_for_all
+from fedcodist.algorithms.parties.open_examples import (
+    OpenExamples,
+    checked_size,
+    columns_of_round,
+    drawing,
+    probabilities_communication,
+)
 from fedcodist.algorithms.parties.party import (
     PartyResult,
     assemble,
@@ -29,14 +34,12 @@ from fedcodist.algorithms.parties.shared_examples import (
 from fedcodist.core import keys
 from fedcodist.core.aggregation import Reduce
 from fedcodist.core.arguments import check_arguments
-from fedcodist.core.checks import check_integer, check_number
-from fedcodist.core.communication import Communication
+from fedcodist.core.checks import check_number
 from fedcodist.core.for_each_client import Execution
 from fedcodist.core.layer_outputs import logits_of
 from fedcodist.core.local_training import LocalTraining, check_training, train_client
 from fedcodist.core.method import FederatedAlgorithm, single_model
 from fedcodist.core.model import Model, Variables, is_finite
-from fedcodist.core.shuffling import permuted_positions
 
 PyTree = Any
 SERVER = "server"
@@ -47,20 +50,6 @@ class DSFLState(NamedTuple):
 
     models: dict[str, Variables]
     server: Variables
-
-
-class OpenExamples(NamedTuple):
-    """The open examples, whose labels are not used.
-
-    Attributes:
-      num_public: number of examples of the data set `public`.
-      open_size: examples of a round, drawn anew. None takes all, and no indices are sent.
-      inference_batch_size: examples per step while probabilities are computed.
-    """
-
-    num_public: int
-    open_size: int | None = 1000
-    inference_batch_size: int = 500
 
 
 class DSFLHyper(NamedTuple):
@@ -107,22 +96,14 @@ def ds_fl(
     check_widths(groups, server.num_classes, "server.num_classes")
     check_training("local", local)
     check_training("distillation", distillation)
-    count = _checked_size(open_examples)
+    checked_size(open_examples)
     _check_floats_and_aggregation(hyper, aggregation)
 
     def init(key):
         return DSFLState(init_models(groups, key), server.init(keys.derive(key, "init", SERVER)))
 
-    def select_examples(round, key):
-        indices = jnp.arange(count)
-        if open_examples.open_size is not None:
-            draw = keys.derive(key, "open", round)
-            indices = permuted_positions(draw, indices, open_examples.num_public)
-        return {PUBLIC: indices[None]}
-
     def round_(state, client_states, round, hyper):
-        public = round.inputs.examples[PUBLIC]
-        columns = {name: column[public.indices[0]] for name, column in public.columns.items()}
+        columns = columns_of_round(round.inputs.examples[PUBLIC])
 
         # Local training, then probabilities of the open examples, which the party sends.
         def train(model, message, variables, data, key):
@@ -175,8 +156,8 @@ def ds_fl(
         init,
         round_,
         lambda state, name: state.models[name],
-        same_for_all(groups, _communication(open_examples, count, server.num_classes)),
-        select_examples,
+        same_for_all(groups, probabilities_communication(open_examples, server.num_classes)),
+        drawing(open_examples),
         {PUBLIC: open_examples.num_public},
         {SERVER: single_model(server, lambda state: state.server)},
     )
@@ -192,31 +173,9 @@ def soft_cross_entropy(outputs: jax.Array, batch: Mapping[str, jax.Array]) -> ja
     return optax.softmax_cross_entropy(logits_of(outputs), batch["target"])
 
 
-def _communication(open_examples: OpenExamples, count: int, num_classes: int) -> Communication:
-    """Probabilities each way; the way down has the open examples' indices too."""
-    floats = count * num_classes * np.dtype(np.float32).itemsize
-    indices = 0 if open_examples.open_size is None else count * np.dtype(np.int32).itemsize
-    return Communication(down=floats + indices, up=floats)
-
-
 def _check_floats_and_aggregation(hyper: DSFLHyper, aggregation: str) -> None:
     check_number("learning_rate", hyper.learning_rate, low=0)
     check_number("distillation_learning_rate", hyper.distillation_learning_rate, low=0)
     check_number("temperature", hyper.temperature, above=0)
     if aggregation not in ("era", "sa"):
         raise ValueError(f"aggregation must be 'era' or 'sa', got {aggregation!r}.")
-
-
-def _checked_size(open_examples: OpenExamples) -> int:
-    """How many open examples a round has."""
-    check_integer("inference_batch_size", open_examples.inference_batch_size, low=1)
-    check_integer("num_public", open_examples.num_public, low=1)
-    if open_examples.open_size is None:
-        return open_examples.num_public
-    check_integer("open_size", open_examples.open_size, low=1)
-    if open_examples.open_size > open_examples.num_public:
-        raise ValueError(
-            f"open_size must be at most the {open_examples.num_public} public examples, got "
-            f"{open_examples.open_size}."
-        )
-    return open_examples.open_size

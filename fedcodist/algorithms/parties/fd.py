@@ -2,6 +2,8 @@
 
 Jeong et al., "Communication-Efficient On-Device Machine Learning: Federated Distillation and
 Augmentation under Non-IID Private Data", 2018, https://arxiv.org/abs/1811.11479.
+
+Others call it FedDistill. `FDVariant` has what their versions do in another way.
 """
 
 from collections.abc import Mapping
@@ -21,6 +23,7 @@ from fedcodist.algorithms.parties.party import (
     sums,
 )
 from fedcodist.algorithms.parties.shared_examples import inference
+from fedcodist.algorithms.parties.training_outputs import train_summing_outputs
 from fedcodist.core import batches, keys
 from fedcodist.core.aggregation import Reduce
 from fedcodist.core.arguments import check_arguments
@@ -34,7 +37,7 @@ from fedcodist.core.layer_outputs import logits_of
 from fedcodist.core.local_training import LocalTraining, check_training, train_client
 from fedcodist.core.method import FederatedAlgorithm
 from fedcodist.core.model import Model, Variables
-from fedcodist.distillation.loop import kl_divergence, softened, softened_target
+from fedcodist.distillation.loop import Divergence, kl_divergence, softened, softened_target
 
 PyTree = Any
 
@@ -77,12 +80,37 @@ class FDHyper(NamedTuple):
     temperature: Any = 1.0
 
 
+class FDVariant(NamedTuple):
+    """What differs between versions of the method.
+
+    Attributes:
+      averaged: when a party's means are taken: 'after_training', in inference mode, or 'in_training',
+        over the training outputs of all steps, as Jeong et al. and HtFLlib do.
+      own_share: whether a party's target has its own mean too, as in HtFLlib; else that of the others.
+      divergence: 'kl', with a temperature, or 'mse', the mean squared difference of logits.
+    """
+
+    averaged: str = "after_training"
+    own_share: bool = False
+    divergence: str = "kl"
+
+    def check(self, name: str) -> None:
+        """Raises ValueError that names the field which is not allowed."""
+        allowed = {"averaged": ("after_training", "in_training"), "divergence": ("kl", "mse")}
+        for field, values in allowed.items():
+            if (value := getattr(self, field)) not in values:
+                raise ValueError(
+                    f"{name}.{field} must be {values[0]!r} or {values[1]!r}, got {value!r}."
+                )
+
+
 def fd(
     groups: Mapping[str, PartyGroup],
     num_classes: int,
     training: LocalTraining = LocalTraining(),
     hyper: FDHyper = FDHyper(),
     inference_batch_size: int = 500,
+    variant: FDVariant = FDVariant(),
     execution: Execution = Execution(),
     name: str = "fd",
     reduce: Reduce | None = None,
@@ -92,7 +120,11 @@ def fd(
     The loss is CE + gamma T^2 KL(softmax(G / T) || softmax(z / T)). G are the mean logits of an
     example's label over the other parties that have this label. Where there are none, as in the first
     round, the loss is CE alone. Means are taken after local training, in inference mode. (Jeong et al.
-    average while training goes on, and over softened outputs.)
+    average while training goes on, see `variant`, and over softened outputs.)
+
+    HtFLlib's FD is `FDVariant("in_training", own_share=True)` but for its loss. That takes mean logits,
+    which are no probabilities, as the target of a cross-entropy, and is not bounded below. FedGen's
+    repository sums outputs over all rounds, and counts parties without a label as zeros.
 
     Args:
       groups: architecture -> its parties.
@@ -100,6 +132,7 @@ def fd(
       training: on private examples.
       hyper: learning rate, gamma and T.
       inference_batch_size: examples per step while means are taken.
+      variant: when means are taken, over whom, and the regulariser's form; T has no part in 'mse'.
       execution, name: as in `fed_md`.
       reduce: how what parties send is summed; `sums` where not given. It must give sums, of which each
         party subtracts its own.
@@ -115,7 +148,6 @@ def fd(
     check_number("learning_rate", hyper.learning_rate, low=0)
     check_number("weight", hyper.weight, low=0)
     check_number("temperature", hyper.temperature, above=0)
-    divergence = kl_divergence("forward")
     reduce = sums() if reduce is None else reduce
 
     def nothing(*leading):
@@ -131,26 +163,29 @@ def fd(
         return FDState(parties, nothing())
 
     def round_(state, client_states, round, hyper):
-        softly = softened(divergence, hyper.temperature, scaled=True)
+        away = distance_of(variant.divergence, hyper.temperature)
 
         def update(model, total, party, data, key):
             # G: the mean outputs of each label over the other parties that have it.
-            others = of_others(total, party.sent)
+            own = jax.tree.map(jnp.zeros_like, party.sent) if variant.own_share else party.sent
+            others = of_others(total, own)
 
             # Local training: CE + gamma T^2 KL(softmax(G / T) || softmax(z / T)).
             def loss(outputs, batch):
                 labels = class_labels(batch["label"], num_classes)
-                target = softened_target(others.logits[labels], hyper.temperature)
-                regulariser = others.has_label[labels] * softly(logits_of(outputs), target)
+                distance = away(logits_of(outputs), others.logits[labels])
+                regulariser = others.has_label[labels] * distance
                 return checked_loss(model.loss, outputs, batch) + hyper.weight * regulariser
 
-            trained = train_client(
-                model, training, party.variables, data, key, hyper.learning_rate, loss_hook=loss
-            )
-            # What the party sends: its mean outputs per label.
-            means = label_means(
-                model, trained.variables, data, num_classes, training, inference_batch_size
-            )
+            # What the party sends: its mean outputs per label, of training or after it.
+            arguments = (model, training, party.variables, data, key, hyper.learning_rate)
+            if variant.averaged == "in_training":
+                trained, label_sums = train_summing_outputs(*arguments, loss)
+                means = means_of(*label_sums)
+            else:
+                trained = train_client(*arguments, loss_hook=loss)
+                size = inference_batch_size
+                means = label_means(model, trained.variables, data, num_classes, training, size)
             metrics = party_metrics(
                 trained.variables, trained.num_steps, trained.num_examples, loss=trained.loss
             )
@@ -178,6 +213,14 @@ def fd(
     )
 
 
+def distance_of(divergence: str, temperature: Any) -> Divergence:
+    """(logits, mean logits), both [batch, classes] -> the regulariser of each example."""
+    if divergence == "mse":
+        return lambda logits, means: jnp.mean((logits - means) ** 2, axis=-1)
+    softly = softened(kl_divergence("forward"), temperature, scaled=True)
+    return lambda logits, means: softly(logits, softened_target(means, temperature))
+
+
 def of_others(total: LabelMeans, own: LabelMeans) -> LabelMeans:
     """The means over the other parties that have a label; `has_label` is 0 where there are none."""
     count = total.has_label - own.has_label
@@ -199,6 +242,10 @@ def label_means(
     _, rows, is_real = batches.places(0, data.capacity, data.size)
     labels = class_labels(data.columns["label"][data.start + rows], num_classes)
     is_of_label = jax.nn.one_hot(labels, num_classes) * is_real[:, None]
-    count = jnp.sum(is_of_label, axis=0)
-    means = (is_of_label.T @ logits) / jnp.maximum(count, 1)[:, None]
-    return LabelMeans(means, (count > 0).astype(means.dtype))
+    return means_of(is_of_label.T @ logits, jnp.sum(is_of_label, axis=0))
+
+
+def means_of(sums: jax.Array, counts: jax.Array) -> LabelMeans:
+    """Sums of logits [labels, classes] and numbers of examples [labels] as means."""
+    means = sums / jnp.maximum(counts, 1)[:, None]
+    return LabelMeans(means, (counts > 0).astype(means.dtype))

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from fedcodist.core.checks import check_clients, check_integer, check_names
@@ -116,6 +117,13 @@ def by_architecture(groups: Mapping[str, PartyGroup], values: jax.Array) -> dict
     return {
         name: values[np.searchsorted(everyone, group.clients)] for name, group in groups.items()
     }
+
+
+def in_client_order(groups: Mapping[str, PartyGroup], values: Mapping[str, Any]) -> Any:
+    """Trees of architecture -> [group, ...] as one tree [parties, ...], in the order of clients."""
+    order = np.argsort(np.concatenate([group.clients for group in groups.values()]))
+    join = lambda *leaves: jnp.concatenate(leaves)[order]
+    return jax.tree.map(join, *(values[name] for name in groups))
 
 
 def num_clients(groups: Mapping[str, PartyGroup]) -> int:

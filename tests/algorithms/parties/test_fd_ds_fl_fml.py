@@ -11,10 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedcodist.algorithms.parties.ds_fl import DSFLHyper, OpenExamples, ds_fl, sharpened
-from fedcodist.algorithms.parties.fd import FDHyper, LabelMeans, fd, of_others
+from fedcodist.algorithms.parties.ds_fl import DSFLHyper, ds_fl, sharpened
+from fedcodist.algorithms.parties.fd import FDHyper, FDVariant, LabelMeans, fd, of_others
 from fedcodist.algorithms.parties.fml import MEME, OWN, FMLHyper, both, fml, mutual_loss
 from fedcodist.algorithms.parties.groups import PartyGroup
+from fedcodist.algorithms.parties.open_examples import OpenExamples
 from fedcodist.algorithms.parties.shared_examples import PUBLIC
 from fedcodist.core.local_training import LocalTraining
 from fedcodist.core.metrics import accuracy
@@ -88,6 +89,13 @@ def open_examples(aggregation="era"):
 
 ALGORITHMS = {
     "fd": fd(GROUPS, CLASSES, TRAINING, FDHyper(RATE, 0.7, 2.0)),
+    "fd, in training": fd(
+        GROUPS,
+        CLASSES,
+        TRAINING,
+        FDHyper(RATE, 0.7, 2.0),
+        variant=FDVariant("in_training", own_share=True, divergence="mse"),
+    ),
     "ds_fl": open_examples(),
     "ds_fl, sa": open_examples("sa"),
     "fml": fml(GROUPS, MODEL, TRAINING, FMLHyper(RATE, 0.3, 0.6)),
@@ -203,6 +211,32 @@ def test_fd_is_a_plain_loop():
                 models[client] = descend(models[client], images, slope)
             logits = logits_of(models[client], images)
             new_means.append({y: logits[labels == y].mean(0) for y in set(labels.tolist())})
+        means = new_means
+    assert_close(params_of(after), models, rtol=1e-5, atol=1e-7)
+
+
+def test_fd_as_htfllib_averages_it_is_a_plain_loop():
+    """Means of training outputs, over all who have a label; drawn to them by squared differences."""
+    before, after, _ = run("fd, in training")
+    hyper, models = ALGORITHMS["fd, in training"].hyper, params_of(before)
+    means = [{} for _ in SIZES]
+    for _ in range(ROUNDS):
+        new_means = []
+        for client in range(3):
+            images, labels = examples_of(client)
+            having = {y: [m[y] for m in means if y in m] for y in range(CLASSES)}
+            target = {y: np.mean(found, axis=0) for y, found in having.items() if found}
+            seen = []
+            for _ in range(EPOCHS):
+                logits = logits_of(models[client], images)
+                seen.append(logits)
+                slope = softmax(logits) - np.eye(CLASSES)[labels]
+                for row, y in enumerate(labels.tolist()):
+                    if y in target:
+                        slope[row] += hyper.weight * 2 * (logits[row] - target[y]) / CLASSES
+                models[client] = descend(models[client], images, slope)
+            mean = np.mean(seen, axis=0)
+            new_means.append({y: mean[labels == y].mean(0) for y in set(labels.tolist())})
         means = new_means
     assert_close(params_of(after), models, rtol=1e-5, atol=1e-7)
 
@@ -375,6 +409,18 @@ def test_devices_share_the_parties(name):
         (lambda: fd(GROUPS, 3, hyper=FDHyper(temperature=0)), "temperature must be .*above 0"),
         (lambda: fd(GROUPS, 3, hyper=FDHyper(weight=-1)), "weight must be .*at least 0"),
         (lambda: fd(GROUPS, 3, TRAINING._replace(epochs=0)), "training.epochs must be at least 1"),
+        (
+            lambda: fd(GROUPS, 3, variant=FDVariant("later")),
+            "variant.averaged must be 'after_training' or 'in_training', got 'later'",
+        ),
+        (
+            lambda: fd(GROUPS, 3, variant=FDVariant(divergence="l2")),
+            "variant.divergence must be 'kl' or 'mse', got 'l2'",
+        ),
+        (
+            lambda: fd(GROUPS, 3, variant=FDVariant(own_share=1)),
+            "variant.own_share must be True or False",
+        ),
         (
             lambda: ds_fl(GROUPS, MODEL, OpenExamples(5, 6)),
             "open_size must be at most the 5 public examples, got 6",

@@ -1,0 +1,106 @@
+"""LG-FedAvg: parties keep their representations and share the mean of their heads.
+
+Liang, Liu, Ziyin, Allen, Auerbach, Brent, Salakhutdinov and Morency, "Think Locally, Act Globally:
+Federated Learning with Local and Global Representations", 2020, https://arxiv.org/abs/2001.01523.
+"""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from fedcodist.algorithms.parties.groups import PartyGroup, check_groups, same_for_all
+from fedcodist.algorithms.parties.party import (
+    PartyResult,
+    assemble,
+    init_models,
+    party_metrics,
+    run_parties,
+)
+from fedcodist.algorithms.parties.shared_heads import (
+    check_shared_heads,
+    head_bytes,
+    with_first_head,
+    with_same_head,
+)
+from fedcodist.core import keys
+from fedcodist.core.aggregation import Reduce
+from fedcodist.core.arguments import check_arguments
+from fedcodist.core.checks import check_number
+from fedcodist.core.communication import Communication
+from fedcodist.core.for_each_client import Execution
+from fedcodist.core.local_training import LocalTraining, check_training, train_client
+from fedcodist.core.method import FederatedAlgorithm
+from fedcodist.models.headed import split_head
+
+PyTree = Any
+
+
+class LGFedAvgHyper(NamedTuple):
+    """The learning rate of representations and head, traced; the optimizer is fresh in every round."""
+
+    learning_rate: Any = 0.1
+
+
+def lg_fed_avg(
+    groups: Mapping[str, PartyGroup],
+    training: LocalTraining = LocalTraining(),
+    weighted: bool = True,
+    hyper: LGFedAvgHyper = LGFedAvgHyper(),
+    execution: Execution = Execution(),
+    name: str = "lg_fed_avg",
+    reduce: Reduce | None = None,
+) -> FederatedAlgorithm:
+    """Local training of whole networks, then FedAvg of their heads alone.
+
+    What lies before the head, the local representation, never leaves a party, and may be of any
+    architecture. All parties begin with one head, and end each round with the mean of their heads.
+
+    The paper's global model may have several layers, and one representation per modality. Here it is the
+    linear head, as in HtFLlib. The authors' code starts from networks trained by FedAvg, takes a plain
+    mean (`weighted=False`), and also reports the best models of all rounds. Here nothing is picked.
+
+    Args:
+      groups: architecture -> its parties, with models made by `headed` whose heads have one shape.
+      training: of the whole network, on private examples.
+      weighted: whether parties count in the mean by their numbers of examples, or all alike.
+      hyper: the learning rate.
+      execution, name: as in `fed_md`.
+      reduce: how the mean is made of what parties send; a weighted mean where not given.
+
+    Raises:
+      ValueError, TypeError: names the argument and what is allowed.
+    """
+    check_arguments(lg_fed_avg, locals())
+    groups = check_groups(groups)
+    check_shared_heads(groups)
+    check_training("training", training)
+    check_number("learning_rate", hyper.learning_rate, low=0)
+
+    def round_(state, client_states, round, hyper):
+        def update(model, message, variables, data, key):
+            # Each device trains its local and its copy of the global parameters together.
+            trained = train_client(model, training, variables, data, key, hyper.learning_rate)
+            metrics = party_metrics(
+                trained.variables, trained.num_steps, trained.num_examples, loss=trained.loss
+            )
+            # Only the global parameters are sent.
+            _, head = split_head(trained.variables.params)
+            weight = data.size if weighted else 1.0
+            return PartyResult(trained.variables, metrics, sends=head, weight=weight)
+
+        key = keys.derive(round.key, "client_update", round.index)
+        result = run_parties(groups, update, None, state, round, key, execution, reduce)
+        # The server averages the global parameters, by numbers of examples: sum of N_m / N theta_m.
+        # Every device goes on with the mean and with local parameters of its own.
+        models = with_same_head(result.states, result.aggregate.pseudo_gradient)
+        return models, client_states, result.metrics
+
+    size = head_bytes(groups)
+    return assemble(
+        name,
+        groups,
+        hyper,
+        lambda key: with_first_head(groups, init_models(groups, key)),
+        round_,
+        lambda state, name: state[name],
+        same_for_all(groups, Communication(down=size, up=size)),
+    )

@@ -1,0 +1,76 @@
+"""Public examples that parties answer: how many a round takes, which ones, and what they cost."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedcodist.algorithms.parties.shared_examples import PUBLIC
+from fedcodist.core import keys
+from fedcodist.core.checks import check_integer
+from fedcodist.core.communication import Communication
+from fedcodist.core.inputs import Examples
+from fedcodist.core.shuffling import permuted_positions
+
+
+class OpenExamples(NamedTuple):
+    """The open examples, whose labels are not used.
+
+    Attributes:
+      num_public: number of examples of the data set `public`.
+      open_size: examples of a round, drawn anew. None takes all, and no indices are sent.
+      inference_batch_size: examples per step while probabilities are computed.
+    """
+
+    num_public: int
+    open_size: int | None = 1000
+    inference_batch_size: int = 500
+
+
+def checked_size(open_examples: OpenExamples) -> int:
+    """How many open examples a round has.
+
+    Raises:
+      ValueError, TypeError: names the field and what is allowed.
+    """
+    check_integer("inference_batch_size", open_examples.inference_batch_size, low=1)
+    check_integer("num_public", open_examples.num_public, low=1)
+    if open_examples.open_size is None:
+        return open_examples.num_public
+    check_integer("open_size", open_examples.open_size, low=1)
+    if open_examples.open_size > open_examples.num_public:
+        raise ValueError(
+            f"open_size must be at most the {open_examples.num_public} public examples, got "
+            f"{open_examples.open_size}."
+        )
+    return open_examples.open_size
+
+
+def drawing(
+    open_examples: OpenExamples,
+) -> Callable[[jax.Array, jax.Array], dict[str, jax.Array]]:
+    """(round, key) -> which open examples the round has, int32 [1, size]."""
+
+    def select_examples(round, key):
+        indices = jnp.arange(checked_size(open_examples))
+        if open_examples.open_size is not None:
+            draw = keys.derive(key, "open", round)
+            indices = permuted_positions(draw, indices, open_examples.num_public)
+        return {PUBLIC: indices[None]}
+
+    return select_examples
+
+
+def columns_of_round(public: Examples) -> dict[str, jax.Array]:
+    """The columns of a round's open examples."""
+    return {name: column[public.indices[0]] for name, column in public.columns.items()}
+
+
+def probabilities_communication(open_examples: OpenExamples, num_classes: int) -> Communication:
+    """Probabilities each way; the way down has the open examples' indices too."""
+    count = checked_size(open_examples)
+    floats = count * num_classes * np.dtype(np.float32).itemsize
+    indices = 0 if open_examples.open_size is None else count * np.dtype(np.int32).itemsize
+    return Communication(down=floats + indices, up=floats)

@@ -1,0 +1,81 @@
+"""Outputs that a network gives while it trains, summed label by label beside its mutable state."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fedcodist.core.inputs import ClientData
+from fedcodist.core.labels import class_labels
+from fedcodist.core.layer_outputs import logits_of
+from fedcodist.core.local_training import LocalTraining, TrainedClient, train_client
+from fedcodist.core.model import Batch, Model, Variables
+
+OWN, SUMS, COUNTS = "own", "sums", "counts"
+
+
+class LabelSums(NamedTuple):
+    """Sums of logits of each label's examples [labels, classes], and numbers of these [labels]."""
+
+    logits: jax.Array
+    counts: jax.Array
+
+
+def train_summing_outputs(
+    model: Model,
+    training: LocalTraining,
+    variables: Variables,
+    data: ClientData,
+    key: jax.Array,
+    learning_rate: Any,
+    loss_hook: Callable[[Any, Batch], jax.Array],
+) -> tuple[TrainedClient, LabelSums]:
+    """`train_client`, and the sums of the outputs that it saw."""
+    start = with_sums(model, variables)
+    trained = train_client(
+        summing_outputs(model), training, start, data, key, learning_rate, loss_hook=loss_hook
+    )
+    own, sums = without_sums(trained.variables)
+    return trained._replace(variables=own), sums
+
+
+def summing_outputs(model: Model) -> Model:
+    """The model, whose mutable state has the sums of its training outputs besides its own.
+
+    An example counts once for each epoch, with the logits before the step that learns from it. Padding
+    does not count. Batches must have 'label'.
+    """
+
+    def init(key):
+        return with_sums(model, model.init(key))
+
+    def apply(variables, batch, *, train=False, mask=None, **arguments):
+        mutable = variables.mutable
+        own = Variables(variables.params, mutable[OWN])
+        outputs, changed = model.apply(own, batch, train=train, mask=mask, **arguments)
+        if not train:
+            return outputs, mutable
+        logits = jax.lax.stop_gradient(logits_of(outputs)).astype(mutable[SUMS].dtype)
+        labels = class_labels(batch["label"], model.num_classes)
+        is_of_label = jax.nn.one_hot(labels, model.num_classes, dtype=logits.dtype)
+        if mask is not None:
+            is_of_label *= mask[:, None]
+        sums = mutable[SUMS] + is_of_label.T @ logits
+        counts = mutable[COUNTS] + jnp.sum(is_of_label, axis=0)
+        return outputs, {OWN: changed, SUMS: sums, COUNTS: counts}
+
+    return model._replace(init=init, apply=apply)
+
+
+def with_sums(model: Model, variables: Variables) -> Variables:
+    """A model's variables as those of `summing_outputs(model)`, with sums of nothing yet."""
+    classes = model.num_classes
+    sums, counts = jnp.zeros((classes, classes)), jnp.zeros(classes)
+    return Variables(variables.params, {OWN: variables.mutable, SUMS: sums, COUNTS: counts})
+
+
+def without_sums(variables: Variables) -> tuple[Variables, LabelSums]:
+    """The model's own variables, and the sums."""
+    mutable = variables.mutable
+    return Variables(variables.params, mutable[OWN]), LabelSums(mutable[SUMS], mutable[COUNTS])
