@@ -74,8 +74,8 @@ def apfl(
     which is alpha times that by the mixture. In the first step of a round, alpha takes a step along its
     gradient, the inner product of v - w and the gradient by the mixture, and is clipped to [0, 1]. v
     begins as the server's initial model, which clients draw from its seed. v and alpha are the client's
-    state. `personal` is the mixture of v and the server's model. alpha = 0 throughout is FedAvg, alpha
-    = 1 is training alone.
+    state. `personal` is the mixture of v and the server's model, or that model for a client who never
+    took part. alpha = 0 throughout is FedAvg, alpha = 1 is training alone.
 
     Gradients are all at the models before the step. In the released code (FedTorch) w's step comes
     first, outputs are mixed in place of parameters, and alpha's gradient is made of v's and w's, with
@@ -122,12 +122,9 @@ def apfl(
         return APFLState(initial, jnp.zeros((), jnp.float32), jnp.ones((), jnp.float32))
 
     def personal(server, client_state):
-        # Evaluation has no hyper-parameters: who never took part has the method's own alpha.
-        share = jnp.where(client_state.is_first > 0, hyper.alpha, client_state.share)
-        received = averaging.variables(server)
-        return Variables(
-            mixture(share, client_state.own.params, received.params), client_state.own.mutable
-        )
+        received, (own, share, is_first) = averaging.variables(server), client_state
+        mixed = lambda: Variables(mixture(share, own.params, received.params), own.mutable)
+        return jax.lax.cond(is_first > 0, lambda: received, mixed)
 
     method = averaging._replace(
         name="apfl",

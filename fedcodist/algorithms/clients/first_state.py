@@ -49,7 +49,7 @@ class StartedState(NamedTuple):
     """
 
     inner: PyTree
-    has_started: jax.Array
+    has_started: Any
 
 
 def with_first_state(

@@ -19,7 +19,7 @@ class KeptModel(NamedTuple):
     """
 
     model: Variables
-    has_started: jax.Array
+    has_started: Any
 
 
 def room_for_model(model: Model) -> KeptModel:

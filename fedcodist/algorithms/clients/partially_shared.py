@@ -90,12 +90,11 @@ def partially_shared(method: FederatedMethod, private: Chosen) -> FederatedMetho
     def personal(server, client_state):
         return with_private(method.variables(server), client_state.private, is_private)
 
-    of_method = {
-        name: PersonalModel(
-            model, lambda server, client_state, read=read: read(server, client_state.inner)
-        )
-        for name, (model, read) in method.personal_models.items()
-    }
+    def of_inner(model):
+        read = lambda server, client_state: model.variables(server, client_state.inner)
+        return model._replace(variables=read)
+
+    of_method = {name: of_inner(model) for name, model in method.personal_models.items()}
     models = {PERSONAL: PersonalModel(method.model, personal)} | of_method
     sent_partly = _sent_partly(method, is_private, shapes)
     return with_first_state(sent_partly._replace(personal_models=models), first)
@@ -230,5 +229,5 @@ def check_exchanged(method: FederatedMethod, shapes: Variables) -> None:
 def _is_like(tree: PyTree, params: PyTree) -> bool:
     """Whether a tree has the structure and the shapes of the parameters."""
     shape = lambda tree: [leaf.shape for leaf in jax.tree.leaves(tree)]
-    alike: Any = jax.tree.structure(tree) == jax.tree.structure(params)
-    return bool(alike) and shape(tree) == shape(params)
+    structures: list[Any] = [jax.tree.structure(each) for each in (tree, params)]
+    return structures[0] == structures[1] and shape(tree) == shape(params)

@@ -144,7 +144,7 @@ def parts_of(batch: Batch, mask: jax.Array, count: int) -> list[tuple[Batch, jax
     size = mask.shape[0]
     places = jnp.arange(-(-size // count) * count).reshape(-1, count).T  # [parts, rows]
     real = jnp.where(places < size, mask[jnp.minimum(places, size - 1)], 0)
-    parts = []
+    parts: list[tuple[Batch, jax.Array]] = []
     for index in range(count):
         chosen = jnp.where(jnp.any(real[index] > 0), index, 0)
         rows = jnp.minimum(places[chosen], size - 1)

@@ -242,7 +242,9 @@ def test_pools_of_partly_shared_networks_teach_each_other(codistillation):
     }
     images = {UNLABELLED: {"image": np.asarray(columns["image"][:5])}}
     for name, algorithm in algorithms.items():
-        experiment = Experiment(algorithm, resident_data(federated(), images), {}, rounds=2)
+        experiment = Experiment(
+            algorithm, resident_data(federated(), images), {"train": federated()}, rounds=2
+        )
         models[name] = run_experiment(experiment, show_progress=False).variables
     for pool in pools:
         taught, alone = (models[name][pool].params for name in ("taught", "alone"))
