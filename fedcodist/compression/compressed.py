@@ -12,7 +12,8 @@ from fedcodist.core.arguments import check_arguments
 from fedcodist.core.checks import check_integer
 from fedcodist.core.communication import tree_bytes
 from fedcodist.core.method import FederatedMethod, fine_tuned_models
-from fedcodist.core.model import Variables, variable_shapes
+from fedcodist.core.model import Variables
+from fedcodist.core.parts import joined
 
 PyTree = Any
 Observer = Callable[[PyTree, Any], dict[str, jax.Array]]
@@ -22,7 +23,7 @@ class Downlink(NamedTuple):
     """Where clients are that have read all messages.
 
     Attributes:
-      params: that they have.
+      params: that they have; None in place of those that do not travel.
       memory: the compressor's.
       sent: uint32 [2], bytes of all messages, in words of 32 bits; the first is the whole model.
     """
@@ -160,7 +161,7 @@ def compressed(
         )
 
     def server_update(server, aggregate, round, hyper):
-        params = method.variables(server.inner).params
+        params = method.broadcast(server.inner).params
         before = Downlink(params, server.memory, server.sent)
         inner = method.server_update(server.inner, aggregate, round, hyper)
         after = jnp.asarray(round, jnp.int32) + 1
@@ -169,11 +170,6 @@ def compressed(
     def set_model(server, new, reset_optimizer):
         inner = method.set_model(server.inner, new, reset_optimizer)
         return written(method, downlink, num_rounds, server, inner, server.before)
-
-    def init_client_state():
-        shapes = variable_shapes(method.model).params
-        memory = () if uplink is None else uplink.init(shapes)
-        return CompressedClientState(method.init_client_state(), memory, jnp.zeros(2, jnp.uint32))
 
     def within(model):
         return model._replace(
@@ -192,10 +188,18 @@ def compressed(
         server_update=server_update,
         variables=lambda server: method.variables(server.inner),
         set_model=set_model,
-        init_client_state=init_client_state,
+        init_client_state=lambda: first_client_state(method, uplink),
         personal_models={name: within(model) for name, model in method.personal_models.items()},
         gradient=None,  # whoever looks at it does so here
     )
+
+
+def first_client_state(method: FederatedMethod, uplink: Compressor | None) -> CompressedClientState:
+    """What a client keeps before its first participation."""
+    start = lambda key: method.broadcast(method.init(key)).params
+    travelling = jax.eval_shape(start, jax.random.key(0))
+    memory = () if uplink is None else uplink.init(travelling)
+    return CompressedClientState(method.init_client_state(), memory, jnp.zeros(2, jnp.uint32))
 
 
 def first_server(
@@ -203,7 +207,7 @@ def first_server(
 ) -> CompressedServer:
     """The server before the first round, whose first message is the whole model."""
     inner = method.init(key)
-    params = method.variables(inner).params
+    params = method.broadcast(inner).params
     sent = plus(jnp.zeros(2, jnp.uint32), jnp.uint32(tree_bytes(params)))
     start = Downlink((), (), sent)
     if downlink is not None:
@@ -237,9 +241,10 @@ def written(
     if downlink is None:
         return server._replace(inner=inner)
     draw = keys.derive(jax.random.wrap_key_data(jnp.asarray(server.key)), server.round)
+    sent = method.broadcast(inner).params  # the model's parameters, or those of them that travel
+    after = sent_down(downlink, before, sent, draw, server.round / num_rounds)
     wanted = method.variables(inner)
-    after = sent_down(downlink, before, wanted.params, draw, server.round / num_rounds)
-    model = Variables(after.params, wanted.mutable)
+    model = Variables(joined(after.params, wanted.params), wanted.mutable)
     inner = method.set_model(inner, model, reset_optimizer=False)
     return CompressedServer(inner, before, after.memory, after.sent, server.round, server.key)
 

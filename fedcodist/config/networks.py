@@ -34,6 +34,7 @@ _RESNETS: dict[str, Callable[..., Any]] = {
 MODELS: dict[str, tuple[Callable[[], Any], tuple[int, ...]]] = {
     "digits_small": (digits.small_digits, (8, 8, 1)),
     "digits_large": (digits.large_digits, (8, 8, 1)),
+    "digits_normalised": (digits.BatchNormMLP, (8, 8, 1)),
     "cnn_small": (cnn.small_cnn, (24, 24, 3)),
     "cnn_small_10": (functools.partial(cnn.small_cnn, classes=10), (24, 24, 3)),
     "cnn_large": (cnn.large_cnn, (24, 24, 3)),

@@ -30,6 +30,35 @@ def scaffold(work: Any, pool: str) -> float:
     return LEARNING * work.trained[pool] * (1 + more)
 
 
+def fed_rep(work: Any, pool: str) -> float:
+    """While the head learns, the body answers; the head's own gradients are next to nothing."""
+    training = work.config["training"]
+    head, body = training.get("fed_rep", {}).get("head_epochs", 10), training["epochs"]
+    return work.trained[pool] * (head + LEARNING * body) / (head + body)
+
+
+def apfl(work: Any, pool: str) -> float:
+    """The global model and the mixture learn from each example."""
+    return 2 * LEARNING * work.trained[pool]
+
+
+def p_fed_me(work: Any, pool: str) -> float:
+    """Each batch is learned from in every step of the personal model."""
+    settings = work.config["training"].get("p_fed_me", {})
+    return settings.get("personal_steps", 5) * LEARNING * work.trained[pool]
+
+
+def per_fed_avg(work: Any, pool: str) -> float:
+    """Without a Hessian each example is in one gradient of a step; a third of them is in two with it.
+
+    Once a round all examples are in one more, which adapts the model to the client.
+    """
+    training = work.config["training"]
+    has_hessian = training.get("per_fed_avg", {}).get("variant") == "hessian_free"
+    gradients = (4 / 3 if has_hessian else 1) + 1 / training["epochs"]
+    return gradients * LEARNING * work.trained[pool]
+
+
 def fed_dropout(work: Any, pool: str) -> float:
     """Clients have a share of the network's units."""
     model = work.config["pools"][pool]["model"]

@@ -13,6 +13,7 @@ from ml_collections import ConfigDict
 
 from fedcodist.config.references import is_reference
 from fedcodist.core.checks import (
+    MOST_EPOCHS,
     check_boolean,
     check_integer,
     check_names,
@@ -105,6 +106,14 @@ def _each(check: Check) -> Check:
             check(f"{path}[{index}]", value)
 
     return check_all
+
+
+def _one_or_several(check: Check) -> Check:
+    """One of a kind, or several in a list or a tuple."""
+    of_several = _each(check)
+    return lambda path, value: (of_several if isinstance(value, list | tuple) else check)(
+        path, value
+    )
 
 
 def _reference(path: str, value: Any) -> None:
@@ -216,6 +225,22 @@ ALLOWED: dict[str, Check] = {
     "training.fed_gkd.models_kept": _whole(high=_MANY),
     "training.fed_gkd.weight": _RATE,
     "training.fed_gkd.temperature": _number(above=0),
+    "training.fed_per.private": _one_or_several(check_text),
+    "training.fed_rep.private": _one_or_several(check_text),
+    "training.fed_rep.head_epochs": _whole(high=MOST_EPOCHS),
+    "training.fed_bn.private": _one_or_several(check_text),
+    "training.fed_babu.private": _one_or_several(check_text),
+    "training.lg_fed_avg_one.shared": _one_or_several(check_text),
+    "training.ditto.personal_epochs": _whole(high=MOST_EPOCHS),
+    "training.ditto.proximal_weight": _RATE,
+    "training.apfl.alpha": _FRACTION,
+    "training.apfl.alpha_learning_rate": _RATE,
+    "training.p_fed_me.personal_steps": _whole(),
+    "training.p_fed_me.personal_learning_rate": _RATE,
+    "training.p_fed_me.proximal_weight": _RATE,
+    "training.per_fed_avg.variant": check_text,
+    "training.per_fed_avg.adaptation_rate": _RATE,
+    "training.per_fed_avg.difference": _number(above=0),
     "training.fed_dropout.share": _SHARE,
     "training.fed_kd.teacher": check_text,
     "training.fed_kd.teacher_layers": _each(check_text),

@@ -5,11 +5,11 @@ go on from the same transfer learning; in a round all train as much on private i
 differs: logits (FedMD), mean logits of each label (FD), probabilities (DS-FL, KT-pFL), a shared model
 (FML), heads (LG-FedAvg; FedGen, which sends a generator of embeddings besides), mean embeddings of each
 label (FedProto, FedGH, FedTGP), nothing. FML's shared model and DS-FL's server are nobody's and start
-untrained; the server sees public digits alone, none of a private class, and so is hardly ever right about
-these. FedMD and parties alone go on with private training's optimizer and output penalty; the others begin
-a new optimizer in each round and have no penalty, as in their sources. Shared heads and mean embeddings
-need embeddings of one width: networks with them have one linear layer more than the others. Budgets and
-costs are those of the rounds, without what comes before.
+untrained; the server sees public digits alone, none of a private class, and is hardly ever right about
+these. FedMD and parties alone go on with private training's optimizer and output penalty; the others
+begin a new optimizer in each round and have no penalty, as in their sources. Shared heads and mean
+embeddings need embeddings of one width: networks with them have one linear layer more than the others.
+Budgets and costs are those of the rounds, without what comes before.
 
     fedcodist compare digits_parties
 """

@@ -1,5 +1,6 @@
 """Local training: epochs of mini-batch descent on one client, with hooks for a method's terms."""
 
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -19,6 +20,8 @@ from fedcodist.core.shuffling import permuted_positions
 PyTree = Any
 _LARGEST_PADDED_BATCH = 4096
 OptimizerFactory = Callable[[Any], optax.GradientTransformation]
+# (params, mutable, batch, mask, key) -> (loss, mutable state after the batch)
+BatchLoss = Callable[[PyTree, PyTree, Batch, jax.Array, jax.Array], tuple[jax.Array, PyTree]]
 
 
 class LocalTraining(NamedTuple):
@@ -116,6 +119,7 @@ def train_client(
     gradient_hook: Callable[[PyTree, PyTree], PyTree] = lambda gradient, params: gradient,
     loss_hook: Callable[[Any, Batch], jax.Array] | None = None,
     optimizer_state: PyTree = None,
+    differentiate: Callable[[BatchLoss], Callable[..., Any]] | None = None,
 ) -> TrainedClient:
     """Trains a copy of `variables` on one client's examples.
 
@@ -133,6 +137,9 @@ def train_client(
       gradient_hook: (gradient, params) -> gradient, such as FedProx's or SCAFFOLD's term.
       loss_hook: (outputs, batch) -> per-example loss [batch] in place of the model's.
       optimizer_state: where the optimizer continues; a fresh one where not given.
+      differentiate: makes of the loss of a batch a function of the same arguments that returns ((loss,
+        mutable state), what the optimizer takes for the gradient), such as pFedMe's or Per-FedAvg's.
+        `jax.value_and_grad` where not given. Another mutable state may hold more than the model's.
 
     Returns:
       The trained client. Every step's loss is computed at the parameters before that step.
@@ -153,6 +160,7 @@ def train_client(
     order = _example_order(keys.derive(key, "order"), data, batch_size, epochs)
     steps_per_epoch = -(-data.size // batch_size)
     num_steps = epochs * steps_per_epoch
+    differentiate = differentiate or functools.partial(jax.value_and_grad, has_aux=True)
 
     def loss(params, mutable, batch, mask, dropout_key):
         check_filled_batches(model.apply, Variables(params, mutable), batch, batch_size, data)
@@ -175,7 +183,7 @@ def train_client(
         with jax.named_scope("input"):
             input_key, positions = keys.derive(step_key, "input"), jnp.arange(batch_size)
             batch = batches.read(data.columns, examples, training.preprocess, input_key, positions)
-        (value, new_mutable), gradient = jax.value_and_grad(loss, has_aux=True)(
+        (value, new_mutable), gradient = differentiate(loss)(
             params, mutable, batch, mask, keys.derive(step_key, "dropout")
         )
         with jax.named_scope("optimizer"):

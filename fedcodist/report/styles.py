@@ -41,6 +41,15 @@ METHOD_STYLES = {
     "lg_fed_avg": (GREEN, "P"),
     "kt_pfl": (SKY, "X"),
     "fed_gen": (ORANGE, "P"),
+    "fed_per": (BLUE, "^"),
+    "fed_rep": (BLUE, "v"),
+    "fed_bn": (BLUE, "P"),
+    "fed_babu": (BLUE, "X"),
+    "lg_fed_avg_one": (VERMILION, "v"),
+    "ditto": (VERMILION, "P"),
+    "apfl": (VERMILION, "X"),
+    "p_fed_me": (VERMILION, "D"),
+    "per_fed_avg": (GREEN, "P"),
 }
 
 

@@ -82,11 +82,18 @@ WHOLE = [
     path for path in ALLOWED if takes(path, 2) and not takes(path, 1.5) and path not in BOOLEANS
 ]
 NUMBERS = [path for path in ALLOWED if takes(path, 1.0) or takes(path, 0.5)]
+PATTERNS = [path for path in ALLOWED if path.endswith((".private", ".shared"))]
+
+
+def test_a_part_of_a_network_is_a_pattern_or_several():
+    assert len(PATTERNS) == 5
+    assert all(takes(path, value) for path in PATTERNS for value in ("head", ("head", "norm*")))
 
 
 def test_kinds_are_told_apart():
     kinds = [set(paths) for paths in (BOOLEANS, TEXTS, WHOLE, NUMBERS)]
     assert all(len(kind) > 15 for kind in kinds)
+    kinds.append(set(PATTERNS))
     assert sum(map(len, kinds)) == len(set.union(*kinds)) > len(ALLOWED) - 20
 
 
@@ -101,8 +108,9 @@ def test_kinds_are_told_apart():
         (WHOLE, [-1, -ENORMOUS], "must be at least"),
         (NUMBERS, [True, "no", "0.5", np.nan, np.inf, -np.inf, 1e39, -1, ENORMOUS], "must be"),
         (NUMBERS, [[0.5], []], "must be"),
+        (PATTERNS, [0, 1.5, True, None, [3], ["head", None]], "must be text"),
     ],
-    ids=["all", "booleans", "texts", "integers", "large", "small", "numbers", "lists"],
+    ids=["all", "booleans", "texts", "integers", "large", "small", "numbers", "lists", "patterns"],
 )
 def test_values_of_another_kind(paths, values, told):
     for path in paths:

@@ -134,6 +134,18 @@ OTHER_CONFIGS = {
         "training.fed_gkd.weight=-1": ["weight", "at least 0", "-1"],
         "training.fed_gkd.temperature=0": ["temperature", "above 0", "0"],
     },
+    "digits_personal.py:fed_per": {
+        "training.fed_per.private=head": ["training.fed_per.private", "'head'", "Dense_1"],
+    },
+    "digits_personal.py:fed_rep": {
+        "training.fed_rep.head_epochs=0": ["training.fed_rep.head_epochs", "at least 1", "0"],
+    },
+    "digits_personal.py:apfl": {
+        "training.apfl.alpha=2": ["training.apfl.alpha", "at most 1", "2"],
+    },
+    "digits_personal.py:per_fed_avg": {
+        "training.per_fed_avg.variant=exact": ["training.per_fed_avg.variant", "'exact'"],
+    },
     "digits_parties.py:ds_fl": {
         "algorithm.open_size=5000": ["open_size", "at most the 758 public", "5000"],
         "algorithm.server=6": ["algorithm.server", "6 parties", "got 6"],

@@ -20,6 +20,7 @@ from fedcodist.configs import (
     digits_methods,
     digits_mhd,
     digits_parties,
+    digits_personal,
 )
 from fedcodist.core.inputs import Round
 from fedcodist.models.embedding_generator import EmbeddingGenerator
@@ -104,7 +105,16 @@ def scaffold():
     return config
 
 
+def personal(run, batch_size):
+    config = digits_personal.get_config(run)
+    config.training.batch_size = batch_size
+    return config
+
+
 CONFIGS = {
+    "apfl": lambda: personal("apfl", 10),
+    "p_fed_me": lambda: personal("p_fed_me", 10),
+    "per_fed_avg": lambda: personal("per_fed_avg", 1000),  # whole clients fall into two parts
     "fed_avg": lambda: method("fed_avg"),
     "scaffold, option 1": scaffold,
     "fed_gkd": fed_gkd,
@@ -205,18 +215,27 @@ def test_runs_compute_what_is_counted(name, monkeypatch):
         steps += [float(v) for k, v in metrics.items() if k.endswith("distillation_steps")]
     found = flops_of_run(config.to_dict(), examples, np.mean(steps) if steps else None)
     assert sum(found.clients.values()) + found.server == seen[False] + LEARNING * seen[True]
+    more = ("fed_gkd", "scaffold, option 1", "apfl", "p_fed_me", "per_fed_avg")
     alone = (
         "fed_avg",
         "hetero_fl",
         "fed_ensemble",
-        "fed_gkd",
-        "scaffold, option 1",
+        *more,
         "merged, skipped",
         "fed_sdd, none",
     )
     assert (found.server > 0) == (name not in alone)
-    if name not in ("fed_gkd", "scaffold, option 1"):
+    if name not in more:
         assert sum(found.clients.values()) == LEARNING * sum(examples.values())
+
+
+def test_fed_rep_counts_the_body_once_while_the_head_learns():
+    config = digits_personal.get_config("fed_rep")
+    config.pools.main.model = "digits_small"
+    found = flops_of_run(config.to_dict(), {"main": 10.0})
+    network, heads, bodies = 64 * 32 + 32 * 10, 5, 2
+    share = (heads + 3 * bodies) / (heads + bodies)
+    assert found.clients["main"] == pytest.approx(10 * 2 * network * share)
 
 
 def test_a_level_of_hetero_fl_costs_what_its_part_of_the_network_does():

@@ -1,0 +1,181 @@
+"""APFL: each client mixes a model of its own and the global one, and learns in which proportion.
+
+"Adaptive Personalized Federated Learning" (Deng, Kamani, Mahdavi, 2020).
+https://arxiv.org/abs/2003.13461
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from fedcodist.algorithms.clients.fed_avg import (
+    FedAvgHyper,
+    Schedule,
+    client_result,
+    constant,
+    fed_avg,
+)
+from fedcodist.algorithms.clients.first_state import with_first_state
+from fedcodist.algorithms.clients.partially_shared import PERSONAL
+from fedcodist.core.arguments import check_arguments
+from fedcodist.core.checks import check_number
+from fedcodist.core.example_losses import checked_loss
+from fedcodist.core.joint_model import joint_model
+from fedcodist.core.local_training import LocalTraining, OptimizerFactory, train_client
+from fedcodist.core.method import FederatedMethod, PersonalModel
+from fedcodist.core.model import Model, Variables
+
+PyTree = Any
+GLOBAL, MIXED, ALPHA = "global", "mixed", "alpha"
+
+
+class APFLHyper(NamedTuple):
+    """Learning rates and the mixture; traced.
+
+    Attributes:
+      client_learning_rate: of w and v.
+      server_learning_rate: of the server's optimizer.
+      alpha: v's share of a client's mixture before it learns another.
+      alpha_learning_rate: of the shares; 0 keeps them. The released code takes the clients' rate.
+    """
+
+    client_learning_rate: Any = 0.05
+    server_learning_rate: Any = 1.0
+    alpha: Any = 0.5
+    alpha_learning_rate: Any = 0.05
+
+
+class APFLState(NamedTuple):
+    """What a client keeps.
+
+    Attributes:
+      own: v; its mutable state is that of the mixture's passes.
+      share: alpha, v's share of the mixture, in [0, 1]; float32.
+      is_first: 1 before the client's first participation, when `hyper.alpha` is its share; else 0.
+    """
+
+    own: Variables
+    share: jax.Array
+    is_first: jax.Array
+
+
+def apfl(
+    model: Model,
+    training: LocalTraining = LocalTraining(),
+    server_optimizer: OptimizerFactory = optax.sgd,
+    schedule: Schedule = constant,
+    hyper: APFLHyper = APFLHyper(),
+) -> FederatedMethod:
+    """FedAvg, whose clients have a model v besides w and predict by alpha v + (1 - alpha) w.
+
+    On each batch w takes FedAvg's step, and v a step along the gradient of the mixture's loss by v,
+    which is alpha times that by the mixture. In the first step of a round, alpha takes a step along its
+    gradient, the inner product of v - w and the gradient by the mixture, and is clipped to [0, 1]. v
+    begins as the server's initial model, which clients draw from its seed. v and alpha are the client's
+    state. `personal` is the mixture of v and the server's model, or that model for a client who never
+    took part. alpha = 0 throughout is FedAvg, alpha = 1 is training alone.
+
+    Gradients are all at the models before the step. In the released code (FedTorch) w's step comes
+    first, outputs are mixed in place of parameters, and alpha's gradient is made of v's and w's, with
+    0.02 alpha added; the paper mixes parameters, as here.
+
+    Args:
+      model: the network.
+      training: of both models, on the same batches.
+      server_optimizer, schedule: as in `fed_avg`. Means are weighted by clients' examples.
+      hyper: learning rates, and alpha from 0 to 1.
+
+    Raises:
+      TypeError, ValueError: names the argument and what is allowed.
+    """
+    check_arguments(apfl, locals())
+    check_number("hyper.alpha", hyper.alpha, low=0, high=1)
+    check_number("hyper.alpha_learning_rate", hyper.alpha_learning_rate, low=0)
+    averaging = fed_avg(model, training, server_optimizer, schedule, FedAvgHyper(*hyper[:2]))
+    both_training = training._replace(optimizer=_with_share(training.optimizer))
+
+    def client_update(message, client_state, data, key, hyper):
+        # The local model w starts at the one that was received; v and alpha are the client's.
+        share = jnp.where(client_state.is_first > 0, hyper.alpha, client_state.share)
+        start = Variables(
+            {GLOBAL: message.params, MIXED: client_state.own.params, ALPHA: share},
+            {GLOBAL: message.mutable, MIXED: client_state.own.mutable},
+        )
+
+        # On each batch, w and v take a step along the gradient of f(w) + f(alpha v + (1 - alpha) w), in
+        # which the mixture's w does not learn; in the round's first step alpha does too.
+        rates: Any = (hyper.client_learning_rate, hyper.alpha_learning_rate)
+        trained = train_client(_both(model), both_training, start, data, key, rates)
+        params, mutable = trained.variables
+
+        # w is sent; v and alpha stay.
+        state = APFLState(
+            Variables(params[MIXED], mutable[MIXED]), params[ALPHA], jnp.zeros((), jnp.float32)
+        )
+        trained = trained._replace(variables=Variables(params[GLOBAL], mutable[GLOBAL]))
+        result = client_result(message, trained, data.size, client_state=state)
+        return result._replace(metrics=result.metrics | {"alpha": params[ALPHA]})
+
+    def first(initial):
+        return APFLState(initial, jnp.zeros((), jnp.float32), jnp.ones((), jnp.float32))
+
+    def personal(server, client_state):
+        received, (own, share, is_first) = averaging.variables(server), client_state
+        mixed = lambda: Variables(mixture(share, own.params, received.params), own.mutable)
+        return jax.lax.cond(is_first > 0, lambda: received, mixed)
+
+    method = averaging._replace(
+        name="apfl",
+        hyper=hyper,
+        client_update=client_update,
+        personal_models={PERSONAL: PersonalModel(model, personal)},
+    )
+    return with_first_state(method, first)
+
+
+def mixture(share: jax.Array, own: PyTree, received: PyTree) -> PyTree:
+    """alpha v + (1 - alpha) w."""
+    return jax.tree.map(lambda v, w: (share * v + (1 - share) * w).astype(w.dtype), own, received)
+
+
+def _both(model: Model) -> Model:
+    """w, and the mixture in which w is a constant, as one model whose loss is the sum of both."""
+
+    def loss(outputs, batch):
+        return sum(checked_loss(model.loss, outputs[name], batch) for name in (GLOBAL, MIXED))
+
+    # w drops the units that it would drop in FedAvg.
+    pair = joint_model({GLOBAL: model, MIXED: model}, loss, keeps_key=GLOBAL)
+
+    def apply(variables, batch, **arguments):
+        params = variables.params
+        constant_w = jax.lax.stop_gradient(params[GLOBAL])
+        mixed = mixture(params[ALPHA], params[MIXED], constant_w)
+        whole = Variables({GLOBAL: params[GLOBAL], MIXED: mixed}, variables.mutable)
+        return pair.apply(whole, batch, **arguments)
+
+    return pair._replace(apply=apply)
+
+
+def _with_share(factory: OptimizerFactory) -> OptimizerFactory:
+    """(clients' rate, alpha's) -> optimizers of both models, and alpha's, of the round's first step."""
+
+    def create(rates):
+        of_model = factory(rates[0])
+        optimizers = {GLOBAL: of_model, MIXED: of_model, ALPHA: _first_step(rates[1])}
+        return optax.multi_transform(optimizers, {name: name for name in optimizers})
+
+    return create
+
+
+def _first_step(rate: Any) -> optax.GradientTransformation:
+    """One step of gradient descent, clipped to [0, 1], and none after it."""
+
+    def update(gradient, count, params=None):
+        new = jax.tree.map(lambda a, g: jnp.clip(a - rate * g, 0, 1), params, gradient)
+        change = jax.tree.map(lambda a, b: jnp.where(count == 0, b - a, 0), params, new)
+        return change, count + 1
+
+    return optax.GradientTransformation(lambda params: jnp.zeros((), jnp.int32), update)

@@ -1,0 +1,99 @@
+"""FedBABU: FedAvg on the body alone, at a head that stays as it was drawn.
+
+"FedBABU: Towards Enhanced Representation for Federated Image Classification" (Oh, Kim, Yun, 2022).
+https://arxiv.org/abs/2106.06042
+"""
+
+import optax
+
+from fedcodist.algorithms.clients.fed_avg import FedAvgHyper, Schedule, constant, fed_avg
+from fedcodist.algorithms.clients.partially_shared import (
+    IsPrivate,
+    only_trains,
+    partially_shared,
+    private_part,
+    with_private,
+)
+from fedcodist.core.arguments import check_arguments
+from fedcodist.core.local_training import LocalTraining, OptimizerFactory, train_client
+from fedcodist.core.method import SHARED_MODEL, FederatedMethod
+from fedcodist.core.model import Model, variable_shapes
+from fedcodist.core.parts import Chosen, choice_of
+from fedcodist.models.headed import HEAD
+
+
+def fed_babu(
+    model: Model,
+    training: LocalTraining = LocalTraining(),
+    private: Chosen = HEAD,
+    server_optimizer: OptimizerFactory = optax.sgd,
+    schedule: Schedule = constant,
+    hyper: FedAvgHyper = FedAvgHyper(),
+) -> FederatedMethod:
+    """FedAvg on the body (all layers but the head), at the initial head, which never changes.
+
+    All clients have the same head, the server's initial one, which they draw from its seed: it does not
+    travel. Nobody keeps anything from round to round. The pool's model is the body and that head. It
+    becomes personal afterwards, when a client fine-tunes it, head and body, on its examples, as the
+    evaluation of client splits does: `<pool>_fine_tuned`. The paper fine-tunes the head alone as well
+    as the whole (not verified).
+
+    Where a server distils, it distils the body: the head stays the initial one there too.
+
+    Args:
+      model: the network.
+      training, server_optimizer, schedule, hyper: as in `fed_avg`. The released code's mean is uniform.
+      private: the head, see `partially_shared`; by default that of `headed`.
+
+    Raises:
+      TypeError, ValueError: names the argument; as `partially_shared`.
+    """
+    check_arguments(fed_babu, locals())
+    is_head = choice_of("private", private, variable_shapes(model))
+    body_only = only_trains(training.optimizer, lambda path: not is_head(path))
+    averaging = fed_avg(
+        model, training._replace(optimizer=body_only), server_optimizer, schedule, hyper
+    )
+    sent_partly = partially_shared(with_fixed_part(averaging, is_head), private)
+
+    # A client is always as before its first participation: it draws the head again.
+    nothing_kept = sent_partly.init_client_state
+
+    def client_update(message, client_state, data, key, hyper):
+        result = sent_partly.client_update(message, nothing_kept(), data, key, hyper)
+        return result._replace(client_state=client_state)
+
+    def gradient(message, client_state, data, key, hyper):
+        assert sent_partly.gradient is not None
+        return sent_partly.gradient(message, nothing_kept(), data, key, hyper)
+
+    def fine_tune(server, client_state, data, key, hyper):
+        # Only here the head is trained too.
+        rate = hyper.client_learning_rate
+        start = sent_partly.variables(server)
+        return {SHARED_MODEL: train_client(model, training, start, data, key, rate).variables}
+
+    return sent_partly._replace(
+        name="fed_babu",
+        fine_tune=fine_tune,
+        client_update=client_update,
+        init_client_state=lambda: None,
+        personal_models={},
+        gradient=gradient,
+    )
+
+
+def with_fixed_part(method: FederatedMethod, is_fixed: IsPrivate) -> FederatedMethod:
+    """The method, at whose server a part of the model stays as it is, whoever changes the model."""
+
+    def fixed(server, new):
+        return with_private(new, private_part(method.variables(server), is_fixed), is_fixed)
+
+    def server_update(server, aggregate, round, hyper):
+        after = method.server_update(server, aggregate, round, hyper)
+        return method.set_model(after, fixed(server, method.variables(after)), False)
+
+    def set_model(server, new, reset_optimizer):
+        return method.set_model(server, fixed(server, new), reset_optimizer)
+
+    return method._replace(server_update=server_update, set_model=set_model)

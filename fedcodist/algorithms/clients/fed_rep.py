@@ -1,0 +1,80 @@
+"""FedRep: clients fit a head of their own to the shared body first, then train the body.
+
+"Exploiting Shared Representations for Personalized Federated Learning" (Collins, Hassani, Mokhtari,
+Shakkottai, 2021). https://arxiv.org/abs/2102.07078
+"""
+
+import jax.numpy as jnp
+import optax
+
+from fedcodist.algorithms.clients.fed_avg import (
+    FedAvgHyper,
+    Schedule,
+    client_result,
+    constant,
+    fed_avg,
+)
+from fedcodist.algorithms.clients.partially_shared import only_trains, partially_shared
+from fedcodist.core import keys
+from fedcodist.core.arguments import check_arguments
+from fedcodist.core.checks import MOST_EPOCHS, check_integer
+from fedcodist.core.local_training import LocalTraining, OptimizerFactory, train_client
+from fedcodist.core.method import FederatedMethod
+from fedcodist.core.model import Model, variable_shapes
+from fedcodist.core.parts import Chosen, choice_of
+from fedcodist.models.headed import HEAD
+
+
+def fed_rep(
+    model: Model,
+    training: LocalTraining = LocalTraining(),
+    private: Chosen = HEAD,
+    head_epochs: int = 10,
+    server_optimizer: OptimizerFactory = optax.sgd,
+    schedule: Schedule = constant,
+    hyper: FedAvgHyper = FedAvgHyper(),
+) -> FederatedMethod:
+    """FedAvg on the body (the representation); a client's head is trained before it, not with it.
+
+    In a round a client makes `head_epochs` passes that change its head alone, then `training.epochs`
+    passes that change the body alone, at one learning rate and with fresh optimizers. The server's mean
+    is weighted by clients' examples, as in the released code; algorithm 1 averages uniformly (not
+    verified), the same where clients have as many examples. Batch statistics move in both phases.
+
+    Args:
+      model: the network.
+      training: of the body, and of the head but for the epochs. The released code has 10 epochs of the
+        head and 1 of the body, SGD with momentum 0.5.
+      private: the head, see `partially_shared`; by default that of `headed`.
+      head_epochs: passes over a client's examples that train the head.
+      server_optimizer, schedule, hyper: as in `fed_avg`.
+
+    Raises:
+      TypeError, ValueError: names the argument; as `partially_shared`.
+    """
+    check_arguments(fed_rep, locals())
+    check_integer("head_epochs", head_epochs, low=1, high=MOST_EPOCHS)
+    averaging = fed_avg(model, training, server_optimizer, schedule, hyper)
+    is_head = choice_of("private", private, variable_shapes(model))
+    optimizer = training.optimizer
+    of_head = training._replace(optimizer=only_trains(optimizer, is_head), epochs=head_epochs)
+    of_body = training._replace(optimizer=only_trains(optimizer, lambda path: not is_head(path)))
+
+    def client_update(message, client_state, data, key, hyper):
+        rate = hyper.client_learning_rate
+        # Algorithm 1, client update: the head takes its local steps, at the body that was received.
+        fitted = train_client(model, of_head, message, data, keys.derive(key, "head"), rate)
+
+        # Then the body takes its steps, at the new head.
+        trained = train_client(model, of_body, fitted.variables, data, key, rate)
+        num_steps = fitted.num_steps + trained.num_steps
+        loss = fitted.loss * fitted.num_steps + trained.loss * trained.num_steps
+        trained = trained._replace(
+            num_steps=num_steps,
+            loss=loss / jnp.maximum(num_steps, 1),
+            num_examples=fitted.num_examples + trained.num_examples,
+        )
+        return client_result(message, trained, weight=data.size, client_state=client_state)
+
+    alternating = averaging._replace(client_update=client_update)
+    return partially_shared(alternating, private)._replace(name="fed_rep")

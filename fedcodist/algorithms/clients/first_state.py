@@ -1,0 +1,120 @@
+"""Client states that begin with the server's initial model, which clients draw from its seed.
+
+A client state's first value cannot be the initial model itself: it is the same for all seeds of a run,
+and the initial model is not. So the server sends the key from which its model was drawn, 8 bytes, and a
+client that takes part for the first time draws it again.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedcodist.core.method import FederatedMethod, PersonalModel
+from fedcodist.core.model import Variables
+
+PyTree = Any
+
+
+class KeyedServer(NamedTuple):
+    """The method's server, and data of the key from which its initial model was drawn."""
+
+    inner: PyTree
+    key: jax.Array
+
+
+class KeyedMessage(NamedTuple):
+    """What a client downloads: the method's message, and `KeyedServer`'s key."""
+
+    inner: PyTree
+    key: jax.Array
+
+    @property
+    def params(self) -> PyTree:
+        return self.inner.params
+
+    @property
+    def mutable(self) -> PyTree:
+        return self.inner.mutable
+
+
+class StartedState(NamedTuple):
+    """What a client keeps.
+
+    Attributes:
+      inner: the method's client state; only room for it before the client took part.
+      has_started: bool, whether it took part.
+    """
+
+    inner: PyTree
+    has_started: Any
+
+
+def with_first_state(
+    method: FederatedMethod, first: Callable[[Variables], PyTree]
+) -> FederatedMethod:
+    """The method, whose clients keep what `first` makes of the initial model until they change it.
+
+    Args:
+      method: its `client_update`, and the `variables` of its personal models, get the client state that
+        `first` makes, or that a client's last participation left. Its `init_client_state` is not read.
+      first: the server's initial Variables -> client state.
+    """
+    initial = lambda key: method.variables(method.init(key))
+
+    def started(key_data, client_state):
+        # XLA draws only those leaves of the initial model that `first` reads.
+        make = lambda: first(initial(jax.random.wrap_key_data(jnp.asarray(key_data))))
+        return jax.lax.cond(client_state.has_started, lambda: client_state.inner, make)
+
+    def client_update(message, client_state, data, key, hyper):
+        state = started(message.key, client_state)
+        result = method.client_update(message.inner, state, data, key, hyper)
+        return result._replace(client_state=StartedState(result.client_state, jnp.asarray(True)))
+
+    def server_update(server, aggregate, round, hyper):
+        return server._replace(inner=method.server_update(server.inner, aggregate, round, hyper))
+
+    def set_model(server, new, reset_optimizer):
+        return server._replace(inner=method.set_model(server.inner, new, reset_optimizer))
+
+    def init_client_state():
+        room = jax.eval_shape(lambda key: first(initial(key)), jax.random.key(0))
+        zeros = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), room)
+        return StartedState(zeros, np.asarray(False))
+
+    def of_state(personal):
+        def variables(server, client_state):
+            return personal.variables(server.inner, started(server.key, client_state))
+
+        return PersonalModel(personal.model, variables)
+
+    inner_gradient = method.gradient
+
+    def gradient(message, client_state, data, key, hyper):
+        assert inner_gradient is not None
+        state = started(message.key, client_state)
+        return inner_gradient(message.inner, state, data, key, hyper)
+
+    inner_fine_tune = method.fine_tune
+
+    def fine_tune(server, client_state, data, key, hyper):
+        assert inner_fine_tune is not None
+        return inner_fine_tune(server.inner, started(server.key, client_state), data, key, hyper)
+
+    return method._replace(
+        init=lambda key: KeyedServer(method.init(key), jax.random.key_data(key)),
+        broadcast=lambda server: KeyedMessage(method.broadcast(server.inner), server.key),
+        client_update=client_update,
+        server_update=server_update,
+        variables=lambda server: method.variables(server.inner),
+        set_model=set_model,
+        init_client_state=init_client_state,
+        personal_models={
+            name: of_state(personal) for name, personal in method.personal_models.items()
+        },
+        gradient=None if inner_gradient is None else gradient,
+        fine_tune=None if inner_fine_tune is None else fine_tune,
+    )

@@ -1,0 +1,44 @@
+"""A model that clients keep for predictions alone: what their training does not read."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedcodist.core.method import FederatedMethod, PersonalModel
+from fedcodist.core.model import Model, Variables, variable_shapes
+
+
+class KeptModel(NamedTuple):
+    """What a client keeps.
+
+    Attributes:
+      model: its model; only room for it before the client took part.
+      has_started: bool, whether it took part.
+    """
+
+    model: Variables
+    has_started: Any
+
+
+def room_for_model(model: Model) -> KeptModel:
+    """A client's state before its first participation."""
+    zeros = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), variable_shapes(model))
+    return KeptModel(zeros, np.asarray(False))
+
+
+def keep(variables: Variables) -> KeptModel:
+    """A client's state after a participation."""
+    return KeptModel(variables, jnp.asarray(True))
+
+
+def kept_or_servers(method: FederatedMethod) -> PersonalModel:
+    """The model that a client has kept, or the server's if it never took part."""
+
+    def variables(server: Any, client_state: KeptModel) -> Variables:
+        return jax.lax.cond(
+            client_state.has_started, lambda: client_state.model, lambda: method.variables(server)
+        )
+
+    return PersonalModel(method.model, variables)

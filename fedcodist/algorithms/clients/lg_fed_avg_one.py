@@ -1,0 +1,47 @@
+"""LG-FedAvg of clients with one network: representations stay with each client, the head is shared.
+
+"Think Locally, Act Globally: Federated Learning with Local and Global Representations" (Liang, Liu,
+Ziyin, Allen, Auerbach, Brent, Salakhutdinov, Morency, 2020). https://arxiv.org/abs/2001.01523
+"""
+
+import optax
+
+from fedcodist.algorithms.clients.fed_avg import FedAvgHyper, Schedule, constant, fed_avg
+from fedcodist.algorithms.clients.partially_shared import partially_shared
+from fedcodist.core.arguments import check_arguments
+from fedcodist.core.local_training import LocalTraining, OptimizerFactory
+from fedcodist.core.method import FederatedMethod
+from fedcodist.core.model import Model, variable_shapes
+from fedcodist.core.parts import Chosen, choice_of
+from fedcodist.models.headed import HEAD
+
+
+def lg_fed_avg_one(
+    model: Model,
+    training: LocalTraining = LocalTraining(),
+    shared: Chosen = HEAD,
+    server_optimizer: OptimizerFactory = optax.sgd,
+    schedule: Schedule = constant,
+    hyper: FedAvgHyper = FedAvgHyper(),
+) -> FederatedMethod:
+    """FedAvg on the head; all layers below it stay with each client.
+
+    A client trains both jointly for its epochs, and the server averages heads. The paper's networks
+    below the head may differ from client to client: those are parties. Its released code starts from a
+    model that FedAvg has trained; here all start with the server's initial values. It also answers new
+    devices by an ensemble of all clients, which this is not.
+
+    Args:
+      model: the network.
+      training, server_optimizer, schedule, hyper: as in `fed_avg`.
+      shared: what travels, patterns or a function of a leaf's path as in `partially_shared`; by
+        default the head of `headed`.
+
+    Raises:
+      TypeError, ValueError: names the argument, as `partially_shared`.
+    """
+    check_arguments(lg_fed_avg_one, locals())
+    averaging = fed_avg(model, training, server_optimizer, schedule, hyper)
+    is_shared = choice_of("shared", shared, variable_shapes(model))
+    method = partially_shared(averaging, lambda path: not is_shared(path))
+    return method._replace(name="lg_fed_avg_one")

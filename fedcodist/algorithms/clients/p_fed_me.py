@@ -1,0 +1,122 @@
+"""pFedMe: clients' personal models minimise their loss near the global model, which follows them.
+
+"Personalized Federated Learning with Moreau Envelopes" (T Dinh, Tran, Nguyen, 2020).
+https://arxiv.org/abs/2006.08848
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from fedcodist.algorithms.clients.fed_avg import (
+    FedAvgHyper,
+    Schedule,
+    client_result,
+    constant,
+    fed_avg,
+)
+from fedcodist.algorithms.clients.kept_model import keep, kept_or_servers, room_for_model
+from fedcodist.algorithms.clients.partially_shared import PERSONAL
+from fedcodist.core.arguments import check_arguments
+from fedcodist.core.checks import check_integer, check_number
+from fedcodist.core.local_training import BatchLoss, LocalTraining, OptimizerFactory, train_client
+from fedcodist.core.method import FederatedMethod
+from fedcodist.core.model import Model, Variables
+
+MODEL, THETA = "model", "theta"
+
+
+class PFedMeHyper(NamedTuple):
+    """Floats of pFedMe; traced. Defaults are the released code's.
+
+    Attributes:
+      client_learning_rate: eta, of the local model w; a step goes eta lambda of the way to theta.
+      server_learning_rate: beta; the server's model goes beta of the way to the clients' mean.
+      personal_learning_rate: of theta.
+      proximal_weight: lambda.
+    """
+
+    client_learning_rate: Any = 0.005
+    server_learning_rate: Any = 1.0
+    personal_learning_rate: Any = 0.09
+    proximal_weight: Any = 15.0
+
+
+def p_fed_me(
+    model: Model,
+    training: LocalTraining = LocalTraining(),
+    personal_steps: int = 5,
+    server_optimizer: OptimizerFactory = optax.sgd,
+    schedule: Schedule = constant,
+    hyper: PFedMeHyper = PFedMeHyper(),
+) -> FederatedMethod:
+    """FedAvg on the clients' Moreau envelopes min over theta of F(theta) + (lambda / 2) ||theta - w||^2.
+
+    On each batch theta takes K steps of gradient descent on that objective, and then w one along the
+    envelope's gradient lambda (w - theta). theta starts a round at the received model, and goes on from
+    batch to batch. The client keeps the last one; it is evaluated as `personal`, the server's model in
+    its place for clients who never took part. Means over clients are plain.
+
+    In algorithm 1 all clients train in every round and the server takes the mean of some of them (not
+    verified; so does the released code, weighted by examples). Here the cohort trains. The released
+    code adds 0.001 theta to theta's gradient; the paper does not (not verified).
+
+    Args:
+      model: the network.
+      training: of w; its steps are algorithm 1's R local rounds. `optimizer` is plain SGD in the paper.
+      personal_steps: K.
+      server_optimizer, schedule: as in `fed_avg`; SGD of rate beta is the paper's.
+      hyper: learning rates, and lambda at least 0.
+
+    Raises:
+      TypeError, ValueError: names the argument and what is allowed.
+    """
+    check_arguments(p_fed_me, locals())
+    check_integer("personal_steps", personal_steps, low=1)
+    check_number("hyper.personal_learning_rate", hyper.personal_learning_rate, low=0)
+    check_number("hyper.proximal_weight", hyper.proximal_weight, low=0)
+    averaging = fed_avg(model, training, server_optimizer, schedule, FedAvgHyper(*hyper[:2]))
+
+    def client_update(message, client_state, data, key, hyper):
+        def envelope(loss: BatchLoss):
+            differentiate = jax.value_and_grad(loss, has_aux=True)
+
+            def differentiated(w, mutable, *batch):
+                # Algorithm 1: theta nearly minimises l(theta; D) + (lambda / 2) ||theta - w||^2.
+                def descend(_, now):
+                    theta, of_model, _ = now
+                    (value, of_model), slope = differentiate(theta, of_model, *batch)
+                    moved = lambda t, g, w: (
+                        t - hyper.personal_learning_rate * (g + hyper.proximal_weight * (t - w))
+                    )
+                    return jax.tree.map(moved, theta, slope, w), of_model, value.astype(jnp.float32)
+
+                start = (mutable[THETA], mutable[MODEL], jnp.zeros((), jnp.float32))
+                theta, of_model, value = jax.lax.fori_loop(0, personal_steps, descend, start)
+
+                # w_{r+1} = w_r - eta lambda (w_r - theta).
+                gradient = jax.tree.map(lambda w, t: hyper.proximal_weight * (w - t), w, theta)
+                return (value, {MODEL: of_model, THETA: theta}), gradient
+
+            return differentiated
+
+        # The local model and theta start at the received model.
+        start = Variables(message.params, {MODEL: message.mutable, THETA: message.params})
+        rate = hyper.client_learning_rate
+        trained = train_client(model, training, start, data, key, rate, differentiate=envelope)
+
+        # w_R is sent; theta stays.
+        (w, mutable), theta = trained.variables, trained.variables.mutable[THETA]
+        trained = trained._replace(variables=Variables(w, mutable[MODEL]))
+        kept = keep(Variables(theta, mutable[MODEL]))
+        return client_result(message, trained, weight=1.0, client_state=kept)
+
+    return averaging._replace(
+        name="p_fed_me",
+        hyper=hyper,
+        client_update=client_update,
+        init_client_state=lambda: room_for_model(model),
+        personal_models={PERSONAL: kept_or_servers(averaging)},
+    )

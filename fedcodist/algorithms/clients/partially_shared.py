@@ -1,0 +1,244 @@
+"""Any client method of whose network a part stays with each client.
+
+By what stays it is FedPer, FedRep, FedBN, FedBABU or LG-FedAvg: `fed_per`, `fed_rep`, `fed_bn`,
+`fed_babu` and `lg_fed_avg_one` are modules beside this one.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from fedcodist.algorithms.clients.first_state import with_first_state
+from fedcodist.core.aggregation import Reduce
+from fedcodist.core.arguments import check_arguments
+from fedcodist.core.local_training import OptimizerFactory
+from fedcodist.core.method import FederatedMethod, PersonalModel
+from fedcodist.core.model import Variables, variable_shapes
+from fedcodist.core.parts import Chosen, choice_of, flags, joined, part, rest
+
+PyTree = Any
+IsPrivate = Callable[[str], bool]  # path of a leaf -> whether it stays with the client
+PERSONAL = "personal"  # a client's whole network, as it is evaluated
+
+
+class PartialMessage(NamedTuple):
+    """What a client downloads.
+
+    Attributes:
+      params, mutable: the shared part of the model.
+      besides: the method's message without this model, and with the shared part of its other models.
+    """
+
+    params: PyTree
+    mutable: PyTree
+    besides: Any
+
+
+class PartialState(NamedTuple):
+    """What a client keeps: the method's client state, and the private part of its network."""
+
+    inner: PyTree
+    private: Variables
+
+
+def partially_shared(method: FederatedMethod, private: Chosen) -> FederatedMethod:
+    """The method, of whose network a part stays with each client and is never sent.
+
+    A client trains the network of the shared part that it received and of its private part. It sends
+    back the shared part, which the server aggregates as the method does. Private parts begin with the
+    server's initial values, which clients draw from its seed (8 bytes).
+
+    The server's model has a private part too, which no client has trained: the initial one, or what
+    distillation at the server makes of it. So the model to look at is `<pool>_personal`, a client's
+    private part with the shared part as the server has it. Private parts are client states, on the host
+    for the clients met so far where data are streamed.
+
+    Args:
+      method: a client method that sends nothing like the parameters but models, such as `fed_avg`,
+        `fed_prox` or `fed_gkd`. Compress afterwards: `compressed(partially_shared(...), ...)`.
+      private: what stays: patterns of layers' names, such as 'head' or '*Norm*', or a function of a
+        leaf's path; see `fedcodist.core.parts.choice_of`. It chooses parameters and mutable state.
+
+    Raises:
+      TypeError, ValueError: names the argument: patterns that match nothing, or everything; a method
+        that exchanges other things than models, or has a model `personal` of its own.
+
+    >>> import flax.linen as nn
+    >>> from fedcodist.algorithms.clients.fed_avg import fed_avg
+    >>> from fedcodist.core.model import from_flax_linen
+    >>> network = nn.Sequential([nn.Dense(8), nn.relu, nn.Dense(10)])
+    >>> method = fed_avg(from_flax_linen(network, jnp.zeros((1, 64))))
+    >>> method = partially_shared(method, private='layers_2')
+    >>> message = method.broadcast(method.init(jax.random.key(0)))
+    >>> sorted(name for name, layer in message.params.items() if layer['bias'] is not None)
+    ['layers_0']
+    """
+    check_arguments(partially_shared, locals())
+    shapes = variable_shapes(method.model)
+    is_private = choice_of("private", private, shapes)
+    if all(jax.tree.leaves(flags(shapes.params, is_private))):
+        raise ValueError("private must leave parameters to share, it chooses all of the model's.")
+    check_exchanged(method, shapes)
+
+    def first(initial):
+        inner = jax.tree.map(jnp.asarray, method.init_client_state())
+        return PartialState(inner, private_part(initial, is_private))
+
+    def personal(server, client_state):
+        return with_private(method.variables(server), client_state.private, is_private)
+
+    def of_inner(model):
+        read = lambda server, client_state: model.variables(server, client_state.inner)
+        return model._replace(variables=read)
+
+    of_method = {name: of_inner(model) for name, model in method.personal_models.items()}
+    models = {PERSONAL: PersonalModel(method.model, personal)} | of_method
+    sent_partly = _sent_partly(method, is_private, shapes)
+    return with_first_state(sent_partly._replace(personal_models=models), first)
+
+
+def _sent_partly(
+    method: FederatedMethod, is_private: IsPrivate, shapes: Variables
+) -> FederatedMethod:
+    """The method whose clients have a PartialState and send the shared part."""
+
+    def broadcast(server):
+        message = method.broadcast(server)
+        shared = rest(message.params, is_private), rest(message.mutable, is_private)
+        besides = on_models(message, lambda model: shared_part(model, is_private))
+        return PartialMessage(*shared, besides._replace(params=None, mutable=None))
+
+    def received(message, private):
+        """The method's own message, each of whose models has the client's private part."""
+        complete = lambda model: Variables(*map(joined, model, private))
+        params, mutable = complete(Variables(message.params, message.mutable))
+        return on_models(message.besides, complete)._replace(params=params, mutable=mutable)
+
+    def client_update(message, client_state, data, key, hyper):
+        # The client's network is the shared part that it received and the private part that it kept.
+        private = client_state.private
+        result = method.client_update(
+            received(message, private), client_state.inner, data, key, hyper
+        )
+
+        # The private part of what it trained stays here.
+        trained = jax.tree.map(jnp.subtract, private.params, part(result.update, is_private))
+        private = Variables(trained, part(result.mutable, is_private))
+
+        # The shared part is sent.
+        return result._replace(
+            update=rest(result.update, is_private),
+            mutable=rest(result.mutable, is_private),
+            client_state=PartialState(result.client_state, private),
+        )
+
+    def fine_tune(server, client_state, data, key, hyper):
+        # A client would use all of what it trained, also the part that it sends in a round.
+        whole = received(broadcast(server), client_state.private)
+        result = method.client_update(whole, client_state.inner, data, key, hyper)
+        params = jax.tree.map(jnp.subtract, whole.params, result.update)
+        return {PERSONAL: Variables(params, result.mutable)} | {
+            name: personal.variables(server, result.client_state)
+            for name, personal in method.personal_models.items()
+        }
+
+    def finalize(total, message, key):
+        # Nobody has sent anything for the private parameters: the server's have the gradient 0.
+        aggregate = method.reduce.finalize(total, message, key)
+        zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes.params)
+        return aggregate._replace(pseudo_gradient=joined(aggregate.pseudo_gradient, zeros))
+
+    def server_update(server, aggregate, round, hyper):
+        mutable = joined(aggregate.mutable, method.variables(server).mutable)
+        return method.server_update(server, aggregate._replace(mutable=mutable), round, hyper)
+
+    inner_gradient = method.gradient
+
+    def gradient(message, client_state, data, key, hyper):
+        assert inner_gradient is not None
+        whole = received(message, client_state.private)
+        return rest(inner_gradient(whole, client_state.inner, data, key, hyper), is_private)
+
+    return method._replace(
+        name=f"partially_shared_{method.name}",
+        broadcast=broadcast,
+        client_update=client_update,
+        reduce=Reduce(method.reduce.prepare, finalize),
+        server_update=server_update,
+        sends_models=False,  # a server cannot tell clients' models without their private parts
+        gradient=None if inner_gradient is None else gradient,
+        fine_tune=fine_tune,
+    )
+
+
+def private_part(model: Variables, is_private: IsPrivate) -> Variables:
+    """The parameters and mutable state that stay with a client, with None in place of the others."""
+    return Variables(part(model.params, is_private), part(model.mutable, is_private))
+
+
+def shared_part(model: Variables, is_private: IsPrivate) -> Variables:
+    """The parameters and mutable state that travel, with None in place of the others."""
+    return Variables(rest(model.params, is_private), rest(model.mutable, is_private))
+
+
+def with_private(model: Variables, private: Variables, is_private: IsPrivate) -> Variables:
+    """The model with another private part."""
+    return Variables(*map(joined, shared_part(model, is_private), private))
+
+
+def only_trains(factory: OptimizerFactory, is_trained: IsPrivate) -> OptimizerFactory:
+    """Learning rate -> the optimizer, of the chosen parameters; the others stay where they are."""
+
+    def labels(params):
+        name = lambda is_chosen: "trained" if is_chosen else "fixed"
+        return jax.tree.map(name, flags(params, is_trained))
+
+    def create(rate):
+        optimizers = {"trained": factory(rate), "fixed": optax.set_to_zero()}
+        return optax.multi_transform(optimizers, labels)
+
+    return create
+
+
+def on_models(message: Any, function: Callable[[Variables], Variables]) -> Any:
+    """The message with the function's value in place of each of its fields that is a model."""
+    models = {
+        name: function(field)
+        for name, field in message._asdict().items()
+        if isinstance(field, Variables)
+    }
+    return message._replace(**models)
+
+
+def check_exchanged(method: FederatedMethod, shapes: Variables) -> None:
+    """Raises ValueError that names `method` if it exchanges other things like parameters than models."""
+    if PERSONAL in method.personal_models:
+        raise ValueError(f"method must have no personal model {PERSONAL!r}, got {method.name}.")
+    server = jax.eval_shape(method.init, jax.eval_shape(lambda: jax.random.key(0)))
+    message: Any = jax.eval_shape(method.broadcast, server)
+    fields = getattr(message, "_fields", ())
+    if not method.sends_models:
+        raise ValueError(
+            f"method must send how far its clients came from its model, got {method.name}."
+        )
+    if not {"params", "mutable"} <= set(fields) or not _is_like(message.params, shapes.params):
+        raise ValueError(
+            "method must send its whole model as the fields params and mutable of a named tuple, got "
+            f"{method.name}: what wraps it, such as compressed, comes after partially_shared."
+        )
+    for name in set(fields) - {"params", "mutable"}:
+        if _is_like(getattr(message, name), shapes.params):
+            raise ValueError(
+                "method must exchange nothing like the parameters but models, got "
+                f"{method.name}, which sends {name!r}."
+            )
+
+
+def _is_like(tree: PyTree, params: PyTree) -> bool:
+    """Whether a tree has the structure and the shapes of the parameters."""
+    shape = lambda tree: [leaf.shape for leaf in jax.tree.leaves(tree)]
+    structures: list[Any] = [jax.tree.structure(each) for each in (tree, params)]
+    return structures[0] == structures[1] and shape(tree) == shape(params)

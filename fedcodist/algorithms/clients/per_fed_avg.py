@@ -1,0 +1,152 @@
+"""Per-FedAvg: FedAvg towards a model that one step on a client's examples adapts to the client.
+
+"Personalized Federated Learning: A Meta-Learning Approach" (Fallah, Mokhtari, Ozdaglar, 2020).
+https://arxiv.org/abs/2002.07948
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from fedcodist.algorithms.clients.fed_avg import (
+    FedAvgHyper,
+    Schedule,
+    client_result,
+    constant,
+    fed_avg,
+)
+from fedcodist.algorithms.clients.kept_model import keep, kept_or_servers, room_for_model
+from fedcodist.algorithms.clients.partially_shared import PERSONAL
+from fedcodist.algorithms.clients.scaffold import full_gradient
+from fedcodist.core import keys
+from fedcodist.core.arguments import check_arguments
+from fedcodist.core.checks import check_integer, check_number, shown
+from fedcodist.core.local_training import BatchLoss, LocalTraining, OptimizerFactory, train_client
+from fedcodist.core.method import FederatedMethod
+from fedcodist.core.model import Batch, Model, Variables
+
+BATCHES = {"first_order": 2, "hessian_free": 3}  # variant -> batches of a step
+
+
+class PerFedAvgHyper(NamedTuple):
+    """Floats of Per-FedAvg; traced.
+
+    Attributes:
+      client_learning_rate: beta, of a client's steps.
+      server_learning_rate: of the server's optimizer.
+      adaptation_rate: alpha, of the step that adapts the model to a client.
+      difference: delta, of the Hessian-free variant's two gradients.
+    """
+
+    client_learning_rate: Any = 0.05
+    server_learning_rate: Any = 1.0
+    adaptation_rate: Any = 0.01
+    difference: Any = 1e-3
+
+
+def per_fed_avg(
+    model: Model,
+    training: LocalTraining = LocalTraining(),
+    variant: str = "first_order",
+    server_optimizer: OptimizerFactory = optax.sgd,
+    schedule: Schedule = constant,
+    hyper: PerFedAvgHyper = PerFedAvgHyper(),
+) -> FederatedMethod:
+    """FedAvg on the clients' losses after one step, F(w - alpha grad f(w)).
+
+    A local step has three batches D, D' and D''. With w' = w - alpha grad f(w; D) its gradient is
+
+        (I - alpha hessian f(w; D'')) grad f(w'; D').
+
+    'first_order' leaves the Hessian out. 'hessian_free' has the difference of two gradients at w plus
+    and minus delta grad f(w'; D'), over 2 delta, for the Hessian's product. The batches are parts of
+    each batch of `training`, of nearly equal size: two without D'', else three.
+
+    A client keeps the received model after one adapting step on all its examples. It is evaluated as
+    `personal`, the server's model in its place for clients who never took part. Adapting the final
+    model is evaluation after local training.
+
+    Args:
+      model: the network.
+      training: `batch_size` counts the examples of all batches of a step, at least two or three.
+      variant: 'first_order' or 'hessian_free'.
+      server_optimizer, schedule: as in `fed_avg`. Means over clients are plain.
+      hyper: learning rates at least 0, delta above 0.
+
+    Raises:
+      TypeError, ValueError: names the argument and what is allowed.
+    """
+    check_arguments(per_fed_avg, locals())
+    if variant not in BATCHES:
+        raise ValueError(f"variant must be one of {list(BATCHES)}, got {shown(variant)}.")
+    check_integer("training.batch_size", training.batch_size, low=BATCHES[variant])
+    check_number("hyper.adaptation_rate", hyper.adaptation_rate, low=0)
+    check_number("hyper.difference", hyper.difference, above=0)
+    averaging = fed_avg(model, training, server_optimizer, schedule, FedAvgHyper(*hyper[:2]))
+
+    def client_update(message, client_state, data, key, hyper):
+        alpha, delta = hyper.adaptation_rate, hyper.difference
+        along = lambda tree, scale, direction: jax.tree.map(
+            lambda w, g: w + scale * g, tree, direction
+        )
+
+        def after_a_step(loss: BatchLoss):
+            differentiate = jax.value_and_grad(loss, has_aux=True)
+
+            def differentiated(w, mutable, batch, mask, key):
+                parts = parts_of(batch, mask, BATCHES[variant])
+                key_of = lambda index: keys.derive(key, "part", index)
+
+                # Algorithm 1: the model after a step on D, and its gradient on D'.
+                (_, mutable), slope = differentiate(w, mutable, *parts[0], key_of(0))
+                adapted = along(w, -alpha, slope)
+                (value, mutable), gradient = differentiate(adapted, mutable, *parts[1], key_of(1))
+                if variant == "first_order":
+                    return (value, mutable), gradient
+
+                # The Hessian's product with that gradient on D'', by the difference of two gradients.
+                at = lambda scale: differentiate(
+                    along(w, scale, gradient), mutable, *parts[2], key_of(2)
+                )[1]
+                product = jax.tree.map(lambda a, b: (a - b) / (2 * delta), at(delta), at(-delta))
+                return (value, mutable), along(gradient, -alpha, product)
+
+            return differentiated
+
+        received = Variables(message.params, message.mutable)
+        rate = hyper.client_learning_rate
+        trained = train_client(
+            model, training, received, data, key, rate, differentiate=after_a_step
+        )
+
+        # What the client predicts with: the received model after one step on its examples.
+        slope = full_gradient(model, training, received, data, keys.derive(key, "adapt"))
+        kept = keep(received._replace(params=along(received.params, -alpha, slope)))
+        return client_result(message, trained, weight=1.0, client_state=kept)
+
+    return averaging._replace(
+        name="per_fed_avg",
+        hyper=hyper,
+        client_update=client_update,
+        init_client_state=lambda: room_for_model(model),
+        personal_models={PERSONAL: kept_or_servers(averaging)},
+    )
+
+
+def parts_of(batch: Batch, mask: jax.Array, count: int) -> list[tuple[Batch, jax.Array]]:
+    """(batch, mask) of each of `count` parts of a batch, by turns, of nearly as many real examples.
+
+    Real examples come first in a batch. A part without any, of a batch of fewer than `count`, is the
+    first part in its place.
+    """
+    size = mask.shape[0]
+    places = jnp.arange(-(-size // count) * count).reshape(-1, count).T  # [parts, rows]
+    real = jnp.where(places < size, mask[jnp.minimum(places, size - 1)], 0)
+    parts: list[tuple[Batch, jax.Array]] = []
+    for index in range(count):
+        chosen = jnp.where(jnp.any(real[index] > 0), index, 0)
+        rows = jnp.minimum(places[chosen], size - 1)
+        parts.append(({name: column[rows] for name, column in batch.items()}, real[chosen]))
+    return parts

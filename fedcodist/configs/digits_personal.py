@@ -1,0 +1,60 @@
+r"""Methods whose clients have models, or parts of a model, of their own, on scikit-learn's digits.
+
+A run is a method's name. All have the same clients, few of whose labels are alike, the same cohorts,
+batches and first weights. The network has a batch normalisation, which is what FedBN keeps at each
+client. A personal model is measured as `main_personal`; FedBABU has none until it is fine-tuned.
+
+    fedcodist compare digits_personal
+"""
+
+from ml_collections import ConfigDict
+
+from fedcodist.config import defaults
+
+OUTPUT_LAYER = "Dense_1"  # of digits_normalised, 32-10
+OWN: dict[str, dict] = {
+    "fed_avg": {},
+    "fed_per": dict(private=OUTPUT_LAYER),
+    "fed_rep": dict(private=OUTPUT_LAYER, head_epochs=5),
+    "fed_bn": dict(private="*[Nn]orm*"),
+    "fed_babu": dict(private=OUTPUT_LAYER),
+    "lg_fed_avg_one": dict(shared=OUTPUT_LAYER),
+    "ditto": dict(personal_epochs=2, proximal_weight=1.0),
+    "apfl": dict(alpha=0.5, alpha_learning_rate=0.1),
+    "p_fed_me": dict(personal_steps=5, personal_learning_rate=0.1, proximal_weight=15.0),
+    "per_fed_avg": dict(
+        variant="first_order",  # or "hessian_free"
+        adaptation_rate=0.1,
+        difference=1e-3,  # of hessian_free
+    ),
+}
+
+
+def get_runs() -> list[str]:
+    """FedAvg first."""
+    return list(OWN)
+
+
+def get_config(run: str = "fed_per") -> ConfigDict:
+    """Returns one method's experiment."""
+    defaults.check_run(run, get_runs())
+    config = defaults.experiment("digits_personal", 60, run, seeds=3)
+    config.data = dict(
+        name="digits",
+        num_clients=20,
+        concentration=0.1,
+        division_per_seed=False,
+        seed=0,
+    )
+    config.training = defaults.training(method=run, batch_size=10, epochs=2)
+    if OWN[run]:
+        config.training[run] = OWN[run]
+    # pFedMe's step goes the learning rate times proximal_weight of the way to the personal model.
+    rate = 0.05 if run == "p_fed_me" else 0.1
+    config.pools = defaults.one_pool("digits_normalised", 8, rate)
+    config.nested_pools = True
+
+    config.algorithm = dict(name="fed_avg")
+    config.evaluation = defaults.evaluation(5, 20)
+    config.execution = defaults.execution(processes=1)
+    return config
