@@ -18,6 +18,8 @@ FedKD's teachers, the mean accuracy of these is ranked; that of the shared model
 
     --metric NAME    the metric that ranks, such as f_score, auc or loss; accuracy by default. Losses,
                      distances and perplexities are ranked from the least
+    --split NAME     the split on which it is taken, such as client_test, where each client is judged on
+                     its own examples; the first of the final splits by default
     --model NAME     model to rank, repeatable; the baseline's, or all parties', by default
     --baseline NAME  the run to compare with; by default the first one
 """
@@ -45,6 +47,7 @@ from fedcodist.report.ranking import (
 )
 from fedcodist.report.ranking_table import for_terminal, ranking_table
 from fedcodist.report.runs import load_run
+from fedcodist.run.client_metrics import OVER_CLIENTS
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -58,6 +61,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--workdir", type=Path)
     parser.add_argument("--only", action="append")
     parser.add_argument("--metric", default="accuracy", help="what is ranked (default: accuracy)")
+    parser.add_argument("--split", help="split on which it is taken (default: first final one)")
     parser.add_argument("--model", action="append", help="model to rank; repeatable")
     parser.add_argument("--baseline", help="run to compare with")
     parser.add_argument("--list", action="store_true", help="name the runs and stop")
@@ -86,7 +90,7 @@ def main(arguments: Sequence[str]) -> int:
     try:
         for run, folder in folders.items():
             try:
-                entries += read_run(run, load_run(folder), settings.metric)
+                entries += read_run(run, load_run(folder), settings.metric, settings.split)
             except UnknownMetric as error:
                 without.append(error)
         if without and baseline not in {entry.run for entry in entries}:
@@ -107,7 +111,7 @@ def _compare_folders(settings: argparse.Namespace, arguments: Sequence[str]) -> 
         raise ValueError("give --config and --workdir, or run folders that are to be compared.")
     folders = [Path(argument) for argument in arguments]
     collection = collect(folders)
-    entries, without = read_methods(collection.methods, settings.metric)
+    entries, without = read_methods(collection.methods, settings.metric, settings.split)
     baseline = _checked_baseline(settings.baseline, [entry.run for entry in entries])
     output = report.default_output(folders) / "report"
     return _rank(settings, baseline, entries, without, collection, output)
@@ -149,6 +153,8 @@ def _check_metric(settings: argparse.Namespace, baseline: str, others: Sequence[
     if (settings.workdir / sweep.run_folder_name(baseline) / "summary.json").exists():
         return 0
     names, metric = metric_names(f"{settings.config}:{baseline}", others), settings.metric
+    if settings.split is not None:  # of clients' own examples there are more: see client_metrics
+        metric = metric.removesuffix(next(filter(metric.endswith, OVER_CLIENTS), ""))
     if names is None or any(n == metric or n.startswith(f"{metric}_head_") for n in names):
         return 0
     return command_line.refuse(unknown_metric(metric, names, baseline))

@@ -2,12 +2,14 @@ r"""Methods whose clients have models, or parts of a model, of their own, on sci
 
 A run is a method's name. All have the same clients, few of whose labels are alike, the same cohorts,
 batches and first weights. The network has a batch normalisation, which is what FedBN keeps at each
-client. A personal model is measured as `main_personal`; FedBABU has none until it is fine-tuned.
+client. Models are measured on each client's own test examples, the split `client_test`: the shared one
+as `main`, a personal one as `main_personal`, and both after one more local training as
+`main_fine_tuned` and `main_personal_fine_tuned`. FedBABU has no personal model until it is fine-tuned.
 
     fedcodist compare digits_personal
 """
 
-from ml_collections import ConfigDict
+from ml_collections import ConfigDict, config_dict
 
 from fedcodist.config import defaults
 
@@ -44,6 +46,8 @@ def get_config(run: str = "fed_per") -> ConfigDict:
         num_clients=20,
         concentration=0.1,
         division_per_seed=False,
+        client_test_share=0.25,  # of each client's examples
+        unseen_clients=config_dict.placeholder(int),  # clients who take no part and are judged too
         seed=0,
     )
     config.training = defaults.training(method=run, batch_size=10, epochs=2)

@@ -8,7 +8,17 @@ import re
 
 # Words of names such as `loss`, `hidden_distance` or `accuracy_head_3`.
 _LOWER_IS_BETTER = (
-    *("loss", "perplexity", "error", "distance", "divergence", "entropy", "deviation", "variance"),
+    *(
+        "loss",
+        "perplexity",
+        "error",
+        "distance",
+        "divergence",
+        "entropy",
+        "deviation",
+        "variance",
+        "std",
+    ),
     *("nll", "kl", "mse", "rmse", "mae", "ece", "brier", "bytes", "seconds", "flops"),
 )
 _SHARES = ("accuracy", "precision", "recall", "score", "f1", "auc", "mrr", "ndcg")

@@ -67,19 +67,23 @@ class UnknownMetric(ValueError):
     """A run does not have the metric."""
 
 
-def read_run(name: str, run: Run, metric: str = "accuracy") -> list[Entry]:
-    """All models of a finished run, on the first of its final splits.
+def read_run(
+    name: str, run: Run, metric: str = "accuracy", split: str | None = None
+) -> list[Entry]:
+    """All models of a finished run, on one split.
 
     Args:
       name: what the run is called.
       run: as `load_run` reads it.
       metric: of the metrics lines.
+      split: such as `client_test`; the first of the final splits where not given.
 
     Raises:
       UnknownMetric: the run has no model with this metric.
-      ValueError: the run is unfinished, or its files lack something.
+      ValueError: the run is unfinished, was not measured on the split, or its files lack something.
     """
     # Imported late because it imports JAX: a mistyped option is reported at once.
+    from fedcodist.core.method import PARTIES
     from fedcodist.report.flops import Flops, flops_of_parties, flops_of_run
 
     summary, config, folder = run.summary, run.config, run.folder
@@ -114,13 +118,17 @@ def read_run(name: str, run: Run, metric: str = "accuracy") -> list[Entry]:
         work = Flops(dict.fromkeys(examples, math.nan), math.nan)
     shared_of = summary.get("personal_models", {})
     final_splits = config["evaluation"]["final_splits"] or config["evaluation"]["splits"]
+    known = dict.fromkeys(name for splits in summary["final"].values() for name in splits)
+    if split not in (None, *known):
+        raise ValueError(f"--split must be one of {list(known)} for {name}, got {split!r}.")
+    split = split or final_splits[0]
     scale = 100 if is_share(metric) else 1
     entries = []
     measured: dict[str, None] = {}
     head = config["parties"].get("heads") if of_parties else None
     stopping = (config.get("phases") or {}).get("stopping")
     for model, splits in summary["final"].items():
-        values = splits.get(final_splits[0], {})
+        values = splits.get(split, {})
         measured |= dict.fromkeys(values)
         pools = [pool_of(config, model)]
         if of_parties and model not in examples:
@@ -136,7 +144,7 @@ def read_run(name: str, run: Run, metric: str = "accuracy") -> list[Entry]:
                     model,
                     tuple(scale * value for value in measurements),
                     tuple(first_seed(config) + index for index in range(len(measurements))),
-                    final_splits[0],
+                    split,
                     sum(megabytes[pool] for pool in pools),
                     sum(examples[pool] for pool in pools),
                     sum(work.clients[pool] for pool in pools),
@@ -153,6 +161,8 @@ def read_run(name: str, run: Run, metric: str = "accuracy") -> list[Entry]:
         raise unknown_metric(metric, list(measured), name)
     if not of_parties:
         return entries
+    if [entry.model for entry in entries] == [PARTIES]:  # judged on examples of their own
+        return [entries[0]._replace(model=ALL_PARTIES, num_models=len(examples))]
     heads = dict.fromkeys(entry.head for entry in entries)
     means = [_all_parties([e for e in entries if e.head == head], examples) for head in heads]
     return [*means, *entries]
@@ -164,7 +174,7 @@ def unknown_metric(metric: str, names: Sequence[str], run: str) -> UnknownMetric
 
 
 def read_methods(
-    methods: Sequence[Method], metric: str = "accuracy"
+    methods: Sequence[Method], metric: str = "accuracy", split: str | None = None
 ) -> tuple[list[Entry], list[ValueError]]:
     """The models of all methods with finished runs, and why others are left out.
 
@@ -173,7 +183,7 @@ def read_methods(
 
     Args:
       methods: those that `collect` finds.
-      metric: of the metrics lines.
+      metric, split: as in `read_run`.
 
     Raises:
       ValueError: nothing is left.
@@ -189,7 +199,7 @@ def read_methods(
         # A run is a dictionary within, so it has no hash.
         runs = {run.folder: run for run, _ in method.members}
         try:
-            entries += _over_runs([read_run(name, run, metric) for run in runs.values()])
+            entries += _over_runs([read_run(name, run, metric, split) for run in runs.values()])
         except ValueError as error:
             without.append(error)
     if not entries:

@@ -670,3 +670,32 @@ def test_methods_of_parties_run_from_the_same_start_and_are_ranked(tmp_path, cap
         assert len(first) == parties * 3
         for other in others:
             assert other == pytest.approx(first, rel=1e-5)
+
+
+def test_a_split_of_clients_own_examples_is_ranked_by_its_metrics(tmp_path):
+    write_run(tmp_path / "run")
+    path = tmp_path / "run" / "summary.json"
+    summary = json.loads(path.read_text())
+    own = {"accuracy": [0.6, 0.7], "accuracy_worst_tenth": [0.2, 0.3]}
+    for splits in summary["final"].values():
+        splits["client_test"] = own
+    path.write_text(json.dumps(summary))
+    run = load_run(tmp_path / "run")
+    entry = ranking.read_run("run", run, "accuracy_worst_tenth", "client_test")[0]
+    assert entry.accuracies == pytest.approx((20.0, 30.0)) and entry.split == "client_test"
+    with pytest.raises(ValueError, match=r"--split must be one of \['test', .*'client_test'\]"):
+        ranking.read_run("run", run, split="validation")
+
+
+def test_parties_on_their_own_examples_have_one_row(tmp_path):
+    write_run(tmp_path / "run")
+    for name in ("config.json", "summary.json"):
+        path = tmp_path / "run" / name
+        content = json.loads(path.read_text())
+        if name == "config.json":
+            content["parties"] = {}
+        else:
+            content["final"]["parties"] = {"client_test": {"accuracy": [0.6, 0.7]}}
+        path.write_text(json.dumps(content))
+    entries = ranking.read_run("run", load_run(tmp_path / "run"), split="client_test")
+    assert [(e.model, e.accuracies) for e in entries] == [("all parties", (60.0, 70.0))]
