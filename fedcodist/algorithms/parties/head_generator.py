@@ -83,7 +83,7 @@ def generated_loss(
     labels, noise = drawn(key, label_shares, count, settings.noise)
     width, classes = head["kernel"].shape
     network = EmbeddingGenerator(classes, settings.hidden, width)
-    embeddings = network.apply({"params": params}, labels, noise)
+    embeddings: Any = network.apply({"params": params}, labels, noise)
     logits = apply_head(head, embeddings)
     loss = jnp.mean(optax.softmax_cross_entropy_with_integer_labels(logits, labels))
     if diversity_weight is None:
