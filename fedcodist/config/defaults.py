@@ -86,6 +86,7 @@ def codistillation(method: str, **differs: Any) -> dict[str, Any]:
         batch_size=64,
         distillation_optimizer="adam",
         distillation_epsilon=1e-5,
+        divergence="kl",  # or "jensen_shannon", "mean_squared_logits", "my_module:function"
         direction="forward",  # KL(teacher || student)
         mixup_beta=2.0,
         flip=False,
@@ -113,6 +114,7 @@ def distillation(method: str, **differs: Any) -> dict[str, Any]:
             batch_size=64,
             distillation_optimizer="sgd",
             distillation_epsilon=config_dict.placeholder(float),
+            divergence="kl",  # or "jensen_shannon", "mean_squared_logits", "my_module:function"
             direction="forward",
             learning_rate=0.1,
             temperature=4.0,

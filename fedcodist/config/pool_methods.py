@@ -32,6 +32,7 @@ from fedcodist.config.data import Data
 from fedcodist.config.execution import as_executed, execution_of
 from fedcodist.config.networks import layers_of, model_of, module_of, narrowed
 from fedcodist.config.optimizers import distillation_optimizer
+from fedcodist.config.references import choice_or_reference
 from fedcodist.config.registry import BASELINE, algorithm_entry, function_of, method_of
 from fedcodist.core.batches import Preprocess
 from fedcodist.core.checks import check_number
@@ -39,6 +40,7 @@ from fedcodist.core.method import FederatedAlgorithm
 from fedcodist.core.model import Model, from_flax_linen
 from fedcodist.data import augmentation
 from fedcodist.data.partition import capacity_pools
+from fedcodist.distillation.loop import DIVERGENCES, KL, Divergence
 from fedcodist.distillation.validation import ValidationData
 from fedcodist.distillation.weight_averaging import WeightAveraging
 
@@ -166,6 +168,12 @@ def _distillation_preprocess(config: ConfigDict, data: Data) -> Preprocess:
     )
 
 
+def _divergence(config: ConfigDict, data: Data) -> str | Divergence:
+    """One of ours by its name, or a function of one's own."""
+    named = config.algorithm.get("divergence", KL)
+    return choice_or_reference("algorithm.divergence", named, {name: name for name in DIVERGENCES})
+
+
 def _validation(config: ConfigDict, data: Data) -> FedDFValidation | None:
     if config.algorithm.get("validation") is None:
         return None
@@ -214,6 +222,7 @@ OFFERS: dict[str, Callable[[ConfigDict, Data], Any]] = {
     "optimizer": lambda config, data: distillation_optimizer(config.algorithm),
     "preprocess": _distillation_preprocess,
     "inputs": lambda config, data: data.inputs,
+    "divergence": _divergence,
     # The codistillations'.
     "teaching": _teaching,
     "alpha": lambda config, data: _alpha(config),

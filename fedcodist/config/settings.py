@@ -287,6 +287,7 @@ ALLOWED: dict[str, Check] = {
     "algorithm.distillation_decay": _or_none(check_text),
     "algorithm.distillation_clip": _or_none(_number(above=0)),
     "algorithm.direction": check_text,
+    "algorithm.divergence": check_text,
     "algorithm.mixup_beta": _RATE,
     "algorithm.flip": check_boolean,
     "algorithm.masked": check_boolean,

@@ -20,17 +20,21 @@ from fedcodist.core.padding_checks import check_dealt_batches
 from fedcodist.core.readout import Readout, total_in_chunks
 from fedcodist.core.shuffling import permuted_positions, stream_positions
 from fedcodist.data import augmentation
+from fedcodist.distillation.divergences import (
+    Divergence,
+    jensen_shannon,
+    mean_squared_logits,
+    own_divergence,
+)
 
 PyTree = Any
 # A frozen model, or an ensemble of them, in evaluation mode: batch -> outputs.
 Teacher = Callable[[Mapping[str, jax.Array]], Any]
 # (student's name, every teacher's outputs on a batch) -> target probabilities
 Targets = Callable[[str, Mapping[str, Any]], jax.Array]
-# (student logits, target probabilities) -> divergence per example
-Divergence = Callable[[jax.Array, jax.Array], jax.Array]
-
-
 UNLABELLED = "unlabelled"
+KL = "kl"
+DIVERGENCES = (KL, "jensen_shannon", "mean_squared_logits")
 
 
 class Distillation(NamedTuple):
@@ -40,10 +44,14 @@ class Distillation(NamedTuple):
       steps: optimizer steps of one distillation.
       batch_size: unlabelled examples per step.
       optimizer: learning rate -> optax optimizer; every distillation starts with a fresh state.
-      direction: 'forward' for KL(target || student), 'reverse' for KL(student || target).
+      direction: 'forward' for KL(target || student), 'reverse' for KL(student || target); 'forward'
+        where `divergence` is another than 'kl'.
       mixup_beta: mixup coefficients are drawn from Beta(beta, beta); 0 switches mixup off.
       preprocess: (batch, key, positions) -> batch, before mixup.
       inputs: the batch's key of the network's inputs.
+      divergence: what the students minimise: 'kl', 'jensen_shannon' or 'mean_squared_logits' (see
+        `fedcodist.distillation.divergences`), or a function (student logits [batch, classes], target
+        probabilities [batch, classes]) -> [batch].
     """
 
     steps: int
@@ -53,6 +61,7 @@ class Distillation(NamedTuple):
     mixup_beta: float = 2.0
     preprocess: Preprocess = lambda batch, key, positions: batch
     inputs: str = "image"
+    divergence: str | Divergence = KL
 
 
 class Distilled(NamedTuple):
@@ -75,7 +84,7 @@ def check_distillation(distillation: Distillation, num_unlabelled: int) -> None:
     check_integer("num_unlabelled", num_unlabelled, low=1)
     check_factory("distillation.optimizer", distillation.optimizer)
     check_number("distillation.mixup_beta", distillation.mixup_beta, low=0)
-    kl_divergence(distillation.direction)
+    divergence_of(distillation)
 
 
 def distill(
@@ -108,8 +117,7 @@ def distill(
       learning_rates: student's name -> learning rate, may be traced.
       settings: steps, batch size, optimizer and augmentation.
       axis_name: mesh axis whose devices share the batch, or None.
-      divergence: of a student's logits from its target; `kl_divergence(settings.direction)` where
-        not given.
+      divergence: of a student's logits from its target; `divergence_of(settings)` where not given.
 
     Raises:
       ValueError: names what does not fit: a student's outputs, or a setting of mixup.
@@ -156,7 +164,7 @@ def distillation_loop(
     optimizers = {name: settings.optimizer(learning_rates[name]) for name in students}
     # Parts of one batch must not drop the same units, so dropout depends on the number of devices.
     devices, device = this_device(axis_name)
-    loss_of = divergence or kl_divergence(settings.direction)
+    loss_of = divergence or divergence_of(settings)
 
     def step(carry, index):
         variables, optimizer_states = carry
@@ -258,6 +266,31 @@ def softened(divergence: Divergence, temperature: Any, scaled: bool) -> Divergen
     """
     factor = temperature**2 if scaled else 1.0
     return lambda logits, target: factor * divergence(logits / temperature, target)
+
+
+def divergence_of(distillation: Distillation) -> Divergence:
+    """The loss (student logits, target probabilities) -> divergence per example.
+
+    Raises:
+      ValueError, TypeError: names `divergence` or `direction`, and what is allowed.
+    """
+    named, direction = distillation.divergence, distillation.direction
+    kl = kl_divergence(direction)
+    if named == KL:
+        return kl
+    if direction != "forward":
+        raise ValueError(
+            f"distillation.direction must be 'forward' where distillation.divergence is not {KL!r}, "
+            f"got {direction!r}."
+        )
+    if callable(named):
+        return own_divergence("distillation.divergence", named)
+    ours = {"jensen_shannon": jensen_shannon, "mean_squared_logits": mean_squared_logits}
+    if named not in ours:
+        raise ValueError(
+            f"distillation.divergence must be one of {DIVERGENCES} or a function, got {named!r}."
+        )
+    return ours[named]
 
 
 def kl_divergence(direction: str) -> Callable[[jax.Array, jax.Array], jax.Array]:

@@ -34,7 +34,7 @@ from fedcodist.distillation.loop import (
     Distillation,
     check_distillation,
     distill,
-    kl_divergence,
+    divergence_of,
     softened,
     softened_target,
     unlabelled_indices,
@@ -223,7 +223,7 @@ def distilled_students(
     teacher, unlabelled = mean_logits(model, ensemble), round.inputs.examples[UNLABELLED]
     if teaching.cached:
         unlabelled, teacher = cached_answers(teacher, unlabelled, distillation, round.axis_name)
-    divergence = kl_divergence(distillation.direction)
+    divergence = divergence_of(distillation)
     return distill(
         models=dict.fromkeys(starts, model),
         students=starts,
