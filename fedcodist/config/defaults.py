@@ -15,6 +15,7 @@ TEACHING = dict(
     self_teacher_temperature=1.0,
     temperature=1.0,
     weight=1.0,
+    label_interpolation=config_dict.placeholder(float),  # for labelled distillation data
 )
 
 
@@ -61,7 +62,7 @@ def one_pool(model: str, cohort_size: int, client_learning_rate: float) -> dict[
     return dict(main=pool | rates)
 
 
-def codistilled_pool(model: str, teaching: dict[str, float] | None = None, **differs: Any) -> dict:
+def codistilled_pool(model: str, teaching: dict[str, Any] | None = None, **differs: Any) -> dict:
     """A pool whose model teaches and learns; `teaching` holds what differs from TEACHING."""
     settings: dict[str, Any] = dict(
         model=model,

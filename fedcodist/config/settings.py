@@ -262,6 +262,7 @@ ALLOWED: dict[str, Check] = {
     "pools.*.teaching.self_teacher_temperature": _number(above=0),
     "pools.*.teaching.temperature": _number(above=0),
     "pools.*.teaching.weight": _RATE,
+    "pools.*.teaching.label_interpolation": _or_none(_FRACTION),
     # parties, and clients on a graph
     "parties.networks": _networks,
     "parties.narrower": _whole(high=_MANY),

@@ -1,7 +1,7 @@
 """Divergences of a student from its target besides the Kullback-Leibler divergence, and one's own.
 
-All are functions (student logits [batch, classes], target probabilities [batch, classes]) -> [batch], and
-smallest where softmax(logits) is the target. `fedcodist.distillation.loop.kl_divergence` has both
+All are functions (student logits [batch, classes], target probabilities [batch, classes]) -> [batch],
+smallest where softmax(logits) is the target. See `fedcodist.distillation.loop.kl_divergence` for both
 directions of the Kullback-Leibler divergence.
 """
 

@@ -13,6 +13,7 @@ from fedcodist.core.batches import Preprocess
 from fedcodist.core.checks import check_integer, check_number, check_stream
 from fedcodist.core.devices import sum_over_devices, this_device
 from fedcodist.core.inputs import Examples
+from fedcodist.core.labels import class_labels
 from fedcodist.core.layer_outputs import logits_of
 from fedcodist.core.local_training import OptimizerFactory, check_factory
 from fedcodist.core.model import Model, Variables
@@ -33,6 +34,9 @@ Teacher = Callable[[Mapping[str, jax.Array]], Any]
 # (student's name, every teacher's outputs on a batch) -> target probabilities
 Targets = Callable[[str, Mapping[str, Any]], jax.Array]
 UNLABELLED = "unlabelled"
+LABEL = "label"  # the column of labels, which only `label_teacher` reads
+# What mixup leaves of the labels beside those of a batch: the partners', and the batch's own share.
+PARTNER_LABEL, OWN_SHARE = "partner_label", "own_share"
 KL = "kl"
 DIVERGENCES = (KL, "jensen_shannon", "mean_squared_logits")
 
@@ -239,6 +243,46 @@ def frozen(model: Model, variables: Variables) -> Teacher:
     return lambda batch: logits_of(model.apply(variables, batch)[0])
 
 
+def label_teacher(model: Model, variables: Variables) -> Teacher:
+    """A teacher that knows the examples' labels, such as those of a labelled distillation set.
+
+    It answers one-hot labels [batch, classes], mixed as mixup mixes the inputs. Where the model returns
+    a Readout it answers the labels of all positions, int [batch, positions], in place of vectors that
+    would be as large as the logits: see `label_targets`.
+
+    Args:
+      model, variables: any of the models, which tell the number of classes.
+
+    Raises:
+      ValueError: names the column, if a batch has no labels or labels of another form.
+    """
+
+    def answer(batch):
+        if LABEL not in batch:
+            raise ValueError(
+                f"data set {UNLABELLED!r} must have a column {LABEL!r} for targets with labels, it has "
+                f"{sorted(batch)}."
+            )
+        outputs = jax.eval_shape(lambda: logits_of(model.apply(variables, batch)[0]))
+        if isinstance(outputs, Readout):
+            return batch[LABEL]
+        classes = outputs.shape[-1]
+        one_hot = lambda name: label_targets(class_labels(batch[name], classes, name=name), classes)
+        if PARTNER_LABEL not in batch:
+            return one_hot(LABEL)
+        share = batch[OWN_SHARE][:, None]
+        return augmentation.mixup(one_hot(LABEL), one_hot(PARTNER_LABEL), share)
+
+    return answer
+
+
+def label_targets(labels: jax.Array, classes: int) -> jax.Array:
+    """Target probabilities [..., classes] of what `label_teacher` answers."""
+    if jnp.issubdtype(labels.dtype, jnp.integer):
+        return jax.nn.one_hot(labels, classes)
+    return labels
+
+
 def check_classes(logits: jax.Array) -> None:
     """Raises ValueError for logits of a single class: its probability is 1, which teaches nothing."""
     if logits.shape[-1] < 2:
@@ -397,8 +441,10 @@ def batch_of_step(
         coefficient = augmentation.mixup_coefficient(
             keys.derive(key, "mixup"), settings.mixup_beta
         ).astype(batch[settings.inputs].dtype)
-        mixed = augmentation.mixup(
-            batch[settings.inputs], part(partners)[settings.inputs], coefficient
-        )
+        partner = part(partners)
+        mixed = augmentation.mixup(batch[settings.inputs], partner[settings.inputs], coefficient)
+        if LABEL in batch:
+            own_share = jnp.full(share, coefficient)
+            batch = {**batch, PARTNER_LABEL: partner[LABEL], OWN_SHARE: own_share}
         batch = {**batch, settings.inputs: mixed}
     return batch, mask
