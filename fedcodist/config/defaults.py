@@ -15,7 +15,6 @@ TEACHING = dict(
     self_teacher_temperature=1.0,
     temperature=1.0,
     weight=1.0,
-    label_interpolation=config_dict.placeholder(float),  # for labelled distillation data
 )
 
 
@@ -70,7 +69,9 @@ def codistilled_pool(model: str, teaching: dict[str, Any] | None = None, **diffe
         client_learning_rate=0.1,
         server_learning_rate=0.01,
         alpha=config_dict.placeholder(float),  # in place of algorithm.alpha
-        teaching=TEACHING | (teaching or {}),
+        teaching=TEACHING
+        | dict(label_interpolation=config_dict.placeholder(float))  # for labelled distillation data
+        | (teaching or {}),
     )
     return settings | differs
 

@@ -37,8 +37,8 @@ def load_digits_federated(
     """Digits for codistillation, as four disjoint splits that together hold every image.
 
     `train` has `num_clients` clients, with Dirichlet(`concentration`) over labels. `distillation` has
-    images without labels, or with them where `labelled`, `held_out` is for tuning, and `test`. The last three have one pseudo-client
-    each. The same seed gives the same splits.
+    images without labels, or with them where `labelled`. `held_out` is for tuning; the last is `test`.
+    These three have one pseudo-client each. The same seed gives the same splits.
 
     Raises:
       ValueError: a fraction outside (0, 1), fractions that leave fewer training images than clients, or
