@@ -97,15 +97,18 @@ def codistillation(method: str, **differs: Any) -> dict[str, Any]:
 
 
 def distillation(method: str, **differs: Any) -> dict[str, Any]:
-    """`algorithm` of servers that distil an ensemble: FedDF, FedBE, FedSDD."""
+    """`algorithm` of servers that distil an ensemble: FedDF, FedBE, FedSDD, Fed-ET."""
     of_method: dict[str, Any] = {}
-    if method == "fed_sdd":
+    if method in ("fed_sdd", "fed_sdd_pools"):
         of_method = dict(
             num_models=4,
             rounds_kept=1,
             distilled="main",  # or "all"
             warm_up=0,  # rounds
             cached=False,
+        )
+    if method == "fed_sdd":
+        of_method |= dict(
             group_sizes=config_dict.placeholder(tuple),  # nearly equal ones where not set
             measured=(),
         )

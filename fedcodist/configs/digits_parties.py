@@ -2,12 +2,12 @@ r"""Methods of parties who each own a model, on scikit-learn's handwritten digit
 
 A run is a method's name. All have the parties, public digits and private images of digits_fed_md.py, and
 go on from the same transfer learning; in a round all train as much on private images. What they exchange
-differs: logits (FedMD), mean logits of each label (FD), probabilities (DS-FL), a shared model (FML),
-nothing. FML's shared model and DS-FL's server are nobody's and start untrained; the server sees public
-digits alone, none of a private class, and so is hardly ever right about these. FedMD and parties alone
-go on with private training's optimizer and output penalty; the other three begin a new optimizer in each
-round and have no penalty, as in their sources. Budgets and costs are those of the rounds, without what
-comes before.
+differs: logits (FedMD, FCCL), mean logits of each label (FD), probabilities (DS-FL), a shared model
+(FML, FedMRL), gradients of vectors of each label (FedL2G), nothing. FML's and FedMRL's shared models and
+DS-FL's server are nobody's and start untrained; the server sees public digits alone, none of a private
+class, and so is hardly ever right about these. FedMD and parties alone go on with private training's
+optimizer and output penalty; the others begin a new optimizer in each round and have no penalty, as in
+their sources. Budgets and costs are those of the rounds, without what comes before.
 
     fedcodist compare digits_parties
 """
@@ -30,7 +30,32 @@ OWN = {
         server=1,  # whose network the server has
     ),
     "fml": dict(own_weight=0.5, meme_weight=0.5, meme=1),  # whose network all share
+    "fccl": dict(
+        public_batch_size=64,
+        public_epochs=1,
+        public_learning_rate=1e-3,
+        off_diagonal=0.0051,
+        last_weight=1.0,
+        first_weight=1.0,
+    ),
+    "fed_mrl": dict(
+        small=2,  # whose network the shared model has
+        small_width=8,  # of its embedding
+        own_weight=1.0,
+        shared_weight=1.0,
+        weighted=True,
+    ),
+    "fed_l2g": dict(
+        guided="embeddings",  # or "logits"
+        quiz_size=3,  # examples held out by a party
+        warm_up=3,  # rounds
+        weight=1.0,
+        study_learning_rate=0.01,
+        server_learning_rate=1.0,
+    ),
 }
+HEADS = {"fed_mrl", "fed_l2g"}  # need networks of an embedding and a linear head
+EMBEDDING_WIDTH = 16
 
 
 def get_runs() -> list[str]:
@@ -60,6 +85,9 @@ def get_config(run: str = "fed_md") -> ConfigDict:
                 batch_size=common.revisit_batch_size,
                 **own,
             )
+    if run in HEADS:
+        with config.unlocked():
+            config.parties.embedding_width = EMBEDDING_WIDTH
     config.phases.centralised_bound = False
     config.phases.cache = "data/pretraining"
     return config

@@ -23,6 +23,7 @@ METHOD_STYLES = {
     "fed_kd": (VERMILION, "o"),
     "fed_md": (VERMILION, "s"),
     "fed_sdd": (GREEN, "o"),
+    "fed_sdd_pools": (GREEN, "^"),
     "multi_headed_distillation": (GREEN, "s"),
     "fml": (GREEN, "v"),
     "ds_fl": (PINK, "o"),
@@ -35,6 +36,10 @@ METHOD_STYLES = {
     "fed_prox": (ORANGE, "o"),
     "fed_be": (ORANGE, "D"),
     "fd": (ORANGE, "^"),
+    "fed_et": (SKY, "D"),
+    "fccl": (ORANGE, "v"),
+    "fed_mrl": (ORANGE, "P"),
+    "fed_l2g": (ORANGE, "X"),
 }
 
 

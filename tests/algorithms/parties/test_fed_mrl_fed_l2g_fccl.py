@@ -133,15 +133,24 @@ def cross_entropy(logits, labels):
     return -jnp.mean(jax.nn.log_softmax(logits)[jnp.arange(len(labels)), labels])
 
 
-def descend(loss, params, rate=RATE):
-    gradient = jax.jit(jax.grad(loss))(params)
+@functools.cache
+def slope_of(loss):
+    return jax.jit(jax.grad(loss))
+
+
+def descend(loss, params, *about, rate=RATE):
+    """One step on loss(params, *about)."""
+    gradient = slope_of(loss)(params, *about)
     return jax.tree.map(lambda p, g: p - rate * g, params, gradient)
 
 
-def alone(params, client, steps):
-    images, labels = examples_of(client)
+def labels_loss(params, images, labels):
+    return cross_entropy(logits(params, images), labels)
+
+
+def alone(params, images, labels, steps):
     for _ in range(steps):
-        params = descend(lambda p: cross_entropy(logits(p, images), labels), params)
+        params = descend(labels_loss, params, images, labels)
     return params
 
 
@@ -166,7 +175,7 @@ def test_fed_mrl_is_a_plain_loop():
             images, labels = examples_of(client)
             parts = parties[client] | {"shared": shared}
             for _ in range(EPOCHS):
-                parts = descend(lambda p: fused_loss(p, images, labels, hyper), parts)
+                parts = descend(fused_loss, parts, images, labels, hyper)
             smalls.append(parts.pop("shared"))
             parties[client] = parts
         mean = lambda *leaves: np.average(leaves, axis=0, weights=SIZES)
@@ -207,7 +216,7 @@ def test_fed_mrl_starts_with_one_projector_and_sends_the_small_model():
 # --------------------------------------------------------------------------------------- FedL2G
 
 
-def guided_loss(params, vectors, images, labels, weight, by_logits):
+def guided_loss(by_logits, params, vectors, images, labels, weight):
     hidden = embedding(params, images)
     guided = head(params, hidden) if by_logits else hidden
     distance = jnp.mean((guided - vectors[labels]) ** 2)
@@ -230,30 +239,29 @@ def held_out(client, key):
     return [(rows(part, "image"), rows(part, "label")) for part in parts]
 
 
+def quiz_loss_after_a_step(loss, vectors, params, study, quiz, weight, rate):
+    """Through the step, by automatic differentiation."""
+    step = jax.grad(loss)(params, vectors, *study, weight)
+    moved = jax.tree.map(lambda p, g: p - rate * g, params, step)
+    return labels_loss(moved, *quiz)
+
+
 @pytest.mark.parametrize("name", ["fed_l2g", "fed_l2g, logits"])
 def test_fed_l2g_is_a_plain_loop(name):
-    """The vectors' gradients are those of the whole step, by automatic differentiation through it."""
     before, after, _ = run(name)
     hyper, by_logits = ALGORITHMS[name].hyper, "logits" in name
+    loss = functools.partial(guided_loss, by_logits)
+    after_step = functools.partial(quiz_loss_after_a_step, loss)
     vectors, models = before.vectors, [own(before, client) for client in range(3)]
     for round in range(ROUNDS):
         slopes, has_label = [], []
         for client in range(3):
-            (images, labels), (asked, answers) = held_out(client, jax.random.key(0))
-            loss = functools.partial(
-                guided_loss, images=images, labels=labels, weight=hyper.weight, by_logits=by_logits
-            )
-            if by_logits or round >= 1:
-                for _ in range(EPOCHS):
-                    models[client] = descend(lambda p: loss(p, vectors), models[client])
-
-            def after_step(v, model=models[client], loss=loss, asked=asked, answers=answers):
-                step = jax.grad(loss)(model, v)
-                moved = jax.tree.map(lambda p, g: p - hyper.study_learning_rate * g, model, step)
-                return cross_entropy(logits(moved, asked), answers)
-
-            slopes.append(np.asarray(jax.jit(jax.grad(after_step))(jnp.asarray(vectors))))
-            has_label.append(np.isin(np.arange(CLASSES), labels))
+            study, quiz = held_out(client, jax.random.key(0))
+            for _ in range(EPOCHS if by_logits or round >= 1 else 0):
+                models[client] = descend(loss, models[client], vectors, *study, hyper.weight)
+            about = (models[client], study, quiz, hyper.weight, hyper.study_learning_rate)
+            slopes.append(np.asarray(slope_of(after_step)(jnp.asarray(vectors), *about)))
+            has_label.append(np.isin(np.arange(CLASSES), study[1]))
         count = np.maximum(np.sum(has_label, axis=0), 1)[:, None]
         vectors = vectors - hyper.server_learning_rate * np.sum(slopes, axis=0) / count
         assert np.abs(np.sum(slopes, axis=0)).max() > 1e-6
@@ -278,11 +286,8 @@ def test_unguided_fed_l2g_is_training_alone_on_the_study_set():
     before, after, _ = run("fed_l2g", FedL2GHyper(RATE, 0.2, 3.0, 0.0))
     assert_close(after.vectors, before.vectors)
     for client in range(3):
-        (images, labels), _ = held_out(client, jax.random.key(0))
-        params = own(before, client)
-        for _ in range(EPOCHS):
-            params = descend(lambda p: cross_entropy(logits(p, images), labels), params)
-        assert_close(own(after, client), params)
+        study, _ = held_out(client, jax.random.key(0))
+        assert_close(own(after, client), alone(own(before, client), *study, EPOCHS))
 
 
 def test_study_and_quiz_are_all_of_a_partys_examples():
@@ -309,11 +314,17 @@ def correlations(a, b):
     return jnp.corrcoef(a.T, b.T)[: a.shape[1], a.shape[1] :]
 
 
-def plain_correlation_loss(a, b, off_diagonal):
-    c = correlations(a, b)
-    same = jnp.sum((1 - jnp.diag(c)) ** 2)
-    others = (1 + c) ** 2
+def plain_correlation_loss(params, images, mean, off_diagonal):
+    c = correlations(logits(params, images), mean)
+    same, others = jnp.sum((1 - jnp.diag(c)) ** 2), (1 + c) ** 2
     return same + off_diagonal * (jnp.sum(others) - jnp.sum(jnp.diag(others)))
+
+
+def plain_dual_loss(params, images, labels, last, first, hyper):
+    log_p = jax.nn.log_softmax(logits(params, images))
+    away = [jnp.mean(jnp.sum(t * (jnp.log(t) - log_p), -1)) for t in (last, first)]
+    towards = hyper.last_weight * away[0] + hyper.first_weight * away[1]
+    return labels_loss(params, images, labels) + towards
 
 
 def test_fccl_is_a_plain_loop():
@@ -328,31 +339,29 @@ def test_fccl_is_a_plain_loop():
         for indices in rows:
             images = jnp.asarray(PUBLIC_IMAGES[indices])
             mean = np.mean([logits(params, images) for params in models], axis=0)
-            loss = lambda p: plain_correlation_loss(logits(p, images), mean, hyper.off_diagonal)
-            models = [descend(loss, params, hyper.public_learning_rate) for params in models]
+            about, rate = (images, mean, hyper.off_diagonal), hyper.public_learning_rate
+            models = [descend(plain_correlation_loss, m, *about, rate=rate) for m in models]
         for client in range(3):
             images, labels = examples_of(client)
             targets = [jax.nn.softmax(logits(m[client], images)) for m in (last, first)]
-
-            def loss(params, images=images, labels=labels, targets=targets):
-                log_p = jax.nn.log_softmax(logits(params, images))
-                kl = [jnp.mean(jnp.sum(t * (jnp.log(t) - log_p), -1)) for t in targets]
-                labels_loss = cross_entropy(logits(params, images), labels)
-                return labels_loss + hyper.last_weight * kl[0] + hyper.first_weight * kl[1]
-
             for _ in range(EPOCHS):
-                models[client] = descend(loss, models[client])
+                models[client] = descend(
+                    plain_dual_loss, models[client], images, labels, *targets, hyper
+                )
         last = list(models)
+    # Flax's parameters are float32, and correlations over three examples make more of their rounding.
     for client in range(3):
-        assert_close(own(after, client), models[client], rtol=1e-5)
+        assert_close(own(after, client), models[client], rtol=1e-4, atol=1e-6)
         assert_close(own(after, client, "first"), first[client])
-        assert_close(own(after, client, "last"), models[client], rtol=1e-5)
+        assert_close(own(after, client, "last"), own(after, client))
 
 
 def test_fccl_without_others_and_teachers_is_training_alone():
     before, after, _ = run("fccl", FCCLHyper(RATE, 0.0, 0.1, 0.0, 0.0))
     for client in range(3):
-        assert_close(own(after, client), alone(own(before, client), client, ROUNDS * EPOCHS))
+        assert_close(
+            own(after, client), alone(own(before, client), *examples_of(client), ROUNDS * EPOCHS)
+        )
 
 
 def test_the_correlation_loss_is_least_for_equal_outputs_of_two_opposed_classes():
