@@ -41,6 +41,8 @@ from fedcodist.algorithms.graph.multi_headed_distillation import multi_headed_di
 from fedcodist.algorithms.parties.alignment import Alignment as Alignment
 from fedcodist.algorithms.parties.ds_fl import DSFLHyper as DSFLHyper
 from fedcodist.algorithms.parties.ds_fl import ds_fl as ds_fl
+from fedcodist.algorithms.parties.fccl import FCCLHyper as FCCLHyper
+from fedcodist.algorithms.parties.fccl import fccl as fccl
 from fedcodist.algorithms.parties.fd import FDHyper as FDHyper
 from fedcodist.algorithms.parties.fd import FDVariant as FDVariant
 from fedcodist.algorithms.parties.fd import fd as fd
@@ -48,8 +50,12 @@ from fedcodist.algorithms.parties.fed_gen import FedGenHyper as FedGenHyper
 from fedcodist.algorithms.parties.fed_gen import fed_gen as fed_gen
 from fedcodist.algorithms.parties.fed_gh import FedGHHyper as FedGHHyper
 from fedcodist.algorithms.parties.fed_gh import fed_gh as fed_gh
+from fedcodist.algorithms.parties.fed_l2g import FedL2GHyper as FedL2GHyper
+from fedcodist.algorithms.parties.fed_l2g import fed_l2g as fed_l2g
 from fedcodist.algorithms.parties.fed_md import FedMDHyper as FedMDHyper
 from fedcodist.algorithms.parties.fed_md import fed_md as fed_md
+from fedcodist.algorithms.parties.fed_mrl import FedMRLHyper as FedMRLHyper
+from fedcodist.algorithms.parties.fed_mrl import fed_mrl as fed_mrl
 from fedcodist.algorithms.parties.fed_proto import FedProtoHyper as FedProtoHyper
 from fedcodist.algorithms.parties.fed_proto import fed_proto as fed_proto
 from fedcodist.algorithms.parties.fed_tgp import FedTGPHyper as FedTGPHyper
@@ -67,6 +73,7 @@ from fedcodist.algorithms.parties.local_only import LocalOnlyHyper as LocalOnlyH
 from fedcodist.algorithms.parties.local_only import local_only as local_only
 from fedcodist.algorithms.parties.open_examples import OpenExamples as OpenExamples
 from fedcodist.algorithms.parties.prototypes import ServerTraining as ServerTraining
+from fedcodist.algorithms.parties.public_correlation import PublicBatches as PublicBatches
 from fedcodist.algorithms.pools.codistillation import CodistillationHyper as CodistillationHyper
 from fedcodist.algorithms.pools.codistillation import TeachingHyper as TeachingHyper
 from fedcodist.algorithms.pools.fed_be import FedBEHyper as FedBEHyper
@@ -75,9 +82,13 @@ from fedcodist.algorithms.pools.fed_df import FedDFHyper as FedDFHyper
 from fedcodist.algorithms.pools.fed_df import fed_df as fed_df
 from fedcodist.algorithms.pools.fed_df_validation import FedDFValidation as FedDFValidation
 from fedcodist.algorithms.pools.fed_ensemble import fed_ensemble as fed_ensemble
+from fedcodist.algorithms.pools.fed_et import FedETHyper as FedETHyper
+from fedcodist.algorithms.pools.fed_et import fed_et as fed_et
 from fedcodist.algorithms.pools.fed_sdd import FedSDDHyper as FedSDDHyper
 from fedcodist.algorithms.pools.fed_sdd import FedSDDTeaching as FedSDDTeaching
 from fedcodist.algorithms.pools.fed_sdd import fed_sdd as fed_sdd
+from fedcodist.algorithms.pools.fed_sdd_pools import FedSDDPoolsHyper as FedSDDPoolsHyper
+from fedcodist.algorithms.pools.fed_sdd_pools import fed_sdd_pools as fed_sdd_pools
 from fedcodist.algorithms.pools.hetero_fl import HeteroFLAdjustments as HeteroFLAdjustments
 from fedcodist.algorithms.pools.hetero_fl import HeteroFLLevel as HeteroFLLevel
 from fedcodist.algorithms.pools.hetero_fl import hetero_fl as hetero_fl

@@ -52,6 +52,8 @@ class Data(NamedTuple):
         those of images or of text.
       submodels: name -> a function from a share of the units to a smaller network, for Federated
         Dropout; None where `models` is None.
+      unlabelled_labels: the labels of the server's images, which only codistillation with labelled data
+        reads; None where there are none, or none of the clients' classes. Text is its own label.
       num_classes: the least number of outputs of networks of images, by the labels of all splits; None
         where `public`, `text` or `models` determine it.
       client_splits: name -> every client's own test examples: 'client_test', where
@@ -68,6 +70,7 @@ class Data(NamedTuple):
     submodels: Mapping[str, Callable[[float], Submodel]] | None = None
     num_classes: int | None = None
     client_splits: Mapping[str, ClientSplit] = {}
+    unlabelled_labels: np.ndarray | None = None
 
     @property
     def inputs(self) -> str:
@@ -113,7 +116,7 @@ def _referenced(settings: ConfigDict) -> Data:
     splits = checked_splits(settings.name, loaded)
     if (partition := settings.get("partition")) is not None:
         splits |= repartitioned(splits["train"], partition, settings.get("seed", 0), LARGEST_PIXEL)
-    unlabelled = np.zeros((0,))
+    unlabelled, labels = np.zeros((0,)), None
     if "distillation" in splits:
         columns = splits.pop("distillation").columns
         if "image" not in columns:
@@ -121,8 +124,8 @@ def _referenced(settings: ConfigDict) -> Data:
                 f"data.name {settings.name!r} must return a column 'image' in split 'distillation', "
                 f"got {sorted(columns)}."
             )
-        unlabelled = columns["image"]
-    return Data(splits, unlabelled, as_they_are, as_they_are)
+        unlabelled, labels = columns["image"], columns.get("label")
+    return Data(splits, unlabelled, as_they_are, as_they_are, unlabelled_labels=labels)
 
 
 def _ours(settings: ConfigDict) -> Data:
@@ -133,11 +136,19 @@ def _ours(settings: ConfigDict) -> Data:
             num_clients=1 if partition else settings.num_clients,
             concentration=1.0 if partition else settings.concentration,
             seed=settings.seed,
+            labelled=True,
         )
         if partition:
             splits |= repartitioned(splits["train"], partition, settings.seed, LARGEST_DIGIT_PIXEL)
-        images = splits.pop("distillation").columns["image"]
-        return Data(splits, images, DIGITS_SCALE, DIGITS_SCALE, num_classes=DIGITS_CLASSES)
+        server = splits.pop("distillation").columns
+        return Data(
+            splits,
+            server["image"],
+            DIGITS_SCALE,
+            DIGITS_SCALE,
+            num_classes=DIGITS_CLASSES,
+            unlabelled_labels=server["label"],
+        )
     if settings.name == "prepared":
         splits = prepared_folder("data.folder", settings.folder)
         partition = settings.get("partition")
@@ -150,9 +161,16 @@ def _ours(settings: ConfigDict) -> Data:
         if partition:
             splits |= repartitioned(splits["train"], partition, settings.seed, LARGEST_PIXEL)
         image_shape = prepared_images("data.folder", settings.folder, splits)
-        unlabelled = _unlabelled(settings, splits.pop("distillation", None), image_shape)
+        unlabelled, labels = _unlabelled(settings, splits.pop("distillation", None), image_shape)
         preprocess, evaluation_preprocess = _image_preprocess(settings, image_shape)
-        return Data(splits, unlabelled, preprocess, evaluation_preprocess, num_classes=classes)
+        return Data(
+            splits,
+            unlabelled,
+            preprocess,
+            evaluation_preprocess,
+            num_classes=classes,
+            unlabelled_labels=labels,
+        )
     if settings.name == TEXT:
         splits, unlabelled, text = load_text(settings)
         return Data(splits, unlabelled, next_tokens, next_tokens, text=text)
@@ -188,8 +206,11 @@ def _with_held_out(
 
 def _unlabelled(
     settings: ConfigDict, in_domain: FederatedData | None, image_shape: tuple[int, ...]
-) -> np.ndarray:
-    """The images of the split 'distillation', or of another prepared folder's split 'train'."""
+) -> tuple[np.ndarray, np.ndarray | None]:
+    """The images of the split 'distillation', or of another prepared folder's split 'train'.
+
+    Also their labels, but not those of another folder, whose classes may be others.
+    """
     data = in_domain
     if settings.unlabelled_folder is not None:
         splits = prepared_folder("data.unlabelled_folder", settings.unlabelled_folder)
@@ -222,7 +243,9 @@ def _unlabelled(
         )
     # Prefixes of one order: a smaller set lies inside every larger one.
     order = np.random.default_rng(settings.seed).permutation(data.num_examples)
-    return data.columns["image"][np.sort(order[:count])]
+    chosen = np.sort(order[:count])
+    labels = data.columns.get("label") if settings.unlabelled_folder is None else None
+    return data.columns["image"][chosen], None if labels is None else labels[chosen]
 
 
 def _image_preprocess(

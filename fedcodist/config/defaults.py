@@ -61,7 +61,7 @@ def one_pool(model: str, cohort_size: int, client_learning_rate: float) -> dict[
     return dict(main=pool | rates)
 
 
-def codistilled_pool(model: str, teaching: dict[str, float] | None = None, **differs: Any) -> dict:
+def codistilled_pool(model: str, teaching: dict[str, Any] | None = None, **differs: Any) -> dict:
     """A pool whose model teaches and learns; `teaching` holds what differs from TEACHING."""
     settings: dict[str, Any] = dict(
         model=model,
@@ -69,7 +69,9 @@ def codistilled_pool(model: str, teaching: dict[str, float] | None = None, **dif
         client_learning_rate=0.1,
         server_learning_rate=0.01,
         alpha=config_dict.placeholder(float),  # in place of algorithm.alpha
-        teaching=TEACHING | (teaching or {}),
+        teaching=TEACHING
+        | dict(label_interpolation=config_dict.placeholder(float))  # for labelled distillation data
+        | (teaching or {}),
     )
     return settings | differs
 
@@ -86,6 +88,7 @@ def codistillation(method: str, **differs: Any) -> dict[str, Any]:
         batch_size=64,
         distillation_optimizer="adam",
         distillation_epsilon=1e-5,
+        divergence="kl",  # or "jensen_shannon", "mean_squared_logits", "my_module:function"
         direction="forward",  # KL(teacher || student)
         mixup_beta=2.0,
         flip=False,
@@ -94,15 +97,18 @@ def codistillation(method: str, **differs: Any) -> dict[str, Any]:
 
 
 def distillation(method: str, **differs: Any) -> dict[str, Any]:
-    """`algorithm` of servers that distil an ensemble: FedDF, FedBE, FedSDD."""
+    """`algorithm` of servers that distil an ensemble: FedDF, FedBE, FedSDD, Fed-ET."""
     of_method: dict[str, Any] = {}
-    if method == "fed_sdd":
+    if method in ("fed_sdd", "fed_sdd_pools"):
         of_method = dict(
             num_models=4,
             rounds_kept=1,
             distilled="main",  # or "all"
             warm_up=0,  # rounds
             cached=False,
+        )
+    if method == "fed_sdd":
+        of_method |= dict(
             group_sizes=config_dict.placeholder(tuple),  # nearly equal ones where not set
             measured=(),
         )
@@ -113,6 +119,7 @@ def distillation(method: str, **differs: Any) -> dict[str, Any]:
             batch_size=64,
             distillation_optimizer="sgd",
             distillation_epsilon=config_dict.placeholder(float),
+            divergence="kl",  # or "jensen_shannon", "mean_squared_logits", "my_module:function"
             direction="forward",
             learning_rate=0.1,
             temperature=4.0,

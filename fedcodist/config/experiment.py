@@ -1,6 +1,7 @@
 """Builds an Experiment from a config."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from ml_collections import ConfigDict
 
@@ -83,7 +84,7 @@ def _assemble(config: ConfigDict, data: Data) -> Experiment:
                 f"data.name {config.data.name!r} must return a split 'distillation', the unlabelled "
                 f"examples of algorithm.name={config.algorithm.name!r}."
             )
-        data_sets["unlabelled"] = {data.inputs: data.unlabelled}
+        data_sets["unlabelled"] = {data.inputs: data.unlabelled} | _labels_read(config, data)
     if "public" in reads and data.public is not None:
         data_sets[PUBLIC] = {"image": data.public.train.columns["image"]}
     if "shared" in reads:
@@ -112,6 +113,25 @@ def _assemble(config: ConfigDict, data: Data) -> Experiment:
         evaluation_batch_size=config.evaluation.batch_size,
         evaluation_preprocess=data.evaluation_preprocess,
     )
+
+
+def _labels_read(config: ConfigDict, data: Data) -> dict[str, Any]:
+    """The column of the unlabelled images' labels, where a pool's targets are made of them too."""
+    shares = {
+        f"pools.{name}.teaching.label_interpolation": pool.get("teaching", {}).get(
+            "label_interpolation"
+        )
+        for name, pool in config.get("pools", {}).items()
+    }
+    given = [setting for setting, share in shares.items() if share is not None]
+    if not given or data.text is not None:
+        return {}
+    if data.unlabelled_labels is None:
+        raise ValueError(
+            f"{given[0]} must be None: the server's images of data.name {config.data.name!r} have no "
+            "labels of the clients' classes."
+        )
+    return {"label": data.unlabelled_labels}
 
 
 def _around_codistillations(config: ConfigDict) -> list[int]:

@@ -23,6 +23,7 @@ from fedcodist.config.references import choice_or_reference, is_reference
 from fedcodist.core.checks import check_number
 from fedcodist.core.model import Model, from_flax_linen, variable_shapes
 from fedcodist.models import cnn, digits, resnet
+from fedcodist.models.headed import headed
 
 _RESNETS: dict[str, Callable[..., Any]] = {
     "resnet8": resnet.resnet8,
@@ -74,6 +75,21 @@ def image_model(setting: str, name: str, data: Data) -> Model:
             f"{setting} {name!r} has {model.num_classes} classes, the data has {classes}."
         )
     return model
+
+
+def headed_model(setting: str, name: str, data: Data, width: int) -> Model:
+    """One of MODELS as an embedding of a width and a linear head; a reference must make one itself.
+
+    Raises:
+      ValueError: names the setting: a network of other data, or that cannot leave its outputs out.
+    """
+    if is_reference(name):
+        return referenced_model(setting, name, data)
+    if data.models is not None or data.text is not None:
+        raise ValueError(f"{setting} must be a network of images to have a head of its own.")
+    plain = image_model(setting, name, data)  # for errors that name the setting
+    module, example = module_of(setting, name, data)
+    return headed(module.clone(classes=None), example, plain.num_classes, width)
 
 
 def module_of(setting: str, name: str, data: Data) -> tuple[Any, Any]:

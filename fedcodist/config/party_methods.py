@@ -189,6 +189,11 @@ def _extra_model(config: ConfigDict, data: Data, setting: str) -> Model:
     return _model_of(extra_shape(config, setting), data, embedding_width(config))
 
 
+def _small_model(config: ConfigDict, data: Data) -> Model:
+    """FedMRL's shared model, a party's network with an embedding of `algorithm.small_width`."""
+    return _model_of(extra_shape(config, "small"), data, config.algorithm.small_width)
+
+
 def embedding_width(config: ConfigDict) -> int | None:
     """`parties.embedding_width`, or None where networks end in an output layer of their own."""
     return config.parties.get("embedding_width")
@@ -232,13 +237,15 @@ OFFERS: dict[str, Callable[[ConfigDict, Data], Any]] = {
     "revisit_learning_rate": lambda config, data: _rate(config),
     "optimizer": lambda config, data: adam(config.algorithm),
     "preprocess": lambda config, data: data.preprocess,
+    "public_preprocess": lambda config, data: public_of(data).preprocess,
     "digest_preprocess": lambda config, data: public_of(data).preprocess,
     "distillation_preprocess": lambda config, data: public_of(data).preprocess,
     "gradient_hook": lambda config, data: output_penalty(config.algorithm.output_penalty),
     "inference_batch_size": lambda config, data: config.evaluation.batch_size,
     "execution": lambda config, data: execution_of(config),
     "name": lambda config, data: config.algorithm.name,
-    # The networks of DS-FL's server and of FML's meme.
+    # The networks of DS-FL's server, of FML's meme and of FedMRL's small model.
     "server": lambda config, data: _extra_model(config, data, "server"),
     "meme": lambda config, data: _extra_model(config, data, "meme"),
+    "small": _small_model,
 }

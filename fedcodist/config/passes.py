@@ -124,6 +124,14 @@ def fed_be(work: Any) -> float:
     return work.rounds * (teachers * work.answered + learned)
 
 
+def fed_et(work: Any) -> float:
+    """All models of the cohorts answer, and the large one learns; layers of one width are left out."""
+    pools, settings = work.config["pools"], work.settings
+    teachers = sum(pools[pool]["cohort_size"] * cost for pool, cost in work.forward.items())
+    large = work.network("algorithm.server_model", settings["server_model"])
+    return work.rounds * work.images * (teachers + LEARNING * large)
+
+
 def fed_sdd(work: Any) -> float:
     """In every round after the warm-up, all models stored so far are teachers."""
     settings, (model,) = work.settings, work.forward.values()
@@ -136,6 +144,21 @@ def fed_sdd(work: Any) -> float:
         for round in range(settings["warm_up"], work.rounds)
     ]
     return model * sum(taught * count + work.images * students * LEARNING for count in teachers)
+
+
+def fed_sdd_pools(work: Any) -> float:
+    """As FedSDD's in every pool; all pools' models stored so far teach every main model."""
+    settings = work.settings
+    if not settings["steps"]:
+        return 0.0
+    taught = work.answered if settings["cached"] else work.images
+    students = settings["num_models"] if settings["distilled"] == "all" else 1
+    teachers = [
+        settings["num_models"] * min(round + 1, settings["rounds_kept"])
+        for round in range(settings["warm_up"], work.rounds)
+    ]
+    of_a_model = sum(taught * count + work.images * students * LEARNING for count in teachers)
+    return of_a_model * sum(work.forward.values())
 
 
 # Parties and clients on a graph: the run's Flops.
@@ -221,6 +244,28 @@ def fed_gen(work: Any) -> Any:
     made = settings.get("generator_steps", 50) * settings.get("generator_batch_size", 32)
     server = work.rounds * made * (LEARNING * generator + 2 * head)
     return work.of_parties(besides=learned, server=server)
+
+
+def fccl(work: Any) -> Any:
+    """Public images are answered, then learned from; two teachers answer every private example."""
+    settings = work.settings
+    size = settings["public_batch_size"]
+    steps = settings["public_epochs"] * (work.num_public // size)
+    public = work.rounds * steps * size
+    return work.of_parties(public, public, per_example=LEARNING + 2)
+
+
+def fed_mrl(work: Any) -> Any:
+    """The small model learns from every private example too; projectors are left out."""
+    small = work.network_of_party("small", work.settings["small_width"])
+    return work.of_parties(besides=lambda party: LEARNING * small * work.examples[party])
+
+
+def fed_l2g(work: Any) -> Any:
+    """A round's tried step differentiates the study batch twice, and the quiz set once."""
+    settings = work.settings
+    tried = 2 * settings["batch_size"] + settings["quiz_size"]
+    return work.of_parties(learned=work.rounds * tried)
 
 
 def multi_headed(work: Any) -> Any:

@@ -30,8 +30,9 @@ from fedcodist.config.compression import with_links
 from fedcodist.config.config_errors import choice
 from fedcodist.config.data import Data
 from fedcodist.config.execution import as_executed, execution_of
-from fedcodist.config.networks import layers_of, model_of, module_of, narrowed
+from fedcodist.config.networks import headed_model, layers_of, model_of, module_of, narrowed
 from fedcodist.config.optimizers import distillation_optimizer
+from fedcodist.config.references import choice_or_reference
 from fedcodist.config.registry import BASELINE, algorithm_entry, function_of, method_of
 from fedcodist.core.batches import Preprocess
 from fedcodist.core.checks import check_number
@@ -39,6 +40,7 @@ from fedcodist.core.method import FederatedAlgorithm
 from fedcodist.core.model import Model, from_flax_linen
 from fedcodist.data import augmentation
 from fedcodist.data.partition import capacity_pools
+from fedcodist.distillation.loop import DIVERGENCES, KL, Divergence
 from fedcodist.distillation.validation import ValidationData
 from fedcodist.distillation.weight_averaging import WeightAveraging
 
@@ -60,12 +62,25 @@ def _pools(config: ConfigDict, data: Data) -> dict[str, Pool]:
     _check_rates(config)
     pools = {}
     for name, pool in config.pools.items():
-        model = model_of(config, data, f"pools.{name}.model", pool.model)
-        model = as_executed(config, model)
+        model = as_executed(config, _model(config, data, f"pools.{name}.model", pool.model))
         method = client_method(Clients(config, data, model, pool, len(indices[name])))
         method = with_links(config, method)
         pools[name] = Pool(method, indices[name], pool.cohort_size)
     return pools
+
+
+def _model(config: ConfigDict, data: Data, setting: str, name: str) -> Model:
+    """A network; with `algorithm.embedding_width` one of an embedding of that width and a head."""
+    width = config.algorithm.get("embedding_width")
+    if width is None:
+        return model_of(config, data, setting, name)
+    return headed_model(setting, name, data, width)
+
+
+def _server_model(config: ConfigDict, data: Data) -> Model:
+    """Fed-ET's large model."""
+    setting = "algorithm.server_model"
+    return as_executed(config, _model(config, data, setting, config.algorithm.server_model))
 
 
 def _check_rates(config: ConfigDict) -> None:
@@ -166,6 +181,12 @@ def _distillation_preprocess(config: ConfigDict, data: Data) -> Preprocess:
     )
 
 
+def _divergence(config: ConfigDict, data: Data) -> str | Divergence:
+    """One of ours by its name, or a function of one's own."""
+    named = config.algorithm.get("divergence", KL)
+    return choice_or_reference("algorithm.divergence", named, {name: name for name in DIVERGENCES})
+
+
 def _validation(config: ConfigDict, data: Data) -> FedDFValidation | None:
     if config.algorithm.get("validation") is None:
         return None
@@ -214,12 +235,14 @@ OFFERS: dict[str, Callable[[ConfigDict, Data], Any]] = {
     "optimizer": lambda config, data: distillation_optimizer(config.algorithm),
     "preprocess": _distillation_preprocess,
     "inputs": lambda config, data: data.inputs,
+    "divergence": _divergence,
     # The codistillations'.
     "teaching": _teaching,
     "alpha": lambda config, data: _alpha(config),
     "alpha_schedule": lambda config, data: _alpha_schedule(
         config.algorithm.alpha_schedule, config.rounds
     ),
+    "server": _server_model,
     # FedDF's, FedBE's and FedSDD's.
     "validation": _validation,
     "averaging": _averaging,

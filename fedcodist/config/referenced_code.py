@@ -12,8 +12,9 @@ from fedcodist.run.identity import described
 
 # Settings that may be references and on which a run's results depend. Loggers only watch.
 _OF_RESULTS = re.compile(
-    r"data\.(name|preprocess|evaluation_preprocess|partition\.name)|algorithm\.name|training\.method"
-    r"|pools\.\w+\.model|training\.fed_kd\.teacher|parties\.networks(\[\d+\])?|metrics\.\w+"
+    r"data\.(name|preprocess|evaluation_preprocess|partition\.name)|algorithm\.(name|divergence|server_model)"
+    r"|training\.method|pools\.\w+\.model|training\.fed_kd\.teacher"
+    r"|parties\.networks(\[\d+\])?|metrics\.\w+"
     r"|callbacks\.\w+\.name"
 )
 

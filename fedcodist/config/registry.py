@@ -184,7 +184,8 @@ def _place(make: str | Callable[..., Any]) -> str:
 
 _UNLABELLED = ("unlabelled", "logits")
 _CODISTILLATION_PAPER, _MHD_PAPER = "2310.02549", "2211.15774"
-# (name, title, kind, what it reads, FLOPs, arXiv's number); its module and its function have its name.
+# (name, title, kind, what it reads, FLOPs, arXiv's number or a page); its module and its function have
+# its name.
 _OURS: tuple[tuple[str, str, str, tuple[str, ...], Callable[..., Any], str], ...] = (
     ("fed_avg", "FedAvg", CLIENTS, (), passes.learning, "1602.05629"),
     ("fed_prox", "FedProx", CLIENTS, (), passes.learning, "1812.06127"),
@@ -206,6 +207,11 @@ _OURS: tuple[tuple[str, str, str, tuple[str, ...], Callable[..., Any], str], ...
     ("fed_df", "FedDF", POOLS, _UNLABELLED, passes.fed_df, "2006.07242"),
     ("fed_be", "FedBE", POOLS, _UNLABELLED, passes.fed_be, "2009.01974"),
     ("fed_sdd", "FedSDD", POOLS, _UNLABELLED, passes.fed_sdd, "2312.17029"),
+    (
+        *("fed_sdd_pools", "FedSDD of several architectures", POOLS),
+        *(_UNLABELLED, passes.fed_sdd_pools, "2312.17029"),
+    ),
+    ("fed_et", "Fed-ET", POOLS, _UNLABELLED, passes.fed_et, "2204.12703"),
     ("fed_ensemble", "Fed-ensemble", POOLS, ("logits",), passes.nothing, "2107.10663"),
     ("local_only", "no collaboration", PARTIES, (), passes.alone, ""),
     ("fed_md", "FedMD", PARTIES, ("public",), passes.fed_md, "1910.03581"),
@@ -218,6 +224,9 @@ _OURS: tuple[tuple[str, str, str, tuple[str, ...], Callable[..., Any], str], ...
     ("kt_pfl", "KT-pFL", PARTIES, ("public",), passes.kt_pfl, "2111.02862"),
     ("lg_fed_avg", "LG-FedAvg", PARTIES, (), passes.alone, "2001.01523"),
     ("fed_gen", "FedGen", PARTIES, (), passes.fed_gen, "2105.10056"),
+    ("fccl", "FCCL", PARTIES, ("public",), passes.fccl, "doi.org/10.1109/CVPR52688.2022.00990"),
+    ("fed_mrl", "FedMRL", PARTIES, (), passes.fed_mrl, "2406.00488"),
+    ("fed_l2g", "FedL2G", PARTIES, (), passes.fed_l2g, "2410.06490"),
     ("local_only_steps", "separate clients", GRAPH, (), passes.alone, ""),
     ("decentralised_fed_avg", "decentralised FedAvg", GRAPH, (), passes.alone, ""),
     (
@@ -240,7 +249,7 @@ _OURS: tuple[tuple[str, str, str, tuple[str, ...], Callable[..., Any], str], ...
 )
 for _name, _title, _kind, _reads, _passes, _paper in _OURS:
     _make = f"fedcodist.algorithms.{_kind}.{_name}:{_name}"
-    _link = _paper and f"https://arxiv.org/abs/{_paper}"
+    _link = _paper and f"https://{_paper if '/' in _paper else f'arxiv.org/abs/{_paper}'}"
     register(Entry(_name, _title, _kind, _make, _reads, _passes, _link))
 # Groups of methods for tables: servers without unlabelled data, clients on a graph.
 WITHOUT_UNLABELLED = tuple(

@@ -2,14 +2,15 @@ r"""Methods of parties who each own a model, on scikit-learn's handwritten digit
 
 A run is a method's name. All have the parties, public digits and private images of digits_fed_md.py, and
 go on from the same transfer learning; in a round all train as much on private images. What they exchange
-differs: logits (FedMD), mean logits of each label (FD), probabilities (DS-FL, KT-pFL), a shared model
-(FML), heads (LG-FedAvg; FedGen, which sends a generator of embeddings besides), mean embeddings of each
-label (FedProto, FedGH, FedTGP), nothing. FML's shared model and DS-FL's server are nobody's and start
-untrained; the server sees public digits alone, none of a private class, and is hardly ever right about
-these. FedMD and parties alone go on with private training's optimizer and output penalty; the others
-begin a new optimizer in each round and have no penalty, as in their sources. Shared heads and mean
-embeddings need embeddings of one width: networks with them have one linear layer more than the others.
-Budgets and costs are those of the rounds, without what comes before.
+differs: logits (FedMD, FCCL), mean logits of each label (FD), probabilities (DS-FL, KT-pFL), a shared
+model (FML, FedMRL), heads (LG-FedAvg; FedGen, which sends a generator of embeddings besides), mean
+embeddings of each label (FedProto, FedGH, FedTGP), gradients of vectors of each label (FedL2G), nothing.
+FML's and FedMRL's shared models and DS-FL's server are nobody's and start untrained; the server sees
+public digits alone, none of a private class, and is hardly ever right about these. FedMD and parties
+alone go on with private training's optimizer and output penalty; the others begin a new optimizer in
+each round and have no penalty, as in their sources. Shared heads and embeddings of one width need
+networks with one linear layer more than the others. Budgets and costs are those of the rounds, without
+what comes before.
 
     fedcodist compare digits_parties
 """
@@ -70,9 +71,32 @@ OWN = {
         generated_weight=1.0,
         diversity_weight=1.0,
     ),
+    "fccl": dict(
+        public_batch_size=64,
+        public_epochs=1,
+        public_learning_rate=1e-3,
+        off_diagonal=0.0051,
+        last_weight=1.0,
+        first_weight=1.0,
+    ),
+    "fed_mrl": dict(
+        small=2,  # whose network the shared model has
+        small_width=8,  # of its embedding
+        own_weight=1.0,
+        shared_weight=1.0,
+        weighted=True,
+    ),
+    "fed_l2g": dict(
+        guided="embeddings",  # or "logits"
+        quiz_size=3,  # examples held out by a party
+        warm_up=3,  # rounds
+        weight=1.0,
+        study_learning_rate=0.01,
+        server_learning_rate=1.0,
+    ),
 }
 # These need networks of an embedding and a linear head.
-HEADS = {"lg_fed_avg", "fed_gen", "fed_proto", "fed_gh", "fed_tgp"}
+HEADS = {"lg_fed_avg", "fed_gen", "fed_proto", "fed_gh", "fed_tgp", "fed_mrl", "fed_l2g"}
 EMBEDDING_WIDTH = 32
 
 

@@ -32,12 +32,13 @@ def load_digits_federated(
     held_out_fraction: float = 0.1,
     test_fraction: float = 0.2,
     seed: int = 0,
+    labelled: bool = False,
 ) -> dict[str, FederatedData]:
     """Digits for codistillation, as four disjoint splits that together hold every image.
 
     `train` has `num_clients` clients, with Dirichlet(`concentration`) over labels. `distillation` has
-    images without labels, `held_out` is for tuning, and `test`. The last three have one pseudo-client
-    each. The same seed gives the same splits.
+    images without labels, or with them where `labelled`. `held_out` is for tuning; the last is `test`.
+    These three have one pseudo-client each. The same seed gives the same splits.
 
     Raises:
       ValueError: a fraction outside (0, 1), fractions that leave fewer training images than clients, or
@@ -69,9 +70,10 @@ def load_digits_federated(
     table = {key: column[examples] for key, column in columns.items()}
     partition = dirichlet(table["label"], num_clients, concentration, seed)
     train = FederatedData.from_arrays(table, partition=partition)
+    server = splits["distillation"]
     return {
         "train": train,
-        "distillation": splits["distillation"].drop("label"),
+        "distillation": server if labelled else server.drop("label"),
         "held_out": splits["held_out"],
         "test": splits["test"],
     }

@@ -13,6 +13,7 @@ from fedcodist.core.batches import Preprocess
 from fedcodist.core.checks import check_integer, check_number, check_stream
 from fedcodist.core.devices import sum_over_devices, this_device
 from fedcodist.core.inputs import Examples
+from fedcodist.core.labels import class_labels
 from fedcodist.core.layer_outputs import logits_of
 from fedcodist.core.local_training import OptimizerFactory, check_factory
 from fedcodist.core.model import Model, Variables
@@ -20,17 +21,24 @@ from fedcodist.core.padding_checks import check_dealt_batches
 from fedcodist.core.readout import Readout, total_in_chunks
 from fedcodist.core.shuffling import permuted_positions, stream_positions
 from fedcodist.data import augmentation
+from fedcodist.distillation.divergences import (
+    Divergence,
+    jensen_shannon,
+    mean_squared_logits,
+    own_divergence,
+)
 
 PyTree = Any
 # A frozen model, or an ensemble of them, in evaluation mode: batch -> outputs.
 Teacher = Callable[[Mapping[str, jax.Array]], Any]
 # (student's name, every teacher's outputs on a batch) -> target probabilities
 Targets = Callable[[str, Mapping[str, Any]], jax.Array]
-# (student logits, target probabilities) -> divergence per example
-Divergence = Callable[[jax.Array, jax.Array], jax.Array]
-
-
 UNLABELLED = "unlabelled"
+LABEL = "label"  # the column of labels, which only `label_teacher` reads
+# What mixup leaves of the labels beside those of a batch: the partners', and the batch's own share.
+PARTNER_LABEL, OWN_SHARE = "partner_label", "own_share"
+KL = "kl"
+DIVERGENCES = (KL, "jensen_shannon", "mean_squared_logits")
 
 
 class Distillation(NamedTuple):
@@ -40,10 +48,14 @@ class Distillation(NamedTuple):
       steps: optimizer steps of one distillation.
       batch_size: unlabelled examples per step.
       optimizer: learning rate -> optax optimizer; every distillation starts with a fresh state.
-      direction: 'forward' for KL(target || student), 'reverse' for KL(student || target).
+      direction: 'forward' for KL(target || student), 'reverse' for KL(student || target); 'forward'
+        where `divergence` is another than 'kl'.
       mixup_beta: mixup coefficients are drawn from Beta(beta, beta); 0 switches mixup off.
       preprocess: (batch, key, positions) -> batch, before mixup.
       inputs: the batch's key of the network's inputs.
+      divergence: what the students minimise: 'kl', 'jensen_shannon' or 'mean_squared_logits' (see
+        `fedcodist.distillation.divergences`), or a function (student logits [batch, classes], target
+        probabilities [batch, classes]) -> [batch].
     """
 
     steps: int
@@ -53,6 +65,7 @@ class Distillation(NamedTuple):
     mixup_beta: float = 2.0
     preprocess: Preprocess = lambda batch, key, positions: batch
     inputs: str = "image"
+    divergence: str | Divergence = KL
 
 
 class Distilled(NamedTuple):
@@ -75,7 +88,7 @@ def check_distillation(distillation: Distillation, num_unlabelled: int) -> None:
     check_integer("num_unlabelled", num_unlabelled, low=1)
     check_factory("distillation.optimizer", distillation.optimizer)
     check_number("distillation.mixup_beta", distillation.mixup_beta, low=0)
-    kl_divergence(distillation.direction)
+    divergence_of(distillation)
 
 
 def distill(
@@ -108,8 +121,7 @@ def distill(
       learning_rates: student's name -> learning rate, may be traced.
       settings: steps, batch size, optimizer and augmentation.
       axis_name: mesh axis whose devices share the batch, or None.
-      divergence: of a student's logits from its target; `kl_divergence(settings.direction)` where
-        not given.
+      divergence: of a student's logits from its target; `divergence_of(settings)` where not given.
 
     Raises:
       ValueError: names what does not fit: a student's outputs, or a setting of mixup.
@@ -156,7 +168,7 @@ def distillation_loop(
     optimizers = {name: settings.optimizer(learning_rates[name]) for name in students}
     # Parts of one batch must not drop the same units, so dropout depends on the number of devices.
     devices, device = this_device(axis_name)
-    loss_of = divergence or kl_divergence(settings.direction)
+    loss_of = divergence or divergence_of(settings)
 
     def step(carry, index):
         variables, optimizer_states = carry
@@ -231,6 +243,46 @@ def frozen(model: Model, variables: Variables) -> Teacher:
     return lambda batch: logits_of(model.apply(variables, batch)[0])
 
 
+def label_teacher(model: Model, variables: Variables) -> Teacher:
+    """A teacher that knows the examples' labels, such as those of a labelled distillation set.
+
+    It answers one-hot labels [batch, classes], mixed as mixup mixes the inputs. Where the model returns
+    a Readout it answers the labels of all positions, int [batch, positions], in place of vectors that
+    would be as large as the logits: see `label_targets`.
+
+    Args:
+      model, variables: any of the models, which tell the number of classes.
+
+    Raises:
+      ValueError: names the column, if a batch has no labels or labels of another form.
+    """
+
+    def answer(batch):
+        if LABEL not in batch:
+            raise ValueError(
+                f"data set {UNLABELLED!r} must have a column {LABEL!r} for targets with labels, it has "
+                f"{sorted(batch)}."
+            )
+        outputs = jax.eval_shape(lambda: logits_of(model.apply(variables, batch)[0]))
+        if isinstance(outputs, Readout):
+            return batch[LABEL]
+        classes = outputs.shape[-1]
+        one_hot = lambda name: label_targets(class_labels(batch[name], classes, name=name), classes)
+        if PARTNER_LABEL not in batch:
+            return one_hot(LABEL)
+        share = batch[OWN_SHARE][:, None]
+        return augmentation.mixup(one_hot(LABEL), one_hot(PARTNER_LABEL), share)
+
+    return answer
+
+
+def label_targets(labels: jax.Array, classes: int) -> jax.Array:
+    """Target probabilities [..., classes] of what `label_teacher` answers."""
+    if jnp.issubdtype(labels.dtype, jnp.integer):
+        return jax.nn.one_hot(labels, classes)
+    return labels
+
+
 def check_classes(logits: jax.Array) -> None:
     """Raises ValueError for logits of a single class: its probability is 1, which teaches nothing."""
     if logits.shape[-1] < 2:
@@ -258,6 +310,31 @@ def softened(divergence: Divergence, temperature: Any, scaled: bool) -> Divergen
     """
     factor = temperature**2 if scaled else 1.0
     return lambda logits, target: factor * divergence(logits / temperature, target)
+
+
+def divergence_of(distillation: Distillation) -> Divergence:
+    """The loss (student logits, target probabilities) -> divergence per example.
+
+    Raises:
+      ValueError, TypeError: names `divergence` or `direction`, and what is allowed.
+    """
+    named, direction = distillation.divergence, distillation.direction
+    kl = kl_divergence(direction)
+    if named == KL:
+        return kl
+    if direction != "forward":
+        raise ValueError(
+            f"distillation.direction must be 'forward' where distillation.divergence is not {KL!r}, "
+            f"got {direction!r}."
+        )
+    if callable(named):
+        return own_divergence("distillation.divergence", named)
+    ours = {"jensen_shannon": jensen_shannon, "mean_squared_logits": mean_squared_logits}
+    if named not in ours:
+        raise ValueError(
+            f"distillation.divergence must be one of {DIVERGENCES} or a function, got {named!r}."
+        )
+    return ours[named]
 
 
 def kl_divergence(direction: str) -> Callable[[jax.Array, jax.Array], jax.Array]:
@@ -364,8 +441,10 @@ def batch_of_step(
         coefficient = augmentation.mixup_coefficient(
             keys.derive(key, "mixup"), settings.mixup_beta
         ).astype(batch[settings.inputs].dtype)
-        mixed = augmentation.mixup(
-            batch[settings.inputs], part(partners)[settings.inputs], coefficient
-        )
+        partner = part(partners)
+        mixed = augmentation.mixup(batch[settings.inputs], partner[settings.inputs], coefficient)
+        if LABEL in batch:
+            own_share = jnp.full(share, coefficient)
+            batch = {**batch, PARTNER_LABEL: partner[LABEL], OWN_SHARE: own_share}
         batch = {**batch, settings.inputs: mixed}
     return batch, mask

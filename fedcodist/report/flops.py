@@ -197,11 +197,19 @@ class Work:
     def public_images(self, setting: str) -> int:
         """Those of a round, by the setting of `algorithm`; all where it is None."""
         size = self.settings[setting]
-        return public_of(self.data).train.num_examples if size is None else size
+        return self.num_public if size is None else size
 
-    def network_of_party(self, setting: str) -> float:
-        """Forward FLOPs of the network of the party whose number a setting of `algorithm` is."""
-        return self._forward_of_shape(extra_shape(ConfigDict(dict(self.config)), setting))
+    @property
+    def num_public(self) -> int:
+        """Public examples that there are."""
+        return public_of(self.data).train.num_examples
+
+    def network_of_party(self, setting: str, width: int | None = None) -> float:
+        """Forward FLOPs of the network of the party whose number a setting of `algorithm` is.
+
+        Its embedding has `width`, or else that of all parties' networks.
+        """
+        return self._forward_of_shape(extra_shape(ConfigDict(dict(self.config)), setting), width)
 
     @functools.cached_property
     def head_shape(self) -> tuple[int, int]:
@@ -255,12 +263,10 @@ class Work:
             forward |= dict.fromkeys((name, *names), cost)
         return forward
 
-    def _forward_of_shape(self, shape: Any) -> float:
+    def _forward_of_shape(self, shape: Any, width: int | None = None) -> float:
         image = self.data.splits["train"].columns["image"].shape[1:]
-        classes, width = (
-            classes_of(self.data),
-            embedding_width(ConfigDict(dict(self.config))),
-        )
+        classes = classes_of(self.data)
+        width = width or embedding_width(ConfigDict(dict(self.config)))
         if width is None:
             return forward_flops_of((functools.partial(network_of, shape, classes), image))
         backbone = network_of(shape, None)

@@ -23,6 +23,7 @@ METHOD_STYLES = {
     "fed_kd": (VERMILION, "o"),
     "fed_md": (VERMILION, "s"),
     "fed_sdd": (GREEN, "o"),
+    "fed_sdd_pools": (GREEN, "^"),
     "multi_headed_distillation": (GREEN, "s"),
     "fml": (GREEN, "v"),
     "ds_fl": (PINK, "o"),
@@ -50,6 +51,10 @@ METHOD_STYLES = {
     "apfl": (VERMILION, "X"),
     "p_fed_me": (VERMILION, "D"),
     "per_fed_avg": (GREEN, "P"),
+    "fed_et": (SKY, "D"),
+    "fccl": (ORANGE, "v"),
+    "fed_mrl": (ORANGE, "P"),
+    "fed_l2g": (ORANGE, "X"),
 }
 
 

@@ -16,6 +16,7 @@ from fedcodist.config.algorithm import build_algorithm
 from fedcodist.config.bind import bind, offered
 from fedcodist.config.experiment import build_experiment
 from fedcodist.config.normalisation import CIFAR_DEVIATION, CIFAR_MEAN
+from fedcodist.config.referenced_code import described_references
 from fedcodist.configs import (
     digits_codist,
     digits_compression,
@@ -116,6 +117,45 @@ def test_how_configs_say_that_students_are_taught():
     flipped = found.preprocess(batch, jax.random.key(0), positions)["image"]
     seen = {np.asarray(each).tobytes() for each in flipped}
     assert seen == {np.asarray(each).tobytes() for each in (plain, plain[::-1], plain[:, ::-1])}
+
+
+DIVERGENCE = """
+import jax
+import jax.numpy as jnp
+
+def brier(logits, target):
+    return jnp.sum((jax.nn.softmax(logits) - target) ** 2, axis=-1)
+"""
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        digits_codist.get_config("periodic_codistillation"),
+        digits_codist.get_config("merged_codistillation"),
+        *map(digits_methods.get_config, ("fed_df", "fed_be", "fed_sdd")),
+    ],
+    ids=lambda config: config.algorithm.name,
+)
+def test_the_divergence_that_a_config_names(config, tmp_path, monkeypatch):
+    config = config.copy_and_resolve_references()
+    for name in ("jensen_shannon", "mean_squared_logits"):
+        config.algorithm.divergence = name
+        build_experiment(config)
+    for name, problem in (("l1", "must be one of .* or package.module:function, got 'l1'"),):
+        config.algorithm.divergence = name
+        with pytest.raises(ValueError, match=rf"^algorithm\.divergence {problem}"):
+            build_experiment(config)
+    (tmp_path / "own_divergences.py").write_text(DIVERGENCE)
+    monkeypatch.syspath_prepend(tmp_path)
+    config.algorithm.divergence = "own_divergences:brier"
+    build_experiment(config)
+    assert "algorithm.divergence" in described_references(config)
+    found = pool_methods.OFFERS["divergence"](config, None)
+    assert found.__name__ == "brier"
+    config.algorithm.update(divergence="jensen_shannon", direction="reverse")
+    with pytest.raises(ValueError, match="direction must be 'forward' where"):
+        build_experiment(config)
 
 
 def test_without_an_argument_the_config_is_merged_codistillation():

@@ -23,9 +23,12 @@ from fedcodist.distillation.loop import (
     check_distillation,
     distill,
     frozen,
+    label_targets,
+    label_teacher,
 )
 
 PyTree = Any
+_LABELS = "data/labels"  # among teachers; no pool's name has a stroke
 
 
 class TeachingHyper(NamedTuple):
@@ -38,6 +41,8 @@ class TeachingHyper(NamedTuple):
       self_teacher_temperature: temperature of that prediction.
       temperature: temperature of this pool's model as a teacher.
       weight: weight of this pool's model among a student's teachers, with more than two pools.
+      label_interpolation: mu, the share of the one-hot label in the student's targets, for distillation
+        data with labels (appendix C.4). None reads no labels.
     """
 
     learning_rate: Any = 1e-3
@@ -46,6 +51,7 @@ class TeachingHyper(NamedTuple):
     self_teacher_temperature: Any = 1.0
     temperature: Any = 1.0
     weight: Any = 1.0
+    label_interpolation: Any = None
 
 
 class CodistillationHyper(NamedTuple):
@@ -83,6 +89,8 @@ def check_codistillation(
         check_number(f"{where}.temperature", hyper.temperature, above=0)
         check_number(f"{where}.self_teacher_temperature", hyper.self_teacher_temperature, above=0)
         check_number(f"{where}.weight", hyper.weight, low=0)
+        if hyper.label_interpolation is not None:
+            check_number(f"{where}.label_interpolation", hyper.label_interpolation, low=0, high=1)
     for name in pools:
         if not any(teaching[other].weight > 0 for other in pools if other != name):
             raise ValueError(f"teaching gives no teacher of {name!r} a weight above 0.")
@@ -132,7 +140,7 @@ def codistill(
 
     def targets(student, logits):
         others = [name for name in pools if name != student]
-        return codistillation_target(
+        target = codistillation_target(
             teachers={name: logits[name] for name in others},
             temperatures={name: teaching[name].temperature for name in others},
             weights={name: teaching[name].weight for name in others},
@@ -140,12 +148,20 @@ def codistill(
             interpolation=teaching[student].interpolation,
             self_teacher_temperature=teaching[student].self_teacher_temperature,
         )
+        # Appendix C.4: with labelled data, one more interpolation, with the one-hot label.
+        if (share := teaching[student].label_interpolation) is None:
+            return target
+        return (1 - share) * target + share * label_targets(logits[_LABELS], target.shape[-1])
 
     models = {name: pool.method.model for name, pool in pools.items()}
+    teachers = {name: frozen(models[name], starts[name]) for name in pools}
+    if any(hyper.label_interpolation is not None for hyper in teaching.values()):
+        name = next(iter(pools))
+        teachers[_LABELS] = label_teacher(models[name], starts[name])
     return distill(
         models=models,
         students=starts,
-        teachers={name: frozen(models[name], starts[name]) for name in pools},
+        teachers=teachers,
         targets=targets,
         unlabelled=round.inputs.examples[UNLABELLED],
         key=keys.derive(round.key, "distillation", round.index),

@@ -39,7 +39,7 @@ from fedcodist.distillation.loop import (
     Distillation,
     check_distillation,
     distill,
-    kl_divergence,
+    divergence_of,
     unlabelled_indices,
 )
 from fedcodist.distillation.weight_averaging import WeightAveraging, distill_averaged
@@ -115,7 +115,7 @@ def fed_be(
         teach = functools.partial(distill_averaged, averaging, num_unlabelled)
     models = {name: pool.method.model for name, pool in pools.items()}
     classes = next(iter(models.values())).num_classes
-    divergence = kl_divergence(distillation.direction)
+    divergence = divergence_of(distillation)
 
     def select_examples(round, key):
         return {UNLABELLED: unlabelled_indices(key, round, distillation, num_unlabelled)}

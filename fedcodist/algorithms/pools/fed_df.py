@@ -40,7 +40,7 @@ from fedcodist.distillation.loop import (
     Distillation,
     Teacher,
     check_distillation,
-    kl_divergence,
+    divergence_of,
     softened,
     softened_target,
     unlabelled_indices,
@@ -142,7 +142,7 @@ def fed_df(
         def targets(student, logits):
             return softened_target(sum(logits.values()) / num_teachers, hyper.temperature)
 
-        divergence = kl_divergence(distillation.direction)
+        divergence = divergence_of(distillation)
         students, metrics = distill_validated(
             validation,
             accuracy,

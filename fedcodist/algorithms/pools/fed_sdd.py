@@ -32,9 +32,10 @@ from fedcodist.distillation.ensembles import Ensemble, ensemble_predictor, mean_
 from fedcodist.distillation.loop import (
     UNLABELLED,
     Distillation,
+    Teacher,
     check_distillation,
     distill,
-    kl_divergence,
+    divergence_of,
     softened,
     softened_target,
     unlabelled_indices,
@@ -132,7 +133,7 @@ def fed_sdd(
     sizes = group_sizes_of(pool.cohort_size, num_models, group_sizes)
     check_integer("rounds_kept", rounds_kept, low=1)
     check_distillation(distillation, num_unlabelled)
-    _check_teaching(teaching, distillation, hyper)
+    check_teaching(teaching, distillation, hyper)
     method, groups = pool.method, groups_of(pool, sizes)
     students = list(groups) if teaching.distilled == "all" else [MAIN]
 
@@ -164,9 +165,9 @@ def fed_sdd(
                 # Equations 4 and 5: S steps from w_{t,0} towards the mean of K R models' logits.
                 starts = {name: method.variables(models[name]) for name in students}
                 taught = distilled_students(
-                    method.model,
+                    dict.fromkeys(starts, method.model),
                     starts,
-                    buffer_ensemble(state),
+                    mean_logits(method.model, buffer_ensemble(state)),
                     round,
                     hyper,
                     distillation,
@@ -218,21 +219,21 @@ def buffer_ensemble(state: FedSDDState) -> Ensemble:
 
 
 def distilled_students(
-    model: Model,
+    models: Mapping[str, Model],
     starts: Mapping[str, Variables],
-    ensemble: Ensemble,
+    teacher: Teacher,
     round: Round,
-    hyper: FedSDDHyper,
+    hyper: Any,
     distillation: Distillation,
     teaching: FedSDDTeaching,
 ) -> dict[str, Variables]:
-    """The students after distillation from an ensemble (equations 4 and 5)."""
-    teacher, unlabelled = mean_logits(model, ensemble), round.inputs.examples[UNLABELLED]
+    """The students after distillation from an ensemble's mean logits (equations 4 and 5)."""
+    unlabelled = round.inputs.examples[UNLABELLED]
     if teaching.cached:
         unlabelled, teacher = cached_answers(teacher, unlabelled, distillation, round.axis_name)
-    divergence = kl_divergence(distillation.direction)
+    divergence = divergence_of(distillation)
     return distill(
-        models=dict.fromkeys(starts, model),
+        models=models,
         students=starts,
         teachers={ENSEMBLE: teacher},
         targets=lambda _, outputs: softened_target(outputs[ENSEMBLE], hyper.temperature),
@@ -245,9 +246,8 @@ def distilled_students(
     ).students
 
 
-def _check_teaching(
-    teaching: FedSDDTeaching, distillation: Distillation, hyper: FedSDDHyper
-) -> None:
+def check_teaching(teaching: FedSDDTeaching, distillation: Distillation, hyper: Any) -> None:
+    """Raises ValueError that names what is not allowed in `teaching` or in `hyper`."""
     check_integer("teaching.warm_up", teaching.warm_up, low=0)
     if teaching.distilled not in ("main", "all"):
         raise ValueError(f"teaching.distilled must be 'main' or 'all', got {teaching.distilled!r}.")

@@ -55,12 +55,18 @@ def groups_of(pool: Pool, sizes: Sequence[int]) -> dict[str, Pool]:
 
 
 def drawn_groups(
-    pool: Pool, sizes: Sequence[int], round: jax.Array, key: jax.Array
+    pool: Pool, sizes: Sequence[int], round: jax.Array, key: jax.Array, name: str = MAIN
 ) -> list[jax.Array]:
-    """A round's clients of each group, int32 [size]; together they are the cohort that FedAvg draws."""
-    cohort = draw_cohort(jnp.asarray(pool.clients), pool.cohort_size, MAIN, round, key)
+    """A round's clients of each group, int32 [size]; together they are the cohort that FedAvg draws.
+
+    Args:
+      pool, sizes: the clients, and how many each group has.
+      round, key: as `FederatedAlgorithm.select` gets them.
+      name: the pool's, where there are several.
+    """
+    cohort = draw_cohort(jnp.asarray(pool.clients), pool.cohort_size, name, round, key)
     if len(sizes) > 1:
-        shuffle = keys.derive(key, "groups", round)
+        shuffle = keys.derive(key, "groups", round, *(() if name == MAIN else (name,)))
         places = jnp.arange(pool.cohort_size)
         cohort = cohort[permuted_positions(shuffle, places, pool.cohort_size)]
     return jnp.split(cohort, np.cumsum(sizes)[:-1].tolist())
@@ -73,6 +79,7 @@ def train_groups(
     round: Round,
     hyper: PyTree,
     execution: Execution,
+    stream: str = MAIN,
 ) -> tuple[dict[str, PyTree], TrainedPools]:
     """Every group trains its model and aggregates it.
 
@@ -84,13 +91,14 @@ def train_groups(
       client_states, round: as an algorithm's round gets them.
       hyper: the clients' method's, the same for all models.
       execution: how clients are executed.
+      stream: the pool's name, where there are several.
 
     Returns:
       The servers after the round, and what else it leaves.
     """
     hyper_of = dict.fromkeys(groups, hyper)
     # Every client belongs to one group, so all groups draw from one stream, as FedAvg would.
-    trained = train_pools(groups, models, client_states, round, hyper_of, execution, stream=MAIN)
+    trained = train_pools(groups, models, client_states, round, hyper_of, execution, stream)
     return update_servers(groups, models, trained.aggregates, round.index, hyper_of), trained
 
 

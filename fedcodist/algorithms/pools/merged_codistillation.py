@@ -66,7 +66,8 @@ def merged_codistillation(
     Args:
       pools: name -> Pool, two or more, composed of any single-model methods.
       columns: the federated data's columns, for counting bytes.
-      num_unlabelled: number of examples of the data set `unlabelled`, see `resident_data`.
+      num_unlabelled: number of examples of the data set `unlabelled`, see `resident_data`. They need a
+        column `label` where a `teaching` has a `label_interpolation`.
       num_rounds: rounds T of the whole run, for the decay of distillation learning rates.
       alpha: weight of the pseudo-gradient in [0, 1], one for all pools or pool -> weight.
       alpha_schedule: (alpha, round from 0) -> alpha of that round, in [0, 1].
@@ -156,7 +157,7 @@ def _checked_alphas(
 def _check_teachers(codistillation: CodistillationHyper) -> None:
     """Raises one line for a student without any teacher but itself."""
     for name, hyper in codistillation.teaching.items():
-        if hyper.interpolation == 1:
+        if hyper.interpolation == 1 and not hyper.label_interpolation:
             raise ValueError(
                 f"teaching[{name!r}].interpolation must be below 1, got {hyper.interpolation}: a "
                 "student that is its own only teacher goes nowhere, and what rounding leaves would be "

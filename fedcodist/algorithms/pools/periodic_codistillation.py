@@ -45,7 +45,8 @@ def periodic_codistillation(
     Args:
       pools: name -> Pool, two or more, composed of any single-model methods.
       columns: the federated data's columns, for counting bytes.
-      num_unlabelled: number of examples of the data set `unlabelled`, see `resident_data`.
+      num_unlabelled: number of examples of the data set `unlabelled`, see `resident_data`. They need a
+        column `label` where a `teaching` has a `label_interpolation`.
       num_rounds: rounds T of the whole run, for the decay of distillation learning rates.
       period: rounds from one codistillation to the next.
       distillation: steps, batch size, optimizer, augmentation.

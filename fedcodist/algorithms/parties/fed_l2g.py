@@ -1,0 +1,204 @@
+"""FedL2G: guiding vectors, one per label, that the server learns so that guided training helps parties.
+
+Zhang, Liu, Hua, Cao and Yang, "FedL2G: Learning to Guide Local Training in Heterogeneous Federated
+Learning", 2024, https://arxiv.org/abs/2410.06490.
+"""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedcodist.algorithms.parties.groups import PartyGroup, check_groups, check_widths, same_for_all
+from fedcodist.algorithms.parties.guiding_vectors import (
+    guided_loss,
+    guiding_gradients,
+    study_and_quiz,
+)
+from fedcodist.algorithms.parties.party import (
+    PartyResult,
+    assemble,
+    init_models,
+    party_metrics,
+    run_parties,
+    sums,
+)
+from fedcodist.algorithms.parties.shared_examples import without_examples
+from fedcodist.core import keys
+from fedcodist.core.aggregation import Reduce
+from fedcodist.core.arguments import check_arguments
+from fedcodist.core.checks import check_integer, check_number
+from fedcodist.core.communication import Communication
+from fedcodist.core.for_each_client import Execution
+from fedcodist.core.layer_outputs import logits_of
+from fedcodist.core.local_training import (
+    LocalTraining,
+    check_training,
+    drawn_examples,
+    train_client,
+)
+from fedcodist.core.method import FederatedAlgorithm
+from fedcodist.core.model import Variables
+from fedcodist.models.headed import check_heads, embedding_of
+
+PyTree = Any
+GUIDED = {"embeddings": embedding_of, "logits": logits_of}
+
+
+class FedL2GParty(NamedTuple):
+    """A party's model and its number, by which it always holds out the same quiz examples."""
+
+    variables: Variables
+    number: jax.Array
+
+
+class FedL2GState(NamedTuple):
+    """Parties by architecture, leaves [group, ...], and the guiding vectors [labels, width]."""
+
+    models: dict[str, FedL2GParty]
+    vectors: jax.Array
+
+
+class FedL2GHyper(NamedTuple):
+    """Floats of FedL2G; traced.
+
+    Attributes:
+      learning_rate: of local training, whose optimizer is fresh in every round.
+      study_learning_rate: of the one step that is tried, and not kept, to learn the vectors; the paper's
+        is the local one.
+      server_learning_rate: of the guiding vectors.
+      weight: of the guiding loss; 1 in the paper.
+    """
+
+    learning_rate: Any = 0.01
+    study_learning_rate: Any = 0.01
+    server_learning_rate: Any = 1.0
+    weight: Any = 1.0
+
+
+def fed_l2g(
+    groups: Mapping[str, PartyGroup],
+    num_classes: int,
+    training: LocalTraining = LocalTraining(batch_size=10),
+    guided: str = "embeddings",
+    quiz_size: int = 10,
+    warm_up: int = 50,
+    hyper: FedL2GHyper = FedL2GHyper(),
+    execution: Execution = Execution(),
+    name: str = "fed_l2g",
+    reduce: Reduce | None = None,
+) -> FederatedAlgorithm:
+    """Local training is drawn to a vector per label; vectors learn what makes it help on other examples.
+
+    A party holds out a few of its examples, the quiz set; the others are its study set. It trains on
+    the study set with the loss CE + w MSE(output, v_y). Then it tries one step of that loss on a study
+    batch and sends the gradient by the vectors of its cross-entropy on the quiz set after that step.
+    The server takes a step along the mean gradient of each label, over the parties that have it in
+    their study batch. Vectors start from a standard normal distribution. In the first `warm_up` rounds
+    parties do not train, and the vectors alone learn.
+
+    Args:
+      groups: architecture -> its parties; networks of `headed` where embeddings are guided.
+      num_classes: labels, and outputs of every model.
+      training: on the study set; its batch size is the study batch's too.
+      guided: 'embeddings' (the paper's FedL2G-f) or 'logits' (FedL2G-l).
+      quiz_size: examples held out; at most half of a party's.
+      warm_up: rounds.
+      hyper: learning rates and the guiding loss's weight.
+      execution, name: as in `fed_md`.
+      reduce: how gradients are summed; `sums` where not given.
+
+    Raises:
+      ValueError, TypeError: names the argument and what is allowed.
+    """
+    check_arguments(fed_l2g, locals())
+    groups = check_groups(groups)
+    check_widths(groups, num_classes)
+    check_training("training", training)
+    width = _guided_width(groups, num_classes, guided)
+    check_integer("quiz_size", quiz_size, low=1)
+    check_integer("warm_up", warm_up, low=0)
+    for field, value in hyper._asdict().items():
+        check_number(field, value, low=0)
+    reduce = sums() if reduce is None else reduce
+
+    def init(key):
+        vectors = jax.random.normal(keys.derive(key, "init", "vectors"), (num_classes, width))
+        parties = {
+            architecture: FedL2GParty(
+                variables, jnp.asarray(groups[architecture].clients, jnp.int32)
+            )
+            for architecture, variables in init_models(groups, key).items()
+        }
+        return FedL2GState(parties, vectors)
+
+    def round_(state, client_states, round, hyper):
+        trains = round.index >= warm_up
+
+        def update(model, vectors, party, data, key):
+            quiz_key = keys.derive(round.key, "quiz", party.number)
+            study, quiz = study_and_quiz(data, quiz_size, quiz_key)
+
+            # Local training on the study set: CE + MSE(output, v_y).
+            loss = guided_loss(model, vectors, GUIDED[guided], hyper.weight)
+            trained = train_client(
+                model,
+                training,
+                party.variables,
+                without_examples(study, trains),
+                key,
+                hyper.learning_rate,
+                loss_hook=loss,
+            )
+            # Learning to guide: a step on a study batch is tried, and its loss on the quiz set tells
+            # how the vectors should change.
+            batch = drawn_examples(study, training.batch_size, keys.derive(key, "study"))
+            gradients = guiding_gradients(
+                model,
+                trained.variables,
+                vectors,
+                batch,
+                quiz,
+                training,
+                GUIDED[guided],
+                hyper.weight,
+                hyper.study_learning_rate,
+                key,
+            )
+            metrics = party_metrics(
+                trained.variables, trained.num_steps, trained.num_examples, loss=trained.loss
+            )
+            return PartyResult(party._replace(variables=trained.variables), metrics, gradients)
+
+        key = keys.derive(round.key, "client_update", round.index)
+        result = run_parties(
+            groups, update, state.vectors, state.models, round, key, execution, reduce
+        )
+        # The server moves each label's vector along the mean gradient of the parties that have it.
+        total = result.aggregate.pseudo_gradient
+        mean = total.slopes / jnp.maximum(total.has_label, 1)[:, None]
+        vectors = state.vectors - hyper.server_learning_rate * mean
+        return FedL2GState(result.states, vectors), client_states, result.metrics
+
+    scalar = np.dtype(np.float32).itemsize
+    # Down the vectors; up their gradients, and which labels have one.
+    down, up = num_classes * width * scalar, num_classes * (width + 1) * scalar
+    return assemble(
+        name,
+        groups,
+        hyper,
+        init,
+        round_,
+        lambda state, name: state.models[name].variables,
+        same_for_all(groups, Communication(down=down, up=up)),
+    )
+
+
+def _guided_width(groups: Mapping[str, PartyGroup], num_classes: int, guided: str) -> int:
+    if guided not in GUIDED:
+        raise ValueError(f"guided must be one of {sorted(GUIDED)}, got {guided!r}.")
+    if guided == "logits":
+        return num_classes
+    return check_heads("groups", {name: group.model for name, group in groups.items()})[0]

@@ -1,0 +1,164 @@
+"""Learning from the mean outputs of all parties on public batches, by correlation as in FCCL."""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from fedcodist.algorithms.parties.groups import PartyGroup
+from fedcodist.algorithms.parties.party import PartyResult, run_parties
+from fedcodist.algorithms.parties.shared_examples import PUBLIC
+from fedcodist.core import batches, keys
+from fedcodist.core.aggregation import Reduce
+from fedcodist.core.batches import Preprocess
+from fedcodist.core.checks import check_integer
+from fedcodist.core.for_each_client import Execution
+from fedcodist.core.inputs import Round
+from fedcodist.core.layer_outputs import logits_of
+from fedcodist.core.local_training import OptimizerFactory, check_factory
+from fedcodist.core.model import Model, Variables
+from fedcodist.core.shuffling import permuted_positions
+
+PyTree = Any
+
+
+class PublicBatches(NamedTuple):
+    """How parties learn on public examples, whose labels are not used.
+
+    Attributes:
+      num_public: number of examples of the data set `public`.
+      public_batch_size: examples of a step. What is left over of a pass is left out.
+      public_epochs: passes in a round.
+      optimizer: learning rate -> optax optimizer, fresh in every round.
+      preprocess: (batch, key, positions) -> batch.
+    """
+
+    num_public: int
+    public_batch_size: int = 256
+    public_epochs: int = 1
+    optimizer: OptimizerFactory = optax.adam
+    preprocess: Preprocess = lambda batch, key, positions: batch
+
+
+def public_order(key: jax.Array, public: PublicBatches) -> jax.Array:
+    """Which public examples a round's batches have, int32 [steps, batch]; each pass in another order."""
+    used = public.num_public // public.public_batch_size * public.public_batch_size
+    positions = jnp.broadcast_to(jnp.arange(used), (public.public_epochs, used))
+    epochs = jnp.arange(public.public_epochs)[:, None]
+    order = permuted_positions(key, positions, public.num_public, epochs)
+    return order.reshape(-1, public.public_batch_size)
+
+
+def learn_from_others(
+    groups: Mapping[str, PartyGroup],
+    models: Mapping[str, Variables],
+    public: PublicBatches,
+    round: Round,
+    hyper: Any,
+    execution: Execution,
+    reduce: Reduce | None,
+) -> dict[str, Variables]:
+    """Parties' models, leaves [group, ...], after a round's public batches.
+
+    Args:
+      groups, models: architecture -> its parties, and their models.
+      public: how they learn.
+      round: with the data set `public`, batches of indices [steps, batch].
+      hyper: has `public_learning_rate` and `off_diagonal`.
+      execution: how parties are executed.
+      reduce: how the mean of their logits is made.
+    """
+    examples = round.inputs.examples[PUBLIC]
+
+    def batch_of(index, key):
+        positions = jnp.arange(public.public_batch_size)
+        rows = examples.indices[index]
+        return batches.read(examples.columns, rows, public.preprocess, key, positions)
+
+    def step(parties, index):
+        key = keys.derive(round.key, "public", round.index, index)
+        batch = batch_of(index, keys.derive(key, "input"))
+
+        def answer(model, batch, party, data, key):
+            return PartyResult((), {}, _in_training(model, party[0], batch, key)[0])
+
+        def learn(model, received, party, data, key):
+            batch, mean = received
+            rate, off_diagonal = hyper.public_learning_rate, hyper.off_diagonal
+            learned = correlated_step(
+                model, public.optimizer, party, batch, mean, key, rate, off_diagonal
+            )
+            return PartyResult(learned, {})
+
+        # Parties drop the same units when they answer and when they learn: both have one key.
+        def run(update, message):
+            return run_parties(groups, update, message, parties, round, key, execution, reduce)
+
+        mean = run(answer, batch).aggregate.pseudo_gradient
+        return run(learn, (batch, mean)).states, None
+
+    optimizer = public.optimizer(hyper.public_learning_rate)
+    parties = {
+        name: (values, jax.vmap(optimizer.init)(values.params)) for name, values in models.items()
+    }
+    parties, _ = jax.lax.scan(step, parties, jnp.arange(len(examples.indices)))
+    return {name: variables for name, (variables, _) in parties.items()}
+
+
+def correlation_loss(logits: jax.Array, mean: jax.Array, off_diagonal: Any) -> jax.Array:
+    """The loss of logits [batch, classes] against the parties' mean logits, a scalar."""
+
+    def normalised(values):
+        centred = values - jnp.mean(values, axis=0)
+        square = jnp.sum(centred**2, axis=0)
+        # A class whose logits are all equal is correlated with nothing.
+        return centred / jnp.sqrt(jnp.where(square > 0, square, 1))
+
+    correlations = normalised(logits).T @ normalised(mean)
+    is_diagonal = jnp.eye(len(correlations), dtype=bool)
+    same = jnp.sum(jnp.where(is_diagonal, (1 - correlations) ** 2, 0))
+    return same + off_diagonal * jnp.sum(jnp.where(is_diagonal, 0, (1 + correlations) ** 2))
+
+
+def correlated_step(
+    model: Model,
+    optimizer: OptimizerFactory,
+    party: tuple[Variables, PyTree],
+    batch: Mapping[str, jax.Array],
+    mean: jax.Array,
+    key: jax.Array,
+    learning_rate: Any,
+    off_diagonal: Any,
+) -> tuple[Variables, PyTree]:
+    """A party's variables and optimizer state after a step on a public batch's correlation loss."""
+    variables, state = party
+
+    def loss(params):
+        logits, mutable = _in_training(model, variables._replace(params=params), batch, key)
+        return correlation_loss(logits, mean, off_diagonal), mutable
+
+    gradient, mutable = jax.grad(loss, has_aux=True)(variables.params)
+    updates, state = optimizer(learning_rate).update(gradient, state, variables.params)
+    return Variables(optax.apply_updates(variables.params, updates), mutable), state
+
+
+def checked_steps(public: PublicBatches) -> int:
+    """Public batches of a round."""
+    check_integer("num_public", public.num_public, low=1)
+    check_integer("public_batch_size", public.public_batch_size, low=2)
+    check_integer("public_epochs", public.public_epochs, low=1)
+    check_factory("public.optimizer", public.optimizer)
+    if public.public_batch_size > public.num_public:
+        raise ValueError(
+            f"public_batch_size must be at most the {public.num_public} public examples, got "
+            f"{public.public_batch_size}."
+        )
+    return public.public_epochs * (public.num_public // public.public_batch_size)
+
+
+def _in_training(model, variables, batch, key):
+    size = next(iter(batch.values())).shape[0]
+    outputs, mutable = model.apply(variables, batch, train=True, key=key, mask=jnp.ones(size))
+    return logits_of(outputs), mutable

@@ -1,0 +1,261 @@
+"""FedSDD of several architectures, each with models of its own, of which one is distilled.
+
+Kwan and Song 2023, https://arxiv.org/abs/2312.17029, appendix A.5.
+"""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from fedcodist.algorithms.pools.fed_sdd import FedSDDTeaching, check_teaching, distilled_students
+from fedcodist.algorithms.pools.grouped_models import (
+    ENSEMBLE,
+    MAIN,
+    drawn_groups,
+    group_sizes_of,
+    groups_of,
+    stacked_models,
+    train_groups,
+)
+from fedcodist.algorithms.pools.pool import Pool, assemble, check_class_counts, check_pools
+from fedcodist.core import keys
+from fedcodist.core.arguments import check_arguments
+from fedcodist.core.checks import check_integer
+from fedcodist.core.for_each_client import Execution
+from fedcodist.core.inputs import Selection
+from fedcodist.core.method import FederatedAlgorithm, Predictor
+from fedcodist.core.model import Model, Variables
+from fedcodist.distillation.ensembles import Ensemble, mean_logits
+from fedcodist.distillation.loop import (
+    UNLABELLED,
+    Distillation,
+    Teacher,
+    check_distillation,
+    unlabelled_indices,
+)
+
+PyTree = Any
+
+
+class FedSDDPoolsHyper(NamedTuple):
+    """Floats of FedSDD of several architectures; traced.
+
+    Attributes:
+      learning_rate: of the distillation's optimizer.
+      temperature: of teacher and students.
+      methods: pool -> the hyper-parameters of its clients' method; `fed_sdd_pools` puts them here.
+    """
+
+    learning_rate: Any = 0.1
+    temperature: Any = 4.0
+    methods: Mapping[str, PyTree] = {}
+
+
+class FedSDDPoolsState(NamedTuple):
+    """Everything that the server keeps.
+
+    Attributes:
+      models: name -> the method's server state; a pool's main model has the pool's name.
+      buffers: pool -> aggregated models of the last rounds, leaves [rounds kept, models, ...].
+      weights: float [rounds kept], 1 where buffers have a round's models and 0 where not yet.
+    """
+
+    models: dict[str, PyTree]
+    buffers: dict[str, Variables]
+    weights: jax.Array
+
+
+def fed_sdd_pools(
+    pools: Mapping[str, Pool],
+    columns: Mapping[str, Any],
+    num_unlabelled: int,
+    num_models: int = 4,
+    rounds_kept: int = 1,
+    distillation: Distillation = Distillation(5000, 256, optax.sgd, mixup_beta=0),
+    teaching: FedSDDTeaching = FedSDDTeaching(),
+    hyper: FedSDDPoolsHyper = FedSDDPoolsHyper(),
+    execution: Execution = Execution(),
+) -> FederatedAlgorithm:
+    """FedSDD whose pools have networks of their own: each has K models and distils its main one.
+
+    A round is `fed_sdd`'s in every pool: its cohort is divided into K groups, which train a model each,
+    and the aggregates enter the pool's buffer. The teacher of all main models is the mean of the logits
+    of all architectures' models in all buffers, each with the same weight. (That it is one ensemble of
+    all of them is our reading of the appendix, and not verified.)
+
+    Args:
+      pools: name -> Pool, one architecture each.
+      columns: the federated data's columns, for counting bytes.
+      num_unlabelled: number of examples of the data set `unlabelled`, see `resident_data`.
+      num_models: K of every pool; its groups are as even as can be.
+      rounds_kept: R.
+      distillation: steps, batch size, optimizer, augmentation; 0 steps leave distillation out.
+      teaching: which models learn, and how.
+      hyper: learning rate and temperature of the distillation.
+      execution: how clients are executed.
+
+    Raises:
+      ValueError: a pool, number or class count that makes no sense; names it.
+    """
+    check_arguments(fed_sdd_pools, locals())
+    pools = check_pools(pools)
+    check_class_counts(pools)
+    sizes = {name: _sizes_of(name, pool, num_models) for name, pool in pools.items()}
+    check_integer("rounds_kept", rounds_kept, low=1)
+    check_distillation(distillation, num_unlabelled)
+    check_teaching(teaching, distillation, hyper)
+    groups = {name: _named_groups(name, pool, sizes[name]) for name, pool in pools.items()}
+    everyone = {group: part for parts in groups.values() for group, part in parts.items()}
+    _check_group_names(groups)
+    students = list(everyone) if teaching.distilled == "all" else list(pools)
+    models = {name: pool.method.model for name, pool in pools.items()}
+
+    def init(key):
+        servers = {
+            name: part.method.init(keys.derive(key, "init", name))
+            for name, part in everyone.items()
+        }
+        room = lambda leaf: jnp.zeros((rounds_kept, *leaf.shape), leaf.dtype).at[0].set(leaf)
+        buffers = {
+            name: jax.tree.map(room, stacked_models(parts, servers))
+            for name, parts in groups.items()
+        }
+        return FedSDDPoolsState(servers, buffers, jnp.zeros(rounds_kept).at[0].set(1))
+
+    def select(round, key):
+        clients: dict[str, jax.Array] = {}
+        for name, pool in pools.items():
+            drawn = drawn_groups(pool, sizes[name], round, key, name)
+            clients |= dict(zip(groups[name], drawn, strict=True))
+        examples = {}
+        if distillation.steps:
+            examples[UNLABELLED] = unlabelled_indices(key, round, distillation, num_unlabelled)
+        return Selection(clients, examples)
+
+    def round_(state, client_states, round, hyper):
+        # Algorithm 1 in every pool: each group trains its model, and aggregates enter the buffer.
+        place = round.index % rounds_kept
+        new_states: dict[str, PyTree] = {}
+        metrics: dict[str, jax.Array] = {}
+        servers, buffers = dict(state.models), {}
+        for name, parts in groups.items():
+            trained_models, trained = train_groups(
+                parts,
+                {group: state.models[group] for group in parts},
+                {group: client_states[group] for group in parts},
+                round,
+                hyper.methods[name],
+                execution,
+                stream=name,
+            )
+            servers |= trained_models
+            new_states |= trained.client_states
+            metrics |= trained.metrics
+            put = lambda kept, new, place=place: kept.at[place].set(new)
+            newest = stacked_models(parts, trained_models)
+            buffers[name] = jax.tree.map(put, state.buffers[name], newest)
+        weights = state.weights.at[place].set(1)
+        state = FedSDDPoolsState(servers, buffers, weights)
+        if distillation.steps:
+
+            def teach(servers):
+                # Appendix A.5: every architecture's main model learns from the one ensemble.
+                starts = {name: everyone[name].method.variables(servers[name]) for name in students}
+                teacher = mean_of_all(models, buffer_ensembles(state))
+                of_students = {name: everyone[name].method.model for name in students}
+                taught = distilled_students(
+                    of_students, starts, teacher, round, hyper, distillation, teaching
+                )
+                put_back = lambda name: everyone[name].method.set_model(
+                    servers[name], taught[name], reset_optimizer=False
+                )
+                return servers | {name: put_back(name) for name in students}
+
+            is_due = round.index >= teaching.warm_up
+            servers = jax.lax.cond(is_due, teach, lambda servers: servers, servers)
+        return state._replace(models=servers), new_states, metrics
+
+    algorithm = assemble(
+        "fed_sdd_pools",
+        everyone,
+        columns,
+        hyper._replace(methods={name: pool.method.hyper for name, pool in pools.items()}),
+        round_,
+        data_set_sizes={UNLABELLED: num_unlabelled} if distillation.steps else {},
+        servers=lambda state: state.models,
+        hyper_of_methods=lambda hyper: {
+            group: hyper.methods[name] for name, parts in groups.items() for group in parts
+        },
+    )
+    return algorithm._replace(
+        init=init,
+        select=select,
+        predictors={**algorithm.predictors, ENSEMBLE: _predictor_of_all(models)},
+        # Clients use their architecture's main model, whichever they train.
+        client_models={name: algorithm.client_models[name] for name in pools},
+    )
+
+
+def buffer_ensembles(state: FedSDDPoolsState) -> dict[str, Ensemble]:
+    """Pool -> the ensemble of all aggregated models in its buffer."""
+
+    def ensemble(buffer):
+        count = jax.tree.leaves(buffer.params)[0].shape[1]
+        members = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), buffer)
+        return Ensemble(members, jnp.repeat(jnp.asarray(state.weights), count))
+
+    return {name: ensemble(buffer) for name, buffer in state.buffers.items()}
+
+
+def mean_of_all(models: Mapping[str, Model], ensembles: Mapping[str, Ensemble]) -> Teacher:
+    """The mean of the logits of all members of several ensembles, of an architecture each."""
+    means = {name: mean_logits(models[name], ensemble) for name, ensemble in ensembles.items()}
+    counts = {name: jnp.sum(ensemble.weights) for name, ensemble in ensembles.items()}
+    return lambda batch: sum(counts[n] * means[n](batch) for n in means) / sum(counts.values())
+
+
+def _predictor_of_all(models: Mapping[str, Model]) -> Predictor:
+    def variables(state):
+        ensembles = buffer_ensembles(state)
+        params = {name: ensemble.members.params for name, ensemble in ensembles.items()}
+        others = {n: (e.members.mutable, e.weights) for n, e in ensembles.items()}
+        return Variables(params, others)
+
+    def predict(variables, batch):
+        ensembles = {
+            name: Ensemble(Variables(variables.params[name], mutable), weights)
+            for name, (mutable, weights) in variables.mutable.items()
+        }
+        return mean_of_all(models, ensembles)(batch)
+
+    return Predictor(next(iter(models.values())), variables, predict)
+
+
+def _named_groups(pool_name: str, pool: Pool, sizes: list[int]) -> dict[str, Pool]:
+    """A pool for each model: `<pool>`, which is the main one, `<pool>_model_1`, ..."""
+    return {
+        pool_name if name == MAIN else f"{pool_name}_{name}": part
+        for name, part in groups_of(pool, sizes).items()
+    }
+
+
+def _sizes_of(name: str, pool: Pool, num_models: int) -> list[int]:
+    check_integer("num_models", num_models, low=1)
+    if num_models > pool.cohort_size:
+        raise ValueError(
+            f"num_models must be at most pools[{name!r}].cohort_size={pool.cohort_size}, so that no "
+            f"group is empty, got {num_models}."
+        )
+    return group_sizes_of(pool.cohort_size, num_models, None)
+
+
+def _check_group_names(groups: Mapping[str, Mapping[str, Pool]]) -> None:
+    names = [ENSEMBLE, *(group for parts in groups.values() for group in parts)]
+    if len(set(names)) < len(names):
+        raise ValueError(
+            f"pools must have names that tell their models and the {ENSEMBLE!r} apart, got "
+            f"{sorted(names)}."
+        )
