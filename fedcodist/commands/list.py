@@ -57,12 +57,15 @@ def _methods() -> Iterator[str]:
 def _networks() -> Iterator[str]:
     from fedcodist.config.data_text import TEXT_MODELS
     from fedcodist.config.networks import MODELS
-    from fedcodist.config.party_methods import NETWORKS
+    from fedcodist.config.party_methods import GROUPS, NETWORKS
+    from fedcodist.models.htfl import BACKBONES
 
     yield "networks: `pools.NAME.model`:"
     images = [(name, f"images {list(shape)}") for name, (_, shape) in MODELS.items()]
     yield from _table([*images, *((name, "sentences of words") for name in TEXT_MODELS)])
-    yield f"  Parties have one each: `parties.networks` is one of {', '.join(NETWORKS)}, or a list."
+    yield f"  Parties have one each: `parties.networks` is one of {', '.join(NETWORKS)}, a group of"
+    yield f"  networks in turn, {', '.join(GROUPS)}, or a list of"
+    yield f"  {', '.join(BACKBONES)}."
 
 
 def _data_sets() -> Iterator[str]:

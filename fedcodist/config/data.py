@@ -11,7 +11,7 @@ from fedcodist.config.config_errors import choice, named
 from fedcodist.config.data_bert import ENCODED, Submodel, load_encoded
 from fedcodist.config.data_graph import PRIMARY, load_primary
 from fedcodist.config.data_parties import PUBLIC_PRIVATE, Public, load_public_private
-from fedcodist.config.data_partition import repartitioned
+from fedcodist.config.data_partition import merged, repartitioned
 from fedcodist.config.data_prepared import prepared_folder, prepared_images
 from fedcodist.config.data_text import TEXT, Text, load_text
 from fedcodist.config.normalisation import normalisation
@@ -158,6 +158,8 @@ def _ours(settings: ConfigDict) -> Data:
             raise ValueError(f"data.folder {settings.folder} has no split {min(missing)!r}.")
         with named(f"data.folder {settings.folder}: "):
             classes = number_of_classes(splits, settings.folder)
+        if partition and partition.get("all_splits"):
+            splits = {"train": merged(splits)}
         if partition:
             splits |= repartitioned(splits["train"], partition, settings.seed, LARGEST_PIXEL)
         image_shape = prepared_images("data.folder", settings.folder, splits)
@@ -251,7 +253,10 @@ def _unlabelled(
 def _image_preprocess(
     settings: ConfigDict, image_shape: tuple[int, ...]
 ) -> tuple[Preprocess, Preprocess]:
-    """(training, evaluation): random crops of the padded image and flips; the central crop."""
+    """(training, evaluation): random crops of the padded image and flips; the central crop.
+
+    Without augmentation training reads images as evaluation does.
+    """
     size, padding, image_size = settings.crop, settings.padding, image_shape[:2]
     check_integer("data.crop", size, low=1)
     check_integer("data.padding", padding, low=0)
@@ -260,13 +265,20 @@ def _image_preprocess(
     draw = choice(
         "data.augmentation",
         settings.augmentation,
-        {"per_image": lambda transform: transform, "per_batch": augmentation.per_batch},
+        {
+            "per_image": lambda transform: transform,
+            "per_batch": augmentation.per_batch,
+            "none": None,
+        },
     )
     colours = augmentation.normalise(*normalisation(settings, image_shape))
+    plain = augmentation.image_preprocess(augmentation.centre_crop(size, size), colours)
+    if draw is None:
+        return plain, plain
     train = augmentation.image_preprocess(
         augmentation.pad(padding),
         draw(augmentation.random_crop(size, size)),
         draw(augmentation.random_horizontal_flip),
         colours,
     )
-    return train, augmentation.image_preprocess(augmentation.centre_crop(size, size), colours)
+    return train, plain

@@ -10,6 +10,8 @@ A function of one's own, "my_module:deal", gets of these arguments those that it
 `num_examples`, `columns`, `clients` and `seed`. Its other arguments are settings of these names. It
 returns for each client the indices of its examples.
 
+With `examples` set, that many examples are dealt, drawn at random, and the others left out; with
+`all_splits` those of all splits of a prepared folder are dealt, of which none is left for tests.
 "natural" leaves clients as they are, "by_id" takes those that `column` names, and "merge_clients" deals
 whole clients. With any of them, `validation` sets a share of the examples apart, `feature_noise` is
 `sigma` of `fedcodist.data.feature_skew.feature_noise`, and `feature_rotations` the `rotations` of
@@ -60,6 +62,7 @@ def repartitioned(
       ValueError, TypeError: one line that names the setting.
     """
     deal = choice_or_reference("data.partition.name", settings.name, PARTITIONS)
+    clients = _drawn(clients, settings.get("examples"), seed)
     clients, splits = _without_validation(clients, settings.get("validation") or 0.0)
     given = offered(deal, _OFFERS, clients, settings.name)
     partition = bind(deal, settings, "data.partition.", seed=seed, **given)
@@ -72,6 +75,35 @@ def repartitioned(
         with named("data.partition.feature_noise: "):
             train = feature_noise(train, sigma, seed, scale=largest_pixel)
     return {"train": train, **splits}
+
+
+def merged(splits: Mapping[str, FederatedData]) -> FederatedData:
+    """The examples of all splits as one client's, with the columns that all of them have."""
+    first, *others = splits.values()
+    names = [name for name in first.columns if all(name in other.columns for other in others)]
+    columns = {
+        name: np.concatenate([split.columns[name] for split in (first, *others)]) for name in names
+    }
+    count = sum(split.num_examples for split in (first, *others))
+    return FederatedData.from_arrays(columns, offsets=[0, count], client_ids=["all"])
+
+
+def _drawn(clients: FederatedData, count: int | None, seed: int) -> FederatedData:
+    """The clients with so many of their examples, drawn at random from all, in their order."""
+    if count is None:
+        return clients
+    if count > clients.num_examples:
+        raise ValueError(
+            f"data.partition.examples must be at most the {clients.num_examples} that there are, "
+            f"got {count}."
+        )
+    draw = np.random.default_rng([seed, count])
+    kept = np.sort(draw.choice(clients.num_examples, count, replace=False))
+    columns = {name: column[kept] for name, column in clients.columns.items()}
+    offsets = np.searchsorted(kept, clients.offsets)
+    remaining = np.diff(offsets) > 0  # natural clients of whom nothing is drawn train no more
+    ends = [0, *offsets[1:][remaining]]
+    return FederatedData(columns, np.array(ends), clients.client_ids[remaining])
 
 
 def _without_validation(

@@ -1,9 +1,11 @@
 """Builds methods of parties, who each have a model, from a config.
 
-`parties.networks` is a name, or a list of each party's network: widths and dropout, or a reference of
-one's own, "my_module:network" (see `fedcodist.config.referenced_networks`). One reference alone is all
-parties'. With `parties.embedding_width` the named networks are `headed`: embeddings of one width and a
-linear head, which methods of prototypes and of shared heads need.
+`parties.networks` is a name, or a list of each party's network: widths and dropout, one of
+`fedcodist.models.htfl.BACKBONES`, or a reference of one's own, "my_module:network" (see
+`fedcodist.config.referenced_networks`). One reference alone is all parties', and so is one of BACKBONES.
+Of a name in GROUPS party i has the network i modulo their number. With `parties.embedding_width` the
+named networks are `headed`: embeddings of one width and a linear head, which methods of prototypes and
+of shared heads need. Those of BACKBONES always are, with a width of 512 where none is set.
 
 OFFERS makes those of a method's arguments that are no settings. The others are settings of `algorithm`.
 `fedcodist.config.phases` runs the training before the method's first round.
@@ -22,16 +24,19 @@ from ml_collections import ConfigDict
 from fedcodist.algorithms.parties.groups import PartyGroup
 from fedcodist.algorithms.parties.local_only import LocalOnlyParty
 from fedcodist.config.bind import bind, offered
+from fedcodist.config.config_errors import choice, named
 from fedcodist.config.data import Data
 from fedcodist.config.data_parties import PUBLIC_PRIVATE
 from fedcodist.config.execution import execution_of
+from fedcodist.config.optimizers import optimizer_of
 from fedcodist.config.referenced_networks import referenced_model
-from fedcodist.config.references import choice_or_reference, is_reference
+from fedcodist.config.references import is_reference
 from fedcodist.config.registry import algorithm_entry, function_of
 from fedcodist.core.checks import check_integer, check_number
 from fedcodist.core.local_training import OptimizerFactory
 from fedcodist.core.method import FederatedAlgorithm
 from fedcodist.core.model import Model, Variables, from_flax_linen
+from fedcodist.models import htfl
 from fedcodist.models.fed_md import (
     TABLE_1,
     TABLE_2,
@@ -41,16 +46,24 @@ from fedcodist.models.fed_md import (
     narrower,
     output_penalty,
 )
-from fedcodist.models.headed import headed
+from fedcodist.models.headed import Headed, headed
 from fedcodist.run.run_folder import PHASES
 
 PyTree = Any
-Network = Shape | str  # widths and dropout, or a reference
+Network = Shape | str  # widths and dropout, one of BACKBONES, or a reference
 # Party i has network i. A single width is a fully connected network, the weak party of FedMD's paper.
 NETWORKS: dict[str, Sequence[Shape]] = {
     "table_1": TABLE_1,
     "table_2": TABLE_2,
     "digits": 2 * (Shape((8, 16), 0.1), Shape((64,), 0.0), Shape((32,), 0.0)),
+}
+# However many parties there are, party i has network i modulo the number of networks.
+GROUPS: dict[str, Sequence[Network]] = {
+    "digits_four": (
+        *(Shape((8, 16), 0.0), Shape((4, 8), 0.0)),
+        *(Shape((64,), 0.0), Shape((32,), 0.0)),
+    ),
+    **htfl.GROUPS,
 }
 
 
@@ -133,17 +146,25 @@ def party_shapes(config: ConfigDict) -> tuple[Network, ...]:
     """Every party's network, in their order."""
     networks, divisor = config.parties.networks, config.parties.get("narrower", 1)
     check_integer("parties.narrower", divisor, low=1)
-    if is_reference(networks):
-        networks = (networks,) * config.data.num_parties
     if isinstance(networks, str):
-        return narrower(choice_or_reference("parties.networks", networks, NETWORKS), divisor)
+        if networks in NETWORKS:
+            return narrower(NETWORKS[networks], divisor)
+        if not is_reference(networks) and networks not in htfl.BACKBONES:
+            group = choice("parties.networks", networks, {**GROUPS, **NETWORKS, **htfl.BACKBONES})
+        else:
+            group = (networks,)
+        networks = [group[party % len(group)] for party in range(_num_parties(config))]
     shapes: list[Network] = []
     for index, network in enumerate(networks):
         if isinstance(network, str):
-            if not is_reference(network):
+            if not is_reference(network) and network not in htfl.BACKBONES:
                 raise ValueError(
-                    f"parties.networks[{index}] must be (widths, dropout) or package.module:function, "
-                    f"got {network!r}."
+                    f"parties.networks[{index}] must be (widths, dropout), one of "
+                    f"{sorted(htfl.BACKBONES)} or package.module:function, got {network!r}."
+                )
+            if divisor > 1 and network in htfl.BACKBONES:
+                raise ValueError(
+                    f"parties.narrower must be 1 for parties.networks {network!r}, got {divisor}."
                 )
             shapes.append(network)
             continue
@@ -157,18 +178,45 @@ def party_shapes(config: ConfigDict) -> tuple[Network, ...]:
     return tuple(shapes)
 
 
+def _num_parties(config: ConfigDict) -> int:
+    """The number of clients that the config's data will have.
+
+    Raises:
+      ValueError: no setting tells it.
+    """
+    data = config.data
+    partition = data.get("partition") or {}
+    for settings, name in (
+        (data, "num_parties"),
+        (partition, "num_clients"),
+        (data, "num_clients"),
+    ):
+        if (count := settings.get(name)) is not None:
+            return count - (data.get("unseen_clients") or 0)
+    raise ValueError(
+        "parties.networks must be a list, one network per party: no setting of data tells how many "
+        "parties there are."
+    )
+
+
 def _model_of(shape: Network, data: Data, width: int | None) -> Model:
-    if isinstance(shape, str):
-        return referenced_model("parties.networks", shape, data)
+    if is_reference(shape):
+        return referenced_model("parties.networks", str(shape), data)
     example = jnp.zeros((1, *data.splits["train"].columns["image"].shape[1:]))
     classes = classes_of(data)
+    if isinstance(shape, str):
+        backbone = htfl.htfl_backbone(shape, width or htfl.EMBEDDING_WIDTH)
+        with named(f"parties.networks {shape!r}: "):
+            return headed(backbone, example, classes)
     if width is not None:
         return headed(network_of(shape, None), example, classes, width)
     return from_flax_linen(network_of(shape, classes), example)
 
 
-def adam(settings: ConfigDict) -> OptimizerFactory:
-    """Adam with the config's epsilon."""
+def party_optimizer(settings: ConfigDict) -> OptimizerFactory:
+    """Adam with the config's epsilon, or the optimizer of optax that `algorithm.optimizer` names."""
+    if (name := settings.get("optimizer", "adam")) != "adam":
+        return optimizer_of("algorithm.optimizer", name)
     check_number("algorithm.epsilon", settings.epsilon, above=0)
     return functools.partial(optax.adam, eps=settings.epsilon)
 
@@ -197,6 +245,19 @@ def _small_model(config: ConfigDict, data: Data) -> Model:
 def embedding_width(config: ConfigDict) -> int | None:
     """`parties.embedding_width`, or None where networks end in an output layer of their own."""
     return config.parties.get("embedding_width")
+
+
+def module_of(shape: Network, classes: int, width: int | None) -> Any:
+    """A network's module as parties have it, with a linear head where embeddings have a width.
+
+    Raises:
+      ValueError: it is a reference.
+    """
+    if isinstance(shape, str) and not is_reference(shape):
+        return Headed(htfl.htfl_backbone(shape, width or htfl.EMBEDDING_WIDTH), classes)
+    if width is not None:
+        return Headed(network_of(shape, None), classes, width)
+    return network_of(shape, classes)
 
 
 def network_of(shape: Network, classes: int | None) -> Any:
@@ -235,7 +296,7 @@ OFFERS: dict[str, Callable[[ConfigDict, Data], Any]] = {
     "learning_rate": lambda config, data: _rate(config),
     "digest_learning_rate": lambda config, data: _rate(config),
     "revisit_learning_rate": lambda config, data: _rate(config),
-    "optimizer": lambda config, data: adam(config.algorithm),
+    "optimizer": lambda config, data: party_optimizer(config.algorithm),
     "preprocess": lambda config, data: data.preprocess,
     "public_preprocess": lambda config, data: public_of(data).preprocess,
     "digest_preprocess": lambda config, data: public_of(data).preprocess,

@@ -34,9 +34,9 @@ from fedcodist.config.config_errors import choice, named
 from fedcodist.config.data import Data
 from fedcodist.config.execution import execution_of
 from fedcodist.config.party_methods import (
-    adam,
     embedding_width,
     party_groups,
+    party_optimizer,
     party_shapes,
     public_of,
 )
@@ -152,7 +152,7 @@ def phase_experiment(
     choice("phases.stopping", config.phases.stopping, dict.fromkeys(STOPPING))
     check_integer(f"phases.{phase}.epochs", settings.epochs, low=1)
     preprocess = public.preprocess if phase == "public" else data.preprocess
-    training = LocalTraining(adam(config.algorithm), settings.batch_size, 1, preprocess)
+    training = LocalTraining(party_optimizer(config.algorithm), settings.batch_size, 1, preprocess)
     data_sets: dict[str, Any] = {}
     private, test = data.splits["train"], data.splits["test"]
     splits, final_splits, stopped_on = {"test": test}, {}, None
@@ -262,6 +262,8 @@ def _determinants(config: ConfigDict, phase: str) -> dict[str, Any]:
     }
     if width := embedding_width(config):
         networks["embedding_width"] = width
+    if optimizer := algorithm.get("optimizer"):
+        networks["optimizer"] = optimizer
     code = described_references(config)
     if of_networks := {name: code[name] for name in code if name.startswith("parties.")}:
         networks["code"] = of_networks  # after an edit no phase that was kept for other runs fits
@@ -272,7 +274,7 @@ def _determinants(config: ConfigDict, phase: str) -> dict[str, Any]:
         "stopping": config.phases.stopping,
         "held_out_share": config.phases.held_out_share,
         "learning_rate": algorithm.learning_rate,
-        "epsilon": algorithm.epsilon,
+        "epsilon": algorithm.get("epsilon"),
         "output_penalty": algorithm.output_penalty,
         "seed": config.seed,
         "seeds": config.seeds,

@@ -1,4 +1,8 @@
-"""ResNet-18 and ResNet-34 for ImageNet's image sizes (He et al., arXiv 1512.03385, table 1)."""
+"""ResNet-18 to ResNet-152 for ImageNet's image sizes (He et al., arXiv 1512.03385, table 1).
+
+In blocks of three convolutions the 3x3 one has the stride, as in PyTorch's torchvision. In the paper it
+is the first 1x1 one.
+"""
 
 from collections.abc import Sequence
 
@@ -7,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from fedcodist.models.normalization import BatchNorm
-from fedcodist.models.resnet import BasicBlock
+from fedcodist.models.resnet import BasicBlock, Convolution, Normalize
 
 
 def resnet18(*, classes: int | None = 1000) -> "ImageNetResNet":
@@ -20,16 +24,35 @@ def resnet34(*, classes: int | None = 1000) -> "ImageNetResNet":
     return ImageNetResNet(blocks=(3, 4, 6, 3), classes=classes)
 
 
-class ImageNetResNet(nn.Module):
-    """A 7x7 stem and max-pooling at stride 2 each, four stages of basic blocks, the mean, an output.
+def resnet50(*, classes: int | None = 1000) -> "ImageNetResNet":
+    """ResNet-50: 25,557,032 parameters for 1,000 classes."""
+    return ImageNetResNet(blocks=(3, 4, 6, 3), classes=classes, bottleneck=True)
 
-    Stages have 64, 128, 256 and 512 channels. Where a stage reduces the image, its shortcut is a
-    normalised 1x1 convolution. Called with [B, H, W, C] floats, H and W multiples of 32, `train` and an
-    optional mask [B] of real examples; returns logits [B, classes].
+
+def resnet101(*, classes: int | None = 1000) -> "ImageNetResNet":
+    """ResNet-101: 44,549,160 parameters for 1,000 classes."""
+    return ImageNetResNet(blocks=(3, 4, 23, 3), classes=classes, bottleneck=True)
+
+
+def resnet152(*, classes: int | None = 1000) -> "ImageNetResNet":
+    """ResNet-152: 60,192,808 parameters for 1,000 classes."""
+    return ImageNetResNet(blocks=(3, 8, 36, 3), classes=classes, bottleneck=True)
+
+
+class ImageNetResNet(nn.Module):
+    """A 7x7 stem and max-pooling at stride 2 each, stages of blocks, the mean, an output.
+
+    The paper has four stages, of 64, 128, 256 and 512 channels; the first of them make smaller networks.
+    Where a stage changes the shape of its inputs, its shortcut is a normalised 1x1 convolution. Called
+    with [B, H, W, C] floats, H and W multiples of 32, `train` and an optional mask [B] of real examples;
+    returns logits [B, classes].
 
     Attributes:
-      blocks: basic blocks of each stage.
-      classes: width of the outputs. With None there is no output layer; the mean [B, 512] is returned.
+      blocks: of each stage.
+      classes: width of the outputs. With None there is no output layer; the mean [B, channels of the
+        last stage] is returned.
+      bottleneck: whether blocks have three convolutions, 1x1, 3x3 and 1x1, the last of which has four
+        times the channels. Basic blocks have two of 3x3.
       axis_name: mesh axis whose devices share one batch, or None.
 
     Raises:
@@ -38,6 +61,7 @@ class ImageNetResNet(nn.Module):
 
     blocks: Sequence[int]
     classes: int | None = 1000
+    bottleneck: bool = False
     axis_name: str | None = None
 
     @nn.compact
@@ -65,6 +89,28 @@ class ImageNetResNet(nn.Module):
             for block in range(blocks):
                 stride = 2 if stage > 0 and block == 0 else 1
                 name = f"stage{stage + 1}_block{block + 1}"
-                x = BasicBlock(64 * 2**stage, stride, "B", name=name)(x, normalize)
+                features = 64 * 2**stage
+                if self.bottleneck:
+                    x = BottleneckBlock(features, stride, name=name)(x, normalize)
+                else:
+                    x = BasicBlock(features, stride, "B", name=name)(x, normalize)
         x = jnp.mean(x, (1, 2))
         return x if self.classes is None else nn.Dense(self.classes, name="output")(x)
+
+
+class BottleneckBlock(nn.Module):
+    """Normalised convolutions 1x1, 3x3 and 1x1 added to a shortcut, then ReLU; 4 x features channels."""
+
+    features: int
+    stride: int
+
+    @nn.compact
+    def __call__(self, x: jax.Array, normalize: Normalize) -> jax.Array:
+        wide = 4 * self.features
+        y = nn.relu(normalize(Convolution(self.features, 1, name="conv1")(x), "norm1"))
+        y = Convolution(self.features, stride=self.stride, name="conv2")(y)
+        y = Convolution(wide, 1, name="conv3")(nn.relu(normalize(y, "norm2")))
+        y = normalize(y, "norm3")
+        if x.shape != y.shape:
+            x = normalize(Convolution(wide, 1, self.stride, name="shortcut")(x), "shortcut_norm")
+        return nn.relu(y + x)

@@ -32,7 +32,7 @@ from fedcodist.config.party_methods import (
     classes_of,
     embedding_width,
     extra_shape,
-    network_of,
+    module_of,
     party_groups,
     party_shapes,
     public_of,
@@ -41,7 +41,7 @@ from fedcodist.config.passes import LEARNING
 from fedcodist.config.registry import BASELINE, ENTRIES, GRAPH, load_methods
 from fedcodist.core.model import variable_shapes
 from fedcodist.data.vocabulary import PAD
-from fedcodist.models.headed import Headed, check_heads
+from fedcodist.models.headed import check_heads
 
 Config = Mapping[str, Any]
 
@@ -267,10 +267,7 @@ class Work:
         image = self.data.splits["train"].columns["image"].shape[1:]
         classes = classes_of(self.data)
         width = width or embedding_width(ConfigDict(dict(self.config)))
-        if width is None:
-            return forward_flops_of((functools.partial(network_of, shape, classes), image))
-        backbone = network_of(shape, None)
-        return forward_flops_of((functools.partial(Headed, backbone, classes, width), image))
+        return forward_flops_of((functools.partial(module_of, shape, classes, width), image))
 
 
 def _forward_of(work: Work, share: float | None = None) -> Callable[[str, str], float]:
