@@ -173,6 +173,8 @@ ALLOWED: dict[str, Check] = {
     "data.num_clients": _whole(),
     "data.num_parties": _whole(high=_MANY),
     "data.concentration": _number(above=0),
+    "data.mean": _or_none(_each(_number())),
+    "data.deviation": _or_none(_each(_number(above=0))),
     "data.crop": _whole(),
     "data.padding": _whole(0, high=_MANY),
     "data.augmentation": check_text,
