@@ -8,6 +8,8 @@ from fedcodist.algorithms.clients.fed_gkd import fed_gkd as fed_gkd
 from fedcodist.algorithms.clients.fed_kd import FedKDHyper as FedKDHyper
 from fedcodist.algorithms.clients.fed_kd import fed_kd as fed_kd
 from fedcodist.algorithms.clients.fed_kd_losses import MutualLosses as MutualLosses
+from fedcodist.algorithms.clients.fed_ntd import FedNTDHyper as FedNTDHyper
+from fedcodist.algorithms.clients.fed_ntd import fed_ntd as fed_ntd
 from fedcodist.algorithms.clients.fed_prox import FedProxHyper as FedProxHyper
 from fedcodist.algorithms.clients.fed_prox import fed_prox as fed_prox
 from fedcodist.algorithms.clients.fetch_sgd import FetchSGDHyper as FetchSGDHyper

@@ -18,8 +18,8 @@ def learning(work: Any, pool: str) -> float:
     return LEARNING * work.trained[pool]
 
 
-def fed_gkd(work: Any, pool: str) -> float:
-    """The teacher answers every example."""
+def with_teacher(work: Any, pool: str) -> float:
+    """FedGKD's and FedNTD's: a teacher answers every example."""
     return (LEARNING + 1) * work.trained[pool]
 
 

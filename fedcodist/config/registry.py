@@ -188,7 +188,8 @@ _CODISTILLATION_PAPER, _MHD_PAPER = "2310.02549", "2211.15774"
 _OURS: tuple[tuple[str, str, str, tuple[str, ...], Callable[..., Any], str], ...] = (
     ("fed_avg", "FedAvg", CLIENTS, (), passes.learning, "1602.05629"),
     ("fed_prox", "FedProx", CLIENTS, (), passes.learning, "1812.06127"),
-    ("fed_gkd", "FedGKD", CLIENTS, ("logits",), passes.fed_gkd, "2107.00051"),
+    ("fed_gkd", "FedGKD", CLIENTS, ("logits",), passes.with_teacher, "2107.00051"),
+    ("fed_ntd", "FedNTD", CLIENTS, ("logits",), passes.with_teacher, "2106.03097"),
     ("scaffold", "SCAFFOLD", CLIENTS, (), passes.scaffold, "1910.06378"),
     ("hetero_fl", "HeteroFL", POOLS, ("logits",), passes.nothing, "2010.01264"),
     ("fetch_sgd", "FetchSGD", CLIENTS, (), passes.learning, "2007.07682"),

@@ -214,6 +214,8 @@ ALLOWED: dict[str, Check] = {
     "training.fed_gkd.models_kept": _whole(high=_MANY),
     "training.fed_gkd.weight": _RATE,
     "training.fed_gkd.temperature": _number(above=0),
+    "training.fed_ntd.not_true_weight": _RATE,
+    "training.fed_ntd.temperature": _number(above=0),
     "training.fed_dropout.share": _SHARE,
     "training.fed_kd.teacher": check_text,
     "training.fed_kd.teacher_layers": _each(check_text),

@@ -19,6 +19,7 @@ METHOD_STYLES = {
     "periodic_codistillation": (BLUE, "s"),
     "decentralised_periodic_codistillation": (BLUE, "D"),
     "fed_gkd": (BLUE, "o"),
+    "fed_ntd": (BLUE, "^"),
     "merged_codistillation": (VERMILION, "^"),
     "fed_kd": (VERMILION, "o"),
     "fed_md": (VERMILION, "s"),

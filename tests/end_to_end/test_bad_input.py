@@ -134,6 +134,10 @@ OTHER_CONFIGS = {
         "training.fed_gkd.weight=-1": ["weight", "at least 0", "-1"],
         "training.fed_gkd.temperature=0": ["temperature", "above 0", "0"],
     },
+    "digits_methods.py:fed_ntd": {
+        "training.fed_ntd.not_true_weight=-1": ["training.fed_ntd.not_true_weight", "at least 0"],
+        "training.fed_ntd.temperature=0": ["training.fed_ntd.temperature", "above 0", "0"],
+    },
     "digits_parties.py:ds_fl": {
         "algorithm.open_size=5000": ["open_size", "at most the 758 public", "5000"],
         "algorithm.server=6": ["algorithm.server", "6 parties", "got 6"],

@@ -90,8 +90,8 @@ def method(run, **more):
     return config
 
 
-def fed_gkd():
-    config = digits_methods.get_config("fed_gkd")
+def taught_clients(run):
+    config = digits_methods.get_config(run)
     config.training.batch_size = 1  # the teacher's batches have no padding
     return config
 
@@ -105,7 +105,8 @@ def scaffold():
 CONFIGS = {
     "fed_avg": lambda: method("fed_avg"),
     "scaffold, option 1": scaffold,
-    "fed_gkd": fed_gkd,
+    "fed_gkd": lambda: taught_clients("fed_gkd"),
+    "fed_ntd": lambda: taught_clients("fed_ntd"),
     "periodic": lambda: codistillation("periodic_codistillation"),
     "merged": lambda: codistillation("merged_codistillation"),
     "merged, skipped": lambda: codistillation(
@@ -207,12 +208,13 @@ def test_runs_compute_what_is_counted(name, monkeypatch):
         "hetero_fl",
         "fed_ensemble",
         "fed_gkd",
+        "fed_ntd",
         "scaffold, option 1",
         "merged, skipped",
         "fed_sdd, none",
     )
     assert (found.server > 0) == (name not in alone)
-    if name not in ("fed_gkd", "scaffold, option 1"):
+    if name not in ("fed_gkd", "fed_ntd", "scaffold, option 1"):
         assert sum(found.clients.values()) == LEARNING * sum(examples.values())
 
 
