@@ -14,6 +14,8 @@ from fedcodist.algorithms.clients.fed_prox import FedProxHyper as FedProxHyper
 from fedcodist.algorithms.clients.fed_prox import fed_prox as fed_prox
 from fedcodist.algorithms.clients.fetch_sgd import FetchSGDHyper as FetchSGDHyper
 from fedcodist.algorithms.clients.fetch_sgd import fetch_sgd as fetch_sgd
+from fedcodist.algorithms.clients.moon import MoonHyper as MoonHyper
+from fedcodist.algorithms.clients.moon import moon as moon
 from fedcodist.algorithms.clients.scaffold import scaffold as scaffold
 from fedcodist.algorithms.graph.centralised import centralised as centralised
 from fedcodist.algorithms.graph.decentralised_fed_avg import decentralised_fed_avg as decentralised_fed_avg

@@ -23,6 +23,11 @@ def with_teacher(work: Any, pool: str) -> float:
     return (LEARNING + 1) * work.trained[pool]
 
 
+def moon(work: Any, pool: str) -> float:
+    """The received model and the client's previous one answer every example."""
+    return (LEARNING + 2) * work.trained[pool]
+
+
 def scaffold(work: Any, pool: str) -> float:
     """Option 1 takes the gradient of all examples once more."""
     training = work.config["training"]

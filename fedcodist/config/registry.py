@@ -190,6 +190,7 @@ _OURS: tuple[tuple[str, str, str, tuple[str, ...], Callable[..., Any], str], ...
     ("fed_prox", "FedProx", CLIENTS, (), passes.learning, "1812.06127"),
     ("fed_gkd", "FedGKD", CLIENTS, ("logits",), passes.with_teacher, "2107.00051"),
     ("fed_ntd", "FedNTD", CLIENTS, ("logits",), passes.with_teacher, "2106.03097"),
+    ("moon", "MOON", CLIENTS, ("logits",), passes.moon, "2103.16257"),
     ("scaffold", "SCAFFOLD", CLIENTS, (), passes.scaffold, "1910.06378"),
     ("hetero_fl", "HeteroFL", POOLS, ("logits",), passes.nothing, "2010.01264"),
     ("fetch_sgd", "FetchSGD", CLIENTS, (), passes.learning, "2007.07682"),

@@ -20,6 +20,7 @@ METHOD_STYLES = {
     "decentralised_periodic_codistillation": (BLUE, "D"),
     "fed_gkd": (BLUE, "o"),
     "fed_ntd": (BLUE, "^"),
+    "moon": (BLUE, "v"),
     "merged_codistillation": (VERMILION, "^"),
     "fed_kd": (VERMILION, "o"),
     "fed_md": (VERMILION, "s"),

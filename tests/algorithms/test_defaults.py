@@ -75,7 +75,7 @@ def test_fed_kd_learns_digits():
 
 
 def hyper_classes():
-    return (fc.FedAvgHyper, fc.FedProxHyper, fc.FedGKDHyper, fc.FedNTDHyper)
+    return (fc.FedAvgHyper, fc.FedProxHyper, fc.FedGKDHyper, fc.FedNTDHyper, fc.MoonHyper)
 
 
 def test_the_default_server_takes_the_clients_mean():
@@ -86,6 +86,7 @@ def test_the_default_server_takes_the_clients_mean():
         "fed_prox": fc.fed_prox(small()),
         "fed_gkd": fc.fed_gkd(small()),
         "fed_ntd": fc.fed_ntd(small()),
+        "moon": fc.moon(small()),
         "scaffold": fc.scaffold(small(), CLIENTS),
         "fed_dropout": fc.fed_dropout(small(), small(), ("Dense_0", "Dense_1")),
     }

@@ -138,6 +138,11 @@ OTHER_CONFIGS = {
         "training.fed_ntd.not_true_weight=-1": ["training.fed_ntd.not_true_weight", "at least 0"],
         "training.fed_ntd.temperature=0": ["training.fed_ntd.temperature", "above 0", "0"],
     },
+    "digits_methods.py:moon": {
+        "training.moon.layer=Dense_9": ["training.moon.layer", "'Dense_0', 'Dense_1'", "'Dense_9'"],
+        "training.moon.contrast_weight=-1": ["training.moon.contrast_weight", "at least 0"],
+        "training.moon.temperature=0": ["training.moon.temperature", "above 0", "0"],
+    },
     "digits_parties.py:ds_fl": {
         "algorithm.open_size=5000": ["open_size", "at most the 758 public", "5000"],
         "algorithm.server=6": ["algorithm.server", "6 parties", "got 6"],
