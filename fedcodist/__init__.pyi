@@ -49,9 +49,13 @@ from fedcodist.algorithms.pools.fed_df import FedDFHyper as FedDFHyper
 from fedcodist.algorithms.pools.fed_df import fed_df as fed_df
 from fedcodist.algorithms.pools.fed_df_validation import FedDFValidation as FedDFValidation
 from fedcodist.algorithms.pools.fed_ensemble import fed_ensemble as fed_ensemble
+from fedcodist.algorithms.pools.fed_rolex import FedRolexAdjustments as FedRolexAdjustments
+from fedcodist.algorithms.pools.fed_rolex import fed_rolex as fed_rolex
 from fedcodist.algorithms.pools.fed_sdd import FedSDDHyper as FedSDDHyper
 from fedcodist.algorithms.pools.fed_sdd import FedSDDTeaching as FedSDDTeaching
 from fedcodist.algorithms.pools.fed_sdd import fed_sdd as fed_sdd
+from fedcodist.algorithms.pools.fjord import FjordHyper as FjordHyper
+from fedcodist.algorithms.pools.fjord import fjord as fjord
 from fedcodist.algorithms.pools.hetero_fl import HeteroFLAdjustments as HeteroFLAdjustments
 from fedcodist.algorithms.pools.hetero_fl import HeteroFLLevel as HeteroFLLevel
 from fedcodist.algorithms.pools.hetero_fl import hetero_fl as hetero_fl

@@ -56,6 +56,21 @@ def nothing(work: Any) -> float:
     return 0.0
 
 
+def fjord(work: Any) -> Any:
+    """In every step a client's own network or one within it is drawn, each as likely, and learns.
+
+    With distillation the client's own network learns beside it, else in its place.
+    """
+
+    def besides(pool):
+        own = work.forward[pool]
+        within = [cost for cost in work.forward.values() if cost <= own]
+        drawn = sum(within) / len(within)
+        return LEARNING * (drawn if work.settings.get("self_distillation", True) else drawn - own)
+
+    return work.besides_learning(besides)
+
+
 def periodic_codistillation(work: Any) -> float:
     return _codistillation(work, work.rounds // work.settings["period"])
 

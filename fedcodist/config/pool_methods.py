@@ -101,19 +101,19 @@ def _one_pool(config: ConfigDict, data: Data) -> Pool:
 
 def _levels(config: ConfigDict, data: Data) -> dict[str, HeteroFLLevel]:
     """HeteroFL's levels: every pool has a `share` of the units of one network's hidden layers."""
-    training = config.training
+    training, method = config.training, config.algorithm.name
     if data.models is not None:
-        raise ValueError("algorithm.name must be another than hetero_fl for text.")
+        raise ValueError(f"algorithm.name must be another than {method} for text.")
     if training.get("method", BASELINE) != BASELINE or "compression" in training:
         raise ValueError(
-            "training must have neither a method nor compression for hetero_fl, whose clients average."
+            f"training must have neither a method nor compression for {method}, whose clients average."
         )
     indices = _clients_of_pools(config, data)
     _check_rates(config)
     for setting in ("model", "client_learning_rate", "server_learning_rate"):
         values = sorted({pool[setting] for pool in config.pools.values()})
         if len(values) > 1:
-            raise ValueError(f"pools must have one {setting} for hetero_fl, got {values}.")
+            raise ValueError(f"pools must have one {setting} for {method}, got {values}.")
     _whole_model(config, data)  # for errors that name the setting
     levels = {}
     for name, pool in config.pools.items():
@@ -125,7 +125,7 @@ def _levels(config: ConfigDict, data: Data) -> dict[str, HeteroFLLevel]:
 
 
 def _whole_model(config: ConfigDict, data: Data) -> Model:
-    """The whole network, of which HeteroFL's pools have parts."""
+    """The whole network, of which the pools have parts."""
     name, pool = _first(config)
     return as_executed(config, model_of(config, data, f"pools.{name}.model", pool.model))
 
@@ -223,7 +223,7 @@ OFFERS: dict[str, Callable[[ConfigDict, Data], Any]] = {
     # FedDF's, FedBE's and FedSDD's.
     "validation": _validation,
     "averaging": _averaging,
-    # HeteroFL's.
+    # HeteroFL's and those of the methods beside it.
     "levels": _levels,
     "model": _whole_model,
     "layers": lambda config, data: layers_of(_whole_model(config, data)),

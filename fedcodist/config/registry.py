@@ -43,7 +43,8 @@ class Entry(NamedTuple):
         the models' "logits" or layers, which text does not have, and auxiliary "heads".
       passes: counts FLOPs; None where nobody has counted. `work` is a `fedcodist.report.flops.Work`.
         For "clients" it is `passes(work, pool)`, the cost of learning from one example; for "pools"
-        `passes(work)`, the server's FLOPs of a run; for the others `passes(work)`, the run's `Flops`.
+        `passes(work)`, the server's FLOPs of a run, or `Flops` of which the clients' come on top of what
+        their own method costs; for the others `passes(work)`, the run's `Flops`.
       paper: a link, or "".
     """
 
@@ -193,6 +194,8 @@ _OURS: tuple[tuple[str, str, str, tuple[str, ...], Callable[..., Any], str], ...
     ("moon", "MOON", CLIENTS, ("logits",), passes.moon, "2103.16257"),
     ("scaffold", "SCAFFOLD", CLIENTS, (), passes.scaffold, "1910.06378"),
     ("hetero_fl", "HeteroFL", POOLS, ("logits",), passes.nothing, "2010.01264"),
+    ("fed_rolex", "FedRolex", POOLS, ("logits",), passes.nothing, "2212.01548"),
+    ("fjord", "FjORD", POOLS, ("logits",), passes.fjord, "2102.13451"),
     ("fetch_sgd", "FetchSGD", CLIENTS, (), passes.learning, "2007.07682"),
     ("fed_dropout", "FedDropout", CLIENTS, ("logits",), passes.fed_dropout, "1812.07210"),
     ("fed_kd", "FedKD", CLIENTS, ("logits",), passes.fed_kd, "2108.13323"),
@@ -235,4 +238,6 @@ WITHOUT_UNLABELLED = tuple(
     for entry in ENTRIES.values()
     if entry.name == BASELINE or (entry.kind == POOLS and "unlabelled" not in entry.reads)
 )
+# Methods whose pools train parts of one network.
+OF_LEVELS = ("hetero_fl", "fed_rolex", "fjord")
 DECENTRALISED = tuple(n for n, e in ENTRIES.items() if e.kind == GRAPH and "shared" not in e.reads)

@@ -74,7 +74,12 @@ def flops_of_run(
     of_clients = _passes(config, config["training"].get("method", BASELINE))
     work = Work(config, examples, config["rounds"], distillation_steps)
     clients = {pool: of_clients(work, pool) * count for pool, count in examples.items()}
-    return Flops(clients, 0.0 if config["algorithm"]["name"] == BASELINE else of_server(work))
+    if config["algorithm"]["name"] == BASELINE:
+        return Flops(clients, 0.0)
+    found = of_server(work)
+    if not isinstance(found, Flops):
+        return Flops(clients, found)
+    return Flops({pool: own + found.clients[pool] for pool, own in clients.items()}, found.server)
 
 
 def flops_of_parties(config: Config, examples: Mapping[str, float], rounds: int) -> Flops:
@@ -143,6 +148,10 @@ class Work:
             pool: forward_of(f"pools.{pool}.model", settings["model"])
             for pool, settings in self.config["pools"].items()
         }
+
+    def besides_learning(self, per_example: Callable[[str], float]) -> Flops:
+        """Flops that pools' clients need on top of their own method's, pool -> those of an example."""
+        return Flops({pool: per_example(pool) * n for pool, n in self.examples.items()}, 0.0)
 
     @property
     def images(self) -> int:

@@ -33,6 +33,8 @@ METHOD_STYLES = {
     "fetch_sgd": (PINK, "X"),
     "fed_df": (SKY, "s"),
     "hetero_fl": (SKY, "v"),
+    "fed_rolex": (SKY, "^"),
+    "fjord": (SKY, "D"),
     "fed_dropout": (SKY, "P"),
     "fed_prox": (ORANGE, "o"),
     "fed_be": (ORANGE, "D"),

@@ -23,6 +23,7 @@ from fedcodist.configs import (
     digits_methods,
     digits_mhd,
     digits_parties,
+    digits_submodels,
 )
 from fedcodist.datasets.public_private import digits_public_private
 from fedcodist.report import tables_heads, tables_parties
@@ -37,6 +38,7 @@ DIGITS = (
     digits_methods,
     digits_mhd,
     digits_parties,
+    digits_submodels,
 )
 RUNS = [(module, run) for module in DIGITS for run in module.get_runs()]
 

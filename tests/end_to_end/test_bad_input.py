@@ -89,6 +89,14 @@ OTHER_CONFIGS = {
         "pools.small.client_learning_rate=0.2": ["pools", "one client_learning_rate", "0.2"],
         "pools.large.share=0": ["pools.large.share", "above 0"],
     },
+    "digits_submodels.py:fed_rolex": {
+        "algorithm.units_per_round=-1": ["algorithm.units_per_round", "at least 0", "-1"],
+        "pools.small.model=digits_small": ["pools", "one model for fed_rolex"],
+    },
+    "digits_submodels.py:fjord": {
+        "algorithm.distillation_weight=2": ["algorithm.distillation_weight", "at most 1", "2"],
+        "algorithm.temperature=0": ["algorithm.temperature", "above 0", "0"],
+    },
     "digits_mhd": {
         "algorithm.candidates=all": ["candidates", "'same_level_and_self'", "'all'"],
         "algorithm.choice=best": ["choice", "'most_confident'", "'best'"],

@@ -15,6 +15,7 @@ from fedcodist.configs import (
     digits_methods,
     digits_mhd,
     digits_parties,
+    digits_submodels,
 )
 from fedcodist.core.client_states import device_client_states
 from fedcodist.run import programs
@@ -29,6 +30,7 @@ RUNS = [
     (digits_codist, "periodic_codistillation"),
     (digits_codist, "merged_codistillation"),
     *((digits_methods, run) for run in digits_methods.get_runs()[1:]),
+    *((digits_submodels, run) for run in digits_submodels.get_runs()[1:]),
     (digits_compression, "fetch_sgd"),
     (digits_compression, "fed_dropout"),
     (digits_compression, "fed_avg,svd"),

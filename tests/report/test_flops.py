@@ -19,6 +19,7 @@ from fedcodist.configs import (
     digits_methods,
     digits_mhd,
     digits_parties,
+    digits_submodels,
 )
 from fedcodist.core.inputs import Round
 from fedcodist.report import flops
@@ -102,6 +103,12 @@ def scaffold():
     return config
 
 
+def submodels(run, **more):
+    config = digits_submodels.get_config(run)
+    config.algorithm.update(**more)
+    return config
+
+
 CONFIGS = {
     "fed_avg": lambda: method("fed_avg"),
     "scaffold, option 1": scaffold,
@@ -114,6 +121,9 @@ CONFIGS = {
     ),
     "fed_ensemble": lambda: digits_methods.get_config("fed_ensemble"),
     "hetero_fl": lambda: codistillation("hetero_fl"),
+    "fed_rolex": lambda: submodels("fed_rolex"),
+    "fjord": lambda: submodels("fjord"),
+    "fjord, alone": lambda: submodels("fjord", self_distillation=False),
     "fed_df": lambda: method("fed_df"),
     "fed_df, validated": lambda: method(
         "fed_df",
@@ -206,6 +216,9 @@ def test_runs_compute_what_is_counted(name, monkeypatch):
     alone = (
         "fed_avg",
         "hetero_fl",
+        "fed_rolex",
+        "fjord",
+        "fjord, alone",
         "fed_ensemble",
         "fed_gkd",
         "fed_ntd",
@@ -215,7 +228,7 @@ def test_runs_compute_what_is_counted(name, monkeypatch):
         "fed_sdd, none",
     )
     assert (found.server > 0) == (name not in alone)
-    if name not in ("fed_gkd", "fed_ntd", "moon", "scaffold, option 1"):
+    if name not in ("fed_gkd", "fed_ntd", "moon", "scaffold, option 1", "fjord"):
         assert sum(found.clients.values()) == LEARNING * sum(examples.values())
 
 
