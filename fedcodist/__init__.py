@@ -16,6 +16,7 @@ _MODULE_OF = {
     "Compressor": "compression.compressor",
     "Decision": "run.callbacks",
     "DecentralisedPeriodicHyper": "algorithms.graph.decentralised_periodic_codistillation",
+    "DepthFLHyper": "algorithms.pools.depth_fl",
     "Distillation": "distillation.loop",
     "DSFLHyper": "algorithms.parties.ds_fl",
     "EarlyStopping": "distillation.early_stopping",
@@ -73,6 +74,7 @@ _MODULE_OF = {
     "count_sketch": "compression.count_sketch",
     "decentralised_fed_avg": "algorithms.graph.decentralised_fed_avg",
     "decentralised_periodic_codistillation": "algorithms.graph.decentralised_periodic_codistillation",
+    "depth_fl": "algorithms.pools.depth_fl",
     "ds_fl": "algorithms.parties.ds_fl",
     "fd": "algorithms.parties.fd",
     "feature_noise": "data.feature_skew",
@@ -131,6 +133,7 @@ _MODULE_OF = {
     "top_k": "compression.top_k",
     "train_client": "core.local_training",
     "with_error_feedback": "compression.error_feedback",
+    "with_exits": "models.exits",
 }
 # Names of earlier commits, for the message of the AttributeError.
 _NOW_CALLED = {

@@ -43,6 +43,8 @@ from fedcodist.algorithms.parties.local_only import LocalOnlyHyper as LocalOnlyH
 from fedcodist.algorithms.parties.local_only import local_only as local_only
 from fedcodist.algorithms.pools.codistillation import CodistillationHyper as CodistillationHyper
 from fedcodist.algorithms.pools.codistillation import TeachingHyper as TeachingHyper
+from fedcodist.algorithms.pools.depth_fl import DepthFLHyper as DepthFLHyper
+from fedcodist.algorithms.pools.depth_fl import depth_fl as depth_fl
 from fedcodist.algorithms.pools.fed_be import FedBEHyper as FedBEHyper
 from fedcodist.algorithms.pools.fed_be import fed_be as fed_be
 from fedcodist.algorithms.pools.fed_df import FedDFHyper as FedDFHyper
@@ -106,6 +108,7 @@ from fedcodist.distillation.early_stopping import EarlyStopping as EarlyStopping
 from fedcodist.distillation.loop import Distillation as Distillation
 from fedcodist.distillation.validation import ValidationData as ValidationData
 from fedcodist.distillation.weight_averaging import WeightAveraging as WeightAveraging
+from fedcodist.models.exits import with_exits as with_exits
 from fedcodist.models.headed import headed as headed
 from fedcodist.models.multi_headed import multi_headed as multi_headed
 from fedcodist.report.partition_plot import plot_partition as plot_partition

@@ -30,7 +30,13 @@ from fedcodist.config.compression import with_links
 from fedcodist.config.config_errors import choice
 from fedcodist.config.data import Data
 from fedcodist.config.execution import as_executed, execution_of
-from fedcodist.config.networks import layers_of, model_of, module_of, narrowed
+from fedcodist.config.networks import (
+    layers_of,
+    model_of,
+    model_with_exits,
+    module_of,
+    narrowed,
+)
 from fedcodist.config.optimizers import distillation_optimizer
 from fedcodist.config.registry import BASELINE, algorithm_entry, function_of, method_of
 from fedcodist.core.batches import Preprocess
@@ -41,6 +47,8 @@ from fedcodist.data import augmentation
 from fedcodist.data.partition import capacity_pools
 from fedcodist.distillation.validation import ValidationData
 from fedcodist.distillation.weight_averaging import WeightAveraging
+
+DEPTH_FL = "depth_fl"  # its parts are the first blocks of a network with exits
 
 
 def build_of_pools(config: ConfigDict, data: Data) -> FederatedAlgorithm:
@@ -117,16 +125,25 @@ def _levels(config: ConfigDict, data: Data) -> dict[str, HeteroFLLevel]:
     _whole_model(config, data)  # for errors that name the setting
     levels = {}
     for name, pool in config.pools.items():
-        module, example = module_of(f"pools.{name}.model", pool.model, data)
-        network = narrowed(module, pool.share, f"pools.{name}.share")
-        part = as_executed(config, from_flax_linen(network, example))
+        part = as_executed(config, _part(config, data, name, pool))
         levels[name] = HeteroFLLevel(part, indices[name], pool.cohort_size)
     return levels
+
+
+def _part(config: ConfigDict, data: Data, name: str, pool: ConfigDict) -> Model:
+    """A pool's part of the network: its first blocks, or the first units of its hidden layers."""
+    setting = f"pools.{name}.model"
+    if config.algorithm.name == DEPTH_FL:
+        return model_with_exits(setting, pool.model, data, pool.depth)
+    module, example = module_of(setting, pool.model, data)
+    return from_flax_linen(narrowed(module, pool.share, f"pools.{name}.share"), example)
 
 
 def _whole_model(config: ConfigDict, data: Data) -> Model:
     """The whole network, of which the pools have parts."""
     name, pool = _first(config)
+    if config.algorithm.name == DEPTH_FL:
+        return as_executed(config, model_with_exits(f"pools.{name}.model", pool.model, data))
     return as_executed(config, model_of(config, data, f"pools.{name}.model", pool.model))
 
 

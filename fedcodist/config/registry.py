@@ -184,8 +184,9 @@ def _place(make: str | Callable[..., Any]) -> str:
 
 
 _UNLABELLED = ("unlabelled", "logits")
+_DEPTH_FL_PAPER = "https://openreview.net/forum?id=pf8RIZTMU58"
 _CODISTILLATION_PAPER, _MHD_PAPER = "2310.02549", "2211.15774"
-# (name, title, kind, what it reads, FLOPs, arXiv's number); its module and its function have its name.
+# (name, title, kind, what it reads, FLOPs, arXiv's number or a link); module and function have its name.
 _OURS: tuple[tuple[str, str, str, tuple[str, ...], Callable[..., Any], str], ...] = (
     ("fed_avg", "FedAvg", CLIENTS, (), passes.learning, "1602.05629"),
     ("fed_prox", "FedProx", CLIENTS, (), passes.learning, "1812.06127"),
@@ -196,6 +197,7 @@ _OURS: tuple[tuple[str, str, str, tuple[str, ...], Callable[..., Any], str], ...
     ("hetero_fl", "HeteroFL", POOLS, ("logits",), passes.nothing, "2010.01264"),
     ("fed_rolex", "FedRolex", POOLS, ("logits",), passes.nothing, "2212.01548"),
     ("fjord", "FjORD", POOLS, ("logits",), passes.fjord, "2102.13451"),
+    ("depth_fl", "DepthFL", POOLS, ("logits",), passes.nothing, _DEPTH_FL_PAPER),
     ("fetch_sgd", "FetchSGD", CLIENTS, (), passes.learning, "2007.07682"),
     ("fed_dropout", "FedDropout", CLIENTS, ("logits",), passes.fed_dropout, "1812.07210"),
     ("fed_kd", "FedKD", CLIENTS, ("logits",), passes.fed_kd, "2108.13323"),
@@ -230,7 +232,7 @@ _OURS: tuple[tuple[str, str, str, tuple[str, ...], Callable[..., Any], str], ...
 )
 for _name, _title, _kind, _reads, _passes, _paper in _OURS:
     _make = f"fedcodist.algorithms.{_kind}.{_name}:{_name}"
-    _link = _paper and f"https://arxiv.org/abs/{_paper}"
+    _link = _paper if "/" in _paper or not _paper else f"https://arxiv.org/abs/{_paper}"
     register(Entry(_name, _title, _kind, _make, _reads, _passes, _link))
 # Groups of methods for tables: servers without unlabelled data, clients on a graph.
 WITHOUT_UNLABELLED = tuple(
@@ -239,5 +241,5 @@ WITHOUT_UNLABELLED = tuple(
     if entry.name == BASELINE or (entry.kind == POOLS and "unlabelled" not in entry.reads)
 )
 # Methods whose pools train parts of one network.
-OF_LEVELS = ("hetero_fl", "fed_rolex", "fjord")
+OF_LEVELS = ("hetero_fl", "fed_rolex", "fjord", "depth_fl")
 DECENTRALISED = tuple(n for n, e in ENTRIES.items() if e.kind == GRAPH and "shared" not in e.reads)

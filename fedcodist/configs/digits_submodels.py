@@ -14,8 +14,8 @@ SHARES = {"small": 0.25, "medium": 0.5, "large": 1.0}  # of the units of each hi
 
 
 def get_runs() -> list[str]:
-    """Parts of fewer units."""
-    return ["hetero_fl", "fed_rolex", "fjord"]
+    """Parts of fewer units, and of fewer blocks."""
+    return ["hetero_fl", "fed_rolex", "fjord", "depth_fl"]
 
 
 def get_config(run: str = "hetero_fl") -> ConfigDict:
@@ -37,6 +37,11 @@ def get_config(run: str = "hetero_fl") -> ConfigDict:
         config.algorithm.units_per_round = 1
     if run == "fjord":
         config.algorithm.update(self_distillation=True, distillation_weight=1.0, temperature=1.0)
+    if run == "depth_fl":
+        config.algorithm.update(distillation_weight=1.0, ramp_up=0)
+        for depth, pool in enumerate(config.pools.values(), 1):
+            pool.model, pool.depth = "digits_exits", depth
+            del pool.share
     config.evaluation = defaults.evaluation(5, 20)
     config.execution = defaults.execution(processes=1)
     return config

@@ -27,7 +27,7 @@ from fedcodist.config.data import Data, load_data
 from fedcodist.config.data_bert import ENCODED
 from fedcodist.config.data_text import TEXT, TEXT_MODELS
 from fedcodist.config.graph_methods import decentralised_groups, graph_of, image_shape
-from fedcodist.config.networks import MODELS, narrowed
+from fedcodist.config.networks import MODELS, WITH_EXITS, narrowed
 from fedcodist.config.party_methods import (
     embedding_width,
     extra_shape,
@@ -125,16 +125,23 @@ class Work:
 
     # Of pools.
 
-    def network(self, setting: str, name: str, share: float | None = None) -> float:
+    def network(
+        self, setting: str, name: str, share: float | None = None, depth: int | None = None
+    ) -> float:
         """FLOPs of a forward pass on one example of the network that a setting names, or of a share of
-        its units."""
+        its units or its first blocks."""
+        if depth is not None:
+            create, shape = choice(setting, name, WITH_EXITS)
+            return forward_flops_of((functools.partial(create, depth), shape))
         return _forward_of(self, share)(setting, name)
 
     @functools.cached_property
     def forward(self) -> dict[str, float]:
-        """Pool -> FLOPs of its network on one example; of HeteroFL's pools their share of it."""
+        """Pool -> FLOPs of its network on one example; of HeteroFL's pools their share of it,
+        and of DepthFL's its first blocks."""
+        part = lambda settings: (settings.get("share"), settings.get("depth"))
         return {
-            pool: self.network(f"pools.{pool}.model", settings["model"], settings.get("share"))
+            pool: self.network(f"pools.{pool}.model", settings["model"], *part(settings))
             for pool, settings in self.config["pools"].items()
         }
 

@@ -35,6 +35,7 @@ METHOD_STYLES = {
     "hetero_fl": (SKY, "v"),
     "fed_rolex": (SKY, "^"),
     "fjord": (SKY, "D"),
+    "depth_fl": (SKY, "o"),
     "fed_dropout": (SKY, "P"),
     "fed_prox": (ORANGE, "o"),
     "fed_be": (ORANGE, "D"),

@@ -97,6 +97,12 @@ OTHER_CONFIGS = {
         "algorithm.distillation_weight=2": ["algorithm.distillation_weight", "at most 1", "2"],
         "algorithm.temperature=0": ["algorithm.temperature", "above 0", "0"],
     },
+    "digits_submodels.py:depth_fl": {
+        "algorithm.distillation_weight=-1": ["algorithm.distillation_weight", "at least 0", "-1"],
+        "algorithm.ramp_up=-1": ["algorithm.ramp_up", "at least 0", "-1"],
+        "pools.large.depth=4": ["pools.large.model", "depth", "3 blocks", "4"],
+        "pools.small.model=digits_small": ["pools", "one model for depth_fl"],
+    },
     "digits_mhd": {
         "algorithm.candidates=all": ["candidates", "'same_level_and_self'", "'all'"],
         "algorithm.choice=best": ["choice", "'most_confident'", "'best'"],

@@ -22,6 +22,7 @@ from fedcodist.configs import (
     digits_submodels,
 )
 from fedcodist.core.inputs import Round
+from fedcodist.models import exits
 from fedcodist.report import flops
 from fedcodist.report.flops import (
     LEARNING,
@@ -124,6 +125,7 @@ CONFIGS = {
     "fed_rolex": lambda: submodels("fed_rolex"),
     "fjord": lambda: submodels("fjord"),
     "fjord, alone": lambda: submodels("fjord", self_distillation=False),
+    "depth_fl": lambda: submodels("depth_fl"),
     "fed_df": lambda: method("fed_df"),
     "fed_df, validated": lambda: method(
         "fed_df",
@@ -145,8 +147,8 @@ def count_examples(monkeypatch, *modules):
     seen = {True: 0.0, False: 0.0}
     create = modules[0].from_flax_linen
 
-    def watched(*arguments):
-        model = create(*arguments)
+    def watched(*arguments, **options):
+        model = create(*arguments, **options)
 
         def apply(variables, batch, *, train=False, mask=None, **more):
             # Parties are answered in batches of a size that divides their images.
@@ -178,7 +180,7 @@ def test_runs_compute_what_is_counted(name, monkeypatch):
     """Every evaluation of a network reports how many examples it saw, and whether it learned."""
     config = CONFIGS[name]()
     config.rounds, config.training.epochs = ROUNDS, 2
-    seen = count_examples(monkeypatch, pool_methods, networks)
+    seen = count_examples(monkeypatch, pool_methods, networks, exits)
     data = load_data(config.data)
     algorithm = build_algorithm(config, data)
     rows = {"unlabelled": {"image": data.unlabelled}}
@@ -219,6 +221,7 @@ def test_runs_compute_what_is_counted(name, monkeypatch):
         "fed_rolex",
         "fjord",
         "fjord, alone",
+        "depth_fl",
         "fed_ensemble",
         "fed_gkd",
         "fed_ntd",

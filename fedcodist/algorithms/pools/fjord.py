@@ -29,6 +29,7 @@ from fedcodist.algorithms.pools.hetero_fl_parts import part_of_level
 from fedcodist.algorithms.pools.levels import (
     PartOf,
     algorithm_of_levels,
+    always,
     level_method,
     mean_and_owners,
     of_level,
@@ -111,7 +112,7 @@ def fjord(
     for level, settings in levels.items():
         with of_level(level):
             part_at, networks[level] = part_of_level(model, settings.model, layers, scaled=False)
-        parts[level] = lambda server, part_at=part_at: part_at(0)
+        parts[level] = always(part_at(0))
     widths = _widths(model, networks, layers)
     pools = {}
     for level, settings in levels.items():

@@ -12,6 +12,7 @@ import optax
 from fedcodist.algorithms.clients.fed_avg import FedAvgHyper, Schedule, constant, fed_avg
 from fedcodist.algorithms.pools.hetero_fl_parts import masked_update, part_of_level
 from fedcodist.algorithms.pools.levels import (
+    Part,
     PartOf,
     algorithm_of_levels,
     level_method,
@@ -137,8 +138,12 @@ def pools_of_levels(
             part_at, network = part_of_level(
                 whole.model, settings.model, layers, adjustments.scaled
             )
-        part: PartOf = lambda server, part_at=part_at: part_at(first_unit(server))
+        part = _beginning_with(part_at, first_unit)
         update = masked_update(network, training, adjustments.masked)
         method = level_method(whole, network, part, update, mean_and_owners(layers[-1]))
         pools[level], parts[level] = Pool(method, settings.clients, settings.cohort_size), part
     return pools, parts
+
+
+def _beginning_with(part_at: Callable[[Any], Part], first_unit: Callable[[Any], Any]) -> PartOf:
+    return lambda server: part_at(first_unit(server))

@@ -14,6 +14,7 @@ from fedcodist.core.aggregation import Aggregate, Reduce
 from fedcodist.core.for_each_client import Execution
 from fedcodist.core.method import FederatedAlgorithm, FederatedMethod
 from fedcodist.core.model import Model, Variables, variable_shapes
+from fedcodist.core.trees import named_leaves
 from fedcodist.models.submodels import gathered, scattered
 
 PyTree = Any
@@ -44,6 +45,43 @@ def part_at_places(places: PyTree, shapes: PyTree) -> Part:
     return Part(
         lambda params: gathered(params, places), lambda part: scattered(part, places, shapes)
     )
+
+
+def part_of_leaves(shapes: PyTree, smaller: PyTree) -> Part:
+    """The part of some parameters that are whole.
+
+    Args:
+      shapes, smaller: of the whole network's parameters and the level's.
+
+    Raises:
+      ValueError: names a parameter of the level that the whole network does not have, or of another
+        shape.
+    """
+    whole, names = named_leaves(shapes), named_leaves(smaller)
+    for name, leaf in names.items():
+        if name not in whole or whole[name].shape != leaf.shape:
+            has = list(whole[name].shape) if name in whole else "none"
+            raise ValueError(
+                f"submodel's {name!r} must be one of the model's parameters, which has {has}, got "
+                f"{list(leaf.shape)}."
+            )
+
+    def taken(params):
+        known = named_leaves(params)
+        return jax.tree.unflatten(jax.tree.structure(smaller), [known[name] for name in names])
+
+    def put_back(part):
+        known = named_leaves(part)
+        zeros = lambda like: jnp.zeros(like.shape, like.dtype)
+        leaves = [known[n] if n in known else zeros(like) for n, like in whole.items()]
+        return jax.tree.unflatten(jax.tree.structure(shapes), leaves)
+
+    return Part(taken, put_back)
+
+
+def always(part: Part) -> PartOf:
+    """A level that has the same part in every round."""
+    return lambda server: part
 
 
 @contextlib.contextmanager
