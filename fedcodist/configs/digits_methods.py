@@ -12,7 +12,7 @@ from ml_collections import ConfigDict, config_dict
 
 from fedcodist.config import defaults
 
-LOCAL = ("fed_avg", "fed_prox", "scaffold", "fed_gkd")
+LOCAL = ("fed_avg", "fed_prox", "scaffold", "fed_gkd", "fed_ntd", "moon")
 SERVER = ("fed_df", "fed_be", "fed_sdd", "fed_sdd_pools", "fed_et")
 
 
@@ -48,6 +48,8 @@ def get_config(run: str = "fed_sdd") -> ConfigDict:
         proximal_weight=0.01,  # fed_prox
         scaffold_option=2,
         fed_gkd=dict(models_kept=5, weight=0.1, temperature=1.0),
+        fed_ntd=dict(not_true_weight=1.0, temperature=1.0),
+        moon=dict(layer="Dense_0", contrast_weight=1.0, temperature=0.5),
         batch_size=10,
         epochs=2,
     )

@@ -21,8 +21,10 @@ from fedcodist.configs import (
     digits_mhd,
     digits_parties,
     digits_personal,
+    digits_submodels,
 )
 from fedcodist.core.inputs import Round
+from fedcodist.models import exits
 from fedcodist.models.embedding_generator import EmbeddingGenerator
 from fedcodist.report import flops
 from fedcodist.report.flops import (
@@ -93,8 +95,8 @@ def method(run, **more):
     return config
 
 
-def fed_gkd():
-    config = digits_methods.get_config("fed_gkd")
+def taught_clients(run):
+    config = digits_methods.get_config(run)
     config.training.batch_size = 1  # the teacher's batches have no padding
     return config
 
@@ -111,13 +113,20 @@ def personal(run, batch_size):
     return config
 
 
+def submodels(run, **more):
+    config = digits_submodels.get_config(run)
+    config.algorithm.update(**more)
+    return config
+
+
 CONFIGS = {
     "apfl": lambda: personal("apfl", 10),
     "p_fed_me": lambda: personal("p_fed_me", 10),
     "per_fed_avg": lambda: personal("per_fed_avg", 1000),  # whole clients fall into two parts
     "fed_avg": lambda: method("fed_avg"),
     "scaffold, option 1": scaffold,
-    "fed_gkd": fed_gkd,
+    "fed_gkd": lambda: taught_clients("fed_gkd"),
+    "fed_ntd": lambda: taught_clients("fed_ntd"),
     "periodic": lambda: codistillation("periodic_codistillation"),
     "merged": lambda: codistillation("merged_codistillation"),
     "merged, skipped": lambda: codistillation(
@@ -125,6 +134,10 @@ CONFIGS = {
     ),
     "fed_ensemble": lambda: digits_methods.get_config("fed_ensemble"),
     "hetero_fl": lambda: codistillation("hetero_fl"),
+    "fed_rolex": lambda: submodels("fed_rolex"),
+    "fjord": lambda: submodels("fjord"),
+    "fjord, alone": lambda: submodels("fjord", self_distillation=False),
+    "depth_fl": lambda: submodels("depth_fl"),
     "fed_df": lambda: method("fed_df"),
     "fed_df, validated": lambda: method(
         "fed_df",
@@ -145,8 +158,8 @@ def count_examples(monkeypatch, *modules):
     """Counts examples that networks made in `modules` read: whether they learned -> examples."""
     seen = {True: 0.0, False: 0.0}
 
-    def watched(create, *arguments):
-        model = create(*arguments)
+    def watched(create, *arguments, **options):
+        model = create(*arguments, **options)
 
         def apply(variables, batch, *, train=False, mask=None, **more):
             # Parties are answered in batches of a size that divides their images.
@@ -180,7 +193,7 @@ def test_runs_compute_what_is_counted(name, monkeypatch):
     """Every evaluation of a network reports how many examples it saw, and whether it learned."""
     config = CONFIGS[name]()
     config.rounds, config.training.epochs = ROUNDS, 2
-    seen = count_examples(monkeypatch, pool_methods, networks)
+    seen = count_examples(monkeypatch, pool_methods, networks, exits)
     data = load_data(config.data)
     algorithm = build_algorithm(config, data)
     rows = {"unlabelled": {"image": data.unlabelled}}
@@ -215,17 +228,21 @@ def test_runs_compute_what_is_counted(name, monkeypatch):
         steps += [float(v) for k, v in metrics.items() if k.endswith("distillation_steps")]
     found = flops_of_run(config.to_dict(), examples, np.mean(steps) if steps else None)
     assert sum(found.clients.values()) + found.server == seen[False] + LEARNING * seen[True]
-    more = ("fed_gkd", "scaffold, option 1", "apfl", "p_fed_me", "per_fed_avg")
+    more = ("fed_gkd", "fed_ntd", "moon", "scaffold, option 1", "apfl", "p_fed_me", "per_fed_avg")
     alone = (
         "fed_avg",
         "hetero_fl",
+        "fed_rolex",
+        "fjord",
+        "fjord, alone",
+        "depth_fl",
         "fed_ensemble",
         *more,
         "merged, skipped",
         "fed_sdd, none",
     )
     assert (found.server > 0) == (name not in alone)
-    if name not in more:
+    if name not in (*more, "fjord"):
         assert sum(found.clients.values()) == LEARNING * sum(examples.values())
 
 
