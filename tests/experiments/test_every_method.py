@@ -28,6 +28,7 @@ pytestmark = pytest.mark.usefixtures("compile_quickly")
 RUNS = [
     (digits_codist, "fed_avg"),
     (digits_codist, "hetero_fl"),
+    (digits_codist, "fed_sdd_pools"),
     (digits_codist, "periodic_codistillation"),
     (digits_codist, "merged_codistillation"),
     *((digits_methods, run) for run in digits_methods.get_runs()[1:]),

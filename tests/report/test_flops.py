@@ -24,9 +24,14 @@ from fedcodist.configs import (
     digits_submodels,
 )
 from fedcodist.core.inputs import Round
+<<<<<<< HEAD
 from fedcodist.models import exits
 from fedcodist.models.embedding_generator import EmbeddingGenerator
+=======
+from fedcodist.models import headed
+>>>>>>> mE
 from fedcodist.report import flops
+from fedcodist.report.costs import pool_of
 from fedcodist.report.flops import (
     LEARNING,
     flops_of_parties,
@@ -95,8 +100,20 @@ def method(run, **more):
     return config
 
 
+<<<<<<< HEAD
 def taught_clients(run):
     config = digits_methods.get_config(run)
+=======
+def several_architectures(**more):
+    config = digits_codist.get_config("fed_sdd_pools")
+    config.pools.small.cohort_size, config.pools.large.cohort_size = 3, 2
+    config.algorithm.update(steps=3, **more)
+    return config
+
+
+def fed_gkd():
+    config = digits_methods.get_config("fed_gkd")
+>>>>>>> mE
     config.training.batch_size = 1  # the teacher's batches have no padding
     return config
 
@@ -151,6 +168,10 @@ CONFIGS = {
         "fed_sdd", num_models=2, cached=False, distilled="all", rounds_kept=1
     ),
     "fed_sdd, none": lambda: method("fed_sdd", num_models=2, steps=0),
+    "fed_sdd_pools": lambda: several_architectures(cached=False, warm_up=1),
+    # One image at a time, as above.
+    "fed_sdd_pools, cached": lambda: several_architectures(batch_size=1, distilled="all"),
+    "fed_et": lambda: method("fed_et"),
 }
 
 
@@ -158,8 +179,13 @@ def count_examples(monkeypatch, *modules):
     """Counts examples that networks made in `modules` read: whether they learned -> examples."""
     seen = {True: 0.0, False: 0.0}
 
+<<<<<<< HEAD
     def watched(create, *arguments, **options):
         model = create(*arguments, **options)
+=======
+    def watched(*arguments, **named):
+        model = create(*arguments, **named)
+>>>>>>> mE
 
         def apply(variables, batch, *, train=False, mask=None, **more):
             # Parties are answered in batches of a size that divides their images.
@@ -193,7 +219,11 @@ def test_runs_compute_what_is_counted(name, monkeypatch):
     """Every evaluation of a network reports how many examples it saw, and whether it learned."""
     config = CONFIGS[name]()
     config.rounds, config.training.epochs = ROUNDS, 2
+<<<<<<< HEAD
     seen = count_examples(monkeypatch, pool_methods, networks, exits)
+=======
+    seen = count_examples(monkeypatch, pool_methods, networks, headed)
+>>>>>>> mE
     data = load_data(config.data)
     algorithm = build_algorithm(config, data)
     rows = {"unlabelled": {"image": data.unlabelled}}
@@ -224,7 +254,7 @@ def test_runs_compute_what_is_counted(name, monkeypatch):
         state, metrics, sizes = round_(state, round)
         jax.effects_barrier()
         for pool, size in sizes.items():
-            examples[pool if pool in examples else "main"] += 2.0 * int(size)
+            examples[pool_of(config, pool)] += 2.0 * int(size)
         steps += [float(v) for k, v in metrics.items() if k.endswith("distillation_steps")]
     found = flops_of_run(config.to_dict(), examples, np.mean(steps) if steps else None)
     assert sum(found.clients.values()) + found.server == seen[False] + LEARNING * seen[True]
