@@ -24,12 +24,8 @@ from fedcodist.configs import (
     digits_submodels,
 )
 from fedcodist.core.inputs import Round
-<<<<<<< HEAD
-from fedcodist.models import exits
+from fedcodist.models import exits, headed
 from fedcodist.models.embedding_generator import EmbeddingGenerator
-=======
-from fedcodist.models import headed
->>>>>>> mE
 from fedcodist.report import flops
 from fedcodist.report.costs import pool_of
 from fedcodist.report.flops import (
@@ -100,10 +96,6 @@ def method(run, **more):
     return config
 
 
-<<<<<<< HEAD
-def taught_clients(run):
-    config = digits_methods.get_config(run)
-=======
 def several_architectures(**more):
     config = digits_codist.get_config("fed_sdd_pools")
     config.pools.small.cohort_size, config.pools.large.cohort_size = 3, 2
@@ -111,9 +103,8 @@ def several_architectures(**more):
     return config
 
 
-def fed_gkd():
-    config = digits_methods.get_config("fed_gkd")
->>>>>>> mE
+def taught_clients(run):
+    config = digits_methods.get_config(run)
     config.training.batch_size = 1  # the teacher's batches have no padding
     return config
 
@@ -179,13 +170,8 @@ def count_examples(monkeypatch, *modules):
     """Counts examples that networks made in `modules` read: whether they learned -> examples."""
     seen = {True: 0.0, False: 0.0}
 
-<<<<<<< HEAD
     def watched(create, *arguments, **options):
         model = create(*arguments, **options)
-=======
-    def watched(*arguments, **named):
-        model = create(*arguments, **named)
->>>>>>> mE
 
         def apply(variables, batch, *, train=False, mask=None, **more):
             # Parties are answered in batches of a size that divides their images.
@@ -219,11 +205,7 @@ def test_runs_compute_what_is_counted(name, monkeypatch):
     """Every evaluation of a network reports how many examples it saw, and whether it learned."""
     config = CONFIGS[name]()
     config.rounds, config.training.epochs = ROUNDS, 2
-<<<<<<< HEAD
-    seen = count_examples(monkeypatch, pool_methods, networks, exits)
-=======
-    seen = count_examples(monkeypatch, pool_methods, networks, headed)
->>>>>>> mE
+    seen = count_examples(monkeypatch, pool_methods, networks, exits, headed)
     data = load_data(config.data)
     algorithm = build_algorithm(config, data)
     rows = {"unlabelled": {"image": data.unlabelled}}
