@@ -93,10 +93,7 @@ def fed_sdd_pools(
       num_unlabelled: number of examples of the data set `unlabelled`, see `resident_data`.
       num_models: K of every pool; its groups are as even as can be.
       rounds_kept: R.
-      distillation: steps, batch size, optimizer, augmentation; 0 steps leave distillation out.
-      teaching: which models learn, and how.
-      hyper: learning rate and temperature of the distillation.
-      execution: how clients are executed.
+      distillation, teaching, hyper, execution: as `fed_sdd` has them.
 
     Raises:
       ValueError: a pool, number or class count that makes no sense; names it.
