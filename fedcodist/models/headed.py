@@ -37,6 +37,7 @@ def headed(
     Raises:
       ValueError: numbers out of range, or a backbone that returns something else than [batch, width].
 
+    >>> import jax.numpy as jnp
     >>> model = headed(nn.Dense(8), jnp.zeros((1, 4)), classes=3, width=2)
     >>> params = model.init(jax.random.key(0)).params
     >>> params[HEAD]["kernel"].shape
