@@ -273,3 +273,56 @@ def test_a_pool_without_any_measured_client_is_named(dealt):
         fc.run_experiment(
             experiment(train, algorithm, client_splits={"own": test}), show_progress=False
         )
+
+
+def test_methods_with_private_parts_are_fine_tuned_as_a_whole(dealt):
+    train, test = (
+        FederatedData(
+            {"image": part.columns["x"], "label": part.columns["label"]},
+            part.offsets,
+            part.client_ids,
+            allow_empty=True,
+        )
+        for part in dealt
+    )
+    model = fc.headed(nn.Dense(6), jnp.zeros((1, 4)), classes=CLASSES)
+    one_step = LocalTraining(batch_size=64)
+    rates = fc.FedAvgHyper(client_learning_rate=0.3)
+    pools = {
+        "babu": fc.Pool(fc.fed_babu(model, one_step, hyper=rates), np.arange(5), 2),
+        "per": fc.Pool(fc.compressed(fc.fed_per(model, one_step, hyper=rates), 4), np.arange(5), 2),
+    }
+    outcome = fc.run_experiment(
+        experiment(
+            train,
+            fc.independent_pools(pools, train.columns),
+            final_client_splits={"own": test},
+            seeds=1,
+        ),
+        show_progress=False,
+    )
+    measured = outcome.clients["own"]
+    assert set(measured) == {"babu", "babu_fine_tuned", "per", "per_personal"} | {
+        "per_personal_fine_tuned"
+    }
+    shared = of_seed(outcome.variables["babu"], 0)
+    for place, client in enumerate(measured["babu_fine_tuned"].clients):
+        own = train.client(int(client))
+
+        def loss(params, own=own):
+            outputs = model.apply(shared._replace(params=params), own)[0]
+            labels = own["label"]
+            return -jax.nn.log_softmax(outputs.logits)[jnp.arange(len(labels)), labels].mean()
+
+        # FedBABU's head, which never changes in a round, takes the step too.
+        params = jax.tree.map(
+            lambda p, g: p - 0.3 * g, shared.params, jax.grad(loss)(shared.params)
+        )
+        tested = test.client(int(client))
+        outputs = model.apply(shared._replace(params=params), tested)[0]
+        log_probabilities = np.asarray(jax.nn.log_softmax(outputs.logits))
+        expected = -log_probabilities[np.arange(len(tested["label"])), tested["label"]].mean()
+        found = measured["babu_fine_tuned"].metrics["loss"][0, place]
+        assert found == pytest.approx(expected, rel=1e-4)
+    losses = {name: measured[name].metrics["loss"] for name in measured if name.startswith("per")}
+    assert (losses["per_personal"] != losses["per_personal_fine_tuned"]).all()
