@@ -32,6 +32,9 @@ OF_AUTHORS = {
     "core.keys": ["derive"],
     "core.inputs": ["Round", "ClientData"],
     "core.communication": ["Communication"],
+    "core.parts": ["choice_of"],
+    "core.method": ["ClientModels"],
+    "models.headed": ["embedding_of", "apply_head", "split_head", "with_head", "check_heads"],
     "algorithms.clients.fed_avg": ["client_result"],
     "algorithms.pools.pool": ["assemble"],
     "algorithms.pools.pool_rounds": ["train_pools", "update_servers", "set_models"],
@@ -49,6 +52,7 @@ OF_AUTHORS = {
     "algorithms.parties.shared_examples": ["shared_examples", "all_examples", "inference"],
     "algorithms.parties.groups": [
         *("check_groups", "party_names", "same_for_all", "all_clients", "by_architecture"),
+        "in_client_order",
     ],
     "config.registry": ["Entry", "register"],
 }

@@ -14,6 +14,8 @@ from fedcodist.algorithms.clients.fed_gkd import fed_gkd as fed_gkd
 from fedcodist.algorithms.clients.fed_kd import FedKDHyper as FedKDHyper
 from fedcodist.algorithms.clients.fed_kd import fed_kd as fed_kd
 from fedcodist.algorithms.clients.fed_kd_losses import MutualLosses as MutualLosses
+from fedcodist.algorithms.clients.fed_ntd import FedNTDHyper as FedNTDHyper
+from fedcodist.algorithms.clients.fed_ntd import fed_ntd as fed_ntd
 from fedcodist.algorithms.clients.fed_per import fed_per as fed_per
 from fedcodist.algorithms.clients.fed_prox import FedProxHyper as FedProxHyper
 from fedcodist.algorithms.clients.fed_prox import fed_prox as fed_prox
@@ -21,6 +23,8 @@ from fedcodist.algorithms.clients.fed_rep import fed_rep as fed_rep
 from fedcodist.algorithms.clients.fetch_sgd import FetchSGDHyper as FetchSGDHyper
 from fedcodist.algorithms.clients.fetch_sgd import fetch_sgd as fetch_sgd
 from fedcodist.algorithms.clients.lg_fed_avg_one import lg_fed_avg_one as lg_fed_avg_one
+from fedcodist.algorithms.clients.moon import MoonHyper as MoonHyper
+from fedcodist.algorithms.clients.moon import moon as moon
 from fedcodist.algorithms.clients.p_fed_me import PFedMeHyper as PFedMeHyper
 from fedcodist.algorithms.clients.p_fed_me import p_fed_me as p_fed_me
 from fedcodist.algorithms.clients.partially_shared import partially_shared as partially_shared
@@ -76,6 +80,8 @@ from fedcodist.algorithms.parties.prototypes import ServerTraining as ServerTrai
 from fedcodist.algorithms.parties.public_correlation import PublicBatches as PublicBatches
 from fedcodist.algorithms.pools.codistillation import CodistillationHyper as CodistillationHyper
 from fedcodist.algorithms.pools.codistillation import TeachingHyper as TeachingHyper
+from fedcodist.algorithms.pools.depth_fl import DepthFLHyper as DepthFLHyper
+from fedcodist.algorithms.pools.depth_fl import depth_fl as depth_fl
 from fedcodist.algorithms.pools.fed_be import FedBEHyper as FedBEHyper
 from fedcodist.algorithms.pools.fed_be import fed_be as fed_be
 from fedcodist.algorithms.pools.fed_df import FedDFHyper as FedDFHyper
@@ -84,11 +90,15 @@ from fedcodist.algorithms.pools.fed_df_validation import FedDFValidation as FedD
 from fedcodist.algorithms.pools.fed_ensemble import fed_ensemble as fed_ensemble
 from fedcodist.algorithms.pools.fed_et import FedETHyper as FedETHyper
 from fedcodist.algorithms.pools.fed_et import fed_et as fed_et
+from fedcodist.algorithms.pools.fed_rolex import FedRolexAdjustments as FedRolexAdjustments
+from fedcodist.algorithms.pools.fed_rolex import fed_rolex as fed_rolex
 from fedcodist.algorithms.pools.fed_sdd import FedSDDHyper as FedSDDHyper
 from fedcodist.algorithms.pools.fed_sdd import FedSDDTeaching as FedSDDTeaching
 from fedcodist.algorithms.pools.fed_sdd import fed_sdd as fed_sdd
 from fedcodist.algorithms.pools.fed_sdd_pools import FedSDDPoolsHyper as FedSDDPoolsHyper
 from fedcodist.algorithms.pools.fed_sdd_pools import fed_sdd_pools as fed_sdd_pools
+from fedcodist.algorithms.pools.fjord import FjordHyper as FjordHyper
+from fedcodist.algorithms.pools.fjord import fjord as fjord
 from fedcodist.algorithms.pools.hetero_fl import HeteroFLAdjustments as HeteroFLAdjustments
 from fedcodist.algorithms.pools.hetero_fl import HeteroFLLevel as HeteroFLLevel
 from fedcodist.algorithms.pools.hetero_fl import hetero_fl as hetero_fl
@@ -141,6 +151,7 @@ from fedcodist.distillation.early_stopping import EarlyStopping as EarlyStopping
 from fedcodist.distillation.loop import Distillation as Distillation
 from fedcodist.distillation.validation import ValidationData as ValidationData
 from fedcodist.distillation.weight_averaging import WeightAveraging as WeightAveraging
+from fedcodist.models.exits import with_exits as with_exits
 from fedcodist.models.headed import headed as headed
 from fedcodist.models.multi_headed import multi_headed as multi_headed
 from fedcodist.report.partition_plot import plot_partition as plot_partition

@@ -4,7 +4,7 @@
 arguments that are no settings. The others are settings of `training.<its name>`, or else of `training`.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from ml_collections import ConfigDict
@@ -83,20 +83,39 @@ def _submodel(clients: Clients) -> tuple[Model, Any]:
     return as_executed(clients.config, part), layers
 
 
-def _with_layers(clients: Clients, setting: str, name: str, layers: str) -> Model:
+def _of_fed_kd(clients: Clients, setting: str, name: str, layers: str) -> Model:
     """A network of FedKD that outputs the layers to align besides its logits."""
-    config, data = clients.config, clients.data
-    model = model_of(config, data, setting, name)  # a mistake is told by its setting
-    if data.models is not None:  # they show all of their layers
-        return as_executed(config, model)
-    module, example = module_of(setting, name, data)
-    with named(f"training.fed_kd.{layers}: "):
-        model = with_layers(module, example, config.training.fed_kd[layers])
-    return as_executed(config, model)
+    model = model_of(
+        clients.config, clients.data, setting, name
+    )  # a mistake is told by its setting
+    if clients.data.models is not None:  # they show all of their layers
+        return as_executed(clients.config, model)
+    layers_to_align = clients.config.training.fed_kd[layers]
+    return _with_layers(clients, setting, name, f"training.fed_kd.{layers}", layers_to_align)
+
+
+def _with_layers(
+    clients: Clients, setting: str, name: str, prefix: str, layers: Sequence[str]
+) -> Model:
+    """The network that a setting names, which outputs these layers besides its logits."""
+    module, example = module_of(setting, name, clients.data)
+    with named(f"{prefix}: "):
+        return as_executed(clients.config, with_layers(module, example, layers))
+
+
+def _model(clients: Clients) -> Model:
+    """The pool's network; it outputs a layer too where `training.<method>.layer` names one."""
+    training, method = clients.config.training, client_entry(clients.config).name
+    settings = training.get(method)
+    layer = settings.get("layer") if isinstance(settings, ConfigDict) else None
+    if layer is None:
+        return clients.model
+    name, setting = f"a pool's model for {method}", f"training.{method}.layer"
+    return _with_layers(clients, name, clients.pool.model, setting, [layer])
 
 
 OFFERS: dict[str, Callable[[Clients], Any]] = {
-    "model": lambda clients: clients.model,
+    "model": _model,
     "num_clients": lambda clients: clients.num_clients,
     "columns": lambda clients: clients.data.splits["train"].columns,
     "training": lambda clients: local_training(clients.config, clients.data),
@@ -112,13 +131,13 @@ OFFERS: dict[str, Callable[[Clients], Any]] = {
     "submodel": lambda clients: _submodel(clients)[0],
     "layers": lambda clients: _submodel(clients)[1],
     # FedKD's; the pool's model is the student.
-    "teacher": lambda clients: _with_layers(
+    "teacher": lambda clients: _of_fed_kd(
         clients,
         "training.fed_kd.teacher",
         clients.config.training.fed_kd.teacher,
         "teacher_layers",
     ),
-    "student": lambda clients: _with_layers(
+    "student": lambda clients: _of_fed_kd(
         clients, "a pool's model for fed_kd", clients.pool.model, "student_layers"
     ),
     "student_learning_rate": lambda clients: clients.pool.client_learning_rate,

@@ -10,7 +10,7 @@ from typing import Any
 import jax.numpy as jnp
 from ml_collections import ConfigDict
 
-from fedcodist.config.config_errors import choice
+from fedcodist.config.config_errors import choice, named
 from fedcodist.config.data import Data
 from fedcodist.config.data_text import TEXT_MODELS, text_model
 from fedcodist.config.referenced_networks import (
@@ -22,7 +22,7 @@ from fedcodist.config.referenced_networks import (
 from fedcodist.config.references import choice_or_reference, is_reference
 from fedcodist.core.checks import check_number
 from fedcodist.core.model import Model, from_flax_linen, variable_shapes
-from fedcodist.models import cnn, digits, resnet
+from fedcodist.models import cnn, digits, exits, resnet
 from fedcodist.models.headed import headed
 
 _RESNETS: dict[str, Callable[..., Any]] = {
@@ -46,6 +46,10 @@ MODELS: dict[str, tuple[Callable[[], Any], tuple[int, ...]]] = {
     f"{name}_{classes}": (functools.partial(network, classes=classes), (32, 32, 3))
     for name, network in _RESNETS.items()
     for classes in (10, 100)
+}
+# Those with exits, of which a pool may have the first blocks.
+WITH_EXITS: dict[str, tuple[Callable[..., Any], tuple[int, ...]]] = {
+    "digits_exits": (exits.digits_exits, (8, 8, 1)),
 }
 
 
@@ -90,6 +94,22 @@ def headed_model(setting: str, name: str, data: Data, width: int) -> Model:
     plain = image_model(setting, name, data)  # for errors that name the setting
     module, example = module_of(setting, name, data)
     return headed(module.clone(classes=None), example, plain.num_classes, width)
+
+
+def model_with_exits(setting: str, name: str, data: Data, depth: int | None = None) -> Model:
+    """A network with exits, or its first blocks; raises ValueError that names the setting."""
+    if is_reference(name):
+        module, example = referenced_module(setting, name, data), example_of(data)
+        if not isinstance(module, exits.Exits):
+            raise ValueError(
+                f"{setting} must be a network with exits, fedcodist.models.exits.Exits, got {name!r}, a "
+                f"{type(module).__name__}."
+            )
+    else:
+        create, shape = choice(setting, name, WITH_EXITS)
+        module, example = create(), jnp.zeros((1, *shape))
+    with named(f"{setting} {name!r}: "):
+        return exits.with_exits(module.clone(depth=depth), example)
 
 
 def module_of(setting: str, name: str, data: Data) -> tuple[Any, Any]:

@@ -18,9 +18,14 @@ def learning(work: Any, pool: str) -> float:
     return LEARNING * work.trained[pool]
 
 
-def fed_gkd(work: Any, pool: str) -> float:
-    """The teacher answers every example."""
+def with_teacher(work: Any, pool: str) -> float:
+    """FedGKD's and FedNTD's: a teacher answers every example."""
     return (LEARNING + 1) * work.trained[pool]
+
+
+def moon(work: Any, pool: str) -> float:
+    """The received model and the client's previous one answer every example."""
+    return (LEARNING + 2) * work.trained[pool]
 
 
 def scaffold(work: Any, pool: str) -> float:
@@ -78,6 +83,21 @@ def fed_kd(work: Any, pool: str) -> float:
 def nothing(work: Any) -> float:
     """Averages are not counted."""
     return 0.0
+
+
+def fjord(work: Any) -> Any:
+    """In every step a client's own network or one within it is drawn, each as likely, and learns.
+
+    With distillation the client's own network learns beside it, else in its place.
+    """
+
+    def besides(pool):
+        own = work.forward[pool]
+        within = [cost for cost in work.forward.values() if cost <= own]
+        drawn = sum(within) / len(within)
+        return LEARNING * (drawn if work.settings.get("self_distillation", True) else drawn - own)
+
+    return work.besides_learning(besides)
 
 
 def periodic_codistillation(work: Any) -> float:

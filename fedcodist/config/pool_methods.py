@@ -30,7 +30,14 @@ from fedcodist.config.compression import with_links
 from fedcodist.config.config_errors import choice
 from fedcodist.config.data import Data
 from fedcodist.config.execution import as_executed, execution_of
-from fedcodist.config.networks import headed_model, layers_of, model_of, module_of, narrowed
+from fedcodist.config.networks import (
+    headed_model,
+    layers_of,
+    model_of,
+    model_with_exits,
+    module_of,
+    narrowed,
+)
 from fedcodist.config.optimizers import distillation_optimizer
 from fedcodist.config.references import choice_or_reference
 from fedcodist.config.registry import BASELINE, algorithm_entry, function_of, method_of
@@ -43,6 +50,8 @@ from fedcodist.data.partition import capacity_pools
 from fedcodist.distillation.loop import DIVERGENCES, KL, Divergence
 from fedcodist.distillation.validation import ValidationData
 from fedcodist.distillation.weight_averaging import WeightAveraging
+
+DEPTH_FL = "depth_fl"  # its parts are the first blocks of a network with exits
 
 
 def build_of_pools(config: ConfigDict, data: Data) -> FederatedAlgorithm:
@@ -116,32 +125,41 @@ def _one_pool(config: ConfigDict, data: Data) -> Pool:
 
 def _levels(config: ConfigDict, data: Data) -> dict[str, HeteroFLLevel]:
     """HeteroFL's levels: every pool has a `share` of the units of one network's hidden layers."""
-    training = config.training
+    training, method = config.training, config.algorithm.name
     if data.models is not None:
-        raise ValueError("algorithm.name must be another than hetero_fl for text.")
+        raise ValueError(f"algorithm.name must be another than {method} for text.")
     if training.get("method", BASELINE) != BASELINE or "compression" in training:
         raise ValueError(
-            "training must have neither a method nor compression for hetero_fl, whose clients average."
+            f"training must have neither a method nor compression for {method}, whose clients average."
         )
     indices = _clients_of_pools(config, data)
     _check_rates(config)
     for setting in ("model", "client_learning_rate", "server_learning_rate"):
         values = sorted({pool[setting] for pool in config.pools.values()})
         if len(values) > 1:
-            raise ValueError(f"pools must have one {setting} for hetero_fl, got {values}.")
+            raise ValueError(f"pools must have one {setting} for {method}, got {values}.")
     _whole_model(config, data)  # for errors that name the setting
     levels = {}
     for name, pool in config.pools.items():
-        module, example = module_of(f"pools.{name}.model", pool.model, data)
-        network = narrowed(module, pool.share, f"pools.{name}.share")
-        part = as_executed(config, from_flax_linen(network, example))
+        part = as_executed(config, _part(config, data, name, pool))
         levels[name] = HeteroFLLevel(part, indices[name], pool.cohort_size)
     return levels
 
 
+def _part(config: ConfigDict, data: Data, name: str, pool: ConfigDict) -> Model:
+    """A pool's part of the network: its first blocks, or the first units of its hidden layers."""
+    setting = f"pools.{name}.model"
+    if config.algorithm.name == DEPTH_FL:
+        return model_with_exits(setting, pool.model, data, pool.depth)
+    module, example = module_of(setting, pool.model, data)
+    return from_flax_linen(narrowed(module, pool.share, f"pools.{name}.share"), example)
+
+
 def _whole_model(config: ConfigDict, data: Data) -> Model:
-    """The whole network, of which HeteroFL's pools have parts."""
+    """The whole network, of which the pools have parts."""
     name, pool = _first(config)
+    if config.algorithm.name == DEPTH_FL:
+        return as_executed(config, model_with_exits(f"pools.{name}.model", pool.model, data))
     return as_executed(config, model_of(config, data, f"pools.{name}.model", pool.model))
 
 
@@ -246,7 +264,7 @@ OFFERS: dict[str, Callable[[ConfigDict, Data], Any]] = {
     # FedDF's, FedBE's and FedSDD's.
     "validation": _validation,
     "averaging": _averaging,
-    # HeteroFL's.
+    # HeteroFL's and those of the methods beside it.
     "levels": _levels,
     "model": _whole_model,
     "layers": lambda config, data: layers_of(_whole_model(config, data)),

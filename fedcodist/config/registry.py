@@ -43,7 +43,8 @@ class Entry(NamedTuple):
         the models' "logits" or layers, which text does not have, and auxiliary "heads".
       passes: counts FLOPs; None where nobody has counted. `work` is a `fedcodist.report.flops.Work`.
         For "clients" it is `passes(work, pool)`, the cost of learning from one example; for "pools"
-        `passes(work)`, the server's FLOPs of a run; for the others `passes(work)`, the run's `Flops`.
+        `passes(work)`, the server's FLOPs of a run, or `Flops` of which the clients' come on top of what
+        their own method costs; for the others `passes(work)`, the run's `Flops`.
       paper: a link, or "".
     """
 
@@ -183,13 +184,16 @@ def _place(make: str | Callable[..., Any]) -> str:
 
 
 _UNLABELLED = ("unlabelled", "logits")
+_DEPTH_FL_PAPER = "openreview.net/forum?id=pf8RIZTMU58"
 _CODISTILLATION_PAPER, _MHD_PAPER = "2310.02549", "2211.15774"
 # (name, title, kind, what it reads, FLOPs, arXiv's number or a page); its module and its function have
 # its name.
 _OURS: tuple[tuple[str, str, str, tuple[str, ...], Callable[..., Any], str], ...] = (
     ("fed_avg", "FedAvg", CLIENTS, (), passes.learning, "1602.05629"),
     ("fed_prox", "FedProx", CLIENTS, (), passes.learning, "1812.06127"),
-    ("fed_gkd", "FedGKD", CLIENTS, ("logits",), passes.fed_gkd, "2107.00051"),
+    ("fed_gkd", "FedGKD", CLIENTS, ("logits",), passes.with_teacher, "2107.00051"),
+    ("fed_ntd", "FedNTD", CLIENTS, ("logits",), passes.with_teacher, "2106.03097"),
+    ("moon", "MOON", CLIENTS, ("logits",), passes.moon, "2103.16257"),
     ("scaffold", "SCAFFOLD", CLIENTS, (), passes.scaffold, "1910.06378"),
     ("fed_per", "FedPer", CLIENTS, (), passes.learning, "1912.00818"),
     ("fed_rep", "FedRep", CLIENTS, (), passes.fed_rep, "2102.07078"),
@@ -201,6 +205,9 @@ _OURS: tuple[tuple[str, str, str, tuple[str, ...], Callable[..., Any], str], ...
     ("p_fed_me", "pFedMe", CLIENTS, (), passes.p_fed_me, "2006.08848"),
     ("per_fed_avg", "Per-FedAvg", CLIENTS, (), passes.per_fed_avg, "2002.07948"),
     ("hetero_fl", "HeteroFL", POOLS, ("logits",), passes.nothing, "2010.01264"),
+    ("fed_rolex", "FedRolex", POOLS, ("logits",), passes.nothing, "2212.01548"),
+    ("fjord", "FjORD", POOLS, ("logits",), passes.fjord, "2102.13451"),
+    ("depth_fl", "DepthFL", POOLS, ("logits",), passes.nothing, _DEPTH_FL_PAPER),
     ("fetch_sgd", "FetchSGD", CLIENTS, (), passes.learning, "2007.07682"),
     ("fed_dropout", "FedDropout", CLIENTS, ("logits",), passes.fed_dropout, "1812.07210"),
     ("fed_kd", "FedKD", CLIENTS, ("logits",), passes.fed_kd, "2108.13323"),
@@ -257,4 +264,6 @@ WITHOUT_UNLABELLED = tuple(
     for entry in ENTRIES.values()
     if entry.name == BASELINE or (entry.kind == POOLS and "unlabelled" not in entry.reads)
 )
+# Methods whose pools train parts of one network.
+OF_LEVELS = ("hetero_fl", "fed_rolex", "fjord", "depth_fl")
 DECENTRALISED = tuple(n for n, e in ENTRIES.items() if e.kind == GRAPH and "shared" not in e.reads)

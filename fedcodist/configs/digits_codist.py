@@ -15,7 +15,13 @@ from fedcodist.config import defaults
 
 def get_runs() -> list[str]:
     """Codistillation, and what it is compared with."""
-    return ["fed_avg", "hetero_fl", "periodic_codistillation", "merged_codistillation"]
+    return [
+        "fed_avg",
+        "hetero_fl",
+        "fed_sdd_pools",
+        "periodic_codistillation",
+        "merged_codistillation",
+    ]
 
 
 def get_config(run: str = "merged_codistillation") -> ConfigDict:
@@ -39,6 +45,13 @@ def get_config(run: str = "merged_codistillation") -> ConfigDict:
     config.algorithm = defaults.codistillation(
         run, period=30, steps=100 if run == "periodic_codistillation" else 16
     )
+    if run == "fed_sdd_pools":
+        # The same clients train two small and two large models, and all of them teach one of each.
+        for pool in config.pools.values():
+            del pool.teaching, pool.alpha
+        config.algorithm = defaults.distillation(
+            run, num_models=2, rounds_kept=2, steps=16, cached=True
+        )
     if run == "hetero_fl":
         # Small clients have a part of the large model, as large as the small one: 2,778 parameters.
         config.pools.small.update(model="digits_large", share=0.25, fraction=2 / 3)

@@ -19,6 +19,50 @@ METHODS: dict[str, dict] = {
     "local_only": dict(output_penalty=0.0),
     "fd": dict(weight=1.0, temperature=1.0),
     "fml": dict(own_weight=0.5, meme_weight=0.5, meme=0),  # whose network all share
+    "lg_fed_avg": dict(weighted=True),
+    "fed_proto": dict(weight=1.0, weighting="examples", predict_by="head"),
+    "fed_tgp": dict(
+        weight=10.0,
+        server_learning_rate=0.01,
+        server_training_epochs=100,
+        server_training_batch_size=10,
+        margin="largest",
+        margin_threshold=100.0,
+        predict_by="head",
+    ),
+    "fed_gh": dict(
+        server_learning_rate=0.01,
+        server_training_epochs=1,
+        server_training_batch_size=10,
+        predict_by="own_head",
+    ),
+    "fed_gen": dict(
+        weighted=True,
+        warm_up=0,
+        generator_noise=32,
+        generator_hidden=64,
+        generator_steps=50,
+        generator_batch_size=32,
+        generator_learning_rate=1e-3,
+        generated=None,  # as many embeddings as a batch has examples
+        generated_weight=1.0,
+        diversity_weight=1.0,
+    ),
+    "fed_mrl": dict(
+        small=0,  # whose network the shared model has
+        small_width=8,
+        own_weight=1.0,
+        shared_weight=1.0,
+        weighted=True,
+    ),
+    "fed_l2g": dict(
+        guided="embeddings",
+        quiz_size=3,  # examples held out by a party
+        warm_up=3,  # rounds
+        weight=1.0,
+        study_learning_rate=0.01,
+        server_learning_rate=1.0,
+    ),
 }
 
 

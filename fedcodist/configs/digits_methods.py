@@ -2,8 +2,7 @@ r"""Every method that trains one network for all clients, on scikit-learn's hand
 
 A run is a method's name. All have the same clients, batch orders and steps, and all but Fed-ensemble
 the same cohorts; what clients add to their loss and what the server does besides differs. Fed-ET's
-server has a network of its own, larger than the clients'. FedSDD of several architectures has two pools,
-of a small and a large network.
+server has a network of its own, larger than the clients'.
 
     fedcodist compare digits_methods
 """
@@ -12,8 +11,8 @@ from ml_collections import ConfigDict, config_dict
 
 from fedcodist.config import defaults
 
-LOCAL = ("fed_avg", "fed_prox", "scaffold", "fed_gkd")
-SERVER = ("fed_df", "fed_be", "fed_sdd", "fed_sdd_pools", "fed_et")
+LOCAL = ("fed_avg", "fed_prox", "scaffold", "fed_gkd", "fed_ntd", "moon")
+SERVER = ("fed_df", "fed_be", "fed_sdd", "fed_et")
 
 
 def get_runs() -> list[str]:
@@ -48,6 +47,8 @@ def get_config(run: str = "fed_sdd") -> ConfigDict:
         proximal_weight=0.01,  # fed_prox
         scaffold_option=2,
         fed_gkd=dict(models_kept=5, weight=0.1, temperature=1.0),
+        fed_ntd=dict(not_true_weight=1.0, temperature=1.0),
+        moon=dict(layer="Dense_0", contrast_weight=1.0, temperature=0.5),
         batch_size=10,
         epochs=2,
     )
@@ -72,13 +73,6 @@ def get_config(run: str = "fed_sdd") -> ConfigDict:
             average_every=5,
         )
         del config.algorithm.scaled
-    if server == "fed_sdd_pools":
-        # The same cohort is of two networks: a third of the clients can train the large one.
-        large = dict(model="digits_large", fraction=1 / 3, cohort_size=3)
-        config.pools = dict(
-            small=dict(config.pools.main, cohort_size=5), large=dict(config.pools.main, **large)
-        )
-        config.algorithm.update(num_models=2, rounds_kept=2, cached=True)
     if server == "fed_et":
         config.algorithm.update(
             server_model="digits_large",  # which clients never have

@@ -37,10 +37,11 @@ def headed(
     Raises:
       ValueError: numbers out of range, or a backbone that returns something else than [batch, width].
 
+    >>> import jax.numpy as jnp
     >>> model = headed(nn.Dense(8), jnp.zeros((1, 4)), classes=3, width=2)
     >>> params = model.init(jax.random.key(0)).params
-    >>> params[HEAD]["kernel"].shape
-    (2, 3)
+    >>> jax.tree.map(jnp.shape, params[HEAD])
+    {'bias': (3,), 'kernel': (2, 3)}
     """
     return from_flax_linen(
         Headed(backbone, classes, width),

@@ -167,5 +167,29 @@ def scattered(smaller: PyTree, places: PyTree, shapes: PyTree) -> PyTree:
     )
 
 
+def with_first_units(params: PyTree, first: Mapping[str, Any], units: Units) -> PyTree:
+    """The parameters, with zeros for all units of a group but the first.
+
+    The network of these parameters says what the smaller one says that has only the first units.
+
+    Args:
+      params: of the whole network.
+      first: group -> how many units stay; may be traced.
+      units: of the whole network.
+    """
+
+    def kept(name, leaf):
+        for place, axis in enumerate(units.get(name, ())):
+            if axis is not None:
+                size = leaf.shape[place]
+                unit = np.arange(size) // axis.inner % (size // (axis.outer * axis.inner))
+                shape = [size if other == place else 1 for other in range(leaf.ndim)]
+                leaf = jnp.where((unit < first[axis.group]).reshape(shape), leaf, 0)
+        return leaf
+
+    leaves = [kept(name, leaf) for name, leaf in named_leaves(params).items()]
+    return jax.tree.unflatten(jax.tree.structure(params), leaves)
+
+
 def _units_of(shapes: PyTree, layer: str) -> int:
     return shapes[layer]["bias"].shape[0]

@@ -27,7 +27,7 @@ from fedcodist.config.data import Data, load_data
 from fedcodist.config.data_bert import ENCODED
 from fedcodist.config.data_text import TEXT, TEXT_MODELS
 from fedcodist.config.graph_methods import decentralised_groups, graph_of, image_shape
-from fedcodist.config.networks import MODELS, narrowed
+from fedcodist.config.networks import MODELS, WITH_EXITS, narrowed
 from fedcodist.config.party_methods import (
     classes_of,
     embedding_width,
@@ -75,7 +75,12 @@ def flops_of_run(
     of_clients = _passes(config, config["training"].get("method", BASELINE))
     work = Work(config, examples, config["rounds"], distillation_steps)
     clients = {pool: of_clients(work, pool) * count for pool, count in examples.items()}
-    return Flops(clients, 0.0 if config["algorithm"]["name"] == BASELINE else of_server(work))
+    if config["algorithm"]["name"] == BASELINE:
+        return Flops(clients, 0.0)
+    found = of_server(work)
+    if not isinstance(found, Flops):
+        return Flops(clients, found)
+    return Flops({pool: own + found.clients[pool] for pool, own in clients.items()}, found.server)
 
 
 def flops_of_parties(config: Config, examples: Mapping[str, float], rounds: int) -> Flops:
@@ -121,16 +126,23 @@ class Work:
 
     # Of pools.
 
-    def network(self, setting: str, name: str, share: float | None = None) -> float:
+    def network(
+        self, setting: str, name: str, share: float | None = None, depth: int | None = None
+    ) -> float:
         """FLOPs of a forward pass on one example of the network that a setting names, or of a share of
-        its units."""
+        its units or its first blocks."""
+        if depth is not None:
+            create, shape = choice(setting, name, WITH_EXITS)
+            return forward_flops_of((functools.partial(create, depth), shape))
         return _forward_of(self, share)(setting, name)
 
     @functools.cached_property
     def forward(self) -> dict[str, float]:
-        """Pool -> FLOPs of its network on one example; of HeteroFL's pools their share of it."""
+        """Pool -> FLOPs of its network on one example; of HeteroFL's pools their share of it,
+        and of DepthFL's its first blocks."""
+        part = lambda settings: (settings.get("share"), settings.get("depth"))
         return {
-            pool: self.network(f"pools.{pool}.model", settings["model"], settings.get("share"))
+            pool: self.network(f"pools.{pool}.model", settings["model"], *part(settings))
             for pool, settings in self.config["pools"].items()
         }
 
@@ -144,6 +156,10 @@ class Work:
             pool: forward_of(f"pools.{pool}.model", settings["model"])
             for pool, settings in self.config["pools"].items()
         }
+
+    def besides_learning(self, per_example: Callable[[str], float]) -> Flops:
+        """Flops that pools' clients need on top of their own method's, pool -> those of an example."""
+        return Flops({pool: per_example(pool) * n for pool, n in self.examples.items()}, 0.0)
 
     @property
     def images(self) -> int:

@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -12,13 +13,21 @@ from jax.sharding import Mesh
 from fedcodist.core.client_states import HostClientStates
 from fedcodist.core.inputs import Cohort, Selection
 from fedcodist.core.method import all_client_models
-from fedcodist.run.client_metrics import ClientEvaluation, ClientMetrics
+from fedcodist.run.blocks import Trained
+from fedcodist.run.client_metrics import (
+    ClientEvaluation,
+    ClientMetrics,
+    load_clients,
+    save_clients,
+)
 from fedcodist.run.client_splits import ClientSplit, measured_clients
 from fedcodist.run.programs import Programs, replicate
 from fedcodist.run.sources import ResidentData, StreamedData, resident_data
 
 PyTree = Any
 Source = ResidentData | StreamedData
+# (state, client states, splits by name, fine_tuned) -> ClientEvaluation
+EvaluateClients = Callable[[PyTree, PyTree, Mapping[str, ClientSplit], bool], ClientEvaluation]
 _COHORT = "clients"
 
 
@@ -30,7 +39,7 @@ def client_evaluation(
     seeds: jax.Array,
     hyper: PyTree,
     host_client_states: HostClientStates | None,
-) -> Callable[[PyTree, PyTree, Mapping[str, ClientSplit], bool], ClientEvaluation]:
+) -> EvaluateClients:
     """Returns a function that measures clients: (state, client states, splits, fine_tuned) -> result.
 
     With `fine_tuned`, models are also measured after every client has trained them once more on its own
@@ -113,6 +122,38 @@ def client_evaluation(
         return evaluation
 
     return evaluate
+
+
+class ClientJudge:
+    """Judges clients when a run is evaluated, and keeps the newest result, in a file too.
+
+    Args:
+      evaluate: as `client_evaluation` returns it.
+      experiment: the run's.
+      path: the file; None keeps the result in memory alone.
+    """
+
+    def __init__(self, evaluate: EvaluateClients, experiment: Any, path: Path | None):
+        self._evaluate, self._experiment, self._path = evaluate, experiment, path
+        self._newest: ClientEvaluation | None = None
+
+    def judged(self, trained: Trained, round: int, is_last: bool) -> ClientEvaluation:
+        """The result of a round, whose final splits and fine-tuned models come with the last one."""
+        splits: Any = dict(self._experiment.client_splits)
+        if is_last:
+            splits |= self._experiment.final_client_splits
+        if not splits:
+            return {}
+        self._newest = self._evaluate(trained.state, trained.client_states, splits, is_last)
+        if self._path is not None and jax.process_index() == 0:
+            save_clients(self._path, round, self._newest)
+        return self._newest
+
+    def newest(self) -> ClientEvaluation:
+        """The newest result; of a run that was finished already, the one in its file."""
+        if self._newest is None and self._path is not None:
+            self._newest = load_clients(self._path)
+        return self._newest or {}
 
 
 class _Reader:

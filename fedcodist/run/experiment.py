@@ -39,14 +39,11 @@ from fedcodist.run.callbacks import (
     start_callbacks,
 )
 from fedcodist.run.checkpoint import Checkpoint, load_checkpoint, save_checkpoint, set_damaged_aside
-from fedcodist.run.client_evaluation import client_evaluation
+from fedcodist.run.client_evaluation import ClientJudge, client_evaluation
 from fedcodist.run.client_metrics import (
     CLIENTS,
-    ClientEvaluation,
     ClientMetrics,
     client_records,
-    load_clients,
-    save_clients,
 )
 from fedcodist.run.client_splits import ClientSplit, check_client_splits, checked_client_splits
 from fedcodist.run.data_checks import check_data
@@ -232,28 +229,20 @@ def _run(
     name: str,
     programs: Programs | None,
 ) -> Outcome:
-    is_writer = jax.process_index() == 0
-    mesh = all_devices()
+    is_writer, mesh = jax.process_index() == 0, all_devices()
     algorithm, seeds = experiment.algorithm, _seeds(experiment)
     programs = programs or experiment_programs(experiment)
     device_seeds = replicate(seeds, mesh)
     hyper = replicate(jax.tree.map(_as_float, algorithm.hyper), mesh)
     splits = _on_devices(experiment.splits, mesh)
-    host_client_states, data = None, experiment.data
-    if isinstance(data, StreamedData):
-        host_client_states = HostClientStates(algorithm.client_states, experiment.seeds)
-    else:
-        data = replicate(data, mesh)
+    data, host_client_states = _placed(experiment, mesh)
     trained, first_round, notes = _start(
         programs, device_seeds, mesh, folder, experiment, host_client_states
     )
-    train = in_blocks(
-        programs, data, experiment.rounds, mesh, device_seeds, hyper, host_client_states
-    )
-    evaluate_clients = client_evaluation(
-        programs, experiment, data, mesh, device_seeds, hyper, host_client_states
-    )
-    clients: ClientEvaluation = {}
+    of_run = (mesh, device_seeds, hyper, host_client_states)
+    train = in_blocks(programs, data, experiment.rounds, *of_run)
+    evaluate_clients = client_evaluation(programs, experiment, data, *of_run)
+    judge = ClientJudge(evaluate_clients, experiment, folder.path / CLIENTS if folder else None)
     evaluate = _evaluation(programs, experiment, mesh, host_client_states)
 
     records: list[Record] = folder.records(WHAT_IS_MEASURED) if folder and is_writer else []
@@ -269,20 +258,6 @@ def _run(
         models = lambda: dict(_models(algorithm, _on_host(trained.state)))
         return call_callbacks(callbacks, new, models, records)
 
-    def of_clients(round, is_last):
-        """Metrics lines of the client splits; keeps every client's metrics."""
-        nonlocal clients
-        measured: Any = {
-            **experiment.client_splits,
-            **(experiment.final_client_splits if is_last else {}),
-        }
-        if not measured:
-            return []
-        clients = evaluate_clients(trained.state, trained.client_states, measured, is_last)
-        if folder and is_writer:
-            save_clients(folder.path / CLIENTS, round, clients)
-        return client_records(round, clients, seeds)
-
     def report(round, history):
         """Evaluates, shows and logs; returns what callbacks decide."""
         _check_finite_models(round, programs.finite(trained.state), seeds)
@@ -292,16 +267,15 @@ def _run(
             evaluation |= evaluate(trained, _on_devices(experiment.final_splits, mesh))
         new = evaluation_records(round, evaluation, seeds)
         text = current_text(new)
-        new += of_clients(round, is_last)
+        new += client_records(round, judge.judged(trained, round, is_last), seeds)
         new += training_records(round, history, seeds)
         decision = log(new)
         if decision.keep:
             kept_state.keep(round, _whole(algorithm, trained, host_client_states))
         if decision.stop and not is_last:
-            final = {}
-            if experiment.final_splits:
-                final = evaluate(trained, _on_devices(experiment.final_splits, mesh))
-            log(evaluation_records(round, final, seeds) + of_clients(round, is_last=True))
+            final = evaluate(trained, _on_devices(experiment.final_splits, mesh))
+            clients = judge.judged(trained, round, is_last=True)
+            log(evaluation_records(round, final, seeds) + client_records(round, clients, seeds))
         show(round, text)
         return "" if is_last else decision.stop
 
@@ -355,9 +329,15 @@ def _run(
         folder.write_summary(summary)
     if is_shown:
         _print_final(name, experiment, summary, was_finished)
-    if was_finished and folder:
-        clients = load_clients(folder.path / CLIENTS)
-    return Outcome(records, variables, summary, trained.state, kept, clients)
+    return Outcome(records, variables, summary, trained.state, kept, judge.newest())
+
+
+def _placed(experiment, mesh):
+    """(the clients' data, resident ones on the devices; client states on the host for streamed ones)."""
+    if isinstance(experiment.data, StreamedData):
+        states = HostClientStates(experiment.algorithm.client_states, experiment.seeds)
+        return experiment.data, states
+    return replicate(experiment.data, mesh), None
 
 
 def _whole(algorithm, trained, host_client_states):

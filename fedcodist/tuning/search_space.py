@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 from ml_collections import ConfigDict
 
 from fedcodist.config.command_line import nearest_name
-from fedcodist.config.registry import CODISTILLATION
+from fedcodist.config.registry import CODISTILLATION, OF_LEVELS
 
 
 class Dimension(NamedTuple):
@@ -79,7 +79,7 @@ def default_space(config: ConfigDict) -> list[tuple[str, float, float, str]]:
     """
     rates, pools = (1e-4, 1e-1, "log"), list(config.pools)
     space = [("pools.*.client_learning_rate", *rates)]
-    if config.algorithm.name == "hetero_fl":  # all levels have one server
+    if config.algorithm.name in OF_LEVELS:  # all have one server
         return [*space, ("pools.*.server_learning_rate", *rates)]
     space += [(f"pools.{pool}.server_learning_rate", *rates) for pool in pools]
     if config.algorithm.name in CODISTILLATION:

@@ -56,7 +56,7 @@ def test_fed_avg_learns_digits():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["fed_prox", "fed_gkd", "fed_opt", "fetch_sgd"])
+@pytest.mark.parametrize("name", ["fed_prox", "fed_gkd", "fed_ntd", "fed_opt", "fetch_sgd"])
 def test_other_methods_of_one_model_learn_digits(name):
     assert accuracy(getattr(fc, name)(small(), training())) > 0.7
 
@@ -75,7 +75,7 @@ def test_fed_kd_learns_digits():
 
 
 def hyper_classes():
-    return (fc.FedAvgHyper, fc.FedProxHyper, fc.FedGKDHyper)
+    return (fc.FedAvgHyper, fc.FedProxHyper, fc.FedGKDHyper, fc.FedNTDHyper, fc.MoonHyper)
 
 
 def test_the_default_server_takes_the_clients_mean():
@@ -85,6 +85,8 @@ def test_the_default_server_takes_the_clients_mean():
         "fed_avg": fc.fed_avg(small()),
         "fed_prox": fc.fed_prox(small()),
         "fed_gkd": fc.fed_gkd(small()),
+        "fed_ntd": fc.fed_ntd(small()),
+        "moon": fc.moon(small()),
         "scaffold": fc.scaffold(small(), CLIENTS),
         "fed_dropout": fc.fed_dropout(small(), small(), ("Dense_0", "Dense_1")),
     }

@@ -84,6 +84,8 @@ WHOLE = [
 NUMBERS = [path for path in ALLOWED if takes(path, 1.0) or takes(path, 0.5)]
 PATTERNS = [path for path in ALLOWED if path.endswith((".private", ".shared"))]
 
+LISTS = [path for path in ALLOWED if path not in PATTERNS and takes(path, ())]
+
 
 def test_a_part_of_a_network_is_a_pattern_or_several():
     assert len(PATTERNS) == 5
@@ -93,7 +95,7 @@ def test_a_part_of_a_network_is_a_pattern_or_several():
 def test_kinds_are_told_apart():
     kinds = [set(paths) for paths in (BOOLEANS, TEXTS, WHOLE, NUMBERS)]
     assert all(len(kind) > 15 for kind in kinds)
-    kinds.append(set(PATTERNS))
+    kinds += [set(PATTERNS), set(LISTS)]
     assert sum(map(len, kinds)) == len(set.union(*kinds)) > len(ALLOWED) - 20
 
 

@@ -24,6 +24,7 @@ from fedcodist.configs import (
     digits_mhd,
     digits_parties,
     digits_personal,
+    digits_submodels,
 )
 from fedcodist.datasets.public_private import digits_public_private
 from fedcodist.report import tables_heads, tables_parties
@@ -39,6 +40,7 @@ DIGITS = (
     digits_mhd,
     digits_parties,
     digits_personal,
+    digits_submodels,
 )
 RUNS = [(module, run) for module in DIGITS for run in module.get_runs()]
 

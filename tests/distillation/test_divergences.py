@@ -142,7 +142,7 @@ def distilled(divergence):
     return student, teacher, result
 
 
-@pytest.mark.parametrize("divergence", [*OURS, own], ids=str)
+@pytest.mark.parametrize("divergence", [*OURS, own], ids=lambda one: getattr(one, "__name__", one))
 def test_the_loop_is_plain_gradient_descent(divergence):
     student, teacher, result = distilled(divergence)
     function = OURS.get(divergence, divergence)

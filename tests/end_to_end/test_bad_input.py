@@ -89,6 +89,20 @@ OTHER_CONFIGS = {
         "pools.small.client_learning_rate=0.2": ["pools", "one client_learning_rate", "0.2"],
         "pools.large.share=0": ["pools.large.share", "above 0"],
     },
+    "digits_submodels.py:fed_rolex": {
+        "algorithm.units_per_round=-1": ["algorithm.units_per_round", "at least 0", "-1"],
+        "pools.small.model=digits_small": ["pools", "one model for fed_rolex"],
+    },
+    "digits_submodels.py:fjord": {
+        "algorithm.distillation_weight=2": ["algorithm.distillation_weight", "at most 1", "2"],
+        "algorithm.temperature=0": ["algorithm.temperature", "above 0", "0"],
+    },
+    "digits_submodels.py:depth_fl": {
+        "algorithm.distillation_weight=-1": ["algorithm.distillation_weight", "at least 0", "-1"],
+        "algorithm.ramp_up=-1": ["algorithm.ramp_up", "at least 0", "-1"],
+        "pools.large.depth=4": ["pools.large.model", "depth", "3 blocks", "4"],
+        "pools.small.model=digits_small": ["pools", "one model for depth_fl"],
+    },
     "digits_mhd": {
         "algorithm.candidates=all": ["candidates", "'same_level_and_self'", "'all'"],
         "algorithm.choice=best": ["choice", "'most_confident'", "'best'"],
@@ -145,6 +159,15 @@ OTHER_CONFIGS = {
     },
     "digits_personal.py:per_fed_avg": {
         "training.per_fed_avg.variant=exact": ["training.per_fed_avg.variant", "'exact'"],
+    },
+    "digits_methods.py:fed_ntd": {
+        "training.fed_ntd.not_true_weight=-1": ["training.fed_ntd.not_true_weight", "at least 0"],
+        "training.fed_ntd.temperature=0": ["training.fed_ntd.temperature", "above 0", "0"],
+    },
+    "digits_methods.py:moon": {
+        "training.moon.layer=Dense_9": ["training.moon.layer", "'Dense_0', 'Dense_1'", "'Dense_9'"],
+        "training.moon.contrast_weight=-1": ["training.moon.contrast_weight", "at least 0"],
+        "training.moon.temperature=0": ["training.moon.temperature", "above 0", "0"],
     },
     "digits_parties.py:ds_fl": {
         "algorithm.open_size=5000": ["open_size", "at most the 758 public", "5000"],

@@ -16,6 +16,7 @@ from fedcodist.configs import (
     digits_mhd,
     digits_parties,
     digits_personal,
+    digits_submodels,
 )
 from fedcodist.core.client_states import device_client_states
 from fedcodist.run import programs
@@ -27,10 +28,12 @@ pytestmark = pytest.mark.usefixtures("compile_quickly")
 RUNS = [
     (digits_codist, "fed_avg"),
     (digits_codist, "hetero_fl"),
+    (digits_codist, "fed_sdd_pools"),
     (digits_codist, "periodic_codistillation"),
     (digits_codist, "merged_codistillation"),
     *((digits_methods, run) for run in digits_methods.get_runs()[1:]),
     *((digits_personal, run) for run in digits_personal.get_runs()[1:]),
+    *((digits_submodels, run) for run in digits_submodels.get_runs()[1:]),
     (digits_compression, "fetch_sgd"),
     (digits_compression, "fed_dropout"),
     (digits_compression, "fed_avg,svd"),

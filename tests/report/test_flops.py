@@ -21,10 +21,13 @@ from fedcodist.configs import (
     digits_mhd,
     digits_parties,
     digits_personal,
+    digits_submodels,
 )
 from fedcodist.core.inputs import Round
+from fedcodist.models import exits, headed
 from fedcodist.models.embedding_generator import EmbeddingGenerator
 from fedcodist.report import flops
+from fedcodist.report.costs import pool_of
 from fedcodist.report.flops import (
     LEARNING,
     flops_of_parties,
@@ -93,8 +96,15 @@ def method(run, **more):
     return config
 
 
-def fed_gkd():
-    config = digits_methods.get_config("fed_gkd")
+def several_architectures(**more):
+    config = digits_codist.get_config("fed_sdd_pools")
+    config.pools.small.cohort_size, config.pools.large.cohort_size = 3, 2
+    config.algorithm.update(steps=3, **more)
+    return config
+
+
+def taught_clients(run):
+    config = digits_methods.get_config(run)
     config.training.batch_size = 1  # the teacher's batches have no padding
     return config
 
@@ -111,13 +121,20 @@ def personal(run, batch_size):
     return config
 
 
+def submodels(run, **more):
+    config = digits_submodels.get_config(run)
+    config.algorithm.update(**more)
+    return config
+
+
 CONFIGS = {
     "apfl": lambda: personal("apfl", 10),
     "p_fed_me": lambda: personal("p_fed_me", 10),
     "per_fed_avg": lambda: personal("per_fed_avg", 1000),  # whole clients fall into two parts
     "fed_avg": lambda: method("fed_avg"),
     "scaffold, option 1": scaffold,
-    "fed_gkd": fed_gkd,
+    "fed_gkd": lambda: taught_clients("fed_gkd"),
+    "fed_ntd": lambda: taught_clients("fed_ntd"),
     "periodic": lambda: codistillation("periodic_codistillation"),
     "merged": lambda: codistillation("merged_codistillation"),
     "merged, skipped": lambda: codistillation(
@@ -125,6 +142,10 @@ CONFIGS = {
     ),
     "fed_ensemble": lambda: digits_methods.get_config("fed_ensemble"),
     "hetero_fl": lambda: codistillation("hetero_fl"),
+    "fed_rolex": lambda: submodels("fed_rolex"),
+    "fjord": lambda: submodels("fjord"),
+    "fjord, alone": lambda: submodels("fjord", self_distillation=False),
+    "depth_fl": lambda: submodels("depth_fl"),
     "fed_df": lambda: method("fed_df"),
     "fed_df, validated": lambda: method(
         "fed_df",
@@ -138,6 +159,10 @@ CONFIGS = {
         "fed_sdd", num_models=2, cached=False, distilled="all", rounds_kept=1
     ),
     "fed_sdd, none": lambda: method("fed_sdd", num_models=2, steps=0),
+    "fed_sdd_pools": lambda: several_architectures(cached=False, warm_up=1),
+    # One image at a time, as above.
+    "fed_sdd_pools, cached": lambda: several_architectures(batch_size=1, distilled="all"),
+    "fed_et": lambda: method("fed_et"),
 }
 
 
@@ -145,8 +170,8 @@ def count_examples(monkeypatch, *modules):
     """Counts examples that networks made in `modules` read: whether they learned -> examples."""
     seen = {True: 0.0, False: 0.0}
 
-    def watched(create, *arguments):
-        model = create(*arguments)
+    def watched(create, *arguments, **options):
+        model = create(*arguments, **options)
 
         def apply(variables, batch, *, train=False, mask=None, **more):
             # Parties are answered in batches of a size that divides their images.
@@ -180,7 +205,7 @@ def test_runs_compute_what_is_counted(name, monkeypatch):
     """Every evaluation of a network reports how many examples it saw, and whether it learned."""
     config = CONFIGS[name]()
     config.rounds, config.training.epochs = ROUNDS, 2
-    seen = count_examples(monkeypatch, pool_methods, networks)
+    seen = count_examples(monkeypatch, pool_methods, networks, exits, headed)
     data = load_data(config.data)
     algorithm = build_algorithm(config, data)
     rows = {"unlabelled": {"image": data.unlabelled}}
@@ -211,21 +236,25 @@ def test_runs_compute_what_is_counted(name, monkeypatch):
         state, metrics, sizes = round_(state, round)
         jax.effects_barrier()
         for pool, size in sizes.items():
-            examples[pool if pool in examples else "main"] += 2.0 * int(size)
+            examples[pool_of(config, pool)] += 2.0 * int(size)
         steps += [float(v) for k, v in metrics.items() if k.endswith("distillation_steps")]
     found = flops_of_run(config.to_dict(), examples, np.mean(steps) if steps else None)
     assert sum(found.clients.values()) + found.server == seen[False] + LEARNING * seen[True]
-    more = ("fed_gkd", "scaffold, option 1", "apfl", "p_fed_me", "per_fed_avg")
+    more = ("fed_gkd", "fed_ntd", "moon", "scaffold, option 1", "apfl", "p_fed_me", "per_fed_avg")
     alone = (
         "fed_avg",
         "hetero_fl",
+        "fed_rolex",
+        "fjord",
+        "fjord, alone",
+        "depth_fl",
         "fed_ensemble",
         *more,
         "merged, skipped",
         "fed_sdd, none",
     )
     assert (found.server > 0) == (name not in alone)
-    if name not in more:
+    if name not in (*more, "fjord"):
         assert sum(found.clients.values()) == LEARNING * sum(examples.values())
 
 
@@ -276,6 +305,10 @@ PARTY_CONFIGS = {
     "kt_pfl": lambda: party_method("kt_pfl", distillation_epochs=2, size=40),
     "lg_fed_avg": lambda: party_method("lg_fed_avg"),
     "fed_gen": lambda: party_method("fed_gen"),
+    # All of a party's examples at a time: the teachers' batches have no padding.
+    "fccl": lambda: party_method("fccl", public_epochs=2, batch_size=12),
+    "fed_mrl": lambda: party_method("fed_mrl"),
+    "fed_l2g": lambda: party_method("fed_l2g", warm_up=0, batch_size=9),  # 12 without the quiz
 }
 
 
@@ -291,7 +324,7 @@ SERVERS_ON_PROTOTYPES = {
 @pytest.mark.parametrize("name", PARTY_CONFIGS)
 def test_parties_compute_what_is_counted(name, monkeypatch):
     config = PARTY_CONFIGS[name]()
-    seen = count_examples(monkeypatch, party_methods)
+    seen = count_examples(monkeypatch, party_methods, headed)
     data = load_data(config.data)
     algorithm = build_algorithm(config, data)
     rows = {PUBLIC: {"image": data.public.train.columns["image"]}}
@@ -312,8 +345,12 @@ def test_parties_compute_what_is_counted(name, monkeypatch):
         for party in examples:
             examples[party] += float(metrics[f"{party}/client_examples"])
     epochs = config.algorithm.get("epochs", config.algorithm.get("revisit_epochs"))
-    assert examples == dict.fromkeys(examples, ROUNDS * epochs * 12)
+    size = 12 - config.algorithm.get("quiz_size", 0)
+    assert examples == dict.fromkeys(examples, ROUNDS * epochs * size)
     found = flops_of_parties(config.to_dict(), examples, ROUNDS)
+    if name == "fccl":  # parties answer public images in training mode, but learn from them once
+        answered = (seen[True] - sum(examples.values())) / 2
+        seen = {True: seen[True] - answered, False: seen[False] + answered}
     expected = seen[False] + LEARNING * seen[True] + SERVERS_ON_PROTOTYPES.get(name, 0)
     if name == "fed_gen":
         expected += generating(config, data, sum(examples.values()))

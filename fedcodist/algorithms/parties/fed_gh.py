@@ -11,7 +11,13 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedcodist.algorithms.parties.groups import PartyGroup, check_groups, party_names, same_for_all
+from fedcodist.algorithms.parties.groups import (
+    PartyGroup,
+    check_groups,
+    in_client_order,
+    party_names,
+    same_for_all,
+)
 from fedcodist.algorithms.parties.party import (
     PartyResult,
     assemble,
@@ -26,7 +32,6 @@ from fedcodist.algorithms.parties.prototypes import (
     check_prototype_groups,
     check_server_training,
     class_sums,
-    in_client_order,
     on_prototypes,
     prototype_bytes,
     prototypes_of,

@@ -156,16 +156,8 @@ def fed_l2g(
             # how the vectors should change.
             batch = drawn_examples(study, training.batch_size, keys.derive(key, "study"))
             gradients = guiding_gradients(
-                model,
-                trained.variables,
-                vectors,
-                batch,
-                quiz,
-                training,
-                GUIDED[guided],
-                hyper.weight,
-                hyper.study_learning_rate,
-                key,
+                *(model, trained.variables, vectors, batch, quiz, training, GUIDED[guided]),
+                *(hyper.weight, hyper.study_learning_rate, key),
             )
             metrics = party_metrics(
                 trained.variables, trained.num_steps, trained.num_examples, loss=trained.loss

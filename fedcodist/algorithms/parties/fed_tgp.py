@@ -11,7 +11,12 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedcodist.algorithms.parties.groups import PartyGroup, check_groups, same_for_all
+from fedcodist.algorithms.parties.groups import (
+    PartyGroup,
+    check_groups,
+    in_client_order,
+    same_for_all,
+)
 from fedcodist.algorithms.parties.party import (
     PartyResult,
     assemble,
@@ -30,7 +35,6 @@ from fedcodist.algorithms.parties.prototypes import (
     check_prototype_groups,
     check_server_training,
     class_sums,
-    in_client_order,
     no_prototypes,
     on_prototypes,
     prototype_bytes,

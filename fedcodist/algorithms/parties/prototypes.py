@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from fedcodist.algorithms.parties.groups import PartyGroup, all_clients, check_widths, party_names
+from fedcodist.algorithms.parties.groups import PartyGroup, check_widths, party_names
 from fedcodist.algorithms.parties.shared_examples import inference
 from fedcodist.core import batches
 from fedcodist.core.example_losses import checked_loss
@@ -138,14 +138,6 @@ def prototypes_of(sums: ClassSums) -> Prototypes:
 def prototype_bytes(num_classes: int, width: int) -> int:
     """Bytes of prototypes, or of sums: a vector per class, and one number that tells if there is one."""
     return num_classes * (width + 1) * np.dtype(np.float32).itemsize
-
-
-def in_client_order(groups: Mapping[str, PartyGroup], by_group: Mapping[str, PyTree]) -> PyTree:
-    """Architecture -> leaves [group, ...], as leaves [parties, ...] in the order of clients."""
-    clients = np.concatenate([groups[name].clients for name in by_group])
-    places = np.searchsorted(all_clients(groups), clients)
-    concatenated = lambda *leaves: jnp.concatenate(leaves)[np.argsort(places)]
-    return jax.tree.map(concatenated, *by_group.values())
 
 
 def as_examples(prototypes: Prototypes) -> ClientData:

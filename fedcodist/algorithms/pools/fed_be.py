@@ -173,16 +173,7 @@ def fed_be(
 
     hyper = hyper._replace(methods={name: pool.method.hyper for name, pool in pools.items()})
     data_set_sizes = {UNLABELLED: num_unlabelled}
-    return assemble(
-        "fed_be",
-        pools,
-        columns,
-        hyper,
-        round_,
-        select_examples,
-        data_set_sizes,
-        hyper_of_methods=lambda hyper: hyper.methods,
-    )
+    return assemble("fed_be", pools, columns, hyper, round_, select_examples, data_set_sizes)
 
 
 def _sampled(

@@ -164,16 +164,7 @@ def fed_df(
     data_set_sizes = {UNLABELLED: num_unlabelled}
     if validation is not None:
         data_set_sizes[VALIDATION] = validation.data.num_examples
-    return assemble(
-        "fed_df",
-        pools,
-        columns,
-        hyper,
-        round_,
-        select_examples,
-        data_set_sizes,
-        hyper_of_methods=lambda hyper: hyper.methods,
-    )
+    return assemble("fed_df", pools, columns, hyper, round_, select_examples, data_set_sizes)
 
 
 def _summed(model: Model, ensemble: Ensemble) -> Teacher:

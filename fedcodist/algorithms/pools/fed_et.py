@@ -153,7 +153,6 @@ def fed_et(
         select_examples,
         {UNLABELLED: num_unlabelled},
         servers=lambda state: state.pools,
-        hyper_of_methods=lambda hyper: hyper.methods,
     )
 
     def init(key):

@@ -122,8 +122,7 @@ def fed_sdd(
       group_sizes: clients of each group; as even as can be, the first ones larger, where not given.
       distillation: steps, batch size, optimizer, augmentation; 0 steps leave distillation out.
       teaching: which models learn, and how.
-      hyper: learning rate and temperature of the distillation.
-      execution: how clients are executed.
+      hyper, execution: learning rate and temperature of the distillation; how clients are executed.
 
     Raises:
       ValueError: a number that makes no sense; names it.

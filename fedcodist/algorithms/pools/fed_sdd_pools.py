@@ -3,7 +3,8 @@
 Kwan and Song 2023, https://arxiv.org/abs/2312.17029, appendix A.5.
 """
 
-from collections.abc import Mapping
+import functools
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -26,7 +27,7 @@ from fedcodist.core.arguments import check_arguments
 from fedcodist.core.checks import check_integer
 from fedcodist.core.for_each_client import Execution
 from fedcodist.core.inputs import Selection
-from fedcodist.core.method import FederatedAlgorithm, Predictor
+from fedcodist.core.method import FederatedAlgorithm, FederatedMethod, Predictor
 from fedcodist.core.model import Model, Variables
 from fedcodist.distillation.ensembles import Ensemble, mean_logits
 from fedcodist.distillation.loop import (
@@ -92,10 +93,7 @@ def fed_sdd_pools(
       num_unlabelled: number of examples of the data set `unlabelled`, see `resident_data`.
       num_models: K of every pool; its groups are as even as can be.
       rounds_kept: R.
-      distillation: steps, batch size, optimizer, augmentation; 0 steps leave distillation out.
-      teaching: which models learn, and how.
-      hyper: learning rate and temperature of the distillation.
-      execution: how clients are executed.
+      distillation, teaching, hyper, execution: as `fed_sdd` has them.
 
     Raises:
       ValueError: a pool, number or class count that makes no sense; names it.
@@ -112,18 +110,6 @@ def fed_sdd_pools(
     _check_group_names(groups)
     students = list(everyone) if teaching.distilled == "all" else list(pools)
     models = {name: pool.method.model for name, pool in pools.items()}
-
-    def init(key):
-        servers = {
-            name: part.method.init(keys.derive(key, "init", name))
-            for name, part in everyone.items()
-        }
-        room = lambda leaf: jnp.zeros((rounds_kept, *leaf.shape), leaf.dtype).at[0].set(leaf)
-        buffers = {
-            name: jax.tree.map(room, stacked_models(parts, servers))
-            for name, parts in groups.items()
-        }
-        return FedSDDPoolsState(servers, buffers, jnp.zeros(rounds_kept).at[0].set(1))
 
     def select(round, key):
         clients: dict[str, jax.Array] = {}
@@ -163,16 +149,12 @@ def fed_sdd_pools(
 
             def teach(servers):
                 # Appendix A.5: every architecture's main model learns from the one ensemble.
-                starts = {name: everyone[name].method.variables(servers[name]) for name in students}
                 teacher = mean_of_all(models, buffer_ensembles(state))
-                of_students = {name: everyone[name].method.model for name in students}
-                taught = distilled_students(
-                    of_students, starts, teacher, round, hyper, distillation, teaching
+                learners = {name: everyone[name].method for name in students}
+                learn = functools.partial(distilled_students, round=round, hyper=hyper)
+                return servers | taught_servers(
+                    learners, servers, teacher, learn, distillation, teaching
                 )
-                put_back = lambda name: everyone[name].method.set_model(
-                    servers[name], taught[name], reset_optimizer=False
-                )
-                return servers | {name: put_back(name) for name in students}
 
             is_due = round.index >= teaching.warm_up
             servers = jax.lax.cond(is_due, teach, lambda servers: servers, servers)
@@ -191,12 +173,46 @@ def fed_sdd_pools(
         },
     )
     return algorithm._replace(
-        init=init,
+        init=functools.partial(first_state, groups, rounds_kept),
         select=select,
         predictors={**algorithm.predictors, ENSEMBLE: _predictor_of_all(models)},
         # Clients use their architecture's main model, whichever they train.
         client_models={name: algorithm.client_models[name] for name in pools},
     )
+
+
+def first_state(
+    groups: Mapping[str, Mapping[str, Pool]], rounds_kept: int, key: jax.Array
+) -> FedSDDPoolsState:
+    """The state before the first round: buffers hold the initial models."""
+    servers = {
+        name: part.method.init(keys.derive(key, "init", name))
+        for parts in groups.values()
+        for name, part in parts.items()
+    }
+    room = lambda leaf: jnp.zeros((rounds_kept, *leaf.shape), leaf.dtype).at[0].set(leaf)
+    buffers = {
+        name: jax.tree.map(room, stacked_models(parts, servers)) for name, parts in groups.items()
+    }
+    return FedSDDPoolsState(servers, buffers, jnp.zeros(rounds_kept).at[0].set(1))
+
+
+def taught_servers(
+    learners: Mapping[str, FederatedMethod],
+    servers: Mapping[str, PyTree],
+    teacher: Teacher,
+    learn: Callable[..., dict[str, Variables]],
+    distillation: Distillation,
+    teaching: FedSDDTeaching,
+) -> dict[str, PyTree]:
+    """The servers of some groups after their models have learned from the teacher."""
+    starts = {name: method.variables(servers[name]) for name, method in learners.items()}
+    networks = {name: method.model for name, method in learners.items()}
+    taught = learn(networks, starts, teacher, distillation=distillation, teaching=teaching)
+    return {
+        name: method.set_model(servers[name], taught[name], reset_optimizer=False)
+        for name, method in learners.items()
+    }
 
 
 def buffer_ensembles(state: FedSDDPoolsState) -> dict[str, Ensemble]:

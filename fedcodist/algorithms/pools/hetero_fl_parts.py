@@ -1,20 +1,26 @@
-"""HeteroFL's nested networks: which part of the whole a level has, and how it is scaled."""
+"""HeteroFL's nested networks: which part of the whole a level has, how it is scaled and trained."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import flax.linen as nn
+import jax
+import jax.numpy as jnp
 import numpy as np
 
+from fedcodist.algorithms.clients.fed_avg import client_result
+from fedcodist.algorithms.pools.levels import Part, part_at_places
+from fedcodist.core import batches
+from fedcodist.core.inputs import ClientData
+from fedcodist.core.labels import class_labels
+from fedcodist.core.local_training import LocalTraining, train_client
 from fedcodist.core.model import Model, variable_shapes
 from fedcodist.models.submodels import chain_units, check_chain, counts_of, places_of
-
-PyTree = Any
 
 
 def part_of_level(
     model: Model, level: Model, layers: Sequence[str], scaled: bool
-) -> tuple[PyTree, Model]:
+) -> tuple[Callable[[Any], Part], Model]:
     """A level's part of the whole network.
 
     Args:
@@ -23,7 +29,8 @@ def part_of_level(
       scaled: whether the level's layers are scaled by their shares of units.
 
     Returns:
-      (places, network): where the level's parameters are in the whole, and the level's network.
+      (part_at, network): the part that begins with a unit of every hidden layer, by its number, and goes
+      on with the first where there are no more; and the level's network.
 
     Raises:
       ValueError: one line; networks that are no chains, or do not fit.
@@ -32,10 +39,43 @@ def part_of_level(
     check_chain(shapes, smaller, layers)
     units = chain_units(shapes, layers)
     counts = counts_of(shapes, smaller, units)
-    # NumPy's: making an algorithm starts no device.
-    first = {group: np.arange(count.kept) for group, count in counts.items()}
     shares = {group: count.kept / count.whole for group, count in counts.items()}
-    return places_of(first, shapes, units), scaled_by_share(level, shares) if scaled else level
+
+    def part_at(first):
+        # NumPy's where `first` is a number: making an algorithm starts no device.
+        kept = {group: (np.arange(n.kept) + first) % n.whole for group, n in counts.items()}
+        return part_at_places(places_of(kept, shapes, units), shapes)
+
+    return part_at, scaled_by_share(level, shares) if scaled else level
+
+
+def masked_update(network: Model, training: LocalTraining, masked: bool) -> Callable[..., Any]:
+    """The `client_update` of a level's clients.
+
+    Args:
+      network: the level's.
+      training, masked: as in `hetero_fl`.
+    """
+
+    def client_update(message, client_state, data, key, hyper):
+        classes, loss = None, None
+        if masked:
+            # Masked cross-entropy: logits of classes that the client does not have are 0.
+            classes = classes_of(data, network.num_classes)
+            loss = lambda outputs, batch: network.loss(jnp.where(classes > 0, outputs, 0), batch)
+        trained = train_client(
+            network, training, message, data, key, hyper.client_learning_rate, loss_hook=loss
+        )
+        return client_result(message, trained, weight=1.0, client_state=client_state, extra=classes)
+
+    return client_update
+
+
+def classes_of(data: ClientData, classes: int) -> jax.Array:
+    """Which classes a client has examples of, float [classes] of 0 and 1."""
+    _, rows, is_real = batches.places(0, data.capacity, data.size)
+    labels = class_labels(data.columns["label"][data.start + rows], classes)
+    return jnp.zeros(classes).at[labels].max(is_real.astype(jnp.float32))
 
 
 def scaled_by_share(model: Model, shares: Mapping[str, float]) -> Model:

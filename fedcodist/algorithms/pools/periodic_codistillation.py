@@ -104,5 +104,4 @@ def periodic_codistillation(
         round_,
         select_examples,
         {UNLABELLED: num_unlabelled},
-        hyper_of_methods=lambda hyper: hyper.methods,
     )

@@ -51,7 +51,7 @@ def assemble(
     select_examples: Callable[[jax.Array, jax.Array], dict[str, jax.Array]] = lambda round, key: {},
     data_set_sizes: Mapping[str, int] = {},
     servers: Callable[[PyTree], Mapping[str, PyTree]] | None = None,
-    hyper_of_methods: Callable[[PyTree], Mapping[str, PyTree]] = lambda hyper: hyper,
+    hyper_of_methods: Callable[[PyTree], Mapping[str, PyTree]] | None = None,
 ) -> FederatedAlgorithm:
     """Makes an algorithm of pools and a round.
 
@@ -61,9 +61,11 @@ def assemble(
       select_examples: (round, key) -> data set -> places of a round's examples that are not clients'.
       data_set_sizes: data set -> examples that it must have.
       servers: state -> pool -> the method's server; the state itself where not given.
-      hyper_of_methods: `hyper` -> pool -> the method's hyper-parameters.
+      hyper_of_methods: `hyper` -> pool -> the method's hyper-parameters; the field `methods` of `hyper`,
+        or `hyper` itself, where not given.
     """
     has_server = servers is None
+    hyper_of = hyper_of_methods or _hyper_of_methods
     servers = servers or (lambda state: state)
 
     check_columns("columns", columns)
@@ -110,10 +112,12 @@ def assemble(
         num_clients=1 + max(int(pool.clients[-1]) for pool in pools.values()),
         data_set_sizes=data_set_sizes,
         personal_models={n: personal(n, pool.method) for n, pool in pools.items()},
-        client_models={
-            n: client_models(n, pool, servers, hyper_of_methods) for n, pool in pools.items()
-        },
+        client_models={n: client_models(n, pool, servers, hyper_of) for n, pool in pools.items()},
     )
+
+
+def _hyper_of_methods(hyper: Any) -> Mapping[str, PyTree]:
+    return getattr(hyper, "methods", hyper)
 
 
 def client_models(

@@ -15,10 +15,9 @@ from fedcodist.algorithms.clients.fed_avg import FedAvgHyper, fed_avg
 from fedcodist.algorithms.pools.hetero_fl import (
     HeteroFLAdjustments,
     HeteroFLLevel,
-    classes_of,
     hetero_fl,
 )
-from fedcodist.algorithms.pools.hetero_fl_parts import scaled_by_share
+from fedcodist.algorithms.pools.hetero_fl_parts import classes_of, scaled_by_share
 from fedcodist.algorithms.pools.independent_pools import independent_pools
 from fedcodist.algorithms.pools.pool import Pool
 from fedcodist.core.client_states import device_client_states

@@ -1,0 +1,115 @@
+"""FedNTD (Lee et al., 2022): FedAvg whose clients keep what the received model says of other classes.
+
+Preservation of the Global Knowledge by Not-True Distillation in Federated Learning, Gihun Lee, Minchan
+Jeong, Yongjin Shin, Sangmin Bae, Se-Young Yun. https://arxiv.org/abs/2106.03097
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from fedcodist.algorithms.clients.fed_avg import (
+    FedAvgHyper,
+    Schedule,
+    client_result,
+    constant,
+    fed_avg,
+)
+from fedcodist.core.arguments import check_arguments
+from fedcodist.core.checks import check_number
+from fedcodist.core.example_losses import checked_loss
+from fedcodist.core.labels import class_labels
+from fedcodist.core.layer_outputs import logits_of
+from fedcodist.core.local_training import LocalTraining, OptimizerFactory, train_client
+from fedcodist.core.method import FederatedMethod
+from fedcodist.core.model import Model, Variables
+from fedcodist.core.readout import Readout
+from fedcodist.distillation.loop import check_classes
+
+
+class FedNTDHyper(NamedTuple):
+    """Learning rates, beta (the weight of the divergence) and tau; traced."""
+
+    client_learning_rate: Any = 0.05
+    server_learning_rate: Any = 1.0
+    not_true_weight: Any = 1.0
+    temperature: Any = 1.0
+
+
+def fed_ntd(
+    model: Model,
+    training: LocalTraining = LocalTraining(),
+    server_optimizer: OptimizerFactory = optax.sgd,
+    schedule: Schedule = constant,
+    hyper: FedNTDHyper = FedNTDHyper(),
+) -> FederatedMethod:
+    """FedAvg with beta KL(received || client) over the classes that are not an example's own.
+
+    Both softmaxes have a temperature tau and leave the example's class out, so that the label alone
+    teaches that class. The received model teaches in every round, in evaluation mode. As in the released
+    code, the divergence is not multiplied by tau squared. beta = 0 is FedAvg, and so are two classes, of
+    which one is left.
+
+    The defaults are those of the released code's configuration. (Its loss has a default tau of 3, which
+    that configuration replaces.)
+
+    Args:
+      model, training, server_optimizer, schedule: as in `fed_avg`. Outputs are logits, and batches have
+        the column 'label'.
+      hyper: learning rates, beta at least 0 and tau above 0.
+
+    Raises:
+      ValueError: one line that names the argument and what is allowed.
+      TypeError: a model of text, that returns no logits.
+    """
+    check_arguments(fed_ntd, locals())
+    check_number("hyper.not_true_weight", hyper.not_true_weight, low=0)
+    check_number("hyper.temperature", hyper.temperature, above=0)
+    averaging = fed_avg(model, training, server_optimizer, schedule, FedAvgHyper(*hyper[:2]))
+
+    def client_update(message, client_state, data, key, hyper):
+        # The teacher is the model that the client received.
+        received = Variables(message.params, message.mutable)
+
+        # The loss is the labels' + beta KL(received || client) over the classes that are not true.
+        def loss(outputs, batch):
+            answers = logits_of(model.apply(received, batch)[0])
+            if isinstance(answers, Readout):
+                raise TypeError(
+                    "FedNTD's model must return logits [batch, classes], got a Readout."
+                )
+            check_classes(answers)
+            labels = class_labels(batch["label"], answers.shape[-1])
+            divergence = not_true_divergence(logits_of(outputs), answers, labels, hyper.temperature)
+            return checked_loss(model.loss, outputs, batch) + hyper.not_true_weight * divergence
+
+        trained = train_client(
+            model, training, received, data, key, hyper.client_learning_rate, loss_hook=loss
+        )
+        return client_result(message, trained, weight=data.size, client_state=client_state)
+
+    return averaging._replace(name="fed_ntd", hyper=hyper, client_update=client_update)
+
+
+def not_true_divergence(
+    logits: jax.Array, teacher: jax.Array, labels: jax.Array, temperature: Any
+) -> jax.Array:
+    """KL(teacher || student) of softmaxes over all classes but each example's own, [batch].
+
+    Args:
+      logits, teacher: [batch, classes]; no gradient goes to the teacher.
+      labels: whole numbers [batch].
+      temperature: tau, which divides both logits.
+    """
+    not_true = jnp.arange(logits.shape[-1]) != labels[:, None]
+
+    def log_probabilities(logits):
+        tempered = logits / temperature
+        total = jax.nn.logsumexp(tempered, axis=-1, where=not_true, keepdims=True)
+        # The same for teacher and student where it does not count; the logit itself might overflow.
+        return jnp.where(not_true, tempered - total, 0)
+
+    target = log_probabilities(jax.lax.stop_gradient(teacher))
+    return jnp.sum(jnp.exp(target) * (target - log_probabilities(logits)), axis=-1)

@@ -1,0 +1,149 @@
+"""MOON (Li et al., 2021): FedAvg whose clients' embeddings are drawn to the received model's.
+
+Model-Contrastive Federated Learning, Qinbin Li, Bingsheng He, Dawn Song.
+https://arxiv.org/abs/2103.16257
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from fedcodist.algorithms.clients.fed_avg import (
+    FedAvgHyper,
+    Schedule,
+    client_result,
+    constant,
+    fed_avg,
+)
+from fedcodist.core.arguments import check_arguments
+from fedcodist.core.checks import check_number
+from fedcodist.core.example_losses import checked_loss
+from fedcodist.core.layer_outputs import LayerOutputs
+from fedcodist.core.local_training import LocalTraining, OptimizerFactory, train_client
+from fedcodist.core.method import FederatedMethod
+from fedcodist.core.model import Model, Variables, variable_shapes
+from fedcodist.models.headed import embedding_of
+
+_SHORTEST = 1e-8  # of embeddings, whose length divides; as in PyTorch's cosine similarity
+
+
+class MoonHyper(NamedTuple):
+    """Learning rates, mu (the weight of the contrast) and tau; traced."""
+
+    client_learning_rate: Any = 0.05
+    server_learning_rate: Any = 1.0
+    contrast_weight: Any = 1.0
+    temperature: Any = 0.5
+
+
+class MoonClient(NamedTuple):
+    """What a client keeps.
+
+    Attributes:
+      previous: its model after its last participation; zeros before the first.
+      has_trained: 1, or 0 before its first participation.
+    """
+
+    previous: Variables
+    has_trained: jax.Array
+
+
+def moon(
+    model: Model,
+    training: LocalTraining = LocalTraining(),
+    server_optimizer: OptimizerFactory = optax.sgd,
+    schedule: Schedule = constant,
+    hyper: MoonHyper = MoonHyper(),
+) -> FederatedMethod:
+    """FedAvg with mu times a contrast of embeddings added to every client's loss.
+
+    An example's embedding is to be near the received model's and far from the one of the client's own
+    model of its last participation, both by cosine and in evaluation mode. mu = 0 is FedAvg.
+
+    In its first participation a client has no model of its own, and its loss is the labels' alone. In
+    the released code that is so in the first round; a client that joins later is contrasted with a
+    network that nobody has trained. What the paper says of it is not verified. The paper's projection
+    head, two dense layers before the output layer, is a part of the network here.
+
+    Args:
+      model: its outputs are `LayerOutputs`, the last of whose hidden outputs is the embedding [batch,
+        width]: made by `headed`, or by `with_layers` of any Flax linen module.
+      training, server_optimizer, schedule: as in `fed_avg`.
+      hyper: learning rates, mu at least 0 and tau above 0.
+
+    Raises:
+      ValueError: one line that names the argument and what is allowed.
+      TypeError: a model that returns no embedding.
+    """
+    check_arguments(moon, locals())
+    check_number("hyper.contrast_weight", hyper.contrast_weight, low=0)
+    check_number("hyper.temperature", hyper.temperature, above=0)
+    averaging = fed_avg(model, training, server_optimizer, schedule, FedAvgHyper(*hyper[:2]))
+
+    def client_update(message, client_state, data, key, hyper):
+        received = Variables(message.params, message.mutable)
+
+        # Algorithm 1, PartyLocalTraining: three models make embeddings of every batch, the client's, the
+        # received one and the client's previous one. The loss is the labels' + mu times the contrast.
+        def loss(outputs, batch):
+            of_received = _embedding(model.apply(received, batch)[0])
+            of_previous = _embedding(model.apply(client_state.previous, batch)[0])
+            apart = contrast(_embedding(outputs), of_received, of_previous, hyper.temperature)
+            weight = hyper.contrast_weight * client_state.has_trained
+            return checked_loss(model.loss, outputs, batch) + weight * apart
+
+        trained = train_client(
+            model, training, received, data, key, hyper.client_learning_rate, loss_hook=loss
+        )
+        # The trained model is the previous one of the client's next participation.
+        kept = MoonClient(trained.variables, jnp.ones_like(client_state.has_trained))
+        return client_result(message, trained, weight=data.size, client_state=kept)
+
+    def init_client_state():
+        zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), variable_shapes(model))
+        return MoonClient(zeros, jnp.zeros(()))
+
+    return averaging._replace(
+        name="moon",
+        hyper=hyper,
+        client_update=client_update,
+        init_client_state=init_client_state,
+    )
+
+
+def contrast(
+    embedding: jax.Array, received: jax.Array, previous: jax.Array, temperature: Any
+) -> jax.Array:
+    """-log(exp(s_received / tau) / (exp(s_received / tau) + exp(s_previous / tau))), [batch].
+
+    Args:
+      embedding, received, previous: [batch, width]; s are the first one's cosines with the others.
+      temperature: tau.
+    """
+    nearer_to_previous = _cosine(embedding, previous) - _cosine(embedding, received)
+    return jax.nn.softplus(nearer_to_previous / temperature)
+
+
+def _embedding(outputs: Any) -> jax.Array:
+    """What the head reads, [batch, width]; raises TypeError for a network that does not return it."""
+    if not isinstance(outputs, LayerOutputs) or not outputs.hidden:
+        raise TypeError(
+            "MOON's model must return an embedding beside its logits, as networks made by `headed` and "
+            "`with_layers` do; it returns none."
+        )
+    embedding = embedding_of(outputs)
+    if getattr(embedding, "ndim", 0) != 2:
+        raise TypeError(
+            "MOON's model must return an embedding [batch, width], got "
+            f"{getattr(embedding, 'shape', type(embedding).__name__)}."
+        )
+    return embedding
+
+
+def _cosine(left: jax.Array, right: jax.Array) -> jax.Array:
+    """Of the rows; 0 where one of them is 0, as a network of ReLUs may have it."""
+    squared = lambda rows: jnp.sum(rows**2, axis=-1)
+    length = lambda rows: jnp.sqrt(jnp.maximum(squared(rows), _SHORTEST**2))
+    return jnp.sum(left * right, axis=-1) / (length(left) * length(right))

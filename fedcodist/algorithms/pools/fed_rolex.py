@@ -1,0 +1,117 @@
+"""FedRolex (Alam et al., 2022): the parts of one network that clients train move on in every round.
+
+FedRolex: Model-Heterogeneous Federated Learning with Rolling Sub-Model Extraction, Samiul Alam, Luyang
+Liu, Ming Yan, Mi Zhang. https://arxiv.org/abs/2212.01548
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from fedcodist.algorithms.clients.fed_avg import (
+    FedAvgHyper,
+    FedAvgServer,
+    Schedule,
+    constant,
+    fed_avg,
+)
+from fedcodist.algorithms.pools.hetero_fl import (
+    HeteroFLAdjustments,
+    HeteroFLLevel,
+    check_levels,
+    pools_of_levels,
+)
+from fedcodist.algorithms.pools.levels import algorithm_of_levels
+from fedcodist.core.arguments import check_arguments
+from fedcodist.core.checks import check_integer
+from fedcodist.core.for_each_client import Execution
+from fedcodist.core.local_training import LocalTraining, OptimizerFactory
+from fedcodist.core.method import FederatedAlgorithm, FederatedMethod, single_model
+from fedcodist.core.model import Model
+
+WHOLE = "global_model"  # the whole network's name in tables
+
+
+class FedRolexAdjustments(NamedTuple):
+    """How far windows move, and HeteroFL's adjustments.
+
+    Attributes:
+      masked, scaled: as in `HeteroFLAdjustments`.
+      units_per_round: by how many units the windows move in a round, at least 0.
+    """
+
+    masked: bool = True
+    scaled: bool = True
+    units_per_round: int = 1
+
+
+class FedRolexServer(NamedTuple):
+    """FedAvg's server of the whole network, and how far the windows are: int32, units."""
+
+    averaging: FedAvgServer
+    window: jax.Array
+
+
+def fed_rolex(
+    model: Model,
+    levels: Mapping[str, HeteroFLLevel],
+    layers: Sequence[str],
+    columns: Mapping[str, Any],
+    training: LocalTraining = LocalTraining(),
+    adjustments: FedRolexAdjustments = FedRolexAdjustments(),
+    server_optimizer: OptimizerFactory = optax.sgd,
+    schedule: Schedule = constant,
+    hyper: FedAvgHyper = FedAvgHyper(),
+    execution: Execution = Execution(),
+) -> FederatedAlgorithm:
+    """HeteroFL whose levels have a window of units that moves on by a unit in every round.
+
+    In round j a level has of a hidden layer of K units those from j mod K on; behind the last unit comes
+    the first. So all parts of the network are trained alike, also where no level has the whole. A window
+    that does not move, `units_per_round=0`, is HeteroFL.
+
+    Evaluated are the whole network, as `global_model`, and the levels' windows of the round to come.
+    Each client counts the same. The released code moves the other way, from the last units to the first;
+    it weights biases and the output layer by how often a parameter has been trained before, which is
+    not offered. Masks and scales are HeteroFL's, on which the released code is built.
+
+    Args:
+      model, levels, layers, columns, training: as in `hetero_fl`.
+      adjustments: how far windows move, masks and scales.
+      server_optimizer, schedule, hyper, execution: as in `hetero_fl`.
+
+    Raises:
+      ValueError: one line that names the argument and what is allowed.
+    """
+    check_arguments(fed_rolex, locals())
+    of_parts = HeteroFLAdjustments(adjustments.masked, adjustments.scaled)
+    check_levels(model, levels, layers, columns, of_parts)
+    check_integer("adjustments.units_per_round", adjustments.units_per_round, low=0, high=2**16)
+    if WHOLE in levels:
+        raise ValueError(f"levels must have other names than {WHOLE!r}, the whole network's.")
+    averaging = fed_avg(model, training, server_optimizer, schedule, hyper)
+    rolling = _with_window(averaging, adjustments.units_per_round)
+    pools, parts = pools_of_levels(
+        rolling, levels, layers, training, of_parts, first_unit=lambda server: server.window
+    )
+    algorithm = algorithm_of_levels("fed_rolex", rolling, pools, parts, columns, hyper, execution)
+    predictors = {WHOLE: single_model(model, rolling.variables), **algorithm.predictors}
+    return algorithm._replace(predictors=predictors)
+
+
+def _with_window(averaging: FederatedMethod, units_per_round: int) -> FederatedMethod:
+    """FedAvg of the whole network, whose server knows where the windows are."""
+
+    def server_update(server, aggregate, round, hyper):
+        averaged = averaging.server_update(server.averaging, aggregate, round, hyper)
+        # The windows of the next round begin further on.
+        return FedRolexServer(averaged, server.window + units_per_round)
+
+    return averaging._replace(
+        init=lambda key: FedRolexServer(averaging.init(key), jnp.zeros((), jnp.int32)),
+        server_update=server_update,
+        variables=lambda server: averaging.variables(server.averaging),
+    )

@@ -1,0 +1,207 @@
+"""FjORD (Horvath et al., 2021): clients train random nested parts of one network, by ordered dropout.
+
+FjORD: Fair and Accurate Federated Learning under heterogeneous targets with Ordered Dropout, Samuel
+Horvath, Stefanos Laskaridis, Mario Almeida, Ilias Leontiadis, Stylianos I. Venieris, Nicholas D. Lane.
+https://arxiv.org/abs/2102.13451
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from fedcodist.algorithms.clients.fed_avg import (
+    FedAvgHyper,
+    Schedule,
+    client_result,
+    constant,
+    fed_avg,
+)
+from fedcodist.algorithms.pools.hetero_fl import (
+    HeteroFLAdjustments,
+    HeteroFLLevel,
+    check_levels,
+)
+from fedcodist.algorithms.pools.hetero_fl_parts import part_of_level
+from fedcodist.algorithms.pools.levels import (
+    PartOf,
+    algorithm_of_levels,
+    always,
+    level_method,
+    mean_and_owners,
+    of_level,
+)
+from fedcodist.algorithms.pools.pool import Pool
+from fedcodist.core import keys
+from fedcodist.core.arguments import check_arguments
+from fedcodist.core.checks import check_number
+from fedcodist.core.example_losses import checked_loss
+from fedcodist.core.for_each_client import Execution
+from fedcodist.core.local_training import LocalTraining, OptimizerFactory, train_client
+from fedcodist.core.method import FederatedAlgorithm
+from fedcodist.core.model import Model, Variables, variable_shapes
+from fedcodist.distillation.loop import kl_divergence, softened, softened_target
+from fedcodist.models.submodels import chain_units, counts_of, with_first_units
+
+PyTree = Any
+Widths = Sequence[Mapping[str, int]]  # of each network: hidden layer -> its units
+
+
+class FjordHyper(NamedTuple):
+    """Learning rates, alpha (the weight of the full network's answers against labels) and T; traced."""
+
+    client_learning_rate: Any = 0.05
+    server_learning_rate: Any = 1.0
+    distillation_weight: Any = 1.0
+    temperature: Any = 1.0
+
+
+class OrderedOutputs(NamedTuple):
+    """Logits in training: of a level's full network, and of the part of it that is drawn."""
+
+    full: jax.Array
+    drawn: jax.Array
+
+
+def fjord(
+    model: Model,
+    levels: Mapping[str, HeteroFLLevel],
+    layers: Sequence[str],
+    columns: Mapping[str, Any],
+    training: LocalTraining = LocalTraining(),
+    self_distillation: bool = True,
+    server_optimizer: OptimizerFactory = optax.sgd,
+    schedule: Schedule = constant,
+    hyper: FjordHyper = FjordHyper(),
+    execution: Execution = Execution(),
+) -> FederatedAlgorithm:
+    """HeteroFL whose clients draw in every step which of the parts within theirs they train.
+
+    A client of a level draws one of the levels up to its own, each as likely, and trains the first units
+    that this level has. So units are ordered by how often they are trained, and every part is a network
+    of its own. With `self_distillation` the level's full network is trained too, by the labels, and
+    teaches the drawn part: with weights 1 - alpha for the labels and alpha for KL(full || drawn) at
+    temperature T, without a factor T squared. The authors' code in Flower's baselines has alpha = 1 and
+    T = 1. How the paper writes the loss for other values is not verified.
+
+    A parameter becomes the mean over the clients whose level has it, weighted by their examples. One
+    level with the whole network and alpha = 1, or without distillation, is FedAvg. Evaluated are the
+    levels' own networks. Widths are those of the levels; a client's level is fixed.
+
+    Args:
+      model, levels, layers, columns, training: as in `hetero_fl`. Of any two levels one must lie within
+        the other.
+      self_distillation: whether the full network is trained in every step, and teaches.
+      server_optimizer, schedule, execution: as in `hetero_fl`.
+      hyper: learning rates, alpha from 0 to 1 and T above 0.
+
+    Raises:
+      ValueError: one line that names the argument and what is allowed.
+    """
+    check_arguments(fjord, locals())
+    check_levels(model, levels, layers, columns, HeteroFLAdjustments(masked=False))
+    check_number("hyper.distillation_weight", hyper.distillation_weight, low=0, high=1)
+    check_number("hyper.temperature", hyper.temperature, above=0)
+    averaging = fed_avg(model, training, server_optimizer, schedule, FedAvgHyper(*hyper[:2]))
+    whole = averaging._replace(hyper=hyper)
+    networks: dict[str, Model] = {}
+    parts: dict[str, PartOf] = {}
+    for level, settings in levels.items():
+        with of_level(level):
+            part_at, networks[level] = part_of_level(model, settings.model, layers, scaled=False)
+        parts[level] = always(part_at(0))
+    widths = _widths(model, networks, layers)
+    pools = {}
+    for level, settings in levels.items():
+        within = [width for width in widths.values() if _lies_within(width, widths[level])]
+        network = with_ordered_dropout(networks[level], layers, within, self_distillation)
+        update = _client_update(networks[level], network, training, self_distillation)
+        method = level_method(whole, networks[level], parts[level], update, mean_and_owners())
+        pools[level] = Pool(method, settings.clients, settings.cohort_size)
+    return algorithm_of_levels("fjord", whole, pools, parts, columns, hyper, execution)
+
+
+def with_ordered_dropout(
+    network: Model, layers: Sequence[str], widths: Widths, distilled: bool
+) -> Model:
+    """The network, of which in training a part is drawn: the first units of every hidden layer.
+
+    What is left out is multiplied by 0 on both sides of a unit, so it gets no gradient. All parts have
+    the shapes of the full network, so one program draws among them.
+
+    Args:
+      network: a chain.
+      layers: its layers' names in their order.
+      widths: the parts, each equally likely.
+      distilled: whether outputs in training are `OrderedOutputs`; else those of the part.
+    """
+    units = chain_units(variable_shapes(network).params, layers)
+    of_groups = {group: np.array([width[group] for width in widths]) for group in widths[0]}
+
+    def apply(variables, batch, *, train=False, key=None, **more):
+        if not train:
+            return network.apply(variables, batch, train=train, key=key, **more)
+        drawn = jax.random.randint(keys.derive(key, "width"), (), 0, len(widths))
+        first = {group: jnp.asarray(count)[drawn] for group, count in of_groups.items()}
+        part = Variables(with_first_units(variables.params, first, units), variables.mutable)
+        of_part, mutable = network.apply(part, batch, train=True, key=key, **more)
+        if not distilled:
+            return of_part, mutable
+        full, mutable = network.apply(variables, batch, train=True, key=key, **more)
+        return OrderedOutputs(full, of_part), mutable
+
+    return network._replace(apply=apply)
+
+
+def _client_update(
+    network: Model, ordered: Model, training: LocalTraining, distilled: bool
+) -> Callable[..., Any]:
+    """The `client_update` of a level's clients; `ordered` is its network `with_ordered_dropout`."""
+    divergence = kl_divergence("forward")
+
+    def client_update(message, client_state, data, key, hyper):
+        alpha, temperature = hyper.distillation_weight, hyper.temperature
+
+        # In every step a width is drawn. The full network learns the labels, and the part of that width
+        # learns the full network's answers.
+        def loss(outputs, batch):
+            target = softened_target(jax.lax.stop_gradient(outputs.full), temperature)
+            towards_full = softened(divergence, temperature, scaled=False)(outputs.drawn, target)
+            of_full = checked_loss(network.loss, outputs.full, batch)
+            of_drawn = checked_loss(network.loss, outputs.drawn, batch)
+            return of_full + (1 - alpha) * of_drawn + alpha * towards_full
+
+        trained = train_client(
+            *(ordered, training, message, data, key, hyper.client_learning_rate),
+            loss_hook=loss if distilled else None,
+        )
+        return client_result(message, trained, weight=data.size, client_state=client_state)
+
+    return client_update
+
+
+def _widths(
+    model: Model, networks: Mapping[str, Model], layers: Sequence[str]
+) -> dict[str, dict[str, int]]:
+    """Level -> hidden layer -> its units; raises ValueError unless levels lie within one another."""
+    shapes = variable_shapes(model).params
+    units = chain_units(shapes, layers)
+    widths = {}
+    for level, network in networks.items():
+        counts = counts_of(shapes, variable_shapes(network).params, units)
+        widths[level] = {group: count.kept for group, count in counts.items()}
+    for one, width in widths.items():
+        for other, another in widths.items():
+            if not (_lies_within(width, another) or _lies_within(another, width)):
+                raise ValueError(
+                    f"levels must lie within one another, but {one!r} has {width} units and {other!r} "
+                    f"{another}."
+                )
+    return widths
+
+
+def _lies_within(width: Mapping[str, int], other: Mapping[str, int]) -> bool:
+    return all(count <= other[group] for group, count in width.items())

@@ -1,0 +1,213 @@
+"""Levels of clients that train parts of one network: what HeteroFL and methods beside it share."""
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fedcodist.algorithms.pools.pool import Pool, assemble, check_pools
+from fedcodist.algorithms.pools.pool_rounds import train_pools
+from fedcodist.core import keys
+from fedcodist.core.aggregation import Aggregate, Reduce
+from fedcodist.core.for_each_client import Execution
+from fedcodist.core.method import FederatedAlgorithm, FederatedMethod
+from fedcodist.core.model import Model, Variables, variable_shapes
+from fedcodist.core.trees import named_leaves
+from fedcodist.models.submodels import gathered, scattered
+
+PyTree = Any
+
+
+class Part(NamedTuple):
+    """Which parameters of the whole network a level has.
+
+    Attributes:
+      taken: the whole's parameters -> the level's.
+      put_back: a tree like the level's parameters -> one like the whole's, 0 where the level has none.
+    """
+
+    taken: Callable[[PyTree], PyTree]
+    put_back: Callable[[PyTree], PyTree]
+
+
+PartOf = Callable[[PyTree], Part]  # the server's state -> the part that a level has in this round
+
+
+def part_at_places(places: PyTree, shapes: PyTree) -> Part:
+    """The part of some coordinates of every parameter.
+
+    Args:
+      places: as `places_of` makes them.
+      shapes: of the whole network's parameters.
+    """
+    return Part(
+        lambda params: gathered(params, places), lambda part: scattered(part, places, shapes)
+    )
+
+
+def part_of_leaves(shapes: PyTree, smaller: PyTree) -> Part:
+    """The part of some parameters that are whole.
+
+    Args:
+      shapes, smaller: of the whole network's parameters and the level's.
+
+    Raises:
+      ValueError: names a parameter of the level that the whole network does not have, or of another
+        shape.
+    """
+    whole, names = named_leaves(shapes), named_leaves(smaller)
+    for name, leaf in names.items():
+        if name not in whole or whole[name].shape != leaf.shape:
+            has = list(whole[name].shape) if name in whole else "none"
+            raise ValueError(
+                f"submodel's {name!r} must be one of the model's parameters, which has {has}, got "
+                f"{list(leaf.shape)}."
+            )
+
+    def taken(params):
+        known = named_leaves(params)
+        return jax.tree.unflatten(jax.tree.structure(smaller), [known[name] for name in names])
+
+    def put_back(part):
+        known = named_leaves(part)
+        zeros = lambda like: jnp.zeros(like.shape, like.dtype)
+        leaves = [known[n] if n in known else zeros(like) for n, like in whole.items()]
+        return jax.tree.unflatten(jax.tree.structure(shapes), leaves)
+
+    return Part(taken, put_back)
+
+
+def always(part: Part) -> PartOf:
+    """A level that has the same part in every round."""
+    return lambda server: part
+
+
+@contextlib.contextmanager
+def of_level(level: str) -> Iterator[None]:
+    """Puts the level's name before messages."""
+    try:
+        yield
+    except ValueError as error:
+        raise ValueError(f"levels[{level!r}]: {error}") from None
+
+
+def level_method(
+    whole: FederatedMethod, network: Model, part: PartOf, client_update: Any, reduce: Reduce
+) -> FederatedMethod:
+    """What a level's clients do; its server is the whole's.
+
+    Args:
+      whole: FedAvg of the whole network, or what has a server in its manner.
+      network: the level's.
+      part: which parameters of the whole it has.
+      client_update: a FederatedMethod's, of the level's network.
+      reduce: as `mean_and_owners` makes it.
+    """
+
+    def variables(server):
+        return Variables(part(server).taken(whole.variables(server).params), {})
+
+    return whole._replace(
+        model=network,
+        broadcast=variables,
+        client_update=client_update,
+        reduce=reduce,
+        variables=variables,
+    )
+
+
+def algorithm_of_levels(
+    name: str,
+    whole: FederatedMethod,
+    pools: Mapping[str, Pool],
+    parts: Mapping[str, PartOf],
+    columns: Mapping[str, Any],
+    hyper: PyTree,
+    execution: Execution,
+    hyper_of_round: Callable[[PyTree, jax.Array], PyTree] = lambda hyper, round: hyper,
+) -> FederatedAlgorithm:
+    """One network of which every level's clients train a part, as an algorithm.
+
+    The server's pseudo-gradient is, for every parameter, the mean over the clients that had it, and 0
+    where no client had. What is evaluated are the levels' own networks.
+
+    Args:
+      name, columns, hyper, execution: as an algorithm's own arguments.
+      whole: the method of the whole network; its server is the algorithm's state.
+      pools: level -> its clients and their `level_method`.
+      parts: level -> which parameters it has.
+      hyper_of_round: (hyper, round) -> what clients are given in a round.
+    """
+    pools = check_pools(pools, "levels")
+    shapes = variable_shapes(whole.model).params
+    same = lambda value: dict.fromkeys(pools, value)
+
+    def round_(state, client_states, round, hyper):
+        # Every level's clients train their part of the one network.
+        of_clients = same(hyper_of_round(hyper, round.index))
+        trained = train_pools(pools, same(state), client_states, round, of_clients, execution)
+        # Each parameter moves by the mean over the clients that had it; others keep the old value.
+        of_round = {level: part(state) for level, part in parts.items()}
+        update = mean_of_owners(trained.aggregates, of_round, shapes)
+        weight = jnp.sum(jnp.stack([aggregate.weight for aggregate in trained.aggregates.values()]))
+        state = whole.server_update(state, Aggregate(update, {}, weight), round.index, hyper)
+        return state, trained.client_states, trained.metrics
+
+    # With the whole network it starts as a pool of this level's name would in another algorithm.
+    is_whole = lambda pool: variable_shapes(pool.method.model).params == shapes
+    start = [level for level, pool in pools.items() if is_whole(pool)][-1:] or ["whole"]
+    algorithm = assemble(name, pools, columns, hyper, round_, servers=same, hyper_of_methods=same)
+    return algorithm._replace(init=lambda key: whole.init(keys.derive(key, "init", start[0])))
+
+
+def mean_of_owners(
+    aggregates: Mapping[str, Aggregate], parts: Mapping[str, Part], shapes: PyTree
+) -> PyTree:
+    """The mean of every parameter of the whole over the clients that had it; 0 where none had.
+
+    Args:
+      aggregates: level -> the mean over its clients, and as `extra` how many of them had each parameter,
+        or their weights' sum, of a shape that broadcasts to the parameter's.
+      parts: level -> which parameters it has.
+      shapes: of the whole.
+    """
+    total = jax.tree.map(lambda like: jnp.zeros(like.shape, like.dtype), shapes)
+    owners = total
+    for level, aggregate in aggregates.items():
+        held = jax.tree.map(
+            lambda leaf, by: jnp.broadcast_to(by, leaf.shape),
+            aggregate.pseudo_gradient,
+            aggregate.extra,
+        )
+        of_level = jax.tree.map(jnp.multiply, aggregate.pseudo_gradient, held)
+        add = lambda tree, part, level=level: jax.tree.map(
+            jnp.add, tree, parts[level].put_back(part)
+        )
+        total, owners = add(total, of_level), add(owners, held)
+    return jax.tree.map(lambda leaf, by: leaf / jnp.where(by > 0, by, 1), total, owners)
+
+
+def mean_and_owners(last: str | None = None) -> Reduce:
+    """The weighted mean of every parameter over a level's clients that had it, and their weights' sum.
+
+    A client has all of its network's parameters. Where it says which classes it has (`extra`), it has of
+    the output layer theirs alone.
+
+    Args:
+      last: the output layer's name.
+    """
+
+    def prepare(result, key):
+        held = jax.tree.map(lambda leaf: result.weight.astype(leaf.dtype), result.update)
+        if result.extra is not None:
+            held |= {last: jax.tree.map(lambda leaf: leaf * result.extra, held[last])}
+        return jax.tree.map(jnp.multiply, result.update, held), held, result.weight
+
+    def finalize(total, message, key):
+        update, held, weight = total
+        mean = jax.tree.map(lambda leaf, by: leaf / jnp.where(by > 0, by, 1), update, held)
+        return Aggregate(mean, message.mutable, weight, held)
+
+    return Reduce(prepare, finalize)

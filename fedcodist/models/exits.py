@@ -1,0 +1,89 @@
+"""Networks with exits: a classifier after every block, so that the first blocks are a network too."""
+
+import inspect
+from collections.abc import Sequence
+from typing import Any
+
+import flax.linen as nn
+import jax
+
+from fedcodist.core import metrics as metrics_lib
+from fedcodist.core.layer_outputs import LayerOutputs, of_logits, pooled
+from fedcodist.core.model import Model, cross_entropy, from_flax_linen
+
+
+def digits_exits(depth: int | None = None) -> "Exits":
+    """Three dense blocks for 8x8 images of digits, with 10,318 parameters at full depth."""
+    return Exits([DenseBlock(64), DenseBlock(48), DenseBlock(32)], depth=depth)
+
+
+def with_exits(module: "Exits", example: jax.Array) -> Model:
+    """A model of a network with exits; its outputs are `LayerOutputs`.
+
+    `outputs.logits` are the mean of all exits' logits, and `outputs.hidden` the exits' logits, from the
+    first to the last, [batch, classes] each.
+
+    Args:
+      module: the network.
+      example: inputs with a leading batch axis.
+
+    >>> import jax.numpy as jnp
+    >>> model = with_exits(Exits([nn.Dense(4), nn.Dense(4)], classes=3, depth=1), jnp.zeros((1, 2)))
+    >>> sorted(model.init(jax.random.key(0)).params)
+    ['blocks_0', 'exit_0']
+    """
+    return from_flax_linen(
+        module,
+        example,
+        loss=of_logits(cross_entropy),
+        metrics={"accuracy": of_logits(metrics_lib.accuracy())},
+    )
+
+
+class Exits(nn.Module):
+    """Blocks in a row, each followed by an exit: a linear classifier of what the block returns.
+
+    Images between blocks are averaged over positions for an exit. Parameters are blocks_0, exit_0 and so
+    on; those of a shallower network are the first of a deeper one's.
+
+    Attributes:
+      blocks: modules; `train` and `mask` are passed where their `__call__` has them.
+      classes: outputs of an exit.
+      depth: how many of the blocks there are; all where not given.
+    """
+
+    blocks: Sequence[nn.Module]
+    classes: int = 10
+    depth: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.classes < 2:
+            raise ValueError(f"classes must be at least 2, got {self.classes!r}.")
+        if self.depth is not None and not 1 <= self.depth <= len(self.blocks):
+            raise ValueError(
+                f"depth must be between 1 and the network's {len(self.blocks)} blocks, got "
+                f"{self.depth!r}."
+            )
+        super().__post_init__()
+
+    @nn.compact
+    def __call__(
+        self, x: jax.Array, *, train: bool = False, mask: jax.Array | None = None
+    ) -> LayerOutputs:
+        given: dict[str, Any] = {"train": train, "mask": mask}
+        exits = []
+        for index, block in enumerate(self.blocks[: self.depth]):
+            accepted = inspect.signature(type(block).__call__).parameters
+            x = block(x, **{name: value for name, value in given.items() if name in accepted})
+            exits.append(nn.Dense(self.classes, name=f"exit_{index}")(pooled(x)))
+        return LayerOutputs(sum(exits[1:], exits[0]) / len(exits), tuple(exits))
+
+
+class DenseBlock(nn.Module):
+    """A dense layer and ReLU; inputs are flattened."""
+
+    features: int
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return nn.relu(nn.Dense(self.features)(x.reshape(x.shape[0], -1)))
