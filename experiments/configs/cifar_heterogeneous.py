@@ -79,8 +79,10 @@ def get_config(run: str = "cifar100,dirichlet,fd,scaled") -> ConfigDict:
     )
     differs = DIFFERS.get(method, {})
     config.algorithm = digits_heterogeneous.algorithm(method, **differs)
+    # All images are some client's: on them all, clients' models are looked at now and then.
+    every = config.rounds // (2 if scaled else 4)
     config.evaluation = defaults.evaluation(
-        50, 50, splits=(), final_splits=(), final_client_splits=("client_test",)
+        every, every, splits=("train",), final_splits=(), final_client_splits=("client_test",)
     )
     config.execution = defaults.plain_execution(processes=1)
     return config

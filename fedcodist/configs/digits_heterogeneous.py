@@ -10,15 +10,12 @@ round.
     fedcodist compare digits_heterogeneous
 """
 
-from collections.abc import Mapping
-from typing import Any
-
 from ml_collections import ConfigDict
 
 from fedcodist.config import defaults
 
 # A method and its own settings. All others are the same for all of them.
-METHODS: Mapping[str, Mapping[str, Any]] = {
+METHODS: dict[str, dict] = {
     "local_only": dict(output_penalty=0.0),
     "fd": dict(weight=1.0, temperature=1.0),
     "fml": dict(own_weight=0.5, meme_weight=0.5, meme=0),  # whose network all share
@@ -91,7 +88,7 @@ def get_config(run: str = "fd") -> ConfigDict:
     return config
 
 
-def algorithm(method: str, **differs: Any) -> dict[str, Any]:
+def algorithm(method: str, **differs: object) -> dict[str, object]:
     """`algorithm` of a method as HtFLlib trains: SGD whose rate stays, small batches, one epoch."""
     training = dict(optimizer="sgd", learning_rate=0.01, batch_size=10, epochs=1)
     return {"name": method, **training, **METHODS[method], **differs}

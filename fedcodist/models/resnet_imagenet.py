@@ -10,6 +10,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from fedcodist.models.convolution import same_varying_axes
 from fedcodist.models.normalization import BatchNorm
 from fedcodist.models.resnet import BasicBlock, Convolution, Normalize
 
@@ -74,17 +75,8 @@ class ImageNetResNet(nn.Module):
         def normalize(x, name):
             return BatchNorm(axis_name=self.axis_name, name=name)(x, train=train, mask=mask)
 
-        stem = nn.Conv(
-            64,
-            (7, 7),
-            strides=2,
-            padding=3,
-            use_bias=False,
-            kernel_init=nn.initializers.he_normal(),
-            name="stem",
-        )
-        x = nn.relu(normalize(stem(x), "stem_norm"))
-        x = nn.max_pool(x, (3, 3), strides=(2, 2), padding=((1, 1), (1, 1)))
+        x = nn.relu(normalize(Stem(64, name="stem")(x), "stem_norm"))
+        x = max_pool_3x3(x)
         for stage, blocks in enumerate(self.blocks):
             for block in range(blocks):
                 stride = 2 if stage > 0 and block == 0 else 1
@@ -96,6 +88,53 @@ class ImageNetResNet(nn.Module):
                     x = BasicBlock(features, stride, "B", name=name)(x, normalize)
         x = jnp.mean(x, (1, 2))
         return x if self.classes is None else nn.Dense(self.classes, name="output")(x)
+
+
+class Stem(nn.Module):
+    """A 7x7 convolution at stride 2, with three rows of zeros around images; no bias."""
+
+    features: int
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        shape = (7, 7, x.shape[-1], self.features)
+        kernel = self.param("kernel", nn.initializers.he_normal(), shape, jnp.float32)
+        x, kernel = same_varying_axes(*nn.dtypes.promote_dtype(x, kernel))
+        # The stock gradient of the kernel is very slow in loops on a CPU.
+        return jax.lax.platform_dependent(x, kernel, cpu=_stem_by_patches, default=_stock_stem)
+
+
+def max_pool_3x3(x: jax.Array) -> jax.Array:
+    """The maximum of each 3x3 window around pixels 0, 2, ... of images [B, H, W, C]; H and W even.
+
+    The stock operation's gradient is slow on a CPU. Where several pixels of a window have its maximum,
+    the gradient is shared among them.
+    """
+    x = _of_three_rows(x).swapaxes(1, 2)
+    return _of_three_rows(x).swapaxes(1, 2)
+
+
+def _of_three_rows(x: jax.Array) -> jax.Array:
+    batch, height, width, channels = x.shape
+    pairs = x.reshape(batch, height // 2, 2, width, channels)
+    even, odd = pairs[:, :, 0], pairs[:, :, 1]
+    above = jnp.pad(odd[:, :-1], ((0, 0), (1, 0), (0, 0), (0, 0)), constant_values=-jnp.inf)
+    return jnp.maximum(jnp.maximum(even, odd), above)
+
+
+def _stem_by_patches(x: jax.Array, kernel: jax.Array) -> jax.Array:
+    height, width = x.shape[1], x.shape[2]
+    padded = jnp.pad(x, ((0, 0), (3, 3), (3, 3), (0, 0)))
+    patches = jnp.concatenate(
+        [padded[:, i : i + height : 2, j : j + width : 2] for i in range(7) for j in range(7)], -1
+    )
+    return patches @ kernel.reshape(-1, kernel.shape[-1])
+
+
+def _stock_stem(x: jax.Array, kernel: jax.Array) -> jax.Array:
+    return jax.lax.conv_general_dilated(
+        x, kernel, (2, 2), ((3, 3), (3, 3)), dimension_numbers=("NHWC", "HWIO", "NHWC")
+    )
 
 
 class BottleneckBlock(nn.Module):

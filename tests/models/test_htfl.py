@@ -1,5 +1,6 @@
 """HtFLlib's networks: as many parameters as its own, and layers against plain ones."""
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,6 +9,7 @@ import pytest
 from fedcodist.core.model import parameter_count
 from fedcodist.models.headed import HEAD, Headed, check_heads, embedding_of, headed
 from fedcodist.models.htfl import BACKBONES, GROUPS, adaptive_means, conv5x5, htfl_backbone
+from fedcodist.models.resnet_imagenet import Stem, max_pool_3x3
 
 # Of 10 classes and 512 features, counted in HtFLlib's BaseHeadSplit at commit e959261 with torch 2.13.0
 # and torchvision 0.28.0. There, the same weights give the same logits as here to 4e-15 (float64) for the
@@ -140,3 +142,28 @@ def test_mistakes_are_named(make, message):
     with pytest.raises(ValueError, match=message) as error:
         jax.eval_shape(make().init, jax.random.key(0))
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("size", [(8, 12), (4, 4)])
+def test_the_stems_layers_are_the_stock_ones_and_have_their_gradients(size):
+    draws = np.random.default_rng(0)
+    with jax.enable_x64(True):
+        x = jnp.asarray(draws.normal(size=(2, *size, 3)))
+        kernel = jnp.asarray(draws.normal(size=(7, 7, 3, 5)))
+
+        def ours(x, kernel):
+            return max_pool_3x3(Stem(5).apply({"params": {"kernel": kernel}}, x))
+
+        def stock(x, kernel):
+            y = jax.lax.conv_general_dilated(
+                x, kernel, (2, 2), ((3, 3), (3, 3)), dimension_numbers=("NHWC", "HWIO", "NHWC")
+            )
+            return nn.max_pool(y, (3, 3), (2, 2), ((1, 1), (1, 1)))
+
+        np.testing.assert_allclose(ours(x, kernel), stock(x, kernel), rtol=1e-12, atol=1e-12)
+        gradients = [
+            jax.grad(lambda *a, f=f: jnp.sum(jnp.sin(f(*a))), (0, 1))(x, kernel)
+            for f in (ours, stock)
+        ]
+        for own, theirs in zip(*gradients, strict=True):
+            np.testing.assert_allclose(own, theirs, rtol=1e-10, atol=1e-10)
