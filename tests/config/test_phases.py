@@ -143,7 +143,7 @@ def test_every_method_of_parties_goes_on_from_the_same_models(method):
     key = jax.random.key(0)
     models = jax.tree.map(lambda leaf: leaf + 1, party.init_models(groups, key))
     algorithm = build_experiment(config, data).algorithm
-    training = LocalTraining(party_methods.adam(config.algorithm), 8)
+    training = LocalTraining(party_methods.party_optimizer(config.algorithm), 8)
     trained = jax.tree.map(lambda leaf: leaf + 2, local_only.start(models, training))
     trained = {n: each._replace(variables=models[n]) for n, each in trained.items()}
     state = party_methods.start(config, data, trained, key)

@@ -192,6 +192,8 @@ def test_the_records_are_of_the_variables_that_are_returned(outcome):
                     "accuracy_mean": clients.mean(),
                     "accuracy_p10": np.percentile(clients, 10),
                     "accuracy_min": clients.min(),
+                    "accuracy_std": clients.std(),
+                    "accuracy_worst_tenth": clients.min(),  # of fewer than eleven clients it is one
                 }
                 assert record["per_client"] == pytest.approx(expected, rel=1e-6)
 
@@ -210,7 +212,7 @@ def test_a_metric_that_is_undefined_for_all_clients_is_null():
         if record["split"] != "clients":
             assert record["precision"] is None
             assert record["per_client"] == dict.fromkeys(
-                f"precision_{kind}" for kind in ("mean", "p10", "min")
+                f"precision_{kind}" for kind in ("mean", "std", "min", "p10", "worst_tenth")
             )
 
 

@@ -32,7 +32,7 @@ STUDIES = (
         ("main_personal", "main", "main_fine_tuned"),
     ),
 )
-EXPERIMENTS = tuple(study.experiment for study in STUDIES)
+EXPERIMENTS = (*(study.experiment for study in STUDIES), "cifar_heterogeneous")
 _SPLIT = "client_test"
 _METRICS = ("accuracy_weighted", "accuracy", "accuracy_std", "accuracy_worst_tenth")
 
