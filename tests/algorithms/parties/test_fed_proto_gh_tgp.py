@@ -18,13 +18,12 @@ from fedcodist.algorithms.parties.fed_tgp import (
     generated,
     margin_between,
 )
-from fedcodist.algorithms.parties.groups import PartyGroup, check_groups
+from fedcodist.algorithms.parties.groups import PartyGroup, check_groups, in_client_order
 from fedcodist.algorithms.parties.prototypes import (
     ClassSums,
     Prototypes,
     ServerTraining,
     as_examples,
-    in_client_order,
     nearness,
     prototypes_of,
 )
