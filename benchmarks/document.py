@@ -27,7 +27,8 @@ import records
 import scale
 import side_by_side
 import svd_cost
-from side_by_side import OURS, PROGRAMS
+import time_to_result
+from side_by_side import HTFLLIB, OURS, PROGRAMS
 
 Record = Mapping[str, Any]
 
@@ -84,6 +85,13 @@ DESCRIPTIONS = {
     "fed_kd": "FedKD, four clients of 100 images: the codistillation paper's large CNN as teacher, its "
     "small one as student, five steps of 20 images with adaptive weights and hidden states through "
     "learned maps; students' changes by exact SVD both ways.",
+    "htfl_local_only": "Eight clients of 100 images 32x32 with four networks, two each: HtFLlib's CNN "
+    "(878,538 parameters) and its ResNet-4, ResNet-6 and ResNet-8 (88,650 to 1,237,834), embeddings of "
+    "512; ten steps of ten images, SGD. Local training alone.",
+    "htfl_fd": "The same clients with FD: mean logits of each label.",
+    "htfl_fml": "The same clients with FML: each trains a copy of a shared CNN besides.",
+    "htfl_lg_fed_avg": "The same clients with LG-FedAvg: the mean of their heads.",
+    "htfl_fed_proto": "The same clients with FedProto: mean embeddings of each label.",
 }
 
 
@@ -153,6 +161,7 @@ def _device(found: Sequence[Record]) -> Iterable[str]:
             scale.KIND,
             distillation_cost.KIND,
             svd_cost.KIND,
+            time_to_result.KIND,
         )
     }
     if unknown := [record for record in found if record["kind"] not in by_kind]:
@@ -181,6 +190,7 @@ def _device(found: Sequence[Record]) -> Iterable[str]:
         ("Against the GEMM peak", fedavg_cnn.KIND, gemm),
         ("Where the time goes", breakdown.KIND, parts),
         ("Cold start", cold_start.KIND, starts),
+        ("Time to the result", time_to_result.KIND, results),
         ("Evaluating and logging", overhead.KIND, looking),
         ("Scale", scale.KIND, growth),
         ("Distillation with more clients", distillation_cost.KIND, teaching),
@@ -194,7 +204,9 @@ def _device(found: Sequence[Record]) -> Iterable[str]:
 
 def overview(found: Sequence[Record]) -> str:
     """Our seconds per round and the peers' ratios, a row per workload."""
-    peers = [name for name in PROGRAMS if name != OURS]
+    measured = {name for record in found for name in record["programs"]}
+    peers = [name for name in PROGRAMS if name not in (OURS, HTFLLIB)]
+    peers += [HTFLLIB] if HTFLLIB in measured else []
     rows = []
     for record in found:
         own = record["programs"]
@@ -234,15 +246,35 @@ def programs(record: Record) -> str:
     return _table(headings, rows, texts=2)
 
 
+def results(record: Record) -> Iterable[str]:
+    """Cold starts to the end of some rounds, a row per workload."""
+    yield (
+        f"From the start of a program to its end after {record['rounds']} rounds, with imports, reading "
+        "of data and compilation, in seconds; nothing is found compiled, and nothing is evaluated. The "
+        f"ratio is {HTFLLIB}'s time by ours within a turn."
+    )
+    rows = []
+    for workload, own in record["seconds"].items():
+        ratios = [theirs / ours for ours, theirs in zip(own[OURS], own[HTFLLIB], strict=True)]
+        rows.append([workload, *(_over(times) for times in (own[OURS], own[HTFLLIB], ratios))])
+    yield _table(["workload", f"{OURS}, s", f"{HTFLLIB}, s", "ratio"], rows)
+
+
 def agreement(record: Record) -> Iterable[str]:
     """How far programs' weights are from the reference's, a row per workload."""
     lines = record["checked"]
     known = [name for name in PROGRAMS if name in {line["program"] for line in lines}]
-    yield (
+    text = (
         f"Weights after one round against those of {side_by_side.REFERENCE} in one thread: the largest "
         "distance of an array from the reference's, by the length of the reference's update; of each "
         f"program's settings the worst. {record['tolerance']:g} and less counts as the same."
     )
+    if any(line["workload"] in side_by_side.HTFL for line in lines):
+        text += (
+            " Of the workloads htfl_* HtFLlib is the reference, after two rounds, of htfl_fed_proto "
+            "after one."
+        )
+    yield text
     rows = []
     for workload in DESCRIPTIONS:
         if own := [line for line in lines if line["workload"] == workload]:

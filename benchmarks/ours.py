@@ -11,6 +11,7 @@ convolutions and text one after another. Each is the faster way there (BUILD.md 
 """
 
 import functools
+import importlib
 import os
 import sys
 import time
@@ -31,6 +32,13 @@ from fedcodist.run import launch
 SEED = 0
 PARTIES = ("fed_md", "mhd")  # methods of parties, who each are a pool of the file
 MHD_CLIENTS = "clients"  # the only architecture
+HYPERS = {  # of HTFL_METHODS, the first part of their names
+    "local_only": "LocalOnly",
+    "fd": "FD",
+    "fml": "FML",
+    "lg_fed_avg": "LGFedAvg",
+    "fed_proto": "FedProto",
+}
 
 
 def main() -> int:
@@ -55,7 +63,8 @@ def measure(arguments) -> None:
 
     jax.config.update("jax_enable_x64", arguments.double)
     inputs = work.read_inputs(arguments.inputs, arguments.workload, arguments.double)
-    prepared = prepare(inputs, arguments.rounds_per_repetition, arguments.accelerator)
+    most_rounds = max(arguments.first_rounds, arguments.rounds_per_repetition)
+    prepared = prepare(inputs, most_rounds, arguments.accelerator)
 
     def save():
         if jax.process_index() == 0:
@@ -140,6 +149,8 @@ def prepare(inputs: work.Inputs, most_rounds: int, at_once: bool = False) -> Pre
                 name: jax.tree.map(lambda x, client=client: x[:, client], models)
                 for client, name in enumerate(inputs.pools)
             }
+        if method_of(inputs) in work.HTFL_METHODS:
+            servers = htfl_weights(state[0], inputs)
         if method_of(inputs) == "fed_kd":
             # All clients' teachers, stacked.
             student, rows = state[0][work.STUDENT], state[1][work.STUDENT]
@@ -167,7 +178,7 @@ def make_data(inputs: work.Inputs):
     from fedcodist.core.shuffling import permuted_positions
     from fedcodist.data.federated_data import FederatedData
 
-    if method_of(inputs) in PARTIES:  # the file has our orders
+    if method_of(inputs) in (*PARTIES, *work.HTFL_METHODS):  # the file has our orders
         return FederatedData.from_arrays(columns_of(inputs), offsets=inputs.offsets)
     sizes = np.diff(inputs.offsets)
     positions = jnp.arange(sizes.max())
@@ -235,6 +246,8 @@ def make_algorithm(inputs: work.Inputs, federated, at_once: bool):
         return make_mhd(inputs, execution)
     if method_of(inputs) == "fed_kd":
         return make_fed_kd(inputs, federated, execution)
+    if method_of(inputs) in work.HTFL_METHODS:
+        return make_htfl(inputs, at_once)
     pools = {name: make_pool(inputs, name) for name in inputs.pools}
     cohorts = {name: jnp.asarray(pool.cohorts) for name, pool in inputs.pools.items()}
     distillation, rows = work.WORKLOADS[inputs.workload].distillation, {}
@@ -435,6 +448,95 @@ def make_fed_kd(inputs: work.Inputs, federated, execution):
     return independent_pools(pools, federated.columns, execution)._replace(select=select)
 
 
+def make_htfl(inputs: work.Inputs, at_once: bool):
+    """A method of HtFLlib's as it has it, of clients who start from the file's weights."""
+    import jax
+    import jax.numpy as jnp
+    import numpy as np
+    import optax
+
+    from fedcodist.algorithms.parties.fd import FDVariant
+    from fedcodist.algorithms.parties.groups import PartyGroup
+    from fedcodist.core.for_each_client import Execution
+    from fedcodist.core.local_training import LocalTraining
+    from fedcodist.models.headed import headed
+    from fedcodist.models.htfl import htfl_backbone
+
+    def model_of(network):
+        example = jnp.zeros((1, *network.image))
+        return headed(htfl_backbone(f"htfl_{network.kind}"), example, network.classes)
+
+    members = htfl_members(inputs)
+    networks = {kind: inputs.pools[names[0]].network for kind, names in members.items()}
+    own = {name: own_weights(pool.network, pool.weights) for name, pool in inputs.pools.items()}
+    starts = {
+        kind: jax.tree.map(lambda *leaves: jnp.asarray(np.stack(leaves)), *(own[n] for n in names))
+        for kind, names in members.items()
+    }
+    places = list(inputs.pools)
+    groups = {
+        kind: PartyGroup(model_of(networks[kind]), np.array([places.index(n) for n in names]))
+        for kind, names in members.items()
+    }
+    training = LocalTraining(optax.sgd, work.HTFL_BATCH, epochs=1)
+    rate, share, weight = work.HTFL_RATE, work.HTFL_LABELS, work.HTFL_WEIGHT
+    classes = next(iter(networks.values())).classes
+    floats: dict[str, tuple] = {"fml": (rate, share, share), "fed_proto": (rate, weight)}
+    more: dict[str, dict[str, Any]] = {
+        "fd": dict(num_classes=classes, variant=FDVariant("in_training", own_share=True)),
+        "fml": dict(meme=model_of(inputs.pools[places[0]].network)),
+        "fed_proto": dict(num_classes=classes, weighting="parties"),
+    }
+    name = method_of(inputs)
+    assert name is not None
+    module = importlib.import_module(f"fedcodist.algorithms.parties.{name}")
+    hyper_of = getattr(module, f"{HYPERS[name]}Hyper")
+    algorithm = getattr(module, name)(
+        groups,
+        training=training,
+        hyper=hyper_of(*floats.get(name, (rate,))),
+        execution=Execution("vmap", 2) if at_once else Execution(),
+        **more.get(name, {}),
+    )
+
+    def init(key):
+        state = algorithm.init(key)
+        parties = state if isinstance(state, dict) else state.models
+        parties = {
+            kind: fresh._replace(variables=starts[kind])
+            if hasattr(fresh, "variables")
+            else starts[kind]
+            for kind, fresh in parties.items()
+        }
+        state = parties if isinstance(state, dict) else state._replace(models=parties)
+        return state._replace(meme=own[work.MEME]) if name == "fml" else state
+
+    return algorithm._replace(init=init)
+
+
+def htfl_members(inputs: work.Inputs) -> dict[str, list[str]]:
+    """Kind of network -> the pools that have it; FML's meme is nobody's."""
+    members: dict[str, list[str]] = {}
+    for name, pool in inputs.pools.items():
+        if name != work.MEME:
+            members.setdefault(pool.network.kind, []).append(name)
+    return members
+
+
+def htfl_weights(state, inputs: work.Inputs) -> dict[str, Any]:
+    """Every client's variables, and the meme's, which have a leading axis of one seed."""
+    import jax
+
+    parties = state if isinstance(state, dict) else state.models
+    found = {
+        name: jax.tree.map(lambda leaf, i=i: leaf[:, i], getattr(own, "variables", own))
+        for kind, names in htfl_members(inputs).items()
+        for own in [parties[kind]]
+        for i, name in enumerate(names)
+    }
+    return found | ({work.MEME: state.meme} if work.MEME in inputs.pools else {})
+
+
 def method_of(inputs: work.Inputs) -> str | None:
     """How the workload's models teach each other; None where they do not."""
     distillation = work.WORKLOADS[inputs.workload].distillation
@@ -507,6 +609,11 @@ def own_weights(network: work.AnyNetwork, weights):
             value = value.reshape(*value.shape[:-1], network.heads, network.classes)
             value = np.moveaxis(value, -2, 0)
         tree[leaf] = value
+        if isinstance(network, work.HtFLNetwork) and leaf == "scale":
+            own = statistics
+            for key in path:
+                own = own.setdefault(key, {})
+            own.update(mean=np.zeros_like(value), var=np.ones_like(value))
     return Variables(params, {"batch_stats": statistics} if statistics else {})
 
 
@@ -531,6 +638,8 @@ def common_weights(network: work.AnyNetwork, server):
 
 def _own_path(network: work.AnyNetwork, name: str) -> list[str]:
     path = name.split("/")
+    if isinstance(network, work.HtFLNetwork):
+        return path if path[0] == "head" else ["backbone", "backbone", *path]
     if isinstance(network, work.Network) and not network.convolutions:
         # The library's networks without convolutions leave it to Flax to name their layers.
         layers = work.dense_layers(network)

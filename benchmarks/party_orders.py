@@ -1,4 +1,4 @@
-"""What this library draws for FedMD's parties and MHD's clients in its first round, for all programs."""
+"""What this library draws for parties and MHD's clients in its first rounds, for all programs."""
 
 import sys
 from pathlib import Path
@@ -38,6 +38,31 @@ def orders(parties: int, aligned: int, private: int) -> dict[str, np.ndarray]:
             purpose: np.stack([order(party, purpose, size) for party in range(parties)])
             for purpose, size in (("digest", aligned), ("revisit", private))
         }
+
+
+def htfl_orders(method: str, clients: int, private: int) -> np.ndarray:
+    """Positions as local training visits them in each of the first rounds.
+
+    Returns:
+      int32 [clients, HTFL_ORDERS, private].
+    """
+    import jax
+    import jax.numpy as jnp
+
+    from fedcodist.core import keys
+    from fedcodist.core.shuffling import permuted_positions
+
+    _on_the_processor()
+    stream = "isolated" if method == "local_only" else "client_update"
+
+    def order(client, round):
+        key = keys.derive(jax.random.key(SEED), stream, round, client, "order")
+        return np.asarray(permuted_positions(key, jnp.arange(private), private))
+
+    with jax.enable_x64(False):
+        rounds = range(work.HTFL_ORDERS)
+        found = [[order(client, round) for round in rounds] for client in range(clients)]
+    return np.array(found, np.int32)
 
 
 def mhd_orders(clients: int, steps: int, private: int) -> dict[str, np.ndarray]:

@@ -30,6 +30,9 @@ def flops_of_round(workload: str, inputs: Path, rounds: int) -> float:
     with np.load(inputs) as file:
         sizes = np.diff(file["offsets"])
         for pool, network in networks.items():
+            if pool == work.MEME:  # all clients train it
+                total += LEARNING * forward_flops(network) * sizes.sum()
+                continue
             cohorts = file[f"{pool}/cohorts"]
             drawn = cohorts[np.arange(rounds) % len(cohorts)]
             total += LEARNING * forward_flops(network) * sizes[drawn].sum() / rounds
@@ -74,6 +77,8 @@ def positions(network: work.AnyNetwork, weight: str) -> float:
         stage = 1 if layer == "stem" else int(weight[len("stage")])
         height, width, _ = network.image
         return (height // 2 ** (stage - 1)) * (width // 2 ** (stage - 1))
+    if isinstance(network, work.HtFLNetwork):
+        return _htfl_positions(network, weight)
     if not layer.startswith("conv"):
         return 1
     index = int(layer.removeprefix("conv")) - 1
@@ -84,3 +89,13 @@ def positions(network: work.AnyNetwork, weight: str) -> float:
     for _, pooled in network.convolutions[:index]:
         height, width = ((side - margin) // (2 if pooled else 1) for side in (height, width))
     return (height - margin) * (width - margin)
+
+
+def _htfl_positions(network: work.HtFLNetwork, weight: str) -> int:
+    if network.kind == "cnn":
+        return {"conv1": 28, "conv2": 10}.get(weight.split("/")[0], 1) ** 2
+    if weight.startswith("head"):
+        return 1
+    if weight.startswith("stem"):
+        return 16 * 16
+    return (8 // 2 ** (int(weight[len("stage")]) - 1)) ** 2

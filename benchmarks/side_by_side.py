@@ -15,7 +15,9 @@ stand in the place of one of all programs.
 
 `--check` compares the weights after one round with the PyTorch loop's, in float64 where float32 would
 tell more of rounding than of the programs: with distillation, since Adam makes a step of full length of
-a gradient that is next to nothing, and with convolutions.
+a gradient that is next to nothing, and with convolutions. Those of the workloads htfl_* are compared
+with HtFLlib's own, most of them after two rounds. Its code is not here: peers/htfllib/program.py says
+how it is fetched. Where the variable HTFLLIB is not set, these workloads are measured only when named.
 What it finds is written to results/benchmarks/; a workload's lines there replace its old ones.
 
 `--accelerator` measures the programs that can use one, each in one process. Without it accelerators are
@@ -51,7 +53,7 @@ from fedcodist.core import child_processes
 
 ROOT = Path(__file__).resolve().parents[1]
 INPUTS = ROOT / "build" / "benchmarks"
-OURS, REFERENCE = "fedcodist", "torch_loop"
+OURS, REFERENCE, HTFLLIB = "fedcodist", "torch_loop", "htfllib"
 KIND, CHECK = "side_by_side", "check"
 # One repetition should take long against the clock and not against the patience.
 ROUNDS = {
@@ -70,6 +72,7 @@ ROUNDS = {
     "mhd_digits": 4,
     "mhd_64": 1,
     "fed_kd": 5,
+    **{f"htfl_{method}": 1 for method in work.HTFL_METHODS},
 }
 # A setting is tried several times where its first time is near the fastest one's: on a machine with
 # neighbours times differ by a third.
@@ -77,6 +80,10 @@ TRIALS, NEAR = 3, 1.3
 TOLERANCE = 1e-4  # of weights after one round, relative to the norm of the round's update
 ROUNDING = 1e-5  # norms of updates below it are no updates
 TIME_LIMIT = 1800
+HTFL = tuple(f"htfl_{method}" for method in work.HTFL_METHODS)
+# After how many rounds weights are compared: in the first one FD and LG-FedAvg do not receive anything
+# yet. FedProto's prototypes are another mean in HtFLlib, so that its second round is another one.
+CHECKED_ROUNDS = dict.fromkeys(HTFL, work.HTFL_ORDERS) | {"htfl_fed_proto": 1}
 DISTILLATION = (
     *("merged", "periodic", "fed_sdd", "fed_md"),
     *("mhd", "mhd_digits", "mhd_64", "fed_kd"),
@@ -84,7 +91,7 @@ DISTILLATION = (
 # What is checked in float64. A few steps of ResNet-20 amplify float32's rounding so much that the loop
 # itself ends as far from its own round in float64 as a round goes. In the CNNs near ties of a pool turn
 # gradients another way, of which Adam makes full steps.
-IN_DOUBLE = (*DISTILLATION, "resnet20", "cnn_small", "cnn_large", "emnist")
+IN_DOUBLE = (*DISTILLATION, *HTFL, "resnet20", "cnn_small", "cnn_large", "emnist")
 NOT_SUPPORTED = "not supported"
 NOT_INSTALLED = "not installed: make bench-peers"
 
@@ -98,6 +105,7 @@ class Program(NamedTuple):
       several: whether it can use several processes.
       lacks: workloads that it cannot do.
       accelerated: whether it can use an accelerator.
+      folder: an environment variable that names a folder with its code, or "".
     """
 
     command: tuple[str, ...]
@@ -105,12 +113,17 @@ class Program(NamedTuple):
     several: bool = True
     lacks: tuple[str, ...] = ()
     accelerated: bool = False
+    folder: str = ""
 
     def hindrance(self, workload: str, accelerator: bool = False) -> str | None:
         """Why it cannot be run, or None."""
         if workload in self.lacks or (accelerator and not self.accelerated):
             return NOT_SUPPORTED
-        return None if self.needs.exists() else NOT_INSTALLED
+        if not self.needs.exists():
+            return NOT_INSTALLED
+        if self.folder and not os.environ.get(self.folder):
+            return f"not fetched: {self.folder} names no folder with its code"
+        return None
 
 
 class Setting(NamedTuple):
@@ -135,12 +148,16 @@ class ProgramFailed(RuntimeError):
 
 
 def _peer(
-    name: str, several: bool = True, lacks: tuple[str, ...] = (), accelerated: bool = False
+    name: str,
+    several: bool = True,
+    lacks: tuple[str, ...] = HTFL,
+    accelerated: bool = False,
+    folder: str = "",
 ) -> Program:
     environment = ROOT / ".venv-peers" / name
     script = ROOT / "benchmarks" / "peers" / name / "program.py"
     command = (str(environment / "bin" / "python"), str(script))
-    return Program(command, environment / ".installed", several, lacks, accelerated)
+    return Program(command, environment / ".installed", several, lacks, accelerated, folder)
 
 
 PROGRAMS = {
@@ -151,12 +168,26 @@ PROGRAMS = {
     ),
     REFERENCE: _peer(REFERENCE, several=False, accelerated=True),
     # FedJAX's models have no mutable state; pfl-research averages parameters alone.
-    "fedjax": _peer("fedjax", lacks=("resnet20", *DISTILLATION)),
-    "pfl_research": _peer("pfl_research", lacks=("resnet20", *DISTILLATION), accelerated=True),
+    "fedjax": _peer("fedjax", lacks=("resnet20", *DISTILLATION, *HTFL)),
+    "pfl_research": _peer(
+        "pfl_research", lacks=("resnet20", *DISTILLATION, *HTFL), accelerated=True
+    ),
     # Flower averages weights and not updates: what float32 rounds there, Adam makes steps of for the
     # thousands of words that no client has, so it would compute another round of text.
-    "flower": _peer("flower", lacks=("lstm_small", "lstm_large", *DISTILLATION)),
+    "flower": _peer("flower", lacks=("lstm_small", "lstm_large", *DISTILLATION, *HTFL)),
+    # Its code is fetched by who compares it: see its program.
+    HTFLLIB: _peer(
+        HTFLLIB,
+        several=False,
+        lacks=tuple(name for name in work.WORKLOADS if name not in HTFL),
+        folder="HTFLLIB",
+    ),
 }
+
+
+def reference_of(workload: str) -> str:
+    """The program with whose weights those of the others are compared."""
+    return HTFLLIB if workload in HTFL else REFERENCE
 
 
 def main() -> int:
@@ -189,7 +220,8 @@ def main() -> int:
 def parse_arguments() -> argparse.Namespace:
     """The command line; ends the program with one line where it makes no sense."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--workload", nargs="+", choices=sorted(ROUNDS), default=list(ROUNDS))
+    usual = [name for name in ROUNDS if name not in HTFL or os.environ.get("HTFLLIB")]
+    parser.add_argument("--workload", nargs="+", choices=sorted(ROUNDS), default=usual)
     parser.add_argument("--turns", type=int, default=7)
     peers = [name for name in PROGRAMS if name != OURS]
     parser.add_argument("--only", nargs="+", choices=peers, help="beside ours; writes no record")
@@ -389,15 +421,17 @@ def mfu(record: Mapping[str, Any], seconds: float) -> float:
 
 def check_all(workloads: Sequence[str], cores: int, results: Path) -> int:
     """Checks workloads, writing what was found of each; returns 1 where a program disagrees."""
-    if not PROGRAMS[REFERENCE].needs.exists():
-        print(f"error: the check needs {REFERENCE}: make bench-peers", file=sys.stderr)
-        return 2
+    for workload in workloads:
+        reference = reference_of(workload)
+        if hindrance := PROGRAMS[reference].hindrance(workload):
+            print(f"error: the check of {workload} needs {reference}: {hindrance}", file=sys.stderr)
+            return 2
     status = 0
     for workload in workloads:
         try:
             found = check(PROGRAMS, make_job(workload, turns=1), cores)
         except ProgramFailed as error:
-            print(f"error: {REFERENCE}: {error}", file=sys.stderr)
+            print(f"error: {reference_of(workload)}: {error}", file=sys.stderr)
             return 1
         write_check(found, results)
         if not all(agrees(line) for line in found):
@@ -421,7 +455,7 @@ def write_check(found: Sequence[Mapping[str, Any]], results: Path) -> Path:
 
 
 def check(programs: Mapping[str, Program], job: Job, cores: int) -> list[dict[str, Any]]:
-    """Compares weights after one round with the reference's, of each program in each setting.
+    """Compares weights after the first round with the reference's, of each program in each setting.
 
     Returns:
       Per line workload, program, processes, threads, whether in float64, and the difference or an
@@ -429,7 +463,7 @@ def check(programs: Mapping[str, Program], job: Job, cores: int) -> list[dict[st
     """
     initial = initial_weights(job)
     double = job.workload in IN_DOUBLE
-    reference = weights_after_one_round(programs[REFERENCE], job, Setting(1, 1))
+    reference = first_weights(programs[reference_of(job.workload)], job, Setting(1, 1))
     lines = []
     for name, program in programs.items():
         line = {"workload": job.workload, "program": name, "double": double}
@@ -443,7 +477,7 @@ def check(programs: Mapping[str, Program], job: Job, cores: int) -> list[dict[st
             own: dict[str, Any] = {**line, **setting._asdict()}
             lines.append(own)
             try:
-                weights = weights_after_one_round(program, job, setting)
+                weights = first_weights(program, job, setting)
             except ProgramFailed as error:
                 own["error"] = str(error)
                 print(f"{where}  failed: {error}")
@@ -470,11 +504,12 @@ def initial_weights(job: Job) -> dict[str, np.ndarray]:
         return {name: file[name] for name in names}
 
 
-def weights_after_one_round(program: Program, job: Job, setting: Setting) -> dict[str, np.ndarray]:
-    """Runs one round, of the workloads IN_DOUBLE in float64, and reads its weights."""
+def first_weights(program: Program, job: Job, setting: Setting) -> dict[str, np.ndarray]:
+    """Runs one round, or CHECKED_ROUNDS, of those IN_DOUBLE in float64, and reads the weights."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "weights.npz"
-        run(program, job, setting, repetitions=0, save_weights=path)
+        rounds = CHECKED_ROUNDS.get(job.workload, 1)
+        run(program, job, setting, repetitions=0, save_weights=path, first_rounds=rounds)
         with np.load(path) as file:
             return dict(file)
 
@@ -502,8 +537,18 @@ def run(
     setting: Setting,
     repetitions: int = 1,
     save_weights: Path | None = None,
+    first_rounds: int = 1,
+    environment: Mapping[str, str] = {},
 ) -> dict[str, Any]:
-    """Runs a program to its end; returns its line of JSON, or raises ProgramFailed."""
+    """Runs a program to its end; returns its line of JSON, or raises ProgramFailed.
+
+    Args:
+      program, job, setting: what is run.
+      repetitions: that are timed, of `job.rounds` each.
+      save_weights: the file for weights, where they are to be compared.
+      first_rounds: before them.
+      environment: variables besides those of this process.
+    """
     command = [
         *program.command,
         f"--workload={job.workload}",
@@ -513,6 +558,8 @@ def run(
         f"--processes={setting.processes}",
         f"--threads={setting.threads}",
     ]
+    if first_rounds > 1:
+        command.append(f"--first-rounds={first_rounds}")
     if save_weights is not None:
         command.append(f"--save-weights={save_weights}")
         if job.workload in IN_DOUBLE:
@@ -524,7 +571,7 @@ def run(
         done = child_processes.run(
             command,
             TIME_LIMIT,
-            env=os.environ | hidden,
+            env=os.environ | hidden | dict(environment),
             text=True,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,

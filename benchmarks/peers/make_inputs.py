@@ -46,9 +46,9 @@ def make(workload: str) -> dict[str, np.ndarray]:
     networks, population, cohort, distillation = work.WORKLOADS[workload]
     network = next(iter(networks.values()))
     draws = np.random.default_rng(SEED)
-    # FedKD's pools have the same clients.
-    is_kd = distillation is not None and distillation.method == "fed_kd"
-    groups = 1 if is_kd else len(networks)
+    # FedKD's pools have the same clients, and FML's meme has none.
+    method = distillation and distillation.method
+    groups = 1 if method == "fed_kd" else len(networks) - (work.MEME in networks)
     sizes = client_sizes(population, groups * population.clients, draws)
     rows = int(sizes.sum())
     arrays = {
@@ -62,6 +62,14 @@ def make(workload: str) -> dict[str, np.ndarray]:
         arrays[f"{pool}/cohorts"] = (first + np.stack(chosen)).astype(np.int32)
         for name, shape in work.weight_shapes(network).items():
             arrays[f"{pool}/{name}"] = initial_weight(name, shape, draws)
+    if method in work.HTFL_METHODS:
+        from party_orders import htfl_orders  # it imports JAX
+
+        arrays["visited_orders"] = htfl_orders(method, groups, population.largest)
+        # Clients start with one head, as LG-FedAvg's do.
+        for pool in networks:
+            for leaf in ("kernel", "bias"):
+                arrays[f"{pool}/head/{leaf}"] = arrays[f"client_0/head/{leaf}"]
     if distillation is not None and distillation.steps:
         size = (work.UNLABELLED, *network.image)
         arrays["unlabelled"] = draws.integers(0, 256, size, dtype=np.uint8)

@@ -1,6 +1,7 @@
 """What the programs of the comparison share: their arguments, the order of rounds, their report.
 
-A program runs its first round, saves the weights, warms up with one repetition and is then timed.
+A program runs its first round, or several, saves the weights, warms up with one repetition and is then
+timed.
 Every repetition trains on the same cohorts, so that all repetitions are the same work.
 """
 
@@ -30,7 +31,8 @@ def parse_arguments(
     parser = argparse.ArgumentParser(description=description.splitlines()[0])
     parser.add_argument("--workload", choices=sorted(work.WORKLOADS), required=True)
     parser.add_argument("--inputs", type=Path, required=True, help="file of make_inputs.py")
-    parser.add_argument("--repetitions", type=int, default=7, help="0 runs one round, untimed")
+    parser.add_argument("--repetitions", type=int, default=7, help="0 runs the first rounds alone")
+    parser.add_argument("--first-rounds", type=int, default=1, help="before weights are saved")
     parser.add_argument("--rounds-per-repetition", type=int, default=3)
     parser.add_argument("--threads", type=int, default=1, help="of each process")
     parser.add_argument("--processes", type=int, default=1)
@@ -43,6 +45,7 @@ def parse_arguments(
         most_processes = 1
     for name, least in (
         ("repetitions", 0),
+        ("first_rounds", 1),
         ("rounds_per_repetition", 1),
         ("threads", 1),
         ("processes", 1),
@@ -62,15 +65,17 @@ def limit_cores(count: int) -> None:
 
 
 def total_rounds(arguments: argparse.Namespace) -> int:
-    """Rounds of a whole run: the first, the warm-up repetition and the timed ones."""
+    """Rounds of a whole run: the first ones, the warm-up repetition and the timed ones."""
     if arguments.repetitions == 0:
-        return 1
-    return 1 + (1 + arguments.repetitions) * arguments.rounds_per_repetition
+        return arguments.first_rounds
+    repetitions = (1 + arguments.repetitions) * arguments.rounds_per_repetition
+    return arguments.first_rounds + repetitions
 
 
 def rounds(arguments: argparse.Namespace) -> Iterator[int]:
     """Which of the file's rounds a run's are, endless: the first, then those of every repetition."""
-    return itertools.chain([0], itertools.cycle(range(arguments.rounds_per_repetition)))
+    repetition = range(arguments.rounds_per_repetition)
+    return itertools.chain(range(arguments.first_rounds), itertools.cycle(repetition))
 
 
 def cohorts(inputs: work.Inputs, arguments: argparse.Namespace) -> Iterator[np.ndarray]:
@@ -91,7 +96,7 @@ def run(
       clock: returns seconds.
     """
     times = [clock()]
-    train(1)
+    train(arguments.first_rounds)
     times.append(clock())
     save()
     if arguments.repetitions > 0:
@@ -105,7 +110,8 @@ def ends_of_parts(
     started: float, round_ends: Sequence[float], arguments: argparse.Namespace
 ) -> list[float]:
     """What `run` returns, for a program that can only note when each round ended."""
-    return [started, *round_ends[:: arguments.rounds_per_repetition]]
+    ends = round_ends[arguments.first_rounds - 1 :]
+    return [started, *ends[:: arguments.rounds_per_repetition]]
 
 
 def save_weights(
@@ -140,7 +146,8 @@ def report(
     first = times[1] - times[0]
     if seconds:
         # What the rounds before the timed ones took beyond their share.
-        first = max(0.0, times[2] - times[0] - (1 + rounds) * statistics.median(seconds))
+        before = arguments.first_rounds + rounds
+        first = max(0.0, times[2] - times[0] - before * statistics.median(seconds))
     weights = arguments.save_weights
     line = {
         "peer": peer,

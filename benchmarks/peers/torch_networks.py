@@ -222,7 +222,7 @@ def load_weights(network: torch.nn.Module, weights: dict[str, np.ndarray]) -> No
             for leaf, tensor in _leaves(layer).items():
                 value = weights[f"{name}/{leaf}"]
                 if leaf == "kernel":
-                    value = _kernel_to_torch(value, flattened)
+                    value = kernel_to_torch(value, flattened)
                 if isinstance(layer, LSTM):
                     value = _other_gates(value).T
                 tensor.copy_(torch.tensor(value))
@@ -235,7 +235,7 @@ def common_weights(network: torch.nn.Module) -> dict[str, np.ndarray]:
         for leaf, tensor in _leaves(layer).items():
             value = tensor.detach().cpu().numpy()
             if leaf == "kernel":
-                value = _kernel_from_torch(value, flattened)
+                value = kernel_from_torch(value, flattened)
             if isinstance(layer, LSTM):
                 value = _other_gates(value.T)
             weights[f"{name}/{leaf}"] = np.array(value)
@@ -285,7 +285,8 @@ def _leaves(layer: torch.nn.Module) -> dict[str, torch.Tensor]:
     return {"kernel": layer.weight} | ({} if layer.bias is None else {"bias": layer.bias})
 
 
-def _kernel_to_torch(kernel: np.ndarray, flattened: tuple[int, ...]) -> np.ndarray:
+def kernel_to_torch(kernel: np.ndarray, flattened: tuple[int, ...]) -> np.ndarray:
+    """A common kernel in PyTorch's layout; `flattened` is the shape of what comes before, or ()."""
     if kernel.ndim == 4:
         return kernel.transpose(3, 2, 0, 1)
     if flattened:
@@ -294,7 +295,8 @@ def _kernel_to_torch(kernel: np.ndarray, flattened: tuple[int, ...]) -> np.ndarr
     return kernel.T
 
 
-def _kernel_from_torch(kernel: np.ndarray, flattened: tuple[int, ...]) -> np.ndarray:
+def kernel_from_torch(kernel: np.ndarray, flattened: tuple[int, ...]) -> np.ndarray:
+    """The other way round."""
     if kernel.ndim == 4:
         return kernel.transpose(2, 3, 1, 0)
     kernel = kernel.T

@@ -37,6 +37,13 @@ EMBEDDING_WEIGHT, HEAD_WEIGHT, MHD_ROUNDS = 1.0, 3.0, 8
 FED_KD_TEACHER_RATE, FED_KD_STUDENT_RATE = 1e-3, 2.5e-3
 FED_KD_THRESHOLDS, FED_KD_ROUNDS = (0.95, 0.98), 8
 TEACHER, STUDENT = "teacher", "student"  # its networks
+# Of HtFLlib's methods: SGD's rate, examples of a step, features before the head, FML's share of the
+# labels in each loss, the weight of FD's and FedProto's distances, and the rounds whose order of
+# examples all programs know.
+HTFL_RATE, HTFL_BATCH, HTFL_EMBEDDING = 0.01, 10, 512
+HTFL_LABELS, HTFL_WEIGHT, HTFL_ORDERS = 0.5, 1.0, 2
+HTFL_METHODS = ("local_only", "fd", "fml", "lg_fed_avg", "fed_proto")
+MEME = "meme"  # FML's shared network
 PARTY_STATISTICS = (0.99, 1e-3)  # momentum and epsilon of batch normalisation, Keras'
 # Of batch statistics: the old running average's share, and what is added to variances.
 STATISTICS_MOMENTUM, STATISTICS_EPSILON = 0.9, 1e-5
@@ -98,6 +105,24 @@ class PartyNetwork(NamedTuple):
     classes: int
 
 
+class HtFLNetwork(NamedTuple):
+    """HtFLlib's networks of 32x32 images, of whose features 512 are made by adaptive means, and a head.
+
+    'cnn' has two 5x5 convolutions without padding, each with ReLU and a 2x2 max-pool, and a dense layer.
+    The others have a normalised 7x7 stem and a 3x3 max-pool at stride 2 each, and one, two or three
+    stages of one basic block, with 64, 128 and 256 channels.
+
+    Attributes:
+      image: shape of one example, (32, 32, channels).
+      kind: 'cnn', 'resnet4', 'resnet6' or 'resnet8'.
+      classes: width of the head.
+    """
+
+    image: tuple[int, ...]
+    kind: str
+    classes: int
+
+
 class LanguageNetwork(NamedTuple):
     """Embedding, layers of LSTM, tanh and a linear map back to the embedding's width, linear output.
 
@@ -124,7 +149,7 @@ class Population(NamedTuple):
     largest: int
 
 
-AnyNetwork = Network | ResidualNetwork | PartyNetwork | LanguageNetwork
+AnyNetwork = Network | ResidualNetwork | PartyNetwork | HtFLNetwork | LanguageNetwork
 
 
 class Distillation(NamedTuple):
@@ -134,7 +159,8 @@ class Distillation(NamedTuple):
     'fed_md', where pools are parties of one client who agree on logits, by 'mhd', where pools are
     clients who teach each other's heads, each on every other one's checkpoints, or by 'fed_kd', where
     both pools have the same clients, who train a teacher of their own and a student that travels; that
-    takes no steps on unlabelled images.
+    takes no steps on unlabelled images. HTFL_METHODS take none either: pools are clients with networks
+    of their own, FML's MEME is nobody's.
     """
 
     method: str
@@ -188,6 +214,17 @@ def _mhd(network: Network, clients: int) -> Workload:
     return Workload(networks, _ONE, 1, Distillation("mhd", 100))
 
 
+def _htfl(method: str) -> Workload:
+    """Eight clients with four networks, two each."""
+    kinds = ("cnn", "resnet4", "resnet6", "resnet8")
+    networks = {
+        f"client_{index}": HtFLNetwork((32, 32, 3), kinds[index % 4], 10) for index in range(8)
+    }
+    if method == "fml":
+        networks[MEME] = networks["client_0"]
+    return Workload(networks, _ONE, 1, Distillation(method))
+
+
 WORKLOADS = {
     "cnn_small": Workload({POOL: _SMALL}, _EQUAL),
     "cnn_large": Workload({POOL: _LARGE}, _EQUAL),
@@ -206,6 +243,7 @@ WORKLOADS = {
     "fed_kd": Workload(
         {TEACHER: _LARGE, STUDENT: _SMALL}, Population(4, 100, 100), 4, Distillation("fed_kd")
     ),
+    **{f"htfl_{method}": _htfl(method) for method in HTFL_METHODS},
 }
 
 
@@ -220,6 +258,7 @@ class Pool(NamedTuple):
         are positions of examples as they are visited. MHD: 'private' and 'public', those of the batches
         [steps, MHD_BATCH]; 'drawn' [steps], which entry of the pool teaches; 'first' [pool], whose
         models it has at first; by round 'replaced' and 'source', the new entry and whose model it is.
+        HTFL_METHODS: 'visited' [HTFL_ORDERS, examples], positions in each of the first rounds.
     """
 
     network: AnyNetwork
@@ -285,7 +324,7 @@ def read_inputs(path: Path, workload: str, double: bool = False) -> Inputs:
         orders = {
             name.removesuffix("_orders"): array[len(pools)]
             for name, array in arrays.items()
-            if name.endswith("_orders")
+            if name.endswith("_orders") and len(pools) < len(array)  # FML's meme has none
         }
         pools[pool] = Pool(network, arrays[f"{pool}/cohorts"], weights, orders)
     if "tokens" in arrays:
@@ -318,6 +357,8 @@ def weight_shapes(network: AnyNetwork) -> dict[str, tuple[int, ...]]:
         return _residual_shapes(network)
     if isinstance(network, PartyNetwork):
         return _party_shapes(network)
+    if isinstance(network, HtFLNetwork):
+        return _htfl_shapes(network)
     if isinstance(network, LanguageNetwork):
         return _language_shapes(network)
     shapes: dict[str, tuple[int, ...]] = {}
@@ -403,6 +444,39 @@ def _party_shapes(network: PartyNetwork) -> dict[str, tuple[int, ...]]:
         channels = features
     shapes["output/kernel"] = (party_sizes(network)[-1] ** 2 * channels, network.classes)
     return shapes
+
+
+def _htfl_shapes(network: HtFLNetwork) -> dict[str, tuple[int, ...]]:
+    """Without batch statistics, which start as zeros and ones and are compared by none."""
+    shapes: dict[str, tuple[int, ...]] = {}
+
+    def add(convolution: str, norm: str, size: int, channels: int, features: int) -> None:
+        shapes[f"{convolution}/kernel"] = (size, size, channels, features)
+        shapes.update({f"{norm}/{leaf}": (features,) for leaf in ("scale", "bias")})
+
+    if network.kind == "cnn":
+        for index, (channels, features) in enumerate(((network.image[-1], 32), (32, 64)), start=1):
+            shapes[f"conv{index}/kernel"] = (5, 5, channels, features)
+            shapes[f"conv{index}/bias"] = (features,)
+        shapes["dense/kernel"], shapes["dense/bias"] = (5 * 5 * 64, 512), (512,)
+    else:
+        channels = 64
+        add("stem", "stem_norm", 7, network.image[-1], channels)
+        for stage in range(htfl_stages(network)):
+            name, features = f"stage{stage + 1}_block1", 64 * 2**stage
+            add(f"{name}/conv1", f"{name}/norm1", 3, channels, features)
+            add(f"{name}/conv2", f"{name}/norm2", 3, features, features)
+            if channels != features:
+                add(f"{name}/shortcut", f"{name}/shortcut_norm", 1, channels, features)
+            channels = features
+    shapes["head/kernel"] = (HTFL_EMBEDDING, network.classes)
+    shapes["head/bias"] = (network.classes,)
+    return shapes
+
+
+def htfl_stages(network: HtFLNetwork) -> int:
+    """Of a ResNet."""
+    return {"resnet4": 1, "resnet6": 2, "resnet8": 3}[network.kind]
 
 
 def _language_shapes(network: LanguageNetwork) -> dict[str, tuple[int, ...]]:

@@ -413,3 +413,22 @@ def test_tables_in_the_terminal():
 
 def test_benchmarks_md_is_up_to_date():
     assert document.main(["--check"]) == 0
+
+
+def test_time_to_a_result_is_shown_with_its_ratio():
+    seconds = {"htfl_fd": {"fedcodist": [10.0, 12.0, 11.0], "htfllib": [30.0, 48.0, 22.0]}}
+    record = common("time_to_result", "time_to_result", rounds=20, cores=2, seconds=seconds)
+    text = document.render([record], "")
+    assert "### Time to the result" in text and "after 20 rounds" in text
+    (row,) = [line for line in text.splitlines() if line.startswith("| htfl_fd")]
+    cells = [cell.strip() for cell in row.strip("|").split("|")]
+    assert cells[1:] == ["11.0 (10.0 to 12.0)", "30.0 (22.0 to 48.0)", "3.00 (2.00 to 4.00)"]
+
+
+def test_a_check_against_htfllib_says_so():
+    line = {"workload": "htfl_fd", "program": "fedcodist", "double": True, "date": "2026-01-01"}
+    line |= {"commit": "abcdef", "processes": 1, "threads": 1, "difference": 1e-9}
+    record = common("check", "check", tolerance=1e-4, checked=[line])
+    assert "HtFLlib is the reference, after two rounds" in document.render([record], "")
+    other = record | {"checked": [line | {"workload": "digits"}]}
+    assert "HtFLlib" not in document.render([other], "")

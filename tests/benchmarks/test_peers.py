@@ -444,6 +444,9 @@ FED_MD_THREES = (30_464, 23_504, 44_304, 19_072, 26_032)
         ("mhd_digits", 8 * [4_810 + 3 * 650]),
         ("mhd_64", 64 * [4_810 + 3 * 650]),
         ("fed_kd", [410_084, 109_348]),
+        # As tests/models/test_htfl.py has them of HtFLlib's own.
+        ("htfl_fd", 2 * [878_538, 88_650, 318_794, 1_237_834]),
+        ("htfl_fml", [*(2 * [878_538, 88_650, 318_794, 1_237_834]), 878_538]),
     ],
 )
 def test_networks_have_the_published_sizes(workload, counts):
@@ -458,7 +461,7 @@ def test_networks_have_the_published_sizes(workload, counts):
 def test_every_workload_has_rounds_and_a_program_that_can_do_it():
     assert set(side_by_side.ROUNDS) == set(work.WORKLOADS)
     for workload in work.WORKLOADS:
-        for name in (side_by_side.OURS, REFERENCE):
+        for name in (side_by_side.OURS, side_by_side.reference_of(workload)):
             assert workload not in side_by_side.PROGRAMS[name].lacks
     lacking = {workload for p in side_by_side.PROGRAMS.values() for workload in p.lacks}
     assert lacking <= set(work.WORKLOADS)
@@ -579,6 +582,59 @@ def test_pools_of_fed_kd_are_the_same_four_clients():
     assert list(other.values()) == [16, 32, 32, 64, 128]
 
 
+def test_clients_of_htfllib_start_with_one_head_and_visit_examples_in_orders_of_their_own():
+    arrays = make_inputs.make("htfl_fml")
+    orders = arrays["visited_orders"]
+    assert orders.shape == (8, work.HTFL_ORDERS, 100) and orders.dtype == np.int32
+    assert (np.sort(orders, axis=2) == np.arange(100)).all()
+    assert len(np.unique(orders.reshape(-1, 100), axis=0)) == 8 * work.HTFL_ORDERS
+    assert arrays["offsets"].tolist() == list(range(0, 801, 100))  # the meme has no examples
+    heads = np.stack(
+        [arrays[f"{pool}/head/kernel"] for pool in work.WORKLOADS["htfl_fml"].networks]
+    )
+    assert (heads == heads[0]).all() and heads.shape == (9, 512, 10)
+    first, second = (arrays[f"client_{index}/conv1/kernel"] for index in (0, 4))
+    assert (first != second).any()
+
+
+def test_rounds_before_the_weights_are_saved():
+    arguments = _arguments(repetitions=1, rounds_per_repetition=2, first_rounds=3)
+    done, saved = [], []
+    measuring.run(done.append, lambda: saved.append(sum(done)), arguments, lambda: 0.0)
+    assert done == [3, 2, 2] and saved == [3] and measuring.total_rounds(arguments) == 7
+    own = measuring.rounds(arguments)
+    assert [next(own) for _ in range(7)] == [0, 1, 2, 0, 1, 0, 1]
+
+
+def test_htfllib_needs_a_folder_with_its_code(monkeypatch, tmp_path):
+    program = side_by_side.PROGRAMS[side_by_side.HTFLLIB]._replace(needs=tmp_path)
+    monkeypatch.delenv("HTFLLIB", raising=False)
+    assert program.hindrance("htfl_fd") == "not fetched: HTFLLIB names no folder with its code"
+    assert program.hindrance("digits") == NOT_SUPPORTED
+    monkeypatch.setenv("HTFLLIB", str(tmp_path))
+    assert program.hindrance("htfl_fd") is None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("folder", "said"),
+    [
+        ("nowhere", "HTFLLIB must be a checkout of github.com/TsingZ0/HtFLlib, got nowhere"),
+        ("other", "other is not at commit e959261"),
+    ],
+)
+def test_other_code_than_htfllibs_commit_is_refused(folder, said, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "other" / "system" / "flcore").mkdir(parents=True)
+    program = side_by_side.PROGRAMS[side_by_side.HTFLLIB]
+    monkeypatch.setenv("HTFLLIB", folder)
+    if program.hindrance("htfl_fd"):
+        pytest.skip("its environment is not installed: make bench-peers")
+    job = Job("htfl_fd", tmp_path / "inputs.npz", rounds=1, turns=1)
+    with pytest.raises(ProgramFailed, match=rf"^status 2: error: .*{said}"):
+        side_by_side.run(program, job, Setting(1, 1))
+
+
 def test_one_clients_teacher_that_differs_is_found():
     """FedKD's teachers are compared with the weights that all of them start from."""
     initial = {"kernel": np.zeros((3, 2))}
@@ -666,7 +722,7 @@ def test_ours_and_the_pytorch_loop_agree_after_one_round(workload, tmp_path, mon
     np.savez(tmp_path / "inputs.npz", **arrays)
     job = Job(workload, tmp_path / "inputs.npz", rounds=1, turns=1)
     ours, reference = (
-        side_by_side.weights_after_one_round(side_by_side.PROGRAMS[name], job, Setting(1, 1))
+        side_by_side.first_weights(side_by_side.PROGRAMS[name], job, Setting(1, 1))
         for name in (side_by_side.OURS, REFERENCE)
     )
     initial = side_by_side.initial_weights(job)
@@ -676,7 +732,7 @@ def test_ours_and_the_pytorch_loop_agree_after_one_round(workload, tmp_path, mon
 @pytest.mark.slow
 @pytest.mark.parametrize("workload", list(work.WORKLOADS))
 def test_all_programs_agree_after_one_round(workload, tmp_path):
-    _skip_without_reference()
+    _skip_without_reference(workload)
     command = [sys.executable, "benchmarks/side_by_side.py", "--check", "--workload", workload]
     command += ["--results", str(tmp_path)]
     done = subprocess.run(
@@ -730,9 +786,10 @@ def test_ours_trains_the_same_clients_at_once(workload, tmp_path):
     assert 0 < float(done.stdout.splitlines()[-1]) < 1e-6
 
 
-def _skip_without_reference():
-    if side_by_side.PROGRAMS[REFERENCE].hindrance("digits"):
-        pytest.skip("the PyTorch loop is not installed in .venv-peers/torch_loop: make bench-peers")
+def _skip_without_reference(workload="digits"):
+    name = side_by_side.reference_of(workload)
+    if hindrance := side_by_side.PROGRAMS[name].hindrance(workload):
+        pytest.skip(f"{name} is not there: {hindrance}")
 
 
 def _in_pool(weights):
@@ -743,6 +800,7 @@ def _arguments(**values):
     from argparse import Namespace
 
     defaults = {"workload": "digits", "processes": 1, "threads": 1, "save_weights": None}
+    defaults["first_rounds"] = 1
     return Namespace(**defaults | values)
 
 
