@@ -3,7 +3,9 @@
 On a CPU the stock gradients of a convolution are very slow inside loops. That of max-pooling
 (select-and-scatter) is slow everywhere. So on a CPU both gradients of a convolution are plain
 convolutions, for which XLA:CPU has fast kernels, and the pool's gradient compares with the maximum.
-Other platforms use the stock operations. Only first derivatives in reverse mode are defined.
+On an NVIDIA GPU convolutions under a vmap over kernels, as of clients at once, multiply patches with
+matrices: a round of 20 clients of both CNNs takes 9 ms instead of 28 on an H200. All else is stock.
+Only first derivatives in reverse mode are defined.
 """
 
 import functools
@@ -99,6 +101,7 @@ def _varying_axes(array: jax.Array) -> frozenset[str]:
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
 def _convolution(inputs: jax.Array, kernel: jax.Array, padding: Padding) -> jax.Array:
+    stock = functools.partial(_correlate, margin=1 if padding == "SAME" else 0)
     return jax.lax.platform_dependent(
         inputs,
         kernel,
@@ -106,7 +109,8 @@ def _convolution(inputs: jax.Array, kernel: jax.Array, padding: Padding) -> jax.
             functools.partial(_outputs_by_convolution, padding=padding),
             functools.partial(_outputs_by_patches, padding=padding),
         ),
-        default=functools.partial(_correlate, margin=1 if padding == "SAME" else 0),
+        cuda=_unless_mapped(stock, functools.partial(_outputs_by_patches, padding=padding)),
+        default=stock,
     )
 
 
@@ -117,6 +121,7 @@ def _convolution_forward(inputs, kernel, padding):
 def _convolution_backward(padding, residuals, cotangent):
     # Two platform switches, so that the gradient of images that need none is dead code.
     inputs, kernel = residuals
+    stock = functools.partial(_inputs_by_convolution, padding=padding, correlate=_correlate)
     with jax.named_scope("inputs_gradient"):
         inputs_gradient = jax.lax.platform_dependent(
             cotangent,
@@ -127,10 +132,10 @@ def _convolution_backward(padding, residuals, cotangent):
                 ),
                 functools.partial(_inputs_by_patches, padding=padding),
             ),
-            default=functools.partial(
-                _inputs_by_convolution, padding=padding, correlate=_correlate
-            ),
+            cuda=_unless_mapped(stock, functools.partial(_inputs_by_patches, padding=padding)),
+            default=stock,
         )
+    stock = functools.partial(_kernel_stock, padding=padding)
     with jax.named_scope("kernel_gradient"):
         kernel_gradient = jax.lax.platform_dependent(
             inputs,
@@ -139,7 +144,8 @@ def _convolution_backward(padding, residuals, cotangent):
                 functools.partial(_kernel_by_convolution, padding=padding),
                 functools.partial(_kernel_by_patches, padding=padding),
             ),
-            default=functools.partial(_kernel_stock, padding=padding),
+            cuda=_unless_mapped(stock, functools.partial(_kernel_by_patches, padding=padding)),
+            default=stock,
         )
     return inputs_gradient, kernel_gradient
 
@@ -157,6 +163,19 @@ def _on_cpu(
     dimensions first, channels last, no groups, no dilation. Under a vmap over kernels it would be a
     grouped one, and other dtypes are slow. In these cases patches are multiplied with a matrix.
     """
+    plain = _unless_mapped(by_convolution, by_patches)
+
+    def choose(left: jax.Array, right: jax.Array) -> jax.Array:
+        return (plain if left.dtype == jnp.float32 else by_patches)(left, right)
+
+    return choose
+
+
+def _unless_mapped(
+    by_convolution: Callable[[jax.Array, jax.Array], jax.Array],
+    by_patches: Callable[[jax.Array, jax.Array], jax.Array],
+) -> Callable[[jax.Array, jax.Array], jax.Array]:
+    """A convolution which under vmap would be a grouped one; there patches take its place."""
     plain = jax.custom_batching.custom_vmap(by_convolution)
 
     @plain.def_vmap
@@ -165,10 +184,7 @@ def _on_cpu(
         axes = tuple(0 if is_batched else None for is_batched in batched)
         return jax.vmap(by_patches, axes)(left, right), True
 
-    def choose(left: jax.Array, right: jax.Array) -> jax.Array:
-        return (plain if left.dtype == jnp.float32 else by_patches)(left, right)
-
-    return choose
+    return plain
 
 
 def _outputs_by_convolution(inputs: jax.Array, kernel: jax.Array, padding: Padding) -> jax.Array:

@@ -133,6 +133,7 @@ def build_programs(
     seeds_loop: str = "map",
     evaluation_batch_size: int = 500,
     evaluation_preprocess: Preprocess = lambda batch, key, positions: batch,
+    hyper_per_seed: bool = False,
 ) -> Programs:
     """Builds the programs; nothing compiles before the first call.
 
@@ -143,6 +144,8 @@ def build_programs(
       seeds_loop: 'map' trains seeds one after another inside the program, 'vmap' at once.
       evaluation_batch_size: examples per device and step in evaluation.
       evaluation_preprocess: (batch, key, positions) -> batch, on the device; must not be random.
+      hyper_per_seed: whether `train` takes leaves of `hyper` with a leading axis [S], such as the
+        settings of a tuner's trials, which then are trained at once.
     """
     axis = None if mesh is None else AXIS
     over_seeds = {"map": _map_seeds, "vmap": jax.vmap}[seeds_loop]
@@ -150,7 +153,7 @@ def build_programs(
     def init(seeds):
         return over_seeds(lambda seed: strongly_typed(algorithm.init(jax.random.key(seed))))(seeds)
 
-    train, train_streamed = _training(algorithm, interval, over_seeds, axis)
+    train, train_streamed = _training(algorithm, interval, over_seeds, axis, hyper_per_seed)
     measure = functools.partial(
         evaluate_predictor,
         batch_size=evaluation_batch_size,
@@ -197,7 +200,7 @@ def build_programs(
     )
 
 
-def _training(algorithm, interval, over_seeds, axis):
+def _training(algorithm, interval, over_seeds, axis, hyper_per_seed):
     """Returns (train, train_streamed) of `Programs`."""
 
     def train_round(state, client_states, root, index, hyper, inputs):
@@ -208,7 +211,7 @@ def _training(algorithm, interval, over_seeds, axis):
         return *strongly_typed((state, client_states)), metrics
 
     def train(state, client_states, seeds, first, count, hyper, data: ResidentData):
-        def one_seed(state, client_states, seed):
+        def one_seed(state, client_states, seed, hyper=hyper):
             root = jax.random.key(seed)
 
             def step(state, client_states, round):
@@ -232,7 +235,8 @@ def _training(algorithm, interval, over_seeds, axis):
             history = {n: jnp.zeros((interval, *v.shape), v.dtype) for n, v in shapes.items()}
             return jax.lax.fori_loop(0, count, one_round, (state, client_states, history))
 
-        return over_seeds(one_seed)(state, client_states, seeds)
+        of_seeds = (state, client_states, seeds) + ((hyper,) if hyper_per_seed else ())
+        return over_seeds(one_seed)(*of_seeds)
 
     def train_streamed(state, client_states, seeds, round, hyper, inputs: Inputs):
         def one_seed(state, client_states, seed, inputs):

@@ -170,6 +170,13 @@ def next_trial(study: optuna.Study, plan: Plan, worker: Worker, device: str) -> 
 
     While other workers run the last trials, it waits: if one of them is killed, this worker takes over.
     """
+    return next(iter(next_trials(study, plan, worker, device, at_most=1)), None)
+
+
+def next_trials(
+    study: optuna.Study, plan: Plan, worker: Worker, device: str, at_most: int
+) -> list[optuna.Trial]:
+    """The next trials to run at once; none when the study is complete. It waits as `next_trial` does."""
     distributions: dict[str, BaseDistribution] = {
         name: FloatDistribution(dimension.low, dimension.high, log=dimension.scale == "log")
         for name, dimension in plan.space.items()
@@ -180,12 +187,16 @@ def next_trial(study: optuna.Study, plan: Plan, worker: Worker, device: str) -> 
             states = [trial.state for trial in study.trials]
             done = sum(map(states.count, _COUNTED))
             if done >= plan.trials:
-                return None
-            if done + states.count(TrialState.RUNNING) < plan.trials:
+                return []
+            free = plan.trials - done - states.count(TrialState.RUNNING)
+            trials = []
+            for _ in range(min(free, at_most)):
                 study.sampler = _sampler(study, plan)
                 trial = study.ask(distributions)
                 trial.set_user_attr("worker", {"number": worker.number, "device": device})
-                return trial
+                trials.append(trial)
+            if trials:
+                return trials
         time.sleep(_SECONDS_BETWEEN_LOOKS)
 
 

@@ -6,7 +6,8 @@ r"""Tunes the float hyper-parameters of an experiment.
 A trial's value is the accuracy after the last round, averaged over models and seeds. It is measured on
 held-out clients, or on held-out examples of the clients (`data.partition.validation`), never on test
 data. `fedcodist.tuning.search_space` explains what is searched. The same command continues a study that
-was stopped. On a CPU there is one worker per core; each compiles once for all of its trials.
+was stopped. On a CPU there is one worker per core; each compiles once for all of its trials. On an
+accelerator `--at_once 16 --processes 1` trains as many trials in one program; none of them is pruned.
 
 `--output FILE` writes the complete study as JSON, and `--summary` writes its present state at any time:
 
@@ -17,6 +18,7 @@ was stopped. On a CPU there is one worker per core; each compiles once for all o
 
 import collections
 import copy
+import functools
 import importlib.util
 import json
 import math
@@ -45,6 +47,7 @@ if TYPE_CHECKING:
     from optuna import Study
 
     from fedcodist.run.experiment import Experiment
+    from fedcodist.run.programs import Programs
     from fedcodist.tuning.study import Plan, Worker
 
 HyperOf = Callable[[ConfigDict], Any]  # a trial's config -> its algorithm's traced floats
@@ -101,6 +104,11 @@ def _flags(arguments: list[str]) -> flags.FlagValues:
     for name, default, text in (
         ("trials", 32, "Finished and pruned trials that the study is to have in all."),
         ("processes", None, "Workers on this machine; chosen by the machine where not given."),
+        (
+            "at_once",
+            1,
+            "Trials that a worker trains in one program; more than one is never pruned.",
+        ),
         ("seed", 0, "Of the tuner's draws; the experiment's is --config.seed."),
     ):
         flags.DEFINE_integer(name, default, text, flag_values=values)
@@ -119,7 +127,7 @@ def _check(values: flags.FlagValues) -> None:
         raise ImportError("tuning needs the file locks of Unix.")
     if values.processes is not None:
         launch.check_processes("--processes", values.processes)
-    for name, low in (("trials", 1), ("seed", 0)):
+    for name, low in (("trials", 1), ("at_once", 1), ("seed", 0)):
         if values[name].value is not None:
             check_integer(f"--{name}", values[name].value, low, LARGEST_INTEGER)
     for name in ("storage", "output"):
@@ -224,6 +232,7 @@ def _work(values: flags.FlagValues) -> int:
     compilation_cache.cache_compilations()
     from fedcodist.config.referenced_code import described_references
     from fedcodist.run.identity import identity_of
+    from fedcodist.tuning import at_once
     from fedcodist.tuning import study as studies
 
     command_line.show_warnings(rank == 0)
@@ -249,6 +258,7 @@ def _work(values: flags.FlagValues) -> int:
                 "code": described_references(config),
             },
         )
+        programs = at_once.programs_at_once(experiment) if values.at_once > 1 else None
         worker = studies.Worker(plan.storage)
         study = studies.open_study(plan, worker)
     except Exception as error:
@@ -261,7 +271,10 @@ def _work(values: flags.FlagValues) -> int:
                 f"drawn in the first trial too, as the config's lie outside: {', '.join(missing)}"
             )
         os.write(int(os.environ[_READY]), b"1")
-    counts, compilations = run_trials(config, experiment, hyper_of, plan, study, worker)
+    run = run_trials
+    if values.at_once > 1:
+        run = functools.partial(run_trials_at_once, programs, values.at_once)
+    counts, compilations = run(config, experiment, hyper_of, plan, study, worker)
     print(
         f"worker {rank}: trials: {counts.total()} "
         f"(finished {counts['finished']}, pruned {counts['pruned']}); "
@@ -379,6 +392,51 @@ def run_trials(
         counts[studies.STATES[state]] += 1
         text = f"accuracy {value:.4f}" if value is not None else reason
         print(f"trial {trial.number} {studies.STATES[state]}: {text}", flush=True)
+    return counts, _compilations(programs)
+
+
+def run_trials_at_once(
+    programs: "Programs",
+    at_once: int,
+    config: ConfigDict,
+    experiment: "Experiment",
+    hyper_of: HyperOf,
+    plan: "Plan",
+    study: "Study",
+    worker: "Worker",
+) -> tuple[collections.Counter, int]:
+    """As `run_trials`, with `at_once` trials in one program, `at_once.programs_at_once(experiment)`.
+
+    Where fewer trials are left than that, the last ones are trained several times: a program of fewer
+    would have to be compiled.
+    """
+    import jax
+
+    from fedcodist.tuning import study as studies
+    from fedcodist.tuning.at_once import accuracies_at_once
+
+    counts: collections.Counter = collections.Counter()
+    device = jax.devices()[0].device_kind
+    while trials := studies.next_trials(study, plan, worker, device, at_once):
+        points = [search_space.with_values(config, plan.space, trial.params) for trial in trials]
+        hypers = [hyper_of(point) for point in points]
+        hypers += hypers[-1:] * (at_once - len(hypers))
+        accuracies = [math.nan] * len(trials)
+        reason = "stopped by an error"
+        try:
+            accuracies = accuracies_at_once(experiment, programs, hypers)[: len(trials)].tolist()
+            reason = "a non-finite update"
+        finally:
+            for trial, accuracy in zip(trials, accuracies, strict=True):
+                is_finite = math.isfinite(accuracy)
+                state = studies.TrialState.COMPLETE if is_finite else studies.TrialState.PRUNED
+                if reason == "stopped by an error":
+                    state = studies.TrialState.FAIL
+                value, why = (accuracy, None) if is_finite else (None, reason)
+                studies.finish(study, trial, worker, value, state, why, _compilations(programs))
+                counts[studies.STATES[state]] += 1
+                text = f"accuracy {accuracy:.4f}" if is_finite else reason
+                print(f"trial {trial.number} {studies.STATES[state]}: {text}", flush=True)
     return counts, _compilations(programs)
 
 

@@ -1,0 +1,80 @@
+"""Trials that are trained at once: one program with a leading axis of trials.
+
+An accelerator has room for many small models. All trials have the seed of the experiment and differ in
+the algorithm's traced floats. None is pruned.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedcodist.core.client_states import device_client_states
+from fedcodist.run.blocks import Trained, in_blocks
+from fedcodist.run.evaluation import evaluation_split
+from fedcodist.run.experiment import Experiment
+from fedcodist.run.metrics_lines import FINITE
+from fedcodist.run.programs import Programs, build_programs, replicate
+from fedcodist.run.sources import ResidentData
+
+PyTree = Any
+
+
+def programs_at_once(experiment: Experiment) -> Programs:
+    """The programs of `accuracies_at_once`; nothing compiles yet.
+
+    Raises:
+      ValueError: names what keeps trials from being trained at once.
+    """
+    if not isinstance(experiment.data, ResidentData):
+        raise ValueError("--at_once needs data on the device: execution.stream must be False.")
+    if experiment.seeds != 1:
+        raise ValueError(f"--at_once needs trials of one seed, got seeds={experiment.seeds}.")
+    if jax.device_count() != 1:
+        raise ValueError(f"--at_once needs one device, got {jax.device_count()}.")
+    return build_programs(
+        experiment.algorithm,
+        experiment.evaluate_every,
+        None,
+        "vmap",
+        experiment.evaluation_batch_size,
+        experiment.evaluation_preprocess,
+        hyper_per_seed=True,
+    )
+
+
+def accuracies_at_once(
+    experiment: Experiment, programs: Programs, hypers: Sequence[PyTree]
+) -> np.ndarray:
+    """Trains all trials and evaluates them after the last round.
+
+    Args:
+      experiment: what every trial runs; with one split, of held-out examples.
+      programs: `programs_at_once(experiment)`.
+      hypers: each trial's `algorithm.hyper`.
+
+    Returns:
+      Each trial's accuracy on the split, the mean of its models, float [trials]; NaN where a trial's
+      update was not finite.
+    """
+    trials = len(hypers)
+    seeds = jnp.full(trials, experiment.seed, jnp.uint32)
+    stacked = jax.tree.map(lambda *floats: jnp.asarray(floats, jnp.float32), *hypers)
+    client_states = device_client_states(experiment.algorithm.client_states, trials)
+    trained = Trained(programs.init(seeds), replicate(client_states, None))
+    data = replicate(experiment.data, None)
+    train = in_blocks(programs, data, experiment.rounds, None, seeds, stacked, None)
+    round, is_finite = 0, np.ones(trials, bool)
+    while round < experiment.rounds:
+        at_most = min(experiment.evaluate_every, experiment.rounds - round)
+        trained, history = train(trained, round, at_most)
+        for metric, values in history.items():
+            if metric.rpartition("/")[2] in FINITE:
+                is_finite &= values.all(axis=1)
+        round += next(iter(history.values())).shape[1]
+    splits = {name: evaluation_split(examples) for name, examples in experiment.splits.items()}
+    (models,) = programs.evaluate(trained.state, replicate(splits, None)).values()
+    accuracy = np.mean([np.asarray(values["accuracy"]) for values in models.values()], axis=0)
+    return np.where(is_finite, accuracy, np.nan)
