@@ -1,7 +1,7 @@
 """The CNNs of Table 1 with dropout, which the codistillation paper does not mention.
 
-The rates are those of FedJAX's only CNN, in which the paper's experiments may have been built: 0.25 after
-flattening, 0.5 after the first dense layer.
+The rates are those of FedJAX's only CNN, in which the paper's experiments may have been built: 0.25
+after flattening, 0.5 after the first dense layer.
 """
 
 from fedcodist.models import cnn
