@@ -272,7 +272,7 @@ def _work(values: flags.FlagValues) -> int:
             )
         os.write(int(os.environ[_READY]), b"1")
     run = run_trials
-    if values.at_once > 1:
+    if programs is not None:
         run = functools.partial(run_trials_at_once, programs, values.at_once)
     counts, compilations = run(config, experiment, hyper_of, plan, study, worker)
     print(
