@@ -18,9 +18,11 @@ from experiments.studies.sections.endings import (
 )
 
 # How the large model could be brought to the paper's accuracy, and two readings of the preprocessing.
+REGULARISATION = "cifar100_regularisation"
 LARGE_MODEL, PREPROCESSING = "cifar100_large_model", "cifar100_preprocessing"
 STACKOVERFLOW = "stackoverflow_table1"
 SEARCHES = {
+    REGULARISATION: "Regularisation",
     LARGE_MODEL: "The large model alone",
     PREPROCESSING: "Preprocessing of the images",
 }
