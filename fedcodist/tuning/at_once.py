@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from fedcodist.core.client_states import device_client_states
@@ -16,7 +15,7 @@ from fedcodist.run.blocks import Trained, in_blocks
 from fedcodist.run.evaluation import evaluation_split
 from fedcodist.run.experiment import Experiment
 from fedcodist.run.metrics_lines import FINITE
-from fedcodist.run.programs import Programs, build_programs, replicate
+from fedcodist.run.programs import Programs, all_devices, build_programs, replicate
 from fedcodist.run.sources import ResidentData
 
 PyTree = Any
@@ -32,12 +31,10 @@ def programs_at_once(experiment: Experiment) -> Programs:
         raise ValueError("--at_once needs data on the device: execution.stream must be False.")
     if experiment.seeds != 1:
         raise ValueError(f"--at_once needs trials of one seed, got seeds={experiment.seeds}.")
-    if jax.device_count() != 1:
-        raise ValueError(f"--at_once needs one device, got {jax.device_count()}.")
     return build_programs(
         experiment.algorithm,
         experiment.evaluate_every,
-        None,
+        all_devices(),
         "vmap",
         experiment.evaluation_batch_size,
         experiment.evaluation_preprocess,
@@ -59,13 +56,13 @@ def accuracies_at_once(
       Each trial's accuracy on the split, the mean of its models, float [trials]; NaN where a trial's
       update was not finite.
     """
-    trials = len(hypers)
-    seeds = jnp.full(trials, experiment.seed, jnp.uint32)
-    stacked = jax.tree.map(lambda *floats: jnp.asarray(floats, jnp.float32), *hypers)
+    trials, mesh = len(hypers), all_devices()
+    seeds = replicate(np.full(trials, experiment.seed, np.uint32), mesh)
+    stacked = jax.tree.map(lambda *floats: np.asarray(floats, np.float32), *hypers)
     client_states = device_client_states(experiment.algorithm.client_states, trials)
-    trained = Trained(programs.init(seeds), replicate(client_states, None))
-    data = replicate(experiment.data, None)
-    train = in_blocks(programs, data, experiment.rounds, None, seeds, stacked, None)
+    trained = Trained(programs.init(seeds), replicate(client_states, mesh))
+    data, hyper = replicate(experiment.data, mesh), replicate(stacked, mesh)
+    train = in_blocks(programs, data, experiment.rounds, mesh, seeds, hyper, None)
     round, is_finite = 0, np.ones(trials, bool)
     while round < experiment.rounds:
         at_most = min(experiment.evaluate_every, experiment.rounds - round)
@@ -75,6 +72,6 @@ def accuracies_at_once(
                 is_finite &= values.all(axis=1)
         round += next(iter(history.values())).shape[1]
     splits = {name: evaluation_split(examples) for name, examples in experiment.splits.items()}
-    (models,) = programs.evaluate(trained.state, replicate(splits, None)).values()
+    (models,) = programs.evaluate(trained.state, replicate(splits, mesh)).values()
     accuracy = np.mean([np.asarray(values["accuracy"]) for values in models.values()], axis=0)
     return np.where(is_finite, accuracy, np.nan)

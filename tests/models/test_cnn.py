@@ -97,9 +97,50 @@ def test_float32_gradient_is_close_to_the_plain_one():
     )
 
 
+def test_dropout_is_off_in_evaluation_and_drops_its_share_in_training():
+    module = cnn.CNN((2, 2, 32), (64, 8), dropout=(0.25, 0.5))
+
+    @jax.jit
+    def outputs():
+        images = jax.random.normal(jax.random.key(1), (8, 24, 24, 3))
+        variables = module.init(jax.random.key(0), images)
+        is_shown = lambda layer, _: isinstance(layer, nn.Dropout | cnn.ConvolutionAndRelu)
+        _, trained = module.apply(
+            variables,
+            images,
+            train=True,
+            rngs={"dropout": jax.random.key(2)},
+            capture_intermediates=is_shown,
+            mutable=["intermediates"],
+        )
+        plain = module.clone(dropout=(0.0, 0.0)).apply(variables, images)
+        return trained["intermediates"], module.apply(variables, images), plain
+
+    layers, evaluated, plain = outputs()
+    np.testing.assert_array_equal(evaluated, plain)
+    kept = np.asarray(layers["conv3"]["__call__"][0]).reshape(8, -1)
+    after = np.asarray(layers["Dropout_0"]["__call__"][0])
+    # What is not dropped is scaled, so that the mean stays.
+    is_dropped = (after == 0) & (kept > 0)
+    np.testing.assert_allclose(after[~is_dropped], kept[~is_dropped] / 0.75, rtol=1e-6)
+    assert abs(is_dropped.sum() / (kept > 0).sum() - 0.25) < 0.02
+    dense = np.asarray(layers["Dropout_1"]["__call__"][0])
+    assert dense.shape == (8, 64) and (dense == 0).mean() > 0.4
+
+
+def test_haikus_kernels_are_cut_off_at_two_deviations_of_the_plain_one():
+    kernel = np.asarray(cnn.HAIKU_KERNELS(jax.random.key(0), (400, 300)))
+    deviation = 1 / np.sqrt(400)
+    assert np.abs(kernel).max() <= 2 * deviation
+    # The deviation of a standard normal variable between -2 and 2.
+    assert kernel.std() == pytest.approx(0.8796 * deviation, rel=0.01)
+
+
 @pytest.mark.parametrize(
     ("call", "message"),
     [
+        (lambda: cnn.small_cnn(dropout=(0.25, 1.0)), r"dropout must be two rates in \[0, 1\)"),
+        (lambda: cnn.small_cnn(dropout=(0.25,)), r"dropout must be two rates in \[0, 1\)"),
         (lambda: cnn.small_cnn(input_size=28), "input_size must be 24 or 32, got 28"),
         (lambda: cnn.small_cnn(classes=1), "classes must be at least 2, got 1"),
         (

@@ -150,6 +150,16 @@ def test_vmapped_over_kernels_under_jit(dtype, tolerance):
     assert_close(one_kernel, jax.vmap(jax.grad(STOCK), (None, 0))(kernels[0], inputs), tolerance)
 
 
+@pytest.mark.parametrize("mapped", [False, True])
+def test_on_a_gpu_kernels_of_several_clients_multiply_patches(mapped):
+    inputs, kernel = normal(0, 2, 6, 6, 3, dtype="float32"), normal(1, 3, 3, 3, 4, dtype="float32")
+    train = jax.grad(lambda *pair: jnp.sum(jnp.sin(convolution.conv3x3(*pair))), (0, 1))
+    if mapped:
+        inputs, kernel, train = inputs[None], kernel[None], jax.vmap(train)
+    lowered = jax.jit(train).trace(inputs, kernel).lower(lowering_platforms=("cuda",))
+    assert ("stablehlo.convolution" in lowered.as_text()) == (not mapped)
+
+
 @BOTH
 def test_inside_scan(dtype, tolerance):
     kernel = normal(0, 3, 3, 2, 4, dtype=dtype)

@@ -28,8 +28,8 @@ from fedcodist.config import data as reading
 from fedcodist.config import experiment as config_experiment
 from fedcodist.config.experiment import build_experiment
 from fedcodist.run import launch, programs
-from fedcodist.run.experiment import TrainingDiverged, run_experiment
-from fedcodist.tuning import search_space, study, tune
+from fedcodist.run.experiment import TrainingDiverged, experiment_programs, run_experiment
+from fedcodist.tuning import at_once, search_space, study, tune
 from fedcodist.tuning.search_space import check_effects, overrides, own_values, with_values
 
 ROOT = Path(__file__).parents[2]
@@ -1004,3 +1004,56 @@ def test_models_without_an_accuracy_are_refused_before_a_trial(monkeypatch):
         ValueError, match=r"needs models with the metric 'accuracy', model .*\['auc'\]"
     ):
         tune.held_out_experiment(get_config())
+
+
+@pytest.mark.slow  # two programs
+def test_trials_at_once_are_those_of_one_after_another(tmp_path):
+    config = with_space(get_config("fed_avg"), ("pools.*.client_learning_rate", 1e-3, 1.0, "log"))
+
+    experiment, hyper_of = tune.held_out_experiment(config)
+    plan = make_plan(config, tmp_path, trials=5)
+    trials, worker = open_study(plan)
+    counts, compilations = tune.run_trials_at_once(
+        at_once.programs_at_once(experiment),
+        3,
+        config,
+        experiment,
+        hyper_of,
+        plan,
+        trials,
+        worker,
+    )
+    # The second call has a trial twice, so that its program is the first's.
+    assert counts["finished"] == 5 and compilations == 1
+    together = [(trial.params, trial.value) for trial in trials.trials]
+    assert len({tuple(params.items()) for params, _ in together}) == 5
+    space = search_space.search_space(config)
+    one_by_one = experiment_programs(experiment)
+    for params, value in together:
+        hyper = hyper_of(with_values(config, space, params))
+        alone = experiment._replace(algorithm=experiment.algorithm._replace(hyper=hyper))
+        records = run_experiment(alone, programs=one_by_one, show_progress=False).records
+        final = [record for record in records if record["round"] == experiment.rounds]
+        # Of 72 held-out images a sum in another order may turn one.
+        assert value == pytest.approx(tune.held_out_accuracy(final), abs=0.015)
+
+
+def test_what_is_not_finite_at_once_is_pruned_alone(tmp_path):
+    config = with_space(get_config("fed_avg"), ("pools.*.client_learning_rate", 1e-3, 1e30, "log"))
+    experiment, hyper_of = tune.held_out_experiment(config)
+    space = search_space.search_space(config)
+    rates = (0.1, 1e30)
+    hypers = [hyper_of(with_values(config, space, dict.fromkeys(space, rate))) for rate in rates]
+    programs_of_both = at_once.programs_at_once(experiment)
+    accuracies = at_once.accuracies_at_once(experiment, programs_of_both, hypers)
+    assert np.isfinite(accuracies[0]) and np.isnan(accuracies[1])
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [({"seeds": 2}, "one seed, got seeds=2"), ({"execution.stream": True}, "execution.stream")],
+)
+def test_trials_that_cannot_be_trained_at_once_are_refused(settings, message):
+    experiment, _ = tune.held_out_experiment(get_config("fed_avg", **settings))
+    with pytest.raises(ValueError, match=message):
+        at_once.programs_at_once(experiment)
