@@ -24,7 +24,7 @@ demo-text: $(INSTALLED)
 test: $(INSTALLED) lint
 	$(BIN)/python -m pytest -n 2 --dist loadfile
 
-test-fast: $(INSTALLED) lint
+test-fast: $(INSTALLED)
 	$(BIN)/python -m pytest -n 2 --dist loadfile $(FAST)
 
 # The whole suite in an environment that holds exactly the lower bounds of setup.py.
