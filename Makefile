@@ -54,6 +54,7 @@ bench: $(INSTALLED)
 	$(BIN)/python benchmarks/side_by_side.py
 	$(BIN)/python benchmarks/breakdown.py
 	$(BIN)/python benchmarks/cold_start.py
+	$(BIN)/python benchmarks/program_size.py
 	-$(BIN)/python benchmarks/overhead.py  # fails beyond its target, and is written all the same
 	$(BIN)/python benchmarks/scale.py
 	$(BIN)/python benchmarks/distillation_cost.py

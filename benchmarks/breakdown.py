@@ -74,8 +74,8 @@ def measure(workload: str, rounds: int) -> dict[str, Any]:
 
     path = INPUTS / f"{workload}.npz"
     make_inputs.write(workload, path)
-    train, _, program = ours.prepare(work.read_inputs(path, workload), rounds)
-    purposes = purposes_of(program())
+    train, _, lowered = ours.prepare(work.read_inputs(path, workload), rounds)
+    purposes = purposes_of(lowered().compile().as_text())
     train(rounds)
     start = time.perf_counter()
     train(rounds)

@@ -23,6 +23,7 @@ import cold_start
 import distillation_cost
 import fedavg_cnn
 import overhead
+import program_size
 import records
 import scale
 import side_by_side
@@ -157,6 +158,7 @@ def _device(found: Sequence[Record]) -> Iterable[str]:
             fedavg_cnn.KIND,
             breakdown.KIND,
             cold_start.KIND,
+            program_size.KIND,
             overhead.KIND,
             scale.KIND,
             distillation_cost.KIND,
@@ -190,6 +192,7 @@ def _device(found: Sequence[Record]) -> Iterable[str]:
         ("Against the GEMM peak", fedavg_cnn.KIND, gemm),
         ("Where the time goes", breakdown.KIND, parts),
         ("Cold start", cold_start.KIND, starts),
+        ("Size of a round's program", program_size.KIND, sizes),
         ("Time to the result", time_to_result.KIND, results),
         ("Evaluating and logging", overhead.KIND, looking),
         ("Scale", scale.KIND, growth),
@@ -354,6 +357,27 @@ def starts(record: Record) -> Iterable[str]:
         for name, own in record["seconds"].items()
     ]
     yield _table(["", "seconds", "target"], rows)
+
+
+def sizes(record: Record) -> Iterable[str]:
+    """Instructions of each workload's round."""
+    yield (
+        "HLO instructions of a round on a processor before XLA simplifies them; what is called several "
+        "times counts as often. Compilation takes longer with more of them."
+    )
+    lines = program_size.as_listed(record["counted"])
+    yield _table(
+        ["workload", "counted", "instructions"],
+        [
+            [
+                line["workload"],
+                f"{line['date']}, {_commit(line['commit'])}",
+                f"{line['instructions']:,}",
+            ]
+            for line in lines
+        ],
+        texts=2,
+    )
 
 
 def looking(record: Record) -> Iterable[str]:

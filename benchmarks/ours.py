@@ -89,12 +89,12 @@ class Prepared(NamedTuple):
     Attributes:
       train: number of rounds -> None; always from round 0, so on the same cohorts.
       weights: () -> pool -> its weights in the common layout.
-      program: () -> the text of the compiled program.
+      lowered: () -> the `jax.stages.Lowered` of a call of `train`.
     """
 
     train: Callable[[int], None]
     weights: Callable[[], dict[str, dict[str, Any]]]
-    program: Callable[[], str]
+    lowered: Callable[[], Any]
 
 
 def prepare(inputs: work.Inputs, most_rounds: int, at_once: bool = False) -> Prepared:
@@ -160,10 +160,10 @@ def prepare(inputs: work.Inputs, most_rounds: int, at_once: bool = False) -> Pre
             }
         return {n: common_weights(p.network, servers[n]) for n, p in inputs.pools.items()}
 
-    def program():
-        return programs.train.lower(*arguments(most_rounds)).compile().as_text()
+    def lowered():
+        return programs.train.lower(*arguments(most_rounds))
 
-    return Prepared(train, weights, program)
+    return Prepared(train, weights, lowered)
 
 
 def make_data(inputs: work.Inputs):

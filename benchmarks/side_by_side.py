@@ -13,6 +13,10 @@ the peers, each in an environment of its own.
 `--only` measures ours beside some programs and prints the table; it writes no record, which would
 stand in the place of one of all programs.
 
+In a terminal a live line says what runs. A workload's table is printed, and its record written, as soon
+as it is measured, so that what was measured stays when the comparison is ended. All that it has started
+ends with it.
+
 `--check` compares the weights after one round with the PyTorch loop's, in float64 where float32 would
 tell more of rounding than of the programs: with distillation, since Adam makes a step of full length of
 a gradient that is next to nothing, and with convolutions. Those of the workloads htfl_* are compared
@@ -42,6 +46,7 @@ from typing import Any, NamedTuple
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+import live_line
 import machine
 import numpy as np
 import records
@@ -190,6 +195,12 @@ def reference_of(workload: str) -> str:
     return HTFLLIB if workload in HTFL else REFERENCE
 
 
+def command() -> int:
+    """`main`, which ends all that it has started where it is interrupted."""
+    child_processes.adopt_orphans()
+    return child_processes.until_interrupted(main, "interrupted.")
+
+
 def main() -> int:
     """Measures, or checks, one workload after another."""
     arguments = parse_arguments()
@@ -262,7 +273,8 @@ def measure(programs: Mapping[str, Program], job: Job, cores: int) -> dict[str, 
         possible = settings(cores, program.several)
         if job.accelerator:
             possible = [Setting(1, cores)]
-        tried = try_settings(program, job, possible)
+        with live_line.showing(f"{job.workload}: {name} tries processes and threads"):
+            tried = try_settings(program, job, possible)
         measured[name] = {"tried": tried}
         worked = [trial for trial in tried if "error" not in trial]
         if not worked:
@@ -347,7 +359,10 @@ def in_turn(
             # Twice: a port that it chooses for its processes may be taken when it comes to use it.
             for last in (False, True):
                 try:
-                    lines[name].append(run(program, job, chosen[name]))
+                    with live_line.showing(
+                        f"{job.workload}: turn {turn + 1} of {job.turns}, {name}"
+                    ):
+                        lines[name].append(run(program, job, chosen[name]))
                     break
                 except ProgramFailed as error:
                     if name == OURS:
@@ -463,13 +478,14 @@ def check(programs: Mapping[str, Program], job: Job, cores: int) -> list[dict[st
     """
     initial = initial_weights(job)
     double = job.workload in IN_DOUBLE
-    reference = first_weights(programs[reference_of(job.workload)], job, Setting(1, 1))
+    with live_line.showing(f"{job.workload}: first weights of {reference_of(job.workload)}"):
+        reference = first_weights(programs[reference_of(job.workload)], job, Setting(1, 1))
     lines = []
     for name, program in programs.items():
         line = {"workload": job.workload, "program": name, "double": double}
         if hindrance := program.hindrance(job.workload):
             lines.append({**line, "hindrance": hindrance})
-            print(f"{job.workload:<12}{name:<14}{hindrance}")
+            print(f"{job.workload:<12}{name:<14}{hindrance}", flush=True)
             continue
         for setting in settings(cores, program.several):
             where = f"{job.workload:<12}{name:<14}{setting.processes} x {setting.threads}"
@@ -477,10 +493,11 @@ def check(programs: Mapping[str, Program], job: Job, cores: int) -> list[dict[st
             own: dict[str, Any] = {**line, **setting._asdict()}
             lines.append(own)
             try:
-                weights = first_weights(program, job, setting)
+                with live_line.showing(f"{job.workload}: first weights of {name}"):
+                    weights = first_weights(program, job, setting)
             except ProgramFailed as error:
                 own["error"] = str(error)
-                print(f"{where}  failed: {error}")
+                print(f"{where}  failed: {error}", flush=True)
                 continue
             own["difference"] = relative_difference(weights, reference, initial)
             said = "ok" if agrees(own) else "DIFFERS"
@@ -542,6 +559,8 @@ def run(
 ) -> dict[str, Any]:
     """Runs a program to its end; returns its line of JSON, or raises ProgramFailed.
 
+    What it has started ends with it, and also with this process.
+
     Args:
       program, job, setting: what is run.
       repetitions: that are timed, of `job.rounds` each.
@@ -568,15 +587,16 @@ def run(
     if job.accelerator:
         command.append("--accelerator")
     try:
-        done = child_processes.run(
-            command,
-            TIME_LIMIT,
-            env=os.environ | hidden | dict(environment),
-            text=True,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-        )
+        with child_processes.none_left():
+            done = child_processes.run(
+                command,
+                TIME_LIMIT,
+                env=os.environ | hidden | dict(environment),
+                text=True,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+            )
     except subprocess.TimeoutExpired as expired:
         raise ProgramFailed(f"no result within {TIME_LIMIT} s") from expired
     output, errors = done.stdout, done.stderr
@@ -595,4 +615,4 @@ def seconds(line: Mapping[str, Any]) -> float:
 
 
 if __name__ == "__main__":
-    sys.exit(child_processes.until_interrupted(main, "interrupted."))
+    sys.exit(command())

@@ -20,3 +20,10 @@ def test_workflows_and_forms_are_yaml():
     files = [*(ROOT / ".github").rglob("*.yml"), ROOT / ".pre-commit-config.yaml"]
     assert len(files) >= 5
     assert all(yaml.safe_load(path.read_text(encoding="utf-8")) for path in files)
+
+
+def test_running_names_the_lowest_jax():
+    """Which Colab's JAX is compared with."""
+    (lowest,) = re.findall(r'"jax>=(.+?)"', (ROOT / "setup.py").read_text(encoding="utf-8"))
+    page = (ROOT / "docs" / "running.md").read_text(encoding="utf-8")
+    assert f"older JAX than the {lowest} that the library needs" in page

@@ -14,7 +14,8 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 # An exit status as of shells: 128 plus the signal's number.
@@ -26,6 +27,7 @@ _SECONDS_TO_END = 10.0
 # Loaded before any fork: the child of a process with several threads should load nothing.
 _LIBC: Any = ctypes.CDLL(None) if sys.platform == "linux" else None
 _SET_PARENT_DEATH_SIGNAL = 1
+_SET_CHILD_SUBREAPER = 36
 
 
 class _Interrupted(KeyboardInterrupt):
@@ -128,6 +130,51 @@ def _signal(children: Sequence[subprocess.Popen], number: int) -> None:
         if child.poll() is None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(child.pid, number)
+
+
+def adopt_orphans() -> None:
+    """Makes what this process starts its own again when its parent ends (on Linux); see `none_left`."""
+    if sys.platform == "linux":
+        _LIBC.prctl(_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+@contextlib.contextmanager
+def none_left() -> Iterator[None]:
+    """Kills, at its end, every process that was started inside and still runs (on Linux).
+
+    `stop` ends process groups. A program that is not ours may put its workers into groups of their own
+    (torchrun does), and may end before them: the latter are found after `adopt_orphans`.
+    """
+    before = _descendants(os.getpid())
+    try:
+        yield
+    finally:
+        # Again and again, since a process may start another one before it is killed.
+        while left := _descendants(os.getpid()) - before:
+            for pid in left:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            for pid in left:
+                # Those that others have started are waited for by others, or by us once adopted.
+                with contextlib.suppress(ChildProcessError):
+                    os.waitpid(pid, 0)
+            time.sleep(0.02)
+
+
+def _descendants(root: int) -> set[int]:
+    """The processes below one, without those that have ended and were not waited for."""
+    parents = {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # it has ended
+            # "pid (name) state parent ...", where a name may hold brackets and spaces.
+            state, parent = (folder / "stat").read_text().rpartition(")")[2].split()[:2]
+            if state != "Z" or int(parent) == root:
+                parents[int(folder.name)] = int(parent)
+    found, new = set(), {root}
+    while new:
+        new = {pid for pid, parent in parents.items() if parent in new}
+        found |= new
+    return found
 
 
 def end_with_parent() -> None:

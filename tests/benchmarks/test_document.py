@@ -432,3 +432,12 @@ def test_a_check_against_htfllib_says_so():
     assert "HtFLlib is the reference, after two rounds" in document.render([record], "")
     other = record | {"checked": [line | {"workload": "digits"}]}
     assert "HtFLlib" not in document.render([other], "")
+
+
+def test_sizes_of_programs_are_listed_in_the_order_of_the_workloads():
+    line = {"workload": "mhd", "instructions": 12345, "date": "2026-01-01", "commit": "abcdef"}
+    counted = [line, {**line, "workload": "digits", "instructions": 2967}]
+    text = document.render([common("program_size", "program_size", counted=counted)], "")
+    rows = [row for row in text.splitlines() if row.startswith(("| mhd", "| digits"))]
+    assert [row.split("|")[1].strip() for row in rows] == ["digits", "mhd"]
+    assert cells(text, "mhd") == ["mhd", "2026-01-01, abcdef", "12,345"]

@@ -1,15 +1,19 @@
 """The comparison with peers: the driver with stand-in programs, and that all compute the same."""
 
+import io
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
 import pytest
+from rich.console import Console
 
-from benchmarks import side_by_side
+from benchmarks import live_line, side_by_side
 from benchmarks.peers import measuring
 from benchmarks.side_by_side import (
     NOT_INSTALLED,
@@ -302,6 +306,86 @@ def test_some_programs_beside_ours_leave_no_record(
     assert side_by_side.main() == 0
     (record,) = side_by_side.records.newest(results)
     assert list(record["programs"]) == list(programs)
+
+
+WITH_WORKERS = """
+import json, pathlib, subprocess, sys, time
+pids, workload = pathlib.Path(sys.argv[1]), sys.argv[2].partition("=")[2]
+worker = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"],
+                          stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
+with open(pids, "a") as file:
+    print(workload, worker.pid, file=file, flush=True)
+print(json.dumps({
+    "version": "1.0", "seconds_per_round": [1.0], "compile_or_warmup_seconds": 0.0,
+    "peak_rss_mb": 1.0, "processes": 1, "threads": 1,
+}), flush=True)
+if workload == "emnist":
+    time.sleep(60)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
+@pytest.mark.parametrize(
+    "name",
+    ["SIGTERM", *(pytest.param(name, marks=pytest.mark.slow) for name in ("SIGINT", "SIGHUP"))],
+)
+def test_a_comparison_that_is_ended_leaves_its_tables_and_no_process(name, tmp_path):
+    """The first workload is measured, the second one is just running."""
+    script, pids, results = tmp_path / "program.py", tmp_path / "pids", tmp_path / "results"
+    script.write_text(WITH_WORKERS)
+    pids.touch()
+    driver = (
+        "import sys, pathlib\n"
+        "from benchmarks import side_by_side\n"
+        "own, program = map(pathlib.Path, sys.argv[1:3])\n"
+        "command = (sys.executable, str(program), str(own))\n"
+        "side_by_side.PROGRAMS = {'fedcodist': side_by_side.Program(command, program, several=False)}\n"
+        "side_by_side.machine.cores = lambda: 1\n"
+        "make_job = lambda workload, turns: side_by_side.Job(workload, own, 1, turns)\n"
+        "side_by_side.make_job = make_job\n"
+        "sys.argv[1:3] = []\n"
+        "sys.exit(side_by_side.command())"
+    )
+    arguments = ["--workload", "digits", "emnist", "--turns", "1", "--results", str(results)]
+    comparison = subprocess.Popen(
+        [sys.executable, "-c", driver, str(pids), str(script), *arguments],
+        cwd=ROOT,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    deadline = time.monotonic() + 60
+    while "emnist" not in pids.read_text() and comparison.poll() is None:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    workers = [int(line.split()[1]) for line in pids.read_text().splitlines()]
+    comparison.send_signal(getattr(signal, name))
+    said, steps = comparison.communicate(timeout=60)
+    assert not any(Path(f"/proc/{pid}").exists() for pid in workers), workers
+    assert comparison.returncode == 128 + getattr(signal, name), steps
+    assert said.startswith("\ndigits: ") and said.endswith("interrupted.\n")
+    assert steps.splitlines() == [
+        "digits: fedcodist tries processes and threads",
+        "digits: turn 1 of 1, fedcodist",
+        "emnist: fedcodist tries processes and threads",
+    ]
+    (record,) = side_by_side.records.newest(results)
+    assert record["workload"] == "digits" and len(workers) == 3
+
+
+def test_in_a_terminal_a_live_line_says_what_runs():
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
+    console = Console(file=Terminal(), force_terminal=True, width=60)
+    with live_line.showing("digits [1]: turn 2 of 7, flower", console):
+        pass
+    said = console.file.getvalue()
+    # The line, the time since its start, and a line that is erased.
+    assert "digits [1]: turn 2 of 7, flower" in said and "0:00:00" in said
+    assert said.endswith("\x1b[2K")
 
 
 @pytest.mark.parametrize(

@@ -78,6 +78,37 @@ def test_a_child_ends_with_its_parent(name, tmp_path):
     assert (status, output) == expected
 
 
+# Starts an endless process in a session of its own, and ends itself if it is asked to.
+LAUNCHER = f"""
+import subprocess, sys, time
+endless = [sys.executable, "-c", {ENDLESS!r}, sys.argv[1]]
+subprocess.Popen(endless, start_new_session=True)
+while sys.argv[2] == "stays" or not open(sys.argv[1]).read():
+    time.sleep(0.01)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP", None])
+def test_nothing_is_left_of_what_a_child_has_started(name, tmp_path):
+    """Neither where the parent is interrupted, nor where a child ends before its own children."""
+    path = tmp_path / "pids"
+    path.touch()
+    arguments = (LAUNCHER, str(path), "stays" if name else "ends")
+    program = (
+        "from fedcodist.core import child_processes\n"
+        "child_processes.adopt_orphans()\n"
+        f"command = [sys.executable, '-c', *{arguments!r}]\n"
+        "def work():\n"
+        "    with child_processes.none_left():\n"
+        "        return child_processes.run(command).returncode\n"
+        "sys.exit(child_processes.until_interrupted(work, 'interrupted.'))"
+    )
+    number = getattr(signal, name) if name else 0
+    expected = (128 + number, "interrupted.\n") if name else (0, "")
+    assert interrupted(program, path, number) == expected
+
+
 def test_without_prctl_a_signal_still_ends_the_children(tmp_path):
     """As on macOS, where only the handlers end children."""
     path = tmp_path / "pids"

@@ -1,8 +1,9 @@
-"""Every method that a config can name: its state keeps its types, and each program compiles once."""
+"""Every method that a config can name: types stay, programs compile once, accelerators take them."""
 
 import functools
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -45,6 +46,7 @@ RUNS = [
     *((digits_mhd, run) for run in digits_mhd.get_runs()),
 ]
 FAST = ("fed_avg", "fed_be", "fed_ensemble", "local_only_steps")
+LOWERED_FAST = ("scaffold", "decentralised_fed_avg")
 
 
 def of(module, run):
@@ -108,3 +110,46 @@ def test_each_program_compiles_once(module, run, monkeypatch):
     for name in ("init", "train", "evaluate", "finite", "evaluate_personal"):
         assert getattr(compiled, name)._cache_size() <= 1, name
     assert compiled.train._cache_size() == compiled.evaluate._cache_size() == 1
+
+
+@pytest.mark.parametrize(
+    ("module", "run"),
+    [
+        pytest.param(module, run, id=run, marks=[] if run in LOWERED_FAST else pytest.mark.slow)
+        for module, run in RUNS
+    ],
+)
+def test_each_program_is_lowered_for_accelerators(module, run, monkeypatch):
+    """Without a device; calls of the host (`checkpoints_on="host"`) JAX lowers beside one only."""
+    lowered = lower_programs(monkeypatch, ("cuda", "tpu"), build_experiment(of(module, run)))
+    assert {"init", "train", "evaluate", "finite"} <= lowered
+
+
+def lower_programs(monkeypatch, platforms, experiment):
+    """Lowers the programs of a run where it calls them; results are ones. Returns their names."""
+    names = set()
+
+    def stand_in(name, program):
+        def call(*arguments):
+            traced = program.trace(*arguments)
+            traced.lower(lowering_platforms=platforms)
+            names.add(name)
+            return jax.tree.map(lambda out: jnp.ones(out.shape, out.dtype), traced.out_info)
+
+        return call
+
+    def build(*arguments):
+        built = programs.build_programs(*arguments)._asdict()
+        of_clients = built.pop("evaluate_clients")
+        return programs.Programs(
+            **{name: stand_in(name, program) for name, program in built.items()},
+            evaluate_clients={
+                group: stand_in("evaluate_clients", program)
+                for group, program in of_clients.items()
+            },
+        )
+
+    monkeypatch.setattr("fedcodist.run.experiment.all_devices", lambda: None)
+    monkeypatch.setattr("fedcodist.run.experiment.build_programs", build)
+    run_experiment(experiment, show_progress=False)
+    return names

@@ -96,14 +96,17 @@ def test_installation_is_left_out_where_the_library_is_importable(notebook, monk
     exec(notebook.code[0].source, {})
 
 
-def test_installation_comes_from_the_repository(notebook, monkeypatch):
-    commands = []
+@pytest.mark.parametrize("has_plugin", [False, True])
+def test_installation_comes_from_the_repository(notebook, has_plugin, monkeypatch):
+    """Alone, the library would bring a JAX that does not use the CUDA plugin that Colab has."""
+    commands, has = [], {"jax_cuda12_plugin": True} if has_plugin else {}
     monkeypatch.setattr(subprocess, "run", lambda command, check: commands.append((command, check)))
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(importlib.util, "find_spec", has.get)
     exec(notebook.code[0].source, {})
     ((command, check),) = commands
     assert check and command[1:4] == ["-m", "pip", "install"]
-    assert re.fullmatch(r"fedcodist\[digits,plot\] @ git\+https://\S+", command[-1])
+    assert re.fullmatch(r"fedcodist\[digits,plot\] @ git\+https://\S+", command[5])
+    assert command[6:] == (["jax[cuda12]"] if has_plugin else [])
 
 
 def test_colab_opens_it_from_the_repository_that_is_installed(notebook):

@@ -1,5 +1,6 @@
 """Every process stores compiled programs on disk for the next start."""
 
+import math
 import os
 import subprocess
 import sys
@@ -66,6 +67,50 @@ def test_every_process_finds_its_compiled_programs(tmp_path, monkeypatch):
     for process in range(2):
         hits, misses = map(int, (tmp_path / f"second_{process}").read_text().split())
         assert hits > 0 and misses == 0
+
+
+SHARES = """
+import sys
+from fedcodist.run import launch
+from fedcodist.run.compilation_cache import cache_compilations
+launch.join()
+cache_compilations()
+import jax, jax.numpy as jnp
+from jax._src import compiler
+compiled, of = [], compiler.backend_compile_and_load
+compiler.backend_compile_and_load = lambda *given: compiled.append(str(given[1])) or of(*given)
+mesh = jax.sharding.Mesh(jax.devices(), "clients")
+whole = jax.jit(lambda: jnp.ones(2), out_shardings=jax.NamedSharding(mesh, jax.P("clients")))()
+
+@jax.jit
+def summed_sine(x):
+    return jnp.sin(x).sum()
+
+@jax.jit
+def told(x):
+    jax.debug.callback(lambda value: None, x.sum())
+    return jnp.cos(x).sum()
+
+values = [float(each(whole)) for each in (summed_sine, told)]
+own = [name for name in ("summed_sine", "told") if any("jit_" + name in text for text in compiled)]
+with open(f"{sys.argv[1]}_{jax.process_index()}", "w") as file:
+    file.write(f"{values} {own}")
+"""
+
+
+@pytest.mark.parametrize("user_has_chosen", [False, True])
+def test_one_process_compiles_for_all(user_has_chosen, tmp_path, monkeypatch):
+    """But for a program that calls back, whose callback is an address of one process."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR", raising=False)
+    if user_has_chosen:
+        monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", str(tmp_path / "own"))
+    assert launch.supervise([sys.executable, "-c", SHARES, str(tmp_path / "said")], 2) == 0
+    first, second = ((tmp_path / f"said_{process}").read_text() for process in range(2))
+    values = [2 * math.sin(1), 2 * math.cos(1)]
+    assert eval(first.split("] ")[0] + "]") == pytest.approx(values)
+    assert first.endswith("['summed_sine', 'told']") and second.endswith("['told']")
+    assert first.split("] ")[0] == second.split("] ")[0]
 
 
 @pytest.mark.slow
