@@ -8,15 +8,28 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from softmax_regression import random_clients, softmax_regression
+from private_runs import (
+    AVERAGING,
+    CLASSES,
+    CLIP,
+    FEATURES,
+    MODEL,
+    RATE,
+    SIZES,
+    TRAINING,
+    federated,
+    one_pool,
+    run,
+)
 
-from fedcodist.algorithms.clients.fed_avg import FedAvgHyper, fed_avg
+from fedcodist.algorithms.clients.fed_avg import FedAvgHyper
 from fedcodist.algorithms.clients.fed_dropout import fed_dropout
 from fedcodist.algorithms.clients.scaffold import scaffold
 from fedcodist.algorithms.pools.cohorts import PoissonCohort, draw_slots, number_drawn
 from fedcodist.algorithms.pools.fed_df import fed_df
 from fedcodist.algorithms.pools.fed_ensemble import fed_ensemble
 from fedcodist.algorithms.pools.fed_sdd import fed_sdd
+from fedcodist.algorithms.pools.hetero_fl import HeteroFLAdjustments, HeteroFLLevel, hetero_fl
 from fedcodist.algorithms.pools.independent_pools import independent_pools
 from fedcodist.algorithms.pools.merged_codistillation import merged_codistillation
 from fedcodist.algorithms.pools.periodic_codistillation import periodic_codistillation
@@ -27,7 +40,6 @@ from fedcodist.core import keys
 from fedcodist.core.aggregation import ClientResult
 from fedcodist.core.for_each_client import for_each_client
 from fedcodist.core.inputs import Round
-from fedcodist.core.local_training import LocalTraining
 from fedcodist.core.method import client_key
 from fedcodist.core.model import from_flax_linen
 from fedcodist.distillation.loop import UNLABELLED, Distillation
@@ -35,31 +47,10 @@ from fedcodist.models.digits import BatchNormMLP
 from fedcodist.privacy.adaptive_clipping import AdaptiveClip
 from fedcodist.privacy.clipping import clipped
 from fedcodist.privacy.private import noised_mean, private
-from fedcodist.run.experiment import Experiment, run_experiment
 from fedcodist.run.sources import resident_data
 
 pytestmark = pytest.mark.usefixtures("compile_quickly")
 pytest.importorskip("dp_accounting", reason="the accounting of a run is by dp-accounting")
-
-SIZES, FEATURES, CLASSES = (3, 5, 2, 4, 6, 3), 4, 3
-RATE, CLIP = 0.3, 0.05
-TRAINING = LocalTraining(batch_size=max(SIZES))
-MODEL = softmax_regression(FEATURES, CLASSES)
-federated = functools.partial(random_clients, SIZES, FEATURES, CLASSES)
-AVERAGING = fed_avg(MODEL, TRAINING, optax.sgd, hyper=FedAvgHyper(RATE, 1.0))
-
-
-def run(algorithm, rounds=1, data_sets={}, **settings):
-    source = resident_data(federated(), data_sets)
-    experiment = Experiment(
-        algorithm, source, {"train": federated()}, rounds, evaluate_every=1, **settings
-    )
-    return run_experiment(experiment, show_progress=False)
-
-
-def one_pool(method, cohort_size=4, poisson=None, rounds=1, **settings):
-    pools = {"pool": Pool(method, np.arange(len(SIZES)), cohort_size, poisson)}
-    return run(independent_pools(pools, federated().columns), rounds, **settings)
 
 
 def step(client):
@@ -165,7 +156,7 @@ def test_every_part_that_a_client_sends_is_bounded():
     )
     pools = {"pool": Pool(method, np.arange(len(SIZES)), 3)}
     algorithm = independent_pools(pools, federated().columns)
-    inputs = resident_data(federated(), {}).select(algorithm.select(0, jax.random.key(0)))
+    inputs = resident_data(federated(), {}).read(algorithm.select(0, jax.random.key(0)))
     server = method.init(jax.random.key(0))
     message = method.broadcast(server)
     states = jax.tree.map(
@@ -267,7 +258,7 @@ def test_a_client_who_is_not_drawn_keeps_its_state():
     algorithm = independent_pools({"pool": pool}, federated().columns)
     key = jax.random.key(0)
     selection = algorithm.select(0, key)
-    inputs = resident_data(federated(), {}).select(selection)
+    inputs = resident_data(federated(), {}).read(selection)
     before = jax.tree.map(
         lambda leaf: jnp.stack([jnp.asarray(leaf) + 7.0] * 6), method.init_client_state()
     )
@@ -318,6 +309,45 @@ def test_under_servers_of_pools(server):
         assert max(epsilons) == privacy["epsilon"] > min(epsilons)
     final = [r["epsilon"] for r in outcome.records if r["round"] == 2 and r["split"] == "train"]
     assert set(final) == {privacy["epsilon"]}
+
+
+def chain(width):
+    return from_flax_linen(
+        nn.Sequential([nn.Dense(width), nn.relu, nn.Dense(CLASSES)]), jnp.zeros((1, FEATURES))
+    )
+
+
+def test_hetero_fl_is_private_level_by_level():
+    """Its clients count the same already: with a wide clip and no noise nothing changes."""
+
+    def hetero(wrapped):
+        levels = {
+            "part": HeteroFLLevel(chain(2), np.arange(3, 6), 2),
+            "whole": HeteroFLLevel(chain(4), np.arange(3), 2),
+        }
+        adjustments = HeteroFLAdjustments(masked=False, wrapped=wrapped)
+        names, columns = ["layers_0", "layers_2"], federated().columns
+        return hetero_fl(chain(4), levels, names, columns, TRAINING, adjustments)
+
+    plain = run(hetero(lambda method: method))
+    clipped_only = run(hetero(lambda method: private(method, 1e6, 0.0)))
+    for level in ("part", "whole"):
+        jax.tree.map(
+            functools.partial(np.testing.assert_allclose, atol=1e-6),
+            clipped_only.variables[level].params,
+            plain.variables[level].params,
+        )
+    noisy = run(hetero(lambda method: private(method, 0.1, 1.0)))
+    assert noisy.summary["privacy"]["epsilon"] > 0 and set(
+        noisy.summary["privacy"]["by_pools"]
+    ) == {
+        "part",
+        "whole",
+    }
+    with pytest.raises(ValueError, match="whose reduction is not one"):
+        names, level = ["layers_0", "layers_2"], HeteroFLLevel(chain(4), np.arange(3), 2)
+        masked = HeteroFLAdjustments(wrapped=lambda method: private(method, 0.1, 1.0))
+        hetero_fl(chain(4), {"whole": level}, names, federated().columns, TRAINING, masked)
 
 
 def test_models_of_one_cohort_have_noise_of_their_own():
@@ -383,7 +413,10 @@ FIXED = private(AVERAGING, CLIP, 1.0)
             "must not be private: the server would need every client",
         ),
         (lambda: servers(FIXED)["fed_ensemble"](), "a sampling without an accountant"),
-        (lambda: servers(POISSON, PoissonCohort())["fed_sdd"](), "poisson=None for fed_sdd"),
+        (
+            lambda: servers(private(AVERAGING, CLIP, 1.0, 4), PoissonCohort())["fed_sdd"](),
+            "poisson=None for fed_sdd",
+        ),
         (
             lambda: servers(private(AVERAGING, CLIP, 1.0, 4))["fed_sdd"](),
             "without expected_clients",
