@@ -38,10 +38,12 @@ def get_config(run: str = "merged_codistillation,8") -> ConfigDict:
         )
         config.training.privacy.sampling = "fixed"  # it divides cohorts of one size
     else:
-        rates = dict(client_learning_rate=0.1, server_learning_rate=1.0)
         small, large = (
             defaults.codistilled_pool(
-                f"digits_{name}", fraction=fraction, cohort_size=cohort_size, **rates
+                f"digits_{name}",
+                fraction=fraction,
+                cohort_size=cohort_size,
+                server_learning_rate=1.0,
             )
             for name, fraction, cohort_size in (("small", 1.0, 50), ("large", 0.4, 20))
         )
