@@ -151,12 +151,13 @@ def test_every_part_that_a_client_sends_is_bounded():
         scaffold(model, len(SIZES), TRAINING, hyper=FedAvgHyper(5.0, 1.0)),
         clip=0.1,
         noise_multiplier=1.0,
-        statistics_clip=0.2,
+        statistics_clip=0.1,
         extra_clip=0.3,
     )
     pools = {"pool": Pool(method, np.arange(len(SIZES)), 3)}
     algorithm = independent_pools(pools, federated().columns)
-    inputs = resident_data(federated(), {}).read(algorithm.select(0, jax.random.key(0)))
+    read = resident_data(federated(), {}).read(algorithm.select(0, jax.random.key(0)))
+    inputs = jax.tree.map(jnp.asarray, read)
     server = method.init(jax.random.key(0))
     message = method.broadcast(server)
     states = jax.tree.map(
@@ -176,7 +177,7 @@ def test_every_part_that_a_client_sends_is_bounded():
             ).results
         )
     )()
-    for part, bound in ((sent.update, 0.1), (sent.mutable, 0.2), (sent.extra, 0.3)):
+    for part, bound in ((sent.update, 0.1), (sent.mutable, 0.1), (sent.extra, 0.3)):
         norms = jax.vmap(optax.tree.norm)(part)
         np.testing.assert_allclose(norms, bound, rtol=1e-5)  # a rate of 5 goes beyond all bounds
     np.testing.assert_array_equal(sent.weight, 1)
@@ -258,7 +259,8 @@ def test_a_client_who_is_not_drawn_keeps_its_state():
     algorithm = independent_pools({"pool": pool}, federated().columns)
     key = jax.random.key(0)
     selection = algorithm.select(0, key)
-    inputs = resident_data(federated(), {}).read(selection)
+    read = resident_data(federated(), {}).read(selection)
+    inputs = jax.tree.map(jnp.asarray, read)
     before = jax.tree.map(
         lambda leaf: jnp.stack([jnp.asarray(leaf) + 7.0] * 6), method.init_client_state()
     )
