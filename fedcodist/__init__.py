@@ -103,6 +103,8 @@ _MODULE_OF = {
     "depth_fl": "algorithms.pools.depth_fl",
     "ditto": "algorithms.clients.ditto",
     "ds_fl": "algorithms.parties.ds_fl",
+    "example_epsilon": "privacy.example_level",
+    "example_private": "privacy.example_level",
     "fccl": "algorithms.parties.fccl",
     "fd": "algorithms.parties.fd",
     "feature_noise": "data.feature_skew",

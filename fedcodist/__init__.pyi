@@ -158,6 +158,8 @@ from fedcodist.models.multi_headed import multi_headed as multi_headed
 from fedcodist.privacy.accounting import PrivacyBudget as PrivacyBudget
 from fedcodist.privacy.accounting import calibrated_noise_multiplier as calibrated_noise_multiplier
 from fedcodist.privacy.adaptive_clipping import AdaptiveClip as AdaptiveClip
+from fedcodist.privacy.example_level import example_epsilon as example_epsilon
+from fedcodist.privacy.example_level import example_private as example_private
 from fedcodist.privacy.private import private as private
 from fedcodist.report.partition_plot import plot_partition as plot_partition
 from fedcodist.run.callbacks import Decision as Decision

@@ -1,16 +1,18 @@
 """Makes a config's methods private as its `training.privacy` says."""
 
-from collections.abc import Mapping
-from typing import NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 import numpy as np
 from ml_collections import ConfigDict
 
 from fedcodist.algorithms.pools.cohorts import PoissonCohort
+from fedcodist.config.bind import bind
 from fedcodist.config.config_errors import choice, named
 from fedcodist.core.method import FederatedMethod, PrivateCohorts
 from fedcodist.privacy.accounting import PrivacyBudget, calibrated_noise_multiplier
 from fedcodist.privacy.adaptive_clipping import AdaptiveClip
+from fedcodist.privacy.example_level import example_private
 from fedcodist.privacy.private import private
 
 
@@ -91,6 +93,14 @@ def with_privacy(
             adaptive=adaptive,
             metrics=settings.metrics,
         )
+
+
+def example_privacy_of(config: ConfigDict) -> Callable[..., Any] | None:
+    """How clients' gradients hide single examples; None where `training.example_privacy` is not set."""
+    settings = config.training.get("example_privacy")
+    if settings is None:
+        return None
+    return bind(example_private, settings, "training.example_privacy.")
 
 
 def budget_of(config: ConfigDict) -> PrivacyBudget | None:

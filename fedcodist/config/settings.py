@@ -298,6 +298,9 @@ ALLOWED: dict[str, Check] = {
     "training.privacy.clip_learning_rate": _RATE,
     "training.privacy.count_deviation": _number(above=0),
     "training.privacy.metrics": check_boolean,
+    "training.example_privacy.clip": _number(above=0),
+    "training.example_privacy.noise_multiplier": _RATE,
+    "training.example_privacy.microbatch": _or_none(_whole()),
     # pools
     "pools.*.model": check_text,
     "pools.*.fraction": _SHARE,
@@ -483,5 +486,6 @@ _OPTIONAL_GROUPS = {
     "evaluation.around",
     "phases",
     "training.compression",
+    "training.example_privacy",
     "training.privacy",
 }
