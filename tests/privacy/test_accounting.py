@@ -115,6 +115,9 @@ def test_a_spent_budget_ends_training_and_keeps_the_last_model(tmp_path):
     np.testing.assert_array_equal(
         outcome.variables["pool"].params["w"], three.variables["pool"].params["w"]
     )
+    # The budget ends between two evaluations as well.
+    between = one_pool(method, 2, rounds=5, evaluate_every=2, **settings)
+    assert between.summary["rounds"] == 3
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     found = [line["epsilon"] for line in lines if line["split"] == "train"]
     np.testing.assert_allclose(found, per_round[:4], rtol=1e-5)

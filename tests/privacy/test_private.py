@@ -264,11 +264,12 @@ def test_a_client_who_is_not_drawn_keeps_its_state():
     before = jax.tree.map(
         lambda leaf: jnp.stack([jnp.asarray(leaf) + 7.0] * 6), method.init_client_state()
     )
-    after = jax.jit(
-        lambda: algorithm.round(
-            algorithm.init(key), {"pool": before}, Round(0, key, inputs), algorithm.hyper
-        )[1]["pool"]
-    )()
+    server = algorithm.init(key)["pool"]
+    # Even without a step a client's variate moves by the server's.
+    inner = server.inner._replace(variate=jax.tree.map(jnp.ones_like, server.inner.variate))
+    state, round = {"pool": server._replace(inner=inner)}, Round(0, key, inputs)
+    train = lambda: algorithm.round(state, {"pool": before}, round, algorithm.hyper)
+    after = jax.jit(train)()[1]["pool"]
     count = int(number_drawn(len(SIZES), 2, "pool", 0, key))
     changed = [not np.array_equal(a, b) for a, b in zip(after["w"], before["w"], strict=True)]
     assert changed == [slot < count for slot in range(6)] and 0 < count < 6

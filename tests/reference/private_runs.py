@@ -21,10 +21,10 @@ federated = functools.partial(random_clients, SIZES, FEATURES, CLASSES)
 AVERAGING = fed_avg(MODEL, TRAINING, optax.sgd, hyper=FedAvgHyper(RATE, 1.0))
 
 
-def run(algorithm, rounds=1, data_sets=None, workdir=None, **settings):
+def run(algorithm, rounds=1, data_sets=None, workdir=None, evaluate_every=1, **settings):
     source = resident_data(federated(), data_sets or {})
     experiment = Experiment(
-        algorithm, source, {"train": federated()}, rounds, evaluate_every=1, **settings
+        algorithm, source, {"train": federated()}, rounds, evaluate_every=evaluate_every, **settings
     )
     return run_experiment(experiment, workdir, show_progress=False)
 
