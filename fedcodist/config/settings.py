@@ -92,6 +92,12 @@ def _number(**limits: float) -> Check:
     return lambda path, value: check_number(path, value, **limits)
 
 
+def _below_one(path: str, value: Any) -> None:
+    check_number(path, value, above=0)
+    if value >= 1:
+        raise ValueError(f"{path} must be below 1, got {shown(value)}.")
+
+
 def _or_none(check: Check) -> Check:
     return lambda path, value: None if value is None else check(path, value)
 
@@ -285,7 +291,7 @@ ALLOWED: dict[str, Check] = {
     "training.compression.gradient_spectra": check_boolean,
     "training.privacy.clip": _number(above=0),
     "training.privacy.epsilon": _or_none(_number(above=0)),
-    "training.privacy.delta": _number(above=0, high=1),
+    "training.privacy.delta": _below_one,
     "training.privacy.noise_multiplier": _or_none(_RATE),
     "training.privacy.sampling": check_text,
     "training.privacy.most": _or_none(_whole()),

@@ -46,7 +46,9 @@ def test_a_client_in_two_pools_pays_in_both():
     """Nested pools, against the library's accountant of the same events."""
     pools = {"small": cohorts(range(30), 6), "large": cohorts(range(10), 5, 2.0)}
     spending = spent(pools, 4, PrivacyBudget(DELTA))
-    accountant = dp_accounting.pld.PLDAccountant(RELATIONS.ADD_OR_REMOVE_ONE)
+    accountant = dp_accounting.pld.PLDAccountant(
+        RELATIONS.ADD_OR_REMOVE_ONE, value_discretization_interval=1e-3
+    )
     gaussian = dp_accounting.GaussianDpEvent
     accountant.compose(dp_accounting.PoissonSampledDpEvent(0.2, gaussian(1.0)), 4)
     of_small = accountant.get_epsilon(DELTA)
