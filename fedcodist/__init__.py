@@ -8,6 +8,7 @@ import importlib
 from typing import Any
 
 _MODULE_OF = {
+    "AdaptiveClip": "privacy.adaptive_clipping",
     "Aggregate": "core.aggregation",
     "Alignment": "algorithms.parties.alignment",
     "APFLHyper": "algorithms.clients.apfl",
@@ -74,7 +75,9 @@ _MODULE_OF = {
     "PartyGroup": "algorithms.parties.groups",
     "PerFedAvgHyper": "algorithms.clients.per_fed_avg",
     "PFedMeHyper": "algorithms.clients.p_fed_me",
+    "PoissonCohort": "algorithms.pools.cohorts",
     "Pool": "algorithms.pools.pool",
+    "PrivacyBudget": "privacy.accounting",
     "PublicAnswers": "algorithms.graph.decentralised_periodic_codistillation",
     "PublicBatches": "algorithms.parties.public_correlation",
     "Reduce": "core.aggregation",
@@ -89,6 +92,7 @@ _MODULE_OF = {
     "WeightAveraging": "distillation.weight_averaging",
     "apfl": "algorithms.clients.apfl",
     "as_fedjax": "run.fedjax_adapter",
+    "calibrated_noise_multiplier": "privacy.accounting",
     "capacity_pools": "data.partition",
     "centralised": "algorithms.graph.centralised",
     "choose_chunk_size": "run.chunk_size",
@@ -99,6 +103,8 @@ _MODULE_OF = {
     "depth_fl": "algorithms.pools.depth_fl",
     "ditto": "algorithms.clients.ditto",
     "ds_fl": "algorithms.parties.ds_fl",
+    "example_epsilon": "privacy.example_level",
+    "example_private": "privacy.example_level",
     "fccl": "algorithms.parties.fccl",
     "fd": "algorithms.parties.fd",
     "feature_noise": "data.feature_skew",
@@ -164,6 +170,7 @@ _MODULE_OF = {
     "per_fed_avg": "algorithms.clients.per_fed_avg",
     "periodic_codistillation": "algorithms.pools.periodic_codistillation",
     "plot_partition": "report.partition_plot",
+    "private": "privacy.private",
     "quantisation": "compression.quantisation",
     "rematerialised": "core.rematerialisation",
     "resident_data": "run.sources",

@@ -80,6 +80,7 @@ from fedcodist.algorithms.parties.prototypes import ServerTraining as ServerTrai
 from fedcodist.algorithms.parties.public_correlation import PublicBatches as PublicBatches
 from fedcodist.algorithms.pools.codistillation import CodistillationHyper as CodistillationHyper
 from fedcodist.algorithms.pools.codistillation import TeachingHyper as TeachingHyper
+from fedcodist.algorithms.pools.cohorts import PoissonCohort as PoissonCohort
 from fedcodist.algorithms.pools.depth_fl import DepthFLHyper as DepthFLHyper
 from fedcodist.algorithms.pools.depth_fl import depth_fl as depth_fl
 from fedcodist.algorithms.pools.fed_be import FedBEHyper as FedBEHyper
@@ -154,6 +155,12 @@ from fedcodist.distillation.weight_averaging import WeightAveraging as WeightAve
 from fedcodist.models.exits import with_exits as with_exits
 from fedcodist.models.headed import headed as headed
 from fedcodist.models.multi_headed import multi_headed as multi_headed
+from fedcodist.privacy.accounting import PrivacyBudget as PrivacyBudget
+from fedcodist.privacy.accounting import calibrated_noise_multiplier as calibrated_noise_multiplier
+from fedcodist.privacy.adaptive_clipping import AdaptiveClip as AdaptiveClip
+from fedcodist.privacy.example_level import example_epsilon as example_epsilon
+from fedcodist.privacy.example_level import example_private as example_private
+from fedcodist.privacy.private import private as private
 from fedcodist.report.partition_plot import plot_partition as plot_partition
 from fedcodist.run.callbacks import Decision as Decision
 from fedcodist.run.chunk_size import choose_chunk_size as choose_chunk_size

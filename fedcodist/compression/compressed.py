@@ -114,12 +114,17 @@ def compressed(
         epoch of gradients is another matrix, of a far higher rank.
 
     Raises:
-      ValueError: `observe_gradient` for a method that does not tell its gradient.
+      ValueError: `observe_gradient` for a method that does not tell its gradient; a private method,
+        whose bounds must come after compression.
       ValueError: when the algorithm is built, for a method that is compressed already, FetchSGD or
         Federated Dropout.
     """
     check_arguments(compressed, locals())
     check_integer("num_rounds", num_rounds, low=1)
+    if method.privacy is not None:
+        raise ValueError(
+            "method must not be private: private(compressed(method, ...), ...) bounds what is restored."
+        )
     inner_gradient = method.gradient
     if observe_gradient is not None and inner_gradient is None:
         raise ValueError(

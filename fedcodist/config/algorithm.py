@@ -33,4 +33,8 @@ def build_algorithm(config: ConfigDict, data: Data) -> FederatedAlgorithm:
     check_not_text("algorithm.name", entry, data)
     if entry.kind in (PARTIES, GRAPH):
         check_plainly_executed(config)
+        if config.get("training", {}).get("privacy") is not None:
+            raise ValueError(
+                f"training.privacy must be of methods with pools, got algorithm.name={entry.name}."
+            )
     return _BUILDERS[entry.kind](config, data)

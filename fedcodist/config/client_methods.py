@@ -16,6 +16,7 @@ from fedcodist.config.data import Data
 from fedcodist.config.execution import as_executed
 from fedcodist.config.networks import model_of, module_of, submodel_of
 from fedcodist.config.optimizers import optimizer_of
+from fedcodist.config.privacy import example_privacy_of
 from fedcodist.config.registry import Entry, client_entry, function_of
 from fedcodist.core.layer_outputs import with_layers
 from fedcodist.core.local_training import LocalTraining
@@ -60,6 +61,7 @@ def local_training(config: ConfigDict, data: Data) -> LocalTraining:
         training.batch_size,
         training.epochs,
         data.preprocess,
+        example_privacy_of(config),
     )
 
 

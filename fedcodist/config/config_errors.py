@@ -10,7 +10,11 @@ from ml_collections import ConfigDict
 # How a message of the library begins -> the setting, where it has another name than the argument.
 # The first pattern that matches counts; {} stands for what its groups hold.
 _SETTINGS = (
+    (r"pools\['\w+'\]\.poisson\.most\b", "training.privacy.most"),
     (r"(?:pools|levels)\['(\w+)'\]\.(\w+)", "pools.{}.{}"),
+    (r"training\.privacy\.adaptive\.(\w+)", "training.privacy.{}"),
+    (r"privacy\.(\w+)", "training.privacy.{}"),
+    (r"accountant\b", "training.privacy.accountant"),
     (r"teaching\['(\w+)'\]\.(\w+)", "pools.{}.teaching.{}"),
     (r"alpha\['(\w+)'\]", "pools.{}.alpha"),
     (r"fraction\['(\w+)'\]", "pools.{}.fraction"),

@@ -165,6 +165,30 @@ def compression(**differs: Any) -> dict[str, Any]:
     return settings | differs
 
 
+def privacy(**differs: Any) -> dict[str, Any]:
+    """`training.privacy`: clients' updates are clipped, and sums are noised to fit a budget."""
+    settings: dict[str, Any] = dict(
+        clip=1.0,  # of an update's norm
+        epsilon=config_dict.placeholder(float),  # the budget; training ends where it is spent
+        delta=1e-5,
+        noise_multiplier=config_dict.placeholder(float),  # what the budget allows, if not set
+        sampling="poisson",  # or "fixed": cohorts of one size, without replacement
+        most=config_dict.placeholder(int),  # clients in a Poisson cohort; chosen if not set
+        accountant=config_dict.placeholder(
+            str
+        ),  # "pld" or "rdp"; what suits the sampling if not set
+        per_layer=False,
+        statistics_clip=config_dict.placeholder(float),  # for batch statistics
+        extra_clip=config_dict.placeholder(float),  # for what a method sends besides
+        weight_clip=config_dict.placeholder(float),  # all weights are 1 if not set
+        quantile=config_dict.placeholder(float),  # that the clip follows, if set
+        clip_learning_rate=0.2,
+        count_deviation=10.0,
+        metrics=True,  # of training, which are outside of the guarantee
+    )
+    return settings | differs
+
+
 def fed_md(**differs: Any) -> dict[str, Any]:
     """`algorithm` of FedMD, as the released code has it for CIFAR."""
     settings: dict[str, Any] = dict(

@@ -13,6 +13,7 @@ from fedcodist.config.data import Data, load_data
 from fedcodist.config.division import divided
 from fedcodist.config.graph_methods import centralised_examples
 from fedcodist.config.metrics import with_metrics
+from fedcodist.config.privacy import budget_of
 from fedcodist.config.references import is_reference
 from fedcodist.config.registry import algorithm_entry
 from fedcodist.config.settings import check_settings
@@ -112,6 +113,7 @@ def _assemble(config: ConfigDict, data: Data) -> Experiment:
         seeds_loop=config.execution.seeds_loop,
         evaluation_batch_size=config.evaluation.batch_size,
         evaluation_preprocess=data.evaluation_preprocess,
+        privacy=budget_of(config),
     )
 
 

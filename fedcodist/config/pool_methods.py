@@ -39,11 +39,12 @@ from fedcodist.config.networks import (
     narrowed,
 )
 from fedcodist.config.optimizers import distillation_optimizer
+from fedcodist.config.privacy import privacy_of, with_privacy
 from fedcodist.config.references import choice_or_reference
 from fedcodist.config.registry import BASELINE, algorithm_entry, function_of, method_of
 from fedcodist.core.batches import Preprocess
 from fedcodist.core.checks import check_number
-from fedcodist.core.method import FederatedAlgorithm
+from fedcodist.core.method import FederatedAlgorithm, FederatedMethod
 from fedcodist.core.model import Model, from_flax_linen
 from fedcodist.data import augmentation
 from fedcodist.data.partition import capacity_pools
@@ -69,12 +70,14 @@ def build_of_pools(config: ConfigDict, data: Data) -> FederatedAlgorithm:
 def _pools(config: ConfigDict, data: Data) -> dict[str, Pool]:
     indices = _clients_of_pools(config, data)
     _check_rates(config)
+    privacy = privacy_of(config, indices)
+    poisson = None if privacy is None else privacy.poisson
     pools = {}
     for name, pool in config.pools.items():
         model = as_executed(config, _model(config, data, f"pools.{name}.model", pool.model))
         method = client_method(Clients(config, data, model, pool, len(indices[name])))
-        method = with_links(config, method)
-        pools[name] = Pool(method, indices[name], pool.cohort_size)
+        method = with_privacy(privacy, with_links(config, method), pool.cohort_size)
+        pools[name] = Pool(method, indices[name], pool.cohort_size, poisson)
     return pools
 
 
@@ -132,6 +135,8 @@ def _levels(config: ConfigDict, data: Data) -> dict[str, HeteroFLLevel]:
         raise ValueError(
             f"training must have neither a method nor compression for {method}, whose clients average."
         )
+    if training.get("privacy") is not None and method != "hetero_fl":
+        raise ValueError(f"training.privacy must be of another method than {method}.")
     indices = _clients_of_pools(config, data)
     _check_rates(config)
     for setting in ("model", "client_learning_rate", "server_learning_rate"):
@@ -144,6 +149,14 @@ def _levels(config: ConfigDict, data: Data) -> dict[str, HeteroFLLevel]:
         part = as_executed(config, _part(config, data, name, pool))
         levels[name] = HeteroFLLevel(part, indices[name], pool.cohort_size)
     return levels
+
+
+def _wrapped(config: ConfigDict, data: Data) -> Callable[[FederatedMethod], FederatedMethod]:
+    """Makes the methods of HeteroFL's levels private, where the config asks for it."""
+    privacy = privacy_of(config, _clients_of_pools(config, data))
+    if privacy is not None and privacy.poisson is not None:
+        raise ValueError("training.privacy.sampling must be 'fixed' for hetero_fl.")
+    return lambda method: with_privacy(privacy, method)
 
 
 def _part(config: ConfigDict, data: Data, name: str, pool: ConfigDict) -> Model:
@@ -266,6 +279,7 @@ OFFERS: dict[str, Callable[[ConfigDict, Data], Any]] = {
     "averaging": _averaging,
     # HeteroFL's and those of the methods beside it.
     "levels": _levels,
+    "wrapped": _wrapped,
     "model": _whole_model,
     "layers": lambda config, data: layers_of(_whole_model(config, data)),
     "training": local_training,

@@ -92,6 +92,12 @@ def _number(**limits: float) -> Check:
     return lambda path, value: check_number(path, value, **limits)
 
 
+def _below_one(path: str, value: Any) -> None:
+    check_number(path, value, above=0)
+    if value >= 1:
+        raise ValueError(f"{path} must be below 1, got {shown(value)}.")
+
+
 def _or_none(check: Check) -> Check:
     return lambda path, value: None if value is None else check(path, value)
 
@@ -283,6 +289,24 @@ ALLOWED: dict[str, Check] = {
     "training.compression.range_finder": _or_none(_whole()),
     "training.compression.spectra": check_boolean,
     "training.compression.gradient_spectra": check_boolean,
+    "training.privacy.clip": _number(above=0),
+    "training.privacy.epsilon": _or_none(_number(above=0)),
+    "training.privacy.delta": _below_one,
+    "training.privacy.noise_multiplier": _or_none(_RATE),
+    "training.privacy.sampling": check_text,
+    "training.privacy.most": _or_none(_whole()),
+    "training.privacy.accountant": _or_none(check_text),
+    "training.privacy.per_layer": check_boolean,
+    "training.privacy.statistics_clip": _or_none(_number(above=0)),
+    "training.privacy.extra_clip": _or_none(_number(above=0)),
+    "training.privacy.weight_clip": _or_none(_number(above=0)),
+    "training.privacy.quantile": _or_none(_FRACTION),
+    "training.privacy.clip_learning_rate": _RATE,
+    "training.privacy.count_deviation": _number(above=0),
+    "training.privacy.metrics": check_boolean,
+    "training.example_privacy.clip": _number(above=0),
+    "training.example_privacy.noise_multiplier": _RATE,
+    "training.example_privacy.microbatch": _or_none(_whole()),
     # pools
     "pools.*.model": check_text,
     "pools.*.fraction": _SHARE,
@@ -468,4 +492,6 @@ _OPTIONAL_GROUPS = {
     "evaluation.around",
     "phases",
     "training.compression",
+    "training.example_privacy",
+    "training.privacy",
 }

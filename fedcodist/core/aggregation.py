@@ -56,10 +56,13 @@ class Reduce(NamedTuple):
     Attributes:
       prepare: (ClientResult, the client's key) -> pytree of arrays to be summed.
       finalize: (sum, message, the round's key) -> Aggregate; message is what was broadcast.
+      is_mean: whether the aggregate is the weighted mean of updates and mutable state, and the sum of
+        `extra`: that of one client of weight n is its own update. Privacy needs it.
     """
 
     prepare: Callable[[ClientResult, jax.Array], PyTree]
     finalize: Callable[[PyTree, PyTree, jax.Array], Aggregate]
+    is_mean: bool = False
 
 
 def weighted_mean() -> Reduce:
@@ -91,7 +94,7 @@ def weighted_mean() -> Reduce:
         )
         return Aggregate(pseudo_gradient, mutable, weight, extra)
 
-    return Reduce(prepare, finalize)
+    return Reduce(prepare, finalize, is_mean=True)
 
 
 def as_stored(mean: jax.Array, like: jax.Array) -> jax.Array:

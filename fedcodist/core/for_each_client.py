@@ -66,6 +66,7 @@ def for_each_client(
     execution: Execution = Execution(),
     axis_name: str | None = None,
     individual_results: bool = False,
+    present: jax.Array | None = None,
 ) -> CohortResult:
     """Runs `client_update` on every client of a cohort and sums `prepare` of their results.
 
@@ -84,6 +85,7 @@ def for_each_client(
       axis_name: the mesh axis over which clients are dealt when the caller runs inside `shard_map` or
         `pmap`; None on one device.
       individual_results: whether to return every client's result too (FedDF, FedBE, ...).
+      present: bool [cohort], who takes part; the others have no examples and no weight. All where None.
 
     Raises:
       ValueError: names the field of `execution` that is not allowed.
@@ -92,7 +94,15 @@ def for_each_client(
     execution.check("execution")
 
     chunk_of = functools.partial(
-        _run_slots, client_update, prepare, message, client_states, cohort, key, execution.loop
+        _run_slots,
+        client_update,
+        prepare,
+        message,
+        client_states,
+        cohort,
+        key,
+        execution.loop,
+        present,
     )
     if execution.loop == "eager":
         with jax.disable_jit():
@@ -140,11 +150,13 @@ def dealing_order(sizes: Any, devices: int) -> Any:
     return (-sizes).argsort(stable=True)[there_and_back]
 
 
-def _run_slots(client_update, prepare, message, client_states, cohort, key, loop, slots):
+def _run_slots(client_update, prepare, message, client_states, cohort, key, loop, present, slots):
     """Runs the clients of some slots; returns their prepared sum and their results [slots, ...]."""
     clients = len(cohort.clients)
     real = slots < clients
     safe = jnp.minimum(slots, clients - 1)
+    if present is not None:
+        real = real & present[safe]
     sizes = jnp.where(real, cohort.sizes[safe], 0)
     data = ClientData(
         columns=cohort.columns,

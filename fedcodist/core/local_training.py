@@ -32,12 +32,15 @@ class LocalTraining(NamedTuple):
       batch_size: examples per step; the last batch of an epoch may be smaller (it is masked).
       epochs: passes over the client's examples.
       preprocess: (batch, key, positions) -> batch, for example decoding and augmentation.
+      differentiate: what the optimizer takes for a batch's gradient, as `train_client` has it, such as
+        `fedcodist.example_private`'s; the gradient of the loss where None.
     """
 
     optimizer: OptimizerFactory = optax.sgd
     batch_size: int = 20
     epochs: int = 1
     preprocess: Preprocess = lambda batch, key, positions: batch
+    differentiate: Callable[[BatchLoss], Callable[..., Any]] | None = None
 
 
 def check_training(
@@ -139,7 +142,8 @@ def train_client(
       optimizer_state: where the optimizer continues; a fresh one where not given.
       differentiate: makes of the loss of a batch a function of the same arguments that returns ((loss,
         mutable state), what the optimizer takes for the gradient), such as pFedMe's or Per-FedAvg's.
-        `jax.value_and_grad` where not given. Another mutable state may hold more than the model's.
+        `training.differentiate` or `jax.value_and_grad` where not given. Another mutable state may hold
+        more than the model's.
 
     Returns:
       The trained client. Every step's loss is computed at the parameters before that step.
@@ -160,6 +164,11 @@ def train_client(
     order = _example_order(keys.derive(key, "order"), data, batch_size, epochs)
     steps_per_epoch = -(-data.size // batch_size)
     num_steps = epochs * steps_per_epoch
+    if differentiate is not None and training.differentiate is not None:
+        raise ValueError(
+            "training.differentiate must be None for a method that makes gradients in a way of its own."
+        )
+    differentiate = differentiate or training.differentiate
     differentiate = differentiate or functools.partial(jax.value_and_grad, has_aux=True)
 
     def loss(params, mutable, batch, mask, dropout_key):

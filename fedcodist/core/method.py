@@ -38,6 +38,18 @@ class PersonalModel(NamedTuple):
     variables: Callable[[PyTree, PyTree], Variables]
 
 
+class PrivateSends(NamedTuple):
+    """What the accounting of privacy has to know of a method made by `fedcodist.privacy.private`.
+
+    Attributes:
+      noise_multiplier: the deviation of a sum's noise by the bound of one client's share in it.
+      expected_clients: what sums are divided by; None for the number of clients who took part.
+    """
+
+    noise_multiplier: float
+    expected_clients: int | None
+
+
 class SetModel(Protocol):
     """The type of `FederatedMethod.set_model`: (server, Variables, reset_optimizer) -> server."""
 
@@ -75,6 +87,7 @@ class FederatedMethod(NamedTuple):
       fine_tune: (server, client_state, data, key, hyper) -> name -> Variables: the models that a client
         has after it has adapted them to its own examples, by the names of `personal_models`; the
         shared one is SHARED_MODEL. Where None, they are those of `client_update`.
+      privacy: how private the sums are; None where they are not.
     """
 
     model: Model
@@ -95,6 +108,7 @@ class FederatedMethod(NamedTuple):
     fine_tune: (
         Callable[[PyTree, PyTree, ClientData, jax.Array, PyTree], dict[str, Variables]] | None
     ) = None
+    privacy: PrivateSends | None = None
 
 
 class HostState(Protocol):
@@ -154,6 +168,22 @@ class ClientModels(NamedTuple):
     client_states: Callable[[PyTree], PyTree] | None = None
 
 
+class PrivateCohorts(NamedTuple):
+    """One pool's sums, as the accounting of privacy sees them; one sum a round.
+
+    Attributes:
+      clients: int32 [n], the clients who can be drawn.
+      noise_multiplier: `PrivateSends`'s; 0 where the pool's method is not private.
+      cohort_size: clients per round; the expected number for a Poisson cohort.
+      most: the bound on a Poisson cohort; None for cohorts of a fixed size, without replacement.
+    """
+
+    clients: np.ndarray
+    noise_multiplier: float
+    cohort_size: int
+    most: int | None = None
+
+
 class FederatedAlgorithm(NamedTuple):
     """A whole algorithm, as the experiment loop sees it. Every function is pure.
 
@@ -181,6 +211,8 @@ class FederatedAlgorithm(NamedTuple):
         checkpoints. None for most algorithms.
       client_models: pool -> the models that its clients would use. Those of parties follow from
         `predictors`, see `all_client_models`.
+      privacy: pool -> PrivateCohorts, of every pool whose cohorts are drawn by themselves, where any
+        pool's method is private; empty where none is.
     """
 
     name: str
@@ -197,6 +229,7 @@ class FederatedAlgorithm(NamedTuple):
     personal_models: Mapping[str, Mapping[str, PersonalModel]] = {}
     host_state: HostState | None = None
     client_models: Mapping[str, ClientModels] = {}
+    privacy: Mapping[str, PrivateCohorts] = {}
 
 
 def all_client_models(algorithm: FederatedAlgorithm) -> dict[str, ClientModels]:

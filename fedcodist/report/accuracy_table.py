@@ -1,8 +1,8 @@
 """The table of a report: a line per method and model, accuracies on every split, bytes and rounds."""
 
 import math
-from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from rich import box
 from rich.table import Table
@@ -22,6 +22,7 @@ class Row(NamedTuple):
     bytes_up: int | None
     bytes_down: int | None
     rounds: str
+    epsilon: float | None = None  # infinite without noise; None where no method is private
 
 
 def table(collection: Collection, title: str = "") -> Table:
@@ -71,7 +72,15 @@ def _row(method: Method, model: str, collection: Collection) -> Row:
     reached = "–" if last is None else str(last)
     rounds = reached if method.finished else f"{reached} of {total or '?'}, unfinished"
     up, down = (sizes.get(f"bytes_{way}_per_participation") for way in ("up", "down"))
-    return Row(method.label, model, accuracy, up, down, rounds)
+    return Row(method.label, model, accuracy, up, down, rounds, epsilon_of(method.runs[0].summary))
+
+
+def epsilon_of(summary: Mapping[str, Any]) -> float | None:
+    """A run's epsilon of the client who paid most: infinite without noise, None where it has none."""
+    privacy = mapping_of(summary, "privacy")
+    if not privacy:
+        return None
+    return math.inf if privacy.get("epsilon") is None else float(privacy["epsilon"])
 
 
 def _last_common_round(curves: Sequence[Curve]) -> int | None:
@@ -93,7 +102,14 @@ def number_headings(collection: Collection, several: bool) -> list[str]:
     """Headings of the columns of numbers."""
     accuracies = [f"Accuracy, %\n{split_name(split)}" for split in collection.splits]
     seeds = ["Seeds"] if several else []
-    return [*accuracies, "Bytes up*", "Bytes down*", "Rounds", *seeds]
+    epsilons = ["Epsilon"] if _is_private(collection) else []
+    return [*accuracies, *epsilons, "Bytes up*", "Bytes down*", "Rounds", *seeds]
+
+
+def _is_private(collection: Collection) -> bool:
+    return any(
+        epsilon_of(run.summary) is not None for method in collection.methods for run in method.runs
+    )
 
 
 def number_cells(row: Row, collection: Collection, several: bool) -> list[str]:
@@ -104,7 +120,15 @@ def number_cells(row: Row, collection: Collection, several: bool) -> list[str]:
     )
     seeds = ["/".join(map(str, counts)) or "–"] if several else []
     sizes = [human_bytes(row.bytes_up), human_bytes(row.bytes_down)]
-    return [*accuracies, *sizes, row.rounds, *seeds]
+    epsilons = [shown_epsilon(row.epsilon)] if _is_private(collection) else []
+    return [*accuracies, *epsilons, *sizes, row.rounds, *seeds]
+
+
+def shown_epsilon(epsilon: float | None) -> str:
+    """'7.99', '∞' without noise, or a dash for a run without privacy."""
+    if epsilon is None:
+        return "–"
+    return f"{epsilon:.3g}" if math.isfinite(epsilon) else "∞"
 
 
 def caption_of(rows: Sequence[Row]) -> str:

@@ -19,7 +19,7 @@ _LOWER_IS_BETTER = (
         "variance",
         "std",
     ),
-    *("nll", "kl", "mse", "rmse", "mae", "ece", "brier", "bytes", "seconds", "flops"),
+    *("epsilon", "nll", "kl", "mse", "rmse", "mae", "ece", "brier", "bytes", "seconds", "flops"),
 )
 _SHARES = ("accuracy", "precision", "recall", "score", "f1", "auc", "mrr", "ndcg")
 

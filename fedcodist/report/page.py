@@ -79,6 +79,7 @@ PLOT_HEADINGS = {
     "loss.png": "Loss over the rounds",
     "per_label_accuracy.png": "Accuracy per label",
     "clients.png": "Accuracy of each client on its own examples",
+    "accuracy_by_epsilon.png": "Accuracy against epsilon",
 }
 
 

@@ -11,6 +11,7 @@ from fedcodist.report.accuracy_table import split_name
 from fedcodist.report.clients_plot import clients_plot
 from fedcodist.report.collection import Collection, Curve, Method, curve
 from fedcodist.report.costs import bytes_per_round, pool_of
+from fedcodist.report.privacy_plot import privacy_plot
 from fedcodist.report.runs import Series, mapping_of
 from fedcodist.report.styles import styles
 
@@ -35,6 +36,7 @@ def write_plots(collection: Collection, output: Path) -> list[Path]:
         "loss.png": _loss_plot(collection),
         "per_label_accuracy.png": _per_label_plot(collection),
         "clients.png": clients_plot(collection),
+        "accuracy_by_epsilon.png": privacy_plot(collection),
     }
     written = []
     for name, figure in plots.items():

@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterable, Sequence
 from typing import NamedTuple
 
 from fedcodist.config.registry import method_of
+from fedcodist.report.accuracy_table import epsilon_of
 from fedcodist.report.collection import Method
 from fedcodist.report.costs import bytes_per_round, clients_per_round, pool_of
 from fedcodist.report.intervals import student_half_width
@@ -37,6 +38,7 @@ class Entry(NamedTuple):
       head: the auxiliary head that was measured; None for a model without heads, or its main head.
       num_models: number of models of which this is the mean.
       stopped_on_test_data: whether phases before the first round stopped on test data.
+      epsilon: of the client who paid most; infinite without noise, None where no method is private.
     """
 
     run: str
@@ -54,6 +56,7 @@ class Entry(NamedTuple):
     head: int | None = None
     num_models: int = 1
     stopped_on_test_data: bool = False
+    epsilon: float | None = None
 
 
 class Difference(NamedTuple):
@@ -155,6 +158,7 @@ def read_run(
                     shared_of.get(model),
                     of_head,
                     stopped_on_test_data=stopping == "test_data",
+                    epsilon=epsilon_of(summary),
                 )
             )
     if not entries:

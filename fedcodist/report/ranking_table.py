@@ -11,6 +11,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
+from fedcodist.report.accuracy_table import shown_epsilon
 from fedcodist.report.metric_kinds import is_share, lower_is_better
 from fedcodist.report.ranking import Difference, Entry, difference, is_defined, without_shared
 from fedcodist.report.spread import mean_and_deviation, plus_minus
@@ -66,7 +67,9 @@ def ranking_table(
     title += ", the least is first" if lower_is_better(metric) else ""
     costs = ["client examples", "MB", "clients' FLOPs", "server's FLOPs", "seconds", "s/round"]
     headings = ["method", "model", metric, *(["shared model"] if has_shared else [])]
-    headings += [f"to {baseline}", *(["seeds"] if several_counts else []), *costs]
+    is_private = any(entry.epsilon is not None for entry in shown)
+    headings += [f"to {baseline}", *(["seeds"] if several_counts else [])]
+    headings += [*(["epsilon"] if is_private else []), *costs]
     rows, values = [], []
     for entry in shown:
         estimate = difference(entry, compared, baseline)
@@ -79,6 +82,7 @@ def ranking_table(
                 *([_spread(shared) if shared else ""] if has_shared else []),
                 _to_baseline(entry, estimate, baseline),
                 *([str(len(entry.seeds))] if several_counts else []),
+                *([shown_epsilon(entry.epsilon)] if is_private else []),
                 f"{entry.examples:,.0f}",
                 f"{entry.megabytes:,.1f}",
                 _scaled(entry.client_flops),
@@ -89,6 +93,7 @@ def ranking_table(
         )
         values.append(_values(entry, estimate, shared))
     notes = [*_about_spreads(shown, baseline, metric), budget(shown), *_ABOUT_COSTS]
+    notes += [_ABOUT_EPSILON] if is_private else []
     notes += _too_good(shown)
     about = {"metric": metric, "in_percent": is_share(metric), "baseline": baseline}
     return RankingTable(title, headings, rows, notes, {**about, "rows": values, "notes": notes})
@@ -146,6 +151,12 @@ _ABOUT_COSTS = (
     "client examples, MB and FLOPs: of one seed; FLOPs are of matrix products and convolutions, counted "
     "from the networks",
     "seconds: of all seeds and the whole run; s/round: of all seeds, without compilation and evaluation",
+)
+
+
+_ABOUT_EPSILON = (
+    "epsilon: of one seed, and of the client who pays most, over all pools in which it can be drawn; "
+    "delta and neighbours are in each run's summary.json"
 )
 
 
@@ -218,6 +229,7 @@ def _values(
         "server_flops": entry.server_flops,
         "seconds": entry.seconds,
         "seconds_per_round": entry.seconds_per_round,
+        **({} if entry.epsilon is None else {"epsilon": entry.epsilon}),
     }
 
 

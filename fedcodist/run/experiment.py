@@ -29,6 +29,7 @@ from fedcodist.core.method import FederatedAlgorithm, by_member
 from fedcodist.core.model import Variables
 from fedcodist.core.padding_checks import collected
 from fedcodist.data.federated_data import FederatedData, federated_splits
+from fedcodist.privacy.accounting import PrivacyBudget
 from fedcodist.run.algorithm_checks import check_algorithm, check_selection
 from fedcodist.run.blocks import Trained, in_blocks
 from fedcodist.run.callbacks import (
@@ -62,6 +63,7 @@ from fedcodist.run.metrics_lines import (
 )
 from fedcodist.run.metrics_text import current_text, final_text
 from fedcodist.run.model_checks import check_models
+from fedcodist.run.privacy_spent import PrivacyMeter, check_privacy
 from fedcodist.run.programs import Programs, all_devices, build_programs, replicate
 from fedcodist.run.progress import progress
 from fedcodist.run.run_folder import RunFolder, RunFolderError
@@ -100,6 +102,8 @@ class Experiment(NamedTuple):
         evaluation the models that clients would use are measured on them, and in the last one
         also after further local training, where the method tells the two apart.
       final_client_splits: the same, but measured after the last round only: clients' test examples.
+      privacy: at which delta private methods' epsilon is counted, and how large it may become; the
+        defaults of PrivacyBudget where not given.
     """
 
     algorithm: FederatedAlgorithm
@@ -119,6 +123,7 @@ class Experiment(NamedTuple):
     evaluate_clients: int = 100
     client_splits: Mapping[str, ClientSplit | FederatedData] = {}
     final_client_splits: Mapping[str, ClientSplit | FederatedData] = {}
+    privacy: PrivacyBudget | None = None
 
 
 class Kept(NamedTuple):
@@ -249,6 +254,7 @@ def _run(
     started, seconds_before = time.monotonic(), notes["seconds"]
     kept_state = KeptState(folder.checkpoints if folder else None, notes.get("kept"))
     stopped: str = notes.get("stopped", "")
+    meter = PrivacyMeter(algorithm.privacy, experiment.rounds, experiment.privacy)
 
     def log(new):
         """Passes metrics lines to the run folder and to callbacks; returns what these decide."""
@@ -265,19 +271,21 @@ def _run(
         is_last = round == experiment.rounds
         if is_last and experiment.final_splits:
             evaluation |= evaluate(trained, _on_devices(experiment.final_splits, mesh))
-        new = evaluation_records(round, evaluation, seeds)
+        new = meter.with_epsilon(round, evaluation_records(round, evaluation, seeds))
         text = current_text(new)
         new += client_records(round, judge.judged(trained, round, is_last), seeds)
         new += training_records(round, history, seeds)
         decision = log(new)
         if decision.keep:
             kept_state.keep(round, _whole(algorithm, trained, host_client_states))
-        if decision.stop and not is_last:
+        why = "; ".join(filter(None, (decision.stop, meter.why_stopped(round))))
+        if why and not is_last:
             final = evaluate(trained, _on_devices(experiment.final_splits, mesh))
+            final = meter.with_epsilon(round, evaluation_records(round, final, seeds))
             clients = judge.judged(trained, round, is_last=True)
-            log(evaluation_records(round, final, seeds) + client_records(round, clients, seeds))
+            log(final + client_records(round, clients, seeds))
         show(round, text)
-        return "" if is_last else decision.stop
+        return "" if is_last else why
 
     def save(folder, round):
         notes["seconds"] = seconds_before + time.monotonic() - started
@@ -298,7 +306,7 @@ def _run(
             if folder and stopped:
                 save(folder, round)
         while round < experiment.rounds and not stopped:
-            until = _next_evaluation(experiment, round)
+            until = min(_next_evaluation(experiment, round), meter.last_round)
             began = time.monotonic()
             trained, block = train(trained, round, until - round)
             count = next(iter(block.values())).shape[1]
@@ -323,6 +331,7 @@ def _run(
     seconds = seconds_before + time.monotonic() - started
     per_round = notes["timed_seconds"] / notes["timed_rounds"] if notes["timed_rounds"] else None
     summary = summary_of(experiment, records, variables, seconds, per_round, round, stopped)
+    summary |= meter.summary(round)
     if kept:
         summary["kept"] = {"round": kept.round, "final": of_kept}
     if folder:
@@ -445,6 +454,7 @@ def check_experiment(experiment: Experiment) -> int:
     if both := sorted(set(experiment.splits) & set(experiment.final_splits)):
         raise ValueError(f"final_splits must not name a split that splits has, got {both[0]!r}.")
     check_client_splits(experiment)
+    check_privacy(experiment)
     every = experiment.evaluate_every
     if experiment.checkpoint_every is not None:
         every = experiment.checkpoint_every

@@ -118,6 +118,8 @@ def identity_of(
     for name in ("client_splits", "final_client_splits"):
         if getattr(experiment, name):
             settings[name] = sorted(getattr(experiment, name))
+    if experiment.privacy is not None:
+        settings["privacy"] = list(experiment.privacy)
     preprocess = _Description()
     preprocess.add("evaluation_preprocess", experiment.evaluation_preprocess)
     settings |= preprocess.entries

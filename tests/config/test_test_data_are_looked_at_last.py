@@ -24,6 +24,7 @@ from fedcodist.configs import (
     digits_mhd,
     digits_parties,
     digits_personal,
+    digits_private,
     digits_submodels,
 )
 from fedcodist.datasets.public_private import digits_public_private
@@ -40,6 +41,7 @@ DIGITS = (
     digits_mhd,
     digits_parties,
     digits_personal,
+    digits_private,
     digits_submodels,
 )
 RUNS = [(module, run) for module in DIGITS for run in module.get_runs()]

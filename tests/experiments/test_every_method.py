@@ -17,6 +17,7 @@ from fedcodist.configs import (
     digits_mhd,
     digits_parties,
     digits_personal,
+    digits_private,
     digits_submodels,
 )
 from fedcodist.core.client_states import device_client_states
@@ -40,6 +41,7 @@ RUNS = [
     (digits_compression, "fed_avg,svd"),
     (digits_compression, "fed_avg,quantisation"),
     (digits_compression, "fed_avg,count_sketch"),
+    (digits_private, "merged_codistillation,8"),
     (digits_fed_kd, "fed_kd"),
     (digits_fed_kd, "fed_kd,by_step"),
     *((digits_parties, run) for run in digits_parties.get_runs()),

@@ -93,6 +93,8 @@ def fetch_sgd(
     """
     check_arguments(fetch_sgd, locals())
     check_training("training", training)
+    if training.differentiate is not None:
+        raise ValueError("training.differentiate must be None for fetch_sgd, which takes no steps.")
     names = ("sketch_rows", "sketch_columns", "k")
     check_sketch(sketch_rows, sketch_columns, k, names)
     check_number("hyper.learning_rate", hyper.learning_rate, low=0)

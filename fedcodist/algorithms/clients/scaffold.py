@@ -84,6 +84,8 @@ def scaffold(
         raise ValueError(f"option must be 1 or 2, got {shown(option)}.")
     check_training("training", training)
     check_integer("num_clients", num_clients, low=1)
+    if option == 1 and training.differentiate is not None:
+        raise ValueError("option must be 2 with training.differentiate, which 1 goes around.")
     if option == 2 and not _is_plain_sgd(training.optimizer):
         raise ValueError(
             "option 2 needs plain SGD as training.optimizer, whose steps are the learning rate times "

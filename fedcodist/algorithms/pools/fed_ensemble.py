@@ -17,7 +17,7 @@ from fedcodist.algorithms.pools.grouped_models import (
     stacked_models,
     train_groups,
 )
-from fedcodist.algorithms.pools.pool import Pool, assemble, check_pools
+from fedcodist.algorithms.pools.pool import Pool, assemble, check_fixed_cohorts, check_pools
 from fedcodist.core import keys
 from fedcodist.core.arguments import check_arguments
 from fedcodist.core.checks import check_integer
@@ -60,6 +60,12 @@ def fed_ensemble(
         raise ValueError(
             f"num_models must divide the cohort's {pool.cohort_size} clients into groups of equal "
             f"size, got {num_models}."
+        )
+    check_fixed_cohorts("fed_ensemble", {"pool": pool})
+    if pool.method.privacy is not None:
+        raise ValueError(
+            "pool.method must not be private: fed_ensemble draws clients from strata that change "
+            "slowly, a sampling without an accountant."
         )
     size, count = pool.cohort_size // num_models, len(pool.clients)
     groups = groups_of(pool, [size] * num_models)

@@ -19,7 +19,7 @@ from fedcodist.algorithms.pools.grouped_models import (
     stacked_models,
     train_groups,
 )
-from fedcodist.algorithms.pools.pool import Pool, assemble, check_pools
+from fedcodist.algorithms.pools.pool import Pool, assemble, check_fixed_cohorts, check_pools
 from fedcodist.core import keys
 from fedcodist.core.arguments import check_arguments
 from fedcodist.core.checks import check_integer, check_number
@@ -129,6 +129,7 @@ def fed_sdd(
     """
     check_arguments(fed_sdd, locals())
     pool = check_pools({"pool": pool})["pool"]
+    check_fixed_cohorts("fed_sdd", {"pool": pool})
     sizes = group_sizes_of(pool.cohort_size, num_models, group_sizes)
     check_integer("rounds_kept", rounds_kept, low=1)
     check_distillation(distillation, num_unlabelled)
@@ -191,6 +192,7 @@ def fed_sdd(
         data_set_sizes={UNLABELLED: num_unlabelled} if distillation.steps else {},
         servers=lambda state: state.models,
         hyper_of_methods=lambda hyper: dict.fromkeys(groups, hyper.method),
+        drawn={MAIN: pool},
     )
     ensemble = ensemble_predictor(method.model, buffer_ensemble)
     predictors = {**algorithm.predictors, ENSEMBLE: ensemble}

@@ -21,7 +21,13 @@ from fedcodist.algorithms.pools.grouped_models import (
     stacked_models,
     train_groups,
 )
-from fedcodist.algorithms.pools.pool import Pool, assemble, check_class_counts, check_pools
+from fedcodist.algorithms.pools.pool import (
+    Pool,
+    assemble,
+    check_class_counts,
+    check_fixed_cohorts,
+    check_pools,
+)
 from fedcodist.core import keys
 from fedcodist.core.arguments import check_arguments
 from fedcodist.core.checks import check_integer
@@ -101,6 +107,7 @@ def fed_sdd_pools(
     check_arguments(fed_sdd_pools, locals())
     pools = check_pools(pools)
     check_class_counts(pools)
+    check_fixed_cohorts("fed_sdd_pools", pools)
     sizes = {name: _sizes_of(name, pool, num_models) for name, pool in pools.items()}
     check_integer("rounds_kept", rounds_kept, low=1)
     check_distillation(distillation, num_unlabelled)
@@ -171,6 +178,7 @@ def fed_sdd_pools(
         hyper_of_methods=lambda hyper: {
             group: hyper.methods[name] for name, parts in groups.items() for group in parts
         },
+        drawn=pools,
     )
     return algorithm._replace(
         init=functools.partial(first_state, groups, rounds_kept),

@@ -49,7 +49,15 @@ def groups_of(pool: Pool, sizes: Sequence[int]) -> dict[str, Pool]:
     Args:
       pool: the clients, any of whom may be in any group, and their method.
       sizes: clients of each group in a round.
+
+    Raises:
+      ValueError: a private method that divides every group's sum by the whole cohort.
     """
+    if pool.method.privacy is not None and pool.method.privacy.expected_clients is not None:
+        raise ValueError(
+            "pool.method must be private without expected_clients, as its models are trained by parts "
+            "of the cohort."
+        )
     names = [MAIN, *(f"model_{k}" for k in range(1, len(sizes)))]
     return {name: pool._replace(cohort_size=n) for name, n in zip(names, sizes, strict=True)}
 

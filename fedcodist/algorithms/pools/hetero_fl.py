@@ -51,10 +51,13 @@ class HeteroFLAdjustments(NamedTuple):
       scaled: whether hidden layers' outputs are divided by the share of units that the level has of
         them. Layers must be modules of Flax linen, which all of ours are. (The paper's networks do so in
         training alone, before a normalisation that undoes it; here it is a part of the network.)
+      wrapped: the levels' method -> what its clients follow, such as
+        `lambda method: private(method, clip=1.0, noise_multiplier=0.8)`, which needs masked=False.
     """
 
     masked: bool = True
     scaled: bool = True
+    wrapped: Callable[[FederatedMethod], FederatedMethod] = lambda method: method
 
 
 def hetero_fl(
@@ -95,6 +98,7 @@ def hetero_fl(
     check_levels(model, levels, layers, columns, adjustments)
     whole = fed_avg(model, training, server_optimizer, schedule, hyper)
     pools, parts = pools_of_levels(whole, levels, layers, training, adjustments)
+    whole = adjustments.wrapped(whole)  # all levels have its server
     return algorithm_of_levels("hetero_fl", whole, pools, parts, columns, hyper, execution)
 
 
@@ -140,7 +144,8 @@ def pools_of_levels(
             )
         part = _beginning_with(part_at, first_unit)
         update = masked_update(network, training, adjustments.masked)
-        method = level_method(whole, network, part, update, mean_and_owners(layers[-1]))
+        reduce = mean_and_owners(layers[-1] if adjustments.masked else None)
+        method = adjustments.wrapped(level_method(whole, network, part, update, reduce))
         pools[level], parts[level] = Pool(method, settings.clients, settings.cohort_size), part
     return pools, parts
 

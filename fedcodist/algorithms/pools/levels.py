@@ -196,7 +196,7 @@ def mean_and_owners(last: str | None = None) -> Reduce:
     the output layer theirs alone.
 
     Args:
-      last: the output layer's name.
+      last: the output layer's name; None where no client says which classes it has.
     """
 
     def prepare(result, key):
@@ -210,4 +210,4 @@ def mean_and_owners(last: str | None = None) -> Reduce:
         mean = jax.tree.map(lambda leaf, by: leaf / jnp.where(by > 0, by, 1), update, held)
         return Aggregate(mean, message.mutable, weight, held)
 
-    return Reduce(prepare, finalize)
+    return Reduce(prepare, finalize, is_mean=last is None)

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedcodist.algorithms.pools.cohorts import draw_cohort
+from fedcodist.algorithms.pools.cohorts import PoissonCohort, draw_cohort, draw_slots
 from fedcodist.core import keys
 from fedcodist.core.checks import check_clients, check_columns, check_integer, check_names
 from fedcodist.core.client_states import ClientStates
@@ -20,6 +20,7 @@ from fedcodist.core.method import (
     FederatedAlgorithm,
     FederatedMethod,
     PersonalModel,
+    PrivateCohorts,
     fine_tuned_models,
     single_model,
 )
@@ -34,12 +35,22 @@ class Pool(NamedTuple):
     Attributes:
       method: any single-model method.
       clients: int [pool], the clients' indices in the federated data. Pools may overlap.
-      cohort_size: clients drawn per round, without replacement, independently of other pools.
+      cohort_size: clients drawn per round, without replacement, independently of other pools; with
+        `poisson` the expected number of them.
+      poisson: for cohorts whose clients are drawn one by one; None for a fixed size.
     """
 
     method: FederatedMethod
     clients: np.ndarray
     cohort_size: int
+    poisson: PoissonCohort | None = None
+
+    @property
+    def slots(self) -> int:
+        """Clients that a round has room for."""
+        if self.poisson is None:
+            return self.cohort_size
+        return self.poisson.slots(len(self.clients), self.cohort_size)
 
 
 def assemble(
@@ -52,6 +63,7 @@ def assemble(
     data_set_sizes: Mapping[str, int] = {},
     servers: Callable[[PyTree], Mapping[str, PyTree]] | None = None,
     hyper_of_methods: Callable[[PyTree], Mapping[str, PyTree]] | None = None,
+    drawn: Mapping[str, Pool] | None = None,
 ) -> FederatedAlgorithm:
     """Makes an algorithm of pools and a round.
 
@@ -63,6 +75,7 @@ def assemble(
       servers: state -> pool -> the method's server; the state itself where not given.
       hyper_of_methods: `hyper` -> pool -> the method's hyper-parameters; the field `methods` of `hyper`,
         or `hyper` itself, where not given.
+      drawn: the pools whose cohorts are drawn by themselves, where `pools` are groups of these cohorts.
     """
     has_server = servers is None
     hyper_of = hyper_of_methods or _hyper_of_methods
@@ -83,8 +96,11 @@ def assemble(
         )
 
     def select(round, key):
+        draws = {
+            n: draw_cohort if pool.poisson is None else draw_slots for n, pool in pools.items()
+        }
         clients = {
-            n: draw_cohort(jnp.asarray(pool.clients), pool.cohort_size, n, round, key)
+            n: draws[n](jnp.asarray(pool.clients), pool.slots, n, round, key)
             for n, pool in pools.items()
         }
         return Selection(clients, select_examples(round, key))
@@ -113,7 +129,25 @@ def assemble(
         data_set_sizes=data_set_sizes,
         personal_models={n: personal(n, pool.method) for n, pool in pools.items()},
         client_models={n: client_models(n, pool, servers, hyper_of) for n, pool in pools.items()},
+        privacy=private_cohorts(pools if drawn is None else drawn),
     )
+
+
+def private_cohorts(pools: Mapping[str, Pool]) -> dict[str, PrivateCohorts]:
+    """What the accounting of privacy has to know of the pools; empty where none is private."""
+    if all(pool.method.privacy is None for pool in pools.values()):
+        return {}
+    return {
+        name: PrivateCohorts(
+            clients=pool.clients,
+            noise_multiplier=0.0
+            if pool.method.privacy is None
+            else pool.method.privacy.noise_multiplier,
+            cohort_size=int(pool.cohort_size),
+            most=None if pool.poisson is None else pool.slots,
+        )
+        for name, pool in pools.items()
+    }
 
 
 def _hyper_of_methods(hyper: Any) -> Mapping[str, PyTree]:
@@ -205,7 +239,41 @@ def check_pools(pools: Mapping[str, Pool], called: str = "pools") -> dict[str, P
                 f"num_clients is {pool.method.num_clients}."
             )
         checked[name] = pool._replace(clients=clients)
+        _check_cohorts(f"{called}[{name!r}]", checked[name])
     return checked
+
+
+def _check_cohorts(where: str, pool: Pool) -> None:
+    """Raises one line for a Poisson cohort's bound, or a private sum's divisor, that does not fit."""
+    if pool.poisson is not None and pool.poisson.most is not None:
+        check_integer(f"{where}.poisson.most", pool.poisson.most, low=1)
+        if not pool.cohort_size <= pool.poisson.most <= len(pool.clients):
+            raise ValueError(
+                f"{where}.poisson.most must be between cohort_size={pool.cohort_size} and the pool's "
+                f"{len(pool.clients)} clients, got {pool.poisson.most}."
+            )
+    if pool.method.privacy is None:
+        return
+    expected = pool.method.privacy.expected_clients
+    if pool.poisson is not None and expected is None:
+        raise ValueError(
+            f"{where}.method must be private with expected_clients={pool.cohort_size}: the number of "
+            "clients in a Poisson cohort would tell of each."
+        )
+    if expected not in (None, pool.cohort_size):
+        raise ValueError(
+            f"{where}.method must be private with expected_clients={pool.cohort_size}, the pool's "
+            f"cohort_size, got {expected}."
+        )
+
+
+def check_fixed_cohorts(name: str, pools: Mapping[str, Pool]) -> None:
+    """Raises one line for a Poisson pool in an algorithm that needs as many clients in every round."""
+    for pool in pools.values():
+        if pool.poisson is not None:
+            raise ValueError(
+                f"pools must have poisson=None for {name}, whose rounds need a fixed number of clients."
+            )
 
 
 def check_class_counts(pools: Mapping[str, Pool]) -> None:
@@ -224,7 +292,13 @@ def check_class_counts(pools: Mapping[str, Pool]) -> None:
 
 def check_client_models(pools: Mapping[str, Pool]) -> None:
     """Raises one line unless clients' models are told by what they send."""
+    check_fixed_cohorts("a server that reads the clients' models", pools)
     for name, pool in pools.items():
+        if pool.method.privacy is not None:
+            raise ValueError(
+                f"pools[{name!r}].method must not be private: the server would need every client's "
+                "model, and a private method tells it noised sums only."
+            )
         if not pool.method.sends_models:
             raise ValueError(
                 f"pools[{name!r}].method must send how far its clients came, from which their models "

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from fedcodist.algorithms.pools.cohorts import number_drawn
 from fedcodist.algorithms.pools.pool import Pool
 from fedcodist.core import keys
 from fedcodist.core.aggregation import Aggregate, ClientResult
@@ -61,6 +62,7 @@ def train_pools(
     for name, pool in pools.items():
         method, message = pool.method, pool.method.broadcast(state[name])
         clients_key = client_key(round.key, round.index, stream or name)
+        count, present = _present(name, pool, round)
         with of_clients(pool.clients):
             result = for_each_client(
                 functools.partial(_client_update, method, hyper[name]),
@@ -72,20 +74,46 @@ def train_pools(
                 execution,
                 round.axis_name,
                 individual_results=members,
+                present=present,
             )
         if result.results is not None:
             trained = jax.tree.map(jnp.subtract, message.params, result.results.update)
             models[name] = Variables(trained, result.results.mutable)
             results[name] = result.results
+        # Pools that share a stream must not share what a reduction draws, such as its noise.
         aggregates[name] = method.reduce.finalize(
-            result.total, message, keys.derive(clients_key, "reduce")
+            result.total, message, keys.derive(clients_key, "reduce", name)
         )
         new_client_states[name] = result.client_states
         norm = optax.tree.norm(aggregates[name].pseudo_gradient)
         metrics[f"{name}/pseudo_gradient_norm"] = norm
         metrics[f"{name}/finite"] = jnp.isfinite(norm)
-        metrics |= {f"{name}/client_{k}": jnp.mean(v, 0) for k, v in result.metrics.items()}
+        if present is None:
+            metrics |= {f"{name}/client_{k}": jnp.mean(v, 0) for k, v in result.metrics.items()}
+            continue
+        new_client_states[name] = _where(present, result.client_states, client_states[name])
+        metrics[f"{name}/clients_left_out"] = jnp.maximum(count - len(present), 0)
+        of_present = functools.partial(_where, present)
+        metrics |= {
+            f"{name}/client_{k}": jnp.nanmean(of_present(v * 1.0, jnp.full(v.shape, jnp.nan)), 0)
+            for k, v in result.metrics.items()
+        }
     return TrainedPools(aggregates, new_client_states, metrics, models, results)
+
+
+def _present(name, pool, round):
+    """(clients drawn, which slots take part) of a Poisson cohort; (None, None) of others."""
+    if pool.poisson is None:
+        return None, None
+    size = (len(pool.clients), pool.cohort_size)
+    count = number_drawn(*size, name, round.index, round.key)
+    return count, jnp.arange(len(round.inputs.cohorts[name].clients)) < count
+
+
+def _where(flags, chosen, other):
+    """The trees' leaves [slots, ...], of the first one where the flag is true."""
+    expanded = lambda leaf: flags.reshape(-1, *(1,) * (leaf.ndim - 1))
+    return jax.tree.map(lambda a, b: jnp.where(expanded(a), a, b), chosen, other)
 
 
 def aggregate_of_some(

@@ -1,0 +1,111 @@
+"""Makes a config's methods private as its `training.privacy` says."""
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+from ml_collections import ConfigDict
+
+from fedcodist.algorithms.pools.cohorts import PoissonCohort
+from fedcodist.config.bind import bind
+from fedcodist.config.config_errors import choice, named
+from fedcodist.core.method import FederatedMethod, PrivateCohorts
+from fedcodist.privacy.accounting import PrivacyBudget, calibrated_noise_multiplier
+from fedcodist.privacy.adaptive_clipping import AdaptiveClip
+from fedcodist.privacy.example_level import example_private
+from fedcodist.privacy.private import private
+
+
+class ConfiguredPrivacy(NamedTuple):
+    """What all pools of a config have in common.
+
+    Attributes:
+      settings: `training.privacy`.
+      noise_multiplier: of every pool.
+      poisson: how cohorts are drawn; None for a fixed size.
+    """
+
+    settings: ConfigDict
+    noise_multiplier: float
+    poisson: PoissonCohort | None
+
+
+def privacy_of(config: ConfigDict, clients: Mapping[str, np.ndarray]) -> ConfiguredPrivacy | None:
+    """The privacy that a config asks for; None where `training.privacy` is not set.
+
+    Without a `noise_multiplier` it is the least with which all rounds fit into the budget `epsilon`.
+
+    Args:
+      config: the experiment's.
+      clients: pool -> the indices of its clients.
+
+    Raises:
+      ValueError, TypeError, ImportError: names the setting.
+    """
+    settings = config.training.get("privacy")
+    if settings is None:
+        return None
+    poisson = choice(
+        "training.privacy.sampling",
+        settings.sampling,
+        {"poisson": PoissonCohort(settings.get("most")), "fixed": None},
+    )
+    noise_multiplier = settings.get("noise_multiplier")
+    if noise_multiplier is not None:
+        return ConfiguredPrivacy(settings, noise_multiplier, poisson)
+    if settings.get("epsilon") is None:
+        raise ValueError(
+            "training.privacy must have a noise_multiplier, or an epsilon from which it follows."
+        )
+    pools = {}
+    for name, indices in clients.items():
+        size = config.pools[name].cohort_size
+        most = None if poisson is None else poisson.slots(len(indices), size)
+        pools[name] = PrivateCohorts(indices, 0.0, size, most)
+    with named("training.privacy."):
+        noise_multiplier = calibrated_noise_multiplier(
+            settings.epsilon, settings.delta, config.rounds, pools, settings.get("accountant")
+        )
+    return ConfiguredPrivacy(settings, noise_multiplier, poisson)
+
+
+def with_privacy(
+    privacy: ConfiguredPrivacy | None, method: FederatedMethod, cohort_size: int | None = None
+) -> FederatedMethod:
+    """The method with bounded sends and noised sums, or as it is where nothing of it is asked for."""
+    if privacy is None:
+        return method
+    settings, adaptive = privacy.settings, None
+    if settings.get("quantile") is not None:
+        adaptive = AdaptiveClip(
+            settings.quantile, settings.clip_learning_rate, settings.count_deviation
+        )
+    with named("training.privacy."):
+        return private(
+            method,
+            settings.clip,
+            privacy.noise_multiplier,
+            expected_clients=None if privacy.poisson is None else cohort_size,
+            per_layer=settings.per_layer,
+            statistics_clip=settings.get("statistics_clip"),
+            extra_clip=settings.get("extra_clip"),
+            weight_clip=settings.get("weight_clip"),
+            adaptive=adaptive,
+            metrics=settings.metrics,
+        )
+
+
+def example_privacy_of(config: ConfigDict) -> Callable[..., Any] | None:
+    """How clients' gradients hide single examples; None where `training.example_privacy` is not set."""
+    settings = config.training.get("example_privacy")
+    if settings is None:
+        return None
+    return bind(example_private, settings, "training.example_privacy.")
+
+
+def budget_of(config: ConfigDict) -> PrivacyBudget | None:
+    """The run's budget; None where `training.privacy` is not set."""
+    settings = config.get("training", {}).get("privacy")
+    if settings is None:
+        return None
+    return PrivacyBudget(settings.delta, settings.get("epsilon"), settings.get("accountant"))

@@ -1,0 +1,1 @@
+"""Differential privacy: what clients send is clipped, sums are noised, and the cost is counted."""

@@ -1,0 +1,57 @@
+"""Clipping: a tree of arrays is scaled so that its norm is at most a bound."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+PyTree = Any
+
+
+def clipped(tree: PyTree, bound: jax.Array | float, per_layer: bool = False) -> PyTree:
+    """The tree, scaled so that the Euclidean norm of all its values is at most the bound.
+
+    Whatever is not finite becomes 0, so that one client cannot break the bound or the sum.
+
+    Args:
+      tree: arrays of floats.
+      bound: above 0.
+      per_layer: clip each of the m arrays at bound / sqrt(m) in place of the whole, so that a large
+        layer does not shrink the others (McMahan et al., 2018, https://arxiv.org/abs/1710.06963).
+    """
+    tree = _finite(tree)
+    if not per_layer:
+        scale = _scale(optax.tree.norm(tree), bound)
+        return jax.tree.map(lambda leaf: leaf * scale.astype(leaf.dtype), tree)
+    of_each = bound / max(len(jax.tree.leaves(tree)), 1) ** 0.5
+    return jax.tree.map(
+        lambda leaf: leaf * _scale(jnp.linalg.norm(leaf.reshape(-1)), of_each).astype(leaf.dtype),
+        tree,
+    )
+
+
+def is_within(tree: PyTree, bound: jax.Array | float) -> jax.Array:
+    """Whether clipping at the bound would leave the tree as it is; bool scalar."""
+    return optax.tree.norm(_finite(tree)) <= bound
+
+
+def noised(tree: PyTree, deviation: jax.Array | float, key: jax.Array) -> PyTree:
+    """The tree with independent Gaussian noise of this standard deviation on every value."""
+    leaves, structure = jax.tree.flatten(tree)
+
+    def with_noise(place, leaf):
+        draw = jax.random.normal(jax.random.fold_in(key, place), leaf.shape, jnp.float32)
+        return leaf + (deviation * draw).astype(leaf.dtype)
+
+    return jax.tree.unflatten(structure, [with_noise(*entry) for entry in enumerate(leaves)])
+
+
+def _finite(tree: PyTree) -> PyTree:
+    """The tree, or zeros where any of its values is not finite."""
+    is_good = jnp.isfinite(optax.tree.norm(tree))
+    return jax.tree.map(lambda leaf: jnp.where(is_good, leaf, jnp.zeros_like(leaf)), tree)
+
+
+def _scale(norm: jax.Array, bound: jax.Array | float) -> jax.Array:
+    return jnp.minimum(1, bound / jnp.maximum(norm, jnp.finfo(jnp.float32).tiny))

@@ -1,0 +1,311 @@
+"""Any method of clients, private for each client: bounded sends, and noise on their sum.
+
+McMahan et al., 2018, Learning Differentially Private Recurrent Language Models,
+https://arxiv.org/abs/1710.06963
+"""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedcodist.core import keys
+from fedcodist.core.aggregation import ClientResult, Reduce, as_stored
+from fedcodist.core.arguments import check_arguments
+from fedcodist.core.checks import check_integer, check_number
+from fedcodist.core.method import FederatedMethod, PrivateSends, fine_tuned_models
+from fedcodist.core.trees import named_leaves
+from fedcodist.privacy.adaptive_clipping import AdaptiveClip, moved, remaining_multiplier
+from fedcodist.privacy.clipping import clipped, is_within, noised
+
+PyTree = Any
+
+
+class PrivateServer(NamedTuple):
+    """The method's server, and what it tells clients to clip at.
+
+    Attributes:
+      inner: the method's server state.
+      clip: float32, the bound of updates.
+      noise_multiplier: float32, that of the sums; it is here to be traced.
+    """
+
+    inner: PyTree
+    clip: jax.Array
+    noise_multiplier: jax.Array
+
+
+class PrivateMessage(NamedTuple):
+    """What a client downloads: the method's message, and the public numbers of `PrivateServer`."""
+
+    inner: PyTree
+    clip: jax.Array
+    noise_multiplier: jax.Array
+
+    @property
+    def params(self) -> PyTree:
+        return self.inner.params
+
+    @property
+    def mutable(self) -> PyTree:
+        return self.inner.mutable
+
+
+class PrivateAggregate(NamedTuple):
+    """`Aggregate.extra` with adaptive clipping: the method's own, and the share within the bound."""
+
+    inner: PyTree
+    share_within: jax.Array
+
+
+def private(
+    method: FederatedMethod,
+    clip: float,
+    noise_multiplier: float,
+    expected_clients: int | None = None,
+    per_layer: bool = False,
+    statistics_clip: float | None = None,
+    extra_clip: float | None = None,
+    weight_clip: float | None = None,
+    adaptive: AdaptiveClip | None = None,
+    metrics: bool = True,
+) -> FederatedMethod:
+    """The method, whose sums over clients tell little about any one client.
+
+    A client bounds everything that it sends: its update, the change of its mutable state, what the
+    method sends besides (SCAFFOLD's variates) and its weight. The server adds Gaussian noise to each
+    sum, so all that follows, distillation between pools among it, is as private as the sums. With K
+    bounded parts, each part's noise has the deviation sqrt(K) noise_multiplier x its bound: together
+    they cost as much as one sum with `noise_multiplier` (times its bound) on it. What a run costs is
+    `epsilon` in its metrics lines, see `fedcodist.privacy.accounting`.
+
+    The noise's key is derived on the server from the round's; clients get keys from which it does not
+    follow. Metrics of training, such as the clients' loss, are outside of the guarantee.
+
+    Links are compressed before: `private(compressed(method, ...), ...)` bounds what the server restores.
+    So is a network shared in part: `private(partially_shared(method, ...), ...)`.
+
+    Args:
+      method: any single-model method whose reduction is a weighted mean.
+      clip: the bound of an update's norm.
+      noise_multiplier: z; 0 clips only.
+      expected_clients: what sums are divided by, for cohorts whose size is random: a Poisson pool's
+        `cohort_size`. Where None it is the number of clients, which must not depend on the data.
+      per_layer: clip each array of an update at its share, clip / sqrt(arrays).
+      statistics_clip: the bound of the change of mutable state, such as batch statistics; needed where
+        the model has any. Variances stay at least 0.
+      extra_clip: the bound of what the method sends besides; needed where it does.
+      weight_clip: a client's weight is min(weight, weight_clip) / weight_clip, and the sum of weights is
+        noised too; 1 for all where None.
+      adaptive: how `clip` moves; it stays where None.
+      metrics: False sends no metrics of training.
+
+    Raises:
+      ValueError, TypeError: names the argument; a method whose sends cannot be bounded.
+    """
+    check_arguments(private, locals())
+    check_private(method, locals())
+    z = float(noise_multiplier)
+    if adaptive is not None:
+        z = remaining_multiplier(z, adaptive.count_deviation)
+
+    def init(key):
+        return PrivateServer(method.init(key), jnp.float32(clip), jnp.float32(z))
+
+    def broadcast(server):
+        return PrivateMessage(method.broadcast(server.inner), server.clip, server.noise_multiplier)
+
+    def client_update(message, client_state, data, key, hyper):
+        result = method.client_update(message.inner, client_state, data, key, hyper)
+        check_sends(method, result, statistics_clip, extra_clip)
+        change = jax.tree.map(
+            lambda after, before: after.astype(jnp.float32) - before.astype(jnp.float32),
+            result.mutable,
+            message.mutable,
+        )
+        weight = jnp.ones((), jnp.float32)
+        if weight_clip is not None:
+            weight = jnp.clip(result.weight, 0, weight_clip) / weight_clip
+        extra = result.extra
+        if extra_clip is not None:
+            extra = clipped(extra, extra_clip)
+        if adaptive is not None:
+            # Andrew et al., algorithm 1: the client tells whether it was within the bound.
+            within = is_within(result.update, message.clip).astype(jnp.float32)
+            extra = PrivateAggregate(extra, within - 0.5)
+        of_client = dict(result.metrics)
+        if not metrics:
+            of_client = {"num_steps": jnp.full((), jnp.nan)}
+        return result._replace(
+            update=clipped(result.update, message.clip, per_layer),
+            mutable=change if statistics_clip is None else clipped(change, statistics_clip),
+            weight=weight,
+            extra=extra,
+            metrics=of_client,
+        )
+
+    def server_update(server, aggregate, round, hyper):
+        if adaptive is None:
+            inner = method.server_update(server.inner, aggregate, round, hyper)
+            return server._replace(inner=inner)
+        extra, share_within = aggregate.extra
+        aggregate = aggregate._replace(extra=extra)
+        inner = method.server_update(server.inner, aggregate, round, hyper)
+        return server._replace(inner=inner, clip=moved(server.clip, share_within, adaptive))
+
+    def set_model(server, new, reset_optimizer):
+        return server._replace(inner=method.set_model(server.inner, new, reset_optimizer))
+
+    def fine_tune(server, client_state, data, key, hyper):
+        # Nothing of it is sent, so nothing is bounded.
+        return fine_tuned_models(method, server.inner, client_state, data, key, hyper)
+
+    def within(model):
+        return model._replace(
+            variables=lambda server, client_state: model.variables(server.inner, client_state)
+        )
+
+    bounds = {"statistics": statistics_clip, "extra": extra_clip}
+    bounds["weight"] = None if weight_clip is None else 1.0
+    fixed = {part: bound for part, bound in bounds.items() if bound is not None}
+    return method._replace(
+        name=f"private_{method.name}",
+        init=init,
+        broadcast=broadcast,
+        client_update=client_update,
+        reduce=noised_mean(method.reduce, fixed, expected_clients, adaptive),
+        server_update=server_update,
+        variables=lambda server: method.variables(server.inner),
+        set_model=set_model,
+        personal_models={name: within(model) for name, model in method.personal_models.items()},
+        sends_models=False,  # a server gets noised sums and no client's model
+        gradient=None,
+        fine_tune=fine_tune,
+        privacy=PrivateSends(float(noise_multiplier), expected_clients),
+    )
+
+
+def noised_mean(
+    reduce: Reduce,
+    bounds: Mapping[str, float],
+    expected_clients: int | None,
+    adaptive: AdaptiveClip | None,
+) -> Reduce:
+    """The reduction of bounded results: their sums with noise, of which `reduce` makes its aggregate.
+
+    Args:
+      reduce: a weighted mean.
+      bounds: 'statistics', 'extra' or 'weight' -> the bound of that part, besides the update's.
+      expected_clients: the divisor of sums; their weights' sum where None.
+      adaptive: whether clients say if they were within the bound.
+    """
+    spread = (1 + len(bounds)) ** 0.5
+
+    def prepare(result, key):
+        weigh = lambda leaf: leaf * result.weight.astype(leaf.dtype)
+        update, change = jax.tree.map(weigh, (result.update, result.mutable))
+        return update, change, result.extra, result.weight
+
+    def finalize(total, message, key):
+        update, change, extra, weight = total
+        noise_key = keys.derive(key, "noise")
+        deviation = message.noise_multiplier * spread
+
+        def with_noise(part, tree, bound):
+            return noised(tree, deviation * bound, keys.derive(noise_key, part))
+
+        update = with_noise("update", update, message.clip)
+        count = weight if expected_clients is None else jnp.float32(expected_clients)
+        if "statistics" in bounds:
+            change = with_noise("statistics", change, bounds["statistics"])
+        if "weight" in bounds:
+            # At least one client's: noise must not turn the mean's sign.
+            count = jnp.maximum(with_noise("weight", weight, 1.0), 1.0)
+        share_within = None
+        if adaptive is not None:
+            extra, within = extra
+            draw = noised(within, adaptive.count_deviation, keys.derive(noise_key, "within"))
+            share_within = draw / jnp.maximum(count, 1) + 0.5
+        if "extra" in bounds:
+            extra = with_noise("extra", extra, bounds["extra"])
+
+        # To the method's own reduction the noised means are the result of one client of all the weight.
+        safe = jnp.where(count > 0, count, 1)
+        mean = lambda tree: jax.tree.map(lambda leaf: leaf / safe.astype(leaf.dtype), tree)
+        mutable = moved_statistics(message.mutable, mean(change))
+        one = ClientResult(mean(update), mutable, count, None, {}, extra)
+        aggregate = reduce.finalize(reduce.prepare(one, key), message.inner, key)
+        if adaptive is None:
+            return aggregate
+        return aggregate._replace(extra=PrivateAggregate(aggregate.extra, share_within))
+
+    return Reduce(prepare, finalize)
+
+
+def moved_statistics(mutable: PyTree, change: PyTree) -> PyTree:
+    """Mutable state after a noised change, in its own dtypes; what is named a variance stays above 0."""
+    new = jax.tree.map(
+        lambda old, step: as_stored(old.astype(jnp.float32) + step, old), mutable, change
+    )
+    names = list(named_leaves(new))
+    leaves, structure = jax.tree.flatten(new)
+    kept = [
+        jnp.maximum(leaf, 0) if name.rpartition("/")[2].startswith("var") else leaf
+        for name, leaf in zip(names, leaves, strict=True)
+    ]
+    return jax.tree.unflatten(structure, kept)
+
+
+def check_private(method: FederatedMethod, arguments: Mapping[str, Any]) -> None:
+    """Raises ValueError or TypeError that names an argument of `private` which is not allowed."""
+    check_number("clip", arguments["clip"], above=0)
+    check_number("noise_multiplier", arguments["noise_multiplier"], low=0)
+    for name in ("statistics_clip", "extra_clip", "weight_clip"):
+        if arguments[name] is not None:
+            check_number(name, arguments[name], above=0)
+    if arguments["expected_clients"] is not None:
+        check_integer("expected_clients", arguments["expected_clients"], low=1)
+        if arguments["weight_clip"] is not None:
+            raise ValueError(
+                "weight_clip must be None with expected_clients, by which sums are divided in place of "
+                "the weights."
+            )
+    if arguments["adaptive"] is not None:
+        arguments["adaptive"].check("adaptive")
+        if arguments["per_layer"]:
+            raise ValueError("per_layer must be False with adaptive, which moves one bound.")
+        if arguments["weight_clip"] is not None:
+            raise ValueError("weight_clip must be None with adaptive, whose share is of clients.")
+    if method.privacy is not None:
+        raise ValueError("method must not be private already.")
+    if not method.reduce.is_mean:
+        raise ValueError(
+            "method must sum clients to a weighted mean, so that a bound of each bounds the sum, got "
+            f"{method.name}, whose reduction is not one (Reduce.is_mean)."
+        )
+
+
+def check_sends(
+    method: FederatedMethod,
+    result: ClientResult,
+    statistics_clip: float | None,
+    extra_clip: float | None,
+) -> None:
+    """Raises ValueError, one line, for a send that has no bound, or a bound of nothing that is sent."""
+    for argument, bound, sent, what in (
+        ("statistics_clip", statistics_clip, result.mutable, "mutable state such as statistics"),
+        ("extra_clip", extra_clip, result.extra, "more than its update"),
+    ):
+        has_any = bool(jax.tree.leaves(sent))
+        if has_any and bound is None:
+            raise ValueError(f"{argument} must be given for {method.name}, which sends {what}.")
+        if not has_any and bound is not None:
+            raise ValueError(f"{argument} must be None for {method.name}, which sends no {what}.")
+    for name, leaf in named_leaves((result.update, result.extra)).items():
+        if not jnp.issubdtype(leaf.dtype, np.floating):
+            raise ValueError(
+                f"method must send floats, whose norm can be bounded, got {leaf.dtype} in {name} of "
+                f"{method.name}."
+            )

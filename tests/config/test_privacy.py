@@ -1,0 +1,104 @@
+"""`training.privacy` of a config: methods, cohorts and budgets that it makes, and its mistakes."""
+
+import pytest
+
+from fedcodist.config import defaults
+from fedcodist.config.experiment import build_experiment
+from fedcodist.configs import digits_codist, digits_private
+from fedcodist.privacy.accounting import PrivacyBudget, spent
+
+pytest.importorskip("dp_accounting")
+
+
+def built(run, **settings):
+    config = digits_private.get_config(run)
+    config.rounds = 3
+    config.training.privacy.update(settings)
+    return build_experiment(config)
+
+
+def test_one_multiplier_keeps_all_pools_within_the_budget():
+    experiment = built("merged_codistillation,8")
+    assert experiment.privacy == PrivacyBudget(1e-5, 8.0)
+    pools = experiment.algorithm.privacy
+    assert set(pools) == {"small", "large"} and pools["large"].cohort_size == 20
+    assert len({pool.noise_multiplier for pool in pools.values()}) == 1
+    spending = spent(pools, 3, experiment.privacy)
+    assert 7.8 < spending.epsilon <= 8  # nearly all of it
+    assert spending.by_pools["small"] < spending.epsilon  # nested pools: large clients pay twice
+    assert pools["small"].most is not None
+
+
+@pytest.mark.parametrize("method", digits_private.METHODS)
+def test_without_noise_there_is_no_limit(method):
+    experiment = built(f"{method},inf")
+    pools = experiment.algorithm.privacy
+    assert experiment.privacy == PrivacyBudget(1e-5)
+    assert {pool.noise_multiplier for pool in pools.values()} == {0.0}
+    assert all((pool.most is None) == (method == "fed_sdd") for pool in pools.values())
+
+
+def test_levels_of_hetero_fl_are_private():
+    config = digits_codist.get_config("hetero_fl")
+    config.algorithm.masked = False
+    config.training.privacy = defaults.privacy(noise_multiplier=2.0, sampling="fixed")
+    pools = build_experiment(config).algorithm.privacy
+    assert {name: pool.noise_multiplier for name, pool in pools.items()} == {
+        "small": 2.0,
+        "large": 2.0,
+    }
+
+
+def test_examples_are_private_where_it_says_so():
+    config = digits_private.get_config("fed_avg,inf")
+    config.training.example_privacy = dict(clip=1.0, noise_multiplier=1.0, microbatch=5)
+    build_experiment(config)
+    config.training.example_privacy.microbatch = 3
+    with pytest.raises(ValueError, match=r"^microbatch must divide the batch size 10, got 3"):
+        build_experiment(config)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (dict(clip=0.0), "training.privacy.clip must be above 0, got 0.0."),
+        (
+            dict(noise_multiplier=-1.0),
+            "training.privacy.noise_multiplier must be at least 0, got -1",
+        ),
+        (dict(delta=0.0), "training.privacy.delta must be above 0"),
+        (dict(delta=1.0, epsilon=8.0), "delta must be below 1, got 1.0."),
+        (dict(sampling="shuffled"), "training.privacy.sampling must be one of"),
+        (
+            dict(noise_multiplier=None),
+            "must have a noise_multiplier, or an epsilon from which it follows",
+        ),
+        (
+            dict(most=3),
+            "poisson.most must be between cohort_size=50 and the pool's 100 clients, got 3.",
+        ),
+        (dict(extra_clip=1.0), "training.privacy.extra_clip must be None for fed_avg"),
+        (
+            dict(quantile=0.5, noise_multiplier=30.0),
+            "training.privacy.count_deviation must be above half",
+        ),
+        (
+            dict(accountant="rdp", sampling="poisson"),
+            "accountant must be 'pld' for a Poisson cohort",
+        ),
+    ],
+)
+def test_bad_input_is_one_line(settings, message):
+    with pytest.raises(ValueError) as raised:
+        built("fed_avg,inf", **settings)
+    assert message in str(raised.value) and "\n" not in str(raised.value)
+
+
+def test_a_method_of_parties_is_refused():
+    from fedcodist.configs import digits_parties
+
+    config = digits_parties.get_config("fed_md")
+    with config.unlocked():
+        config.training = dict(privacy=defaults.privacy(noise_multiplier=1.0))
+    with pytest.raises(ValueError, match=r"training.privacy must be of methods with pools, got"):
+        build_experiment(config)

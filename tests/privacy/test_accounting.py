@@ -1,0 +1,173 @@
+"""Epsilon against formulas and the library's own accountants, and what a run does with it."""
+
+import json
+
+import numpy as np
+import pytest
+from private_runs import AVERAGING, CLIP, SIZES, federated, one_pool, run
+from scipy import stats
+
+from fedcodist.algorithms.pools.cohorts import PoissonCohort
+from fedcodist.algorithms.pools.independent_pools import independent_pools
+from fedcodist.algorithms.pools.pool import Pool
+from fedcodist.core.method import PrivateCohorts
+from fedcodist.privacy.accounting import (
+    PrivacyBudget,
+    calibrated_noise_multiplier,
+    rounds_within,
+    spent,
+)
+from fedcodist.privacy.private import private
+from fedcodist.run.run_folder import RunFolderError
+
+dp_accounting = pytest.importorskip("dp_accounting")
+pytestmark = pytest.mark.usefixtures("compile_quickly")
+RELATIONS = dp_accounting.NeighboringRelation
+DELTA = 1e-5
+
+
+def cohorts(clients, size, z=1.0, most="all"):
+    clients = np.asarray(clients)
+    return PrivateCohorts(clients, z, size, len(clients) if most == "all" else most)
+
+
+def test_everybody_in_every_round_is_the_gaussian_mechanism():
+    """Balle and Wang 2018, theorem 8 (remembered): delta of T Gaussians, in closed form."""
+    z, rounds = 3.0, 9
+    epsilon = spent({"pool": cohorts(range(20), 20, z)}, rounds, PrivacyBudget(DELTA)).epsilon
+    mu = rounds**0.5 / z
+    delta = stats.norm.cdf(mu / 2 - epsilon / mu) - np.exp(epsilon) * stats.norm.cdf(
+        -mu / 2 - epsilon / mu
+    )
+    np.testing.assert_allclose(delta, DELTA, rtol=0.01)
+
+
+def test_a_client_in_two_pools_pays_in_both():
+    """Nested pools, against the library's accountant of the same events."""
+    pools = {"small": cohorts(range(30), 6), "large": cohorts(range(10), 5, 2.0)}
+    spending = spent(pools, 4, PrivacyBudget(DELTA))
+    accountant = dp_accounting.pld.PLDAccountant(
+        RELATIONS.ADD_OR_REMOVE_ONE, value_discretization_interval=1e-3
+    )
+    gaussian = dp_accounting.GaussianDpEvent
+    accountant.compose(dp_accounting.PoissonSampledDpEvent(0.2, gaussian(1.0)), 4)
+    of_small = accountant.get_epsilon(DELTA)
+    accountant.compose(dp_accounting.PoissonSampledDpEvent(0.5, gaussian(2.0)), 4)
+    np.testing.assert_allclose(spending.epsilon, accountant.get_epsilon(DELTA), rtol=1e-6)
+    np.testing.assert_allclose(spending.by_pools["small"], of_small, rtol=1e-6)
+    assert spending.clients == {"small": 20, "small, large": 10}
+    assert spending.epsilon > of_small > 0
+    apart = {"one": cohorts(range(10), 5), "two": cohorts(range(10, 20), 5)}
+    alone = spent({"one": apart["one"]}, 4, PrivacyBudget(DELTA)).epsilon
+    assert spent(apart, 4, PrivacyBudget(DELTA)).epsilon == alone  # nobody is in both
+
+
+def test_a_fixed_size_is_accounted_as_what_it_is():
+    """One client in place of another moves the sum by twice the bound, and only RDP knows the draw."""
+    pools = {"pool": cohorts(range(30), 6, 4.0, None)}
+    accountant = dp_accounting.rdp.RdpAccountant(neighboring_relation=RELATIONS.REPLACE_ONE)
+    event = dp_accounting.SampledWithoutReplacementDpEvent(
+        30, 6, dp_accounting.GaussianDpEvent(2.0)
+    )
+    accountant.compose(event, 7)
+    found = spent(pools, 7, PrivacyBudget(DELTA)).epsilon
+    np.testing.assert_allclose(found, accountant.get_epsilon(DELTA), rtol=1e-9)
+    poisson = {"pool": cohorts(range(30), 6, 4.0)}
+    by_rdp = spent(poisson, 7, PrivacyBudget(DELTA, accountant="rdp")).epsilon
+    assert spent(poisson, 7, PrivacyBudget(DELTA)).epsilon < by_rdp < found
+
+
+def test_a_bound_on_a_poisson_cohort_is_accounted_for():
+    loose, tight = (
+        spent({"pool": cohorts(range(12), 3, most=most)}, 3, PrivacyBudget(DELTA)).epsilon
+        for most in (12, 4)
+    )
+    assert tight != loose  # with four slots a draw is cut in a sixth of the rounds
+
+
+def test_calibration_spends_the_budget_and_not_more():
+    pools = {"pool": cohorts(range(20), 20)}
+    z = calibrated_noise_multiplier(2.0, DELTA, 10, pools)
+    epsilon = lambda z: (
+        spent(
+            {"pool": pools["pool"]._replace(noise_multiplier=z)}, 10, PrivacyBudget(DELTA)
+        ).epsilon
+    )
+    assert epsilon(z) <= 2.0 < epsilon(z - 2e-3)
+    calibrated = {"pool": pools["pool"]._replace(noise_multiplier=z)}
+    assert rounds_within(calibrated, 50, PrivacyBudget(DELTA, 2.0)) == 10
+    assert rounds_within(calibrated, 50, PrivacyBudget(DELTA, 1e-3)) == 0
+
+
+def test_a_spent_budget_ends_training_and_keeps_the_last_model(tmp_path):
+    z = 20.0
+    per_round = [
+        spent({"pool": cohorts(range(6), 2, z)}, n, PrivacyBudget(DELTA)).epsilon for n in range(6)
+    ]
+    budget = PrivacyBudget(DELTA, (per_round[3] + per_round[4]) / 2)
+    method = private(AVERAGING, CLIP, z, expected_clients=2)
+    # As stopped after two rounds and started again: it goes on counting.
+    settings = dict(poisson=PoissonCohort(), privacy=budget)
+    of_two = run_in(tmp_path, method, 2, settings)
+    assert "stopped" not in of_two.summary
+    outcome = run_in(tmp_path, method, 5, settings)
+    assert outcome.summary["rounds"] == 3
+    assert outcome.summary["stopped"]["why"].startswith("the privacy budget is spent: epsilon ")
+    three = one_pool(method, 2, rounds=3, poisson=PoissonCohort())
+    np.testing.assert_array_equal(
+        outcome.variables["pool"].params["w"], three.variables["pool"].params["w"]
+    )
+    # The budget ends between two evaluations as well.
+    between = one_pool(method, 2, rounds=5, evaluate_every=2, **settings)
+    assert between.summary["rounds"] == 3
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    found = [line["epsilon"] for line in lines if line["split"] == "train"]
+    np.testing.assert_allclose(found, per_round[:4], rtol=1e-5)
+    summary = json.loads((tmp_path / "summary.json").read_text())["privacy"]
+    assert summary["neighbours"] == "add or remove a client" and summary["delta"] == DELTA
+    with pytest.raises(RunFolderError, match=r"noise|privacy|clip"):
+        run_in(tmp_path, private(AVERAGING, 2 * CLIP, z, expected_clients=2), 5, settings)
+
+
+def run_in(folder, method, rounds, settings):
+    settings = dict(settings)
+    pool = Pool(method, np.arange(len(SIZES)), 2, settings.pop("poisson"))
+    algorithm = independent_pools({"pool": pool}, federated().columns)
+    return run(algorithm, rounds, workdir=folder, **settings)
+
+
+@pytest.mark.parametrize(
+    ("mistake", "message"),
+    [
+        (lambda: PrivacyBudget(0.0).check("privacy"), "privacy.delta must be above 0, got 0.0."),
+        (lambda: PrivacyBudget(1.0).check("privacy"), "privacy.delta must be below 1, got 1.0."),
+        (lambda: PrivacyBudget(1e-5, -1.0).check("privacy"), "privacy.epsilon must be above 0"),
+        (
+            lambda: PrivacyBudget(1e-5, None, "rényi").check("privacy"),
+            "privacy.accountant must be 'pld' or 'rdp', got 'rényi'.",
+        ),
+        (
+            lambda: spent(
+                {"a": cohorts(range(5), 2), "b": cohorts(range(5), 2, most=None)},
+                1,
+                PrivacyBudget(),
+            ),
+            "pools must all have Poisson cohorts, or all cohorts of a fixed size",
+        ),
+        (
+            lambda: spent(
+                {"a": cohorts(range(5), 2, most=None)}, 1, PrivacyBudget(accountant="pld")
+            ),
+            "accountant must be 'rdp' for cohorts of a fixed size",
+        ),
+        (
+            lambda: spent({"a": cohorts(range(5), 2, most=3)}, 1, PrivacyBudget(accountant="rdp")),
+            "accountant must be 'pld' for a Poisson cohort with a bound, got 'rdp' for 'a'.",
+        ),
+        (lambda: one_pool(AVERAGING, privacy=PrivacyBudget()), "privacy must be None"),
+    ],
+)
+def test_bad_input_is_one_line(mistake, message):
+    with pytest.raises(ValueError) as raised:
+        mistake()
+    assert message in str(raised.value) and "\n" not in str(raised.value)
