@@ -171,6 +171,8 @@ _MODULE_OF = {
     "save_model": "run.export",
     "save_prepared": "data.prepared",
     "scaffold": "algorithms.clients.scaffold",
+    "secure_sum": "privacy.secure_sum",
+    "secure_sum_reduce": "privacy.secure_sum_reduce",
     "svd": "compression.svd",
     "top_k": "compression.top_k",
     "train_client": "core.local_training",

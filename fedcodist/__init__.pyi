@@ -154,6 +154,8 @@ from fedcodist.distillation.weight_averaging import WeightAveraging as WeightAve
 from fedcodist.models.exits import with_exits as with_exits
 from fedcodist.models.headed import headed as headed
 from fedcodist.models.multi_headed import multi_headed as multi_headed
+from fedcodist.privacy.secure_sum import secure_sum as secure_sum
+from fedcodist.privacy.secure_sum_reduce import secure_sum_reduce as secure_sum_reduce
 from fedcodist.report.partition_plot import plot_partition as plot_partition
 from fedcodist.run.callbacks import Decision as Decision
 from fedcodist.run.chunk_size import choose_chunk_size as choose_chunk_size

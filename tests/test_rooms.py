@@ -6,7 +6,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1] / "fedcodist"
 # From the lowest floor up.
 ROOMS = (
-    *("core", "compression", "data", "distillation", "models", "text", "datasets"),
+    *("core", "compression", "privacy", "data", "distillation", "models", "text", "datasets"),
     *("run", "algorithms", "config", "configs", "report", "tuning", "commands"),
 )
 # An algorithm knows nothing of the loop that runs it.

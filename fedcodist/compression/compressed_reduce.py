@@ -22,9 +22,12 @@ def compressed_reduce(compressor: Compressor, reduce: Reduce | None = None) -> R
       reduce: what sums the restored updates; the weighted mean where not given.
 
     Raises:
+      ValueError: for a secure sum, which goes around it.
       ValueError: for a compressor with a memory, when the method is traced.
     """
     check_arguments(compressed_reduce, locals())
+    if reduce is not None and reduce.mask is not None:
+        raise ValueError("reduce must not be a secure sum, which is of compressed updates.")
     inner = weighted_mean() if reduce is None else reduce
 
     def prepare(result, key):
@@ -47,4 +50,4 @@ def compressed_reduce(compressor: Compressor, reduce: Reduce | None = None) -> R
         sum_of_bytes, count = measured
         return aggregate._replace(extra={"bytes_up": sum_of_bytes / jnp.maximum(count, 1)})
 
-    return Reduce(prepare, finalize)
+    return inner._replace(prepare=prepare, finalize=finalize)

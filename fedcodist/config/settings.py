@@ -283,6 +283,10 @@ ALLOWED: dict[str, Check] = {
     "training.compression.range_finder": _or_none(_whole()),
     "training.compression.spectra": check_boolean,
     "training.compression.gradient_spectra": check_boolean,
+    "training.secure_sum.value_range": _number(above=0),
+    "training.secure_sum.max_weight": _or_none(_number(above=0)),
+    "training.secure_sum.bits": _whole(),
+    "training.secure_sum.masks": check_boolean,
     # pools
     "pools.*.model": check_text,
     "pools.*.fraction": _SHARE,
@@ -468,4 +472,5 @@ _OPTIONAL_GROUPS = {
     "evaluation.around",
     "phases",
     "training.compression",
+    "training.secure_sum",
 }

@@ -6,6 +6,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from fedcodist.core import keys
+
 PyTree = Any
 
 
@@ -56,10 +58,19 @@ class Reduce(NamedTuple):
     Attributes:
       prepare: (ClientResult, the client's key) -> pytree of arrays to be summed.
       finalize: (sum, message, the round's key) -> Aggregate; message is what was broadcast.
+      mask: (prepared, the client's index, the indices of all clients of the round, a key that they
+        share) -> what leaves the client. None where it leaves as it is prepared. Masks of all clients
+        add up to nothing, so `finalize` does not know them.
+      bound: a client's update -> the update that `prepare` takes it for, such as a clipped one. For
+        methods whose clients go on from what they sent; None where it is taken as it is.
+
+    A reduction that wraps another keeps its other fields by `_replace`.
     """
 
     prepare: Callable[[ClientResult, jax.Array], PyTree]
     finalize: Callable[[PyTree, PyTree, jax.Array], Aggregate]
+    mask: Callable[[PyTree, jax.Array, jax.Array, jax.Array], PyTree] | None = None
+    bound: Callable[[PyTree], PyTree] | None = None
 
 
 def weighted_mean() -> Reduce:
@@ -92,6 +103,23 @@ def weighted_mean() -> Reduce:
         return Aggregate(pseudo_gradient, mutable, weight, extra)
 
     return Reduce(prepare, finalize)
+
+
+def mask_of_round(
+    reduce: Reduce, clients: jax.Array, key: jax.Array
+) -> Callable[[PyTree, jax.Array], PyTree] | None:
+    """(prepared, client) -> what leaves the client in one round; None where nothing is masked.
+
+    Args:
+      reduce: whose masks they are.
+      clients: int32 [clients], the indices of all that take part.
+      key: the round's.
+    """
+    mask = reduce.mask
+    if mask is None:
+        return None
+    shared = keys.derive(key, "masks")
+    return lambda prepared, client: mask(prepared, client, clients, shared)
 
 
 def as_stored(mean: jax.Array, like: jax.Array) -> jax.Array:

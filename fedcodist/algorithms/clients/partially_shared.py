@@ -12,7 +12,6 @@ import jax.numpy as jnp
 import optax
 
 from fedcodist.algorithms.clients.first_state import with_first_state
-from fedcodist.core.aggregation import Reduce
 from fedcodist.core.arguments import check_arguments
 from fedcodist.core.local_training import OptimizerFactory
 from fedcodist.core.method import FederatedMethod, PersonalModel
@@ -166,7 +165,7 @@ def _sent_partly(
         name=f"partially_shared_{method.name}",
         broadcast=broadcast,
         client_update=client_update,
-        reduce=Reduce(method.reduce.prepare, finalize),
+        reduce=method.reduce._replace(finalize=finalize),
         server_update=server_update,
         sends_models=False,  # a server cannot tell clients' models without their private parts
         gradient=None if inner_gradient is None else gradient,

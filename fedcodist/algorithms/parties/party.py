@@ -20,7 +20,13 @@ from fedcodist.algorithms.parties.groups import (
     party_names,
 )
 from fedcodist.core import keys
-from fedcodist.core.aggregation import Aggregate, ClientResult, Reduce, weighted_mean
+from fedcodist.core.aggregation import (
+    Aggregate,
+    ClientResult,
+    Reduce,
+    mask_of_round,
+    weighted_mean,
+)
 from fedcodist.core.communication import Communication
 from fedcodist.core.devices import sum_over_devices, this_device
 from fedcodist.core.for_each_client import Execution, dealing_order, for_each_client
@@ -161,6 +167,7 @@ def run_parties(
     cohort, axis_name = round.inputs.cohorts[PARTIES], round.axis_name
     here = _dealt_here(cohort.sizes, axis_name)
     everyone = all_clients(groups)
+    mask = _mask_here(reduce, everyone, here, key)
     totals, kept, metrics = [], {}, {}
     for name, group in groups.items():
         places = np.searchsorted(everyone, group.clients)
@@ -181,6 +188,7 @@ def run_parties(
                 members,
                 key,
                 execution,
+                mask=mask,
             )
         only_here = lambda leaf, is_here=is_here: jnp.where(
             is_here.reshape(-1, *(1,) * (leaf.ndim - 1)), leaf, jnp.zeros_like(leaf)
@@ -281,6 +289,23 @@ def _prepare_here(reduce: Reduce, result: ClientResult, key: jax.Array) -> PyTre
     """What is summed of a party; zeros where another device has it."""
     prepared = reduce.prepare(result._replace(extra=None), key)
     return jax.tree.map(lambda leaf: jnp.where(result.extra, leaf, jnp.zeros_like(leaf)), prepared)
+
+
+def _mask_here(
+    reduce: Reduce, everyone: np.ndarray, here: jax.Array, key: jax.Array
+) -> Callable[[PyTree, jax.Array], PyTree] | None:
+    """The masks of parties of all architectures together; zeros where another device has the party."""
+    clients = jnp.asarray(everyone)
+    mask = mask_of_round(reduce, clients, key)
+    if mask is None:
+        return None
+
+    def masked(prepared, client):
+        is_here = jnp.any(here & (clients == client))
+        only_here = lambda leaf: jnp.where(is_here, leaf, jnp.zeros_like(leaf))
+        return jax.tree.map(only_here, mask(prepared, client))
+
+    return masked
 
 
 def _dealt_here(sizes: jax.Array, axis_name: str | None) -> jax.Array:

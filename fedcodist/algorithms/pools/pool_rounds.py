@@ -10,7 +10,7 @@ import optax
 
 from fedcodist.algorithms.pools.pool import Pool
 from fedcodist.core import keys
-from fedcodist.core.aggregation import Aggregate, ClientResult
+from fedcodist.core.aggregation import Aggregate, ClientResult, mask_of_round
 from fedcodist.core.for_each_client import Execution, for_each_client
 from fedcodist.core.inputs import Round
 from fedcodist.core.method import FederatedMethod, client_key
@@ -60,6 +60,7 @@ def train_pools(
     aggregates, new_client_states, metrics, models, results = {}, {}, {}, {}, {}
     for name, pool in pools.items():
         method, message = pool.method, pool.method.broadcast(state[name])
+        cohort = round.inputs.cohorts[name]
         clients_key = client_key(round.key, round.index, stream or name)
         with of_clients(pool.clients):
             result = for_each_client(
@@ -67,11 +68,12 @@ def train_pools(
                 method.reduce.prepare,
                 message,
                 client_states[name],
-                round.inputs.cohorts[name],
+                cohort,
                 clients_key,
                 execution,
                 round.axis_name,
                 individual_results=members,
+                mask=mask_of_round(method.reduce, cohort.clients, clients_key),
             )
         if result.results is not None:
             trained = jax.tree.map(jnp.subtract, message.params, result.results.update)

@@ -1,0 +1,1 @@
+"""Differential privacy and secure sums around any method."""
