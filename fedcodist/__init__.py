@@ -164,6 +164,8 @@ _MODULE_OF = {
     "per_fed_avg": "algorithms.clients.per_fed_avg",
     "periodic_codistillation": "algorithms.pools.periodic_codistillation",
     "plot_partition": "report.partition_plot",
+    "private_classes": "privacy.private_parties",
+    "private_scores": "privacy.private_parties",
     "quantisation": "compression.quantisation",
     "rematerialised": "core.rematerialisation",
     "resident_data": "run.sources",

@@ -50,4 +50,4 @@ def compressed_reduce(compressor: Compressor, reduce: Reduce | None = None) -> R
         sum_of_bytes, count = measured
         return aggregate._replace(extra={"bytes_up": sum_of_bytes / jnp.maximum(count, 1)})
 
-    return inner._replace(prepare=prepare, finalize=finalize)
+    return Reduce(prepare, finalize, bound=inner.bound)

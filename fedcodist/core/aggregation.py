@@ -58,9 +58,9 @@ class Reduce(NamedTuple):
     Attributes:
       prepare: (ClientResult, the client's key) -> pytree of arrays to be summed.
       finalize: (sum, message, the round's key) -> Aggregate; message is what was broadcast.
-      mask: (prepared, the client's index, the indices of all clients of the round, a key that they
-        share) -> what leaves the client. None where it leaves as it is prepared. Masks of all clients
-        add up to nothing, so `finalize` does not know them.
+      mask: (prepared, the client's index, the indices of all clients of the round, -1 in a slot without
+        one, a key that they share) -> what leaves the client. None where it leaves as it is prepared.
+        Masks of all clients add up to nothing, so `finalize` does not know them.
       bound: a client's update -> the update that `prepare` takes it for, such as a clipped one. For
         methods whose clients go on from what they sent; None where it is taken as it is.
 
@@ -106,20 +106,22 @@ def weighted_mean() -> Reduce:
 
 
 def mask_of_round(
-    reduce: Reduce, clients: jax.Array, key: jax.Array
+    reduce: Reduce, clients: jax.Array, key: jax.Array, present: jax.Array | None = None
 ) -> Callable[[PyTree, jax.Array], PyTree] | None:
     """(prepared, client) -> what leaves the client in one round; None where nothing is masked.
 
     Args:
       reduce: whose masks they are.
-      clients: int32 [clients], the indices of all that take part.
+      clients: int32 [slots], indices.
       key: the round's.
+      present: bool [slots], who takes part; all where not given.
     """
     mask = reduce.mask
     if mask is None:
         return None
     shared = keys.derive(key, "masks")
-    return lambda prepared, client: mask(prepared, client, clients, shared)
+    taking_part = clients if present is None else jnp.where(present, clients, -1)
+    return lambda prepared, client: mask(prepared, client, taking_part, shared)
 
 
 def as_stored(mean: jax.Array, like: jax.Array) -> jax.Array:

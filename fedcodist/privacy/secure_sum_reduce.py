@@ -86,6 +86,8 @@ def fixed_point_reduce(
     def prepare(result, key):
         if not jax.tree.leaves(result.update):  # a pass in which clients send nothing
             return inner.prepare(result, key), ()
+        if inner.bound is not None:  # norms are clipped before numbers are
+            result = result._replace(update=inner.bound(result.update))
         prepared = inner.prepare(bounded(result, value_range, max_weight), key)
         # A reduction of its own may make larger numbers of those in range.
         is_larger = _any(prepared, lambda leaf: jnp.abs(leaf) > largest * (1 + 1e-6))
@@ -127,7 +129,7 @@ def fixed_point_reduce(
     def bound(update):
         return _clipped(update if inner.bound is None else inner.bound(update), value_range)
 
-    return Reduce(prepare, finalize, mask, bound)
+    return Reduce(prepare, finalize, mask=mask, bound=bound)
 
 
 def check_secure_sum(
@@ -183,7 +185,8 @@ def sum_of_masks(client: jax.Array, clients: jax.Array, key: jax.Array, length: 
         other = clients[place]
         seed = keys.derive(key, jnp.minimum(client, other), jnp.maximum(client, other))
         mask = jax.random.bits(seed, (length,), jnp.uint32)
-        return total + jnp.where(client < other, mask, jnp.where(client > other, -mask, 0))
+        signed = jnp.where(client < other, mask, jnp.where(client > other, -mask, 0))
+        return total + jnp.where(other < 0, 0, signed)  # a slot of nobody
 
     return jax.lax.fori_loop(0, len(clients), add, jnp.zeros(length, jnp.uint32))
 

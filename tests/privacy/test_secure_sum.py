@@ -201,6 +201,17 @@ def test_what_leaves_a_client_is_uniform(bits):
     assert max(p_values(bare, bits)) < 1e-9
 
 
+def test_slots_without_a_client_share_no_masks():
+    reduce = secure_sum_reduce(4, 1.0)
+    key, clients, present = jax.random.key(0), jnp.array([5, 2, 2, 9]), [True, True, False, True]
+    mask = mask_of_round(reduce, clients, key, jnp.array(present))
+    result = ClientResult(jnp.array([0.25, -0.5]), {}, jnp.float32(1), None, {})
+    sent = [mask(reduce.prepare(result, key), clients[i]) for i in range(4) if present[i]]
+    total = jax.tree.map(lambda *leaves: sum(leaves), *sent)
+    mean = reduce.finalize(total, Variables({}, {}), key).pseudo_gradient
+    np.testing.assert_allclose(mean, [0.25, -0.5], rtol=1e-6)
+
+
 def test_a_number_out_of_range_is_clipped_and_told():
     reduce = secure_sum_reduce(2, 1.0, max_weight=3.0)
     key, clients = jax.random.key(0), jnp.arange(2)
