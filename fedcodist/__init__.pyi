@@ -154,6 +154,10 @@ from fedcodist.distillation.weight_averaging import WeightAveraging as WeightAve
 from fedcodist.models.exits import with_exits as with_exits
 from fedcodist.models.headed import headed as headed
 from fedcodist.models.multi_headed import multi_headed as multi_headed
+from fedcodist.privacy.audit import epsilon_lower_bound as epsilon_lower_bound
+from fedcodist.privacy.audit import guesses_of as guesses_of
+from fedcodist.privacy.private_parties import private_classes as private_classes
+from fedcodist.privacy.private_parties import private_scores as private_scores
 from fedcodist.privacy.secure_sum import secure_sum as secure_sum
 from fedcodist.privacy.secure_sum_reduce import secure_sum_reduce as secure_sum_reduce
 from fedcodist.report.partition_plot import plot_partition as plot_partition

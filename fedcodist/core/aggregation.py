@@ -48,6 +48,12 @@ class Aggregate(NamedTuple):
     extra: PyTree = None
 
 
+class Measured(NamedTuple):
+    """What a simulation counts of clients' messages, such as bytes: summed beside them, but not sent."""
+
+    values: PyTree
+
+
 class Reduce(NamedTuple):
     """A reduction over clients: `finalize(sum of prepare(result, key), message, key)`.
 

@@ -14,10 +14,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedcodist.core import keys
-from fedcodist.core.aggregation import ClientResult, Reduce, weighted_mean
+from fedcodist.core.aggregation import ClientResult, Measured, Reduce, weighted_mean
 from fedcodist.core.arguments import check_arguments
 from fedcodist.core.checks import check_integer, check_number
-from fedcodist.core.trees import size_of
 from fedcodist.privacy.secure_sum_bytes import agreement_bytes, vector_bytes
 
 PyTree = Any
@@ -90,15 +89,17 @@ def fixed_point_reduce(
             result = result._replace(update=inner.bound(result.update))
         prepared = inner.prepare(bounded(result, value_range, max_weight), key)
         # A reduction of its own may make larger numbers of those in range.
-        is_larger = _any(prepared, lambda leaf: jnp.abs(leaf) > largest * (1 + 1e-6))
+        leaves = _sent_leaves(prepared)
+        is_larger = _any(leaves, lambda leaf: jnp.abs(leaf) > largest * (1 + 1e-6))
         is_clipped = exceeds(result, value_range, max_weight) | is_larger
         # Integers have no NaN: a client that has one says so, beside the numbers.
-        sent = (result.update, result.mutable, result.weight, result.extra, prepared)
+        sent = (result.update, result.mutable, result.weight, result.extra, leaves)
         is_broken = _any(sent, lambda leaf: ~jnp.isfinite(leaf))
         flags = tuple(
             FixedPoint(flag.astype(jnp.uint32), "bool") for flag in (is_clipped, is_broken)
         )
-        return jax.tree.map(lambda leaf: _encoded(leaf, step, most, bits), prepared), flags
+        encode = lambda leaf: _encoded(leaf, step, most, bits)
+        return _of_sent_leaves(encode, prepared), flags
 
     def mask(prepared, client, clients, key):
         if not _is_summed(prepared):
@@ -110,21 +111,19 @@ def fixed_point_reduce(
             )
         if not masks:
             return prepared
-        leaves, structure = jax.tree.flatten(prepared)
-        vector = jnp.concatenate([leaf.reshape(-1) for leaf in leaves])
-        vector = _modulo(vector + sum_of_masks(client, clients, key, vector.size), bits)
-        parts = jnp.split(vector, np.cumsum([leaf.size for leaf in leaves])[:-1].tolist())
-        masked = [part.reshape(leaf.shape) for part, leaf in zip(parts, leaves, strict=True)]
-        return jax.tree.unflatten(structure, masked)
+        sizes = [leaf.size for leaf in _sent_leaves(prepared)]
+        all_masks = sum_of_masks(client, clients, key, sum(sizes))
+        of_leaves = iter(jnp.split(all_masks, np.cumsum(sizes)[:-1].tolist()))
+        add = lambda leaf: _modulo(leaf + next(of_leaves).reshape(leaf.shape), bits)
+        return _of_sent_leaves(add, prepared)
 
     def finalize(total, message, key):
         if not _is_summed(total):
             return inner.finalize(total[0], message, key)
         numbers, (_, broken) = total
         is_broken = _modulo(broken.values, bits) > 0
-        is_fixed = lambda node: isinstance(node, FixedPoint)
         decode = lambda number: _decoded(number, step, bits, is_broken)
-        return inner.finalize(jax.tree.map(decode, numbers, is_leaf=is_fixed), message, key)
+        return inner.finalize(_of_sent_leaves(decode, numbers, FixedPoint), message, key)
 
     def bound(update):
         return _clipped(update if inner.bound is None else inner.bound(update), value_range)
@@ -156,7 +155,8 @@ def resolution(num_clients: int, value_range: float, max_weight: float, bits: in
 
 def bytes_up(prepared: PyTree, num_clients: int, bits: int) -> int:
     """What a client sends in a round: one masked number for each that is summed, keys and shares."""
-    return vector_bytes(size_of(prepared), bits) + agreement_bytes(num_clients).up
+    size = sum(int(leaf.size) for leaf in _sent_leaves(prepared))
+    return vector_bytes(size, bits) + agreement_bytes(num_clients).up
 
 
 def bounded(result: ClientResult, value_range: float, max_weight: float) -> ClientResult:
@@ -238,6 +238,28 @@ def _any(tree: PyTree, is_so: Any) -> jax.Array:
     for leaf in jax.tree.leaves(tree):
         found |= jnp.any(is_so(leaf))
     return found
+
+
+def _of_sent_leaves(function: Any, tree: PyTree, kind: Any = ()) -> PyTree:
+    """The tree with the function of what clients send; what is only measured stays as it is.
+
+    Args:
+      function: of a leaf, or of a node of `kind`.
+      tree: what is prepared, or its sum.
+      kind: a class whose nodes are leaves.
+    """
+    return jax.tree.map(
+        lambda node: node if isinstance(node, Measured) else function(node),
+        tree,
+        is_leaf=lambda node: isinstance(node, (Measured, kind) if kind else Measured),
+    )
+
+
+def _sent_leaves(tree: PyTree) -> list[Any]:
+    """The leaves of what clients send, in the tree's order."""
+    is_measured = lambda node: isinstance(node, Measured)
+    nodes = jax.tree.leaves(tree, is_leaf=is_measured)
+    return [node for node in nodes if not is_measured(node)]
 
 
 def _is_summed(prepared: PyTree) -> bool:

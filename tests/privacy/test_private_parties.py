@@ -55,7 +55,9 @@ def summed(reduce, updates, weights=None, key=0):
 
 
 ROWS = st.lists(
-    st.lists(st.floats(-(2.0**99), 2.0**99, width=32), min_size=3, max_size=3), min_size=1, max_size=4
+    st.lists(st.floats(-(2.0**99), 2.0**99, width=32), min_size=3, max_size=3),
+    min_size=1,
+    max_size=4,
 )
 
 
