@@ -73,7 +73,8 @@ def train_pools(
                 execution,
                 round.axis_name,
                 individual_results=members,
-                mask=mask_of_round(method.reduce, cohort.clients, clients_key),
+                # Pools that share a stream must not share masks.
+                mask=mask_of_round(method.reduce, cohort.clients, keys.derive(clients_key, name)),
             )
         if result.results is not None:
             trained = jax.tree.map(jnp.subtract, message.params, result.results.update)
