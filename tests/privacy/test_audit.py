@@ -21,7 +21,7 @@ from fedcodist.privacy.audit import Guesses, epsilon_lower_bound, guesses_of, p_
 from fedcodist.privacy.private_parties import private_classes, private_scores
 
 pytestmark = pytest.mark.usefixtures("compile_quickly")
-CANARIES, GUESSES, DELTA = 16384, 654, 1e-5
+CANARIES, GUESSES, DELTA = 8192, 326, 1e-5
 CLIP, NOISE = 2.0, 2.5
 NOTHING = Variables({}, {})
 
