@@ -138,12 +138,11 @@ def _noised(tree: PyTree, deviation: Any, key: jax.Array) -> PyTree:
     """The tree with Gaussian noise on every number, drawn on the server from the round's key."""
     leaves, structure = jax.tree.flatten(tree)
     noise_key = keys.derive(key, "noise")
-    return structure.unflatten(
-        [
-            leaf + deviation * jax.random.normal(keys.derive(noise_key, place), leaf.shape)
-            for place, leaf in enumerate(leaves)
-        ]
-    )
+    noisy = [
+        leaf + deviation * jax.random.normal(keys.derive(noise_key, place), leaf.shape)
+        for place, leaf in enumerate(leaves)
+    ]
+    return jax.tree.unflatten(structure, noisy)
 
 
 def _pair(update: PyTree) -> tuple[list[jax.Array], Any]:
