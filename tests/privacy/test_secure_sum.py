@@ -15,6 +15,8 @@ from softmax_regression import random_clients, softmax_regression
 
 from fedcodist.algorithms.clients.fed_avg import FedAvgHyper, fed_avg
 from fedcodist.algorithms.clients.scaffold import scaffold
+from fedcodist.algorithms.parties.groups import PartyGroup
+from fedcodist.algorithms.parties.party import PARTIES, PartyResult, run_parties, sums
 from fedcodist.algorithms.pools.fed_df import fed_df
 from fedcodist.algorithms.pools.independent_pools import independent_pools
 from fedcodist.algorithms.pools.periodic_codistillation import periodic_codistillation
@@ -24,7 +26,7 @@ from fedcodist.compression.compressed_reduce import compressed_reduce
 from fedcodist.compression.quantisation import quantisation
 from fedcodist.core.aggregation import ClientResult, mask_of_round, weighted_mean
 from fedcodist.core.for_each_client import Execution, for_each_client
-from fedcodist.core.inputs import Cohort
+from fedcodist.core.inputs import Cohort, Inputs, Round
 from fedcodist.core.local_training import LocalTraining
 from fedcodist.core.model import Variables
 from fedcodist.distillation.loop import Distillation
@@ -247,6 +249,46 @@ def test_a_client_without_finite_numbers_makes_the_sum_nan(wrong):
     ]
     total = jax.tree.map(jnp.add, *(reduce.prepare(result, key) for result in results))
     assert np.isnan(reduce.finalize(total, Variables({}, {}), key).pseudo_gradient).all()
+
+
+@pytest.mark.parametrize("devices", [None, 2])
+def test_parties_of_several_architectures_share_masks(devices):
+    """One cohort of all parties, whichever architecture they have and whichever device runs them."""
+    model = softmax_regression(2, 2)
+    groups = {
+        "pair": PartyGroup(model, np.array([0, 2])),
+        "single": PartyGroup(model, np.array([1])),
+    }
+    columns = {"number": jnp.array([0.5, -0.25, 0.125])}
+    places = jnp.arange(3, dtype=jnp.int32)
+    cohort = Cohort(columns, places, places, jnp.ones(3, jnp.int32), capacity=1)
+    states = {"pair": jnp.zeros(2), "single": jnp.zeros(1)}
+    reduce = secure_sum_reduce(3, 1.0, reduce=sums())
+
+    def update(model, message, state, data, key):
+        number = data.columns["number"][data.start] * (data.size > 0)
+        return PartyResult(state, {"num_steps": data.size}, {"number": number})
+
+    def round_(cohort, axis_name=None):
+        round = Round(0, jax.random.key(0), Inputs({PARTIES: cohort}, {}), axis_name)
+        found = run_parties(groups, update, None, states, round, jax.random.key(1), reduce=reduce)
+        return found.aggregate.pseudo_gradient["number"], found.metrics
+
+    if devices is None:
+        total, metrics = jax.jit(round_)(cohort)
+    else:
+        over = jax.shard_map(
+            functools.partial(round_, axis_name="clients"),
+            mesh=Mesh(np.array(jax.devices()[:devices]), ("clients",)),
+            in_specs=PartitionSpec(),
+            out_specs=PartitionSpec(),
+            check_vma=False,
+        )
+        total, metrics = jax.jit(over)(cohort)
+    assert total == pytest.approx(0.375, abs=1e-6)
+    for party in ("pair_0", "pair_2", "single"):
+        assert metrics[f"{party}/client_bytes_up"] == 4 * (2 + 2) + agreement_bytes(3).up
+        assert metrics[f"{party}/client_clipped_share"] == 0
 
 
 # ------------------------------------------------------------------------------------- whole methods
