@@ -34,6 +34,7 @@ from fedcodist.privacy.secure_sum import secure_sum
 from fedcodist.privacy.secure_sum_bytes import agreement_bytes, vector_bytes
 from fedcodist.privacy.secure_sum_reduce import resolution, secure_sum_reduce
 from fedcodist.run.experiment import Experiment, TrainingDiverged, run_experiment
+from fedcodist.run.fedjax_adapter import as_fedjax
 from fedcodist.run.sources import resident_data
 
 pytestmark = pytest.mark.usefixtures("compile_quickly")
@@ -84,17 +85,21 @@ def total_of(reduce, execution, devices=None, size=CLIENTS):
     cohort = cohort_of(size)
     if execution.loop == "eager":
         return round_(cohort)
+    return over_devices(round_, devices)(cohort)
+
+
+def over_devices(round_, devices):
+    """The round, compiled for some devices, or for one without a mesh."""
     if devices is None:
-        return jax.jit(round_)(cohort)
-    mesh = Mesh(np.array(jax.devices()[:devices]), ("clients",))
+        return jax.jit(round_)
     over = jax.shard_map(
         functools.partial(round_, axis_name="clients"),
-        mesh=mesh,
+        mesh=Mesh(np.array(jax.devices()[:devices]), ("clients",)),
         in_specs=PartitionSpec(),
         out_specs=PartitionSpec(),
         check_vma=False,
     )
-    return jax.jit(over)(cohort)
+    return jax.jit(over)
 
 
 def modulo(tree, bits):
@@ -105,18 +110,27 @@ def same(left, right):
     return all(np.array_equal(a, b) for a, b in zip(left, right, strict=True))
 
 
-EXECUTIONS = [
-    *[(Execution("scan"), None), (Execution("vmap", 3), None), (Execution("vmap", 20), None)],
-    *[(Execution("scan"), 2), (Execution("vmap", 2), 3), (Execution("eager"), None)],
+FEW = [(Execution("scan"), None), (Execution("vmap", 3), 2)]
+MANY = [
+    *[(Execution("scan"), 2), (Execution("vmap", 2), 3), (Execution("vmap", 20), None)],
+    *[(Execution("scan"), None), (Execution("vmap", 3), None), (Execution("eager"), None)],
 ]
 
 
-@pytest.mark.parametrize("bits", [32, pytest.param(18, marks=pytest.mark.slow)])
-def test_every_execution_gives_the_plain_sum_up_to_half_a_step_per_client(bits):
+@pytest.mark.parametrize(
+    ("bits", "executions"),
+    [
+        (32, FEW),
+        pytest.param(32, MANY, marks=pytest.mark.slow),
+        pytest.param(18, MANY, marks=pytest.mark.slow),
+    ],
+    ids=["few", "many", "18_bits"],
+)
+def test_every_execution_gives_the_plain_sum_up_to_half_a_step_per_client(bits, executions):
     reduce = secure_sum_reduce(CLIENTS, RANGE, WEIGHT, bits)
     plain = total_of(weighted_mean(), Execution("scan"))[1]
     totals = []
-    for execution, devices in EXECUTIONS:
+    for execution, devices in executions:
         total, aggregate = total_of(reduce, execution, devices)
         totals.append(modulo(total, bits))
         half = CLIENTS * resolution(CLIENTS, RANGE, WEIGHT, bits) / 2
@@ -251,9 +265,8 @@ def test_a_client_without_finite_numbers_makes_the_sum_nan(wrong):
     assert np.isnan(reduce.finalize(total, Variables({}, {}), key).pseudo_gradient).all()
 
 
-@pytest.mark.parametrize("devices", [None, 2])
-def test_parties_of_several_architectures_share_masks(devices):
-    """One cohort of all parties, whichever architecture they have and whichever device runs them."""
+def parties_in_a_round(reduce, devices):
+    """(the sum of 0.5, -0.25 and 0.125, metrics) of parties of two architectures."""
     model = softmax_regression(2, 2)
     groups = {
         "pair": PartyGroup(model, np.array([0, 2])),
@@ -263,7 +276,6 @@ def test_parties_of_several_architectures_share_masks(devices):
     places = jnp.arange(3, dtype=jnp.int32)
     cohort = Cohort(columns, places, places, jnp.ones(3, jnp.int32), capacity=1)
     states = {"pair": jnp.zeros(2), "single": jnp.zeros(1)}
-    reduce = secure_sum_reduce(3, 1.0, reduce=sums())
 
     def update(model, message, state, data, key):
         number = data.columns["number"][data.start] * (data.size > 0)
@@ -274,17 +286,13 @@ def test_parties_of_several_architectures_share_masks(devices):
         found = run_parties(groups, update, None, states, round, jax.random.key(1), reduce=reduce)
         return found.aggregate.pseudo_gradient["number"], found.metrics
 
-    if devices is None:
-        total, metrics = jax.jit(round_)(cohort)
-    else:
-        over = jax.shard_map(
-            functools.partial(round_, axis_name="clients"),
-            mesh=Mesh(np.array(jax.devices()[:devices]), ("clients",)),
-            in_specs=PartitionSpec(),
-            out_specs=PartitionSpec(),
-            check_vma=False,
-        )
-        total, metrics = jax.jit(over)(cohort)
+    return over_devices(round_, devices)(cohort)
+
+
+@pytest.mark.parametrize("devices", [None, 2])
+def test_parties_of_several_architectures_share_masks(devices):
+    reduce = secure_sum_reduce(3, 1.0, reduce=sums())
+    total, metrics = parties_in_a_round(reduce, devices)
     assert total == pytest.approx(0.375, abs=1e-6)
     for party in ("pair_0", "pair_2", "single"):
         assert metrics[f"{party}/client_bytes_up"] == 4 * (2 + 2) + agreement_bytes(3).up
@@ -337,6 +345,36 @@ def test_a_run_is_the_plain_one_and_counts_its_bytes():
     assert np.abs(weights(coarse) - weights(plain())).max() > 1e-3
     up = coarse.summary["models"]["pool"]["bytes_up_per_participation"]
     assert up == vector_bytes(size + 3, 12) + agreement_bytes(4).up
+
+
+def nothing_leaves(reduce):
+    """The reduction with a mask that takes everything away, and remembers between whom it was."""
+    seen = []
+
+    def mask(prepared, client, clients, key):
+        seen.append(len(clients))
+        return jax.tree.map(jnp.zeros_like, prepared)
+
+    return reduce._replace(mask=mask), seen
+
+
+def test_masks_are_between_all_clients_of_a_round():
+    """In pools, among parties of all architectures, and with FedJAX's interface."""
+    reduce, seen = nothing_leaves(weighted_mean())
+    found = weights(run(averaging._replace(reduce=reduce)))
+    np.testing.assert_array_equal(found, MODEL.init(None).params["w"])
+    assert set(seen) == {4}
+
+    reduce, seen = nothing_leaves(sums())
+    assert parties_in_a_round(reduce, None)[0] == 0 and set(seen) == {3}
+
+    reduce, seen = nothing_leaves(weighted_mean())
+    as_in_fedjax = as_fedjax(averaging._replace(reduce=reduce), execution=Execution("scan"))
+    server = as_in_fedjax.init(jax.random.key(0))
+    clients = [(n, federated().client(n), jax.random.key(n)) for n in (1, 3)]
+    after, _ = as_in_fedjax.apply(server, clients)
+    np.testing.assert_array_equal(after.params["w"], server.params["w"])
+    assert set(seen) == {2}
 
 
 def test_a_divergence_is_still_reported():

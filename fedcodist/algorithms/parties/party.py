@@ -167,7 +167,8 @@ def run_parties(
     cohort, axis_name = round.inputs.cohorts[PARTIES], round.axis_name
     here = _dealt_here(cohort.sizes, axis_name)
     everyone = all_clients(groups)
-    mask = _mask_here(reduce, everyone, here, key)
+    # Of parties of all architectures together. Every device adds all masks, which cancel there too.
+    mask = mask_of_round(reduce, cohort.clients, key)
     totals, kept, metrics = [], {}, {}
     for name, group in groups.items():
         places = np.searchsorted(everyone, group.clients)
@@ -289,23 +290,6 @@ def _prepare_here(reduce: Reduce, result: ClientResult, key: jax.Array) -> PyTre
     """What is summed of a party; zeros where another device has it."""
     prepared = reduce.prepare(result._replace(extra=None), key)
     return jax.tree.map(lambda leaf: jnp.where(result.extra, leaf, jnp.zeros_like(leaf)), prepared)
-
-
-def _mask_here(
-    reduce: Reduce, everyone: np.ndarray, here: jax.Array, key: jax.Array
-) -> Callable[[PyTree, jax.Array], PyTree] | None:
-    """The masks of parties of all architectures together; zeros where another device has the party."""
-    clients = jnp.asarray(everyone)
-    mask = mask_of_round(reduce, clients, key)
-    if mask is None:
-        return None
-
-    def masked(prepared, client):
-        is_here = jnp.any(here & (clients == client))
-        only_here = lambda leaf: jnp.where(is_here, leaf, jnp.zeros_like(leaf))
-        return jax.tree.map(only_here, mask(prepared, client))
-
-    return masked
 
 
 def _dealt_here(sizes: jax.Array, axis_name: str | None) -> jax.Array:
