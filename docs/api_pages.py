@@ -13,7 +13,7 @@ BESIDE_README = {"RESULTS.md": "results/index.md", "BENCHMARKS.md": "benchmarks.
 ROOMS = {
     "core": "What a method is made of",
     "compression": "Compressed links",
-    "privacy": "Differential privacy",
+    "privacy": "Privacy and secure sums",
     "data": "Federated data and partitions",
     "datasets": "Public data sets",
     "distillation": "Distillation",

@@ -158,9 +158,15 @@ from fedcodist.models.multi_headed import multi_headed as multi_headed
 from fedcodist.privacy.accounting import PrivacyBudget as PrivacyBudget
 from fedcodist.privacy.accounting import calibrated_noise_multiplier as calibrated_noise_multiplier
 from fedcodist.privacy.adaptive_clipping import AdaptiveClip as AdaptiveClip
+from fedcodist.privacy.audit import epsilon_lower_bound as epsilon_lower_bound
+from fedcodist.privacy.audit import guesses_of as guesses_of
 from fedcodist.privacy.example_level import example_epsilon as example_epsilon
 from fedcodist.privacy.example_level import example_private as example_private
 from fedcodist.privacy.private import private as private
+from fedcodist.privacy.private_parties import private_classes as private_classes
+from fedcodist.privacy.private_parties import private_scores as private_scores
+from fedcodist.privacy.secure_sum import secure_sum as secure_sum
+from fedcodist.privacy.secure_sum_reduce import secure_sum_reduce as secure_sum_reduce
 from fedcodist.report.partition_plot import plot_partition as plot_partition
 from fedcodist.run.callbacks import Decision as Decision
 from fedcodist.run.chunk_size import choose_chunk_size as choose_chunk_size

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 
 from fedcodist.compression.compressor import Compressor
 from fedcodist.core import keys
-from fedcodist.core.aggregation import Reduce, weighted_mean
+from fedcodist.core.aggregation import Measured, Reduce, weighted_mean
 from fedcodist.core.arguments import check_arguments
 
 
@@ -22,29 +22,32 @@ def compressed_reduce(compressor: Compressor, reduce: Reduce | None = None) -> R
       reduce: what sums the restored updates; the weighted mean where not given.
 
     Raises:
+      ValueError: for a secure sum, which goes around it.
       ValueError: for a compressor with a memory, when the method is traced.
     """
     check_arguments(compressed_reduce, locals())
+    if reduce is not None and reduce.mask is not None:
+        raise ValueError("reduce must not be a secure sum, which is of compressed updates.")
     inner = weighted_mean() if reduce is None else reduce
 
     def prepare(result, key):
         update = result.update
         if not jax.tree.leaves(update):  # a pass in which clients send nothing
-            return inner.prepare(result, key), ()
+            return inner.prepare(result, key), Measured(())
         memory = compressor.init(update)
         if jax.tree.leaves(memory):
             raise ValueError("compressor must not have a memory, such as an error feedback's.")
         message, _ = compressor.compress(update, memory, keys.derive(key, "uplink"), 1.0)
         restored = compressor.decompress(message, update)
         measured = compressor.payload(message).astype(jnp.float32), jnp.ones((), jnp.float32)
-        return inner.prepare(result._replace(update=restored), key), measured
+        return inner.prepare(result._replace(update=restored), key), Measured(measured)
 
     def finalize(total, message, key):
-        inner_total, measured = total
+        inner_total, (measured,) = total
         aggregate = inner.finalize(inner_total, message, key)
         if not measured:
             return aggregate
         sum_of_bytes, count = measured
         return aggregate._replace(extra={"bytes_up": sum_of_bytes / jnp.maximum(count, 1)})
 
-    return Reduce(prepare, finalize)
+    return Reduce(prepare, finalize, bound=inner.bound)

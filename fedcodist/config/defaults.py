@@ -189,6 +189,17 @@ def privacy(**differs: Any) -> dict[str, Any]:
     return settings | differs
 
 
+def secure_sum(value_range: float, **differs: Any) -> dict[str, Any]:
+    """`training.secure_sum`; `value_range` bounds every number that a client sends."""
+    settings: dict[str, Any] = dict(
+        value_range=value_range,
+        max_weight=config_dict.placeholder(float),  # the largest client's examples where not set
+        bits=32,
+        masks=True,
+    )
+    return settings | differs
+
+
 def fed_md(**differs: Any) -> dict[str, Any]:
     """`algorithm` of FedMD, as the released code has it for CIFAR."""
     settings: dict[str, Any] = dict(

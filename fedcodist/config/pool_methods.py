@@ -42,6 +42,7 @@ from fedcodist.config.optimizers import distillation_optimizer
 from fedcodist.config.privacy import privacy_of, with_privacy
 from fedcodist.config.references import choice_or_reference
 from fedcodist.config.registry import BASELINE, algorithm_entry, function_of, method_of
+from fedcodist.config.secure_sum import with_secure_sum
 from fedcodist.core.batches import Preprocess
 from fedcodist.core.checks import check_number
 from fedcodist.core.method import FederatedAlgorithm, FederatedMethod
@@ -77,6 +78,7 @@ def _pools(config: ConfigDict, data: Data) -> dict[str, Pool]:
         model = as_executed(config, _model(config, data, f"pools.{name}.model", pool.model))
         method = client_method(Clients(config, data, model, pool, len(indices[name])))
         method = with_privacy(privacy, with_links(config, method), pool.cohort_size)
+        method = with_secure_sum(config, method, pool, data)
         pools[name] = Pool(method, indices[name], pool.cohort_size, poisson)
     return pools
 
@@ -131,9 +133,11 @@ def _levels(config: ConfigDict, data: Data) -> dict[str, HeteroFLLevel]:
     training, method = config.training, config.algorithm.name
     if data.models is not None:
         raise ValueError(f"algorithm.name must be another than {method} for text.")
-    if training.get("method", BASELINE) != BASELINE or "compression" in training:
+    wrapped = {"compression", "secure_sum"} & set(training)
+    if training.get("method", BASELINE) != BASELINE or wrapped:
         raise ValueError(
-            f"training must have neither a method nor compression for {method}, whose clients average."
+            f"training must have neither a method, compression nor secure_sum for {method}, whose "
+            "clients average."
         )
     if training.get("privacy") is not None and method != "hetero_fl":
         raise ValueError(f"training.privacy must be of another method than {method}.")

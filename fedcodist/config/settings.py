@@ -307,6 +307,10 @@ ALLOWED: dict[str, Check] = {
     "training.example_privacy.clip": _number(above=0),
     "training.example_privacy.noise_multiplier": _RATE,
     "training.example_privacy.microbatch": _or_none(_whole()),
+    "training.secure_sum.value_range": _number(above=0),
+    "training.secure_sum.max_weight": _or_none(_number(above=0)),
+    "training.secure_sum.bits": _whole(),
+    "training.secure_sum.masks": check_boolean,
     # pools
     "pools.*.model": check_text,
     "pools.*.fraction": _SHARE,
@@ -494,4 +498,5 @@ _OPTIONAL_GROUPS = {
     "training.compression",
     "training.example_privacy",
     "training.privacy",
+    "training.secure_sum",
 }

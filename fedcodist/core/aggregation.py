@@ -6,6 +6,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from fedcodist.core import keys
+
 PyTree = Any
 
 
@@ -46,6 +48,12 @@ class Aggregate(NamedTuple):
     extra: PyTree = None
 
 
+class Measured(NamedTuple):
+    """What a simulation counts of clients' messages, such as bytes: summed beside them, but not sent."""
+
+    values: PyTree
+
+
 class Reduce(NamedTuple):
     """A reduction over clients: `finalize(sum of prepare(result, key), message, key)`.
 
@@ -58,11 +66,20 @@ class Reduce(NamedTuple):
       finalize: (sum, message, the round's key) -> Aggregate; message is what was broadcast.
       is_mean: whether the aggregate is the weighted mean of updates and mutable state, and the sum of
         `extra`: that of one client of weight n is its own update. Privacy needs it.
+      mask: (prepared, the client's index, the indices of all clients of the round, -1 in a slot without
+        one, a key that they share) -> what leaves the client. None where it leaves as it is prepared.
+        Masks of all clients add up to nothing, so `finalize` does not know them.
+      bound: a client's update -> the update that `prepare` takes it for, such as a clipped one. For
+        methods whose clients go on from what they sent; None where it is taken as it is.
+
+    A reduction that wraps another keeps its other fields by `_replace`.
     """
 
     prepare: Callable[[ClientResult, jax.Array], PyTree]
     finalize: Callable[[PyTree, PyTree, jax.Array], Aggregate]
     is_mean: bool = False
+    mask: Callable[[PyTree, jax.Array, jax.Array, jax.Array], PyTree] | None = None
+    bound: Callable[[PyTree], PyTree] | None = None
 
 
 def weighted_mean() -> Reduce:
@@ -95,6 +112,25 @@ def weighted_mean() -> Reduce:
         return Aggregate(pseudo_gradient, mutable, weight, extra)
 
     return Reduce(prepare, finalize, is_mean=True)
+
+
+def mask_of_round(
+    reduce: Reduce, clients: jax.Array, key: jax.Array, present: jax.Array | None = None
+) -> Callable[[PyTree, jax.Array], PyTree] | None:
+    """(prepared, client) -> what leaves the client in one round; None where nothing is masked.
+
+    Args:
+      reduce: whose masks they are.
+      clients: int32 [slots], indices.
+      key: the round's.
+      present: bool [slots], who takes part; all where not given.
+    """
+    mask = reduce.mask
+    if mask is None:
+        return None
+    shared = keys.derive(key, "masks")
+    taking_part = clients if present is None else jnp.where(present, clients, -1)
+    return lambda prepared, client: mask(prepared, client, taking_part, shared)
 
 
 def as_stored(mean: jax.Array, like: jax.Array) -> jax.Array:

@@ -5,6 +5,7 @@ import sys
 
 # Where the package has another name than its module.
 _TITLES = {
+    "Cryptodome": "pycryptodomex",
     "haiku": "dm-haiku",
     "sklearn": "scikit-learn",
     "tensorflow_datasets": "TensorFlow Datasets",

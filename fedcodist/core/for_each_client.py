@@ -67,6 +67,7 @@ def for_each_client(
     axis_name: str | None = None,
     individual_results: bool = False,
     present: jax.Array | None = None,
+    mask: Callable[[PyTree, jax.Array], PyTree] | None = None,
 ) -> CohortResult:
     """Runs `client_update` on every client of a cohort and sums `prepare` of their results.
 
@@ -86,6 +87,7 @@ def for_each_client(
         `pmap`; None on one device.
       individual_results: whether to return every client's result too (FedDF, FedBE, ...).
       present: bool [cohort], who takes part; the others have no examples and no weight. All where None.
+      mask: (prepared, the client's index) -> what is summed in its place, see `mask_of_round`.
 
     Raises:
       ValueError: names the field of `execution` that is not allowed.
@@ -97,6 +99,7 @@ def for_each_client(
         _run_slots,
         client_update,
         prepare,
+        mask,
         message,
         client_states,
         cohort,
@@ -150,7 +153,9 @@ def dealing_order(sizes: Any, devices: int) -> Any:
     return (-sizes).argsort(stable=True)[there_and_back]
 
 
-def _run_slots(client_update, prepare, message, client_states, cohort, key, loop, present, slots):
+def _run_slots(
+    client_update, prepare, mask, message, client_states, cohort, key, loop, present, slots
+):
     """Runs the clients of some slots; returns their prepared sum and their results [slots, ...]."""
     clients = len(cohort.clients)
     real = slots < clients
@@ -166,22 +171,25 @@ def _run_slots(client_update, prepare, message, client_states, cohort, key, loop
         capacity=cohort.capacity,
         ragged=loop == "vmap" and len(slots) > 1,
     )
-    client_keys = jax.vmap(lambda client: keys.derive(key, client))(cohort.clients[safe])
+    indices = cohort.clients[safe]
+    client_keys = jax.vmap(lambda client: keys.derive(key, client))(indices)
     slot_client_states = jax.tree.map(lambda leaf: leaf[safe], client_states)
 
-    def one_client(start, size, client_key, client_state, is_real):
+    def one_client(start, size, index, client_key, client_state, is_real):
         result = client_update(
             message, client_state, dataclasses.replace(data, start=start, size=size), client_key
         )
         result = result._replace(weight=jnp.where(is_real, result.weight, 0))
+        leaves_it = prepare(result, keys.derive(client_key, "reduce"))
+        if mask is not None:
+            leaves_it = mask(leaves_it, index)
         # A weight of 0 is not enough: `prepare` may ignore weights, and no steps may give NaN.
         prepared = jax.tree.map(
-            lambda leaf: jnp.where(is_real, leaf, jnp.zeros_like(leaf)),
-            prepare(result, keys.derive(client_key, "reduce")),
+            lambda leaf: jnp.where(is_real, leaf, jnp.zeros_like(leaf)), leaves_it
         )
         return prepared, result
 
-    arguments = (data.start, sizes, client_keys, slot_client_states, real)
+    arguments = (data.start, sizes, indices, client_keys, slot_client_states, real)
     if len(slots) == 1:
         prepared, result = one_client(*jax.tree.map(lambda leaf: leaf[0], arguments))
         return prepared, jax.tree.map(lambda leaf: leaf[None], result)

@@ -1,1 +1,1 @@
-"""Differential privacy: what clients send is clipped, sums are noised, and the cost is counted."""
+"""Differential privacy and secure sums around any method."""

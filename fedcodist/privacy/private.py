@@ -84,6 +84,7 @@ def private(
     The noise's key is derived on the server from the round's; clients get keys from which it does not
     follow. Metrics of training, such as the clients' loss, are outside of the guarantee.
 
+    A secure sum goes around it: `secure_sum(private(method, ...), ...)`.
     Links are compressed before: `private(compressed(method, ...), ...)` bounds what the server restores.
     So is a network shared in part: `private(partially_shared(method, ...), ...)`.
 
@@ -237,7 +238,7 @@ def noised_mean(
         mutable = moved_statistics(message.mutable, mean(change))
         one = ClientResult(mean(update), mutable, count, None, {}, extra)
         aggregate = reduce.finalize(reduce.prepare(one, key), message.inner, key)
-        if adaptive is None:
+        if share_within is None:
             return aggregate
         return aggregate._replace(extra=PrivateAggregate(aggregate.extra, share_within))
 
@@ -280,6 +281,10 @@ def check_private(method: FederatedMethod, arguments: Mapping[str, Any]) -> None
             raise ValueError("weight_clip must be None with adaptive, whose share is of clients.")
     if method.privacy is not None:
         raise ValueError("method must not be private already.")
+    if method.reduce.mask is not None:
+        raise ValueError(
+            "method must not be one of a secure sum, which goes around: secure_sum(private(...), ...)."
+        )
     if not method.reduce.is_mean:
         raise ValueError(
             "method must sum clients to a weighted mean, so that a bound of each bounds the sum, got "

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedcodist.core import keys
+from fedcodist.core.aggregation import mask_of_round
 from fedcodist.core.for_each_client import Execution, for_each_client
 from fedcodist.core.inputs import Cohort
 from fedcodist.core.method import FederatedMethod
@@ -83,6 +84,9 @@ def as_fedjax(
             cohort,
             jax.random.key(0),
             execution,
+            mask=mask_of_round(
+                method.reduce, cohort.clients, keys.derive(jax.random.key(0), round)
+            ),
         )
         aggregate = method.reduce.finalize(
             result.total, message, keys.derive(jax.random.key(0), "reduce")

@@ -129,7 +129,9 @@ def test_a_group_is_a_group(group, value):
     assert refusal(config).startswith(f"{group} must be a group of settings, got ")
 
 
-@pytest.mark.parametrize("group", ["phases", "training.compression", "evaluation.around"])
+@pytest.mark.parametrize(
+    "group", ["phases", "training.compression", "training.secure_sum", "evaluation.around"]
+)
 def test_some_groups_may_be_none(group):
     check_settings(config_with(group, None)[0])
     assert refusal(config_with(group, [1])[0]).startswith(f"{group} must be a group")

@@ -186,6 +186,8 @@ def fd(
                 trained = train_client(*arguments, loss_hook=loss)
                 size = inference_batch_size
                 means = label_means(model, trained.variables, data, num_classes, training, size)
+            if reduce.bound is not None:  # what it will subtract is what is summed of it
+                means = reduce.bound(means)
             metrics = party_metrics(
                 trained.variables, trained.num_steps, trained.num_examples, loss=trained.loss
             )

@@ -20,7 +20,13 @@ from fedcodist.algorithms.parties.groups import (
     party_names,
 )
 from fedcodist.core import keys
-from fedcodist.core.aggregation import Aggregate, ClientResult, Reduce, weighted_mean
+from fedcodist.core.aggregation import (
+    Aggregate,
+    ClientResult,
+    Reduce,
+    mask_of_round,
+    weighted_mean,
+)
 from fedcodist.core.communication import Communication
 from fedcodist.core.devices import sum_over_devices, this_device
 from fedcodist.core.for_each_client import Execution, dealing_order, for_each_client
@@ -161,6 +167,8 @@ def run_parties(
     cohort, axis_name = round.inputs.cohorts[PARTIES], round.axis_name
     here = _dealt_here(cohort.sizes, axis_name)
     everyone = all_clients(groups)
+    # Of parties of all architectures together. Every device adds all masks, which cancel there too.
+    mask = mask_of_round(reduce, cohort.clients, key)
     totals, kept, metrics = [], {}, {}
     for name, group in groups.items():
         places = np.searchsorted(everyone, group.clients)
@@ -181,6 +189,7 @@ def run_parties(
                 members,
                 key,
                 execution,
+                mask=mask,
             )
         only_here = lambda leaf, is_here=is_here: jnp.where(
             is_here.reshape(-1, *(1,) * (leaf.ndim - 1)), leaf, jnp.zeros_like(leaf)

@@ -302,5 +302,6 @@ def check_client_models(pools: Mapping[str, Pool]) -> None:
         if not pool.method.sends_models:
             raise ValueError(
                 f"pools[{name!r}].method must send how far its clients came, from which their models "
-                "are told; FetchSGD's sends sketches, FedKD's by steps gradients."
+                "are told; FetchSGD's sends sketches, FedKD's by steps gradients, a secure sum hides "
+                "them."
             )

@@ -11,7 +11,7 @@ import optax
 from fedcodist.algorithms.pools.cohorts import number_drawn
 from fedcodist.algorithms.pools.pool import Pool
 from fedcodist.core import keys
-from fedcodist.core.aggregation import Aggregate, ClientResult
+from fedcodist.core.aggregation import Aggregate, ClientResult, mask_of_round
 from fedcodist.core.for_each_client import Execution, for_each_client
 from fedcodist.core.inputs import Round
 from fedcodist.core.method import FederatedMethod, client_key
@@ -61,6 +61,7 @@ def train_pools(
     aggregates, new_client_states, metrics, models, results = {}, {}, {}, {}, {}
     for name, pool in pools.items():
         method, message = pool.method, pool.method.broadcast(state[name])
+        cohort = round.inputs.cohorts[name]
         clients_key = client_key(round.key, round.index, stream or name)
         count, present = _present(name, pool, round)
         with of_clients(pool.clients):
@@ -69,12 +70,16 @@ def train_pools(
                 method.reduce.prepare,
                 message,
                 client_states[name],
-                round.inputs.cohorts[name],
+                cohort,
                 clients_key,
                 execution,
                 round.axis_name,
                 individual_results=members,
                 present=present,
+                # Pools that share a stream must not share masks.
+                mask=mask_of_round(
+                    method.reduce, cohort.clients, keys.derive(clients_key, name), present
+                ),
             )
         if result.results is not None:
             trained = jax.tree.map(jnp.subtract, message.params, result.results.update)

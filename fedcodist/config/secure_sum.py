@@ -1,0 +1,30 @@
+"""Sums what a method's clients send securely, as a config's `training.secure_sum` says."""
+
+from ml_collections import ConfigDict
+
+from fedcodist.config.bind import bind
+from fedcodist.config.data import Data
+from fedcodist.core.method import FederatedMethod
+from fedcodist.privacy.secure_sum import secure_sum
+
+
+def with_secure_sum(
+    config: ConfigDict, method: FederatedMethod, pool: ConfigDict, data: Data
+) -> FederatedMethod:
+    """Returns the method with a secure sum, or as it is if `training.secure_sum` is not set.
+
+    It goes around compressed links and around privacy, so that clients clip, compress and mask, and the
+    server adds its noise to the sum. Where `training.secure_sum.max_weight` is not set, the largest weight
+    is the size of the largest client, or 1 with privacy, whose weights are at most that.
+
+    Raises:
+      ValueError, TypeError: names the setting.
+    """
+    settings = config.training.get("secure_sum")
+    if settings is None:
+        return method
+    given = dict(method=method, num_clients=pool.cohort_size)
+    if settings.get("max_weight") is None:
+        largest = float(data.splits["train"].client_sizes.max())
+        given["max_weight"] = 1.0 if method.privacy is not None else largest
+    return bind(secure_sum, settings, "training.secure_sum.", **given)

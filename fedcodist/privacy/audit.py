@@ -1,0 +1,105 @@
+"""An audit in one run: what guesses about canaries prove of epsilon, whatever the accounting says.
+
+Steinke, Nasr and Jagielski, "Privacy Auditing with One (1) Training Run", 2023,
+https://arxiv.org/abs/2305.08846.
+"""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fedcodist.core.checks import check_integer, check_number
+
+HIGHEST_EPSILON = 50.0  # where e^-epsilon is nothing beside float64's 1
+
+
+class Guesses(NamedTuple):
+    """How well an auditor told which canaries took part.
+
+    Attributes:
+      canaries: how many there are, each of which took part with probability 1/2.
+      made: guesses; there is none about the other canaries.
+      correct: guesses that were right.
+    """
+
+    canaries: int
+    made: int
+    correct: int
+
+
+def guesses_of(scores: Any, took_part: Any, made: int) -> Guesses:
+    """Guesses that canaries of the highest scores took part, and those of the lowest did not.
+
+    A canary is a client whose message nobody else's resembles, such as one that sends a coordinate of
+    its own at the clipping bound. Its score is what the released sum says of it, such as the sum's
+    value at this coordinate.
+
+    Args:
+      scores: floats [canaries].
+      took_part: bool [canaries], drawn with probability 1/2 each, independently.
+      made: how many guesses, an even number; half of them are of each kind. It must be chosen before
+        scores are seen.
+
+    Raises:
+      ValueError, TypeError: names the argument and what is allowed.
+    """
+    scores, took_part = np.asarray(scores, np.float64), np.asarray(took_part, bool)
+    if scores.ndim != 1 or scores.shape != took_part.shape:
+        raise ValueError(
+            "scores and took_part must be one number per canary, got shapes "
+            f"{list(scores.shape)} and {list(took_part.shape)}."
+        )
+    if not np.isfinite(scores).all():
+        raise ValueError("scores must be finite.")
+    check_integer("made", made, low=2, high=len(scores))
+    if made % 2:
+        raise ValueError(f"made must be even, got {made}.")
+    order = np.argsort(scores, kind="stable")
+    lowest, highest = order[: made // 2], order[-(made // 2) :]
+    correct = np.sum(~took_part[lowest]) + np.sum(took_part[highest])
+    return Guesses(len(scores), made, int(correct))
+
+
+def p_value(guesses: Guesses, epsilon: float, delta: float) -> float:
+    """The largest probability of so many correct guesses for what is (epsilon, delta)-private.
+
+    It is that of so many successes of r draws with probability e^epsilon / (1 + e^epsilon), and for
+    delta 2 m delta max_i P[v - i <= successes < v] / i, of m canaries and v correct guesses.
+    """
+    from scipy import stats
+
+    canaries, made, correct = guesses
+    draws = stats.binom(made, 1 / (1 + np.exp(-epsilon)))
+    by_chance = draws.sf(correct - 1)
+    just_below = np.cumsum(draws.pmf(np.arange(correct - 1, -1, -1)))
+    steepest = np.max(just_below / np.arange(1, correct + 1), initial=0.0)
+    return float(min(by_chance + 2 * canaries * delta * steepest, 1.0))
+
+
+def epsilon_lower_bound(guesses: Guesses, delta: float, confidence: float = 0.95) -> float:
+    """The largest epsilon that so many correct guesses refute at this confidence; 0 for none.
+
+    A claim of less than this bound, at this delta, is wrong (or a rare run was met): too little noise,
+    a clip that is missing, or a sum that was not counted. A bound below the claim proves nothing.
+
+    Args:
+      guesses: as `guesses_of` counts them.
+      delta: of the claim, at least 0 and below 1.
+      confidence: above 0 and below 1.
+
+    Raises:
+      ValueError, TypeError: names the argument and what is allowed.
+    """
+    check_number("delta", delta, low=0)
+    check_number("confidence", confidence, above=0)
+    for name, value in (("delta", delta), ("confidence", confidence)):
+        if value >= 1:
+            raise ValueError(f"{name} must be below 1, got {value}.")
+    is_refuted = lambda epsilon: p_value(guesses, epsilon, delta) < 1 - confidence
+    if not is_refuted(0.0):
+        return 0.0
+    low, high = 0.0, HIGHEST_EPSILON
+    while high - low > 1e-4:
+        middle = (low + high) / 2
+        low, high = (middle, high) if is_refuted(middle) else (low, middle)
+    return low

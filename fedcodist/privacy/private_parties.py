@@ -1,0 +1,162 @@
+"""Sums of what parties send in which one party can hardly be told: clipped scores, and noise on the sum.
+
+Parties keep their models and send scores, mean logits or prototypes, which they clip. The server adds
+noise; it sees the sum alone where `secure_sum_reduce` goes around it. All that parties learn from the
+noised sum is post-processing. Each round is one Gaussian mechanism of the `noise_multiplier` given,
+without sampling, since all parties take part. Neighbouring data differ in one party, whose message is
+zeros in one of the two.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedcodist.core import keys
+from fedcodist.core.aggregation import Aggregate, Reduce
+from fedcodist.core.arguments import check_arguments
+from fedcodist.core.checks import check_number
+
+PyTree = Any
+
+
+def private_scores(clip: float, noise_multiplier: float, max_weight: float = 1.0) -> Reduce:
+    """The weighted mean of scores of shared examples, for FedMD and DS-FL: `fed_md(..., reduce=...)`.
+
+    A party clips the scores of each example at the norm `clip`, and its weight at `max_weight`. With m
+    examples in a round its message has a norm of at most max_weight clip sqrt(m), the sensitivity of
+    the sum. The noise on every number of the sum has the deviation noise_multiplier times that.
+    Probabilities have a norm of at most 1, so clip=1 leaves them as they are. A noised mean of them is
+    no distribution any more; DS-FL's 'era' makes one of it.
+
+    Protected is all that a party trains on. Public are the shared examples, how many parties there are
+    and their weights. Metrics of parties, such as losses and accuracies, are outside of the guarantee.
+
+    Args:
+      clip: the largest norm of one example's scores, above 0.
+      noise_multiplier: z; 0 clips only.
+      max_weight: the largest weight of a party, such as the largest of FedMD's.
+
+    Raises:
+      ValueError, TypeError: names the argument and what is allowed.
+    """
+    check_arguments(private_scores, locals())
+    _check_noise(clip, noise_multiplier)
+    check_number("max_weight", max_weight, above=0)
+
+    def bound(update):
+        return jax.tree.map(lambda scores: clipped_rows(scores, clip), update)
+
+    def prepare(result, key):
+        weight = jnp.clip(result.weight, 0, max_weight)
+        return jax.tree.map(lambda scores: scores * weight, bound(result.update)), weight
+
+    def finalize(total, message, key):
+        sums, weight = total
+        deviation = noise_multiplier * max_weight * scores_sensitivity(sums, clip)
+        noised = _noised(sums, deviation, key)
+        mean = jax.tree.map(lambda scores: scores / jnp.where(weight > 0, weight, 1), noised)
+        return Aggregate(mean, {}, weight)
+
+    return Reduce(prepare, finalize, bound=bound)
+
+
+def private_classes(clip: float, noise_multiplier: float, max_count: float = 1.0) -> Reduce:
+    """Sums of one vector per class, for FD's mean logits and FedProto's prototypes.
+
+    A party sends a pair: vectors [classes, width], and how much each class counts [classes]. It reduces
+    a count above `max_count` to it, together with the vector, and clips the vector at the norm `clip`
+    times the count. So it does not tell more of a class of which it has more examples. What it counts
+    tells which classes it has, so counts get noise too. Vectors and `clip` times the counts have
+    together a norm of at most clip max_count sqrt(2 classes), the sensitivity S of their sum. The
+    deviation of the noise is noise_multiplier S for vectors and noise_multiplier S / clip for counts.
+
+    Protected is all that a party trains on, and which classes it has. Public are the classes and how
+    many parties there are. Metrics of parties are outside of the guarantee. A party of FD subtracts its
+    own means, as they were clipped, from the noised sum by itself.
+
+    Args:
+      clip: the largest norm of a class's mean, above 0.
+      noise_multiplier: z; 0 clips only.
+      max_count: the largest count of a class: 1 for FD, and for FedProto with weighting='parties'.
+
+    Raises:
+      ValueError, TypeError: names the argument and what is allowed; when traced, a message that is not
+        such a pair.
+    """
+    check_arguments(private_classes, locals())
+    _check_noise(clip, noise_multiplier)
+    check_number("max_count", max_count, above=0)
+
+    def bound(update):
+        if not jax.tree.leaves(update):
+            return update
+        (vectors, counts), structure = _pair(update)
+        kept = jnp.clip(counts, 0, max_count)
+        scaled = vectors * (kept / jnp.where(counts > 0, counts, 1))[:, None]
+        return structure.unflatten([clipped_rows(scaled, clip * kept[:, None]), kept])
+
+    def prepare(result, key):
+        weight = jnp.clip(result.weight, 0, 1)
+        return jax.tree.map(lambda leaf: leaf * weight, bound(result.update)), weight
+
+    def finalize(total, message, key):
+        sums, weight = total
+        if not jax.tree.leaves(sums):
+            return Aggregate(sums, {}, weight)
+        (vectors, counts), structure = _pair(sums)
+        deviation = noise_multiplier * classes_sensitivity(len(counts), clip, max_count)
+        scaled = [vectors, clip * counts]
+        noisy_vectors, noisy_counts = _noised(scaled, deviation, key)
+        return Aggregate(structure.unflatten([noisy_vectors, noisy_counts / clip]), {}, weight)
+
+    return Reduce(prepare, finalize, bound=bound)
+
+
+def scores_sensitivity(scores: PyTree, clip: float) -> float:
+    """The norm of a party's scores [..., classes] of weight 1: clip sqrt(examples)."""
+    examples = sum(int(np.prod(leaf.shape[:-1])) for leaf in jax.tree.leaves(scores))
+    return clip * float(np.sqrt(examples))
+
+
+def classes_sensitivity(num_classes: int, clip: float, max_count: float = 1.0) -> float:
+    """The norm of a party's vectors and `clip` times its counts: clip max_count sqrt(2 classes)."""
+    return clip * max_count * float(np.sqrt(2 * num_classes))
+
+
+def clipped_rows(rows: jax.Array, clip: Any) -> jax.Array:
+    """Rows [..., width], each scaled to a norm of at most `clip`; zeros where one is not finite."""
+    finite = jnp.where(jnp.all(jnp.isfinite(rows), axis=-1, keepdims=True), rows, 0)
+    largest = jnp.max(jnp.abs(finite), axis=-1, keepdims=True)
+    shrunk = finite / jnp.maximum(largest, 1)  # squares of large logits would be infinite
+    norm = jnp.linalg.norm(shrunk, axis=-1, keepdims=True) * jnp.maximum(largest, 1)
+    return finite * jnp.minimum(1, clip / jnp.where(norm > 0, norm, 1))
+
+
+def _noised(tree: PyTree, deviation: Any, key: jax.Array) -> PyTree:
+    """The tree with Gaussian noise on every number, drawn on the server from the round's key."""
+    leaves, structure = jax.tree.flatten(tree)
+    noise_key = keys.derive(key, "noise")
+    noisy = [
+        leaf + deviation * jax.random.normal(keys.derive(noise_key, place), leaf.shape)
+        for place, leaf in enumerate(leaves)
+    ]
+    return jax.tree.unflatten(structure, noisy)
+
+
+def _pair(update: PyTree) -> tuple[list[jax.Array], Any]:
+    """(vectors [classes, width] and counts [classes], how they are put together)."""
+    leaves, structure = jax.tree.flatten(update)
+    shapes = [list(leaf.shape) for leaf in leaves]
+    if len(shapes) != 2 or len(shapes[0]) != 2 or shapes[1] != shapes[0][:1]:
+        raise ValueError(
+            "private_classes must be of a method whose parties send vectors [classes, width] and counts "
+            f"[classes], got arrays of shapes {shapes}."
+        )
+    return leaves, structure
+
+
+def _check_noise(clip: Any, noise_multiplier: Any) -> None:
+    check_number("clip", clip, above=0)
+    check_number("noise_multiplier", noise_multiplier, low=0)

@@ -1,0 +1,267 @@
+"""A reduction that sums fixed-point numbers under pairwise masks, of which a server sees the sum alone.
+
+Bonawitz et al., "Practical Secure Aggregation for Privacy-Preserving Machine Learning", 2017,
+https://eprint.iacr.org/2017/281. Inside a compiled round a random key stands for the seed on which two
+clients agree; `secure_sum_protocol` has the protocol itself.
+"""
+
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedcodist.core import keys
+from fedcodist.core.aggregation import ClientResult, Measured, Reduce, weighted_mean
+from fedcodist.core.arguments import check_arguments
+from fedcodist.core.checks import check_integer, check_number
+from fedcodist.privacy.secure_sum_bytes import agreement_bytes, vector_bytes
+
+PyTree = Any
+MOST_BITS = 32
+
+
+@functools.partial(jax.tree_util.register_dataclass, data_fields=["values"], meta_fields=["dtype"])
+@dataclasses.dataclass(frozen=True)
+class FixedPoint:
+    """Integers modulo 2^b, uint32, and the dtype of the numbers for which they stand."""
+
+    values: jax.Array
+    dtype: Any
+
+
+def secure_sum_reduce(
+    num_clients: int,
+    value_range: float,
+    max_weight: float = 1.0,
+    bits: int = 32,
+    masks: bool = True,
+    reduce: Reduce | None = None,
+) -> Reduce:
+    """The reduction, but a server sees nothing of what clients send except its sum.
+
+    Methods of parties take it: `fed_md(..., reduce=secure_sum_reduce(10, value_range=50))`. Methods of
+    one model have `secure_sum`, which says what is sent, hidden and lost. It goes around compression and
+    clipping, `secure_sum_reduce(10, 50, reduce=compressed_reduce(quantisation(8)))`. The metrics
+    `<party>/client_bytes_up` and `<party>/client_clipped_share` tell the bytes, and how many parties
+    had a number out of range.
+
+    Args:
+      num_clients, value_range, max_weight, bits, masks: as `secure_sum` has them.
+      reduce: what is summed securely; the weighted mean where not given.
+
+    Raises:
+      ValueError, TypeError: names the argument and what is allowed.
+    """
+    check_arguments(secure_sum_reduce, locals())
+    inner = weighted_mean() if reduce is None else reduce
+    summed = fixed_point_reduce(inner, num_clients, value_range, max_weight, bits, masks)
+
+    def finalize(total, message, key):
+        aggregate = summed.finalize(total, message, key)
+        if not _is_summed(total):
+            return aggregate
+        measured = {
+            "bytes_up": jnp.float32(bytes_up(total, num_clients, bits)),
+            "clipped_share": _modulo(total[1][0].values, bits) / num_clients,
+        }
+        others = aggregate.extra if isinstance(aggregate.extra, dict) else {}
+        return aggregate._replace(extra=others | measured)
+
+    return summed._replace(finalize=finalize)
+
+
+def fixed_point_reduce(
+    inner: Reduce, num_clients: int, value_range: float, max_weight: float, bits: int, masks: bool
+) -> Reduce:
+    """`secure_sum_reduce` without its metrics, for methods to whom `extra` belongs."""
+    check_secure_sum(inner, num_clients, value_range, max_weight, bits)
+    largest = _largest(value_range, max_weight)
+    most = _most(num_clients, bits)
+    step = largest / most
+
+    def prepare(result, key):
+        if not jax.tree.leaves(result.update):  # a pass in which clients send nothing
+            return inner.prepare(result, key), ()
+        if inner.bound is not None:  # norms are clipped before numbers are
+            result = result._replace(update=inner.bound(result.update))
+        prepared = inner.prepare(bounded(result, value_range, max_weight), key)
+        # A reduction of its own may make larger numbers of those in range.
+        leaves = _sent_leaves(prepared)
+        is_larger = _any(leaves, lambda leaf: jnp.abs(leaf) > largest * (1 + 1e-6))
+        is_clipped = exceeds(result, value_range, max_weight) | is_larger
+        # Integers have no NaN: a client that has one says so, beside the numbers.
+        sent = (result.update, result.mutable, result.weight, result.extra, leaves)
+        is_broken = _any(sent, lambda leaf: ~jnp.isfinite(leaf))
+        flags = tuple(
+            FixedPoint(flag.astype(jnp.uint32), "bool") for flag in (is_clipped, is_broken)
+        )
+        encode = lambda leaf: _encoded(leaf, step, most, bits)
+        return _of_sent_leaves(encode, prepared), flags
+
+    def mask(prepared, client, clients, key):
+        if not _is_summed(prepared):
+            return prepared
+        if not 2 <= len(clients) <= num_clients:
+            raise ValueError(
+                f"num_clients must be at least the cohort's size and the cohort at least 2 clients to "
+                f"sum securely, got num_clients={num_clients} and a cohort of {len(clients)}."
+            )
+        if not masks:
+            return prepared
+        sizes = [leaf.size for leaf in _sent_leaves(prepared)]
+        all_masks = sum_of_masks(client, clients, key, sum(sizes))
+        of_leaves = iter(jnp.split(all_masks, np.cumsum(sizes)[:-1].tolist()))
+        add = lambda leaf: _modulo(leaf + next(of_leaves).reshape(leaf.shape), bits)
+        return _of_sent_leaves(add, prepared)
+
+    def finalize(total, message, key):
+        if not _is_summed(total):
+            return inner.finalize(total[0], message, key)
+        numbers, (_, broken) = total
+        is_broken = _modulo(broken.values, bits) > 0
+        decode = lambda number: _decoded(number, step, bits, is_broken)
+        return inner.finalize(_of_sent_leaves(decode, numbers, FixedPoint), message, key)
+
+    def bound(update):
+        return _clipped(update if inner.bound is None else inner.bound(update), value_range)
+
+    return Reduce(prepare, finalize, mask=mask, bound=bound)
+
+
+def check_secure_sum(
+    inner: Reduce, num_clients: int, value_range: float, max_weight: float, bits: int
+) -> None:
+    """Raises ValueError or TypeError that names the argument."""
+    check_integer("num_clients", num_clients, low=2)
+    check_number("value_range", value_range, above=0)
+    check_number("max_weight", max_weight, above=0)
+    check_integer("bits", bits, low=2, high=MOST_BITS)
+    if _most(num_clients, bits) < 1:
+        raise ValueError(
+            f"bits must be enough for {num_clients} clients to count to 1 each, at least "
+            f"{int(np.ceil(np.log2(num_clients + 1))) + 1}, got {bits}."
+        )
+    if inner.mask is not None:
+        raise ValueError("reduce must not be a secure sum already.")
+
+
+def resolution(num_clients: int, value_range: float, max_weight: float, bits: int) -> float:
+    """The step of the fixed-point numbers: a client's are rounded to a multiple of it."""
+    return _largest(value_range, max_weight) / _most(num_clients, bits)
+
+
+def bytes_up(prepared: PyTree, num_clients: int, bits: int) -> int:
+    """What a client sends in a round: one masked number for each that is summed, keys and shares."""
+    size = sum(int(leaf.size) for leaf in _sent_leaves(prepared))
+    return vector_bytes(size, bits) + agreement_bytes(num_clients).up
+
+
+def bounded(result: ClientResult, value_range: float, max_weight: float) -> ClientResult:
+    """What a client returns, with every number clipped to the range and its weight to the largest."""
+    numbers = (result.update, result.mutable, result.extra)
+    update, mutable, extra = _clipped(numbers, value_range)
+    weight = jnp.minimum(result.weight, max_weight).astype(result.weight.dtype)
+    return result._replace(update=update, mutable=mutable, weight=weight, extra=extra)
+
+
+def exceeds(result: ClientResult, value_range: float, max_weight: float) -> jax.Array:
+    """Whether `bounded` changes anything, a scalar bool."""
+    numbers = (result.update, result.mutable, result.extra)
+    is_outside = _any(numbers, lambda leaf: jnp.abs(leaf) > value_range)
+    return is_outside | (result.weight > max_weight)
+
+
+def sum_of_masks(client: jax.Array, clients: jax.Array, key: jax.Array, length: int) -> jax.Array:
+    """The sum of the masks that a client shares with each of the others, uint32 [length].
+
+    Of every two clients the one of the smaller index adds the mask and the other subtracts it, so that
+    all sums of a round add up to 0 modulo 2^32.
+    """
+
+    def add(place, total):
+        other = clients[place]
+        seed = keys.derive(key, jnp.minimum(client, other), jnp.maximum(client, other))
+        mask = jax.random.bits(seed, (length,), jnp.uint32)
+        signed = jnp.where(client < other, mask, jnp.where(client > other, -mask, 0))
+        return total + jnp.where(other < 0, 0, signed)  # a slot of nobody
+
+    return jax.lax.fori_loop(0, len(clients), add, jnp.zeros(length, jnp.uint32))
+
+
+def _clipped(tree: PyTree, value_range: float) -> PyTree:
+    clip = lambda leaf: jnp.clip(leaf, -value_range, value_range).astype(leaf.dtype)
+    return jax.tree.map(clip, tree)
+
+
+def _largest(value_range: float, max_weight: float) -> float:
+    """The largest magnitude of a weighted number in range, and of a weight."""
+    return max(value_range, 1.0) * max_weight
+
+
+def _most(num_clients: int, bits: int) -> int:
+    """The largest integer of a client with which sums of all clients stay below 2^(bits - 1)."""
+    return (2 ** (bits - 1) - 1) // num_clients
+
+
+def _encoded(leaf: jax.Array, step: float, most: int, bits: int) -> FixedPoint:
+    """A leaf's numbers as multiples of the step, at most `most` of them; 0 in place of NaN."""
+    limit = np.float32(most)
+    if int(limit) > most:  # float32 has rounded up
+        limit = np.nextafter(limit, np.float32(0))
+    multiples = jnp.clip(jnp.round(leaf.astype(jnp.float32) * (1 / step)), -limit, limit)
+    finite = jnp.where(jnp.isfinite(leaf), multiples, 0)
+    values = _modulo(finite.astype(jnp.int32).astype(jnp.uint32), bits)
+    return FixedPoint(values, np.dtype(leaf.dtype).name)
+
+
+def _decoded(number: FixedPoint, step: float, bits: int, is_broken: jax.Array) -> jax.Array:
+    """The inverse of `_encoded` for a sum; NaN where a client's numbers were not finite."""
+    dtype = jnp.dtype(number.dtype)
+    shifted = number.values.astype(jnp.uint32) << (MOST_BITS - bits)
+    signed = shifted.astype(jnp.int32) >> (MOST_BITS - bits)  # copies the sign's bit
+    values = signed.astype(jnp.float32) * step
+    if not jnp.issubdtype(dtype, jnp.inexact):
+        return jnp.round(values).astype(dtype)
+    return jnp.where(is_broken, jnp.nan, values).astype(dtype)
+
+
+def _modulo(values: jax.Array, bits: int) -> jax.Array:
+    return values & jnp.uint32(2**bits - 1)
+
+
+def _any(tree: PyTree, is_so: Any) -> jax.Array:
+    """Whether it is so for any number of a tree, a scalar bool."""
+    found = jnp.zeros((), bool)
+    for leaf in jax.tree.leaves(tree):
+        found |= jnp.any(is_so(leaf))
+    return found
+
+
+def _of_sent_leaves(function: Any, tree: PyTree, kind: Any = ()) -> PyTree:
+    """The tree with the function of what clients send; what is only measured stays as it is.
+
+    Args:
+      function: of a leaf, or of a node of `kind`.
+      tree: what is prepared, or its sum.
+      kind: a class whose nodes are leaves.
+    """
+    return jax.tree.map(
+        lambda node: node if isinstance(node, Measured) else function(node),
+        tree,
+        is_leaf=lambda node: isinstance(node, (Measured, kind) if kind else Measured),
+    )
+
+
+def _sent_leaves(tree: PyTree) -> list[Any]:
+    """The leaves of what clients send, in the tree's order."""
+    is_measured = lambda node: isinstance(node, Measured)
+    nodes = jax.tree.leaves(tree, is_leaf=is_measured)
+    return [node for node in nodes if not is_measured(node)]
+
+
+def _is_summed(prepared: PyTree) -> bool:
+    """Whether `prepare` made fixed-point numbers, and not of a pass in which nothing is sent."""
+    return prepared[1] != ()
