@@ -59,7 +59,7 @@ def test_examples_are_private_where_it_says_so():
     config.training.example_privacy.microbatch = 3
     with pytest.raises(
         ValueError,
-        match=r"^training.example_privacy.microbatch must divide the batch size 10, got 3",
+        match=r"^training.example_privacy.microbatch must divide",
     ):
         build_experiment(config)
 
