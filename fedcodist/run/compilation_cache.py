@@ -2,6 +2,7 @@
 
 import contextlib
 import hashlib
+import inspect
 import os
 import platform
 from pathlib import Path
@@ -70,9 +71,9 @@ def _write_from_every_process() -> None:
 def _compile_in_the_first_process(settings: Any) -> None:
     """Makes the other processes wait for the first one's programs, which JAX sends to them.
 
-    JAX does so on accelerators (`jax_share_binary_between_hosts`). On CPUs programs are the same too, but
-    their keys differ, since the topology that JAX hashes names the process. The processes have the same
-    processor. If JAX's names change, a test fails, and every process compiles for itself.
+    JAX does so on accelerators (`jax_share_binary_between_hosts`). On CPUs programs are the same too,
+    but their keys differ, since the topology that JAX hashes names the process. The processes have the
+    same processor. If JAX's names change, a test fails, and every process compiles for itself.
     """
     with contextlib.suppress(ImportError, AttributeError):
         from jax._src import cache_key, compiler, distributed
@@ -83,6 +84,8 @@ def _compile_in_the_first_process(settings: Any) -> None:
         hash_topology, hash_devices = keys._hash_accelerator_config, keys._hash_devices
         share, compile_alone = private._compile_and_share_module, private._compile_and_write_cache
         read = private._cache_read
+        # JAX before 0.10 does not ask for callbacks, of which there are none here.
+        asked = len(inspect.signature(read).parameters)
 
         def hash_alike(hashed: Any, devices: Any) -> None:
             if not _is_of_several_processes(devices):
@@ -106,7 +109,7 @@ def _compile_in_the_first_process(settings: Any) -> None:
                     if "DEADLINE" not in str(error):
                         raise
                 # The first process sends nothing where it has found what another run has just stored.
-                found, _ = read(name, key, options, backend, devices, callbacks)
+                found, _ = read(*(name, key, options, backend, devices, callbacks)[:asked])
                 if found is not None:
                     return found
             return compile_alone(*alone)
