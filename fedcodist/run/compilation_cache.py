@@ -84,7 +84,7 @@ def _compile_in_the_first_process(settings: Any) -> None:
         hash_topology, hash_devices = keys._hash_accelerator_config, keys._hash_devices
         share, compile_alone = private._compile_and_share_module, private._compile_and_write_cache
         read = private._cache_read
-        # JAX before 0.10 does not ask for callbacks, of which there are none here.
+        # JAX before 0.11 does not ask for callbacks, of which there are none here.
         asked = len(inspect.signature(read).parameters)
 
         def hash_alike(hashed: Any, devices: Any) -> None:
