@@ -11,8 +11,8 @@ from typing import Any
 from fedcodist.run import launch
 
 # A process that waits for another one's program compiles it itself after ten minutes.
-_MILLISECONDS_PER_WAIT = 2000
-_MOST_WAITS = 300
+_MILLISECONDS_PER_WAIT = 10_000
+_MOST_WAITS = 60
 
 
 def cache_compilations() -> None:
