@@ -1,6 +1,7 @@
 """Keeps compiled programs on disk between starts."""
 
 import contextlib
+import functools
 import hashlib
 import inspect
 import os
@@ -115,8 +116,8 @@ def _compile_in_the_first_process(settings: Any) -> None:
             return compile_alone(*alone)
 
         keys._hash_accelerator_config = hash_alike
-        private._compile_and_share_module = share_on_one_machine
-        share_on_one_machine.modules_cache = share.modules_cache
+        # JAX keeps what was shared in an attribute of the function that it finds under this name.
+        private._compile_and_share_module = functools.update_wrapper(share_on_one_machine, share)
         settings.update("jax_share_binary_between_hosts_timeout_ms", _MILLISECONDS_PER_WAIT)
         settings.update("jax_share_binary_between_hosts", True)
 
