@@ -163,6 +163,7 @@ from fedcodist.privacy.audit import guesses_of as guesses_of
 from fedcodist.privacy.example_level import example_epsilon as example_epsilon
 from fedcodist.privacy.example_level import example_private as example_private
 from fedcodist.privacy.private import private as private
+from fedcodist.privacy.private_parties import counted as counted
 from fedcodist.privacy.private_parties import private_classes as private_classes
 from fedcodist.privacy.private_parties import private_scores as private_scores
 from fedcodist.privacy.secure_sum import secure_sum as secure_sum

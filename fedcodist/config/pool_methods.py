@@ -78,7 +78,10 @@ def _pools(config: ConfigDict, data: Data) -> dict[str, Pool]:
         model = as_executed(config, _model(config, data, f"pools.{name}.model", pool.model))
         method = client_method(Clients(config, data, model, pool, len(indices[name])))
         method = with_privacy(privacy, with_links(config, method), pool.cohort_size)
-        method = with_secure_sum(config, method, pool, data)
+        most = pool.cohort_size
+        if poisson is not None:
+            most = poisson.slots(len(indices[name]), most)
+        method = with_secure_sum(config, method, most, data)
         pools[name] = Pool(method, indices[name], pool.cohort_size, poisson)
     return pools
 

@@ -9,7 +9,7 @@ from fedcodist.privacy.secure_sum import secure_sum
 
 
 def with_secure_sum(
-    config: ConfigDict, method: FederatedMethod, pool: ConfigDict, data: Data
+    config: ConfigDict, method: FederatedMethod, num_clients: int, data: Data
 ) -> FederatedMethod:
     """Returns the method with a secure sum, or as it is if `training.secure_sum` is not set.
 
@@ -23,7 +23,7 @@ def with_secure_sum(
     settings = config.training.get("secure_sum")
     if settings is None:
         return method
-    given = dict(method=method, num_clients=pool.cohort_size)
+    given = dict(method=method, num_clients=num_clients)
     if settings.get("max_weight") is None:
         largest = float(data.splits["train"].client_sizes.max())
         given["max_weight"] = 1.0 if method.privacy is not None else largest

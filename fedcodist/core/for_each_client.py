@@ -66,7 +66,6 @@ def for_each_client(
     execution: Execution = Execution(),
     axis_name: str | None = None,
     individual_results: bool = False,
-    present: jax.Array | None = None,
     mask: Callable[[PyTree, jax.Array], PyTree] | None = None,
 ) -> CohortResult:
     """Runs `client_update` on every client of a cohort and sums `prepare` of their results.
@@ -86,7 +85,6 @@ def for_each_client(
       axis_name: the mesh axis over which clients are dealt when the caller runs inside `shard_map` or
         `pmap`; None on one device.
       individual_results: whether to return every client's result too (FedDF, FedBE, ...).
-      present: bool [cohort], who takes part; the others have no examples and no weight. All where None.
       mask: (prepared, the client's index) -> what is summed in its place, see `mask_of_round`.
 
     Raises:
@@ -105,7 +103,6 @@ def for_each_client(
         cohort,
         key,
         execution.loop,
-        present,
     )
     if execution.loop == "eager":
         with jax.disable_jit():
@@ -153,15 +150,13 @@ def dealing_order(sizes: Any, devices: int) -> Any:
     return (-sizes).argsort(stable=True)[there_and_back]
 
 
-def _run_slots(
-    client_update, prepare, mask, message, client_states, cohort, key, loop, present, slots
-):
+def _run_slots(client_update, prepare, mask, message, client_states, cohort, key, loop, slots):
     """Runs the clients of some slots; returns their prepared sum and their results [slots, ...]."""
     clients = len(cohort.clients)
     real = slots < clients
     safe = jnp.minimum(slots, clients - 1)
-    if present is not None:
-        real = real & present[safe]
+    if cohort.present is not None:
+        real = real & cohort.present[safe]
     sizes = jnp.where(real, cohort.sizes[safe], 0)
     data = ClientData(
         columns=cohort.columns,

@@ -39,6 +39,7 @@ class Cohort:
       starts: int32 [cohort], first example of each client in `columns`.
       sizes: int32 [cohort], examples of each client.
       capacity: the largest size of any client of the data.
+      present: bool [cohort], who takes part; the others have no examples and no weight. All where None.
     """
 
     columns: Mapping[str, jax.Array]
@@ -46,6 +47,7 @@ class Cohort:
     starts: jax.Array
     sizes: jax.Array
     capacity: int = flax.struct.field(pytree_node=False)
+    present: jax.Array | None = None
 
 
 @flax.struct.dataclass

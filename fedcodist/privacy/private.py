@@ -224,7 +224,7 @@ def noised_mean(
         if "weight" in bounds:
             # At least one client's: noise must not turn the mean's sign.
             count = jnp.maximum(with_noise("weight", weight, 1.0), 1.0)
-        share_within = None
+        share_within = jnp.zeros(())
         if adaptive is not None:
             extra, within = extra
             draw = noised(within, adaptive.count_deviation, keys.derive(noise_key, "within"))

@@ -17,6 +17,7 @@ from fedcodist.core import keys
 from fedcodist.core.aggregation import Aggregate, Reduce
 from fedcodist.core.arguments import check_arguments
 from fedcodist.core.checks import check_number
+from fedcodist.core.method import PARTIES, FederatedAlgorithm, PrivateCohorts
 
 PyTree = Any
 
@@ -112,6 +113,24 @@ def private_classes(clip: float, noise_multiplier: float, max_count: float = 1.0
         return Aggregate(structure.unflatten([noisy_vectors, noisy_counts / clip]), {}, weight)
 
     return Reduce(prepare, finalize, bound=bound)
+
+
+def counted(algorithm: FederatedAlgorithm, noise_multiplier: float) -> FederatedAlgorithm:
+    """The algorithm of parties, whose run counts epsilon, as that of private pools does.
+
+    Args:
+      algorithm: of parties who send once a round, through `private_scores` or `private_classes`.
+      noise_multiplier: that of its reduction.
+
+    Raises:
+      ValueError, TypeError: names the argument and what is allowed.
+    """
+    check_arguments(counted, locals())
+    check_number("noise_multiplier", noise_multiplier, low=0)
+    everyone = np.arange(algorithm.num_clients, dtype=np.int32)
+    # All take part: cohorts of probability 1, of which no slot is left out.
+    cohorts = PrivateCohorts(everyone, noise_multiplier, len(everyone), len(everyone))
+    return algorithm._replace(privacy={PARTIES: cohorts})
 
 
 def scores_sensitivity(scores: PyTree, clip: float) -> float:

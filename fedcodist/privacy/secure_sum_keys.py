@@ -21,7 +21,7 @@ def shared(secret: bytes, receivers: list[int], threshold: int) -> dict[int, byt
     from Cryptodome.Protocol.SecretSharing import Shamir
 
     halves = [secret[start : start + HALF] for start in range(0, len(secret), HALF)]
-    split = [Shamir.split(threshold, len(receivers), half) for half in halves]
+    split = [Shamir.split(threshold, len(receivers), half, ssss=False) for half in halves]
     return {
         receiver: b"".join(shares[place][1] for shares in split)
         for place, receiver in enumerate(receivers)
@@ -35,7 +35,9 @@ def restored(shares: Mapping[int, bytes], receivers: list[int], threshold: int) 
     used = sorted(shares)[:threshold]
     length = len(shares[used[0]])
     return b"".join(
-        Shamir.combine([(1 + receivers.index(i), shares[i][start : start + HALF]) for i in used])
+        Shamir.combine(
+            [(1 + receivers.index(i), shares[i][start : start + HALF]) for i in used], ssss=False
+        )
         for start in range(0, length, HALF)
     )
 

@@ -1,7 +1,9 @@
 """Keeps compiled programs on disk between starts."""
 
 import contextlib
+import functools
 import hashlib
+import inspect
 import os
 import platform
 from pathlib import Path
@@ -10,8 +12,8 @@ from typing import Any
 from fedcodist.run import launch
 
 # A process that waits for another one's program compiles it itself after ten minutes.
-_MILLISECONDS_PER_WAIT = 2000
-_MOST_WAITS = 300
+_MILLISECONDS_PER_WAIT = 10_000
+_MOST_WAITS = 60
 
 
 def cache_compilations() -> None:
@@ -70,9 +72,9 @@ def _write_from_every_process() -> None:
 def _compile_in_the_first_process(settings: Any) -> None:
     """Makes the other processes wait for the first one's programs, which JAX sends to them.
 
-    JAX does so on accelerators (`jax_share_binary_between_hosts`). On CPUs programs are the same too, but
-    their keys differ, since the topology that JAX hashes names the process. The processes have the same
-    processor. If JAX's names change, a test fails, and every process compiles for itself.
+    JAX does so on accelerators (`jax_share_binary_between_hosts`). On CPUs programs are the same too,
+    but their keys differ, since the topology that JAX hashes names the process. The processes have the
+    same processor. If JAX's names change, a test fails, and every process compiles for itself.
     """
     with contextlib.suppress(ImportError, AttributeError):
         from jax._src import cache_key, compiler, distributed
@@ -83,6 +85,8 @@ def _compile_in_the_first_process(settings: Any) -> None:
         hash_topology, hash_devices = keys._hash_accelerator_config, keys._hash_devices
         share, compile_alone = private._compile_and_share_module, private._compile_and_write_cache
         read = private._cache_read
+        # JAX before 0.11 does not ask for callbacks, of which there are none here.
+        asked = len(inspect.signature(read).parameters)
 
         def hash_alike(hashed: Any, devices: Any) -> None:
             if not _is_of_several_processes(devices):
@@ -106,14 +110,14 @@ def _compile_in_the_first_process(settings: Any) -> None:
                     if "DEADLINE" not in str(error):
                         raise
                 # The first process sends nothing where it has found what another run has just stored.
-                found, _ = read(name, key, options, backend, devices, callbacks)
+                found, _ = read(*(name, key, options, backend, devices, callbacks)[:asked])
                 if found is not None:
                     return found
             return compile_alone(*alone)
 
         keys._hash_accelerator_config = hash_alike
-        private._compile_and_share_module = share_on_one_machine
-        share_on_one_machine.modules_cache = share.modules_cache
+        # JAX keeps what was shared in an attribute of the function that it finds under this name.
+        private._compile_and_share_module = functools.update_wrapper(share_on_one_machine, share)
         settings.update("jax_share_binary_between_hosts_timeout_ms", _MILLISECONDS_PER_WAIT)
         settings.update("jax_share_binary_between_hosts", True)
 

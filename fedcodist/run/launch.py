@@ -34,7 +34,7 @@ _RESUME = "the same command on all machines goes on from the last checkpoint"
 _SECONDS_WITHOUT_HEARTBEAT = 30
 _SECONDS_TO_JOIN = 300
 _ATTEMPTS_WITHOUT_PROGRESS = 3
-# Each process compiles for itself, and cohorts are small. Further cores become threads.
+# Cohorts are small. Further cores become threads.
 _MOST_PROCESSES = 16
 
 

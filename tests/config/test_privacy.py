@@ -3,9 +3,11 @@
 import pytest
 
 from fedcodist.config import defaults
+from fedcodist.config.config_errors import as_settings
 from fedcodist.config.experiment import build_experiment
 from fedcodist.configs import digits_codist, digits_private
 from fedcodist.privacy.accounting import PrivacyBudget, spent
+from fedcodist.run.experiment import check_experiment
 
 pytest.importorskip("dp_accounting")
 
@@ -17,6 +19,7 @@ def built(run, **settings):
     return build_experiment(config)
 
 
+@pytest.mark.slow
 def test_one_multiplier_keeps_all_pools_within_the_budget():
     experiment = built("merged_codistillation,8")
     assert experiment.privacy == PrivacyBudget(1e-5, 8.0)
@@ -54,7 +57,10 @@ def test_examples_are_private_where_it_says_so():
     config.training.example_privacy = dict(clip=1.0, noise_multiplier=1.0, microbatch=5)
     build_experiment(config)
     config.training.example_privacy.microbatch = 3
-    with pytest.raises(ValueError, match=r"^microbatch must divide the batch size 10, got 3"):
+    with pytest.raises(
+        ValueError,
+        match=r"^training.example_privacy.microbatch must divide",
+    ):
         build_experiment(config)
 
 
@@ -67,7 +73,7 @@ def test_examples_are_private_where_it_says_so():
             "training.privacy.noise_multiplier must be at least 0, got -1",
         ),
         (dict(delta=0.0), "training.privacy.delta must be above 0"),
-        (dict(delta=1.0, epsilon=8.0), "delta must be below 1, got 1.0."),
+        (dict(delta=1.0, epsilon=8.0), "training.privacy.delta must be below 1, got 1.0."),
         (dict(sampling="shuffled"), "training.privacy.sampling must be one of"),
         (
             dict(noise_multiplier=None),
@@ -75,7 +81,7 @@ def test_examples_are_private_where_it_says_so():
         ),
         (
             dict(most=3),
-            "poisson.most must be between cohort_size=50 and the pool's 100 clients, got 3.",
+            "training.privacy.most must be between cohort_size=20 and the pool's 40 clients, got 3.",
         ),
         (dict(extra_clip=1.0), "training.privacy.extra_clip must be None for fed_avg"),
         (
@@ -84,13 +90,13 @@ def test_examples_are_private_where_it_says_so():
         ),
         (
             dict(accountant="rdp", sampling="poisson"),
-            "accountant must be 'pld' for a Poisson cohort",
+            "training.privacy.accountant must be 'pld' for a Poisson cohort",
         ),
     ],
 )
 def test_bad_input_is_one_line(settings, message):
-    with pytest.raises(ValueError) as raised:
-        built("fed_avg,inf", **settings)
+    with pytest.raises(ValueError) as raised, as_settings(digits_private.get_config("fed_avg,inf")):
+        check_experiment(built("fed_avg,inf", **settings))
     assert message in str(raised.value) and "\n" not in str(raised.value)
 
 

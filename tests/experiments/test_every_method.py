@@ -41,7 +41,7 @@ RUNS = [
     (digits_compression, "fed_avg,svd"),
     (digits_compression, "fed_avg,quantisation"),
     (digits_compression, "fed_avg,count_sketch"),
-    (digits_private, "merged_codistillation,8"),
+    (digits_private, "merged_codistillation,inf"),
     (digits_fed_kd, "fed_kd"),
     (digits_fed_kd, "fed_kd,by_step"),
     *((digits_parties, run) for run in digits_parties.get_runs()),

@@ -2,6 +2,7 @@
 
 import functools
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import jax
@@ -61,9 +62,9 @@ def train_pools(
     aggregates, new_client_states, metrics, models, results = {}, {}, {}, {}, {}
     for name, pool in pools.items():
         method, message = pool.method, pool.method.broadcast(state[name])
-        cohort = round.inputs.cohorts[name]
         clients_key = client_key(round.key, round.index, stream or name)
         count, present = _present(name, pool, round)
+        cohort = replace(round.inputs.cohorts[name], present=present)
         with of_clients(pool.clients):
             result = for_each_client(
                 functools.partial(_client_update, method, hyper[name]),
@@ -75,7 +76,6 @@ def train_pools(
                 execution,
                 round.axis_name,
                 individual_results=members,
-                present=present,
                 # Pools that share a stream must not share masks.
                 mask=mask_of_round(
                     method.reduce, cohort.clients, keys.derive(clients_key, name), present
