@@ -120,16 +120,8 @@ def compressed(
         Federated Dropout.
     """
     check_arguments(compressed, locals())
-    check_integer("num_rounds", num_rounds, low=1)
-    if method.privacy is not None:
-        raise ValueError(
-            "method must not be private: private(compressed(method, ...), ...) bounds what is restored."
-        )
+    _check(method, num_rounds, observe_gradient)
     inner_gradient = method.gradient
-    if observe_gradient is not None and inner_gradient is None:
-        raise ValueError(
-            "observe_gradient must be None for a method that does not tell its gradient."
-        )
 
     def init(key):
         return first_server(method, downlink, key)
@@ -197,6 +189,18 @@ def compressed(
         personal_models={name: within(model) for name, model in method.personal_models.items()},
         gradient=None,  # whoever looks at it does so here
     )
+
+
+def _check(method: FederatedMethod, num_rounds: int, observe_gradient: Observer | None) -> None:
+    check_integer("num_rounds", num_rounds, low=1)
+    if method.privacy is not None:
+        raise ValueError(
+            "method must not be private: private(compressed(method, ...), ...) bounds what is restored."
+        )
+    if observe_gradient is not None and method.gradient is None:
+        raise ValueError(
+            "observe_gradient must be None for a method that does not tell its gradient."
+        )
 
 
 def first_client_state(method: FederatedMethod, uplink: Compressor | None) -> CompressedClientState:

@@ -15,7 +15,7 @@ from fedcodist.core import keys
 from fedcodist.core.aggregation import ClientResult, Reduce, as_stored
 from fedcodist.core.arguments import check_arguments
 from fedcodist.core.checks import check_integer, check_number
-from fedcodist.core.method import FederatedMethod, PrivateSends, fine_tuned_models
+from fedcodist.core.method import FederatedMethod, PersonalModel, PrivateSends, fine_tuned_models
 from fedcodist.core.trees import named_leaves
 from fedcodist.privacy.adaptive_clipping import AdaptiveClip, moved, remaining_multiplier
 from fedcodist.privacy.clipping import clipped, is_within, noised
@@ -78,15 +78,13 @@ def private(
     method sends besides (SCAFFOLD's variates) and its weight. The server adds Gaussian noise to each
     sum, so all that follows, distillation between pools among it, is as private as the sums. With K
     bounded parts, each part's noise has the deviation sqrt(K) noise_multiplier x its bound: together
-    they cost as much as one sum with `noise_multiplier` (times its bound) on it. What a run costs is
-    `epsilon` in its metrics lines, see `fedcodist.privacy.accounting`.
+    they cost as much as one sum with `noise_multiplier` on it. A run's metrics lines have what it costs,
+    `epsilon`, see `fedcodist.privacy.accounting`.
 
-    The noise's key is derived on the server from the round's; clients get keys from which it does not
-    follow. Metrics of training, such as the clients' loss, are outside of the guarantee.
+    Clients get keys from which the noise's does not follow. Metrics of training are not protected.
 
-    A secure sum goes around it: `secure_sum(private(method, ...), ...)`.
-    Links are compressed before: `private(compressed(method, ...), ...)` bounds what the server restores.
-    So is a network shared in part: `private(partially_shared(method, ...), ...)`.
+    Compressed links and a network shared in part go inside, a secure sum around it:
+    `secure_sum(private(compressed(method, ...), ...), ...)` bounds what the server restores.
 
     Args:
       method: any single-model method whose reduction is a weighted mean.
@@ -95,11 +93,9 @@ def private(
       expected_clients: what sums are divided by, for cohorts whose size is random: a Poisson pool's
         `cohort_size`. Where None it is the number of clients, which must not depend on the data.
       per_layer: clip each array of an update at its share, clip / sqrt(arrays).
-      statistics_clip: the bound of the change of mutable state, such as batch statistics; needed where
-        the model has any. Variances stay at least 0.
-      extra_clip: the bound of what the method sends besides; needed where it does.
-      weight_clip: a client's weight is min(weight, weight_clip) / weight_clip, and the sum of weights is
-        noised too; 1 for all where None.
+      statistics_clip, extra_clip: the bounds of the change of mutable state, such as batch statistics,
+        and of what the method sends besides; each needed where there is any.
+      weight_clip: weights are min(weight, weight_clip) / weight_clip, their sum is noised; 1 where None.
       adaptive: how `clip` moves; it stays where None.
       metrics: False sends no metrics of training.
 
@@ -121,11 +117,7 @@ def private(
     def client_update(message, client_state, data, key, hyper):
         result = method.client_update(message.inner, client_state, data, key, hyper)
         check_sends(method, result, statistics_clip, extra_clip)
-        change = jax.tree.map(
-            lambda after, before: after.astype(jnp.float32) - before.astype(jnp.float32),
-            result.mutable,
-            message.mutable,
-        )
+        change = _change(message.mutable, result.mutable)
         weight = jnp.ones((), jnp.float32)
         if weight_clip is not None:
             weight = jnp.clip(result.weight, 0, weight_clip) / weight_clip
@@ -136,9 +128,7 @@ def private(
             # Andrew et al., algorithm 1: the client tells whether it was within the bound.
             within = is_within(result.update, message.clip).astype(jnp.float32)
             extra = PrivateAggregate(extra, within - 0.5)
-        of_client = dict(result.metrics)
-        if not metrics:
-            of_client = {"num_steps": jnp.full((), jnp.nan)}
+        of_client = dict(result.metrics) if metrics else {"num_steps": jnp.full((), jnp.nan)}
         return result._replace(
             update=clipped(result.update, message.clip, per_layer),
             mutable=change if statistics_clip is None else clipped(change, statistics_clip),
@@ -160,13 +150,7 @@ def private(
         return server._replace(inner=method.set_model(server.inner, new, reset_optimizer))
 
     def fine_tune(server, client_state, data, key, hyper):
-        # Nothing of it is sent, so nothing is bounded.
         return fine_tuned_models(method, server.inner, client_state, data, key, hyper)
-
-    def within(model):
-        return model._replace(
-            variables=lambda server, client_state: model.variables(server.inner, client_state)
-        )
 
     bounds = {"statistics": statistics_clip, "extra": extra_clip}
     bounds["weight"] = None if weight_clip is None else 1.0
@@ -180,11 +164,25 @@ def private(
         server_update=server_update,
         variables=lambda server: method.variables(server.inner),
         set_model=set_model,
-        personal_models={name: within(model) for name, model in method.personal_models.items()},
+        personal_models={name: _within(model) for name, model in method.personal_models.items()},
         sends_models=False,  # a server gets noised sums and no client's model
         gradient=None,
         fine_tune=fine_tune,
         privacy=PrivateSends(float(noise_multiplier), expected_clients),
+    )
+
+
+def _change(before: PyTree, after: PyTree) -> PyTree:
+    """The change of mutable state, in float32."""
+    return jax.tree.map(
+        lambda new, old: new.astype(jnp.float32) - old.astype(jnp.float32), after, before
+    )
+
+
+def _within(model: PersonalModel) -> PersonalModel:
+    """A method's personal model, of the server that `private` makes."""
+    return model._replace(
+        variables=lambda server, client_state: model.variables(server.inner, client_state)
     )
 
 

@@ -236,14 +236,13 @@ def _run(
 ) -> Outcome:
     is_writer, mesh = jax.process_index() == 0, all_devices()
     algorithm, seeds = experiment.algorithm, _seeds(experiment)
-    programs = programs or experiment_programs(experiment)
-    device_seeds = replicate(seeds, mesh)
-    hyper = replicate(jax.tree.map(_as_float, algorithm.hyper), mesh)
+    programs, device_seeds = programs or experiment_programs(experiment), replicate(seeds, mesh)
     splits = _on_devices(experiment.splits, mesh)
     data, host_client_states = _placed(experiment, mesh)
     trained, first_round, notes = _start(
         programs, device_seeds, mesh, folder, experiment, host_client_states
     )
+    hyper = replicate(jax.tree.map(_as_float, algorithm.hyper), mesh)
     of_run = (mesh, device_seeds, hyper, host_client_states)
     train = in_blocks(programs, data, experiment.rounds, *of_run)
     evaluate_clients = client_evaluation(programs, experiment, data, *of_run)
@@ -255,6 +254,7 @@ def _run(
     kept_state = KeptState(folder.checkpoints if folder else None, notes.get("kept"))
     stopped: str = notes.get("stopped", "")
     meter = PrivacyMeter(algorithm.privacy, experiment.rounds, experiment.privacy)
+    measured = lambda round, of: meter.with_epsilon(round, evaluation_records(round, of, seeds))
 
     def log(new):
         """Passes metrics lines to the run folder and to callbacks; returns what these decide."""
@@ -271,19 +271,16 @@ def _run(
         is_last = round == experiment.rounds
         if is_last and experiment.final_splits:
             evaluation |= evaluate(trained, _on_devices(experiment.final_splits, mesh))
-        new = meter.with_epsilon(round, evaluation_records(round, evaluation, seeds))
+        new = measured(round, evaluation)
         text = current_text(new)
         new += client_records(round, judge.judged(trained, round, is_last), seeds)
-        new += training_records(round, history, seeds)
-        decision = log(new)
+        decision = log(new + training_records(round, history, seeds))
         if decision.keep:
             kept_state.keep(round, _whole(algorithm, trained, host_client_states))
         why = "; ".join(filter(None, (decision.stop, meter.why_stopped(round))))
         if why and not is_last:
-            final = evaluate(trained, _on_devices(experiment.final_splits, mesh))
-            final = meter.with_epsilon(round, evaluation_records(round, final, seeds))
-            clients = judge.judged(trained, round, is_last=True)
-            log(final + client_records(round, clients, seeds))
+            final = measured(round, evaluate(trained, _on_devices(experiment.final_splits, mesh)))
+            log(final + client_records(round, judge.judged(trained, round, is_last=True), seeds))
         show(round, text)
         return "" if is_last else why
 
@@ -299,8 +296,7 @@ def _run(
     is_shown, name = show_progress and is_writer, name or algorithm.name
     was_finished = first_round == experiment.rounds or bool(stopped)
     with progress(name, experiment.rounds, first_round, is_shown and not was_finished) as show:
-        round = first_round
-        history: list[dict[str, np.ndarray]] = []
+        round, history = first_round, list[dict[str, np.ndarray]]()
         if round == 0 and not stopped:
             stopped = report(round, history)
             if folder and stopped:

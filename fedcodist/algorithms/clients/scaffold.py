@@ -64,7 +64,7 @@ def scaffold(
 
     Clients step along g - c_i + c. Then c_i becomes, by option,
 
-    1. the gradient of all of the client's examples at the parameters that it received, or
+    1. the gradient of all of the client's examples at the parameters it received, or
     2. c_i - c + (w_received - w_trained) / (steps x learning rate), the mean local gradient.
 
     The server averages updates uniformly, and c moves by the sum of the variates' changes divided by
@@ -76,8 +76,7 @@ def scaffold(
       option: 1 or 2.
 
     Raises:
-      ValueError: an unknown option, no clients, or option 2 with a client optimizer other than plain
-        SGD, for which its identity is wrong.
+      ValueError: an unknown option, no clients, or option 2 without plain SGD, where it is wrong.
     """
     check_arguments(scaffold, locals())
     if not isinstance(option, int) or isinstance(option, bool) or option not in (1, 2):

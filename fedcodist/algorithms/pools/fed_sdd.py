@@ -121,15 +121,13 @@ def fed_sdd(
       rounds_kept: R.
       group_sizes: clients of each group; as even as can be, the first ones larger, where not given.
       distillation: steps, batch size, optimizer, augmentation; 0 steps leave distillation out.
-      teaching: which models learn, and how.
-      hyper, execution: learning rate and temperature of the distillation; how clients are executed.
+      teaching, hyper, execution: which models learn, the floats of distillation, how clients run.
 
     Raises:
       ValueError: a number that makes no sense; names it.
     """
     check_arguments(fed_sdd, locals())
-    pool = check_pools({"pool": pool})["pool"]
-    check_fixed_cohorts("fed_sdd", {"pool": pool})
+    pool = check_fixed_cohorts("fed_sdd", check_pools({"pool": pool}))["pool"]
     sizes = group_sizes_of(pool.cohort_size, num_models, group_sizes)
     check_integer("rounds_kept", rounds_kept, low=1)
     check_distillation(distillation, num_unlabelled)

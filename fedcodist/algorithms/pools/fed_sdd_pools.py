@@ -97,17 +97,15 @@ def fed_sdd_pools(
       pools: name -> Pool, one architecture each.
       columns: the federated data's columns, for counting bytes.
       num_unlabelled: number of examples of the data set `unlabelled`, see `resident_data`.
-      num_models: K of every pool; its groups are as even as can be.
-      rounds_kept: R.
+      num_models, rounds_kept: K of every pool, whose groups are as even as can be, and R.
       distillation, teaching, hyper, execution: as `fed_sdd` has them.
 
     Raises:
       ValueError: a pool, number or class count that makes no sense; names it.
     """
     check_arguments(fed_sdd_pools, locals())
-    pools = check_pools(pools)
+    pools = check_fixed_cohorts("fed_sdd_pools", check_pools(pools))
     check_class_counts(pools)
-    check_fixed_cohorts("fed_sdd_pools", pools)
     sizes = {name: _sizes_of(name, pool, num_models) for name, pool in pools.items()}
     check_integer("rounds_kept", rounds_kept, low=1)
     check_distillation(distillation, num_unlabelled)

@@ -267,13 +267,14 @@ def _check_cohorts(where: str, pool: Pool) -> None:
         )
 
 
-def check_fixed_cohorts(name: str, pools: Mapping[str, Pool]) -> None:
-    """Raises one line for a Poisson pool in an algorithm that needs as many clients in every round."""
+def check_fixed_cohorts(name: str, pools: Mapping[str, Pool]) -> dict[str, Pool]:
+    """The pools; raises one line for a Poisson one, where rounds need a fixed number of clients."""
     for pool in pools.values():
         if pool.poisson is not None:
             raise ValueError(
                 f"pools must have poisson=None for {name}, whose rounds need a fixed number of clients."
             )
+    return dict(pools)
 
 
 def check_class_counts(pools: Mapping[str, Pool]) -> None:
