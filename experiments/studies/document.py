@@ -26,6 +26,7 @@ from experiments.studies.index import index
 from experiments.studies.mhd.page import mhd
 from experiments.studies.own_records import without_missing
 from experiments.studies.pages import Notes, Page, read_notes
+from experiments.studies.privacy.page import privacy
 from experiments.studies.run_list import run_list
 from experiments.studies.sections.other import other
 from experiments.studies.tuning.page import load_tuning, tuning
@@ -46,6 +47,7 @@ STUDIES: Mapping[str, Callable[[Sequence[Record], Notes], Page]] = {
     "fed_kd": fed_kd,
     "mhd": mhd,
     "heterogeneous": heterogeneous,
+    "privacy": privacy,
 }
 
 

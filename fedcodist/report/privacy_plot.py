@@ -1,70 +1,97 @@
 """What privacy costs: accuracy against the epsilon that clients have paid for it."""
 
-from typing import TYPE_CHECKING
+import json
+import math
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from fedcodist.config.registry import method_of
+from fedcodist.config.registry import METHOD_NAMES, method_of
 from fedcodist.report.accuracy_table import split_name
-from fedcodist.report.collection import Collection, Method, curve
+from fedcodist.report.collection import NOT_OF_A_METHOD, Collection, Method, curve
 from fedcodist.report.styles import styles
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+_PANELS_IN_A_ROW = 3
+
+
+class _Line(NamedTuple):
+    """A method's accuracies in per cent by epsilon, and its accuracy without noise where it was run."""
+
+    epsilons: list[float]
+    accuracies: list[float]
+    without_noise: float | None
+
 
 def privacy_plot(collection: Collection) -> "Figure | None":
-    """Accuracy by the epsilon spent so far, a panel for each model; None where no run counts one.
+    """Last accuracies by epsilon, a panel for each model; None where no run counts one.
 
-    A method without noise, whose epsilon is infinite, is a dashed line at its last accuracy.
+    Runs that differ in their privacy alone are one line. A run without noise is a dashed line.
     """
     from matplotlib.figure import Figure
 
-    split = next((s for s in collection.splits if _points(collection, s)), None)
+    split = next((s for s in collection.splits if _lines(collection, s)), None)
     if split is None:
         return None
-    points = _points(collection, split)
-    models = [m for m in collection.models if any(model == m for _, model in points)]
-    figure = Figure(figsize=(4.6 * len(models) + 0.6, 4.2), layout="constrained")
-    grid = figure.subplots(1, len(models), squeeze=False, sharey=True)[0]
-    colours = styles([method_of(m.runs[0].config) for m in collection.methods])
-    for axes, model in zip(grid, models, strict=True):
-        for index, (method, style) in enumerate(zip(collection.methods, colours, strict=True)):
-            label, (colour, marker) = method.label.replace("$", r"\$"), style
-            if line := points.get((index, model)):
-                axes.plot(*line, color=colour, marker=marker, label=label, linewidth=1.4)
-            elif values := curve(method, model, split, "accuracy").statistics:
-                axes.axhline(100 * values[-1].mean, color=colour, linestyle="--", label=label)
+    lines = _lines(collection, split)
+    groups = list(dict.fromkeys(group for group, _ in lines))
+    models = [m for m in collection.models if any(model == m for _, model in lines)]
+    columns = min(len(models), _PANELS_IN_A_ROW)
+    rows = -(-len(models) // columns)
+    figure = Figure(figsize=(4.2 * columns + 0.6, 3.4 * rows + 0.6), layout="constrained")
+    panels = list(figure.subplots(rows, columns, squeeze=False, sharey=True).flat)
+    for left_over in panels[len(models) :]:
+        left_over.set_axis_off()
+    names = [method_of(json.loads(group)) for group in groups]
+    shown: dict[str, Any] = {}
+    for axes, model in zip(panels, models, strict=False):
+        for group, name, (colour, marker) in zip(groups, names, styles(names), strict=True):
+            if (group, model) not in lines:
+                continue
+            line = lines[group, model]
+            (drawn,) = axes.plot(line.epsilons, line.accuracies, color=colour, marker=marker)
+            shown.setdefault(METHOD_NAMES.get(name, name), drawn)
+            if line.without_noise is not None:
+                axes.axhline(line.without_noise, color=colour, linestyle="--", linewidth=1)
+        budgets = sorted(
+            {round(e, 2) for (_, of), one in lines.items() if of == model for e in one[0]}
+        )
+        axes.set_xscale("log")
+        axes.set_xticks(budgets, [f"{budget:g}" for budget in budgets], minor=False)
+        axes.set_xticks([], minor=True)
         axes.set_xlabel("Epsilon of the client who pays most")
         axes.set_title(f"{model} model", fontsize=10)
         axes.grid(alpha=0.25)
-    grid[0].set_ylabel(f"{split_name(split).capitalize()} accuracy (%)")
+    panels[0].set_ylabel(f"{split_name(split).capitalize()} accuracy (%); dashed: without noise")
     figure.legend(
-        *grid[0].get_legend_handles_labels(),
-        loc="outside lower center",
-        ncols=2,
-        fontsize=9,
-        frameon=False,
+        shown.values(), shown, loc="outside lower center", ncols=3, fontsize=9, frameon=False
     )
     return figure
 
 
-def _points(
-    collection: Collection, split: str
-) -> dict[tuple[int, str], tuple[list[float], list[float]]]:
-    """(method's place, model) -> epsilons after the first round, and accuracies in per cent."""
-    found = {}
-    for index, method in enumerate(collection.methods):
+def _lines(collection: Collection, split: str) -> dict[tuple[str, str], _Line]:
+    """(settings but for privacy, model) -> line, of groups in which a run counts a finite epsilon."""
+    lines: dict[tuple[str, str], _Line] = {}
+    for method in collection.methods:
+        group = _settings_but_for_privacy(method)
         for model in collection.models:
-            if line := _line(method, model, split):
-                found[index, model] = line
-    return found
+            measured, spent = (curve(method, model, split, m) for m in ("accuracy", "epsilon"))
+            if not measured.rounds:
+                continue
+            last = 100 * measured.statistics[-1].mean
+            epsilons, values, without_noise = lines.get((group, model), _Line([], [], None))
+            epsilon = spent.statistics[-1].mean if spent.rounds else math.inf
+            if math.isfinite(epsilon):  # an infinite one, without noise, is recorded as no number
+                pairs = sorted([*zip(epsilons, values, strict=True), (epsilon, last)])
+                epsilons, values = map(list, zip(*pairs, strict=True))
+            else:
+                without_noise = last
+            lines[group, model] = _Line(epsilons, values, without_noise)
+    private = {group for (group, _), line in lines.items() if line.epsilons}
+    return {key: line for key, line in lines.items() if key[0] in private}
 
 
-def _line(method: Method, model: str, split: str) -> tuple[list[float], list[float]] | None:
-    spent, measured = (curve(method, model, split, metric) for metric in ("epsilon", "accuracy"))
-    accuracy = dict(zip(measured.rounds, measured.statistics, strict=True))
-    pairs = [
-        (epsilon.mean, 100 * accuracy[round].mean)
-        for round, epsilon in zip(spent.rounds, spent.statistics, strict=True)
-        if round in accuracy and epsilon.mean > 0
-    ]
-    return ([x for x, _ in pairs], [y for _, y in pairs]) if pairs else None
+def _settings_but_for_privacy(method: Method) -> str:
+    config = {k: v for k, v in method.runs[0].config.items() if k not in NOT_OF_A_METHOD}
+    training = {k: v for k, v in config.get("training", {}).items() if k != "privacy"}
+    return json.dumps(config | {"training": training}, sort_keys=True, default=str)

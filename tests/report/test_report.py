@@ -15,7 +15,7 @@ from rich.console import Console
 
 from fedcodist import report
 from fedcodist.config.registry import METHOD_NAMES, run_title
-from fedcodist.report import accuracy_table, costs, plots
+from fedcodist.report import accuracy_table, costs, plots, privacy_plot
 from fedcodist.report import collection as collection_lib
 from fedcodist.report.clients_plot import clients_plot
 from fedcodist.run.client_metrics import CLIENTS, ClientMetrics, save_clients
@@ -551,3 +551,22 @@ def test_clients_are_plotted_from_the_lowest_to_the_highest(tmp_path):
 def test_without_measured_clients_there_is_no_such_plot(tmp_path):
     write_run(tmp_path / "run")
     assert clients_plot(collection_lib.collect([tmp_path])) is None
+
+
+def test_budgets_of_one_method_are_one_line_of_accuracy_by_epsilon(tmp_path):
+    for name, epsilon, accuracy in (("a", 8.0, 0.8), ("b", 2.0, 0.5), ("c", None, 0.9)):
+        privacy = {"privacy": {"epsilon": epsilon}}
+        write_run(tmp_path / name, name="private", final={"small": accuracy})
+        config = json.loads((tmp_path / name / "config.json").read_text())
+        (tmp_path / name / "config.json").write_text(json.dumps(config | {"training": privacy}))
+        lines = (tmp_path / name / "metrics.jsonl").read_text().splitlines()
+        spent = [json.loads(line) | {"epsilon": epsilon} for line in lines]
+        (tmp_path / name / "metrics.jsonl").write_text("".join(json.dumps(x) + "\n" for x in spent))
+    write_run(tmp_path / "d", algorithm="merged_codistillation", name="private")  # counts none
+    lines = privacy_plot._lines(collection_lib.collect([tmp_path]), "test")
+    (line,) = lines.values()
+    assert line.epsilons == [2.0, 8.0]
+    assert line.accuracies == pytest.approx([50.0, 80.0])
+    assert line.without_noise == pytest.approx(90.0)
+    figure = privacy_plot.privacy_plot(collection_lib.collect([tmp_path]))
+    assert [axes.get_title() for axes in figure.axes if axes.axison] == ["small model"]

@@ -1,0 +1,1 @@
+"""What was found of methods under user-level differential privacy."""
