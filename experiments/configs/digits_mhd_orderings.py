@@ -7,16 +7,24 @@ Runs are named as in `cifar100_mhd.py`, of which this has those that an ordering
 
     graph,<graph>       the same eight clients, whose labels overlap; islands have two clients
     larger,<method>     4 clients x 5 labels, of which the first has the larger MLP
+    levels,<which>      the same candidates, with a loss term of their own for those of the same level
+    top,<n>             three heads, s = 100; teachers send the n largest probabilities of every head
 
-Five seeds, 0 to 4, for every run; nothing was tuned here, and weights are 1 and 1. Curves are of held-out
-images; test images are looked at once, after the last round. One seed of `digits_mhd` (on a cycle) was
-seen before, as a trial of the time that a run takes.
+Five seeds, 0 to 4, for every run; nothing was tuned here, and weights are 1 and 1. Curves are of
+held-out images; test images are looked at once, after the last round. One seed of `digits_mhd` (on a
+cycle) was seen before, as a trial of the time that a run takes.
 
 Stop rule, fixed before the runs: every run is made once, to its end, with five seeds, and recorded. An
 ordering holds where the interval of its five differences within seeds (Student's t, 95 %) leaves zero
 out on the paper's side; it is refuted on the other side, and else undecided. No seed is added after
 looking. Cost: half a minute to two minutes of one core for a run, an hour for all. What has not begun
 when that hour is over is put off, and the page says so.
+
+Two further questions, asked when the first of the other runs were over and before their own. Which
+reading of SL + SF is the paper's? The one under which "SL + SF less base" and "All less SL + SF" hold,
+if the other has them not; else it stays open and so does the default. How few predictions are enough?
+The fewest with which the last head's shared accuracy is not below that with all of them, by an interval
+that leaves zero out. Four runs each, five minutes.
 
     python -m fedcodist.commands.sweep --config experiments/configs/digits_mhd_orderings.py \
         --workdir runs/digits_mhd
@@ -38,6 +46,8 @@ GRAPHS = {
 }
 # Embeddings' and heads' weight, beside 1 and 1 of the other runs.
 WEIGHTS = ((0, 0), (1, 0), (0, 1), (1, 3), (3, 1))
+LEVELS = ("same_level", "same_level_and_self", "all", "all_plus")
+TOP = (1, 2, 3, 10)  # 10 are all classes
 
 
 def get_runs() -> list[str]:
@@ -52,7 +62,8 @@ def get_runs() -> list[str]:
     runs += [f"{name},s={s}" for s in SKEWS for name in ("mhd_plus", *longer)]
     runs += [f"weights,s={s},{e},{a}" for s in SKEWS for e, a in WEIGHTS]
     runs += [f"public,{share}" for share in cifar100_mhd.PUBLIC_SHARES]
-    return runs + [f"larger,{method}" for method in cifar100_mhd.LARGER]
+    runs += [f"larger,{method}" for method in cifar100_mhd.LARGER]
+    return runs + [f"levels,{name}" for name in LEVELS] + [f"top,{count}" for count in TOP]
 
 
 def get_config(run: str = "heads,s=100,3") -> ConfigDict:
@@ -71,6 +82,10 @@ def get_config(run: str = "heads,s=100,3") -> ConfigDict:
         config.parties.graph = GRAPHS[values[0]] if kind == "graph" else dict(name="complete")
     if kind.endswith("_longer"):
         config.rounds = config.full_rounds = 2 * config.rounds
+    if kind == "levels":
+        kind, config.algorithm.separate_levels = "candidates", True
+    if kind == "top":
+        config.algorithm.top_predictions = int(values[0])
     if method == "multi_headed_distillation" and kind not in ("graph", "larger"):
         cifar100_mhd.vary(config, kind, values)
     if kind == "larger":
